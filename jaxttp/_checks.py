@@ -1,0 +1,104 @@
+"""Errors a user can act on: they name the argument, what was given, and what would do.
+
+What is known before tracing raises here. What is known only at run time (the values of a traced
+array) is left to `equinox.error_if` or to a field of the result: every check of values below lets
+tracers pass.
+"""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+T = TypeVar("T")
+
+
+def is_concrete(value: Any) -> bool:
+    """Whether the values (not only the shape) of an array or number are known now."""
+    return not isinstance(value, jax.core.Tracer)
+
+
+def check_choice(name: str, value: T, choices: Iterable[T]) -> T:
+    """Return `value` if it is one of `choices`, else raise `ValueError`."""
+    choices = tuple(choices)
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name}={value!r} is not known; choose one of {listed}.")
+    return value
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    remedy: str = "",
+) -> Any:
+    """Return a scalar that lies in the wanted range, else raise `ValueError`.
+
+    A traced scalar is returned as it is: its value is not known yet.
+    """
+    if not is_concrete(value):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number; got {value!r}.") from None
+    wanted = []
+    if above is not None:
+        wanted.append(f"greater than {above:g}")
+    if at_least is not None:
+        wanted.append(f"at least {at_least:g}")
+    if below is not None:
+        wanted.append(f"less than {below:g}")
+    good = (
+        np.isfinite(number)
+        and (above is None or number > above)
+        and (at_least is None or number >= at_least)
+        and (below is None or number < below)
+    )
+    if not good:
+        text = " and ".join(wanted) or "finite"
+        raise ValueError(f"{name} must be {text}; got {value!r}." + (f" {remedy}" if remedy else ""))
+    return value
+
+
+def check_integer(
+    name: str, value: Any, *, at_least: int, at_most: int | None = None, remedy: str = ""
+) -> int:
+    """Return `value` as an int that lies in the wanted range, else raise `ValueError`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < at_least or (at_most is not None and value > at_most):
+        wanted = f"an integer of at least {at_least}"
+        if at_most is not None:
+            wanted = f"an integer between {at_least} and {at_most}"
+        raise ValueError(f"{name} must be {wanted}; got {value!r}." + (f" {remedy}" if remedy else ""))
+    return int(value)
+
+
+def check_finite(name: str, tree: Any) -> None:
+    """Raise `ValueError` if an array of `tree` holds NaN or infinity (tracers pass)."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not is_concrete(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            continue
+        bad = int(jnp.size(leaf) - jnp.sum(jnp.isfinite(leaf)))
+        if bad:
+            where = name + jax.tree_util.keystr(path)
+            raise ValueError(
+                f"{where} holds {bad} value(s) that are NaN or infinite, of {jnp.size(leaf)}; "
+                "remove or replace them first."
+            )
+
+
+def check_finite_value(name: str, value: Array) -> Array:
+    """Return `value`; NaN or infinity in it is an error, now if it is concrete, else at run time."""
+    if is_concrete(value):
+        check_finite(name, value)
+        return value
+    return eqx.error_if(value, ~jnp.all(jnp.isfinite(value)), f"{name} holds NaN or infinity")

@@ -1,0 +1,219 @@
+"""Losses as functions of the network's outputs: value, gradient, Hessian, error.
+
+A loss acts on outputs (N, C) and targets (N, C) and is the MEAN of its per-sample values,
+
+    L(f) = (1/N) sum_i l(f_i, y_i),
+
+while `gradient` and `hessian` are those of the single l(f_i, y_i), not divided by N. Integer
+labels (N,) become one-hot targets in `encode_targets`, once, so that everything after it knows one
+form of target only.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxttp._checks import check_choice, check_finite_value, is_concrete
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A per-sample loss of outputs, with everything that the dynamics ask of it.
+
+    Hashable, so it can be a static argument of a jitted function.
+
+    Attributes:
+        name: how it prints.
+        sample_loss: ``(outputs (C,), targets (C,)) -> scalar``, twice differentiable in outputs.
+        error: ``(outputs (N, C), targets (N, C)) -> scalar``, the quantity that people report beside
+            the loss: the share of misclassified samples, or for regression the share of the
+            targets' variance that is not explained.
+    """
+
+    name: str
+    sample_loss: Callable[[Array, Array], Array]
+    error: Callable[[Array, Array], Array]
+
+    def __repr__(self) -> str:
+        return f"Loss({self.name!r})"
+
+    def value(self, outputs: Float[Array, "n c"], targets: Float[Array, "n c"]) -> Float[Array, ""]:
+        """L(f), the mean over samples."""
+        return jnp.mean(jax.vmap(self.sample_loss)(outputs, targets))
+
+    def gradient(
+        self, outputs: Float[Array, "n c"], targets: Float[Array, "n c"]
+    ) -> Float[Array, "n c"]:
+        """g_i = dl(f_i, y_i)/df_i, not divided by N."""
+        return jax.vmap(jax.grad(self.sample_loss))(outputs, targets)
+
+    def hessian(
+        self, outputs: Float[Array, "n c"], targets: Float[Array, "n c"]
+    ) -> Float[Array, "n c c"]:
+        """H_i = d^2 l(f_i, y_i)/df_i^2, one (C, C) block a sample, not divided by N."""
+        return jax.vmap(jax.hessian(self.sample_loss))(outputs, targets)
+
+    def hessian_vector_product(
+        self,
+        outputs: Float[Array, "n c"],
+        targets: Float[Array, "n c"],
+        vector: Float[Array, "n c"],
+    ) -> Float[Array, "n c"]:
+        """H_i v_i for every sample, without forming H."""
+        return jax.jvp(lambda f: self.gradient(f, targets), (outputs,), (vector,))[1]
+
+
+def misclassified(outputs: Float[Array, "n c"], targets: Float[Array, "n c"]) -> Float[Array, ""]:
+    """Share of samples whose largest output is not the largest target, in [0, 1]."""
+    wrong = jnp.argmax(outputs, axis=-1) != jnp.argmax(targets, axis=-1)
+    return jnp.mean(wrong.astype(outputs.dtype))
+
+
+def wrong_bits(outputs: Float[Array, "n c"], targets: Float[Array, "n c"]) -> Float[Array, ""]:
+    """Share of (sample, output) pairs on the wrong side of zero, in [0, 1]."""
+    return jnp.mean(((outputs > 0) != (targets > 0.5)).astype(outputs.dtype))
+
+
+def unexplained_variance(
+    outputs: Float[Array, "n c"], targets: Float[Array, "n c"]
+) -> Float[Array, ""]:
+    """||f - y||^2 / ||y - mean(y)||^2, that is 1 - R^2; relative to ||y||^2 where y is constant."""
+    spread = jnp.sum((targets - jnp.mean(targets, axis=0, keepdims=True)) ** 2)
+    size = jnp.sum(targets**2)
+    scale = jnp.where(spread > 0, spread, jnp.where(size > 0, size, 1.0))
+    return jnp.sum((outputs - targets) ** 2) / scale
+
+
+def _cross_entropy(outputs: Array, targets: Array) -> Array:
+    return jax.nn.logsumexp(outputs) * jnp.sum(targets) - jnp.sum(targets * outputs)
+
+
+def _squared_error(outputs: Array, targets: Array) -> Array:
+    return 0.5 * jnp.sum((outputs - targets) ** 2)
+
+
+def _binary_cross_entropy(outputs: Array, targets: Array) -> Array:
+    return jnp.sum(jax.nn.softplus(outputs) - targets * outputs)
+
+
+cross_entropy = Loss("cross_entropy", _cross_entropy, misclassified)
+"""Softmax cross-entropy, l = logsumexp(f) - f_y."""
+
+squared_error = Loss("squared_error", _squared_error, unexplained_variance)
+"""l = 0.5 ||f - y||^2. With integer labels the targets are one-hot and the error is misclassified."""
+
+binary_cross_entropy = Loss("binary_cross_entropy", _binary_cross_entropy, wrong_bits)
+"""A sigmoid for every output, summed over outputs: binary (C = 1) or multi-label (C > 1)."""
+
+_LOSSES = {loss.name: loss for loss in (cross_entropy, squared_error, binary_cross_entropy)}
+
+
+def get_loss(loss: str | Loss) -> Loss:
+    """The loss of that name; a `Loss` is returned as it is.
+
+    Raises:
+        ValueError: for an unknown name.
+        TypeError: for anything that is neither a name nor a `Loss`.
+
+    Example:
+        >>> get_loss("squared_error")
+        Loss('squared_error')
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if not isinstance(loss, str):
+        raise TypeError(
+            f"loss must be a name ({', '.join(_LOSSES)}) or a jaxttp.losses.Loss; got {loss!r}."
+        )
+    return _LOSSES[check_choice("loss", loss, _LOSSES)]
+
+
+def encode_targets(loss: str | Loss, y: Any, outputs: Float[Array, "n c"]) -> tuple[Array, Loss]:
+    """Targets (N, C) in the outputs' dtype, and the loss whose error suits them.
+
+    Args:
+        loss: a name or a `Loss`.
+        y: integer labels (N,) in 0..C-1, or targets (N, C); for C = 1 also (N,) floats, or (N,)
+            labels 0/1 with binary cross-entropy.
+        outputs: the network's outputs (N, C), for their shape and dtype.
+
+    Returns:
+        ``(targets, loss)``; with integer labels the squared error counts misclassified samples.
+
+    Raises:
+        ValueError: `y` has the wrong length, shape, dtype, label range, or is not finite; targets
+            of a cross-entropy that are not probabilities.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> targets, _ = encode_targets("cross_entropy", jnp.array([0, 2]), jnp.zeros((2, 3)))
+        >>> targets.tolist()
+        [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    loss = get_loss(loss)
+    n, c = outputs.shape
+    y = y if isinstance(y, jax.Array) else np.asarray(y)
+    is_label = jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_
+    if not is_label and not jnp.issubdtype(y.dtype, jnp.floating):
+        raise ValueError(f"y must hold integer labels or floating-point targets; got {y.dtype}.")
+    if y.ndim == 0 or y.shape[0] != n:
+        raise ValueError(f"y has shape {y.shape} but the network gives {n} rows; lengths must match.")
+    if is_label and y.ndim == 1:
+        return _encode_labels(loss, y, n, c, outputs.dtype)
+    if y.ndim == 1 and c == 1:
+        y = y[:, None]
+    if y.shape != (n, c):
+        what = "one column an output" if y.ndim == 2 else "integer labels (N,) or targets (N, C)"
+        raise ValueError(f"y has shape {y.shape}, the outputs {(n, c)}; give {what}.")
+    targets = check_finite_value("y", jnp.asarray(y, outputs.dtype))
+    if loss is not squared_error and loss.name in _LOSSES:
+        targets = _check_probabilities(loss, targets)
+    return targets, loss
+
+
+def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Array, Loss]:
+    if c == 1 and loss is cross_entropy:
+        raise ValueError(
+            "loss='cross_entropy' with one output is constant; give the network one output a class, "
+            "or use 'binary_cross_entropy'."
+        )
+    classes = 2 if c == 1 and loss is binary_cross_entropy else c
+    if c == 1 and loss is not binary_cross_entropy:
+        raise ValueError(
+            f"y holds integer labels but the network has one output; for regression with "
+            f"{loss.name} give floating-point targets (N, 1)."
+        )
+    if is_concrete(y):
+        low, high = int(np.min(y, initial=0)), int(np.max(y, initial=0))
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"y holds labels from {low} to {high}, but the network has {c} output(s): labels "
+                f"must lie in 0..{classes - 1}. Renumber them, or give the network more outputs."
+            )
+        y = jnp.asarray(y)
+    else:
+        y = eqx.error_if(y, jnp.any((y < 0) | (y >= classes)), f"labels beyond 0..{classes - 1}")
+    if c == 1:
+        return y.astype(dtype).reshape(n, 1), loss
+    if loss is squared_error:
+        loss = dataclasses.replace(loss, error=misclassified)
+    return jax.nn.one_hot(y, c, dtype=dtype), loss
+
+
+def _check_probabilities(loss: Loss, targets: Array) -> Array:
+    outside = jnp.any((targets < 0) | (targets > 1))
+    sums = jnp.sum(targets, axis=-1)
+    if loss is cross_entropy:
+        outside = outside | jnp.any(jnp.abs(sums - 1) > 1e-3)
+    text = "in [0, 1]" + (" with rows that sum to 1" if loss is cross_entropy else "")
+    if is_concrete(outside):
+        if bool(outside):
+            raise ValueError(f"y: the targets of {loss.name} must be probabilities, {text}.")
+        return targets
+    return eqx.error_if(targets, outside, f"the targets of {loss.name} must be {text}")
