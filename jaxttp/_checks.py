@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 def is_concrete(value: Any) -> bool:
-    """Whether the values (not only the shape) of an array or number are known now."""
+    """Whether the values (not only the shape) of an array or number are known now.
+
+    Look at them with NumPy: inside `jit` a jnp function turns even a known value into a tracer.
+    """
     return not isinstance(value, jax.core.Tracer)
 
 
@@ -65,7 +68,9 @@ def check_number(
     )
     if not good:
         text = " and ".join(wanted) or "finite"
-        raise ValueError(f"{name} must be {text}; got {value!r}." + (f" {remedy}" if remedy else ""))
+        raise ValueError(
+            f"{name} must be {text}; got {value!r}." + (f" {remedy}" if remedy else "")
+        )
     return value
 
 
@@ -78,7 +83,9 @@ def check_integer(
         wanted = f"an integer of at least {at_least}"
         if at_most is not None:
             wanted = f"an integer between {at_least} and {at_most}"
-        raise ValueError(f"{name} must be {wanted}; got {value!r}." + (f" {remedy}" if remedy else ""))
+        raise ValueError(
+            f"{name} must be {wanted}; got {value!r}." + (f" {remedy}" if remedy else "")
+        )
     return int(value)
 
 
@@ -87,7 +94,7 @@ def check_finite(name: str, tree: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not is_concrete(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             continue
-        bad = int(jnp.size(leaf) - jnp.sum(jnp.isfinite(leaf)))
+        bad = int(np.sum(~np.isfinite(np.asarray(leaf))))
         if bad:
             where = name + jax.tree_util.keystr(path)
             raise ValueError(
@@ -97,7 +104,7 @@ def check_finite(name: str, tree: Any) -> None:
 
 
 def check_finite_value(name: str, value: Array) -> Array:
-    """Return `value`; NaN or infinity in it is an error, now if it is concrete, else at run time."""
+    """Return `value`; NaN or infinity in it is an error, now if concrete, else at run time."""
     if is_concrete(value):
         check_finite(name, value)
         return value

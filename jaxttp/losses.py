@@ -163,7 +163,9 @@ def encode_targets(loss: str | Loss, y: Any, outputs: Float[Array, "n c"]) -> tu
     if not is_label and not jnp.issubdtype(y.dtype, jnp.floating):
         raise ValueError(f"y must hold integer labels or floating-point targets; got {y.dtype}.")
     if y.ndim == 0 or y.shape[0] != n:
-        raise ValueError(f"y has shape {y.shape} but the network gives {n} rows; lengths must match.")
+        raise ValueError(
+            f"y has shape {y.shape} but the network gives {n} rows; lengths must match."
+        )
     if is_label and y.ndim == 1:
         return _encode_labels(loss, y, n, c, outputs.dtype)
     if y.ndim == 1 and c == 1:
@@ -190,7 +192,8 @@ def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Arra
             f"{loss.name} give floating-point targets (N, 1)."
         )
     if is_concrete(y):
-        low, high = int(np.min(y, initial=0)), int(np.max(y, initial=0))
+        values = np.asarray(y)
+        low, high = int(values.min(initial=0)), int(values.max(initial=0))
         if low < 0 or high >= classes:
             raise ValueError(
                 f"y holds labels from {low} to {high}, but the network has {c} output(s): labels "

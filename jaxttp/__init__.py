@@ -1,0 +1,20 @@
+"""How long will training take, how well conditioned is it, what would an exact step do?
+
+Answers before a network is trained, from its outputs, its Jacobian and its kernel.
+"""
+
+from jaxttp import dynamics as dynamics
+from jaxttp import losses as losses
+from jaxttp._types import Model as Model
+from jaxttp.adapters import from_equinox as from_equinox
+from jaxttp.adapters import from_linen as from_linen
+from jaxttp.adapters import from_nnx as from_nnx
+from jaxttp.forecast import Cost as Cost
+from jaxttp.forecast import Prediction as Prediction
+from jaxttp.forecast import predict_training_time as predict_training_time
+from jaxttp.forecast import training_time as training_time
+from jaxttp.ntk import empirical_ntk as empirical_ntk
+from jaxttp.training import time_step as time_step
+from jaxttp.training import train as train
+
+__version__ = "0.1.0"

@@ -1,0 +1,5 @@
+"""`python -m jaxttp` is `jaxttp`."""
+
+from jaxttp.cli import main
+
+main()

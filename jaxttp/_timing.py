@@ -1,0 +1,62 @@
+"""Wall-clock time with compilation apart."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+
+class Stopwatch:
+    """Seconds spent inside `stopwatch`, in all and on tracing, lowering and compiling.
+
+    Attributes:
+        seconds: all of it.
+        compile_seconds: the part in which JAX traced, lowered or compiled.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.compile_seconds = 0.0
+        self._spans: list[tuple[float, float]] = []
+
+    @property
+    def run_seconds(self) -> float:
+        """Seconds without compilation."""
+        return self.seconds - self.compile_seconds
+
+    def _record(self, event: str, duration: float, **_: object) -> None:
+        if event.startswith("/jax/core/compile/"):
+            now = time.perf_counter()
+            self._spans.append((now - duration, now))
+
+    def _close(self, start: float, end: float) -> None:
+        self.seconds = end - start
+        reached = start  # spans nest (jit inside jit), so take the length of their union
+        for left, right in sorted(self._spans):
+            left = max(left, reached)
+            if right > left:
+                self.compile_seconds += right - left
+                reached = right
+        self.compile_seconds = min(self.compile_seconds, self.seconds)
+
+
+@contextmanager
+def stopwatch() -> Iterator[Stopwatch]:
+    """Time a block; the caller blocks on its results inside it.
+
+    Example:
+        >>> with stopwatch() as watch:
+        ...     _ = sum(range(10))
+        >>> watch.seconds >= watch.compile_seconds
+        True
+    """
+    watch = Stopwatch()
+    jax.monitoring.register_event_duration_secs_listener(watch._record)
+    start = time.perf_counter()
+    try:
+        yield watch
+    finally:
+        end = time.perf_counter()
+        jax.monitoring.unregister_event_duration_listener(watch._record)
+        watch._close(start, end)

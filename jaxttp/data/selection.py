@@ -1,0 +1,149 @@
+"""Parts of a data set: some of its classes, some images of each, some samples held out."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from jaxttp._checks import check_integer, check_number
+from jaxttp.data.dataset import Dataset
+
+
+class Split(NamedTuple):
+    """A data set in two disjoint parts.
+
+    Attributes:
+        train: the samples to train on.
+        held_out: the others.
+    """
+
+    train: Dataset
+    held_out: Dataset
+
+
+def select(
+    dataset: Dataset,
+    *,
+    classes: Sequence[int] | int | None = None,
+    per_class: int | None = None,
+    key: Array | None = None,
+) -> Dataset:
+    """Some classes of a data set, renumbered from 0, and as many samples of each as asked for.
+
+    Samples are drawn without replacement and stay in the order of the data set. What is drawn of a
+    class depends on the key and the class alone, not on the other classes, and a smaller draw is
+    part of a larger one with the same key.
+
+    Args:
+        dataset: a data set with classes.
+        classes: the labels to keep: ``classes[j]`` becomes label j. An int draws that many classes
+            at random, in ascending order. None keeps all.
+        per_class: samples of each class; None keeps all.
+        key: a JAX random key, needed where something is drawn.
+
+    Returns:
+        The subset, with ``num_classes`` and ``class_names`` to match.
+
+    Raises:
+        ValueError: the data set has no classes, a class is not in it or is given twice, there are
+            too few classes or samples, or the key is missing.
+
+    Example:
+        >>> import jax
+        >>> from jaxttp.data import load_dataset
+        >>> part = select(
+        ...     load_dataset("digits"), classes=(7, 5), per_class=30, key=jax.random.key(0)
+        ... )
+        >>> part, part.class_names
+        (Dataset('digits': x (60, 8, 8, 1), 2 classes), ('7', '5'))
+    """
+    if dataset.num_classes is None:
+        raise ValueError(f"dataset: {dataset.name} is a regression, it has no classes to select.")
+    chosen = _choose_classes(dataset, classes, key)
+    labels = np.full(len(dataset), -1, np.int32)
+    for label, old in enumerate(chosen):
+        rows = np.flatnonzero(dataset.y == old)
+        if per_class is not None:
+            check_integer("per_class", per_class, at_least=1)
+            if per_class > len(rows):
+                raise ValueError(
+                    f"per_class={per_class}, but {dataset.name} has only {len(rows)} samples of "
+                    f"class {old} ({dataset.class_names[old]})."
+                )
+            rows = rows[_permutation(key, old, len(rows))[:per_class]]
+        labels[rows] = label
+    kept = np.flatnonzero(labels >= 0)
+    return dataclasses.replace(
+        dataset,
+        x=dataset.x[kept],
+        y=labels[kept],
+        num_classes=len(chosen),
+        class_names=tuple(dataset.class_names[old] for old in chosen),
+    )
+
+
+def split(dataset: Dataset, *, held_out: float, key: Array) -> Split:
+    """Hold out a random share of the samples, of every class the same share.
+
+    Args:
+        dataset: any data set.
+        held_out: the share, in (0, 1); of each class it is rounded to whole samples.
+        key: a JAX random key.
+
+    Returns:
+        ``(train, held_out)``, both in the order of the data set.
+
+    Raises:
+        ValueError: `held_out` is not in (0, 1), or leaves one part empty.
+
+    Example:
+        >>> import jax
+        >>> from jaxttp.data import load_dataset
+        >>> parts = split(load_dataset("wine"), held_out=0.2, key=jax.random.key(0))
+        >>> len(parts.train), len(parts.held_out)
+        (142, 36)
+    """
+    check_number("held_out", held_out, above=0, below=1)
+    groups = np.zeros(len(dataset), np.int32) if dataset.num_classes is None else dataset.y
+    out = np.zeros(len(dataset), bool)
+    for label in range(dataset.num_classes or 1):
+        rows = np.flatnonzero(groups == label)
+        order = _permutation(key, label, len(rows))
+        out[rows[order[: round(held_out * len(rows))]]] = True
+    if out.all() or not out.any():
+        raise ValueError(
+            f"held_out={held_out:g} leaves one part of the {len(dataset)} samples empty."
+        )
+    return Split(dataset.take(np.flatnonzero(~out)), dataset.take(np.flatnonzero(out)))
+
+
+def _choose_classes(
+    dataset: Dataset, classes: Sequence[int] | int | None, key: Array | None
+) -> tuple[int, ...]:
+    known = range(len(dataset.class_names))
+    if classes is None:
+        return tuple(known)
+    if isinstance(classes, int):
+        check_integer("classes", classes, at_least=1, at_most=len(known))
+        # The draws within the classes fold in their labels; this one must differ from them.
+        order = _permutation(key, len(known), len(known))
+        return tuple(sorted(int(label) for label in order[:classes]))
+    absent = [label for label in classes if label not in known]
+    if absent or len(classes) == 0:
+        listed = ", ".join(f"{label} ({dataset.class_names[label]})" for label in known)
+        what = f"{absent} not in {dataset.name}" if absent else "no class at all"
+        raise ValueError(f"classes: {what}; choose among {listed}.")
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"classes={tuple(classes)!r} names a class twice.")
+    return tuple(classes)
+
+
+def _permutation(key: Array | None, stream: int, n: int) -> np.ndarray:
+    """A random order of 0..n-1, the same whether or not JAX's x64 mode is on."""
+    if key is None:
+        raise ValueError("key is needed to draw classes or samples; give a jax.random.key(seed).")
+    numbers = np.arange(n, dtype=np.int32)
+    return np.asarray(jax.random.permutation(jax.random.fold_in(key, stream), numbers))

@@ -1,0 +1,9 @@
+"""How the outputs of a network move while it trains, given its kernel."""
+
+from jaxttp.dynamics._trajectory import Trajectory as Trajectory
+from jaxttp.dynamics.batches import batch_indices as batch_indices
+from jaxttp.dynamics.closed_form import closed_form as closed_form
+from jaxttp.dynamics.filters import LinearFilter as LinearFilter
+from jaxttp.dynamics.filters import linear_filter as linear_filter
+from jaxttp.dynamics.flow import gradient_flow as gradient_flow
+from jaxttp.dynamics.recursion import recursion as recursion

@@ -1,0 +1,90 @@
+"""What every dynamics function does with its kernel: check it and multiply by it.
+
+A kernel is an array (M, C, N, C), or (M, N), which stands for K ⊗ I_C (the same scalar kernel for
+every output, no mixing), as the class sketch gives it.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxttp._checks import check_finite, check_finite_value, check_number, is_concrete
+from jaxttp.losses import Loss, encode_targets
+
+
+def apply_kernel(kernel: Array, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
+    """Theta v for one v (N, C) or many (T, N, C), as one product of pinned precision."""
+    if kernel.ndim == 2:
+        return jnp.einsum("mn,...nc->...mc", kernel, vectors, precision="highest")
+    m, c, n, _ = kernel.shape
+    leading = vectors.shape[:-2]
+    flat = vectors.reshape(*leading, n * c)
+    out = jnp.einsum("pq,...q->...p", kernel.reshape(m * c, n * c), flat, precision="highest")
+    return out.reshape(*leading, m, c)
+
+
+def flatten_kernel(kernel: Array, c: int) -> Float[Array, "mc nc"]:
+    """The kernel as a matrix (M C, N C), sample-major."""
+    if kernel.ndim == 2:
+        return jnp.kron(kernel, jnp.eye(c, dtype=kernel.dtype))
+    m, _, n, _ = kernel.shape
+    return kernel.reshape(m * c, n * c)
+
+
+def check_problem(
+    kernel: Any,
+    f0: Any,
+    y: Any,
+    loss: str | Loss,
+    kernel_test: Any = None,
+    f0_test: Any = None,
+) -> tuple[Array, Array, Array, Loss, Array | None, Array | None]:
+    """Validated ``(kernel, f0, targets, loss, kernel_test, f0_test)`` as arrays of one dtype."""
+    f0 = jnp.asarray(f0)
+    if f0.ndim != 2 or not jnp.issubdtype(f0.dtype, jnp.floating):
+        raise ValueError(f"f0 must be floating-point outputs (N, C); got {f0.dtype} {f0.shape}.")
+    n, c = f0.shape
+    kernel = jnp.asarray(kernel, f0.dtype)
+    _check_kernel_shape("kernel", kernel, n, n, c)
+    targets, loss = encode_targets(loss, y, f0)
+    f0 = check_finite_value("f0", f0)
+    kernel = check_finite_value("kernel", kernel)
+    if (kernel_test is None) != (f0_test is None):
+        raise ValueError("kernel_test and f0_test belong together: give both or neither.")
+    if kernel_test is not None:
+        f0_test = jnp.asarray(f0_test, f0.dtype)
+        if f0_test.ndim != 2 or f0_test.shape[1] != c:
+            raise ValueError(f"f0_test must be outputs (M, {c}); got shape {f0_test.shape}.")
+        kernel_test = jnp.asarray(kernel_test, f0.dtype)
+        _check_kernel_shape("kernel_test", kernel_test, f0_test.shape[0], n, c)
+        f0_test = check_finite_value("f0_test", f0_test)
+        kernel_test = check_finite_value("kernel_test", kernel_test)
+    return kernel, f0, targets, loss, kernel_test, f0_test
+
+
+def _check_kernel_shape(name: str, kernel: Array, m: int, n: int, c: int) -> None:
+    if kernel.shape not in ((m, c, n, c), (m, n)):
+        raise ValueError(
+            f"{name} must have shape {(m, c, n, c)}, or {(m, n)} for one scalar kernel for "
+            f"all outputs; got {kernel.shape}."
+        )
+
+
+def check_times(ts: Any, dtype: Any) -> Array:
+    """Validated output times (T,), non-negative and increasing."""
+    ts = jnp.asarray(ts, dtype)
+    if ts.ndim != 1 or ts.shape[0] == 0:
+        raise ValueError(f"ts must be a non-empty vector of times; got shape {ts.shape}.")
+    check_finite("ts", ts)
+    if is_concrete(ts) and (np.asarray(ts)[0] < 0 or np.any(np.diff(ts) < 0)):
+        raise ValueError("ts must be non-negative and increasing; sort it (the flow starts at 0).")
+    return ts
+
+
+def check_rate(learning_rate: Any) -> Any:
+    """A learning rate greater than zero."""
+    return check_number(
+        "learning_rate", learning_rate, above=0.0, remedy="Use a small positive step."
+    )

@@ -1,0 +1,58 @@
+"""Which samples a step sees: the three batch protocols, the same for forecast and training."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jaxttp._checks import check_choice, check_integer
+
+PROTOCOLS = ("epochs", "independent", "replacement")
+
+
+def batch_indices(
+    key: Array | None, n: int, batch_size: int, steps: int, *, protocol: str = "epochs"
+) -> Int[Array, "steps b"]:
+    """The indices of the samples that every step sees.
+
+    Args:
+        key: a `jax.random.key`.
+        n: number of samples.
+        batch_size: B, samples a step, at most `n`.
+        steps: number of steps.
+        protocol: "epochs" (reshuffled every epoch, a last incomplete batch is dropped),
+            "independent" (every batch drawn afresh, without replacement inside it) or
+            "replacement" (every sample drawn afresh). The noise falls in the reverse of that order,
+            so name the protocol when you compare.
+
+    Returns:
+        Indices (steps, B).
+
+    Raises:
+        ValueError: no key, a batch larger than the data, an unknown protocol.
+
+    Example:
+        >>> import jax
+        >>> batch_indices(jax.random.key(0), 10, 5, 4).shape
+        (4, 5)
+
+    Source:
+        TTP Section 3.1 (batches drawn with replacement); the paper does not fix the protocol.
+    """
+    check_choice("protocol", protocol, PROTOCOLS)
+    check_integer(
+        "batch_size", batch_size, at_least=1, at_most=n, remedy=f"The data has {n} samples."
+    )
+    if key is None:
+        raise ValueError(
+            "batch_size needs key: batches are drawn at random; pass jax.random.key(0)."
+        )
+    if protocol == "replacement":
+        return jax.random.randint(key, (steps, batch_size), 0, n)
+    if protocol == "independent":
+        draw = jax.vmap(lambda k: jax.random.permutation(k, n)[:batch_size])
+        return draw(jax.random.split(key, steps))
+    per_epoch = n // batch_size
+    epochs = -(-steps // per_epoch)
+    shuffled = jax.vmap(lambda k: jax.random.permutation(k, n))(jax.random.split(key, epochs))
+    used = shuffled[:, : per_epoch * batch_size].reshape(epochs * per_epoch, batch_size)
+    return jnp.asarray(used[:steps])

@@ -1,0 +1,105 @@
+"""Squared error: the outputs at any time from one eigendecomposition.
+
+    f_t  = y + exp(-(eta/N) Theta t) (f_0 - y)
+    f*_t = f*_0 - Theta* phi(Theta, t) (f_0 - y),   phi(l, t) = (1 - exp(-(eta/N) l t)) / l
+
+phi is finite at l = 0, so test outputs need no inverse of Theta.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxttp.dynamics._kernels import (
+    apply_kernel,
+    check_problem,
+    check_rate,
+    check_times,
+    flatten_kernel,
+)
+from jaxttp.dynamics._trajectory import Trajectory
+from jaxttp.losses import Loss, get_loss
+
+
+def closed_form(
+    kernel: Array,
+    f0: Array,
+    y: Any,
+    *,
+    loss: str | Loss = "squared_error",
+    learning_rate: Any,
+    ts: Any,
+    kernel_test: Array | None = None,
+    f0_test: Array | None = None,
+) -> Trajectory:
+    """Gradient flow of the squared error, exact at any time.
+
+    Args:
+        kernel: Theta (N, C, N, C), symmetric and positive semi-definite; or (N, N) for K ⊗ I_C.
+        f0: outputs at t = 0, (N, C).
+        y: integer labels (N,), which become one-hot targets, or targets (N, C).
+        loss: "squared_error", the only one that has a closed form.
+        learning_rate: eta > 0; one unit of time is one step of that size.
+        ts: times (T,), non-negative and increasing; the flow starts at t = 0 whatever ts[0].
+        kernel_test: Theta(X*, X) (M, C, N, C), or (M, N).
+        f0_test: test outputs at t = 0, (M, C).
+
+    Returns:
+        A `Trajectory`: train (T, N, C), test (T, M, C) or None.
+
+    Raises:
+        ValueError: another loss, bad shapes, values or times.
+        RuntimeError: at run time, a kernel with an eigenvalue below -1e-3 of the largest.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> kernel = jnp.ones((1, 1, 1, 1))
+        >>> path = closed_form(kernel, jnp.zeros((1, 1)), jnp.ones((1, 1)), learning_rate=0.1,
+        ...                    ts=jnp.array([0.0, 10.0]))
+        >>> [round(float(f), 4) for f in path.train[:, 0, 0]]
+        [0.0, 0.6321]
+
+    Source:
+        TTP eq (4)-(5) and Appendix F.2. Errata: the drift is -eta Theta (f - y), the projections
+        are squared, and exp(-2 eta l t) presupposes the 1/2 in the loss, as here.
+    """
+    if get_loss(loss).name != "squared_error":
+        raise ValueError(
+            f"loss={loss!r} has no closed form; use 'squared_error', or gradient_flow for {loss!r}."
+        )
+    kernel, f0, targets, _, kernel_test, f0_test = check_problem(
+        kernel, f0, y, loss, kernel_test, f0_test
+    )
+    ts = check_times(ts, f0.dtype)
+    n, c = f0.shape
+    rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / n
+    scalar = kernel.ndim == 2
+    matrix = kernel if scalar else flatten_kernel(kernel, c)
+    delta = (f0 - targets).reshape(matrix.shape[0], -1)  # (NC, 1), or (N, C) for K ⊗ I
+
+    values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
+    largest = jnp.maximum(values[-1], 0.0)
+    values = eqx.error_if(
+        values,
+        values[0] < -1e-3 * largest,
+        "kernel is not positive semi-definite: its smallest eigenvalue is below -1e-3 times the "
+        "largest. Compute it in float64, or pass the kernel of empirical_ntk unchanged.",
+    )
+    values = jnp.maximum(values, 0.0)
+    parts = jnp.matmul(vectors.T, delta, precision="highest")
+    exponent = rate * jnp.outer(ts, values)  # (T, K)
+    decayed = jnp.exp(-exponent)[:, :, None] * parts[None]
+    train = jnp.matmul(vectors[None], decayed, precision="highest")
+    train = targets[None] + train.reshape(-1, n, c)
+    if kernel_test is None or f0_test is None:
+        return Trajectory(ts, train)
+
+    safe = jnp.where(exponent > 0, exponent, 1.0)
+    ratio = jnp.where(exponent > 0, -jnp.expm1(-safe) / safe, 1.0)
+    phi = rate * ts[:, None] * ratio
+    dual = jnp.matmul(vectors[None], phi[:, :, None] * parts[None], precision="highest")
+    dual = dual.reshape(-1, n, c)
+    test = f0_test[None] - apply_kernel(kernel_test, dual)
+    return Trajectory(ts, train, test)

@@ -1,0 +1,107 @@
+"""The largest learning rate at which the linearised network does not diverge."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from matfree import decomp, eig
+
+from jaxttp._checks import check_number
+from jaxttp.dynamics._kernels import apply_kernel, check_problem
+from jaxttp.losses import Loss
+
+LANCZOS_STEPS = 64
+
+
+def largest_curvature(kernel: Array, f0: Array, y: Any, *, loss: str | Loss) -> Float[Array, ""]:
+    """The largest eigenvalue of (1/N) H^(1/2) Theta H^(1/2), H the loss's Hessian in f at f0.
+
+    It is the largest eigenvalue of the generalised Gauss-Newton matrix of the mean loss.
+
+    Args:
+        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C.
+        f0: outputs (N, C).
+        y: integer labels (N,) or targets (N, C).
+        loss: a name or a `Loss`, convex in the outputs.
+
+    Returns:
+        A scalar, by Lanczos iteration with full re-orthogonalisation (64 products at most), so from
+        below and accurate to rounding for a kernel with a decaying spectrum.
+
+    Raises:
+        ValueError: bad shapes or labels.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> kernel = jnp.diag(jnp.array([3.0, 1.0])).reshape(2, 1, 2, 1)
+        >>> float(largest_curvature(kernel, jnp.zeros((2, 1)), jnp.ones((2, 1)),
+        ...                         loss="squared_error"))
+        1.5
+    """
+    kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
+    n, c = f0.shape
+    values, vectors = jnp.linalg.eigh(loss.hessian(f0, targets))
+    scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
+    root = jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
+
+    def product(flat: Array) -> Array:
+        vector = jnp.einsum("nab,nb->na", root, flat.reshape(n, c), precision="highest")
+        image = apply_kernel(kernel, vector)
+        return jnp.einsum("nab,nb->na", root, image, precision="highest").reshape(-1) / n
+
+    lanczos = decomp.tridiag_sym(min(LANCZOS_STEPS, n * c), reortho="full")
+    start = jax.random.normal(jax.random.key(0), (n * c,), f0.dtype)
+    # A start inside the range of H^(1/2): outside it the iteration would only meet zeros.
+    start = product(start)
+    size = jnp.linalg.norm(start)
+    start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1.0), 1.0 / jnp.sqrt(n * c))
+    ritz, _ = eig.eigh_partial(lanczos)(product, start)
+    return jnp.maximum(jnp.max(ritz), 0.0)
+
+
+def max_learning_rate(
+    kernel: Array,
+    f0: Array,
+    y: Any,
+    *,
+    loss: str | Loss,
+    momentum: Any = 0.0,
+    nesterov: bool = False,
+) -> Float[Array, ""]:
+    """The learning rate beyond which the linearised network diverges, with H taken at f0.
+
+    2/lambda for gradient descent, 2(1 + m)/lambda for heavy-ball momentum m and
+    2(1 + m)/((1 + 2m) lambda) for Nesterov's, lambda the `largest_curvature`. Cross-entropy
+    flattens or sharpens along the way, so for it this is the limit at the start of training.
+
+    Args:
+        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C.
+        f0: outputs before training (N, C).
+        y: integer labels (N,) or targets (N, C).
+        loss: a name or a `Loss`.
+        momentum: m in [0, 1).
+        nesterov: whether the momentum is Nesterov's.
+
+    Returns:
+        A finite positive scalar; the largest float where the curvature is zero.
+
+    Raises:
+        ValueError: bad shapes or labels, momentum outside [0, 1).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> kernel = jnp.full((1, 1, 1, 1), 4.0)
+        >>> float(max_learning_rate(kernel, jnp.zeros((1, 1)), jnp.ones((1, 1)),
+        ...                         loss="squared_error"))
+        0.5
+
+    Source:
+        Standard; the generalisation to (1/N) H^(1/2) Theta H^(1/2) is derived.
+    """
+    check_number("momentum", momentum, at_least=0.0, below=1.0)
+    curvature = largest_curvature(kernel, f0, y, loss=loss)
+    factor = 2.0 * (1.0 + momentum) / (1.0 + 2.0 * momentum if nesterov else 1.0)
+    huge = jnp.finfo(curvature.dtype).max
+    safe = jnp.where(curvature > 0, curvature, 1.0)
+    return jnp.where(curvature > 0, jnp.minimum(factor / safe, huge), huge)

@@ -1,0 +1,74 @@
+"""When is it over? The four definitions of training time."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxttp._checks import check_choice, check_finite, check_integer, check_number, is_concrete
+
+RULES = ("relative", "gap", "absolute", "plateau")
+
+
+def training_time(
+    curve: Any, threshold: Any, *, rule: str = "relative", window: int | None = None
+) -> Int[Array, ""]:
+    """The first step at which a loss (or error) curve counts as converged.
+
+    Args:
+        curve: L_0, ..., L_T, shape (T + 1,); one entry a step.
+        threshold: epsilon; a share in (0, 1) for "relative", in units of the curve otherwise.
+        rule: "relative": first t with |L_t - L_T| < epsilon |L_0 - L_T|;
+            "gap": first t with |L_t - L_T| < epsilon; "absolute": first t with L_t < epsilon;
+            "plateau": first t with L_{t-window} - L_t < epsilon.
+        window: steps of "plateau"; a tenth of the horizon when None.
+
+    Returns:
+        The step as an integer scalar, or -1 where the curve never gets there (possible for
+        "absolute" and "plateau" only). A curve that ends where it began takes 0 steps.
+
+    Raises:
+        ValueError: an unknown rule, a threshold out of range, a curve that is not a finite vector.
+        RuntimeError: at run time, for a traced curve with NaN or infinity.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> int(training_time(jnp.array([1.0, 0.5, 0.2, 0.1, 0.0]), 0.25))
+        2
+        >>> int(training_time(jnp.array([1.0, 0.5, 0.4]), 0.3, rule="absolute"))
+        -1
+
+    Source:
+        TTP Section 5 and Appendix A; the paper leaves open whether epsilon is a share of
+        L_0 - L_T: it is in "relative", the default, and not in "gap".
+    """
+    check_choice("rule", rule, RULES)
+    curve = jnp.asarray(curve)
+    if curve.ndim != 1 or curve.shape[0] < 2:
+        raise ValueError(f"curve must be a vector of at least two losses; got shape {curve.shape}.")
+    if rule == "relative":
+        check_number(
+            "threshold", threshold, above=0.0, below=1.0, remedy="It is a share of the drop."
+        )
+    else:
+        check_number("threshold", threshold, above=0.0)
+    if is_concrete(curve):
+        check_finite("curve", np.asarray(curve))
+    else:
+        curve = eqx.error_if(curve, ~jnp.all(jnp.isfinite(curve)), "curve holds NaN or infinity")
+    threshold = jnp.asarray(threshold, curve.dtype)
+    last = curve.shape[0] - 1
+    if rule == "plateau":
+        window = max(1, last // 10) if window is None else window
+        check_integer("window", window, at_least=1, at_most=last, remedy="The curve is that long.")
+        reached = curve[:-window] - curve[window:] < threshold
+        return jnp.where(jnp.any(reached), jnp.argmax(reached) + window, -1)
+    if rule == "absolute":
+        reached = curve < threshold
+        return jnp.where(jnp.any(reached), jnp.argmax(reached), -1)
+    distance = jnp.abs(curve - curve[-1])
+    bound = threshold if rule == "gap" else threshold * distance[0]
+    reached = (distance < bound) | (distance == 0)
+    return jnp.argmax(reached)

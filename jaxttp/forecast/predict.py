@@ -1,0 +1,344 @@
+"""From a model and data to a forecast of its training, without training it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp._timing import stopwatch
+from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters import check_per_sample, output_shape
+from jaxttp.dynamics.closed_form import closed_form
+from jaxttp.dynamics.flow import gradient_flow
+from jaxttp.dynamics.recursion import recursion
+from jaxttp.dynamics.relinearize import relinearized_recursion
+from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.forecast.crossing import RULES, training_time
+from jaxttp.losses import Loss, encode_targets
+from jaxttp.ntk.gram import empirical_ntk, split_trainable
+
+DYNAMICS = ("auto", "recursion", "ode", "closed_form")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a forecast cost.
+
+    Attributes:
+        kernels: kernels built.
+        gradient_evaluations: passes back through the network over all samples; an exact kernel
+            takes one for each of the C outputs, a step of full-batch training takes one.
+        seconds: wall-clock time without compilation.
+        compile_seconds: time to trace and compile.
+    """
+
+    kernels: int
+    gradient_evaluations: int
+    seconds: float
+    compile_seconds: float
+
+    def __str__(self) -> str:
+        kernels = "1 kernel" if self.kernels == 1 else f"{self.kernels} kernels"
+        return (
+            f"{kernels}, {self.gradient_evaluations} gradient evaluations, "
+            f"{self.seconds:.2f} s + {self.compile_seconds:.2f} s to compile"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A forecast of training; prints itself as a table.
+
+    Attributes:
+        steps: training time in steps for every threshold; -1 where the forecast diverges, or never
+            gets there (rules "absolute" and "plateau" only).
+        loss: predicted mean loss L_0, ..., L_T on the training samples, (T + 1,).
+        error: predicted error (share misclassified; for regression unexplained variance), (T + 1,).
+        max_learning_rate: beyond it the linearised network diverges at the start of training; for
+            an `optimizer` given as such, the limit of plain gradient descent.
+        stable: False when the learning rate is beyond that limit, or the forecast diverged.
+        cost: what the forecast cost.
+        horizon: T.
+        rule: the definition of training time, see `training_time`.
+        dynamics: how the outputs were moved.
+        hyperparameters: what was asked for, as plain values.
+        outputs: predicted outputs (T + 1, N, C).
+        loss_uncertainty: with re-linearisation, the largest change of the loss curve by the
+            second-order correction, (T + 1,); None otherwise.
+    """
+
+    steps: Mapping[float, int]
+    loss: Float[Array, " t"]
+    error: Float[Array, " t"]
+    max_learning_rate: float
+    stable: bool
+    cost: Cost
+    horizon: int
+    rule: str
+    dynamics: str
+    hyperparameters: Mapping[str, Any]
+    outputs: Float[Array, "t n c"]
+    loss_uncertainty: Float[Array, " t"] | None = None
+
+    @property
+    def message(self) -> str:
+        """One line on stability."""
+        rate = self.hyperparameters.get("learning_rate")
+        if self.stable:
+            return f"stable; largest stable learning rate {self.max_learning_rate:.4g}"
+        given = "" if rate is None else f" (learning rate {rate:g})"
+        return f"diverges above η = {self.max_learning_rate:.4g}{given}"
+
+    def __str__(self) -> str:
+        share = self.rule == "relative"
+        lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}"]
+        for threshold, step in self.steps.items():
+            goal = f"{100 * threshold:g} % of the loss's drop" if share else f"{threshold:g}"
+            when = f"step {step}" if step >= 0 else ("not reached" if self.stable else "diverges")
+            lines.append(f"  {self.rule:<9} {goal:<26} {when:>12}")
+        first, last = float(self.loss[0]), float(self.loss[-1])
+        lines.append(f"  loss   {first:.4g} -> {last:.4g}")
+        lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")
+        lines.append(f"  {self.message}")
+        lines.append(f"  cost   {self.cost}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def predict_training_time(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    loss: str | Loss = "cross_entropy",
+    learning_rate: float | None = None,
+    momentum: float = 0.0,
+    batch_size: int | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    steps: int = 150,
+    thresholds: Sequence[float] = (0.01, 0.1, 0.4),
+    dynamics: str = "auto",
+    relinearize: int = 0,
+    key: Array | None = None,
+    rule: str = "relative",
+    protocol: str = "epochs",
+    trainable: Any = None,
+    kernel_batch_size: int | None = None,
+    max_bytes: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Prediction:
+    """How many steps will training take? No update of the network's weights is evaluated.
+
+    The network is linearised in its weights, so that its outputs on the training samples follow
+    from its kernel Theta = J J^T alone (see `jaxttp.dynamics`), and the predicted loss curve is
+    read off.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode: row i depends on sample i
+            alone. `from_nnx`, `from_linen` and `from_equinox` make it from a module.
+        params: pytree of floating-point arrays, the weights before training.
+        x: training samples (N, ...).
+        y: integer labels (N,) or targets (N, C).
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`; the mean over
+            the batch.
+        learning_rate: eta > 0 of gradient descent. Give either this or `optimizer`.
+        momentum: heavy-ball momentum in [0, 1), with `learning_rate`.
+        batch_size: samples a step; all of them when None.
+        optimizer: any linear optax transformation (momentum, Nesterov, schedules, decoupled weight
+            decay), in place of `learning_rate`.
+        steps: the horizon T.
+        thresholds: the epsilons, shares in (0, 1) for the rule "relative".
+        dynamics: "recursion" (step for step, exact for the linearised network), "ode" (gradient
+            flow, momentum by the effective learning rate eta/(1 - m)), "closed_form" (the same for
+            squared error, exactly) or "auto", which is "recursion".
+        relinearize: kernels built after the first, placed by the library along the predicted path
+            (second order); 0 is plain linearisation.
+        key: a `jax.random.key`, needed with `batch_size`.
+        rule: the definition of training time, see `training_time`.
+        protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
+        trainable: which parameters train, as in `empirical_ntk`; all of them when None.
+        kernel_batch_size: samples a tile of the kernel; chosen from `max_bytes` when None.
+        max_bytes: bound on the kernel's working memory, in bytes.
+        progress: called with (stage, done, total).
+
+    Returns:
+        A `Prediction`. A learning rate beyond stability is no exception: `stable` is False, `steps`
+        are -1, the curves are finite (held at the last representable value).
+
+    Raises:
+        ValueError: neither or both of `learning_rate` and `optimizer`; a batch size without a key;
+            rates, momentum, thresholds, steps out of range; labels out of range; mismatched
+            lengths; non-finite data or parameters; an `apply_fn` that returns no (N, C), or whose
+            outputs depend on the other samples of the batch; an optimiser that is not linear.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> x = jax.random.normal(jax.random.key(0), (20, 3))
+        >>> y = (x[:, 0] > 0).astype(int)
+        >>> forecast = predict_training_time(lambda w, x: x @ w, jnp.zeros((3, 2)), x, y,
+        ...                                  learning_rate=1.0, steps=50)
+        >>> forecast.stable, sorted(forecast.steps) == [0.01, 0.1, 0.4]
+        (True, True)
+
+    Source:
+        TTP Algorithm 1, with the exact recursion in place of the ODE and of the effective learning
+        rate, and an exact kernel in place of random projections.
+    """
+    hyperparameters = _check_options(
+        learning_rate, momentum, batch_size, optimizer, steps, dynamics, relinearize, key, rule
+    )
+    thresholds = _check_thresholds(thresholds, rule)
+    x = jnp.asarray(x)
+    check_finite("x", x)
+    check_finite("params", params)
+    n, c = output_shape(apply_fn, params, x)
+    if batch_size is not None:
+        remedy = f"The data has {n} samples."
+        check_integer("batch_size", batch_size, at_least=1, at_most=n, remedy=remedy)
+    if optimizer is None:
+        optimizer = optax.sgd(learning_rate, momentum or None)
+    selected, restore = split_trainable(params, trainable)
+
+    def network(weights: Params, samples: Any) -> Array:
+        return apply_fn(restore(weights), samples)
+
+    def report(stage: str) -> None:
+        if progress is not None:
+            progress(stage, 0, 1)
+
+    with stopwatch() as watch:
+        check_per_sample(apply_fn, params, x)
+        f0 = jax.jit(apply_fn)(params, x)
+        targets, loss = encode_targets(loss, y, f0)
+        check_finite("apply_fn(params, x)", f0)
+
+        def build(weights: Params) -> Array:
+            return empirical_ntk(
+                network, weights, x, batch_size=kernel_batch_size, max_bytes=max_bytes
+            )
+
+        report("kernel")
+        kernel = build(selected)
+        limit = max_learning_rate(kernel, f0, targets, loss=loss, momentum=momentum)
+        report("dynamics")
+        common = {"loss": loss, "steps": steps, "optimizer": optimizer}
+        batches = {"batch_size": batch_size, "key": key, "protocol": protocol}
+        diverged_at, passes, kernels, draft = None, 0, 1, None
+        if relinearize:
+            path = relinearized_recursion(
+                network, selected, x, targets, **common, **batches,
+                kernel_fn=lambda w: kernel if w is selected else build(w), rebuilds=relinearize,
+                progress=None if progress is None else lambda i, k: progress("kernels", i, k),
+            )  # fmt: skip
+            diverged_at, passes, kernels = path.diverged_at, path.gradient_evaluations, path.kernels
+            draft = path.provisional
+        elif dynamics in ("auto", "recursion"):
+            tangent = jax.jvp(lambda w: network(w, x), (selected,), (selected,))[1]
+            path = recursion(kernel, f0, targets, **common, **batches, initial_tangent=tangent)
+            diverged_at = path.diverged_at
+        else:
+            solve = gradient_flow if dynamics == "ode" else closed_form
+            rate = learning_rate / (1.0 - momentum)
+            ts = jnp.arange(steps + 1, dtype=f0.dtype)
+            path = solve(kernel, f0, targets, loss=loss, learning_rate=rate, ts=ts)
+        curve = jax.jit(
+            jax.vmap(lambda f: jnp.stack([loss.value(f, targets), loss.error(f, targets)]))
+        )
+        curves = np.asarray(curve(path.train))
+        uncertainty = None
+        if draft is not None:
+            uncertainty = jnp.asarray(np.abs(curves[:, 0] - np.asarray(curve(draft))[:, 0]))
+    stable = diverged_at is None or int(diverged_at) < 0
+    if learning_rate is not None:
+        stable = stable and float(learning_rate) < float(limit)
+    losses = jnp.asarray(curves[:, 0])
+    times = {e: int(training_time(losses, e, rule=rule)) if stable else -1 for e in thresholds}
+    return Prediction(
+        steps=times,
+        loss=losses,
+        error=jnp.asarray(curves[:, 1]),
+        max_learning_rate=float(limit),
+        stable=bool(stable),
+        cost=Cost(kernels, kernels * c + passes, watch.run_seconds, watch.compile_seconds),
+        horizon=steps,
+        rule=rule,
+        dynamics="recursion" if dynamics == "auto" else dynamics,
+        hyperparameters={**hyperparameters, "loss": loss.name, "protocol": protocol},
+        outputs=path.train,
+        loss_uncertainty=uncertainty,
+    )
+
+
+def _check_options(
+    learning_rate: Any,
+    momentum: Any,
+    batch_size: int | None,
+    optimizer: Any,
+    steps: int,
+    dynamics: str,
+    relinearize: int,
+    key: Array | None,
+    rule: str,
+) -> dict[str, Any]:
+    if (learning_rate is None) == (optimizer is None):
+        given = "neither" if learning_rate is None else "both"
+        raise ValueError(
+            f"give exactly one of learning_rate and optimizer; got {given}. "
+            "learning_rate=0.1 is optimizer=optax.sgd(0.1)."
+        )
+    check_number("momentum", momentum, at_least=0.0, below=1.0)
+    if optimizer is not None and momentum:
+        raise ValueError(
+            f"momentum={momentum} goes with learning_rate; put it into the optimizer: "
+            "optax.sgd(rate, momentum)."
+        )
+    if learning_rate is not None:
+        check_number("learning_rate", learning_rate, above=0.0)
+    check_integer("steps", steps, at_least=1)
+    check_choice("dynamics", dynamics, DYNAMICS)
+    check_choice("rule", rule, RULES)
+    check_integer(
+        "relinearize", relinearize, at_least=0, remedy="It counts kernels after the first."
+    )
+    if batch_size is not None and key is None:
+        raise ValueError(
+            f"batch_size={batch_size} needs key: batches are drawn at random; pass "
+            "key=jax.random.key(0)."
+        )
+    if dynamics in ("ode", "closed_form"):
+        for name, value in (("optimizer", optimizer), ("batch_size", batch_size)):
+            if value is not None:
+                raise ValueError(
+                    f"{name} cannot be used with dynamics={dynamics!r}; use 'recursion'."
+                )
+        if relinearize:
+            raise ValueError(f"relinearize needs dynamics='recursion'; got {dynamics!r}.")
+    return {
+        "learning_rate": None if learning_rate is None else float(learning_rate),
+        "momentum": float(momentum),
+        "batch_size": batch_size,
+        "optimizer": None if optimizer is None else "optax",
+        "steps": steps,
+        "relinearize": relinearize,
+    }
+
+
+def _check_thresholds(thresholds: Sequence[float], rule: str) -> tuple[float, ...]:
+    if isinstance(thresholds, int | float):
+        thresholds = (thresholds,)
+    if len(thresholds) == 0:
+        raise ValueError("thresholds must hold at least one number; got none.")
+    for threshold in thresholds:
+        if rule == "relative":
+            check_number("thresholds", threshold, above=0.0, below=1.0, remedy="1 % is 0.01.")
+        else:
+            check_number("thresholds", threshold, above=0.0)
+    return tuple(float(threshold) for threshold in thresholds)

@@ -1,0 +1,26 @@
+"""Networks in Flax NNX. A sample's outputs depend on that sample alone: no batch statistics."""
+
+from jaxttp.models.head import fresh_head, linear_head
+from jaxttp.models.mlp import MLP
+from jaxttp.models.pretrained import (
+    load_params,
+    load_pretrained,
+    pretrained_names,
+    save_params,
+    with_params,
+)
+from jaxttp.models.resnet import ResidualBlock, ResNet, digits_resnet
+
+__all__ = [
+    "MLP",
+    "ResNet",
+    "ResidualBlock",
+    "digits_resnet",
+    "linear_head",
+    "fresh_head",
+    "save_params",
+    "load_params",
+    "with_params",
+    "pretrained_names",
+    "load_pretrained",
+]

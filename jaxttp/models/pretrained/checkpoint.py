@@ -1,0 +1,201 @@
+"""Parameters on disk: a nested dictionary of arrays as a safetensors file, and back.
+
+A leaf's name in the file is its path joined by dots, ``blocks.0.conv1.kernel``. What is read has
+strings as keys everywhere, as `jaxttp.from_nnx` has them: the third item of a list is ``"2"``.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import nnx
+
+M = TypeVar("M", bound=nnx.Module)
+
+
+class Checkpoint(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        params: a nested dictionary of JAX arrays; its keys are strings.
+        metadata: how they came about, strings by name.
+    """
+
+    params: dict[str, Any]
+    metadata: dict[str, str]
+
+
+def save_params(
+    path: str | os.PathLike[str],
+    params: Mapping[Any, Any],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a nested dictionary of arrays to a safetensors file.
+
+    The same arrays and metadata give the same bytes. Keys that are ints become strings, empty
+    dictionaries are not kept.
+
+    Args:
+        path: the file, replaced if it exists.
+        params: nested mappings (dictionaries, an `nnx.State`) of arrays with strings or ints as
+            keys.
+        metadata: anything worth knowing about them, strings by name.
+
+    Raises:
+        TypeError: a leaf is not an array, a key neither a string nor an int, or a piece of
+            metadata not a string.
+        ValueError: there is no array, a key is empty or has a dot, or two arrays have the same
+            name.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_params(f"{folder}/a.safetensors", {"layers": {0: jnp.arange(3.0)}})
+        ...     load_params(f"{folder}/a.safetensors").params["layers"]["0"].tolist()
+        [0.0, 1.0, 2.0]
+    """
+    for name, value in (metadata or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"metadata holds strings by name; got {name!r}: {value!r}.")
+    flat = _flatten(params)
+    if not flat:
+        raise ValueError("params holds no array; there is nothing to save.")
+    for name, leaf in flat.items():
+        if not isinstance(leaf, jax.Array | np.ndarray):
+            raise TypeError(f"params: {name} is a {type(leaf).__name__}, not an array.")
+    # safetensors writes a buffer as it lies in memory, so a transposed one is laid out first.
+    arrays = {name: np.require(leaf, requirements="C") for name, leaf in flat.items()}
+    data = safetensors.numpy.save(arrays, metadata=dict(metadata or {}))
+    Path(path).write_bytes(_sort_header(data))
+
+
+def load_params(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read what `save_params` wrote, bit by bit.
+
+    Args:
+        path: the file.
+
+    Returns:
+        ``(params, metadata)``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not a safetensors file, or holds 64-bit arrays while JAX's x64 mode
+            is off.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"path={str(path)!r} is not a file; there are no parameters there.")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = dict(file.metadata() or {})
+            flat = {name: _to_jax(name, file.get_tensor(name)) for name in file.keys()}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"path={str(path)!r} is not a safetensors file: {error}.") from error
+    return Checkpoint(_unflatten(flat), metadata)
+
+
+def with_params(module: M, params: Mapping[Any, Any]) -> M:
+    """A copy of the module with these parameters in place of its own.
+
+    Args:
+        module: any Flax NNX module, also an abstract one (`nnx.eval_shape`).
+        params: nested mappings with the names and shapes of the module's parameters, such as
+            `load_params` and `jaxttp.from_nnx` return.
+
+    Returns:
+        A new module; the one given stays as it is.
+
+    Raises:
+        ValueError: names or shapes differ; the message lists all that is missing, unexpected or of
+            another shape.
+
+    Example:
+        >>> from jaxttp.models import MLP
+        >>> model = MLP((4, 2), rngs=nnx.Rngs(0))
+        >>> with_params(model, {"head": {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}})(
+        ...     jnp.ones((1, 4))
+        ... ).tolist()
+        [[5.0, 5.0]]
+    """
+    copy = nnx.clone(module)
+    state = nnx.to_flat_state(nnx.state(copy, nnx.Param))
+    own = {_name(path): (path, leaf) for path, leaf in state}
+    wanted = {name: tuple(leaf.shape) for name, (_, leaf) in own.items()}
+    given = _flatten(params)
+    problems = {
+        "missing": [name for name in wanted if name not in given],
+        "unexpected": [name for name in given if name not in wanted],
+        "of another shape": [
+            f"{name} {np.shape(given[name])} instead of {shape}"
+            for name, shape in wanted.items()
+            if name in given and np.shape(given[name]) != shape
+        ],
+    }
+    if any(problems.values()):
+        text = "; ".join(f"{what}: {', '.join(names)}" for what, names in problems.items() if names)
+        raise ValueError(f"params do not fit this {type(module).__name__}: {text}.")
+    new = [(path, leaf.replace(jnp.asarray(given[name]))) for name, (path, leaf) in own.items()]
+    nnx.update(copy, nnx.from_flat_state(new))
+    return copy
+
+
+def _flatten(tree: Mapping[Any, Any], path: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """The leaves by dotted name, in the tree's order."""
+    flat: dict[str, Any] = {}
+    for key, child in tree.items():
+        if isinstance(child, Mapping):
+            leaves = _flatten(child, (*path, key))
+        else:
+            value = child.get_value() if isinstance(child, nnx.Variable) else child
+            leaves = {_name((*path, key)): value}
+        if twice := flat.keys() & leaves.keys():
+            raise ValueError(f"params: {min(twice)} is there twice, with an int and a string.")
+        flat |= leaves
+    return flat
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    for key in path:
+        if not isinstance(key, str | int):
+            raise TypeError(f"params: keys must be strings or ints; got {key!r}.")
+        if key == "" or "." in str(key):
+            raise ValueError(f"params: the key {key!r} is empty or has a dot.")
+    return ".".join(str(key) for key in path)
+
+
+def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, leaf in flat.items():
+        *path, last = name.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return tree
+
+
+def _sort_header(data: bytes) -> bytes:
+    """The same file with its JSON header sorted: safetensors orders metadata differently each time.
+
+    A file is the header's length (8 bytes), the header, padded to a multiple of 8, and the arrays.
+    """
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[end:]
+
+
+def _to_jax(name: str, array: np.ndarray) -> jax.Array:
+    if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+        raise ValueError(
+            f"{name} is {array.dtype}, which JAX would narrow; load it under jax.enable_x64(True)."
+        )
+    return jnp.asarray(array)

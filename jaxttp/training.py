@@ -1,0 +1,194 @@
+"""Real training, to hold forecasts against: a jitted step in a Python loop, timed honestly."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from jaxttp._checks import check_integer
+from jaxttp._timing import stopwatch
+from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics.batches import batch_indices
+from jaxttp.losses import Loss, encode_targets
+
+
+class TrainingRun(NamedTuple):
+    """What really happened.
+
+    Attributes:
+        loss: on all training samples before every step and after the last, (steps + 1,).
+        error: likewise.
+        outputs: likewise, (steps + 1, N, C).
+        params: the trained weights.
+        seconds: wall-clock time of the steps alone (no compilation, no evaluation).
+        compile_seconds: time to trace and compile.
+    """
+
+    loss: Float[Array, " t"]
+    error: Float[Array, " t"]
+    outputs: Float[Array, "t n c"]
+    params: Params
+    seconds: float
+    compile_seconds: float
+
+
+class StepTime(NamedTuple):
+    """The measured time of one training step.
+
+    Attributes:
+        seconds: median over the repeats, without compilation.
+        compile_seconds: time to trace and compile the step.
+    """
+
+    seconds: float
+    compile_seconds: float
+
+
+def _make_step(apply_fn: ApplyFn, loss: Loss, optimizer: optax.GradientTransformation) -> Any:
+    @jax.jit
+    def step(params: Params, state: Any, x: Array, targets: Array) -> tuple[Params, Any, Array]:
+        def objective(w: Params) -> tuple[Array, Array]:
+            f = apply_fn(w, x)
+            return loss.value(f, targets), f
+
+        gradient, f = jax.grad(objective, has_aux=True)(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, f
+
+    return step
+
+
+def train(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    loss: str | Loss,
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    batch_size: int | None = None,
+    key: Array | None = None,
+    protocol: str = "epochs",
+    progress: Callable[[int, int], None] | None = None,
+) -> TrainingRun:
+    """Train all of `params` for real, recording outputs on all samples at every step.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        params: the weights to start from (they are not changed).
+        x: samples (N, ...).
+        y: integer labels (N,) or targets (N, C).
+        loss: a name or a `Loss`; its mean over the batch is minimised.
+        optimizer: any optax transformation.
+        steps: number of steps.
+        batch_size: samples a step; all of them when None.
+        key: a `jax.random.key`, needed with `batch_size`.
+        protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
+        progress: called with (steps done, steps in all).
+
+    Returns:
+        A `TrainingRun`.
+
+    Raises:
+        ValueError: bad labels, batch size or protocol.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> run = train(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2), jnp.ones((2, 1)),
+        ...             loss="squared_error", optimizer=optax.sgd(1.0), steps=5)
+        >>> run.loss.shape, bool(run.loss[-1] < run.loss[0])
+        ((6,), True)
+    """
+    check_integer("steps", steps, at_least=1)
+    x = jnp.asarray(x)
+    evaluate = jax.jit(apply_fn)
+    f = evaluate(params, x)
+    targets, loss = encode_targets(loss, y, f)
+    indices = None
+    if batch_size is not None:
+        indices = batch_indices(key, f.shape[0], batch_size, steps, protocol=protocol)
+    state = optimizer.init(params)
+    step = _make_step(apply_fn, loss, optimizer)
+    first = x if indices is None else x[indices[0]]
+    with stopwatch() as compiling:
+        step = step.lower(params, state, first, targets[: first.shape[0]]).compile()
+
+    history, seconds = [f], 0.0
+    for t in range(steps):
+        batch = (x, targets) if indices is None else (x[indices[t]], targets[indices[t]])
+        jax.block_until_ready(batch)
+        begun = time.perf_counter()
+        params, state, f = jax.block_until_ready(step(params, state, *batch))
+        seconds += time.perf_counter() - begun
+        if indices is not None:
+            history.append(evaluate(params, x))
+        elif t > 0:
+            history.append(f)  # the outputs before this step
+        if progress is not None:
+            progress(t + 1, steps)
+    if indices is None:
+        history.append(evaluate(params, x))
+    outputs = jnp.stack(history)
+    losses = jax.vmap(lambda f: loss.value(f, targets))(outputs)
+    errors = jax.vmap(lambda f: loss.error(f, targets))(outputs)
+    return TrainingRun(losses, errors, outputs, params, seconds, compiling.seconds)
+
+
+def time_step(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    loss: str | Loss,
+    optimizer: optax.GradientTransformation,
+    batch_size: int | None = None,
+    repeats: int = 15,
+) -> StepTime:
+    """Seconds of one training step on this device, from a few timed ones that are thrown away.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        params: weights; they are not changed.
+        x: samples (N, ...).
+        y: integer labels (N,) or targets (N, C).
+        loss: a name or a `Loss`.
+        optimizer: any optax transformation.
+        batch_size: samples a step (the first ones are used); all of them when None.
+        repeats: timed steps, after the compilation and one warm-up.
+
+    Returns:
+        A `StepTime`: the median, compilation apart.
+
+    Raises:
+        ValueError: bad labels, batch size or number of repeats.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> spent = time_step(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2), jnp.ones((2, 1)),
+        ...                   loss="squared_error", optimizer=optax.sgd(1.0))
+        >>> spent.seconds > 0
+        True
+    """
+    check_integer("repeats", repeats, at_least=1)
+    x = jnp.asarray(x)
+    targets, loss = encode_targets(loss, y, jax.eval_shape(apply_fn, params, x))
+    if batch_size is not None:
+        check_integer("batch_size", batch_size, at_least=1, at_most=x.shape[0])
+        x, targets = x[:batch_size], targets[:batch_size]
+    state = optimizer.init(params)
+    with stopwatch() as compiling:
+        step = _make_step(apply_fn, loss, optimizer).lower(params, state, x, targets).compile()
+    jax.block_until_ready(step(params, state, x, targets))
+    times = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        jax.block_until_ready(step(params, state, x, targets))
+        times.append(time.perf_counter() - begun)
+    return StepTime(statistics.median(times), compiling.seconds)

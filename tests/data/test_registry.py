@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from jaxttp.data import dataset_names, load_dataset
+
+SHAPES = {
+    "digits": ((1797, 8, 8, 1), 10),
+    "wine": ((178, 13), 3),
+    "breast_cancer": ((569, 30), 2),
+    "diabetes": ((442, 10), None),
+}
+
+
+def test_every_name_has_its_shape_below():
+    assert dataset_names() == tuple(SHAPES)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_dtypes_and_labels(name):
+    shape, num_classes = SHAPES[name]
+    data = load_dataset(name)
+    assert data.name == name
+    assert data.description
+    assert data.x.shape == shape
+    assert data.x.dtype == np.float32
+    assert np.all(np.isfinite(data.x))
+    assert data.num_classes == num_classes
+    if num_classes is None:
+        assert data.y.shape == (shape[0], 1)
+        assert data.y.dtype == np.float32
+    else:
+        assert data.y.dtype == np.int32
+        np.testing.assert_array_equal(np.unique(data.y), np.arange(num_classes))
+        assert len(data.class_names) == num_classes
+
+
+def test_digits_are_pixels_in_the_unit_interval():
+    data = load_dataset("digits")
+    assert (data.x.min(), data.x.max()) == (0, 1)
+    # Sixteenths: nothing but the division happened to the counts.
+    np.testing.assert_array_equal(data.x * 16, np.round(data.x * 16))
+    assert data.class_names[7] == "7"
+    # The first image is a zero: its middle is empty, its left and right are not.
+    assert data.y[0] == 0
+    assert data.x[0, 3:5, 3:5, 0].max() < 0.1 < data.x[0, 3:5, [2, 5], 0].min()
+
+
+@pytest.mark.parametrize("name", ["wine", "breast_cancer", "diabetes"])
+def test_tables_are_standardised(name):
+    data = load_dataset(name)
+    columns = [data.x] if data.num_classes else [data.x, data.y]
+    for values in columns:
+        # Standardised in float64 and then rounded to float32, a relative error of 6e-8 an entry.
+        np.testing.assert_allclose(values.mean(axis=0, dtype=np.float64), 0, atol=1e-6)
+        np.testing.assert_allclose(values.std(axis=0, dtype=np.float64), 1, atol=1e-6)
+
+
+def test_class_names_are_those_of_the_labels():
+    data = load_dataset("breast_cancer")
+    assert np.sum(data.y == data.class_names.index("benign")) == 357
+    assert np.sum(data.y == data.class_names.index("malignant")) == 212
+
+
+def test_every_call_returns_fresh_arrays():
+    first = load_dataset("wine")
+    first.x[:] = 0
+    assert np.any(load_dataset("wine").x)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"name='mnist' is not known.*'digits'.*'diabetes'"):
+        load_dataset("mnist")

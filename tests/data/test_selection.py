@@ -1,0 +1,170 @@
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+
+from jaxttp.data import Dataset, load_dataset, select, split
+
+
+def toy(labels, classes):
+    """Samples whose only feature is their row number."""
+    return Dataset(
+        x=np.arange(len(labels), dtype=np.float32)[:, None],
+        y=np.asarray(labels, np.int32),
+        name="toy",
+        description="",
+        num_classes=classes,
+        class_names=tuple("abcdef"[:classes]),
+    )
+
+
+def rows_of(data):
+    return data.x[:, 0].astype(int)
+
+
+@st.composite
+def selections(draw):
+    """Labels, number of classes, classes to keep, how many samples of each, and a seed."""
+    count = draw(st.integers(1, 6))
+    counts = draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))
+    labels = draw(st.permutations([c for c in range(count) for _ in range(counts[c])]))
+    classes = draw(st.permutations(range(count)))[: draw(st.integers(1, count))]
+    per_class = draw(st.none() | st.integers(1, min(counts[c] for c in classes)))
+    return labels, count, tuple(classes), per_class, draw(st.integers(0, 2**31 - 1))
+
+
+@hypothesis.given(selections())
+def test_selection(case):
+    labels, count, classes, per_class, seed = case
+    data = toy(labels, count)
+    key = jax.random.key(seed)
+    part = select(data, classes=classes, per_class=per_class, key=key)
+    rows = rows_of(part)
+    # Rows of the data set, in its order, none twice, with the label's place in `classes`.
+    assert np.all(np.diff(rows) > 0)
+    np.testing.assert_array_equal(np.asarray(classes)[part.y], data.y[rows])
+    for label, old in enumerate(classes):
+        available = np.sum(data.y == old)
+        assert np.sum(part.y == label) == (available if per_class is None else per_class)
+    assert part.num_classes == len(classes)
+    assert part.class_names == tuple("abcdef"[c] for c in classes)
+    again = select(data, classes=classes, per_class=per_class, key=key)
+    np.testing.assert_array_equal(rows_of(again), rows)
+    # The order of the classes and the company of other classes change no draw.
+    for label, old in enumerate(classes):
+        alone = select(data, classes=(old,), per_class=per_class, key=key)
+        np.testing.assert_array_equal(rows_of(alone), rows[part.y == label])
+    # Fewer samples with the same key are some of them.
+    if per_class is not None:
+        fewer = select(data, classes=classes, per_class=1, key=key)
+        assert set(rows_of(fewer)) <= set(rows)
+
+
+@hypothesis.given(selections(), st.integers(1, 6))
+def test_random_classes(case, wanted):
+    labels, count, _, _, seed = case
+    data = toy(labels, count)
+    wanted = min(wanted, data.num_classes)
+    part = select(data, classes=wanted, key=jax.random.key(seed))
+    assert part.num_classes == wanted
+    names = list(part.class_names)
+    assert names == sorted(set(names))
+    np.testing.assert_array_equal(np.unique(part.y), np.arange(wanted))
+    np.testing.assert_array_equal(
+        [data.class_names[label] for label in data.y[rows_of(part)]],
+        [part.class_names[label] for label in part.y],
+    )
+
+
+def test_every_class_and_every_sample_can_be_drawn():
+    data = toy([0, 1, 2] * 4, 3)
+    parts = [select(data, classes=1, per_class=1, key=jax.random.key(seed)) for seed in range(100)]
+    # Each of 12 samples is missed by 100 draws with probability (11/12)^100 = 2e-4; keys are fixed.
+    assert {part.class_names for part in parts} == {("a",), ("b",), ("c",)}
+    assert len({int(rows_of(part)[0]) for part in parts}) == 12
+
+
+def test_without_options_nothing_changes():
+    data = load_dataset("wine")
+    part = select(data)
+    np.testing.assert_array_equal(part.x, data.x)
+    np.testing.assert_array_equal(part.y, data.y)
+    assert part.class_names == data.class_names
+
+
+def test_a_draw_does_not_depend_on_x64(key):
+    data = load_dataset("digits")
+    wide = select(data, classes=3, per_class=10, key=key)
+    with jax.enable_x64(False):
+        narrow = select(data, classes=3, per_class=10, key=key)
+    np.testing.assert_array_equal(wide.x, narrow.x)
+    assert wide.class_names == narrow.class_names
+
+
+def test_thirty_images_of_each_of_five_digits(key):
+    part = select(load_dataset("digits"), classes=(5, 6, 7, 8, 9), per_class=30, key=key)
+    assert part.x.shape == (150, 8, 8, 1)
+    np.testing.assert_array_equal(np.bincount(part.y), [30] * 5)
+    assert part.class_names == ("5", "6", "7", "8", "9")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": (0, 3, 7)}, r"classes: \[3, 7\] not in toy; choose among 0 \(a\), 1 \(b\)"),
+        ({"classes": (-1,)}, r"classes: \[-1\] not in toy"),
+        ({"classes": ()}, "no class at all"),
+        ({"classes": (1, 1)}, "names a class twice"),
+        ({"classes": 4}, "classes must be an integer between 1 and 3; got 4"),
+        ({"classes": 0}, "classes must be an integer between 1 and 3; got 0"),
+        ({"per_class": 0}, "per_class must be an integer of at least 1"),
+        ({"per_class": 3}, r"per_class=3, but toy has only 2 samples of class 1 \(b\)"),
+        ({"per_class": 1, "key": None}, "key is needed"),
+        ({"classes": 2, "key": None}, "key is needed"),
+    ],
+)
+def test_bad_selections(key, options, message):
+    with pytest.raises(ValueError, match=message):
+        select(toy([0, 0, 0, 1, 1, 2, 2, 2], 3), **({"key": key} | options))
+
+
+def test_a_regression_has_no_classes_to_select():
+    with pytest.raises(ValueError, match="diabetes is a regression"):
+        select(load_dataset("diabetes"))
+
+
+@hypothesis.given(selections(), st.floats(0.05, 0.95))
+def test_split_is_a_partition_of_every_class(case, share):
+    labels, count, _, _, seed = case
+    data = toy(labels, count)
+    counts = np.bincount(data.y)
+    expected = [round(share * int(count)) for count in counts]
+    hypothesis.assume(0 < sum(expected) < len(data))
+    parts = split(data, held_out=share, key=jax.random.key(seed))
+    train, held_out = rows_of(parts.train), rows_of(parts.held_out)
+    assert np.all(np.diff(train) > 0)
+    assert np.all(np.diff(held_out) > 0)
+    np.testing.assert_array_equal(np.sort(np.concatenate([train, held_out])), np.arange(len(data)))
+    np.testing.assert_array_equal(parts.train.y, data.y[train])
+    np.testing.assert_array_equal(np.bincount(parts.held_out.y, minlength=len(counts)), expected)
+
+
+def test_split_of_a_regression(key):
+    train, held_out = split(load_dataset("diabetes"), held_out=0.25, key=key)
+    assert (len(train), len(held_out)) == (332, 110)  # round(110.5) is the even 110
+    assert train.y.shape == (332, 1)
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        (0.0, "held_out must be greater than 0 and less than 1"),
+        (1.0, "held_out must be greater than 0 and less than 1"),
+        (0.1, "held_out=0.1 leaves one part of the 4 samples empty"),
+        (0.9, "held_out=0.9 leaves one part of the 4 samples empty"),
+    ],
+)
+def test_bad_splits(key, share, message):
+    with pytest.raises(ValueError, match=message):
+        split(toy([0, 0, 1, 1], 2), held_out=share, key=key)

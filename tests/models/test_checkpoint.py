@@ -1,0 +1,149 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from jaxttp.adapters import from_nnx
+from jaxttp.models import MLP, load_params, save_params, with_params
+
+
+def test_round_trip_is_exact_in_structure_dtype_and_bits(tmp_path, key):
+    params = {
+        "blocks": {
+            "0": {"kernel": jax.random.normal(key, (3, 4), jnp.float32)},
+            "10": jnp.arange(3),
+        },
+        "head": {
+            "kernel": jax.random.normal(key, (2, 5), jnp.float64),
+            "scale": jnp.asarray(1.5, jnp.bfloat16),
+        },
+        "odd": jnp.asarray([0.0, -0.0, jnp.nan, jnp.inf, 1e-45], jnp.float32),
+    }
+    path = tmp_path / "a.safetensors"
+    save_params(path, params, {"made_by": "a test", "größe": "3"})
+    loaded = load_params(path)
+    assert loaded.metadata == {"made_by": "a test", "größe": "3"}
+    assert jax.tree.structure(loaded.params) == jax.tree.structure(params)
+    for given, read in zip(jax.tree.leaves(params), jax.tree.leaves(loaded.params), strict=True):
+        assert isinstance(read, jax.Array)
+        assert (read.dtype, read.shape) == (given.dtype, given.shape)
+        assert np.asarray(read).tobytes() == np.asarray(given).tobytes()
+
+
+def test_transposed_and_strided_arrays_keep_their_values(tmp_path):
+    # safetensors alone would write their memory as it lies.
+    grid = np.arange(12.0).reshape(3, 4)
+    save_params(tmp_path / "a", {"transposed": grid.T, "strided": grid[:, ::2]})
+    params = load_params(tmp_path / "a").params
+    np.testing.assert_array_equal(params["transposed"], grid.T)
+    np.testing.assert_array_equal(params["strided"], grid[:, ::2])
+
+
+def test_the_same_contents_give_the_same_bytes(tmp_path):
+    metadata = {str(i): "x" * i for i in range(20)}
+    for name in ("a", "b"):
+        save_params(tmp_path / name, {"kernel": jnp.ones((2, 3))}, metadata)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_other_programs_can_read_the_file(tmp_path):
+    save_params(tmp_path / "a", {"layers": {0: {"bias": jnp.arange(3)}}}, {"note": "x"})
+    flat = safetensors.numpy.load_file(tmp_path / "a")
+    assert list(flat) == ["layers.0.bias"]
+    np.testing.assert_array_equal(flat["layers.0.bias"], [0, 1, 2])
+
+
+def test_a_file_without_metadata_loads(tmp_path):
+    safetensors.numpy.save_file({"a.b": np.ones(2, np.float32)}, tmp_path / "a")
+    params, metadata = load_params(tmp_path / "a")
+    assert metadata == {}
+    np.testing.assert_array_equal(params["a"]["b"], [1, 1])
+
+
+def test_keys_that_are_ints_come_back_as_strings(tmp_path):
+    save_params(tmp_path / "a", {"layers": {2: {"bias": jnp.ones(1)}, 10: jnp.zeros(1)}})
+    params = load_params(tmp_path / "a").params
+    assert set(params["layers"]) == {"2", "10"}
+
+
+def test_what_from_nnx_gives_saves_loads_and_evaluates(tmp_path, key):
+    model = MLP((4, 8, 8, 3), rngs=nnx.Rngs(0))
+    apply_fn, params = from_nnx(model)
+    save_params(tmp_path / "a", params)
+    loaded = load_params(tmp_path / "a").params
+    assert jax.tree.structure(loaded) == jax.tree.structure(params)
+    x = jax.random.normal(key, (5, 4), jnp.float32)
+    np.testing.assert_array_equal(apply_fn(loaded, x), apply_fn(params, x))
+    other = MLP((4, 8, 8, 3), rngs=nnx.Rngs(1))
+    np.testing.assert_array_equal(with_params(other, params)(x), model(x))
+
+
+def test_the_state_of_a_module_saves_as_it_is(tmp_path, key):
+    model = MLP((4, 8, 3), rngs=nnx.Rngs(0))
+    save_params(tmp_path / "a", nnx.state(model, nnx.Param))
+    copy = with_params(MLP((4, 8, 3), rngs=nnx.Rngs(1)), load_params(tmp_path / "a").params)
+    x = jax.random.normal(key, (5, 4), jnp.float32)
+    np.testing.assert_array_equal(copy(x), model(x))
+
+
+def test_with_params_leaves_the_given_module_alone():
+    model = MLP((4, 2), rngs=nnx.Rngs(0))
+    before = np.array(model.head.kernel)
+    params = {"head": {"kernel": jnp.zeros((4, 2)), "bias": jnp.zeros(2)}}
+    assert not np.any(with_params(model, params).head.kernel)
+    np.testing.assert_array_equal(model.head.kernel, before)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({}, ValueError, "holds no array"),
+        ({"a": {}}, ValueError, "holds no array"),
+        ({"a": {"b": 1.0}}, TypeError, "a.b is a float, not an array"),
+        ({"a.b": jnp.ones(1)}, ValueError, "the key 'a.b' is empty or has a dot"),
+        ({"": jnp.ones(1)}, ValueError, "the key '' is empty or has a dot"),
+        ({"a": {0: jnp.ones(1), "0": jnp.ones(1)}}, ValueError, "a.0 is there twice"),
+        ({"a": {0: {"b": jnp.ones(1)}, "0": {"b": jnp.ones(1)}}}, ValueError, "a.0.b is there"),
+        ({(0, 1): jnp.ones(1)}, TypeError, "keys must be strings or ints"),
+    ],
+)
+def test_what_cannot_come_back_is_not_saved(tmp_path, params, error, message):
+    with pytest.raises(error, match=message):
+        save_params(tmp_path / "a", params)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"path='.*nothing' is not a file"):
+        load_params(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("contents", [b"", b"not a checkpoint, but long enough to look like one"])
+def test_a_file_of_another_kind(tmp_path, contents):
+    (tmp_path / "a").write_bytes(contents)
+    with pytest.raises(ValueError, match="is not a safetensors file"):
+        load_params(tmp_path / "a")
+
+
+def test_float64_is_not_narrowed_silently(tmp_path):
+    save_params(tmp_path / "a", {"w": jnp.ones(2, jnp.float64)})
+    with jax.enable_x64(False), pytest.raises(ValueError, match=r"w is float64.*enable_x64"):
+        load_params(tmp_path / "a")
+
+
+def test_a_mismatch_lists_everything_at_once():
+    model = MLP((4, 8, 3), rngs=nnx.Rngs(0))
+    params = {
+        "hidden": {"0": {"kernel": jnp.zeros((4, 9))}},
+        "head": {"kernel": jnp.zeros((8, 3)), "bias": jnp.zeros(3), "scale": jnp.zeros(3)},
+        "extra": jnp.zeros(1),
+    }
+    with pytest.raises(ValueError, match="params do not fit this MLP") as error:
+        with_params(model, params)
+    text = str(error.value)
+    assert "missing: hidden.0.bias;" in text
+    assert "unexpected: head.scale, extra;" in text
+    assert "of another shape: hidden.0.kernel (4, 9) instead of (4, 8)." in text
+    assert "head.kernel" not in text

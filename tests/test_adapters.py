@@ -1,0 +1,803 @@
+"""Adapters: evaluation mode whatever was hard-coded, purity, plain parameters, clear refusals.
+
+Tolerances: an adapter runs the very layers of the framework on the very same numbers, so outputs
+agree to rounding in float64; 1e-12 leaves room for operations that jit reorders.
+"""
+
+import subprocess
+import sys
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import core, nnx, traverse_util
+
+from jaxttp import adapters
+from jaxttp.adapters import check_per_sample, from_equinox, from_linen, from_nnx, output_shape
+
+KEY = jax.random.key(0)
+X = jax.random.normal(jax.random.key(1), (5, 3))
+FLAX = {"dtype": jnp.float64, "param_dtype": jnp.float64}
+
+
+def assert_close(left, right):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), left, right)
+
+
+def snapshot(tree):
+    """Values that survive in-place changes of the module they came from."""
+    return [np.array(leaf) for leaf in jax.tree.leaves(jax.tree.map(raw, tree))]
+
+
+def raw(leaf):
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
+def statistics(key, features):
+    """Running averages that are neither the initial ones nor those of any batch here."""
+    first, second = jax.random.split(key)
+    return jax.random.normal(first, (features,)), 1 + jax.random.uniform(second, (features,))
+
+
+# --- networks -------------------------------------------------------------------------------------
+
+
+class NNXNet(nnx.Module):
+    def __init__(self, rngs, classes=2):
+        self.first = nnx.Linear(3, 4, rngs=rngs, **FLAX)
+        self.norm = nnx.BatchNorm(4, rngs=rngs, **FLAX)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.last = nnx.Linear(4, classes, rngs=rngs, **FLAX)
+        mean, var = statistics(KEY, 4)
+        # Flax would keep them in float32 and round what passes through them.
+        self.norm.mean, self.norm.var = nnx.BatchStat(mean), nnx.BatchStat(var)
+
+    def __call__(self, x):
+        return self.last(self.dropout(nnx.relu(self.norm(self.first(x)))))
+
+
+class NNXWithArgument(NNXNet):
+    def __call__(self, x, *, train, rngs):
+        x = nnx.relu(self.norm(self.first(x), use_running_average=not train))
+        return self.last(self.dropout(x, deterministic=not train, rngs=rngs))
+
+
+class NNXWithDefault(NNXNet):
+    def __call__(self, x, training=True):
+        x = nnx.relu(self.norm(self.first(x), use_running_average=not training))
+        return self.last(self.dropout(x, deterministic=not training))
+
+
+class NNXHardCoded(NNXNet):
+    def __call__(self, x):
+        x = nnx.relu(self.norm(self.first(x), use_running_average=False))
+        return self.last(self.dropout(x, deterministic=False))
+
+
+class NNXNotPytree(nnx.Module, pytree=False):
+    def __init__(self, rngs):
+        self.parts = [NNXHardCoded(rngs)]
+
+    def __call__(self, x, is_training):
+        return self.parts[0](x)
+
+
+class NNXJitted(NNXNet):
+    @nnx.jit(static_argnames="train")
+    def __call__(self, x, *, train):
+        return self.last(nnx.relu(self.norm(self.first(x), use_running_average=not train)))
+
+
+NNX_NETWORKS = [NNXNet, NNXWithArgument, NNXWithDefault, NNXHardCoded, NNXNotPytree, NNXJitted]
+
+
+def nnx_oracle(network, x):
+    """The same network with its evaluation mode written out by hand."""
+    network = network.parts[0] if isinstance(network, NNXNotPytree) else network
+    hidden = network.first(x)
+    mean, var, scale, bias = (
+        getattr(network.norm, name)[...][None] for name in ("mean", "var", "scale", "bias")
+    )
+    normal = (hidden - mean) / jnp.sqrt(var + network.norm.epsilon)
+    return network.last(nnx.relu(normal * scale + bias))
+
+
+class LinenNet(nn.Module):
+    """Training mode at the constructor, at the call, or by an argument, by the name of `how`."""
+
+    how: str
+    classes: int = 2
+
+    @nn.compact
+    def __call__(self, x, train: bool = True):
+        x = nn.Dense(4, **FLAX)(x)
+        if self.how == "constructor":
+            x = nn.BatchNorm(use_running_average=False, **FLAX)(x)
+            x = nn.Dropout(0.5, deterministic=False)(nn.relu(x))
+        elif self.how == "call":
+            x = nn.BatchNorm(**FLAX)(x, use_running_average=False)
+            x = nn.Dropout(0.5)(nn.relu(x), deterministic=False)
+        elif self.how == "positional":
+            x = nn.BatchNorm(**FLAX)(x, False)
+            x = nn.Dropout(0.5)(nn.relu(x), False)
+        else:
+            x = nn.BatchNorm(use_running_average=not train, **FLAX)(x)
+            x = nn.Dropout(0.5, deterministic=not train)(nn.relu(x))
+        return nn.Dense(self.classes, **FLAX)(x)
+
+
+class LinenRequired(nn.Module):
+    """An attribute `training`, and a required argument without a default."""
+
+    training: bool = True
+
+    @nn.compact
+    def __call__(self, x, deterministic):
+        net = LinenNet("argument", name="net")
+        return net(x, train=self.training) + (0.0 if deterministic else 1.0)
+
+
+def linen_variables(module, *args):
+    variables = module.init({"params": KEY, "dropout": KEY}, X, *args)
+    mean, var = statistics(KEY, 4)
+    flat = traverse_util.flatten_dict(variables)
+    for path, leaf in flat.items():
+        flat[path] = {"mean": mean, "var": var}.get(path[-1], leaf)
+    return traverse_util.unflatten_dict(flat)
+
+
+class EquinoxNet(eqx.Module):
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    dropout: eqx.nn.Dropout
+    last: eqx.nn.Linear
+
+    def __init__(self, key):
+        first, last = jax.random.split(key)
+        self.first = eqx.nn.Linear(3, 4, key=first)
+        self.norm = eqx.nn.BatchNorm(4, "batch", mode="batch")
+        self.dropout = eqx.nn.Dropout(0.5)
+        self.last = eqx.nn.Linear(4, 2, key=last)
+
+    def __call__(self, x, state, key):
+        x, state = self.norm(self.first(x), state)
+        return self.last(self.dropout(jax.nn.relu(x), key=key)), state
+
+
+def equinox_net():
+    network, state = eqx.nn.make_with_state(EquinoxNet)(KEY)
+    # A few training steps fill the running averages.
+    train = jax.vmap(network, axis_name="batch", in_axes=(0, None, None), out_axes=(0, None))
+    for _ in range(3):
+        _, state = train(X, state, KEY)
+    return network, state
+
+
+def make_models():
+    linen = LinenNet("constructor")
+    return {
+        "nnx": from_nnx(NNXNet(nnx.Rngs(0))),
+        "linen": from_linen(linen, linen_variables(linen)),
+        "equinox": from_equinox(*equinox_net()),
+    }
+
+
+@pytest.fixture(params=["nnx", "linen", "equinox"])
+def model(request):
+    return make_models()[request.param]
+
+
+# --- what every adapter promises ------------------------------------------------------------------
+
+
+def test_outputs_do_not_depend_on_the_batch(model):
+    apply_fn, params = model
+    outputs = apply_fn(params, X)
+    assert output_shape(apply_fn, params, X) == outputs.shape == (5, 2)
+    one_by_one = jnp.concatenate([apply_fn(params, X[i : i + 1]) for i in range(5)])
+    assert_close(one_by_one, outputs)
+    assert_close(apply_fn(params, X[::-1]), outputs[::-1])
+    check_per_sample(apply_fn, params, X)
+
+
+def test_calls_repeat_themselves(model):
+    """No draw, no statistic and no counter is left behind in the function."""
+    apply_fn, params = model
+    before = apply_fn(params, X)
+    jax.jit(apply_fn)(params, X + 1.0)
+    jax.grad(lambda params: apply_fn(params, X).sum())(params)
+    np.testing.assert_array_equal(apply_fn(params, X), before)
+
+
+def test_parameters_are_a_plain_pytree_of_floats(model):
+    _, params = model
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
+    assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params))
+    # Two dense layers, a scale and a bias: 3*4 + 4 + 4 + 4 + 4*2 + 2; no running average.
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 34
+
+
+def test_transformations_agree(model):
+    """jvp, vjp, jacrev, jit and vmap over parameters tell the same derivative."""
+    apply_fn, params = model
+    tangent = jax.tree.map(jnp.cos, params)
+    jacobian = jax.jit(jax.jacrev(apply_fn))(params, X)
+    pairs = zip(jax.tree.leaves(jacobian), jax.tree.leaves(tangent), strict=True)
+    product = sum(jnp.tensordot(j, t, axes=t.ndim) for j, t in pairs)
+    outputs, forward = jax.jvp(lambda params: apply_fn(params, X), (params,), (tangent,))
+    assert_close(forward, product)
+    _, pullback = jax.vjp(lambda params: apply_fn(params, X), params)
+    backward = pullback(forward)[0]
+    inner = sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), backward, tangent)))
+    np.testing.assert_allclose(inner, jnp.sum(forward**2), rtol=1e-12)
+    stacked = jax.tree.map(lambda p, t: jnp.stack([p, p + t]), params, tangent)
+    both = jax.vmap(apply_fn, in_axes=(0, None))(stacked, X)
+    moved = jax.tree.map(jnp.add, params, tangent)
+    assert_close(both, jnp.stack([outputs, apply_fn(moved, X)]))
+
+
+def test_every_parameter_has_a_gradient_and_optax_moves_it(model):
+    apply_fn, params = model
+
+    def loss(params):
+        return jnp.mean((apply_fn(params, X) - 1.0) ** 2)
+
+    gradient = jax.grad(loss)(params)
+    assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(gradient))
+    optimizer = optax.sgd(0.01)
+    updates, _ = optimizer.update(gradient, optimizer.init(params))
+    assert loss(optax.apply_updates(params, updates)) < loss(params)
+
+
+def test_function_is_hashable_and_compiles_once(model):
+    apply_fn, params = model
+    assert hash(apply_fn) == hash(apply_fn)
+    traces = []
+
+    def counted(apply_fn, params, x):
+        traces.append(x.shape)
+        return apply_fn(params, x)
+
+    jitted = jax.jit(counted, static_argnums=0)
+    assert_close(jitted(apply_fn, params, X), jitted(apply_fn, params, X))
+    assert traces == [X.shape]
+
+
+# --- Flax NNX -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", NNX_NETWORKS)
+def test_nnx_is_in_evaluation_mode_whatever_was_hard_coded(network):
+    module = network(nnx.Rngs(0))
+    apply_fn, params = from_nnx(module)
+    assert_close(apply_fn(params, X), nnx_oracle(module, X))
+    check_per_sample(apply_fn, params, X)
+
+
+def test_nnx_equals_the_module_after_eval():
+    module = NNXNet(nnx.Rngs(0))
+    apply_fn, params = from_nnx(module)
+    module.eval()
+    assert_close(apply_fn(params, X), module(X))
+
+
+@pytest.mark.parametrize("network", NNX_NETWORKS)
+def test_nnx_module_is_not_mutated(network):
+    module = network(nnx.Rngs(0))
+    inner = module.parts[0] if network is NNXNotPytree else module
+    before, classes = snapshot(nnx.state(module)), (type(inner), type(inner.norm))
+    apply_fn, params = from_nnx(module)
+    jax.grad(lambda params: apply_fn(params, X).sum())(params)
+    jax.tree.map(np.testing.assert_array_equal, snapshot(nnx.state(module)), before)
+    assert (type(inner), type(inner.norm)) == classes
+    assert inner.norm.use_running_average is False
+    assert inner.dropout.deterministic is False
+
+
+def test_nnx_training_afterwards_changes_nothing_here():
+    module = NNXNet(nnx.Rngs(0))
+    apply_fn, params = from_nnx(module)
+    before = apply_fn(params, X)
+    module(X)  # moves the running averages and the dropout counter
+    module.first.kernel[...] = jnp.zeros((3, 4))
+    np.testing.assert_array_equal(apply_fn(params, X), before)
+
+
+class NNXLists(nnx.Module):
+    """Lists in lists, more than ten items, dictionaries with integer keys, a shared kernel."""
+
+    def __init__(self, rngs):
+        def layer():
+            return nnx.Linear(3, 3, rngs=rngs, **FLAX)
+
+        self.blocks = nnx.List([nnx.List([layer(), layer()]) for _ in range(11)])
+        self.table = nnx.data({10: layer(), 2: layer()})
+        self.gain = nnx.data((nnx.Param(jnp.ones((1, 3))), nnx.Param(jnp.ones((1, 3), jnp.int32))))
+        self.offset = jnp.full((1, 3), 0.5)
+        self.tied = self.blocks[0][1]
+        self.blocks[1][0].kernel = self.blocks[0][0].kernel
+
+    def __call__(self, x):
+        for first, second in self.blocks:
+            x = jnp.tanh(second(first(x)))
+        return self.tied(self.table[2](x) + 2 * self.table[10](x)) * self.gain[0] + self.offset
+
+
+def test_nnx_lists_integer_keys_and_tied_weights():
+    module = NNXLists(nnx.Rngs(0))
+    apply_fn, params = from_nnx(module)
+    assert_close(apply_fn(params, X), module(X))
+    flat = traverse_util.flatten_dict(params, sep=".")
+    assert {"blocks.10.1.kernel", "table.2.bias", "table.10.bias", "gain.0"} <= set(flat)
+    # 24 layers of kernel and bias, one kernel shared, one gain; integers are no parameters.
+    assert len(flat) == 48 - 1 + 1
+    assert "blocks.1.0.kernel" not in flat
+    assert not any(name.startswith(("tied", "gain.1", "offset")) for name in flat)
+    assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(jax.jacrev(apply_fn)(params, X)))
+
+
+def test_nnx_tied_weights_move_together():
+    class Tied(nnx.Module):
+        def __init__(self, rngs):
+            self.encode = nnx.Linear(3, 3, use_bias=False, rngs=rngs, **FLAX)
+            self.decode = self.encode
+
+        def __call__(self, x):
+            return self.decode(self.encode(x))
+
+    apply_fn, params = from_nnx(Tied(nnx.Rngs(0)))
+    (kernel,) = jax.tree.leaves(params)
+    doubled = jax.tree.map(lambda leaf: 2.0 * leaf, params)
+    assert_close(apply_fn(params, X), X @ kernel @ kernel)
+    assert_close(apply_fn(doubled, X), 4 * X @ kernel @ kernel)
+
+
+def test_nnx_attention_lora_and_scanned_layers():
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.attention = nnx.MultiHeadAttention(
+                2, 4, 4, dropout_rate=0.5, decode=False, rngs=rngs, **FLAX
+            )
+            self.lora = nnx.LoRA(4, 2, 4, rngs=rngs, param_dtype=jnp.float64)
+
+            @nnx.split_rngs(splits=3)
+            @nnx.vmap
+            def stack(rngs):
+                return nnx.Linear(4, 4, rngs=rngs, **FLAX)
+
+            self.stack = stack(rngs)
+
+        def __call__(self, x):
+            @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+            def forward(x, layer):
+                return jnp.tanh(layer(x))
+
+            return forward(self.lora(self.attention(x)), self.stack).mean(axis=1)
+
+    module = Network(nnx.Rngs(0))
+    apply_fn, params = from_nnx(module)
+    x = jax.random.normal(KEY, (3, 6, 4))
+    module.eval()
+    assert_close(apply_fn(params, x), module(x))
+    assert params["stack"]["kernel"].shape == (3, 4, 4)
+    assert params["lora"]["lora_a"].shape == (4, 2)
+    check_per_sample(apply_fn, params, x)
+
+
+def test_nnx_custom_view_is_used():
+    class Noise(nnx.Module):
+        def __init__(self):
+            self.size = 1.0
+
+        def set_view(self, deterministic=None):
+            self.size = 0.0 if deterministic else 1.0
+
+        def __call__(self, x):
+            return x + self.size
+
+    apply_fn, params = from_nnx(Noise())
+    np.testing.assert_array_equal(apply_fn(params, X), X)
+    assert params == {}
+
+
+def test_nnx_wrapping_linen():
+    linen = LinenNet("constructor")
+    module = nnx.bridge.ToNNX(linen, rngs=nnx.Rngs(0))
+    module.lazy_init(X)
+    apply_fn, params = from_nnx(module)
+    # The running averages of a fresh layer, in the float32 that Flax keeps them in.
+    fresh = {"mean": jnp.zeros(4, jnp.float32), "var": jnp.ones(4, jnp.float32)}
+    variables = {"params": params, "batch_stats": {"BatchNorm_0": fresh}}
+    expected = LinenNet("argument").apply(variables, X, train=False)
+    assert_close(apply_fn(params, X), expected)
+
+
+# --- Flax Linen -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["constructor", "call", "positional", "argument"])
+def test_linen_is_in_evaluation_mode_whatever_was_hard_coded(how):
+    module = LinenNet(how)
+    variables = linen_variables(module)
+    apply_fn, params = from_linen(module, variables)
+    expected = LinenNet("argument").apply(variables, X, train=False)
+    assert_close(apply_fn(params, X), expected)
+    assert jax.tree.structure(params) == jax.tree.structure(variables["params"])
+    check_per_sample(apply_fn, params, X)
+
+
+def test_linen_attributes_and_required_arguments():
+    module = LinenRequired()
+    variables = linen_variables(module, False)
+    apply_fn, params = from_linen(module, variables)
+    expected = LinenRequired(training=False).apply(variables, X, True)
+    assert_close(apply_fn(params, X), expected)
+    assert module.training is True
+
+
+def test_linen_submodules_given_as_attributes_are_not_mutated():
+    class Wrapper(nn.Module):
+        norm: nn.Module
+
+        def __call__(self, x):
+            return self.norm(x)
+
+    norm = nn.BatchNorm(use_running_average=False, **FLAX)
+    module = Wrapper(norm)
+    variables = module.init(KEY, X)
+    before = snapshot(variables)
+    apply_fn, params = from_linen(module, variables)
+    # Running averages of a fresh layer: mean 0, variance 1. Flax keeps them in float32: rtol 1e-6.
+    np.testing.assert_allclose(apply_fn(params, X), X / jnp.sqrt(1 + norm.epsilon), rtol=1e-6)
+    assert norm.use_running_average is False
+    jax.tree.map(np.testing.assert_array_equal, snapshot(variables), before)
+
+
+def test_linen_lifted_transformations():
+    class Body(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            return nn.remat(LinenNet, static_argnums=(2,))("argument", classes=3)(x, train), None
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            axes = {"params": 0, "batch_stats": 0}
+            rngs = {"params": True, "dropout": True}
+            scanned = nn.scan(Body, axes, split_rngs=rngs, in_axes=nn.broadcast, length=2)
+            return scanned()(x, True)[0]
+
+    module = Network()
+    variables = module.init({"params": KEY, "dropout": KEY}, X)
+    apply_fn, params = from_linen(module, variables)
+    check_per_sample(apply_fn, params, X)
+    assert_close(apply_fn(params, X[:1]), apply_fn(params, X)[:1])
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(params)} == {2}
+
+
+def test_linen_attention_and_spectral_norm():
+    class Network(nn.Module):
+        train: bool
+
+        @nn.compact
+        def __call__(self, x):
+            x = nn.MultiHeadDotProductAttention(
+                2, dropout_rate=0.5, deterministic=not self.train, **FLAX
+            )(x)
+            return nn.SpectralNorm(nn.Dense(2, **FLAX))(x, update_stats=self.train).mean(axis=1)
+
+    x = jax.random.normal(KEY, (3, 6, 4))
+    variables = Network(train=True).init({"params": KEY, "dropout": KEY}, x)
+    apply_fn, params = from_linen(Network(train=True), variables)
+    assert_close(apply_fn(params, x), Network(train=False).apply(variables, x))
+
+
+def test_linen_takes_frozen_boxed_and_bound():
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+            return nn.Dense(2, kernel_init=init, **FLAX)(x)
+
+    variables = core.freeze(Network().init(KEY, X))
+    apply_fn, params = from_linen(Network().bind(variables), variables)
+    assert type(params) is dict
+    assert params["Dense_0"]["kernel"].shape == (3, 2)
+    assert_close(apply_fn(params, X), Network().apply(variables, X))
+
+
+def test_linen_incomplete_variables():
+    module = LinenNet("constructor")
+    variables = linen_variables(module)
+    with pytest.raises(ValueError, match=r"no collection 'params', only \['Dense_0'"):
+        from_linen(module, {k: v for k, v in variables["params"].items() if "Norm" not in k})
+    with pytest.raises(TypeError, match="variables must be the dict of collections"):
+        from_linen(module, [variables])
+    apply_fn, params = from_linen(module, {"params": variables["params"]})
+    with pytest.raises(ValueError, match=r"variables lacks a collection.*batch_stats"):
+        apply_fn(params, X)
+
+
+# --- Equinox --------------------------------------------------------------------------------------
+
+
+def test_equinox_equals_inference_mode():
+    network, state = equinox_net()
+    apply_fn, params = from_equinox(network, state)
+    evaluated = eqx.nn.inference_mode(network)
+    expected = jax.vmap(lambda sample: evaluated(sample, state, None)[0])(X)
+    assert_close(apply_fn(params, X), expected)
+    assert network.norm.inference is False
+    assert network.dropout.inference is False
+
+
+def test_equinox_state_missing_or_wrong():
+    network, state = equinox_net()
+    with pytest.raises(ValueError, match=r"state is missing.*make_with_state"):
+        from_equinox(network)
+    with pytest.raises(TypeError, match=r"state must be an equinox\.nn\.State; got dict"):
+        from_equinox(network, {"mean": 0})
+    assert from_equinox(network, state).apply_fn is not None
+
+
+def test_equinox_state_that_is_written_in_inference_too():
+    """Writing to an `eqx.nn.State` spoils the old one: neither the user's nor ours may be it."""
+
+    class Counter(eqx.Module):
+        linear: eqx.nn.Linear
+        index: eqx.nn.StateIndex
+
+        def __init__(self):
+            self.linear = eqx.nn.Linear(3, 2, key=KEY)
+            self.index = eqx.nn.StateIndex(jnp.array(0))
+
+        def __call__(self, x, state):
+            return self.linear(x), state.set(self.index, state.get(self.index) + 1)
+
+    network, state = eqx.nn.make_with_state(Counter)()
+    apply_fn, params = from_equinox(network, state)
+    for _ in range(2):
+        assert_close(apply_fn(params, X), jax.vmap(network.linear)(X))
+    assert state.get(network.index) == 0
+    state.set(network.index, jnp.array(7))
+    assert_close(apply_fn(params, X), jax.vmap(network.linear)(X))
+
+
+def test_equinox_keys_switches_and_jitted_calls():
+    class Network(eqx.Module):
+        linear: eqx.nn.Linear
+        dropout: eqx.nn.Dropout
+
+        @eqx.filter_jit
+        def __call__(self, x, key, *, training, rng=None):
+            return self.dropout(self.linear(x), key=key) + (1.0 if training else 0.0)
+
+    linear = eqx.nn.Linear(3, 2, key=KEY)
+    apply_fn, params = from_equinox(Network(linear, eqx.nn.Dropout(0.5)))
+    assert_close(apply_fn(params, X), jax.vmap(linear)(X))
+    assert [leaf.shape for leaf in jax.tree.leaves(params)] == [(2, 3), (2,)]
+
+
+def test_equinox_shared_layers_and_lists():
+    class Network(eqx.Module):
+        layers: list
+        shared: eqx.nn.Shared
+
+        def __init__(self):
+            keys = jax.random.split(KEY, 3)
+            self.layers = [[eqx.nn.Linear(3, 3, use_bias=False, key=k)] for k in keys[:2]]
+            pair = tuple(eqx.nn.Linear(3, 3, use_bias=False, key=k) for k in keys[1:])
+            self.shared = eqx.nn.Shared(pair, lambda p: p[1].weight, lambda p: p[0].weight)
+
+        def __call__(self, x):
+            first, second = self.shared()
+            for (layer,) in self.layers:
+                x = layer(x)
+            return second(first(x))
+
+    network = Network()
+    apply_fn, params = from_equinox(network)
+    assert len(jax.tree.leaves(params)) == 3
+    assert_close(apply_fn(params, X), jax.vmap(network)(X))
+
+
+def test_equinox_initial_state_is_no_parameter():
+    """A stateful layer made without `make_with_state` carries its initial state with it."""
+    network = eqx.nn.BatchNorm(3, "batch", mode="batch")
+    apply_fn, params = from_equinox(network, eqx.nn.State(network))
+    assert [leaf.shape for leaf in jax.tree.leaves(params)] == [(3,), (3,)]
+    # Initial running averages: mean 0, variance 1.
+    assert_close(apply_fn(params, X), X / jnp.sqrt(1 + network.eps))
+
+
+# --- wrong kinds of input -------------------------------------------------------------------------
+
+RNGS = nnx.Rngs(0)
+WRONG = {
+    "nnx given linen": (lambda: from_nnx(nn.Dense(2)), r"flax\.linen\.Module: use from_linen"),
+    "nnx given equinox": (
+        lambda: from_nnx(eqx.nn.Linear(2, 2, key=KEY)),
+        r"equinox\.Module: use from_equinox",
+    ),
+    "linen given nnx": (
+        lambda: from_linen(nnx.Linear(2, 2, rngs=RNGS), {}),
+        r"flax\.nnx\.Module: use from_nnx\(module\)",
+    ),
+    "equinox given linen": (lambda: from_equinox(nn.Dense(2)), "use from_linen"),
+    "nnx class": (lambda: from_nnx(nnx.Linear), r"the class Linear; give an instance"),
+    "linen class": (lambda: from_linen(nn.Dense, {}), r"the class Dense; .* to from_linen"),
+    "class of another library": (lambda: from_nnx(eqx.nn.Linear), r"instance.*to from_equinox"),
+    "function": (lambda: from_nnx(lambda params, x: x), "needs no adapter"),
+    "number": (lambda: from_equinox(3), r"equinox\.Module; got int"),
+    "list of layers": (lambda: from_nnx(nnx.List([])), "List has no __call__"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_kinds_are_refused(case):
+    call, message = WRONG[case]
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_importing_the_module_imports_no_flax():
+    code = "import sys, jaxttp.adapters; print(any(m.startswith('flax') for m in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=adapters.__file__.rsplit("jaxttp", 1)[0],
+    )
+    assert done.stdout.strip() == "False"
+
+
+# --- check_per_sample and output_shape ------------------------------------------------------------
+
+
+class HandWrittenNorm(nnx.Module):
+    """Statistics of the batch, that no switch turns off."""
+
+    def __init__(self, rngs, head=None):
+        self.first = nnx.Linear(3, 4, rngs=rngs, **FLAX)
+        head = head or nnx.initializers.lecun_normal()
+        self.last = nnx.Linear(4, 2, kernel_init=head, rngs=rngs, **FLAX)
+
+    def __call__(self, x):
+        x = self.first(x)
+        x = (x - x.mean(axis=0, keepdims=True)) / (x.std(axis=0, keepdims=True) + 1e-3)
+        return self.last(nnx.relu(x))
+
+
+def test_hand_written_batch_statistics_are_refused():
+    apply_fn, params = from_nnx(HandWrittenNorm(nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"^network: an output depends .* no per-example kernel"):
+        check_per_sample(apply_fn, params, X, name="network")
+    check_per_sample(apply_fn, params, X[:1])  # a single sample has no companions
+
+
+def test_last_layer_of_zeros_hides_nothing():
+    """All outputs are zero, yet the gradients, hence the kernel, mix the samples."""
+    apply_fn, params = from_nnx(HandWrittenNorm(nnx.Rngs(0), nnx.initializers.zeros_init()))
+    assert not jnp.any(apply_fn(params, X))
+    with pytest.raises(ValueError, match="depends on the other samples"):
+        check_per_sample(apply_fn, params, X)
+    zero_head = NNXNet(nnx.Rngs(0))
+    zero_head.last.kernel[...] = jnp.zeros((4, 2))
+    check_per_sample(*from_nnx(zero_head), X)
+
+
+def test_train_mode_functions_without_an_adapter_are_refused():
+    module = LinenNet("argument")
+    variables = linen_variables(module)
+
+    def apply_fn(params, x):
+        rest = {"batch_stats": variables["batch_stats"], "params": params}
+        rngs = {"dropout": KEY}
+        return module.apply(rest, x, train=True, mutable=["batch_stats"], rngs=rngs)[0]
+
+    with pytest.raises(ValueError, match="from_linen"):
+        check_per_sample(apply_fn, variables["params"], X)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
+def test_rounding_is_no_dependence(dtype):
+    """Wide sums in every precision: the same program on the same row, hence no false alarm."""
+    keys = jax.random.split(KEY, 3)
+    params = [jax.random.normal(key, (512, 512), dtype) / 16 for key in keys]
+    x = jax.random.normal(KEY, (12, 512), dtype)
+
+    def apply_fn(params, x):
+        for weight in params:
+            x = jax.nn.gelu(x @ weight)
+        return x
+
+    check_per_sample(apply_fn, params, x)
+    assert output_shape(apply_fn, params, x) == (12, 512)
+
+    def leaky(params, x):  # a tenth of the neighbour's output
+        return apply_fn(params, x) + 0.1 * jnp.roll(apply_fn(params, x), 1, axis=0)
+
+    with pytest.raises(ValueError, match="depends on the other samples"):
+        check_per_sample(leaky, params, x)
+
+
+def test_check_skips_what_is_not_known_and_works_inside_jit():
+    apply_fn, params = from_nnx(HandWrittenNorm(nnx.Rngs(0)))
+
+    def traced(params, x):
+        check_per_sample(apply_fn, params, x)
+        return apply_fn(params, x)
+
+    assert jax.jit(traced)(params, X).shape == (5, 2)
+    check_per_sample(apply_fn, params, jnp.ones((4, 3)))  # equal rows: nothing to tell
+    check_per_sample(apply_fn, params, jnp.ones((0, 3)))
+
+    @jax.jit
+    def known(scale):
+        check_per_sample(apply_fn, params, X)
+        return scale
+
+    with pytest.raises(ValueError, match="depends on the other samples"):
+        known(1.0)
+
+    @jax.jit
+    def closes_over_a_tracer(scale):
+        check_per_sample(lambda params, x: scale * apply_fn(params, x), params, X)
+        return scale
+
+    assert closes_over_a_tracer(1.0) == 1.0
+
+
+def test_check_takes_integer_inputs_and_numpy():
+    table = jax.random.normal(KEY, (7, 2))
+    tokens = np.array([[1, 2], [3, 4], [5, 6]])
+    check_per_sample(lambda table, x: table[x].mean(axis=1), table, tokens)
+    with pytest.raises(ValueError, match="depends on the other samples"):
+        check_per_sample(lambda table, x: table[x].mean(axis=1)[::-1], table, tokens)
+
+
+BAD_OUTPUTS = {
+    "(N,)": (lambda p, x: x[:, 0], r"returned \(5,\).*add an axis with outputs\[:, None\]"),
+    "(N, T, C)": (lambda p, x: x[:, :, None], r"returned \(5, 3, 1\). Flatten to \(N, C\)"),
+    "scalar": (lambda p, x: x.sum(), r"returned \(\).*or select outputs"),
+    "fewer rows": (lambda p, x: x[:2], r"one row for every row of x.* returned \(2, 3\)"),
+    "mean over the batch": (lambda p, x: x.mean(0), r"one row for every row of x.*\(3,\)"),
+    "integers": (lambda p, x: x.astype(int), r"floating-point.*int64 of shape \(5, 3\)"),
+    "tuple": (lambda p, x: (x, x), r"one array \(N, C\); it returned a tuple. Select"),
+    "nothing": (lambda p, x: None, "it returned a NoneType"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OUTPUTS)
+@pytest.mark.parametrize("check", [output_shape, check_per_sample])
+def test_wrong_outputs_are_refused(case, check):
+    apply_fn, message = BAD_OUTPUTS[case]
+    with pytest.raises(ValueError, match=r"^apply_fn must return.*" + message):
+        check(apply_fn, None, X)
+
+
+def test_wrong_inputs_are_refused():
+    with pytest.raises(TypeError, match=r"x must be an array \(N, ...\); got list"):
+        output_shape(lambda p, x: x, None, [1.0])
+    with pytest.raises(ValueError, match="got a scalar"):
+        output_shape(lambda p, x: x, None, jnp.ones(()))
+
+
+def test_output_shape_computes_nothing():
+    shape = jax.ShapeDtypeStruct((10**9, 3), jnp.float32)
+    apply_fn, params = from_nnx(NNXNet(nnx.Rngs(0)))
+    assert output_shape(apply_fn, params, shape) == (10**9, 2)
+
+
+def test_adapters_mix_no_dtypes(strict_dtypes):
+    """Under strict promotion: the check itself never mixes dtypes."""
+    check_per_sample(lambda p, x: x @ p, jnp.ones((3, 2), jnp.float32), X.astype(jnp.float32))
+    zeros = jnp.zeros((3, 2), jnp.float32)
+    check_per_sample(lambda p, x: x @ p, zeros, X.astype(jnp.float32))
+    assert output_shape(lambda p, x: x @ p, zeros, X.astype(jnp.float32)) == (5, 2)
