@@ -31,9 +31,9 @@ class Loss:
     Attributes:
         name: how it prints.
         sample_loss: ``(outputs (C,), targets (C,)) -> scalar``, twice differentiable in outputs.
-        error: ``(outputs (N, C), targets (N, C)) -> scalar``, the quantity that people report beside
-            the loss: the share of misclassified samples, or for regression the share of the
-            targets' variance that is not explained.
+        error: ``(outputs (N, C), targets (N, C)) -> scalar``, what people report beside the loss:
+            the share of misclassified samples, or for regression the share of the targets'
+            variance that is not explained.
     """
 
     name: str
@@ -106,7 +106,7 @@ cross_entropy = Loss("cross_entropy", _cross_entropy, misclassified)
 """Softmax cross-entropy, l = logsumexp(f) - f_y."""
 
 squared_error = Loss("squared_error", _squared_error, unexplained_variance)
-"""l = 0.5 ||f - y||^2. With integer labels the targets are one-hot and the error is misclassified."""
+"""l = 0.5 ||f - y||^2. With integer labels the targets are one-hot, the error misclassified."""
 
 binary_cross_entropy = Loss("binary_cross_entropy", _binary_cross_entropy, wrong_bits)
 """A sigmoid for every output, summed over outputs: binary (C = 1) or multi-label (C > 1)."""
@@ -182,8 +182,8 @@ def encode_targets(loss: str | Loss, y: Any, outputs: Float[Array, "n c"]) -> tu
 def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Array, Loss]:
     if c == 1 and loss is cross_entropy:
         raise ValueError(
-            "loss='cross_entropy' with one output is constant; give the network one output a class, "
-            "or use 'binary_cross_entropy'."
+            "loss='cross_entropy' with one output is constant; give the network one output a "
+            "class, or use 'binary_cross_entropy'."
         )
     classes = 2 if c == 1 and loss is binary_cross_entropy else c
     if c == 1 and loss is not binary_cross_entropy:

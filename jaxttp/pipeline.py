@@ -212,13 +212,14 @@ def forecast(
         ValueError: whatever `build_task` and `predict_training_time` refuse.
 
     Example:
-        >>> result = forecast(Settings(data="wine", samples_per_class=8, steps=20, learning_rate=0.1))
+        >>> small = Settings(data="wine", samples_per_class=8, steps=20, learning_rate=0.1)
+        >>> result = forecast(small)
         >>> result.prediction.loss.shape, result.run is None
         ((21,), True)
     """
     task = build_task(settings)
     keys = jax.random.split(jax.random.key(settings.seed), 2)
-    batches = {"batch_size": settings.batch_size}
+    batch_size = settings.batch_size
     prediction = predict_training_time(
         *task.model,
         task.x,
@@ -230,14 +231,15 @@ def forecast(
         thresholds=settings.thresholds,
         relinearize=settings.relinearize,
         key=keys[0],
+        batch_size=batch_size,
         progress=progress,
-        **batches,
     )
     optimizer = optax.sgd(settings.learning_rate, settings.momentum or None)
-    common = {"loss": task.loss, "optimizer": optimizer, **batches}
     if progress is not None:
         progress("timing a step", 0, 1)
-    step_time = time_step(*task.model, task.x, task.y, **common)
+    step_time = time_step(
+        *task.model, task.x, task.y, loss=task.loss, optimizer=optimizer, batch_size=batch_size
+    )
     run = None
     if verify and prediction.stable:
         report = None if progress is None else lambda i, n: progress("real training", i, n)
@@ -245,7 +247,9 @@ def forecast(
             *task.model,
             task.x,
             task.y,
-            **common,
+            loss=task.loss,
+            optimizer=optimizer,
+            batch_size=batch_size,
             steps=settings.steps,
             key=keys[1],  # another draw of batches than the forecast's: nobody knows those ahead
             progress=report,

@@ -26,7 +26,8 @@ def plot_forecast(result: Forecast) -> Figure:
 
     Example:
         >>> from jaxttp.pipeline import Settings, forecast
-        >>> result = forecast(Settings(data="wine", samples_per_class=8, steps=20, learning_rate=0.1))
+        >>> small = Settings(data="wine", samples_per_class=8, steps=20, learning_rate=0.1)
+        >>> result = forecast(small)
         >>> len(plot_forecast(result).axes)
         2
     """

@@ -118,7 +118,7 @@ def recursion(
         if tangent is not None:
             if initial_tangent_test is None:
                 raise ValueError(
-                    "optimizer decays the weights, so initial_tangent_test (J* w_0, like f0_test) is "
+                    "optimizer decays the weights, so initial_tangent_test (J* w_0, as f0_test) is "
                     "needed beside kernel_test."
                 )
             decayed = (path["weights"] - 1.0)[:, None, None]

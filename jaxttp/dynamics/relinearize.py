@@ -2,15 +2,16 @@
 
 A linearised network errs because its kernel moves while it trains. So follow the PREDICTED path:
 after a segment of steps set w <- w + J^T a (one vector-Jacobian product over the data, no training
-step), rebuild Theta and f there, and go on. That is a first-order method in the length of a segment.
-The second order is a Heun step whose right-hand side is a kernel: run the segment with Theta_s, build
-Theta* at its provisional end, and run the segment again with the kernel interpolated in time.
+step), rebuild Theta and f there, and go on. That is a method of first order in the length of a
+segment. The second order is a Heun step whose right-hand side is a kernel: run the segment with
+Theta_s, build Theta* at its provisional end, and run the segment again with the kernel interpolated
+in time.
 
 Everything in weight space is a combination of known vectors: rows of the Jacobians at both ends of
 a segment, the weights at its start, and the optimiser's accumulators (velocities) carried into it.
-A linear optimiser acts on the coefficients of these combinations as it would act on weights, so optax
-itself does the book-keeping (see `filters`), and velocities cross a segment's end in WEIGHT space;
-the dual velocity re-used with a new kernel would not converge.
+A linear optimiser acts on the coefficients of these combinations as it would act on weights, so
+optax itself does the book-keeping (see `filters`), and velocities cross a segment's end in WEIGHT
+space; the dual velocity re-used with a new kernel would not converge.
 """
 
 import itertools
@@ -63,8 +64,8 @@ def segment_ends(steps: int, rebuilds: int, *, order: int = 2) -> tuple[int, ...
     Args:
         steps: the horizon T.
         rebuilds: kernels built after the first.
-        order: 2 builds a kernel at the end of every segment, the last one included; 1 builds none at
-            the horizon, so it has one segment more.
+        order: 2 builds a kernel at the end of every segment, the last one included; 1 builds none
+            at the horizon, so it has one segment more.
 
     Returns:
         Increasing step numbers, the last equal to `steps`.
@@ -132,7 +133,7 @@ class _Start(NamedTuple):
 
 
 class _Knot(NamedTuple):
-    """A point of linearisation: its kernel, and J v there for the vectors of the segment's start."""
+    """A point of linearisation: its kernel, and J v there for the vectors of the start."""
 
     point: Params
     kernel: Array
@@ -189,7 +190,7 @@ def relinearized_recursion(
         A `RelinearizedTrajectory`.
 
     Raises:
-        ValueError: an optimiser that is not linear, bad labels, segments that do not end at `steps`.
+        ValueError: an optimiser that is not linear, bad labels, segments not ending at `steps`.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -266,7 +267,7 @@ def relinearized_recursion(
 
 
 def _push_all(network: _Network, here: _Start, point: Params, in_use: list[bool]) -> Array:
-    """J v at `point` for every vector that can enter the outputs, zeros for the others: (k, N, C)."""
+    """J v at `point` for every vector that can enter the outputs, else zeros: (k, N, C)."""
     pairs = zip(in_use, here.vectors, strict=True)
     products = [network.push(point, v) if use else jnp.zeros_like(here.f) for use, v in pairs]
     return jnp.stack(products)
@@ -303,10 +304,10 @@ def _runner(
 ) -> Callable[..., _Result]:
     """One segment of the recursion, from `start` to `end`, compiled once for all segments.
 
-    With two knots the kernel at time tau in [0, 1] of the segment is (1 - tau) Theta_s + tau Theta_e,
-    and a gradient met at tau enters the weights through J(tau) = (1 - tau) J_s + tau J_e. An update
-    made at tau of gradients met earlier moves the outputs by J(tau) J(earlier)^T, for which the mean
-    of both kernels stands, exact to second order in their symmetric part.
+    With two knots the kernel at time tau in [0, 1] of the segment is (1 - tau) Theta_s + tau
+    Theta_e, and a gradient met at tau enters the weights through J(tau) = (1 - tau) J_s + tau J_e.
+    An update made at tau of gradients met earlier moves the outputs by J(tau) J(earlier)^T, for
+    which the mean of both kernels stands, exact to second order in its symmetric part.
     """
     size = targets.size
 
@@ -326,7 +327,7 @@ def _runner(
             gradient = dual_gradient(loss, f, targets, batch).reshape(-1)
             split = [(1 - tau) * gradient, tau * gradient, jnp.zeros(count, f.dtype)]
             updates, state = optimizer.update(jnp.concatenate(split), state, weights)
-            new_f = f + _move(knots, updates, tau, targets.shape)
+            new_f = f + _move(knots, jnp.asarray(updates), tau, targets.shape)
             weights = optax.apply_updates(weights, updates)
             good = (diverged_at < 0) & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
             diverged_at = jnp.where(good | (diverged_at >= 0), diverged_at, t + 1)

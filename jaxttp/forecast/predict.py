@@ -203,8 +203,9 @@ def predict_training_time(
     if batch_size is not None:
         remedy = f"The data has {n} samples."
         check_integer("batch_size", batch_size, at_least=1, at_most=n, remedy=remedy)
-    if optimizer is None:
+    if optimizer is None and learning_rate is not None:
         optimizer = optax.sgd(learning_rate, momentum or None)
+    assert optimizer is not None  # one of both is given, _check_options saw to it
     selected, restore = split_trainable(params, trainable)
 
     def network(weights: Params, samples: Any) -> Array:
@@ -246,6 +247,7 @@ def predict_training_time(
             diverged_at = path.diverged_at
         else:
             solve = gradient_flow if dynamics == "ode" else closed_form
+            assert learning_rate is not None  # an optimizer was refused
             rate = learning_rate / (1.0 - momentum)
             ts = jnp.arange(steps + 1, dtype=f0.dtype)
             path = solve(kernel, f0, targets, loss=loss, learning_rate=rate, ts=ts)

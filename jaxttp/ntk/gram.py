@@ -2,8 +2,8 @@
 
     Theta[i, a, j, b] = sum_p  d f_a(x_i)/d w_p  *  d f_b(x_j)/d w_p
 
-The Jacobian J (N, C, D) of the whole data set never exists at once: tiles of a few samples are made,
-contracted and dropped.
+The Jacobian J (N, C, D) of the whole data set never exists at once: tiles of a few samples are
+made, contracted and dropped.
 """
 
 import functools
@@ -201,14 +201,12 @@ def _jacobian_tile(f: ApplyFn, params: Params, x1: Array, x2: Array, output: str
         return jax.vmap(single)(x)
 
     pattern = {"full": "iap,jbp->iajb", "trace": "iap,jap->ij", "diagonal": "iap,jap->ija"}[output]
-    total = None
+    parts = []
     for left, right in zip(jax.tree.leaves(rows(x1)), jax.tree.leaves(rows(x2)), strict=True):
-        flat1 = left.reshape(*left.shape[:2], -1)
-        flat2 = right.reshape(*right.shape[:2], -1)
-        part = jnp.einsum(pattern, flat1, flat2, precision="highest")
-        total = part if total is None else total + part
-    assert total is not None
-    return total / flat1.shape[1] if output == "trace" else total
+        flat = [leaf.reshape(*leaf.shape[:2], -1) for leaf in (left, right)]
+        part = jnp.einsum(pattern, *flat, precision="highest")
+        parts.append(part / left.shape[1] if output == "trace" else part)
+    return functools.reduce(jnp.add, parts)
 
 
 def _vector_product_tile(f: ApplyFn, params: Params, x1: Array, x2: Array, output: str) -> Array:
