@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -50,10 +51,12 @@ def check_number(
     if not is_concrete(value):
         return value
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError  # float would read "0.5", and the caller compute with the text
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number; got {value!r}.") from None
-    wanted = []
+    wanted = [] if np.isfinite(number) else ["finite"]
     if above is not None:
         wanted.append(f"greater than {above:g}")
     if at_least is not None:
@@ -67,7 +70,7 @@ def check_number(
         and (below is None or number < below)
     )
     if not good:
-        text = " and ".join(wanted) or "finite"
+        text = " and ".join(wanted)
         raise ValueError(
             f"{name} must be {text}; got {value!r}." + (f" {remedy}" if remedy else "")
         )

@@ -25,10 +25,11 @@ class Stopwatch:
         """Seconds without compilation."""
         return self.seconds - self.compile_seconds
 
-    def _record(self, event: str, duration: float, **_: object) -> None:
+    def _record(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del kwargs
         if event.startswith("/jax/core/compile/"):
             now = time.perf_counter()
-            self._spans.append((now - duration, now))
+            self._spans.append((now - duration_secs, now))
 
     def _close(self, start: float, end: float) -> None:
         self.seconds = end - start

@@ -67,6 +67,8 @@ def predict(
     from jaxttp.pipeline import Settings, forecast
 
     with _bad_input_exits():
+        if output is not None and output.exists() and not output.is_dir():
+            raise ValueError(f"output={str(output)!r} is a file; give a folder.")
         settings = Settings(
             data=data,
             samples_per_class=samples_per_class,
@@ -87,7 +89,7 @@ def predict(
         _fail(f"{result.prediction.message}; choose a smaller learning rate.")
     _print(result)
     if output is not None:
-        Console().print(f"written: {output / 'prediction.json'}, {output / 'prediction.png'}")
+        print(f"written: {output / 'prediction.json'}, {output / 'prediction.png'}")
 
 
 def _write(result: Any, folder: Path) -> None:
@@ -112,7 +114,7 @@ def _print(result: Any) -> None:
     for threshold, step in prediction.steps.items():
         row = [f"{100 * threshold:g} % of its drop", str(step), f"{result.seconds[threshold]:.2f}"]
         if real_steps is not None:
-            row += [str(real_steps[threshold]), f"{real_seconds[threshold]:.2f}"]
+            row += _real_cells(real_steps[threshold], real_seconds.get(threshold))
         table.add_row(*row)
     whole = prediction.horizon * result.step_time.seconds
     row = ["all steps", str(prediction.horizon), f"{whole:.2f}"]
@@ -131,12 +133,17 @@ def _print(result: Any) -> None:
     console.print(f"the forecast cost {prediction.cost}")
 
 
+def _real_cells(step: int, seconds: float | None) -> list[str]:
+    return ["diverges", "-"] if seconds is None else [str(step), f"{seconds:.2f}"]
+
+
 @contextlib.contextmanager
 def _progress() -> Iterator[Any]:
     """A bar on standard error, for people only."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True) as bar:
+    silent = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=silent) as bar:
         tasks: dict[str, Any] = {}
 
         def report(stage: str, done: int, total: int) -> None:

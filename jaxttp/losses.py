@@ -85,6 +85,8 @@ def unexplained_variance(
 ) -> Float[Array, ""]:
     """||f - y||^2 / ||y - mean(y)||^2, that is 1 - R^2; relative to ||y||^2 where y is constant."""
     spread = jnp.sum((targets - jnp.mean(targets, axis=0, keepdims=True)) ** 2)
+    # The rounded mean of equal numbers is not always that number.
+    spread = jnp.where(jnp.any(targets != targets[:1]), spread, 0.0)
     size = jnp.sum(targets**2)
     scale = jnp.where(spread > 0, spread, jnp.where(size > 0, size, 1.0))
     return jnp.sum((outputs - targets) ** 2) / scale
@@ -134,14 +136,16 @@ def get_loss(loss: str | Loss) -> Loss:
     return _LOSSES[check_choice("loss", loss, _LOSSES)]
 
 
-def encode_targets(loss: str | Loss, y: Any, outputs: Float[Array, "n c"]) -> tuple[Array, Loss]:
+def encode_targets(
+    loss: str | Loss, y: Any, outputs: Float[Array | jax.ShapeDtypeStruct, "n c"]
+) -> tuple[Array, Loss]:
     """Targets (N, C) in the outputs' dtype, and the loss whose error suits them.
 
     Args:
         loss: a name or a `Loss`.
         y: integer labels (N,) in 0..C-1, or targets (N, C); for C = 1 also (N,) floats, or (N,)
             labels 0/1 with binary cross-entropy.
-        outputs: the network's outputs (N, C), for their shape and dtype.
+        outputs: the network's outputs (N, C), or a `jax.ShapeDtypeStruct`: shape and dtype matter.
 
     Returns:
         ``(targets, loss)``; with integer labels the squared error counts misclassified samples.
@@ -159,6 +163,11 @@ def encode_targets(loss: str | Loss, y: Any, outputs: Float[Array, "n c"]) -> tu
     loss = get_loss(loss)
     n, c = outputs.shape
     y = y if isinstance(y, jax.Array) else np.asarray(y)
+    if c == 1 and loss.sample_loss is _cross_entropy:
+        raise ValueError(
+            f"loss={loss.name!r} with one output is constant; give the network one output a "
+            "class, or use 'binary_cross_entropy'."
+        )
     is_label = jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_
     if not is_label and not jnp.issubdtype(y.dtype, jnp.floating):
         raise ValueError(f"y must hold integer labels or floating-point targets; got {y.dtype}.")
@@ -174,19 +183,15 @@ def encode_targets(loss: str | Loss, y: Any, outputs: Float[Array, "n c"]) -> tu
         what = "one column an output" if y.ndim == 2 else "integer labels (N,) or targets (N, C)"
         raise ValueError(f"y has shape {y.shape}, the outputs {(n, c)}; give {what}.")
     targets = check_finite_value("y", jnp.asarray(y, outputs.dtype))
-    if loss is not squared_error and loss.name in _LOSSES:
+    if loss.sample_loss in (_cross_entropy, _binary_cross_entropy):
         targets = _check_probabilities(loss, targets)
     return targets, loss
 
 
 def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Array, Loss]:
-    if c == 1 and loss is cross_entropy:
-        raise ValueError(
-            "loss='cross_entropy' with one output is constant; give the network one output a "
-            "class, or use 'binary_cross_entropy'."
-        )
-    classes = 2 if c == 1 and loss is binary_cross_entropy else c
-    if c == 1 and loss is not binary_cross_entropy:
+    is_binary = loss.sample_loss is _binary_cross_entropy
+    classes = 2 if c == 1 and is_binary else c
+    if c == 1 and not is_binary:
         raise ValueError(
             f"y holds integer labels but the network has one output; for regression with "
             f"{loss.name} give floating-point targets (N, 1)."
@@ -212,9 +217,10 @@ def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Arra
 def _check_probabilities(loss: Loss, targets: Array) -> Array:
     outside = jnp.any((targets < 0) | (targets > 1))
     sums = jnp.sum(targets, axis=-1)
-    if loss is cross_entropy:
+    has_rows = loss.sample_loss is _cross_entropy
+    if has_rows:
         outside = outside | jnp.any(jnp.abs(sums - 1) > 1e-3)
-    text = "in [0, 1]" + (" with rows that sum to 1" if loss is cross_entropy else "")
+    text = "in [0, 1]" + (" with rows that sum to 1" if has_rows else "")
     if is_concrete(outside):
         if bool(outside):
             raise ValueError(f"y: the targets of {loss.name} must be probabilities, {text}.")

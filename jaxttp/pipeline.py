@@ -9,10 +9,10 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxttp._checks import check_integer, check_number
+from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp._types import Model
 from jaxttp.adapters import from_nnx
-from jaxttp.data import load_dataset, select
+from jaxttp.data import dataset_names, load_dataset, select
 from jaxttp.forecast import Prediction, predict_training_time, training_time
 from jaxttp.models import MLP, fresh_head, load_pretrained
 from jaxttp.training import StepTime, TrainingRun, time_step, train
@@ -91,10 +91,15 @@ class Forecast:
 
     @property
     def real_steps(self) -> dict[float, int] | None:
-        """Real training times in steps, by the same rule; None without a real run."""
+        """Real training times in steps, by the same rule; None without a real run.
+
+        All are -1 where the real run diverged, which a forecast need not foresee.
+        """
         if self.run is None:
             return None
         rule, loss = self.prediction.rule, self.run.loss
+        if not np.all(np.isfinite(loss)):
+            return dict.fromkeys(self.prediction.steps, -1)
         return {e: int(training_time(loss, e, rule=rule)) for e in self.prediction.steps}
 
     @property
@@ -107,7 +112,10 @@ class Forecast:
         return {e: t * each for e, t in real.items() if t >= 0}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; thresholds become strings, seconds have an entry "horizon" too."""
+        """Plain values; thresholds become strings, seconds have an entry "horizon" too.
+
+        Losses of a real run that diverged are None where they are not finite.
+        """
         prediction = self.prediction
         cost = dataclasses.asdict(prediction.cost)
         out: dict[str, Any] = {
@@ -140,11 +148,11 @@ class Forecast:
 
 
 def _keys(values: Mapping[float, Any]) -> dict[str, Any]:
-    return {f"{threshold:g}": value for threshold, value in values.items()}
+    return {repr(threshold): value for threshold, value in values.items()}
 
 
-def _floats(values: Any) -> list[float]:
-    return [float(value) for value in np.asarray(values)]
+def _floats(values: Any) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in np.asarray(values)]
 
 
 def build_task(settings: Settings) -> Task:
@@ -164,7 +172,8 @@ def build_task(settings: Settings) -> Task:
         >>> task.x.shape, task.y.max().item()
         ((10, 8, 8, 1), 4)
     """
-    check_integer("seed", settings.seed, at_least=0)
+    check_choice("data", settings.data, dataset_names())
+    check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     check_number("head_scale", settings.head_scale, at_least=0.0)
     samples_key, weights_key = jax.random.split(jax.random.key(settings.seed))
     dataset = load_dataset(settings.data)
@@ -177,6 +186,11 @@ def build_task(settings: Settings) -> Task:
         loss = settings.loss or "cross_entropy"
         classes = (5, 6, 7, 8, 9) if settings.data == "digits" else None
         per_class = settings.samples_per_class
+        if per_class is not None:
+            counts = np.bincount(dataset.y)
+            rarest = int(min(counts if classes is None else counts[list(classes)]))
+            remedy = f"The rarest class of {settings.data} has {rarest}."
+            check_integer("samples_per_class", per_class, at_least=1, at_most=rarest, remedy=remedy)
         dataset = select(dataset, classes=classes, per_class=per_class, key=samples_key)
         outputs = dataset.num_classes
     assert outputs is not None

@@ -1,6 +1,7 @@
 """Figures of the results (matplotlib, imported with this module only)."""
 
 import os
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -59,10 +60,10 @@ def plot_forecast(result: Forecast) -> Figure:
         "misclassified training samples (%)" if classification else "unexplained variance"
     )
     rows = []
-    for marker, (threshold, step) in zip(MARKERS, prediction.steps.items(), strict=False):
-        text = f"within {100 * threshold:g} % of the drop: step {step}"
+    for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
+        text = f"within {100 * threshold:g} % of the drop: {_when(step)}"
         if result.real_steps is not None:
-            text += f" forecast, {result.real_steps[threshold]} real"
+            text += f" forecast, {_when(result.real_steps[threshold])} real"
         handle = left.plot([], [], marker, color="0.25", mfc="none", ms=8)[0]
         rows.append((handle, text))
     handles, labels = left.get_legend_handles_labels()
@@ -83,8 +84,12 @@ def plot_forecast(result: Forecast) -> Figure:
     return figure
 
 
+def _when(step: int) -> str:
+    return f"step {step}" if step >= 0 else "diverges"
+
+
 def _mark(axes: Axes, curve: np.ndarray, steps: Any, color: str, *, filled: bool) -> None:
-    for marker, step in zip(MARKERS, steps.values(), strict=False):
+    for marker, step in zip(cycle(MARKERS), steps.values(), strict=False):
         if step >= 0:
             face = color if filled else "white"
             axes.plot(

@@ -10,7 +10,7 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array
+from jax.typing import ArrayLike
 
 from jaxttp.dynamics._kernels import (
     apply_kernel,
@@ -24,15 +24,15 @@ from jaxttp.losses import Loss, get_loss
 
 
 def closed_form(
-    kernel: Array,
-    f0: Array,
+    kernel: ArrayLike,
+    f0: ArrayLike,
     y: Any,
     *,
     loss: str | Loss = "squared_error",
     learning_rate: Any,
     ts: Any,
-    kernel_test: Array | None = None,
-    f0_test: Array | None = None,
+    kernel_test: ArrayLike | None = None,
+    f0_test: ArrayLike | None = None,
 ) -> Trajectory:
     """Gradient flow of the squared error, exact at any time.
 

@@ -5,6 +5,7 @@ from typing import Any
 import diffrax
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, is_concrete
@@ -22,15 +23,15 @@ STIFF = 3e4
 
 
 def gradient_flow(
-    kernel: Array,
-    f0: Array,
+    kernel: ArrayLike,
+    f0: ArrayLike,
     y: Any,
     *,
     loss: str | Loss,
     learning_rate: Any,
     ts: Any,
-    kernel_test: Array | None = None,
-    f0_test: Array | None = None,
+    kernel_test: ArrayLike | None = None,
+    f0_test: ArrayLike | None = None,
     solver: str = "auto",
     rtol: float | None = None,
     atol: float | None = None,

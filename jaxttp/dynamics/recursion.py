@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_integer
@@ -23,8 +24,8 @@ from jaxttp.losses import Loss
 
 
 def recursion(
-    kernel: Array,
-    f0: Array,
+    kernel: ArrayLike,
+    f0: ArrayLike,
     y: Any,
     *,
     loss: str | Loss,
@@ -32,11 +33,11 @@ def recursion(
     steps: int,
     batch_size: int | None = None,
     key: Array | None = None,
-    kernel_test: Array | None = None,
-    f0_test: Array | None = None,
+    kernel_test: ArrayLike | None = None,
+    f0_test: ArrayLike | None = None,
     protocol: str = "epochs",
-    initial_tangent: Array | None = None,
-    initial_tangent_test: Array | None = None,
+    initial_tangent: ArrayLike | None = None,
+    initial_tangent_test: ArrayLike | None = None,
 ) -> Trajectory:
     """Outputs of the linearised network under an optimiser, step for step and exactly.
 
@@ -88,7 +89,7 @@ def recursion(
         indices = batch_indices(key, n, batch_size, steps, protocol=protocol)
     tangent = _check_tangent(optimizer, initial_tangent, f0)
 
-    def outputs(coefficients: dict[str, Array]) -> Array:
+    def outputs(coefficients: Any) -> Array:
         moved = f0 + apply_kernel(kernel, coefficients["dual"])
         return moved if tangent is None else moved + (coefficients["weights"] - 1.0) * tangent
 
@@ -142,7 +143,7 @@ def output_limit(dtype: Any) -> float:
 
 
 def _check_tangent(
-    optimizer: optax.GradientTransformation, tangent: Array | None, f0: Array
+    optimizer: optax.GradientTransformation, tangent: ArrayLike | None, f0: Array
 ) -> Array | None:
     """J w_0 where the optimiser decays the weights, None where it does not."""
     response = linear_filter(optimizer)

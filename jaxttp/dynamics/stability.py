@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 from matfree import decomp, eig
 
@@ -14,7 +15,9 @@ from jaxttp.losses import Loss
 LANCZOS_STEPS = 64
 
 
-def largest_curvature(kernel: Array, f0: Array, y: Any, *, loss: str | Loss) -> Float[Array, ""]:
+def largest_curvature(
+    kernel: ArrayLike, f0: ArrayLike, y: Any, *, loss: str | Loss
+) -> Float[Array, ""]:
     """The largest eigenvalue of (1/N) H^(1/2) Theta H^(1/2), H the loss's Hessian in f at f0.
 
     It is the largest eigenvalue of the generalised Gauss-Newton matrix of the mean loss.
@@ -61,8 +64,8 @@ def largest_curvature(kernel: Array, f0: Array, y: Any, *, loss: str | Loss) -> 
 
 
 def max_learning_rate(
-    kernel: Array,
-    f0: Array,
+    kernel: ArrayLike,
+    f0: ArrayLike,
     y: Any,
     *,
     loss: str | Loss,

@@ -46,6 +46,8 @@ def training_time(
     """
     check_choice("rule", rule, RULES)
     curve = jnp.asarray(curve)
+    if not jnp.issubdtype(curve.dtype, jnp.inexact):
+        curve = curve.astype(jnp.result_type(float))  # a threshold of 0.5 is no integer
     if curve.ndim != 1 or curve.shape[0] < 2:
         raise ValueError(f"curve must be a vector of at least two losses; got shape {curve.shape}.")
     if rule == "relative":

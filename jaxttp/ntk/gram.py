@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_integer
@@ -71,8 +72,8 @@ def split_trainable(params: Params, trainable: Any) -> tuple[Params, Callable[[P
 def empirical_ntk(
     apply_fn: ApplyFn,
     params: Params,
-    x1: Array,
-    x2: Array | None = None,
+    x1: ArrayLike,
+    x2: ArrayLike | None = None,
     *,
     output: str = "full",
     method: str = "auto",

@@ -1,0 +1,56 @@
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxttp.dynamics import batch_indices
+
+
+@given(n=st.integers(1, 30), share=st.floats(0.01, 1.0), steps=st.integers(1, 40))
+def test_epochs_visit_no_sample_twice(n, share, steps):
+    b = max(1, int(share * n))
+    indices = np.asarray(batch_indices(jax.random.key(1), n, b, steps))
+    assert indices.shape == (steps, b)
+    assert indices.min() >= 0
+    assert indices.max() < n
+    per_epoch = n // b
+    for start in range(0, steps, per_epoch):
+        seen = indices[start : start + per_epoch].reshape(-1)
+        assert len(set(seen.tolist())) == len(seen)
+
+
+def test_independent_batches_have_no_repeats_inside():
+    indices = np.asarray(batch_indices(jax.random.key(1), 9, 5, 200, protocol="independent"))
+    assert all(len(set(row)) == 5 for row in indices.tolist())
+    # every sample is drawn with probability 5/9 a step: 111 +- 7 of 200 (one standard deviation)
+    assert np.all(np.abs(np.bincount(indices.reshape(-1)) - 111) < 35)
+
+
+def test_replacement_repeats():
+    indices = np.asarray(batch_indices(jax.random.key(1), 9, 5, 200, protocol="replacement"))
+    assert any(len(set(row)) < 5 for row in indices.tolist())
+
+
+def test_the_key_decides():
+    draw = lambda seed: np.asarray(batch_indices(jax.random.key(seed), 20, 4, 10))  # noqa: E731
+    np.testing.assert_array_equal(draw(3), draw(3))
+    assert np.any(draw(3) != draw(4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((None, 10, 3, 5), "key"),
+        ((jax.random.key(0), 10, 11, 5), "batch_size"),
+        ((jax.random.key(0), 10, 0, 5), "batch_size"),
+    ],
+)
+def test_bad_input(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        batch_indices(*arguments)
+
+
+def test_unknown_protocol():
+    with pytest.raises(ValueError, match="protocol"):
+        batch_indices(jax.random.key(0), 10, 2, 5, protocol="cyclic")

@@ -1,0 +1,139 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxttp.dynamics.recursion import recursion
+from jaxttp.dynamics.relinearize import relinearized_recursion, segment_ends
+from tests import oracles
+
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.01, 0.9),
+    "decay, nesterov, schedule": optax.chain(
+        optax.add_decayed_weights(0.01),
+        optax.sgd(optax.warmup_cosine_decay_schedule(0.0, 0.03, 10, 80), 0.8, nesterov=True),
+    ),
+}
+
+
+def forecast(problem, optimizer, steps, **options):
+    def kernel_fn(params):
+        flat = jax.jacrev(problem.apply_fn)(params, problem.x)
+        parts = [leaf.reshape(7, 3, -1) for leaf in jax.tree.leaves(flat)]
+        return sum(jnp.einsum("iap,jbp->iajb", part, part) for part in parts)
+
+    return relinearized_recursion(
+        problem.apply_fn, problem.params, problem.x, problem.labels, loss="cross_entropy",
+        optimizer=optimizer, steps=steps, kernel_fn=jax.jit(kernel_fn), **options,
+    )  # fmt: skip
+
+
+def truth(problem, optimizer, steps):
+    return oracles.train_network(
+        problem.apply_fn, problem.params, problem.x, problem.targets, "cross_entropy", optimizer,
+        steps,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_kernel_at_every_step_is_training_itself(problem, name):
+    """Segments of one step: f is evaluated at weights that made exactly the optimiser's step."""
+    path = forecast(problem, OPTIMIZERS[name], 6, rebuilds=6, ends=(1, 2, 3, 4, 5, 6))
+    want = truth(problem, OPTIMIZERS[name], 6)
+    np.testing.assert_allclose(path.train, want, atol=1e-10)  # float64 rounding
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("order", "least"), [(1, 0.9), (2, 1.7)])
+def test_order_of_convergence(problem, name, order, least):
+    """Halving the segments divides the error by 2^order or more, velocities carried included."""
+    want = truth(problem, OPTIMIZERS[name], 64)
+    errors = []
+    for segments in (8, 16, 32):
+        ends = tuple(range(64 // segments, 65, 64 // segments))
+        path = forecast(problem, OPTIMIZERS[name], 64, rebuilds=segments, order=order, ends=ends)
+        errors.append(np.abs(np.asarray(path.train) - want).max())
+    measured = np.log2(errors[0] / errors[-1]) / 2
+    assert measured > least, (errors, measured)  # measured: 1.6-1.7 and 1.8-2.4
+
+
+def test_one_first_order_segment_is_the_recursion(problem):
+    optimizer = OPTIMIZERS["momentum"]
+    path = forecast(problem, optimizer, 20, rebuilds=1, order=1, ends=(20,))
+    plain = recursion(
+        problem.kernel, problem.f0, problem.labels, loss="cross_entropy", optimizer=optimizer,
+        steps=20,
+    )  # fmt: skip
+    np.testing.assert_allclose(path.train, plain.train, atol=1e-10)
+    assert path.kernels == 1
+
+
+def test_linear_network_is_exact_from_the_first_kernel(problem):
+    """Its kernel does not move, so rebuilding changes nothing, whatever the segments."""
+    weights, x = jnp.zeros((4, 3)), problem.x
+    linear = problem._replace(apply_fn=lambda w, s: s @ w, params=weights)
+    for order in (1, 2):
+        path = forecast(linear, OPTIMIZERS["momentum"], 30, rebuilds=3, order=order)
+        want = truth(linear, OPTIMIZERS["momentum"], 30)
+        np.testing.assert_allclose(path.train, want, atol=1e-10)
+    assert x.shape == (7, 4)
+
+
+def test_mini_batches_are_carried_across_segments(problem, key):
+    linear = problem._replace(apply_fn=lambda w, s: s @ w, params=jnp.zeros((4, 3)))
+    kernel = oracles.kernel(linear.apply_fn, linear.params, linear.x)
+    common = {"batch_size": 3, "key": key, "protocol": "independent"}
+    path = forecast(linear, OPTIMIZERS["momentum"], 20, rebuilds=3, **common)
+    want = recursion(
+        kernel, np.zeros((7, 3)), linear.labels, loss="cross_entropy",
+        optimizer=OPTIMIZERS["momentum"], steps=20, **common,
+    )  # fmt: skip
+    np.testing.assert_allclose(path.train, want.train, atol=1e-10)
+
+
+def test_costs_are_counted(problem):
+    seen = []
+    path = forecast(
+        problem, OPTIMIZERS["sgd"], 30, rebuilds=3, progress=lambda i, k: seen.append((i, k))
+    )
+    assert path.kernels == 4
+    assert len(path.ends) == 3
+    # a segment: one product for the provisional weights, two for the final ones
+    assert path.gradient_evaluations == 9
+    assert seen[-1] == (4, 4)
+
+
+def test_divergence_is_held_never_nan(problem):
+    path = forecast(problem, optax.sgd(1e6), 30, rebuilds=2)
+    assert bool(jnp.all(jnp.isfinite(path.train)))
+
+
+@given(steps=st.integers(1, 400), rebuilds=st.integers(1, 12), order=st.sampled_from([1, 2]))
+def test_segments_increase_to_the_horizon(steps, rebuilds, order):
+    ends = segment_ends(steps, rebuilds, order=order)
+    assert ends[-1] == steps
+    assert all(a < b for a, b in itertools.pairwise((0, *ends)))
+    assert len(ends) == min(steps, rebuilds + (order == 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rebuilds": 0}, "rebuilds"),
+        ({"order": 3}, "order"),
+        ({"ends": (3, 9)}, "ends"),
+        ({"ends": (5, 5, 10)}, "ends"),
+        ({"optimizer": optax.adam(0.1)}, "optimizer"),
+        ({"batch_size": 3}, "key"),
+    ],
+)
+def test_bad_input_names_the_argument(problem, change, words):
+    options = {"rebuilds": 2, "optimizer": optax.sgd(0.1)} | change
+    with pytest.raises(ValueError, match=words):
+        forecast(problem, options.pop("optimizer"), 10, **options)

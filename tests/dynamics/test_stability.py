@@ -1,0 +1,57 @@
+import numpy as np
+import optax
+import pytest
+
+from jaxttp.dynamics import recursion
+from jaxttp.dynamics.stability import largest_curvature, max_learning_rate
+from tests import oracles
+
+
+def brute_force(problem, name):
+    n, c = problem.f0.shape
+    hessian = np.zeros((n * c, n * c))
+    for i in range(n):
+        p = oracles.softmax(problem.f0)[i]
+        block = np.eye(c) if name == "squared_error" else np.diag(p) - np.outer(p, p)
+        hessian[i * c : (i + 1) * c, i * c : (i + 1) * c] = block
+    theta = problem.kernel.reshape(n * c, n * c)
+    return np.linalg.eigvals(theta @ hessian).real.max() / n
+
+
+@pytest.mark.parametrize("name", ["squared_error", "cross_entropy"])
+def test_curvature_equals_brute_force(problem, name):
+    got = largest_curvature(problem.kernel, problem.f0, problem.labels, loss=name)
+    # 21 dimensions and 21 Lanczos steps: exact up to rounding
+    assert float(got) == pytest.approx(brute_force(problem, name), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.5, False), (0.9, True), (0.5, True)]
+)
+def test_the_limit_separates_convergence_from_divergence(problem, momentum, nesterov):
+    options = {"loss": "squared_error", "momentum": momentum, "nesterov": nesterov}
+    limit = float(max_learning_rate(problem.kernel, problem.f0, problem.labels, **options))
+    ends = []
+    for factor in (0.98, 1.02):
+        optimizer = optax.sgd(factor * float(limit), momentum or None, nesterov=nesterov)
+        path = recursion(
+            problem.kernel, problem.f0, problem.labels, loss="squared_error", optimizer=optimizer,
+            steps=3000,
+        )  # fmt: skip
+        ends.append(float(np.abs(np.asarray(path.train[-1]) - problem.targets).max()))
+    assert ends[0] < 2.0
+    assert ends[1] > 1e6
+
+
+def test_zero_kernel_has_the_largest_float_as_limit():
+    limit = max_learning_rate(
+        np.zeros((2, 1, 2, 1)), np.zeros((2, 1)), np.ones((2, 1)), loss="squared_error"
+    )
+    assert float(limit) == np.finfo(np.float64).max
+
+
+def test_momentum_out_of_range(problem):
+    with pytest.raises(ValueError, match="momentum"):
+        max_learning_rate(
+            problem.kernel, problem.f0, problem.labels, loss="squared_error", momentum=1.0
+        )

@@ -1,0 +1,242 @@
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxttp import predict_training_time, train
+from jaxttp.dynamics import closed_form, gradient_flow
+from jaxttp.forecast import training_time
+from tests import oracles
+
+KEYS = jax.random.split(jax.random.key(3), 4)
+X = jax.random.normal(KEYS[0], (12, 4))
+Y = np.asarray(jax.random.randint(KEYS[1], (12,), 0, 3))
+TARGETS = np.eye(3)[Y]
+PARAMS = {
+    "a": jax.random.normal(KEYS[2], (4, 10)) / 2,
+    "b": jax.random.normal(KEYS[3], (10, 3)) / 3,
+}
+
+
+def network(params, x):
+    return jnp.tanh(x @ params["a"]) @ params["b"]
+
+
+def linear(params, x):
+    return x @ params
+
+
+def predict(apply_fn=network, params=PARAMS, x=X, y=Y, **options):
+    options = {"learning_rate": 0.1, "steps": 20} | options
+    return predict_training_time(apply_fn, params, x, y, **options)
+
+
+def test_linear_network_is_forecast_exactly():
+    """Its linearisation is itself, so forecast and real training agree to rounding."""
+    weights = jnp.zeros((4, 3))
+    for optimizer in (optax.sgd(0.5), optax.sgd(0.2, 0.9, nesterov=True)):
+        forecast = predict(linear, weights, learning_rate=None, optimizer=optimizer, steps=60)
+        run = train(linear, weights, X, Y, loss="cross_entropy", optimizer=optimizer, steps=60)
+        np.testing.assert_allclose(forecast.loss, run.loss, atol=1e-12)
+        np.testing.assert_allclose(forecast.error, run.error, atol=1e-12)
+        for threshold, steps in forecast.steps.items():
+            assert steps == int(training_time(run.loss, threshold))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_recursion_is_training_of_the_linearised_network(momentum):
+    forecast = predict(learning_rate=0.05, momentum=momentum)
+    optimizer = optax.sgd(0.05, momentum or None)
+    want = oracles.train_linearised(network, PARAMS, X, TARGETS, "cross_entropy", optimizer, 20)
+    np.testing.assert_allclose(forecast.outputs, want, atol=1e-9)
+
+
+def test_weight_decay_needs_nothing_from_the_user():
+    optimizer = optax.chain(optax.add_decayed_weights(0.05), optax.sgd(0.1, 0.9))
+    forecast = predict(learning_rate=None, optimizer=optimizer)
+    want = oracles.train_linearised(network, PARAMS, X, TARGETS, "cross_entropy", optimizer, 20)
+    np.testing.assert_allclose(forecast.outputs, want, atol=1e-9)
+
+
+def test_ode_and_closed_form_are_those_of_dynamics():
+    kernel = oracles.kernel(network, PARAMS, X)
+    f0 = network(PARAMS, X)
+    ts = np.arange(21.0)
+    ode = predict(dynamics="ode", momentum=0.5)
+    path = gradient_flow(kernel, f0, Y, loss="cross_entropy", learning_rate=0.2, ts=ts)
+    np.testing.assert_allclose(ode.outputs, path.train, atol=1e-7)  # solver tolerance 1e-8
+    exact = predict(dynamics="closed_form", loss="squared_error")
+    path = closed_form(kernel, f0, Y, learning_rate=0.1, ts=ts)
+    np.testing.assert_allclose(exact.outputs, path.train, atol=1e-10)
+
+
+def test_relinearised_forecast_is_nearer_to_the_truth():
+    run = train(network, PARAMS, X, Y, loss="cross_entropy", optimizer=optax.sgd(0.2), steps=60)
+    errors = []
+    for rebuilds in (0, 3, 8):
+        forecast = predict(learning_rate=0.2, steps=60, relinearize=rebuilds)
+        errors.append(float(jnp.max(jnp.abs(forecast.loss - run.loss))))
+        assert forecast.cost.kernels == 1 + rebuilds
+        assert (forecast.loss_uncertainty is None) == (rebuilds == 0)
+    assert errors[0] > 3 * errors[1] > 9 * errors[2]  # measured: 0.047, 0.012, 0.003
+
+
+def test_frozen_parameters_do_not_move_the_forecast():
+    head = predict(trainable={"a": False, "b": True})
+    features = jnp.tanh(X @ PARAMS["a"])
+    alone = predict(linear, PARAMS["b"], features)
+    np.testing.assert_allclose(head.outputs, alone.outputs, atol=1e-12)
+
+
+def test_no_training_happens(monkeypatch):
+    """No optimiser ever sees the network's weights, and the weights given stay as they are."""
+    before = jax.tree.map(np.array, PARAMS)
+    seen = []
+    inner = optax.sgd(0.1)
+
+    def update(grads, state, params=None):
+        seen.extend(leaf.shape for leaf in jax.tree.leaves(grads))
+        return inner.update(grads, state, params)
+
+    predict(learning_rate=None, optimizer=optax.GradientTransformation(inner.init, update))
+    shapes = {leaf.shape for leaf in jax.tree.leaves(PARAMS)}
+    assert seen
+    assert not shapes & set(seen)
+    jax.tree.map(np.testing.assert_array_equal, before, PARAMS)
+
+
+def test_mini_batches_by_key():
+    common = {"batch_size": 4}
+    a, b = (predict(key=jax.random.key(1), **common) for _ in range(2))
+    c = predict(key=jax.random.key(2), **common)
+    np.testing.assert_array_equal(a.loss, b.loss)
+    assert np.any(np.asarray(a.loss) != np.asarray(c.loss))
+
+
+def test_beyond_stability_is_a_forecast_not_an_exception():
+    for loss in ("squared_error", "cross_entropy"):
+        limit = predict(loss=loss).max_learning_rate
+        assert np.isfinite(limit)
+        forecast = predict(loss=loss, learning_rate=50 * limit, steps=400)
+        assert forecast.stable is False
+        assert set(forecast.steps.values()) == {-1}
+        assert bool(jnp.all(jnp.isfinite(forecast.loss)))
+        assert "diverges above η = " in forecast.message
+        assert "diverges" in str(forecast)
+        assert predict(loss=loss, learning_rate=0.9 * limit).stable is True
+
+
+def test_the_result_is_frozen_and_reads_well():
+    forecast = predict(thresholds=(0.01, 0.4))
+    assert list(forecast.steps) == [0.01, 0.4]
+    assert all(isinstance(step, int) for step in forecast.steps.values())
+    assert forecast.loss.shape == forecast.error.shape == (21,)
+    assert forecast.cost.kernels == 1
+    assert forecast.cost.gradient_evaluations == 3
+    assert forecast.cost.seconds > 0
+    text = repr(forecast)
+    for words in ("1 % of the loss's drop", "largest stable learning rate", "1 kernel", "compile"):
+        assert words in text
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        forecast.horizon = 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "threshold"), [("gap", 0.2), ("absolute", 0.9), ("plateau", 1e-3)]
+)
+def test_other_rules(rule, threshold):
+    forecast = predict(rule=rule, thresholds=(threshold,))
+    assert forecast.steps[threshold] == int(training_time(forecast.loss, threshold, rule=rule))
+
+
+def test_regression_reports_unexplained_variance():
+    y = np.asarray(X[:, 0])
+    forecast = predict(linear, jnp.zeros((4, 1)), y=y, loss="squared_error", steps=200)
+    assert float(forecast.error[-1]) < 0.05  # y is linear in x: nearly everything is explained
+    assert float(forecast.error[0]) >= 1.0
+
+
+def test_integer_inputs_and_lists_are_welcome():
+    tokens = jnp.arange(12) % 5
+    forecast = predict(lambda table, t: table[t], jnp.zeros((5, 3)), tokens, list(Y))
+    assert forecast.stable
+
+
+class BatchNormalised(eqx.Module):
+    weight: jax.Array
+
+    def __call__(self, x):
+        h = x @ self.weight
+        return (h - jnp.mean(h, 0, keepdims=True)) / (jnp.std(h, 0, keepdims=True) + 1e-3)
+
+
+NAN = float("nan")
+BAD = {
+    "neither rate nor optimizer": ({"learning_rate": None}, "learning_rate and optimizer"),
+    "both": ({"optimizer": optax.sgd(0.1)}, "learning_rate and optimizer"),
+    "zero rate": ({"learning_rate": 0.0}, "learning_rate"),
+    "negative rate": ({"learning_rate": -0.1}, "learning_rate"),
+    "nan rate": ({"learning_rate": NAN}, "learning_rate"),
+    "momentum 1": ({"momentum": 1.0}, "momentum"),
+    "negative momentum": ({"momentum": -0.1}, "momentum"),
+    "momentum with optimizer": (
+        {"learning_rate": None, "optimizer": optax.sgd(0.1), "momentum": 0.9},
+        "momentum",
+    ),
+    "batch without key": ({"batch_size": 4}, "key"),
+    "batch too large": ({"batch_size": 13, "key": jax.random.key(0)}, "batch_size"),
+    "batch zero": ({"batch_size": 0, "key": jax.random.key(0)}, "batch_size"),
+    "steps zero": ({"steps": 0}, "steps"),
+    "threshold 0": ({"thresholds": (0.0,)}, "thresholds"),
+    "threshold 1": ({"thresholds": (0.5, 1.0)}, "thresholds"),
+    "threshold nan": ({"thresholds": (NAN,)}, "thresholds"),
+    "no threshold": ({"thresholds": ()}, "thresholds"),
+    "unknown loss": ({"loss": "hinge"}, "loss"),
+    "unknown dynamics": ({"dynamics": "magic"}, "dynamics"),
+    "unknown rule": ({"rule": "soon"}, "rule"),
+    "closed form of cross-entropy": ({"dynamics": "closed_form"}, "loss"),
+    "ode with batches": (
+        {"dynamics": "ode", "batch_size": 4, "key": jax.random.key(0)},
+        "batch_size",
+    ),
+    "ode with optimizer": (
+        {"dynamics": "ode", "learning_rate": None, "optimizer": optax.sgd(0.1)},
+        "optimizer",
+    ),
+    "ode relinearised": ({"dynamics": "ode", "relinearize": 2}, "relinearize"),
+    "negative relinearize": ({"relinearize": -1}, "relinearize"),
+    "not a linear optimizer": (
+        {"learning_rate": None, "optimizer": optax.adam(0.1)},
+        "optimizer",
+    ),
+    "label too large": ({"y": np.full(12, 3)}, "y"),
+    "label negative": ({"y": np.full(12, -1)}, "y"),
+    "labels of a wrong dtype": ({"y": np.full(12, 1j)}, "y"),
+    "float labels": ({"y": np.full(12, 1.5)}, "y"),
+    "labels too few": ({"y": Y[:5]}, "y"),
+    "targets that are no probabilities": ({"y": np.full((12, 3), 2.0)}, "y"),
+    "nan targets": ({"y": np.full((12, 3), NAN), "loss": "squared_error"}, "y"),
+    "nan data": ({"x": X.at[0, 0].set(NAN)}, "x"),
+    "infinite data": ({"x": X.at[0, 0].set(np.inf)}, "x"),
+    "nan parameters": ({"params": {**PARAMS, "b": PARAMS["b"].at[0, 0].set(NAN)}}, "params"),
+    "wrong rank": ({"apply_fn": lambda p, x: network(p, x)[:, 0]}, "apply_fn"),
+    "too many ranks": ({"apply_fn": lambda p, x: network(p, x)[:, :, None]}, "apply_fn"),
+    "rows lost": ({"apply_fn": lambda p, x: network(p, x)[1:]}, "apply_fn"),
+    "nan outputs": ({"apply_fn": lambda p, x: jnp.log(network(p, x) - 100.0)}, "apply_fn"),
+    "batch statistics": (
+        {"apply_fn": lambda m, x: m(x), "params": BatchNormalised(jnp.eye(4)[:, :3])},
+        "apply_fn",
+    ),
+    "nothing trains": ({"trainable": lambda path: False}, "trainable"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_names_the_argument(name):
+    change, words = BAD[name]
+    with pytest.raises(ValueError, match=words):
+        predict(**change)

@@ -1,0 +1,104 @@
+"""Independent brute force: slow and plain, sharing no code with jaxttp."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from scipy.integrate import solve_ivp
+
+
+def jacobian(apply_fn, params, x):
+    """J (N, C, D), one sample at a time."""
+    flat, unravel = ravel_pytree(params)
+    rows = [
+        jax.jacfwd(lambda w, s=sample: apply_fn(unravel(w), s[None])[0])(flat)
+        for sample in jnp.asarray(x)
+    ]
+    return np.stack([np.asarray(row) for row in rows])
+
+
+def kernel(apply_fn, params, x1, x2=None):
+    """Theta (N1, C, N2, C) from the whole Jacobian."""
+    j1 = jacobian(apply_fn, params, x1)
+    j2 = j1 if x2 is None else jacobian(apply_fn, params, x2)
+    return np.einsum("iap,jbp->iajb", j1, j2)
+
+
+def softmax(f):
+    """Row-wise softmax (N, C)."""
+    e = np.exp(f - f.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def gradient(name, f, y):
+    """dl/df (N, C) of a named loss at targets (N, C)."""
+    if name == "cross_entropy":
+        return softmax(f) * y.sum(axis=1, keepdims=True) - y
+    if name == "squared_error":
+        return f - y
+    return 1 / (1 + np.exp(-f)) - y
+
+
+def integrate(theta, f0, y, name, rate, ts, theta_test=None, f0_test=None):
+    """The function-space ODE by SciPy's LSODA at tight tolerances; train and test (T, ., C)."""
+    n, c = f0.shape
+    m = 0 if f0_test is None else f0_test.shape[0]
+    square = theta.reshape(n * c, n * c)
+    cross = None if m == 0 else theta_test.reshape(m * c, n * c)
+
+    def field(_, state):
+        g = gradient(name, state[: n * c].reshape(n, c), y).reshape(-1)
+        train = -rate / n * (square @ g)
+        return train if cross is None else np.concatenate([train, -rate / n * (cross @ g)])
+
+    start = f0.reshape(-1) if m == 0 else np.concatenate([f0.reshape(-1), f0_test.reshape(-1)])
+    out = solve_ivp(
+        field, (0, ts[-1]), start, method="LSODA", t_eval=ts, rtol=1e-11, atol=1e-12
+    ).y.T
+    train = out[:, : n * c].reshape(-1, n, c)
+    return train, None if m == 0 else out[:, n * c :].reshape(-1, m, c)
+
+
+def train_linearised(apply_fn, params, x, y, name, optimizer, steps, batches=None, x_test=None):
+    """Weight-space training of the linearised network, by an explicit Jacobian; (T+1, N, C)."""
+    import optax
+
+    j = jacobian(apply_fn, params, x)
+    f0 = np.asarray(apply_fn(params, x))
+    n, _, d = j.shape
+    flat = np.asarray(ravel_pytree(params)[0])
+    w, state = jnp.asarray(flat), optimizer.init(jnp.asarray(flat))
+    update = jax.jit(optimizer.update)  # optax's schedules round to float32, eager not as compiled
+    weights = [flat]
+    for t in range(steps):
+        f = f0 + np.einsum("ncd,d->nc", j, np.asarray(w) - flat)
+        g = gradient(name, f, y)
+        keep = np.arange(n) if batches is None else np.asarray(batches[t])
+        total = np.zeros(d)
+        for i in keep:
+            total += j[i].T @ g[i] / len(keep)
+        updates, state = update(jnp.asarray(total), state, w)
+        w = optax.apply_updates(w, updates)
+        weights.append(np.asarray(w))
+    moved = np.stack(weights) - flat
+    train = f0 + np.einsum("ncd,td->tnc", j, moved)
+    if x_test is None:
+        return train
+    j_test = jacobian(apply_fn, params, x_test)
+    return train, np.asarray(apply_fn(params, x_test)) + np.einsum("mcd,td->tmc", j_test, moved)
+
+
+def train_network(apply_fn, params, x, y, name, optimizer, steps):
+    """Weight-space training of the network itself; outputs (T+1, N, C)."""
+    import optax
+
+    flat, unravel = ravel_pytree(params)
+    w, state, history = flat, optimizer.init(flat), []
+    update = jax.jit(optimizer.update)
+    for _ in range(steps + 1):
+        out, pull = jax.vjp(lambda v: apply_fn(unravel(v), x), w)
+        history.append(np.asarray(out))
+        g = jnp.asarray(gradient(name, np.asarray(out), y)) / len(y)
+        updates, state = update(pull(g)[0], state, w)
+        w = optax.apply_updates(w, updates)
+    return np.stack(history)

@@ -1,0 +1,27 @@
+"""What the README shows runs."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text()
+
+
+def test_the_python_snippet_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.S)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    scope: dict = {}
+    exec(code, scope)
+    out = capsys.readouterr().out
+    assert "largest stable learning rate" in out
+    assert scope["forecast"].stable
+    assert float(scope["forecast"].loss[-1]) < float(scope["forecast"].loss[0])
+
+
+def test_every_picture_and_command_is_there():
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", TEXT):
+        assert (ROOT / picture).stat().st_size > 10_000
+    commands = re.findall(r"```bash\n(.*?)```", TEXT, flags=re.S)
+    assert [len(command.strip().splitlines()) for command in commands] == [1, 1]
+    assert "jaxttp predict --verify" in commands[0]
+    assert "pytest" in commands[1]
