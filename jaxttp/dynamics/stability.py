@@ -1,5 +1,6 @@
 """The largest learning rate at which the linearised network does not diverge."""
 
+import functools
 from typing import Any
 
 import jax
@@ -38,11 +39,17 @@ def largest_curvature(
     Example:
         >>> import jax.numpy as jnp
         >>> kernel = jnp.diag(jnp.array([3.0, 1.0])).reshape(2, 1, 2, 1)
-        >>> float(largest_curvature(kernel, jnp.zeros((2, 1)), jnp.ones((2, 1)),
-        ...                         loss="squared_error"))
+        >>> curvature = largest_curvature(kernel, jnp.zeros((2, 1)), jnp.ones((2, 1)),
+        ...                               loss="squared_error")
+        >>> round(float(curvature), 4)
         1.5
     """
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
+    return _largest_curvature(kernel, f0, targets, loss)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _largest_curvature(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Array:
     n, c = f0.shape
     values, vectors = jnp.linalg.eigh(loss.hessian(f0, targets))
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
@@ -59,8 +66,13 @@ def largest_curvature(
     start = product(start)
     size = jnp.linalg.norm(start)
     start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1.0), 1.0 / jnp.sqrt(n * c))
-    ritz, _ = eig.eigh_partial(lanczos)(product, start)
-    return jnp.maximum(jnp.max(ritz), 0.0)
+    _, ritz = eig.eigh_partial(lanczos)(product, start)  # (steps, N C)
+    # Where the operator's rank is below the number of steps (cross-entropy's H has rank C - 1), the
+    # last Lanczos vectors are rounding, no longer orthonormal, and the largest Ritz value may be
+    # twice too large. A Rayleigh quotient never exceeds the largest eigenvalue.
+    sizes = jnp.sum(ritz**2, axis=1)
+    quotients = jnp.sum(ritz * jax.vmap(product)(ritz), axis=1) / jnp.where(sizes > 0, sizes, 1.0)
+    return jnp.maximum(jnp.max(quotients), 0.0)
 
 
 def max_learning_rate(

@@ -184,7 +184,7 @@ def predict_training_time(
         >>> x = jax.random.normal(jax.random.key(0), (20, 3))
         >>> y = (x[:, 0] > 0).astype(int)
         >>> forecast = predict_training_time(lambda w, x: x @ w, jnp.zeros((3, 2)), x, y,
-        ...                                  learning_rate=1.0, steps=50)
+        ...                                  learning_rate=0.5, steps=50)
         >>> forecast.stable, sorted(forecast.steps) == [0.01, 0.1, 0.4]
         (True, True)
 
