@@ -5,14 +5,17 @@ import json
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from jaxttp import training_time
 from jaxttp.adapters import output_shape
 from jaxttp.data import dataset_names
+from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.pipeline import Settings, build_task, forecast
-from tests import oracles, tiny
+from tests import tiny
 
 # --- tasks ----------------------------------------------------------------------------------------
 
@@ -106,7 +109,9 @@ def test_limit_of_the_learning_rate_against_a_dense_matrix():
     become rounding; a limit that trusts them is off by a factor of two in float32.
     """
     task = tiny.verified().task
-    jacobian = oracles.jacobian(*task.model, task.x).astype(np.float64)  # (N, C, D)
+    flat, unravel = ravel_pytree(task.model.params)
+    jacobian = jax.jacrev(lambda w: task.model.apply_fn(unravel(w), task.x))(flat)
+    jacobian = np.asarray(jacobian, np.float64)  # (N, C, D)
     f = np.asarray(task.model.apply_fn(task.model.params, task.x), np.float64)
     p = np.exp(f) / np.exp(f).sum(axis=1, keepdims=True)
     roots = []
@@ -118,6 +123,19 @@ def test_limit_of_the_learning_rate_against_a_dense_matrix():
     # Kernel and network are float32: rtol 1e-4.
     limit = tiny.verified().prediction.max_learning_rate
     np.testing.assert_allclose(limit, 2 / largest, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("features", [1, 3, 30])
+def test_limit_of_a_kernel_of_low_rank(features, dtype):
+    """A linear network of few weights: the Krylov space ends after `features` steps of forty."""
+    x = np.random.default_rng(0).normal(size=(20, features))
+    y = np.arange(20) % 2
+    kernel = jnp.asarray(np.einsum("np,mp,cd->ncmd", x, x, np.eye(2)), dtype)
+    limit = max_learning_rate(kernel, jnp.zeros((20, 2), dtype), y, loss="cross_entropy")
+    # At outputs of zero the Hessian of two classes has the eigenvalues 1/2 and 0.
+    largest = np.linalg.eigvalsh(x.T @ x)[-1] / 2 / 20
+    np.testing.assert_allclose(limit, 2 / largest, rtol=1e-5 if dtype is np.float32 else 1e-12)
 
 
 def test_training_times_in_steps_and_seconds():

@@ -1,13 +1,13 @@
 """The largest learning rate at which the linearised network does not diverge."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
-from matfree import decomp, eig
 
 from jaxttp._checks import check_number
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
@@ -60,19 +60,41 @@ def _largest_curvature(kernel: Array, f0: Array, targets: Array, loss: Loss) -> 
         image = apply_kernel(kernel, vector)
         return jnp.einsum("nab,nb->na", root, image, precision="highest").reshape(-1) / n
 
-    lanczos = decomp.tridiag_sym(min(LANCZOS_STEPS, n * c), reortho="full")
     start = jax.random.normal(jax.random.key(0), (n * c,), f0.dtype)
     # A start inside the range of H^(1/2): outside it the iteration would only meet zeros.
     start = product(start)
     size = jnp.linalg.norm(start)
     start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1.0), 1.0 / jnp.sqrt(n * c))
-    _, ritz = eig.eigh_partial(lanczos)(product, start)  # (steps, N C)
-    # Where the operator's rank is below the number of steps (cross-entropy's H has rank C - 1), the
-    # last Lanczos vectors are rounding, no longer orthonormal, and the largest Ritz value may be
-    # twice too large. A Rayleigh quotient never exceeds the largest eigenvalue.
-    sizes = jnp.sum(ritz**2, axis=1)
-    quotients = jnp.sum(ritz * jax.vmap(product)(ritz), axis=1) / jnp.where(sizes > 0, sizes, 1.0)
-    return jnp.maximum(jnp.max(quotients), 0.0)
+    return jnp.maximum(_largest_eigenvalue(product, start, min(LANCZOS_STEPS, n * c)), 0.0)
+
+
+def _largest_eigenvalue(product: Callable[[Array], Array], start: Array, steps: int) -> Array:
+    """Lanczos iteration that ends where the Krylov space does.
+
+    A kernel of few weights and the rank C - 1 of cross-entropy's Hessian exhaust that space early.
+    What is left of a new vector is then rounding; normalised, it would no longer be orthogonal to
+    the others and bring eigenvalues that are too large. Here it and all after it are zero.
+    """
+    small = 10 * float(jnp.finfo(start.dtype).eps) * start.size**0.5
+
+    def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        basis, diagonal, beside = state  # (steps + 1, N C), (steps,), (steps,)
+        image = product(basis[i])
+        diagonal = diagonal.at[i].set(jnp.vdot(basis[i], image, precision="highest"))
+        for _ in range(2):  # twice is enough
+            overlap = jnp.einsum("sd,d->s", basis, image, precision="highest")
+            image = image - jnp.einsum("s,sd->d", overlap, basis, precision="highest")
+        size = jnp.linalg.norm(image)
+        scale = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(beside))
+        size = jnp.where(size > small * scale, size, 0.0)
+        following = jnp.where(size > 0, image / jnp.where(size > 0, size, 1.0), 0.0)
+        return basis.at[i + 1].set(following), diagonal, beside.at[i].set(size)
+
+    basis = jnp.zeros((steps + 1, start.size), start.dtype).at[0].set(start)
+    zeros = jnp.zeros(steps, start.dtype)
+    _, diagonal, beside = jax.lax.fori_loop(0, steps, step, (basis, zeros, zeros))
+    neighbours = jnp.diag(beside[:-1], 1)
+    return jnp.max(jnp.linalg.eigvalsh(jnp.diag(diagonal) + neighbours + neighbours.T))
 
 
 def max_learning_rate(

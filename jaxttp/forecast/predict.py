@@ -62,7 +62,8 @@ class Prediction:
         error: predicted error (share misclassified; for regression unexplained variance), (T + 1,).
         max_learning_rate: beyond it the linearised network diverges at the start of training; for
             an `optimizer` given as such, the limit of plain gradient descent.
-        stable: False when the learning rate is beyond that limit, or the forecast diverged.
+        stable: False when the learning rate is beyond that limit, the outputs diverged, or the loss
+            ends above twice its start (small batches can diverge below the limit).
         cost: what the forecast cost.
         horizon: T.
         rule: the definition of training time, see `training_time`.
@@ -92,6 +93,12 @@ class Prediction:
         rate = self.hyperparameters.get("learning_rate")
         if self.stable:
             return f"stable; largest stable learning rate {self.max_learning_rate:.4g}"
+        if rate is not None and rate < self.max_learning_rate:
+            return (
+                f"diverges at learning rate {rate:g} with batches of "
+                f"{self.hyperparameters['batch_size']}; a full batch diverges above "
+                f"η = {self.max_learning_rate:.4g}"
+            )
         given = "" if rate is None else f" (learning rate {rate:g})"
         return f"diverges above η = {self.max_learning_rate:.4g}{given}"
 
@@ -184,7 +191,7 @@ def predict_training_time(
         >>> x = jax.random.normal(jax.random.key(0), (20, 3))
         >>> y = (x[:, 0] > 0).astype(int)
         >>> forecast = predict_training_time(lambda w, x: x @ w, jnp.zeros((3, 2)), x, y,
-        ...                                  learning_rate=0.5, steps=50)
+        ...                                  learning_rate=1.0, steps=50)
         >>> forecast.stable, sorted(forecast.steps) == [0.01, 0.1, 0.4]
         (True, True)
 
@@ -262,6 +269,7 @@ def predict_training_time(
     if learning_rate is not None:
         stable = stable and float(learning_rate) < float(limit)
     losses = jnp.asarray(curves[:, 0])
+    stable = stable and bool(losses[-1] <= 2 * losses[0])
     times = {e: int(training_time(losses, e, rule=rule)) if stable else -1 for e in thresholds}
     return Prediction(
         steps=times,
