@@ -16,9 +16,9 @@ from jaxttp.ntk._sites import Site
 
 _PASS = 32
 _HEADROOM = 1.35
-_CHUNK_BYTES = 128 << 20
+_CHUNK_BYTES = 512 << 20
 _DEFAULT_WORK_BYTES = 2 << 30
-_STRIPS = 2  # upper-triangle strips of a square block: 3/4 of the work of a full one
+STRIPS = 2  # upper-triangle strips of a square block: 3/4 of the work of a full one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Workload:
     def pairs(self) -> float:
         """Pairs of samples to compute."""
         if self.symmetric:
-            return self.n1 * self.n2 * (_STRIPS + 1) / (2 * _STRIPS)
+            return self.n1 * self.n2 * (STRIPS + 1) / (2 * STRIPS)
         return self.n1 * self.n2
 
     @property
@@ -261,6 +261,11 @@ def _choose_method(work: Workload, method: str, costs: Mapping[str, float]) -> t
     return best, f"the fewest operations, {ratio:.1f}x fewer than {second}"
 
 
+def _even(total: int, most: int) -> int:
+    """The size of blocks of at most `most` that overlap least."""
+    return math.ceil(total / math.ceil(total / max(1, min(most, total))))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Memory:
     """Bytes: of the result, of a sample's features, of differentiating one sample."""
@@ -277,22 +282,25 @@ class _Memory:
         program, c = work.program, work.classes
         width = max(program.avals[program.output].dtype.itemsize, 4)
         entry = work.entries * work.itemsize * layers
-        forward = sum(
+        outputs = [
             math.prod(var.aval.shape) * getattr(var.aval.dtype, "itemsize", 4)
             for step in program.steps
             for var in step.equation.outvars
             if hasattr(var.aval, "shape")
-        )
+        ]
+        forward, largest = sum(outputs), max(outputs, default=0)
         sites = {site.leaf: site for site in work.sites}
         held, patches = 0, 0
         for leaf, form in forms.items():
             if form in ("direct", "gradient"):
                 held += c * work.leaf_size(leaf)
             if form == "gradient":
-                patches += sites[leaf].input_size
+                patches = max(patches, sites[leaf].input_size)
             if form == "activation":
                 held += sites[leaf].input_size + c * sites[leaf].cotangent_size
-        transient = (2 + c) * forward + width * patches + width * held
+        # All values of the forward pass, a few cotangents, patches of a layer, and the features
+        # twice: as they arise and in the block that is copied to its place.
+        transient = forward + 4 * c * largest + width * (patches + 7 * held // 4)
         if method == "vector_product":
             held, transient = 0, (2 + c) * forward + 2 * c * work.size * width
         return cls(work, method, work.n1 * work.n2 * entry, width * held, int(transient), entry)
@@ -305,14 +313,15 @@ class _Memory:
         side = rows * (rows if work.symmetric else columns) * self.entry
         scratch = (2 if whole else 3) * side + rows * columns * self.entry
         features = self.held * (rows if whole and work.symmetric else rows + columns)
-        features += self.held * rows // 2  # slices of a strip
+        if whole and work.symmetric:
+            features += self.held * rows // 2  # the slice of a strip
         forward = self.transient * (rows if self.method == "vector_product" else chunk)
         return int(self.result + _HEADROOM * (scratch + features + forward))
 
     def fit(self, bound: int, *, strict: bool) -> tuple[int, int, int]:
         """The largest blocks within `bound` bytes."""
         work = self.work
-        chunk = max(1, min(work.samples, _CHUNK_BYTES // max(self.transient, 1)))
+        chunk = _even(work.samples, _CHUNK_BYTES // max(self.transient, 1))
         if self.total(work.n1, work.n2, chunk) <= bound:
             return work.n1, work.n2, chunk
         least = self.total(1, 1, 1)
@@ -334,5 +343,5 @@ class _Memory:
             middle = (low + high + 1) // 2
             fits = self.total(middle, columns, chunk) <= bound
             low, high = (middle, high) if fits else (low, middle - 1)
-        rows = math.ceil(work.n1 / math.ceil(work.n1 / low))
+        rows = _even(work.n1, low)
         return rows, columns, min(chunk, rows)

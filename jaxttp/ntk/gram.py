@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice
+from jaxttp._checks import check_choice, is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.ntk import layerwise
-from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
+from jaxttp.ntk._plan import STRIPS, KernelPlan, Workload, make_plan
 from jaxttp.ntk._products import pull_and_push
 from jaxttp.ntk._program import Program, trace
 from jaxttp.ntk._select import leaf_paths, select_leaves
@@ -325,13 +325,13 @@ def _compiled(apply_fn: ApplyFn, settings: _Settings) -> _Functions:
     def whole(leaves: list[Array], x1: list[Array], x2: list[Array] | None) -> dict[str, Array]:
         tool = engine(apply_fn, settings, leaves, x1)
         first = tool.features(x1)
-        return tool.square(first) if x2 is None else tool.between(first, x2)
+        return tool.square(first, STRIPS) if x2 is None else tool.between(first, x2)
 
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
         return engine(apply_fn, settings, leaves, x).features(_take(x, start, size))
 
     def diagonal(leaves: list[Array], x: list[Array], held: Any) -> dict[str, Array]:
-        return engine(apply_fn, settings, leaves, x).square(held)
+        return engine(apply_fn, settings, leaves, x).square(held, 1)
 
     def stream(
         leaves: list[Array], held: Any, x: list[Array], start: Array, size: int
@@ -396,9 +396,9 @@ class _Layerwise:
                 terms = {name: term / classes for name, term in terms.items()}
         return terms
 
-    def square(self, held: Features) -> dict[str, Array]:
+    def square(self, held: Features, strips: int) -> dict[str, Array]:
         rows = jax.tree.leaves(held)[0].shape[0]
-        strips = 2 if rows >= 8 else 1
+        strips = strips if rows >= 8 else 1
         with _wide(self.settings.dtype):
             return layerwise.square(held, self._contract, self.settings.output, rows, strips)
 
@@ -443,7 +443,8 @@ class _VectorProducts:
             kernel = jnp.einsum("ncmc->nmc", kernel)
         return {"sum": kernel}
 
-    def square(self, held: list[Array]) -> dict[str, Array]:
+    def square(self, held: list[Array], strips: int) -> dict[str, Array]:
+        del strips
         kernel = self.between(held, held)["sum"]
         return {"sum": layerwise.mirror(kernel, self.settings.output)}
 
@@ -504,6 +505,9 @@ def _by_blocks(
                 kernels[name] = _write(
                     kernels[name], tile, i, j, output=output, also_mirrored=also_mirrored
                 )
+        if all(is_concrete(kernel) for kernel in kernels.values()):
+            # Dispatch is asynchronous: without waiting, blocks to come would be allocated already.
+            jax.block_until_ready(kernels)
 
     for low in range(0, n1, plan.rows):
         i = min(low, n1 - plan.rows)
