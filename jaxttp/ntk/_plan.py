@@ -8,7 +8,7 @@ The memory model counts live arrays; `_HEADROOM` covers what XLA keeps beside th
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jaxttp._checks import check_integer
 from jaxttp.ntk._program import Program, Step
@@ -16,7 +16,8 @@ from jaxttp.ntk._sites import Site
 
 _PASS = 32
 _HEADROOM = 1.35
-_CHUNK_BYTES = 512 << 20
+_CHUNK_BYTES = 256 << 20
+_ONE_PIECE_BYTES = 1 << 30
 _DEFAULT_WORK_BYTES = 2 << 30
 STRIPS = 2  # upper-triangle strips of a square block: 3/4 of the work of a full one
 
@@ -225,7 +226,7 @@ def make_plan(
     memory = _Memory.of(work, method, forms, layers)
     if batch_size is not None:
         size = check_integer("batch_size", batch_size, at_least=1)
-        blocks = (min(size, work.n1), min(size, work.n2), min(size, work.samples))
+        blocks = (min(size, work.n1), min(size, work.n2), size)
         needed = memory.total(*blocks)
         if max_bytes is not None and needed > max_bytes:
             raise ValueError(
@@ -259,6 +260,15 @@ def _choose_method(work: Workload, method: str, costs: Mapping[str, float]) -> t
     second = min(rest, key=lambda name: rest[name])
     ratio = rest[second] / max(costs[best], 1.0)
     return best, f"the fewest operations, {ratio:.1f}x fewer than {second}"
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, or 1."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
 
 
 def _even(total: int, most: int) -> int:
@@ -302,46 +312,54 @@ class _Memory:
         # twice: as they arise and in the block that is copied to its place.
         transient = forward + 4 * c * largest + width * (patches + 7 * held // 4)
         if method == "vector_product":
-            held, transient = 0, (2 + c) * forward + 2 * c * work.size * width
+            held, transient = forward // width, 2 * c * work.size * width
         return cls(work, method, work.n1 * work.n2 * entry, width * held, int(transient), entry)
 
     def total(self, rows: int, columns: int, chunk: int) -> int:
         """Estimated peak for these blocks."""
         work = self.work
-        whole = rows >= work.n1 and columns >= work.n2
         # A square block exists as strips, joined strips and the mirrored result.
         side = rows * (rows if work.symmetric else columns) * self.entry
-        scratch = (2 if whole else 3) * side + rows * columns * self.entry
-        features = self.held * (rows if whole and work.symmetric else rows + columns)
-        if whole and work.symmetric:
+        if self.method == "vector_product":
+            # Every column is a weight tangent and a forward pass over the rows.
+            live = 2 * columns * work.classes * rows * self.held + columns * self.transient
+            return int(self.result + _HEADROOM * (3 * side + live))
+        if chunk >= max(work.n1, work.n2):
+            scratch, features = 3 * side, self.held * work.samples
+        else:
+            scratch, features = 3 * side + rows * columns * self.entry, self.held * (rows + columns)
+        if rows == work.n1 and work.symmetric:
             features += self.held * rows // 2  # the slice of a strip
-        forward = self.transient * (rows if self.method == "vector_product" else chunk)
+        forward = self.transient * max(chunk, columns)
         return int(self.result + _HEADROOM * (scratch + features + forward))
 
     def fit(self, bound: int, *, strict: bool) -> tuple[int, int, int]:
         """The largest blocks within `bound` bytes."""
         work = self.work
-        chunk = _even(work.samples, _CHUNK_BYTES // max(self.transient, 1))
-        if self.total(work.n1, work.n2, chunk) <= bound:
-            return work.n1, work.n2, chunk
+        one_piece = (work.n1, work.n2, max(work.n1, work.n2))
+        live = self.total(*one_piece) - self.result
+        if self.total(*one_piece) <= bound and live <= _ONE_PIECE_BYTES:
+            return one_piece
+        if self.method == "vector_product":
+            wanted = min(bound, self.result + _ONE_PIECE_BYTES)
+            size = _largest(max(work.n1, work.n2), lambda b: self.total(b, b, b) <= wanted)
+            blocks = (min(size, work.n1), min(size, work.n2), size)
+        else:
+            # Differentiating and streaming get at most a quarter of the space.
+            least = self.total(1, 1, 1)
+            spare = min((bound - least) / 4, _CHUNK_BYTES)
+            chunk = _largest(
+                min(work.n1, work.n2), lambda q: self.total(1, q, q) - least <= spare
+            )
+            rows = _largest(work.n1, lambda r: self.total(r, min(chunk, r), min(chunk, r)) <= bound)
+            rows = _even(work.n1, rows)
+            chunk = min(rows, _even(rows, chunk))
+            blocks = (rows, min(chunk, work.n2), chunk)
+        if self.total(*blocks) <= bound or not strict:
+            return blocks
         least = self.total(1, 1, 1)
-        if least > bound:
-            if strict:
-                raise ValueError(
-                    f"max_bytes={bound} is too little: one sample against one sample needs about "
-                    f"{least} bytes ({_readable(least)}), of which the result takes {self.result} "
-                    f"({_readable(self.result)}). Give at least that, or ask for output='trace'."
-                )
-            return 1, 1, 1
-        # Differentiating and streaming get a quarter of what the smallest blocks leave.
-        spare = bound - least
-        while chunk > 1 and self.total(1, min(chunk, work.n2), chunk) - least > spare / 4:
-            chunk = (chunk + 1) // 2
-        columns = min(chunk, work.n2)
-        low, high = 1, work.n1
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.total(middle, columns, chunk) <= bound
-            low, high = (middle, high) if fits else (low, middle - 1)
-        rows = _even(work.n1, low)
-        return rows, columns, min(chunk, rows)
+        raise ValueError(
+            f"max_bytes={bound} is too little: one sample against one sample needs about "
+            f"{least} bytes ({_readable(least)}), of which the result takes {self.result} "
+            f"({_readable(self.result)}). Give at least that, or ask for output='trace'."
+        )

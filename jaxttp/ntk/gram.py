@@ -178,7 +178,6 @@ class _Settings(NamedTuple):
     method: str
     output: str
     dtype: str
-    chunk: int
     joined: bool
 
 
@@ -256,7 +255,7 @@ class _Job:
         forms = tuple((index[path], form) for path, form in plan.forms.items())
         return _Settings(
             self.treedef, self.sample_treedef, self.work.trainable, forms, plan.method,
-            self.work.output, self.dtype, plan.chunk, not self.per_layer,
+            self.work.output, self.dtype, not self.per_layer,
         )  # fmt: skip
 
 
@@ -330,8 +329,8 @@ def _compiled(apply_fn: ApplyFn, settings: _Settings) -> _Functions:
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
         return engine(apply_fn, settings, leaves, x).features(_take(x, start, size))
 
-    def diagonal(leaves: list[Array], x: list[Array], held: Any) -> dict[str, Array]:
-        return engine(apply_fn, settings, leaves, x).square(held, 1)
+    def diagonal(leaves: list[Array], x: list[Array], held: Any, strips: int) -> dict[str, Array]:
+        return engine(apply_fn, settings, leaves, x).square(held, strips)
 
     def stream(
         leaves: list[Array], held: Any, x: list[Array], start: Array, size: int
@@ -341,7 +340,7 @@ def _compiled(apply_fn: ApplyFn, settings: _Settings) -> _Functions:
     return _Functions(
         jax.jit(whole),
         jax.jit(features, static_argnames="size"),
-        jax.jit(diagonal),
+        jax.jit(diagonal, static_argnames="strips"),
         jax.jit(stream, static_argnames="size"),
     )
 
@@ -382,7 +381,7 @@ class _Layerwise:
         )
 
     def features(self, x: list[Array]) -> Features:
-        return _map_rows(lambda rows: self.layers.features(self.leaves, rows), x, self.settings.chunk)
+        return self.layers.features(self.leaves, x)
 
     def _contract(self, first: Features, second: Features) -> dict[str, Array]:
         output = self.settings.output
@@ -430,12 +429,12 @@ class _VectorProducts:
         outputs, _, push = pull_and_push(lambda leaves: self._network(leaves, held), chosen)
         basis = jnp.eye(outputs.shape[-1], dtype=outputs.dtype)
 
-        def columns(row: list[Array]) -> Array:
+        def columns(*row: Array) -> Array:
             one = [leaf[None] for leaf in row]
             _, pull = jax.vjp(lambda leaves: self._network(leaves, one)[0], chosen)
             return jax.vmap(lambda e: push(pull(e)[0]))(basis)  # (C, n1, C)
 
-        kernel = jax.lax.map(columns, x).transpose(2, 3, 0, 1)  # (n1, C, n2, C)
+        kernel = jax.vmap(columns)(*x).transpose(2, 3, 0, 1)  # (n1, C, n2, C)
         kernel = kernel.astype(self.settings.dtype)
         if self.settings.output == "trace":
             kernel = jnp.einsum("ncmc->nm", kernel) / jnp.asarray(len(basis), kernel.dtype)
@@ -449,25 +448,6 @@ class _VectorProducts:
         return {"sum": layerwise.mirror(kernel, self.settings.output)}
 
 
-def _map_rows(function: Callable[[list[Array]], Any], x: list[Array], size: int) -> Any:
-    """`function` over blocks of `size` rows; the last block overlaps the one before."""
-    n = x[0].shape[0]
-    if size >= n:
-        return function(x)
-    block = jax.eval_shape(function, [leaf[:size] for leaf in x])
-    results = jax.tree.map(lambda b: jnp.zeros((n, *b.shape[1:]), b.dtype), block)
-
-    def fill(index: Array, results: Any) -> Any:
-        start = jnp.minimum(index * size, n - size)
-        return jax.tree.map(
-            lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0),
-            results,
-            function(_take(x, start, size)),
-        )
-
-    return jax.lax.fori_loop(0, -(-n // size), fill, results)
-
-
 def _compute(job: _Job, plan: KernelPlan) -> dict[str, Array]:
     functions = _cached(_compiled, job.apply_fn, job.settings(plan))
     leaves = [jnp.asarray(leaf) for leaf in job.leaves]
@@ -475,7 +455,7 @@ def _compute(job: _Job, plan: KernelPlan) -> dict[str, Array]:
     x2 = None if job.columns is None else [jnp.asarray(leaf) for leaf in job.columns]
     n1, n2, output = job.work.n1, job.work.n2, job.work.output
     with jax.default_matmul_precision("highest"):
-        if plan.rows >= n1 and plan.columns >= n2:
+        if plan.chunk >= max(n1, n2):
             return functions.whole(leaves, x1, x2)
         return _by_blocks(functions, plan, leaves, x1, x2, n1, n2, output, job.dtype)
 
@@ -511,9 +491,10 @@ def _by_blocks(
 
     for low in range(0, n1, plan.rows):
         i = min(low, n1 - plan.rows)
-        held = functions.features(leaves, x1, i, size=plan.rows)
+        held = _held(functions, leaves, x1, i, plan.rows, plan.chunk)
         if symmetric:
-            write(functions.diagonal(leaves, x1, held), i, i, False)
+            strips = STRIPS if plan.rows == n1 else 1
+            write(functions.diagonal(leaves, x1, held, strips=strips), i, i, False)
         first = i + plan.rows if symmetric else 0
         for column in range(first, n2, plan.columns):
             j = min(column, n2 - plan.columns)
@@ -525,6 +506,32 @@ def _by_blocks(
             write(tiles, i, j, symmetric)
         del held
     return kernels
+
+
+def _held(
+    functions: _Functions, leaves: list[Array], x: list[Array], start: int, rows: int, chunk: int
+) -> Any:
+    """Features of a block of rows, differentiated a chunk at a time.
+
+    The loop is Python's: the same loop inside XLA runs several times slower on a CPU.
+    """
+    if chunk >= rows:
+        return functions.features(leaves, x, start, size=rows)
+    held: Any = None
+    for low in range(0, rows, chunk):
+        offset = min(low, rows - chunk)
+        part = functions.features(leaves, x, start + offset, size=chunk)
+        if held is None:
+            held = jax.tree.map(lambda a: jnp.zeros((rows, *a.shape[1:]), a.dtype), part)
+        held = jax.block_until_ready(_put(held, part, offset))
+    return held
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _put(held: Any, part: Any, offset: Array) -> Any:
+    return jax.tree.map(
+        lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, offset, 0), held, part
+    )
 
 
 def _columns(tile: Array, skip: int, output: str) -> Array:

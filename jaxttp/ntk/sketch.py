@@ -93,12 +93,17 @@ def sketch_jacobian(
             run = _sketcher.__wrapped__
         else:
             run = _sketcher
-        return run(apply_fn, treedef, mask, dim, kind, batch_size)(leaves, x, key)
+        sketch = run(apply_fn, treedef, mask, dim, kind)
+        parts = [
+            sketch(leaves, jax.tree.map(lambda a: a[low : low + batch_size], x), key)
+            for low in range(0, n, batch_size)
+        ]
+    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 @functools.lru_cache(maxsize=64)
 def _sketcher(
-    apply_fn: ApplyFn, treedef: Any, mask: tuple[bool, ...], dim: int, kind: str, batch_size: int
+    apply_fn: ApplyFn, treedef: Any, mask: tuple[bool, ...], dim: int, kind: str
 ) -> Callable[..., Array]:
     def row(leaves: list[Array], key: Array, sample: Any) -> Array:
         chosen = {i: leaf for i, leaf in enumerate(leaves) if mask[i]}
@@ -118,7 +123,7 @@ def _sketcher(
 
     @jax.jit
     def sketch(leaves: list[Array], x: Any, key: Array) -> Array:
-        return jax.lax.map(lambda sample: row(leaves, key, sample), x, batch_size=batch_size)
+        return jax.vmap(lambda sample: row(leaves, key, sample))(x)
 
     return sketch
 
