@@ -18,6 +18,7 @@ _PASS = 32
 _HEADROOM = 1.35
 _CHUNK_BYTES = 256 << 20
 _ONE_PIECE_BYTES = 1 << 30
+_COMPILER_BYTES = 256 << 20
 _DEFAULT_WORK_BYTES = 2 << 30
 STRIPS = 2  # upper-triangle strips of a square block: 3/4 of the work of a full one
 
@@ -325,17 +326,22 @@ class _Memory:
             live = 2 * columns * work.classes * rows * self.held + columns * self.transient
             return int(self.result + _HEADROOM * (3 * side + live))
         if chunk >= max(work.n1, work.n2):
-            scratch, features = 3 * side, self.held * work.samples
+            # Strips of the features are copied, those of all layers at once.
+            copies = 3.5 if work.symmetric else 2.0
+            scratch, features = 3.0 * side, copies * self.held * max(work.n1, work.n2)
+        elif work.symmetric and rows == work.n1:
+            scratch, features = 3.0 * side, 3.5 * self.held * rows
         else:
-            scratch, features = 3 * side + rows * columns * self.entry, self.held * (rows + columns)
-        if rows == work.n1 and work.symmetric:
-            features += self.held * rows // 2  # the slice of a strip
+            scratch = 2.0 * rows * columns * self.entry
+            scratch += 3.0 * rows * rows * self.entry if work.symmetric else 0.0
+            features = self.held * (rows + columns)
         forward = self.transient * max(chunk, columns)
         return int(self.result + _HEADROOM * (scratch + features + forward))
 
     def fit(self, bound: int, *, strict: bool) -> tuple[int, int, int]:
         """The largest blocks within `bound` bytes."""
         work = self.work
+        bound -= min(_COMPILER_BYTES, bound // 8)
         one_piece = (work.n1, work.n2, max(work.n1, work.n2))
         live = self.total(*one_piece) - self.result
         if self.total(*one_piece) <= bound and live <= _ONE_PIECE_BYTES:

@@ -309,11 +309,20 @@ def _analyse(
 
 
 class _Functions(NamedTuple):
-    """Compiled pieces of the computation; `start` arguments are traced integers."""
+    """Compiled pieces of the computation; `start` arguments are traced integers.
+
+    Attributes:
+        whole: (leaves, x1, x2 or None) -> kernel.
+        features: (leaves, x, start, size) -> features of rows.
+        square: (leaves, x, held) -> held features against themselves.
+        within: (leaves, x, held, start, size) -> held features against some of themselves.
+        stream: (leaves, x, held, start, size) -> held features against other rows.
+    """
 
     whole: Callable[..., dict[str, Array]]
     features: Callable[..., Any]
-    diagonal: Callable[..., dict[str, Array]]
+    square: Callable[..., dict[str, Array]]
+    within: Callable[..., dict[str, Array]]
     stream: Callable[..., dict[str, Array]]
 
 
@@ -324,23 +333,31 @@ def _compiled(apply_fn: ApplyFn, settings: _Settings) -> _Functions:
     def whole(leaves: list[Array], x1: list[Array], x2: list[Array] | None) -> dict[str, Array]:
         tool = engine(apply_fn, settings, leaves, x1)
         first = tool.features(x1)
-        return tool.square(first, STRIPS) if x2 is None else tool.between(first, x2)
+        return tool.square(first) if x2 is None else tool.against(first, tool.features(x2))
 
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
         return engine(apply_fn, settings, leaves, x).features(_take(x, start, size))
 
-    def diagonal(leaves: list[Array], x: list[Array], held: Any, strips: int) -> dict[str, Array]:
-        return engine(apply_fn, settings, leaves, x).square(held, strips)
+    def square(leaves: list[Array], x: list[Array], held: Any) -> dict[str, Array]:
+        return engine(apply_fn, settings, leaves, x).square(held)
+
+    def within(
+        leaves: list[Array], x: list[Array], held: Any, start: Array, size: int
+    ) -> dict[str, Array]:
+        part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), held)
+        return engine(apply_fn, settings, leaves, x).against(held, part)
 
     def stream(
-        leaves: list[Array], held: Any, x: list[Array], start: Array, size: int
+        leaves: list[Array], x: list[Array], held: Any, start: Array, size: int
     ) -> dict[str, Array]:
-        return engine(apply_fn, settings, leaves, x).between(held, _take(x, start, size))
+        tool = engine(apply_fn, settings, leaves, x)
+        return tool.against(held, tool.features(_take(x, start, size)))
 
     return _Functions(
         jax.jit(whole),
         jax.jit(features, static_argnames="size"),
-        jax.jit(diagonal, static_argnames="strips"),
+        jax.jit(square),
+        jax.jit(within, static_argnames="size"),
         jax.jit(stream, static_argnames="size"),
     )
 
@@ -395,14 +412,14 @@ class _Layerwise:
                 terms = {name: term / classes for name, term in terms.items()}
         return terms
 
-    def square(self, held: Features, strips: int) -> dict[str, Array]:
+    def square(self, held: Features) -> dict[str, Array]:
         rows = jax.tree.leaves(held)[0].shape[0]
-        strips = strips if rows >= 8 else 1
+        strips = STRIPS if rows >= 8 else 1
         with _wide(self.settings.dtype):
             return layerwise.square(held, self._contract, self.settings.output, rows, strips)
 
-    def between(self, held: Features, x: list[Array]) -> dict[str, Array]:
-        terms = self._contract(held, self.features(x))
+    def against(self, held: Features, other: Features) -> dict[str, Array]:
+        terms = self._contract(held, other)
         with _wide(self.settings.dtype):
             output = self.settings.output
             return {name: layerwise.finish(term, output) for name, term in terms.items()}
@@ -423,7 +440,7 @@ class _VectorProducts:
     def features(self, x: list[Array]) -> list[Array]:
         return x
 
-    def between(self, held: list[Array], x: list[Array]) -> dict[str, Array]:
+    def against(self, held: list[Array], x: list[Array]) -> dict[str, Array]:
         mask = self.settings.trainable
         chosen = {i: leaf for i, leaf in enumerate(self.leaves) if mask[i]}
         outputs, _, push = pull_and_push(lambda leaves: self._network(leaves, held), chosen)
@@ -442,9 +459,8 @@ class _VectorProducts:
             kernel = jnp.einsum("ncmc->nmc", kernel)
         return {"sum": kernel}
 
-    def square(self, held: list[Array], strips: int) -> dict[str, Array]:
-        del strips
-        kernel = self.between(held, held)["sum"]
+    def square(self, held: list[Array]) -> dict[str, Array]:
+        kernel = self.against(held, held)["sum"]
         return {"sum": layerwise.mirror(kernel, self.settings.output)}
 
 
@@ -492,13 +508,20 @@ def _by_blocks(
     for low in range(0, n1, plan.rows):
         i = min(low, n1 - plan.rows)
         held = _held(functions, leaves, x1, i, plan.rows, plan.chunk)
+        if symmetric and plan.rows == n1:
+            return functions.square(leaves, x1, held)
         if symmetric:
-            strips = STRIPS if plan.rows == n1 else 1
-            write(functions.diagonal(leaves, x1, held, strips=strips), i, i, False)
+            size = min(plan.columns, plan.rows)
+            for column in range(0, plan.rows, size):
+                j = min(column, plan.rows - size)
+                write(functions.within(leaves, x1, held, j, size=size), i, i + j, False)
+            with _wide(dtype):
+                for name, kernel in kernels.items():
+                    kernels[name] = _mirror_block(kernel, i, size=plan.rows, output=output)
         first = i + plan.rows if symmetric else 0
         for column in range(first, n2, plan.columns):
             j = min(column, n2 - plan.columns)
-            tiles = functions.stream(leaves, held, columns, j, size=plan.columns)
+            tiles = functions.stream(leaves, columns, held, j, size=plan.columns)
             # The overlap with the square block just written must not spoil its symmetry.
             if symmetric and j < first:
                 tiles = {name: _columns(t, first - j, output) for name, t in tiles.items()}
@@ -555,3 +578,15 @@ def _write(
 
     kernel = put(kernel, tile, i, j)
     return put(kernel, layerwise.transposed(tile, output), j, i) if also_mirrored else kernel
+
+
+@functools.partial(jax.jit, static_argnames=("size", "output"), donate_argnames=("kernel",))
+def _mirror_block(kernel: Array, start: Array, *, size: int, output: str) -> Array:
+    """Make a square block on the diagonal exactly symmetric, in place."""
+    columns = layerwise.COLUMN_AXIS[output]
+    starts: list[Any] = [0] * kernel.ndim
+    starts[0] = starts[columns] = start
+    sizes = list(kernel.shape)
+    sizes[0] = sizes[columns] = size
+    block = layerwise.mirror(jax.lax.dynamic_slice(kernel, starts, sizes), output)
+    return jax.lax.dynamic_update_slice(kernel, block, starts)
