@@ -64,7 +64,10 @@ def resnet(n: int, size: int, channels: int, classes: int, blocks: int) -> Case:
         for block in range(blocks):
             name = f"stage{stage}_{block}"
             stride = 2 if stage and not block else 1
-            params[name] = {"one": _layer(rng, 3, 3, width, out), "two": _layer(rng, 3, 3, out, out)}
+            params[name] = {
+                "one": _layer(rng, 3, 3, width, out),
+                "two": _layer(rng, 3, 3, out, out),
+            }
             if stride > 1:
                 params[name]["short"] = _layer(rng, 1, 1, width, out)
             plan.append((name, stride))

@@ -354,9 +354,7 @@ class _Memory:
             # Differentiating and streaming get at most a quarter of the space.
             least = self.total(1, 1, 1)
             spare = min((bound - least) / 4, _CHUNK_BYTES)
-            chunk = _largest(
-                min(work.n1, work.n2), lambda q: self.total(1, q, q) - least <= spare
-            )
+            chunk = _largest(min(work.n1, work.n2), lambda q: self.total(1, q, q) - least <= spare)
             rows = _largest(work.n1, lambda r: self.total(r, min(chunk, r), min(chunk, r)) <= bound)
             rows = _even(work.n1, rows)
             chunk = min(rows, _even(rows, chunk))

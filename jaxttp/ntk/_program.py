@@ -76,7 +76,7 @@ class Step:
         return function(*[values[slot] for slot in slots])
 
 
-def _DEBUG_INFO(invars: Sequence[Any], outvars: Sequence[Any]) -> Any:  # noqa: N802
+def _DEBUG_INFO(invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
     return jex.core.DebugInfo(
         "jaxttp step", "one equation", tuple("" for _ in invars), tuple("" for _ in outvars)
     )
@@ -201,7 +201,8 @@ def _flatten(closed: Any, n_params: int) -> Program:
                 env.update(zip(equation.outvars, results, strict=True))
                 continue
             inputs = tuple(
-                None if isinstance(atom, jex.core.Literal) else env[atom] for atom in equation.invars
+                None if isinstance(atom, jex.core.Literal) else env[atom]
+                for atom in equation.invars
             )
             outputs: list[int | None] = []
             for var in equation.outvars:

@@ -50,5 +50,7 @@ def select_leaves(params: Params, trainable: Any = None) -> tuple[bool, ...]:
     )
     if not any(mask):
         known = ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
-        raise ValueError(f"trainable leaves no floating-point parameter to count; params has {known}.")
+        raise ValueError(
+            f"trainable leaves no floating-point parameter to count; params has {known}."
+        )
     return mask

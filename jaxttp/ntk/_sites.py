@@ -112,7 +112,9 @@ def find_sites(program: Program, trainable: Sequence[bool]) -> tuple[Site, ...]:
             continue
         data = [slot is not None and kinds[slot] == _DATA for slot in step.inputs]
         site = rule(step, index, position, data, leaf, view.scale)
-        if site is not None and site.size == math.prod(program.avals[program.parameters[leaf]].shape):
+        if site is not None and site.size == math.prod(
+            program.avals[program.parameters[leaf]].shape
+        ):
             sites.append(site)
     sites.sort(key=lambda site: site.step)
     return tuple(_with_bias(program, site, uses, views) for site in sites)
@@ -318,7 +320,10 @@ def _with_bias(
         if len(readers) != 1 or output == program.output:
             return site
         adder = readers[0]
-        if adder.name not in _REARRANGING or math.prod(adder.equation.outvars[0].aval.shape) != size:
+        if (
+            adder.name not in _REARRANGING
+            or math.prod(adder.equation.outvars[0].aval.shape) != size
+        ):
             break
         output = adder.outputs[0]
     if adder.name not in ("add", "add_any") or adder.inputs.count(output) != 1:
@@ -329,4 +334,3 @@ def _with_bias(
         return site
     same_shape = program.avals[other].shape == program.avals[output].shape
     return dataclasses.replace(site, bias=view.leaf) if same_shape else site
-

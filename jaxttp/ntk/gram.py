@@ -94,7 +94,9 @@ def empirical_ntk(
         TTP section 3; the layerwise contraction is derived in `jaxttp.ntk.layerwise`.
     """
     _check_mesh(mesh)
-    job = _Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer)
+    job = _Job.of(
+        apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer
+    )
     plan = job.plan(method, batch_size, max_bytes)
     result = _compute(job, plan)
     if per_layer:
@@ -140,7 +142,9 @@ def ntk_plan(
         >>> plan.method, plan.rows
         ('layerwise', 64)
     """
-    job = _Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer)
+    job = _Job.of(
+        apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer
+    )
     return job.plan(method, batch_size, max_bytes)
 
 
@@ -217,7 +221,9 @@ class _Job:
         if second is not None:
             one, two = ([(jnp.shape(a)[1:], _dtype(a)) for a in rows] for rows in (first, second))
             if jax.tree.structure(x2) != sample_treedef or one != two:
-                raise ValueError(f"x2 must look like x1 but for its length; got {two}, x1 has {one}.")
+                raise ValueError(
+                    f"x2 must look like x1 but for its length; got {two}, x1 has {one}."
+                )
         leaves, treedef = jax.tree.flatten(params)
         mask = select_leaves(params, trainable)
         structs = tuple((s.shape, s.dtype) for s in jax.tree.leaves(_struct(leaves)))
@@ -237,9 +243,7 @@ class _Job:
             program, sites, leaf_paths(params), mask, n1, n2, x2 is None, output,
             jnp.dtype(dtype).itemsize,
         )  # fmt: skip
-        return cls(
-            apply_fn, leaves, treedef, first, second, sample_treedef, work, dtype, per_layer
-        )
+        return cls(apply_fn, leaves, treedef, first, second, sample_treedef, work, dtype, per_layer)
 
     def plan(self, method: str, batch_size: int | None, max_bytes: int | None) -> KernelPlan:
         """The plan for this job."""

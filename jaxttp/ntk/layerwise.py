@@ -42,7 +42,6 @@ class Features(NamedTuple):
     gradients: dict[str, Array]
 
 
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layers:
     """How each trainable leaf of a program enters the kernel.

@@ -66,9 +66,7 @@ class NTKOperator(lx.AbstractLinearOperator):
             return push(direction)
 
         # Whole batches by a loop, and the ragged rest once.
-        blocks = jax.tree.map(
-            lambda a: a[:whole].reshape(-1, size, *a.shape[1:]), (self.x, vector)
-        )
+        blocks = jax.tree.map(lambda a: a[:whole].reshape(-1, size, *a.shape[1:]), (self.x, vector))
         rest = jax.tree.map(lambda a: a[whole:], (self.x, vector))
         direction, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, chosen), blocks)
         if whole < n:

@@ -116,7 +116,9 @@ def _sketcher(
         gradients = jax.jacrev(network)(chosen)  # each (C, ...)
         project = _countsketch if kind == "countsketch" else functools.partial(_dense, kind=kind)
         parts = [
-            project(gradients[i].reshape(gradients[i].shape[0], -1), jax.random.fold_in(key, i), dim)
+            project(
+                gradients[i].reshape(gradients[i].shape[0], -1), jax.random.fold_in(key, i), dim
+            )
             for i in chosen
         ]
         return functools.reduce(jnp.add, parts)

@@ -9,6 +9,23 @@ import jax.numpy as jnp
 from flax import nnx
 
 
+def as_users_write(make):
+    """The networks broadcast over ranks, as people's networks do; the library's own code must not."""
+
+    @functools.wraps(make)
+    def made(*sizes):
+        with jax.numpy_rank_promotion("allow"):
+            apply_fn, params, x = make(*sizes)
+
+        def allowed(params, x):
+            with jax.numpy_rank_promotion("allow"):
+                return apply_fn(params, x)
+
+        return allowed, params, x
+
+    return made
+
+
 def _normal(seed, *shape):
     return jax.random.normal(jax.random.key(seed), shape) / jnp.sqrt(max(shape[0], 1))
 
@@ -27,6 +44,7 @@ def _conv(x, w, strides=(1, 1), padding="SAME", **options):
     )
 
 
+@as_users_write
 def mlp(n=5):
     params = [
         {"w": _normal(1, 4, 6), "b": _normal(2, 6)},
@@ -42,6 +60,7 @@ def mlp(n=5):
     return apply_fn, params, jax.random.normal(jax.random.key(0), (n, 4))
 
 
+@as_users_write
 def ntk_parametrisation(n=5):
     """Scaled, transposed, negated and reshaped weights: views, still in layerwise form."""
     params = {"a": _normal(1, 6, 4), "b": _normal(2, 6), "c": _normal(3, 18), "d": _normal(4, 3)}
@@ -53,6 +72,7 @@ def ntk_parametrisation(n=5):
     return apply_fn, params, jax.random.normal(jax.random.key(0), (n, 4))
 
 
+@as_users_write
 def conv_net():
     """Strided, dilated, grouped, transposed convolutions, asymmetric and negative padding."""
     params = {
@@ -67,7 +87,9 @@ def conv_net():
     }
 
     def apply_fn(p, x):
-        h = jnp.tanh(_conv(x, p["strided"], (2, 1), [(1, 1), (2, 0)]) + p["bias"].reshape(1, 1, 1, 4))
+        h = jnp.tanh(
+            _conv(x, p["strided"], (2, 1), [(1, 1), (2, 0)]) + p["bias"].reshape(1, 1, 1, 4)
+        )
         h = jnp.tanh(_conv(h, p["dilated"], rhs_dilation=(1, 2)))
         h = _conv(h, p["grouped"], feature_group_count=2) * p["scale"]
         h = jnp.tanh(_conv(h, p["depthwise"], padding=[(1, 1), (-1, 1)], feature_group_count=6))
@@ -77,6 +99,7 @@ def conv_net():
     return apply_fn, params, _images()
 
 
+@as_users_write
 def conv_channels_first():
     params = {"w": _normal(1, 4, 2, 3, 3), "b": _normal(2, 4, 1, 1), "head": _normal(3, 3, 4)}
 
@@ -88,6 +111,7 @@ def conv_channels_first():
     return apply_fn, params, _images().transpose(0, 3, 1, 2)
 
 
+@as_users_write
 def residual_net():
     params = {
         "stem": _normal(1, 3, 3, 2, 4),
@@ -106,6 +130,7 @@ def residual_net():
     return apply_fn, params, _images()
 
 
+@as_users_write
 def pooled_net():
     """Max and average pooling, and a weight on flattened pixels."""
     params = {"conv": _normal(1, 3, 3, 2, 3), "head": _normal(2, 12, 2)}
@@ -118,6 +143,7 @@ def pooled_net():
     return apply_fn, params, _images()
 
 
+@as_users_write
 def norm_net():
     """GroupNorm, LayerNorm, RMSNorm, weight normalisation, softmax of a parameter."""
     params = {
@@ -144,6 +170,7 @@ def norm_net():
     return apply_fn, params, _images()
 
 
+@as_users_write
 def attention():
     """Embedding, learned positions, multi-head attention, feed-forward block, two readouts."""
     width, heads, length = 6, 2, 4
@@ -169,6 +196,7 @@ def attention():
     return apply_fn, params, _tokens()
 
 
+@as_users_write
 def embedding_bag():
     """A large table and few tokens: the embedding by equality of tokens; negative ones wrap."""
     params = {"table": _normal(1, 60, 4), "head": _normal(2, 4, 3)}
@@ -180,6 +208,7 @@ def embedding_bag():
     return apply_fn, params, tokens
 
 
+@as_users_write
 def batched_dense():
     """A weight for each group (as in mixtures of experts), with and without positions."""
     params = {"a": _normal(1, 3, 4, 5), "b": _normal(2, 3, 5, 2)}
@@ -191,6 +220,7 @@ def batched_dense():
     return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 2, 3, 4))
 
 
+@as_users_write
 def tied_weights():
     """The same matrix twice, transposed once, and once more in the readout."""
     params = {"w": _normal(1, 4, 4), "b": _normal(2, 4)}
@@ -203,6 +233,7 @@ def tied_weights():
     return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
 
 
+@as_users_write
 def scanned():
     params = {"layers": {"w": _normal(1, 3, 4, 4), "b": _normal(2, 3, 4)}, "head": _normal(3, 4, 2)}
 
@@ -216,6 +247,7 @@ def scanned():
     return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
 
 
+@as_users_write
 def rematerialised():
     """The same block with weights of its own, then with weights that are used twice."""
     shapes = {"a": (4, 6), "b": (6, 4), "c": (4, 5), "d": (5, 4), "head": (4, 2)}
@@ -232,6 +264,7 @@ def rematerialised():
     return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
 
 
+@as_users_write
 def custom_derivatives():
     """A custom_vjp whose gradient is NOT that of its body, with data and with a parameter."""
 
@@ -258,6 +291,7 @@ def custom_derivatives():
     return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
 
 
+@as_users_write
 def odd_uses():
     """A bias used twice, an output that ignores the data, a dead weight, a cond, an lhs weight."""
     params = {
@@ -271,12 +305,15 @@ def odd_uses():
     def apply_fn(p, x):
         _ = p["dead"] * 2.0
         h = (p["w"] @ x.T).T + p["twice"].reshape(1, 3)
-        h = jax.vmap(lambda row: jax.lax.cond(row[0] > 0, jnp.tanh, lambda r: r * p["gate"], row))(h)
+        h = jax.vmap(lambda row: jax.lax.cond(row[0] > 0, jnp.tanh, lambda r: r * p["gate"], row))(
+            h
+        )
         return h * p["twice"].reshape(1, 3) + jnp.broadcast_to(jnp.sin(p["alone"]), h.shape)
 
     return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
 
 
+@as_users_write
 def shared_output():
     """A dense layer read twice: its bias must not be taken for the layer's own cotangent."""
     params = {"w": _normal(1, 4, 3), "b": _normal(2, 3)}
@@ -288,6 +325,7 @@ def shared_output():
     return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
 
 
+@as_users_write
 def nnx_model():
     class Net(nnx.Module):
         def __init__(self, rngs):
@@ -302,6 +340,7 @@ def nnx_model():
     return lambda params, x: nnx.merge(graph, params)(x), nnx.to_pure_dict(params), _images()
 
 
+@as_users_write
 def linen_model():
     class Net(linen.Module):
         @linen.compact
@@ -315,6 +354,7 @@ def linen_model():
     return net.apply, params, _images()
 
 
+@as_users_write
 def equinox_model():
     with jax.enable_x64(True):
         net = eqx.nn.MLP(4, 3, 5, 2, activation=jax.nn.tanh, key=jax.random.key(0))
@@ -326,26 +366,8 @@ def equinox_model():
     return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
 
 
-
-def _as_users_write(make):
-    """The networks broadcast over ranks, as people's networks do; the library's own code must not."""
-
-    @functools.wraps(make)
-    def made():
-        with jax.numpy_rank_promotion("allow"):
-            apply_fn, params, x = make()
-
-        def allowed(params, x):
-            with jax.numpy_rank_promotion("allow"):
-                return apply_fn(params, x)
-
-        return allowed, params, x
-
-    return made
-
-
 NETWORKS = {
-    function.__name__: _as_users_write(function)
+    function.__name__: function
     for function in (
         mlp,
         ntk_parametrisation,

@@ -1,0 +1,1 @@
+"""Measurements: time, peak memory, error."""
