@@ -12,6 +12,7 @@ largest entry. "plain" is `vmap(jacrev)` and one einsum, what one writes without
 """
 
 import argparse
+import itertools
 import json
 import resource
 import statistics
@@ -89,7 +90,7 @@ def resnet(n: int, size: int, channels: int, classes: int, blocks: int) -> Case:
 def mlp(n: int, widths: tuple[int, ...] = (784, 512, 512, 512, 10)) -> Case:
     """ReLU network."""
     rng = np.random.default_rng(0)
-    params = [_layer(rng, a, b) for a, b in zip(widths[:-1], widths[1:], strict=True)]
+    params = [_layer(rng, a, b) for a, b in itertools.pairwise(widths)]
 
     def apply_fn(params: Any, x: Any) -> Any:
         for layer in params[:-1]:

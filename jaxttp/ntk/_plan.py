@@ -59,7 +59,7 @@ class KernelPlan:
             f"kernel by {self.method}: {self.reason}",
             f"operations: {costs}",
             f"blocks: {self.rows} rows x {self.columns} columns, {self.chunk} samples at a time",
-            f"memory: about {_readable(self.bytes)}, of which the kernel {_readable(self.kernel_bytes)}",
+            f"memory: about {_readable(self.bytes)}, the kernel {_readable(self.kernel_bytes)} of it",
         ]
         width = max((len(path) for path in self.forms), default=0)
         lines += [f"  {path:<{width}}  {form}" for path, form in self.forms.items()]

@@ -166,10 +166,11 @@ def _dtype(leaf: Any) -> Any:
 def _length(name: str, x: Any) -> int:
     leaves = jax.tree.leaves(x)
     lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else None for leaf in leaves}
-    if len(lengths) != 1 or None in lengths or lengths == {0}:
+    length = next(iter(lengths), None)
+    if len(lengths) != 1 or not length:
         shapes = ", ".join(str(jnp.shape(leaf)) for leaf in leaves) or "no array"
         raise ValueError(f"{name} must be (N, ...) with at least one sample; got {shapes}.")
-    return lengths.pop()
+    return length
 
 
 class _Settings(NamedTuple):
@@ -332,7 +333,7 @@ class _Functions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _compiled(apply_fn: ApplyFn, settings: _Settings) -> _Functions:
-    engine = _VectorProducts if settings.method == "vector_product" else _Layerwise
+    engine: Any = _VectorProducts if settings.method == "vector_product" else _Layerwise
 
     def whole(leaves: list[Array], x1: list[Array], x2: list[Array] | None) -> dict[str, Array]:
         tool = engine(apply_fn, settings, leaves, x1)

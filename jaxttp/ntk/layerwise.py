@@ -15,6 +15,7 @@ matrix products of a CPU like (a third of their time otherwise goes into copies)
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -204,7 +205,7 @@ def square(
     """Θ(X, X), exactly symmetric: only the upper triangle of blocks is computed, then mirrored."""
     edges = [round(index * rows / strips) for index in range(strips + 1)]
     parts: dict[str, list[Array]] = {}
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         upper = contract(_rows(features, low, high), _rows(features, low, rows))
         for name, part in upper.items():
             widths = [(0, 0)] * finish(part, output).ndim

@@ -3,7 +3,7 @@
     Θ v = J (Jᵀ v),        v (N, C)
 
 One reverse and one forward product over the data for each v; memory does not grow with N² or with
-the size of a Jacobian. The operator has the lineax interface, so Krylov solvers and spectra take it.
+the size of a Jacobian. The operator has the lineax interface, so Krylov solvers take it.
 """
 
 from collections.abc import Callable

@@ -72,7 +72,7 @@ def sketch_jacobian(
         (3, 2, 8)
 
     Source:
-        Charikar, Chen, Farach-Colton 2002 (CountSketch); Achlioptas 2003; TTP section 4 for the use.
+        Charikar, Chen, Farach-Colton 2002 (CountSketch); Achlioptas 2003.
     """
     check_choice("kind", kind, _KINDS)
     dim = check_integer("dim", dim, at_least=1)
@@ -83,9 +83,11 @@ def sketch_jacobian(
     n = jax.tree.leaves(x)[0].shape[0]
     if batch_size is None:
         outputs = jax.eval_shape(apply_fn, params, x).shape[-1]
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf, on in zip(leaves, mask) if on)
+        size = sum(
+            leaf.size * leaf.dtype.itemsize for leaf, on in zip(leaves, mask, strict=True) if on
+        )
         batch_size = max(1, _GRADIENT_BYTES // max(1, size * outputs))
-    batch_size = min(check_integer("batch_size", batch_size, at_least=1), n)
+    size = min(check_integer("batch_size", batch_size, at_least=1), n)
     with jax.default_matmul_precision("highest"):
         try:
             hash(apply_fn)
@@ -95,8 +97,8 @@ def sketch_jacobian(
             run = _sketcher
         sketch = run(apply_fn, treedef, mask, dim, kind)
         parts = [
-            sketch(leaves, jax.tree.map(lambda a: a[low : low + batch_size], x), key)
-            for low in range(0, n, batch_size)
+            sketch(leaves, jax.tree.map(lambda a, low=low: a[low : low + size], x), key)
+            for low in range(0, n, size)
         ]
     return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
@@ -229,8 +231,8 @@ def class_sketch(
 
         K[n, m] = (1/C) Σ_cd s_c s_d Θ[n, c, m, d],     s_c = ±1 at random, the same for all samples
 
-    E K is the mean over classes of Θ[n, c, m, c]. How good the approximation is depends on the task,
-    so it is always checked against an exact block; look at `error` before using it.
+    E K is the mean over classes of Θ[n, c, m, c]. How good the approximation is depends on the
+    task, so it is always checked against an exact block; look at `error` before using it.
 
     Args:
         apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.

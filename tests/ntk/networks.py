@@ -10,7 +10,7 @@ from flax import nnx
 
 
 def as_users_write(make):
-    """The networks broadcast over ranks, as people's networks do; the library's own code must not."""
+    """People's networks broadcast over ranks; the library's own code must not."""
 
     @functools.wraps(make)
     def made(*sizes):
