@@ -59,7 +59,7 @@ class KernelPlan:
             f"kernel by {self.method}: {self.reason}",
             f"operations: {costs}",
             f"blocks: {self.rows} rows x {self.columns} columns, {self.chunk} samples at a time",
-            f"memory: about {_readable(self.bytes)}, the kernel {_readable(self.kernel_bytes)} of it",
+            f"memory: about {_readable(self.bytes)}, kernel {_readable(self.kernel_bytes)}",
         ]
         width = max((len(path) for path in self.forms), default=0)
         lines += [f"  {path:<{width}}  {form}" for path, form in self.forms.items()]
@@ -341,7 +341,7 @@ class _Memory:
     def fit(self, bound: int, *, strict: bool) -> tuple[int, int, int]:
         """The largest blocks within `bound` bytes."""
         work = self.work
-        bound -= min(_COMPILER_BYTES, bound // 8)
+        asked, bound = bound, bound - min(_COMPILER_BYTES, bound // 8)
         one_piece = (work.n1, work.n2, max(work.n1, work.n2))
         live = self.total(*one_piece) - self.result
         if self.total(*one_piece) <= bound and live <= _ONE_PIECE_BYTES:
@@ -362,8 +362,9 @@ class _Memory:
         if self.total(*blocks) <= bound or not strict:
             return blocks
         least = self.total(1, 1, 1)
+        least += min(_COMPILER_BYTES, least // 7 + 1)
         raise ValueError(
-            f"max_bytes={bound} is too little: one sample against one sample needs about "
+            f"max_bytes={asked} is too little: one sample against one sample needs about "
             f"{least} bytes ({_readable(least)}), of which the result takes {self.result} "
             f"({_readable(self.result)}). Give at least that, or ask for output='trace'."
         )

@@ -260,7 +260,8 @@ def _embedding_site(
 ) -> Site | None:
     """A table (V, d...) indexed along its first axis; other gathers have no rule."""
     numbers, sizes = step.params["dimension_numbers"], tuple(step.params["slice_sizes"])
-    table, tokens = step.shape(0), step.shape(1)
+    table: Any = step.shape(0)
+    tokens = step.shape(1)
     out_rank = len(step.equation.outvars[0].aval.shape)
     offsets = tuple(range(out_rank - len(table) + 1, out_rank))
     plain = (
@@ -270,9 +271,9 @@ def _embedding_site(
         and tuple(numbers.collapsed_slice_dims) == (0,)
         and tuple(numbers.start_index_map) == (0,)
         and not numbers.operand_batching_dims
-        and tuple(numbers.offset_dims) == offsets
+        and list(numbers.offset_dims) == list(offsets)
         and sizes == (1, *table[1:])
-        and tokens[-1] == 1
+        and tuple(tokens[-1:]) == (1,)
     )
     if not plain:
         return None
@@ -332,5 +333,6 @@ def _with_bias(
     view = views.get(other)
     if view is None or view.scale != 1.0 or len(uses[view.leaf]) != 1:
         return site
-    same_shape = program.avals[other].shape == program.avals[output].shape
+    aval: Any = program.avals[output]  # type: ignore[index]
+    same_shape = program.avals[other].shape == aval.shape
     return dataclasses.replace(site, bias=view.leaf) if same_shape else site
