@@ -21,7 +21,8 @@ from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast.crossing import RULES, training_time
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk.gram import empirical_ntk, split_trainable
+from jaxttp.ntk import empirical_ntk
+from jaxttp.ntk._select import split_trainable
 
 DYNAMICS = ("auto", "recursion", "ode", "closed_form")
 
@@ -230,7 +231,12 @@ def predict_training_time(
 
         def build(weights: Params) -> Array:
             return empirical_ntk(
-                network, weights, x, batch_size=kernel_batch_size, max_bytes=max_bytes
+                apply_fn,
+                restore(weights),
+                x,
+                trainable=trainable,
+                batch_size=kernel_batch_size,
+                max_bytes=max_bytes,
             )
 
         report("kernel")
