@@ -15,6 +15,7 @@ from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics.closed_form import closed_form
+from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.flow import gradient_flow
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.relinearize import relinearized_recursion
@@ -255,7 +256,9 @@ def predict_training_time(
             diverged_at, passes, kernels = path.diverged_at, path.gradient_evaluations, path.kernels
             draft = path.provisional
         elif dynamics in ("auto", "recursion"):
-            tangent = jax.jvp(lambda w: network(w, x), (selected,), (selected,))[1]
+            tangent = None
+            if linear_filter(optimizer).weight_decay:
+                tangent = jax.jvp(lambda w: network(w, x), (selected,), (selected,))[1]
             path = recursion(kernel, f0, targets, **common, **batches, initial_tangent=tangent)
             diverged_at = path.diverged_at
         else:
