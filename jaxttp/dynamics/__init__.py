@@ -7,3 +7,10 @@ from jaxttp.dynamics.filters import LinearFilter as LinearFilter
 from jaxttp.dynamics.filters import linear_filter as linear_filter
 from jaxttp.dynamics.flow import gradient_flow as gradient_flow
 from jaxttp.dynamics.recursion import recursion as recursion
+from jaxttp.dynamics.two_factor import TwoFactorObservables as TwoFactorObservables
+from jaxttp.dynamics.two_factor import TwoFactorTrajectory as TwoFactorTrajectory
+from jaxttp.dynamics.two_factor import balanced_features as balanced_features
+from jaxttp.dynamics.two_factor import power_law_labels as power_law_labels
+from jaxttp.dynamics.two_factor import two_factor_descent as two_factor_descent
+from jaxttp.dynamics.two_factor import two_factor_flow as two_factor_flow
+from jaxttp.dynamics.two_factor import two_factor_observables as two_factor_observables
