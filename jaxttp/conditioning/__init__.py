@@ -1,0 +1,19 @@
+"""How well conditioned is the Gauss-Newton matrix of a network?"""
+
+from jaxttp.conditioning.bounds import Bounds as Bounds
+from jaxttp.conditioning.bounds import Sandwich as Sandwich
+from jaxttp.conditioning.bounds import functional_hessian_bound as functional_hessian_bound
+from jaxttp.conditioning.bounds import functional_hessian_spectrum as functional_hessian_spectrum
+from jaxttp.conditioning.bounds import linear_bound as linear_bound
+from jaxttp.conditioning.bounds import one_hidden_layer_bound as one_hidden_layer_bound
+from jaxttp.conditioning.bounds import psd_residual_bound as psd_residual_bound
+from jaxttp.conditioning.bounds import psd_sum_bounds as psd_sum_bounds
+from jaxttp.conditioning.condition_number import ConditionNumber as ConditionNumber
+from jaxttp.conditioning.condition_number import condition_number as condition_number
+from jaxttp.conditioning.condition_number import spectrum as spectrum
+from jaxttp.conditioning.linear import LinearGaussNewton as LinearGaussNewton
+from jaxttp.conditioning.linear import batch_norm_scales as batch_norm_scales
+from jaxttp.conditioning.linear import gauss_newton_linear as gauss_newton_linear
+from jaxttp.conditioning.linear import gauss_newton_linear_operator as gauss_newton_linear_operator
+from jaxttp.conditioning.linear import gauss_newton_linear_terms as gauss_newton_linear_terms
+from jaxttp.conditioning.linear import generic_rank as generic_rank
