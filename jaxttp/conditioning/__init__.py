@@ -8,9 +8,19 @@ from jaxttp.conditioning.bounds import linear_bound as linear_bound
 from jaxttp.conditioning.bounds import one_hidden_layer_bound as one_hidden_layer_bound
 from jaxttp.conditioning.bounds import psd_residual_bound as psd_residual_bound
 from jaxttp.conditioning.bounds import psd_sum_bounds as psd_sum_bounds
+from jaxttp.conditioning.bounds import whitening as whitening
 from jaxttp.conditioning.condition_number import ConditionNumber as ConditionNumber
 from jaxttp.conditioning.condition_number import condition_number as condition_number
 from jaxttp.conditioning.condition_number import spectrum as spectrum
+from jaxttp.conditioning.initialization import asymptotic_bound as asymptotic_bound
+from jaxttp.conditioning.initialization import gaussian_init_bound as gaussian_init_bound
+from jaxttp.conditioning.initialization import (
+    gaussian_init_probability as gaussian_init_probability,
+)
+from jaxttp.conditioning.leaky_relu import leaky_relu_bound as leaky_relu_bound
+from jaxttp.conditioning.leaky_relu import leaky_relu_gram as leaky_relu_gram
+from jaxttp.conditioning.leaky_relu import leaky_relu_product_bound as leaky_relu_product_bound
+from jaxttp.conditioning.leaky_relu import leaky_relu_rank as leaky_relu_rank
 from jaxttp.conditioning.linear import LinearGaussNewton as LinearGaussNewton
 from jaxttp.conditioning.linear import batch_norm_scales as batch_norm_scales
 from jaxttp.conditioning.linear import gauss_newton_linear as gauss_newton_linear

@@ -282,4 +282,4 @@ def minimise(
     image = apply(x[:, :1])
     value = float(np.sum(x[:, :1] * image))
     size = float(np.linalg.norm(image - value * x[:, :1]))
-    return value, size, size <= 2 * TOLERANCE * abs(value) + 2 * rounding
+    return value, size, bool(size <= 2 * TOLERANCE * abs(value) + 2 * rounding)
