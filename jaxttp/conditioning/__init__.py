@@ -11,7 +11,13 @@ from jaxttp.conditioning.bounds import psd_sum_bounds as psd_sum_bounds
 from jaxttp.conditioning.bounds import whitening as whitening
 from jaxttp.conditioning.condition_number import ConditionNumber as ConditionNumber
 from jaxttp.conditioning.condition_number import condition_number as condition_number
-from jaxttp.conditioning.condition_number import spectrum as spectrum
+from jaxttp.conditioning.convergence import Record as Record
+from jaxttp.conditioning.convergence import Tracker as Tracker
+from jaxttp.conditioning.convergence import contraction_rate as contraction_rate
+from jaxttp.conditioning.convergence import steps_to_accuracy as steps_to_accuracy
+from jaxttp.conditioning.convolution import convolution_bound as convolution_bound
+from jaxttp.conditioning.convolution import gauss_newton_convolution as gauss_newton_convolution
+from jaxttp.conditioning.convolution import toeplitz as toeplitz
 from jaxttp.conditioning.initialization import asymptotic_bound as asymptotic_bound
 from jaxttp.conditioning.initialization import gaussian_init_bound as gaussian_init_bound
 from jaxttp.conditioning.initialization import (
@@ -27,3 +33,9 @@ from jaxttp.conditioning.linear import gauss_newton_linear as gauss_newton_linea
 from jaxttp.conditioning.linear import gauss_newton_linear_operator as gauss_newton_linear_operator
 from jaxttp.conditioning.linear import gauss_newton_linear_terms as gauss_newton_linear_terms
 from jaxttp.conditioning.linear import generic_rank as generic_rank
+from jaxttp.conditioning.matrices import curvature_matrix as curvature_matrix
+from jaxttp.conditioning.matrices import curvature_operator as curvature_operator
+from jaxttp.conditioning.matrices import layer_terms as layer_terms
+from jaxttp.conditioning.pruning import apply_masks as apply_masks
+from jaxttp.conditioning.pruning import keep_pruned as keep_pruned
+from jaxttp.conditioning.pruning import magnitude_masks as magnitude_masks

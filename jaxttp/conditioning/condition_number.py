@@ -11,7 +11,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
-import numpy as np
 from jaxtyping import Array, Float, Int
 from matfree import decomp, eig
 
@@ -272,26 +271,3 @@ def _lanczos(operator: Any, n: int, rank: Any, rtol: float | None) -> ConditionN
     smallest = jnp.where(values[0] > 0, smallest, 0.0)
     known = -1 if rank is None else rank
     return _partial(values[0], smallest, known, math.nan, "lower bound")
-
-
-def spectrum(matrix: Any) -> np.ndarray:
-    """All eigenvalues, descending, as a float64 NumPy array; for plots.
-
-    Args:
-        matrix: (n, n) symmetric.
-
-    Returns:
-        (n,).
-
-    Raises:
-        ValueError: not a finite symmetric matrix.
-
-    Example:
-        >>> import numpy as np
-        >>> spectrum(np.diag([1.0, 3.0])).tolist()
-        [3.0, 1.0]
-    """
-    with double():
-        square = as_double("matrix", matrix, 2)
-        square = check_symmetric("matrix", square, precision_of(matrix))
-        return np.asarray(jnp.linalg.eigvalsh(square))[::-1]

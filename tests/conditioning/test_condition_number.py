@@ -138,9 +138,8 @@ def test_large_operators_are_iterative_and_right():
     rng = np.random.default_rng(2)
     weights = brute.draw(rng, (130, 150, 140, 8))
     sigma = brute.covariance(rng, 130, 400)
-    result = conditioning.condition_number(
-        conditioning.gauss_newton_linear_operator(weights, sigma)
-    )
+    operator = conditioning.gauss_newton_linear_operator(weights, sigma)
+    result = conditioning.condition_number(operator)
     values = np.linalg.eigvalsh(brute.gauss_newton(weights, sigma))
     assert result.kind == "iterative"
     assert int(result.rank) == 1040
