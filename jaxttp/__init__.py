@@ -5,6 +5,7 @@ Answers before a network is trained, from its outputs, its Jacobian and its kern
 
 from jaxttp import dynamics as dynamics
 from jaxttp import losses as losses
+from jaxttp import ntk as ntk
 from jaxttp._types import Model as Model
 from jaxttp.adapters import from_equinox as from_equinox
 from jaxttp.adapters import from_linen as from_linen
@@ -13,7 +14,11 @@ from jaxttp.forecast import Cost as Cost
 from jaxttp.forecast import Prediction as Prediction
 from jaxttp.forecast import predict_training_time as predict_training_time
 from jaxttp.forecast import training_time as training_time
+from jaxttp.ntk import class_sketch as class_sketch
 from jaxttp.ntk import empirical_ntk as empirical_ntk
+from jaxttp.ntk import ntk_operator as ntk_operator
+from jaxttp.ntk import ntk_plan as ntk_plan
+from jaxttp.ntk import sketch_jacobian as sketch_jacobian
 from jaxttp.training import time_step as time_step
 from jaxttp.training import train as train
 

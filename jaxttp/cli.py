@@ -142,7 +142,7 @@ def _progress() -> Iterator[Any]:
     """A bar on standard error, for people only."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    silent = not console.is_terminal
+    silent = not sys.stderr.isatty()  # a console calls itself a terminal under FORCE_COLOR
     with Progress(*columns, console=console, transient=True, disable=silent) as bar:
         tasks: dict[str, Any] = {}
 

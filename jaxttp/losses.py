@@ -10,6 +10,7 @@ form of target only.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_finite_value, is_concrete
+
+_jit = functools.partial(jax.jit, static_argnums=0)  # a Loss is hashable; compiled once per shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,22 +46,26 @@ class Loss:
     def __repr__(self) -> str:
         return f"Loss({self.name!r})"
 
+    @_jit
     def value(self, outputs: Float[Array, "n c"], targets: Float[Array, "n c"]) -> Float[Array, ""]:
         """L(f), the mean over samples."""
         return jnp.mean(jax.vmap(self.sample_loss)(outputs, targets))
 
+    @_jit
     def gradient(
         self, outputs: Float[Array, "n c"], targets: Float[Array, "n c"]
     ) -> Float[Array, "n c"]:
         """g_i = dl(f_i, y_i)/df_i, not divided by N."""
         return jax.vmap(jax.grad(self.sample_loss))(outputs, targets)
 
+    @_jit
     def hessian(
         self, outputs: Float[Array, "n c"], targets: Float[Array, "n c"]
     ) -> Float[Array, "n c c"]:
         """H_i = d^2 l(f_i, y_i)/df_i^2, one (C, C) block a sample, not divided by N."""
         return jax.vmap(jax.hessian(self.sample_loss))(outputs, targets)
 
+    @_jit
     def hessian_vector_product(
         self,
         outputs: Float[Array, "n c"],

@@ -3,8 +3,8 @@
     python -m experiments.bench.accuracy [--preset smoke|cpu] [--relinearize K] [--output FILE]
 
 For every seed (samples, fresh head) and learning rate (as eta lambda_max / N, lambda_max the
-largest eigenvalue of Theta), the forecast and the real fine-tuning of `jaxttp predict --verify`, read at
-every threshold. Nothing is tuned here: the forecast has no constants.
+largest eigenvalue of Theta), the forecast and the real fine-tuning of `jaxttp predict --verify`,
+read at every threshold. Nothing is tuned here: the forecast has no constants.
 """
 
 import argparse

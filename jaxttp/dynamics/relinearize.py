@@ -72,7 +72,7 @@ def segment_ends(steps: int, rebuilds: int, *, order: int = 2) -> tuple[int, ...
 
     Example:
         >>> segment_ends(150, 4)
-        (3, 22, 67, 150)
+        (3, 22, 68, 150)
     """
     check_integer("rebuilds", rebuilds, at_least=0)
     segments = max(1, rebuilds if order == 2 else rebuilds + 1)

@@ -15,13 +15,15 @@ from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics.closed_form import closed_form
+from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.flow import gradient_flow
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast.crossing import RULES, training_time
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk.gram import empirical_ntk, split_trainable
+from jaxttp.ntk import empirical_ntk
+from jaxttp.ntk._select import split_trainable
 
 DYNAMICS = ("auto", "recursion", "ode", "closed_form")
 
@@ -62,7 +64,8 @@ class Prediction:
         error: predicted error (share misclassified; for regression unexplained variance), (T + 1,).
         max_learning_rate: beyond it the linearised network diverges at the start of training; for
             an `optimizer` given as such, the limit of plain gradient descent.
-        stable: False when the learning rate is beyond that limit, or the forecast diverged.
+        stable: False when the learning rate is beyond that limit, the outputs diverged, or the loss
+            ends above twice its start (small batches can diverge below the limit).
         cost: what the forecast cost.
         horizon: T.
         rule: the definition of training time, see `training_time`.
@@ -92,6 +95,12 @@ class Prediction:
         rate = self.hyperparameters.get("learning_rate")
         if self.stable:
             return f"stable; largest stable learning rate {self.max_learning_rate:.4g}"
+        if rate is not None and rate < self.max_learning_rate:
+            return (
+                f"diverges at learning rate {rate:g} with batches of "
+                f"{self.hyperparameters['batch_size']}; a full batch diverges above "
+                f"η = {self.max_learning_rate:.4g}"
+            )
         given = "" if rate is None else f" (learning rate {rate:g})"
         return f"diverges above η = {self.max_learning_rate:.4g}{given}"
 
@@ -223,7 +232,12 @@ def predict_training_time(
 
         def build(weights: Params) -> Array:
             return empirical_ntk(
-                network, weights, x, batch_size=kernel_batch_size, max_bytes=max_bytes
+                apply_fn,
+                restore(weights),
+                x,
+                trainable=trainable,
+                batch_size=kernel_batch_size,
+                max_bytes=max_bytes,
             )
 
         report("kernel")
@@ -242,7 +256,9 @@ def predict_training_time(
             diverged_at, passes, kernels = path.diverged_at, path.gradient_evaluations, path.kernels
             draft = path.provisional
         elif dynamics in ("auto", "recursion"):
-            tangent = jax.jvp(lambda w: network(w, x), (selected,), (selected,))[1]
+            tangent = None
+            if linear_filter(optimizer).weight_decay:
+                tangent = jax.jvp(lambda w: network(w, x), (selected,), (selected,))[1]
             path = recursion(kernel, f0, targets, **common, **batches, initial_tangent=tangent)
             diverged_at = path.diverged_at
         else:
@@ -262,6 +278,7 @@ def predict_training_time(
     if learning_rate is not None:
         stable = stable and float(learning_rate) < float(limit)
     losses = jnp.asarray(curves[:, 0])
+    stable = stable and bool(losses[-1] <= 2 * losses[0])
     times = {e: int(training_time(losses, e, rule=rule)) if stable else -1 for e in thresholds}
     return Prediction(
         steps=times,

@@ -1,3 +1,48 @@
-"""The empirical neural tangent kernel of any network, and nothing that moves."""
+"""The kernel, and nothing that moves: exact, sketched, matrix-free, and its spectrum."""
 
-from jaxttp.ntk.gram import empirical_ntk as empirical_ntk
+from jaxttp.ntk._plan import KernelPlan
+from jaxttp.ntk.gram import empirical_ntk, ntk_plan
+from jaxttp.ntk.operator import NTKOperator, ntk_operator
+from jaxttp.ntk.sketch import ClassSketch, class_sketch, sketch_error, sketch_jacobian
+from jaxttp.ntk.spectrum import (
+    ClassSeparation,
+    Eigensystem,
+    PowerLaw,
+    PSDReport,
+    SpectralDensity,
+    as_matrix,
+    class_separation,
+    eigendecomposition,
+    extreme_eigenvalues,
+    fit_power_law,
+    gradient_components,
+    label_alignment,
+    psd_report,
+    spectral_density,
+)
+
+__all__ = [
+    "ClassSeparation",
+    "ClassSketch",
+    "Eigensystem",
+    "KernelPlan",
+    "NTKOperator",
+    "PSDReport",
+    "PowerLaw",
+    "SpectralDensity",
+    "as_matrix",
+    "class_separation",
+    "class_sketch",
+    "eigendecomposition",
+    "empirical_ntk",
+    "extreme_eigenvalues",
+    "fit_power_law",
+    "gradient_components",
+    "label_alignment",
+    "ntk_operator",
+    "ntk_plan",
+    "psd_report",
+    "sketch_error",
+    "sketch_jacobian",
+    "spectral_density",
+]

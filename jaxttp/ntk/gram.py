@@ -1,79 +1,41 @@
-"""The empirical neural tangent kernel, exactly, in bounded memory.
+"""The empirical neural tangent kernel, Θ = J Jᵀ: one entrance, the method chosen by cost.
 
-    Theta[i, a, j, b] = sum_p  d f_a(x_i)/d w_p  *  d f_b(x_j)/d w_p
+    Θ[n, c, m, d] = <df_c(x1_n)/dw, df_d(x2_m)/dw>
 
-The Jacobian J (N, C, D) of the whole data set never exists at once: tiles of a few samples are
-made, contracted and dropped.
+The plan (method, form of each layer, block sizes) is made first, from shapes alone; see
+`ntk_plan`. A kernel that fits is computed in one piece. A larger one is cut into blocks of rows
+whose features are held, against which blocks of columns are streamed; only the upper triangle of a
+symmetric kernel is computed.
 """
 
+import dataclasses
 import functools
-import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_integer
+from jaxttp._checks import check_choice, check_finite
 from jaxttp._types import ApplyFn, Params
+from jaxttp.ntk._blocks import by_blocks
+from jaxttp.ntk._compiled import Settings, compiled, dtype_of, structure
+from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
+from jaxttp.ntk._program import Program, trace
+from jaxttp.ntk._select import leaf_paths, select_leaves
+from jaxttp.ntk._sites import find_sites
 
-OUTPUTS = ("full", "trace", "diagonal")
-METHODS = ("auto", "jacobian", "vector_product")
-DEFAULT_BYTES = 2**30
-"""Memory for the Jacobians of one pair of tiles where the caller sets no bound."""
-
-
-def split_trainable(params: Params, trainable: Any) -> tuple[Params, Callable[[Params], Params]]:
-    """The parameters that train, and the function that puts the frozen ones back.
-
-    Args:
-        params: any pytree of arrays.
-        trainable: None (all of them), a pytree of booleans (a prefix of `params` is enough), or a
-            predicate on a leaf's path as `jax.tree_util.keystr` prints it.
-
-    Returns:
-        ``(selected, restore)``: the selected leaves (None in place of the others) and a function
-        from such a tree to the whole parameters.
-
-    Raises:
-        ValueError: `trainable` does not fit `params`, or selects nothing.
-    """
-    if trainable is None:
-        mask = jax.tree.map(lambda leaf: True, params)
-    elif callable(trainable):
-        mask = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: bool(trainable(jax.tree_util.keystr(path))), params
-        )
-    else:
-        try:
-            mask = jax.tree.broadcast(trainable, params)
-        except ValueError as problem:
-            raise ValueError(
-                f"trainable is a tree that does not fit params: {problem}; give a tree of booleans "
-                "with the structure of params (a prefix is enough) or a predicate on the path."
-            ) from None
-    if not any(jax.tree.leaves(mask)):
-        raise ValueError("trainable selects no parameter at all; select at least one leaf.")
-    selected = jax.tree.map(lambda use, leaf: leaf if use else None, mask, params)
-
-    def restore(tree: Params) -> Params:
-        return jax.tree.map(
-            lambda use, new, old: new if use else old,
-            mask,
-            jax.tree.map(lambda use, new: new, mask, tree, is_leaf=lambda leaf: leaf is None),
-            params,
-        )
-
-    return selected, restore
+Output = Literal["full", "trace", "diagonal"]
+_OUTPUTS = ("full", "trace", "diagonal")
+_METHODS = ("auto", "layerwise", "jacobian", "vector_product")
 
 
 def empirical_ntk(
     apply_fn: ApplyFn,
     params: Params,
-    x1: ArrayLike,
-    x2: ArrayLike | None = None,
+    x1: Any,
+    x2: Any = None,
     *,
     output: str = "full",
     method: str = "auto",
@@ -81,155 +43,264 @@ def empirical_ntk(
     batch_size: int | None = None,
     max_bytes: int | None = None,
     mesh: Any = None,
-) -> Array:
-    """The empirical neural tangent kernel between two sets of samples.
+    accumulation_dtype: Any = None,
+    per_layer: bool = False,
+) -> Any:
+    """The kernel Θ(x1, x2) of any network, exact to rounding.
+
+        Θ[n, c, m, d] = sum_w df_c(x1_n)/dw df_d(x2_m)/dw
+
+    It is symmetric to the last bit and positive semi-definite up to rounding when x2 is left out
+    (`jaxttp.ntk.psd_report` gives the smallest eigenvalue), and does not depend on `batch_size`
+    beyond rounding. Matrix products run at the highest precision.
 
     Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``; row i depends on sample i alone.
-        params: pytree of floating-point arrays.
-        x1: samples (N1, ...).
-        x2: samples (N2, ...); `x1` again when None (then only half the tiles are computed).
-        output: "full" (N1, C, N2, C); "trace" (N1, N2), the mean over c of Theta[n, c, m, c];
-            "diagonal" (N1, N2, C), Theta[n, c, m, c].
-        method: "jacobian" (reverse mode, tiles of the Jacobian), "vector_product" (forward mode
-            through the transpose, no Jacobian rows stored), or "auto".
-        trainable: None for all parameters, a pytree of booleans (prefix allowed) or a predicate on
-            the path string; the others are frozen and add nothing to the kernel.
-        batch_size: samples a tile; chosen from `max_bytes` when None. The last tile may be ragged.
-        max_bytes: bound on the memory of the Jacobian tiles held at once, in bytes (1 GiB).
-        mesh: reserved for several devices; one device is used.
+        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``; row i depends on row i of x alone.
+        params: pytree of arrays; the integer ones are never trainable.
+        x1: inputs (N1, ...), an array or a pytree of arrays with that leading axis.
+        x2: inputs (N2, ...); None for x1.
+        output: "full" (N1, C, N2, C); "trace" (N1, N2), the mean over c of Θ[n, c, m, c];
+            "diagonal" (N1, N2, C), the Θ[n, c, m, c] themselves.
+        method: "layerwise" (no per-sample gradient of dense layers), "jacobian" (streamed
+            per-sample gradients), "vector_product" (a jvp of a vjp for each column) or "auto", the
+            cheapest by the cost model; all agree.
+        trainable: which parameters count: None for all, a pytree of bools (a prefix is enough), or
+            a predicate on the path, such as ``lambda path: path.startswith("head/")``.
+        batch_size: samples at a time; None to let the plan decide.
+        max_bytes: bound on the peak memory, the result included; None for 2 GiB beside the result.
+        mesh: a device mesh of one device, or None.
+        accumulation_dtype: dtype of the sums and of the result, "float32" or "float64"; None for
+            the network's (at least float32). "float64" needs no global switch.
+        per_layer: return a dict from parameter path to its kernel; they sum to the whole.
 
     Returns:
-        The kernel, in the dtype of the outputs.
+        The kernel, or a dict of kernels if `per_layer`.
 
     Raises:
-        ValueError: bad option, shapes, sizes, or non-finite `x1`, `x2` or `params`.
+        ValueError: an unknown option, x1 and x2 that do not match, values that are not finite,
+            nothing trainable, outputs that are not (N, C), or a `max_bytes` that cannot be kept
+            (the least that can is stated).
 
     Example:
         >>> import jax.numpy as jnp
-        >>> kernel = empirical_ntk(lambda w, x: x @ w, jnp.ones((3, 2)), jnp.eye(3))
-        >>> kernel.shape
-        (3, 2, 3, 2)
-        >>> bool(jnp.allclose(kernel.reshape(6, 6), jnp.eye(6)))
-        True
+        >>> def linear(params, x):
+        ...     return x @ params["w"]
+        >>> x = jnp.array([[1.0, 0.0], [1.0, 2.0]])
+        >>> empirical_ntk(linear, {"w": jnp.ones((2, 1))}, x)[:, 0, :, 0].tolist()
+        [[1.0, 1.0], [1.0, 5.0]]
 
     Source:
-        TTP eq (2); the mean over outputs is the kernel that neural-tangents calls trace_axes.
+        TTP section 3; the layerwise contraction is derived in `jaxttp.ntk.layerwise`.
     """
-    check_choice("output", output, OUTPUTS)
-    check_choice("method", method, METHODS)
-    if mesh is not None:
-        raise ValueError("mesh: kernels over several devices are not supported yet; leave it None.")
-    x1 = jnp.asarray(x1)
-    check_finite("x1", x1)
-    check_finite("params", params)
-    if x2 is not None:
-        x2 = jnp.asarray(x2)
-        check_finite("x2", x2)
-        if x2.shape[1:] != x1.shape[1:]:
+    _check_mesh(mesh)
+    for name, value in (("params", params), ("x1", x1), ("x2", x2)):
+        check_finite(name, value)
+    job = _Job.of(
+        apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer
+    )
+    plan = job.plan(method, batch_size, max_bytes)
+    result = _compute(job, plan)
+    if per_layer:
+        return {job.work.paths[int(name)]: kernel for name, kernel in result.items()}
+    return result["sum"]
+
+
+def ntk_plan(
+    apply_fn: ApplyFn,
+    params: Params,
+    x1: Any,
+    x2: Any = None,
+    *,
+    output: str = "full",
+    method: str = "auto",
+    trainable: Any = None,
+    batch_size: int | None = None,
+    max_bytes: int | None = None,
+    accumulation_dtype: Any = None,
+    per_layer: bool = False,
+) -> KernelPlan:
+    """What `empirical_ntk` with the same arguments will do, and why; only shapes are looked at.
+
+    Args:
+        apply_fn: see `empirical_ntk`.
+        params: see `empirical_ntk`; `jax.ShapeDtypeStruct` leaves will do.
+        x1: see `empirical_ntk`; `jax.ShapeDtypeStruct` will do.
+        x2: see `empirical_ntk`.
+        output: see `empirical_ntk`.
+        method: see `empirical_ntk`.
+        trainable: see `empirical_ntk`.
+        batch_size: see `empirical_ntk`.
+        max_bytes: see `empirical_ntk`.
+        accumulation_dtype: see `empirical_ntk`.
+        per_layer: see `empirical_ntk`.
+
+    Returns:
+        The plan; printing it explains it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> plan = ntk_plan(lambda p, x: x @ p, jnp.ones((300, 10)), jnp.ones((64, 300)))
+        >>> plan.method, plan.rows
+        ('layerwise', 64)
+    """
+    job = _Job.of(
+        apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer
+    )
+    return job.plan(method, batch_size, max_bytes)
+
+
+def _check_mesh(mesh: Any) -> None:
+    if mesh is not None and getattr(mesh, "size", 1) != 1:
+        raise ValueError(
+            f"mesh: a kernel is computed on one device for now; got a mesh of {mesh.size}. "
+            "Leave it None."
+        )
+
+
+def _length(name: str, x: Any) -> int:
+    leaves = jax.tree.leaves(x)
+    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else None for leaf in leaves}
+    length = next(iter(lengths), None)
+    if len(lengths) != 1 or not length:
+        shapes = ", ".join(str(jnp.shape(leaf)) for leaf in leaves) or "no array"
+        raise ValueError(f"{name} must be (N, ...) with at least one sample; got {shapes}.")
+    return length
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Job:
+    """Checked arguments."""
+
+    apply_fn: ApplyFn
+    leaves: list[Any]
+    treedef: Any
+    rows: list[Any]
+    columns: list[Any] | None
+    sample_treedef: Any
+    work: Workload
+    dtype: str
+    per_layer: bool
+
+    @classmethod
+    def of(
+        cls,
+        apply_fn: ApplyFn,
+        params: Params,
+        x1: Any,
+        x2: Any,
+        output: str,
+        method: str,
+        trainable: Any,
+        accumulation_dtype: Any,
+        per_layer: bool,
+    ) -> "_Job":
+        check_choice("output", output, _OUTPUTS)
+        check_choice("method", method, _METHODS)
+        n1 = _length("x1", x1)
+        n2 = n1 if x2 is None else _length("x2", x2)
+        first, sample_treedef = jax.tree.flatten(x1)
+        second = None if x2 is None else jax.tree.leaves(x2)
+        if second is not None:
+            one, two = ([(jnp.shape(a)[1:], dtype_of(a)) for a in rows] for rows in (first, second))
+            if jax.tree.structure(x2) != sample_treedef or one != two:
+                raise ValueError(
+                    f"x2 must look like x1 but for its length; got {two}, x1 has {one}."
+                )
+        leaves, treedef = jax.tree.flatten(params)
+        mask = select_leaves(params, trainable)
+        structs = tuple((s.shape, s.dtype) for s in jax.tree.leaves(structure(leaves)))
+        samples = tuple((jnp.shape(a)[1:], dtype_of(a)) for a in first)
+        program, sites = _cached(
+            _analyse, apply_fn, treedef, structs, sample_treedef, samples, mask, _config()
+        )
+        network = program.avals[program.output].dtype
+        dtype = _accumulation_dtype(accumulation_dtype, network)
+        if method == "vector_product" and (per_layer or jnp.dtype(dtype) != network):
+            option = "per_layer" if per_layer else "accumulation_dtype"
             raise ValueError(
-                f"x1 and x2 must hold samples of one shape; got {x1.shape[1:]} and {x2.shape[1:]}."
+                f"{option} is not for method='vector_product', which never sees a layer; "
+                "use 'layerwise' or 'jacobian'."
             )
-    for name, x in (("x1", x1), ("x2", x1 if x2 is None else x2)):
-        if x.ndim == 0 or x.shape[0] == 0:
-            raise ValueError(f"{name} must hold at least one sample; got shape {x.shape}.")
-    shape = jax.eval_shape(apply_fn, params, x1).shape
-    if len(shape) != 2 or shape[0] != x1.shape[0]:
+        work = Workload(
+            program, sites, leaf_paths(params), mask, n1, n2, x2 is None, output,
+            jnp.dtype(dtype).itemsize,
+        )  # fmt: skip
+        return cls(apply_fn, leaves, treedef, first, second, sample_treedef, work, dtype, per_layer)
+
+    def plan(self, method: str, batch_size: int | None, max_bytes: int | None) -> KernelPlan:
+        """The plan for this job."""
+        layers = sum(self.work.trainable) if self.per_layer else 1
+        network = self.work.program.avals[self.work.program.output].dtype
+        if method == "auto" and (self.per_layer or jnp.dtype(self.dtype) != network):
+            method = "layerwise"
+        return make_plan(self.work, method, batch_size, max_bytes, layers)
+
+    def settings(self, plan: KernelPlan) -> Settings:
+        """The static side of the compiled functions."""
+        index = {path: leaf for leaf, path in enumerate(self.work.paths)}
+        forms = tuple((index[path], form) for path, form in plan.forms.items())
+        return Settings(
+            self.treedef, self.sample_treedef, self.work.trainable, forms, plan.method,
+            self.work.output, self.dtype, not self.per_layer,
+        )  # fmt: skip
+
+
+def _accumulation_dtype(wanted: Any, network: Any) -> str:
+    if wanted is None:
+        return jnp.dtype(jnp.promote_types(network, jnp.float32)).name
+    name = jnp.dtype(wanted).name
+    check_choice("accumulation_dtype", name, ("float32", "float64"))
+    if jnp.dtype(name).itemsize < jnp.dtype(network).itemsize:
         raise ValueError(
-            f"apply_fn must return outputs (N, C) = ({x1.shape[0]}, C); got {shape}. "
-            "Flatten or select its outputs."
+            f"accumulation_dtype={name!r} is narrower than the network's {network}; "
+            "convert the parameters and inputs instead."
         )
-    selected, restore = split_trainable(params, trainable)
-    if batch_size is None:
-        batch_size = _default_batch(selected, shape[1], max_bytes)
-    check_integer("batch_size", batch_size, at_least=1)
-    tile = functools.partial(_TILES[method], lambda w, x: apply_fn(restore(w), x), selected)
-    return _assemble(tile, x1, x2, shape[1], output, batch_size)
+    return name
 
 
-def _default_batch(params: Params, c: int, max_bytes: int | None) -> int:
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    bound = DEFAULT_BYTES if max_bytes is None else max_bytes
-    least = 2 * c * size
-    if max_bytes is not None and max_bytes < least:
-        raise ValueError(
-            f"max_bytes={max_bytes} cannot hold the Jacobians of two samples; {least} would do."
+def _config() -> Hashable:
+    """Settings of JAX under which a traced program would differ."""
+    return jax.dtypes.canonicalize_dtype("float64").name
+
+
+def _cached(function: Callable[..., Any], apply_fn: ApplyFn, *rest: Any) -> Any:
+    """`function(apply_fn, *rest)` from its bounded cache, or anew if something has no hash."""
+    try:
+        hash((apply_fn, rest))
+    except TypeError:
+        return function.__wrapped__(apply_fn, *rest)  # type: ignore[attr-defined]
+    return function(apply_fn, *rest)
+
+
+@functools.lru_cache(maxsize=128)
+def _analyse(
+    apply_fn: ApplyFn,
+    treedef: Any,
+    structs: Any,
+    sample_treedef: Any,
+    samples: Any,
+    mask: tuple[bool, ...],
+    config: Hashable,
+) -> tuple[Program, Any]:
+    """The program and its sites, for planning: shapes only, the constants are dropped."""
+    del config
+    with jax.default_matmul_precision("highest"):
+        program = trace(
+            apply_fn,
+            jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*s) for s in structs]),
+            jax.tree.unflatten(sample_treedef, [jax.ShapeDtypeStruct(*s) for s in samples]),
         )
-    return max(1, math.floor(bound / least))
+    sites = find_sites(program, mask)
+    return dataclasses.replace(program, constants={}), sites
 
 
-def _assemble(
-    tile: Callable[[Array, Array, str], Array],
-    x1: Array,
-    x2: Array | None,
-    c: int,
-    output: str,
-    batch_size: int,
-) -> Array:
-    """Fill the kernel tile by tile; without `x2` the lower half is the upper half transposed."""
-    run = jax.jit(tile, static_argnums=2)
-    columns = x1 if x2 is None else x2
-    rows = []
-    starts1 = range(0, x1.shape[0], batch_size)
-    starts2 = range(0, columns.shape[0], batch_size)
-    done: dict[tuple[int, int], Array] = {}
-    for i in starts1:
-        row = []
-        for j in starts2:
-            if x2 is None and j < i:
-                block = _transpose(done[j, i], output)
-            else:
-                block = run(x1[i : i + batch_size], columns[j : j + batch_size], output)
-                if x2 is None and i == j:
-                    block = 0.5 * (block + _transpose(block, output))
-                done[i, j] = block
-            row.append(block)
-        rows.append(jnp.concatenate(row, axis=2 if output == "full" else 1))
-    return jnp.concatenate(rows, axis=0)
-
-
-def _transpose(block: Array, output: str) -> Array:
-    if output == "full":
-        return jnp.transpose(block, (2, 3, 0, 1))
-    return jnp.swapaxes(block, 0, 1)
-
-
-def _jacobian_tile(f: ApplyFn, params: Params, x1: Array, x2: Array, output: str) -> Array:
-    def rows(x: Array) -> Params:
-        def single(sample: Array) -> Params:
-            return jax.jacrev(lambda w: f(w, sample[None])[0])(params)
-
-        return jax.vmap(single)(x)
-
-    pattern = {"full": "iap,jbp->iajb", "trace": "iap,jap->ij", "diagonal": "iap,jap->ija"}[output]
-    parts = []
-    for left, right in zip(jax.tree.leaves(rows(x1)), jax.tree.leaves(rows(x2)), strict=True):
-        flat = [leaf.reshape(*leaf.shape[:2], -1) for leaf in (left, right)]
-        part = jnp.einsum(pattern, *flat, precision="highest")
-        parts.append(part / left.shape[1] if output == "trace" else part)
-    return functools.reduce(jnp.add, parts)
-
-
-def _vector_product_tile(f: ApplyFn, params: Params, x1: Array, x2: Array, output: str) -> Array:
-    def block(sample1: Array, sample2: Array) -> Array:
-        _, pull = jax.vjp(lambda w: f(w, sample2[None])[0], params)
-
-        def product(cotangent: Array) -> Array:
-            tangent = pull(cotangent)[0]
-            return jax.jvp(lambda w: f(w, sample1[None])[0], (params,), (tangent,))[1]
-
-        c = jax.eval_shape(lambda w: f(w, sample2[None])[0], params)
-        return jax.vmap(product, out_axes=1)(jnp.eye(c.shape[0], dtype=c.dtype))  # (C, C)
-
-    full = jax.vmap(lambda a: jax.vmap(lambda b: block(a, b))(x2))(x1)  # (n, m, C, C)
-    if output == "full":
-        return jnp.swapaxes(full, 1, 2)
-    diagonal = jnp.diagonal(full, axis1=2, axis2=3)
-    return diagonal if output == "diagonal" else jnp.mean(diagonal, axis=-1)
-
-
-_TILES = {
-    "auto": _jacobian_tile,
-    "jacobian": _jacobian_tile,
-    "vector_product": _vector_product_tile,
-}
+def _compute(job: _Job, plan: KernelPlan) -> dict[str, Array]:
+    functions = _cached(compiled, job.apply_fn, job.settings(plan))
+    leaves = [jnp.asarray(leaf) for leaf in job.leaves]
+    x1 = [jnp.asarray(leaf) for leaf in job.rows]
+    x2 = None if job.columns is None else [jnp.asarray(leaf) for leaf in job.columns]
+    n1, n2, output = job.work.n1, job.work.n2, job.work.output
+    with jax.default_matmul_precision("highest"):
+        if plan.chunk >= max(n1, n2):
+            return functions.whole(leaves, x1, x2)
+        return by_blocks(functions, plan, leaves, x1, x2, n1, n2, output, job.dtype)

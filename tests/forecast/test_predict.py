@@ -130,6 +130,19 @@ def test_beyond_stability_is_a_forecast_not_an_exception():
         assert predict(loss=loss, learning_rate=0.9 * limit).stable is True
 
 
+def test_small_batches_can_diverge_below_the_full_batch_limit():
+    """One sample at a time: its own curvature, not the mean's, limits the rate."""
+    x = jnp.diag(jnp.array([10.0, 0.1, 0.1, 0.1]))
+    y = np.ones((4, 1))
+    common = {"loss": "squared_error", "steps": 60, "learning_rate": 0.04}
+    weights = jnp.zeros((4, 1))
+    assert predict(linear, weights, x, y, **common).stable
+    forecast = predict(linear, weights, x, y, batch_size=1, key=jax.random.key(0), **common)
+    assert 0.04 < forecast.max_learning_rate
+    assert not forecast.stable
+    assert "batches of 1" in forecast.message
+
+
 def test_the_result_is_frozen_and_reads_well():
     forecast = predict(thresholds=(0.01, 0.4))
     assert list(forecast.steps) == [0.01, 0.4]

@@ -1,66 +1,277 @@
+"""The kernel against a brute-force float64 Jacobian, on networks of every kind."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from jaxttp import empirical_ntk
+from jaxttp.ntk import empirical_ntk, ntk_plan, psd_report
+from jaxttp.ntk._compiled import compiled
 from tests import oracles
+from tests.ntk.networks import NETWORKS, conv_channels_first, mlp, residual_net
 
-KEYS = jax.random.split(jax.random.key(5), 4)
-PARAMS = {"a": jax.random.normal(KEYS[0], (4, 6)), "b": jax.random.normal(KEYS[1], (6, 3))}
-X1, X2 = jax.random.normal(KEYS[2], (7, 4)), jax.random.normal(KEYS[3], (5, 4))
-
-
-def network(params, x):
-    return jnp.tanh(x @ params["a"]) @ params["b"]
+# Both sides sum the same float64 products in another order: a few hundred roundings of 1e-16.
+TOLERANCE = 1e-12
 
 
-@pytest.mark.parametrize("method", ["auto", "jacobian", "vector_product"])
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
-@pytest.mark.parametrize("cross", [False, True])
-def test_equals_brute_force(method, batch_size, cross):
-    x2 = X2 if cross else None
-    want = oracles.kernel(network, PARAMS, X1, x2)
-    options = {"method": method, "batch_size": batch_size}
-    got = empirical_ntk(network, PARAMS, X1, x2, **options)
-    np.testing.assert_allclose(got, want, atol=1e-10)
-    trace = empirical_ntk(network, PARAMS, X1, x2, output="trace", **options)
-    np.testing.assert_allclose(trace, np.einsum("ncmc->nm", want) / 3, atol=1e-10)
-    diagonal = empirical_ntk(network, PARAMS, X1, x2, output="diagonal", **options)
-    np.testing.assert_allclose(diagonal, np.einsum("ncmc->nmc", want), atol=1e-10)
+def close(got, wanted, tolerance=TOLERANCE):
+    wanted = np.asarray(wanted)
+    assert got.shape == wanted.shape
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance * np.max(np.abs(wanted)))
 
 
-def test_symmetric_to_the_bit():
-    kernel = np.asarray(empirical_ntk(network, PARAMS, X1, batch_size=3))
-    np.testing.assert_array_equal(kernel, kernel.transpose(2, 3, 0, 1))
+def symmetric(kernel):
+    return bool(jnp.all(kernel == kernel.transpose(2, 3, 0, 1)))
 
 
-@pytest.mark.parametrize(
-    "trainable",
-    [{"a": False, "b": True}, lambda path: "b" in path, {"a": False, "b": np.bool_(True)}],
+@pytest.mark.parametrize("method", ["layerwise", "jacobian", "vector_product"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_agrees_with_the_brute_force_jacobian(name, method):
+    apply_fn, params, x = NETWORKS[name]()
+    kernel = empirical_ntk(apply_fn, params, x, method=method)
+    close(kernel, oracles.kernel(apply_fn, params, x))
+    assert symmetric(kernel)
+
+
+@pytest.mark.parametrize("method", ["layerwise", "vector_product"])
+@pytest.mark.parametrize("name", ["conv_channels_first", "embedding_bag", "tied_weights"])
+def test_ragged_blocks_change_nothing(name, method):
+    apply_fn, params, x = NETWORKS[name]()
+    whole = empirical_ntk(apply_fn, params, x, method=method)
+    blocks = empirical_ntk(apply_fn, params, x, method=method, batch_size=2)
+    close(blocks, whole)
+    assert symmetric(blocks)
+
+
+@settings(max_examples=8)
+@given(
+    n1=st.integers(1, 6), n2=st.integers(1, 6), batch_size=st.integers(1, 7), cross=st.booleans()
 )
-def test_frozen_parameters_add_nothing(trainable):
-    features = jnp.tanh(X1 @ PARAMS["a"])
-    want = oracles.kernel(lambda w, x: x @ w, PARAMS["b"], features)
-    got = empirical_ntk(network, PARAMS, X1, trainable=trainable)
-    np.testing.assert_allclose(got, want, atol=1e-10)
+def test_any_shape_and_batch_size(n1, n2, batch_size, cross):
+    apply_fn, params, x = mlp(12)
+    x1, x2 = x[:n1], x[6 : 6 + n2] if cross else None
+    kernel = empirical_ntk(apply_fn, params, x1, x2, method="layerwise", batch_size=batch_size)
+    close(kernel, oracles.kernel(apply_fn, params, x1, x2))
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("method", ["layerwise", "jacobian", "vector_product"])
+@pytest.mark.parametrize("name", ["conv_channels_first", "embedding_bag"])
+def test_trace_and_diagonal(name, method, batch_size):
+    apply_fn, params, x = NETWORKS[name]()
+    full = oracles.kernel(apply_fn, params, x, x[:3])
+    options = {"method": method, "batch_size": batch_size}
+    diagonal = empirical_ntk(apply_fn, params, x, x[:3], output="diagonal", **options)
+    close(diagonal, jnp.einsum("ncmc->nmc", full))
+    trace = empirical_ntk(apply_fn, params, x, x[:3], output="trace", **options)
+    close(trace, jnp.einsum("ncmc->nm", full) / full.shape[1])
+    square = empirical_ntk(apply_fn, params, x, output="trace", **options)
+    assert bool(jnp.all(square == square.T))
+
+
+# Each form can be forced by the shapes: few positions and a wide layer, or the opposite.
+@pytest.mark.parametrize("output", ["full", "diagonal", "trace"])
+def test_activation_form_with_several_positions(output):
+    params = {"w": jax.random.normal(jax.random.key(1), (1, 1, 40, 40)), "h": jnp.ones((40, 2))}
+
+    def apply_fn(p, x):
+        h = jax.lax.conv_general_dilated(
+            x, p["w"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jnp.tanh(h).mean((1, 2)) @ p["h"]
+
+    x = jax.random.normal(jax.random.key(0), (5, 1, 2, 40))
+    assert ntk_plan(apply_fn, params, x, output=output).forms["w"] == "activation"
+    full = oracles.kernel(apply_fn, params, x)
+    spec = {"full": "ncmd->ncmd", "diagonal": "ncmc->nmc", "trace": "ncmc->nm"}[output]
+    wanted = jnp.einsum(spec, full) / (2 if output == "trace" else 1)
+    close(empirical_ntk(apply_fn, params, x, output=output), wanted)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("name", "leaf", "form"),
     [
-        ({"output": "sum"}, "output"),
-        ({"method": "guess"}, "method"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"max_bytes": 10}, "max_bytes"),
-        ({"trainable": {"a": False, "b": False}}, "trainable"),
-        ({"trainable": {"c": True}}, "trainable"),
-        ({"x2": X2[:, :2]}, "x2"),
-        ({"x1": X1.at[0].set(jnp.nan)}, "x1"),
-        ({"x1": X1[:0]}, "x1"),
+        ("mlp", "0/w", "activation"),
+        ("mlp", "0/b", "with weight"),
+        ("equinox_model", "layers/0/bias", "with weight"),
+        ("ntk_parametrisation", "a", "activation"),
+        ("residual_net", "stem", "gradient"),
+        ("rematerialised", "a", "activation"),
+        ("rematerialised", "c", "direct"),
+        ("embedding_bag", "table", "activation"),
+        ("tied_weights", "w", "direct"),
+        ("scanned", "layers/w", "direct"),
+        ("norm_net", "mixing", "direct"),
+        ("custom_derivatives", "b", "direct"),
+        ("shared_output", "b", "direct"),
     ],
 )
-def test_bad_input_names_the_argument(change, words):
-    options = {"x1": X1} | change
-    with pytest.raises(ValueError, match=words):
-        empirical_ntk(network, PARAMS, options.pop("x1"), options.pop("x2", None), **options)
+def test_forms_are_recognised(name, leaf, form):
+    assert ntk_plan(*NETWORKS[name](), method="layerwise").forms[leaf] == form
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_channels_first", "odd_uses"])
+def test_layers_sum_to_the_whole(name):
+    apply_fn, params, x = NETWORKS[name]()
+    layers = empirical_ntk(apply_fn, params, x, per_layer=True)
+    close(sum(layers.values()), oracles.kernel(apply_fn, params, x))
+    paths = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(params)
+    ]
+    assert set(layers) == set(paths)
+    # One layer alone is the kernel of the network with everything else frozen.
+    last = paths[-1]
+    alone = empirical_ntk(apply_fn, params, x, trainable=lambda path: path == last)
+    close(layers[last], alone)
+
+
+def test_trainable_by_prefix_mask_and_predicate():
+    apply_fn, params, x = residual_net()
+
+    def frozen_body(head):
+        return apply_fn({**params, "head": head}, x)
+
+    wanted = oracles.kernel(lambda head, _: frozen_body(head), params["head"], x)
+    mask = {"stem": False, "one": False, "two": False, "short": False, "head": True}
+    full_mask = {**mask, "head": {"w": True, "b": True}}
+    for trainable in (mask, full_mask, lambda path: path.startswith("head/")):
+        close(empirical_ntk(apply_fn, params, x, trainable=trainable), wanted)
+    by_products = empirical_ntk(apply_fn, params, x, trainable=mask, method="vector_product")
+    close(by_products, wanted)
+
+
+def test_integer_parameters_are_constants():
+    params = {"w": jnp.ones((3, 2)), "shift": jnp.array(2)}
+    x = jnp.arange(6.0).reshape(2, 3)
+    kernel = empirical_ntk(lambda p, x: x @ p["w"] + p["shift"], params, x)
+    close(kernel[:, 0, :, 0], x @ x.T)
+
+
+def test_inputs_may_be_a_pytree():
+    params = {"w": jax.random.normal(jax.random.key(0), (3, 2))}
+    x = {"a": jnp.ones((4, 3)), "b": jax.random.normal(jax.random.key(1), (4, 3))}
+    kernel = empirical_ntk(lambda p, x: (x["a"] * x["b"]) @ p["w"], params, x)
+    close(kernel[:, 0, :, 0], x["b"] @ x["b"].T)
+
+
+@pytest.mark.parametrize("method", ["layerwise", "vector_product"])
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_under_jit_and_vmap(method, batch_size):
+    apply_fn, params, x = conv_channels_first()
+    options = {"method": method, "batch_size": batch_size}
+
+    def kernel(params, x):
+        return empirical_ntk(apply_fn, params, x, **options)
+
+    wanted = kernel(params, x)
+    close(jax.jit(kernel)(params, x), wanted)
+    stacked = jnp.stack([x[:3], x[2:]])
+    both = jax.vmap(kernel, (None, 0))(params, stacked)
+    close(both[1], wanted[2:, :, 2:])
+
+
+def test_network_that_closes_over_a_tracer():
+    x = jax.random.normal(jax.random.key(0), (4, 3))
+
+    @jax.jit
+    def kernel(scale):
+        return empirical_ntk(lambda w, x: scale * (x @ w), jnp.ones((3, 1)), x)[:, 0, :, 0]
+
+    close(kernel(2.0), 4.0 * x @ x.T)
+    close(kernel(3.0), 9.0 * x @ x.T)
+
+
+def test_no_silent_dtype_mixing(strict_dtypes):
+    apply_fn, params, x = conv_channels_first()
+    params, x = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x))
+    assert empirical_ntk(apply_fn, params, x, batch_size=3).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_float64_sums_without_the_global_switch(batch_size):
+    apply_fn, params, x = conv_channels_first()
+    params, x = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x))
+    with jax.enable_x64(False):
+        narrow = empirical_ntk(apply_fn, params, x, batch_size=batch_size)
+        wide = empirical_ntk(
+            apply_fn, params, x, batch_size=batch_size, accumulation_dtype="float64"
+        )
+    assert narrow.dtype == jnp.float32
+    assert wide.dtype == jnp.float64
+    # The float32 features err by some 1e-7 in either case.
+    close(wide, narrow.astype(jnp.float64), 1e-5)
+    # In float64 the Gram matrix of float32 gradients is positive semi-definite to float64 rounding.
+    assert bool(psd_report(wide).is_psd)
+
+
+def test_compiled_once_and_results_never_cached():
+    apply_fn, params, x = mlp()
+    first = empirical_ntk(apply_fn, params, x)
+    before = compiled.cache_info().misses
+    second = empirical_ntk(apply_fn, jax.tree.map(lambda a: 2 * a, params), x)
+    assert compiled.cache_info().misses == before
+    assert not np.allclose(first, second)
+
+
+def test_the_plan_is_kept_and_explains_itself():
+    apply_fn, params, x = conv_channels_first()
+    plan = ntk_plan(apply_fn, params, x)
+    assert plan.bytes >= plan.kernel_bytes
+    assert "fewest operations" in str(plan)
+    assert plan.flops[plan.method] == min(plan.flops.values())
+    bounded = ntk_plan(apply_fn, params, x, max_bytes=plan.bytes // 2)
+    assert bounded.bytes <= plan.bytes // 2
+    assert bounded.rows < plan.rows or bounded.chunk < plan.chunk
+    close(
+        empirical_ntk(apply_fn, params, x, max_bytes=plan.bytes // 2),
+        oracles.kernel(apply_fn, params, x),
+    )
+
+
+def test_the_least_memory_that_is_named_is_enough():
+    apply_fn, params, x = conv_channels_first()
+    with pytest.raises(ValueError, match=r"needs about (\d+) bytes") as caught:
+        empirical_ntk(apply_fn, params, x, max_bytes=1000)
+    least = int(str(caught.value).split("needs about ")[1].split(" ")[0])
+    kernel = empirical_ntk(apply_fn, params, x, max_bytes=least)
+    close(kernel, oracles.kernel(apply_fn, params, x))
+
+
+def _bad(error, match, **changes):
+    return pytest.param(changes, error, match, id=match)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        _bad(ValueError, "output='rows' is not known", output="rows"),
+        _bad(ValueError, "method='fast' is not known", method="fast"),
+        _bad(ValueError, "batch_size must be", batch_size=0),
+        _bad(ValueError, "x1 must be", x1=jnp.zeros((0, 4))),
+        _bad(ValueError, "x1 must be", x1=jnp.array(1.0)),
+        _bad(ValueError, "x2 must look like x1", x2=jnp.zeros((2, 3))),
+        _bad(ValueError, "trainable leaves no", trainable=lambda path: False),
+        _bad(ValueError, "trainable must", trainable=[True]),
+        _bad(ValueError, "trainable must hold True or False", trainable=0.5),
+        _bad(ValueError, "must map x", apply_fn=lambda p, x: (x @ p[0]["w"])[:, 0]),
+        _bad(ValueError, "accumulation_dtype", accumulation_dtype="float16"),
+        _bad(ValueError, "narrower", accumulation_dtype="float32"),
+        _bad(ValueError, "per_layer is not for", per_layer=True, method="vector_product"),
+        _bad(ValueError, "does not hold batch_size", batch_size=4, max_bytes=10),
+    ],
+)
+def test_bad_input(changes, error, match):
+    apply_fn, params, x = mlp()
+    arguments = {"apply_fn": apply_fn, "params": params, "x1": x, **changes}
+    with pytest.raises(error, match=match):
+        empirical_ntk(**arguments)
+
+
+def test_a_mesh_of_several_devices_is_refused():
+    apply_fn, params, x = mlp()
+    mesh = jax.make_mesh((4,), ("rows",))
+    with pytest.raises(ValueError, match="one device"):
+        empirical_ntk(apply_fn, params, x, mesh=mesh)

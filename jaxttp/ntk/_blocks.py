@@ -1,0 +1,129 @@
+"""Kernels larger than one piece: blocks of rows held, blocks of columns streamed against them."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxttp._checks import is_concrete
+from jaxttp.ntk import layerwise
+from jaxttp.ntk._compiled import Functions, wide
+from jaxttp.ntk._plan import KernelPlan
+
+
+def by_blocks(
+    functions: Functions,
+    plan: KernelPlan,
+    leaves: list[Array],
+    x1: list[Array],
+    x2: list[Array] | None,
+    n1: int,
+    n2: int,
+    output: str,
+    dtype: str,
+) -> dict[str, Array]:
+    """Blocks of rows held, blocks of columns streamed; the last block overlaps the one before."""
+    kernels: dict[str, Array] = {}
+    symmetric, columns = x2 is None, x1 if x2 is None else x2
+
+    def write(tiles: dict[str, Array], i: int, j: int, also_mirrored: bool) -> None:
+        with wide(dtype):
+            for name, tile in tiles.items():
+                if name not in kernels:
+                    shape = list(tile.shape)
+                    shape[0], shape[layerwise.COLUMN_AXIS[output]] = n1, n2
+                    kernels[name] = jnp.zeros(shape, tile.dtype)
+                kernels[name] = _write(
+                    kernels[name], tile, i, j, output=output, also_mirrored=also_mirrored
+                )
+        if all(is_concrete(kernel) for kernel in kernels.values()):
+            # Dispatch is asynchronous: without waiting, blocks to come would be allocated already.
+            jax.block_until_ready(kernels)
+
+    for low in range(0, n1, plan.rows):
+        i = min(low, n1 - plan.rows)
+        held = _held(functions, leaves, x1, i, plan.rows, plan.chunk)
+        if symmetric and plan.rows == n1:
+            return functions.square(leaves, x1, held)
+        if symmetric:
+            size = min(plan.columns, plan.rows)
+            for column in range(0, plan.rows, size):
+                j = min(column, plan.rows - size)
+                write(functions.within(leaves, x1, held, j, size=size), i, i + j, False)
+            with wide(dtype):
+                for name, kernel in kernels.items():
+                    kernels[name] = _mirror_block(kernel, i, size=plan.rows, output=output)
+        first = i + plan.rows if symmetric else 0
+        for column in range(first, n2, plan.columns):
+            j = min(column, n2 - plan.columns)
+            tiles = functions.stream(leaves, columns, held, j, size=plan.columns)
+            # The overlap with the square block just written must not spoil its symmetry.
+            if symmetric and j < first:
+                tiles = {name: _columns(t, first - j, output) for name, t in tiles.items()}
+                j = first
+            write(tiles, i, j, symmetric)
+        del held
+    return kernels
+
+
+def _held(
+    functions: Functions, leaves: list[Array], x: list[Array], start: int, rows: int, chunk: int
+) -> Any:
+    """Features of a block of rows, differentiated a chunk at a time.
+
+    The loop is Python's: inside XLA it was several times slower on a CPU (ResNet20).
+    """
+    if chunk >= rows:
+        return functions.features(leaves, x, start, size=rows)
+    held: Any = None
+    for low in range(0, rows, chunk):
+        offset = min(low, rows - chunk)
+        part = functions.features(leaves, x, start + offset, size=chunk)
+        if held is None:
+            held = jax.tree.map(lambda a: jnp.zeros((rows, *a.shape[1:]), a.dtype), part)
+        held = jax.block_until_ready(_put(held, part, offset))
+    return held
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _put(held: Any, part: Any, offset: Array) -> Any:
+    return jax.tree.map(
+        lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, offset, 0), held, part
+    )
+
+
+def _columns(tile: Array, skip: int, output: str) -> Array:
+    return jax.lax.slice_in_dim(
+        tile, skip, tile.shape[layerwise.COLUMN_AXIS[output]], axis=layerwise.COLUMN_AXIS[output]
+    )
+
+
+@functools.partial(
+    jax.jit, static_argnames=("output", "also_mirrored"), donate_argnames=("kernel",)
+)
+def _write(
+    kernel: Array, tile: Array, i: Array, j: Array, *, output: str, also_mirrored: bool
+) -> Array:
+    """Put a tile in place, and its transpose in the mirrored place."""
+
+    def put(kernel: Array, tile: Array, row: Array, column: Array) -> Array:
+        start: list[Any] = [0] * kernel.ndim
+        start[0], start[layerwise.COLUMN_AXIS[output]] = row, column
+        return jax.lax.dynamic_update_slice(kernel, tile, start)
+
+    kernel = put(kernel, tile, i, j)
+    return put(kernel, layerwise.transposed(tile, output), j, i) if also_mirrored else kernel
+
+
+@functools.partial(jax.jit, static_argnames=("size", "output"), donate_argnames=("kernel",))
+def _mirror_block(kernel: Array, start: Array, *, size: int, output: str) -> Array:
+    """Make a square block on the diagonal exactly symmetric, in place."""
+    columns = layerwise.COLUMN_AXIS[output]
+    starts: list[Any] = [0] * kernel.ndim
+    starts[0] = starts[columns] = start
+    sizes = list(kernel.shape)
+    sizes[0] = sizes[columns] = size
+    block = layerwise.mirror(jax.lax.dynamic_slice(kernel, starts, sizes), output)
+    return jax.lax.dynamic_update_slice(kernel, block, starts)

@@ -1,0 +1,195 @@
+"""The compiled pieces of a kernel computation: features of rows, and products of features."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxttp._types import ApplyFn
+from jaxttp.ntk import layerwise
+from jaxttp.ntk._plan import STRIPS
+from jaxttp.ntk._products import pull_and_push
+from jaxttp.ntk._program import trace
+from jaxttp.ntk._sites import find_sites
+from jaxttp.ntk.layerwise import Features, Layers
+
+
+def structure(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), dtype_of(leaf)), tree)
+
+
+def dtype_of(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+
+
+class Settings(NamedTuple):
+    """What a compiled function depends on, beside shapes; hashable."""
+
+    treedef: Any
+    sample_treedef: Any
+    trainable: tuple[bool, ...]
+    forms: tuple[tuple[int, str], ...]
+    method: str
+    output: str
+    dtype: str
+    joined: bool
+
+
+class Functions(NamedTuple):
+    """Compiled pieces of the computation; `start` arguments are traced integers.
+
+    Attributes:
+        whole: (leaves, x1, x2 or None) -> kernel.
+        features: (leaves, x, start, size) -> features of rows.
+        square: (leaves, x, held) -> held features against themselves.
+        within: (leaves, x, held, start, size) -> held features against some of themselves.
+        stream: (leaves, x, held, start, size) -> held features against other rows.
+    """
+
+    whole: Callable[..., dict[str, Array]]
+    features: Callable[..., Any]
+    square: Callable[..., dict[str, Array]]
+    within: Callable[..., dict[str, Array]]
+    stream: Callable[..., dict[str, Array]]
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(apply_fn: ApplyFn, settings: Settings) -> Functions:
+    engine: Any = _VectorProducts if settings.method == "vector_product" else _Layerwise
+
+    def whole(leaves: list[Array], x1: list[Array], x2: list[Array] | None) -> dict[str, Array]:
+        tool = engine(apply_fn, settings, leaves, x1)
+        first = tool.features(x1)
+        return tool.square(first) if x2 is None else tool.against(first, tool.features(x2))
+
+    def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
+        return engine(apply_fn, settings, leaves, x).features(_take(x, start, size))
+
+    def square(leaves: list[Array], x: list[Array], held: Any) -> dict[str, Array]:
+        return engine(apply_fn, settings, leaves, x).square(held)
+
+    def within(
+        leaves: list[Array], x: list[Array], held: Any, start: Array, size: int
+    ) -> dict[str, Array]:
+        part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), held)
+        return engine(apply_fn, settings, leaves, x).against(held, part)
+
+    def stream(
+        leaves: list[Array], x: list[Array], held: Any, start: Array, size: int
+    ) -> dict[str, Array]:
+        tool = engine(apply_fn, settings, leaves, x)
+        return tool.against(held, tool.features(_take(x, start, size)))
+
+    return Functions(
+        jax.jit(whole),
+        jax.jit(features, static_argnames="size"),
+        jax.jit(square),
+        jax.jit(within, static_argnames="size"),
+        jax.jit(stream, static_argnames="size"),
+    )
+
+
+def _take(x: list[Array], start: Array, size: int) -> list[Array]:
+    return [jax.lax.dynamic_slice_in_dim(leaf, start, size) for leaf in x]
+
+
+@contextlib.contextmanager
+def wide(dtype: str) -> Iterator[None]:
+    """Allow float64 for a while, if that is the accumulation's dtype."""
+    if dtype == "float64":
+        with jax.enable_x64(True):
+            yield
+    else:
+        yield
+
+
+class _Layerwise:
+    """Layerwise and Jacobian methods: they differ in the forms alone."""
+
+    def __init__(self, apply_fn: ApplyFn, settings: Settings, leaves: Any, x: Any) -> None:
+        self.settings, self.leaves = settings, leaves
+        samples = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in x]
+        program = trace(
+            apply_fn,
+            structure(jax.tree.unflatten(settings.treedef, leaves)),
+            jax.tree.unflatten(settings.sample_treedef, samples),
+        )
+        forms = dict(settings.forms)
+        sites = find_sites(program, settings.trainable)
+        self.layers = Layers(
+            program,
+            activation=tuple(site for site in sites if forms[site.leaf] == "activation"),
+            gradient=tuple(site for site in sites if forms[site.leaf] == "gradient"),
+            direct=tuple(leaf for leaf, form in forms.items() if form == "direct"),
+            joined=settings.joined,
+        )
+
+    def features(self, x: list[Array]) -> Features:
+        return self.layers.features(self.leaves, x)
+
+    def _contract(self, first: Features, second: Features) -> dict[str, Array]:
+        output = self.settings.output
+        dtype = jnp.dtype(self.settings.dtype)
+        with wide(self.settings.dtype):
+            terms = self.layers.kernels(first, second, output, dtype)
+            if self.settings.joined:
+                terms = {"sum": functools.reduce(jnp.add, terms.values())}
+            if output == "trace":
+                classes = jnp.asarray(self.layers.program.outputs, dtype)
+                terms = {name: term / classes for name, term in terms.items()}
+        return terms
+
+    def square(self, held: Features) -> dict[str, Array]:
+        rows = jax.tree.leaves(held)[0].shape[0]
+        strips = STRIPS if rows >= 8 else 1
+        with wide(self.settings.dtype):
+            return layerwise.square(held, self._contract, self.settings.output, rows, strips)
+
+    def against(self, held: Features, other: Features) -> dict[str, Array]:
+        terms = self._contract(held, other)
+        with wide(self.settings.dtype):
+            output = self.settings.output
+            return {name: layerwise.finish(term, output) for name, term in terms.items()}
+
+
+class _VectorProducts:
+    """A column of the kernel is J applied to a row of J; no Jacobian is ever formed."""
+
+    def __init__(self, apply_fn: ApplyFn, settings: Settings, leaves: Any, x: Any) -> None:
+        del x
+        self.apply_fn, self.settings, self.leaves = apply_fn, settings, leaves
+
+    def _network(self, chosen: dict[int, Array], x: list[Array]) -> Array:
+        leaves = [chosen.get(index, leaf) for index, leaf in enumerate(self.leaves)]
+        params = jax.tree.unflatten(self.settings.treedef, leaves)
+        return self.apply_fn(params, jax.tree.unflatten(self.settings.sample_treedef, x))
+
+    def features(self, x: list[Array]) -> list[Array]:
+        return x
+
+    def against(self, held: list[Array], x: list[Array]) -> dict[str, Array]:
+        mask = self.settings.trainable
+        chosen = {i: leaf for i, leaf in enumerate(self.leaves) if mask[i]}
+        outputs, _, push = pull_and_push(lambda leaves: self._network(leaves, held), chosen)
+        basis = jnp.eye(outputs.shape[-1], dtype=outputs.dtype)
+
+        def columns(*row: Array) -> Array:
+            one = [leaf[None] for leaf in row]
+            _, pull = jax.vjp(lambda leaves: self._network(leaves, one)[0], chosen)
+            return jax.vmap(lambda e: push(pull(e)[0]))(basis)  # (C, n1, C)
+
+        kernel = jax.vmap(columns)(*x).transpose(2, 3, 0, 1)  # (n1, C, n2, C)
+        kernel = kernel.astype(self.settings.dtype)
+        if self.settings.output == "trace":
+            kernel = jnp.einsum("ncmc->nm", kernel) / jnp.asarray(len(basis), kernel.dtype)
+        elif self.settings.output == "diagonal":
+            kernel = jnp.einsum("ncmc->nmc", kernel)
+        return {"sum": kernel}
+
+    def square(self, held: list[Array]) -> dict[str, Array]:
+        kernel = self.against(held, held)["sum"]
+        return {"sum": layerwise.mirror(kernel, self.settings.output)}

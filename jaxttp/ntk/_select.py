@@ -1,0 +1,83 @@
+"""Which parameters count: a mask, a prefix of one, or a predicate on the path."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxttp._types import Params
+
+
+def leaf_paths(params: Params) -> tuple[str, ...]:
+    """The path of each leaf as text, such as "layers/0/kernel"."""
+    paths = jax.tree_util.tree_leaves_with_path(params)
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths)
+
+
+def select_leaves(params: Params, trainable: Any = None) -> tuple[bool, ...]:
+    """Whether each leaf counts; leaves that are not floating-point never do.
+
+    Args:
+        params: pytree of arrays.
+        trainable: None for all, a pytree of bools (a prefix is enough), or a predicate on the path.
+
+    Raises:
+        ValueError: a mask of another structure or with other values than bools; nothing chosen.
+    """
+    leaves = jax.tree.leaves(params)
+    paths = leaf_paths(params)
+    if trainable is None:
+        chosen = [True] * len(leaves)
+    elif callable(trainable):
+        chosen = [bool(trainable(path)) for path in paths]
+    else:
+        try:
+            full = jax.tree.map(lambda m, part: jax.tree.map(lambda _: m, part), trainable, params)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                "trainable must be None, a predicate on the path, or a pytree of bools that params "
+                f"extends; {error}"
+            ) from None
+        chosen = jax.tree.leaves(full)
+        wrong = [value for value in chosen if value is not True and value is not False]
+        if wrong or len(chosen) != len(leaves):
+            raise ValueError(
+                f"trainable must hold True or False for each part of params; got {trainable!r}."
+            )
+    mask = tuple(
+        choice and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        for choice, leaf in zip(chosen, leaves, strict=True)
+    )
+    if not any(mask):
+        known = ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
+        raise ValueError(
+            f"trainable leaves no floating-point parameter to count; params has {known}."
+        )
+    return mask
+
+
+def split_trainable(
+    params: Params, trainable: Any = None
+) -> tuple[Params, Callable[[Params], Params]]:
+    """The parameters that count, and the function that puts the others back.
+
+    Args:
+        params: pytree of arrays.
+        trainable: as in `select_leaves`.
+
+    Returns:
+        ``(chosen, restore)`` with ``restore(chosen)`` the whole parameters; where all of them
+        count, `params` itself and the identity.
+    """
+    mask = select_leaves(params, trainable)
+    if all(mask):
+        return params, lambda chosen: chosen
+    leaves, treedef = jax.tree.flatten(params)
+
+    def restore(chosen: Params) -> Params:
+        given = iter(chosen)
+        pairs = zip(mask, leaves, strict=True)
+        return jax.tree.unflatten(treedef, [next(given) if m else leaf for m, leaf in pairs])
+
+    return [leaf for m, leaf in zip(mask, leaves, strict=True) if m], restore

@@ -1,0 +1,338 @@
+"""Where parameters meet data: the places at which the layerwise method takes a network apart.
+
+A parameter is a *site* parameter when it reaches the data at exactly one step, through a chain
+that only rearranges or rescales it (reshape, transpose, cast, ...), and when that step has a rule:
+
+    dense      dot_general(data, W)                out[b, s, o] = sum_k x[b, s, k] W[b, k, o]
+    conv       conv_general_dilated(data, W)       the same, x being patches and b the groups
+    embedding  gather(W, tokens)                   the same, x being one-hot tokens
+
+Then its gradient is dW[b, k, o] = sum_s x[b, s, k] g[b, s, o] with g the cotangent of the step's
+output. Every other parameter (bias, scale, tied weight, weight inside a scan, softmax of a weight,
+...) is *direct*: differentiated as it stands, per sample, which is right for anything.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxttp.ntk._program import Program, Step
+
+_CONSTANT, _PARAMETER, _DATA = 0, 1, 2
+_REARRANGING = ("reshape", "squeeze", "expand_dims", "transpose", "rev", "copy", "broadcast_in_dim")
+
+
+class _View(NamedTuple):
+    """A slot that holds `scale` times the entries of a leaf, each once, in some order."""
+
+    leaf: int
+    scale: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """A step whose parameter gradient is a sum over positions of outer products.
+
+    Attributes:
+        kind: "dense", "conv" or "embedding".
+        leaf: index of the parameter leaf.
+        bias: index of the leaf that is added to the output of a one-position dense site: its
+            cotangent is the site's own. None if there is none.
+        step: index of the step.
+        operand: position of the data among the step's inputs.
+        groups: b, the number of independent groups.
+        positions: s, the number of places (tokens, pixels) that share the weight.
+        fan_in: k, entries of x at a position; for an embedding the size of the table.
+        fan_out: o, entries of g at a position.
+        scale: the factor between the leaf and what the step uses.
+        inputs: data operand -> x (groups, positions, fan_in); tokens (groups, positions).
+        cotangents: cotangent of the step's output -> g (groups, positions, fan_out).
+    """
+
+    kind: str
+    leaf: int
+    bias: int | None
+    step: int
+    operand: int
+    groups: int
+    positions: int
+    fan_in: int
+    fan_out: int
+    scale: float
+    inputs: Callable[[Array], Array]
+    cotangents: Callable[[Array, Array], Array]
+
+    @property
+    def size(self) -> int:
+        """The number of parameters of the leaf."""
+        return self.groups * self.fan_in * self.fan_out
+
+    @property
+    def input_size(self) -> int:
+        """Entries of x per sample."""
+        per_position = 1 if self.kind == "embedding" else self.fan_in
+        return self.groups * self.positions * per_position
+
+    @property
+    def cotangent_size(self) -> int:
+        """Entries of g per sample and class."""
+        return self.groups * self.positions * self.fan_out
+
+
+def find_sites(program: Program, trainable: Sequence[bool]) -> tuple[Site, ...]:
+    """The sites of a program, by order of the computation."""
+    kinds, leaves, views = _classify(program, trainable)
+    uses: dict[int, list[tuple[int, int]]] = {
+        leaf: [] for leaf, wanted in enumerate(trainable) if wanted
+    }
+    for index, step in enumerate(program.steps):
+        if not any(slot is not None and kinds[slot] == _DATA for slot in step.inputs):
+            continue
+        for position, slot in enumerate(step.inputs):
+            for leaf in leaves.get(slot, ()) if slot is not None else ():
+                uses[leaf].append((index, position))
+    for leaf in leaves.get(program.output, ()):
+        uses[leaf].append((-1, 0))
+
+    sites = []
+    for leaf, places in uses.items():
+        if len(places) != 1 or places[0][0] < 0:
+            continue
+        index, position = places[0]
+        step = program.steps[index]
+        view = views.get(step.inputs[position])  # type: ignore[arg-type]
+        rule = _RULES.get(step.name)
+        if view is None or rule is None:
+            continue
+        data = [slot is not None and kinds[slot] == _DATA for slot in step.inputs]
+        site = rule(step, index, position, data, leaf, view.scale)
+        if site is not None and site.size == math.prod(
+            program.avals[program.parameters[leaf]].shape
+        ):
+            sites.append(site)
+    sites.sort(key=lambda site: site.step)
+    return tuple(_with_bias(program, site, uses, views) for site in sites)
+
+
+def _classify(
+    program: Program, trainable: Sequence[bool]
+) -> tuple[dict[int, int], dict[int, frozenset[int]], dict[int, _View]]:
+    """For each slot: constant, parameter or data; the leaves behind it; whether it is a view."""
+    kinds: dict[int, int] = dict.fromkeys(program.constants, _CONSTANT)
+    leaves: dict[int, frozenset[int]] = {}
+    views: dict[int, _View] = {}
+    kinds.update(dict.fromkeys(program.inputs, _DATA))
+    for leaf, slot in enumerate(program.parameters):
+        kinds[slot] = _PARAMETER if trainable[leaf] else _CONSTANT
+        if trainable[leaf]:
+            leaves[slot] = frozenset({leaf})
+            views[slot] = _View(leaf, 1.0)
+    for step in program.steps:
+        slots = [slot for slot in step.inputs if slot is not None]
+        kind = max((kinds[slot] for slot in slots), default=_CONSTANT)
+        outputs = [slot for slot in step.outputs if slot is not None]
+        kinds.update(dict.fromkeys(outputs, kind))
+        if kind != _PARAMETER:
+            continue
+        behind = frozenset().union(*(leaves.get(slot, frozenset()) for slot in slots))
+        leaves.update(dict.fromkeys(outputs, behind))
+        view = _view_through(program, step, views)
+        if view is not None:
+            views[outputs[0]] = view
+    return kinds, leaves, views
+
+
+def _view_through(program: Program, step: Step, views: dict[int, _View]) -> _View | None:
+    """The view after a step that only rearranges, casts or rescales the view before it."""
+    slots = [slot for slot in step.inputs if slot is not None]
+    if len(slots) != 1 or slots[0] not in views or len(step.outputs) != 1:
+        return None
+    view = views[slots[0]]
+    before, after = program.avals[slots[0]], step.equation.outvars[0].aval
+    if step.name in _REARRANGING:
+        same_size = math.prod(before.shape) == math.prod(after.shape)
+        return view if same_size else None
+    if step.name == "convert_element_type":
+        real = jnp.issubdtype(after.dtype, jnp.floating)
+        return view if real else None
+    if step.name == "neg":
+        return _View(view.leaf, -view.scale)
+    if step.name in ("mul", "div"):
+        position = 0 if step.inputs[0] is None else 1
+        factor = step.literal(position)
+        if factor is None or jnp.ndim(factor) != 0 or (step.name == "div" and position == 0):
+            return None
+        factor = float(factor)
+        return _View(view.leaf, view.scale * (factor if step.name == "mul" else 1.0 / factor))
+    return None
+
+
+def _dense_site(
+    step: Step, index: int, position: int, data: Sequence[bool], leaf: int, scale: float
+) -> Site | None:
+    operand = 1 - position
+    if not data[operand]:
+        return None
+    contracting, batch = step.params["dimension_numbers"]
+    shape, weight = step.shape(operand), step.shape(position)
+    inner, groups = tuple(contracting[operand]), tuple(batch[operand])
+    free = tuple(axis for axis in range(len(shape)) if axis not in inner + groups)
+    weight_inner, weight_groups = tuple(contracting[position]), tuple(batch[position])
+    outer = [n for axis, n in enumerate(weight) if axis not in weight_inner + weight_groups]
+    n_groups = math.prod(shape[axis] for axis in groups)
+    positions = math.prod(shape[axis] for axis in free)
+    fan_in = math.prod(shape[axis] for axis in inner)
+    fan_out = math.prod(outer)
+
+    def inputs(value: Array) -> Array:
+        return value.transpose(groups + free + inner).reshape(n_groups, positions, fan_in)
+
+    def cotangents(g: Array, _: Array) -> Array:
+        if operand == 0:
+            return g.reshape(n_groups, positions, fan_out)
+        return g.reshape(n_groups, fan_out, positions).swapaxes(1, 2)
+
+    return Site(
+        "dense", leaf, None, index, operand, n_groups, positions, fan_in, fan_out, scale,
+        inputs, cotangents,
+    )  # fmt: skip
+
+
+def _conv_site(
+    step: Step, index: int, position: int, data: Sequence[bool], leaf: int, scale: float
+) -> Site | None:
+    if position != 1 or not data[0] or step.params["batch_group_count"] != 1:
+        return None
+    numbers = step.params["dimension_numbers"]
+    strides, padding = step.params["window_strides"], step.params["padding"]
+    input_dilation, dilation = step.params["lhs_dilation"], step.params["rhs_dilation"]
+    groups = step.params["feature_group_count"]
+    shape, kernel = step.shape(0), step.shape(1)
+    out = tuple(step.equation.outvars[0].aval.shape)
+    batch, channels = shape[numbers.lhs_spec[0]], shape[numbers.lhs_spec[1]]
+    places = tuple(out[axis] for axis in numbers.out_spec[2:])
+    window = tuple(kernel[axis] for axis in numbers.rhs_spec[2:])
+    to_last = (numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
+    out_to_last = (numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1])
+    positions = batch * math.prod(places)
+    taps = math.prod(window)
+    fan_in = taps * (channels // groups)
+    fan_out = out[numbers.out_spec[1]] // groups
+
+    def inputs(value: Array) -> Array:
+        value = value.transpose(to_last)
+        edges = [(0, 0, 0)]
+        edges += [(lo, hi, d - 1) for (lo, hi), d in zip(padding, input_dilation, strict=True)]
+        value = jax.lax.pad(value, jnp.zeros((), value.dtype), [*edges, (0, 0, 0)])
+        patches = []
+        for offsets in itertools.product(*(range(n) for n in window)):
+            start = [o * d for o, d in zip(offsets, dilation, strict=True)]
+            limit = [
+                a + (n - 1) * stride + 1 if n else a
+                for a, n, stride in zip(start, places, strides, strict=True)
+            ]
+            patches.append(
+                jax.lax.slice(
+                    value, (0, *start, 0), (batch, *limit, channels), (1, *strides, 1)
+                ).reshape(positions, groups, channels // groups)
+            )
+        stacked = jnp.concatenate(patches, axis=-1) if taps > 1 else patches[0]
+        return stacked.swapaxes(0, 1)
+
+    def cotangents(g: Array, _: Array) -> Array:
+        g = g.transpose(out_to_last).reshape(positions, groups, fan_out)
+        return g.swapaxes(0, 1)
+
+    return Site(
+        "conv", leaf, None, index, 0, groups, positions, fan_in, fan_out, scale,
+        inputs, cotangents,
+    )  # fmt: skip
+
+
+def _embedding_site(
+    step: Step, index: int, position: int, data: Sequence[bool], leaf: int, scale: float
+) -> Site | None:
+    """A table (V, d...) indexed along its first axis; other gathers have no rule."""
+    numbers, sizes = step.params["dimension_numbers"], tuple(step.params["slice_sizes"])
+    table: Any = step.shape(0)
+    tokens = step.shape(1)
+    out_rank = len(step.equation.outvars[0].aval.shape)
+    offsets = tuple(range(out_rank - len(table) + 1, out_rank))
+    plain = (
+        position == 0
+        and data[1]
+        and len(table) >= 2
+        and tuple(numbers.collapsed_slice_dims) == (0,)
+        and tuple(numbers.start_index_map) == (0,)
+        and not numbers.operand_batching_dims
+        and list(numbers.offset_dims) == list(offsets)
+        and sizes == (1, *table[1:])
+        and tuple(tokens[-1:]) == (1,)
+    )
+    if not plain:
+        return None
+    rows, width, positions = table[0], math.prod(table[1:]), math.prod(tokens)
+    clip = step.params["mode"] is not jax.lax.GatherScatterMode.FILL_OR_DROP
+
+    def inputs(value: Array) -> Array:
+        value = value.reshape(1, positions)
+        return jnp.clip(value, 0, rows - 1) if clip else value
+
+    def cotangents(g: Array, value: Array) -> Array:
+        g = g.reshape(1, positions, width)
+        value = value.reshape(1, positions, 1)
+        return g if clip else jnp.where((value >= 0) & (value < rows), g, 0)
+
+    return Site(
+        "embedding", leaf, None, index, 1, 1, positions, rows, width, scale, inputs, cotangents
+    )
+
+
+_RULES: dict[str, Callable[..., Site | None]] = {
+    "dot_general": _dense_site,
+    "conv_general_dilated": _conv_site,
+    "gather": _embedding_site,
+}
+
+
+def _with_bias(
+    program: Program,
+    site: Site,
+    uses: dict[int, list[tuple[int, int]]],
+    views: dict[int, _View],
+) -> Site:
+    """Note the bias that is added to the output of a dense site, if that is all that happens to it.
+
+    With one position the bias has the cotangent of the site's output, so (x xT + 1) * (g gT)
+    serves both.
+    """
+    if site.kind != "dense" or site.positions != 1 or site.groups != 1 or site.scale != 1.0:
+        return site
+    output: Any = program.steps[site.step].outputs[0]
+    size = math.prod(program.avals[output].shape)
+    while True:
+        readers = [step for step in program.steps if output in step.inputs]
+        if len(readers) != 1 or output == program.output:
+            return site
+        adder = readers[0]
+        if (
+            adder.name not in _REARRANGING
+            or math.prod(adder.equation.outvars[0].aval.shape) != size
+        ):
+            break
+        output = adder.outputs[0]
+    if adder.name not in ("add", "add_any") or adder.inputs.count(output) != 1:
+        return site
+    other: Any = adder.inputs[1 - adder.inputs.index(output)]
+    view = views.get(other)
+    if view is None or view.scale != 1.0 or len(uses[view.leaf]) != 1:
+        return site
+    aval: Any = program.avals[output]  # type: ignore[index]
+    same_shape = program.avals[other].shape == aval.shape
+    return dataclasses.replace(site, bias=view.leaf) if same_shape else site

@@ -1,0 +1,237 @@
+"""The kernel layer by layer: Θ is a sum over parameters, and most of them need no Jacobian.
+
+For a site (see `_sites`) with inputs x (b, s, k) and output cotangents g^c (b, s, o),
+
+    activation form   Θ[i,c,j,d] += sum_{b,s,t} <x_i[b,s], x_j[b,t]> <g_i^c[b,s], g_j^d[b,t]>
+    gradient form     Θ[i,c,j,d] += <dW_i^c, dW_j^d>,     dW_i^c[b] = sum_s x_i[b,s] g_i^c[b,s]^T
+
+The first never forms a weight gradient; the second is cheaper when many positions share a small
+weight. Direct parameters (see `_sites`) are in gradient form by ordinary differentiation.
+
+All cotangents come from one reverse pass for each of the C outputs, taken for all samples at once.
+
+Everything is sample-major, (n, C, ...): a block of rows is then a contiguous slice, which the
+matrix products of a CPU like (a third of their time otherwise goes into copies).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxttp.ntk._program import Program
+from jaxttp.ntk._sites import Site
+
+_JOIN_BELOW = 1 << 14  # leaves of fewer parameters are joined into one product
+
+
+class Features(NamedTuple):
+    """What a kernel entry needs to know of each sample.
+
+    Attributes:
+        inputs: by leaf, x (n, b, s, k) of the sites in activation form.
+        cotangents: by leaf, g (n, C, b, s, o) of the same sites.
+        gradients: by name, per-sample gradients (n, C, d) of everything else.
+    """
+
+    inputs: dict[int, Array]
+    cotangents: dict[int, Array]
+    gradients: dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layers:
+    """How each trainable leaf of a program enters the kernel.
+
+    Attributes:
+        program: the single-sample network.
+        activation: sites contracted in activation form.
+        gradient: sites whose weight gradient is formed from patches.
+        direct: leaves differentiated as they stand.
+        joined: whether small leaves are joined, so that per-layer kernels are lost.
+    """
+
+    program: Program
+    activation: tuple[Site, ...]
+    gradient: tuple[Site, ...]
+    direct: tuple[int, ...]
+    joined: bool = True
+
+    def features(self, leaves: Sequence[Array], samples: Sequence[Array]) -> Features:
+        """The features of a batch: `leaves` of the parameters, `samples` (n, ...)."""
+        return jax.vmap(lambda *row: self._one(leaves, row))(*samples)
+
+    def _one(self, leaves: Sequence[Array], sample: Sequence[Array]) -> Features:
+        sites = self.activation + self.gradient
+        captured = {site.step: site.operand for site in sites}
+        steps = self.program.steps
+
+        def forward(probes: dict[int, Array], direct: dict[int, Array]) -> Any:
+            mixed = [direct.get(index, leaf) for index, leaf in enumerate(leaves)]
+            return self.program.run(mixed, sample, probes, captured)
+
+        avals = {site.step: steps[site.step].equation.outvars[0].aval for site in sites}
+        probes = {step: jnp.zeros(aval.shape, aval.dtype) for step, aval in avals.items()}
+        direct = {index: leaves[index] for index in self.direct}
+        outputs, pull, seen = jax.vjp(forward, probes, direct, has_aux=True)
+        basis = jnp.eye(outputs.shape[0], dtype=outputs.dtype)
+        at_sites, at_leaves = jax.vmap(pull)(basis)
+
+        inputs, cotangents, gradients = {}, {}, {}
+        for site in sites:
+            x = site.inputs(seen[site.step])
+            g = jax.vmap(site.cotangents, (0, None))(at_sites[site.step], seen[site.step])
+            if site.scale != 1.0:
+                g = g * jnp.asarray(site.scale, g.dtype)
+            if site in self.activation:
+                inputs[site.leaf], cotangents[site.leaf] = x, g
+            else:
+                weight = jnp.einsum("bsk,cbso->cbko", x.astype(g.dtype), g)
+                gradients[str(site.leaf)] = weight.reshape(len(basis), -1)
+        for index, value in at_leaves.items():
+            gradients[str(index)] = value.reshape(len(basis), -1)
+        return Features(inputs, cotangents, self._join(gradients))
+
+    def _join(self, gradients: dict[str, Array]) -> dict[str, Array]:
+        small = [name for name, value in gradients.items() if value.shape[-1] < _JOIN_BELOW]
+        if not self.joined or len(small) < 2:
+            return gradients
+        joined = jnp.concatenate([gradients.pop(name) for name in small], axis=-1)
+        return {**gradients, "joined": joined}
+
+    def kernels(
+        self, first: Features, second: Features, output: str, dtype: Any
+    ) -> dict[str, Array]:
+        """The kernel between two batches by parameter leaf (or "joined" leaves).
+
+        Returns:
+            Arrays (n, C, m, C) for output "full", (C, n, m) for "diagonal", (n, m) for "trace".
+        """
+        product = _PRODUCTS[output]
+        terms: dict[str, Array] = {}
+        for site in self.activation:
+            x1, x2 = first.inputs[site.leaf], second.inputs[site.leaf]
+            g1, g2 = first.cotangents[site.leaf], second.cotangents[site.leaf]
+            if site.positions == 1 and site.groups == 1:
+                a = _similarity(x1.reshape(len(x1), -1), x2.reshape(len(x2), -1), dtype)
+                g = product(g1[:, :, 0, 0], g2[:, :, 0, 0], dtype)
+                if site.bias is not None and self.joined:
+                    a = a + jnp.ones((), a.dtype)
+                elif site.bias is not None:
+                    terms[str(site.bias)] = g
+                terms[str(site.leaf)] = _spread(a, output, g1.shape[1]) * g
+            else:
+                terms[str(site.leaf)] = _sum_over_pairs(x1, g1, x2, g2, output, dtype)
+        for name, value in first.gradients.items():
+            terms[name] = product(value, second.gradients[name], dtype)
+        return terms
+
+
+def _similarity(x: Array, y: Array, dtype: Any) -> Array:
+    """<x_i, y_j> of rows; for tokens (integers) whether they are the same."""
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return (x[:, 0, None] == y[None, :, 0]).astype(dtype)
+    return jax.lax.dot_general(x, y, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+
+
+def _full(a: Array, b: Array, dtype: Any) -> Array:
+    return jnp.einsum("ncd,med->ncme", a, b, preferred_element_type=dtype)
+
+
+def _trace(a: Array, b: Array, dtype: Any) -> Array:
+    return jnp.einsum("ncd,mcd->nm", a, b, preferred_element_type=dtype)
+
+
+def _diagonal(a: Array, b: Array, dtype: Any) -> Array:
+    return jnp.einsum("ncd,mcd->cnm", a, b, preferred_element_type=dtype)
+
+
+_PRODUCTS: Mapping[str, Callable[[Array, Array, Any], Array]] = {
+    "full": _full,
+    "trace": _trace,
+    "diagonal": _diagonal,
+}
+
+
+def _spread(a: Array, output: str, classes: int) -> Array:
+    """Give (n, m) the axes of a kernel: the same for every pair of classes."""
+    if output == "full":
+        # Repeated once and kept: a broadcast along the minor axis defeats vectorisation.
+        n, m = a.shape
+        repeated = jax.lax.optimization_barrier(jnp.repeat(a, classes, axis=1))
+        return repeated.reshape(n, 1, m, classes)
+    return a[None] if output == "diagonal" else a
+
+
+def _sum_over_pairs(x1: Array, g1: Array, x2: Array, g2: Array, output: str, dtype: Any) -> Array:
+    """Activation form with several positions: a loop over (group, position, position')."""
+    n, groups, positions = x1.shape[:3]
+    m, classes = x2.shape[0], g1.shape[1]
+    # Position-major copies: the loop reads contiguous slices.
+    x1, x2 = (x.reshape(*x.shape[:3], -1).transpose(1, 2, 0, 3) for x in (x1, x2))
+    g1, g2 = (g.transpose(2, 3, 0, 1, 4) for g in (g1, g2))
+    shape = {
+        "full": (n, classes, m, classes),
+        "diagonal": (classes, n, m),
+        "trace": (n, m),
+    }[output]
+
+    def add_pair(index: Array, total: Array) -> Array:
+        b, rest = index // positions**2, index % positions**2
+        s, t = rest // positions, rest % positions
+        a = _similarity(x1[b, s], x2[b, t], dtype)
+        g = _PRODUCTS[output](g1[b, s], g2[b, t], dtype)
+        return total + _spread(a, output, classes) * g
+
+    return jax.lax.fori_loop(0, groups * positions**2, add_pair, jnp.zeros(shape, dtype))
+
+
+def finish(kernel: Array, output: str) -> Array:
+    """From the internal layout to the public one; the trace becomes a mean by the caller."""
+    return kernel.transpose(1, 2, 0) if output == "diagonal" else kernel
+
+
+def square(
+    features: Features,
+    contract: Callable[[Features, Features], dict[str, Array]],
+    output: str,
+    rows: int,
+    strips: int,
+) -> dict[str, Array]:
+    """Θ(X, X), exactly symmetric: only the upper triangle of blocks is computed, then mirrored."""
+    edges = [round(index * rows / strips) for index in range(strips + 1)]
+    parts: dict[str, list[Array]] = {}
+    for low, high in itertools.pairwise(edges):
+        upper = contract(_rows(features, low, high), _rows(features, low, rows))
+        for name, part in upper.items():
+            widths = [(0, 0)] * finish(part, output).ndim
+            widths[COLUMN_AXIS[output]] = (low, 0)
+            parts.setdefault(name, []).append(jnp.pad(finish(part, output), widths))
+    return {name: mirror(jnp.concatenate(strip), output) for name, strip in parts.items()}
+
+
+COLUMN_AXIS = {"full": 2, "diagonal": 1, "trace": 1}
+
+
+def mirror(kernel: Array, output: str) -> Array:
+    """Copy the upper triangle of a kernel (public layout) onto the lower one."""
+    if output == "full":
+        n, classes = kernel.shape[:2]
+        flat = kernel.reshape(n * classes, n * classes)
+        return (jnp.triu(flat) + jnp.triu(flat, 1).T).reshape(kernel.shape)
+    if output == "diagonal":
+        return jnp.moveaxis(mirror(jnp.moveaxis(kernel, 2, 0), "trace"), 0, 2)
+    return jnp.triu(kernel) + jnp.triu(kernel, 1).swapaxes(-1, -2)
+
+
+def transposed(kernel: Array, output: str) -> Array:
+    """Θ(X2, X1) from Θ(X1, X2), in the public layout."""
+    return kernel.transpose({"full": (2, 3, 0, 1), "diagonal": (1, 0, 2), "trace": (1, 0)}[output])
+
+
+def _rows(features: Features, low: int, high: int) -> Features:
+    return jax.tree.map(lambda value: value[low:high], features)

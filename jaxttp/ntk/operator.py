@@ -1,0 +1,183 @@
+"""The kernel as a linear operator: Θv without Θ.
+
+    Θ v = J (Jᵀ v),        v (N, C)
+
+One reverse and one forward product over the data for each v; memory does not grow with N² or with
+the size of a Jacobian. The operator has the lineax interface, so Krylov solvers take it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+from jaxtyping import Array
+
+from jaxttp._checks import check_integer
+from jaxttp._types import ApplyFn, Params
+from jaxttp.ntk._products import pull_and_push
+from jaxttp.ntk._select import select_leaves
+
+
+class NTKOperator(lx.AbstractLinearOperator):
+    """Θ(x, x) as a positive semi-definite lineax operator on arrays (N, C).
+
+    Attributes:
+        leaves: parameter leaves.
+        x: inputs (N, ...).
+    """
+
+    leaves: list[Array]
+    x: Any
+    apply_fn: ApplyFn = eqx.field(static=True)
+    treedef: Any = eqx.field(static=True)
+    trainable: tuple[bool, ...] = eqx.field(static=True)
+    batch_size: int | None = eqx.field(static=True)
+
+    def mv(self, vector: Array) -> Array:
+        """Θ v, for v (N, C)."""
+        shape = self.in_structure().shape
+        if jnp.shape(vector) != shape:
+            raise ValueError(f"v must have the outputs' shape {shape}; got {jnp.shape(vector)}.")
+        with jax.default_matmul_precision("highest"):
+            return self._products(vector)
+
+    def _network(self, chosen: dict[int, Array], x: Any) -> Array:
+        leaves = [chosen.get(index, leaf) for index, leaf in enumerate(self.leaves)]
+        return self.apply_fn(jax.tree.unflatten(self.treedef, leaves), x)
+
+    def _products(self, vector: Array) -> Array:
+        chosen = {i: leaf for i, leaf in enumerate(self.leaves) if self.trainable[i]}
+        n = vector.shape[0]
+        size = n if self.batch_size is None else min(self.batch_size, n)
+        whole = n - n % size
+
+        def products(x: Any) -> tuple[Array, Callable[[Array], Any], Callable[[Any], Array]]:
+            return pull_and_push(lambda leaves: self._network(leaves, x), chosen)
+
+        def add(total: Any, block: tuple[Any, Array]) -> tuple[Any, None]:
+            _, pull, _ = products(block[0])
+            return jax.tree.map(jnp.add, total, pull(block[1])), None
+
+        def forward(x: Any, direction: Any) -> Array:
+            _, _, push = products(x)
+            return push(direction)
+
+        # Whole batches by a loop, and the ragged rest once.
+        blocks = jax.tree.map(lambda a: a[:whole].reshape(-1, size, *a.shape[1:]), (self.x, vector))
+        rest = jax.tree.map(lambda a: a[whole:], (self.x, vector))
+        direction, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, chosen), blocks)
+        if whole < n:
+            direction, _ = add(direction, rest)
+        parts = jax.lax.map(lambda x: forward(x, direction), blocks[0])
+        result = parts.reshape(whole, *vector.shape[1:])
+        return jnp.concatenate([result, forward(rest[0], direction)]) if whole < n else result
+
+    def as_matrix(self) -> Array:
+        """Θ as a matrix (N C, N C); N C products."""
+        structure = self.in_structure()
+        size = structure.shape[0] * structure.shape[1]
+        basis = jnp.eye(size, dtype=structure.dtype).reshape(size, *structure.shape)
+        return jax.lax.map(self.mv, basis).reshape(size, size).T
+
+    def transpose(self) -> "NTKOperator":
+        """Θ is symmetric."""
+        return self
+
+    def in_structure(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of v."""
+        params = jax.tree.unflatten(self.treedef, self.leaves)
+        outputs = jax.eval_shape(self.apply_fn, params, self.x)
+        return jax.ShapeDtypeStruct(outputs.shape, outputs.dtype)
+
+    def out_structure(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of Θv."""
+        return self.in_structure()
+
+
+def ntk_operator(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    *,
+    trainable: Any = None,
+    batch_size: int | None = None,
+) -> NTKOperator:
+    """Θ(x, x) as a lineax operator: ``.mv(v)`` maps (N, C) to (N, C) without forming Θ.
+
+        Θ v = J (Jᵀ v)
+
+    Args:
+        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``; row i depends on row i of x alone.
+        params: pytree of arrays.
+        x: inputs (N, ...).
+        trainable: see `empirical_ntk`.
+        batch_size: samples at a time, for less memory; None for all at once.
+
+    Returns:
+        The operator, tagged symmetric and positive semi-definite.
+
+    Raises:
+        ValueError: nothing trainable, a bad mask or batch size.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> operator = ntk_operator(lambda w, x: x @ w, jnp.ones((2, 1)), jnp.array([[3.0, 4.0]]))
+        >>> operator.mv(jnp.ones((1, 1))).tolist()
+        [[25.0]]
+    """
+    if batch_size is not None:
+        batch_size = check_integer("batch_size", batch_size, at_least=1)
+    mask = select_leaves(params, trainable)
+    leaves, treedef = jax.tree.flatten(params)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    return NTKOperator(leaves, jax.tree.map(jnp.asarray, x), apply_fn, treedef, mask, batch_size)
+
+
+def _always(value: bool) -> Callable[[Any], bool]:
+    return lambda operator: value
+
+
+for _question, _answer in (
+    (lx.is_symmetric, True),
+    (lx.is_positive_semidefinite, True),
+    (lx.is_negative_semidefinite, False),
+    (lx.is_diagonal, False),
+    (lx.is_tridiagonal, False),
+    (lx.is_lower_triangular, False),
+    (lx.is_upper_triangular, False),
+    (lx.has_unit_diagonal, False),
+):
+    _question.register(NTKOperator)(_always(_answer))  # type: ignore[attr-defined]
+
+
+@lx.linearise.register(NTKOperator)
+def _linearise(operator: NTKOperator) -> NTKOperator:
+    return operator
+
+
+@lx.materialise.register(NTKOperator)
+def _materialise(operator: NTKOperator) -> lx.AbstractLinearOperator:
+    structure = operator.in_structure()
+    basis = jnp.eye(structure.shape[0] * structure.shape[1], dtype=structure.dtype)
+    columns = jax.lax.map(operator.mv, basis.reshape(-1, *structure.shape))
+    return lx.PyTreeLinearOperator(
+        columns.transpose(1, 2, 0).reshape(*structure.shape, *structure.shape),
+        structure,
+        lx.positive_semidefinite_tag,
+    )
+
+
+@lx.conj.register(NTKOperator)
+def _conj(operator: NTKOperator) -> NTKOperator:
+    return operator
+
+
+@lx.diagonal.register(NTKOperator)
+def _diagonal(operator: NTKOperator) -> Array:
+    return jnp.diagonal(operator.as_matrix())
+
+
+__all__ = ["NTKOperator", "ntk_operator"]

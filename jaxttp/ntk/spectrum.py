@@ -1,0 +1,375 @@
+"""What a kernel's eigenvalues and eigenvectors say.
+
+With Θ = Σ_k λ_k v_k v_kᵀ: the part of a residual δy along v_k decays as exp(−η λ_k t / N), so the
+spectrum and the alignment p_k = (v_k·δy)² make the whole training curve.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+from jax.typing import ArrayLike
+from jaxtyping import Array
+from matfree import decomp
+
+from jaxttp._checks import check_choice, check_integer
+
+
+class PSDReport(NamedTuple):
+    """Whether a kernel is positive semi-definite up to rounding.
+
+    Attributes:
+        smallest: λmin.
+        largest: λmax.
+        tolerance: size · eps · λmax, the rounding to expect.
+        asymmetry: max |Θ − Θᵀ|.
+        is_psd: λmin ≥ −tolerance and the kernel is symmetric to the tolerance.
+    """
+
+    smallest: Array
+    largest: Array
+    tolerance: Array
+    asymmetry: Array
+    is_psd: Array
+
+
+class Eigensystem(NamedTuple):
+    """Eigenvalues in decreasing order, cleaned of negative rounding.
+
+    Attributes:
+        values: (K,), never negative.
+        vectors: (K, N, C), or (K, N) for a kernel (N, N); row k belongs to value k.
+        clipped: the most negative eigenvalue that was set to zero, 0 if none.
+        rank: how many values exceed size · eps · λmax.
+    """
+
+    values: Array
+    vectors: Array
+    clipped: Array
+    rank: Array
+
+
+class PowerLaw(NamedTuple):
+    """λ_k ≈ coefficient · k^−exponent over a window of ranks.
+
+    Attributes:
+        coefficient: c.
+        exponent: s.
+        window: first and last rank of the fit, from 1, both included.
+        r_squared: share of the variance of log λ over the window that the line explains.
+    """
+
+    coefficient: Array
+    exponent: Array
+    window: tuple[int, int]
+    r_squared: Array
+
+
+class SpectralDensity(NamedTuple):
+    """A spectrum as weighted points: ∫ f dμ ≈ Σ weights · f(nodes).
+
+    Attributes:
+        nodes: (probes, depth) Ritz values.
+        weights: (probes, depth), summing to 1 over everything.
+        size: the number of eigenvalues that the unit mass stands for.
+    """
+
+    nodes: Array
+    weights: Array
+    size: int
+
+    def smoothed(self, grid: Array, width: Any) -> Array:
+        """The density at `grid` (G,), each node a Gaussian of that standard deviation."""
+        width = jnp.asarray(width, grid.dtype)
+        z = (grid[:, None] - self.nodes.reshape(1, -1)) / width
+        bumps = jnp.exp(-0.5 * z**2) / (width * jnp.sqrt(2 * jnp.asarray(jnp.pi, grid.dtype)))
+        return bumps @ self.weights.reshape(-1)
+
+
+def as_matrix(kernel: ArrayLike) -> Array:
+    """(N, C, N, C) or (N, N) as a square matrix.
+
+    Raises:
+        ValueError: any other shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> as_matrix(jnp.zeros((3, 2, 3, 2))).shape
+        (6, 6)
+    """
+    shape = jnp.shape(kernel)
+    half = shape[: len(shape) // 2]
+    if len(shape) not in (2, 4) or half != shape[len(shape) // 2 :]:
+        raise ValueError(f"kernel must be (N, C, N, C) or (N, N); got {shape}.")
+    size = half[0] * (half[1] if len(half) == 2 else 1)
+    return jnp.asarray(kernel).reshape(size, size)
+
+
+def psd_report(kernel: ArrayLike) -> PSDReport:
+    """λmin, λmax and whether the kernel is positive semi-definite to rounding.
+
+    Args:
+        kernel: (N, C, N, C) or (N, N).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> bool(psd_report(jnp.diag(jnp.array([1.0, -0.1]))).is_psd)
+        False
+    """
+    matrix = as_matrix(kernel)
+    values = jnp.linalg.eigvalsh(matrix)
+    tolerance = _tolerance(matrix, jnp.max(jnp.abs(values)))
+    asymmetry = jnp.max(jnp.abs(matrix - matrix.T))
+    good = (values[0] >= -tolerance) & (asymmetry <= tolerance)
+    return PSDReport(values[0], values[-1], tolerance, asymmetry, good)
+
+
+def _tolerance(matrix: Array, largest: Array) -> Array:
+    return largest * matrix.shape[0] * jnp.finfo(matrix.dtype).eps
+
+
+def eigendecomposition(kernel: ArrayLike) -> Eigensystem:
+    """Θ = Σ_k λ_k v_k v_kᵀ with λ_1 ≥ λ_2 ≥ ... ≥ 0.
+
+    Negative eigenvalues are rounding in a kernel that is a Gram matrix; they become zero, and the
+    most negative of them is reported. An error at run time if the kernel is not finite.
+
+    Args:
+        kernel: (N, C, N, C) or (N, N).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> eigendecomposition(jnp.diag(jnp.array([1.0, 4.0]))).values.tolist()
+        [4.0, 1.0]
+    """
+    matrix = as_matrix(kernel)
+    matrix = eqx.error_if(matrix, ~jnp.all(jnp.isfinite(matrix)), "kernel holds NaN or infinity")
+    half = jnp.asarray(0.5, matrix.dtype)
+    values, vectors = jnp.linalg.eigh(half * (matrix + matrix.T))
+    values, vectors = values[::-1], vectors.T[::-1]
+    rank = jnp.sum(values > _tolerance(matrix, values[0]))
+    shape = jnp.shape(kernel)[: jnp.ndim(kernel) // 2]
+    clipped = jnp.minimum(values[-1], jnp.zeros((), values.dtype))
+    values = jnp.maximum(values, jnp.zeros((), values.dtype))
+    return Eigensystem(values, vectors.reshape(-1, *shape), clipped, rank)
+
+
+def extreme_eigenvalues(
+    kernel: ArrayLike | lx.AbstractLinearOperator, *, key: Array, depth: int = 64
+) -> tuple[Array, Array]:
+    """(smallest, largest) Ritz value of `depth` Lanczos steps with full reorthogonalisation.
+
+    Ritz values lie inside the spectrum: the largest is a lower bound and converges fast, the
+    smallest is an upper bound and is right only when `depth` reaches the size or λmin is isolated.
+
+    Args:
+        kernel: an array (N, C, N, C) or (N, N), or a lineax operator such as `ntk_operator`'s.
+        key: a JAX random key, for the start vector.
+        depth: Lanczos steps, cut to the size.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> low, high = extreme_eigenvalues(jnp.diag(jnp.arange(1.0, 5.0)), key=jax.random.key(0))
+        >>> round(float(low), 3), round(float(high), 3)
+        (1.0, 4.0)
+    """
+    matvec, size, dtype = _matvec(kernel)
+    depth = min(check_integer("depth", depth, at_least=1), size)
+    start = jax.random.normal(key, (size,), dtype)
+    values, _ = _ritz(matvec, start, depth)
+    return values[0], values[-1]
+
+
+def spectral_density(
+    kernel: ArrayLike | lx.AbstractLinearOperator, *, key: Array, depth: int = 32, probes: int = 8
+) -> SpectralDensity:
+    """The density of eigenvalues by stochastic Lanczos quadrature.
+
+        (1/n) Σ_k f(λ_k) ≈ mean over probes of Σ_j τ_j² f(θ_j)
+
+    with θ_j the Ritz values and τ_j the first entries of their eigenvectors.
+
+    Args:
+        kernel: an array (N, C, N, C) or (N, N), or a lineax operator.
+        key: a JAX random key.
+        depth: Lanczos steps a probe, cut to the size.
+        probes: random ±1 start vectors.
+
+    Source:
+        Ubaru, Chen, Saad 2017, Algorithm 1.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> kernel = jnp.diag(jnp.array([1.0, 2.0, 3.0]))
+        >>> density = spectral_density(kernel, key=jax.random.key(0), depth=3)
+        >>> round(3 * float(jnp.sum(density.weights * density.nodes)), 3)  # the trace
+        6.0
+    """
+    matvec, size, dtype = _matvec(kernel)
+    depth = min(check_integer("depth", depth, at_least=1), size)
+    probes = check_integer("probes", probes, at_least=1)
+    starts = jax.random.rademacher(key, (probes, size), dtype)
+    nodes, first = jax.lax.map(lambda start: _ritz(matvec, start, depth), starts)
+    return SpectralDensity(nodes, first**2 / jnp.asarray(probes, dtype), size)
+
+
+def _matvec(kernel: ArrayLike | lx.AbstractLinearOperator) -> tuple[Any, int, Any]:
+    if isinstance(kernel, lx.AbstractLinearOperator):
+        structure = kernel.in_structure()
+        shape, size = structure.shape, 1
+        for length in shape:
+            size *= length
+        return lambda v: kernel.mv(v.reshape(shape)).reshape(-1), size, structure.dtype
+    matrix = as_matrix(kernel)
+    return lambda v: matrix @ v, matrix.shape[0], matrix.dtype
+
+
+def _ritz(matvec: Any, start: Array, depth: int) -> tuple[Array, Array]:
+    """Ritz values (increasing) and the first entries of their eigenvectors."""
+    tridiagonalise = decomp.tridiag_sym(depth, custom_vjp=False)
+    values, vectors = jnp.linalg.eigh(tridiagonalise(matvec, start).J_small)
+    return values, vectors[0]
+
+
+def fit_power_law(values: ArrayLike, *, window: tuple[int, int] | None = None) -> PowerLaw:
+    """Least squares for log λ_k = log c − s log k over a window of ranks.
+
+    Args:
+        values: eigenvalues in decreasing order (K,); those of the window must be positive (an error
+            at run time otherwise).
+        window: first and last rank, counted from 1, both included; None for K/10 to K/2, the bulk
+            between the head, which follows no law, and the tail, which feels the sample's end.
+
+    Raises:
+        ValueError: a window that holds fewer than two ranks of `values`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> law = fit_power_law(3.0 * jnp.arange(1.0, 101.0) ** -1.5)
+        >>> round(float(law.exponent), 3), round(float(law.coefficient), 3), law.window
+        (1.5, 3.0, (10, 50))
+    """
+    values = jnp.asarray(values)
+    size = values.shape[0]
+    first, last = window if window is not None else (max(1, size // 10), max(2, size // 2))
+    if not 1 <= first < last <= size:
+        raise ValueError(
+            f"window=({first}, {last}) must hold at least two ranks between 1 and {size}."
+        )
+    chosen = values[first - 1 : last]
+    chosen = eqx.error_if(
+        chosen, jnp.any(chosen <= 0), "fit_power_law: eigenvalues in the window must be positive"
+    )
+    x = jnp.log(jnp.arange(first, last + 1).astype(values.dtype))
+    y = jnp.log(chosen)
+    dx, dy = x - jnp.mean(x), y - jnp.mean(y)
+    slope = jnp.sum(dx * dy) / jnp.sum(dx**2)
+    total = jnp.sum(dy**2)
+    residual = jnp.sum((dy - slope * dx) ** 2)
+    goodness = jnp.where(total > 0, 1 - residual / jnp.where(total > 0, total, 1), 1)
+    intercept = jnp.mean(y) - slope * jnp.mean(x)
+    return PowerLaw(jnp.exp(intercept), -slope, (first, last), goodness.astype(values.dtype))
+
+
+def label_alignment(system: Eigensystem, residual: ArrayLike) -> Array:
+    """p_k = (v_k · δy)², how much of the residual lies along each eigenvector.
+
+    They sum to ‖δy‖². Squared: the print of TTP (Appendix D and F.2) misses the square.
+
+    Args:
+        system: from `eigendecomposition`.
+        residual: δy = f_0 − y, of the shape of one eigenvector, (N, C) or (N,).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> system = eigendecomposition(jnp.diag(jnp.array([1.0, 4.0])))
+        >>> label_alignment(system, jnp.array([2.0, 3.0])).tolist()
+        [9.0, 4.0]
+    """
+    if jnp.shape(residual) != system.vectors.shape[1:]:
+        raise ValueError(
+            f"residual must be {system.vectors.shape[1:]} like an eigenvector; "
+            f"got {jnp.shape(residual)}."
+        )
+    return (system.vectors.reshape(len(system.values), -1) @ jnp.reshape(residual, -1)) ** 2
+
+
+def gradient_components(system: Eigensystem, count: int) -> Array:
+    """Uncentred PCA of the gradients g_i: coordinates (g_i · u_k)_i = √λ_k v_k, without any g_i.
+
+    Args:
+        system: from `eigendecomposition`.
+        count: how many leading components.
+
+    Returns:
+        (N, C, count), or (N, count): a point for each gradient.
+
+    Source:
+        TTP Proposition 2, whose last line must read √λ_k v_k = (g_i · u_k)_i.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> system = eigendecomposition(jnp.diag(jnp.array([1.0, 4.0])))
+        >>> abs(gradient_components(system, 1)).tolist()
+        [[0.0], [2.0]]
+    """
+    count = check_integer("count", count, at_least=1, at_most=len(system.values))
+    scale = jnp.sqrt(system.values[:count]).reshape(-1, *([1] * (system.vectors.ndim - 1)))
+    return jnp.moveaxis(scale * system.vectors[:count], 0, -1)
+
+
+class ClassSeparation(NamedTuple):
+    """How well the leading gradient components tell the classes apart.
+
+    Attributes:
+        between_share: variance between class means / total variance, in [0, 1], per component
+            ("component") or over all of them together ("together").
+        nearest_mean: share of samples whose nearest class mean is their own class's.
+    """
+
+    between_share: Array
+    nearest_mean: Array
+
+
+def class_separation(
+    components: ArrayLike, labels: ArrayLike, *, classes: int, over: str = "together"
+) -> ClassSeparation:
+    """Separation of classes in the space of leading gradient components.
+
+    Args:
+        components: from `gradient_components`; the C gradients of a sample are one point.
+        labels: integer labels (N,) in 0..classes-1.
+        classes: the number of classes.
+        over: "together" for one share of variance, "component" for one for each coordinate.
+
+    Source:
+        TTP Figure 3.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> points = jnp.array([[0.0], [0.1], [1.0], [1.1]])
+        >>> result = class_separation(points, jnp.array([0, 0, 1, 1]), classes=2)
+        >>> float(result.nearest_mean), float(result.between_share) > 0.9
+        (1.0, True)
+    """
+    check_choice("over", over, ("together", "component"))
+    components = jnp.asarray(components)
+    n = components.shape[0]
+    if jnp.shape(labels) != (n,):
+        raise ValueError(f"labels must be ({n},), one a sample; got {jnp.shape(labels)}.")
+    points = components.reshape(n, -1)
+    member = jax.nn.one_hot(labels, classes, dtype=points.dtype)  # (N, K)
+    counts = jnp.sum(member, axis=0)
+    means = (member.T @ points) / jnp.maximum(counts, jnp.ones((), points.dtype))[:, None]
+    centre = jnp.mean(points, axis=0, keepdims=True)
+    total = jnp.sum((points - centre) ** 2, axis=0)
+    between = jnp.sum(counts[:, None] * (means - centre) ** 2, axis=0)
+    if over == "together":
+        total, between = jnp.sum(total), jnp.sum(between)
+    share = jnp.where(total > 0, between / jnp.where(total > 0, total, 1), 0)
+    distances = jnp.sum((points[:, None] - means[None]) ** 2, axis=-1)
+    distances = jnp.where(counts[None] > 0, distances, jnp.inf)
+    right = jnp.argmin(distances, axis=1) == labels
+    return ClassSeparation(share.astype(points.dtype), jnp.mean(right.astype(points.dtype)))

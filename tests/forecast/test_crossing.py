@@ -1,0 +1,179 @@
+"""The four definitions of training time against plain Python, step by step."""
+
+import equinox as eqx
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp.forecast import training_time
+from jaxttp.forecast.crossing import RULES
+
+LENGTHS = (2, 3, 12, 31)  # few lengths, so that few shapes are compiled
+
+
+def by_hand(curve, threshold, rule, window=None):
+    """The definitions read aloud; no NumPy, no JAX."""
+    last = len(curve) - 1
+    for t, value in enumerate(curve):
+        gap = abs(value - curve[-1])
+        if rule == "relative" and (gap < threshold * abs(curve[0] - curve[-1]) or gap == 0):
+            return t
+        if rule == "gap" and gap < threshold:
+            return t
+        if rule == "absolute" and value < threshold:
+            return t
+        if rule == "plateau":
+            back = max(1, last // 10) if window is None else window
+            if t >= back and curve[t - back] - value < threshold:
+                return t
+    return -1
+
+
+@st.composite
+def curves(draw):
+    """Eighths between 0 and 4, exact in binary and rich in ties; or losses of any kind."""
+    value = draw(st.sampled_from([st.integers(0, 32).map(lambda k: k / 8), st.floats(1e-6, 1e3)]))
+    length = draw(st.sampled_from(LENGTHS))
+    return draw(st.lists(value, min_size=length, max_size=length))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@hypothesis.given(curve=curves(), threshold=st.sampled_from([1 / 64, 0.1, 0.25, 0.5, 0.99]))
+def test_rules_by_hand(rule, curve, threshold):
+    expected = by_hand(curve, threshold, rule)
+    assert training_time(jnp.array(curve), threshold, rule=rule) == expected
+
+
+@hypothesis.given(curve=curves(), window=st.sampled_from([1, 2, 5, 30]))
+def test_plateau_windows_by_hand(curve, window):
+    window = min(window, len(curve) - 1)
+    got = training_time(jnp.array(curve), 0.25, rule="plateau", window=window)
+    assert got == by_hand(curve, 0.25, "plateau", window)
+
+
+def test_result_is_an_integer_scalar():
+    step = training_time([1.0, 0.5, 0.0], 0.6)
+    assert isinstance(step, jax.Array)
+    assert step.shape == ()
+    assert jnp.issubdtype(step.dtype, jnp.integer)
+    assert step == 1
+
+
+EDGES = {
+    # "relative": |L_t - L_T| < eps |L_0 - L_T|
+    "constant": ([1.0, 1.0, 1.0], 0.1, "relative", 0),
+    "ends where it began": ([1.0, 5.0, 1.0], 0.1, "relative", 0),
+    "rises": ([0.0, 0.5, 0.9, 1.0], 0.2, "relative", 2),
+    "exactly eps is not below": ([4.0, 1.0, 0.0], 0.25, "relative", 2),
+    "dips and comes back": ([4.0, 0.0, 4.0, 2.0, 0.0], 0.1, "relative", 1),
+    "overshoot counts in both directions": ([4.0, -4.0, 0.5, 0.0], 0.25, "relative", 2),
+    "at the very last step": ([4.0, 3.0, 2.0, 0.0], 0.01, "relative", 3),
+    # "gap": |L_t - L_T| < eps
+    "constant, gap": ([1.0, 1.0], 0.1, "gap", 0),
+    "wide gap": ([4.0, 2.0, 0.0], 10.0, "gap", 0),
+    "exactly the gap is not below": ([4.0, 2.0, 0.0], 2.0, "gap", 2),
+    # "absolute": L_t < eps
+    "never reached": ([1.0, 0.5, 0.4], 0.3, "absolute", -1),
+    "exactly reached is not below": ([1.0, 0.5, 0.25], 0.25, "absolute", -1),
+    "from the start": ([0.1, 0.5], 0.3, "absolute", 0),
+    "first of several": ([1.0, 0.2, 1.0, 0.2], 0.3, "absolute", 1),
+    # "plateau": L_{t-window} - L_t < eps, so step 0 never counts
+    "constant, plateau": ([1.0, 1.0, 1.0], 0.1, "plateau", 1),
+    "still falling": ([4.0, 3.0, 2.0, 1.0], 0.5, "plateau", -1),
+    "rising counts as no fall": ([1.0, 2.0], 0.1, "plateau", 1),
+    "two steps": ([1.0, 0.0], 0.5, "relative", 1),
+}
+
+
+@pytest.mark.parametrize("case", EDGES)
+def test_edges(case):
+    curve, threshold, rule, expected = EDGES[case]
+    assert by_hand(curve, threshold, rule) == expected
+    assert training_time(curve, threshold, rule=rule) == expected
+
+
+def test_plateau_looks_a_tenth_of_the_horizon_back():
+    curve = jnp.maximum(10.0 - jnp.arange(41.0), 0.0)  # falls by 1 a step until step 10
+    # Window 4: L_{t-4} - L_t is 4 until t = 10, then 3, 2, 1, 0.
+    assert training_time(curve, 0.5, rule="plateau") == 14
+    assert training_time(curve, 0.5, rule="plateau", window=1) == 11
+    assert training_time(curve, 0.5, rule="plateau", window=40) == -1
+
+
+@pytest.mark.parametrize(
+    "curve", [[10, 5, 2, 1, 0], np.array([10, 5, 2, 1, 0], np.int32), jnp.arange(10, -1, -1)]
+)
+@pytest.mark.parametrize("rule", RULES)
+def test_whole_numbers_are_a_curve_too(rule, curve):
+    """Counts of errors: a threshold of 0.25 must not be truncated to 0."""
+    exact = [float(value) for value in curve]
+    assert training_time(curve, 0.25, rule=rule) == by_hand(exact, 0.25, rule)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_low_precision(dtype, strict_dtypes):
+    curve = jnp.array([4.0, 2.0, 1.0, 0.5, 0.0], dtype)
+    assert training_time(curve, 0.3) == 2
+    assert training_time(curve, jnp.float32(0.3), rule="absolute") == 4
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_under_jit_and_vmap(rule):
+    rows = [[4.0, 2.0, 1.0, 0.5, 0.25], [1.0, 1.0, 1.0, 1.0, 1.0], [0.1, 3.0, 0.2, 0.1, 0.0]]
+    thresholds = [0.01, 0.3]
+    expected = [[by_hand(row, e, rule) for e in thresholds] for row in rows]
+
+    def both(curve, threshold):
+        return training_time(curve, threshold, rule=rule)
+
+    over_thresholds = jax.vmap(both, in_axes=(None, 0))
+    table = jax.jit(jax.vmap(over_thresholds, in_axes=(0, None)))
+    np.testing.assert_array_equal(table(jnp.array(rows), jnp.array(thresholds)), expected)
+    single = jax.jit(lambda curve: training_time(curve, 0.3, rule=rule))
+    assert single(jnp.array(rows[0])) == expected[0][1]
+
+
+BAD = {
+    "threshold 0": (([1.0, 0.0], 0), {}, "threshold must be greater than 0 and less than 1; got 0"),
+    "threshold 1": (([1.0, 0.0], 1), {}, "threshold must be .* got 1. It is a share of the drop"),
+    "threshold above 1": (([1.0, 0.0], 1.5), {}, "less than 1; got 1.5"),
+    "threshold negative": (([1.0, 0.0], -0.1), {}, "got -0.1"),
+    "threshold NaN": (([1.0, 0.0], np.nan), {}, "threshold must be finite and greater than 0"),
+    "threshold text": (([1.0, 0.0], "0.1"), {}, "threshold must be a number; got '0.1'"),
+    "threshold list": (([1.0, 0.0], [0.1, 0.2]), {}, "threshold must be a number"),
+    "gap of 0": (([1.0, 0.0], 0.0), {"rule": "gap"}, "threshold must be greater than 0; got 0.0"),
+    "absolute 0": (([1.0, 0.0], 0.0), {"rule": "absolute"}, "threshold must be greater than 0"),
+    "plateau of -1": (([1.0, 0.0], -1), {"rule": "plateau"}, "threshold must be greater than 0"),
+    "curve with NaN": (([1.0, np.nan, 0.0], 0.1), {}, r"curve holds 1 value\(s\) that are NaN"),
+    "curve with infinity": (([np.inf, 0.0], 0.1), {}, "curve holds 1 value"),
+    "curve of 2 axes": ((np.ones((3, 3)), 0.1), {}, r"curve must be a vector .* shape \(3, 3\)"),
+    "curve of one loss": (([1.0], 0.1), {}, "curve must be a vector of at least two losses"),
+    "no curve": ((1.0, 0.1), {}, r"curve must be a vector .* shape \(\)"),
+    "unknown rule": (([1.0, 0.0], 0.1), {"rule": "best"}, "rule='best' is not known.*'plateau'"),
+    "window 0": (
+        ([1.0, 0.5, 0.0], 0.1),
+        {"rule": "plateau", "window": 0},
+        "window must be an integer between 1 and 2; got 0. The curve is that long",
+    ),
+    "window too long": (
+        ([1.0, 0.5, 0.0], 0.1),
+        {"rule": "plateau", "window": 3},
+        "window must be an integer between 1 and 2; got 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused(case):
+    args, options, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        training_time(*args, **options)
+
+
+def test_a_traced_curve_with_nan_is_an_error_at_run_time():
+    # filter_jit, because under jax.jit the same error comes wrapped in a long traceback.
+    with pytest.raises(RuntimeError, match="curve holds NaN or infinity"):
+        eqx.filter_jit(lambda curve: training_time(curve, 0.1))(jnp.array([1.0, jnp.nan, 0.0]))

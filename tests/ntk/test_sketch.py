@@ -1,0 +1,124 @@
+"""Sketches: unbiased, of the predicted variance, the same whatever the batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp.ntk import class_sketch, empirical_ntk, sketch_error, sketch_jacobian
+from tests import oracles
+from tests.ntk.networks import mlp
+
+KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
+KEYS = 200
+DIM = 24
+
+
+def _linear(d=240, n=4):
+    """J is the data itself: every moment of the sketch is known."""
+    x = jax.random.normal(jax.random.key(3), (n, d)) * jnp.exp(
+        jax.random.normal(jax.random.key(4), (1, d))
+    )
+    return lambda w, x: x @ w, jnp.zeros((d, 1)), x
+
+
+def _variance(x, kind):
+    """E|Θ̂ − Θ|² (n, n): MATH.md's formula, pairs of one block left out for CountSketch."""
+    xx = jnp.einsum("na,ma->nma", x, x)
+    first = jnp.sum(x**2, 1)[:, None] * jnp.sum(x**2, 1)[None] + jnp.sum(xx, -1) ** 2
+    same = jnp.sum(xx**2, -1)
+    if kind in ("gaussian", "achlioptas"):
+        return first / DIM
+    if kind == "rademacher":
+        return (first - 2 * same) / DIM
+    blocks = x.reshape(len(x), -1, DIM)
+    norms = jnp.sum(blocks**2, -1)
+    products = jnp.einsum("nba,mba->nmb", blocks, blocks)
+    inside = jnp.einsum("nb,mb->nm", norms, norms) + jnp.sum(products**2, -1)
+    return (first - inside) / DIM
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unbiased_with_the_predicted_variance(kind):
+    apply_fn, w, x = _linear()
+
+    def kernel(key):
+        s = sketch_jacobian(apply_fn, w, x, key=key, dim=DIM, kind=kind)[:, 0]
+        return s @ s.T
+
+    kernels = jax.jit(jax.vmap(kernel))(jax.random.split(jax.random.key(0), KEYS))
+    exact, variance = x @ x.T, _variance(x, kind)
+    # The mean over 200 keys has a standard error of sqrt(variance / 200): 4 of them.
+    error = jnp.abs(jnp.mean(kernels, 0) - exact) / jnp.sqrt(variance / KEYS)
+    assert float(jnp.max(error)) < 4
+    # Summed over entries, the ratio of measured to predicted variance is within 20 %.
+    measured = jnp.mean((kernels - exact[None]) ** 2, 0)
+    assert 0.8 < float(jnp.sum(measured) / jnp.sum(variance)) < 1.2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_batch_size_changes_nothing(kind):
+    apply_fn, params, x = mlp()
+    options = {"key": jax.random.key(1), "dim": 16, "kind": kind}
+    whole = sketch_jacobian(apply_fn, params, x, **options)
+    assert whole.shape == (5, 3, 16)
+    parts = sketch_jacobian(apply_fn, params, x, batch_size=2, **options)
+    np.testing.assert_allclose(parts, whole, rtol=1e-12, atol=1e-12)  # rounding
+    # And two data sets share the projection.
+    np.testing.assert_allclose(
+        sketch_jacobian(apply_fn, params, x[2:], **options), whole[2:], rtol=1e-12, atol=1e-12
+    )
+
+
+def test_frozen_parameters_are_left_out():
+    apply_fn, params, x = mlp()
+    theta = empirical_ntk(apply_fn, params, x, trainable=lambda path: path == "2/b")
+    # 3 biases fit into one block of 16: CountSketch is exact there.
+    s = sketch_jacobian(
+        apply_fn, params, x, key=jax.random.key(0), dim=16, trainable=lambda path: path == "2/b"
+    )
+    np.testing.assert_allclose(jnp.einsum("ncd,med->ncme", s, s), theta, rtol=1e-12, atol=1e-12)
+
+
+def test_error_estimate():
+    apply_fn, w, x = _linear(d=2400, n=12)
+    exact = x @ x.T
+
+    def both(key):
+        s = sketch_jacobian(apply_fn, w, x, key=key, dim=200)
+        theta = s[:, 0] @ s[:, 0].T
+        return sketch_error(s), jnp.sum((theta - exact) ** 2) / jnp.sum(exact**2)
+
+    estimates, squared = jax.vmap(both)(jax.random.split(jax.random.key(5), 50))
+    # An upper bound that leaves out what CountSketch spares (about 1 block of 12): within 30 %.
+    assert 0.9 < float(jnp.mean(estimates) / jnp.sqrt(jnp.mean(squared))) < 1.3
+
+
+def test_class_sketch_measures_its_error():
+    apply_fn, params, x = mlp()
+    theta = oracles.kernel(apply_fn, params, x)
+    result = class_sketch(apply_fn, params, x, key=jax.random.key(2), check=3)
+    guess = jnp.einsum("nm,cd->ncmd", result.kernel, jnp.eye(3))[:3, :, :3]
+    block = theta[:3, :, :3]
+    wanted = jnp.linalg.norm((guess - block).ravel()) / jnp.linalg.norm(block.ravel())
+    np.testing.assert_allclose(result.error, wanted, rtol=1e-10)  # rounding
+    assert result.checked == 3
+    assert float(result.shared) <= float(result.error) * (1 + 1e-10)
+    # Unbiased: all 8 sign patterns are equally likely, so the mean over many keys is the trace.
+    keys = jax.random.split(jax.random.key(3), 400)
+    kernels = jax.jit(
+        jax.vmap(lambda key: class_sketch(apply_fn, params, x, key=key, check=1).kernel)
+    )(keys)
+    trace = jnp.einsum("ncmc->nm", theta) / 3
+    spread = jnp.std(kernels, axis=0) / jnp.sqrt(400.0)
+    assert float(jnp.max(jnp.abs(jnp.mean(kernels, 0) - trace) / (spread + 1e-12))) < 4.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [({"kind": "hash"}, "kind='hash'"), ({"dim": 0}, "dim"), ({"batch_size": 0}, "batch_size")],
+)
+def test_bad_input(changes, match):
+    apply_fn, params, x = mlp()
+    with pytest.raises(ValueError, match=match):
+        sketch_jacobian(apply_fn, params, x, **{"key": jax.random.key(0), "dim": 4, **changes})

@@ -1,0 +1,130 @@
+"""Spectra of matrices that were built from a prescribed one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp.ntk import (
+    as_matrix,
+    class_separation,
+    eigendecomposition,
+    extreme_eigenvalues,
+    fit_power_law,
+    gradient_components,
+    label_alignment,
+    ntk_operator,
+    psd_report,
+    spectral_density,
+)
+from tests import oracles
+from tests.ntk.networks import mlp
+
+
+def prescribed(values, seed=0):
+    basis, _ = jnp.linalg.qr(jax.random.normal(jax.random.key(seed), (len(values), len(values))))
+    return basis, (basis * jnp.asarray(values)[None]) @ basis.T
+
+
+def test_eigendecomposition_cleans_negative_rounding():
+    _, matrix = prescribed([4.0, 2.0, 1e-18, -1e-17])
+    system = eigendecomposition(matrix)
+    np.testing.assert_allclose(system.values, [4, 2, 0, 0], atol=1e-14)  # eps times the largest
+    assert bool(jnp.all(system.values >= 0))
+    assert float(system.clipped) <= 0
+    assert int(system.rank) == 2
+    rebuilt = jnp.einsum("k,kn,km->nm", system.values, system.vectors, system.vectors)
+    np.testing.assert_allclose(rebuilt, matrix, atol=1e-14)
+
+
+def test_a_kernel_that_is_not_finite_is_an_error():
+    with pytest.raises(Exception, match="NaN or infinity"):
+        jax.block_until_ready(eigendecomposition(jnp.full((2, 2), jnp.nan)))
+
+
+@pytest.mark.parametrize(("smallest", "expected"), [(0.0, True), (-1e-3, False)])
+def test_psd_report(smallest, expected):
+    report = psd_report(prescribed([1.0, 0.5, smallest])[1])
+    assert bool(report.is_psd) is expected
+    np.testing.assert_allclose(report.smallest, smallest, atol=1e-14)  # eps
+    lopsided = jnp.array([[1.0, 0.5], [0.0, 1.0]])
+    assert not bool(psd_report(lopsided).is_psd)
+
+
+def test_lanczos_extremes_of_arrays_and_operators():
+    values = jnp.linspace(0.5, 3.0, 20)
+    low, high = extreme_eigenvalues(prescribed(values)[1], key=jax.random.key(0))
+    # Full Krylov space with reorthogonalisation: exact up to rounding.
+    np.testing.assert_allclose([low, high], [0.5, 3.0], rtol=1e-10)
+    apply_fn, params, x = mlp()
+    theta = as_matrix(oracles.kernel(apply_fn, params, x))
+    operator = ntk_operator(apply_fn, params, x)
+    _, high = extreme_eigenvalues(operator, key=jax.random.key(0), depth=12)
+    np.testing.assert_allclose(high, jnp.linalg.eigvalsh(theta)[-1], rtol=1e-8)  # 12 of 15 steps
+
+
+def test_density_has_the_moments_of_the_spectrum():
+    values = jnp.linspace(1.0, 2.0, 50)
+    _, matrix = prescribed(values)
+    density = spectral_density(matrix, key=jax.random.key(1), depth=10, probes=40)
+    np.testing.assert_allclose(jnp.sum(density.weights), 1.0, rtol=1e-12)  # rounding
+    # Quadrature is exact for low moments; what is left is the noise of 40 probes in dimension 50.
+    for power in (1, 2):
+        got = jnp.sum(density.weights * density.nodes**power)
+        np.testing.assert_allclose(got, jnp.mean(values**power), rtol=0.02)
+    grid = jnp.linspace(-1.0, 4.0, 2001)
+    area = jnp.trapezoid(density.smoothed(grid, 0.1), grid)
+    np.testing.assert_allclose(area, 1.0, rtol=1e-3)  # tails of the bumps beyond the grid
+
+
+def test_power_law_and_its_goodness():
+    ranks = jnp.arange(1.0, 201.0)
+    law = fit_power_law(2.0 * ranks**-1.3, window=(5, 150))
+    np.testing.assert_allclose([law.exponent, law.coefficient], [1.3, 2.0], rtol=1e-10)  # rounding
+    np.testing.assert_allclose(law.r_squared, 1.0, rtol=1e-10)
+    assert law.window == (5, 150)
+    # An exponential is no power law, and says so.
+    assert float(fit_power_law(jnp.exp(-ranks / 10), window=(1, 200)).r_squared) < 0.9
+
+
+@pytest.mark.parametrize("window", [(0, 5), (5, 5), (3, 300)])
+def test_bad_windows(window):
+    with pytest.raises(ValueError, match="window"):
+        fit_power_law(jnp.ones(200), window=window)
+
+
+def test_alignment_components_and_separation():
+    apply_fn, params, x = mlp(8)
+    theta = oracles.kernel(apply_fn, params, x)
+    system = eigendecomposition(theta)
+    residual = jax.random.normal(jax.random.key(4), theta.shape[:2])
+    p = label_alignment(system, residual)
+    np.testing.assert_allclose(jnp.sum(p), jnp.sum(residual**2), rtol=1e-12)  # Parseval
+    # (g_i . u_k)_i from the singular vectors of J itself, up to a sign for each k.
+    jac = oracles.jacobian(apply_fn, params, x).reshape(24, -1)
+    _, _, right = jnp.linalg.svd(jac, full_matrices=False)
+    points = gradient_components(system, 4)
+    assert points.shape == (8, 3, 4)
+    wanted = jnp.abs(jac @ right[:4].T)
+    np.testing.assert_allclose(
+        jnp.abs(points.reshape(24, 4)), wanted, atol=1e-9
+    )  # eigenvector gaps
+    labels = jnp.array([0, 0, 0, 0, 1, 1, 1, 1])
+    far = points + 100.0 * labels.reshape(8, 1, 1)
+    result = class_separation(far, labels, classes=3)
+    assert float(result.between_share) > 0.99
+    assert float(result.nearest_mean) == 1.0
+    per = class_separation(far, labels, classes=3, over="component").between_share
+    assert per.shape == (12,)
+
+
+def test_bad_shapes():
+    with pytest.raises(ValueError, match="kernel must be"):
+        psd_report(jnp.zeros((2, 3)))
+    system = eigendecomposition(jnp.eye(4))
+    with pytest.raises(ValueError, match="residual must be"):
+        label_alignment(system, jnp.ones(3))
+    with pytest.raises(ValueError, match="count"):
+        gradient_components(system, 5)
+    with pytest.raises(ValueError, match="labels must be"):
+        class_separation(jnp.ones((4, 2)), jnp.zeros(3, int), classes=2)

@@ -1,0 +1,140 @@
+"""Errors name the argument and what was given; tracers pass, because their values are not known."""
+
+import equinox as eqx
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp._checks import (
+    check_choice,
+    check_finite,
+    check_finite_value,
+    check_integer,
+    check_number,
+    is_concrete,
+)
+
+
+def test_choice_returns_the_value_or_lists_what_would_do():
+    assert check_choice("rule", "gap", iter(["relative", "gap"])) == "gap"
+    with pytest.raises(ValueError, match=r"^rule='best' is not known; choose one of 'a', 'b'\.$"):
+        check_choice("rule", "best", ("a", "b"))
+
+
+RANGES = {
+    "above": ({"above": 0.0}, "greater than 0", lambda v: v > 0),
+    "at least": ({"at_least": 0.0}, "at least 0", lambda v: v >= 0),
+    "below": ({"below": 1.0}, "less than 1", lambda v: v < 1),
+    "half open": (
+        {"at_least": 0.0, "below": 1.0},
+        "at least 0 and less than 1",
+        lambda v: 0 <= v < 1,
+    ),
+    "open": (
+        {"above": 0.0, "below": 1.0},
+        "greater than 0 and less than 1",
+        lambda v: 0 < v < 1,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RANGES)
+@hypothesis.given(value=st.sampled_from([0.0, 1.0]) | st.floats(-2, 2))
+def test_number_is_returned_inside_its_range_and_refused_outside(case, value):
+    limits, words, is_inside = RANGES[case]
+    if is_inside(value):
+        assert check_number("rate", value, **limits) is value
+    else:
+        with pytest.raises(ValueError, match=f"^rate must be {words}; got {value!r}. Halve it.$"):
+            check_number("rate", value, **limits, remedy="Halve it.")
+
+
+@pytest.mark.parametrize("value", [1, np.float32(0.5), np.array(0.5), jnp.float32(0.5)])
+def test_every_kind_of_number_passes(value):
+    assert check_number("rate", value, above=0.0) is value
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_number_must_be_finite(value):
+    with pytest.raises(ValueError, match=r"^rate must be finite; got"):
+        check_number("rate", value)
+    # An infinite number is greater than 0: the message must not say only that.
+    with pytest.raises(ValueError, match=r"^rate must be finite and greater than 0; got"):
+        check_number("rate", value, above=0.0)
+
+
+# Text that float() would read is text nevertheless: the caller computes with what it gave.
+@pytest.mark.parametrize("value", ["fast", "0.5", b"1", None, [0.5, 1.0], 1j, np.ones(2), 10**400])
+def test_what_is_no_number_is_refused(value):
+    with pytest.raises(ValueError, match=r"^rate must be a number; got"):
+        check_number("rate", value, above=0.0)
+
+
+@pytest.mark.parametrize("value", [1, 7, np.int32(3), np.uint8(3)])
+def test_integer_becomes_an_int(value):
+    checked = check_integer("steps", value, at_least=1, at_most=7)
+    assert type(checked) is int
+    assert checked == value
+
+
+@pytest.mark.parametrize("value", [0, 8, -1, 2.0, True, "2", None, np.float64(2), np.ones(1, int)])
+def test_integer_outside_its_range_is_refused(value):
+    with pytest.raises(ValueError, match=r"^steps must be an integer between 1 and 7; got .*Few\."):
+        check_integer("steps", value, at_least=1, at_most=7, remedy="Few.")
+
+
+def test_integer_without_an_upper_limit():
+    assert check_integer("steps", 10**12, at_least=1) == 10**12
+    with pytest.raises(ValueError, match=r"^steps must be an integer of at least 1; got 0\.$"):
+        check_integer("steps", 0, at_least=1)
+
+
+def test_finite_counts_and_says_where():
+    tree = {"layer": [np.zeros(3), np.array([np.nan, 1.0, np.inf])]}
+    with pytest.raises(ValueError, match=r"^params\['layer'\]\[1\] holds 2 value.*, of 3; remove"):
+        check_finite("params", tree)
+    with pytest.raises(ValueError, match=r"^x holds 1 value\(s\) that are NaN or infinite, of 2"):
+        check_finite("x", jnp.array([1.0, -jnp.inf], jnp.bfloat16))
+
+
+def test_finite_leaves_pass_whatever_their_type():
+    tree = {"w": jnp.ones(2), "k": jax.random.key(0), "n": 3, "i": np.arange(2), "b": True}
+    assert check_finite("params", tree) is None
+    assert check_finite("params", {}) is None
+
+
+def test_tracers_pass_and_known_values_inside_jit_do_not():
+    @jax.jit
+    def traced(value):
+        assert not is_concrete(value)
+        check_finite("x", value)
+        return check_number("rate", value, above=0.0)
+
+    # Out of range, but not known before it runs.
+    assert traced(-1.0) == -1.0
+    assert is_concrete(1.0)
+    assert is_concrete(jnp.ones(2))
+    known = jnp.full(2, jnp.nan)
+
+    @jax.jit
+    def closes_over(value):
+        check_finite("x", known)
+        return value
+
+    with pytest.raises(ValueError, match="x holds 2"):
+        closes_over(1.0)
+
+
+def test_finite_value_is_checked_now_or_at_run_time():
+    good, bad = jnp.ones(2), jnp.array([1.0, jnp.nan])
+    assert check_finite_value("y", good) is good
+    with pytest.raises(ValueError, match=r"^y holds 1 value"):
+        check_finite_value("y", bad)
+    # filter_jit, because under jax.jit the same error comes wrapped in a long traceback.
+    checked = eqx.filter_jit(lambda value: check_finite_value("y", value))
+    np.testing.assert_array_equal(checked(good), good)
+    with pytest.raises(RuntimeError, match="y holds NaN or infinity"):
+        checked(bad)

@@ -1,0 +1,252 @@
+"""The command line: results for those who read and for programs, and one line for bad input."""
+
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import jaxttp
+from jaxttp.cli import app
+from tests import tiny
+
+SMALL = ["--data", "wine", "--samples-per-class", "4", "--steps", "15", "--learning-rate", "0.1"]
+
+
+def call(*arguments, columns=80):
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": str(columns), "FORCE_COLOR": None})
+
+
+@pytest.fixture
+def forecasts(monkeypatch):
+    """Calls with the arguments of `SMALL` get a forecast made before; give it another to show."""
+
+    def replace(result):
+        monkeypatch.setattr("jaxttp.pipeline.forecast", lambda *_, **__: result)
+
+    replace(tiny.verified())
+    return replace
+
+
+def table(text):
+    """The cells of the printed table, row by row, without its frame."""
+    rows = [re.split(r"[│┃]", line)[1:-1] for line in text.splitlines() if line[:1] in "│┃"]
+    return [[cell.strip() for cell in row] for row in rows if row]
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def test_a_real_process(tmp_path):
+    """`python -m jaxttp predict`, in 32 bits as users run it, from another folder."""
+    folder = tmp_path / "new" / "folder"
+    path = os.pathsep.join([str(pathlib.Path(jaxttp.__file__).parents[1]), *sys.path])
+    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+    environment |= {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxttp", "predict", *SMALL, "--output", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    cells = table(done.stdout)
+    assert cells[0] == ["loss within", "steps", "seconds"]
+    assert [row[0] for row in cells[1:]] == [
+        "1 % of its drop",
+        "10 % of its drop",
+        "40 % of its drop",
+        "all steps",
+    ]
+    written = json.loads((folder / "prediction.json").read_text())
+    assert [row[1] for row in cells[1:4]] == [str(t) for t in written["steps"].values()]
+    assert cells[4][1] == "15"
+    assert written["horizon"] == 15
+    assert len(written["loss"]) == len(written["error"]) == 16
+    assert written["verified"] is None
+    # The same seed as in this process, but float32 throughout: a step may tip over.
+    for e, step in tiny.verified().prediction.steps.items():
+        assert abs(written["steps"][str(e)] - step) <= 1
+    assert (folder / "prediction.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in folder.iterdir()) == ["prediction.json", "prediction.png"]
+
+
+def test_verified_by_a_whole_run_in_this_process(tmp_path):
+    result = call("predict", *SMALL, "--verify", "--output", str(tmp_path), "--thresholds", "0.4")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    header, threshold, whole = table(result.stdout)
+    assert header == ["loss within", "steps", "seconds", "real steps", "real seconds"]
+    written = json.loads((tmp_path / "prediction.json").read_text())
+    assert list(written["steps"]) == list(written["verified"]["steps"]) == ["0.4"]
+    assert threshold[0] == "40 % of its drop"
+    assert threshold[1] == str(written["steps"]["0.4"])
+    assert threshold[3] == str(written["verified"]["steps"]["0.4"])
+    assert (whole[0], whole[1], whole[3]) == ("all steps", "15", "15")
+    assert len(written["verified"]["loss"]) == 16
+
+
+def test_what_is_printed(forecasts):
+    result = call("predict", *SMALL)
+    assert result.exit_code == 0
+    shown, prediction = tiny.verified(), tiny.verified().prediction
+    lines = result.stdout.splitlines()
+    assert lines[0] == shown.task.description
+    assert table(result.stdout)[1][3] == str(shown.real_steps[0.01])
+    assert f"predicted {prediction.loss[-1]:.4g}, real {shown.run.loss[-1]:.4g}" in result.stdout
+    limit = f"largest stable learning rate: {prediction.max_learning_rate:.4g} (given 0.1)"
+    assert limit in lines
+    assert lines[-1] == f"the forecast cost {prediction.cost}"
+
+
+def test_without_a_folder_nothing_is_written(forecasts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = call("predict", *SMALL)
+    assert result.exit_code == 0
+    assert "written" not in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_any_name_of_a_folder(forecasts, tmp_path):
+    """Brackets are no markup, and a long path stays on one line, to be copied."""
+    folder = tmp_path / "[bold]" / ("long " * 30).strip()
+    result = call("predict", *SMALL, "--output", str(folder))
+    assert result.exit_code == 0
+    expected = f"written: {folder / 'prediction.json'}, {folder / 'prediction.png'}"
+    assert result.stdout.splitlines()[-1] == expected
+    assert (folder / "prediction.json").exists()
+
+
+def test_a_real_run_that_diverged_is_shown(forecasts, tmp_path):
+    forecasts(tiny.real_run_diverged())
+    result = call("predict", *SMALL, "--verify", "--output", str(tmp_path))
+    assert result.exit_code == 0
+    assert [row[3:] for row in table(result.stdout)[1:4]] == [["diverges", "-"]] * 3
+    assert "real nan" in result.stdout
+    written = json.loads((tmp_path / "prediction.json").read_text(), parse_constant=pytest.fail)
+    assert set(written["verified"]["steps"].values()) == {-1}
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+BAD = {
+    "rate 0": (["--learning-rate", "0"], "learning_rate must be greater than 0; got 0.0"),
+    "rate negative": (
+        ["--learning-rate", "-0.1"],
+        "learning_rate must be greater than 0; got -0.1",
+    ),
+    "rate nan": (["--learning-rate", "nan"], "learning_rate must be finite.*got nan"),
+    "rate inf": (["--learning-rate", "inf"], "learning_rate must be finite.*got inf"),
+    "momentum 1": (["--momentum", "1"], "momentum must be at least 0 and less than 1; got 1.0"),
+    "momentum negative": (["--momentum", "-0.1"], "momentum must be at least 0.*got -0.1"),
+    "batch too large": (["--batch-size", "13"], "batch_size must be .* 1 and 12; got 13"),
+    "batch 0": (["--batch-size", "0"], "batch_size must be .* 1 and 12; got 0"),
+    "threshold 0": (["--thresholds", "0"], "thresholds must be greater than 0.*got 0.0"),
+    "threshold 1.5": (["--thresholds", "0.1,1.5"], "thresholds must be .*less than 1; got 1.5"),
+    "threshold nan": (["--thresholds", "nan"], "thresholds must be finite"),
+    "threshold text": (["--thresholds", "soon"], "thresholds='soon' must be numbers separated by"),
+    "threshold empty": (["--thresholds", ""], "thresholds='' must be numbers"),
+    "threshold trailing comma": (["--thresholds", "0.1,"], "thresholds='0.1,' must be numbers"),
+    "steps 0": (["--steps", "0"], "steps must be an integer of at least 1; got 0"),
+    "steps negative": (["--steps", "-3"], "steps must be an integer of at least 1; got -3"),
+    "data": (["--data", "mnist"], "data='mnist' is not known; choose one of 'digits', 'wine'"),
+    "loss": (["--loss", "hinge"], "loss='hinge' is not known; choose one of 'cross_entropy'"),
+    "loss of three classes": (["--loss", "binary_cross_entropy"], "loss=.* needs two classes"),
+    "loss of a regression": (
+        ["--data", "diabetes", "--loss", "cross_entropy"],
+        "loss='cross_entropy' needs classes",
+    ),
+    "samples too many": (["--samples-per-class", "500"], "samples_per_class must be .* got 500"),
+    "samples 0": (["--samples-per-class", "0"], "samples_per_class must be .* got 0"),
+    "seed": (["--seed", "-1"], "seed must be an integer between 0 and .* got -1"),
+    "seed too large": (["--seed", str(2**64)], "seed must be an integer between"),
+    "relinearize": (
+        ["--relinearize", "-1"],
+        "relinearize must be an integer of at least 0; got -1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_code_2(case, tmp_path):
+    arguments, message = BAD[case]
+    folder = tmp_path / "out"
+    result = call("predict", *SMALL, *arguments, "--output", str(folder))
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.endswith("\n")
+    assert len(result.stderr.splitlines()) == 1
+    assert re.match("jaxttp: " + message, result.stderr)
+    assert not folder.exists()
+
+
+def test_a_file_in_place_of_the_folder(tmp_path):
+    """Known before the work begins."""
+    path = tmp_path / "taken"
+    path.write_text("mine")
+    result = call("predict", *SMALL, "--output", str(path))
+    assert result.exit_code == 2
+    assert result.stderr == f"jaxttp: output={str(path)!r} is a file; give a folder.\n"
+    assert path.read_text() == "mine"
+
+
+def test_beyond_stability(tmp_path):
+    arguments = ["--learning-rate", "5", "--steps", "8", "--verify", "--output", str(tmp_path)]
+    result = call("predict", *SMALL, *arguments)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    found = re.match(r"jaxttp: diverges above η = (\S+) \(learning rate 5\); choose", result.stderr)
+    assert found
+    # What was found is written all the same, and is JSON.
+    written = json.loads((tmp_path / "prediction.json").read_text(), parse_constant=pytest.fail)
+    assert written["stable"] is False
+    # As it is printed, in four digits.
+    assert math.isclose(written["max_learning_rate"], float(found[1]), rel_tol=1e-3)
+    assert 0 < float(found[1]) < 5
+    assert (tmp_path / "prediction.png").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--steps", "many"], ["--learning-rate", "fast"], ["--colour"], ["--verify=no"]]
+)
+def test_what_is_no_argument_at_all(arguments):
+    """Typer's own refusals have three lines; the last says what is wrong."""
+    result = call("predict", *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert arguments[0].split("=")[0] in result.stderr.splitlines()[-1]
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["--help"], ["predict", "--help"]])
+def test_help_fits_in_80_columns(command):
+    result = call(*command)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_help_names_every_option_and_default():
+    text = " ".join(call("predict", "--help").stdout.split())
+    for option in ("data", "learning-rate", "momentum", "batch-size", "steps", "thresholds"):
+        assert f"--{option} " in text
+    for option in ("samples-per-class", "loss", "relinearize", "seed", "verify", "output"):
+        assert f"--{option} " in text
+    for default in ("digits", "0.005", "0.0", "150", "0.01,0.1,0.4", "30", "0"):
+        assert f"[default: {default}]" in text
+
+
+def test_no_command_shows_the_help():
+    result = call()
+    assert "predict" in result.stdout + result.stderr
+    assert result.exit_code in (0, 2)  # click 8.2 turned 0 into 2

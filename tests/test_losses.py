@@ -1,0 +1,377 @@
+"""Losses of outputs against NumPy formulas written out, and the encoding of every form of target.
+
+Tolerances: both sides are the same smooth formula in float64, so they agree to rounding; rtol and
+atol 1e-12 leave room for sums in another order.
+"""
+
+import dataclasses
+import inspect
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp import losses
+from jaxttp.losses import Loss, encode_targets, get_loss
+
+NAMES = ["cross_entropy", "squared_error", "binary_cross_entropy"]
+SHAPE = (5, 3)
+
+
+def assert_close(left, right):
+    np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
+
+
+# --- value, gradient, Hessian ---------------------------------------------------------------------
+
+
+def softmax(f):
+    e = np.exp(f - f.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def sigmoid(f):
+    return 1 / (1 + np.exp(-f))
+
+
+def value_by_hand(name, f, y):
+    if name == "cross_entropy":
+        return -np.sum(y * np.log(softmax(f))) / len(f)
+    if name == "squared_error":
+        return np.sum((f - y) ** 2) / (2 * len(f))
+    return -np.sum(y * np.log(sigmoid(f)) + (1 - y) * np.log(sigmoid(-f))) / len(f)
+
+
+def gradient_by_hand(name, f, y):
+    if name == "squared_error":
+        return f - y
+    return (softmax if name == "cross_entropy" else sigmoid)(f) - y
+
+
+def hessian_by_hand(name, f):
+    n, c = f.shape
+    out = np.zeros((n, c, c))
+    for i in range(n):
+        if name == "cross_entropy":
+            p = softmax(f[i : i + 1])[0]
+            out[i] = np.diag(p) - np.outer(p, p)
+        elif name == "squared_error":
+            out[i] = np.eye(c)
+        else:
+            p = sigmoid(f[i])
+            out[i] = np.diag(p * (1 - p))
+    return out
+
+
+def problem(name, shape, seed=0):
+    """Outputs of size 3 and soft targets: probabilities, or for regression any numbers."""
+    rng = np.random.default_rng(seed)
+    f = 3 * rng.normal(size=shape)
+    if name == "cross_entropy":
+        return f, rng.dirichlet(np.ones(shape[1]), size=shape[0])
+    if name == "squared_error":
+        return f, rng.normal(size=shape)
+    return f, rng.uniform(size=shape)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestDerivatives:
+    def test_value(self, name):
+        f, y = problem(name, SHAPE)
+        value = get_loss(name).value(jnp.asarray(f), jnp.asarray(y))
+        assert value.shape == ()
+        assert_close(value, value_by_hand(name, f, y))
+
+    def test_gradient(self, name):
+        f, y = map(jnp.asarray, problem(name, SHAPE))
+        loss = get_loss(name)
+        assert_close(loss.gradient(f, y), gradient_by_hand(name, np.asarray(f), np.asarray(y)))
+        # The loss is the mean over samples, the gradient that of a single sample.
+        assert_close(loss.gradient(f, y), SHAPE[0] * jax.grad(loss.value)(f, y))
+
+    def test_hessian(self, name):
+        f, y = map(jnp.asarray, problem(name, SHAPE))
+        assert_close(get_loss(name).hessian(f, y), hessian_by_hand(name, np.asarray(f)))
+
+    def test_hessian_vector_product(self, name):
+        f, y = map(jnp.asarray, problem(name, SHAPE))
+        v = np.random.default_rng(1).normal(size=SHAPE)
+        expected = np.einsum("nab,nb->na", hessian_by_hand(name, np.asarray(f)), v)
+        assert_close(get_loss(name).hessian_vector_product(f, y, jnp.asarray(v)), expected)
+
+    def test_under_jit_and_vmap(self, name):
+        loss = get_loss(name)
+        pairs = [problem(name, SHAPE, seed) for seed in range(3)]
+        f, y = (jnp.asarray(np.stack(part)) for part in zip(*pairs, strict=True))
+        values = jax.jit(jax.vmap(loss.value))(f, y)
+        assert_close(values, [value_by_hand(name, *pair) for pair in pairs])
+        gradients = jax.jit(jax.vmap(loss.gradient))(f, y)
+        assert_close(gradients, [gradient_by_hand(name, *pair) for pair in pairs])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_single_precision_stays_single(name, strict_dtypes):
+    f, y = (jnp.asarray(part, jnp.float32) for part in problem(name, (4, 3)))
+    loss = get_loss(name)
+    results = [loss.value(f, y), loss.gradient(f, y), loss.hessian(f, y), loss.error(f, y)]
+    assert {result.dtype for result in results} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "binary_cross_entropy"])
+def test_outputs_of_any_size_give_finite_losses(name):
+    """The naive formulas overflow at 710: log(exp(1000))."""
+    f, y = jnp.array([[1000.0, -1000.0]]), jnp.array([[0.0, 1.0]])
+    loss = get_loss(name)
+    assert loss.value(f, y) == 2000  # both losses are 2000 + log(1 + exp(-2000)) or the like
+    assert_close(loss.gradient(f, y), [[1.0, -1.0]])
+    assert_close(loss.hessian(f, y), np.zeros((1, 2, 2)))
+
+
+def test_cross_entropy_ignores_a_common_shift():
+    f, y = map(jnp.asarray, problem("cross_entropy", (4, 3)))
+    shifted = losses.cross_entropy.value(f + 50.0, y)
+    # A shift of 50 costs two digits: 1e-12 still holds by a wide margin.
+    assert_close(shifted, losses.cross_entropy.value(f, y))
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_misclassified_counts_samples():
+    f = jnp.array([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [0.0, 0.0, -1.0], [1.0, 0.0, 2.0]])
+    y = jnp.eye(3)[jnp.array([0, 2, 0, 2])]
+    # Only row 1 is wrong; of the equal outputs in row 2 the first counts.
+    assert losses.misclassified(f, y) == 0.25
+    assert losses.misclassified(-f, y) == 1
+
+
+def test_wrong_bits_counts_pairs():
+    f = jnp.array([[1.0, -1.0], [-2.0, 0.5]])
+    assert losses.wrong_bits(f, jnp.array([[1.0, 0.0], [0.0, 1.0]])) == 0
+    assert losses.wrong_bits(f, jnp.array([[1.0, 1.0], [0.0, 0.0]])) == 0.5
+    assert losses.wrong_bits(f, jnp.array([[0.0, 1.0], [1.0, 0.0]])) == 1
+
+
+def test_unexplained_variance_is_one_minus_r_squared():
+    rng = np.random.default_rng(0)
+    f, y = rng.normal(size=(6, 2)), rng.normal([3.0, -1.0], size=(6, 2))
+    residual = sum((f[i, c] - y[i, c]) ** 2 for i in range(6) for c in range(2))
+    total = sum(np.var(y[:, c]) * 6 for c in range(2))
+    assert_close(losses.unexplained_variance(jnp.asarray(f), jnp.asarray(y)), residual / total)
+    assert losses.unexplained_variance(jnp.asarray(y), jnp.asarray(y)) == 0
+    mean = np.broadcast_to(y.mean(axis=0), y.shape)
+    assert_close(losses.unexplained_variance(jnp.asarray(mean), jnp.asarray(y)), 1.0)
+
+
+@pytest.mark.parametrize("level", [1.0, 0.1, -0.7, 1e6 / 3])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (7, 2)])
+def test_unexplained_variance_of_constant_targets_is_relative_to_their_size(level, shape):
+    """The mean of 0.1, 0.1, 0.1 is not 0.1 after rounding: a spread of 1e-34 is none."""
+    y = jnp.full(shape, level)
+    assert_close(losses.unexplained_variance(jnp.zeros(shape), y), 1.0)
+    assert losses.unexplained_variance(y, y) == 0
+
+
+def test_unexplained_variance_of_zero_targets_is_the_squared_size():
+    assert losses.unexplained_variance(jnp.full((3, 1), 2.0), jnp.zeros((3, 1))) == 12
+
+
+def test_unexplained_variance_with_one_constant_column():
+    y = jnp.array([[0.1, 1.0], [0.1, 2.0], [0.1, 3.0]])
+    # Squared residuals of zeros, 0.03 + 14, over the spread of the second column, 2.
+    assert_close(losses.unexplained_variance(jnp.zeros((3, 2)), y), 14.03 / 2)
+
+
+@pytest.mark.parametrize("error", ["misclassified", "wrong_bits", "unexplained_variance"])
+def test_errors_under_jit_and_vmap(error, strict_dtypes):
+    function = getattr(losses, error)
+    f, y = jnp.stack([jnp.eye(3), -jnp.eye(3)]), jnp.stack([jnp.eye(3), jnp.eye(3)])
+    batched = jax.jit(jax.vmap(function))(f, y)
+    assert_close(batched, [function(f[0], y[0]), function(f[1], y[1])])
+    assert batched[0] == 0 < batched[1]
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_by_name(name):
+    loss = get_loss(name)
+    assert loss is get_loss(loss) is getattr(losses, name)
+    assert repr(loss) == f"Loss({name!r})"
+    assert hash(loss) == hash(get_loss(name))
+
+
+def test_unknown_losses_are_refused():
+    with pytest.raises(ValueError, match=r"^loss='hinge' is not known; choose one of 'cross_entr"):
+        get_loss("hinge")
+    with pytest.raises(TypeError, match=r"^loss must be a name \(cross_entropy, .* got 3"):
+        inspect.unwrap(get_loss)(3)  # without the type checks that only the tests switch on
+
+
+# --- encode_targets -------------------------------------------------------------------------------
+
+
+def outputs(n, c, dtype=jnp.float64):
+    return jnp.zeros((n, c), dtype)
+
+
+FORMS = {
+    "list": [2, 0],
+    "int64": np.array([2, 0]),
+    "uint8": np.array([2, 0], np.uint8),
+    "int32 of jax": jnp.array([2, 0], jnp.int32),
+    "one-hot float32": np.array([[0, 0, 1], [1, 0, 0]], np.float32),
+    "one-hot integers": np.array([[0, 0, 1], [1, 0, 0]]),
+    "one-hot booleans": np.array([[False, False, True], [True, False, False]]),
+    "one-hot of jax": jnp.eye(3)[jnp.array([2, 0])],
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_form_of_class_target(name, form, dtype):
+    targets, loss = encode_targets(name, FORMS[form], outputs(2, 3, dtype))
+    assert targets.dtype == dtype
+    np.testing.assert_array_equal(targets, [[0, 0, 1], [1, 0, 0]])
+    assert loss.name == name
+    assert loss.sample_loss is get_loss(name).sample_loss
+
+
+def test_squared_error_counts_misclassified_with_labels_and_variance_with_targets():
+    _, with_labels = encode_targets("squared_error", [2, 0], outputs(2, 3))
+    assert with_labels.error is losses.misclassified
+    targets, with_targets = encode_targets("squared_error", np.eye(3)[:2], outputs(2, 3))
+    assert with_targets is losses.squared_error
+    # Encoding what was encoded changes nothing: the error stays the one that was chosen.
+    again, loss = encode_targets(with_labels, targets, outputs(2, 3))
+    np.testing.assert_array_equal(again, targets)
+    assert loss == with_labels
+
+
+def test_regression_targets_of_any_size():
+    y = np.array([-3.0, 7.5])
+    for form in (y, y[:, None], jnp.asarray(y), y.tolist()):
+        targets, loss = encode_targets("squared_error", form, outputs(2, 1))
+        np.testing.assert_array_equal(targets, y[:, None])
+        assert loss is losses.squared_error
+    # Chosen for its error, it is a squared error still: its targets are no probabilities.
+    chosen = dataclasses.replace(losses.squared_error, error=losses.misclassified)
+    np.testing.assert_array_equal(encode_targets(chosen, y, outputs(2, 1))[0], y[:, None])
+
+
+@pytest.mark.parametrize("y", [[1, 0], [True, False], [1.0, 0.0], [[1], [0]]])
+def test_binary_targets_of_one_output(y):
+    targets, loss = encode_targets("binary_cross_entropy", y, outputs(2, 1))
+    np.testing.assert_array_equal(targets, [[1.0], [0.0]])
+    assert loss is losses.binary_cross_entropy
+
+
+def test_soft_and_multi_label_targets():
+    soft = np.array([[0.2, 0.8], [0.5, 0.5]])
+    np.testing.assert_array_equal(encode_targets("cross_entropy", soft, outputs(2, 2))[0], soft)
+    several = np.array([[1.0, 1.0], [0.0, 0.25]])
+    multi, _ = encode_targets("binary_cross_entropy", several, outputs(2, 2))
+    np.testing.assert_array_equal(multi, several)
+
+
+def test_own_losses_take_any_targets():
+    own = Loss("own", lambda f, y: jnp.sum(jnp.cosh(f - y)), losses.unexplained_variance)
+    y = np.array([[5.0, -2.0]])
+    targets, loss = encode_targets(own, y, outputs(1, 2))
+    np.testing.assert_array_equal(targets, y)
+    assert loss is own
+    np.testing.assert_array_equal(encode_targets(own, [1], outputs(1, 2))[0], [[0.0, 1.0]])
+
+
+def test_no_samples_are_no_error():
+    assert encode_targets("cross_entropy", np.zeros(0, int), outputs(0, 3))[0].shape == (0, 3)
+
+
+BAD = {
+    "label too large": ("cross_entropy", [0, 3], (2, 3), r"labels from 0 to 3, .* 0\.\.2"),
+    "label negative": ("cross_entropy", [-1, 0], (2, 3), r"labels from -1 to 0, .* 3 output"),
+    "label too large, squared": ("squared_error", [0, 3], (2, 3), r"0\.\.2\. Renumber"),
+    "label too large, binary": ("binary_cross_entropy", [0, 2], (2, 1), r"0 to 2.* 0\.\.1"),
+    "label negative, binary": ("binary_cross_entropy", [0, -1], (2, 1), r"-1 to 0"),
+    "too few": ("cross_entropy", [0], (2, 3), r"shape \(1,\) but the network gives 2 rows"),
+    "too many": ("cross_entropy", [0, 1, 2], (2, 3), r"shape \(3,\) but .* 2 rows"),
+    "too few targets": ("squared_error", np.ones((1, 3)), (2, 3), r"\(1, 3\) but .* 2 rows"),
+    "scalar": ("cross_entropy", 1, (2, 3), r"shape \(\) but the network gives 2 rows"),
+    "too few columns": ("squared_error", np.ones((2, 2)), (2, 3), r"\(2, 2\), .*one column an"),
+    "broadcastable column": ("squared_error", np.ones((2, 1)), (2, 3), "one column an output"),
+    "float labels": ("cross_entropy", [0.0, 2.0], (2, 3), r"integer labels \(N,\) or targets"),
+    "three axes": ("squared_error", np.ones((2, 3, 1)), (2, 3), r"\(2, 3, 1\), the outputs"),
+    "words": ("cross_entropy", ["cat", "dog"], (2, 3), "integer labels or floating-point.*<U3"),
+    "complex": ("squared_error", np.ones((2, 3), complex), (2, 3), "floating-point.*complex128"),
+    "missing": ("cross_entropy", [0, None], (2, 3), "floating-point targets; got object"),
+    "NaN": ("squared_error", [[1.0], [np.nan]], (2, 1), r"1 value\(s\) that are NaN"),
+    "infinity": ("squared_error", [1.0, np.inf], (2, 1), r"1 value\(s\) .* infinite"),
+    "NaN probability": ("cross_entropy", [[0.5, np.nan]], (1, 2), "1 value"),
+    "negative probability": ("cross_entropy", [[-0.5, 1.5]], (1, 2), r"probabilities, in \[0, 1\]"),
+    "sum below 1": ("cross_entropy", [[0.3, 0.3]], (1, 2), "rows that sum to 1"),
+    "sum above 1": ("cross_entropy", [[1.0, 1.0]], (1, 2), "rows that sum to 1"),
+    "beyond 1": ("binary_cross_entropy", [[0.5, 2.0]], (1, 2), "must be probabilities, in"),
+    "below 0": ("binary_cross_entropy", [-0.1, 1.0], (2, 1), r"probabilities, in \[0, 1\]\.$"),
+    "labels -1 and 1": ("binary_cross_entropy", [-1.0, 1.0], (2, 1), "probabilities"),
+    "one output, labels": ("cross_entropy", [0, 0], (2, 1), "with one output is constant"),
+    "one output, ones": ("cross_entropy", np.ones((2, 1)), (2, 1), "one output is constant"),
+    "one output, regression": ("squared_error", [0, 1], (2, 1), r"targets \(N, 1\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_targets_are_refused(case):
+    name, y, shape, message = BAD[case]
+    with pytest.raises(ValueError, match=rf"^(y|loss)\b.*{message}"):
+        encode_targets(name, y, outputs(*shape))
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "binary_cross_entropy"])
+def test_a_loss_with_another_error_checks_its_targets_too(name):
+    own = dataclasses.replace(get_loss(name), error=losses.unexplained_variance)
+    with pytest.raises(ValueError, match="must be probabilities"):
+        encode_targets(own, [[0.5, 2.0]], outputs(1, 2))
+    one, _ = encode_targets(own, [[0.0, 1.0]], outputs(1, 2))
+    np.testing.assert_array_equal(one, [[0.0, 1.0]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_encoding_under_jit_and_vmap(name):
+    def encode(y):
+        return encode_targets(name, y, outputs(2, 3))[0]
+
+    labels = jnp.array([[0, 1], [2, 0]])
+    expected = np.eye(3)[np.asarray(labels)]
+    np.testing.assert_array_equal(jax.jit(encode)(labels[0]), expected[0])
+    np.testing.assert_array_equal(jax.vmap(encode)(labels), expected)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(encode))(labels), expected)
+    np.testing.assert_array_equal(jax.jit(encode)(jnp.asarray(expected[1])), expected[1])
+
+
+TRACED = {
+    "label too large": ("cross_entropy", jnp.array([0, 3]), (2, 3), r"labels beyond 0\.\.2"),
+    "label negative": ("squared_error", jnp.array([-1, 0]), (2, 3), r"labels beyond 0\.\.2"),
+    "binary label": ("binary_cross_entropy", jnp.array([0, 2]), (2, 1), r"labels beyond 0\.\.1"),
+    "NaN": ("squared_error", jnp.array([[jnp.nan]]), (1, 1), "y holds NaN or infinity"),
+    "probability": ("cross_entropy", jnp.array([[0.3, 0.3]]), (1, 2), "rows that sum to 1"),
+}
+
+
+@pytest.mark.parametrize("case", TRACED)
+def test_bad_traced_targets_are_an_error_at_run_time(case):
+    name, y, shape, message = TRACED[case]
+    # filter_jit, because under jax.jit the same error comes wrapped in a long traceback.
+    encode = eqx.filter_jit(lambda y: encode_targets(name, y, outputs(*shape))[0])
+    with pytest.raises(RuntimeError, match=message):
+        encode(y)
+
+
+def test_encoding_mixes_no_dtypes(strict_dtypes):
+    for name in NAMES:
+        for y in (np.array([2, 0], np.uint8), np.eye(3, dtype=np.float32)[:2]):
+            targets, _ = encode_targets(name, y, outputs(2, 3, jnp.float32))
+            assert targets.dtype == jnp.float32

@@ -1,0 +1,123 @@
+"""Figures show the data of the result, with axes that say what they are."""
+
+import dataclasses
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from jaxttp.plots import MARKERS, plot_forecast, save
+from tests import tiny
+
+
+def lines(axes):
+    return {line.get_label(): line for line in axes.get_lines() if len(line.get_xdata()) > 2}
+
+
+def marks(axes):
+    """Positions of the single points."""
+    points = [line.get_xydata() for line in axes.get_lines() if len(line.get_xdata()) == 1]
+    return sorted(tuple(point[0]) for point in points)
+
+
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_axes_are_labelled():
+    figure = plot_forecast(tiny.verified())
+    left, right = figure.axes
+    assert left.get_xlabel() == right.get_xlabel() == "training step"
+    assert left.get_ylabel() == "training loss (cross-entropy)"
+    assert right.get_ylabel() == "misclassified training samples (%)"
+    title = figure.get_suptitle()
+    assert tiny.verified().task.description in title
+    assert "learning rate 0.1" in title
+
+
+def test_lines_are_the_data_of_the_result():
+    result = tiny.verified()
+    left, right = plot_forecast(result).axes
+    for axes, predicted, real, factor in (
+        (left, result.prediction.loss, result.run.loss, 1),
+        (right, result.prediction.error, result.run.error, 100),
+    ):
+        drawn = lines(axes)
+        assert set(drawn) == {"forecast", "real training"}
+        for label, curve in (("forecast", predicted), ("real training", real)):
+            np.testing.assert_array_equal(drawn[label].get_xdata(), np.arange(16))
+            # Percent of a float32: rtol 1e-6 is its rounding.
+            np.testing.assert_allclose(drawn[label].get_ydata(), factor * curve, rtol=1e-6)
+        assert drawn["forecast"].get_color() != drawn["real training"].get_color()
+        assert drawn["forecast"].get_linestyle() != drawn["real training"].get_linestyle()
+        assert {"forecast", "real training"} <= set(legend(axes))
+        low, high = axes.get_xlim()
+        assert low <= 0 < 15 <= high
+
+
+def test_training_times_are_marked_on_the_curves():
+    result = tiny.verified()
+    left, _ = plot_forecast(result).axes
+    expected = [(t, result.prediction.loss[t]) for t in result.prediction.steps.values()]
+    expected += [(t, result.run.loss[t]) for t in result.real_steps.values()]
+    np.testing.assert_array_equal(marks(left), sorted(expected))
+    for e in result.prediction.steps:
+        predicted, real = result.prediction.steps[e], result.real_steps[e]
+        text = f"within {100 * e:g} % of the drop: step {predicted} forecast, step {real} real"
+        assert text in legend(left)
+
+
+def test_more_thresholds_than_markers():
+    result = tiny.verified()
+    steps = {(k + 1) / 20: 12 - k for k in range(len(MARKERS) + 2)}
+    prediction = dataclasses.replace(result.prediction, steps=steps)
+    left, _ = plot_forecast(dataclasses.replace(result, prediction=prediction, run=None)).axes
+    assert len(marks(left)) == len(steps)
+    assert sum("of the drop" in text for text in legend(left)) == len(steps)
+
+
+def test_regression_without_a_real_run():
+    result = tiny.regression()
+    left, right = plot_forecast(result).axes
+    assert left.get_ylabel() == "training loss (squared-error)"
+    assert right.get_ylabel() == "unexplained variance"
+    assert set(lines(left)) == set(lines(right)) == {"forecast"}
+    np.testing.assert_array_equal(lines(right)["forecast"].get_ydata(), result.prediction.error)
+    assert len(marks(left)) == 1
+
+
+def test_a_real_run_that_diverged_is_drawn_as_far_as_it_goes(tmp_path):
+    figure = plot_forecast(tiny.real_run_diverged())
+    left, _ = figure.axes
+    assert len(marks(left)) == 3  # those of the forecast alone
+    assert sum(text.endswith("diverges real") for text in legend(left)) == 3
+    save(figure, tmp_path / "diverged.png")
+    assert (tmp_path / "diverged.png").stat().st_size > 0
+
+
+def test_a_forecast_that_diverges_has_no_marks():
+    result = tiny.verified()
+    steps = dict.fromkeys(result.prediction.steps, -1)
+    prediction = dataclasses.replace(result.prediction, steps=steps, stable=False)
+    left, _ = plot_forecast(dataclasses.replace(result, prediction=prediction, run=None)).axes
+    assert marks(left) == []
+    assert "within 1 % of the drop: diverges" in legend(left)
+
+
+def test_momentum_and_batches_are_named():
+    result = tiny.verified()
+    settings = dataclasses.replace(result.settings, momentum=0.9, batch_size=5)
+    title = plot_forecast(dataclasses.replace(result, settings=settings)).get_suptitle()
+    assert "momentum 0.9, batch 5" in title
+
+
+@pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_figure_is_written(tmp_path, suffix, begins):
+    path = tmp_path / f"forecast.{suffix}"
+    save(plot_forecast(tiny.verified()), path)
+    assert path.read_bytes().startswith(begins)
+
+
+def test_pyplot_keeps_no_figure():
+    plot_forecast(tiny.verified())
+    assert plt.get_fignums() == []

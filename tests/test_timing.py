@@ -1,0 +1,131 @@
+"""The stopwatch: compilation apart, never counted twice, and nothing left behind."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxttp._timing import Stopwatch, stopwatch
+
+X = jnp.arange(12.0)
+
+
+def fresh():
+    """A jitted function that nobody has compiled yet."""
+    return jax.jit(lambda x: jnp.sin(x) @ jnp.cos(x))
+
+
+def test_fresh_jit_compiles_and_a_warm_one_does_not():
+    function = fresh()
+    with stopwatch() as cold:
+        jax.block_until_ready(function(X))
+    assert 0 < cold.compile_seconds <= cold.seconds
+    assert cold.run_seconds == cold.seconds - cold.compile_seconds
+    with stopwatch() as warm:
+        jax.block_until_ready(function(X))
+    assert warm.compile_seconds == 0
+    assert warm.run_seconds == warm.seconds > 0
+
+
+def test_lowering_ahead_of_time_counts():
+    with stopwatch() as watch:
+        fresh().lower(X).compile()
+    # Nothing but compilation happens here; half allows for Python around it on a busy machine.
+    assert watch.compile_seconds > 0.5 * watch.seconds
+
+
+def test_time_without_jax_is_no_compilation():
+    with stopwatch() as watch:
+        time.sleep(0.02)
+    assert watch.compile_seconds == 0
+    assert watch.seconds >= 0.02
+
+
+def test_what_is_compiled_while_another_function_is_traced_counts_once():
+    inner = fresh()
+
+    @jax.jit
+    def outer(x):
+        with jax.ensure_compile_time_eval():
+            constant = inner(X)
+        return x + constant
+
+    with stopwatch() as watch:
+        jax.block_until_ready(outer(X))
+    # The tracing of `outer` contains the compilation of `inner`; the plain sum has it twice.
+    assert sum(right - left for left, right in watch._spans) > watch.compile_seconds
+    assert 0 < watch.compile_seconds <= watch.seconds
+
+
+def test_jit_inside_jit_is_never_more_than_the_whole():
+    function = fresh()
+    for _ in range(20):
+        function = jax.jit(lambda x, inner=function: inner(x) + 1)
+    with stopwatch() as watch:
+        jax.block_until_ready(function(X))
+    assert 0 < watch.compile_seconds <= watch.seconds
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([], 0),
+        ([(1, 3)], 2),
+        ([(1, 9), (2, 5), (3, 4)], 8),  # nested
+        ([(3, 4), (2, 5), (1, 9)], 8),  # reported in the order in which they end
+        ([(1, 4), (3, 6)], 5),  # overlapping
+        ([(1, 2), (4, 6), (4, 6)], 3),  # apart, and twice the same
+        ([(-5, 1), (9, 10)], 2),  # begun before the watch
+        ([(-5, 10), (1, 2)], 10),  # the whole and no more
+        ([(2, 2)], 0),
+    ],
+)
+def test_length_of_a_union_of_spans(spans, expected):
+    watch = Stopwatch()
+    watch._spans = spans
+    watch._close(0.0, 10.0)
+    assert watch.seconds == 10
+    assert watch.compile_seconds == expected
+
+
+def test_other_events_do_not_count():
+    watch = Stopwatch()
+    watch._record("/jax/checkpoint/write/duration", 5.0)
+    watch._close(0.0, 10.0)
+    assert watch.compile_seconds == 0
+
+
+def test_listeners_are_removed():
+    with stopwatch() as watch:
+        jax.block_until_ready(fresh()(X))
+    events, seconds = len(watch._spans), watch.compile_seconds
+    assert events > 0
+    jax.block_until_ready(fresh()(X))
+    assert (len(watch._spans), watch.compile_seconds) == (events, seconds)
+
+
+def test_listeners_are_removed_after_an_error_too():
+    watches = []
+
+    def fail():
+        with stopwatch() as watch:
+            watches.append(watch)
+            fresh().lower(X)
+            raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        fail()
+    events = len(watches[0]._spans)
+    assert 0 < watches[0].compile_seconds <= watches[0].seconds
+    jax.block_until_ready(fresh()(X))
+    assert len(watches[0]._spans) == events
+
+
+def test_watches_nest():
+    with stopwatch() as outer:
+        jax.block_until_ready(fresh()(X))
+        with stopwatch() as inner:
+            jax.block_until_ready(fresh()(X))
+    assert 0 < inner.compile_seconds < outer.compile_seconds
+    assert inner.seconds < outer.seconds

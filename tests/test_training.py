@@ -1,0 +1,204 @@
+"""Real training against gradient descent written out in NumPy for a linear model, f = x W.
+
+Tolerances: the same arithmetic in float64 in another order, over a dozen steps of a contracting
+map: rtol and atol 1e-12 are a hundred times the rounding.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxttp import time_step, train
+from jaxttp.dynamics.batches import PROTOCOLS, batch_indices
+
+STEPS, RATE = 12, 0.2
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(7, 4))
+LABELS = np.array([1, 2, 2, 0, 1, 2, 0])
+ONE_HOT = np.eye(3)[LABELS]
+WEIGHTS = RNG.normal(size=(4, 3))
+
+
+def linear(w, x):
+    return x @ w
+
+
+def assert_close(left, right):
+    np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
+
+
+def softmax(f):
+    e = np.exp(f)
+    return e / e.sum(axis=1, keepdims=True)
+
+
+LINKS = {"squared_error": lambda f: f, "cross_entropy": softmax}
+
+
+def descend(name, batches, momentum=0.0):
+    """Outputs on all samples before every step and after the last; the final weights."""
+    w, velocity, history = WEIGHTS.copy(), np.zeros_like(WEIGHTS), [X @ WEIGHTS]
+    for rows in batches:
+        residual = LINKS[name](X[rows] @ w) - ONE_HOT[rows]
+        velocity = momentum * velocity + X[rows].T @ residual / len(rows)
+        w = w - RATE * velocity
+        history.append(X @ w)
+    return np.stack(history), w
+
+
+def value(name, f):
+    if name == "squared_error":
+        return 0.5 * np.mean(np.sum((f - ONE_HOT) ** 2, axis=1))
+    return -np.mean(np.log(softmax(f)[np.arange(len(f)), LABELS]))
+
+
+def run(name="cross_entropy", y=LABELS, **options):
+    options = {"optimizer": optax.sgd(RATE), "steps": STEPS} | options
+    return train(linear, jnp.asarray(WEIGHTS), X, y, loss=name, **options)
+
+
+def check(done, name, outputs, weights):
+    """Outputs and weights are those given; the curves are those of the outputs."""
+    assert done.outputs.shape == (STEPS + 1, 7, 3)
+    np.testing.assert_array_equal(done.outputs[0], jnp.asarray(X) @ WEIGHTS)  # before training
+    assert_close(done.outputs, outputs)
+    assert_close(done.params, weights)
+    assert_close(done.loss, [value(name, f) for f in outputs])
+    assert_close(done.error, np.mean(np.argmax(outputs, axis=2) != LABELS[None], axis=1))
+    assert done.loss[-1] < done.loss[0]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+@pytest.mark.parametrize("name", LINKS)
+def test_full_batch(name, momentum):
+    done = run(name, optimizer=optax.sgd(RATE, momentum or None))
+    check(done, name, *descend(name, [np.arange(7)] * STEPS, momentum))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", LINKS)
+def test_batches(name, protocol, key):
+    done = run(name, batch_size=3, key=key, protocol=protocol)
+    batches = np.asarray(batch_indices(key, 7, 3, STEPS, protocol=protocol))
+    check(done, name, *descend(name, batches))
+
+
+def test_regression_reports_unexplained_variance():
+    y = X @ np.ones((4, 1)) + 5.0
+    w = jnp.zeros((4, 1))
+    done = train(linear, w, X, y, loss="squared_error", optimizer=optax.sgd(RATE), steps=3)
+    expected = [np.sum((f - y) ** 2) / np.sum((y - y.mean()) ** 2) for f in done.outputs]
+    assert_close(done.error, expected)
+
+
+@pytest.mark.parametrize("params", [WEIGHTS, jnp.asarray(WEIGHTS)])
+def test_parameters_given_are_not_touched(params):
+    before = np.array(params)
+    done = train(
+        linear, params, X, LABELS, loss="cross_entropy", optimizer=optax.adam(0.1), steps=3
+    )
+    time_step(linear, params, X, LABELS, loss="cross_entropy", optimizer=optax.adam(0.1))
+    np.testing.assert_array_equal(params, before)  # would raise, had its buffer been donated
+    assert not np.allclose(done.params, before)
+
+
+def test_any_optimizer_with_a_state_and_a_schedule():
+    optimizer = optax.adamw(optax.cosine_decay_schedule(0.1, STEPS), weight_decay=0.1)
+    tree = {"head": jnp.asarray(WEIGHTS), "bias": [jnp.zeros((1, 3))]}
+
+    def affine(p, x):
+        return x @ p["head"] + p["bias"][0]
+
+    done = train(affine, tree, X, LABELS, loss="cross_entropy", optimizer=optimizer, steps=STEPS)
+    params, state = tree, optimizer.init(tree)
+    for t in range(STEPS):
+        assert_close(done.outputs[t], affine(params, X))
+        gradient = softmax(np.asarray(affine(params, X))) - ONE_HOT
+        pulled = {"head": X.T @ gradient / 7, "bias": [gradient.mean(axis=0, keepdims=True)]}
+        updates, state = optimizer.update(pulled, state, params)
+        params = optax.apply_updates(params, updates)
+    jax.tree.map(assert_close, done.params, params)
+
+
+def test_seconds_and_progress():
+    calls = []
+    done = run(progress=lambda done, steps: calls.append((done, steps)))
+    assert calls == [(t, STEPS) for t in range(1, STEPS + 1)]
+    assert done.seconds > 0
+    assert done.compile_seconds > 0
+    # A step of a 7 x 4 product takes microseconds, compiling it milliseconds: they are apart.
+    assert done.seconds / STEPS < done.compile_seconds
+
+
+def test_same_key_same_run(key):
+    first, second = (run(batch_size=2, key=key) for _ in range(2))
+    np.testing.assert_array_equal(first.outputs, second.outputs)
+    other = run(batch_size=2, key=jax.random.key(1))
+    assert not np.allclose(first.outputs, other.outputs)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 7])
+def test_time_step(batch_size):
+    spent = time_step(
+        linear,
+        jnp.asarray(WEIGHTS),
+        X,
+        LABELS,
+        loss="cross_entropy",
+        optimizer=optax.sgd(RATE),
+        batch_size=batch_size,
+        repeats=3,
+    )
+    assert 0 < spent.seconds < spent.compile_seconds
+
+
+def test_time_step_grows_with_the_batch():
+    """Bigger batches cost more: the batch size is really used."""
+
+    def heavy(w, x):
+        for _ in range(8):
+            x = jnp.tanh(x @ w)
+        return x[:, :2]
+
+    x, w = jnp.ones((512, 256)), jnp.eye(256)
+    common = {"loss": "cross_entropy", "optimizer": optax.sgd(0.1), "repeats": 5}
+    small = time_step(heavy, w, x, np.zeros(512, int), batch_size=1, **common)
+    large = time_step(heavy, w, x, np.zeros(512, int), **common)
+    # 512 times the work; a factor of 2 leaves room for overhead and a busy machine.
+    assert large.seconds > 2 * small.seconds
+
+
+BAD = {
+    "labels": ({"y": LABELS + 1}, "y holds labels from 0 to 3"),
+    "length": ({"y": LABELS[:5]}, r"y has shape \(5,\)"),
+    "loss": ({"name": "hinge"}, "loss='hinge' is not known"),
+    "steps 0": ({"steps": 0}, "steps must be an integer of at least 1; got 0"),
+    "batch larger": ({"batch_size": 8}, "batch_size must be .* between 1 and 7; got 8.*7 samples"),
+    "batch 0": ({"batch_size": 0}, "batch_size must be an integer between 1 and 7; got 0"),
+    "no key": ({"batch_size": 2, "key": None}, "batch_size needs key"),
+    "protocol": ({"batch_size": 2, "protocol": "sorted"}, "protocol='sorted' is not known"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused(case, key):
+    options, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        run(**{"key": key} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repeats": 0}, "repeats must be an integer of at least 1; got 0"),
+        ({"batch_size": 8}, "batch_size must be an integer between 1 and 7; got 8"),
+        ({"y": LABELS - 1}, "y holds labels from -1"),
+        ({"loss": "hinge"}, "loss='hinge' is not known"),
+    ],
+)
+def test_time_step_refuses_bad_input(options, message):
+    given = {"y": LABELS, "loss": "cross_entropy", "optimizer": optax.sgd(0.1)} | options
+    with pytest.raises(ValueError, match=message):
+        time_step(linear, jnp.asarray(WEIGHTS), X, given.pop("y"), **given)
