@@ -1,0 +1,378 @@
+"""Bounds on the condition number of the Gauss-Newton matrix, one function a statement.
+
+Every one holds: it was checked against brute force on thousands of random networks, and where a
+printed statement is false the corrected one stands here. A bound that says nothing is +inf, that
+of a zero matrix nan. A smallest singular value is zero-padded to the number of values it is taken
+over (k for S_l, d for P_l): a narrow layer makes it 0.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jaxttp._checks import check_number, is_concrete
+from jaxttp.conditioning._inputs import (
+    Covariance,
+    add_skip,
+    as_double,
+    check_covariance,
+    check_scales,
+    check_skip,
+    check_symmetric,
+    check_weights,
+    double,
+    precision_of,
+)
+from jaxttp.conditioning.linear import prefixes, suffixes
+
+
+class Bounds(NamedTuple):
+    """Two upper bounds on kappa(G^_O), and what they are made of.
+
+    Attributes:
+        convex: kappa(Sigma) sum_l gamma_l kappa_l; the tighter one.
+        maximum: kappa(Sigma) max_l kappa_l.
+        terms: kappa_l = kappa^2(S_l) kappa^2(P_l), (L,); +inf where a layer is too narrow.
+        weights: gamma_l = alpha_l / sum(alpha), (L,); nan where all alpha_l are zero.
+        alphas: alpha_l = sigma_min^2(S_l) sigma_min^2(P_l), (L,).
+        covariance_condition: kappa(Sigma), over its non-zero eigenvalues.
+    """
+
+    convex: Float[Array, "..."]
+    maximum: Float[Array, "..."]
+    terms: Float[Array, "... l"]
+    weights: Float[Array, "... l"]
+    alphas: Float[Array, "... l"]
+    covariance_condition: Float[Array, "..."]
+
+
+def ratio(above: Array, below: Array) -> Array:
+    """Above / below with +inf for below = 0, and nan where both vanish."""
+    quotient = above / jnp.where(below > 0, below, 1.0)
+    return jnp.where(below > 0, quotient, jnp.where(above > 0, jnp.inf, jnp.nan))
+
+
+def extreme_singular_values(matrix: Array, count: int) -> tuple[Array, Array]:
+    """sigma_max and the `count`-th singular value, zero where the matrix has fewer.
+
+    A smallest value that is zero to rounding is returned as zero, so that a bound becomes +inf
+    and not merely large.
+    """
+    values = jnp.linalg.svd(matrix, compute_uv=False)
+    if values.shape[0] < count:
+        return values[0], jnp.zeros_like(values[0])
+    floor = max(matrix.shape) * 2.0**-52 * values[0]
+    return values[0], jnp.where(values[count - 1] > floor, values[count - 1], 0.0)
+
+
+def linear_bound(
+    weights: Any, covariance: ArrayLike | None = None, *, skip: Any = 0.0, scales: Any = None
+) -> Bounds:
+    """Deep linear and residual networks: the convex and the maximum bound.
+
+        kappa <= kappa(Sigma) sum_l s_max^2(S_l) s_max^2(P_l) / sum_l s_min^2(S_l) s_min^2(P_l)
+              <= kappa(Sigma) max_l kappa^2(S_l) kappa^2(P_l)
+
+    One wide pair of factors is enough for a finite convex bound; the maximum bound needs all of
+    them. With one hidden layer and Sigma = I the convex bound is the condition number itself.
+    A singular Sigma enters with the condition number of its non-zero part, and then the bound is
+    one of the pseudo-condition number.
+
+    Args:
+        weights: [W_1 (a1, d), ..., W_L (k, a)].
+        covariance: Sigma (d, d), the second moments of the inputs; the identity when None.
+        skip: beta of W_l + beta I on every layer (rectangular identity).
+        scales: fixed factors (a_l,) behind every hidden layer, as of a frozen batch norm.
+
+    Returns:
+        `Bounds`; +inf where a bound says nothing, nan for a matrix that is zero.
+
+    Raises:
+        ValueError: shapes that do not chain, a covariance that is not PSD.
+
+    Example:
+        >>> import numpy as np
+        >>> bounds = linear_bound([np.diag([1.0, 2.0]), np.diag([1.0, 3.0])])
+        >>> float(bounds.convex), float(bounds.maximum)     # (4 + 9) / (1 + 1), and 9
+        (6.5, 9.0)
+
+    Source:
+        GNC Lemma 1, Lemma 2, eq (7). Errata: the smallest singular values are zero-padded, without
+        which the bound is violated; m > max(d, k) is not needed; "skips always improve" is false.
+    """
+    with double():
+        chain = check_weights(weights)
+        factors = check_scales(scales, chain)
+        sigma = check_covariance(covariance, chain[0].shape[1])
+        chain = add_skip(chain, check_skip(skip))
+        return _combine(chain, factors, sigma)
+
+
+def _combine(chain: list[Array], scales: list[Array] | None, sigma: Covariance) -> Bounds:
+    k, d = chain[-1].shape[0], chain[0].shape[1]
+    largest, smallest = [], []
+    for left, right in zip(suffixes(chain, scales), prefixes(chain, scales), strict=True):
+        left_max, left_min = extreme_singular_values(left, k)
+        right_max, right_min = extreme_singular_values(right, d)
+        largest.append((left_max * right_max) ** 2)
+        smallest.append((left_min * right_min) ** 2)
+    above, alphas = jnp.stack(largest), jnp.stack(smallest)
+    condition = sigma.condition()
+    convex = condition * ratio(jnp.sum(above), jnp.sum(alphas))
+    quotients = above / jnp.where(alphas > 0, alphas, 1.0)
+    terms = jnp.where(alphas > 0, quotients, jnp.inf)
+    maximum = jnp.where(jnp.any(above > 0), condition * jnp.max(terms), jnp.nan)
+    total = jnp.sum(alphas)
+    shares = jnp.where(total > 0, alphas / jnp.where(total > 0, total, 1.0), jnp.nan)
+    return Bounds(convex, maximum, terms, shares, alphas, condition)
+
+
+def one_hidden_layer_bound(
+    output_weights: ArrayLike, input_weights: ArrayLike, covariance: ArrayLike | None = None
+) -> Float[Array, "..."]:
+    """One hidden layer, f(x) = W V x: kappa(Sigma) (s_max^2(W) + s_max^2(V)) / (s_min^2 + s_min^2).
+
+    An equality when Sigma = I. It is `linear_bound([V, W]).convex`.
+
+    Args:
+        output_weights: W (k, m).
+        input_weights: V (m, d).
+        covariance: Sigma (d, d); the identity when None.
+
+    Returns:
+        The bound; +inf for m < min(d, k).
+
+    Raises:
+        ValueError: shapes that do not chain, a covariance that is not PSD.
+
+    Example:
+        >>> import numpy as np
+        >>> float(one_hidden_layer_bound(np.diag([1.0, 3.0]), np.diag([1.0, 2.0])))
+        6.5
+
+    Source:
+        GNC Lemma 1, eq (6). Erratum: m >= min(d, k) is enough; the paper asks m > max(d, k).
+    """
+    return linear_bound([input_weights, output_weights], covariance).convex
+
+
+def psd_residual_bound(
+    weights: Any, covariance: ArrayLike | None = None, *, skip: Any
+) -> Float[Array, "..."]:
+    """Symmetric PSD layers with skips: kappa(Sigma) max_l prod_{i != l} kappa^2(W_i + beta I).
+
+    For symmetric PSD W the skip shifts every singular value by beta, so this falls with beta. For
+    other matrices it does not, and skips may hurt: diag(-1, -1.2) with beta = 0.9 takes the
+    condition number of the layer squared from 1.44 to 9.
+
+    Args:
+        weights: square symmetric PSD matrices (d, d), the first layer first.
+        covariance: Sigma (d, d); the identity when None.
+        skip: beta >= 0.
+
+    Returns:
+        The bound; +inf if a layer is singular and beta is 0.
+
+    Raises:
+        ValueError: a layer that is not square, symmetric and PSD, negative `skip`.
+
+    Example:
+        >>> import numpy as np
+        >>> float(psd_residual_bound([np.diag([1.0, 3.0])] * 2, skip=1.0))     # (4 / 2)^2
+        4.0
+
+    Source:
+        GNC eq (8). Errata: s(W + beta I) = s(W) + beta needs W symmetric PSD; that "skips always
+        improve" is false.
+    """
+    check_number("skip", skip, at_least=0.0)
+    with double():
+        chain = check_weights(weights)
+        logs, zero = [], []
+        for i, weight in enumerate(chain):
+            name = f"weights[{i}]"
+            values = jnp.linalg.eigvalsh(check_symmetric(name, weight, precision_of(weights[i])))
+            if is_concrete(values):
+                if float(values[0]) < -1e-6 * abs(float(values[-1])):
+                    raise ValueError(
+                        f"{name} is not positive semi-definite (smallest eigenvalue "
+                        f"{float(values[0]):.3g}), so eq (8) does not hold; use linear_bound."
+                    )
+            else:
+                values = jnp.where(values[0] < -1e-6 * jnp.abs(values[-1]), jnp.nan, values)
+            values = jnp.maximum(values, 0.0) + skip
+            logs.append(2 * jnp.log(ratio(values[-1], values[0])))
+            zero.append(values[-1])
+        sigma = check_covariance(covariance, chain[0].shape[1])
+        every = jnp.stack(logs)
+        others = jnp.where(jnp.eye(len(chain), dtype=bool), 0.0, every[None, :])
+        return sigma.condition() * jnp.exp(jnp.max(jnp.sum(others, axis=1)))
+
+
+class Sandwich(NamedTuple):
+    """A lower and an upper bound on the same condition number."""
+
+    lower: Float[Array, "..."]
+    upper: Float[Array, "..."]
+
+
+def psd_sum_bounds(first: ArrayLike, second: ArrayLike) -> Sandwich:
+    """The condition number of A + B between Weyl's and dual Weyl's inequalities, A and B PSD.
+
+    With ascending eigenvalues and s_j = lambda_{n+1-j}(A) + lambda_j(B),
+
+        max_j s_j / min_j s_j <= kappa(A + B) <= (l_max(A) + l_max(B)) / (l_min(A) + l_min(B)).
+
+    Args:
+        first: A (n, n), symmetric PSD.
+        second: B (n, n), symmetric PSD, with A + B positive definite.
+
+    Returns:
+        `Sandwich(lower, upper)`; upper is +inf where both are singular.
+
+    Raises:
+        ValueError: matrices that are not symmetric PSD or differ in shape.
+
+    Example:
+        >>> import numpy as np
+        >>> low, high = psd_sum_bounds(np.diag([1.0, 4.0]), np.diag([2.0, 1.0]))
+        >>> round(float(low), 3), float(high)
+        (1.667, 3.0)
+
+    Source:
+        GNC eq (12). Erratum: it holds for PSD matrices with A + B positive definite only.
+    """
+    with double():
+        spectra = []
+        for name, matrix in (("first", first), ("second", second)):
+            precision = precision_of(matrix)
+            square = check_symmetric(name, as_double(name, matrix, 2), precision)
+            values = jnp.linalg.eigvalsh(square)
+            floor = 1e3 * precision * jnp.abs(values[-1])
+            bad = values[0] < -floor
+            if is_concrete(bad) and bool(np.asarray(bad)):
+                raise ValueError(
+                    f"{name} must be positive semi-definite; its smallest eigenvalue is "
+                    f"{float(values[0]):.3g}. Eq (12) is false for indefinite matrices."
+                )
+            spectra.append(jnp.where(bad, jnp.nan, jnp.maximum(values, 0.0)))
+        a, b = spectra
+        if a.shape != b.shape:
+            raise ValueError(f"first and second differ in shape: {a.shape * 2} and {b.shape * 2}.")
+        pairs = a[::-1] + b
+        return Sandwich(ratio(jnp.max(pairs), jnp.min(pairs)), ratio(a[-1] + b[-1], a[0] + b[0]))
+
+
+def functional_hessian_bound(
+    output_weights: ArrayLike,
+    input_weights: ArrayLike,
+    teacher: ArrayLike,
+    covariance: ArrayLike | None = None,
+) -> Float[Array, "..."]:
+    """The functional Hessian of W V x under squared error with targets Z x: kappa(WV - Z) kappa(S).
+
+    The spectrum of H_F is plus and minus the singular values of Omega = (WV - Z) Sigma, each m
+    times, and zeros (`functional_hessian_spectrum`); the bound is one of the ratio of its extreme
+    non-zero absolute eigenvalues.
+
+    Args:
+        output_weights: W (k, m).
+        input_weights: V (m, d).
+        teacher: Z (k, d).
+        covariance: Sigma (d, d), positive definite; the identity when None.
+
+    Returns:
+        The bound, over the non-zero singular values of WV - Z; nan when WV = Z.
+
+    Raises:
+        ValueError: shapes that do not chain, a singular covariance.
+
+    Example:
+        >>> import numpy as np
+        >>> float(functional_hessian_bound(np.eye(2), np.eye(2), np.diag([0.0, -1.0])))
+        2.0
+
+    Source:
+        GNC eq (17)-(18). Errata: ||H_F^-1|| is 1 / s_min, Sigma must be positive definite. The
+        full Hessian of the loss is indefinite and has no such bound.
+    """
+    with double():
+        v, w = check_weights([input_weights, output_weights])
+        z = as_double("teacher", teacher, 2)
+        if z.shape != (w.shape[0], v.shape[1]):
+            raise ValueError(f"teacher must have shape {(w.shape[0], v.shape[1])}; got {z.shape}.")
+        sigma = check_covariance(covariance, v.shape[1])
+        singular = jnp.any(sigma.values <= 0)
+        if is_concrete(singular) and bool(np.asarray(singular)):
+            raise ValueError(
+                "covariance is singular; eq (18) needs a positive definite one. Remove constant "
+                "and redundant inputs, or add samples."
+            )
+        values = jnp.linalg.svd(jnp.matmul(w, v, precision="highest") - z, compute_uv=False)
+        floor = max(z.shape) * 2.0**-52 * values[0]
+        smallest = jnp.min(jnp.where(values > floor, values, jnp.inf))
+        bound = jnp.where(values[0] > 0, values[0] / smallest, jnp.nan) * sigma.condition()
+        return jnp.where(singular, jnp.nan, bound)
+
+
+def functional_hessian_spectrum(residual_covariance: ArrayLike, width: int) -> Float[Array, "p"]:
+    """Eigenvalues of the functional Hessian of one hidden linear layer, ascending.
+
+    Plus and minus the singular values of Omega = E[(f(x) - y) x^T], each `width` times, and zeros.
+
+    Args:
+        residual_covariance: Omega (k, d).
+        width: m, the number of hidden units.
+
+    Returns:
+        All m (k + d) eigenvalues.
+
+    Raises:
+        ValueError: Omega is not a matrix, width below 1.
+
+    Example:
+        >>> import numpy as np
+        >>> functional_hessian_spectrum(np.array([[3.0, 4.0]]), 1).tolist()
+        [-5.0, 0.0, 5.0]
+
+    Source:
+        GNC Appendix F.
+    """
+    check_number("width", width, at_least=1)
+    with double():
+        omega = as_double("residual_covariance", residual_covariance, 2)
+        values = jnp.repeat(jnp.linalg.svd(omega, compute_uv=False), width)
+        zeros = jnp.zeros(width * abs(omega.shape[0] - omega.shape[1]), jnp.float64)
+        return jnp.sort(jnp.concatenate([-values, zeros, values]))
+
+
+def whitening(covariance: ArrayLike) -> Float[Array, "d d"]:
+    """T with T Sigma T^T = I on the range of Sigma; the bounds of T x have kappa(Sigma) = 1.
+
+    Args:
+        covariance: Sigma (d, d), symmetric PSD.
+
+    Returns:
+        Sigma^(-1/2) (d, d), the pseudo-inverse root: directions without data are mapped to zero.
+
+    Raises:
+        ValueError: a covariance that is not a symmetric PSD matrix, or is zero.
+
+    Example:
+        >>> import numpy as np
+        >>> whitening(np.diag([4.0, 0.0])).tolist()
+        [[0.5, 0.0], [0.0, 0.0]]
+
+    Source:
+        GNC Section 4 (its experiments whiten) and Section 6.
+    """
+    with double():
+        size = as_double("covariance", covariance, 2).shape[0]
+        sigma = check_covariance(covariance, size)
+        assert sigma.vectors is not None
+        safe = jnp.where(sigma.values > 0, sigma.values, 1.0)
+        roots = jnp.where(sigma.values > 0, 1 / jnp.sqrt(safe), 0.0)
+        return jnp.matmul(sigma.vectors * roots[None, :], sigma.vectors.T, precision="highest")

@@ -1,0 +1,273 @@
+"""The pseudo-condition number: the largest over the smallest non-zero eigenvalue.
+
+Everything hangs on what counts as zero, so the answer carries its rank, the tolerance, the gap
+behind the last eigenvalue that counts, and the condition numbers at neighbouring ranks.
+"""
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+from jaxtyping import Array, Float, Int
+from matfree import decomp, eig
+
+from jaxttp._checks import check_integer, check_number, is_concrete
+from jaxttp.conditioning._inputs import as_double, check_symmetric, double, precision_of
+from jaxttp.conditioning._smallest import Extremes, extreme_eigenvalues
+from jaxttp.conditioning.linear import LinearGaussNewton
+
+DENSE = 1024
+"""Operators up to this size are made dense, and all their eigenvalues computed."""
+
+LANCZOS_STEPS = 256
+"""Products spent on an operator about which nothing is known."""
+
+
+class ConditionNumber(eqx.Module):
+    """A pseudo-condition number with everything needed to judge it.
+
+    Attributes:
+        value: largest / smallest; nan for a zero matrix, +inf if the given rank is too high.
+        largest: the largest absolute eigenvalue.
+        smallest: the smallest absolute eigenvalue that counts as non-zero.
+        rank: how many count.
+        tolerance: below this an eigenvalue is zero.
+        gap: smallest over the next eigenvalue; +inf at full rank; nan where not all are known.
+        gap_rank: the rank that the largest gap of the logarithmic spectrum suggests; -1 where not
+            all are known. Where it differs from `rank` below full rank, doubt the rank.
+        rank_below: the condition number at rank - 1.
+        rank_above: the condition number at rank + 1; +inf if that eigenvalue is zero.
+        error: relative error that the residuals of an iteration leave in `value`; 0 for "dense".
+        eigenvalues: absolute eigenvalues, descending; None from an iteration.
+        kind: "dense" (all eigenvalues), "iterative" (two converged eigenvalues of a known
+            structure), or "lower bound" (an iteration that did not converge or a bare Lanczos
+            process: the condition number is at least this).
+    """
+
+    value: Float[Array, "..."]
+    largest: Float[Array, "..."]
+    smallest: Float[Array, "..."]
+    rank: Int[Array, "..."]
+    tolerance: Float[Array, "..."]
+    gap: Float[Array, "..."]
+    gap_rank: Int[Array, "..."]
+    rank_below: Float[Array, "..."]
+    rank_above: Float[Array, "..."]
+    error: Float[Array, "..."]
+    eigenvalues: Float[Array, "... n"] | None
+    kind: str = eqx.field(static=True)
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether the condition number may be larger than `value`."""
+        return self.kind == "lower bound"
+
+    def at_rank(self, rank: int) -> Array:
+        """The condition number if `rank` eigenvalues counted as non-zero (paper, Figure 9)."""
+        if self.eigenvalues is None:
+            raise ValueError(f"a {self.kind!r} result knows no other eigenvalues.")
+        check_integer("rank", rank, at_least=1, at_most=self.eigenvalues.shape[-1])
+        with double():
+            return quotient(self.largest, self.eigenvalues[..., rank - 1])
+
+    def __str__(self) -> str:
+        sign = "at least " if self.is_lower_bound else ""
+        if not is_concrete(self.value) or jnp.ndim(self.value) > 0:
+            return repr(self)
+        return (
+            f"condition number {sign}{float(self.value):.4g} ({self.kind}): eigenvalues "
+            f"{float(self.largest):.4g} to {float(self.smallest):.4g}, rank {int(self.rank)} "
+            f"(at {int(self.rank) - 1}: {float(self.rank_below):.4g}, "
+            f"at {int(self.rank) + 1}: {float(self.rank_above):.4g})"
+        )
+
+
+def quotient(largest: Array, smallest: Array) -> Array:
+    """The condition number of two eigenvalues: nan for 0 / 0, +inf for a / 0."""
+    safe = jnp.where(smallest > 0, smallest, 1.0)
+    value = jnp.where(smallest > 0, largest / safe, jnp.inf)
+    return jnp.where(largest > 0, value, jnp.nan)
+
+
+def condition_number(
+    matrix_or_operator: Any, *, rank: Any = None, rtol: float | None = None
+) -> ConditionNumber:
+    """The pseudo-condition number of a symmetric matrix or operator.
+
+    What is below n * eps * lambda_max counts as zero, eps that of the dtype that came in; pass the
+    rank where it is known (`generic_rank`), since that is safer. Eigenvalues enter by absolute
+    value, so that the indefinite functional Hessian can be asked, too.
+
+    A `LinearGaussNewton` of any size is solved through its structure: its rank is that of the
+    factors, and a preconditioned iteration (LOBPCG) finds both ends. Any other operator beyond 1024
+    rows gets a Lanczos process, whose answer is a lower bound and says so.
+
+    Args:
+        matrix_or_operator: (n, n), a kernel (N, C, N, C), or a symmetric `lineax` operator.
+        rank: the number of non-zero eigenvalues, if known; may be traced.
+        rtol: what is below rtol * lambda_max counts as zero, in place of n * eps.
+
+    Returns:
+        A `ConditionNumber`, in float64 whatever came in.
+
+    Raises:
+        ValueError: not square, not symmetric, not finite, a rank outside 1..n, rtol outside (0, 1).
+
+    Example:
+        >>> import numpy as np
+        >>> result = condition_number(np.diag([8.0, 2.0, 0.0]))
+        >>> float(result.value), int(result.rank), float(result.rank_below)
+        (4.0, 2, 1.0)
+
+    Source:
+        GNC Appendix C. A float32 Gram matrix is 2.4x wrong at 1e8: build it in float64, as
+        `gauss_newton_linear` and `curvature_matrix` do.
+    """
+    if rtol is not None:
+        check_number("rtol", rtol, above=0.0, below=1.0)
+    if isinstance(matrix_or_operator, lx.AbstractLinearOperator):
+        return _of_operator(matrix_or_operator, rank, rtol)
+    precision = precision_of(matrix_or_operator)
+    with double():
+        matrix = as_double("matrix_or_operator", matrix_or_operator)
+        if matrix.ndim == 4:
+            rows = matrix.shape[0] * matrix.shape[1]
+            matrix = matrix.reshape(rows, -1)
+        if matrix.ndim != 2:
+            raise ValueError(
+                "matrix_or_operator must be a matrix (n, n), a kernel (N, C, N, C) or a lineax "
+                f"operator; got shape {matrix.shape}."
+            )
+        matrix = check_symmetric("matrix_or_operator", matrix, precision)
+        return _of_spectrum(jnp.linalg.eigvalsh(matrix), rank, rtol, precision)
+
+
+def _of_spectrum(
+    eigenvalues: Array, rank: Any, rtol: float | None, precision: float
+) -> ConditionNumber:
+    """From all eigenvalues, under any transformation."""
+    n = eigenvalues.shape[0]
+    values = jnp.sort(jnp.abs(eigenvalues))[::-1]
+    largest = values[0]
+    tolerance = (n * precision if rtol is None else rtol) * largest
+    if rank is None:
+        counted = jnp.sum(values > tolerance)
+    elif is_concrete(rank):
+        counted = jnp.asarray(check_integer("rank", int(rank), at_least=1, at_most=n))
+    else:
+        counted = jnp.asarray(rank)
+    counted = jnp.where(largest > 0, counted, 0).astype(jnp.int64)
+
+    padded = jnp.concatenate([values, jnp.zeros(2, values.dtype)])
+
+    def at(position: Array) -> Array:
+        return padded[jnp.clip(position, 0, n)]
+
+    smallest = jnp.where(counted > 0, at(counted - 1), 0.0)
+    beyond = at(counted)
+    gap = jnp.where(beyond > 0, smallest / jnp.where(beyond > 0, beyond, 1.0), jnp.inf)
+    # Rounding noise has gaps of its own: what is below eps lambda_max is one floor.
+    floor = jnp.where(largest > 0, precision * largest, 1.0)
+    logs = jnp.log(jnp.maximum(values, floor))
+    gap_rank = jnp.where(largest > 0, jnp.argmax(logs - jnp.append(logs[1:], logs[-1])) + 1, 0)
+    return ConditionNumber(
+        value=quotient(largest, smallest),
+        largest=largest,
+        smallest=smallest,
+        rank=counted,
+        tolerance=tolerance,
+        gap=jnp.where(counted < n, gap, jnp.inf),
+        gap_rank=gap_rank,
+        rank_below=jnp.where(counted > 1, quotient(largest, at(counted - 2)), jnp.nan),
+        rank_above=jnp.where(counted < n, quotient(largest, beyond), jnp.nan),
+        error=jnp.zeros_like(largest),
+        eigenvalues=values,
+        kind="dense",
+    )
+
+
+def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumber:
+    n = operator.in_size()
+    if operator.out_size() != n or not lx.is_symmetric(operator):
+        raise ValueError(
+            "matrix_or_operator must be square and symmetric; tag it with lineax.symmetric_tag."
+        )
+    with double():
+        if n <= DENSE:
+            matrix = jnp.asarray(operator.as_matrix())
+            precision = float(jnp.finfo(matrix.dtype).eps)
+            matrix = matrix.astype(jnp.float64)
+            return _of_spectrum(
+                jnp.linalg.eigvalsh(0.5 * (matrix + matrix.T)), rank, rtol, precision
+            )
+        known = all(is_concrete(leaf) for leaf in jax.tree.leaves(operator))
+        if isinstance(operator, LinearGaussNewton) and known and rtol is None:
+            return _of_structure(operator, rank)
+        return _lanczos(operator, n, rank, rtol)
+
+
+def _of_structure(operator: LinearGaussNewton, rank: Any) -> ConditionNumber:
+    found: Extremes = extreme_eigenvalues(operator)
+    if rank is not None and int(rank) != found.rank:
+        raise ValueError(
+            f"rank={rank} contradicts the factors, whose rank is {found.rank}; leave it None, or "
+            "pass the dense matrix to look at the spectrum."
+        )
+    largest, smallest = jnp.asarray(found.largest), jnp.asarray(found.smallest)
+    return _partial(
+        largest,
+        smallest,
+        found.rank,
+        found.error,
+        "iterative" if found.converged else "lower bound",
+    )
+
+
+def _partial(largest: Array, smallest: Array, rank: Any, error: Any, kind: str) -> ConditionNumber:
+    unknown = jnp.full_like(largest, math.nan)
+    return ConditionNumber(
+        value=quotient(largest, smallest),
+        largest=largest,
+        smallest=smallest,
+        rank=jnp.asarray(rank, jnp.int64),
+        tolerance=unknown,
+        gap=unknown,
+        gap_rank=jnp.asarray(-1, jnp.int64),
+        rank_below=unknown,
+        rank_above=unknown,
+        error=jnp.asarray(error, jnp.float64),
+        eigenvalues=None,
+        kind=kind,
+    )
+
+
+def _lanczos(operator: Any, n: int, rank: Any, rtol: float | None) -> ConditionNumber:
+    """Ritz values lie inside the spectrum, so their ratio is a lower bound."""
+    structure = operator.in_structure()
+    if not isinstance(structure, jax.ShapeDtypeStruct) or structure.shape != (n,):
+        raise ValueError(
+            "matrix_or_operator must act on flat vectors (n,) beyond "
+            f"{DENSE} rows; its input is {structure}."
+        )
+    precision = float(jnp.finfo(structure.dtype).eps)
+
+    def product(vector: Array) -> Array:
+        return operator.mv(vector.astype(structure.dtype)).astype(jnp.float64)
+
+    start = jax.random.normal(jax.random.key(0), (n,), jnp.float64)
+    # Inside the range of the operator: a null vector would never leave the Krylov space.
+    start = product(start)
+    size = jnp.linalg.norm(start)
+    start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1.0), 1.0 / jnp.sqrt(n))
+    steps = min(LANCZOS_STEPS, n if rank is None or not is_concrete(rank) else int(rank))
+    lanczos = decomp.tridiag_sym(steps, reortho="full")
+    ritz, _ = eig.eigh_partial(lanczos)(product, start)
+    values = jnp.sort(jnp.abs(ritz))[::-1]
+    tolerance = (n * precision if rtol is None else rtol) * values[0]
+    smallest = jnp.min(jnp.where(values > tolerance, values, jnp.inf))
+    smallest = jnp.where(values[0] > 0, smallest, 0.0)
+    known = -1 if rank is None else rank
+    return _partial(values[0], smallest, known, math.nan, "lower bound")

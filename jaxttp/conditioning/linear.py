@@ -1,0 +1,350 @@
+"""The Gauss-Newton matrix of a deep linear network, in closed form.
+
+With f(x) = W_L ... W_1 x, S_l = W_L ... W_{l+1} (k, a_l), P_l = W_{l-1} ... W_1 (a_{l-1}, d),
+A_l = S_l S_l^T, B_l = P_l^T P_l and R = Sigma^(1/2),
+
+    G^_O = sum_l A_l ⊗ (R B_l R)    (k d, k d), index out * d + in,
+
+which shares its non-zero eigenvalues with the (p, p) matrix E[(df/dtheta)^T (df/dtheta)].
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jaxttp._checks import check_number
+from jaxttp.conditioning._inputs import (
+    Covariance,
+    add_skip,
+    check_covariance,
+    check_scales,
+    check_skip,
+    check_weights,
+    double,
+)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """A product at full precision on every device."""
+    return jnp.matmul(a, b, precision="highest")
+
+
+def suffixes(weights: list[Array], scales: list[Array] | None = None) -> list[Array]:
+    """S_l = W_L D_{L-1} ... W_{l+1} D_l, (k, a_l), for l = 1..L; S_L = I."""
+    out = [jnp.eye(weights[-1].shape[0], dtype=weights[-1].dtype)]
+    for index in range(len(weights) - 1, 0, -1):
+        product = matmul(out[-1], weights[index])
+        out.append(product if scales is None else product * scales[index - 1][None, :])
+    return out[::-1]
+
+
+def prefixes(weights: list[Array], scales: list[Array] | None = None) -> list[Array]:
+    """P_l = D_{l-1} W_{l-1} ... D_1 W_1, (a_{l-1}, d), for l = 1..L; P_1 = I."""
+    out = [jnp.eye(weights[0].shape[1], dtype=weights[0].dtype)]
+    for index in range(len(weights) - 1):
+        product = matmul(weights[index], out[-1])
+        out.append(product if scales is None else product * scales[index][:, None])
+    return out
+
+
+def gauss_newton_linear_terms(
+    weights: Any, covariance: ArrayLike | None = None, *, skip: Any = 0.0, scales: Any = None
+) -> Float[Array, "l kd kd"]:
+    """A_l ⊗ (R B_l R), what each layer adds to the Gauss-Newton matrix.
+
+    Args:
+        weights: [W_1 (a1, d), ..., W_L (k, a)].
+        covariance: Sigma (d, d), the second moments of the inputs; the identity when None.
+        skip: beta of W_l + beta I on every layer (rectangular identity).
+        scales: fixed factors (a_l,) behind every hidden layer, as of a frozen batch norm.
+
+    Returns:
+        (L, k d, k d) in float64; their sum is `gauss_newton_linear`.
+
+    Raises:
+        ValueError: shapes that do not chain, a covariance that is not PSD.
+
+    Example:
+        >>> import numpy as np
+        >>> gauss_newton_linear_terms([np.ones((3, 2)), np.ones((1, 3))]).shape
+        (2, 2, 2)
+
+    Source:
+        GNC Lemma 2. Erratum: U is the vertical stack of the blocks W^{l+1:L} ⊗ W^{l-1:1}.
+    """
+    with double():
+        chain = check_weights(weights)
+        factors = check_scales(scales, chain)
+        sigma = check_covariance(covariance, chain[0].shape[1])
+        chain = add_skip(chain, check_skip(skip))
+        terms = [
+            jnp.einsum("ij,ab->iajb", a, c, precision="highest").reshape(2 * (a.shape[0] * len(c),))
+            for a, c in kronecker_factors(chain, sigma, factors)
+        ]
+        return jnp.stack(terms)
+
+
+def kronecker_factors(
+    chain: list[Array], sigma: Covariance, scales: list[Array] | None
+) -> list[tuple[Array, Array]]:
+    """The pairs (A_l (k, k), R B_l R (d, d))."""
+    pairs = []
+    for left, right in zip(suffixes(chain, scales), prefixes(chain, scales), strict=True):
+        right = right if sigma.root is None else matmul(right, sigma.root)
+        pairs.append((matmul(left, left.T), matmul(right.T, right)))
+    return pairs
+
+
+def gauss_newton_linear(
+    weights: Any, covariance: ArrayLike | None = None, *, skip: Any = 0.0, scales: Any = None
+) -> Float[Array, "kd kd"]:
+    """The Gauss-Newton matrix of a deep linear network, sum_l A_l ⊗ (R B_l R).
+
+    Args:
+        weights: [W_1 (a1, d), ..., W_L (k, a)].
+        covariance: Sigma (d, d), the second moments of the inputs; the identity when None.
+        skip: beta of W_l + beta I on every layer (rectangular identity).
+        scales: fixed factors (a_l,) behind every hidden layer, as of a frozen batch norm.
+
+    Returns:
+        (k d, k d), index out * d + in, symmetric PSD, in float64 whatever the weights are.
+
+    Raises:
+        ValueError: shapes that do not chain, a covariance that is not PSD.
+
+    Example:
+        >>> import numpy as np
+        >>> v, w = np.array([[1.0, 2.0]]), np.array([[3.0]])    # f(x) = 3 (x_1 + 2 x_2)
+        >>> gauss_newton_linear([v, w]).tolist()                # 9 I + v^T v
+        [[10.0, 2.0], [2.0, 13.0]]
+
+    Source:
+        GNC eq (5) and Lemma 2; eq (7) with `skip`. Erratum: U is the vertical stack of the blocks.
+    """
+    with double():
+        chain = check_weights(weights)
+        factors = check_scales(scales, chain)
+        sigma = check_covariance(covariance, chain[0].shape[1])
+        chain = add_skip(chain, check_skip(skip))
+        size = chain[-1].shape[0] * chain[0].shape[1]
+        total = jnp.zeros((size, size), jnp.float64)
+        for a, c in kronecker_factors(chain, sigma, factors):
+            total = total + jnp.kron(a, c)
+        return 0.5 * (total + total.T)
+
+
+class LinearGaussNewton(lx.AbstractLinearOperator):
+    """G^_O of a deep linear network without its matrix: V (k, d) -> sum_l A_l V R B_l R.
+
+    A product costs two passes through the layers; the memory is that of the weights. `mv` takes
+    flat vectors (k d,) or matrices (k, d). `jaxttp.conditioning.condition_number` knows the
+    structure and finds the smallest eigenvalue by a preconditioned iteration.
+
+    Attributes:
+        weights: W_1 ... W_L, skips and the scales behind them already in them.
+        outer: S_1 ... S_L (k, a_l).
+        lefts: A_1 ... A_L (k, k).
+        covariance: Sigma with its root.
+    """
+
+    weights: list[Array]
+    outer: list[Array]
+    lefts: list[Array]
+    covariance: Covariance
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(k, d)."""
+        return self.weights[-1].shape[0], self.weights[0].shape[1]
+
+    def mv(self, vector: ArrayLike) -> Array:
+        """G^_O v, in the shape of v: (k d,) or (k, d)."""
+        with double():
+            vector = jnp.asarray(vector)
+            k, d = self.shape
+            if vector.shape not in ((k * d,), (k, d)):
+                raise ValueError(
+                    f"vector must have shape {(k * d,)} or {(k, d)}; got {vector.shape}."
+                )
+            root = self.covariance.root
+            v = vector.astype(jnp.float64).reshape(k, d)
+            out = chain_product(self.weights[:-1], self.lefts, root, root, v)
+            return out.reshape(vector.shape)
+
+    def as_matrix(self) -> Array:
+        """The dense (k d, k d) matrix."""
+        with double():
+            k, d = self.shape
+            total = jnp.zeros((k * d, k * d), jnp.float64)
+            for a, right in zip(self.lefts, prefixes(self.weights), strict=True):
+                root = self.covariance.root
+                right = right if root is None else matmul(right, root)
+                total = total + jnp.kron(a, matmul(right.T, right))
+            return 0.5 * (total + total.T)
+
+    def transpose(self) -> "LinearGaussNewton":
+        """The operator itself: it is symmetric."""
+        return self
+
+    def in_structure(self) -> jax.ShapeDtypeStruct:
+        """A flat float64 vector (k d,)."""
+        k, d = self.shape
+        with double():
+            return jax.ShapeDtypeStruct((k * d,), jnp.float64)
+
+    def out_structure(self) -> jax.ShapeDtypeStruct:
+        """A flat float64 vector (k d,)."""
+        return self.in_structure()
+
+
+def chain_product(
+    hidden: list[Array], lefts: list[Array], enter: Array | None, leave: Array | None, v: Array
+) -> Array:
+    """sum_l A_l (v enter) B_l leave for v (..., k, d), by Horner's scheme through the layers."""
+    states = [v if enter is None else matmul(v, enter)]
+    for weight in hidden:
+        states.append(matmul(states[-1], weight.T))
+    total = matmul(lefts[-1], states[-1])
+    for index in range(len(hidden) - 1, -1, -1):
+        total = matmul(lefts[index], states[index]) + matmul(total, hidden[index])
+    return total if leave is None else matmul(total, leave)
+
+
+for _register in (lx.is_symmetric, lx.is_positive_semidefinite):
+    _register.register(LinearGaussNewton)(lambda operator: True)
+for _register in (
+    lx.is_diagonal,
+    lx.is_tridiagonal,
+    lx.has_unit_diagonal,
+    lx.is_lower_triangular,
+    lx.is_upper_triangular,
+    lx.is_negative_semidefinite,
+):
+    _register.register(LinearGaussNewton)(lambda operator: False)
+lx.linearise.register(LinearGaussNewton)(lambda operator: operator)
+lx.conj.register(LinearGaussNewton)(lambda operator: operator)
+lx.diagonal.register(LinearGaussNewton)(lambda operator: jnp.diagonal(operator.as_matrix()))
+lx.materialise.register(LinearGaussNewton)(
+    lambda operator: lx.MatrixLinearOperator(
+        operator.as_matrix(), (lx.symmetric_tag, lx.positive_semidefinite_tag)
+    )
+)
+
+
+def gauss_newton_linear_operator(
+    weights: Any, covariance: ArrayLike | None = None, *, skip: Any = 0.0, scales: Any = None
+) -> LinearGaussNewton:
+    """The matrix of `gauss_newton_linear` as a linear operator, for when k d is large.
+
+    Args:
+        weights: [W_1 (a1, d), ..., W_L (k, a)].
+        covariance: Sigma (d, d), the second moments of the inputs; the identity when None.
+        skip: beta of W_l + beta I on every layer (rectangular identity).
+        scales: fixed factors (a_l,) behind every hidden layer, as of a frozen batch norm.
+
+    Returns:
+        A `lineax` operator; `mv` takes (k d,) or (k, d), in float64.
+
+    Raises:
+        ValueError: shapes that do not chain, a covariance that is not PSD.
+
+    Example:
+        >>> import numpy as np
+        >>> operator = gauss_newton_linear_operator([np.array([[1.0, 2.0]]), np.array([[3.0]])])
+        >>> operator.mv(np.array([1.0, 0.0])).tolist()
+        [10.0, 2.0]
+
+    Source:
+        GNC Lemma 2.
+    """
+    with double():
+        chain = check_weights(weights)
+        factors = check_scales(scales, chain)
+        sigma = check_covariance(covariance, chain[0].shape[1])
+        chain = add_skip(chain, check_skip(skip))
+        outer = suffixes(chain, factors)
+        if factors is not None:
+            chain = [w * s[:, None] for w, s in zip(chain, factors, strict=False)] + chain[-1:]
+        return LinearGaussNewton(chain, outer, [matmul(s, s.T) for s in outer], sigma)
+
+
+def batch_norm_scales(
+    weights: Any, covariance: ArrayLike | None = None, *, epsilon: Any = 1e-5
+) -> list[Array]:
+    """The factors of a frozen batch normalisation behind every hidden layer (gain 1).
+
+    In evaluation mode batch norm divides by fixed standard deviations: unit j of layer l has
+    variance (M_l Sigma M_l^T)_jj, M_l the map from the inputs to that layer, earlier factors
+    included. The inputs are taken as centred, so that Sigma is their covariance.
+
+    Args:
+        weights: [W_1 (a1, d), ..., W_L (k, a)].
+        covariance: Sigma (d, d); the identity when None.
+        epsilon: what is added to the variances, at least 0.
+
+    Returns:
+        L - 1 float64 vectors (a_l,), for `scales` of the functions here.
+
+    Raises:
+        ValueError: shapes that do not chain, a covariance that is not PSD, negative epsilon.
+
+    Example:
+        >>> import numpy as np
+        >>> scales = batch_norm_scales([np.diag([1.0, 100.0]), np.eye(2)], epsilon=0.0)
+        >>> scales[0].tolist()
+        [1.0, 0.01]
+
+    Source:
+        GNC Section 6 (which gives measurements, no formula); derived for frozen statistics.
+    """
+    check_number("epsilon", epsilon, at_least=0.0)
+    with double():
+        chain = check_weights(weights)
+        sigma = check_covariance(covariance, chain[0].shape[1])
+        total = jnp.eye(chain[0].shape[1]) if sigma.root is None else sigma.root
+        scales = []
+        for weight in chain[:-1]:
+            total = matmul(weight, total)
+            variance = jnp.sum(total**2, axis=1) + epsilon
+            scale = jnp.where(variance > 0, 1 / jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0.0)
+            scales.append(scale)
+            total = total * scale[:, None]
+        return scales
+
+
+def generic_rank(widths: Any, data_rank: int | None = None) -> int:
+    """The rank of G^_O for almost all weights: k r - (k - q)(r - q).
+
+    r is the rank of the data and q = min(r, a_1, ..., a_L) the narrowest place of the network.
+
+    Args:
+        widths: (d, a_1, ..., a_{L-1}, k), the inputs first, the outputs last.
+        data_rank: rank of X or Sigma; d when None.
+
+    Returns:
+        The rank, at most k d.
+
+    Raises:
+        ValueError: fewer than two widths, widths that are not positive, a rank outside 1..d.
+
+    Example:
+        >>> generic_rank((196, 300, 300, 10))
+        1960
+        >>> generic_rank((4, 2, 3))         # a bottleneck: 3*4 - (3-2)*(4-2)
+        10
+
+    Source:
+        Singh et al. (2021), used in GNC Section 4.
+    """
+    widths = [int(width) for width in widths]
+    if len(widths) < 2 or min(widths) < 1:
+        raise ValueError(f"widths must be two or more positive integers (d, ..., k); got {widths}.")
+    r = widths[0] if data_rank is None else data_rank
+    if not 1 <= r <= widths[0]:
+        raise ValueError(f"data_rank must lie between 1 and d = {widths[0]}; got {data_rank}.")
+    k, q = widths[-1], min([r, *widths[1:]])
+    return k * r - (k - q) * (r - q)

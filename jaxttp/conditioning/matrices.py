@@ -1,0 +1,309 @@
+"""Curvature matrices of any network: Gauss-Newton, its generalisation, the parts of the Hessian.
+
+With L(theta) = (1/N) sum_i l(f(x_i), y_i), J (N C, p) the Jacobian of all outputs and H the block
+diagonal Hessian of the losses in the outputs,
+
+    gauss_newton          G_O = J^T J / N
+    generalized           H_O = J^T H J / N
+    functional_hessian    H_F = (1/N) sum_i sum_c (dl_i/df_c) d^2 f_c(x_i)/dtheta^2
+    hessian               H_L = H_O + H_F
+
+G_O and H_O have the non-zero eigenvalues of J J^T / N and H^(1/2) J J^T H^(1/2) / N, (N C, N C),
+and the smaller of the two forms is built. Everything is evaluated in float64.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jaxttp._checks import check_choice, check_integer
+from jaxttp._types import ApplyFn, Params
+from jaxttp.conditioning._inputs import double
+from jaxttp.losses import Loss, encode_targets, get_loss
+from jaxttp.ntk import empirical_ntk
+from jaxttp.ntk._select import leaf_paths, split_trainable
+
+KINDS = ("gauss_newton", "generalized", "functional_hessian", "hessian")
+FORMS = ("auto", "outputs", "parameters")
+
+
+def _promote(tree: Any) -> Any:
+    """Floating-point leaves in float64; integers (tokens, counters) as they are."""
+
+    def one(leaf: Any) -> Array:
+        leaf = jnp.asarray(leaf)
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(jnp.float64) if floating else leaf
+
+    return jax.tree.map(one, tree)
+
+
+class _Problem:
+    """A network on its data in float64, as a function of one flat parameter vector."""
+
+    def __init__(
+        self, apply_fn: ApplyFn, params: Params, x: Any, y: Any, kind: str, loss: Any, use: Any
+    ):
+        check_choice("kind", kind, KINDS)
+        self.params, self.x = _promote(params), _promote(x)
+        shape = jax.eval_shape(apply_fn, self.params, self.x)
+        if len(shape.shape) != 2 or self.x.ndim == 0 or shape.shape[0] != self.x.shape[0]:
+            raise ValueError(
+                f"apply_fn must return outputs (N, C) for x {self.x.shape}; got {shape.shape}."
+            )
+        selected, restore = split_trainable(self.params, use)
+        self.flat, unravel = ravel_pytree(selected)
+        self.samples, self.outputs = shape.shape
+        self.loss: Loss | None = None
+        self.targets = jnp.zeros(shape.shape, jnp.float64)
+        if kind != "gauss_newton":
+            if loss is None or y is None:
+                raise ValueError(f"kind={kind!r} needs y and loss.")
+            targets, self.loss = encode_targets(get_loss(loss), y, shape)
+            self.targets = targets.astype(jnp.float64)
+        self.kind = kind
+        self.evaluate: Callable[[Array, Array], Array] = lambda flat, x: apply_fn(
+            restore(unravel(flat)), x
+        ).astype(jnp.float64)
+
+    def value(self, flat: Array) -> Array:
+        assert self.loss is not None
+        return self.loss.value(self.evaluate(flat, self.x), self.targets)
+
+    def output_hessian(self, outputs: Array) -> Array:
+        assert self.loss is not None
+        return self.loss.hessian(outputs, self.targets)
+
+
+def curvature_matrix(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: ArrayLike,
+    y: Any = None,
+    *,
+    kind: str = "gauss_newton",
+    loss: str | Loss | None = None,
+    form: str = "auto",
+    trainable: Any = None,
+    batch_size: int | None = None,
+    max_bytes: int | None = None,
+    promote: bool = True,
+) -> Float[Array, "n n"]:
+    """A curvature matrix of a network, dense.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``; row i depends on sample i alone.
+        params: pytree of floating-point arrays, promoted to float64.
+        x: samples (N, ...).
+        y: labels or targets, for every kind but "gauss_newton".
+        kind: "gauss_newton", "generalized", "functional_hessian" or "hessian", see the module.
+        loss: a name or a `Loss`, for every kind but "gauss_newton".
+        form: "outputs" (N C, N C), index sample * C + out; "parameters" (p, p), in the order of
+            `jax.flatten_util.ravel_pytree`; "auto" takes the smaller one. Hessians only have the
+            second.
+        trainable: the parameters to differentiate by, as in `jaxttp.empirical_ntk`.
+        batch_size: samples a tile.
+        max_bytes: memory for the Jacobian tiles, as in `jaxttp.empirical_ntk`.
+        promote: evaluate the network in float64 (True), or differentiate it in its own precision
+            and only sum in float64: half the cost, right to 1 % up to about 1e8; "outputs" only.
+
+    Returns:
+        The symmetric matrix, float64 (float32 if the network itself casts its outputs down).
+
+    Raises:
+        ValueError: an unknown option, missing y or loss, shapes that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> g = curvature_matrix(lambda w, x: x @ w, jnp.ones((2, 1)), jnp.eye(2) * 2.0)
+        >>> g.tolist()
+        [[2.0, 0.0], [0.0, 2.0]]
+
+    Source:
+        GNC eq (1)-(2), with the loss a mean over samples.
+    """
+    check_choice("form", form, FORMS)
+    if kind in ("functional_hessian", "hessian") and form == "outputs":
+        raise ValueError(f"kind={kind!r} exists in form='parameters' only.")
+    with double():
+        problem = _Problem(apply_fn, params, x, y, kind, loss, trainable)
+        if kind in ("functional_hessian", "hessian"):
+            full = jax.jit(jax.hessian(problem.value))(problem.flat)
+            if kind == "functional_hessian":
+                full = full - _parameter_form(problem, batch_size)
+            return 0.5 * (full + full.T)
+        rows = problem.samples * problem.outputs
+        if form == "auto":
+            form = "parameters" if problem.flat.size < rows else "outputs"
+        if form == "parameters":
+            return _parameter_form(problem, batch_size)
+    kernel = _kernel(
+        apply_fn, params, x, promote, trainable=trainable, batch_size=batch_size,
+        max_bytes=max_bytes,
+    )  # fmt: skip
+    with double():
+        kernel = kernel / problem.samples
+        if kind == "generalized":
+            root = _root(problem.output_hessian(problem.evaluate(problem.flat, problem.x)))
+            root = root.astype(kernel.dtype)
+            kernel = jnp.einsum("nab,nbmc,mcd->namd", root, kernel, root, precision="highest")
+        return kernel.reshape(rows, rows)
+
+
+def _kernel(apply_fn: ApplyFn, params: Params, x: Any, promote: bool, **options: Any) -> Array:
+    """Theta (N, C, N, C) in float64."""
+    if not promote:
+        return empirical_ntk(apply_fn, params, x, accumulation_dtype="float64", **options)
+    with double():
+        return empirical_ntk(apply_fn, _promote(params), _promote(x), **options)
+
+
+def _root(blocks: Array) -> Array:
+    values, vectors = jnp.linalg.eigh(blocks)
+    scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
+    return jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
+
+
+def _parameter_form(problem: _Problem, batch_size: int | None) -> Array:
+    """J^T H J / N, accumulated over tiles of samples."""
+    size = problem.flat.size
+    if batch_size is None:
+        batch_size = max(1, 2**27 // (8 * size * problem.outputs))
+    check_integer("batch_size", batch_size, at_least=1)
+
+    @jax.jit
+    def tile(flat: Array, x: Array, hessian: Array | None) -> Array:
+        def single(sample: Array) -> Array:
+            return jax.jacrev(lambda w: problem.evaluate(w, sample[None])[0])(flat)
+
+        j = jax.vmap(single)(x)  # (b, C, p)
+        other = j if hessian is None else jnp.einsum("nab,nbp->nap", hessian, j)
+        return jnp.einsum("nap,naq->pq", j, other, precision="highest")
+
+    hessian = None
+    if problem.kind != "gauss_newton":
+        hessian = problem.output_hessian(problem.evaluate(problem.flat, problem.x))
+    total = jnp.zeros((size, size), jnp.float64)
+    for start in range(0, problem.samples, batch_size):
+        part = slice(start, start + batch_size)
+        block = None if hessian is None else hessian[part]
+        total = total + tile(problem.flat, problem.x[part], block)
+    return 0.5 * (total + total.T) / problem.samples
+
+
+def curvature_operator(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: ArrayLike,
+    y: Any = None,
+    *,
+    kind: str = "gauss_newton",
+    loss: str | Loss | None = None,
+    trainable: Any = None,
+) -> lx.FunctionLinearOperator:
+    """A curvature matrix of a network as a linear operator on flat parameter vectors.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        params: pytree of floating-point arrays, promoted to float64.
+        x: samples (N, ...), all of them in every product.
+        y: labels or targets, for every kind but "gauss_newton".
+        kind: "gauss_newton", "generalized", "functional_hessian" or "hessian".
+        loss: a name or a `Loss`, for every kind but "gauss_newton".
+        trainable: the parameters to differentiate by, as in `jaxttp.empirical_ntk`.
+
+    Returns:
+        A symmetric `lineax` operator on (p,) float64 vectors in the order of
+        `jax.flatten_util.ravel_pytree`; the Gauss-Newton kinds are tagged PSD.
+
+    Raises:
+        ValueError: an unknown kind, missing y or loss, shapes that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> g = curvature_operator(lambda w, x: x @ w, jnp.ones((2, 1)), jnp.eye(2) * 2.0)
+        >>> g.mv(jnp.array([1.0, 3.0])).tolist()
+        [2.0, 6.0]
+
+    Source:
+        GNC eq (1)-(2); a product is one jvp and one vjp.
+    """
+    with double():
+        problem = _Problem(apply_fn, params, x, y, kind, loss, trainable)
+    psd = kind in ("gauss_newton", "generalized")
+
+    def outer(vector: Array) -> Array:
+        def outputs(flat: Array) -> Array:
+            return problem.evaluate(flat, problem.x)
+
+        f, image = jax.jvp(outputs, (problem.flat,), (vector,))
+        if problem.loss is not None:
+            image = problem.loss.hessian_vector_product(f, problem.targets, image)
+        return jax.vjp(outputs, problem.flat)[1](image / problem.samples)[0]
+
+    def full(vector: Array) -> Array:
+        return jax.jvp(jax.grad(problem.value), (problem.flat,), (vector,))[1]
+
+    compiled = jax.jit(
+        outer if psd else full if kind == "hessian" else lambda vector: full(vector) - outer(vector)
+    )
+
+    def product(vector: Array) -> Array:
+        with double():
+            return compiled(jnp.asarray(vector).astype(jnp.float64))
+
+    tags = (lx.symmetric_tag, lx.positive_semidefinite_tag) if psd else (lx.symmetric_tag,)
+    with double():
+        structure = jax.ShapeDtypeStruct(problem.flat.shape, jnp.float64)
+        return lx.FunctionLinearOperator(product, structure, tags, closure_convert=False)
+
+
+def layer_terms(
+    apply_fn: ApplyFn, params: Params, x: ArrayLike, y: Any = None, **options: Any
+) -> dict[str, Array]:
+    """What each leaf of the parameters adds to, or its block of, a curvature matrix.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        params: pytree of floating-point arrays.
+        x: samples (N, ...).
+        y: labels or targets, as in `curvature_matrix`.
+        **options: `curvature_matrix`'s. With form="outputs" (the default here) the matrices add
+            up to the whole; with form="parameters" they are its diagonal blocks.
+
+    Returns:
+        Path of the leaf, such as "layers/0/kernel" -> matrix.
+
+    Raises:
+        ValueError: as `curvature_matrix`, or `trainable` among the options.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> params = {"bias": jnp.zeros(1), "weight": jnp.ones((2, 1))}
+        >>> terms = layer_terms(lambda p, x: x @ p["weight"] + p["bias"], params, jnp.eye(2))
+        >>> terms["weight"].tolist()
+        [[0.5, 0.0], [0.0, 0.5]]
+
+    Source:
+        GNC Lemma 2, whose sum over layers this is for any network.
+    """
+    if "trainable" in options:
+        raise ValueError("trainable: layer_terms selects every leaf in turn; drop unwanted ones.")
+    default = (
+        {} if options.get("kind") in ("hessian", "functional_hessian") else {"form": "outputs"}
+    )
+    options = default | options
+    out = {}
+    for name, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            continue
+        out[name] = curvature_matrix(
+            apply_fn, params, x, y, trainable=lambda other, name=name: other == name, **options
+        )
+    return out

@@ -1,0 +1,105 @@
+"""Layer-wise pruning by magnitude, and an optimiser that keeps what was pruned at zero."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxttp._checks import check_number
+from jaxttp._types import Params
+
+
+def magnitude_masks(
+    params: Params, rate: float, *, prune: Callable[[str, Any], bool] | None = None
+) -> Params:
+    """Masks that remove the smallest entries of every layer.
+
+    Args:
+        params: pytree of arrays.
+        rate: share of each layer to remove, in [0, 1); floor(rate * size) entries go.
+        prune: ``(path, leaf) -> bool``, which leaves are pruned; those with two axes or more when
+            None (weights, not biases and norms).
+
+    Returns:
+        A pytree of boolean arrays, True for what stays. Ties go by position: exactly so many go.
+
+    Raises:
+        ValueError: rate outside [0, 1).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> magnitude_masks({"w": jnp.array([[1.0, -3.0], [0.5, 2.0]])}, 0.5)["w"].tolist()
+        [[False, True], [False, True]]
+
+    Source:
+        GNC Figure 1 and Appendix I.1: layer-wise, by magnitude, at initialisation.
+    """
+    check_number("rate", rate, at_least=0.0, below=1.0)
+    chosen = prune or (lambda path, leaf: jnp.ndim(leaf) >= 2)
+
+    def mask(path: Any, leaf: Any) -> Any:
+        if not chosen(jax.tree_util.keystr(path), leaf):
+            return jnp.ones(jnp.shape(leaf), bool)
+        size = jnp.size(leaf)
+        order = jnp.argsort(jnp.abs(jnp.ravel(leaf)), stable=True)
+        # A rate like 0.29 must remove 29 of 100, whatever 0.29 * 100 rounds to.
+        gone = math.floor(rate * size + 1e-9)
+        keep = jnp.ones(size, bool).at[order[:gone]].set(False)
+        return keep.reshape(jnp.shape(leaf))
+
+    return jax.tree_util.tree_map_with_path(mask, params)
+
+
+def apply_masks(params: Params, masks: Params) -> Params:
+    """The parameters with what the masks remove set to zero.
+
+    Args:
+        params: pytree of arrays.
+        masks: pytree of booleans of the same structure.
+
+    Returns:
+        A pytree like `params`.
+
+    Raises:
+        ValueError: trees that differ.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> apply_masks(jnp.array([1.0, 2.0]), jnp.array([True, False])).tolist()
+        [1.0, 0.0]
+    """
+    return jax.tree.map(lambda leaf, keep: jnp.where(keep, leaf, 0), params, masks)
+
+
+def keep_pruned(
+    optimizer: optax.GradientTransformation, masks: Params
+) -> optax.GradientTransformationExtraArgs:
+    """An optimiser whose updates leave pruned entries alone.
+
+    Gradients are masked before, so that they do not enter momenta and norms, and updates after,
+    so that weight decay and noise do not wake what is pruned.
+
+    Args:
+        optimizer: any optax transformation.
+        masks: of `magnitude_masks`.
+
+    Returns:
+        An optax transformation; start it from `apply_masks(params, masks)`.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> tx = keep_pruned(optax.sgd(1.0), jnp.array([True, False]))
+        >>> updates, _ = tx.update(jnp.ones(2), tx.init(jnp.zeros(2)))
+        >>> updates.tolist()
+        [-1.0, 0.0]
+    """
+    inner = optax.with_extra_args_support(optimizer)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        updates, state = inner.update(apply_masks(updates, masks), state, params, **extra)
+        return apply_masks(updates, masks), state
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)

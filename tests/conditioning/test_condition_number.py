@@ -1,0 +1,220 @@
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import pytest
+
+from jaxttp import conditioning
+from jaxttp.conditioning import _smallest
+from tests.conditioning import brute
+
+
+def with_spectrum(values, seed=0):
+    q, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((len(values), len(values))))
+    return q * np.asarray(values) @ q.T
+
+
+@pytest.mark.parametrize("kappa", [1.0, 1e3, 1e8, 1e12])
+def test_known_spectra(kappa):
+    values = np.geomspace(1.0, 1.0 / kappa, 12)
+    result = conditioning.condition_number(with_spectrum([*values, 0.0, 0.0]), rank=12)
+    # eigenvalues err by about 1e-16 lambda_max, so kappa by 1e-16 kappa, with a factor to spare
+    assert float(result.value) == pytest.approx(kappa, rel=1e-12 + 3e-15 * kappa)
+    assert int(result.rank) == 12
+    np.testing.assert_allclose(result.eigenvalues[:12], values, atol=1e-14)
+
+
+def test_numerical_rank_gap_and_neighbours():
+    result = conditioning.condition_number(with_spectrum([4.0, 2.0, 1.0, 0.0, 0.0]))
+    assert int(result.rank) == int(result.gap_rank) == 3
+    assert float(result.value) == pytest.approx(4.0, rel=1e-13)
+    assert float(result.rank_below) == pytest.approx(2.0, rel=1e-13)
+    assert float(result.rank_above) > 1e14
+    assert float(result.gap) > 1e13
+    assert float(result.tolerance) == pytest.approx(5 * 2.0**-52 * 4)
+    assert float(result.at_rank(1)) == 1.0
+    assert not result.is_lower_bound
+    assert "rank 3" in str(result)
+
+
+def test_gap_disagrees_when_the_rank_is_doubtful():
+    # 1e-14 lies above the tolerance 4 eps, and still the gap says two
+    result = conditioning.condition_number(np.diag([1.0, 0.5, 1e-14, 0.0]))
+    assert int(result.rank) == 3
+    assert int(result.gap_rank) == 2
+
+
+def test_rtol_and_rank_choose():
+    matrix = np.diag([1.0, 0.1, 1e-6])
+    assert float(conditioning.condition_number(matrix, rtol=1e-3).value) == pytest.approx(10.0)
+    assert float(conditioning.condition_number(matrix, rank=1).value) == 1.0
+    assert float(conditioning.condition_number(np.diag([1.0, 0.0]), rank=2).value) == np.inf
+
+
+def test_zero_is_nan_and_indefinite_is_absolute():
+    zero = conditioning.condition_number(np.zeros((3, 3)))
+    assert np.isnan(float(zero.value))
+    assert int(zero.rank) == 0
+    result = conditioning.condition_number(np.diag([-8.0, 2.0, 0.0]))
+    assert float(result.value) == 4.0
+    assert float(conditioning.condition_number(np.full((1, 1), 3.0)).value) == 1.0
+
+
+def test_a_float32_matrix_is_judged_at_its_own_precision():
+    values = [1.0, 0.5, 0.25, 0.0]
+    matrix = with_spectrum(values).astype(np.float32)
+    result = conditioning.condition_number(matrix)
+    assert int(result.rank) == 3
+    # float32 rounding of the entries, 6e-8 of the largest against an eigenvalue of 0.25
+    assert float(result.value) == pytest.approx(4.0, rel=1e-5)
+    assert result.value.dtype == np.float64
+
+
+def test_kernels_of_four_axes():
+    matrix = with_spectrum(np.arange(1.0, 7.0))
+    result = conditioning.condition_number(matrix.reshape(3, 2, 3, 2))
+    assert float(result.value) == pytest.approx(6.0, rel=1e-12)
+
+
+def test_jit_vmap_and_traced_rank():
+    matrices = jnp.stack([with_spectrum([4.0, 2.0, 1.0]), with_spectrum([9.0, 3.0, 0.0])])
+    result = jax.jit(jax.vmap(conditioning.condition_number))(matrices)
+    np.testing.assert_allclose(result.value, [4.0, 3.0], rtol=1e-12)
+    assert result.rank.tolist() == [3, 2]
+    traced = jax.jit(lambda m, r: conditioning.condition_number(m, rank=r).value)
+    assert float(traced(matrices[0], 2)) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("widths", "n"),
+    [
+        ((20, 30, 25, 4), None),
+        ((20, 30, 3, 25, 6), None),
+        ((20, 12, 3, 7, 6), 15),
+        ((20, 5, 9, 6), None),
+        ((12, 30, 4, 6, 8), 7),
+        ((30, 8), 11),
+        ((6, 4, 3, 9), None),
+        ((6, 2, 2), None),
+        ((16, 3, 30, 40, 5), 9),
+    ],
+)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_structured_solver_equals_the_dense_spectrum(widths, n, scaled):
+    rng = np.random.default_rng(0)
+    weights = brute.draw(rng, widths)
+    sigma = None if n is None else brute.covariance(rng, widths[0], n)
+    scales = [rng.uniform(0.5, 2.0, w.shape[0]) for w in weights[:-1]] if scaled else None
+    operator = conditioning.gauss_newton_linear_operator(weights, sigma, scales=scales)
+    rank = conditioning.generic_rank(widths, None if n is None else min(n, widths[0]))
+    dense = conditioning.condition_number(operator, rank=rank)
+    assert dense.kind == "dense"
+    found = _smallest.extreme_eigenvalues(operator)
+    assert found.rank == rank
+    assert found.converged
+    # the residual tolerance 1e-5 squared over a relative gap of 1e-2
+    assert found.largest == pytest.approx(float(dense.largest), rel=1e-8)
+    assert found.smallest == pytest.approx(float(dense.smallest), rel=1e-8, abs=1e-13)
+
+
+@pytest.mark.parametrize("memory", [0, 2**28])
+def test_both_forms_of_product_and_preconditioner(monkeypatch, memory):
+    monkeypatch.setattr(_smallest, "MEMORY", memory)
+    rng = np.random.default_rng(1)
+    operator = conditioning.gauss_newton_linear_operator(
+        brute.draw(rng, (24, 40, 40, 4)), brute.covariance(rng, 24)
+    )
+    found = _smallest.extreme_eigenvalues(operator)
+    values = np.linalg.eigvalsh(np.asarray(operator.as_matrix()))
+    assert found.converged
+    assert found.largest / found.smallest == pytest.approx(values[-1] / values[0], rel=1e-7)
+
+
+def test_large_operators_are_iterative_and_right():
+    rng = np.random.default_rng(2)
+    weights = brute.draw(rng, (130, 150, 140, 8))
+    sigma = brute.covariance(rng, 130, 400)
+    operator = conditioning.gauss_newton_linear_operator(weights, sigma)
+    result = conditioning.condition_number(operator)
+    values = np.linalg.eigvalsh(brute.gauss_newton(weights, sigma))
+    assert result.kind == "iterative"
+    assert int(result.rank) == 1040
+    assert float(result.value) == pytest.approx(values[-1] / values[0], rel=1e-7)
+    assert float(result.error) < 1e-4
+    assert "iterative" in str(result)
+    with pytest.raises(ValueError, match="no other eigenvalues"):
+        result.at_rank(3)
+    with pytest.raises(ValueError, match="contradicts"):
+        conditioning.condition_number(operator, rank=7)
+
+
+def test_an_unknown_operator_gives_a_lower_bound_that_says_so():
+    values = np.geomspace(1.0, 1e-4, 1100)
+    operator = lx.FunctionLinearOperator(
+        lambda v: jnp.asarray(values) * v,
+        jax.ShapeDtypeStruct((1100,), jnp.float64),
+        lx.positive_semidefinite_tag,
+    )
+    result = conditioning.condition_number(operator)
+    assert result.is_lower_bound
+    assert "at least" in str(result)
+    assert 10 < float(result.value) <= 1e4 * (1 + 1e-9)
+    small = lx.MatrixLinearOperator(jnp.diag(jnp.asarray([3.0, 1.0])), lx.symmetric_tag)
+    assert float(conditioning.condition_number(small).value) == pytest.approx(3.0)
+
+
+def test_a_zero_network_as_an_operator():
+    weights = [np.zeros((60, 1200)), np.zeros((1, 60))]
+    result = conditioning.condition_number(conditioning.gauss_newton_linear_operator(weights))
+    assert np.isnan(float(result.value))
+    assert int(result.rank) == 0
+
+
+@pytest.mark.parametrize(
+    ("matrix", "options", "match"),
+    [
+        (np.ones((2, 3)), {}, "square"),
+        (np.ones(3), {}, "matrix_or_operator"),
+        (np.array([[1.0, 2.0], [0.0, 1.0]]), {}, "symmetric"),
+        (np.full((2, 2), np.inf), {}, "NaN or infinite"),
+        (np.eye(2), {"rank": 3}, "rank"),
+        (np.eye(2), {"rank": 0}, "rank"),
+        (np.eye(2), {"rtol": 1.5}, "rtol"),
+        (lx.MatrixLinearOperator(jnp.ones((2, 2))), {}, "symmetric"),
+    ],
+)
+def test_bad_input(matrix, options, match):
+    with pytest.raises(ValueError, match=match):
+        conditioning.condition_number(matrix, **options)
+
+
+def test_float32_networks_in_a_float32_process():
+    """Right to 1 % up to 1e8, and the process stays in float32."""
+    code = """
+    import numpy as np, jax, jax.numpy as jnp
+    from jaxttp import conditioning as c
+    assert not jax.config.jax_enable_x64
+    rng = np.random.default_rng(0)
+    q = [np.linalg.qr(rng.standard_normal((6, 6)))[0] for _ in range(3)]
+    for kappa in (1e2, 1e4, 1e6, 1e8):
+        v = (q[0] * np.geomspace(1, kappa**-0.5, 6) @ q[1].T).astype(np.float32)
+        w = (q[2] * np.geomspace(1, kappa**-0.5, 6) @ q[0].T).astype(np.float32)
+        s = [np.linalg.svd(a.astype(np.float64), compute_uv=False) for a in (v, w)]
+        want = (s[0][0] ** 2 + s[1][0] ** 2) / (s[0][-1] ** 2 + s[1][-1] ** 2)
+        assert 0.5 < want / kappa < 2
+        layers = [jnp.asarray(v), jnp.asarray(w)]
+        for matrix in (c.gauss_newton_linear(layers), c.gauss_newton_linear_operator(layers)):
+            result = c.condition_number(matrix)
+            assert result.value.dtype == np.float64
+            assert abs(float(result.value) / want - 1) < 1e-2, (kappa, float(result.value))
+        jitted = jax.jit(lambda l: c.condition_number(c.gauss_newton_linear(l)).value)
+        assert abs(float(jitted(layers)) / want - 1) < 1e-2
+        assert abs(float(c.linear_bound(layers).convex) / want - 1) < 1e-2
+    assert not jax.config.jax_enable_x64
+    assert jnp.ones(2).dtype == jnp.float32
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)

@@ -1,0 +1,110 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp import conditioning
+from tests.conditioning import brute
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.01, 0.5, 1.0])
+@pytest.mark.parametrize(("d", "k", "m", "n"), [(4, 3, 6, 5), (4, 1, 2, 7), (6, 3, 5, 3)])
+def test_gram_equals_the_sum_over_units_and_autodiff(alpha, d, k, m, n):
+    rng = np.random.default_rng(0)
+    w, v, x = (rng.standard_normal(s) for s in ((k, m), (m, d), (d, n)))
+    got = np.asarray(conditioning.leaky_relu_gram(w, v, x, alpha))
+    np.testing.assert_allclose(got, brute.leaky_gram(w, v, x, alpha), atol=1e-12)
+
+    def network(parameters):
+        return (parameters[0] @ jax.nn.leaky_relu(parameters[1] @ x, alpha)).T.reshape(-1)
+
+    parts = jax.jacrev(network)((jnp.asarray(w), jnp.asarray(v)))
+    j = np.concatenate([np.asarray(part).reshape(n * k, -1) for part in parts], axis=1)
+    np.testing.assert_allclose(got, j @ j.T, atol=1e-12)  # rounding of sums of ten terms
+
+
+# d, k, m, n: n < d, n = d, n > d, m < n, m < k, k = 1
+FAMILIES = [(5, 2, 8, 3), (5, 2, 8, 5), (4, 2, 9, 6), (6, 2, 3, 5), (5, 4, 3, 4), (6, 1, 9, 4),
+            (3, 1, 2, 8), (7, 3, 12, 5)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("d", "k", "m", "n"), FAMILIES)
+@pytest.mark.parametrize("alpha", [0.0, 0.01, 0.3, 0.9, 1.0])
+def test_the_bound_is_never_violated(d, k, m, n, alpha):
+    """50 networks of each of 8 families and 5 slopes: 2,000."""
+    rng = np.random.default_rng(d * k * m * n)
+    w, v, x = (rng.standard_normal((50, *s)) for s in ((k, m), (m, d), (d, n)))
+    bound = jax.vmap(lambda a, b, c: conditioning.leaky_relu_bound(a, b, c, alpha))(w, v, x)
+    for i in range(50):
+        kappa = brute.pseudo_condition(brute.leaky_gram(w[i], v[i], x[i], alpha))
+        # kappa itself is known to about size * eps * kappa
+        assert kappa <= float(bound[i]) * (1 + 1e-9 + 1e-14 * kappa)
+    if n > d and n > m:
+        assert np.all(np.isinf(bound))
+
+
+def test_bound_by_hand():
+    rng = np.random.default_rng(1)
+    w, v, x = (rng.standard_normal(s) for s in ((2, 9), (9, 6), (6, 4)))
+    hidden = v @ x
+    active = np.where(hidden >= 0, hidden, 0.2 * hidden)
+    gamma = np.linalg.eigvalsh(active.T @ active)
+    s = [np.linalg.svd(a, compute_uv=False) ** 2 for a in (x, w)]
+    want = (s[0][0] * s[1][0] + gamma[-1]) / (0.04 * s[0][-1] * s[1][-1] + gamma[0])
+    got = float(conditioning.leaky_relu_bound(w, v, x, 0.2))
+    assert got == pytest.approx(want, rel=1e-8)
+
+
+def test_gain_invariance():
+    rng = np.random.default_rng(2)
+    w, v, x = (rng.standard_normal(s) for s in ((2, 9), (9, 6), (6, 4)))
+    kappas = [
+        float(conditioning.condition_number(
+            conditioning.leaky_relu_gram(g * w, g * v, x, 0.1)
+        ).value)
+        for g in (1.0, 1e-3, 50.0)
+    ]  # fmt: skip
+    np.testing.assert_allclose(kappas, kappas[0], rtol=1e-10)
+
+
+@pytest.mark.parametrize(("d", "k", "m", "n"), [(3, 2, 4, 100), (3, 2, 30, 5), (2, 3, 2, 60)])
+def test_rank_of_relu_networks(d, k, m, n):
+    rng = np.random.default_rng(3)
+    w, v, x = (rng.standard_normal(s) for s in ((k, m), (m, d), (d, n)))
+    gram = conditioning.leaky_relu_gram(w, v, x, 0.0)
+    values = np.linalg.eigvalsh(gram)
+    assert np.sum(values > 1e-12 * values[-1]) == conditioning.leaky_relu_rank(d, k, m, n)
+
+
+def test_the_second_bound_is_false_and_not_offered():
+    """Counter-examples to eq (25), and to eq (26)."""
+    x = np.eye(2)
+    for v, alpha, end in (([[1, -1], [-1, 0.01]], 0.1, 0), ([[1, 1], [1, -1]], 0.0, -1)):
+        hidden = np.array(v) @ x
+        active = np.where(hidden >= 0, hidden, alpha * hidden)
+        gamma = np.linalg.eigvalsh(active.T @ active)
+        linear = np.linalg.eigvalsh(hidden.T @ hidden)
+        if end == 0:
+            assert gamma[0] < alpha**2 * linear[0] - 1e-3
+        else:
+            assert gamma[-1] > linear[-1] + 0.5
+    with pytest.raises(ValueError, match=r"second bound of Lemma 4 is false"):
+        conditioning.leaky_relu_product_bound(np.eye(2), v, x, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "alpha", "match"),
+    [
+        (((2, 3), (4, 5), (5, 6)), 0.1, "chain"),
+        (((2, 4), (4, 5), (6, 5)), 0.1, "transpose"),
+        (((2, 4), (4, 5), (5,)), 0.1, "X must have 2 axes"),
+        (((2, 4), (4, 5), (5, 6)), 1.5, "alpha"),
+        (((2, 4), (4, 5), (5, 6)), -0.1, "alpha"),
+    ],
+)
+def test_bad_input(shapes, alpha, match):
+    for function in (conditioning.leaky_relu_gram, conditioning.leaky_relu_bound):
+        with pytest.raises(ValueError, match=match):
+            function(*(np.ones(s) for s in shapes), alpha)
+    with pytest.raises(ValueError, match="m must"):
+        conditioning.leaky_relu_rank(1, 1, 0, 1)

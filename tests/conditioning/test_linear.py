@@ -1,0 +1,157 @@
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxttp import conditioning
+from tests.conditioning import brute
+
+SHAPES = [(5, 3), (5, 7, 3), (5, 2, 3), (6, 7, 8, 4), (4, 2, 5, 3), (3, 6, 1), (1, 4, 3)]
+
+
+@pytest.mark.parametrize("widths", SHAPES)
+@pytest.mark.parametrize("with_covariance", [False, True])
+def test_matrix_equals_kronecker_products_and_the_jacobian(widths, with_covariance):
+    rng = np.random.default_rng(0)
+    weights = brute.draw(rng, widths)
+    sigma = brute.covariance(rng, widths[0]) if with_covariance else None
+    got = np.asarray(conditioning.gauss_newton_linear(weights, sigma))
+    want = brute.gauss_newton(weights, sigma)
+    j = brute.jacobian(weights, sigma)
+    scale = np.abs(want).max()
+    # rounding of a few products of small matrices
+    np.testing.assert_allclose(got, want, atol=1e-13 * scale)
+    np.testing.assert_allclose(got, j @ j.T, atol=1e-13 * scale)
+    spectra = [np.linalg.eigvalsh(m)[::-1] for m in (got, j @ j.T)]
+    np.testing.assert_allclose(spectra[0], spectra[1], atol=1e-12 * spectra[1][0])
+
+
+@pytest.mark.parametrize("widths", SHAPES)
+def test_operator_equals_the_matrix(widths):
+    rng = np.random.default_rng(1)
+    weights, sigma = brute.draw(rng, widths), brute.covariance(rng, widths[0])
+    scales = [rng.uniform(0.5, 2, w.shape[0]) for w in weights[:-1]]
+    options = {"skip": 0.3, "scales": scales}
+    matrix = np.asarray(conditioning.gauss_newton_linear(weights, sigma, **options))
+    operator = conditioning.gauss_newton_linear_operator(weights, sigma, **options)
+    v = rng.standard_normal(len(matrix))
+    # rounding
+    np.testing.assert_allclose(operator.mv(v), matrix @ v, rtol=1e-11, atol=1e-12)
+    block = v.reshape(widths[-1], widths[0])
+    np.testing.assert_allclose(operator.mv(block).reshape(-1), matrix @ v, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(operator.as_matrix(), matrix, rtol=1e-11, atol=1e-12)
+    assert lx.is_symmetric(operator)
+    assert lx.is_positive_semidefinite(operator)
+    assert operator.T is operator
+    with pytest.raises(ValueError, match="vector"):
+        operator.mv(np.ones(len(matrix) + 1))
+
+
+def test_operator_solves_with_lineax():
+    rng = np.random.default_rng(2)
+    weights = brute.draw(rng, (5, 8, 4))
+    operator = conditioning.gauss_newton_linear_operator(weights)
+    b = jnp.asarray(rng.standard_normal(20))
+    x = lx.linear_solve(operator, b, lx.CG(rtol=1e-12, atol=1e-12)).value
+    np.testing.assert_allclose(operator.mv(x), b, atol=1e-9)  # the solver's tolerance times kappa
+
+
+def test_terms_add_up():
+    rng = np.random.default_rng(3)
+    weights, sigma = brute.draw(rng, (4, 6, 5, 3)), brute.covariance(rng, 4)
+    terms = conditioning.gauss_newton_linear_terms(weights, sigma)
+    total = conditioning.gauss_newton_linear(weights, sigma)
+    np.testing.assert_allclose(np.sum(terms, axis=0), total, rtol=1e-12, atol=1e-14)
+
+
+def test_skip_adds_a_rectangular_identity():
+    weights = brute.draw(np.random.default_rng(4), (4, 6, 3))
+    shifted = [w + 0.7 * np.eye(*w.shape) for w in weights]
+    got = conditioning.gauss_newton_linear(weights, skip=0.7)
+    np.testing.assert_allclose(got, brute.gauss_newton(shifted), rtol=1e-12, atol=1e-13)
+
+
+def test_scales_are_fixed_factors_and_batch_norm_normalises():
+    rng = np.random.default_rng(5)
+    weights, sigma = brute.draw(rng, (4, 6, 5, 3)), brute.covariance(rng, 4)
+    scales = conditioning.batch_norm_scales(weights, sigma, epsilon=0.0)
+    hidden = brute.root(sigma)
+    for weight, scale in zip(weights[:-1], scales, strict=True):
+        hidden = np.asarray(scale)[:, None] * (weight @ hidden)
+        np.testing.assert_allclose(np.sum(hidden**2, axis=1), 1.0, rtol=1e-12)
+
+    def network(ws):
+        total = jnp.asarray(brute.root(sigma))
+        for index, weight in enumerate(ws):
+            total = weight @ total
+            total = total * scales[index][:, None] if index < len(scales) else total
+        return total.reshape(-1)
+
+    parts = jax.jacrev(network)([jnp.asarray(w) for w in weights])
+    j = np.concatenate([np.asarray(p).reshape(12, -1) for p in parts], axis=1)
+    got = conditioning.gauss_newton_linear(weights, sigma, scales=scales)
+    np.testing.assert_allclose(got, j @ j.T, rtol=1e-11, atol=1e-12)  # rounding
+
+
+@given(
+    widths=st.lists(st.integers(1, 7), min_size=2, max_size=5),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**31),
+)
+def test_generic_rank_is_exact(widths, share, seed):
+    rng = np.random.default_rng(seed)
+    r = 1 + round(share * (widths[0] - 1))
+    x = rng.standard_normal((widths[0], r))
+    matrix = brute.gauss_newton(brute.draw(rng, widths), x @ x.T)
+    values = np.linalg.eigvalsh(matrix)
+    # zeros are below 1e-13 of the largest; the smallest non-zero of these sizes stays above 1e-12
+    # for all but freak draws, which the fixed seeds of the profile do not contain
+    assert np.sum(values > 3e-13 * values[-1]) == conditioning.generic_rank(widths, r)
+
+
+def test_jit_and_vmap():
+    weights = brute.draw(np.random.default_rng(6), (4, 5, 3), count=3)
+    stacked = [jnp.asarray(w) for w in weights]
+    got = jax.jit(jax.vmap(lambda ws: conditioning.gauss_newton_linear(ws, jnp.eye(4))))(stacked)
+    np.testing.assert_allclose(got, brute.gauss_newton(weights), rtol=1e-11, atol=1e-13)
+
+
+W = [np.ones((3, 2)), np.ones((1, 3))]
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "match"),
+    [
+        ([], {}, "weights must be a list"),
+        (np.ones((2, 2)), {}, "weights must be a list"),
+        ([np.ones(3)], {}, r"weights\[0\] must have 2 axes"),
+        ([np.ones((3, 2)), np.ones((1, 4))], {}, r"weights\[1\]"),
+        ([np.ones((0, 2))], {}, "empty"),
+        ([np.ones((2, 2)) * 1j], {}, "real"),
+        ([np.full((2, 2), np.nan)], {}, r"weights\[0\]"),
+        (W, {"covariance": np.eye(3)}, "covariance has shape"),
+        (W, {"covariance": np.array([[1.0, 0.5], [0.0, 1.0]])}, "covariance must be symmetric"),
+        (W, {"covariance": np.diag([1.0, -1.0])}, "positive semi-definite"),
+        (W, {"covariance": np.zeros((2, 2))}, "not zero"),
+        (W, {"skip": np.nan}, "skip"),
+        (W, {"scales": [np.ones(2)]}, r"scales\[0\]"),
+        (W, {"scales": []}, "scales must be a list of 1"),
+    ],
+)
+def test_bad_input(weights, options, match):
+    for function in (
+        conditioning.gauss_newton_linear,
+        conditioning.gauss_newton_linear_operator,
+        conditioning.linear_bound,
+    ):
+        with pytest.raises(ValueError, match=match):
+            function(weights, **options)
+
+
+@pytest.mark.parametrize(("widths", "rank"), [((3,), None), ((3, 0), None), ((3, 2), 4)])
+def test_bad_rank_arguments(widths, rank):
+    with pytest.raises(ValueError, match=r"widths|data_rank"):
+        conditioning.generic_rank(widths, rank)

@@ -1,0 +1,167 @@
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import pytest
+
+from jaxttp import conditioning
+from tests import oracles
+
+
+def network(params, x):
+    hidden = jnp.tanh(x @ params["v"] + params["b"][None])
+    return hidden @ params["w"]
+
+
+@pytest.fixture(scope="module")
+def task():
+    rng = np.random.default_rng(0)
+    params = {"b": rng.standard_normal(4), "v": rng.standard_normal((3, 4)),
+              "w": rng.standard_normal((4, 2))}  # fmt: skip
+    params = {name: jnp.asarray(leaf) for name, leaf in params.items()}
+    return params, rng.standard_normal((5, 3)), np.array([0, 1, 1, 0, 1])
+
+
+def brute(task, kind, loss):
+    params, x, labels = task
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    j = oracles.jacobian(network, params, x)
+    y = np.eye(2)[labels]
+
+    def value(w):
+        f = network(unravel(w), x)
+        if loss == "squared_error":
+            return 0.5 * jnp.sum((f - y) ** 2) / 5
+        return -jnp.sum(y * jax.nn.log_softmax(f)) / 5
+
+    full = np.asarray(jax.hessian(value)(flat))
+    if kind == "gauss_newton":
+        return np.einsum("nap,naq->pq", j, j) / 5
+    if kind == "hessian":
+        return full
+    p = oracles.softmax(np.asarray(network(params, x)))
+    h = np.stack([np.diag(q) - np.outer(q, q) for q in p])
+    h = h if loss == "cross_entropy" else np.stack([np.eye(2)] * 5)
+    outer = np.einsum("nap,nab,nbq->pq", j, h, j) / 5
+    return outer if kind == "generalized" else full - outer
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "cross_entropy"])
+@pytest.mark.parametrize("kind", ["gauss_newton", "generalized", "functional_hessian", "hessian"])
+def test_matrices_and_operators_equal_brute_force(task, kind, loss):
+    params, x, labels = task
+    want = brute(task, kind, loss)
+    options = {"kind": kind, "loss": loss}
+    got = conditioning.curvature_matrix(
+        network, params, x, labels, form="parameters", batch_size=2, **options
+    )
+    scale = np.abs(want).max()
+    np.testing.assert_allclose(got, want, atol=1e-12 * scale)  # rounding
+    operator = conditioning.curvature_operator(network, params, x, labels, **options)
+    v = np.random.default_rng(1).standard_normal(len(want))
+    np.testing.assert_allclose(operator.mv(jnp.asarray(v)), want @ v, atol=1e-11 * scale)
+    assert lx.is_symmetric(operator)
+    assert lx.is_positive_semidefinite(operator) == (kind in ("gauss_newton", "generalized"))
+
+
+@pytest.mark.parametrize("kind", ["gauss_newton", "generalized"])
+def test_both_forms_share_their_spectrum_and_auto_takes_the_smaller(task, kind):
+    params, x, labels = task
+    options = {"kind": kind, "loss": "cross_entropy"}
+    auto = conditioning.curvature_matrix(network, params, x, labels, **options)
+    assert auto.shape == (10, 10)  # N C = 10 < p = 24
+    small, large = np.linalg.eigvalsh(auto), np.linalg.eigvalsh(brute(task, kind, "cross_entropy"))
+    np.testing.assert_allclose(small, large[-10:], atol=1e-12 * large[-1])
+    frozen = conditioning.curvature_matrix(
+        network, params, x, labels, trainable={"b": True, "v": False, "w": False}, **options
+    )
+    assert frozen.shape == (4, 4)
+
+
+def test_the_operator_and_the_matrix_have_one_condition_number(task):
+    params, x, _ = task
+    values = [
+        float(conditioning.condition_number(m, rank=10).value)
+        for m in (
+            conditioning.curvature_matrix(network, params, x),
+            conditioning.curvature_operator(network, params, x),
+        )
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-8)
+
+
+def test_terms_add_up_and_blocks_lie_on_the_diagonal(task):
+    params, x, _ = task
+    total = conditioning.curvature_matrix(network, params, x, form="outputs")
+    terms = conditioning.layer_terms(network, params, x)
+    assert list(terms) == ["b", "v", "w"]
+    np.testing.assert_allclose(sum(terms.values()), total, atol=1e-12)
+    blocks = conditioning.layer_terms(network, params, x, form="parameters")
+    whole = conditioning.curvature_matrix(network, params, x, form="parameters")
+    np.testing.assert_allclose(blocks["v"], whole[4:16, 4:16], atol=1e-12)
+
+
+def test_linear_networks_agree_with_the_closed_form():
+    """(1/n) J J^T of the data has the non-zero spectrum of G^_O with Sigma = X X^T / n."""
+    rng = np.random.default_rng(2)
+    w = [rng.standard_normal((5, 4)), rng.standard_normal((3, 5))]
+    x = rng.standard_normal((4, 30))
+    closed = conditioning.gauss_newton_linear(w, x @ x.T / 30)
+    data = conditioning.curvature_matrix(
+        lambda p, x: x @ p[0].T @ p[1].T, [jnp.asarray(a) for a in w], x.T, form="outputs"
+    )
+    spectra = [np.linalg.eigvalsh(m)[-12:] for m in (closed, data)]
+    np.testing.assert_allclose(spectra[0], spectra[1], atol=1e-12 * spectra[0][-1])
+
+
+def test_float32_networks_in_a_float32_process():
+    """The kernel of a float32 network gives 1e8 to 1 %; the process stays in float32."""
+    code = """
+    import numpy as np, jax, jax.numpy as jnp
+    from jaxttp import conditioning as c
+    rng = np.random.default_rng(0)
+    q = [np.linalg.qr(rng.standard_normal((6, 6)))[0] for _ in range(2)]
+    for kappa in (1e4, 1e8):
+        x = (q[0] * np.geomspace(1, kappa**-0.5, 6) @ q[1]).astype(np.float32)
+        want = np.linalg.cond(x.astype(np.float64)) ** 2
+        w = jnp.asarray(rng.standard_normal((6, 7)), jnp.float32)
+        for options in (
+            {"form": "outputs"}, {"form": "parameters"}, {"form": "outputs", "promote": False}
+        ):
+            m = c.curvature_matrix(lambda w, x: x @ w[:, :1], w[:, :1], jnp.asarray(x), **options)
+            got = float(c.condition_number(m).value)
+            assert abs(got / want - 1) < 1e-2, (kappa, got, want)
+    operator = c.curvature_operator(lambda w, x: x @ w, w, jnp.asarray(x))
+    assert operator.mv(np.ones(42)).dtype == np.float64
+    assert jnp.ones(2).dtype == jnp.float32
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"kind": "fisher"}, "kind="),
+        ({"form": "rows"}, "form="),
+        ({"kind": "hessian", "loss": "squared_error", "form": "outputs"}, "parameters"),
+        ({"kind": "hessian"}, "needs y and loss"),
+        ({"kind": "generalized", "loss": "hinge"}, "loss="),
+        ({"form": "parameters", "batch_size": 0}, "batch_size"),
+    ],
+)
+def test_bad_input(task, options, match):
+    params, x, labels = task
+    with pytest.raises(ValueError, match=match):
+        conditioning.curvature_matrix(network, params, x, labels, **options)
+
+
+def test_bad_networks_and_options(task):
+    params, x, _ = task
+    with pytest.raises(ValueError, match="apply_fn"):
+        conditioning.curvature_matrix(lambda p, x: network(p, x)[0], params, x)
+    with pytest.raises(ValueError, match="trainable"):
+        conditioning.layer_terms(network, params, x, trainable=None)
