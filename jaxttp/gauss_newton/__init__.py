@@ -1,13 +1,29 @@
 """Exact Gauss-Newton steps in reversible networks."""
 
+from jaxttp.gauss_newton.output_space import (
+    StepForecast,
+    forecast_flow,
+    forecast_steps,
+    output_change,
+)
 from jaxttp.gauss_newton.pseudoinverse import Solve, apply_pseudoinverse, choose_method
+from jaxttp.gauss_newton.readout import orthonormal_readout, selection_readout
 from jaxttp.gauss_newton.reversible import inverse_jvp, revmlp_forward, revmlp_inverse
+from jaxttp.gauss_newton.update import StepInfo, gauss_newton_direction
 
 __all__ = [
     "revmlp_forward",
     "revmlp_inverse",
     "inverse_jvp",
+    "selection_readout",
+    "orthonormal_readout",
     "apply_pseudoinverse",
     "choose_method",
     "Solve",
+    "output_change",
+    "gauss_newton_direction",
+    "StepInfo",
+    "forecast_steps",
+    "forecast_flow",
+    "StepForecast",
 ]
