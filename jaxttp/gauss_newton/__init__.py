@@ -1,5 +1,8 @@
 """Exact Gauss-Newton steps in reversible networks."""
 
+from jaxttp.gauss_newton.gauges import flow_error, inverse_error
+from jaxttp.gauss_newton.kernel import revmlp_kernel
+from jaxttp.gauss_newton.optimizer import GaussNewtonState, gauss_newton, scale_by_gauss_newton
 from jaxttp.gauss_newton.output_space import (
     StepForecast,
     forecast_flow,
@@ -23,7 +26,13 @@ __all__ = [
     "output_change",
     "gauss_newton_direction",
     "StepInfo",
+    "gauss_newton",
+    "scale_by_gauss_newton",
+    "GaussNewtonState",
+    "inverse_error",
+    "flow_error",
     "forecast_steps",
     "forecast_flow",
     "StepForecast",
+    "revmlp_kernel",
 ]
