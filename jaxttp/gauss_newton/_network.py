@@ -106,8 +106,10 @@ def check_activation(
     Raises:
         ValueError: an unknown name, or a sequence of another length than the blocks.
     """
-    single = isinstance(activation, str) or callable(activation)
-    names = (activation,) * blocks if single else tuple(activation)
+    if isinstance(activation, str) or callable(activation):
+        names: tuple[Activation, ...] = (activation,) * blocks
+    else:
+        names = tuple(activation)
     if len(names) != blocks:
         raise ValueError(
             f"activation must be one for all blocks or one for each of the {blocks}; got "

@@ -1,7 +1,7 @@
 """Exact Gauss-Newton as an optax transformation."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,13 @@ class GaussNewtonState(NamedTuple):
     """What the last step reports.
 
     Attributes:
-        count: steps taken.
+        steps: steps taken.
         ranks: directions kept in the last step (L, 2); zeros before the first.
         half_residuals: ‖Δ s − δ‖/‖δ‖ of every half-layer (L, 2), see `StepInfo`.
         residual: ‖J·Δ − P⁺ε‖/‖P⁺ε‖, with `measure=True`, else NaN.
     """
 
-    count: Array
+    steps: Array
     ranks: Array
     half_residuals: Array
     residual: Array
@@ -152,9 +152,9 @@ def scale_by_gauss_newton(
         y: Any = None,
         epsilon: ArrayLike | None = None,
         bottlenecks: ArrayLike | None = None,
-        **_: Any,
+        **extra: Any,
     ) -> tuple[Any, GaussNewtonState]:
-        del updates
+        del updates, extra
         if params is None or x is None or (y is None) == (epsilon is None):
             raise ValueError(
                 "gauss_newton needs the weights, the batch and exactly one of its targets and its "
@@ -193,12 +193,15 @@ def scale_by_gauss_newton(
         )  # fmt: skip
         return jax.tree.unflatten(structure, [direction.astype(leaf.dtype)]), _next(state, info)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, cast(Any, update))
 
 
 def _next(state: GaussNewtonState, info: StepInfo) -> GaussNewtonState:
     return GaussNewtonState(
-        optax.safe_increment(state.count), info.ranks, info.half_residuals, info.residual
+        jnp.asarray(optax.safe_increment(state.steps)),
+        info.ranks,
+        info.half_residuals,
+        info.residual,
     )
 
 

@@ -165,10 +165,10 @@ def apply_pseudoinverse(
         )
     check_tolerances(rtol, atol)
     method = choose_method(pseudoinverse, rtol, method)
-    check_exact(*features.shape, pseudoinverse)
+    check_exact(features.shape[0], features.shape[1], pseudoinverse)
     if needs_float64(pseudoinverse, rtol, features.dtype):
         raise ValueError(
-            f"rtol={float(rtol):g} is finer than {features.dtype} features resolve; use rtol >= "
+            f"rtol={rtol!r} is finer than {features.dtype} features resolve; use rtol >= "
             f"{FINEST_RTOL:g}, or compute the features in float64."
         )
     if pseudoinverse == "noise" and key is None:
@@ -189,7 +189,7 @@ def solve(
 ) -> Solve:
     """`apply_pseudoinverse` without its checks, for use inside a scan."""
     change = change.astype(features.dtype)
-    if mode == "noise":
+    if mode == "noise" and key is not None:
         spread = jnp.asarray(noise, features.dtype) * jnp.std(features)
         disturbed = features + spread * jax.random.normal(key, features.shape, features.dtype)
         found = solve(disturbed, change, "exact", method, rtol, atol)

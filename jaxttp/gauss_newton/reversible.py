@@ -253,7 +253,7 @@ def _reversible_jvp(activations: tuple[Activation, ...], primals: tuple, tangent
         return b[0], b[1] + push(b[0])
 
     def transpose_solve(_, b: tuple) -> tuple:
-        pulled = _pull_back(*primals[:2], outputs, b[1], activations)
+        pulled = _pull_back(primals[0], primals[1], outputs, b[1], activations)
         return [g + pulled[i] for i, g in zip(moving, b[0], strict=True)], b[1]
 
     given = [tangents[i] for i in moving]

@@ -216,13 +216,14 @@ def direction_of(
             "finite and of moderate size, or raise rtol.",
         )
         floats = (direction, info.half_residuals, info.largest, info.residual, outputs)
-        direction, *gauges, outputs = (a.astype(dtype) for a in floats)
-        return direction, StepInfo(info.ranks, *gauges, info.method, info.dtype), outputs
+        direction, halves, largest, residual, outputs = (a.astype(dtype) for a in floats)
+        info = StepInfo(info.ranks, halves, largest, residual, info.method, info.dtype)
+        return direction, info, outputs
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _states(network: Network, x: Array, activations: tuple[Activation, ...]) -> tuple[Array, Array]:
-    return forward_states(*network, x, activations)
+    return forward_states(network.weights, network.bottlenecks, x, activations)
 
 
 @functools.partial(jax.jit, static_argnums=(6, 7, 8, 9))

@@ -37,7 +37,7 @@ def test_an_update_is_minus_the_rate_times_the_direction(curvature):
         w, v, x, epsilon, activation="tanh", readout=p, return_info=True
     )
     np.testing.assert_allclose(updates, -0.3 * direction, atol=1e-12)  # the same sums
-    assert int(state[0].count) == 1
+    assert int(state[0].steps) == 1
     np.testing.assert_array_equal(state[0].ranks, info.ranks)
     np.testing.assert_allclose(state[0].residual, info.residual, atol=1e-12)  # the same sums
     given, _ = optimizer.update(w, optimizer.init(w), w, x=x, epsilon=epsilon, bottlenecks=v)
