@@ -44,7 +44,9 @@ def gauss_newton(
     it in a chain.
 
     Args:
-        learning_rate: α, or an optax schedule. 1 takes the whole step.
+        learning_rate: α, or an optax schedule. 1 takes the whole step, which converges
+            quadratically where the network is close to linear along it (standardised inputs, small
+            weights) and can diverge elsewhere: then lower it, or set `max_output_change`.
         **options: those of `scale_by_gauss_newton`: loss, activation, readout, curvature, damping,
             pseudoinverse, rtol, atol, method, max_output_change, measure.
 
