@@ -10,9 +10,11 @@ from jaxttp.models.pretrained import (
     with_params,
 )
 from jaxttp.models.resnet import ResidualBlock, ResNet, digits_resnet
+from jaxttp.models.revmlp import RevMLP
 
 __all__ = [
     "MLP",
+    "RevMLP",
     "ResNet",
     "ResidualBlock",
     "digits_resnet",

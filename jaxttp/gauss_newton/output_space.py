@@ -1,0 +1,225 @@
+"""What a Gauss-Newton step wants of the outputs: the loss's gradient, or H⁺ times it.
+
+A Gauss-Newton step with H = 1 moves the outputs against ε = ∂ℓ/∂f; a generalised one against H⁺ε,
+H being the loss's Hessian in the outputs. Both act on each sample by itself, so what such steps do
+to the outputs can be forecast without the network.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp.losses import Loss, binary_cross_entropy, cross_entropy, encode_targets, squared_error
+
+CURVATURES = ("identity", "hessian")
+
+
+def output_change(
+    outputs: ArrayLike,
+    y: Any,
+    *,
+    loss: str | Loss,
+    curvature: str = "identity",
+    damping: ArrayLike = 1e-3,
+) -> Float[Array, "n c"]:
+    """The ε that `gauss_newton_direction` takes: ∂ℓ/∂f, or (H + λ)⁺ ∂ℓ/∂f for the generalised step.
+
+        softmax: H⁺ε = mean_c(y/p) − y/p;  with λ: ε/(p+λ) minus the multiple of p/(p+λ) that
+        leaves no change along the all-ones direction, in which H is singular
+
+    Args:
+        outputs: f (N, C).
+        y: integer labels (N,) or targets (N, C).
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.
+        curvature: "identity" (Gauss-Newton, H = 1) or "hessian" (generalised Gauss-Newton).
+        damping: λ, added to H. H⁺ε grows like 1/p as the probability of the right class goes to
+            zero; λ bounds it by about 1/λ. The squared error has H = 1 and ignores it.
+
+    Returns:
+        One row a sample (N, C), of the SUMMED loss: not divided by N.
+
+    Raises:
+        ValueError: unknown names, a negative damping, bad targets, outputs that are not finite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> f, y = jnp.zeros((1, 2)), jnp.array([0])
+        >>> output_change(f, y, loss="cross_entropy").tolist()
+        [[-0.5, 0.5]]
+        >>> output_change(f, y, loss="cross_entropy", curvature="hessian", damping=0.0).tolist()
+        [[-1.0, 1.0]]
+
+    Source:
+        XGN section 3, GGN; the closed form of the softmax is derived.
+    """
+    check_finite("outputs", outputs)
+    check_choice("curvature", curvature, CURVATURES)
+    check_number("damping", damping, at_least=0)
+    f = jnp.asarray(outputs)
+    if f.ndim != 2:
+        raise ValueError(f"outputs must be (N, C); got shape {f.shape}.")
+    targets, loss = encode_targets(loss, y, f)
+    return change_of(loss, f, targets, curvature, damping)
+
+
+def change_of(
+    loss: Loss, f: Array, targets: Array, curvature: str, damping: ArrayLike
+) -> Float[Array, "n c"]:
+    """`output_change` of encoded targets, without its checks."""
+    gradient = loss.gradient(f, targets)
+    if curvature == "identity" or loss.sample_loss is squared_error.sample_loss:
+        return gradient
+    lam = jnp.asarray(damping, f.dtype)
+    if loss.sample_loss is cross_entropy.sample_loss:
+        p = jax.nn.softmax(f, axis=1)
+        spread = p / (p + lam)
+        moved = gradient / (p + lam)
+        shift = jnp.sum(moved, axis=1) / jnp.sum(spread, axis=1)
+        return moved - shift[:, None] * spread
+    if loss.sample_loss is binary_cross_entropy.sample_loss:
+        p = jax.nn.sigmoid(f)
+        return gradient / (p * jax.nn.sigmoid(-f) + lam)
+    values, vectors = jnp.linalg.eigh(loss.hessian(f, targets))  # (N, C), (N, C, C)
+    # Curvature below the rounding of the largest is taken to be zero, and negative one too.
+    floor = 10 * float(jnp.finfo(f.dtype).eps) * jnp.max(jnp.abs(values), axis=1, keepdims=True)
+    inverse = jnp.where(values > floor, 1 / jnp.where(values > floor, values + lam, 1), 0)
+    return jnp.einsum("nab,nb,ncb,nc->na", vectors, inverse, vectors, gradient)
+
+
+class StepForecast(NamedTuple):
+    """What exact steps do to the outputs.
+
+    Attributes:
+        ts: steps 0..T, or times.
+        outputs: f (T + 1, N, C).
+        loss: the mean loss (T + 1,).
+        error: the loss's error (T + 1,), see `Loss.error`.
+    """
+
+    ts: Array
+    outputs: Array
+    loss: Array
+    error: Array
+
+
+def forecast_steps(
+    outputs: ArrayLike,
+    y: Any,
+    *,
+    loss: str | Loss,
+    learning_rate: ArrayLike,
+    steps: int,
+    curvature: str = "identity",
+    damping: ArrayLike = 1e-3,
+) -> StepForecast:
+    """Training by exact full-rank Gauss-Newton steps, forecast from the outputs alone.
+
+        f_{k+1} = f_k − α ε(f_k),  or f_k − α (H + λ)⁺ ε(f_k)
+
+    A network whose J J^⊣ is the identity follows this up to O(α) in the curvature of f. No kernel
+    and no network enters: the forecast of gradient descent needs Θ, this one does not.
+
+    Args:
+        outputs: f_0 (N, C).
+        y: integer labels (N,) or targets (N, C).
+        loss: as in `output_change`.
+        learning_rate: α.
+        steps: how many.
+        curvature: as in `output_change`.
+        damping: as in `output_change`.
+
+    Returns:
+        A `StepForecast`; `jaxttp.training_time(forecast.loss, threshold)` reads the time off it.
+
+    Raises:
+        ValueError: as `output_change`; a learning rate that is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> path = forecast_steps(jnp.ones((1, 1)), jnp.zeros((1, 1)), loss="squared_error",
+        ...                       learning_rate=0.5, steps=2)
+        >>> path.loss.tolist()
+        [0.5, 0.125, 0.03125]
+
+    Source:
+        XGN eq (8), in discrete time.
+    """
+    check_finite("outputs", outputs)
+    check_integer("steps", steps, at_least=1)
+    check_number("learning_rate", learning_rate, above=0)
+    check_number("damping", damping, at_least=0)
+    check_choice("curvature", curvature, CURVATURES)
+    f0 = jnp.asarray(outputs)
+    targets, loss = encode_targets(loss, y, f0)
+    rate = jnp.asarray(learning_rate, f0.dtype)
+
+    def step(f: Array, _: None) -> tuple[Array, Array]:
+        f = f - rate * change_of(loss, f, targets, curvature, damping)
+        return f, f
+
+    path = jnp.concatenate([f0[None], jax.lax.scan(step, f0, None, length=steps)[1]])
+    return _measured(jnp.arange(steps + 1, dtype=f0.dtype), path, targets, loss)
+
+
+def forecast_flow(
+    outputs: ArrayLike, y: Any, *, loss: str | Loss, ts: ArrayLike, curvature: str = "identity"
+) -> StepForecast:
+    """The limit of small steps in closed form: ε(t) = e^{−t} ε_0, t = α times the number of steps.
+
+        squared error            f(t) = y + e^{−t} (f_0 − y)
+        softmax, generalised     p(t) = y + e^{−t} (p_0 − y),  f(t) = log p(t), centred as f_0
+
+    Args:
+        outputs: f_0 (N, C).
+        y: integer labels (N,) or targets (N, C).
+        loss: "squared_error", or "cross_entropy" with curvature "hessian".
+        ts: times (T,).
+        curvature: "identity" or "hessian".
+
+    Returns:
+        A `StepForecast` at these times.
+
+    Raises:
+        ValueError: a loss and curvature without a closed form (the softmax with H = 1 has a
+            1/t tail: use `forecast_steps`), bad targets.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> path = forecast_flow(jnp.zeros((1, 2)), jnp.array([0]), loss="cross_entropy",
+        ...                      ts=jnp.array([0.0, jnp.log(2.0)]), curvature="hessian")
+        >>> [round(float(value), 4) for value in jnp.exp(-path.loss)]  # the probability of class 0
+        [0.5, 0.75]
+
+    Source:
+        XGN eq (8): ε̇ = −ε.
+    """
+    check_finite("outputs", outputs)
+    check_finite("ts", ts)
+    check_choice("curvature", curvature, CURVATURES)
+    f0 = jnp.asarray(outputs)
+    targets, loss = encode_targets(loss, y, f0)
+    times = jnp.atleast_1d(jnp.asarray(ts, f0.dtype))
+    decay = jnp.exp(-times)[:, None, None]
+    if loss.sample_loss is squared_error.sample_loss:
+        path = targets[None] + decay * (f0 - targets)[None]
+    elif loss.sample_loss is cross_entropy.sample_loss and curvature == "hessian":
+        p0 = jax.nn.softmax(f0, axis=1)
+        log_p = jnp.log(targets[None] * -jnp.expm1(-times)[:, None, None] + decay * p0[None])
+        centre = jnp.mean(f0, axis=1, keepdims=True)
+        path = log_p - jnp.mean(log_p, axis=2, keepdims=True) + centre[None]
+    else:
+        raise ValueError(
+            f"loss={loss.name!r} with curvature={curvature!r} has no closed form; use "
+            "forecast_steps, which takes the same steps in function space."
+        )
+    return _measured(times, path, targets, loss)
+
+
+def _measured(ts: Array, path: Array, targets: Array, loss: Loss) -> StepForecast:
+    values = jax.vmap(lambda f: loss.value(f, targets))(path)
+    errors = jax.vmap(lambda f: loss.error(f, targets))(path)
+    return StepForecast(ts, path, values, errors)

@@ -1,0 +1,297 @@
+"""The Gauss-Newton direction of a RevMLP: one backward sweep of its inverse, block by block.
+
+    δ_l = ∂x_l/∂x_L · P⁺ε                                       one jvp of the inverse network
+    Δ_{l,0} = δ1_l · s_{l,0}⁺                                   s_{l,0} = σ(V_{l,0} X2_{l-1})
+    Δ_{l,1} = (δ2_l − ∂x2_l/∂w_{l,0}[Δ_{l,0}]) · s_{l,1}⁺       s_{l,1} = σ(V_{l,1} X1_l)
+    W ← W − (α/L) Δ
+
+The correction in Δ_{l,1} is what the change Δ_{l,0} s_{l,0}, as it is really made, does to the
+second half. With exact pseudo-inverses it equals what the inverse's tangent holds already.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from jaxttp._checks import check_choice, check_finite, check_number
+from jaxttp.gauss_newton._network import (
+    Activation,
+    Network,
+    check_activation,
+    check_network,
+    check_states,
+    features,
+    pick,
+    scan_activations,
+    split,
+)
+from jaxttp.gauss_newton.pseudoinverse import (
+    MODES,
+    check_exact,
+    check_residual,
+    check_tolerances,
+    choose_method,
+    needs_float64,
+    solve,
+)
+from jaxttp.gauss_newton.readout import check_readout, read, right_inverse
+from jaxttp.gauss_newton.reversible import forward_states
+
+
+class StepInfo(eqx.Module):
+    """How much of the wanted step was made.
+
+    Attributes:
+        ranks: directions kept (L, 2), of N; see `Solve.rank`.
+        half_residuals: ‖Δ s − δ‖/‖δ‖ of every half-layer (L, 2).
+        largest: largest singular value of the features (L, 2), see `Solve.largest`.
+        residual: ‖J·Δ − P⁺ε‖/‖P⁺ε‖ at x_L, 0 for an exact step; NaN where it was not asked for.
+        method: the route taken: "cholesky", "eigh" or "svd".
+        dtype: the precision of the network's passes: float64 where it had to be promoted.
+    """
+
+    ranks: Array
+    half_residuals: Array
+    largest: Array
+    residual: Array
+    method: str = eqx.field(static=True)
+    dtype: str = eqx.field(static=True)
+
+    def __str__(self) -> str:
+        return (
+            f"Gauss-Newton step by {self.method} in {self.dtype}: ranks {jnp.min(self.ranks)} to "
+            f"{jnp.max(self.ranks)}, relative residual {self.residual:.2g}"
+        )
+
+
+def gauss_newton_direction(
+    weights: ArrayLike,
+    bottlenecks: ArrayLike | None,
+    x: ArrayLike,
+    epsilon: ArrayLike,
+    *,
+    activation: Activation | Sequence[Activation] = "relu",
+    readout: ArrayLike | None = None,
+    pseudoinverse: str = "truncate",
+    rtol: ArrayLike = 0.01,
+    atol: ArrayLike = 1e-5,
+    method: str = "auto",
+    key: Array | None = None,
+    noise: ArrayLike = 0.1,
+    return_info: bool = False,
+) -> Any:
+    """J^⊣ ε: the change of the weights whose first-order effect on the outputs is ε.
+
+        W ← W − learning_rate · direction
+
+    Args:
+        weights: W (L, 2, d/2, m); [:, 0] writes the first half. A column more is a bias.
+        bottlenecks: V (L, 2, m, d/2), or None for the identity.
+        x: inputs (N, d), the whole data or a mini-batch.
+        epsilon: (N, C), gradient of the SUMMED loss with respect to the outputs, or H⁺ times it
+            for a generalised step: see `output_change`.
+        activation: relu, tanh, gelu, identity, an elementwise function, or one of these a block.
+        readout: P (C, d) of full row rank, f = P x_L; None for the identity.
+        pseudoinverse: of the features of every half-layer: "exact" (N <= m; J J^⊣ = 1), "truncate"
+            (singular values s >= max(rtol·s_max, atol)), "damp" (1/(s + rtol·s_max)), "tikhonov"
+            (s/(s² + rtol² s_max²)), or "noise" (exact, of disturbed features).
+        rtol: relative tolerance, see there. Below 1e-6 float32 does not resolve it: everything is
+            then promoted to float64 and an SVD taken.
+        atol: absolute tolerance of the truncation.
+        method: "auto", "cholesky", "eigh" or "svd", see `choose_method`.
+        key: a `jax.random.key`, needed by "noise".
+        noise: the noise's standard deviation relative to the features'.
+        return_info: whether to return a `StepInfo` too (one more forward tangent pass).
+
+    Returns:
+        The direction (L, 2, d/2, m), 1/L included; with `return_info` the pair
+        ``(direction, StepInfo)``.
+
+    Raises:
+        ValueError: "exact" with N > m; a readout without full row rank; an ε that is not finite;
+            an odd width; shapes or options that do not fit.
+        equinox.EquinoxRuntimeError: rank-deficient features in "exact" mode; a traced ε, or a
+            direction, that is not finite.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> keys = jax.random.split(jax.random.key(0), 3)
+        >>> weights = 0.1 * jax.random.normal(keys[0], (2, 2, 2, 16))
+        >>> bottlenecks = jax.random.normal(keys[1], (2, 2, 16, 2)) / 4
+        >>> x = jax.random.normal(keys[2], (3, 4))
+        >>> step = gauss_newton_direction(weights, bottlenecks, x, x, pseudoinverse="exact")
+        >>> step.shape
+        (2, 2, 2, 16)
+
+    Source:
+        XGN eqs (16)-(17). Errata: the inner reshape of eq (17) is the vectorisation of Δ_{l,0},
+        column-major by its index; L counts blocks; the matrix inverted is m × n.
+    """
+    network, x, names = check_problem(weights, bottlenecks, x, activation, pseudoinverse)
+    readout = check_readout(readout, 2 * network.half, network.weights.dtype)
+    check_finite("epsilon", epsilon)
+    wanted = jnp.asarray(epsilon)
+    outputs = (x.shape[0], x.shape[1] if readout is None else readout.shape[0])
+    if wanted.shape != outputs:
+        raise ValueError(
+            f"epsilon must have the shape of the outputs, {outputs}; got {wanted.shape}."
+        )
+    check_options(pseudoinverse, rtol, atol, method, key, noise)
+    direction, info, _ = direction_of(
+        network, x, lambda _: wanted, names, readout, pseudoinverse, rtol, atol, method, key,
+        noise, return_info,
+    )  # fmt: skip
+    return (direction, info) if return_info else direction
+
+
+def check_problem(
+    weights: ArrayLike,
+    bottlenecks: ArrayLike | None,
+    x: ArrayLike,
+    activation: Activation | Sequence[Activation],
+    pseudoinverse: str,
+) -> tuple[Network, Array, tuple[Activation, ...]]:
+    """The network, its inputs and its activations, checked together."""
+    network = check_network(weights, bottlenecks)
+    x = check_states("x", x, network)
+    check_choice("pseudoinverse", pseudoinverse, MODES)
+    check_exact(x.shape[0], network.width, pseudoinverse)
+    return network, x, check_activation(activation, network.blocks)
+
+
+def check_options(
+    pseudoinverse: str, rtol: Any, atol: Any, method: str, key: Array | None, noise: Any
+) -> None:
+    """`ValueError` for options of the pseudo-inverse that do not fit."""
+    check_tolerances(rtol, atol)
+    choose_method(pseudoinverse, rtol, method)
+    check_number("noise", noise, at_least=0)
+    if pseudoinverse == "noise" and key is None:
+        raise ValueError("pseudoinverse='noise' needs key, a jax.random.key.")
+
+
+def direction_of(
+    network: Network,
+    x: Array,
+    wanted: Callable[[Array], Array],
+    activations: tuple[Activation, ...],
+    readout: Array | None,
+    mode: str,
+    rtol: ArrayLike,
+    atol: ArrayLike,
+    method: str,
+    key: Array | None,
+    noise: ArrayLike,
+    measure: bool,
+) -> tuple[Array, StepInfo, Array]:
+    """``(direction, info, outputs)`` of checked arrays; ε = wanted(outputs)."""
+    method = choose_method(mode, rtol, method)
+    dtype = network.weights.dtype
+    promote = needs_float64(mode, rtol, dtype)
+    with jax.enable_x64(True) if promote else contextlib.nullcontext():
+        wide = jnp.float64 if promote else dtype
+        network, x, readout = jax.tree.map(lambda a: a.astype(wide), (network, x, readout))
+        final, states = _states(network, x, activations)
+        outputs = read(readout, final)
+        epsilon = jnp.asarray(wanted(outputs)).astype(wide)
+        epsilon = eqx.error_if(
+            epsilon, ~jnp.all(jnp.isfinite(epsilon)), "epsilon holds NaN or infinity"
+        )
+        options = (jnp.asarray(rtol), jnp.asarray(atol), jnp.asarray(noise), key)
+        direction, info = _sweep(
+            network, final, states, epsilon, readout, options, activations, mode, method, measure
+        )
+        direction = check_residual(direction, info.half_residuals, mode)
+        direction = eqx.error_if(
+            direction,
+            ~jnp.all(jnp.isfinite(direction)),
+            "the Gauss-Newton direction holds NaN or infinity; check that x and the weights are "
+            "finite and of moderate size, or raise rtol.",
+        )
+        floats = (direction, info.half_residuals, info.largest, info.residual, outputs)
+        direction, halves, largest, residual, outputs = (a.astype(dtype) for a in floats)
+        info = StepInfo(info.ranks, halves, largest, residual, info.method, info.dtype)
+        return direction, info, outputs
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _states(network: Network, x: Array, activations: tuple[Activation, ...]) -> tuple[Array, Array]:
+    return forward_states(network.weights, network.bottlenecks, x, activations)
+
+
+@functools.partial(jax.jit, static_argnums=(6, 7, 8, 9))
+def _sweep(
+    network: Network,
+    final: Array,
+    states: Array,
+    epsilon: Array,
+    readout: Array | None,
+    options: tuple,
+    activations: tuple[Activation, ...],
+    mode: str,
+    method: str,
+    measure: bool,
+) -> tuple[Array, StepInfo]:
+    rtol, atol, noise, key = options
+    target = right_inverse(readout, epsilon)
+    indices, function = scan_activations(activations)
+    keys = None if key is None else jax.random.split(key, (network.blocks, 2))
+    free = mode == "exact"  # the correction is then the inverse's own tangent
+
+    def block(tangents: tuple, parts: tuple) -> tuple[tuple, tuple]:
+        w, v, index, x2, x1, key = parts
+        t1, t2 = tangents
+
+        def push(i: int, z: Array, dz: Array) -> tuple[Array, Array]:
+            """The features of a half-layer, and what a change of its input writes."""
+            s, ds = jax.jvp(
+                lambda z: features(pick(v, i), z, w.shape[2], lambda a: function(index, a)),
+                (z,),
+                (dz,),
+            )
+            return s, ds @ w[i].T
+
+        def invert(i: int, s: Array, change: Array):
+            k = None if key is None else key[i]
+            return solve(s, change, mode, method, rtol, atol, key=k, noise=noise)
+
+        s1, written = push(1, x1, t1)
+        before2 = t2 - written
+        s0, written = push(0, x2, before2)
+        before1 = t1 - written
+        first = invert(0, s0, t1)
+        rest = before2 if free else t2 - push(1, x1, first.achieved)[1]
+        second = invert(1, s1, rest)
+        both = jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second)
+        update = both.solution.swapaxes(1, 2) / network.blocks
+        return (before1, before2), (update, both.rank, both.residual, both.largest)
+
+    x2_before = _half_of(states, 1)
+    x1_after = _half_of(jnp.concatenate([states[1:], final[None]]), 0)
+    xs = (*network, indices, x2_before, x1_after, keys)
+    _, (direction, ranks, residuals, largest) = jax.lax.scan(block, split(target), xs, reverse=True)
+    residual = jnp.full((), jnp.nan, target.dtype)
+    if measure:
+        made = jax.jvp(
+            lambda weights: forward_states(weights, network.bottlenecks, states[0], activations)[0],
+            (network.weights,),
+            (direction,),
+        )[1]
+        size = jnp.sqrt(jnp.sum(target**2))
+        off = jnp.sqrt(jnp.sum((made - target) ** 2))
+        residual = jnp.where(size == 0, jnp.zeros_like(off), off / jnp.where(size == 0, 1, size))
+    info = StepInfo(ranks, residuals, largest, residual, method, str(target.dtype))
+    return direction, info
+
+
+def _half_of(states: Array, index: int) -> Array:
+    """One half of stacked states (L, N, d)."""
+    half = states.shape[2] // 2
+    return states[:, :, half:] if index else states[:, :, :half]

@@ -1,0 +1,152 @@
+"""The optax transformation: the direction, its chains, and training on digits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sklearn.datasets import load_digits
+
+from jaxttp.gauss_newton import (
+    forecast_steps,
+    gauss_newton,
+    gauss_newton_direction,
+    orthonormal_readout,
+    output_change,
+    revmlp_forward,
+    scale_by_gauss_newton,
+)
+from tests.gauss_newton.networks import network
+
+
+@pytest.mark.parametrize("curvature", ["identity", "hessian"])
+def test_an_update_is_minus_the_rate_times_the_direction(curvature):
+    w, v, x = network()
+    p = orthonormal_readout(jax.random.key(1), 3, 6)
+    y = np.arange(6) % 3
+    optimizer = gauss_newton(
+        0.3, loss="cross_entropy", activation="tanh", readout=p, curvature=curvature, measure=True
+    )
+    state = optimizer.init(w)
+    updates, state = jax.jit(lambda w, s: optimizer.update(w, s, w, x=x, y=y, bottlenecks=v))(
+        w, state
+    )
+    f = revmlp_forward(w, v, x, activation="tanh") @ p.T
+    epsilon = output_change(f, y, loss="cross_entropy", curvature=curvature)
+    direction, info = gauss_newton_direction(
+        w, v, x, epsilon, activation="tanh", readout=p, return_info=True
+    )
+    np.testing.assert_allclose(updates, -0.3 * direction, atol=1e-12)  # the same sums
+    assert int(state[0].steps) == 1
+    np.testing.assert_array_equal(state[0].ranks, info.ranks)
+    np.testing.assert_allclose(state[0].residual, info.residual, atol=1e-12)  # the same sums
+    given, _ = optimizer.update(w, optimizer.init(w), w, x=x, epsilon=epsilon, bottlenecks=v)
+    np.testing.assert_allclose(given, updates, atol=1e-12)  # the same sums
+
+
+def test_it_chains_with_clipping_decay_and_schedules():
+    w, v, x = network()
+    optimizer = optax.chain(
+        scale_by_gauss_newton(pseudoinverse="exact"),
+        optax.clip_by_global_norm(0.1),
+        optax.add_decayed_weights(0.01),
+        optax.scale_by_learning_rate(optax.linear_schedule(1.0, 0.0, 2)),
+    )
+    state = optimizer.init({"weights": w})
+    data = {"x": x, "y": 0 * x, "bottlenecks": v}
+    direction = gauss_newton_direction(w, v, x, revmlp_forward(w, v, x), pseudoinverse="exact")
+    clipped = 0.1 * direction / jnp.linalg.norm(direction)
+    for rate in (1.0, 0.5, 0.0):
+        updates, state = optimizer.update({"weights": w}, state, {"weights": w}, **data)
+        # The schedule is computed in float32.
+        np.testing.assert_allclose(updates["weights"], -rate * (clipped + 0.01 * w), atol=1e-7)
+
+
+def test_step_control_bounds_the_change_that_is_asked_for():
+    w, v, x = network()
+    options = {"pseudoinverse": "exact", "activation": "tanh"}
+    optimizer = gauss_newton(1.0, max_output_change=0.01, **options)
+    updates, _ = optimizer.update(w, optimizer.init(w), w, x=x, y=0 * x, bottlenecks=v)
+    epsilon = revmlp_forward(w, v, x, activation="tanh")
+    scaled = epsilon * 0.01 / jnp.max(jnp.abs(epsilon))
+    expected = gauss_newton_direction(w, v, x, scaled, **options)
+    np.testing.assert_allclose(updates, -expected, atol=1e-12)  # the same sums
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": "hinge"}, "loss='hinge'"),
+        ({"curvature": "full"}, "curvature='full'"),
+        ({"damping": -1}, "damping must be"),
+        ({"pseudoinverse": "noise"}, "pseudoinverse='noise' is not known"),
+        ({"rtol": -1}, "rtol must be"),
+        ({"max_output_change": 0}, "max_output_change must be"),
+    ],
+)
+def test_bad_options(change, message):
+    with pytest.raises(ValueError, match=message):
+        gauss_newton(1.0, **change)
+
+
+def test_bad_updates():
+    w, v, x = network()
+    optimizer = gauss_newton(1.0, pseudoinverse="exact")
+    with pytest.raises(ValueError, match="one RevMLP"):
+        optimizer.init({"a": w, "b": w})
+    state = optimizer.init(w)
+    for data in ({}, {"x": x}, {"x": x, "y": x, "epsilon": x}):
+        with pytest.raises(ValueError, match="exactly one of its targets"):
+            optimizer.update(w, state, w, bottlenecks=v, **data)
+    with pytest.raises(ValueError, match="exactly one of its targets"):
+        optimizer.update(w, state, x=x, y=x, bottlenecks=v)
+    with pytest.raises(ValueError, match="N = 21"):
+        optimizer.update(w, state, w, x=np.ones((21, 6)), y=np.ones((21, 6)), bottlenecks=v)
+    with pytest.raises(ValueError, match="the shape of the outputs"):
+        optimizer.update(w, state, w, x=x, epsilon=np.ones((6, 2)), bottlenecks=v)
+
+
+def train_digits(samples, width, steps):
+    """Mean squared error along full-rank steps of size 1 in float64, pixels standardised."""
+    data = load_digits()
+    x = jnp.asarray(data.data[:samples])
+    x = (x - jnp.mean(x, axis=0)[None]) / (jnp.std(x, axis=0) + 1e-8)[None]
+    y = jnp.asarray(data.target[:samples])
+    k = jax.random.split(jax.random.key(0), 3)
+    blocks, half = 3, 32
+    w = 1e-3 * jax.random.normal(k[0], (blocks, 2, half, width), jnp.float64)
+    v = jax.random.normal(k[1], (blocks, 2, width, half), jnp.float64) / width**0.5
+    p = orthonormal_readout(k[2], 10, 64)
+    optimizer = gauss_newton(1.0, pseudoinverse="exact", readout=p)
+    targets = jax.nn.one_hot(y, 10, dtype=x.dtype)
+
+    @jax.jit
+    def step(w, state, v, x):
+        outputs = revmlp_forward(w, v, x) @ p.T
+        updates, state = optimizer.update(w, state, w, x=x, y=y, bottlenecks=v)
+        loss = 0.5 * jnp.mean(jnp.sum((outputs - targets) ** 2, axis=1))
+        return optax.apply_updates(w, updates), state, loss
+
+    state, losses = optimizer.init(w), []
+    for _ in range(steps + 1):
+        w, state, loss = step(w, state, v, x)
+        losses.append(float(loss))
+        if losses[-1] < 1e-25:
+            break
+    return losses, (x @ p.T, y)
+
+
+def test_digits_at_full_rank_converge_quadratically():
+    losses, (f0, y) = train_digits(128, 512, 8)
+    assert min(losses[:7]) < 1e-3  # the figures required of 1,024 samples
+    assert min(losses) < 1e-15
+    # The first-order forecast: one step of size 1 would end it.
+    assert forecast_steps(f0, y, loss="squared_error", learning_rate=1.0, steps=1).loss[1] < 1e-30
+
+
+@pytest.mark.slow
+def test_digits_with_1024_samples():
+    losses, _ = train_digits(1024, 2048, 12)
+    # The required figures.
+    assert min(losses[:7]) < 1e-3
+    assert min(losses[:13]) < 1e-15

@@ -1,0 +1,109 @@
+"""ε, H⁺ε and the forecasts against dense pseudo-inverses and an ODE solver."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+from jaxttp.gauss_newton import forecast_flow, forecast_steps, output_change
+from jaxttp.losses import Loss, cross_entropy, unexplained_variance
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
+F = np.random.default_rng(0).normal(size=(5, 4))
+LABELS = np.array([0, 3, 1, 1, 2])
+Y = np.eye(4)[LABELS]
+BITS = (F[::-1] > 0).astype(float)
+
+
+def softmax(f):
+    return np.exp(f) / np.exp(f).sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.1])
+@pytest.mark.parametrize("custom", [False, True])
+def test_softmax_hessian_is_pseudo_inverted(damping, custom):
+    loss = cross_entropy
+    if custom:  # the general route, by eigh
+        loss = Loss("mine", lambda f, y: cross_entropy.sample_loss(f, y), unexplained_variance)
+    ours = output_change(
+        F, Y if custom else LABELS, loss=loss, curvature="hessian", damping=damping
+    )
+    for row, p, y in zip(ours, softmax(F), Y, strict=True):
+        h = np.diag(p) - np.outer(p, p)
+        # H + λ on the complement of the all-ones direction.
+        q = np.eye(4) - 0.25
+        expected = np.linalg.pinv(h + damping * q) @ (p - y)
+        np.testing.assert_allclose(row, expected, atol=1e-12)  # 4 by 4, condition below 100
+
+
+def test_other_losses():
+    np.testing.assert_allclose(output_change(F, Y, loss="squared_error"), F - Y)
+    exact = output_change(F, Y, loss="squared_error", curvature="hessian")
+    np.testing.assert_allclose(exact, F - Y)
+    p = 1 / (1 + np.exp(-F))
+    bits = output_change(F, BITS, loss="binary_cross_entropy", curvature="hessian", damping=0.01)
+    np.testing.assert_allclose(bits, (p - BITS) / (p * (1 - p) + 0.01), atol=1e-13)
+
+
+def test_damping_bounds_the_step_of_a_hopeless_sample():
+    f = np.array([[0.0, 200.0]])
+    step = output_change(f, np.array([0]), loss="cross_entropy", curvature="hessian", damping=1e-3)
+    assert np.abs(step).max() <= 1e3  # 1/λ
+    assert np.isfinite(np.asarray(step)).all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "curvature"), [("squared_error", "identity"), ("cross_entropy", "hessian")]
+)
+def test_the_flow_solves_its_equation(loss, curvature):
+    def field(_, f):
+        rows = f.reshape(5, 4)
+        change = output_change(rows, LABELS, loss=loss, curvature=curvature, damping=0.0)
+        return -np.asarray(change).reshape(-1)
+
+    ts = np.array([0.0, 0.5, 2.0])
+    expected = solve_ivp(field, (0, 2), F.reshape(-1), t_eval=ts, rtol=1e-10, atol=1e-12).y.T
+    flow = forecast_flow(F, LABELS, loss=loss, ts=ts, curvature=curvature)
+    np.testing.assert_allclose(flow.outputs.reshape(3, -1), expected, atol=1e-8)  # the ODE's error
+    assert float(flow.error[-1]) <= float(flow.error[0])
+
+
+def test_steps_converge_to_the_flow_and_take_euler_steps():
+    flow = forecast_flow(F, LABELS, loss="cross_entropy", ts=1.0, curvature="hessian")
+    errors = []
+    for steps in (20, 40):
+        path = forecast_steps(
+            F, LABELS, loss="cross_entropy", learning_rate=1 / steps, steps=steps,
+            curvature="hessian", damping=0.0,
+        )  # fmt: skip
+        errors.append(np.abs(path.outputs[-1] - flow.outputs[0]).max())
+    assert 1.7 < errors[0] / errors[1] < 2.3  # first order
+    assert path.loss.shape == (41,)
+
+
+def test_the_softmax_with_identity_has_a_slow_tail():
+    path = forecast_steps(F, LABELS, loss="cross_entropy", learning_rate=1.0, steps=4000)
+    # loss ~ 1/(c t): doubling the time halves it.
+    assert 1.8 < float(path.loss[2000] / path.loss[4000]) < 2.2
+    squared = forecast_steps(F, LABELS, loss="squared_error", learning_rate=0.5, steps=20)
+    np.testing.assert_allclose(squared.loss, squared.loss[0] * 0.25 ** jnp.arange(21.0))
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "message"),
+    [
+        (output_change, {"curvature": "full"}, "curvature='full' is not known"),
+        (output_change, {"damping": -1.0}, "damping must be"),
+        (output_change, {"outputs": F[0]}, r"outputs must be \(N, C\)"),
+        (output_change, {"outputs": F * np.nan}, "outputs holds 20"),
+        (forecast_steps, {"learning_rate": 0.0, "steps": 1}, "learning_rate must be"),
+        (forecast_steps, {"learning_rate": 1.0, "steps": 0}, "steps must be"),
+        (forecast_flow, {"ts": np.array([np.nan])}, "ts.* holds 1"),
+        (forecast_flow, {"ts": 1.0, "curvature": "identity"}, "use forecast_steps"),
+    ],
+)
+def test_bad_input(function, change, message):
+    arguments = {"outputs": F, "y": LABELS, "loss": "cross_entropy"} | change
+    with pytest.raises(ValueError, match=message):
+        function(**arguments)

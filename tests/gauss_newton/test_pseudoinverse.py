@@ -1,0 +1,165 @@
+"""Pseudo-inverses against NumPy's SVD, on matrices of known spectra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp.gauss_newton import apply_pseudoinverse, choose_method
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
+
+def matrix(spectrum, rows, columns, seed=0):
+    """A matrix with these singular values."""
+    rng = np.random.default_rng(seed)
+    k = len(spectrum)
+    u = np.linalg.qr(rng.normal(size=(rows, k)))[0]
+    v = np.linalg.qr(rng.normal(size=(columns, k)))[0]
+    return (u * np.asarray(spectrum)) @ v.T
+
+
+def reference(s, t, mode, rtol, atol):
+    """φ(S) by NumPy's SVD, rank-deficient directions dropped."""
+    u, values, vt = np.linalg.svd(s, full_matrices=False)
+    delta = rtol * values[0]
+    alive = values > 1e-10 * values[0]
+    with np.errstate(divide="ignore"):
+        weight = {
+            "exact": 1 / values,
+            "truncate": np.where(values >= max(delta, atol), 1 / values, 0),
+            "damp": 1 / (values + delta),
+            "tikhonov": values / (values**2 + delta**2),
+        }[mode]
+    return vt.T @ (np.where(alive, weight, 0)[:, None] * (u.T @ t))
+
+
+SPECTRUM = [9.0, 4.0, 1.0, 0.5, 0.05, 0.02]
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6), (8, 8)])
+@pytest.mark.parametrize("mode", ["truncate", "damp", "tikhonov"])
+@pytest.mark.parametrize("method", ["auto", "svd"])
+def test_every_filter_and_shape(shape, mode, method):
+    s = matrix(SPECTRUM, *shape)
+    t = np.random.default_rng(1).normal(size=(shape[0], 3))
+    found = apply_pseudoinverse(s, t, pseudoinverse=mode, rtol=0.01, method=method)
+    expected = reference(s, t, mode, 0.01, 1e-5)
+    # The required 1e-9; a Gram of condition (9/0.02)² = 2e5 in float64 leaves about 1e-11.
+    np.testing.assert_allclose(found.solution, expected, atol=1e-9)
+    np.testing.assert_allclose(found.achieved, s @ expected, atol=1e-9)
+    assert int(found.rank) == (4 if mode == "truncate" else 6)
+    assert abs(float(found.largest) - 9) < 1e-12  # the top of a spectrum is well conditioned
+    relative = np.linalg.norm(s @ expected - t) / np.linalg.norm(t)
+    assert abs(float(found.residual) - relative) < 1e-9  # of the same size as the solution's error
+
+
+@pytest.mark.parametrize("method", ["cholesky", "eigh", "svd"])
+def test_exact_is_moore_penrose_on_every_route(method):
+    s, t = matrix(SPECTRUM, 6, 20), np.random.default_rng(1).normal(size=(6, 3))
+    found = apply_pseudoinverse(s, t, pseudoinverse="exact", method=method)
+    np.testing.assert_allclose(found.solution, np.linalg.pinv(s) @ t, atol=1e-9)  # as above
+    assert float(found.residual) < 1e-10  # as above
+    assert int(found.rank) == 6
+
+
+def test_float32_cholesky_is_refined():
+    s = matrix(np.geomspace(1, 1e-2, 30), 30, 80).astype(np.float32)
+    t = np.random.default_rng(1).normal(size=(30, 4)).astype(np.float32)
+    found = apply_pseudoinverse(s, t, pseudoinverse="exact")
+    expected = np.linalg.pinv(s.astype(np.float64)) @ t
+    error = np.linalg.norm(np.asarray(found.solution, float) - expected) / np.linalg.norm(expected)
+    # A float32 Gram of condition 1e4 would leave 1e-3; refined, 100 (the condition) times 1e-7.
+    assert error < 2e-5
+
+
+def test_float32_falls_back_to_float64_where_the_gram_breaks_down():
+    s = matrix(np.geomspace(1, 1e-4, 30), 30, 80).astype(np.float32)
+    t = np.random.default_rng(1).normal(size=(30, 4)).astype(np.float32)
+    assert not np.isfinite(np.asarray(jnp.linalg.cholesky(jnp.asarray(s @ s.T)))).all()
+    with jax.enable_x64(False):
+        found = jax.jit(lambda s, t: apply_pseudoinverse(s, t, pseudoinverse="exact"))(s, t)
+    expected = np.linalg.pinv(s.astype(np.float64)) @ t
+    error = np.linalg.norm(np.asarray(found.solution, float) - expected) / np.linalg.norm(expected)
+    assert error < 1e-5  # a float64 solve (1e-8) stored in float32
+    assert float(found.residual) < 1e-2  # the float32 product s u, of condition 1e4
+
+
+def test_truncation_in_float32_is_that_of_float64():
+    s = matrix(np.geomspace(100, 0.1, 40), 40, 90).astype(np.float32)
+    t = np.random.default_rng(1).normal(size=(40, 4)).astype(np.float32)
+    with jax.enable_x64(False):
+        found = apply_pseudoinverse(s, t)
+    assert found.solution.dtype == jnp.float32
+    expected = reference(s.astype(np.float64), t, "truncate", 0.01, 1e-5)
+    error = np.linalg.norm(np.asarray(found.solution, float) - expected) / np.linalg.norm(expected)
+    assert error < 1e-6  # computed in float64, rounded to float32 once
+
+
+def test_the_absolute_tolerance_decides_where_it_is_larger():
+    s = matrix(SPECTRUM, 6, 20)
+    assert int(apply_pseudoinverse(s, np.ones((6, 1)), atol=0.7).rank) == 3
+    assert int(apply_pseudoinverse(s, np.ones((6, 1)), rtol=0.0, atol=0.03).rank) == 5
+
+
+def test_a_zero_matrix_moves_nothing():
+    found = apply_pseudoinverse(np.zeros((3, 5)), np.ones((3, 2)), atol=0.0)
+    assert int(found.rank) == 0
+    assert float(found.residual) == 1
+    assert not found.solution.any()
+    still = apply_pseudoinverse(np.eye(3), np.zeros((3, 2)))
+    assert float(still.residual) == 0
+
+
+def test_a_rank_deficient_exact_solve_shows_in_the_residual():
+    s = np.repeat(matrix(SPECTRUM, 6, 20), 2, axis=0)
+    found = apply_pseudoinverse(s, np.arange(12.0)[:, None], pseudoinverse="exact")
+    assert not float(found.residual) <= 1e-3  # NaN or large
+
+
+def test_noise_is_the_exact_inverse_of_a_disturbed_matrix(key):
+    s, t = matrix(SPECTRUM, 6, 20), np.ones((6, 2))
+    found = apply_pseudoinverse(s, t, pseudoinverse="noise", key=key, noise=0.1)
+    disturbed = s + 0.1 * s.std() * np.asarray(jax.random.normal(key, s.shape))
+    np.testing.assert_allclose(found.solution, np.linalg.pinv(disturbed) @ t, atol=1e-9)  # as above
+    np.testing.assert_allclose(found.achieved, s @ np.asarray(found.solution), atol=1e-12)
+    assert float(found.residual) > 1e-3  # the noise is felt
+
+
+def test_it_works_under_jit_and_vmap():
+    s = np.stack([matrix(SPECTRUM, 6, 20, seed) for seed in range(3)])
+    t = np.ones((3, 6, 2))
+    for mode in ("exact", "damp"):
+        each = jax.jit(
+            jax.vmap(lambda s, t, mode=mode: apply_pseudoinverse(s, t, pseudoinverse=mode))
+        )(s, t)
+        one = apply_pseudoinverse(s[1], t[1], pseudoinverse=mode)
+        np.testing.assert_allclose(each.solution[1], one.solution, atol=1e-10)  # other summations
+
+
+def test_the_route_is_said():
+    assert choose_method("exact", 0.01) == "cholesky"
+    assert choose_method("tikhonov", 0.01) == "eigh"
+    assert choose_method("truncate", 1e-8) == "svd"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": np.ones((6, 4)), "pseudoinverse": "exact"}, "N = 6 samples, m = 4"),
+        ({"pseudoinverse": "lucky"}, "pseudoinverse='lucky' is not known"),
+        ({"method": "qr"}, "method='qr' is not known"),
+        ({"method": "cholesky"}, "does not see the spectrum"),
+        ({"rtol": -0.1}, "rtol must be at least 0"),
+        ({"rtol": 1.0}, "less than 1"),
+        ({"atol": np.nan}, "atol must be finite"),
+        ({"features": np.ones((6, 8), np.float32), "rtol": 1e-8}, "finer than float32"),
+        ({"pseudoinverse": "noise"}, "needs key"),
+        ({"change": np.ones((5, 1))}, "the same rows"),
+        ({"features": np.full((6, 8), np.nan)}, "features holds 48"),
+    ],
+)
+def test_bad_input(change, message):
+    arguments = {"features": np.ones((6, 8)), "change": np.ones((6, 1))} | change
+    with pytest.raises(ValueError, match=message):
+        apply_pseudoinverse(**arguments)

@@ -1,0 +1,220 @@
+"""Directions against dense Jacobians and Moore-Penrose inverses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp.gauss_newton import (
+    gauss_newton_direction,
+    orthonormal_readout,
+    output_change,
+    revmlp_forward,
+    selection_readout,
+)
+from tests.gauss_newton.networks import ACTIVATIONS, brute_direction, network
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
+READOUTS = {
+    "none": None,
+    "selection": selection_readout(3, 6),
+    "orthonormal": orthonormal_readout(jax.random.key(5), 3, 6),
+    "general": jax.random.normal(jax.random.key(6), (3, 6)),
+}
+
+
+def outputs_of(w, v, x, activation, readout):
+    f = revmlp_forward(w, v, x, activation=activation)
+    return f if readout is None else f @ readout.T
+
+
+def close(direction, expected, relative=1e-9):
+    # The required 1e-9. Dense solves and Grams of condition up to 1e4 leave about 1e-11.
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(direction, expected, atol=relative * size, rtol=0)
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_exact_direction_of_squared_error_for_every_readout(readout, activation):
+    w, v, x = network()
+    p = READOUTS[readout]
+    f = outputs_of(w, v, x, activation, p)
+    epsilon = output_change(f, jnp.ones_like(f), loss="squared_error")
+    options = {"activation": activation, "readout": p, "pseudoinverse": "exact"}
+    direction, info = gauss_newton_direction(w, v, x, epsilon, **options, return_info=True)
+    close(direction, brute_direction(w, v, x, f - 1, ACTIVATIONS[activation], p))
+    assert float(info.residual) < 1e-10  # J J^⊣ = 1, as required
+    assert (info.method, info.dtype) == ("cholesky", "float64")
+    assert np.all(np.asarray(info.ranks) == 6)
+    assert "residual" in str(info)
+
+
+@pytest.mark.parametrize("curvature", ["identity", "hessian"])
+@pytest.mark.parametrize("mode", ["exact", "truncate"])
+def test_softmax_directions_plain_and_generalised(curvature, mode):
+    w, v, x = network(seed=1)
+    p = READOUTS["orthonormal"]
+    f = np.asarray(outputs_of(w, v, x, "tanh", p))
+    labels = np.arange(6) % 3
+    epsilon = output_change(f, labels, loss="cross_entropy", curvature=curvature, damping=0.0)
+    q = np.exp(f) / np.exp(f).sum(1, keepdims=True)
+    brute = q - np.eye(3)[labels]
+    if curvature == "hessian":
+        brute = np.stack(
+            [np.linalg.pinv(np.diag(a) - np.outer(a, a)) @ b for a, b in zip(q, brute, strict=True)]
+        )
+    direction = gauss_newton_direction(
+        w, v, x, epsilon, activation="tanh", readout=p, pseudoinverse=mode, rtol=0.2
+    )
+    close(direction, brute_direction(w, v, x, brute, jnp.tanh, p, mode, 0.2))
+
+
+@pytest.mark.parametrize("mode", ["truncate", "damp", "tikhonov"])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("samples", [6, 14])
+def test_regularised_directions(mode, activation, samples):
+    # 14 samples of 10 features: no right inverse, the thin side of the Gram.
+    w, v, x = network(samples=samples, width=10, seed=2)
+    epsilon = jax.random.normal(jax.random.key(7), x.shape)
+    options = {"activation": activation, "pseudoinverse": mode, "rtol": 0.1}
+    direction, info = gauss_newton_direction(w, v, x, epsilon, **options, return_info=True)
+    close(direction, brute_direction(w, v, x, epsilon, ACTIVATIONS[activation], None, mode, 0.1))
+    _, push = jax.jvp(lambda w: revmlp_forward(w, v, x, activation=activation), (w,), (direction,))
+    residual = np.linalg.norm(push - epsilon) / np.linalg.norm(epsilon)
+    assert abs(float(info.residual) - residual) < 1e-12  # the same sums
+    assert residual > 1e-3  # the regularisation is felt
+    if mode == "truncate":
+        assert np.all(np.asarray(info.ranks) < min(samples, 10) + 1)
+
+
+def test_the_correction_is_that_of_the_change_really_made():
+    # Under truncation the inverse's tangent is not the braces of eq (17).
+    w, v, x = network(seed=3)
+    epsilon = jax.random.normal(jax.random.key(8), x.shape)
+    direction = gauss_newton_direction(w, v, x, epsilon, activation="tanh", rtol=0.5)
+    expected = brute_direction(w, v, x, epsilon, jnp.tanh, None, "truncate", 0.5)
+    close(direction, expected)
+    full = brute_direction(w, v, x, epsilon, jnp.tanh)
+    assert np.abs(expected - full).max() > 0.05 * np.abs(full).max()
+
+
+def test_the_direction_is_a_right_inverse():
+    w, v, x = network(blocks=2)
+    p = READOUTS["general"]
+
+    def round_trip(epsilon):
+        step = gauss_newton_direction(
+            w, v, x, epsilon, activation="tanh", readout=p, pseudoinverse="exact"
+        )
+        forward = lambda w: outputs_of(w, v, x, "tanh", p)  # noqa: E731
+        return jax.jvp(forward, (w,), (step,))[1]
+
+    size = 6 * 3
+    columns = jax.jit(jax.vmap(round_trip))(jnp.eye(size).reshape(size, 6, 3))
+    # The required 1e-10.
+    assert np.abs(np.asarray(columns).reshape(size, size) - np.eye(size)).max() < 1e-10
+
+
+def test_a_last_block_is_the_moore_penrose_inverse_of_its_second_half():
+    # With one block, J_{1,1} has orthonormal-by-kron structure and J^⊣_{1,1} = J⁺_{1,1}.
+    w, v, x = network(blocks=1, seed=4)
+    epsilon = jax.random.normal(jax.random.key(8), x.shape).at[:, :3].set(0.0)
+    direction = gauss_newton_direction(w, v, x, epsilon, pseudoinverse="exact")
+    dense = jax.jacrev(lambda w1: revmlp_forward(w.at[:, 1].set(w1), v, x))(w[:, 1])
+    expected = np.linalg.pinv(np.asarray(dense).reshape(36, -1)) @ np.ravel(epsilon)
+    close(direction[:, 1], expected.reshape(1, 3, 20))
+    assert not np.asarray(direction[:, 0]).any()
+
+
+def test_biases_a_missing_bottleneck_and_activations_by_block():
+    w, v, x = network(blocks=2, half=8, width=8, samples=5)
+    bias = jnp.concatenate([w, jnp.ones((2, 2, 8, 1))], axis=3)
+    epsilon = jnp.ones_like(x)
+    options = {"activation": ("tanh", "gelu"), "pseudoinverse": "exact"}
+    for weights, bottlenecks in [(bias, v), (w, None), (bias, None)]:
+        direction, info = gauss_newton_direction(
+            weights, bottlenecks, x, epsilon, **options, return_info=True
+        )
+        assert direction.shape == weights.shape
+        assert float(info.residual) < 1e-10  # J J^⊣ = 1 whatever the features are
+
+
+def test_float32_agrees_with_float64_and_promotes_where_it_must():
+    w, v, x = network(samples=8, width=24)
+    epsilon = jax.random.normal(jax.random.key(8), x.shape)
+    narrow = [a.astype(jnp.float32) for a in (w, v, x, epsilon)]
+    wide = [a.astype(jnp.float64) for a in narrow]
+    for mode, tolerance in (("exact", 1e-4), ("truncate", 1e-5)):
+        # float32 states and features: 1e-7 times the features' condition, below 100 here.
+        ours = gauss_newton_direction(*narrow, pseudoinverse=mode)
+        assert ours.dtype == jnp.float32
+        close(ours, gauss_newton_direction(*wide, pseudoinverse=mode), tolerance)
+    with jax.enable_x64(False):
+        fine, info = jax.jit(lambda *a: gauss_newton_direction(*a, rtol=0.0, return_info=True))(
+            *narrow
+        )
+    assert (info.method, info.dtype, fine.dtype) == ("svd", "float64", jnp.float32)
+    # float64 throughout, rounded to float32 once.
+    close(fine, gauss_newton_direction(*wide, rtol=0.0), 2e-7)
+
+
+def test_noise_and_jit_over_the_options(key):
+    w, v, x = network(samples=4)
+    step = gauss_newton_direction(w, v, x, x, pseudoinverse="noise", key=key)
+    exact = gauss_newton_direction(w, v, x, x, pseudoinverse="exact")
+    assert 1e-3 < np.abs(step - exact).max() / np.abs(exact).max() < 10  # a tenth of noise
+    still = gauss_newton_direction(w, v, x, x, pseudoinverse="noise", key=key, noise=0.0)
+    close(still, exact)
+    traced = jax.jit(lambda rtol: gauss_newton_direction(w, v, x, x, rtol=rtol))(0.3)
+    close(traced, gauss_newton_direction(w, v, x, x, rtol=0.3))
+
+
+def test_numpy_arrays_are_welcome():
+    w, v, x = (np.asarray(a) for a in network(samples=4))
+    assert gauss_newton_direction(w, v, x, x, readout=None).shape == w.shape
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pseudoinverse": "exact", "x": np.ones((21, 6)), "epsilon": np.ones((21, 6))}, "N = 21"),
+        ({"epsilon": np.ones((4, 5))}, r"the shape of the outputs, \(4, 6\)"),
+        ({"epsilon": np.full((4, 6), np.nan)}, "epsilon holds 24"),
+        ({"x": np.ones((4, 5))}, "pad odd inputs"),
+        ({"readout": np.ones((2, 6)), "epsilon": np.ones((4, 2))}, "full row rank"),
+        ({"readout": np.ones((7, 6)), "epsilon": np.ones((4, 7))}, r"readout must be \(C, d\)"),
+        ({"pseudoinverse": "noise"}, "needs key"),
+        ({"rtol": 2.0}, "rtol must be"),
+        ({"method": "magic"}, "method='magic'"),
+        ({"pseudoinverse": "none"}, "pseudoinverse='none' is not known"),
+    ],
+)
+def test_bad_input(change, message):
+    w, v, _ = network()
+    arguments = {"x": np.ones((4, 6)), "epsilon": np.ones((4, 6))} | change
+    with pytest.raises(ValueError, match=message):
+        gauss_newton_direction(w, v, **arguments)
+
+
+def test_what_is_only_known_at_run_time():
+    w, v, x = network()
+    repeated = x.at[1].set(x[0])
+    with pytest.raises(RuntimeError, match="rank-deficient"):
+        gauss_newton_direction(
+            w, v, repeated, jnp.arange(36.0).reshape(6, 6), pseudoinverse="exact"
+        )
+    step = jax.jit(lambda e, p: gauss_newton_direction(w, v, x, e, readout=p))
+    with pytest.raises(RuntimeError, match="epsilon holds NaN"):
+        step(jnp.full((6, 2), jnp.nan), jnp.eye(2, 6))
+    with pytest.raises(RuntimeError, match="full row rank"):
+        step(jnp.ones((6, 2)), jnp.ones((2, 6)))
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: selection_readout(4, 3), lambda: orthonormal_readout(jax.random.key(0), 4, 3)]
+)
+def test_more_outputs_than_the_network_is_wide(call):
+    with pytest.raises(ValueError, match="outputs must be an integer between 1 and 3"):
+        call()

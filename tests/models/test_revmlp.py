@@ -1,0 +1,123 @@
+"""RevMLP: shapes, initialisation, padding, and training by Gauss-Newton through NNX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxttp.adapters import from_nnx
+from jaxttp.gauss_newton import gauss_newton, revmlp_kernel
+from jaxttp.models import RevMLP
+from jaxttp.ntk import empirical_ntk
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
+
+def make(inputs=5, outputs=3, **options):
+    defaults = {"blocks": 2, "bottleneck": 16, "param_dtype": jnp.float64, "scale": "xavier"}
+    return RevMLP(inputs, outputs, rngs=nnx.Rngs(0), **(defaults | options))
+
+
+def inputs(samples=4, features=5):
+    return jax.random.normal(jax.random.key(1), (samples, features))
+
+
+@pytest.mark.parametrize("readout", ["selection", "orthonormal"])
+def test_odd_inputs_are_padded_by_one_zero_and_read_out(readout):
+    model = make(readout=readout)
+    assert model.width == 6
+    np.testing.assert_array_equal(model.embed(inputs())[:, 5], 0)
+    p = model.fixed_readout
+    np.testing.assert_allclose(p @ p.T, np.eye(3), atol=1e-6)  # drawn in float64, or exact
+    assert model(inputs()).shape == (4, 3)
+    assert model(np.ones((4, 5, 1))).dtype == jnp.float64
+
+
+def test_the_inverse_gives_the_inputs_back():
+    model = make(outputs=None, readout=None, use_bias=True, activation=("tanh", "gelu"))
+    x = inputs()
+    np.testing.assert_allclose(model.inverse(model(x)), x, atol=1e-12)  # the required accuracy
+
+
+@pytest.mark.parametrize(
+    ("scale", "std"), [("xavier", (2 / 600) ** 0.5), ("he", (2 / 400) ** 0.5), (1e-3, 1e-3)]
+)
+def test_initialisation(scale, std):
+    model = make(400, 3, bottleneck=400, scale=scale, use_bias=True)
+    weights = np.asarray(model.weights[...])
+    assert weights.shape == (2, 2, 200, 401)
+    # 320,000 draws: a standard deviation is known to 0.13 %.
+    assert abs(weights[..., :-1].std() / std - 1) < 0.01
+    assert not weights[..., -1].any()
+    assert abs(np.asarray(model.fixed_bottlenecks).std() * 20 - 1) < 0.01  # N(0, 1/m), as above
+
+
+def test_only_the_weights_are_trained():
+    model = make(use_bias=True)
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+    assert [leaf.shape for leaf in leaves] == [(2, 2, 3, 17)]
+    assert jax.tree.leaves(nnx.state(make(bottleneck=None), nnx.Param))[0].shape == (2, 2, 3, 3)
+
+
+def test_its_kernel_is_that_of_the_library():
+    model, x = make(activation="tanh"), inputs()
+    ours = revmlp_kernel(
+        model.weights[...],
+        model.fixed_bottlenecks,
+        model.embed(x),
+        activation="tanh",
+        readout=model.fixed_readout,
+    )
+    theirs = empirical_ntk(*from_nnx(model), x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)  # the same sums
+
+
+def test_gauss_newton_trains_it_through_nnx():
+    model, x = make(readout="orthonormal", scale=1e-3), inputs()
+    y = jnp.ones((4, 3))
+    # An explicit step of 1/2 quarters the squared error.
+    transformation = gauss_newton(0.5, readout=model.fixed_readout, pseudoinverse="exact")
+    optimizer = nnx.Optimizer(model, transformation, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer):
+        def loss(model):
+            return jnp.mean((model(x) - y) ** 2)
+
+        value, gradients = nnx.value_and_grad(loss)(model)
+        optimizer.update(
+            model, gradients, x=model.embed(x), y=y, bottlenecks=model.fixed_bottlenecks
+        )
+        return value
+
+    losses = [float(step(model, optimizer)) for _ in range(12)]
+    assert losses[-1] < 1e-4 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inputs": 0}, "inputs must be"),
+        ({"width": 7}, "width must be even"),
+        ({"width": 4}, "at least inputs=5"),
+        ({"outputs": 7}, "outputs must be an integer between 1 and 6"),
+        ({"outputs": None}, "give outputs with a readout"),
+        ({"readout": None}, "none without"),
+        ({"readout": "dense"}, "readout='dense' is not known"),
+        ({"scale": "lecun"}, "scale='lecun' is not known"),
+        ({"scale": -1.0}, "scale must be"),
+        ({"blocks": 0}, "blocks must be"),
+        ({"bottleneck": 0}, "bottleneck must be"),
+    ],
+)
+def test_bad_input(change, message):
+    with pytest.raises(ValueError, match=message):
+        make(**change)
+
+
+def test_bad_samples():
+    with pytest.raises(ValueError, match="this RevMLP takes 5"):
+        make()(np.ones((4, 6)))
+    with pytest.raises(ValueError, match="activation='swish'"):
+        make(activation="swish")(inputs())
