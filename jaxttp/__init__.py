@@ -3,7 +3,9 @@
 Answers before a network is trained, from its outputs, its Jacobian and its kernel.
 """
 
+from jaxttp import conditioning as conditioning
 from jaxttp import dynamics as dynamics
+from jaxttp import gauss_newton as gauss_newton
 from jaxttp import losses as losses
 from jaxttp import ntk as ntk
 from jaxttp._types import Model as Model
