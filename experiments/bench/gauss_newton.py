@@ -2,7 +2,8 @@
 
     python -m experiments.bench.gauss_newton [steps] [svd] [memory] [kernel]
 
-CPU time, not wall time, of alternating steps in one process; the median of the repeats.
+CPU time, not wall time, of alternating steps in one process; the median of the repeats. Set
+OPENBLAS_NUM_THREADS=1 on a busy machine: LAPACK's threads spin while they wait for each other.
 """
 
 import sys
