@@ -1,8 +1,9 @@
 """What exact Gauss-Newton costs: steps against Adam's, backward memory, the closed-form kernel.
 
-    python -m experiments.bench.gauss_newton [steps] [memory] [kernel]
+    python -m experiments.bench.gauss_newton [steps] [svd] [memory] [kernel]
 
-CPU time, not wall time, of alternating steps in one process; the median of the repeats.
+CPU time, not wall time, of alternating steps in one process; the median of the repeats. Set
+OPENBLAS_NUM_THREADS=1 on a busy machine: LAPACK's threads spin while they wait for each other.
 """
 
 import sys
@@ -44,8 +45,10 @@ def cpu_times(functions: dict[str, Callable[[], object]], repeats: int) -> dict[
     return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
 
 
-def steps(samples: int = 1024, half: int = 392, width: int = 2000, blocks: int = 2) -> None:
-    """One step of each optimiser on the same batch."""
+def steps(
+    samples: int = 1024, half: int = 392, width: int = 2000, blocks: int = 2, svd: bool = False
+) -> None:
+    """One step of each optimiser on the same batch; the SVD on demand, it is slow."""
     w, v, x = network(blocks, half, width, samples)
     p = orthonormal_readout(jax.random.key(1), 10, 2 * half)
     y = jax.random.randint(jax.random.key(2), (samples,), 0, 10)
@@ -63,7 +66,7 @@ def steps(samples: int = 1024, half: int = 392, width: int = 2000, blocks: int =
 
     start = adam.init(w)
     functions: dict[str, Callable[[], object]] = {"adam": lambda: adam_step(w, start, v, x)}
-    routes = [("exact", "cholesky"), ("truncate", "eigh"), ("truncate", "svd")]
+    routes = [("exact", "cholesky"), ("truncate", "eigh")] + [("truncate", "svd")] * svd
     for mode, method in routes:
         optimizer = gauss_newton(1.0, readout=p, pseudoinverse=mode, method=method)
 
@@ -124,4 +127,4 @@ def kernel(samples: int = 100, half: int = 392, width: int = 2000, blocks: int =
 if __name__ == "__main__":
     chosen = sys.argv[1:] or ["steps", "memory", "kernel"]
     for name in chosen:
-        {"steps": steps, "memory": memory, "kernel": kernel}[name]()
+        {"steps": steps, "svd": lambda: steps(svd=True), "memory": memory, "kernel": kernel}[name]()
