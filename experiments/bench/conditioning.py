@@ -10,6 +10,7 @@ eigenvalues that fall by a power law over four orders, as images do.
 """
 
 import argparse
+import itertools
 import json
 import resource
 import subprocess
@@ -37,7 +38,7 @@ def _weights(widths: tuple[int, ...]) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [
         (rng.standard_normal((b, a)) / np.sqrt(a)).astype(np.float32)
-        for a, b in zip(widths, widths[1:], strict=False)
+        for a, b in itertools.pairwise(widths)
     ]
 
 
