@@ -34,8 +34,9 @@ MEMORY = 2**28
 
 
 SMALL = 10_000
-"""Below so many rows k d one BLAS thread is used: small products wait for each other's threads
-(on a busy machine 4 s of spinning against 0.07 s of work)."""
+"""Below so many rows k d everything runs on one BLAS thread, and the iteration up to ten times
+more: small products wait for each other's threads (on a busy machine 4 s of spinning against
+0.07 s of work)."""
 
 
 class Extremes(NamedTuple):
@@ -62,16 +63,20 @@ def extreme_eigenvalues(operator: LinearGaussNewton) -> Extremes:
     """The largest and the smallest non-zero eigenvalue, outside jit."""
     k, d = operator.shape
     with threadpool_limits(limits=1 if k * d < SMALL else None, user_api="blas"):
-        return _solve(_adapt(operator))
+        reduced = _adapt(operator)
+        terms, inverses = _terms_and_inverses(reduced)
+    with threadpool_limits(limits=1 if k * d < 10 * SMALL else None, user_api="blas"):
+        return _solve(reduced, terms, inverses)
 
 
-def _solve(reduced: _Reduced) -> Extremes:
+def _solve(
+    reduced: _Reduced, terms: list[np.ndarray] | None, inverses: list[np.ndarray]
+) -> Extremes:
     """Both ends in adapted bases."""
     mask = reduced.mask
     rank = int(np.sum(mask))
     if rank == 0:
         return Extremes(0.0, 0.0, 0, 0.0, True)
-    terms, inverses = _terms_and_inverses(reduced)
     k, g = mask.shape
 
     def product(columns: np.ndarray) -> np.ndarray:

@@ -286,7 +286,7 @@ def layer_terms(
     Example:
         >>> import jax.numpy as jnp
         >>> params = {"bias": jnp.zeros(1), "weight": jnp.ones((2, 1))}
-        >>> terms = layer_terms(lambda p, x: x @ p["weight"] + p["bias"], params, jnp.eye(2))
+        >>> terms = layer_terms(lambda p, x: x @ p["weight"] + p["bias"][None], params, jnp.eye(2))
         >>> terms["weight"].tolist()
         [[0.5, 0.0], [0.0, 0.5]]
 

@@ -155,3 +155,19 @@ def test_bad_input(weights, options, match):
 def test_bad_rank_arguments(widths, rank):
     with pytest.raises(ValueError, match=r"widths|data_rank"):
         conditioning.generic_rank(widths, rank)
+
+
+@pytest.mark.usefixtures("strict_dtypes")
+def test_no_function_mixes_dtypes():
+    rng = np.random.default_rng(7)
+    weights = [jnp.asarray(w, jnp.float32) for w in brute.draw(rng, (4, 6, 3))]
+    sigma = jnp.asarray(brute.covariance(rng, 4), jnp.float32)
+    x = jnp.asarray(rng.standard_normal((4, 3)), jnp.float32)
+    matrix = conditioning.gauss_newton_linear(weights, sigma, skip=0.5)
+    conditioning.condition_number(matrix)
+    conditioning.linear_bound(weights, sigma, skip=0.5)
+    conditioning.gauss_newton_linear_operator(weights, sigma).mv(jnp.ones(12, jnp.float32))
+    conditioning.leaky_relu_bound(weights[1], weights[0], x, 0.1)
+    conditioning.leaky_relu_gram(weights[1], weights[0], x, jnp.float32(0.1))
+    conditioning.gaussian_init_bound(4, 3, 60, var_w=0.1, var_v=jnp.float32(0.2), t=1)
+    conditioning.batch_norm_scales(weights, sigma)

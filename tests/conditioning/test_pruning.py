@@ -36,7 +36,7 @@ def test_ties_and_selection():
 
 @pytest.mark.parametrize(
     "optimizer",
-    [optax.sgd(0.1, momentum=0.9), optax.adamw(1e-2), optax.noisy_sgd(0.1)],
+    [optax.sgd(0.1, momentum=0.9), optax.adamw(1e-2), optax.noisy_sgd(0.1, key=jax.random.key(0))],
     ids=["momentum", "adamw", "noise"],
 )
 def test_pruned_entries_stay_zero(params, optimizer):
