@@ -84,7 +84,7 @@ def linear_filter(optimizer: optax.GradientTransformation) -> LinearFilter:
     if is_concrete(deviation):
         if not float(deviation) < tolerance:
             raise ValueError(_REFUSAL)
-        return LinearFilter(impulse, decay, bool(jnp.any(decay != 0)))
+        return LinearFilter(impulse, decay, bool(np.any(np.asarray(decay) != 0)))
     impulse = eqx.error_if(impulse, ~(deviation < tolerance), _REFUSAL)
     return LinearFilter(impulse, decay, None)
 
