@@ -247,7 +247,8 @@ class _Job:
 
 def _accumulation_dtype(wanted: Any, network: Any) -> str:
     if wanted is None:
-        return jnp.dtype(jnp.promote_types(network, jnp.float32)).name
+        narrow = jnp.dtype(network).itemsize < jnp.dtype(jnp.float32).itemsize
+        return jnp.dtype(jnp.float32 if narrow else network).name
     name = jnp.dtype(wanted).name
     check_choice("accumulation_dtype", name, ("float32", "float64"))
     if jnp.dtype(name).itemsize < jnp.dtype(network).itemsize:
