@@ -1,6 +1,11 @@
 """How long will training take?"""
 
 from jaxttp.forecast.crossing import training_time as training_time
+from jaxttp.forecast.hyperparameters import Hyperparameters as Hyperparameters
+from jaxttp.forecast.hyperparameters import grid as grid
 from jaxttp.forecast.predict import Cost as Cost
 from jaxttp.forecast.predict import Prediction as Prediction
 from jaxttp.forecast.predict import predict_training_time as predict_training_time
+from jaxttp.forecast.sweeps import Sweep as Sweep
+from jaxttp.forecast.sweeps import sweep as sweep
+from jaxttp.forecast.sweeps import sweep_kernel as sweep_kernel

@@ -1,5 +1,6 @@
 """When is it over? The four definitions of training time."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -10,6 +11,20 @@ from jaxtyping import Array, Int
 from jaxttp._checks import check_choice, check_finite, check_integer, check_number, is_concrete
 
 RULES = ("relative", "gap", "absolute", "plateau")
+
+
+def check_thresholds(thresholds: float | Sequence[float], rule: str) -> tuple[float, ...]:
+    """Validated epsilons of a rule, one or several."""
+    if isinstance(thresholds, int | float):
+        thresholds = (thresholds,)
+    if len(thresholds) == 0:
+        raise ValueError("thresholds must hold at least one number; got none.")
+    for threshold in thresholds:
+        if rule == "relative":
+            check_number("thresholds", threshold, above=0.0, below=1.0, remedy="1 % is 0.01.")
+        else:
+            check_number("thresholds", threshold, above=0.0)
+    return tuple(float(threshold) for threshold in thresholds)
 
 
 def training_time(

@@ -1,0 +1,62 @@
+"""Heavy-ball descent of the linearised network for many settings at once, on its outputs.
+
+    u_{t+1} = m u_t + (1/B) Theta[:, batch] g_t[batch],     f_{t+1} = f_t - eta_t u_{t+1}
+
+S settings are one state (N, C, S), and a step is ONE product of Theta with an (N C, S) matrix.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxttp.dynamics.recursion import output_limit
+from jaxttp.losses import Loss
+
+
+@functools.partial(jax.jit, static_argnames="loss")
+def heavy_ball(
+    matrix: Float[Array, "nc nc"],
+    start: Float[Array, "n c"],
+    targets: Float[Array, "n c"],
+    rates: Float[Array, "t s"],
+    momenta: Float[Array, " s"],
+    indices: Int[Array, "t b"] | None,
+    loss: Loss,
+) -> tuple[Float[Array, "t_plus_1 s"], Float[Array, " s"], Bool[Array, " s"]]:
+    """Loss curves (T + 1, S), final errors (S,), and which settings did not diverge (S,).
+
+    A setting that diverges is held where its outputs were last representable.
+    """
+    n, c = start.shape
+    count = momenta.shape[0]
+    columns = matrix.reshape(n * c, n, c)
+    gradient = jax.vmap(loss.gradient, (2, None), 2)  # settings last: products need no transpose
+    value = jax.vmap(loss.value, (2, None))
+    limit = output_limit(start.dtype)
+
+    def force(f: Array, batch: Array | None) -> Array:
+        if batch is None:
+            flat = gradient(f, targets).reshape(n * c, count) / n
+            moved = jnp.dot(matrix, flat, precision="highest")
+        else:
+            flat = gradient(f[batch], targets[batch]).reshape(-1, count) / batch.shape[0]
+            some = columns[:, batch].reshape(n * c, -1)
+            moved = jnp.dot(some, flat, precision="highest")
+        return moved.reshape(n, c, count)
+
+    def step(carry: tuple, inputs: tuple) -> tuple[tuple, Array]:
+        f, velocity, alive = carry
+        rate, batch = inputs
+        velocity = momenta[None, None] * velocity + force(f, batch)
+        new = f - rate[None, None] * velocity
+        alive = alive & jnp.all(jnp.abs(new) < limit, axis=(0, 1))
+        f = jnp.where(alive[None, None], new, f)
+        return (f, velocity, alive), value(f, targets)
+
+    first = jnp.broadcast_to(start[..., None], (n, c, count))
+    carry = (first, jnp.zeros_like(first), jnp.ones(count, bool))
+    (last, _, alive), losses = jax.lax.scan(step, carry, (rates, indices))
+    losses = jnp.concatenate([value(first, targets)[None], losses])
+    return losses, jax.vmap(loss.error, (2, None))(last, targets), alive

@@ -1,0 +1,364 @@
+"""One kernel, a thousand settings: forecasts for whole grids of hyper-parameters.
+
+All settings of one loss and batch size move together (`jaxttp.dynamics._heavy_ball`), so a step of
+all of them is one matrix product.
+"""
+
+import csv
+import dataclasses
+import functools
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters import check_per_sample, output_shape
+from jaxttp.dynamics._heavy_ball import heavy_ball
+from jaxttp.dynamics._kernels import check_problem, flatten_kernel
+from jaxttp.dynamics.batches import batch_indices
+from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.forecast.crossing import RULES, check_thresholds, training_time
+from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
+from jaxttp.losses import Loss, get_loss
+from jaxttp.ntk import empirical_ntk
+
+_CHUNK_BYTES = 64 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Forecasts of many settings on one kernel; prints its best rows.
+
+    Attributes:
+        settings: what was forecast, S of them.
+        samples: N, of the training data.
+        thresholds: E of them.
+        rule: the definition of training time, see `training_time`.
+        steps: training times (S, E) in steps, -1 where a setting diverges or never gets there.
+        final_loss: predicted mean loss on all samples at the horizon, (S,).
+        final_error: predicted error at the horizon, (S,).
+        stable: (S,), False where the forecast diverges (as in `Prediction.stable`).
+        max_learning_rate: (S,), where a constant rate with this momentum and loss diverges at the
+            start of training.
+        loss: predicted loss curves (S, T + 1), T the longest horizon; a shorter one is held at its
+            end.
+        step_seconds: seconds of a step (S,), or None.
+    """
+
+    settings: tuple[Hyperparameters, ...]
+    samples: int
+    thresholds: tuple[float, ...]
+    rule: str
+    steps: np.ndarray
+    final_loss: np.ndarray
+    final_error: np.ndarray
+    stable: np.ndarray
+    max_learning_rate: np.ndarray
+    loss: np.ndarray
+    step_seconds: np.ndarray | None = None
+
+    def cost(self, threshold: float) -> np.ndarray:
+        """What every setting spends to get there, (S,): seconds where known, else samples seen.
+
+        Infinite where it diverges or never gets there.
+        """
+        column = self._column(threshold)
+        each = self.step_seconds
+        if each is None:
+            each = np.array([one.batch_size or self.samples for one in self.settings])
+        times = self.steps[:, column]
+        return np.where(self.stable & (times >= 0), times * each, np.inf)
+
+    def best(self, threshold: float) -> int:
+        """The index of the setting that gets there with the fewest steps, then the lowest loss.
+
+        Raises:
+            ValueError: an unknown threshold, or no setting that gets there.
+        """
+        times = self.steps[:, self._column(threshold)]
+        good = np.flatnonzero(self.stable & (times >= 0))
+        if not good.size:
+            raise ValueError(
+                f"no setting reaches threshold={threshold:g}: all diverge or are too slow; try "
+                f"learning rates below {self.max_learning_rate.min():.4g} or more steps."
+            )
+        return int(good[np.lexsort((self.final_loss[good], times[good]))[0]])
+
+    def pareto(self, threshold: float) -> tuple[int, ...]:
+        """The settings that no other one beats in both cost and final loss, cheapest first."""
+        cost = self.cost(threshold)
+        order = [i for i in np.lexsort((self.final_loss, cost)) if np.isfinite(cost[i])]
+        chosen: list[int] = []
+        for i in order:
+            if not chosen or self.final_loss[i] < self.final_loss[chosen[-1]]:
+                chosen.append(int(i))
+        return tuple(chosen)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat dictionary a setting, of plain values; None where there is no number."""
+        out = []
+        for i, one in enumerate(self.settings):
+            row: dict[str, Any] = {
+                "learning_rate": float(one.learning_rate),
+                "momentum": float(one.momentum),
+                "batch_size": one.batch_size,
+                "schedule": schedule_name(one.schedule),
+                "loss": get_loss(one.loss).name,
+                "horizon": one.steps,
+                "stable": bool(self.stable[i]),
+                "max_learning_rate": float(self.max_learning_rate[i]),
+                "final_loss": float(self.final_loss[i]),
+                "final_error": float(self.final_error[i]),
+            }
+            for threshold, time in zip(self.thresholds, self.steps[i], strict=True):
+                row[f"steps_{threshold:g}"] = int(time) if time >= 0 else None
+                if self.step_seconds is not None:
+                    seconds = float(time * self.step_seconds[i]) if time >= 0 else None
+                    row[f"seconds_{threshold:g}"] = seconds
+            out.append(row)
+        return out
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows to a CSV file."""
+        rows = self.rows()
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def _column(self, threshold: float) -> int:
+        return self.thresholds.index(check_choice("threshold", threshold, self.thresholds))
+
+    def __str__(self) -> str:
+        middle = self.thresholds[len(self.thresholds) // 2]
+        cost = self.cost(middle)
+        order = np.lexsort((self.final_loss, cost))
+        reached = int(np.isfinite(cost).sum())
+        lines = [
+            f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable; "
+            f"the first to {100 * middle:g} %:"
+        ]
+        for i in order[: min(5, reached)]:
+            times = ", ".join(str(int(t)) for t in self.steps[i])
+            lines.append(f"  {self.settings[i]!s:<40} steps {times}; loss {self.final_loss[i]:.4g}")
+        if not reached:
+            lines.append("  none gets there")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def sweep(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    settings: Sequence[Hyperparameters],
+    *,
+    thresholds: Sequence[float] = (0.01, 0.1, 0.4),
+    rule: str = "relative",
+    key: Array | None = None,
+    protocol: str = "epochs",
+    trainable: Any = None,
+    max_bytes: int | None = None,
+    step_seconds: float | Mapping[int | None, float] | None = None,
+) -> Sweep:
+    """Forecast every setting from ONE kernel, without a training step.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
+        params: pytree of floating-point arrays, the weights before training.
+        x: training samples (N, ...).
+        y: integer labels (N,) or targets (N, C).
+        settings: what to forecast; `grid` makes combinations.
+        thresholds: the epsilons, shares in (0, 1) for the rule "relative".
+        rule: the definition of training time, see `training_time`.
+        key: a `jax.random.key`, needed where a setting has a batch size. Settings of the same batch
+            size see the same batches, so that they can be compared.
+        protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
+        trainable: which parameters train, as in `empirical_ntk`; all of them when None.
+        max_bytes: bound on the kernel's working memory, in bytes.
+        step_seconds: seconds of one training step, as `time_step` measures them: one number, or one
+            for every batch size that occurs.
+
+    Returns:
+        A `Sweep`.
+
+    Raises:
+        ValueError: no settings; a batch size without a key or above N; thresholds out of range;
+            whatever `predict_training_time` refuses of model and data.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxttp.forecast import grid
+        >>> x = jax.random.normal(jax.random.key(0), (20, 3))
+        >>> y = (x[:, 0] > 0).astype(int)
+        >>> settings = grid(learning_rate=(0.1, 1.0), momentum=(0.0, 0.9), steps=50)
+        >>> result = sweep(lambda w, x: x @ w, jnp.zeros((3, 2)), x, y, settings)
+        >>> result.steps.shape, result.settings[result.best(0.1)].learning_rate > 0
+        ((4, 3), True)
+
+    Source:
+        TTP Section 5 forecasts one setting at a time with an ODE; the recursion on the outputs is
+        exact for the linearised network (derived, tested against `recursion`).
+    """
+    x = jnp.asarray(x)
+    check_finite("x", x)
+    check_finite("params", params)
+    output_shape(apply_fn, params, x)
+    check_per_sample(apply_fn, params, x)
+    f0 = jax.jit(apply_fn)(params, x)
+    kernel = empirical_ntk(apply_fn, params, x, trainable=trainable, max_bytes=max_bytes)
+    return sweep_kernel(
+        kernel, f0, y, settings, thresholds=thresholds, rule=rule, key=key, protocol=protocol,
+        step_seconds=step_seconds,
+    )  # fmt: skip
+
+
+def sweep_kernel(
+    kernel: ArrayLike,
+    f0: ArrayLike,
+    y: Any,
+    settings: Sequence[Hyperparameters],
+    *,
+    thresholds: Sequence[float] = (0.01, 0.1, 0.4),
+    rule: str = "relative",
+    key: Array | None = None,
+    protocol: str = "epochs",
+    step_seconds: float | Mapping[int | None, float] | None = None,
+) -> Sweep:
+    """`sweep` for a kernel that exists already.
+
+    Args:
+        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C.
+        f0: outputs before training (N, C).
+        y: integer labels (N,) or targets (N, C).
+        settings: what to forecast.
+        thresholds: see `sweep`.
+        rule: see `sweep`.
+        key: see `sweep`.
+        protocol: see `sweep`.
+        step_seconds: see `sweep`.
+
+    Returns:
+        A `Sweep`.
+
+    Raises:
+        ValueError: see `sweep`; bad shapes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxttp.forecast import grid
+        >>> kernel = jnp.eye(4).reshape(2, 2, 2, 2)
+        >>> settings = grid(learning_rate=(0.5, 1.0), steps=20)
+        >>> sweep_kernel(kernel, jnp.zeros((2, 2)), jnp.array([0, 1]), settings).loss.shape
+        (2, 21)
+    """
+    settings = tuple(settings)
+    if not settings:
+        raise ValueError("settings must hold at least one Hyperparameters; got none.")
+    for one in settings:
+        if not isinstance(one, Hyperparameters):
+            raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
+    check_choice("rule", rule, RULES)
+    thresholds = check_thresholds(thresholds, rule)
+    seconds = _step_seconds(step_seconds, settings)
+    problems = {}
+    groups: dict[tuple, list[int]] = defaultdict(list)
+    for i, one in enumerate(settings):
+        groups[get_loss(one.loss), one.batch_size].append(i)
+        if one.loss not in problems:
+            problems[one.loss] = check_problem(kernel, f0, y, one.loss)[:4]
+    horizon = max(one.steps for one in settings)
+    curves = np.zeros((len(settings), horizon + 1))
+    errors, limits = np.zeros(len(settings)), np.zeros(len(settings))
+    alive = np.zeros(len(settings), bool)
+    n = 0
+    for (loss, batch_size), members in groups.items():
+        theta, start, targets, exact_loss = problems[settings[members[0]].loss]
+        n, c = start.shape
+        indices = None
+        if batch_size is not None:
+            remedy = f"The data has {n} samples."
+            check_integer("batch_size", batch_size, at_least=1, at_most=n, remedy=remedy)
+            longest = max(settings[i].steps for i in members)
+            indices = batch_indices(key, n, batch_size, longest, protocol=protocol)
+        matrix = flatten_kernel(theta, c)
+        limit = float(max_learning_rate(theta, start, targets, loss=loss))
+        size = max(1, _CHUNK_BYTES // (5 * start.size * start.dtype.itemsize))
+        for low in range(0, len(members), size):
+            part = members[low : low + size]
+            found = _run(matrix, start, targets, exact_loss, [settings[i] for i in part], indices)
+            curves[part] = _held(found[0].T, horizon)
+            errors[part], alive[part] = found[1], found[2]
+        for i in members:
+            limits[i] = limit * (1.0 + settings[i].momentum)
+    rates = np.array([one.learning_rate for one in settings])
+    constant = np.array([one.schedule == "constant" for one in settings])
+    final = curves[:, -1]
+    stable = alive & (final <= 2 * curves[:, 0]) & (~constant | (rates < limits))
+    times = np.full((len(settings), len(thresholds)), -1)
+    horizons = np.array([one.steps for one in settings])
+    for steps in set(horizons):
+        some = np.flatnonzero(stable & (horizons == steps))
+        for column, threshold in enumerate(thresholds):
+            read = functools.partial(training_time, threshold=threshold, rule=rule)
+            times[some, column] = jax.vmap(read)(jnp.asarray(curves[some, : steps + 1]))
+    return Sweep(
+        settings, n, thresholds, rule, times, final, errors, stable, limits, curves, seconds
+    )
+
+
+def _held(curves: np.ndarray, horizon: int) -> np.ndarray:
+    """Curves (S, t) held at their ends until the horizon, (S, horizon + 1)."""
+    missing = horizon + 1 - curves.shape[1]
+    return np.pad(curves, ((0, 0), (0, missing)), mode="edge")
+
+
+def _step_seconds(
+    given: float | Mapping[int | None, float] | None, settings: Sequence[Hyperparameters]
+) -> np.ndarray | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        check_number("step_seconds", given, above=0.0)
+        return np.full(len(settings), float(given))
+    missing = {one.batch_size for one in settings} - set(given)
+    if missing:
+        raise ValueError(
+            f"step_seconds has no entry for batch size {missing.pop()!r}; measure it with "
+            "time_step(..., batch_size=...) (None stands for full batches)."
+        )
+    for size, seconds in given.items():
+        check_number(f"step_seconds[{size!r}]", seconds, above=0.0)
+    return np.array([float(given[one.batch_size]) for one in settings])
+
+
+def _run(
+    matrix: Array,
+    start: Array,
+    targets: Array,
+    loss: Loss,
+    settings: Sequence[Hyperparameters],
+    indices: Array | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Loss curves (T + 1, S), final errors (S,) and who did not diverge (S,)."""
+    steps = max(one.steps for one in settings)
+    rates = np.zeros((steps, len(settings)))  # a rate of zero holds the outputs
+    for i, one in enumerate(settings):
+        rates[: one.steps, i] = one.rates()
+    momenta = jnp.asarray([one.momentum for one in settings], start.dtype)
+    if indices is not None:
+        indices = indices[:steps]
+    found = heavy_ball(matrix, start, targets, jnp.asarray(rates, start.dtype), momenta, indices,
+                      loss)  # fmt: skip
+    curves, errors, alive = (np.asarray(part) for part in found)
+    return curves.astype(np.float64), errors, alive

@@ -1,0 +1,201 @@
+"""Sweeps: every setting equals its own exact recursion, and the table says what is in it."""
+
+import csv
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxttp.dynamics import batch_indices, recursion
+from jaxttp.forecast import Hyperparameters, grid, predict_training_time, sweep, sweep_kernel
+from jaxttp.forecast import sweeps as module
+from jaxttp.forecast.crossing import training_time
+
+N, C = 6, 3
+
+
+def problem(seed=0):
+    rng = np.random.default_rng(seed)
+    j = rng.standard_normal((N * C, 30)) / 5
+    return (j @ j.T).reshape(N, C, N, C), rng.standard_normal((N, C)), rng.integers(0, C, N)
+
+
+MIXED = (
+    Hyperparameters(0.3, steps=12),
+    Hyperparameters(0.2, momentum=0.9, steps=20),
+    Hyperparameters(0.4, momentum=0.5, schedule="cosine", steps=15),
+    Hyperparameters(0.4, schedule="warmup_cosine", steps=20, batch_size=2),
+    Hyperparameters(0.1, momentum=0.8, batch_size=2, steps=9),
+    Hyperparameters(0.1, loss="squared_error", momentum=0.3, steps=20),
+    Hyperparameters(0.3, schedule=optax.exponential_decay(1.0, 5, 0.5), steps=20),
+)
+
+
+@pytest.mark.usefixtures("strict_dtypes")
+def test_every_setting_is_its_own_recursion(monkeypatch):
+    theta, f0, y = problem()
+    key = jax.random.key(3)
+    # Three settings a chunk, so that chunks are put together too.
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 3 * 5 * f0.size * 8)
+    found = sweep_kernel(theta, f0, y, MIXED, key=key)
+    assert found.loss.shape == (len(MIXED), 21)
+    for i, one in enumerate(MIXED):
+        with jax.numpy_dtype_promotion("standard"):
+            path = recursion(
+                theta, f0, y, loss=one.loss, optimizer=one.optimizer(), steps=one.steps,
+                batch_size=one.batch_size, key=None if one.batch_size is None else key,
+            )  # fmt: skip
+        loss = module.get_loss(one.loss)
+        targets = jax.nn.one_hot(y, C)
+        want = np.asarray([loss.value(f, targets) for f in path.train])
+        # The same sums in another order, over 20 steps.
+        np.testing.assert_allclose(found.loss[i, : one.steps + 1], want, rtol=1e-11)
+        np.testing.assert_array_equal(found.loss[i, one.steps :], found.loss[i, one.steps])
+        times = [int(training_time(want, e)) for e in found.thresholds]
+        assert found.stable[i]
+        assert found.steps[i].tolist() == times
+        wrong = np.mean(np.argmax(path.train[-1], 1) != y)
+        assert found.final_error[i] == pytest.approx(wrong)
+
+
+def test_it_says_the_same_as_a_single_forecast():
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((10, 4)), rng.integers(0, 3, 10)
+    params = {"w": jnp.asarray(rng.standard_normal((4, 8))), "v": jnp.zeros((8, 3))}
+    apply_fn = lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"]  # noqa: E731
+    settings = grid(learning_rate=(0.1, 0.5, 500.0), momentum=(0.0, 0.9), steps=25)
+    found = sweep(apply_fn, params, x, y, settings)
+    for i, one in enumerate(settings):
+        single = predict_training_time(
+            apply_fn, params, x, y, learning_rate=one.learning_rate, momentum=one.momentum, steps=25
+        )
+        assert found.stable[i] == single.stable
+        assert found.steps[i].tolist() == list(single.steps.values())
+        assert found.max_learning_rate[i] == pytest.approx(single.max_learning_rate, rel=1e-9)
+        if single.stable:
+            np.testing.assert_allclose(found.loss[i], single.loss, rtol=1e-10)
+    assert not found.stable[-1]
+    assert np.all(np.isfinite(found.loss))  # a diverging setting is held, no NaN travels
+
+
+def test_best_pareto_cost_and_rows(tmp_path):
+    theta, f0, y = problem()
+    settings = grid(learning_rate=(0.05, 0.2, 0.8), batch_size=(None, 2), steps=30)
+    key = jax.random.key(0)
+    seconds = {None: 3.0, 2: 1.0}
+    found = sweep_kernel(theta, f0, y, settings, key=key, step_seconds=seconds)
+    times = found.steps[:, 1]
+    assert times[found.best(0.1)] == times.min()
+    each = np.array([seconds[one.batch_size] for one in settings])
+    np.testing.assert_array_equal(found.cost(0.1), times * each)
+    samples = sweep_kernel(theta, f0, y, settings, key=key).cost(0.1)
+    np.testing.assert_array_equal(samples, times * np.where(each == 3.0, N, 2))
+    front = found.pareto(0.1)
+    cost = found.cost(0.1)
+    for i in range(len(settings)):  # beaten by a member of the front, or in it
+        beaten = any(
+            cost[j] <= cost[i] and found.final_loss[j] <= found.final_loss[i] for j in front
+        )
+        assert beaten
+    for i in front:
+        assert not np.any((cost < cost[i]) & (found.final_loss < found.final_loss[i]))
+    rows = found.rows()
+    assert rows[1]["steps_0.1"] == times[1]
+    assert rows[1]["seconds_0.1"] == times[1] * 1.0
+    found.to_csv(tmp_path / "sweep.csv")
+    with open(tmp_path / "sweep.csv") as file:
+        read = list(csv.DictReader(file))
+    assert len(read) == 6
+    assert float(read[2]["learning_rate"]) == 0.2
+    assert "Sweep of 6 settings" in str(found)
+    assert str(settings[found.best(0.1)]) in str(found)
+
+
+def test_rules_other_than_relative_may_never_be_met():
+    theta, f0, y = problem()
+    settings = grid(learning_rate=(1e-6, 0.5), steps=40)
+    found = sweep_kernel(theta, f0, y, settings, rule="absolute", thresholds=(0.7,))
+    assert found.steps[0, 0] == -1
+    assert found.steps[1, 0] > 0
+    assert found.rows()[0]["steps_0.7"] is None
+    assert not np.isfinite(found.cost(0.7)[0])
+    with pytest.raises(ValueError, match="no setting reaches"):
+        sweep_kernel(theta, f0, y, settings[:1], rule="absolute", thresholds=(0.1,)).best(0.1)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 10))
+def test_order_and_company_change_nothing(first, second, seed):
+    theta, f0, y = problem(seed)
+    settings = grid(learning_rate=(0.1, 0.3), momentum=(0.0, 0.7), steps=5)
+    whole = sweep_kernel(theta, f0, y, settings)
+    order = [first % 4, second % 4]
+    part = sweep_kernel(theta, f0, y, [settings[i] for i in order])
+    np.testing.assert_allclose(part.loss, whole.loss[order], rtol=1e-12)
+
+
+def test_the_optimizer_is_what_trains():
+    rates = Hyperparameters(0.5, schedule="linear", steps=4).optimizer()
+    w, state = jnp.zeros(()), None
+    state = rates.init(w)
+    seen = []
+    for _ in range(4):
+        update, state = rates.update(jnp.ones(()), state, w)
+        seen.append(float(update))
+    np.testing.assert_allclose(seen, [-0.5, -0.375, -0.25, -0.125], rtol=1e-6)  # float32 schedule
+
+
+def test_grid_is_a_product_in_order():
+    settings = grid(learning_rate=np.array([0.1, 0.2]), batch_size=(None, 4), schedule="cosine")
+    assert [(s.learning_rate, s.batch_size) for s in settings] == [
+        (0.1, None), (0.1, 4), (0.2, None), (0.2, 4),
+    ]  # fmt: skip
+    assert str(settings[1]) == "rate 0.1, batch 4, cosine"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate must be"),
+        ({"learning_rate": 0.1, "momentum": 1.0}, "momentum must be"),
+        ({"learning_rate": 0.1, "batch_size": 0}, "batch_size must be"),
+        ({"learning_rate": 0.1, "schedule": "cosin"}, "schedule='cosin' is not known"),
+        ({"learning_rate": 0.1, "steps": 0}, "steps must be"),
+        ({"learning_rate": 0.1, "loss": "hinge"}, "loss='hinge' is not known"),
+        ({"learning_rate": ()}, "learning_rate must have at least one value"),
+    ],
+)
+def test_bad_hyperparameters(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        grid(**options)
+
+
+def test_bad_calls():
+    theta, f0, y = problem()
+    one = grid(learning_rate=0.1)
+    with pytest.raises(TypeError, match="learning_rate is missing"):
+        grid(momentum=0.9)
+    with pytest.raises(TypeError, match="unknown: rate"):
+        grid(learning_rate=0.1, rate=0.1)
+    with pytest.raises(TypeError, match="schedule must be a name"):
+        Hyperparameters(0.1, schedule=3)
+    with pytest.raises(ValueError, match="one finite factor"):
+        Hyperparameters(0.1, schedule=lambda t: -t).rates()
+    with pytest.raises(ValueError, match="settings must hold at least one"):
+        sweep_kernel(theta, f0, y, ())
+    with pytest.raises(TypeError, match="Hyperparameters"):
+        sweep_kernel(theta, f0, y, (0.1,))
+    with pytest.raises(ValueError, match="batch_size needs key"):
+        sweep_kernel(theta, f0, y, grid(learning_rate=0.1, batch_size=2))
+    big = grid(learning_rate=0.1, batch_size=7)
+    with pytest.raises(ValueError, match="batch_size must be an integer between 1 and 6"):
+        sweep_kernel(theta, f0, y, big, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="step_seconds has no entry for batch size None"):
+        sweep_kernel(theta, f0, y, one, step_seconds={4: 1.0})
+    with pytest.raises(ValueError, match="threshold"):
+        sweep_kernel(theta, f0, y, one).best(0.2)
+    assert batch_indices(jax.random.key(0), 6, 2, 3).shape == (3, 2)
