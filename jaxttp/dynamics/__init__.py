@@ -3,7 +3,12 @@
 from jaxttp.dynamics._trajectory import Trajectory as Trajectory
 from jaxttp.dynamics.batches import batch_indices as batch_indices
 from jaxttp.dynamics.closed_form import closed_form as closed_form
+from jaxttp.dynamics.diffusion import Diffusion as Diffusion
+from jaxttp.dynamics.diffusion import diffusion as diffusion
 from jaxttp.dynamics.filters import LinearFilter as LinearFilter
 from jaxttp.dynamics.filters import linear_filter as linear_filter
 from jaxttp.dynamics.flow import gradient_flow as gradient_flow
+from jaxttp.dynamics.noise import diagonal_noise as diagonal_noise
+from jaxttp.dynamics.noise import noise_factor as noise_factor
+from jaxttp.dynamics.rates import effective_learning_rate as effective_learning_rate
 from jaxttp.dynamics.recursion import recursion as recursion

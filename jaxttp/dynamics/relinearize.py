@@ -198,7 +198,8 @@ def relinearized_recursion(
         ends = segment_ends(steps, planned, order=order)
     if ends is not None:
         for start, end in itertools.pairwise((0, *ends)):
-            walk.advance(start, end, walk.explore(start, end))
+            if not walk.gave_up:
+                walk.advance(start, end, walk.explore(start, end))
     elif auto:
         rejected = _adapt(walk, steps, tolerance, planned)
     else:
@@ -239,6 +240,7 @@ class _Walk:
         self.provisional = self.train
         self.diverged_at = jnp.asarray(-1)
         self.ends: list[int] = []
+        self.gave_up = False
         self.curve = jax.jit(jax.vmap(lambda f: self.loss.value(f, self.targets)))
 
     def explore(self, start: int, end: int) -> tuple[Knot, Array, Run]:
@@ -268,7 +270,11 @@ class _Walk:
         if self.order == 2:
             in_use = [self.decays, *[start > 0] * self.slots]
             point = network.combine(points, here.vectors, result.rows[0], here.f)
-            far = Knot(network.kernel(point), network.push_all(here, point, in_use))
+            kernel = network.kernel(point)
+            if is_concrete(kernel) and not bool(jnp.all(jnp.isfinite(kernel))):
+                self._give_up(start)
+                return True
+            far = Knot(kernel, network.push_all(here, point, in_use))
             line = chord(knot, products, result.rows[0])
             knots, points = [knot, far], [here.point, point]
             result = self._run(knots, products, line, start, end)
@@ -287,13 +293,34 @@ class _Walk:
         f = network.outputs(vectors[0])
         good = (self.diverged_at < 0) & jnp.all(jnp.isfinite(f))
         f = jnp.where(good, f, self.train[end])
-        self.train = self.train.at[end].set(f)
+        self._spread(f - self.train[end], result.share, start, end)
         if self.order == 1:
             point, kernel = vectors[0], network.kernel(vectors[0])
         else:
             point, kernel = points[-1], knots[-1].kernel
         self.here = Start(point, kernel, vectors, f, result.state)
         return True
+
+    def _spread(self, defect: Array, share: Array, start: int, end: int) -> None:
+        """Bring the outputs of a segment to those of the network at its end, without a jump.
+
+        Interpolation between both ends errs like tau (1 - tau) along the chord, so the part of the
+        defect that has come up at tau is its integral, 3 tau^2 - 2 tau^3.
+        """
+        inside = slice(start + 1, end + 1)
+        last = jnp.where(share[end] > 0, share[end], 1.0)
+        tau = jnp.clip(share[inside] / last, 0.0, 1.0).at[-1].set(1.0)
+        part = tau**2 * (3.0 - 2.0 * tau)
+        self.train = self.train.at[inside].add(part[:, None, None] * defect[None])
+
+    def _give_up(self, start: int) -> None:
+        """The network left the representable numbers: hold the last outputs that did not."""
+        held = jnp.broadcast_to(self.here.f[None], self.train[start + 1 :].shape)
+        self.train = self.train.at[start + 1 :].set(held)
+        self.provisional = self.provisional.at[start + 1 :].set(held)
+        self.diverged_at = jnp.where(self.diverged_at < 0, start + 1, self.diverged_at)
+        self.ends.append(self.steps)
+        self.gave_up = True
 
     def result(self, rejected: int) -> RelinearizedTrajectory:
         """The finished path, its loss and the error estimate."""
@@ -334,6 +361,8 @@ def _divide(walk: _Walk, steps: int, segments: int) -> None:
         end = steps if k == segments else min(max(end, start + 1), steps - (segments - k))
         come = float(path[end])
         walk.advance(start, end, explored if end == steps else walk.explore(start, end))
+        if walk.gave_up:
+            return
         start = end
 
 
@@ -371,6 +400,8 @@ def _adapt(walk: _Walk, steps: int, tolerance: float, budget: int) -> int:
             covered = rest[end]
             segment = explored if end == steps else walk.explore(start, end)
             taken = walk.advance(start, end, segment, accept)
+            if walk.gave_up:
+                return rejected
             ratio = SAFETY * (tolerance / max(errors[-1], 1e-30)) ** 0.5
             length = covered * min(max(ratio, SHRINK), GROW)
             if taken:
