@@ -9,10 +9,8 @@ placement of re-linearisation and its controller's constants were chosen with th
 whose tasks the report does not contain.
 """
 
-import argparse
 import dataclasses
 import functools
-import itertools
 import json
 import time
 from collections.abc import Callable
@@ -22,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 from jaxttp import empirical_ntk, training_time
@@ -135,7 +132,7 @@ class Bench:
         return {"value": float(np.linalg.eigvalsh(kernel.reshape(size, size))[-1] / len(self.x))}
 
     def rate(self, relative: float, momentum: float = 0.0) -> float:
-        """eta from eta lambda_max / N; with momentum the EFFECTIVE rate is the relative one."""
+        """Eta from eta lambda_max / N; with momentum the EFFECTIVE rate is the relative one."""
         return relative / self.largest * (1 - momentum)
 
     def get(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

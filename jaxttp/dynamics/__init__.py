@@ -12,3 +12,8 @@ from jaxttp.dynamics.noise import diagonal_noise as diagonal_noise
 from jaxttp.dynamics.noise import noise_factor as noise_factor
 from jaxttp.dynamics.rates import effective_learning_rate as effective_learning_rate
 from jaxttp.dynamics.recursion import recursion as recursion
+from jaxttp.dynamics.relinearize import RelinearizedTrajectory as RelinearizedTrajectory
+from jaxttp.dynamics.relinearize import relinearized_recursion as relinearized_recursion
+from jaxttp.dynamics.weight_space import WeightSpaceTrajectory as WeightSpaceTrajectory
+from jaxttp.dynamics.weight_space import weight_space as weight_space
+from jaxttp.dynamics.weight_space import weight_space_flow as weight_space_flow

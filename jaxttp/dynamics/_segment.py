@@ -125,7 +125,9 @@ class Network:
     def push_all(self, here: Start, point: Params, in_use: list[bool]) -> Array:
         """J v at `point` for every vector that can enter the outputs, else zeros: (k, N, C)."""
         pairs = zip(in_use, here.vectors, strict=True)
-        return jnp.stack([self.push(point, v) if use else jnp.zeros_like(here.f) for use, v in pairs])
+        return jnp.stack(
+            [self.push(point, v) if use else jnp.zeros_like(here.f) for use, v in pairs]
+        )
 
     def combine(self, points: list[Params], vectors: list[Params], row: Array, f: Array) -> Params:
         """The weight-space vector whose coefficients are `row`."""
@@ -214,8 +216,8 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
         size, count, dtype = targets.size, len(here.vectors), train.dtype
         unit = jnp.eye(count, dtype=dtype)
         zero = jnp.zeros(2 * size, dtype)
-        rows = iter([jnp.concatenate([zero, unit[k]]) for k in range(1, count)])
-        state = optax.tree_utils.tree_map_params(optimizer, lambda _: next(rows), here.state)
+        carried = iter([jnp.concatenate([zero, unit[k]]) for k in range(1, count)])
+        state = optax.tree_utils.tree_map_params(optimizer, lambda _: next(carried), here.state)
         weights = jnp.concatenate([zero, unit[0]])
 
         def share(weights: Array, t: Array) -> Array:
@@ -238,7 +240,7 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
             updates = jnp.asarray(updates)
             new_f = f + _move(knots, updates, tau, targets.shape)
             length = length.at[t + 1].set(_length(knots[0], products, updates, targets.shape))
-            weights = optax.apply_updates(weights, updates)
+            weights = jnp.asarray(optax.apply_updates(weights, updates))
             shares = shares.at[t + 1].set(share(weights, t + 1))
             good = (diverged_at < 0) & jnp.all(jnp.abs(new_f) < output_limit(dtype))
             diverged_at = jnp.where(good | (diverged_at >= 0), diverged_at, t + 1)

@@ -124,7 +124,8 @@ def diffusion(
         >>> import jax, jax.numpy as jnp
         >>> kernel = jnp.eye(4).reshape(4, 1, 4, 1)
         >>> path = diffusion(kernel, jnp.zeros((4, 1)), jnp.ones((4, 1)), loss="squared_error",
-        ...                  learning_rate=0.5, batch_size=2, steps=8, key=jax.random.key(0), paths=3)
+        ...                  learning_rate=0.5, batch_size=2, steps=8, paths=3,
+        ...                  key=jax.random.key(0))
         >>> path.train.shape, path.bands().shape
         ((3, 9, 4, 1), (3, 9))
 
@@ -159,15 +160,12 @@ def diffusion(
         force = -rate / n * loss.gradient(state[0], targets)
         return tuple(apply_kernel(k, force) for k in kernels)
 
-    if noise == "full":
-        size = n
-    elif noise != "none":
+    root, start_norm, size = (), jnp.ones((), f0.dtype), n
+    if noise in ("diagonal", "constant"):
         root = _root(kernels, starts, targets, loss, noise, noise_kernel)
         size = root[0].shape[-1]
         start_norm = jnp.linalg.norm(loss.gradient(f0, targets))
         start_norm = jnp.where(start_norm > 0, start_norm, 1.0)
-    else:
-        size = 0
 
     def spread(t: Any, state: tuple, args: Any) -> lx.AbstractLinearOperator:
         force = loss.gradient(state[0], targets)
@@ -216,8 +214,8 @@ def diffusion(
             jax.random.split(key, check_integer("paths", paths, at_least=1))
         )
     )  # fmt: skip
-    outputs = (None, None) if states is None else (*states, None)[:2]
-    return Diffusion(grid[::substeps], *outputs, losses, errors, noise, protocol)
+    train, test = (None, None) if states is None else (*states, None)[:2]
+    return Diffusion(grid[::substeps], train, test, losses, errors, noise=noise, protocol=protocol)
 
 
 def _root(
@@ -228,7 +226,7 @@ def _root(
     noise: str,
     noise_kernel: ArrayLike | None,
 ) -> tuple[Array, ...]:
-    """A square root of the fixed covariance, one block of rows (., C, Q) for every set of samples."""
+    """A square root of the fixed covariance, a block (., C, Q) for every set of samples."""
     n, c = starts[0].shape
     if noise_kernel is not None:
         rows = sum(start.shape[0] for start in starts)

@@ -181,24 +181,22 @@ class EpochNoise(diffrax.AbstractPath):
     of an epoch cover all samples: a Brownian bridge).
 
     Attributes:
+        t0: start of the path.
+        t1: end of the path, a whole number of epochs.
         white: the Brownian motion underneath.
         epoch: E, the steps of an epoch.
         kappa: the share that is taken out.
     """
 
+    t0: Any
+    t1: Any
     white: diffrax.AbstractBrownianPath
     epoch: int = eqx.field(static=True)
     kappa: float = eqx.field(static=True)
 
-    @property
-    def t0(self) -> Any:
-        """Start of the path."""
-        return self.white.t0
-
-    @property
-    def t1(self) -> Any:
-        """End of the path."""
-        return self.white.t1
+    def __init__(self, white: diffrax.AbstractBrownianPath, epoch: int, kappa: float) -> None:
+        self.t0, self.t1 = white.t0, white.t1
+        self.white, self.epoch, self.kappa = white, epoch, kappa
 
     def evaluate(self, t0: Any, t1: Any = None, left: bool = True, use_levy: bool = False) -> Any:
         """The increment from t0 to t1, both inside one epoch."""

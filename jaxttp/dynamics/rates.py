@@ -6,7 +6,7 @@ from jaxttp._checks import check_number
 
 
 def effective_learning_rate(learning_rate: Any, momentum: Any) -> Any:
-    """eta / (1 - m): the rate of plain gradient descent that heavy-ball momentum tends to.
+    """Eta / (1 - m): the rate of plain gradient descent that heavy-ball momentum tends to.
 
     The accumulator needs about 1/(1 - m) steps to fill; until then the true motion is slower, by a
     delay of m/(1 - m) steps in the long run. `recursion` follows the accumulator exactly; use
