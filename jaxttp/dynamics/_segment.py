@@ -68,7 +68,6 @@ class Run(NamedTuple):
         state: the optimiser's state in these coefficients.
         diverged_at: first step whose outputs could not be represented, or -1.
         length: ||w_t - w_{t-1}|| by the kernel at the segment's start, (T + 1,).
-        share: tau, how far along the chord (or in time) step t has come, (T + 1,).
     """
 
     train: Array
@@ -76,7 +75,6 @@ class Run(NamedTuple):
     state: optax.OptState
     diverged_at: Array
     length: Array
-    share: Array
 
 
 class Network:
@@ -231,7 +229,7 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
             return jnp.where(line.size > 0, jnp.clip(come / safe, *OVERSHOOT), timed)
 
         def step(t: Array, carry: tuple) -> tuple:
-            weights, state, f, train, length, shares, diverged_at = carry
+            weights, state, f, train, length, diverged_at = carry
             tau = share(weights, t)
             batch = None if indices is None else indices[t]
             gradient = dual_gradient(loss, f, targets, batch).reshape(-1)
@@ -241,18 +239,17 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
             new_f = f + _move(knots, updates, tau, targets.shape)
             length = length.at[t + 1].set(_length(knots[0], products, updates, targets.shape))
             weights = jnp.asarray(optax.apply_updates(weights, updates))
-            shares = shares.at[t + 1].set(share(weights, t + 1))
             good = (diverged_at < 0) & jnp.all(jnp.abs(new_f) < output_limit(dtype))
             diverged_at = jnp.where(good | (diverged_at >= 0), diverged_at, t + 1)
             f = jnp.where(good, new_f, f)
-            return weights, state, f, train.at[t + 1].set(f), length, shares, diverged_at
+            return weights, state, f, train.at[t + 1].set(f), length, diverged_at
 
         zeros = jnp.zeros(train.shape[0], dtype)
-        first = (weights, state, here.f, train, zeros, zeros, jnp.asarray(-1))
+        first = (weights, state, here.f, train, zeros, jnp.asarray(-1))
         out = jax.lax.fori_loop(start, end, step, first)
-        weights, state, _, train, length, shares, diverged_at = out
+        weights, state, _, train, length, diverged_at = out
         rows = [weights, *slots(optimizer, state)]
-        return Run(train, rows, state, diverged_at, length, shares)
+        return Run(train, rows, state, diverged_at, length)
 
     return run
 

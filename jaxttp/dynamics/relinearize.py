@@ -33,7 +33,7 @@ from jaxttp.losses import Loss, encode_targets
 
 PLACEMENT = 2.75
 """Segment k of K ends at T (k/K)^PLACEMENT where the path is not known."""
-PATH_PLACEMENT = 1.5
+PATH_PLACEMENT = 1.8
 """Segment k of K ends when the path has (k/K)^PATH_PLACEMENT of its length."""
 FIRST_SHARE = 0.1
 """Share of the plain forecast's path that the first adaptive segment covers."""
@@ -142,7 +142,7 @@ def relinearized_recursion(
             where it asks for them (order 2 only; not under `jit`).
         order: 1 or 2.
         ends: where segments end. When None they end where the predicted path through weight space
-            has come a share (k/K)^1.5 of its length (under `jit`: at `segment_ends`).
+            has come a share (k/K)^1.8 of its length (under `jit`: at `segment_ends`).
         tolerance: for "auto", the largest change of the loss curve by the second-order correction
             of one segment, as a share of the loss's drop. That is the error of FIRST order; the
             corrected curve is better.
@@ -293,7 +293,7 @@ class _Walk:
         f = network.outputs(vectors[0])
         good = (self.diverged_at < 0) & jnp.all(jnp.isfinite(f))
         f = jnp.where(good, f, self.train[end])
-        self._spread(f - self.train[end], result.share, start, end)
+        self._spread(f - self.train[end], start, end)
         if self.order == 1:
             point, kernel = vectors[0], network.kernel(vectors[0])
         else:
@@ -301,17 +301,14 @@ class _Walk:
         self.here = Start(point, kernel, vectors, f, result.state)
         return True
 
-    def _spread(self, defect: Array, share: Array, start: int, end: int) -> None:
+    def _spread(self, defect: Array, start: int, end: int) -> None:
         """Bring the outputs of a segment to those of the network at its end, without a jump.
 
-        Interpolation between both ends errs like tau (1 - tau) along the chord, so the part of the
-        defect that has come up at tau is its integral, 3 tau^2 - 2 tau^3.
+        A jump at the horizon alone would move every training time that is near it. The defect is
+        taken to come up evenly in time (measured: better than along the chord).
         """
-        inside = slice(start + 1, end + 1)
-        last = jnp.where(share[end] > 0, share[end], 1.0)
-        tau = jnp.clip(share[inside] / last, 0.0, 1.0).at[-1].set(1.0)
-        part = tau**2 * (3.0 - 2.0 * tau)
-        self.train = self.train.at[inside].add(part[:, None, None] * defect[None])
+        part = jnp.arange(1, end - start + 1, dtype=defect.dtype) / (end - start)
+        self.train = self.train.at[start + 1 : end + 1].add(part[:, None, None] * defect[None])
 
     def _give_up(self, start: int) -> None:
         """The network left the representable numbers: hold the last outputs that did not."""
