@@ -279,7 +279,7 @@ def noise_rows(settings: BenchSettings, store: Store) -> list[Row]:
     if not settings.noise_batches:
         return []
     bench = Bench(settings.noise_task, settings, store)
-    eta = bench.rate(3.0)
+    eta, kernel = bench.rate(3.0), bench.first()
     common = {"steps": settings.steps, "protocol": "epochs"}
     rows = []
     for batch in settings.noise_batches:
@@ -295,7 +295,7 @@ def noise_rows(settings: BenchSettings, store: Store) -> list[Row]:
         def exact(batch: int = batch) -> Row:
             def one(key: Any) -> Any:
                 return recursion(
-                    bench.first(), bench.f0, bench.targets, loss=bench.loss,
+                    kernel, bench.f0, bench.targets, loss=bench.loss,
                     optimizer=optax.sgd(eta), batch_size=batch, key=key, **common,
                 ).train  # fmt: skip
 
@@ -313,7 +313,7 @@ def noise_rows(settings: BenchSettings, store: Store) -> list[Row]:
                         bench.apply_fn, bench.params, bench.x, bench.task.y, loss=bench.loss
                     )
                 path = diffusion(
-                    bench.first(), bench.f0, bench.targets, loss=bench.loss, learning_rate=eta,
+                    kernel, bench.f0, bench.targets, loss=bench.loss, learning_rate=eta,
                     batch_size=batch, key=jax.random.key(2), noise=noise, paths=32,
                     noise_kernel=given, save="curves", **common,
                 )  # fmt: skip

@@ -8,6 +8,9 @@ from jaxttp.dynamics.diffusion import diffusion as diffusion
 from jaxttp.dynamics.filters import LinearFilter as LinearFilter
 from jaxttp.dynamics.filters import linear_filter as linear_filter
 from jaxttp.dynamics.flow import gradient_flow as gradient_flow
+from jaxttp.dynamics.horizon import FlowCurves as FlowCurves
+from jaxttp.dynamics.horizon import crossing_time as crossing_time
+from jaxttp.dynamics.horizon import flow_curves as flow_curves
 from jaxttp.dynamics.noise import diagonal_noise as diagonal_noise
 from jaxttp.dynamics.noise import noise_factor as noise_factor
 from jaxttp.dynamics.rates import effective_learning_rate as effective_learning_rate
