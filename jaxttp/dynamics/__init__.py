@@ -17,6 +17,8 @@ from jaxttp.dynamics.rates import effective_learning_rate as effective_learning_
 from jaxttp.dynamics.recursion import recursion as recursion
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory as RelinearizedTrajectory
 from jaxttp.dynamics.relinearize import relinearized_recursion as relinearized_recursion
+from jaxttp.dynamics.samples import cluster_samples as cluster_samples
+from jaxttp.dynamics.samples import sample_losses as sample_losses
 from jaxttp.dynamics.weight_space import WeightSpaceTrajectory as WeightSpaceTrajectory
 from jaxttp.dynamics.weight_space import weight_space as weight_space
 from jaxttp.dynamics.weight_space import weight_space_flow as weight_space_flow
