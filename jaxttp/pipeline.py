@@ -39,6 +39,7 @@ class Settings:
         relinearize: kernels built after the first.
         head_scale: size of the fresh head's initial outputs.
         seed: draws the samples, the fresh weights and the batches.
+        classes: the digits to fine-tune on, 5-9 when None (data="digits" only).
     """
 
     data: str = "digits"
@@ -52,6 +53,7 @@ class Settings:
     relinearize: int = 0
     head_scale: float = 1.0
     seed: int = 0
+    classes: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +186,9 @@ def build_task(settings: Settings) -> Task:
         outputs = dataset.y.shape[1]
     else:
         loss = settings.loss or "cross_entropy"
-        classes = (5, 6, 7, 8, 9) if settings.data == "digits" else None
+        if settings.classes is not None and settings.data != "digits":
+            raise ValueError(f"classes can be chosen for digits only; got data={settings.data!r}.")
+        classes = (settings.classes or (5, 6, 7, 8, 9)) if settings.data == "digits" else None
         per_class = settings.samples_per_class
         if per_class is not None:
             counts = np.bincount(dataset.y)
@@ -200,7 +204,8 @@ def build_task(settings: Settings) -> Task:
         outputs = 1
     if settings.data == "digits":
         network = fresh_head(load_pretrained(), outputs, key=weights_key, scale=settings.head_scale)
-        words = "ResNet pre-trained on digits 0-4, all weights fine-tuned on digits 5-9"
+        digits = "5-9" if settings.classes is None else ", ".join(map(str, settings.classes))
+        words = f"ResNet pre-trained on digits 0-4, all weights fine-tuned on digits {digits}"
     else:
         sizes = (int(np.prod(dataset.x.shape[1:])), 64, 64, outputs)
         network = MLP(sizes, rngs=nnx.Rngs(params=weights_key), head_scale=settings.head_scale)

@@ -29,8 +29,9 @@ _SCALES = (1e-4, 1e4)
 _REFUSAL = (
     "optimizer is not one linear scalar filter for every weight (Adam, clipping, sign, centralize, "
     "masked and multi_transform are not), so its path cannot be followed in function space. "
-    "Simulate the linearised network in weight space instead, or use SGD, momentum, Nesterov, "
-    "schedules or decoupled weight decay."
+    "Simulate the linearised network in weight space instead (jaxttp.dynamics.weight_space, or "
+    "dynamics='weight_space' in a forecast), or use SGD, momentum, Nesterov, schedules or "
+    "decoupled weight decay."
 )
 
 

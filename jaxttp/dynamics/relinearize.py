@@ -5,33 +5,42 @@ after a segment of steps set w <- w + J^T a (one vector-Jacobian product over th
 step), rebuild Theta and f there, and go on. That is a method of first order in the length of a
 segment. The second order is a Heun step whose right-hand side is a kernel: run the segment with
 Theta_s, build Theta* at its provisional end, and run the segment again with the kernel interpolated
-in time.
+between both.
 
-Everything in weight space is a combination of known vectors: rows of the Jacobians at both ends of
-a segment, the weights at its start, and the optimiser's accumulators (velocities) carried into it.
-A linear optimiser acts on the coefficients of these combinations as it would act on weights, so
-optax itself does the book-keeping (see `filters`), and velocities cross a segment's end in WEIGHT
-space; the dual velocity re-used with a new kernel would not converge.
+What the correction changes is an error estimate at no cost. With ``rebuilds="auto"`` it places the
+kernels as an adaptive ODE solver places its steps, in the length of the path through weight space,
+which the provisional run knows beforehand. Velocities cross a segment's end in WEIGHT space; the
+dual velocity re-used with a new kernel would not converge.
 """
 
 import itertools
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_finite_value, check_integer
+from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp._types import ApplyFn, Params
-from jaxttp.dynamics._kernels import apply_kernel
+from jaxttp.dynamics._segment import Knot, Network, Run, Start, chord, gram, make_runner, slots
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.filters import linear_filter
-from jaxttp.dynamics.recursion import dual_gradient, output_limit
 from jaxttp.losses import Loss, encode_targets
+
+PLACEMENT = 2.75
+"""Segment k of K ends at T (k/K)^PLACEMENT where the path is not known."""
+PATH_PLACEMENT = 1.8
+"""Segment k of K ends when the path has (k/K)^PATH_PLACEMENT of its length."""
+FIRST_SHARE = 0.1
+"""Share of the plain forecast's path that the first adaptive segment covers."""
+SAFETY, SHRINK, GROW = 0.9, 0.25, 4.0
+"""The adaptive controller's caution, and bounds on the change of a segment's length."""
+REJECT = 2.0
+"""A segment whose error estimate exceeds REJECT times the tolerance is done again, shorter."""
 
 
 class RelinearizedTrajectory(eqx.Module):
@@ -40,11 +49,19 @@ class RelinearizedTrajectory(eqx.Module):
     Attributes:
         ts: 0, 1, ..., steps.
         train: outputs (steps + 1, N, C).
-        provisional: outputs before the second-order correction, (steps + 1, N, C); their distance
-            from `train` is the error estimate. Equal to `train` for order 1.
+        provisional: outputs before the second-order correction, (steps + 1, N, C). Equal to `train`
+            for order 1.
+        loss: the loss curve (steps + 1,).
+        loss_uncertainty: estimated error of `loss`, (steps + 1,): what the correction changed in
+            the segments so far, summed over their ends, and inside the present one. Zero for
+            order 1.
         ends: the steps at which segments end and kernels were built.
+        local_errors: for every segment the largest change of the loss curve by the correction, as
+            a share of the curve's drop; what "auto" holds below its tolerance.
+        rejected: segments done again because their local error was too large; each cost a kernel.
         diverged_at: first step whose outputs could not be represented, -1 for never.
-        kernels: kernels built, the first included.
+        kernels: kernels built, the first and the rejected ones included.
+        kernel_seconds: wall-clock seconds of every kernel, compilation included.
         gradient_evaluations: passes back through the network over all samples, the kernels' own
             apart.
     """
@@ -52,14 +69,19 @@ class RelinearizedTrajectory(eqx.Module):
     ts: Float[Array, " t"]
     train: Float[Array, "t n c"]
     provisional: Float[Array, "t n c"]
+    loss: Float[Array, " t"]
+    loss_uncertainty: Float[Array, " t"]
     ends: tuple[int, ...] = eqx.field(static=True)
+    local_errors: Float[Array, " s"]
+    rejected: int = eqx.field(static=True)
     diverged_at: Array
     kernels: int = eqx.field(static=True)
+    kernel_seconds: tuple[float, ...] = eqx.field(static=True)
     gradient_evaluations: int = eqx.field(static=True)
 
 
 def segment_ends(steps: int, rebuilds: int, *, order: int = 2) -> tuple[int, ...]:
-    """Where segments end: early and dense, late and sparse, as a network moves.
+    """Where segments end if nothing is known of the path: early and dense, late and sparse.
 
     Args:
         steps: the horizon T.
@@ -85,70 +107,6 @@ def segment_ends(steps: int, rebuilds: int, *, order: int = 2) -> tuple[int, ...
     return tuple(ends)
 
 
-PLACEMENT = 2.75
-"""Segment k of K ends at T (k/K)^PLACEMENT."""
-
-
-class _Network:
-    """The network at the data: outputs and products with its Jacobian, compiled once, counted."""
-
-    def __init__(self, apply_fn: ApplyFn, x: Any, kernel_fn: Callable[[Params], Array]) -> None:
-        self._outputs = jax.jit(lambda w: apply_fn(w, x))
-        self._pull = jax.jit(lambda w, a: jax.vjp(lambda v: apply_fn(v, x), w)[1](a)[0])
-        self._push = jax.jit(lambda w, v: jax.jvp(lambda u: apply_fn(u, x), (w,), (v,))[1])
-        self._kernel = kernel_fn
-        self.passes = 0
-        self.kernels = 0
-
-    def outputs(self, params: Params) -> Array:
-        return self._outputs(params)
-
-    def pull(self, params: Params, cotangent: Array) -> Params:
-        """J^T a at `params`."""
-        self.passes += 1
-        return self._pull(params, cotangent)
-
-    def push(self, params: Params, tangent: Params) -> Array:
-        """J v at `params`."""
-        self.passes += 1
-        return self._push(params, tangent)
-
-    def kernel(self, params: Params) -> Array:
-        self.kernels += 1
-        return check_finite_value("kernel", self._kernel(params))
-
-
-class _Start(NamedTuple):
-    """Where a segment starts.
-
-    `vectors` are the weight-space vectors that coefficients refer to: the weights, then one
-    accumulator for every parameter-like leaf of the optimiser's state.
-    """
-
-    point: Params
-    kernel: Array
-    vectors: list[Params]
-    f: Array
-    state: optax.OptState
-
-
-class _Knot(NamedTuple):
-    """A point of linearisation: its kernel, and J v there for the vectors of the start."""
-
-    point: Params
-    kernel: Array
-    pushed: Array
-
-
-class _Result(NamedTuple):
-    """A finished segment; `rows` are the coefficients of the weights and of the accumulators."""
-
-    train: Array
-    rows: list[Array]
-    state: optax.OptState
-    diverged_at: Array
-
-
 def relinearized_recursion(
     apply_fn: ApplyFn,
     params: Params,
@@ -159,9 +117,11 @@ def relinearized_recursion(
     optimizer: optax.GradientTransformation,
     steps: int,
     kernel_fn: Callable[[Params], Array],
-    rebuilds: int,
+    rebuilds: int | str,
     order: int = 2,
     ends: tuple[int, ...] | None = None,
+    tolerance: float = 0.02,
+    max_rebuilds: int = 16,
     batch_size: int | None = None,
     key: Array | None = None,
     protocol: str = "epochs",
@@ -178,13 +138,19 @@ def relinearized_recursion(
         optimizer: a linear optax transformation, as in `recursion`.
         steps: number of steps T.
         kernel_fn: ``params -> Theta``, (N, C, N, C) or (N, N), exact or sketched.
-        rebuilds: kernels built after the first one.
+        rebuilds: kernels built after the first one, or "auto": as many as `tolerance` asks for,
+            where it asks for them (order 2 only; not under `jit`).
         order: 1 or 2.
-        ends: where segments end, in place of `segment_ends`.
+        ends: where segments end. When None they end where the predicted path through weight space
+            has come a share (k/K)^1.8 of its length (under `jit`: at `segment_ends`).
+        tolerance: for "auto", the largest change of the loss curve by the second-order correction
+            of one segment, as a share of the loss's drop. That is the error of FIRST order; the
+            corrected curve is better.
+        max_rebuilds: for "auto", no more kernels than that after the first.
         batch_size: samples a step; all of them when None.
         key: a `jax.random.key`, needed with `batch_size`.
         protocol: how batches are drawn, see `batch_indices`.
-        progress: called with (kernels built, kernels in all).
+        progress: called with (kernels built, kernels in all; for "auto" at most).
 
     Returns:
         A `RelinearizedTrajectory`.
@@ -200,161 +166,243 @@ def relinearized_recursion(
         ...     f, w, x, jnp.ones((2, 1)), loss="squared_error", optimizer=optax.sgd(0.5), steps=10,
         ...     kernel_fn=lambda w: empirical_ntk(f, w, x), rebuilds=2)
         >>> path.ends, path.train.shape
-        ((1, 10), (11, 2, 1))
+        ((2, 10), (11, 2, 1))
 
     Source:
         Ours: no paper has it. Measured against real training in experiments/bench.
     """
     check_integer("steps", steps, at_least=1)
-    check_integer("rebuilds", rebuilds, at_least=1)
     if order not in (1, 2):
         raise ValueError(f"order must be 1 or 2; got {order!r}.")
-    if ends is None:
-        ends = segment_ends(steps, rebuilds, order=order)
-    if ends[-1] != steps or any(b <= a for a, b in itertools.pairwise((0, *ends))):
-        raise ValueError(f"ends must increase from above 0 to steps={steps}; got {ends}.")
-    network = _Network(apply_fn, x, kernel_fn)
-    f = network.outputs(params)
-    targets, loss = encode_targets(loss, y, f)
-    indices = None
-    if batch_size is not None:
-        indices = batch_indices(key, f.shape[0], batch_size, steps, protocol=protocol)
-
-    decays = linear_filter(optimizer).weight_decay is not False
-    slots = len(_slots(optimizer, optimizer.init(jnp.zeros(1, f.dtype))))
-    state = optimizer.init(jnp.zeros(2 * f.size + 1 + slots, f.dtype))
-    run = _runner(loss, optimizer, targets, indices)
-    kernels = len(ends) + (order == 2)
-
-    vectors = [params, *[jax.tree.map(jnp.zeros_like, params)] * slots]
-    here = _Start(params, network.kernel(params), vectors, f, state)
-    train = jnp.zeros((steps + 1, *f.shape), f.dtype).at[0].set(f)
-    provisional, alive = train, jnp.asarray(True)
-    diverged_at = jnp.asarray(-1)
-    for start, end in itertools.pairwise((0, *ends)):
-        if progress is not None:
-            progress(network.kernels, kernels)
-        in_use = [decays, *[start > 0] * slots]
-        knots = [_Knot(here.point, here.kernel, _push_all(network, here, here.point, in_use))]
-        result = run(knots, here, start, end, train)
-        provisional = provisional.at[start + 1 : end + 1].set(result.train[start + 1 : end + 1])
-        if order == 2:
-            point = _combine(network, knots, here.vectors, result.rows[0])
-            pushed = _push_all(network, here, point, in_use)
-            knots.append(_Knot(point, network.kernel(point), pushed))
-            result = run(knots, here, start, end, train)
-        train = result.train
-        diverged_at = jnp.where(alive & (result.diverged_at >= 0), result.diverged_at, diverged_at)
-        alive = diverged_at < 0
-        if end == steps and order == 1:
-            break
-        vectors = [_combine(network, knots, here.vectors, row) for row in result.rows]
-        f = network.outputs(vectors[0])
-        f = jnp.where(alive & jnp.all(jnp.isfinite(f)), f, train[end])
-        train = train.at[end].set(f)
-        point, kernel = knots[-1][:2]
-        if order == 1:
-            point, kernel = vectors[0], network.kernel(vectors[0])
-        here = _Start(point, kernel, vectors, f, result.state)
-    if progress is not None:
-        progress(kernels, kernels)
-    ts = jnp.arange(steps + 1, dtype=f.dtype)
-    if order == 1:
-        provisional = train
-    return RelinearizedTrajectory(
-        ts, train, provisional, ends, diverged_at, network.kernels, network.passes
-    )
-
-
-def _push_all(network: _Network, here: _Start, point: Params, in_use: list[bool]) -> Array:
-    """J v at `point` for every vector that can enter the outputs, else zeros: (k, N, C)."""
-    pairs = zip(in_use, here.vectors, strict=True)
-    products = [network.push(point, v) if use else jnp.zeros_like(here.f) for use, v in pairs]
-    return jnp.stack(products)
-
-
-def _combine(network: _Network, knots: list[_Knot], vectors: list[Params], row: Array) -> Params:
-    """The weight-space vector whose coefficients are `row`."""
-    size = knots[0].pushed[0].size
-    shape = knots[0].pushed.shape[1:]
-    first, last, carried = row[:size], row[size : 2 * size], row[2 * size :]
-    if len(knots) == 1:
-        total = network.pull(knots[0].point, (first + last).reshape(shape))
+    auto = isinstance(rebuilds, str)
+    if auto:
+        if rebuilds != "auto":
+            raise ValueError(f"rebuilds must be an integer or 'auto'; got {rebuilds!r}.")
+        if order != 2 or ends is not None:
+            raise ValueError("rebuilds='auto' needs order=2 and places the ends itself.")
+        check_number("tolerance", tolerance, above=0.0)
+        planned = check_integer("max_rebuilds", max_rebuilds, at_least=1)
     else:
-        parts = zip(knots, (first, last), strict=True)
-        pulled = [network.pull(knot.point, part.reshape(shape)) for knot, part in parts]
-        total = jax.tree.map(jnp.add, *pulled)
-    for weight, vector in zip(carried, vectors, strict=True):
-        total = jax.tree.map(lambda a, b, w=weight: a + w.astype(a.dtype) * b, total, vector)
-    return total
+        planned = min(check_integer("rebuilds", rebuilds, at_least=1), steps)
+        if ends is not None:
+            if ends[-1] != steps or any(b <= a for a, b in itertools.pairwise((0, *ends))):
+                raise ValueError(f"ends must increase from above 0 to steps={steps}; got {ends}.")
+            planned = len(ends) - 1 + (order == 2)
+    walk = _Walk(apply_fn, params, x, y, loss, optimizer, steps, kernel_fn, order)
+    if batch_size is not None:
+        n = walk.here.f.shape[0]
+        walk.indices = batch_indices(key, n, batch_size, steps, protocol=protocol)
+    walk.report = lambda: None if progress is None else progress(walk.network.kernels, planned + 1)
+    rejected = 0
+    if ends is None and not auto and not is_concrete(walk.train):
+        ends = segment_ends(steps, planned, order=order)
+    if ends is not None:
+        for start, end in itertools.pairwise((0, *ends)):
+            if not walk.gave_up:
+                walk.advance(start, end, walk.explore(start, end))
+    elif auto:
+        rejected = _adapt(walk, steps, tolerance, planned)
+    else:
+        _divide(walk, steps, planned + (order == 1))
+    if progress is not None:
+        progress(walk.network.kernels, walk.network.kernels)
+    return walk.result(rejected)
 
 
-def _slots(optimizer: optax.GradientTransformation, state: optax.OptState) -> list[Array]:
-    """The leaves of an optimiser's state that are shaped like its parameters (accumulators)."""
-    found: list[Array] = []
-    optax.tree_utils.tree_map_params(optimizer, lambda leaf: found.append(leaf) or leaf, state)
-    return found
+class _Walk:
+    """A path under construction, one segment after another."""
+
+    def __init__(
+        self,
+        apply_fn: ApplyFn,
+        params: Params,
+        x: Any,
+        y: Any,
+        loss: str | Loss,
+        optimizer: optax.GradientTransformation,
+        steps: int,
+        kernel_fn: Callable[[Params], Array],
+        order: int,
+    ) -> None:
+        self.network = Network(apply_fn, x, kernel_fn)
+        self.order, self.steps = order, steps
+        self.indices: Array | None = None
+        self.report: Callable[[], None] = lambda: None
+        f = self.network.outputs(params)
+        self.targets, self.loss = encode_targets(loss, y, f)
+        self.decays = linear_filter(optimizer).weight_decay is not False
+        self.slots = len(slots(optimizer, optimizer.init(jnp.zeros(1, f.dtype))))
+        state = optimizer.init(jnp.zeros(2 * f.size + 1 + self.slots, f.dtype))
+        self.run = make_runner(self.loss, optimizer)
+        vectors = [params, *[jax.tree.map(jnp.zeros_like, params)] * self.slots]
+        self.here = Start(params, self.network.kernel(params), vectors, f, state)
+        self.train = jnp.zeros((steps + 1, *f.shape), f.dtype).at[0].set(f)
+        self.provisional = self.train
+        self.diverged_at = jnp.asarray(-1)
+        self.ends: list[int] = []
+        self.gave_up = False
+        self.curve = jax.jit(jax.vmap(lambda f: self.loss.value(f, self.targets)))
+
+    def explore(self, start: int, end: int) -> tuple[Knot, Array, Run]:
+        """Run from `start` to `end` with the kernel at hand."""
+        in_use = [self.decays, *[start > 0] * self.slots]
+        knot = Knot(self.here.kernel, self.network.push_all(self.here, self.here.point, in_use))
+        products = gram(self.here, in_use)
+        return knot, products, self._run([knot], products, None, start, end)
+
+    def _run(self, knots: list[Knot], products: Array, line: Any, start: int, end: int) -> Run:
+        return self.run(
+            knots, self.here, products, line, start, end, self.train, self.targets, self.indices
+        )
+
+    def advance(
+        self,
+        start: int,
+        end: int,
+        explored: tuple[Knot, Array, Run],
+        accept: Callable[[Array, Array], bool] | None = None,
+    ) -> bool:
+        """Take a segment, or nothing where `accept` refuses its provisional and final outputs."""
+        self.report()
+        knot, products, result = explored
+        here, network = self.here, self.network
+        provisional, knots, points = result.train, [knot], [here.point]
+        if self.order == 2:
+            in_use = [self.decays, *[start > 0] * self.slots]
+            point = network.combine(points, here.vectors, result.rows[0], here.f)
+            kernel = network.kernel(point)
+            if is_concrete(kernel) and not bool(jnp.all(jnp.isfinite(kernel))):
+                self._give_up(start)
+                return True
+            far = Knot(kernel, network.push_all(here, point, in_use))
+            line = chord(knot, products, result.rows[0])
+            knots, points = [knot, far], [here.point, point]
+            result = self._run(knots, products, line, start, end)
+            if accept is not None and not accept(provisional, result.train):
+                return False
+        alive = self.diverged_at < 0
+        self.train, inside = result.train, slice(start + 1, end + 1)
+        self.provisional = self.provisional.at[inside].set(provisional[inside])
+        self.diverged_at = jnp.where(
+            alive & (result.diverged_at >= 0), result.diverged_at, self.diverged_at
+        )
+        self.ends.append(end)
+        if end == self.steps and self.order == 1:
+            return True
+        vectors = [network.combine(points, here.vectors, row, here.f) for row in result.rows]
+        f = network.outputs(vectors[0])
+        good = (self.diverged_at < 0) & jnp.all(jnp.isfinite(f))
+        f = jnp.where(good, f, self.train[end])
+        self._spread(f - self.train[end], start, end)
+        if self.order == 1:
+            point, kernel = vectors[0], network.kernel(vectors[0])
+        else:
+            point, kernel = points[-1], knots[-1].kernel
+        self.here = Start(point, kernel, vectors, f, result.state)
+        return True
+
+    def _spread(self, defect: Array, start: int, end: int) -> None:
+        """Bring the outputs of a segment to those of the network at its end, without a jump.
+
+        A jump at the horizon alone would move every training time that is near it. The defect is
+        taken to come up evenly in time (measured: better than along the chord).
+        """
+        part = jnp.arange(1, end - start + 1, dtype=defect.dtype) / (end - start)
+        self.train = self.train.at[start + 1 : end + 1].add(part[:, None, None] * defect[None])
+
+    def _give_up(self, start: int) -> None:
+        """The network left the representable numbers: hold the last outputs that did not."""
+        held = jnp.broadcast_to(self.here.f[None], self.train[start + 1 :].shape)
+        self.train = self.train.at[start + 1 :].set(held)
+        self.provisional = self.provisional.at[start + 1 :].set(held)
+        self.diverged_at = jnp.where(self.diverged_at < 0, start + 1, self.diverged_at)
+        self.ends.append(self.steps)
+        self.gave_up = True
+
+    def result(self, rejected: int) -> RelinearizedTrajectory:
+        """The finished path, its loss and the error estimate."""
+        loss = self.curve(self.train)
+        provisional = self.train if self.order == 1 else self.provisional
+        change = jnp.abs(loss - self.curve(provisional))
+        drop = jnp.abs(loss[0] - loss[-1])
+        drop = jnp.where(drop > 0, drop, 1.0)
+        uncertainty, carried, local = change, jnp.zeros((), loss.dtype), []
+        for start, end in itertools.pairwise((0, *self.ends)):
+            inside = slice(start + 1, end + 1)
+            uncertainty = uncertainty.at[inside].add(carried)
+            carried = uncertainty[end]
+            local.append(jnp.max(change[inside]) / drop)
+        return RelinearizedTrajectory(
+            ts=jnp.arange(self.steps + 1, dtype=loss.dtype),
+            train=self.train,
+            provisional=provisional,
+            loss=loss,
+            loss_uncertainty=uncertainty,
+            ends=tuple(self.ends),
+            local_errors=jnp.stack(local),
+            rejected=rejected,
+            diverged_at=self.diverged_at,
+            kernels=self.network.kernels,
+            kernel_seconds=tuple(self.network.seconds),
+            gradient_evaluations=self.network.passes,
+        )
 
 
-def _runner(
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    targets: Array,
-    indices: Array | None,
-) -> Callable[..., _Result]:
-    """One segment of the recursion, from `start` to `end`, compiled once for all segments.
+def _divide(walk: _Walk, steps: int, segments: int) -> None:
+    """Place a given number of segments by the length of the path, as it is predicted so far."""
+    segments, start, come = min(segments, steps), 0, 0.0
+    for k in range(1, segments + 1):
+        explored = walk.explore(start, steps)
+        path = come + np.cumsum(np.asarray(explored[2].length, np.float64))
+        end = int(np.searchsorted(path, path[-1] * (k / segments) ** PATH_PLACEMENT))
+        end = steps if k == segments else min(max(end, start + 1), steps - (segments - k))
+        come = float(path[end])
+        walk.advance(start, end, explored if end == steps else walk.explore(start, end))
+        if walk.gave_up:
+            return
+        start = end
 
-    With two knots the kernel at time tau in [0, 1] of the segment is (1 - tau) Theta_s + tau
-    Theta_e, and a gradient met at tau enters the weights through J(tau) = (1 - tau) J_s + tau J_e.
-    An update made at tau of gradients met earlier moves the outputs by J(tau) J(earlier)^T, for
-    which the mean of both kernels stands, exact to second order in its symmetric part.
+
+def _adapt(walk: _Walk, steps: int, tolerance: float, budget: int) -> int:
+    """Place segments by their error estimate; returns how many were rejected.
+
+    The estimate of a segment grows with the square of its length in weight space, so the next one
+    gets the length sqrt(tolerance / estimate) times that of the last, and the provisional run to
+    the horizon says at which step that length is reached.
     """
-    size = targets.size
+    if not is_concrete(walk.train):
+        raise ValueError("rebuilds='auto' looks at values, so it does not work under jit.")
+    start, rejected, length = 0, 0, None
+    errors: list[float] = []
 
-    @jax.jit
-    def run(knots: list[_Knot], here: _Start, start: Array, end: Array, train: Array) -> _Result:
-        count = len(here.vectors)
-        unit = jnp.eye(count, dtype=targets.dtype)
-        zero = jnp.zeros(2 * size, targets.dtype)
-        rows = iter([jnp.concatenate([zero, unit[k]]) for k in range(1, count)])
-        state = optax.tree_utils.tree_map_params(optimizer, lambda _: next(rows), here.state)
-        weights = jnp.concatenate([zero, unit[0]])
+    def accept(provisional: Array, final: Array) -> bool:
+        curves = [np.asarray(walk.curve(path[: end + 1])) for path in (provisional, final)]
+        drop = abs(float(curves[1][0]) - floor)
+        errors.append(float(np.max(np.abs(curves[0] - curves[1]))) / max(drop, 1e-30))
+        left = budget + 1 - walk.network.kernels
+        return errors[-1] <= REJECT * tolerance or end == start + 1 or left < 1
 
-        def step(t: Array, carry: tuple) -> tuple:
-            weights, state, f, train, diverged_at = carry
-            tau = ((t - start) / (end - start)).astype(f.dtype)
-            batch = None if indices is None else indices[t]
-            gradient = dual_gradient(loss, f, targets, batch).reshape(-1)
-            split = [(1 - tau) * gradient, tau * gradient, jnp.zeros(count, f.dtype)]
-            updates, state = optimizer.update(jnp.concatenate(split), state, weights)
-            new_f = f + _move(knots, jnp.asarray(updates), tau, targets.shape)
-            weights = optax.apply_updates(weights, updates)
-            good = (diverged_at < 0) & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
-            diverged_at = jnp.where(good | (diverged_at >= 0), diverged_at, t + 1)
-            f = jnp.where(good, new_f, f)
-            return weights, state, f, train.at[t + 1].set(f), diverged_at
-
-        first = (weights, state, here.f, train, jnp.asarray(-1))
-        weights, state, _, train, diverged_at = jax.lax.fori_loop(start, end, step, first)
-        return _Result(train, [weights, *_slots(optimizer, state)], state, diverged_at)
-
-    return run
-
-
-def _move(knots: list[_Knot], updates: Array, tau: Array, shape: tuple[int, ...]) -> Array:
-    """How far one update moves the outputs."""
-    size = math.prod(shape)
-    first, last = updates[:size].reshape(shape), updates[size : 2 * size].reshape(shape)
-    carried = updates[2 * size :]
-    both = first + last
-    if len(knots) == 1:
-        return apply_kernel(knots[0].kernel, both) + jnp.tensordot(carried, knots[0].pushed, 1)
-    left, right = knots
-    at_left = 0.5 * ((1 - tau) * both + first)
-    at_right = 0.5 * (tau * both + last)
-    pushed = (1 - tau) * left.pushed + tau * right.pushed
-    return (
-        apply_kernel(left.kernel, at_left)
-        + apply_kernel(right.kernel, at_right)
-        + jnp.tensordot(carried, pushed, 1)
-    )
+    while start < steps:
+        explored = walk.explore(start, steps)
+        floor = float(walk.loss.value(explored[2].train[-1], walk.targets))
+        path = np.cumsum(np.asarray(explored[2].length, np.float64))
+        rest = path - path[start]
+        if length is None:
+            length = FIRST_SHARE * rest[-1]
+        while True:
+            end = int(np.searchsorted(rest, length, side="right"))
+            end = min(max(end, start + 1), steps)
+            if walk.network.kernels >= budget:
+                end = steps
+            covered = rest[end]
+            segment = explored if end == steps else walk.explore(start, end)
+            taken = walk.advance(start, end, segment, accept)
+            if walk.gave_up:
+                return rejected
+            ratio = SAFETY * (tolerance / max(errors[-1], 1e-30)) ** 0.5
+            length = covered * min(max(ratio, SHRINK), GROW)
+            if taken:
+                break
+            rejected += 1
+        start = end
+    return rejected

@@ -15,17 +15,21 @@ from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics.closed_form import closed_form
+from jaxttp.dynamics.diffusion import diffusion
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.flow import gradient_flow
+from jaxttp.dynamics.rates import effective_learning_rate
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.dynamics.weight_space import weight_space
+from jaxttp.forecast.bands import steps_band, steps_uncertainty
 from jaxttp.forecast.crossing import RULES, training_time
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk._select import split_trainable
 
-DYNAMICS = ("auto", "recursion", "ode", "closed_form")
+DYNAMICS = ("auto", "recursion", "ode", "closed_form", "sde", "weight_space")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +76,15 @@ class Prediction:
         dynamics: how the outputs were moved.
         hyperparameters: what was asked for, as plain values.
         outputs: predicted outputs (T + 1, N, C).
-        loss_uncertainty: with re-linearisation, the largest change of the loss curve by the
-            second-order correction, (T + 1,); None otherwise.
+        loss_uncertainty: with re-linearisation, the estimated error of the loss curve, (T + 1,):
+            what the second-order correction changed so far; None otherwise.
+        steps_uncertainty: with re-linearisation, the estimated error of every training time, at
+            least 1; None otherwise.
+        loss_band: with dynamics "sde", the 10 % and 90 % quantiles of the loss, (2, T + 1).
+        steps_band: with dynamics "sde", those of every training time.
+        test_loss: predicted loss on the test samples (T + 1,), where they were given.
+        test_error: predicted error on the test samples (T + 1,), where they were given.
+        trust: how far the forecast can be trusted, where the dynamics say so; None otherwise.
     """
 
     steps: Mapping[float, int]
@@ -88,6 +99,12 @@ class Prediction:
     hyperparameters: Mapping[str, Any]
     outputs: Float[Array, "t n c"]
     loss_uncertainty: Float[Array, " t"] | None = None
+    steps_uncertainty: Mapping[float, int] | None = None
+    loss_band: Float[Array, "2 t"] | None = None
+    steps_band: Mapping[float, tuple[int, int]] | None = None
+    test_loss: Float[Array, " t"] | None = None
+    test_error: Float[Array, " t"] | None = None
+    trust: str | None = None
 
     @property
     def message(self) -> str:
@@ -110,11 +127,20 @@ class Prediction:
         for threshold, step in self.steps.items():
             goal = f"{100 * threshold:g} % of the loss's drop" if share else f"{threshold:g}"
             when = f"step {step}" if step >= 0 else ("not reached" if self.stable else "diverges")
+            if step >= 0 and self.steps_uncertainty is not None:
+                when += f" ± {self.steps_uncertainty[threshold]}"
+            if step >= 0 and self.steps_band is not None:
+                when += " ({}-{})".format(*self.steps_band[threshold])
             lines.append(f"  {self.rule:<9} {goal:<26} {when:>12}")
         first, last = float(self.loss[0]), float(self.loss[-1])
         lines.append(f"  loss   {first:.4g} -> {last:.4g}")
         lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")
+        if self.test_loss is not None and self.test_error is not None:
+            ends = [float(c[i]) for c in (self.test_loss, self.test_error) for i in (0, -1)]
+            lines.append("  test   loss {:.4g} -> {:.4g}, error {:.4g} -> {:.4g}".format(*ends))
         lines.append(f"  {self.message}")
+        if self.trust is not None:
+            lines.append(f"  trust  {self.trust}")
         lines.append(f"  cost   {self.cost}")
         return "\n".join(lines)
 
@@ -135,10 +161,15 @@ def predict_training_time(
     steps: int = 150,
     thresholds: Sequence[float] = (0.01, 0.1, 0.4),
     dynamics: str = "auto",
-    relinearize: int = 0,
+    relinearize: int | str = 0,
+    tolerance: float = 0.02,
     key: Array | None = None,
     rule: str = "relative",
     protocol: str = "epochs",
+    x_test: Any = None,
+    y_test: Any = None,
+    noise: str = "full",
+    paths: int = 32,
     trainable: Any = None,
     kernel_batch_size: int | None = None,
     max_bytes: int | None = None,
@@ -167,12 +198,20 @@ def predict_training_time(
         thresholds: the epsilons, shares in (0, 1) for the rule "relative".
         dynamics: "recursion" (step for step, exact for the linearised network), "ode" (gradient
             flow, momentum by the effective learning rate eta/(1 - m)), "closed_form" (the same for
-            squared error, exactly) or "auto", which is "recursion".
+            squared error, exactly), "sde" (mini-batch noise as an SDE: medians and bands of many
+            paths), "weight_space" (the linearised network under any optimiser) or "auto", which is
+            "recursion", or "weight_space" for an optimiser that is not linear (Adam).
         relinearize: kernels built after the first, placed by the library along the predicted path
-            (second order); 0 is plain linearisation.
+            (second order); "auto" for as many as `tolerance` asks for; 0 is plain linearisation.
+        tolerance: for relinearize="auto", see `relinearized_recursion`.
         key: a `jax.random.key`, needed with `batch_size`.
         rule: the definition of training time, see `training_time`.
         protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
+        x_test: test samples (M, ...), whose loss and error are forecast too (without
+            re-linearisation). Give `y_test` with them.
+        y_test: their labels (M,) or targets (M, C).
+        noise: for "sde", the noise model of `jaxttp.dynamics.diffusion`.
+        paths: for "sde", how many paths.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         kernel_batch_size: samples a tile of the kernel; chosen from `max_bytes` when None.
         max_bytes: bound on the kernel's working memory, in bytes.
@@ -186,7 +225,8 @@ def predict_training_time(
         ValueError: neither or both of `learning_rate` and `optimizer`; a batch size without a key;
             rates, momentum, thresholds, steps out of range; labels out of range; mismatched
             lengths; non-finite data or parameters; an `apply_fn` that returns no (N, C), or whose
-            outputs depend on the other samples of the batch; an optimiser that is not linear.
+            outputs depend on the other samples of the batch; options that do not go together; an
+            optimiser that is not linear where the dynamics need one.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -204,6 +244,10 @@ def predict_training_time(
     hyperparameters = _check_options(
         learning_rate, momentum, batch_size, optimizer, steps, dynamics, relinearize, key, rule
     )
+    if (x_test is None) != (y_test is None):
+        raise ValueError("x_test and y_test belong together: give both or neither.")
+    if x_test is not None and relinearize:
+        raise ValueError("x_test needs relinearize=0: the cross kernel is not rebuilt.")
     thresholds = _check_thresholds(thresholds, rule)
     x = jnp.asarray(x)
     check_finite("x", x)
@@ -215,10 +259,13 @@ def predict_training_time(
     if optimizer is None and learning_rate is not None:
         optimizer = optax.sgd(learning_rate, momentum or None)
     assert optimizer is not None  # one of both is given, _check_options saw to it
+    dynamics = _choose_dynamics(dynamics, optimizer, relinearize)
     selected, restore = split_trainable(params, trainable)
 
-    def network(weights: Params, samples: Any) -> Array:
+    def part(weights: Params, samples: Any) -> Array:
         return apply_fn(restore(weights), samples)
+
+    network = apply_fn if trainable is None else part  # one identity: what is compiled is kept
 
     def report(stage: str) -> None:
         if progress is not None:
@@ -227,6 +274,7 @@ def predict_training_time(
     with stopwatch() as watch:
         check_per_sample(apply_fn, params, x)
         f0 = jax.jit(apply_fn)(params, x)
+        loss_name = loss
         targets, loss = encode_targets(loss, y, f0)
         check_finite("apply_fn(params, x)", f0)
 
@@ -246,40 +294,78 @@ def predict_training_time(
         report("dynamics")
         common = {"loss": loss, "steps": steps, "optimizer": optimizer}
         batches = {"batch_size": batch_size, "key": key, "protocol": protocol}
-        diverged_at, passes, kernels, draft = None, 0, 1, None
+        diverged_at, passes, kernels, uncertainty, band, trust = None, 0, 1, None, None, None
+        test: dict[str, Any] = {}
+        targets_test = None
+        if x_test is not None:
+            x_test = jnp.asarray(x_test)
+            check_finite("x_test", x_test)
+            f0_test = jax.jit(apply_fn)(params, x_test)
+            targets_test, _ = encode_targets(loss_name, y_test, f0_test)
+            if dynamics != "weight_space":
+                test["kernel_test"] = empirical_ntk(
+                    network, selected, x_test, x, batch_size=kernel_batch_size, max_bytes=max_bytes
+                )
+                test["f0_test"] = f0_test
+                kernels += 1
+        draws = None
         if relinearize:
             path = relinearized_recursion(
-                network, selected, x, targets, **common, **batches,
+                network, selected, x, targets, **common, **batches, tolerance=tolerance,
                 kernel_fn=lambda w: kernel if w is selected else build(w), rebuilds=relinearize,
                 progress=None if progress is None else lambda i, k: progress("kernels", i, k),
             )  # fmt: skip
             diverged_at, passes, kernels = path.diverged_at, path.gradient_evaluations, path.kernels
-            draft = path.provisional
-        elif dynamics in ("auto", "recursion"):
-            tangent = None
+            uncertainty = path.loss_uncertainty
+        elif dynamics == "recursion":
+            tangents: dict[str, Any] = {}
             if linear_filter(optimizer).weight_decay:
-                tangent = jax.jvp(lambda w: network(w, x), (selected,), (selected,))[1]
-            path = recursion(kernel, f0, targets, **common, **batches, initial_tangent=tangent)
+                push = lambda z: jax.jvp(lambda w: network(w, z), (selected,), (selected,))[1]  # noqa: E731
+                tangents["initial_tangent"] = push(x)
+                if test:
+                    tangents["initial_tangent_test"] = push(x_test)
+            path = recursion(kernel, f0, targets, **common, **batches, **test, **tangents)
             diverged_at = path.diverged_at
+        elif dynamics == "weight_space":
+            path = weight_space(network, selected, x, targets, **common, **batches, x_test=x_test)
+            diverged_at, passes, trust = path.diverged_at, 2 * steps, path.trust
+        elif dynamics == "sde":
+            assert batch_size is not None  # _check_options saw to it
+            path = draws = diffusion(
+                kernel, f0, targets, loss=loss, learning_rate=learning_rate, momentum=momentum,
+                steps=steps, **batches, noise=noise, paths=paths, **test,
+            )  # fmt: skip
         else:
             solve = gradient_flow if dynamics == "ode" else closed_form
-            assert learning_rate is not None  # an optimizer was refused
-            rate = learning_rate / (1.0 - momentum)
+            rate = effective_learning_rate(learning_rate, momentum)
             ts = jnp.arange(steps + 1, dtype=f0.dtype)
-            path = solve(kernel, f0, targets, loss=loss, learning_rate=rate, ts=ts)
-        curve = jax.jit(
-            jax.vmap(lambda f: jnp.stack([loss.value(f, targets), loss.error(f, targets)]))
-        )
-        curves = np.asarray(curve(path.train))
-        uncertainty = None
-        if draft is not None:
-            uncertainty = jnp.asarray(np.abs(curves[:, 0] - np.asarray(curve(draft))[:, 0]))
+            path = solve(kernel, f0, targets, loss=loss, learning_rate=rate, ts=ts, **test)
+        outputs, test_outputs = path.train, getattr(path, "test", None)
+        assert outputs is not None  # diffusion was asked for outputs
+        if draws is not None:
+            outputs = jnp.mean(outputs, axis=0)
+            test_outputs = None if test_outputs is None else jnp.mean(test_outputs, axis=0)
+        curves = np.asarray(_curves(loss, outputs, targets))
+        if draws is not None:
+            curves = np.stack([np.median(draws.loss, axis=0), np.median(draws.error, axis=0)], 1)
+            band = draws.bands((0.1, 0.9))
+        test_curves = None
+        if test_outputs is not None and targets_test is not None:
+            test_curves = jnp.asarray(_curves(loss, test_outputs, targets_test))
     stable = diverged_at is None or int(diverged_at) < 0
     if learning_rate is not None:
         stable = stable and float(learning_rate) < float(limit)
     losses = jnp.asarray(curves[:, 0])
     stable = stable and bool(losses[-1] <= 2 * losses[0])
     times = {e: int(training_time(losses, e, rule=rule)) if stable else -1 for e in thresholds}
+    bands = doubt = None
+    if draws is not None:
+        bands = {e: steps_band(draws.loss, e, rule=rule) for e in thresholds}
+        if stable:
+            times = {e: middle for e, (_, middle, _) in bands.items()}
+        bands = {e: (low, high) for e, (low, _, high) in bands.items()}
+    if uncertainty is not None:
+        doubt = {e: steps_uncertainty(losses, uncertainty, e, rule=rule) for e in thresholds}
     return Prediction(
         steps=times,
         loss=losses,
@@ -289,11 +375,38 @@ def predict_training_time(
         cost=Cost(kernels, kernels * c + passes, watch.run_seconds, watch.compile_seconds),
         horizon=steps,
         rule=rule,
-        dynamics="recursion" if dynamics == "auto" else dynamics,
+        dynamics=dynamics,
         hyperparameters={**hyperparameters, "loss": loss.name, "protocol": protocol},
-        outputs=path.train,
+        outputs=outputs,
         loss_uncertainty=uncertainty,
+        steps_uncertainty=doubt,
+        loss_band=band,
+        steps_band=bands,
+        test_loss=None if test_curves is None else test_curves[:, 0],
+        test_error=None if test_curves is None else test_curves[:, 1],
+        trust=trust,
     )
+
+
+def _curves(loss: Loss, outputs: Array, targets: Array) -> Array:
+    """Loss and error along a path (T, N, C), as columns."""
+    both = lambda f: jnp.stack([loss.value(f, targets), loss.error(f, targets)])  # noqa: E731
+    return jax.jit(jax.vmap(both))(outputs)
+
+
+def _choose_dynamics(
+    dynamics: str, optimizer: optax.GradientTransformation, relinearize: int | str
+) -> str:
+    """What "auto" means for this optimiser."""
+    if dynamics != "auto":
+        return dynamics
+    if relinearize:
+        return "recursion"
+    try:
+        linear_filter(optimizer)
+    except ValueError:
+        return "weight_space"
+    return "recursion"
 
 
 def _check_options(
@@ -303,7 +416,7 @@ def _check_options(
     optimizer: Any,
     steps: int,
     dynamics: str,
-    relinearize: int,
+    relinearize: int | str,
     key: Array | None,
     rule: str,
 ) -> dict[str, Any]:
@@ -324,9 +437,9 @@ def _check_options(
     check_integer("steps", steps, at_least=1)
     check_choice("dynamics", dynamics, DYNAMICS)
     check_choice("rule", rule, RULES)
-    check_integer(
-        "relinearize", relinearize, at_least=0, remedy="It counts kernels after the first."
-    )
+    if relinearize != "auto":
+        remedy = "It counts kernels after the first; 'auto' chooses."
+        check_integer("relinearize", relinearize, at_least=0, remedy=remedy)
     if batch_size is not None and key is None:
         raise ValueError(
             f"batch_size={batch_size} needs key: batches are drawn at random; pass "
@@ -338,8 +451,13 @@ def _check_options(
                 raise ValueError(
                     f"{name} cannot be used with dynamics={dynamics!r}; use 'recursion'."
                 )
-        if relinearize:
-            raise ValueError(f"relinearize needs dynamics='recursion'; got {dynamics!r}.")
+    if dynamics == "sde" and (optimizer is not None or batch_size is None):
+        raise ValueError(
+            "dynamics='sde' is for learning_rate (and momentum) with batch_size; use 'recursion' "
+            "for other optimisers and for full batches."
+        )
+    if relinearize and dynamics not in ("auto", "recursion"):
+        raise ValueError(f"relinearize needs dynamics='recursion'; got {dynamics!r}.")
     return {
         "learning_rate": None if learning_rate is None else float(learning_rate),
         "momentum": float(momentum),

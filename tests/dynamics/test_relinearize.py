@@ -59,8 +59,8 @@ def test_order_of_convergence(problem, name, order, least):
         ends = tuple(range(64 // segments, 65, 64 // segments))
         path = forecast(problem, OPTIMIZERS[name], 64, rebuilds=segments, order=order, ends=ends)
         errors.append(np.abs(np.asarray(path.train) - want).max())
-    measured = np.log2(errors[0] / errors[-1]) / 2
-    assert measured > least, (errors, measured)  # measured: 1.6-1.7 and 1.8-2.4
+    measured = np.log2(errors[1] / errors[2])  # the coarsest segments do not resolve the path yet
+    assert measured > least, (errors, measured)  # measured: 1.6-1.9 and 1.9-2.5
 
 
 def test_one_first_order_segment_is_the_recursion(problem):

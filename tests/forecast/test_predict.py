@@ -223,7 +223,7 @@ BAD = {
     "ode relinearised": ({"dynamics": "ode", "relinearize": 2}, "relinearize"),
     "negative relinearize": ({"relinearize": -1}, "relinearize"),
     "not a linear optimizer": (
-        {"learning_rate": None, "optimizer": optax.adam(0.1)},
+        {"learning_rate": None, "optimizer": optax.adam(0.1), "dynamics": "recursion"},
         "optimizer",
     ),
     "label too large": ({"y": np.full(12, 3)}, "y"),

@@ -1,0 +1,258 @@
+"""Stochastic gradient descent in function space as an Ito SDE, by diffrax.
+
+    df = -(eta/N) Theta g(f) dt + (eta/sqrt(B)) S(f) dn,      S S^T = J Sigma J^T
+
+One Euler-Maruyama step a step of the optimiser has the mean and the covariance of a real step.
+Neither the SDE nor its noise model is needed to FOLLOW mini-batch training, which `recursion` does
+exactly with given batches; it is for what all possible batches would do.
+"""
+
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jaxttp._checks import check_choice, check_integer
+from jaxttp.dynamics._kernels import apply_kernel, check_problem, check_rate, flatten_kernel
+from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol_scale
+from jaxttp.dynamics.rates import effective_learning_rate
+from jaxttp.losses import Loss
+
+NOISES = ("full", "diagonal", "constant", "none")
+SOLVERS = {"euler": diffrax.Euler, "shark": diffrax.ShARK, "sea": diffrax.SEA}
+
+
+class Diffusion(eqx.Module):
+    """Predicted outputs under mini-batch noise; one unit of time is one optimiser step.
+
+    Every array but `ts` has a leading axis of paths where `paths` was given.
+
+    Attributes:
+        ts: 0, 1, ..., steps.
+        train: outputs on the training samples (steps + 1, N, C), f0 first; None where only the
+            curves were asked for.
+        test: outputs on the test samples (steps + 1, M, C), or None.
+        loss: the loss on all training samples (steps + 1,).
+        error: the error on all training samples (steps + 1,).
+        noise: the noise model.
+        protocol: the batch protocol whose noise it is.
+    """
+
+    ts: Float[Array, " t"]
+    train: Array | None
+    test: Array | None
+    loss: Array
+    error: Array
+    noise: str = eqx.field(static=True)
+    protocol: str = eqx.field(static=True)
+
+    def bands(self, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) -> Float[Array, "q t"]:
+        """Quantiles of the loss over the paths at every step, (Q, steps + 1)."""
+        loss = self.loss if self.loss.ndim == 2 else self.loss[None]
+        return jnp.quantile(loss, jnp.asarray(quantiles, loss.dtype), axis=0)
+
+    def __repr__(self) -> str:
+        return (
+            f"Diffusion(noise={self.noise!r}, protocol={self.protocol!r}, "
+            f"loss={tuple(self.loss.shape)})"
+        )
+
+
+def diffusion(
+    kernel: ArrayLike,
+    f0: ArrayLike,
+    y: Any,
+    *,
+    loss: str | Loss,
+    learning_rate: Any,
+    batch_size: int,
+    steps: int,
+    key: Array | None,
+    noise: str = "full",
+    momentum: Any = 0.0,
+    protocol: str = "epochs",
+    paths: int | None = None,
+    substeps: int = 1,
+    solver: str = "euler",
+    noise_kernel: ArrayLike | None = None,
+    kernel_test: ArrayLike | None = None,
+    f0_test: ArrayLike | None = None,
+    save: str = "outputs",
+) -> Diffusion:
+    """Outputs under mini-batch SGD as an SDE in function space.
+
+    Args:
+        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C.
+        f0: outputs before training (N, C).
+        y: integer labels (N,) or targets (N, C).
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.
+        learning_rate: eta > 0 of the optimiser.
+        batch_size: B, samples a step.
+        steps: number of the optimiser's steps T.
+        key: a `jax.random.key`.
+        noise: "full", the exact covariance at every moment; "diagonal", a fixed covariance whose
+            AMPLITUDE shrinks with ||g_t|| / ||g_0||; "constant", the same without shrinking (an
+            ablation: it has the wrong asymptote); "none". The fixed covariance is `noise_kernel`.
+        momentum: heavy-ball m, by the effective learning rate eta/(1 - m) in drift and noise.
+        protocol: whose noise, see `batch_indices`: "replacement" is white noise, "independent" the
+            same times sqrt((N - B)/(N - 1)), "epochs" has increments that cancel over an epoch, as
+            those of a shuffle do (`EpochNoise`).
+        paths: how many paths, by vmap over keys; one without a leading axis when None.
+        substeps: solver steps an optimiser step. With 1 a step has the variance of a real one.
+        solver: "euler" (Euler-Maruyama); for additive noise ("constant", "none") and white
+            protocols also "shark" and "sea", of higher order.
+        noise_kernel: J Sigma_0 J^T as an approximation has it, (N, C, N, C), or (N + M, C, N + M,
+            C) with test samples; `diagonal_noise` gives the paper's. When None, "diagonal" keeps
+            the part of the exact one that is diagonal in the eigenbasis of Theta (all that a kernel
+            knows of the weights), "constant" keeps all of it.
+        kernel_test: Theta(X*, X) (M, C, N, C), or (M, N).
+        f0_test: test outputs before training (M, C).
+        save: "outputs", or "curves" for losses and errors alone.
+
+    Returns:
+        A `Diffusion`.
+
+    Raises:
+        ValueError: bad shapes, labels, options; a missing key; a solver that the noise forbids.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> kernel = jnp.eye(4).reshape(4, 1, 4, 1)
+        >>> path = diffusion(kernel, jnp.zeros((4, 1)), jnp.ones((4, 1)), loss="squared_error",
+        ...                  learning_rate=0.5, batch_size=2, steps=8, paths=3,
+        ...                  key=jax.random.key(0))
+        >>> path.train.shape, path.bands().shape
+        ((3, 9, 4, 1), (3, 9))
+
+    Source:
+        TTP eq (6)-(8), with the exact factor of the noise in place of the D-dimensional one, the
+        batch protocol named, and no "shrink" factor for momentum (an erratum: it exceeds 1).
+    """
+    check_choice("noise", noise, NOISES)
+    check_choice("save", save, ("outputs", "curves"))
+    check_choice("solver", solver, SOLVERS)
+    check_integer("steps", steps, at_least=1)
+    check_integer("substeps", substeps, at_least=1)
+    if key is None:
+        raise ValueError("diffusion needs key: the noise is random; pass jax.random.key(0).")
+    kernel, f0, targets, loss, kernel_test, f0_test = check_problem(
+        kernel, f0, y, loss, kernel_test, f0_test
+    )
+    n = f0.shape[0]
+    scale = protocol_scale(protocol, n, batch_size)
+    if solver != "euler" and (noise not in ("constant", "none") or protocol == "epochs"):
+        raise ValueError(
+            f"solver={solver!r} is for additive white noise: noise='constant' or 'none', and "
+            "protocol='independent' or 'replacement'. Use 'euler'."
+        )
+    rate = effective_learning_rate(check_rate(learning_rate), momentum)
+    rate = jnp.asarray(rate, f0.dtype)
+    amplitude = rate * scale / batch_size**0.5
+    starts = (f0,) if f0_test is None else (f0, f0_test)
+    kernels = (kernel,) if kernel_test is None else (kernel, kernel_test)
+
+    def drift(t: Any, state: tuple, args: Any) -> tuple:
+        force = -rate / n * loss.gradient(state[0], targets)
+        return tuple(apply_kernel(k, force) for k in kernels)
+
+    root, start_norm, size = (), jnp.ones((), f0.dtype), n
+    if noise in ("diagonal", "constant"):
+        root = _root(kernels, starts, targets, loss, noise, noise_kernel)
+        size = root[0].shape[-1]
+        start_norm = jnp.linalg.norm(loss.gradient(f0, targets))
+        start_norm = jnp.where(start_norm > 0, start_norm, 1.0)
+
+    def spread(t: Any, state: tuple, args: Any) -> lx.AbstractLinearOperator:
+        force = loss.gradient(state[0], targets)
+        if noise == "full":
+            move = lambda v: tuple(amplitude * apply_noise(k, force, v) for k in kernels)  # noqa: E731
+            return lx.FunctionLinearOperator(move, jax.ShapeDtypeStruct((n,), f0.dtype))
+        now = jnp.linalg.norm(force) / start_norm if noise == "diagonal" else 1.0
+        structure = tuple(jax.ShapeDtypeStruct(f.shape, f.dtype) for f in starts)
+        return lx.PyTreeLinearOperator(tuple(amplitude * now * r for r in root), structure)
+
+    epoch, kappa = epoch_share(n, batch_size)
+    horizon = float(epoch * -(-steps // epoch)) if protocol == "epochs" else float(steps)
+    grid = jnp.arange(steps * substeps + 1, dtype=f0.dtype) / substeps
+    area = diffrax.BrownianIncrement if solver == "euler" else diffrax.SpaceTimeLevyArea
+    curve = lambda f: (loss.value(f, targets), loss.error(f, targets))  # noqa: E731
+
+    def solve(key: Array) -> tuple:
+        terms: Any = diffrax.ODETerm(drift)
+        if noise != "none":
+            path: Any = diffrax.VirtualBrownianTree(
+                jnp.zeros((), f0.dtype), jnp.asarray(horizon, f0.dtype), 0.25 / substeps,
+                jax.ShapeDtypeStruct((size,), f0.dtype), key, levy_area=area,
+            )  # fmt: skip
+            if protocol == "epochs":
+                path = EpochNoise(path, epoch, kappa)
+            terms = diffrax.MultiTerm(terms, diffrax.ControlTerm(spread, path))
+        keep = (lambda t, s, a: (s, curve(s[0]))) if save == "outputs" else (
+            lambda t, s, a: (None, curve(s[0]))
+        )  # fmt: skip
+        solution = diffrax.diffeqsolve(
+            terms,
+            SOLVERS[solver]() if noise != "none" else diffrax.Euler(),
+            t0=grid[0],
+            t1=grid[-1],
+            dt0=None,
+            y0=starts,
+            saveat=diffrax.SaveAt(ts=grid[::substeps], fn=keep),
+            stepsize_controller=diffrax.StepTo(ts=grid),
+            max_steps=steps * substeps,
+        )
+        assert solution.ys is not None
+        return solution.ys
+
+    states, (losses, errors) = (
+        solve(key) if paths is None else jax.vmap(solve)(
+            jax.random.split(key, check_integer("paths", paths, at_least=1))
+        )
+    )  # fmt: skip
+    train, test = (None, None) if states is None else (*states, None)[:2]
+    return Diffusion(grid[::substeps], train, test, losses, errors, noise=noise, protocol=protocol)
+
+
+def _root(
+    kernels: tuple[Array, ...],
+    starts: tuple[Array, ...],
+    targets: Array,
+    loss: Loss,
+    noise: str,
+    noise_kernel: ArrayLike | None,
+) -> tuple[Array, ...]:
+    """A square root of the fixed covariance, a block (., C, Q) for every set of samples."""
+    n, c = starts[0].shape
+    if noise_kernel is not None:
+        rows = sum(start.shape[0] for start in starts)
+        matrix = jnp.asarray(noise_kernel, starts[0].dtype)
+        if matrix.shape != (rows, c, rows, c):
+            raise ValueError(
+                f"noise_kernel must have shape {(rows, c, rows, c)} (training samples, then test "
+                f"samples); got {matrix.shape}."
+            )
+        values, vectors = jnp.linalg.eigh(matrix.reshape(rows * c, rows * c))
+        root = (vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]).reshape(rows, c, -1)
+        return (root,) if len(starts) == 1 else (root[:n], root[n:])
+    force = loss.gradient(starts[0], targets)
+    each = jax.vmap(lambda v: tuple(apply_noise(k, force, v) for k in kernels), out_axes=-1)
+    factor = each(jnp.eye(n, dtype=force.dtype))  # S at the start, (., C, N)
+    if noise == "constant":
+        return factor
+    # Theta = V diag(l) V^T: the directions V^T J / sqrt(l) of weight space are orthonormal, and
+    # noise with independent components along them has the root V diag(||v_k^T S||); at the test
+    # samples these directions read Theta* v_k / l_k.
+    values, vectors = jnp.linalg.eigh(flatten_kernel(kernels[0], c))
+    sizes = jnp.linalg.norm(vectors.T @ factor[0].reshape(n * c, n), axis=1)
+    root = [(vectors * sizes[None, :]).reshape(n, c, -1)]
+    if len(kernels) == 2:
+        kept = values > 1e-6 * values[-1]
+        weights = jnp.where(kept, sizes / jnp.where(kept, values, 1.0), 0.0)
+        basis = jnp.moveaxis((vectors * weights[None, :]).reshape(n, c, -1), -1, 0)
+        root.append(jnp.moveaxis(apply_kernel(kernels[1], basis), 0, -1))
+    return tuple(root)

@@ -1,0 +1,259 @@
+"""Linearised training in weight space, with the optax transformation itself.
+
+    f_t = f_0 + J (w_t - w_0),      w_{t+1} = w_t + update(J^T g(f_t) / N)
+
+Adam, AdamW, RMSProp, Lion and other optimisers are not one linear filter for every weight, so they
+have no recursion in function space. Their linearised path costs one product with J and one with its
+transpose a step, about as much as training: it is the reference for everything else here, and the
+only forecast for such optimisers.
+"""
+
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from jaxttp._checks import check_integer
+from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics._kernels import check_rate, check_times
+from jaxttp.dynamics._trajectory import Trajectory
+from jaxttp.dynamics.batches import batch_indices
+from jaxttp.dynamics.filters import linear_filter
+from jaxttp.dynamics.recursion import dual_gradient, output_limit
+from jaxttp.losses import Loss, encode_targets
+
+
+class WeightSpaceTrajectory(eqx.Module):
+    """Outputs of the linearised network under any optimiser.
+
+    Attributes:
+        ts: 0, 1, ..., steps.
+        train: outputs on the training samples (steps + 1, N, C), f0 first.
+        test: outputs on the test samples (steps + 1, M, C), or None.
+        diverged_at: first step whose outputs could not be represented (they are held), or -1.
+        displacement: ||w_t - w_0|| / ||w_0||, (steps + 1,).
+        end_outputs: what the NETWORK says at the predicted last weights (N, C).
+        mismatch: ||f(w_T) - f_T|| / ||f_T - f_0||: how much of the predicted motion of the outputs
+            the network itself does not confirm. A linear network has 0; from about 0.3 on take
+            training times near the end (thresholds below 10 %) as an order of magnitude only.
+        linear: whether the optimiser is one linear filter, so that `recursion` would do as well.
+    """
+
+    ts: Float[Array, " t"]
+    train: Float[Array, "t n c"]
+    test: Float[Array, "t m c"] | None
+    diverged_at: Array
+    displacement: Float[Array, " t"]
+    end_outputs: Float[Array, "n c"]
+    mismatch: Float[Array, ""]
+    linear: bool = eqx.field(static=True)
+
+    @property
+    def trust(self) -> str:
+        """In words, how far the forecast can be trusted."""
+        if self.linear:
+            return "exact for the linearised network"
+        return (
+            "exact for the linearised network under this optimiser; measured against real training "
+            "good at thresholds of 10 % and more, unreliable at 1 % with a high learning rate "
+            f"(mismatch at the end: {float(self.mismatch):.2f})"
+        )
+
+
+def weight_space(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    loss: str | Loss,
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    batch_size: int | None = None,
+    key: Array | None = None,
+    protocol: str = "epochs",
+    x_test: Any = None,
+) -> WeightSpaceTrajectory:
+    """Train the linearised network in weight space, with any optimiser.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        params: the weights before training, where the network is linearised.
+        x: samples (N, ...).
+        y: integer labels (N,) or targets (N, C).
+        loss: a name or a `Loss`.
+        optimizer: any optax transformation: Adam, AdamW, RMSProp, Lion, clipping, masks.
+        steps: number of steps.
+        batch_size: samples a step; all of them when None.
+        key: a `jax.random.key`, needed with `batch_size`.
+        protocol: how batches are drawn, see `batch_indices`.
+        x_test: test samples (M, ...).
+
+    Returns:
+        A `WeightSpaceTrajectory`, whose `trust` says how far to believe it.
+
+    Raises:
+        ValueError: bad labels, steps, batch size or protocol; a batch size without a key.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> path = weight_space(lambda w, x: jnp.tanh(x @ w), jnp.zeros((2, 1)), jnp.eye(2),
+        ...                     jnp.ones((2, 1)), loss="squared_error",
+        ...                     optimizer=optax.adam(0.1), steps=5)
+        >>> path.train.shape, bool(path.train[-1, 0, 0] > 0.4)
+        ((6, 2, 1), True)
+
+    Source:
+        TTP Section 3 and Figure 9 (gradient descent); other optimisers are derived.
+    """
+    check_integer("steps", steps, at_least=1)
+    x = jnp.asarray(x)
+    f0 = jax.jit(apply_fn)(params, x)
+    targets, loss = encode_targets(loss, y, f0)
+    indices = None
+    if batch_size is not None:
+        indices = batch_indices(key, f0.shape[0], batch_size, steps, protocol=protocol)
+    x_test = None if x_test is None else jnp.asarray(x_test)
+
+    @jax.jit
+    def run(params: Params, f0: Array, indices: Array | None) -> tuple:
+        _, push = jax.linearize(lambda w: apply_fn(w, x), params)
+        pull = jax.linear_transpose(push, params)
+        f0_test = push_test = None
+        if x_test is not None:
+            f0_test, push_test = jax.linearize(lambda w: apply_fn(w, x_test), params)
+
+        def step(carry: tuple, batch: Array | None) -> tuple[tuple, tuple]:
+            moved, state, f, alive = carry
+            (gradient,) = pull(dual_gradient(loss, f, targets, batch))
+            weights = jax.tree.map(jnp.add, params, moved)
+            updates, state = optimizer.update(gradient, state, weights)
+            new = jax.tree.map(lambda m, u: m + u.astype(m.dtype), moved, updates)
+            new_f = f0 + push(new)
+            alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
+            moved, f = jax.tree.map(lambda a, b: jnp.where(alive, a, b), (new, new_f), (moved, f))
+            test = None if push_test is None else f0_test + push_test(moved)
+            return (moved, state, f, alive), (f, test, _norm(moved), alive)
+
+        moved = jax.tree.map(jnp.zeros_like, params)
+        first = (moved, optimizer.init(params), f0, jnp.asarray(True))
+        (moved, *_), (train, test, norms, alive) = jax.lax.scan(step, first, indices, length=steps)
+        train = jnp.concatenate([f0[None], train])
+        if f0_test is not None:
+            test = jnp.concatenate([jnp.asarray(f0_test)[None], test])
+        size = _norm(params)
+        displacement = jnp.concatenate([jnp.zeros(1, norms.dtype), norms])
+        displacement = displacement / jnp.where(size > 0, size, 1.0)
+        end = apply_fn(jax.tree.map(jnp.add, params, moved), x)
+        gone = jnp.linalg.norm(train[-1] - f0)
+        mismatch = jnp.linalg.norm(end - train[-1]) / jnp.where(gone > 0, gone, 1.0)
+        diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
+        return train, test, diverged_at, displacement.astype(f0.dtype), end, mismatch
+
+    ts = jnp.arange(steps + 1, dtype=f0.dtype)
+    train, test, *rest = run(params, f0, indices)
+    return WeightSpaceTrajectory(ts, train, test, *rest, linear=_is_linear(optimizer))
+
+
+def weight_space_flow(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    loss: str | Loss,
+    learning_rate: Any,
+    ts: Any,
+    linearized: bool = True,
+    rtol: float | None = None,
+    atol: float | None = None,
+    max_steps: int = 1_000_000,
+) -> Trajectory:
+    """Gradient flow in weight space, of the linearised network or of the network itself.
+
+    dw/dt = -(eta/N) J^T g(f), with J and f those at w_0 (f = f_0 + J (w - w_0)), or those at w.
+    The first equals `gradient_flow`; the distance of the second from it is what linearising costs.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        params: the weights before training.
+        x: samples (N, ...).
+        y: integer labels (N,) or targets (N, C).
+        loss: a name or a `Loss`.
+        learning_rate: eta > 0; one unit of time is one step of that size.
+        ts: times (T,), non-negative and increasing; the flow starts at t = 0.
+        linearized: whether the network is linearised at `params`.
+        rtol: relative tolerance; by the dtype when None (1e-5 for float32, 1e-8 for float64).
+        atol: absolute tolerance, likewise (1e-6 and 1e-9).
+        max_steps: bound on the solver's steps.
+
+    Returns:
+        A `Trajectory`: train (T, N, C), and the solver's step counts.
+
+    Raises:
+        ValueError: bad labels, rate or times.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> path = weight_space_flow(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2),
+        ...                          jnp.ones((2, 1)), loss="squared_error", learning_rate=0.1,
+        ...                          ts=jnp.array([0.0, 10.0]))
+        >>> [round(float(f), 4) for f in path.train[:, 0, 0]]
+        [0.0, 0.3935]
+
+    Source:
+        TTP Figure 9, which compares ODEs in weight space and in function space.
+    """
+    x = jnp.asarray(x)
+    f0 = jax.jit(apply_fn)(params, x)
+    targets, loss = encode_targets(loss, y, f0)
+    ts = check_times(ts, f0.dtype)
+    rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
+    single = f0.dtype == jnp.float32
+    _, push = jax.linearize(lambda w: apply_fn(w, x), params)
+
+    def outputs(moved: Params) -> Array:
+        if linearized:
+            return f0 + push(moved)
+        return apply_fn(jax.tree.map(jnp.add, params, moved), x)
+
+    def field(t: Any, moved: Params, args: Any) -> Params:
+        f, pull = jax.vjp(outputs, moved)
+        (gradient,) = pull(loss.gradient(f, targets))
+        return jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)
+
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(field),
+        diffrax.Tsit5(),
+        t0=jnp.zeros((), f0.dtype),
+        t1=ts[-1],
+        dt0=None,
+        y0=jax.tree.map(jnp.zeros_like, params),
+        saveat=diffrax.SaveAt(ts=ts, fn=lambda t, moved, args: outputs(moved)),
+        stepsize_controller=diffrax.PIDController(
+            rtol=(1e-5 if single else 1e-8) if rtol is None else rtol,
+            atol=(1e-6 if single else 1e-9) if atol is None else atol,
+        ),
+        max_steps=max_steps,
+    )
+    assert solution.ys is not None
+    stats = solution.stats
+    return Trajectory(
+        ts, solution.ys, None, stats["num_accepted_steps"], stats["num_rejected_steps"]
+    )
+
+
+def _norm(tree: Params) -> Array:
+    total = sum((jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
+    return jnp.sqrt(total)
+
+
+def _is_linear(optimizer: optax.GradientTransformation) -> bool:
+    try:
+        return linear_filter(optimizer).weight_decay is not None
+    except ValueError:
+        return False

@@ -1,0 +1,90 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxttp import predict_training_time
+from jaxttp.dynamics.weight_space import weight_space
+from jaxttp.forecast.bands import steps_band, steps_uncertainty
+
+
+@pytest.fixture(scope="module")
+def job():
+    keys = jax.random.split(jax.random.key(3), 4)
+    x, x_test = jax.random.normal(keys[0], (12, 4)), jax.random.normal(keys[1], (6, 4))
+    truth = jax.random.normal(keys[2], (4, 3))
+    params = {"a": jax.random.normal(keys[3], (4, 8)) / 2, "b": jnp.ones((8, 3)) / 8}
+
+    def apply_fn(w, x):
+        return jnp.tanh(x @ w["a"]) @ w["b"]
+
+    label = lambda x: jnp.argmax(x @ truth, axis=1)  # noqa: E731
+    return apply_fn, params, x, label(x), x_test, label(x_test)
+
+
+def predict(job, **options):
+    options = {"steps": 30} | options
+    if "optimizer" not in options:
+        options = {"learning_rate": 0.3} | options
+    return predict_training_time(*job[:4], **options)
+
+
+@pytest.mark.parametrize("dynamics", ["recursion", "ode", "weight_space"])
+def test_test_curves_of_the_training_samples_are_the_training_curves(job, dynamics):
+    got = predict(job, dynamics=dynamics, x_test=job[2], y_test=job[3])
+    np.testing.assert_allclose(got.test_loss, got.loss, atol=1e-7)
+    np.testing.assert_allclose(got.test_error, got.error, atol=1e-12)
+    other = predict(job, dynamics=dynamics, x_test=job[4], y_test=job[5])
+    assert float(other.test_loss[-1]) < float(other.test_loss[0])
+    assert "test   loss" in str(other)
+
+
+def test_adam_goes_to_weight_space_by_itself(job):
+    got = predict(job, optimizer=optax.adam(0.02))
+    want = weight_space(*job[:4], loss="cross_entropy", optimizer=optax.adam(0.02), steps=30)
+    assert got.dynamics == "weight_space"
+    np.testing.assert_allclose(got.outputs, want.train, atol=1e-12)
+    assert "trust" in str(got)
+    with pytest.raises(ValueError, match="weight_space"):
+        predict(job, optimizer=optax.adam(0.02), dynamics="recursion")
+
+
+def test_sde_gives_bands(job, key):
+    got = predict(job, dynamics="sde", batch_size=3, key=key, paths=8)
+    assert got.loss_band.shape == (2, 31)
+    assert bool(jnp.all(got.loss_band[0] <= got.loss_band[1] + 1e-12))
+    for threshold, (low, high) in got.steps_band.items():
+        assert low <= got.steps[threshold] <= high
+    assert "(" in str(got).splitlines()[1]
+
+
+def test_adaptive_kernels_come_with_an_uncertainty(job):
+    got = predict(job, relinearize="auto", tolerance=0.005)
+    assert got.cost.kernels > 2
+    assert min(got.steps_uncertainty.values()) >= 1
+    assert got.loss_uncertainty.shape == (31,)
+    assert "±" in str(got)
+
+
+def test_bands_and_uncertainties_of_known_curves():
+    line = np.linspace(1.0, 0.0, 101)
+    assert steps_band(jnp.stack([jnp.asarray(line)] * 3), 0.5) == (51, 51, 51)
+    # a rise of the whole curve but its last value by 0.1 delays the crossing
+    moved = steps_uncertainty(line, np.r_[np.full(100, 0.1), 0.0], 0.5)
+    assert 4 <= moved <= 11
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dynamics": "sde"}, "batch_size"),
+        ({"relinearize": "some"}, "relinearize"),
+        ({"relinearize": 2, "dynamics": "ode"}, "relinearize"),
+        ({"x_test": np.zeros((2, 4))}, "y_test"),
+        ({"x_test": np.zeros((2, 4)), "y_test": np.zeros(2, int), "relinearize": 1}, "x_test"),
+    ],
+)
+def test_bad_input_names_the_argument(job, change, words):
+    with pytest.raises(ValueError, match=words):
+        predict(job, **change)
