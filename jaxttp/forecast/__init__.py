@@ -1,6 +1,11 @@
 """How long will training take?"""
 
 from jaxttp.forecast.crossing import training_time as training_time
+from jaxttp.forecast.extrapolation import Extrapolation as Extrapolation
+from jaxttp.forecast.extrapolation import Spectrum as Spectrum
+from jaxttp.forecast.extrapolation import extrapolate as extrapolate
+from jaxttp.forecast.extrapolation import extrapolate_spectrum as extrapolate_spectrum
+from jaxttp.forecast.extrapolation import mode_curve as mode_curve
 from jaxttp.forecast.hyperparameters import Hyperparameters as Hyperparameters
 from jaxttp.forecast.hyperparameters import grid as grid
 from jaxttp.forecast.predict import Cost as Cost
