@@ -59,6 +59,20 @@ def test_sde_gives_bands(job, key):
     assert "(" in str(got).splitlines()[1]
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
+def test_an_sde_beyond_the_limit_is_no_exception(job, key, loss):
+    y = job[3] if loss == "cross_entropy" else jax.nn.one_hot(job[3], 3)
+    got = predict_training_time(
+        *job[:3], y, loss=loss, learning_rate=1e6, steps=30, dynamics="sde", batch_size=3,
+        key=key, paths=4,
+    )  # fmt: skip
+    assert not got.stable
+    assert set(got.steps.values()) == {-1}
+    assert got.steps_band is None
+    assert bool(jnp.all(jnp.isfinite(got.loss)))
+    assert "diverges" in str(got)
+
+
 def test_adaptive_kernels_come_with_an_uncertainty(job):
     got = predict(job, relinearize="auto", tolerance=0.005)
     assert got.cost.kernels > 2
