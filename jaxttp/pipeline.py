@@ -36,7 +36,8 @@ class Settings:
         batch_size: samples a step; None for all of them.
         steps: the horizon T.
         thresholds: shares of the loss's drop that define training times.
-        relinearize: kernels built after the first.
+        relinearize: kernels built after the first, or "auto".
+        sketch_dim: width of a random projection of the Jacobian; None for the exact kernel.
         head_scale: size of the fresh head's initial outputs.
         seed: draws the samples, the fresh weights and the batches.
         classes: the digits to fine-tune on, 5-9 when None (data="digits" only).
@@ -50,7 +51,8 @@ class Settings:
     batch_size: int | None = None
     steps: int = 150
     thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
-    relinearize: int = 0
+    relinearize: int | str = 0
+    sketch_dim: int | None = None
     head_scale: float = 1.0
     seed: int = 0
     classes: tuple[int, ...] | None = None
@@ -249,6 +251,7 @@ def forecast(
         steps=settings.steps,
         thresholds=settings.thresholds,
         relinearize=settings.relinearize,
+        sketch_dim=settings.sketch_dim,
         key=keys[0],
         batch_size=batch_size,
         progress=progress,

@@ -21,6 +21,7 @@ from jaxttp._checks import check_choice, check_integer
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, check_rate, flatten_kernel
 from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol_scale
 from jaxttp.dynamics.rates import effective_learning_rate
+from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
 
 NOISES = ("full", "diagonal", "constant", "none")
@@ -39,6 +40,8 @@ class Diffusion(eqx.Module):
         test: outputs on the test samples (steps + 1, M, C), or None.
         loss: the loss on all training samples (steps + 1,).
         error: the error on all training samples (steps + 1,).
+        diverged_at: first step whose outputs could not be represented (they are held from there),
+            or -1.
         noise: the noise model.
         protocol: the batch protocol whose noise it is.
     """
@@ -48,6 +51,7 @@ class Diffusion(eqx.Module):
     test: Array | None
     loss: Array
     error: Array
+    diverged_at: Array
     noise: str = eqx.field(static=True)
     protocol: str = eqx.field(static=True)
 
@@ -156,8 +160,19 @@ def diffusion(
     starts = (f0,) if f0_test is None else (f0, f0_test)
     kernels = (kernel,) if kernel_test is None else (kernel, kernel_test)
 
+    limit = output_limit(f0.dtype)
+
+    def alive(f: Array) -> Array:
+        return jnp.all(jnp.abs(f) < limit)
+
+    def held(f: Array) -> Array:
+        return jnp.clip(jnp.nan_to_num(f, nan=limit), -limit, limit)
+
+    def gradient(f: Array) -> Array:  # zero beyond the limit, which holds the path there
+        return jnp.where(alive(f), loss.gradient(f, targets), 0.0)
+
     def drift(t: Any, state: tuple, args: Any) -> tuple:
-        force = -rate / n * loss.gradient(state[0], targets)
+        force = -rate / n * gradient(state[0])
         return tuple(apply_kernel(k, force) for k in kernels)
 
     root, start_norm, size = (), jnp.ones((), f0.dtype), n
@@ -168,11 +183,12 @@ def diffusion(
         start_norm = jnp.where(start_norm > 0, start_norm, 1.0)
 
     def spread(t: Any, state: tuple, args: Any) -> lx.AbstractLinearOperator:
-        force = loss.gradient(state[0], targets)
+        force = gradient(state[0])
         if noise == "full":
             move = lambda v: tuple(amplitude * apply_noise(k, force, v) for k in kernels)  # noqa: E731
             return lx.FunctionLinearOperator(move, jax.ShapeDtypeStruct((n,), f0.dtype))
         now = jnp.linalg.norm(force) / start_norm if noise == "diagonal" else 1.0
+        now = jnp.where(alive(state[0]), now, 0.0)
         structure = tuple(jax.ShapeDtypeStruct(f.shape, f.dtype) for f in starts)
         return lx.PyTreeLinearOperator(tuple(amplitude * now * r for r in root), structure)
 
@@ -180,7 +196,12 @@ def diffusion(
     horizon = float(epoch * -(-steps // epoch)) if protocol == "epochs" else float(steps)
     grid = jnp.arange(steps * substeps + 1, dtype=f0.dtype) / substeps
     area = diffrax.BrownianIncrement if solver == "euler" else diffrax.SpaceTimeLevyArea
-    curve = lambda f: (loss.value(f, targets), loss.error(f, targets))  # noqa: E731
+    full = save == "outputs"
+
+    def read(t: Any, state: tuple, args: Any) -> tuple:
+        f = held(state[0])
+        curves = (loss.value(f, targets), loss.error(f, targets), alive(state[0]))
+        return (tuple(map(held, state)) if full else None), curves
 
     def solve(key: Array) -> tuple:
         terms: Any = diffrax.ODETerm(drift)
@@ -192,9 +213,6 @@ def diffusion(
             if protocol == "epochs":
                 path = EpochNoise(path, epoch, kappa)
             terms = diffrax.MultiTerm(terms, diffrax.ControlTerm(spread, path))
-        keep = (lambda t, s, a: (s, curve(s[0]))) if save == "outputs" else (
-            lambda t, s, a: (None, curve(s[0]))
-        )  # fmt: skip
         solution = diffrax.diffeqsolve(
             terms,
             SOLVERS[solver]() if noise != "none" else diffrax.Euler(),
@@ -202,20 +220,23 @@ def diffusion(
             t1=grid[-1],
             dt0=None,
             y0=starts,
-            saveat=diffrax.SaveAt(ts=grid[::substeps], fn=keep),
+            saveat=diffrax.SaveAt(ts=grid[::substeps], fn=read),
             stepsize_controller=diffrax.StepTo(ts=grid),
             max_steps=steps * substeps,
         )
         assert solution.ys is not None
         return solution.ys
 
-    states, (losses, errors) = (
+    states, (losses, errors, fine) = (
         solve(key) if paths is None else jax.vmap(solve)(
             jax.random.split(key, check_integer("paths", paths, at_least=1))
         )
     )  # fmt: skip
     train, test = (None, None) if states is None else (*states, None)[:2]
-    return Diffusion(grid[::substeps], train, test, losses, errors, noise=noise, protocol=protocol)
+    diverged_at = jnp.where(jnp.all(fine, axis=-1), -1, jnp.argmin(fine, axis=-1))
+    return Diffusion(
+        grid[::substeps], train, test, losses, errors, diverged_at, noise=noise, protocol=protocol
+    )
 
 
 def _root(

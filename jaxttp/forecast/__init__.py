@@ -8,9 +8,9 @@ from jaxttp.forecast.extrapolation import extrapolate_spectrum as extrapolate_sp
 from jaxttp.forecast.extrapolation import mode_curve as mode_curve
 from jaxttp.forecast.hyperparameters import Hyperparameters as Hyperparameters
 from jaxttp.forecast.hyperparameters import grid as grid
-from jaxttp.forecast.predict import Cost as Cost
-from jaxttp.forecast.predict import Prediction as Prediction
 from jaxttp.forecast.predict import predict_training_time as predict_training_time
+from jaxttp.forecast.prediction import Cost as Cost
+from jaxttp.forecast.prediction import Prediction as Prediction
 from jaxttp.forecast.sweeps import Sweep as Sweep
 from jaxttp.forecast.sweeps import sweep as sweep
 from jaxttp.forecast.sweeps import sweep_kernel as sweep_kernel

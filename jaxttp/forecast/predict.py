@@ -1,16 +1,15 @@
 """From a model and data to a forecast of its training, without training it."""
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp._checks import check_finite, check_integer
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
@@ -23,128 +22,13 @@ from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.dynamics.weight_space import weight_space
+from jaxttp.forecast._options import check_options, choose_dynamics
 from jaxttp.forecast.bands import steps_band, steps_uncertainty
-from jaxttp.forecast.crossing import RULES, training_time
+from jaxttp.forecast.crossing import check_thresholds, training_time
+from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk import empirical_ntk
+from jaxttp.ntk import empirical_ntk, sketch_jacobian
 from jaxttp.ntk._select import split_trainable
-
-DYNAMICS = ("auto", "recursion", "ode", "closed_form", "sde", "weight_space")
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """What a forecast cost.
-
-    Attributes:
-        kernels: kernels built.
-        gradient_evaluations: passes back through the network over all samples; an exact kernel
-            takes one for each of the C outputs, a step of full-batch training takes one.
-        seconds: wall-clock time without compilation.
-        compile_seconds: time to trace and compile.
-    """
-
-    kernels: int
-    gradient_evaluations: int
-    seconds: float
-    compile_seconds: float
-
-    def __str__(self) -> str:
-        kernels = "1 kernel" if self.kernels == 1 else f"{self.kernels} kernels"
-        return (
-            f"{kernels}, {self.gradient_evaluations} gradient evaluations, "
-            f"{self.seconds:.2f} s + {self.compile_seconds:.2f} s to compile"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """A forecast of training; prints itself as a table.
-
-    Attributes:
-        steps: training time in steps for every threshold; -1 where the forecast diverges, or never
-            gets there (rules "absolute" and "plateau" only).
-        loss: predicted mean loss L_0, ..., L_T on the training samples, (T + 1,).
-        error: predicted error (share misclassified; for regression unexplained variance), (T + 1,).
-        max_learning_rate: beyond it the linearised network diverges at the start of training; for
-            an `optimizer` given as such, the limit of plain gradient descent.
-        stable: False when the learning rate is beyond that limit, the outputs diverged, or the loss
-            ends above twice its start (small batches can diverge below the limit).
-        cost: what the forecast cost.
-        horizon: T.
-        rule: the definition of training time, see `training_time`.
-        dynamics: how the outputs were moved.
-        hyperparameters: what was asked for, as plain values.
-        outputs: predicted outputs (T + 1, N, C).
-        loss_uncertainty: with re-linearisation, the estimated error of the loss curve, (T + 1,):
-            what the second-order correction changed so far; None otherwise.
-        steps_uncertainty: with re-linearisation, the estimated error of every training time, at
-            least 1; None otherwise.
-        loss_band: with dynamics "sde", the 10 % and 90 % quantiles of the loss, (2, T + 1).
-        steps_band: with dynamics "sde", those of every training time.
-        test_loss: predicted loss on the test samples (T + 1,), where they were given.
-        test_error: predicted error on the test samples (T + 1,), where they were given.
-        trust: how far the forecast can be trusted, where the dynamics say so; None otherwise.
-    """
-
-    steps: Mapping[float, int]
-    loss: Float[Array, " t"]
-    error: Float[Array, " t"]
-    max_learning_rate: float
-    stable: bool
-    cost: Cost
-    horizon: int
-    rule: str
-    dynamics: str
-    hyperparameters: Mapping[str, Any]
-    outputs: Float[Array, "t n c"]
-    loss_uncertainty: Float[Array, " t"] | None = None
-    steps_uncertainty: Mapping[float, int] | None = None
-    loss_band: Float[Array, "2 t"] | None = None
-    steps_band: Mapping[float, tuple[int, int]] | None = None
-    test_loss: Float[Array, " t"] | None = None
-    test_error: Float[Array, " t"] | None = None
-    trust: str | None = None
-
-    @property
-    def message(self) -> str:
-        """One line on stability."""
-        rate = self.hyperparameters.get("learning_rate")
-        if self.stable:
-            return f"stable; largest stable learning rate {self.max_learning_rate:.4g}"
-        if rate is not None and rate < self.max_learning_rate:
-            return (
-                f"diverges at learning rate {rate:g} with batches of "
-                f"{self.hyperparameters['batch_size']}; a full batch diverges above "
-                f"η = {self.max_learning_rate:.4g}"
-            )
-        given = "" if rate is None else f" (learning rate {rate:g})"
-        return f"diverges above η = {self.max_learning_rate:.4g}{given}"
-
-    def __str__(self) -> str:
-        share = self.rule == "relative"
-        lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}"]
-        for threshold, step in self.steps.items():
-            goal = f"{100 * threshold:g} % of the loss's drop" if share else f"{threshold:g}"
-            when = f"step {step}" if step >= 0 else ("not reached" if self.stable else "diverges")
-            if step >= 0 and self.steps_uncertainty is not None:
-                when += f" ± {self.steps_uncertainty[threshold]}"
-            if step >= 0 and self.steps_band is not None:
-                when += " ({}-{})".format(*self.steps_band[threshold])
-            lines.append(f"  {self.rule:<9} {goal:<26} {when:>12}")
-        first, last = float(self.loss[0]), float(self.loss[-1])
-        lines.append(f"  loss   {first:.4g} -> {last:.4g}")
-        lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")
-        if self.test_loss is not None and self.test_error is not None:
-            ends = [float(c[i]) for c in (self.test_loss, self.test_error) for i in (0, -1)]
-            lines.append("  test   loss {:.4g} -> {:.4g}, error {:.4g} -> {:.4g}".format(*ends))
-        lines.append(f"  {self.message}")
-        if self.trust is not None:
-            lines.append(f"  trust  {self.trust}")
-        lines.append(f"  cost   {self.cost}")
-        return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def predict_training_time(
@@ -163,6 +47,7 @@ def predict_training_time(
     dynamics: str = "auto",
     relinearize: int | str = 0,
     tolerance: float = 0.02,
+    sketch_dim: int | None = None,
     key: Array | None = None,
     rule: str = "relative",
     protocol: str = "epochs",
@@ -204,7 +89,9 @@ def predict_training_time(
         relinearize: kernels built after the first, placed by the library along the predicted path
             (second order); "auto" for as many as `tolerance` asks for; 0 is plain linearisation.
         tolerance: for relinearize="auto", see `relinearized_recursion`.
-        key: a `jax.random.key`, needed with `batch_size`.
+        sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
+            exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim).
+        key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
         rule: the definition of training time, see `training_time`.
         protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
         x_test: test samples (M, ...), whose loss and error are forecast too (without
@@ -241,14 +128,23 @@ def predict_training_time(
         TTP Algorithm 1, with the exact recursion in place of the ODE and of the effective learning
         rate, and an exact kernel in place of random projections.
     """
-    hyperparameters = _check_options(
-        learning_rate, momentum, batch_size, optimizer, steps, dynamics, relinearize, key, rule
+    hyperparameters = check_options(
+        learning_rate,
+        momentum,
+        batch_size,
+        optimizer,
+        steps,
+        dynamics,
+        relinearize,
+        sketch_dim,
+        key,
+        rule,
     )
     if (x_test is None) != (y_test is None):
         raise ValueError("x_test and y_test belong together: give both or neither.")
     if x_test is not None and relinearize:
         raise ValueError("x_test needs relinearize=0: the cross kernel is not rebuilt.")
-    thresholds = _check_thresholds(thresholds, rule)
+    thresholds = check_thresholds(thresholds, rule)
     x = jnp.asarray(x)
     check_finite("x", x)
     check_finite("params", params)
@@ -258,8 +154,8 @@ def predict_training_time(
         check_integer("batch_size", batch_size, at_least=1, at_most=n, remedy=remedy)
     if optimizer is None and learning_rate is not None:
         optimizer = optax.sgd(learning_rate, momentum or None)
-    assert optimizer is not None  # one of both is given, _check_options saw to it
-    dynamics = _choose_dynamics(dynamics, optimizer, relinearize)
+    assert optimizer is not None  # one of both is given, check_options saw to it
+    dynamics = choose_dynamics(dynamics, optimizer, relinearize)
     selected, restore = split_trainable(params, trainable)
 
     def part(weights: Params, samples: Any) -> Array:
@@ -278,15 +174,12 @@ def predict_training_time(
         targets, loss = encode_targets(loss, y, f0)
         check_finite("apply_fn(params, x)", f0)
 
+        kernel_of = _kernel_function(
+            apply_fn, trainable, sketch_dim, key, kernel_batch_size, max_bytes
+        )
+
         def build(weights: Params) -> Array:
-            return empirical_ntk(
-                apply_fn,
-                restore(weights),
-                x,
-                trainable=trainable,
-                batch_size=kernel_batch_size,
-                max_bytes=max_bytes,
-            )
+            return kernel_of(restore(weights), x)
 
         report("kernel")
         kernel = build(selected)
@@ -303,9 +196,7 @@ def predict_training_time(
             f0_test = jax.jit(apply_fn)(params, x_test)
             targets_test, _ = encode_targets(loss_name, y_test, f0_test)
             if dynamics != "weight_space":
-                test["kernel_test"] = empirical_ntk(
-                    network, selected, x_test, x, batch_size=kernel_batch_size, max_bytes=max_bytes
-                )
+                test["kernel_test"] = kernel_of(params, x_test, x)
                 test["f0_test"] = f0_test
                 kernels += 1
         draws = None
@@ -330,11 +221,12 @@ def predict_training_time(
             path = weight_space(network, selected, x, targets, **common, **batches, x_test=x_test)
             diverged_at, passes, trust = path.diverged_at, 2 * steps, path.trust
         elif dynamics == "sde":
-            assert batch_size is not None  # _check_options saw to it
+            assert batch_size is not None  # check_options saw to it
             path = draws = diffusion(
                 kernel, f0, targets, loss=loss, learning_rate=learning_rate, momentum=momentum,
                 steps=steps, **batches, noise=noise, paths=paths, **test,
             )  # fmt: skip
+            diverged_at = jnp.max(draws.diverged_at)
         else:
             solve = gradient_flow if dynamics == "ode" else closed_form
             rate = effective_learning_rate(learning_rate, momentum)
@@ -342,34 +234,28 @@ def predict_training_time(
             path = solve(kernel, f0, targets, loss=loss, learning_rate=rate, ts=ts, **test)
         outputs, test_outputs = path.train, getattr(path, "test", None)
         assert outputs is not None  # diffusion was asked for outputs
-        if draws is not None:
-            outputs = jnp.mean(outputs, axis=0)
-            test_outputs = None if test_outputs is None else jnp.mean(test_outputs, axis=0)
-        curves = np.asarray(_curves(loss, outputs, targets))
-        if draws is not None:
-            curves = np.stack([np.median(draws.loss, axis=0), np.median(draws.error, axis=0)], 1)
-            band = draws.bands((0.1, 0.9))
-        test_curves = None
+        losses, errors = _curves(loss, outputs, targets)
+        test_loss = test_error = None
         if test_outputs is not None and targets_test is not None:
-            test_curves = jnp.asarray(_curves(loss, test_outputs, targets_test))
+            test_loss, test_error = _curves(loss, test_outputs, targets_test)
+        if draws is not None:
+            outputs, band = jnp.mean(outputs, axis=0), draws.bands((0.1, 0.9))
     stable = diverged_at is None or int(diverged_at) < 0
     if learning_rate is not None:
         stable = stable and float(learning_rate) < float(limit)
-    losses = jnp.asarray(curves[:, 0])
     stable = stable and bool(losses[-1] <= 2 * losses[0])
     times = {e: int(training_time(losses, e, rule=rule)) if stable else -1 for e in thresholds}
     bands = doubt = None
-    if draws is not None:
-        bands = {e: steps_band(draws.loss, e, rule=rule) for e in thresholds}
-        if stable:
-            times = {e: middle for e, (_, middle, _) in bands.items()}
-        bands = {e: (low, high) for e, (low, _, high) in bands.items()}
+    if draws is not None and stable:
+        found = {e: steps_band(draws.loss, e, rule=rule) for e in thresholds}
+        times = {e: middle for e, (_, middle, _) in found.items()}
+        bands = {e: (low, high) for e, (low, _, high) in found.items()}
     if uncertainty is not None:
         doubt = {e: steps_uncertainty(losses, uncertainty, e, rule=rule) for e in thresholds}
     return Prediction(
         steps=times,
         loss=losses,
-        error=jnp.asarray(curves[:, 1]),
+        error=errors,
         max_learning_rate=float(limit),
         stable=bool(stable),
         cost=Cost(kernels, kernels * c + passes, watch.run_seconds, watch.compile_seconds),
@@ -382,100 +268,46 @@ def predict_training_time(
         steps_uncertainty=doubt,
         loss_band=band,
         steps_band=bands,
-        test_loss=None if test_curves is None else test_curves[:, 0],
-        test_error=None if test_curves is None else test_curves[:, 1],
+        test_loss=test_loss,
+        test_error=test_error,
         trust=trust,
     )
 
 
-def _curves(loss: Loss, outputs: Array, targets: Array) -> Array:
-    """Loss and error along a path (T, N, C), as columns."""
-    both = lambda f: jnp.stack([loss.value(f, targets), loss.error(f, targets)])  # noqa: E731
-    return jax.jit(jax.vmap(both))(outputs)
-
-
-def _choose_dynamics(
-    dynamics: str, optimizer: optax.GradientTransformation, relinearize: int | str
-) -> str:
-    """What "auto" means for this optimiser."""
-    if dynamics != "auto":
-        return dynamics
-    if relinearize:
-        return "recursion"
-    try:
-        linear_filter(optimizer)
-    except ValueError:
-        return "weight_space"
-    return "recursion"
-
-
-def _check_options(
-    learning_rate: Any,
-    momentum: Any,
-    batch_size: int | None,
-    optimizer: Any,
-    steps: int,
-    dynamics: str,
-    relinearize: int | str,
+def _kernel_function(
+    apply_fn: ApplyFn,
+    trainable: Any,
+    sketch_dim: int | None,
     key: Array | None,
-    rule: str,
-) -> dict[str, Any]:
-    if (learning_rate is None) == (optimizer is None):
-        given = "neither" if learning_rate is None else "both"
-        raise ValueError(
-            f"give exactly one of learning_rate and optimizer; got {given}. "
-            "learning_rate=0.1 is optimizer=optax.sgd(0.1)."
+    batch_size: int | None,
+    max_bytes: int | None,
+) -> Callable[..., Array]:
+    """(params, x1, x2 = x1) -> Theta: exact, or from one projection for all calls."""
+    if sketch_dim is None:
+        return functools.partial(
+            empirical_ntk, apply_fn, trainable=trainable, batch_size=batch_size, max_bytes=max_bytes
         )
-    check_number("momentum", momentum, at_least=0.0, below=1.0)
-    if optimizer is not None and momentum:
-        raise ValueError(
-            f"momentum={momentum} goes with learning_rate; put it into the optimizer: "
-            "optax.sgd(rate, momentum)."
-        )
-    if learning_rate is not None:
-        check_number("learning_rate", learning_rate, above=0.0)
-    check_integer("steps", steps, at_least=1)
-    check_choice("dynamics", dynamics, DYNAMICS)
-    check_choice("rule", rule, RULES)
-    if relinearize != "auto":
-        remedy = "It counts kernels after the first; 'auto' chooses."
-        check_integer("relinearize", relinearize, at_least=0, remedy=remedy)
-    if batch_size is not None and key is None:
-        raise ValueError(
-            f"batch_size={batch_size} needs key: batches are drawn at random; pass "
-            "key=jax.random.key(0)."
-        )
-    if dynamics in ("ode", "closed_form"):
-        for name, value in (("optimizer", optimizer), ("batch_size", batch_size)):
-            if value is not None:
-                raise ValueError(
-                    f"{name} cannot be used with dynamics={dynamics!r}; use 'recursion'."
-                )
-    if dynamics == "sde" and (optimizer is not None or batch_size is None):
-        raise ValueError(
-            "dynamics='sde' is for learning_rate (and momentum) with batch_size; use 'recursion' "
-            "for other optimisers and for full batches."
-        )
-    if relinearize and dynamics not in ("auto", "recursion"):
-        raise ValueError(f"relinearize needs dynamics='recursion'; got {dynamics!r}.")
-    return {
-        "learning_rate": None if learning_rate is None else float(learning_rate),
-        "momentum": float(momentum),
-        "batch_size": batch_size,
-        "optimizer": None if optimizer is None else "optax",
-        "steps": steps,
-        "relinearize": relinearize,
-    }
+    assert key is not None  # check_options saw to it
+    project = functools.partial(
+        sketch_jacobian, apply_fn, key=jax.random.fold_in(key, 1), dim=sketch_dim,
+        trainable=trainable, batch_size=batch_size,
+    )  # fmt: skip
+
+    def sketched(params: Params, x1: Any, x2: Any = None) -> Array:
+        first = project(params, x1)
+        second = first if x2 is None else project(params, x2)
+        return jnp.einsum("ncd,med->ncme", first, second, precision="highest")
+
+    return sketched
 
 
-def _check_thresholds(thresholds: Sequence[float], rule: str) -> tuple[float, ...]:
-    if isinstance(thresholds, int | float):
-        thresholds = (thresholds,)
-    if len(thresholds) == 0:
-        raise ValueError("thresholds must hold at least one number; got none.")
-    for threshold in thresholds:
-        if rule == "relative":
-            check_number("thresholds", threshold, above=0.0, below=1.0, remedy="1 % is 0.01.")
-        else:
-            check_number("thresholds", threshold, above=0.0)
-    return tuple(float(threshold) for threshold in thresholds)
+def _curves(loss: Loss, outputs: Array, targets: Array) -> tuple[Array, Array]:
+    """Loss and error along a path (T, N, C); their medians over many paths (P, T, N, C)."""
+
+    def along(path: Array) -> tuple[Array, Array]:
+        return jax.vmap(lambda f: (loss.value(f, targets), loss.error(f, targets)))(path)
+
+    if outputs.ndim == 3:
+        return jax.jit(along)(outputs)
+    both = jax.jit(jax.vmap(along))(outputs)
+    return jnp.median(both[0], axis=0), jnp.median(both[1], axis=0)

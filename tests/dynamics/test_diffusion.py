@@ -84,6 +84,7 @@ def test_drawn_batches_have_the_covariance_too(problem, key):
 
 def test_noise_off_is_gradient_descent_and_then_the_flow(problem, key):
     path = diffusion(problem, key, noise="none")
+    assert int(path.diverged_at) == -1
     want = recursion(
         problem.kernel, problem.f0, problem.labels, loss="cross_entropy",
         optimizer=optax.sgd(0.1), steps=8,
@@ -237,6 +238,20 @@ def test_under_jit_with_traced_rate(problem, key):
 def test_bad_input_names_the_argument(problem, key, change, words):
     with pytest.raises(ValueError, match=words):
         diffusion(problem, key, **change)
+
+
+@pytest.mark.parametrize("noise", ["full", "constant", "none"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
+def test_divergence_is_held_never_nan(problem, key, noise, loss):
+    y = problem.targets if loss == "squared_error" else problem.labels
+    path = dynamics.diffusion(
+        problem.kernel, problem.f0, y, loss=loss, learning_rate=1e12, batch_size=2, steps=40,
+        key=key, noise=noise, paths=2,
+    )  # fmt: skip
+    assert bool(jnp.all(jnp.isfinite(path.train)))
+    assert bool(jnp.all(jnp.isfinite(path.loss)))
+    if loss == "squared_error":  # the softmax saturates before its outputs leave the numbers
+        assert bool(jnp.all(path.diverged_at > 0))
 
 
 def test_a_key_is_needed(problem):

@@ -59,6 +59,20 @@ def test_sde_gives_bands(job, key):
     assert "(" in str(got).splitlines()[1]
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
+def test_an_sde_beyond_the_limit_is_no_exception(job, key, loss):
+    y = job[3] if loss == "cross_entropy" else jax.nn.one_hot(job[3], 3)
+    got = predict_training_time(
+        *job[:3], y, loss=loss, learning_rate=1e6, steps=30, dynamics="sde", batch_size=3,
+        key=key, paths=4,
+    )  # fmt: skip
+    assert not got.stable
+    assert set(got.steps.values()) == {-1}
+    assert got.steps_band is None
+    assert bool(jnp.all(jnp.isfinite(got.loss)))
+    assert "diverges" in str(got)
+
+
 def test_adaptive_kernels_come_with_an_uncertainty(job):
     got = predict(job, relinearize="auto", tolerance=0.005)
     assert got.cost.kernels > 2
@@ -88,3 +102,33 @@ def test_bands_and_uncertainties_of_known_curves():
 def test_bad_input_names_the_argument(job, change, words):
     with pytest.raises(ValueError, match=words):
         predict(job, **change)
+
+
+def test_a_wide_sketch_forecasts_nearly_what_the_exact_kernel_does(job):
+    common = {"momentum": 0.5, "x_test": job[2][:3], "y_test": job[3][:3]}
+    exact = predict(job, **common)
+    keys = jax.random.split(jax.random.key(0), 2)
+    errors = []
+    for dim in (50, 5000):
+        found = predict(job, sketch_dim=dim, key=keys[0], **common)
+        assert found.hyperparameters["sketch_dim"] == dim
+        # These test samples are training samples: one projection serves both kernels.
+        alone = jnp.mean(jnp.stack([row_loss(found.outputs[t], job[3]) for t in (0, -1)]), axis=1)
+        np.testing.assert_allclose(found.test_loss[np.array([0, -1])], alone, rtol=1e-9)
+        errors.append(float(jnp.max(jnp.abs(found.loss - exact.loss))))
+    assert errors[1] < 0.05 * float(exact.loss[0])  # entries are right to about 1/sqrt(5000)
+    assert errors[1] < errors[0]
+    again = predict(job, sketch_dim=50, key=keys[0], **common)
+    other = predict(job, sketch_dim=50, key=keys[1], **common)
+    assert not np.array_equal(other.loss, again.loss)
+
+
+def row_loss(f, y):
+    return -jax.nn.log_softmax(f)[jnp.arange(3), y[:3]]
+
+
+def test_a_sketch_needs_a_key_and_a_size(job):
+    with pytest.raises(ValueError, match="sketch_dim=10 needs key"):
+        predict(job, sketch_dim=10)
+    with pytest.raises(ValueError, match="sketch_dim must be an integer"):
+        predict(job, sketch_dim=0, key=jax.random.key(0))

@@ -1,0 +1,122 @@
+"""What a forecast says: training times, curves, how sure it is and what it cost."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Array, Float
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a forecast cost.
+
+    Attributes:
+        kernels: kernels built.
+        gradient_evaluations: passes back through the network over all samples; an exact kernel
+            takes one for each of the C outputs, a step of full-batch training takes one.
+        seconds: wall-clock time without compilation.
+        compile_seconds: time to trace and compile.
+    """
+
+    kernels: int
+    gradient_evaluations: int
+    seconds: float
+    compile_seconds: float
+
+    def __str__(self) -> str:
+        kernels = "1 kernel" if self.kernels == 1 else f"{self.kernels} kernels"
+        return (
+            f"{kernels}, {self.gradient_evaluations} gradient evaluations, "
+            f"{self.seconds:.2f} s + {self.compile_seconds:.2f} s to compile"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A forecast of training; prints itself as a table.
+
+    Attributes:
+        steps: training time in steps for every threshold; -1 where the forecast diverges, or never
+            gets there (rules "absolute" and "plateau" only).
+        loss: predicted mean loss L_0, ..., L_T on the training samples, (T + 1,).
+        error: predicted error (share misclassified; for regression unexplained variance), (T + 1,).
+        max_learning_rate: beyond it the linearised network diverges at the start of training; for
+            an `optimizer` given as such, the limit of plain gradient descent.
+        stable: False when the learning rate is beyond that limit, the outputs diverged, or the loss
+            ends above twice its start (small batches can diverge below the limit).
+        cost: what the forecast cost.
+        horizon: T.
+        rule: the definition of training time, see `training_time`.
+        dynamics: how the outputs were moved.
+        hyperparameters: what was asked for, as plain values.
+        outputs: predicted outputs (T + 1, N, C), with dynamics "sde" their mean over the paths.
+        loss_uncertainty: with re-linearisation, the estimated error of the loss curve, (T + 1,):
+            what the second-order correction changed so far; None otherwise.
+        steps_uncertainty: with re-linearisation, the estimated error of every training time, at
+            least 1; None otherwise.
+        loss_band: with dynamics "sde", the 10 % and 90 % quantiles of the loss, (2, T + 1).
+        steps_band: with dynamics "sde", those of every training time, where it is stable.
+        test_loss: predicted loss on the test samples (T + 1,), where they were given.
+        test_error: predicted error on the test samples (T + 1,), where they were given.
+        trust: how far the forecast can be trusted, where the dynamics say so; None otherwise.
+    """
+
+    steps: Mapping[float, int]
+    loss: Float[Array, " t"]
+    error: Float[Array, " t"]
+    max_learning_rate: float
+    stable: bool
+    cost: Cost
+    horizon: int
+    rule: str
+    dynamics: str
+    hyperparameters: Mapping[str, Any]
+    outputs: Float[Array, "t n c"]
+    loss_uncertainty: Float[Array, " t"] | None = None
+    steps_uncertainty: Mapping[float, int] | None = None
+    loss_band: Float[Array, "2 t"] | None = None
+    steps_band: Mapping[float, tuple[int, int]] | None = None
+    test_loss: Float[Array, " t"] | None = None
+    test_error: Float[Array, " t"] | None = None
+    trust: str | None = None
+
+    @property
+    def message(self) -> str:
+        """One line on stability."""
+        rate = self.hyperparameters.get("learning_rate")
+        if self.stable:
+            return f"stable; largest stable learning rate {self.max_learning_rate:.4g}"
+        if rate is not None and rate < self.max_learning_rate:
+            return (
+                f"diverges at learning rate {rate:g} with batches of "
+                f"{self.hyperparameters['batch_size']}; a full batch diverges above "
+                f"η = {self.max_learning_rate:.4g}"
+            )
+        given = "" if rate is None else f" (learning rate {rate:g})"
+        return f"diverges above η = {self.max_learning_rate:.4g}{given}"
+
+    def __str__(self) -> str:
+        share = self.rule == "relative"
+        lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}"]
+        for threshold, step in self.steps.items():
+            goal = f"{100 * threshold:g} % of the loss's drop" if share else f"{threshold:g}"
+            when = f"step {step}" if step >= 0 else ("not reached" if self.stable else "diverges")
+            if step >= 0 and self.steps_uncertainty is not None:
+                when += f" ± {self.steps_uncertainty[threshold]}"
+            if step >= 0 and self.steps_band is not None:
+                when += " ({}-{})".format(*self.steps_band[threshold])
+            lines.append(f"  {self.rule:<9} {goal:<26} {when:>12}")
+        first, last = float(self.loss[0]), float(self.loss[-1])
+        lines.append(f"  loss   {first:.4g} -> {last:.4g}")
+        lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")
+        if self.test_loss is not None and self.test_error is not None:
+            ends = [float(c[i]) for c in (self.test_loss, self.test_error) for i in (0, -1)]
+            lines.append("  test   loss {:.4g} -> {:.4g}, error {:.4g} -> {:.4g}".format(*ends))
+        lines.append(f"  {self.message}")
+        if self.trust is not None:
+            lines.append(f"  trust  {self.trust}")
+        lines.append(f"  cost   {self.cost}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
