@@ -8,21 +8,22 @@ u = V φ(S) Uᵀ t (m, h), where
     noise      exact, of s plus Gaussian noise
 
 and the change that is really made is s u. Routes: "cholesky" of the N × N Gram with refinement
-(exact, noise); "eigh" of the smaller Gram, accumulated in float64 (the other three: truncating
-singular values at rtol is truncating eigenvalues at rtol²); "svd" where a tolerance is finer than
-a Gram can resolve, and as the oracle of the tests.
+(exact, noise); "eigh" of the smaller Gram (the other three: truncating singular values at rtol is
+truncating eigenvalues at rtol²; in float64, unless float32 resolves what is kept, see
+`_routes`); "svd" where a tolerance is finer than a Gram can resolve, and as the oracle of
+the tests.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.scipy.linalg as jsl
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_finite, check_number, is_concrete
+from jaxttp.gauss_newton._routes import Solve, cholesky_route, measure, spectral_route
 
 MODES = ("exact", "truncate", "damp", "tikhonov", "noise")
 METHODS = ("auto", "cholesky", "eigh", "svd")
@@ -36,25 +37,6 @@ rounding; a float64 Gram squares the singular values and blurs those below 1e-7 
 
 RESIDUAL_LIMIT = 1e-3
 """An exact solve with a larger relative residual counts as failed."""
-
-
-class Solve(NamedTuple):
-    """A pseudo-inverse applied to a wanted change.
-
-    Attributes:
-        solution: u (m, h), the pseudo-inverse times the wanted change.
-        achieved: s u (N, h), the change that the features make of it.
-        rank: directions kept (a scalar integer): those above the truncation, or, where nothing is
-            truncated, those above rounding; N in exact mode.
-        largest: the largest singular value, or its bound by the Frobenius norm in exact mode.
-        residual: ‖s u − t‖/‖t‖, 0 where t = 0.
-    """
-
-    solution: Array
-    achieved: Array
-    rank: Array
-    largest: Array
-    residual: Array
 
 
 def choose_method(mode: str, rtol: Any, method: str = "auto") -> str:
@@ -193,121 +175,10 @@ def solve(
         spread = jnp.asarray(noise, features.dtype) * jnp.std(features)
         disturbed = features + spread * jax.random.normal(key, features.shape, features.dtype)
         found = solve(disturbed, change, "exact", method, rtol, atol)
-        return _measure(features, change, found.solution, found.rank, found.largest)
+        return measure(features, change, found.solution, found.rank, found.largest)
     if method == "cholesky":
-        return _cholesky(features, change)
-    return _spectral(features, change, mode, method, rtol, atol)
-
-
-def _norm(x: Array) -> Array:
-    return jnp.sqrt(jnp.sum(x * x))
-
-
-def _relative(part: Array, whole: Array) -> Array:
-    """‖part‖/‖whole‖, 0 where the whole is 0; NaN stays NaN."""
-    size = _norm(whole)
-    return jnp.where(size == 0, jnp.zeros_like(size), _norm(part) / jnp.where(size == 0, 1, size))
-
-
-def _measure(s: Array, t: Array, solution: Array, rank: Array, largest: Array) -> Solve:
-    achieved = s @ solution
-    return Solve(solution, achieved, rank, largest, _relative(achieved - t, t))
-
-
-def _cholesky(s: Array, t: Array) -> Solve:
-    """The solution sᵀ (s sᵀ)⁻¹ t, refined up to twice against s itself, not its rounded Gram.
-
-    In float32 the Gram loses what the square of the condition number exceeds 1e7 by. Where the
-    refined residual tells of that, the solve is repeated in float64.
-    """
-    solution, residual = _refined(s, t, s @ s.T)
-    if s.dtype.itemsize < 8:
-
-        def repeat() -> tuple[Array, Array]:
-            with jax.enable_x64(True):
-                wide = s.astype(jnp.float64)
-                again, _ = _refined(wide, t.astype(jnp.float64), wide @ wide.T)
-                again = again.astype(s.dtype)
-            return again, t - s @ again
-
-        good = _relative(residual, t) < 1e-4  # false for NaN
-        solution, residual = jax.lax.cond(good, lambda: (solution, residual), repeat)
-    rank = jnp.asarray(s.shape[0], jnp.int32)
-    return Solve(solution, t - residual, rank, _norm(s), _relative(residual, t))
-
-
-def _refined(s: Array, t: Array, gram: Array) -> tuple[Array, Array]:
-    factor = jnp.linalg.cholesky(gram)
-    enough = 100 * float(jnp.finfo(s.dtype).eps) * _norm(t)
-
-    def back(r: Array) -> Array:
-        return s.T @ jsl.cho_solve((factor, True), r)
-
-    def again(state: tuple) -> tuple:
-        count, solution, residual = state
-        solution = solution + back(residual)
-        return count + 1, solution, t - s @ solution
-
-    def unfinished(state: tuple) -> Array:
-        return (state[0] < 2) & (_norm(state[2]) > enough)
-
-    first = back(t)
-    start = (jnp.zeros((), jnp.int32), first, t - s @ first)
-    _, solution, residual = jax.lax.while_loop(unfinished, again, start)
-    return solution, residual
-
-
-def _spectral(s: Array, t: Array, mode: str, method: str, rtol: Any, atol: Any) -> Solve:
-    """The filter on the spectrum, in float64: that of the smaller Gram, or an SVD."""
-    with jax.enable_x64(True):
-        wide, wanted = s.astype(jnp.float64), t.astype(jnp.float64)
-        tolerances = jnp.asarray(rtol, jnp.float64), jnp.asarray(atol, jnp.float64)
-        if method == "svd":
-            u, values, vt = jnp.linalg.svd(wide, full_matrices=False)
-            keep, inverse = _filter(values, s, mode, *tolerances, gram=False)
-            achieved = (values * inverse)[:, None] * (u.T @ wanted)
-            solution = vt.T @ (inverse[:, None] * (u.T @ wanted))
-            achieved = u @ achieved
-        else:
-            thin = s.shape[0] > s.shape[1]
-            gram = wide.T @ wide if thin else wide @ wide.T
-            eigenvalues, u = jnp.linalg.eigh(gram)
-            values = jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
-            keep, inverse = _filter(values, s, mode, *tolerances, gram=True)
-            # φ(s)/s: the Gram's eigenvectors need one more factor s to be the other singular side.
-            ratio = inverse / jnp.where(values > 0, values, 1.0)
-            if thin:
-                solution = u @ (ratio[:, None] * (u.T @ (wide.T @ wanted)))
-                achieved = wide @ solution
-            else:
-                along = u.T @ wanted
-                solution = wide.T @ (u @ (ratio[:, None] * along))
-                achieved = u @ ((values * inverse)[:, None] * along)
-        residual = _relative(achieved - wanted, wanted)
-        found = [x.astype(s.dtype) for x in (solution, achieved, jnp.max(values), residual)]
-        rank = jnp.sum(keep, dtype=jnp.int32)
-    return Solve(found[0], found[1], rank, found[2], found[3])
-
-
-def _filter(
-    values: Array, s: Array, mode: str, rtol: Array, atol: Array, *, gram: bool
-) -> tuple[Array, Array]:
-    """Which singular values count towards the rank, and φ of each.
-
-    Below the rounding of the route a singular vector is arbitrary, so 1/s and 1/(s + δ) would
-    amplify noise: φ is 0 there. Tikhonov's φ goes to zero with s by itself.
-    """
-    largest = jnp.max(values)
-    rounding = float(jnp.finfo(jnp.float64).eps) * max(s.shape)
-    floor = (rounding**0.5 if gram else rounding) * largest
-    delta = rtol * largest
-    if mode == "truncate":
-        floor = jnp.maximum(floor, jnp.maximum(delta, atol))
-    counted = (values >= floor) & (values > 0)
-    safe = jnp.where(values > 0, values, 1.0)
-    if mode == "tikhonov":
-        return counted, jnp.where(values > 0, safe / (safe**2 + delta**2), 0.0)
-    return counted, jnp.where(counted, 1 / (safe + delta) if mode == "damp" else 1 / safe, 0.0)
+        return cholesky_route(features, change)
+    return spectral_route(features, change, mode, method, rtol, atol)
 
 
 def check_residual(value: Array, residual: Array, mode: str) -> Array:

@@ -146,8 +146,9 @@ def test_float32_agrees_with_float64_and_promotes_where_it_must():
     epsilon = jax.random.normal(jax.random.key(8), x.shape)
     narrow = [a.astype(jnp.float32) for a in (w, v, x, epsilon)]
     wide = [a.astype(jnp.float64) for a in narrow]
-    for mode, tolerance in (("exact", 1e-4), ("truncate", 1e-5)):
-        # float32 states and features: 1e-7 times the features' condition, below 100 here.
+    for mode, tolerance in (("exact", 1e-4), ("truncate", 1e-3)):
+        # Exact: 1e-7 times the features' condition, below 100 here. Truncated: what a float32 Gram
+        # may lose before float64 takes over (`RESOLVED`).
         ours = gauss_newton_direction(*narrow, pseudoinverse=mode)
         assert ours.dtype == jnp.float32
         close(ours, gauss_newton_direction(*wide, pseudoinverse=mode), tolerance)
