@@ -1,11 +1,13 @@
 """What exact Gauss-Newton costs: steps against Adam's, backward memory, the closed-form kernel.
 
-    python -m experiments.bench.gauss_newton [steps] [svd] [memory] [kernel]
+    python -m experiments.bench.gauss_newton [steps] [svd] [memory] [kernel] [large]
 
 CPU time, not wall time, of alternating steps in one process; the median of the repeats. Set
 OPENBLAS_NUM_THREADS=1 on a busy machine: LAPACK's threads spin while they wait for each other.
 """
 
+import functools
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -124,7 +126,34 @@ def kernel(samples: int = 100, half: int = 392, width: int = 2000, blocks: int =
     )
 
 
+def large(samples: int = 1024, half: int = 1536, width: int = 8000, blocks: int = 6) -> None:
+    """One truncated step of 147 million weights: time and the process's highest memory."""
+    idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    w, v, x = network(blocks, half, width, samples)
+    p = orthonormal_readout(jax.random.key(1), 10, 2 * half)
+    y = jax.random.randint(jax.random.key(2), (samples,), 0, 10)
+    optimizer = gauss_newton(1.0, readout=p)
+    state = optimizer.init(w)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(w, state, v, x):
+        updates, state = optimizer.update(w, state, w, x=x, y=y, bottlenecks=v)
+        return optax.apply_updates(w, updates), state
+
+    begun, cpu = time.perf_counter(), time.process_time()
+    w, state = jax.block_until_ready(step(w, state, v, x))
+    wall, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle) / 2**20
+    finite = bool(jnp.all(jnp.isfinite(w)))
+    print(
+        f"{w.size / 1e6:.0f} M weights, {samples} samples: {wall:.0f} s wall, {cpu:.0f} s CPU with "
+        f"compilation; {peak:.1f} GiB above the idle process; finite: {finite}"
+    )
+
+
 if __name__ == "__main__":
     chosen = sys.argv[1:] or ["steps", "memory", "kernel"]
     for name in chosen:
-        {"steps": steps, "svd": lambda: steps(svd=True), "memory": memory, "kernel": kernel}[name]()
+        known = {"steps": steps, "memory": memory, "kernel": kernel, "large": large}
+        known["svd"] = functools.partial(steps, svd=True)
+        known[name]()
