@@ -7,6 +7,7 @@ import pytest
 from jaxttp import predict_training_time
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast.bands import steps_band, steps_uncertainty
+from jaxttp.pipeline import Settings, build_task
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,18 @@ def test_a_wide_sketch_forecasts_nearly_what_the_exact_kernel_does(job):
     again = predict(job, sketch_dim=50, key=keys[0], **common)
     other = predict(job, sketch_dim=50, key=keys[1], **common)
     assert not np.array_equal(other.loss, again.loss)
+
+
+@pytest.mark.slow
+def test_a_sketch_of_4000_is_within_two_steps_on_the_main_job():
+    task = build_task(Settings())
+    options = {"loss": task.loss, "learning_rate": 0.005}
+    exact = predict_training_time(*task.model, task.x, task.y, **options)
+    found = predict_training_time(
+        *task.model, task.x, task.y, sketch_dim=4000, key=jax.random.key(2), **options
+    )
+    for threshold, steps in exact.steps.items():
+        assert abs(found.steps[threshold] - steps) <= 2  # the required figure
 
 
 def row_loss(f, y):
