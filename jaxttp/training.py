@@ -177,18 +177,69 @@ def time_step(
         True
     """
     check_integer("repeats", repeats, at_least=1)
-    x = jnp.asarray(x)
-    targets, loss = encode_targets(loss, y, jax.eval_shape(apply_fn, params, x))
-    if batch_size is not None:
-        check_integer("batch_size", batch_size, at_least=1, at_most=x.shape[0])
-        x, targets = x[:batch_size], targets[:batch_size]
+    step, compiling = compile_step(
+        apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
+    )
+    x, targets, _ = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
-    with stopwatch() as compiling:
-        step = _make_step(apply_fn, loss, optimizer).lower(params, state, x, targets).compile()
     jax.block_until_ready(step(params, state, x, targets))
     times = []
     for _ in range(repeats):
         begun = time.perf_counter()
         jax.block_until_ready(step(params, state, x, targets))
         times.append(time.perf_counter() - begun)
-    return StepTime(statistics.median(times), compiling.seconds)
+    return StepTime(statistics.median(times), compiling)
+
+
+def compile_step(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    loss: str | Loss,
+    optimizer: optax.GradientTransformation,
+    batch_size: int | None = None,
+) -> tuple[jax.stages.Compiled, float]:
+    """The compiled training step, not run, and the seconds it took to compile.
+
+    Args:
+        apply_fn: as in `time_step`, like all the others.
+        params: as there.
+        x: as there.
+        y: as there.
+        loss: as there.
+        optimizer: as there.
+        batch_size: as there.
+
+    Returns:
+        ``(compiled, seconds)``; ``compiled.cost_analysis()`` counts its operations and bytes.
+
+    Raises:
+        ValueError: bad labels or batch size.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> compiled, _ = compile_step(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2),
+        ...                            jnp.ones((2, 1)), loss="squared_error",
+        ...                            optimizer=optax.sgd(1.0))
+        >>> compiled.cost_analysis()["flops"] > 0
+        True
+    """
+    x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
+    state = optimizer.init(params)
+    with stopwatch() as compiling:
+        step = _make_step(apply_fn, loss, optimizer).lower(params, state, x, targets).compile()
+    return step, compiling.seconds
+
+
+def _batch(
+    apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss, batch_size: int | None
+) -> tuple[Array, Array, Loss]:
+    """The first batch, its encoded targets, and the loss."""
+    x = jnp.asarray(x)
+    targets, loss = encode_targets(loss, y, jax.eval_shape(apply_fn, params, x))
+    if batch_size is not None:
+        check_integer("batch_size", batch_size, at_least=1, at_most=x.shape[0])
+        x, targets = x[:batch_size], targets[:batch_size]
+    return x, targets, loss

@@ -11,6 +11,10 @@ from jaxttp.forecast.hyperparameters import grid as grid
 from jaxttp.forecast.predict import predict_training_time as predict_training_time
 from jaxttp.forecast.prediction import Cost as Cost
 from jaxttp.forecast.prediction import Prediction as Prediction
+from jaxttp.forecast.seconds import DEVICES as DEVICES
+from jaxttp.forecast.seconds import Device as Device
+from jaxttp.forecast.seconds import WallClock as WallClock
+from jaxttp.forecast.seconds import wall_clock as wall_clock
 from jaxttp.forecast.sweeps import Sweep as Sweep
 from jaxttp.forecast.sweeps import sweep as sweep
 from jaxttp.forecast.sweeps import sweep_kernel as sweep_kernel

@@ -1,0 +1,176 @@
+"""From steps to seconds and to money: measured on this device, or estimated for another one."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._types import ApplyFn, Params
+from jaxttp.losses import Loss
+from jaxttp.training import compile_step, time_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What an estimate needs to know of a device.
+
+    Attributes:
+        flops: peak operations a second of matrix products at JAX's default precision for float32
+            arrays (TF32 tensor cores where there are any, bfloat16 on TPUs).
+        bandwidth: peak bytes a second from and to its memory.
+    """
+
+    flops: float
+    bandwidth: float
+
+
+DEVICES: Mapping[str, Device] = {
+    "T4": Device(8.1e12, 3.2e11),
+    "V100": Device(15.7e12, 9.0e11),
+    "L4": Device(60e12, 3.0e11),
+    "A100": Device(156e12, 2.04e12),
+    "H100": Device(494e12, 3.35e12),
+    "H200": Device(494e12, 4.8e12),
+    "TPU v4": Device(275e12, 1.23e12),
+    "TPU v5e": Device(197e12, 8.19e11),
+}
+"""Peaks from the makers' data sheets (dense, one device; SXM variants)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WallClock:
+    """How long training takes, and what it costs; prints itself as a table.
+
+    Attributes:
+        step_seconds: seconds of one step.
+        seconds: for every threshold that is reached, seconds until then.
+        total_seconds: seconds of the whole horizon.
+        cost: the price of the whole horizon, in the currency of `price_per_hour`; None without it.
+        source: how the seconds of a step are known.
+        compile_seconds: time to trace and compile the step here (not part of the above).
+    """
+
+    step_seconds: float
+    seconds: Mapping[float, float]
+    total_seconds: float
+    cost: float | None
+    source: str
+    compile_seconds: float
+
+    def __str__(self) -> str:
+        lines = [f"{readable_time(self.step_seconds)} a step, {self.source}"]
+        lines += [f"  to {e:g}: {readable_time(t)}" for e, t in self.seconds.items()]
+        money = "" if self.cost is None else f", costs {self.cost:.2f}"
+        lines.append(f"  whole horizon: {readable_time(self.total_seconds)}{money}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def wall_clock(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    steps: Mapping[float, int],
+    horizon: int,
+    optimizer: optax.GradientTransformation,
+    loss: str | Loss = "cross_entropy",
+    batch_size: int | None = None,
+    device: str | Device | None = None,
+    efficiency: float = 0.4,
+    price_per_hour: float | None = None,
+    repeats: int = 15,
+) -> WallClock:
+    """Seconds (and money) for a forecast in steps.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        params: weights; they are not changed.
+        x: samples (N, ...); a step is timed on the first batch of them.
+        y: integer labels (N,) or targets (N, C).
+        steps: training times in steps, such as `Prediction.steps`; negative ones are left out.
+        horizon: T, steps in all.
+        optimizer: what trains, any optax transformation.
+        loss: a name or a `Loss`.
+        batch_size: samples a step; all of them when None.
+        device: None measures a few steps on the device at hand (their result is thrown away); a
+            name of `DEVICES` or a `Device` estimates them from XLA's count of operations and bytes.
+        efficiency: share of the peaks that an estimate expects to reach, in (0, 1]; 0.4 is usual
+            for large layers, small networks stay far below.
+        price_per_hour: of the device, in any currency.
+        repeats: timed steps.
+
+    Returns:
+        A `WallClock`.
+
+    Raises:
+        ValueError: an unknown device, numbers out of range, bad labels or batch size.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> clock = wall_clock(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2), jnp.ones((2, 1)),
+        ...                    steps={0.1: 40}, horizon=100, optimizer=optax.sgd(1.0),
+        ...                    loss="squared_error", device="A100", price_per_hour=2.0)
+        >>> clock.total_seconds == 100 * clock.step_seconds, clock.source
+        (True, 'estimated for A100')
+
+    Source:
+        TTP Section 5 reports seconds on one device; the roofline estimate is standard.
+    """
+    check_integer("horizon", horizon, at_least=1)
+    check_number("efficiency", efficiency, above=0.0)
+    if efficiency > 1:
+        raise ValueError(f"efficiency must be at most 1; got {efficiency!r}.")
+    if price_per_hour is not None:
+        check_number("price_per_hour", price_per_hour, at_least=0.0)
+    if device is None:
+        spent = time_step(
+            apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size,
+            repeats=repeats,
+        )  # fmt: skip
+        seconds, compiling = spent.seconds, spent.compile_seconds
+        source = f"measured on {jax.devices()[0].device_kind}"
+    else:
+        name = device if isinstance(device, str) else "the given device"
+        if isinstance(device, str):
+            device = DEVICES[check_choice("device", device, DEVICES)]
+        x = jnp.asarray(x)
+        compiled, compiling = compile_step(
+            apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
+        )
+        counted = compiled.cost_analysis() or {}
+        operations = float(counted.get("flops", 0.0))
+        moved = float(counted.get("bytes accessed", 0.0))
+        if not operations > 0:
+            raise ValueError(
+                f"device={name!r} needs XLA's count of operations, which the backend "
+                f"{jax.default_backend()!r} does not give; measure with device=None, or run on CPU."
+            )
+        seconds = max(operations / device.flops, moved / device.bandwidth) / efficiency
+        source = f"estimated for {name}"
+    total = horizon * seconds
+    cost = None if price_per_hour is None else total / 3600 * price_per_hour
+    reached = {e: t * seconds for e, t in steps.items() if t >= 0}
+    return WallClock(seconds, reached, total, cost, source, compiling)
+
+
+def readable_time(seconds: float) -> str:
+    """Seconds in the unit that suits them.
+
+    Example:
+        >>> [readable_time(t) for t in (2e-5, 0.02, 3.0, 200.0, 9000.0)]
+        ['20.0 µs', '20.0 ms', '3.00 s', '3.3 min', '2.5 h']
+    """
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.1f} µs"
+    if seconds < 1:
+        return f"{1e3 * seconds:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.2f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
