@@ -8,6 +8,7 @@ from jaxttp import dynamics as dynamics
 from jaxttp import gauss_newton as gauss_newton
 from jaxttp import losses as losses
 from jaxttp import ntk as ntk
+from jaxttp import representation as representation
 from jaxttp._types import Model as Model
 from jaxttp.adapters import from_equinox as from_equinox
 from jaxttp.adapters import from_linen as from_linen

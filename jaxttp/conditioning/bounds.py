@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_number, is_concrete
+from jaxttp._sequence import after
 from jaxttp.conditioning._inputs import (
     Covariance,
     add_skip,
@@ -114,9 +115,11 @@ def linear_bound(
 def _combine(chain: list[Array], scales: list[Array] | None, sigma: Covariance) -> Bounds:
     k, d = chain[-1].shape[0], chain[0].shape[1]
     largest, smallest = [], []
+    done = sigma.values
     for left, right in zip(suffixes(chain, scales), prefixes(chain, scales), strict=True):
-        left_max, left_min = extreme_singular_values(left, k)
-        right_max, right_min = extreme_singular_values(right, d)
+        left_max, left_min = extreme_singular_values(after(left, done), k)
+        right_max, right_min = extreme_singular_values(after(right, left_max), d)
+        done = right_max
         largest.append((left_max * right_max) ** 2)
         smallest.append((left_min * right_min) ** 2)
     above, alphas = jnp.stack(largest), jnp.stack(smallest)

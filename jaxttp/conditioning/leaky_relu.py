@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer, check_number, is_concrete
+from jaxttp._sequence import after
 from jaxttp.conditioning._inputs import as_double, double
 from jaxttp.conditioning.bounds import extreme_singular_values, ratio
 from jaxttp.conditioning.linear import matmul
@@ -123,8 +124,9 @@ def leaky_relu_bound(
         hidden = matmul(v, x)
         k, n = w.shape[0], x.shape[1]
         x_max, x_min = extreme_singular_values(x, n)
-        w_max, w_min = extreme_singular_values(w, k)
-        g_max, g_min = extreme_singular_values(_slopes(hidden, alpha) * hidden, n)
+        w_max, w_min = extreme_singular_values(after(w, x_max), k)
+        active = _slopes(hidden, alpha) * hidden
+        g_max, g_min = extreme_singular_values(after(active, w_max), n)
         above = (x_max * w_max) ** 2 + g_max**2
         slope = jnp.asarray(alpha).astype(above.dtype)
         return ratio(above, (slope * x_min * w_min) ** 2 + g_min**2)

@@ -1,6 +1,7 @@
 """Networks in Flax NNX. A sample's outputs depend on that sample alone: no batch statistics."""
 
 from jaxttp.models.head import fresh_head, linear_head
+from jaxttp.models.layers import LayerOutput, layer_names
 from jaxttp.models.mlp import MLP
 from jaxttp.models.pretrained import (
     load_params,
@@ -18,6 +19,8 @@ __all__ = [
     "ResNet",
     "ResidualBlock",
     "digits_resnet",
+    "LayerOutput",
+    "layer_names",
     "linear_head",
     "fresh_head",
     "save_params",

@@ -80,6 +80,11 @@ class MLP(nnx.Module):
 
     def __call__(self, x: Float[Array | np.ndarray, "n ..."]) -> Float[Array, "n c"]:
         """Outputs (N, C) of inputs (N, ...), flattened to (N, -1)."""
+        *_, h = self.activations(x).values()
+        return h
+
+    def activations(self, x: Float[Array | np.ndarray, "n ..."]) -> dict[str, Array]:
+        """What every layer gives, in order: "hidden.0" ... (N, width), "head" (N, C)."""
         function = get_activation(self.activation).function
         h = jnp.reshape(x, (x.shape[0], -1))
         first = self.hidden[0] if len(self.hidden) else self.head
@@ -88,6 +93,7 @@ class MLP(nnx.Module):
                 f"x of shape {x.shape} flattens to {h.shape[1]} features a sample; this MLP takes "
                 f"{first.in_features}."
             )
-        for layer in self.hidden:
-            h = function(layer(h))
-        return self.head(h)
+        layers = {}
+        for index, layer in enumerate(self.hidden):
+            h = layers[f"hidden.{index}"] = function(layer(h))
+        return layers | {"head": self.head(h)}

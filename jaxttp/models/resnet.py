@@ -154,20 +154,29 @@ class ResNet(nnx.Module):
             channels, num_classes, rngs=rngs, scale=head_scale, param_dtype=param_dtype
         )
 
-    def features(self, x: Float[Array | np.ndarray, "n h w c"]) -> Float[Array, "n d"]:
-        """What the head sees: (N, D), the last block's features averaged over the image."""
+    def activations(self, x: Float[Array | np.ndarray, "n h w c"]) -> dict[str, Array]:
+        """What every layer gives: "stem", "blocks.0" ... (N, H, W, D), "pool" (N, D), "head".
+
+        The last block's features averaged over the image, "pool", are what the head sees.
+        """
         if x.ndim != 4 or x.shape[-1] != self.stem.in_features:
             raise ValueError(
                 f"x of shape {x.shape} is not a batch of images (N, H, W, {self.stem.in_features})."
             )
         h = get_activation(self.activation).function(self.stem(jnp.asarray(x)))
-        for block in self.blocks:
-            h = block(h)
-        return jnp.mean(h, axis=(1, 2))
+        layers = {"stem": h}
+        for index, block in enumerate(self.blocks):
+            h = layers[f"blocks.{index}"] = block(h)
+        pool = jnp.mean(h, axis=(1, 2))
+        return layers | {"pool": pool, "head": self.head(pool)}
+
+    def features(self, x: Float[Array | np.ndarray, "n h w c"]) -> Float[Array, "n d"]:
+        """What the head sees: (N, D), the last block's features averaged over the image."""
+        return self.activations(x)["pool"]
 
     def __call__(self, x: Float[Array | np.ndarray, "n h w c"]) -> Float[Array, "n k"]:
         """Outputs (N, C) of images (N, H, W, channels)."""
-        return self.head(self.features(x))
+        return self.activations(x)["head"]
 
 
 def digits_resnet(num_classes: int = 5, *, rngs: nnx.Rngs) -> ResNet:

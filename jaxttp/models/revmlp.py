@@ -134,6 +134,21 @@ class RevMLP(nnx.Module):
         )
         return states if self.readout is None else states @ self.readout[...].T
 
+    def activations(self, x: Float[Array | np.ndarray, "n ..."]) -> dict[str, Array]:
+        """The states x_1 ... x_L behind the blocks, "blocks.0" ... (N, d), and "head" (N, C)."""
+        states, layers = self.embed(x), {}
+        blocks, fixed = self.weights.shape[0], self.fixed_bottlenecks
+        names = [self.activation] * blocks if isinstance(self.activation, str) else self.activation
+        for index, name in enumerate(names):
+            one = slice(index, index + 1)
+            states = layers[f"blocks.{index}"] = revmlp_forward(
+                self.weights[one],
+                None if fixed is None else fixed[one],
+                states,
+                activation=name,
+            )
+        return layers | {"head": states if self.readout is None else states @ self.readout[...].T}
+
     def inverse(self, states: ArrayLike) -> Float[Array, "n k"]:
         """The flattened inputs (N, inputs) that lead to these states x_L (N, d)."""
         x = revmlp_inverse(

@@ -1,0 +1,1 @@
+"""Two-factor cross-entropy dynamics and the geometry of representations, measured."""

@@ -1,0 +1,88 @@
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxttp import train
+from jaxttp.representation import weight_cosine, weight_norm, weight_path
+
+RNG = np.random.default_rng(5)
+
+
+def tree(seed):
+    rng = np.random.default_rng(seed)
+    return {"b": rng.standard_normal(3), "w": rng.standard_normal((2, 3)), "steps": np.array(7)}
+
+
+def flat(params):
+    return np.concatenate([params["b"], params["w"].reshape(-1)])
+
+
+def cosine(a, b):
+    return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+
+
+def test_norm_and_cosine():
+    a, b = tree(0), tree(1)
+    np.testing.assert_allclose(weight_norm(a), np.linalg.norm(flat(a)), rtol=1e-12)
+    np.testing.assert_allclose(weight_cosine(a, b), cosine(flat(a), flat(b)), rtol=1e-12)
+    np.testing.assert_allclose(weight_cosine(a, a), 1.0, rtol=1e-15)
+
+
+def test_path():
+    history = [tree(seed) for seed in range(4)]
+    vectors = [flat(params) for params in history]
+    path = weight_path(history)
+    assert path.names == ("b", "w")
+    np.testing.assert_allclose(path.norm, [np.linalg.norm(v) for v in vectors], rtol=1e-12)
+    np.testing.assert_allclose(path.cosine, [cosine(v, vectors[0]) for v in vectors], rtol=1e-12)
+    away = [np.linalg.norm(v - vectors[0]) for v in vectors]
+    np.testing.assert_allclose(path.distance, away, rtol=1e-12)
+    moves = np.diff(vectors, axis=0)
+    np.testing.assert_allclose(path.step_norm, np.linalg.norm(moves, axis=1), rtol=1e-12)
+    turns = [cosine(moves[i], moves[i + 1]) for i in range(2)]
+    np.testing.assert_allclose(path.step_cosine, turns, rtol=1e-12)
+    np.testing.assert_allclose(path.leaf_norm[2, 0], np.linalg.norm(history[2]["b"]), rtol=1e-12)
+    np.testing.assert_allclose(
+        path.leaf_cosine[3, 1], cosine(history[3]["w"].ravel(), history[0]["w"].ravel()), rtol=1e-12
+    )
+
+
+def test_one_checkpoint_and_zero_leaves():
+    path = weight_path([{"w": np.ones(2), "b": np.zeros(2)}])
+    assert path.norm.shape == (1,)
+    assert path.step_norm.shape == path.step_cosine.shape == (0,)
+    assert np.isnan(path.leaf_cosine[0, 0])
+    assert path.leaf_cosine[0, 1] == 1.0
+    assert np.isnan(weight_cosine([np.zeros(2)], [np.ones(2)]))
+
+
+def test_a_straight_path_has_step_cosine_one():
+    """Gradient descent on an isotropic quadratic."""
+    x, y = np.eye(3), np.ones((3, 1))
+    history = [np.zeros((3, 1))]
+    for _ in range(3):
+        run = train(lambda w, x: x @ w, history[-1], x, y, loss="squared_error",
+                    optimizer=optax.sgd(0.3), steps=1)  # fmt: skip
+        history.append(run.params)
+    np.testing.assert_allclose(weight_path(history).step_cosine, 1.0, rtol=1e-12)
+
+
+def test_jit():
+    a, b = [RNG.standard_normal((3, 2))], [RNG.standard_normal((3, 2))]
+    np.testing.assert_allclose(jax.jit(weight_cosine)(a, b), weight_cosine(a, b), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: weight_path([]), "at least one checkpoint"),
+        (lambda: weight_path([tree(0), {"b": np.ones(3)}]), r"history\[1\] must be the same tree"),
+        (lambda: weight_cosine([np.ones(2)], [np.ones(3)]), "reference must be the same tree"),
+        (lambda: weight_norm({"steps": np.array(1)}), "at least one floating-point"),
+        (lambda: weight_norm([np.array([np.nan])]), "params.*NaN"),
+    ],
+)
+def test_bad_input(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
