@@ -43,6 +43,10 @@ REJECT = 2.0
 """A segment whose error estimate exceeds REJECT times the tolerance is done again, shorter."""
 
 
+SWEEPS = 1
+"""How often a segment is done again with the defect found at its end."""
+
+
 class RelinearizedTrajectory(eqx.Module):
     """Predicted outputs with the kernel rebuilt along the path.
 
@@ -250,10 +254,20 @@ class _Walk:
         products = gram(self.here, in_use)
         return knot, products, self._run([knot], products, None, start, end)
 
-    def _run(self, knots: list[Knot], products: Array, line: Any, start: int, end: int) -> Run:
+    def _run(
+        self,
+        knots: list[Knot],
+        products: Array,
+        line: Any,
+        start: int,
+        end: int,
+        drift: Array | None = None,
+    ) -> Run:
+        drift = jnp.zeros_like(self.here.f) if drift is None else drift
         return self.run(
-            knots, self.here, products, line, start, end, self.train, self.targets, self.indices
-        )
+            knots, self.here, products, line, start, end, self.train, self.targets, self.indices,
+            drift,
+        )  # fmt: skip
 
     def advance(
         self,
@@ -266,7 +280,7 @@ class _Walk:
         self.report()
         knot, products, result = explored
         here, network = self.here, self.network
-        provisional, knots, points = result.train, [knot], [here.point]
+        provisional, knots, points, line = result.train, [knot], [here.point], None
         if self.order == 2:
             in_use = [self.decays, *[start > 0] * self.slots]
             point = network.combine(points, here.vectors, result.rows[0], here.f)
@@ -280,6 +294,13 @@ class _Walk:
             result = self._run(knots, products, line, start, end)
             if accept is not None and not accept(provisional, result.train):
                 return False
+        last = end == self.steps and self.order == 1
+        arrived = None if last else self._arrive(points, result)
+        if arrived is not None and self.order == 2:
+            for _ in range(SWEEPS):
+                result, arrived = self._sweep(
+                    knots, points, products, line, start, end, result, arrived
+                )
         alive = self.diverged_at < 0
         self.train, inside = result.train, slice(start + 1, end + 1)
         self.provisional = self.provisional.at[inside].set(provisional[inside])
@@ -287,19 +308,51 @@ class _Walk:
             alive & (result.diverged_at >= 0), result.diverged_at, self.diverged_at
         )
         self.ends.append(end)
-        if end == self.steps and self.order == 1:
+        if arrived is None:
             return True
-        vectors = [network.combine(points, here.vectors, row, here.f) for row in result.rows]
-        f = network.outputs(vectors[0])
+        weights, f = arrived
         good = (self.diverged_at < 0) & jnp.all(jnp.isfinite(f))
         f = jnp.where(good, f, self.train[end])
         self._spread(f - self.train[end], start, end)
+        if end == self.steps:
+            return True
+        moving = [network.combine(points, here.vectors, row, here.f) for row in result.rows[1:]]
+        vectors = [weights, *moving]
         if self.order == 1:
             point, kernel = vectors[0], network.kernel(vectors[0])
         else:
             point, kernel = points[-1], knots[-1].kernel
         self.here = Start(point, kernel, vectors, f, result.state)
         return True
+
+    def _arrive(self, points: list[Params], result: Run) -> tuple[Params, Array]:
+        """The weights at a segment's end, and what the network says there."""
+        weights = self.network.combine(points, self.here.vectors, result.rows[0], self.here.f)
+        return weights, self.network.outputs(weights)
+
+    def _sweep(
+        self,
+        knots: list[Knot],
+        points: list[Params],
+        products: Array,
+        line: Any,
+        start: int,
+        end: int,
+        result: Run,
+        arrived: tuple[Params, Array],
+    ) -> tuple[Run, tuple[Params, Array]]:
+        """Do a segment again with its defect as a drift, so that the dynamics answer to it.
+
+        The defect is what the network says at the segment's end beyond what the kernels do. Along
+        stiff directions training would have contracted it at once; added afterwards it would stay.
+        Taken only where it leaves a smaller defect.
+        """
+        defect = arrived[1] - result.train[end]
+        again = self._run(knots, products, line, start, end, defect / (end - start))
+        there = self._arrive(points, again)
+        better = jnp.linalg.norm(there[1] - again.train[end]) < jnp.linalg.norm(defect)
+        choose = lambda a, b: jnp.where(better, a, b)  # noqa: E731
+        return jax.tree.map(choose, (again, there), (result, arrived))
 
     def _spread(self, defect: Array, start: int, end: int) -> None:
         """Bring the outputs of a segment to those of the network at its end, without a jump.
@@ -378,7 +431,8 @@ def _adapt(walk: _Walk, steps: int, tolerance: float, budget: int) -> int:
     def accept(provisional: Array, final: Array) -> bool:
         curves = [np.asarray(walk.curve(path[: end + 1])) for path in (provisional, final)]
         drop = abs(float(curves[1][0]) - floor)
-        errors.append(float(np.max(np.abs(curves[0] - curves[1]))) / max(drop, 1e-30))
+        error = float(np.max(np.abs(curves[0] - curves[1]))) / max(drop, 1e-30)
+        errors.append(error if np.isfinite(error) else float("inf"))
         left = budget + 1 - walk.network.kernels
         return errors[-1] <= REJECT * tolerance or end == start + 1 or left < 1
 
@@ -389,9 +443,10 @@ def _adapt(walk: _Walk, steps: int, tolerance: float, budget: int) -> int:
         rest = path - path[start]
         if length is None:
             length = FIRST_SHARE * rest[-1]
+        most = steps
         while True:
-            end = int(np.searchsorted(rest, length, side="right"))
-            end = min(max(end, start + 1), steps)
+            end = int(np.searchsorted(rest, length, side="right")) - 1  # the last not beyond it
+            end = min(max(end, start + 1), most)
             if walk.network.kernels >= budget:
                 end = steps
             covered = rest[end]
@@ -403,6 +458,6 @@ def _adapt(walk: _Walk, steps: int, tolerance: float, budget: int) -> int:
             length = covered * min(max(ratio, SHRINK), GROW)
             if taken:
                 break
-            rejected += 1
+            rejected, most = rejected + 1, end - 1  # one step may be longer than what is asked for
         start = end
     return rejected
