@@ -196,7 +196,8 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
     D · D, the share of the chord D that the weights have come (linear in time would do for the
     order; the chord is truer on a long segment, of which most is covered in the first steps). An
     update made at tau of gradients met earlier moves the outputs by J(tau) J(earlier)^T, for which
-    the mean of both kernels stands, exact to second order in its symmetric part.
+    the mean of both kernels stands, exact to second order in its symmetric part. `drift` (N, C) is
+    added to the outputs at every step: what the linearisation was found to miss.
     """
 
     @jax.jit
@@ -210,6 +211,7 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
         train: Array,
         targets: Array,
         indices: Array | None,
+        drift: Array,
     ) -> Run:
         size, count, dtype = targets.size, len(here.vectors), train.dtype
         unit = jnp.eye(count, dtype=dtype)
@@ -236,7 +238,7 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
             split = [(1 - tau) * gradient, tau * gradient, jnp.zeros(count, dtype)]
             updates, state = optimizer.update(jnp.concatenate(split), state, weights)
             updates = jnp.asarray(updates)
-            new_f = f + _move(knots, updates, tau, targets.shape)
+            new_f = f + _move(knots, updates, tau, targets.shape) + drift
             length = length.at[t + 1].set(_length(knots[0], products, updates, targets.shape))
             weights = jnp.asarray(optax.apply_updates(weights, updates))
             good = (diverged_at < 0) & jnp.all(jnp.abs(new_f) < output_limit(dtype))

@@ -5,7 +5,8 @@ after a segment of steps set w <- w + J^T a (one vector-Jacobian product over th
 step), rebuild Theta and f there, and go on. That is a method of first order in the length of a
 segment. The second order is a Heun step whose right-hand side is a kernel: run the segment with
 Theta_s, build Theta* at its provisional end, and run the segment again with the kernel interpolated
-between both.
+between both. What the network then says at the segment's end beyond the kernels, the defect, drives
+a last run of the segment, so that the dynamics answer to it.
 
 What the correction changes is an error estimate at no cost. With ``rebuilds="auto"`` it places the
 kernels as an adaptive ODE solver places its steps, in the length of the path through weight space,
@@ -17,19 +18,15 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp._types import ApplyFn, Params
-from jaxttp.dynamics._segment import Knot, Network, Run, Start, chord, gram, make_runner, slots
+from jaxttp.dynamics._walk import RelinearizedTrajectory, Walk
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.filters import linear_filter
-from jaxttp.losses import Loss, encode_targets
+from jaxttp.losses import Loss
 
 PLACEMENT = 2.75
 """Segment k of K ends at T (k/K)^PLACEMENT where the path is not known."""
@@ -41,43 +38,6 @@ SAFETY, SHRINK, GROW = 0.9, 0.25, 4.0
 """The adaptive controller's caution, and bounds on the change of a segment's length."""
 REJECT = 2.0
 """A segment whose error estimate exceeds REJECT times the tolerance is done again, shorter."""
-
-
-class RelinearizedTrajectory(eqx.Module):
-    """Predicted outputs with the kernel rebuilt along the path.
-
-    Attributes:
-        ts: 0, 1, ..., steps.
-        train: outputs (steps + 1, N, C).
-        provisional: outputs before the second-order correction, (steps + 1, N, C). Equal to `train`
-            for order 1.
-        loss: the loss curve (steps + 1,).
-        loss_uncertainty: estimated error of `loss`, (steps + 1,): what the correction changed in
-            the segments so far, summed over their ends, and inside the present one. Zero for
-            order 1.
-        ends: the steps at which segments end and kernels were built.
-        local_errors: for every segment the largest change of the loss curve by the correction, as
-            a share of the curve's drop; what "auto" holds below its tolerance.
-        rejected: segments done again because their local error was too large; each cost a kernel.
-        diverged_at: first step whose outputs could not be represented, -1 for never.
-        kernels: kernels built, the first and the rejected ones included.
-        kernel_seconds: wall-clock seconds of every kernel, compilation included.
-        gradient_evaluations: passes back through the network over all samples, the kernels' own
-            apart.
-    """
-
-    ts: Float[Array, " t"]
-    train: Float[Array, "t n c"]
-    provisional: Float[Array, "t n c"]
-    loss: Float[Array, " t"]
-    loss_uncertainty: Float[Array, " t"]
-    ends: tuple[int, ...] = eqx.field(static=True)
-    local_errors: Float[Array, " s"]
-    rejected: int = eqx.field(static=True)
-    diverged_at: Array
-    kernels: int = eqx.field(static=True)
-    kernel_seconds: tuple[float, ...] = eqx.field(static=True)
-    gradient_evaluations: int = eqx.field(static=True)
 
 
 def segment_ends(steps: int, rebuilds: int, *, order: int = 2) -> tuple[int, ...]:
@@ -188,7 +148,7 @@ def relinearized_recursion(
             if ends[-1] != steps or any(b <= a for a, b in itertools.pairwise((0, *ends))):
                 raise ValueError(f"ends must increase from above 0 to steps={steps}; got {ends}.")
             planned = len(ends) - 1 + (order == 2)
-    walk = _Walk(apply_fn, params, x, y, loss, optimizer, steps, kernel_fn, order)
+    walk = Walk(apply_fn, params, x, y, loss, optimizer, steps, kernel_fn, order)
     if batch_size is not None:
         n = walk.here.f.shape[0]
         walk.indices = batch_indices(key, n, batch_size, steps, protocol=protocol)
@@ -209,146 +169,7 @@ def relinearized_recursion(
     return walk.result(rejected)
 
 
-class _Walk:
-    """A path under construction, one segment after another."""
-
-    def __init__(
-        self,
-        apply_fn: ApplyFn,
-        params: Params,
-        x: Any,
-        y: Any,
-        loss: str | Loss,
-        optimizer: optax.GradientTransformation,
-        steps: int,
-        kernel_fn: Callable[[Params], Array],
-        order: int,
-    ) -> None:
-        self.network = Network(apply_fn, x, kernel_fn)
-        self.order, self.steps = order, steps
-        self.indices: Array | None = None
-        self.report: Callable[[], None] = lambda: None
-        f = self.network.outputs(params)
-        self.targets, self.loss = encode_targets(loss, y, f)
-        self.decays = linear_filter(optimizer).weight_decay is not False
-        self.slots = len(slots(optimizer, optimizer.init(jnp.zeros(1, f.dtype))))
-        state = optimizer.init(jnp.zeros(2 * f.size + 1 + self.slots, f.dtype))
-        self.run = make_runner(self.loss, optimizer)
-        vectors = [params, *[jax.tree.map(jnp.zeros_like, params)] * self.slots]
-        self.here = Start(params, self.network.kernel(params), vectors, f, state)
-        self.train = jnp.zeros((steps + 1, *f.shape), f.dtype).at[0].set(f)
-        self.provisional = self.train
-        self.diverged_at = jnp.asarray(-1)
-        self.ends: list[int] = []
-        self.gave_up = False
-        self.curve = jax.jit(jax.vmap(lambda f: self.loss.value(f, self.targets)))
-
-    def explore(self, start: int, end: int) -> tuple[Knot, Array, Run]:
-        """Run from `start` to `end` with the kernel at hand."""
-        in_use = [self.decays, *[start > 0] * self.slots]
-        knot = Knot(self.here.kernel, self.network.push_all(self.here, self.here.point, in_use))
-        products = gram(self.here, in_use)
-        return knot, products, self._run([knot], products, None, start, end)
-
-    def _run(self, knots: list[Knot], products: Array, line: Any, start: int, end: int) -> Run:
-        return self.run(
-            knots, self.here, products, line, start, end, self.train, self.targets, self.indices
-        )
-
-    def advance(
-        self,
-        start: int,
-        end: int,
-        explored: tuple[Knot, Array, Run],
-        accept: Callable[[Array, Array], bool] | None = None,
-    ) -> bool:
-        """Take a segment, or nothing where `accept` refuses its provisional and final outputs."""
-        self.report()
-        knot, products, result = explored
-        here, network = self.here, self.network
-        provisional, knots, points = result.train, [knot], [here.point]
-        if self.order == 2:
-            in_use = [self.decays, *[start > 0] * self.slots]
-            point = network.combine(points, here.vectors, result.rows[0], here.f)
-            kernel = network.kernel(point)
-            if is_concrete(kernel) and not bool(jnp.all(jnp.isfinite(kernel))):
-                self._give_up(start)
-                return True
-            far = Knot(kernel, network.push_all(here, point, in_use))
-            line = chord(knot, products, result.rows[0])
-            knots, points = [knot, far], [here.point, point]
-            result = self._run(knots, products, line, start, end)
-            if accept is not None and not accept(provisional, result.train):
-                return False
-        alive = self.diverged_at < 0
-        self.train, inside = result.train, slice(start + 1, end + 1)
-        self.provisional = self.provisional.at[inside].set(provisional[inside])
-        self.diverged_at = jnp.where(
-            alive & (result.diverged_at >= 0), result.diverged_at, self.diverged_at
-        )
-        self.ends.append(end)
-        if end == self.steps and self.order == 1:
-            return True
-        vectors = [network.combine(points, here.vectors, row, here.f) for row in result.rows]
-        f = network.outputs(vectors[0])
-        good = (self.diverged_at < 0) & jnp.all(jnp.isfinite(f))
-        f = jnp.where(good, f, self.train[end])
-        self._spread(f - self.train[end], start, end)
-        if self.order == 1:
-            point, kernel = vectors[0], network.kernel(vectors[0])
-        else:
-            point, kernel = points[-1], knots[-1].kernel
-        self.here = Start(point, kernel, vectors, f, result.state)
-        return True
-
-    def _spread(self, defect: Array, start: int, end: int) -> None:
-        """Bring the outputs of a segment to those of the network at its end, without a jump.
-
-        A jump at the horizon alone would move every training time that is near it. The defect is
-        taken to come up evenly in time (measured: better than along the chord).
-        """
-        part = jnp.arange(1, end - start + 1, dtype=defect.dtype) / (end - start)
-        self.train = self.train.at[start + 1 : end + 1].add(part[:, None, None] * defect[None])
-
-    def _give_up(self, start: int) -> None:
-        """The network left the representable numbers: hold the last outputs that did not."""
-        held = jnp.broadcast_to(self.here.f[None], self.train[start + 1 :].shape)
-        self.train = self.train.at[start + 1 :].set(held)
-        self.provisional = self.provisional.at[start + 1 :].set(held)
-        self.diverged_at = jnp.where(self.diverged_at < 0, start + 1, self.diverged_at)
-        self.ends.append(self.steps)
-        self.gave_up = True
-
-    def result(self, rejected: int) -> RelinearizedTrajectory:
-        """The finished path, its loss and the error estimate."""
-        loss = self.curve(self.train)
-        provisional = self.train if self.order == 1 else self.provisional
-        change = jnp.abs(loss - self.curve(provisional))
-        drop = jnp.abs(loss[0] - loss[-1])
-        drop = jnp.where(drop > 0, drop, 1.0)
-        uncertainty, carried, local = change, jnp.zeros((), loss.dtype), []
-        for start, end in itertools.pairwise((0, *self.ends)):
-            inside = slice(start + 1, end + 1)
-            uncertainty = uncertainty.at[inside].add(carried)
-            carried = uncertainty[end]
-            local.append(jnp.max(change[inside]) / drop)
-        return RelinearizedTrajectory(
-            ts=jnp.arange(self.steps + 1, dtype=loss.dtype),
-            train=self.train,
-            provisional=provisional,
-            loss=loss,
-            loss_uncertainty=uncertainty,
-            ends=tuple(self.ends),
-            local_errors=jnp.stack(local),
-            rejected=rejected,
-            diverged_at=self.diverged_at,
-            kernels=self.network.kernels,
-            kernel_seconds=tuple(self.network.seconds),
-            gradient_evaluations=self.network.passes,
-        )
-
-
-def _divide(walk: _Walk, steps: int, segments: int) -> None:
+def _divide(walk: Walk, steps: int, segments: int) -> None:
     """Place a given number of segments by the length of the path, as it is predicted so far."""
     segments, start, come = min(segments, steps), 0, 0.0
     for k in range(1, segments + 1):
@@ -363,7 +184,7 @@ def _divide(walk: _Walk, steps: int, segments: int) -> None:
         start = end
 
 
-def _adapt(walk: _Walk, steps: int, tolerance: float, budget: int) -> int:
+def _adapt(walk: Walk, steps: int, tolerance: float, budget: int) -> int:
     """Place segments by their error estimate; returns how many were rejected.
 
     The estimate of a segment grows with the square of its length in weight space, so the next one
@@ -378,7 +199,8 @@ def _adapt(walk: _Walk, steps: int, tolerance: float, budget: int) -> int:
     def accept(provisional: Array, final: Array) -> bool:
         curves = [np.asarray(walk.curve(path[: end + 1])) for path in (provisional, final)]
         drop = abs(float(curves[1][0]) - floor)
-        errors.append(float(np.max(np.abs(curves[0] - curves[1]))) / max(drop, 1e-30))
+        error = float(np.max(np.abs(curves[0] - curves[1]))) / max(drop, 1e-30)
+        errors.append(error if np.isfinite(error) else float("inf"))
         left = budget + 1 - walk.network.kernels
         return errors[-1] <= REJECT * tolerance or end == start + 1 or left < 1
 
@@ -389,9 +211,10 @@ def _adapt(walk: _Walk, steps: int, tolerance: float, budget: int) -> int:
         rest = path - path[start]
         if length is None:
             length = FIRST_SHARE * rest[-1]
+        most = steps
         while True:
-            end = int(np.searchsorted(rest, length, side="right"))
-            end = min(max(end, start + 1), steps)
+            end = int(np.searchsorted(rest, length, side="right")) - 1  # the last not beyond it
+            end = min(max(end, start + 1), most)
             if walk.network.kernels >= budget:
                 end = steps
             covered = rest[end]
@@ -403,6 +226,6 @@ def _adapt(walk: _Walk, steps: int, tolerance: float, budget: int) -> int:
             length = covered * min(max(ratio, SHRINK), GROW)
             if taken:
                 break
-            rejected += 1
+            rejected, most = rejected + 1, end - 1  # one step may be longer than what is asked for
         start = end
     return rejected

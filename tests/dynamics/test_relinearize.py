@@ -104,8 +104,9 @@ def test_costs_are_counted(problem):
     )
     assert path.kernels == 4
     assert len(path.ends) == 3
-    # a segment: one product for the provisional weights, two for the final ones
-    assert path.gradient_evaluations == 9
+    # a segment: one product for the provisional weights, two for those at the end, and two more
+    # after the sweep with the defect
+    assert path.gradient_evaluations == 15
     assert seen[-1] == (4, 4)
 
 

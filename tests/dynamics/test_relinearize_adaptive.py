@@ -63,6 +63,13 @@ def test_rejected_segments_are_counted(problem):
     assert path.ends[-1] == 60
 
 
+def test_a_rejected_segment_comes_back_shorter(problem):
+    """One step may cover more of the path than asked for: the same end must not be tried again."""
+    path = forecast(problem, optax.sgd(2.0), 60, rebuilds="auto", tolerance=1e-3, max_rebuilds=12)
+    assert path.ends[0] <= 2
+    assert path.rejected < 9
+
+
 def test_the_budget_is_kept(problem):
     path = forecast(problem, OPTIMIZERS["sgd"], 60, rebuilds="auto", tolerance=1e-6, max_rebuilds=3)
     assert path.kernels == 4

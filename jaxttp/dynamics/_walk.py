@@ -1,0 +1,245 @@
+"""A re-linearised path under construction: segments taken one after another, and the result."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from jaxttp._checks import is_concrete
+from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics._segment import Knot, Network, Run, Start, chord, gram, make_runner, slots
+from jaxttp.dynamics.filters import linear_filter
+from jaxttp.losses import Loss, encode_targets
+
+SWEEPS = 1
+"""How often a segment is done again with the defect found at its end."""
+
+
+class RelinearizedTrajectory(eqx.Module):
+    """Predicted outputs with the kernel rebuilt along the path.
+
+    Attributes:
+        ts: 0, 1, ..., steps.
+        train: outputs (steps + 1, N, C).
+        provisional: outputs before the second-order correction, (steps + 1, N, C). Equal to `train`
+            for order 1.
+        loss: the loss curve (steps + 1,).
+        loss_uncertainty: estimated error of `loss`, (steps + 1,): what the correction changed in
+            the segments so far, summed over their ends, and inside the present one. Zero for
+            order 1.
+        ends: the steps at which segments end and kernels were built.
+        local_errors: for every segment the largest change of the loss curve by the correction, as
+            a share of the curve's drop; what "auto" holds below its tolerance.
+        rejected: segments done again because their local error was too large; each cost a kernel.
+        diverged_at: first step whose outputs could not be represented, -1 for never.
+        kernels: kernels built, the first and the rejected ones included.
+        kernel_seconds: wall-clock seconds of every kernel, compilation included.
+        gradient_evaluations: passes back through the network over all samples, the kernels' own
+            apart.
+    """
+
+    ts: Float[Array, " t"]
+    train: Float[Array, "t n c"]
+    provisional: Float[Array, "t n c"]
+    loss: Float[Array, " t"]
+    loss_uncertainty: Float[Array, " t"]
+    ends: tuple[int, ...] = eqx.field(static=True)
+    local_errors: Float[Array, " s"]
+    rejected: int = eqx.field(static=True)
+    diverged_at: Array
+    kernels: int = eqx.field(static=True)
+    kernel_seconds: tuple[float, ...] = eqx.field(static=True)
+    gradient_evaluations: int = eqx.field(static=True)
+
+
+class Walk:
+    """A path under construction, one segment after another."""
+
+    def __init__(
+        self,
+        apply_fn: ApplyFn,
+        params: Params,
+        x: Any,
+        y: Any,
+        loss: str | Loss,
+        optimizer: optax.GradientTransformation,
+        steps: int,
+        kernel_fn: Callable[[Params], Array],
+        order: int,
+    ) -> None:
+        self.network = Network(apply_fn, x, kernel_fn)
+        self.order, self.steps = order, steps
+        self.indices: Array | None = None
+        self.report: Callable[[], None] = lambda: None
+        f = self.network.outputs(params)
+        self.targets, self.loss = encode_targets(loss, y, f)
+        self.decays = linear_filter(optimizer).weight_decay is not False
+        self.slots = len(slots(optimizer, optimizer.init(jnp.zeros(1, f.dtype))))
+        state = optimizer.init(jnp.zeros(2 * f.size + 1 + self.slots, f.dtype))
+        self.run = make_runner(self.loss, optimizer)
+        vectors = [params, *[jax.tree.map(jnp.zeros_like, params)] * self.slots]
+        self.here = Start(params, self.network.kernel(params), vectors, f, state)
+        self.train = jnp.zeros((steps + 1, *f.shape), f.dtype).at[0].set(f)
+        self.provisional = self.train
+        self.diverged_at = jnp.asarray(-1)
+        self.ends: list[int] = []
+        self.gave_up = False
+        self.curve = jax.jit(jax.vmap(lambda f: self.loss.value(f, self.targets)))
+
+    def explore(self, start: int, end: int) -> tuple[Knot, Array, Run]:
+        """Run from `start` to `end` with the kernel at hand."""
+        in_use = [self.decays, *[start > 0] * self.slots]
+        knot = Knot(self.here.kernel, self.network.push_all(self.here, self.here.point, in_use))
+        products = gram(self.here, in_use)
+        return knot, products, self._run([knot], products, None, start, end)
+
+    def _run(
+        self,
+        knots: list[Knot],
+        products: Array,
+        line: Any,
+        start: int,
+        end: int,
+        drift: Array | None = None,
+    ) -> Run:
+        drift = jnp.zeros_like(self.here.f) if drift is None else drift
+        return self.run(
+            knots, self.here, products, line, start, end, self.train, self.targets, self.indices,
+            drift,
+        )  # fmt: skip
+
+    def advance(
+        self,
+        start: int,
+        end: int,
+        explored: tuple[Knot, Array, Run],
+        accept: Callable[[Array, Array], bool] | None = None,
+    ) -> bool:
+        """Take a segment, or nothing where `accept` refuses its provisional and final outputs."""
+        self.report()
+        knot, products, result = explored
+        here, network = self.here, self.network
+        provisional, knots, points, line = result.train, [knot], [here.point], None
+        if self.order == 2:
+            in_use = [self.decays, *[start > 0] * self.slots]
+            point = network.combine(points, here.vectors, result.rows[0], here.f)
+            kernel = network.kernel(point)
+            if is_concrete(kernel) and not bool(jnp.all(jnp.isfinite(kernel))):
+                self._give_up(start)
+                return True
+            far = Knot(kernel, network.push_all(here, point, in_use))
+            line = chord(knot, products, result.rows[0])
+            knots, points = [knot, far], [here.point, point]
+            result = self._run(knots, products, line, start, end)
+            if accept is not None and not accept(provisional, result.train):
+                return False
+        last = end == self.steps and self.order == 1
+        arrived = None if last else self._arrive(points, result)
+        if arrived is not None and self.order == 2:
+            for _ in range(SWEEPS):
+                result, arrived = self._sweep(
+                    knots, points, products, line, start, end, result, arrived
+                )
+        alive = self.diverged_at < 0
+        self.train, inside = result.train, slice(start + 1, end + 1)
+        self.provisional = self.provisional.at[inside].set(provisional[inside])
+        self.diverged_at = jnp.where(
+            alive & (result.diverged_at >= 0), result.diverged_at, self.diverged_at
+        )
+        self.ends.append(end)
+        if arrived is None:
+            return True
+        weights, f = arrived
+        good = (self.diverged_at < 0) & jnp.all(jnp.isfinite(f))
+        f = jnp.where(good, f, self.train[end])
+        self._spread(f - self.train[end], start, end)
+        if end == self.steps:
+            return True
+        moving = [network.combine(points, here.vectors, row, here.f) for row in result.rows[1:]]
+        vectors = [weights, *moving]
+        if self.order == 1:
+            point, kernel = vectors[0], network.kernel(vectors[0])
+        else:
+            point, kernel = points[-1], knots[-1].kernel
+        self.here = Start(point, kernel, vectors, f, result.state)
+        return True
+
+    def _arrive(self, points: list[Params], result: Run) -> tuple[Params, Array]:
+        """The weights at a segment's end, and what the network says there."""
+        weights = self.network.combine(points, self.here.vectors, result.rows[0], self.here.f)
+        return weights, self.network.outputs(weights)
+
+    def _sweep(
+        self,
+        knots: list[Knot],
+        points: list[Params],
+        products: Array,
+        line: Any,
+        start: int,
+        end: int,
+        result: Run,
+        arrived: tuple[Params, Array],
+    ) -> tuple[Run, tuple[Params, Array]]:
+        """Do a segment again with its defect as a drift, so that the dynamics answer to it.
+
+        The defect is what the network says at the segment's end beyond what the kernels do. Along
+        stiff directions training would have contracted it at once; added afterwards it would stay.
+        Taken only where it leaves a smaller defect.
+        """
+        defect = arrived[1] - result.train[end]
+        again = self._run(knots, products, line, start, end, defect / (end - start))
+        there = self._arrive(points, again)
+        better = jnp.linalg.norm(there[1] - again.train[end]) < jnp.linalg.norm(defect)
+        choose = lambda a, b: jnp.where(better, a, b)  # noqa: E731
+        return jax.tree.map(choose, (again, there), (result, arrived))
+
+    def _spread(self, defect: Array, start: int, end: int) -> None:
+        """Bring the outputs of a segment to those of the network at its end, without a jump.
+
+        A jump at the horizon alone would move every training time that is near it. The defect is
+        taken to come up evenly in time (measured: better than along the chord).
+        """
+        part = jnp.arange(1, end - start + 1, dtype=defect.dtype) / (end - start)
+        self.train = self.train.at[start + 1 : end + 1].add(part[:, None, None] * defect[None])
+
+    def _give_up(self, start: int) -> None:
+        """The network left the representable numbers: hold the last outputs that did not."""
+        held = jnp.broadcast_to(self.here.f[None], self.train[start + 1 :].shape)
+        self.train = self.train.at[start + 1 :].set(held)
+        self.provisional = self.provisional.at[start + 1 :].set(held)
+        self.diverged_at = jnp.where(self.diverged_at < 0, start + 1, self.diverged_at)
+        self.ends.append(self.steps)
+        self.gave_up = True
+
+    def result(self, rejected: int) -> RelinearizedTrajectory:
+        """The finished path, its loss and the error estimate."""
+        loss = self.curve(self.train)
+        provisional = self.train if self.order == 1 else self.provisional
+        change = jnp.abs(loss - self.curve(provisional))
+        drop = jnp.abs(loss[0] - loss[-1])
+        drop = jnp.where(drop > 0, drop, 1.0)
+        uncertainty, carried, local = change, jnp.zeros((), loss.dtype), []
+        for start, end in itertools.pairwise((0, *self.ends)):
+            inside = slice(start + 1, end + 1)
+            uncertainty = uncertainty.at[inside].add(carried)
+            carried = uncertainty[end]
+            local.append(jnp.max(change[inside]) / drop)
+        return RelinearizedTrajectory(
+            ts=jnp.arange(self.steps + 1, dtype=loss.dtype),
+            train=self.train,
+            provisional=provisional,
+            loss=loss,
+            loss_uncertainty=uncertainty,
+            ends=tuple(self.ends),
+            local_errors=jnp.stack(local),
+            rejected=rejected,
+            diverged_at=self.diverged_at,
+            kernels=self.network.kernels,
+            kernel_seconds=tuple(self.network.seconds),
+            gradient_evaluations=self.network.passes,
+        )
