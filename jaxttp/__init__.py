@@ -15,8 +15,12 @@ from jaxttp.adapters import from_linen as from_linen
 from jaxttp.adapters import from_nnx as from_nnx
 from jaxttp.forecast import Cost as Cost
 from jaxttp.forecast import Prediction as Prediction
+from jaxttp.forecast import extrapolate as extrapolate
+from jaxttp.forecast import grid as grid
 from jaxttp.forecast import predict_training_time as predict_training_time
+from jaxttp.forecast import sweep as sweep
 from jaxttp.forecast import training_time as training_time
+from jaxttp.forecast import wall_clock as wall_clock
 from jaxttp.ntk import class_sketch as class_sketch
 from jaxttp.ntk import empirical_ntk as empirical_ntk
 from jaxttp.ntk import ntk_operator as ntk_operator

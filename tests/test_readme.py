@@ -8,7 +8,7 @@ TEXT = (ROOT / "README.md").read_text()
 
 
 def test_the_python_snippet_runs(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.S)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", TEXT, flags=re.S))
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
     scope: dict = {}
     exec(code, scope)
