@@ -16,8 +16,14 @@ from jaxttp.dynamics._segment import Knot, Network, Run, Start, chord, gram, mak
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.losses import Loss, encode_targets
 
-SWEEPS = 1
-"""How often a segment is done again with the defect found at its end."""
+SWEEPS = 3
+"""How often at most a segment is done again with the defect at its end as a drift.
+
+The defect is what the network says there beyond what the kernels do. Along stiff directions
+training would have contracted it at once; added to the outputs afterwards it would stay.
+"""
+SMALL_DEFECT = 1e-3
+"""A defect that moves the loss by less than this share of the drop so far is left as it is."""
 
 
 class RelinearizedTrajectory(eqx.Module):
@@ -141,10 +147,13 @@ class Walk:
         last = end == self.steps and self.order == 1
         arrived = None if last else self._arrive(points, result)
         if arrived is not None and self.order == 2:
+            drift = jnp.zeros_like(here.f)
             for _ in range(SWEEPS):
-                result, arrived = self._sweep(
-                    knots, points, products, line, start, end, result, arrived
-                )
+                if self._is_small(arrived[1], result.train[end]):
+                    break
+                drift = drift + (arrived[1] - result.train[end]) / (end - start)
+                again = self._run(knots, products, line, start, end, drift)
+                result, arrived = self._better(end, (result, arrived), again, points)
         alive = self.diverged_at < 0
         self.train, inside = result.train, slice(start + 1, end + 1)
         self.provisional = self.provisional.at[inside].set(provisional[inside])
@@ -174,29 +183,23 @@ class Walk:
         weights = self.network.combine(points, self.here.vectors, result.rows[0], self.here.f)
         return weights, self.network.outputs(weights)
 
-    def _sweep(
-        self,
-        knots: list[Knot],
-        points: list[Params],
-        products: Array,
-        line: Any,
-        start: int,
-        end: int,
-        result: Run,
-        arrived: tuple[Params, Array],
-    ) -> tuple[Run, tuple[Params, Array]]:
-        """Do a segment again with its defect as a drift, so that the dynamics answer to it.
+    def _is_small(self, f: Array, forecast: Array) -> bool:
+        """Whether the network agrees with the kernels on the loss; not known under `jit`."""
+        values = [self.loss.value(each, self.targets) for each in (f, forecast, self.train[0])]
+        small = jnp.abs(values[0] - values[1]) <= SMALL_DEFECT * jnp.abs(values[2] - values[0])
+        return is_concrete(small) and bool(small)
 
-        The defect is what the network says at the segment's end beyond what the kernels do. Along
-        stiff directions training would have contracted it at once; added afterwards it would stay.
-        Taken only where it leaves a smaller defect.
-        """
-        defect = arrived[1] - result.train[end]
-        again = self._run(knots, products, line, start, end, defect / (end - start))
-        there = self._arrive(points, again)
-        better = jnp.linalg.norm(there[1] - again.train[end]) < jnp.linalg.norm(defect)
-        choose = lambda a, b: jnp.where(better, a, b)  # noqa: E731
-        return jax.tree.map(choose, (again, there), (result, arrived))
+    def _better(
+        self,
+        end: int,
+        before: tuple[Run, tuple[Params, Array]],
+        again: Run,
+        points: list[Params],
+    ) -> tuple[Run, tuple[Params, Array]]:
+        """The one of two runs that the network contradicts less at the segment's end."""
+        after = (again, self._arrive(points, again))
+        defects = [jnp.linalg.norm(f - run.train[end]) for run, (_, f) in (before, after)]
+        return jax.tree.map(lambda a, b: jnp.where(defects[1] < defects[0], a, b), after, before)
 
     def _spread(self, defect: Array, start: int, end: int) -> None:
         """Bring the outputs of a segment to those of the network at its end, without a jump.

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxttp.dynamics._walk import SWEEPS
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.relinearize import relinearized_recursion, segment_ends
 from tests import oracles
@@ -59,8 +60,9 @@ def test_order_of_convergence(problem, name, order, least):
         ends = tuple(range(64 // segments, 65, 64 // segments))
         path = forecast(problem, OPTIMIZERS[name], 64, rebuilds=segments, order=order, ends=ends)
         errors.append(np.abs(np.asarray(path.train) - want).max())
-    measured = np.log2(errors[1] / errors[2])  # the coarsest segments do not resolve the path yet
-    assert measured > least, (errors, measured)  # measured: 1.6-1.9 and 1.9-2.5
+    # twice in a row: a sweep with the defect is made at 8 and 16 segments, but not at 32
+    measured = np.log2(errors[0] / errors[2]) / 2
+    assert measured > least, (errors, measured)
 
 
 def test_one_first_order_segment_is_the_recursion(problem):
@@ -105,8 +107,8 @@ def test_costs_are_counted(problem):
     assert path.kernels == 4
     assert len(path.ends) == 3
     # a segment: one product for the provisional weights, two for those at the end, and two more
-    # after the sweep with the defect
-    assert path.gradient_evaluations == 15
+    # after every sweep with the defect
+    assert 3 * 3 <= path.gradient_evaluations <= 3 * (3 + 2 * SWEEPS)
     assert seen[-1] == (4, 4)
 
 
