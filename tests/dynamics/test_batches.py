@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from jaxttp.dynamics import batch_indices
 
 
+@pytest.mark.slow
 @given(n=st.integers(1, 30), share=st.floats(0.01, 1.0), steps=st.integers(1, 40))
 def test_epochs_visit_no_sample_twice(n, share, steps):
     b = max(1, int(share * n))

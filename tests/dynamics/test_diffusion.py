@@ -159,6 +159,7 @@ def test_spread_of_the_loss_is_that_of_exact_mini_batch_runs(problem, key, proto
     assert np.all((middle > 0.85) & (middle < 1.18)), ratio
 
 
+@pytest.mark.slow
 def test_protocols_are_ordered(problem, key):
     std = [
         np.std(diffusion(problem, key, protocol=p, paths=200, steps=12).loss[:, -1])
@@ -167,6 +168,7 @@ def test_protocols_are_ordered(problem, key):
     assert std[0] > std[1] > std[2]
 
 
+@pytest.mark.slow
 def test_diagonal_starts_as_constant_and_shrinks(problem, key):
     noise_kernel = diagonal_noise(
         problem.apply_fn, problem.params, problem.x, problem.labels, loss="cross_entropy"
@@ -240,6 +242,7 @@ def test_bad_input_names_the_argument(problem, key, change, words):
         diffusion(problem, key, **change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["full", "constant", "none"])
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
 def test_divergence_is_held_never_nan(problem, key, noise, loss):

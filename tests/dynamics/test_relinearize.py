@@ -50,6 +50,7 @@ def test_a_kernel_at_every_step_is_training_itself(problem, name):
     np.testing.assert_allclose(path.train, want, atol=1e-10)  # float64 rounding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(("order", "least"), [(1, 0.9), (2, 1.7)])
 def test_order_of_convergence(problem, name, order, least):

@@ -32,6 +32,7 @@ def loss_curve(problem, path):
     return (logsum - (f * problem.targets).sum(axis=2)).mean(axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_smaller_tolerance_costs_more_and_errs_less(problem, name):
     want = loss_curve(problem, truth(problem, OPTIMIZERS[name], 60))
@@ -53,6 +54,7 @@ def test_a_smaller_tolerance_costs_more_and_errs_less(problem, name):
     assert errors[1] < 0.01
 
 
+@pytest.mark.slow
 def test_rejected_segments_are_counted(problem):
     path = forecast(
         problem, OPTIMIZERS["sgd"], 60, rebuilds="auto", tolerance=1e-3, max_rebuilds=40

@@ -102,6 +102,7 @@ def test_unbalanced_start_does_not():
     assert float(jnp.max(jnp.abs(seen.rate_f - seen.theorem_f))) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["balanced", "any"])
 def test_rates_equal_finite_differences(start):
     """Lemma B.1 from any start; Theorem B.3 from a balanced one."""
@@ -150,6 +151,7 @@ def test_loss_is_cross_entropy_and_falls():
     assert np.all(np.diff(np.asarray(seen.loss)) < 0)
 
 
+@pytest.mark.slow
 def test_several_label_distributions_by_vmap():
     labels = jnp.stack([power_law_labels(B, V, exponent=e) for e in (0.0, 1.0, 2.0)])
 

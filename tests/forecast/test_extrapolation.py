@@ -84,6 +84,7 @@ def test_a_kernel_of_low_rank_has_no_tail():
     assert found.values[0] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_digits_from_100_samples():
     """A fresh MLP on three digits; the reference is the forecast from all 300 samples."""
     data = select(load_dataset("digits"), classes=(0, 1, 2), per_class=100, key=jax.random.key(4))

@@ -74,6 +74,7 @@ def test_ode_and_closed_form_are_those_of_dynamics():
     np.testing.assert_allclose(exact.outputs, path.train, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_relinearised_forecast_is_nearer_to_the_truth():
     run = train(network, PARAMS, X, Y, loss="cross_entropy", optimizer=optax.sgd(0.2), steps=60)
     errors = []

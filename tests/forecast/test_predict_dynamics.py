@@ -51,6 +51,7 @@ def test_adam_goes_to_weight_space_by_itself(job):
         predict(job, optimizer=optax.adam(0.02), dynamics="recursion")
 
 
+@pytest.mark.slow
 def test_sde_gives_bands(job, key):
     got = predict(job, dynamics="sde", batch_size=3, key=key, paths=8)
     assert got.loss_band.shape == (2, 31)
@@ -105,6 +106,7 @@ def test_bad_input_names_the_argument(job, change, words):
         predict(job, **change)
 
 
+@pytest.mark.slow
 def test_a_wide_sketch_forecasts_nearly_what_the_exact_kernel_does(job):
     common = {"momentum": 0.5, "x_test": job[2][:3], "y_test": job[3][:3]}
     exact = predict(job, **common)

@@ -27,6 +27,7 @@ def test_inverse_error_is_rounding_or_the_share_that_is_lost(key):
     assert float(lost) > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_halving_the_step_halves_the_flow_error(activation, key):
     w, v, x = network(blocks=2, samples=6, width=40)
@@ -52,6 +53,7 @@ def test_halving_the_step_halves_the_flow_error(activation, key):
     assert errors[1] < 0.05
 
 
+@pytest.mark.slow
 def test_the_loss_of_j_plus_and_of_the_right_inverse_agree_to_first_order():
     # J J⁺ = J J^⊣ = 1: one step changes the outputs alike up to O(α²).
     w, v, x = network(blocks=2, half=2, width=16, samples=4)

@@ -35,6 +35,7 @@ def test_it_is_j_times_its_transpose(activation, with_readout):
     np.testing.assert_allclose(trace, np.mean(diagonal, axis=2), atol=1e-10)  # as above
 
 
+@pytest.mark.slow
 def test_float32_agrees_to_1e_5():
     w, v, x = network(blocks=4, half=8, width=40, samples=10, dtype=jnp.float32)
     exact = revmlp_kernel(*(np.asarray(a, float) for a in (w, v, x)))

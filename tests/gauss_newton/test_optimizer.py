@@ -136,6 +136,7 @@ def train_digits(samples, width, steps):
     return losses, (x @ p.T, y)
 
 
+@pytest.mark.slow
 def test_digits_at_full_rank_converge_quadratically():
     losses, (f0, y) = train_digits(128, 512, 8)
     assert min(losses[:7]) < 1e-3  # the figures required of 1,024 samples

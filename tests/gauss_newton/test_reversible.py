@@ -75,6 +75,7 @@ def test_the_frugal_backward_pass_is_the_ordinary_one(activation):
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_every_mode_of_differentiation_works():
     w, v, x = network(blocks=2, half=1, width=5, samples=2)
 
@@ -106,6 +107,7 @@ def temporaries(blocks, reversible):
     return jax.jit(jax.grad(loss)).lower(w).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_of_the_backward_pass_does_not_grow_with_depth():
     # The requirement is 30 %; a handful of scalars per block is all that may differ.
     assert temporaries(64, True) < 1.3 * temporaries(4, True)

@@ -60,6 +60,7 @@ def test_a_file_that_is_missing_or_of_another_network(monkeypatch):
         load_pretrained("digits-resnet")
 
 
+@pytest.mark.slow
 def test_a_short_run_of_the_script_learns_and_is_what_the_command_line_writes(
     tmp_path, monkeypatch, capsys
 ):

@@ -45,6 +45,7 @@ def test_ragged_blocks_change_nothing(name, method):
     assert symmetric(blocks)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(
     n1=st.integers(1, 6), n2=st.integers(1, 6), batch_size=st.integers(1, 7), cross=st.booleans()

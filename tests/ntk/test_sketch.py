@@ -56,6 +56,7 @@ def test_unbiased_with_the_predicted_variance(kind):
     assert 0.8 < float(jnp.sum(measured) / jnp.sum(variance)) < 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_batch_size_changes_nothing(kind):
     apply_fn, params, x = mlp()
