@@ -217,8 +217,8 @@ def momentum_rows(bench: Bench) -> list[Row]:
     for momentum in settings.momenta:
         sets = {f"momentum {momentum:g}, η": settings.rates}
         if momentum:
-            slow = tuple(float(f"{rate * (1 - momentum):.3g}") for rate in settings.rates)
-            sets[f"momentum {momentum:g}, effective η"] = slow
+            reduced = tuple(float(f"{rate * (1 - momentum):.3g}") for rate in settings.rates)
+            sets[f"momentum {momentum:g}, effective η"] = reduced
         for rate in sorted({rate for rates in sets.values() for rate in rates}):
             eta = bench.rate(rate)
             optimizer = optax.sgd(eta, momentum or None)
@@ -237,11 +237,13 @@ def momentum_rows(bench: Bench) -> list[Row]:
                 found[f"{rebuilds} rebuilds"] = (out["loss"], more)
             for group, rates in sets.items():
                 if rate in rates:
-                    large = "= 3" if rates.index(rate) == 2 else "≤ 1"
+                    large = "≤ 1" if rates.index(rate) < 2 else "= 3"
+                    slow, both = "effective" in group, momentum == 0
+                    overall = ("η",) * (both or not slow) + ("effective η",) * (both or slow)
                     for method, (curve, more) in found.items():
                         rows.append(reading(
                             f"{group} λmax/N {large}", method, bench.name, case, curve, real,
-                            everywhere="effective" not in group, **more,
+                            overall=overall, **more,
                         ))  # fmt: skip
     return rows
 
