@@ -109,7 +109,7 @@ def test_json(network):
     assert len(written["eigenvalues"]) == len(written["rank_sensitivity"]["ranks"])
 
 
-def test_without_a_spectrum(monkeypatch):
+def test_operators_of_moderate_size_are_dense_all_the_same(monkeypatch):
     monkeypatch.setattr("jaxttp.pipeline_conditioning.DENSE", 10)
     # 1024 rows and fewer are dense all the same: the iteration is for what is larger.
     big = condition(ConditionSettings(data="breast_cancer", width=40))

@@ -114,9 +114,10 @@ def curvature_matrix(
         promote: evaluate the network in float64 (True), or differentiate it in its own precision
             and only sum in float64: half the cost, right to 1 % up to about 1e8; "outputs" only.
         accumulate: dtype of the sums without `promote`: "float64", or "float32" for another half
-            of the cost. The matrix is then float32, whose own rounding hides eigenvalues below
-            1e-7 lambda_max: right to 1e-4 on a ResNet20 at 3e5, no use beyond 1e6. Pass the rank to
-            `condition_number`, which otherwise cuts at n * 1e-7.
+            of the cost. The matrix is then float32, whose own rounding hides eigenvalues near
+            1e-7 lambda_max: not for condition numbers beyond 1e5 (there the error was 2e-5 on a
+            ResNet20 at 3e5, but nothing bounds it). Pass the rank to `condition_number`, which
+            otherwise cuts at n * 1e-7.
 
     Returns:
         The symmetric matrix, float64 (float32 if the network itself casts its outputs down, or
