@@ -76,6 +76,7 @@ def train(
     key: Array | None = None,
     protocol: str = "epochs",
     progress: Callable[[int, int], None] | None = None,
+    callback: Callable[[int, Params, float], None] | None = None,
 ) -> TrainingRun:
     """Train all of `params` for real, recording outputs on all samples at every step.
 
@@ -91,6 +92,8 @@ def train(
         key: a `jax.random.key`, needed with `batch_size`.
         protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
         progress: called with (steps done, steps in all).
+        callback: called with (step, params, loss on all samples) before the first step and after
+            every one, such as a `jaxttp.conditioning.Tracker`; it is not timed.
 
     Returns:
         A `TrainingRun`.
@@ -119,7 +122,12 @@ def train(
     with stopwatch() as compiling:
         step = step.lower(params, state, first, targets[: first.shape[0]]).compile()
 
+    def call_back(t: int) -> None:
+        if callback is not None:
+            callback(t, params, float(loss.value(evaluate(params, x), targets)))
+
     history, seconds = [f], 0.0
+    call_back(0)
     for t in range(steps):
         batch = (x, targets) if indices is None else (x[indices[t]], targets[indices[t]])
         jax.block_until_ready(batch)
@@ -130,6 +138,7 @@ def train(
             history.append(evaluate(params, x))
         elif t > 0:
             history.append(f)  # the outputs before this step
+        call_back(t + 1)
         if progress is not None:
             progress(t + 1, steps)
     if indices is None:

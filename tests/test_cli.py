@@ -225,10 +225,70 @@ def test_what_is_no_argument_at_all(arguments):
     assert arguments[0].split("=")[0] in result.stderr.splitlines()[-1]
 
 
+# --- conditioning ---------------------------------------------------------------------------------
+
+
+def test_conditioning_prints_and_writes(tmp_path):
+    result = call(
+        "conditioning", "--data", "wine", "--width", "20", "--sweep", "depth", "--values", "2,3",
+        "--seeds", "2", "--output", str(tmp_path / "new"),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    written = json.loads(
+        (tmp_path / "new" / "conditioning.json").read_text(), parse_constant=pytest.fail
+    )
+    rows = dict(row for row in table(result.stdout) if len(row) == 2)
+    assert rows["condition number"] == f"{written['condition_number']:.4g}"
+    assert rows["bound, convex"] == f"{written['bounds']['convex']:.4g}"
+    assert rows["rank"] == "39 (generic: 39)"
+    assert written["sweep"]["values"] == [2, 3]
+    for name in ("spectrum.png", "sweep.png"):
+        assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
+    assert result.stdout.splitlines()[-1].startswith("written: ")
+
+
+def test_conditioning_sweeps_the_slope_of_the_network_that_has_one():
+    arguments = ["--data", "wine", "--samples", "8", "--width", "20", "--values", "0,1"]
+    result = call("conditioning", *arguments, "--sweep", "alpha", "--seeds", "1")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("leaky ReLU network 13-20-3")
+    assert [row[0] for row in table(result.stdout)[-2:]] == ["0", "1"]
+    assert "sweep.png" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--network", "vgg"], "network='vgg' is not known"),
+        (["--data", "mnist"], "data='mnist' is not known"),
+        (["--network", "resnet"], "network='resnet' is trained for the digits"),
+        (["--width", "0"], "width must be an integer of at least 1; got 0"),
+        (["--sweep", "size"], "sweep='size' is not known; choose one of 'depth', 'width', 'skip'"),
+        (["--sweep", "depth", "--network", "mlp"], "sweep='depth' does not fit network='mlp'"),
+        (["--sweep", "depth", "--values", "a"], "values='a' must be numbers separated by commas"),
+        (
+            ["--sweep", "depth", "--values", "1.5"],
+            "depth must be an integer of at least 1; got 1.5",
+        ),
+        (["--values", "1,2"], "values: say with --sweep"),
+        (["--samples", "100000"], "samples must be an integer between 2 and 178"),
+        (["--accuracy", "2"], "accuracy must be .* less than 1; got 2"),
+    ],
+)
+def test_conditioning_refuses_in_one_line(arguments, message, tmp_path):
+    result = call("conditioning", "--data", "wine", *arguments, "--output", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert re.match("jaxttp: " + message, result.stderr)
+    assert not (tmp_path / "out").exists()
+
+
 # --- help -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [["--help"], ["predict", "--help"]])
+@pytest.mark.parametrize("command", [["--help"], ["predict", "--help"], ["conditioning", "--help"]])
 def test_help_fits_in_80_columns(command):
     result = call(*command)
     assert result.exit_code == 0

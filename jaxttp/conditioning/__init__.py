@@ -1,4 +1,27 @@
-"""How well conditioned is the Gauss-Newton matrix of a network?"""
+"""How well conditioned is the Gauss-Newton matrix of a network?
+
+What the figures of the paper (GNC) are computed by; names without a module are of this package,
+`jaxttp.pipeline_tracking` composes them with training:
+
+========== =============================================== =========================================
+figures    what they show                                  computed by
+========== =============================================== =========================================
+1, 13-17   loss and kappa of pruned networks               `pipeline_tracking.pruning_runs`
+2, 5       kappa and bound by depth, width, skip           `sweep("depth", ...)`, `linear_point`
+3          convex against maximum bound                    `sweep(...)`: `.bound`, `.maximum`
+4          (a drawing)
+6, 23      one hidden leaky-ReLU layer, by width and slope `sweep("width" or "alpha", data=...)`
+7          batch normalisation                             `sweep("width", batch_norm=True)`
+8          linear CNNs by filters and kernel size          `convolution_point`
+9          spectrum, kappa at neighbouring ranks           `condition_number`, `rank_sensitivity`
+10         loss, kappa and bounds along training           `pipeline_tracking.tracked_run`
+11         kappa and sigma_min of the partial products     `layer_spectra`
+12         the terms of Lemma 2 and their weights          `linear_point`: `.terms`, `.weights`
+18         loss and kappa by width, a ReLU network         `pipeline_tracking.tracked_run`
+19         with and without whitening                      `sweep("depth", covariance=...)`
+20-22      residual networks by depth and skip             `sweep("depth", skip=...)`
+========== =============================================== =========================================
+"""
 
 from jaxttp.conditioning.bounds import Bounds as Bounds
 from jaxttp.conditioning.bounds import Sandwich as Sandwich
@@ -36,6 +59,19 @@ from jaxttp.conditioning.linear import generic_rank as generic_rank
 from jaxttp.conditioning.matrices import curvature_matrix as curvature_matrix
 from jaxttp.conditioning.matrices import curvature_operator as curvature_operator
 from jaxttp.conditioning.matrices import layer_terms as layer_terms
+from jaxttp.conditioning.points import LayerSpectra as LayerSpectra
+from jaxttp.conditioning.points import LeakyPoint as LeakyPoint
+from jaxttp.conditioning.points import LinearPoint as LinearPoint
+from jaxttp.conditioning.points import RankSensitivity as RankSensitivity
+from jaxttp.conditioning.points import convolution_point as convolution_point
+from jaxttp.conditioning.points import layer_spectra as layer_spectra
+from jaxttp.conditioning.points import leaky_point as leaky_point
+from jaxttp.conditioning.points import linear_point as linear_point
+from jaxttp.conditioning.points import rank_sensitivity as rank_sensitivity
 from jaxttp.conditioning.pruning import apply_masks as apply_masks
 from jaxttp.conditioning.pruning import keep_pruned as keep_pruned
 from jaxttp.conditioning.pruning import magnitude_masks as magnitude_masks
+from jaxttp.conditioning.sweeps import Sweep as Sweep
+from jaxttp.conditioning.sweeps import gaussian_weights as gaussian_weights
+from jaxttp.conditioning.sweeps import sweep as sweep
+from jaxttp.conditioning.sweeps import width_prediction as width_prediction

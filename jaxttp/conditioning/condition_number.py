@@ -11,16 +11,22 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
+import numpy as np
 from jaxtyping import Array, Float, Int
 from matfree import decomp, eig
 
 from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp.conditioning._inputs import as_double, check_symmetric, double, precision_of
+from jaxttp.conditioning._shift_invert import TOLERANCE, is_symmetric
+from jaxttp.conditioning._shift_invert import extreme_eigenvalues as dense_ends
 from jaxttp.conditioning._smallest import Extremes, extreme_eigenvalues
 from jaxttp.conditioning.linear import LinearGaussNewton
 
 DENSE = 1024
 """Operators up to this size are made dense, and all their eigenvalues computed."""
+
+LARGE = 3000
+"""Matrices beyond this, whose values are known, are asked for both ends of the spectrum only."""
 
 LANCZOS_STEPS = 256
 """Products spent on an operator about which nothing is known."""
@@ -42,9 +48,9 @@ class ConditionNumber(eqx.Module):
         rank_above: the condition number at rank + 1; +inf if that eigenvalue is zero.
         error: relative error that the residuals of an iteration leave in `value`; 0 for "dense".
         eigenvalues: absolute eigenvalues, descending; None from an iteration.
-        kind: "dense" (all eigenvalues), "iterative" (two converged eigenvalues of a known
-            structure), or "lower bound" (an iteration that did not converge or a bare Lanczos
-            process: the condition number is at least this).
+        kind: "dense" (all eigenvalues), "iterative" (converged eigenvalues at both ends, by a
+            known structure or by shift and invert), or "lower bound" (an iteration that did not
+            converge or a bare Lanczos process: the condition number is at least this).
     """
 
     value: Float[Array, "..."]
@@ -93,13 +99,20 @@ def quotient(largest: Array, smallest: Array) -> Array:
 
 
 def condition_number(
-    matrix_or_operator: Any, *, rank: Any = None, rtol: float | None = None
+    matrix_or_operator: Any,
+    *,
+    rank: Any = None,
+    rtol: float | None = None,
+    spectrum: bool = False,
 ) -> ConditionNumber:
     """The pseudo-condition number of a symmetric matrix or operator.
 
     What is below n * eps * lambda_max counts as zero, eps that of the dtype that came in; pass the
     rank where it is known (`generic_rank`), since that is safer. Eigenvalues enter by absolute
     value, so that the indefinite functional Hessian can be asked, too.
+
+    A large positive definite matrix (beyond 3000 rows) is factorised, and a Lanczos process on its
+    inverse finds the smallest eigenvalues ("iterative"); `spectrum=True` insists on all of them.
 
     A `LinearGaussNewton` of any size is solved through its structure: its rank is that of the
     factors, and a preconditioned iteration (LOBPCG) finds both ends. Any other operator beyond 1024
@@ -109,6 +122,7 @@ def condition_number(
         matrix_or_operator: (n, n), a kernel (N, C, N, C), or a symmetric `lineax` operator.
         rank: the number of non-zero eigenvalues, if known; may be traced.
         rtol: what is below rtol * lambda_max counts as zero, in place of n * eps.
+        spectrum: compute all eigenvalues of a matrix, however large; they are in `eigenvalues`.
 
     Returns:
         A `ConditionNumber`, in float64 whatever came in.
@@ -141,8 +155,47 @@ def condition_number(
                 "matrix_or_operator must be a matrix (n, n), a kernel (N, C, N, C) or a lineax "
                 f"operator; got shape {matrix.shape}."
             )
+        if not spectrum and matrix.shape[0] > LARGE and is_concrete(matrix) and _full(rank, matrix):
+            found = _of_ends(matrix, rtol, precision, trusted=rank is not None)
+            if found is not None:
+                return found
         matrix = check_symmetric("matrix_or_operator", matrix, precision)
         return _of_spectrum(jnp.linalg.eigvalsh(matrix), rank, rtol, precision)
+
+
+def _full(rank: Any, matrix: Array) -> bool:
+    """Whether nothing says that the matrix is singular."""
+    return rank is None or (is_concrete(rank) and int(rank) == matrix.shape[0])
+
+
+def _of_ends(
+    matrix: Array, rtol: float | None, precision: float, *, trusted: bool
+) -> ConditionNumber | None:
+    """From both ends of a positive definite matrix; None if it is not one, or not symmetric.
+
+    Where the full rank was given (`trusted`) no tolerance cuts it.
+    """
+    values, n = np.asarray(matrix), matrix.shape[0]
+    if matrix.shape[1] != n or not is_symmetric(values, precision):
+        return None  # the check that follows says what is wrong
+    ends = dense_ends(values)
+    if ends is None:
+        return None
+    tolerance = (n * precision if rtol is None else rtol) * ends.largest
+    if ends.smallest <= tolerance and not trusted:
+        return None
+    found = _partial(
+        jnp.asarray(ends.largest), jnp.asarray(ends.smallest), n, TOLERANCE, "iterative"
+    )
+    return eqx.tree_at(
+        lambda result: (result.tolerance, result.gap, result.rank_below),
+        found,
+        (
+            jnp.asarray(tolerance),
+            jnp.asarray(math.inf),
+            quotient(jnp.asarray(ends.largest), jnp.asarray(ends.second)),
+        ),
+    )
 
 
 def _of_spectrum(

@@ -94,6 +94,7 @@ def curvature_matrix(
     batch_size: int | None = None,
     max_bytes: int | None = None,
     promote: bool = True,
+    accumulate: str = "float64",
 ) -> Float[Array, "n n"]:
     """A curvature matrix of a network, dense.
 
@@ -112,9 +113,15 @@ def curvature_matrix(
         max_bytes: memory for the Jacobian tiles, as in `jaxttp.empirical_ntk`.
         promote: evaluate the network in float64 (True), or differentiate it in its own precision
             and only sum in float64: half the cost, right to 1 % up to about 1e8; "outputs" only.
+        accumulate: dtype of the sums without `promote`: "float64", or "float32" for another half
+            of the cost. The matrix is then float32, whose own rounding hides eigenvalues near
+            1e-7 lambda_max: not for condition numbers beyond 1e5 (there the error was 2e-5 on a
+            ResNet20 at 3e5, but nothing bounds it). Pass the rank to `condition_number`, which
+            otherwise cuts at n * 1e-7.
 
     Returns:
-        The symmetric matrix, float64 (float32 if the network itself casts its outputs down).
+        The symmetric matrix, float64 (float32 if the network itself casts its outputs down, or
+        with accumulate="float32").
 
     Raises:
         ValueError: an unknown option, missing y or loss, shapes that do not fit.
@@ -129,6 +136,9 @@ def curvature_matrix(
         GNC eq (1)-(2), with the loss a mean over samples.
     """
     check_choice("form", form, FORMS)
+    check_choice("accumulate", accumulate, ("float64", "float32"))
+    if accumulate == "float32" and promote:
+        raise ValueError("accumulate='float32' needs promote=False: sums of float64 stay float64.")
     if kind in ("functional_hessian", "hessian") and form == "outputs":
         raise ValueError(f"kind={kind!r} exists in form='parameters' only.")
     with double():
@@ -145,10 +155,10 @@ def curvature_matrix(
             return _parameter_form(problem, batch_size)
     kernel = _kernel(
         apply_fn, params, x, promote, trainable=trainable, batch_size=batch_size,
-        max_bytes=max_bytes,
+        max_bytes=max_bytes, accumulate=accumulate,
     )  # fmt: skip
     with double():
-        kernel = kernel / problem.samples
+        kernel = kernel / jnp.asarray(problem.samples, kernel.dtype)
         if kind == "generalized":
             root = _root(problem.output_hessian(problem.evaluate(problem.flat, problem.x)))
             root = root.astype(kernel.dtype)
@@ -156,10 +166,12 @@ def curvature_matrix(
         return kernel.reshape(rows, rows)
 
 
-def _kernel(apply_fn: ApplyFn, params: Params, x: Any, promote: bool, **options: Any) -> Array:
-    """Theta (N, C, N, C) in float64."""
+def _kernel(
+    apply_fn: ApplyFn, params: Params, x: Any, promote: bool, accumulate: str, **options: Any
+) -> Array:
+    """Theta (N, C, N, C), in float64 unless float32 was asked for."""
     if not promote:
-        return empirical_ntk(apply_fn, params, x, accumulation_dtype="float64", **options)
+        return empirical_ntk(apply_fn, params, x, accumulation_dtype=accumulate, **options)
     with double():
         return empirical_ntk(apply_fn, _promote(params), _promote(x), **options)
 

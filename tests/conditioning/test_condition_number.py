@@ -218,3 +218,68 @@ def test_float32_networks_in_a_float32_process():
     assert jnp.ones(2).dtype == jnp.float32
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+
+
+# --- large dense matrices: both ends by shift and invert ------------------------------------------
+
+
+@pytest.fixture
+def small_is_large(monkeypatch):
+    # The package shows the function of the same name, so the module is found by its name.
+    monkeypatch.setattr(sys.modules["jaxttp.conditioning.condition_number"], "LARGE", 40)
+
+
+@pytest.mark.parametrize("kappa", [1e1, 1e5, 1e9])
+def test_both_ends_of_a_large_matrix(small_is_large, kappa):
+    values = np.geomspace(3.0, 3.0 / kappa, 60)
+    matrix = with_spectrum(values)
+    matrix = 0.5 * (matrix + matrix.T)
+    found = conditioning.condition_number(matrix)
+    dense = conditioning.condition_number(matrix, spectrum=True)
+    assert (found.kind, dense.kind) == ("iterative", "dense")
+    # Rounding of the factorisation, eps * kappa, and the tolerance of the iteration.
+    rounding = 1e-9 + 1e-14 * kappa
+    assert float(found.value) == pytest.approx(float(dense.value), rel=rounding)
+    assert float(found.rank_below) == pytest.approx(float(dense.rank_below), rel=rounding)
+    assert int(found.rank) == 60
+    assert float(found.tolerance) == pytest.approx(float(dense.tolerance))
+    assert found.gap == np.inf
+    assert not found.is_lower_bound
+
+
+@pytest.mark.parametrize("end", [0.0, 1e-17, -1.0])
+def test_what_is_not_positive_definite_gets_all_eigenvalues(small_is_large, end):
+    matrix = np.diag([*np.linspace(1.0, 2.0, 49), end])
+    found = conditioning.condition_number(matrix)
+    assert found.kind == "dense"
+    assert int(found.rank) == (50 if end == -1.0 else 49)
+    assert float(found.value) == pytest.approx(2.0)
+
+
+def test_a_rank_or_a_tolerance_below_full_gets_all_eigenvalues(small_is_large):
+    matrix = np.diag([*np.linspace(1.0, 2.0, 49), 1e-8])
+    assert float(conditioning.condition_number(matrix).value) == pytest.approx(2e8)
+    for options in ({"rank": 49}, {"rtol": 1e-6}):
+        found = conditioning.condition_number(matrix, **options)
+        assert (found.kind, float(found.value)) == ("dense", pytest.approx(2.0))
+    skew = np.eye(50)
+    skew[0, 49] = 1e-3
+    with pytest.raises(ValueError, match="symmetric"):
+        conditioning.condition_number(skew)
+
+
+def test_traced_large_matrices_stay_dense(small_is_large):
+    matrix = np.diag(np.linspace(1.0, 2.0, 50))
+    assert float(jax.jit(lambda m: conditioning.condition_number(m).value)(matrix)) == (
+        pytest.approx(2.0)
+    )
+
+
+def test_a_given_full_rank_is_not_cut(small_is_large):
+    """A float32 matrix would be cut at n * 1e-7 lambda_max."""
+    matrix = np.diag(np.geomspace(1.0, 2e-6, 50)).astype(np.float32)
+    cut = conditioning.condition_number(matrix)
+    assert int(cut.rank) < 50
+    whole = conditioning.condition_number(matrix, rank=50)
+    assert whole.kind == "iterative"
+    assert float(whole.value) == pytest.approx(5e5, rel=1e-6)

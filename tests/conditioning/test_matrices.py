@@ -165,3 +165,24 @@ def test_bad_networks_and_options(task):
         conditioning.curvature_matrix(lambda p, x: network(p, x)[0], params, x)
     with pytest.raises(ValueError, match="trainable"):
         conditioning.layer_terms(network, params, x, trainable=None)
+
+
+def test_sums_in_float32_on_request():
+    x = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    w = {"a": np.random.default_rng(1).standard_normal((4, 30)).astype(np.float32),
+         "b": np.random.default_rng(2).standard_normal((30, 2)).astype(np.float32)}  # fmt: skip
+
+    def network(w, x):
+        return jnp.tanh(x @ w["a"]) @ w["b"]
+
+    exact = conditioning.curvature_matrix(network, w, x, form="outputs")
+    single = conditioning.curvature_matrix(
+        network, w, x, form="outputs", promote=False, accumulate="float32"
+    )
+    assert (exact.dtype, single.dtype) == (jnp.float64, jnp.float32)
+    # float32 rounding of the entries
+    np.testing.assert_allclose(single, exact, rtol=0, atol=3e-6 * np.abs(exact).max())
+    with pytest.raises(ValueError, match="needs promote=False"):
+        conditioning.curvature_matrix(network, w, x, accumulate="float32")
+    with pytest.raises(ValueError, match="accumulate='half'"):
+        conditioning.curvature_matrix(network, w, x, promote=False, accumulate="half")

@@ -1,6 +1,5 @@
-"""Figures of the results (matplotlib, imported with this module only)."""
+"""A forecast beside what really happened."""
 
-import os
 from itertools import cycle
 from typing import Any
 
@@ -9,10 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp.pipeline import Forecast
+from jaxttp.plots._style import PREDICTED, REAL
 
-# Okabe and Ito's colours, which stay apart under every form of colour blindness.
-PREDICTED = "#0072B2"
-REAL = "#D55E00"
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 
@@ -103,8 +100,3 @@ def _mark(axes: Axes, curve: np.ndarray, steps: Any, color: str, *, filled: bool
                 zorder=5,
                 clip_on=False,
             )
-
-
-def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 140) -> None:
-    """Write a figure to a file; the suffix says the format."""
-    figure.savefig(path, dpi=dpi, facecolor="white")

@@ -1,41 +1,16 @@
-"""The command line: arguments in, `jaxttp.pipeline` called, a table, a figure and JSON out."""
+"""`jaxttp predict`: how long training takes."""
 
-import contextlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-app = typer.Typer(
-    add_completion=True,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Before you train: how long will it take, and will it converge?",
-)
+from jaxttp.cli._shell import bad_input_exits, check_folder, fail, parse_numbers, progress_bar
 
 
-@app.callback()
-def _root() -> None:
-    """Before you train: how long will it take, and will it converge?"""
-
-
-def _parse_thresholds(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"thresholds={text!r} must be numbers separated by commas, such as 0.01,0.1,0.4."
-        ) from None
-
-
-@app.command()
 def predict(
     data: Annotated[
         str,
@@ -66,9 +41,8 @@ def predict(
     """Forecast how long training takes, in steps and seconds, without training."""
     from jaxttp.pipeline import Settings, forecast
 
-    with _bad_input_exits():
-        if output is not None and output.exists() and not output.is_dir():
-            raise ValueError(f"output={str(output)!r} is a file; give a folder.")
+    with bad_input_exits():
+        check_folder(output)
         settings = Settings(
             data=data,
             samples_per_class=samples_per_class,
@@ -77,16 +51,16 @@ def predict(
             momentum=momentum,
             batch_size=batch_size,
             steps=steps,
-            thresholds=_parse_thresholds(thresholds),
+            thresholds=parse_numbers("thresholds", thresholds, "0.01,0.1,0.4"),
             relinearize=relinearize,
             seed=seed,
         )
-        with _progress() as report:
+        with progress_bar() as report:
             result = forecast(settings, verify=verify, progress=report)
     if output is not None:
         _write(result, output)
     if not result.prediction.stable:
-        _fail(f"{result.prediction.message}; choose a smaller learning rate.")
+        fail(f"{result.prediction.message}; choose a smaller learning rate.")
     _print(result)
     if output is not None:
         print(f"written: {output / 'prediction.json'}, {output / 'prediction.png'}")
@@ -135,41 +109,3 @@ def _print(result: Any) -> None:
 
 def _real_cells(step: int, seconds: float | None) -> list[str]:
     return ["diverges", "-"] if seconds is None else [str(step), f"{seconds:.2f}"]
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Any]:
-    """A bar on standard error, for people only."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    silent = not sys.stderr.isatty()  # a console calls itself a terminal under FORCE_COLOR
-    with Progress(*columns, console=console, transient=True, disable=silent) as bar:
-        tasks: dict[str, Any] = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                for task in tasks.values():
-                    bar.update(task, visible=False)
-                tasks[stage] = bar.add_task(stage, total=None if total <= 1 else total)
-            bar.update(tasks[stage], completed=done)
-
-        report("loading", 0, 1)
-        yield report
-
-
-@contextlib.contextmanager
-def _bad_input_exits() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as problem:
-        _fail(str(problem))
-
-
-def _fail(message: str) -> None:
-    print(f"jaxttp: {' '.join(message.split())}", file=sys.stderr)
-    raise typer.Exit(2)
-
-
-def main() -> None:
-    """Run the command line."""
-    app()

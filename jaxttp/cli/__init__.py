@@ -1,0 +1,28 @@
+"""The command line: arguments in, a pipeline called, tables, figures and JSON out."""
+
+import typer
+
+from jaxttp.cli.conditioning import conditioning
+from jaxttp.cli.predict import predict
+
+app = typer.Typer(
+    add_completion=True,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Before you train: how long will it take, and will it converge?",
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Before you train: how long will it take, and will it converge?"""
+
+
+app.command()(predict)
+app.command()(conditioning)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

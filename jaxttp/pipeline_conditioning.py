@@ -1,0 +1,349 @@
+"""Conditioning composed: from the names of a network and of data to one frozen result."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxttp import conditioning
+from jaxttp._checks import check_choice, check_integer
+from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters import from_nnx
+from jaxttp.conditioning import ConditionNumber, RankSensitivity, Sweep
+from jaxttp.data import Dataset, dataset_names, load_dataset, select
+from jaxttp.models import MLP, fresh_head, load_pretrained
+
+NETWORKS = ("linear", "leaky_relu", "mlp", "resnet")
+
+SWEEP_VALUES: dict[str, tuple] = {
+    "depth": (1, 2, 3, 4, 6, 8),
+    "width": (20, 50, 100, 200, 400),
+    "skip": (0.0, 0.1, 0.25, 0.5, 1.0),
+    "alpha": (0.0, 0.01, 0.1, 0.25, 0.5, 1.0),
+}
+"""What a swept parameter takes if nothing else is asked for."""
+
+DENSE = 3000
+"""Matrices up to so many rows get all their eigenvalues, for the spectrum and the ranks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConditionSettings:
+    """Which network, on which data, by names and numbers.
+
+    Attributes:
+        data: a data set of `jaxttp.data.dataset_names`.
+        network: "linear" (deep linear, or residual with `skip`), "leaky_relu" (one hidden layer),
+            "mlp" (ReLU) or "resnet" (the shipped network before fine-tuning; digits only).
+        samples: drawn at random; None for all of a linear network and 50 of the others, whose
+            matrix has samples times outputs rows.
+        depth: weight matrices of "linear" and "mlp".
+        width: hidden units.
+        skip: beta of W + beta I on every layer of "linear".
+        alpha: negative slope of "leaky_relu".
+        whiten: centre and whiten the inputs of all networks but "resnet".
+        batch_norm: frozen batch norm behind the hidden layers of "linear".
+        accuracy: of the steps that gradient descent needs.
+        seed: draws samples and weights.
+    """
+
+    data: str = "digits"
+    network: str = "linear"
+    samples: int | None = None
+    depth: int = 3
+    width: int = 100
+    skip: float = 0.0
+    alpha: float = 0.01
+    whiten: bool = True
+    batch_norm: bool = False
+    accuracy: float = 0.01
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditioning:
+    """A condition number, what bounds it, and what it means for gradient descent.
+
+    Attributes:
+        settings: what was asked for.
+        description: the same in words.
+        condition: with all eigenvalues where the matrix is not too large.
+        bounds: name -> bound; empty where none is known (networks that are not linear, but for one
+            hidden leaky-ReLU layer).
+        generic_rank: the rank for almost all weights, where it is known.
+        sensitivity: kappa at every rank; None without all eigenvalues.
+        contraction: (kappa - 1)/(kappa + 1), what a step of gradient descent leaves of the slowest
+            error at the best rate.
+        steps: of gradient descent until the slowest error is down to `settings.accuracy`.
+    """
+
+    settings: ConditionSettings
+    description: str
+    condition: ConditionNumber
+    bounds: dict[str, float]
+    generic_rank: int | None
+    sensitivity: RankSensitivity | None
+    contraction: float
+    steps: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; what is not finite becomes None."""
+        found = self.condition
+        spectrum = None if found.eigenvalues is None else _plain(found.eigenvalues)
+        ranks = None
+        if self.sensitivity is not None:
+            ranks = {
+                "ranks": self.sensitivity.ranks.tolist(),
+                "condition_numbers": _plain(self.sensitivity.values),
+            }
+        return {
+            "condition_number": _number(found.value),
+            "kind": found.kind,
+            "largest": _number(found.largest),
+            "smallest": _number(found.smallest),
+            "rank": int(found.rank),
+            "generic_rank": self.generic_rank,
+            "tolerance": _number(found.tolerance),
+            "gap": _number(found.gap),
+            "at_rank_below": _number(found.rank_below),
+            "at_rank_above": _number(found.rank_above),
+            "bounds": {name: _number(value) for name, value in self.bounds.items()},
+            "contraction": _number(self.contraction),
+            "steps": _number(self.steps),
+            "eigenvalues": spectrum,
+            "rank_sensitivity": ranks,
+            "settings": dataclasses.asdict(self.settings),
+            "description": self.description,
+            "versions": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
+        }
+
+
+def sweep_to_json(result: Sweep) -> dict[str, Any]:
+    """A sweep as plain values; what is not finite becomes None."""
+    tables = {"condition_number": result.condition, "bound": result.bound}
+    if result.maximum is not None:
+        tables["maximum_bound"] = result.maximum
+    return {
+        "parameter": result.parameter,
+        "values": list(result.values),
+        **{name: [_plain(row) for row in table] for name, table in tables.items()},
+    }
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if math.isfinite(float(value)) else None
+
+
+def _plain(values: Any) -> list[float | None]:
+    return [_number(value) for value in np.asarray(values)]
+
+
+def _load(settings: ConditionSettings, *, linear: bool) -> tuple[Dataset, np.ndarray]:
+    """The data set, and its chosen inputs (n, d) in float64, whitened where asked for."""
+    check_choice("data", settings.data, dataset_names())
+    check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
+    dataset = load_dataset(settings.data)
+    count = settings.samples
+    if count is None:
+        count = len(dataset) if linear else min(50, len(dataset))
+    check_integer("samples", count, at_least=2, at_most=len(dataset))
+    rows = np.random.default_rng(settings.seed).permutation(len(dataset))[:count]
+    dataset = dataset.take(np.sort(rows))
+    x = np.asarray(dataset.x, np.float64).reshape(count, -1)
+    if settings.whiten:
+        x = x - x.mean(axis=0)
+        x = x @ np.asarray(conditioning.whitening(x.T @ x / count))
+    return dataset, x
+
+
+def _outputs(dataset: Dataset) -> int:
+    return dataset.num_classes or dataset.y.shape[1]
+
+
+def condition(settings: ConditionSettings) -> Conditioning:
+    """The condition number of a named network's Gauss-Newton matrix at initialisation.
+
+    Args:
+        settings: network, data, sizes.
+
+    Returns:
+        A `Conditioning`.
+
+    Raises:
+        ValueError: unknown names, sizes out of range, "resnet" on other data than the digits.
+
+    Example:
+        >>> found = condition(ConditionSettings(data="wine", width=40))
+        >>> float(found.condition.value) <= found.bounds["convex"] <= found.bounds["maximum"]
+        True
+    """
+    check_choice("network", settings.network, NETWORKS)
+    check_integer("depth", settings.depth, at_least=1)
+    check_integer("width", settings.width, at_least=1)
+    build = {"linear": _linear, "leaky_relu": _leaky_relu, "mlp": _mlp, "resnet": _resnet}
+    words, found, bounds, rank = build[settings.network](settings)
+    sensitivity = None
+    if found.eigenvalues is not None:
+        sensitivity = conditioning.rank_sensitivity(found)
+    kappa = float(found.value)
+    useful = kappa >= 1  # a zero matrix has no condition number
+    return Conditioning(
+        settings=settings,
+        description=words,
+        condition=found,
+        bounds=bounds,
+        generic_rank=rank,
+        sensitivity=sensitivity,
+        contraction=float(conditioning.contraction_rate(kappa)) if useful else math.nan,
+        steps=float(conditioning.steps_to_accuracy(kappa, settings.accuracy))
+        if useful
+        else math.nan,
+    )
+
+
+Built = tuple[str, ConditionNumber, dict[str, float], int | None]
+
+
+def _linear(settings: ConditionSettings) -> Built:
+    dataset, x = _load(settings, linear=True)
+    covariance = x.T @ x / len(x)
+    d, k = x.shape[1], _outputs(dataset)
+    widths = (d, *(settings.width,) * (settings.depth - 1), k)
+    weights = conditioning.gaussian_weights(widths, key=jax.random.key(settings.seed))
+    scales = conditioning.batch_norm_scales(weights, covariance) if settings.batch_norm else None
+    options = {"skip": settings.skip, "scales": scales}
+    bounds = conditioning.linear_bound(weights, covariance, **options)
+    values = np.linalg.eigvalsh(covariance)
+    data_rank = int(np.sum(values > d * 2.0**-52 * values[-1]))
+    rank = conditioning.generic_rank(widths, data_rank)
+    if k * d <= DENSE:
+        matrix = conditioning.gauss_newton_linear(weights, covariance, **options)
+        found = conditioning.condition_number(matrix, rank=rank)
+    else:
+        operator = conditioning.gauss_newton_linear_operator(weights, covariance, **options)
+        found = conditioning.condition_number(operator)
+    kind = "residual" if settings.skip else "linear"
+    skip = f", skip {settings.skip:g}" if settings.skip else ""
+    norm = ", batch norm" if settings.batch_norm else ""
+    words = f"{kind} network {'-'.join(map(str, widths))}{skip}{norm} on {_words(settings, x)}"
+    return words, found, {"convex": float(bounds.convex), "maximum": float(bounds.maximum)}, rank
+
+
+def _words(settings: ConditionSettings, x: np.ndarray) -> str:
+    return f"{len(x)} samples of {settings.data}{', whitened' if settings.whiten else ''}"
+
+
+def _leaky_relu(settings: ConditionSettings) -> Built:
+    dataset, x = _load(settings, linear=False)
+    d, k, m = x.shape[1], _outputs(dataset), settings.width
+    v, w = conditioning.gaussian_weights((d, m, k), key=jax.random.key(settings.seed))
+    matrix = conditioning.leaky_relu_gram(w, v, x.T, settings.alpha)
+    found = conditioning.condition_number(matrix, spectrum=len(matrix) <= DENSE)
+    bound = float(conditioning.leaky_relu_bound(w, v, x.T, settings.alpha))
+    words = f"leaky ReLU network {d}-{m}-{k}, slope {settings.alpha:g} on {_words(settings, x)}"
+    return words, found, {"eq (11)": bound}, None
+
+
+def _mlp(settings: ConditionSettings) -> Built:
+    dataset, x = _load(settings, linear=False)
+    sizes = (x.shape[1], *(settings.width,) * (settings.depth - 1), _outputs(dataset))
+    model = from_nnx(MLP(sizes, rngs=nnx.Rngs(settings.seed)))
+    words = f"ReLU MLP {'-'.join(map(str, sizes))} on {_words(settings, x)}"
+    return words, network_condition(*model, x), {}, None
+
+
+def _resnet(settings: ConditionSettings) -> Built:
+    if settings.data != "digits":
+        raise ValueError(
+            f"network='resnet' is trained for the digits; got data={settings.data!r}. Choose "
+            "network='mlp', or call jaxttp.conditioning.curvature_matrix on your own network."
+        )
+    unseen = select(load_dataset("digits"), classes=(5, 6, 7, 8, 9))
+    count = check_integer("samples", settings.samples or 50, at_least=2, at_most=len(unseen))
+    rows = np.random.default_rng(settings.seed).permutation(len(unseen))[:count]
+    key = jax.random.key(settings.seed)
+    network = fresh_head(load_pretrained(), 5, key=key)
+    found = network_condition(*from_nnx(network), unseen.take(np.sort(rows)).x)
+    words = f"ResNet pre-trained on digits 0-4, fresh head, on {count} samples of digits 5-9"
+    return words, found, {}, None
+
+
+def network_condition(apply_fn: ApplyFn, params: Params, x: Any) -> ConditionNumber:
+    """Kappa of the Gauss-Newton matrix of any network, with its spectrum where that is small.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        params: its parameters.
+        x: samples (N, ...).
+
+    Returns:
+        A `jaxttp.conditioning.ConditionNumber`.
+
+    Raises:
+        ValueError: as `jaxttp.conditioning.curvature_matrix`.
+
+    Example:
+        >>> found = network_condition(lambda w, x: x @ w, np.ones((2, 1)), np.diag([1.0, 2.0]))
+        >>> float(found.value)
+        4.0
+    """
+    matrix = conditioning.curvature_matrix(apply_fn, params, jnp.asarray(x))
+    return conditioning.condition_number(matrix, spectrum=len(matrix) <= DENSE)
+
+
+def condition_sweep(
+    settings: ConditionSettings,
+    parameter: str,
+    values: Sequence[Any] | None = None,
+    *,
+    seeds: int = 3,
+) -> Sweep:
+    """Kappa and its bound as one parameter varies, all else by the settings.
+
+    Args:
+        settings: "linear" for "depth", "width" and "skip"; "leaky_relu" for "alpha" and "width".
+        parameter: "depth", "width", "skip" or "alpha".
+        values: what it takes; `SWEEP_VALUES` when None.
+        seeds: draws of the weights at every value.
+
+    Returns:
+        A `jaxttp.conditioning.Sweep`.
+
+    Raises:
+        ValueError: an unknown parameter, one that the network does not have, values out of range.
+
+    Example:
+        >>> small = ConditionSettings(data="wine", width=30)
+        >>> condition_sweep(small, "skip", (0.0, 1.0), seeds=2).condition.shape
+        (2, 2)
+    """
+    check_choice("sweep", parameter, SWEEP_VALUES)
+    network = settings.network
+    fitting = {"linear": ("depth", "width", "skip"), "leaky_relu": ("width", "alpha")}
+    if parameter not in fitting.get(network, ()):
+        useful = [name for name, parameters in fitting.items() if parameter in parameters]
+        raise ValueError(
+            f"sweep={parameter!r} does not fit network={network!r}; choose network "
+            f"{' or '.join(map(repr, useful))}."
+        )
+    linear = network == "linear"
+    dataset, x = _load(settings, linear=linear)
+    given: dict[str, Any] = {"covariance": x.T @ x / len(x)} if linear else {"data": x.T}
+    return conditioning.sweep(
+        parameter,
+        SWEEP_VALUES[parameter] if values is None else values,
+        outputs=_outputs(dataset),
+        depth=settings.depth,
+        width=settings.width,
+        skip=settings.skip,
+        alpha=settings.alpha,
+        batch_norm=settings.batch_norm and linear,
+        seeds=seeds,
+        key=jax.random.key(settings.seed),
+        **given,
+    )

@@ -1,0 +1,233 @@
+"""From names to condition numbers, against the parts put together by hand."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jaxttp import conditioning, from_nnx, losses
+from jaxttp.data import load_dataset
+from jaxttp.models import MLP
+from jaxttp.pipeline_conditioning import (
+    NETWORKS,
+    SWEEP_VALUES,
+    ConditionSettings,
+    condition,
+    condition_sweep,
+    sweep_to_json,
+)
+from jaxttp.pipeline_tracking import pruning_runs, tracked_run
+
+WINE = ConditionSettings(data="wine", width=20)
+
+
+def kappa(matrix, rank):
+    values = np.linalg.eigvalsh(matrix)[::-1]
+    return values[0] / values[rank - 1]
+
+
+def test_a_linear_network_on_whitened_data():
+    found = condition(WINE)
+    weights = conditioning.gaussian_weights((13, 20, 20, 3), key=jax.random.key(0))
+    # All 13 features of wine vary, so whitened the covariance is the identity.
+    matrix = np.asarray(conditioning.gauss_newton_linear(weights))
+    assert found.generic_rank == int(found.condition.rank) == 39
+    assert float(found.condition.value) == pytest.approx(kappa(matrix, 39), rel=1e-9)
+    assert 1 < float(found.condition.value) <= found.bounds["convex"] <= found.bounds["maximum"]
+    k = float(found.condition.value)
+    assert found.contraction == pytest.approx((k - 1) / (k + 1))
+    assert found.steps == np.ceil(np.log(0.01) / np.log((k - 1) / (k + 1)))
+    assert "13-20-20-3 on 178 samples of wine, whitened" in found.description
+    assert found.sensitivity.rank == 39
+
+
+def test_raw_data_are_worse():
+    raw = condition(ConditionSettings(data="wine", width=20, whiten=False))
+    x = load_dataset("wine").x.astype(np.float64)
+    values = np.linalg.eigvalsh(x.T @ x / len(x))
+    ratio = float(raw.condition.value) / float(condition(WINE).condition.value)
+    assert 1 < ratio <= values[-1] / values[0] * 3
+    assert float(raw.condition.value) <= raw.bounds["convex"] * (1 + 1e-9)
+
+
+def test_constant_pixels_lower_the_rank():
+    found = condition(ConditionSettings(width=70, depth=2))
+    pixels = load_dataset("digits").x.reshape(1797, 64)
+    assert found.generic_rank == 10 * np.linalg.matrix_rank(pixels - pixels.mean(axis=0))
+    assert found.condition.gap > 1e10
+    assert float(found.condition.value) <= found.bounds["convex"] * (1 + 1e-9)
+
+
+def test_residual_and_batch_norm():
+    found = condition(ConditionSettings(data="wine", width=20, skip=1.0, batch_norm=True))
+    assert "residual" in found.description
+    assert "batch norm" in found.description
+    assert float(found.condition.value) <= found.bounds["convex"] * (1 + 1e-9)
+
+
+def test_leaky_relu():
+    settings = ConditionSettings(data="wine", network="leaky_relu", samples=12, width=30)
+    found = condition(settings)
+    assert len(found.condition.eigenvalues) == 36
+    assert float(found.condition.value) <= found.bounds["eq (11)"] * (1 + 1e-9)
+
+
+def test_an_mlp_is_its_curvature_matrix():
+    settings = ConditionSettings(
+        data="wine", network="mlp", samples=10, width=16, depth=2, whiten=False
+    )
+    found = condition(settings)
+    assert found.bounds == {}
+    rows = np.sort(np.random.default_rng(0).permutation(178)[:10])
+    model = from_nnx(MLP((13, 16, 3), rngs=nnx.Rngs(0)))
+    matrix = conditioning.curvature_matrix(*model, load_dataset("wine").x[rows])
+    np.testing.assert_allclose(
+        found.condition.eigenvalues[:20], np.linalg.eigvalsh(matrix)[::-1][:20], rtol=1e-8
+    )
+
+
+def test_the_shipped_network():
+    found = condition(ConditionSettings(network="resnet", samples=6))
+    assert len(found.condition.eigenvalues) == 30
+    assert int(found.condition.rank) == 30
+    assert "digits 5-9" in found.description
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_json(network):
+    data = "digits" if network == "resnet" else "wine"
+    settings = ConditionSettings(data=data, network=network, samples=8, width=10)
+    found = condition(settings)
+    text = json.dumps(found.to_json(), allow_nan=False)
+    written = json.loads(text)
+    assert written["condition_number"] == float(found.condition.value)
+    assert written["settings"]["network"] == network
+    assert len(written["eigenvalues"]) == len(written["rank_sensitivity"]["ranks"])
+
+
+def test_operators_of_moderate_size_are_dense_all_the_same(monkeypatch):
+    monkeypatch.setattr("jaxttp.pipeline_conditioning.DENSE", 10)
+    # 1024 rows and fewer are dense all the same: the iteration is for what is larger.
+    big = condition(ConditionSettings(data="breast_cancer", width=40))
+    assert big.condition.kind == "dense"
+
+
+@pytest.mark.parametrize("parameter", SWEEP_VALUES)
+def test_sweeps(parameter):
+    network = "leaky_relu" if parameter == "alpha" else "linear"
+    settings = ConditionSettings(data="wine", network=network, width=20, samples=12)
+    values = SWEEP_VALUES[parameter][:2]
+    found = condition_sweep(settings, parameter, values, seeds=2)
+    assert found.condition.shape == (2, 2)
+    assert np.all(found.condition <= found.bound * (1 + 1e-9))
+    written = json.loads(json.dumps(sweep_to_json(found), allow_nan=False))
+    assert written["parameter"] == parameter
+    assert written["values"] == list(values)
+    assert ("maximum_bound" in written) == (network == "linear")
+
+
+def test_what_a_sweep_starts_from_is_the_condition_itself():
+    found = condition_sweep(WINE, "skip", (0.0,), seeds=1)
+    assert found.condition.shape == (1, 1)
+    assert 0.3 < found.condition[0, 0] / float(condition(WINE).condition.value) < 3  # another draw
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": "mnist"}, "data='mnist'"),
+        ({"network": "vgg"}, "network='vgg'"),
+        ({"network": "resnet"}, "network='resnet' is trained for the digits"),
+        ({"depth": 0}, "depth"),
+        ({"width": 0}, "width"),
+        ({"samples": 1}, "samples"),
+        ({"samples": 1000}, "samples"),
+        ({"seed": -1}, "seed"),
+        ({"accuracy": 2.0}, "accuracy"),
+        ({"network": "leaky_relu", "alpha": -1.0}, "alpha"),
+    ],
+)
+def test_bad_settings(change, words):
+    with pytest.raises(ValueError, match=words):
+        condition(ConditionSettings(**{"data": "wine"} | change))
+
+
+def test_bad_sweeps():
+    with pytest.raises(ValueError, match="sweep='size'"):
+        condition_sweep(WINE, "size")
+    with pytest.raises(ValueError, match="choose network 'leaky_relu'"):
+        condition_sweep(WINE, "alpha")
+    with pytest.raises(ValueError, match="does not fit network='mlp'"):
+        condition_sweep(ConditionSettings(data="wine", network="mlp"), "depth")
+
+
+# --- along training -------------------------------------------------------------------------------
+
+
+def problem():
+    model = from_nnx(MLP((13, 8, 3), rngs=nnx.Rngs(0), activation="tanh"))
+    data = load_dataset("wine").take(np.arange(0, 178, 15))
+    return *model, data.x, data.y
+
+
+def test_measures_along_training():
+    apply_fn, params, x, y = problem()
+    found = tracked_run(
+        apply_fn, params, x, y, loss="cross_entropy", optimizer=optax.sgd(0.1), steps=6, every=3
+    )
+    assert [record.step for record in found.records] == [0, 3, 6]
+    losses_seen = [record.loss for record in found.records]
+    np.testing.assert_allclose(losses_seen, found.run.loss[::3], rtol=1e-5)
+    matrix = conditioning.curvature_matrix(apply_fn, found.run.params, x)
+    last = conditioning.condition_number(matrix).value
+    np.testing.assert_allclose(found.records[-1].values["kappa"], last, rtol=1e-6)
+
+
+def test_own_measures_and_mini_batches(key):
+    apply_fn, params, x, y = problem()
+    found = tracked_run(
+        apply_fn, params, x, y, loss="cross_entropy", optimizer=optax.sgd(0.1), steps=4,
+        batch_size=4, key=key, measures={"size": lambda w: sum(a.size for a in jax.tree.leaves(w))},
+    )  # fmt: skip
+    assert [record.values["size"] for record in found.records] == [13 * 8 + 8 + 8 * 3 + 3] * 5
+
+
+def test_pruned_networks_are_worse_conditioned_and_stay_pruned():
+    apply_fn, params, x, y = problem()
+    dense, sparse = pruning_runs(
+        apply_fn, params, x, y, (0.0, 0.7), loss="cross_entropy", optimizer=optax.adam(1e-2),
+        steps=5,
+    )  # fmt: skip
+    assert (dense.rate, sparse.rate) == (0.0, 0.7)
+    np.testing.assert_allclose(
+        dense.condition.value,
+        conditioning.condition_number(conditioning.curvature_matrix(apply_fn, params, x)).value,
+        rtol=1e-6,
+    )
+    kernel = np.asarray(sparse.run.params["hidden"]["0"]["kernel"])
+    assert np.sum(kernel == 0) == int(0.7 * kernel.size)
+    assert not np.any(np.asarray(dense.run.params["hidden"]["0"]["kernel"]) == 0)
+
+    # By hand: the columns of the Jacobian that belong to what is left.
+    masks = conditioning.magnitude_masks(params, 0.7)
+    start = conditioning.apply_masks(params, masks)
+    flat, unravel = jax.flatten_util.ravel_pytree(start)
+    jacobian = jax.jacrev(lambda w: apply_fn(unravel(w), jnp.asarray(x)))(flat)
+    kept = np.asarray(jax.flatten_util.ravel_pytree(masks)[0]).astype(bool)
+    values = np.linalg.svd(np.asarray(jacobian, np.float64).reshape(-1, flat.size)[:, kept],
+                           compute_uv=False)  # fmt: skip
+    rank = int(sparse.condition.rank)
+    assert float(sparse.condition.value) == pytest.approx(
+        (values[0] / values[rank - 1]) ** 2, rel=1e-2
+    )  # float32 network
+
+
+def test_names_of_losses_are_checked():
+    apply_fn, params, x, y = problem()
+    with pytest.raises(ValueError, match="loss"):
+        tracked_run(apply_fn, params, x, y, loss="hinge", optimizer=optax.sgd(0.1), steps=2)
+    assert losses.get_loss("cross_entropy") is not None

@@ -1,0 +1,69 @@
+"""Figures of condition numbers show the numbers of their results."""
+
+import jax
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from jaxttp import conditioning
+from jaxttp.pipeline_conditioning import ConditionSettings, condition
+from jaxttp.plots import (
+    plot_condition_sweep,
+    plot_conditioning,
+    plot_rank_sensitivity,
+    plot_spectrum,
+)
+
+KEY = jax.random.key(0)
+
+
+def curves(axes):
+    return [line for line in axes.get_lines() if len(line.get_xdata()) > 2]
+
+
+def test_spectrum_and_ranks():
+    found = condition(ConditionSettings(data="wine", width=20))
+    left, right = plot_conditioning(found).axes
+    (line,) = curves(left)
+    np.testing.assert_array_equal(line.get_ydata(), found.condition.eigenvalues)
+    (line,) = curves(right)
+    np.testing.assert_array_equal(line.get_ydata(), found.sensitivity.values)
+    words = [text.get_text() for text in right.get_legend().get_texts()]
+    assert words[0] == f"κ = {float(found.condition.value):.3g}"
+    assert any("convex" in text for text in words)
+    assert (left.get_yscale(), right.get_yscale()) == ("log", "log")
+
+
+def test_zeros_are_left_out_of_logarithmic_axes():
+    found = conditioning.condition_number(np.diag([4.0, 2.0, 0.0, 0.0]))
+    left, right = Figure().subplots(1, 2)
+    plot_spectrum(left, found)
+    assert np.isnan(curves(left)[0].get_ydata()[2:]).all()
+    plot_rank_sensitivity(right, conditioning.rank_sensitivity(found))
+    star = [line for line in right.get_lines() if len(line.get_xdata()) == 1]
+    assert star[0].get_xydata().tolist() == [[2.0, 2.0]]
+
+
+def test_a_result_without_a_spectrum_says_so():
+    weights = conditioning.gaussian_weights((60, 70, 20), key=KEY)
+    found = conditioning.condition_number(conditioning.gauss_newton_linear_operator(weights))
+    with pytest.raises(ValueError, match="no spectrum"):
+        plot_spectrum(Figure().subplots(), found)
+    result = condition(ConditionSettings(data="wine", width=20))
+    object.__setattr__(result, "condition", found)
+    figure = plot_conditioning(result)
+    assert "only the ends" in figure.axes[0].texts[0].get_text()
+
+
+@pytest.mark.parametrize("parameter", ["depth", "width", "alpha"])
+def test_sweeps(parameter):
+    data = {"data": np.random.default_rng(0).standard_normal((5, 4))}
+    options = data if parameter == "alpha" else {"inputs": 5}
+    values = {"depth": (1, 2), "width": (2, 9), "alpha": (0.0, 0.5)}[parameter]
+    found = conditioning.sweep(parameter, values, outputs=3, width=9, seeds=3, key=KEY, **options)
+    (axes,) = plot_condition_sweep(found, title="here").axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    middle = np.median(found.condition, axis=1)
+    np.testing.assert_allclose(lines["condition number"].get_ydata(), middle)
+    assert axes.get_yscale() == "log"
+    assert ("maximum bound" in str(lines)) == (parameter != "alpha")
