@@ -39,7 +39,10 @@ def _parse_thresholds(text: str) -> tuple[float, ...]:
 def predict(
     data: Annotated[
         str,
-        typer.Option(help="digits (pre-trained ResNet), wine, breast_cancer, diabetes (MLP)."),
+        typer.Option(
+            help="digits (pre-trained ResNet); wine, breast_cancer, diabetes (MLP); mnist, cifar10 "
+            "(MLP; downloaded, with the extra `datasets`)."
+        ),
     ] = "digits",
     learning_rate: Annotated[float, typer.Option(help="Of gradient descent.")] = 0.005,
     momentum: Annotated[float, typer.Option(help="Heavy-ball momentum in [0, 1).")] = 0.0,
@@ -161,7 +164,7 @@ def _progress() -> Iterator[Any]:
 def _bad_input_exits() -> Iterator[None]:
     try:
         yield
-    except ValueError as problem:
+    except (ValueError, ImportError) as problem:
         _fail(str(problem))
 
 
