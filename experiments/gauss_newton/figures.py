@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 TARGET = 1e-3  # the loss whose first step is reported
 FLOOR = 1e-16  # what is below is drawn here: nobody compares roundings
@@ -41,7 +42,9 @@ def _groups(results: dict[str, Any]) -> dict[tuple[str, str], list[dict[str, Any
 
 
 def plot(results: dict[str, Any]) -> Figure:
-    """A row for every data set: means over the seeds, in a band from the least to the greatest.
+    """A row for every data set: means over the seeds (of logarithms where the axis is logarithmic).
+
+    The band reaches from the least to the greatest.
 
     Args:
         results: of `experiments.gauss_newton.optimizers.run`.
@@ -69,6 +72,7 @@ def plot(results: dict[str, Any]) -> Figure:
             words = {"train": "training", "test": "test"}[part]
             axes.set_ylabel(f"{words} {kind}" + (" (%)" if kind == "accuracy" else ""))
             axes.set_xlabel("step" if full else "epoch")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if kind == "loss":
                 axes.set_yscale("log")
             if full:

@@ -234,7 +234,8 @@ def train(
     store = None
     state, first = start_of(0), 0
     if checkpoints is not None:
-        mark = _fingerprint(training, [weights, *fixed, x, targets, x_test, held_out], key)
+        arrays = [weights, *fixed, x, targets, x_test, held_out]
+        mark = _fingerprint((training, model.activation), arrays, key)
         store = _Store(checkpoints, mark)
         if store.latest is not None:
             first = store.latest
@@ -245,7 +246,7 @@ def train(
         row = int(np.searchsorted(record["steps"], step))
         good = True
         for name, inputs, wanted in (("train", x, targets), ("test", x_test, held_out)):
-            value, error = _evaluate(methods[0], weights, fixed, inputs, wanted)
+            value, error = _evaluate(loss, model.activation, weights, fixed, inputs, wanted)
             record[f"{name}_loss"][row], record[f"{name}_accuracy"][row] = value, 1 - error
             good = good and (name == "test" or bool(value <= limit(value)))
         return good
@@ -325,12 +326,12 @@ def _optimizer(method: _Method, rate: ArrayLike, readout: Array | None) -> Any:
 
 
 def _objective(
-    method: _Method, weights: Array, fixed: Any, x: Array, targets: Array
+    loss: Loss, activation: Any, weights: Array, fixed: Any, x: Array, targets: Array
 ) -> tuple[Array, Array]:
     bottlenecks, readout = fixed
-    outputs = revmlp_forward(weights, bottlenecks, x, activation=method.activation)
+    outputs = revmlp_forward(weights, bottlenecks, x, activation=activation)
     outputs = outputs if readout is None else outputs @ readout.T
-    return method.loss.value(outputs, targets), method.loss.error(outputs, targets)
+    return loss.value(outputs, targets), loss.error(outputs, targets)
 
 
 _evaluate = eqx.filter_jit(_objective)
@@ -341,22 +342,23 @@ def _step(
     method: _Method, rate: Array, weights: Array, state: Any, fixed: Any, x: Array, targets: Array
 ) -> tuple[Array, Any, Array, Array]:
     optimizer = _optimizer(method, rate, fixed[1])
+
+    def objective(w: Array) -> tuple[Array, Array]:
+        return _objective(method.loss, method.activation, w, fixed, x, targets)
+
     if method.optimizer in ("gn", "ggn"):
-        value, error = _objective(method, weights, fixed, x, targets)
+        value, error = objective(weights)
         updates, state = optimizer.update(
             weights, state, weights, x=x, y=targets, bottlenecks=fixed[0]
         )
     else:
-        objective = jax.value_and_grad(
-            lambda w: _objective(method, w, fixed, x, targets), has_aux=True
-        )
-        (value, error), gradient = objective(weights)
+        (value, error), gradient = jax.value_and_grad(objective, has_aux=True)(weights)
         updates, state = optimizer.update(gradient, state, weights)
     return optax.apply_updates(weights, updates), state, value, error
 
 
-def _fingerprint(training: Training, arrays: list[Array | None], key: Array) -> str:
-    digest = hashlib.sha256(repr(training).encode())
+def _fingerprint(settings: Any, arrays: list[Array | None], key: Array) -> str:
+    digest = hashlib.sha256(repr(settings).encode())
     for array in (*arrays, jax.random.key_data(key)):
         digest.update(b"none" if array is None else np.asarray(array).tobytes())
     return digest.hexdigest()
