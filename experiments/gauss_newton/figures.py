@@ -71,17 +71,19 @@ def plot(results: dict[str, Any]) -> Figure:
             part, kind = what.split("_")
             words = {"train": "training", "test": "test"}[part]
             axes.set_ylabel(f"{words} {kind}" + (" (%)" if kind == "accuracy" else ""))
-            axes.set_xlabel("step" if full else "epoch")
+            axes.set_xlabel("step (linear up to 10, then logarithmic)" if full else "epoch")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if kind == "loss":
                 axes.set_yscale("log")
             if full:
                 axes.set_xscale("symlog", linthresh=10, linscale=1.0)
                 last = max(settings["steps"].values())
-                ticks = [t for t in (0, 5, 10, 20, 50, 100, 200, 500) if t <= last]
+                ticks = [*(t for t in (0, 5, 10, 20, 50, 100, 200, 500) if t < 0.8 * last), last]
                 axes.set_xticks(ticks, map(str, ticks), minor=False)
                 axes.set_xlim(0, last)
                 axes.minorticks_off()
+            else:
+                axes.set_xlim(0, max(settings["steps"].values()))
             axes.grid(alpha=0.25)
             axes.spines[["top", "right"]].set_visible(False)
             if len(data) > 1:
@@ -89,8 +91,9 @@ def plot(results: dict[str, Any]) -> Figure:
         row[0].legend(frameon=False, fontsize=9)
     batch = "full batch" if full else f"batches of {settings['batch_size']}"
     samples = f"{settings['samples']} samples, " if settings["samples"] else ""
+    loss = {"squared_error": "squared error"}.get(settings["loss"], "cross-entropy")
     figure.suptitle(
-        f"{', '.join(data)}: {samples}{batch}, {settings['loss'].replace('_', '-')}; mean and "
+        f"{', '.join(data)}: {samples}{batch}, {loss}; mean and "
         f"range of {len(settings['seeds'])} seeds",
         fontsize=11,
     )

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from experiments.gauss_newton.training import Record
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -34,27 +36,43 @@ def best_epoch_first(rates: Sequence[float], one_epoch: Callable[[float], Record
     return [rate for _, rate in sorted(progress)]
 
 
+def is_stable(record: Record, *, rise: float = float("inf")) -> bool:
+    """Whether a run neither diverged nor lost what it had gained.
+
+    Args:
+        record: of the run.
+        rise: largest ratio allowed between the training loss at an evaluation and its least before.
+    """
+    if record.diverged >= 0:
+        return False
+    return bool(np.all(record.train_loss <= rise * np.minimum.accumulate(record.train_loss)))
+
+
 def first_stable(
-    rates: Sequence[float], runs: Callable[[float], Sequence[Callable[[], Record]]]
+    rates: Sequence[float],
+    runs: Callable[[float], Sequence[Callable[[], Record]]],
+    *,
+    rise: float = float("inf"),
 ) -> tuple[float, list[Record]]:
-    """The first of these rates at which no run (of several seeds, say) diverges.
+    """The first of these rates at which every run (of several seeds, say) is stable.
 
     Args:
         rates: in the order of preference.
-        runs: the runs to make at a rate; those after one that diverges are not made.
+        runs: the runs to make at a rate; those after one that is not stable are not made.
+        rise: see `is_stable`.
 
     Returns:
         The rate, and the records of its runs.
 
     Raises:
-        ValueError: every rate diverges.
+        ValueError: no rate is stable.
     """
     for rate in rates:
         records: list[Record] = []
         for run in runs(rate):
             records.append(run())
-            if records[-1].diverged >= 0:
+            if not is_stable(records[-1], rise=rise):
                 break
         else:
             return rate, records
-    raise ValueError(f"training diverged at every rate of {list(rates)}; give smaller ones.")
+    raise ValueError(f"training is unstable at every rate of {list(rates)}; give smaller ones.")

@@ -34,7 +34,7 @@ def cifar10() -> Dataset:
 
 def _load(name: str, description: str, class_names: tuple[str, ...]) -> Dataset:
     try:
-        import tensorflow_datasets as tfds
+        import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
     except ImportError as problem:
         raise ImportError(
             f"{name} needs tensorflow-datasets ({problem}); install the extra: "

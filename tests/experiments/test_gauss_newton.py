@@ -13,7 +13,7 @@ from flax import nnx
 
 from experiments.gauss_newton import optimizers
 from experiments.gauss_newton.figures import curves, plot, table
-from experiments.gauss_newton.search import best_epoch_first, first_stable, largest_first
+from experiments.gauss_newton.search import best_epoch_first, first_stable, is_stable, largest_first
 from experiments.gauss_newton.training import Phase, Record, Training, load, train
 from jaxttp.losses import squared_error
 from jaxttp.models import RevMLP
@@ -284,7 +284,7 @@ def test_the_largest_rate_at_which_no_seed_diverges():
     rate, records = first_stable(largest_first([0.1, 1.0, 10.0]), runs)
     assert (rate, len(records)) == (0.1, 3)
     assert made == [(10.0, 0), (1.0, 0), (1.0, 1), (0.1, 0), (0.1, 1), (0.1, 2)]
-    with pytest.raises(ValueError, match="diverged at every rate"):
+    with pytest.raises(ValueError, match="unstable at every rate"):
         first_stable([10.0, 3.0], runs)
 
 
@@ -292,6 +292,16 @@ def test_the_rate_with_the_largest_progress_in_an_epoch():
     found = {0.1: record_of(loss=0.8), 1.0: record_of(loss=0.3), 3.0: record_of(loss=0.5),
              10.0: record_of(loss=0.1, diverged=2)}  # fmt: skip
     assert best_epoch_first(list(found), found.__getitem__) == [1.0, 3.0, 0.1]
+
+
+def test_a_loss_that_grows_again_is_not_stable():
+    record = dataclasses.replace(record_of(), train_loss=np.array([2.0, 0.1, 0.25, 0.05]))
+    assert is_stable(record)
+    assert is_stable(record, rise=2.6)
+    assert not is_stable(record, rise=2.4)
+    assert not is_stable(record_of(diverged=3))
+    rate, _ = first_stable([3.0, 1.0], lambda r: [lambda: record if r > 1 else record_of()], rise=2)
+    assert rate == 1.0
 
 
 # --- the comparison -------------------------------------------------------------------------------
