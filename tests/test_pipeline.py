@@ -298,7 +298,7 @@ def test_json_keeps_thresholds_apart():
 # --- refusals -------------------------------------------------------------------------------------
 
 BAD = {
-    "data": ({"data": "mnist"}, "^data='mnist' is not known; choose one of 'digits', 'wine'"),
+    "data": ({"data": "svhn"}, "^data='svhn' is not known; choose one of 'digits', 'wine'"),
     "loss": ({"loss": "hinge"}, "^loss='hinge' is not known"),
     "loss of a regression": (
         {"data": "diabetes", "loss": "cross_entropy"},
