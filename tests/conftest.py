@@ -1,6 +1,8 @@
 """The suite's strict settings: float64, no silent rank promotion, four virtual CPU devices."""
 
 import os
+import sys
+import types
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
@@ -9,6 +11,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 
 import hypothesis
 import jax
+import numpy as np
 import pytest
 
 jax.config.update("jax_enable_x64", True)
@@ -31,3 +34,22 @@ def strict_dtypes():
 def key():
     """A fixed key: tests that draw are reproducible."""
     return jax.random.key(0)
+
+
+@pytest.fixture
+def stub_tfds(monkeypatch):
+    """A tensorflow-datasets of 20 training and 10 test samples, which needs no download."""
+
+    def source(name, split):
+        shape, rows = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3)}[name], {}
+        draw = np.random.default_rng(0)
+        for part, size in (("train", 20), ("test", 10)):
+            rows[part] = [
+                {"image": draw.integers(0, 256, shape, np.uint8), "label": np.int64(i % 10)}
+                for i in range(size)
+            ]
+        return [rows[part] for part in split]
+
+    stub = types.SimpleNamespace(data_source=source)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", stub)
+    return stub

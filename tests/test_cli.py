@@ -157,7 +157,7 @@ BAD = {
     "threshold trailing comma": (["--thresholds", "0.1,"], "thresholds='0.1,' must be numbers"),
     "steps 0": (["--steps", "0"], "steps must be an integer of at least 1; got 0"),
     "steps negative": (["--steps", "-3"], "steps must be an integer of at least 1; got -3"),
-    "data": (["--data", "mnist"], "data='mnist' is not known; choose one of 'digits', 'wine'"),
+    "data": (["--data", "svhn"], "data='svhn' is not known; choose one of 'digits', 'wine'"),
     "loss": (["--loss", "hinge"], "loss='hinge' is not known; choose one of 'cross_entropy'"),
     "loss of three classes": (["--loss", "binary_cross_entropy"], "loss=.* needs two classes"),
     "loss of a regression": (

@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxttp import training_time
 from jaxttp.adapters import output_shape
 from jaxttp.data import dataset_names
+from jaxttp.data.tfds import TRAIN_SIZES
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.pipeline import Settings, build_task, forecast
 from tests import tiny
@@ -29,7 +30,14 @@ TASKS = {
 
 
 def test_every_data_set_is_listed_here():
-    assert set(TASKS) == set(dataset_names())
+    assert {*TASKS, *TRAIN_SIZES} == set(dataset_names())
+
+
+def test_task_for_a_download(stub_tfds):
+    task = build_task(Settings(data="cifar10", samples_per_class=1))
+    assert task.x.shape == (10, 32, 32, 3)
+    assert output_shape(*task.model, task.x) == (10, 10)
+    assert "MLP 3072-64-64-10 from random weights on cifar10, 10 samples" in task.description
 
 
 @pytest.mark.parametrize("data", TASKS)
@@ -290,7 +298,7 @@ def test_json_keeps_thresholds_apart():
 # --- refusals -------------------------------------------------------------------------------------
 
 BAD = {
-    "data": ({"data": "mnist"}, "^data='mnist' is not known; choose one of 'digits', 'wine'"),
+    "data": ({"data": "svhn"}, "^data='svhn' is not known; choose one of 'digits', 'wine'"),
     "loss": ({"loss": "hinge"}, "^loss='hinge' is not known"),
     "loss of a regression": (
         {"data": "diabetes", "loss": "cross_entropy"},

@@ -49,10 +49,10 @@ def progress_bar() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def bad_input_exits() -> Iterator[None]:
-    """A `ValueError` becomes one line on standard error and exit code 2."""
+    """A `ValueError` or a missing extra becomes one line on standard error and exit code 2."""
     try:
         yield
-    except ValueError as problem:
+    except (ValueError, ImportError) as problem:
         fail(str(problem))
 
 

@@ -14,7 +14,10 @@ from jaxttp.cli._shell import bad_input_exits, check_folder, fail, parse_numbers
 def predict(
     data: Annotated[
         str,
-        typer.Option(help="digits (pre-trained ResNet), wine, breast_cancer, diabetes (MLP)."),
+        typer.Option(
+            help="digits (pre-trained ResNet); wine, breast_cancer, diabetes (MLP); mnist, cifar10 "
+            "(MLP; downloaded, with the extra `datasets`)."
+        ),
     ] = "digits",
     learning_rate: Annotated[float, typer.Option(help="Of gradient descent.")] = 0.005,
     momentum: Annotated[float, typer.Option(help="Heavy-ball momentum in [0, 1).")] = 0.0,

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from jaxttp.data import dataset_names, load_dataset
+from jaxttp.data.tfds import TRAIN_SIZES
 
 SHAPES = {
     "digits": ((1797, 8, 8, 1), 10),
@@ -12,7 +13,8 @@ SHAPES = {
 
 
 def test_every_name_has_its_shape_below():
-    assert dataset_names() == tuple(SHAPES)
+    # The others are downloaded: test_tfds.py.
+    assert dataset_names() == (*SHAPES, *TRAIN_SIZES)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -68,5 +70,5 @@ def test_every_call_returns_fresh_arrays():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"name='mnist' is not known.*'digits'.*'diabetes'"):
-        load_dataset("mnist")
+    with pytest.raises(ValueError, match=r"name='svhn' is not known.*'digits'.*'cifar10'"):
+        load_dataset("svhn")

@@ -1,0 +1,211 @@
+"""Gauss-Newton against Adam and SGD with tuned learning rates: figures 1 and 2 of the XGN paper.
+
+    python -m experiments.gauss_newton.optimizers [--preset smoke|cpu|paper] [--mini-batch]
+        [--output DIR] [--checkpoints DIR]
+    python -m experiments.gauss_newton.optimizers --plot RESULTS.json
+
+Writes a JSON file and its figure. The learning rates come from one grid for all optimisers: with
+the full batch the largest at which no seed's loss diverges, with mini-batches the one with the
+largest progress in the first epoch that is stable for all seeds to the end. A loss beyond twice the
+first is divergence; with mini-batches, a training loss that grows to three times its least is not
+stable either (the paper gives no numbers).
+Set OPENBLAS_NUM_THREADS=1 on a busy machine.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from experiments.gauss_newton.figures import plot, table
+from experiments.gauss_newton.search import RATES, best_epoch_first, first_stable, largest_first
+from experiments.gauss_newton.training import Phase, Record, Training, load, train
+from jaxttp.models import RevMLP
+from jaxttp.plots import save
+
+RISE = 3.0  # of the training loss over its least so far: an instability of mini-batches
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What to compare.
+
+    Attributes:
+        data: names of data sets.
+        blocks: L, one number for each of them.
+        bottleneck: m.
+        loss: see `Training`.
+        samples: training samples; None for all (mini-batches).
+        batch_size: None for the full batch.
+        steps: of each optimiser; epochs with mini-batches.
+        evaluate_every: steps between evaluations on all the data; None for once an epoch.
+        pseudoinverse: see `gauss_newton_direction`.
+        float64: whether everything is in double precision.
+        seeds: of weights and batches; the samples are the same for all.
+        rates: the grid.
+    """
+
+    data: tuple[str, ...]
+    blocks: tuple[int, ...]
+    bottleneck: int
+    loss: str
+    samples: int | None
+    batch_size: int | None
+    steps: dict[str, int]
+    evaluate_every: int | None = None
+    pseudoinverse: str = "truncate"
+    float64: bool = False
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rates: tuple[float, ...] = RATES
+
+
+FULL_BATCH = {
+    "smoke": Comparison(
+        ("digits",), (2,), 256, "squared_error", 64, None, {"gn": 10, "adam": 40, "sgd": 40},
+        evaluate_every=20, pseudoinverse="exact", float64=True, seeds=(0, 1),
+        rates=(1e-2, 0.1, 1.0),
+    ),
+    "cpu": Comparison(
+        ("digits",), (3,), 2048, "squared_error", 1024, None, {"gn": 12, "adam": 100, "sgd": 100},
+        evaluate_every=50, pseudoinverse="exact", float64=True,
+    ),
+    "paper": Comparison(
+        ("mnist", "cifar10"), (2, 6), 8000, "cross_entropy", 1024, None,
+        {"gn": 200, "ggn": 200, "adam": 200, "sgd": 200}, evaluate_every=20,
+    ),
+}  # fmt: skip
+
+MINI_BATCH = {
+    "smoke": Comparison(
+        ("wine",), (1,), 64, "cross_entropy", None, 32, {"gn": 3, "adam": 3, "sgd": 3},
+        float64=True, seeds=(0, 1), rates=(1e-2, 0.1, 1.0),
+    ),
+    "cpu": Comparison(
+        ("digits",), (3,), 512, "cross_entropy", None, 128,
+        {"gn": 20, "ggn": 20, "adam": 20, "sgd": 20}, float64=True,
+    ),
+    "paper": Comparison(
+        ("mnist", "cifar10"), (2, 6), 8000, "cross_entropy", None, 1024,
+        {"gn": 80, "ggn": 80, "adam": 80, "sgd": 80},
+    ),
+}  # fmt: skip
+
+
+def run(settings: Comparison, *, checkpoints: Path | None = None) -> dict[str, Any]:
+    """Tune and train every optimiser on every data set.
+
+    Args:
+        settings: what to compare.
+        checkpoints: a folder; what is there already is not trained again.
+
+    Returns:
+        ``{"settings": ..., "runs": [...]}``, plain values: one run for every data set, optimiser
+        and seed.
+    """
+    runs: list[dict[str, Any]] = []
+    with jax.enable_x64(settings.float64):
+        for index in range(len(settings.data)):
+            for optimizer in settings.steps:
+                start = time.perf_counter()
+                rate, records = _tuned(settings, index, optimizer, checkpoints)
+                runs += [
+                    {"data": settings.data[index], "optimizer": optimizer, "learning_rate": rate,
+                     "seed": seed, **_plain(record)}
+                    for seed, record in zip(settings.seeds, records, strict=True)
+                ]  # fmt: skip
+                seconds = time.perf_counter() - start
+                print(
+                    f"{settings.data[index]}, {optimizer}: learning rate {rate:g}, training loss "
+                    f"{np.mean([record.train_loss[-1] for record in records]):.3g}; with the "
+                    f"search {seconds:.0f} s",
+                    flush=True,
+                )
+    return {"settings": dataclasses.asdict(settings), "runs": runs}
+
+
+def _tuned(
+    settings: Comparison, index: int, optimizer: str, checkpoints: Path | None
+) -> tuple[float, list[Record]]:
+    data = load(settings.data[index], key=jax.random.key(0), samples=settings.samples)
+    epoch = 1 if settings.batch_size is None else len(data.x) // settings.batch_size
+    dtype = jnp.float64 if settings.float64 else jnp.float32
+
+    def once(rate: float, seed: int, steps: int) -> Record:
+        model = RevMLP(
+            int(np.prod(data.x.shape[1:])), data.outputs, rngs=nnx.Rngs(seed),
+            blocks=settings.blocks[index], bottleneck=settings.bottleneck, readout="orthonormal",
+            param_dtype=dtype,
+        )  # fmt: skip
+        training = Training(
+            (Phase(optimizer, rate, steps),), settings.loss, settings.batch_size,
+            settings.evaluate_every, settings.pseudoinverse,
+        )  # fmt: skip
+        folder = checkpoints
+        if folder is not None:
+            folder = folder / settings.data[index] / optimizer / f"{rate:g}-{seed}-{steps}"
+        return train(
+            model, data, training, key=jax.random.key(seed), checkpoints=folder,
+            checkpoint_every=max(epoch, 10),
+        )  # fmt: skip
+
+    def whole(rate: float) -> Sequence[Callable[[], Record]]:
+        steps = settings.steps[optimizer] * epoch
+        return [functools.partial(once, rate, seed, steps) for seed in settings.seeds]
+
+    if settings.batch_size is None:
+        order, rise = largest_first(settings.rates), float("inf")
+    else:
+        seed = settings.seeds[0]
+        order = best_epoch_first(settings.rates, lambda rate: once(rate, seed, epoch))
+        rise = RISE
+    return first_stable(order, whole, rise=rise)
+
+
+def _plain(record: Record) -> dict[str, Any]:
+    fields = {name.name for name in dataclasses.fields(record)} - {"weights"}
+    values = {name: np.asarray(getattr(record, name)).tolist() for name in sorted(fields)}
+    return {name: _without_nan(value) for name, value in values.items()}
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(each) for each in value]
+    return value if np.isfinite(value) else None
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", choices=FULL_BATCH, default="cpu")
+    parser.add_argument("--mini-batch", action="store_true")
+    parser.add_argument("--output", type=Path, default=Path("experiments/results"))
+    parser.add_argument("--checkpoints", type=Path, help="resume from here, and save here")
+    parser.add_argument("--plot", type=Path, metavar="JSON", help="only draw the figure again")
+    arguments = parser.parse_args()
+    if arguments.plot is not None:
+        path, results = arguments.plot, json.loads(arguments.plot.read_text())
+    else:
+        presets = MINI_BATCH if arguments.mini_batch else FULL_BATCH
+        results = run(presets[arguments.preset], checkpoints=arguments.checkpoints)
+        kind = "mini-batch" if arguments.mini_batch else "full-batch"
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        path = arguments.output / f"optimizers-{kind}-{arguments.preset}.json"
+        path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+    save(plot(results), path.with_suffix(".png"))
+    print(table(results))
+    print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+"""The training loop of RevMLPs, its checkpoints, its searches, and the comparison's smoke run."""
+
+import dataclasses
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from experiments.gauss_newton import optimizers
+from experiments.gauss_newton.figures import curves, plot, table
+from experiments.gauss_newton.search import best_epoch_first, first_stable, is_stable, largest_first
+from experiments.gauss_newton.training import Phase, Record, Training, load, train
+from jaxttp.losses import squared_error
+from jaxttp.models import RevMLP
+
+KEY = jax.random.key(7)
+
+
+def wine():
+    return load("wine", key=jax.random.key(0), samples=40)
+
+
+def network(data, **options):
+    options = {"blocks": 1, "bottleneck": 96, "readout": "orthonormal", "scale": 0.05} | options
+    inputs = int(np.prod(data.x.shape[1:]))
+    return RevMLP(inputs, data.outputs, rngs=nnx.Rngs(0), param_dtype=jnp.float64, **options)
+
+
+def same(first: Record, second: Record):
+    for field in dataclasses.fields(Record):
+        if "seconds" not in field.name:
+            values = (np.asarray(getattr(record, field.name)) for record in (first, second))
+            np.testing.assert_array_equal(*values, err_msg=field.name)
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+def test_parts_are_disjoint_and_standardised_by_the_training_part():
+    data = wine()
+    assert (len(data.x), len(data.x_test), data.outputs) == (40, 138, 3)
+    np.testing.assert_allclose(data.x.mean(axis=0), 0, atol=1e-12)  # float64
+    np.testing.assert_allclose(data.x.std(axis=0), 1, atol=1e-12)
+    assert np.abs(data.x_test.mean(axis=0)).max() > 1e-3
+    every = np.concatenate([data.x, data.x_test])
+    assert len(np.unique(every, axis=0)) == 178
+
+
+def test_constant_pixels_stay_zero():
+    data = load("digits", key=KEY, samples=32)
+    constant = data.x.std(axis=0) == 0
+    assert constant.any()
+    assert np.all(data.x[:, constant] == 0)
+
+
+def test_a_share_is_held_out_without_a_number_of_samples():
+    data = load("diabetes", key=KEY)
+    assert (len(data.x), len(data.x_test), data.outputs) == (354, 88, 1)
+
+
+def test_standard_parts_of_a_download(stub_tfds, monkeypatch):
+    monkeypatch.setitem(load.__globals__["TRAIN_SIZES"], "cifar10", 20)
+    for samples, size in ((None, 20), (8, 8)):
+        data = load("cifar10", key=KEY, samples=samples)
+        assert (len(data.x), len(data.x_test)) == (size, 10)  # never a test sample
+        np.testing.assert_array_equal(data.y_test, np.arange(10))
+        # By channel: a mean over samples and pixels.
+        np.testing.assert_allclose(data.x.mean(axis=(0, 1, 2)), 0, atol=1e-12)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "optimizer"),
+    [(Phase("adam", 0.01, 3), optax.adam(0.01)), (Phase("sgd", 0.1, 3), optax.sgd(0.1))],
+)
+def test_adam_and_sgd_do_what_optax_does(phase, optimizer):
+    data = wine()
+    model = network(data)
+    graph, weights, rest = nnx.split(model, nnx.Param, ...)
+    targets = jax.nn.one_hot(data.y, 3, dtype=jnp.float64)
+
+    @jax.jit
+    @jax.value_and_grad
+    def objective(weights):
+        return squared_error.value(nnx.merge(graph, weights, rest)(data.x), targets)
+
+    state, losses = optimizer.init(weights), []
+    for _ in range(3):
+        loss, gradient = objective(weights)
+        updates, state = optimizer.update(gradient, state, weights)
+        weights, losses = optax.apply_updates(weights, updates), [*losses, loss]
+    record = train(model, data, Training((phase,)), key=KEY)
+    np.testing.assert_allclose(record.batch_loss, losses, rtol=1e-10)  # other sums
+    np.testing.assert_allclose(record.weights, jax.tree.leaves(weights)[0], atol=1e-10)
+
+
+def test_a_record_of_everything():
+    data = wine()
+    settings = Training((Phase("gn", 1.0, 7),), evaluate_every=3, pseudoinverse="exact")
+    record = train(network(data, blocks=2), data, settings, key=KEY)
+    assert record.steps.tolist() == [0, 3, 6, 7]
+    assert record.diverged == -1
+    # With the full batch, both records of the training loss agree.
+    np.testing.assert_allclose(record.train_loss[:3], record.batch_loss[[0, 3, 6]], rtol=1e-9)
+    np.testing.assert_array_equal(record.train_accuracy[:3], record.batch_accuracy[[0, 3, 6]])
+    assert record.train_loss[-1] < 1e-15  # full rank: quadratic convergence
+    assert record.train_accuracy[-1] == 1
+    assert 0.5 < record.test_accuracy[-1] <= 1
+    assert np.all(record.seconds > 0)
+
+
+@pytest.mark.slow
+def test_generalised_gauss_newton_is_gauss_newton_for_squared_errors_only():
+    data = wine()
+    final = {}
+    for loss in ("squared_error", "cross_entropy"):
+        for optimizer in ("gn", "ggn"):
+            settings = Training((Phase(optimizer, 0.5, 4),), loss, damping=0.0)
+            if loss == "cross_entropy":
+                settings = dataclasses.replace(settings, damping=0.1)
+            final[loss, optimizer] = train(network(data), data, settings, key=KEY).train_loss[-1]
+    np.testing.assert_allclose(
+        final["squared_error", "gn"], final["squared_error", "ggn"], rtol=1e-9
+    )
+    assert final["cross_entropy", "ggn"] < 0.9 * final["cross_entropy", "gn"]
+
+
+def test_regression():
+    data = load("diabetes", key=jax.random.key(0), samples=64)
+    settings = Training((Phase("sgd", 0.3, 10),))
+    record = train(network(data), data, settings, key=KEY)
+    assert record.train_loss[-1] < 0.8 * record.train_loss[0]
+    # R² against the mean of the samples themselves; the loss is half the mean square.
+    for part, y in (("train", data.y), ("test", data.y_test)):
+        accuracy, loss = (getattr(record, f"{part}_{kind}") for kind in ("accuracy", "loss"))
+        np.testing.assert_allclose(accuracy, 1 - 2 * loss / np.var(y), rtol=1e-5)  # y: float32
+
+
+def test_batches_depend_on_the_key_and_the_epoch():
+    data = wine()
+    settings = Training((Phase("sgd", 0.1, 9),), batch_size=13)  # three steps an epoch, one left
+    first, again = (train(network(data), data, settings, key=KEY) for _ in range(2))
+    same(first, again)
+    assert first.steps.tolist() == [0, 3, 6, 9]
+    other = train(network(data), data, settings, key=jax.random.key(8))
+    assert np.all(first.batch_loss != other.batch_loss)
+
+
+def test_optimizers_can_be_switched():
+    """The second phase goes on from the weights of the first, with a fresh state of its own."""
+    data = wine()
+    model = network(data)
+    adam, gn = Phase("adam", 0.01, 5), Phase("gn", 1.0, 4)
+    both = train(model, data, Training((adam, gn)), key=KEY)
+    alone = train(model, data, Training((adam,)), key=KEY)
+    np.testing.assert_array_equal(both.batch_loss[:5], alone.batch_loss)
+    model.weights[...] = alone.weights
+    then = train(model, data, Training((gn,)), key=KEY)
+    # The same steps; the first phase was compiled in another program.
+    np.testing.assert_allclose(both.batch_loss[5:], then.batch_loss, rtol=1e-9)
+    np.testing.assert_allclose(both.weights, then.weights, atol=1e-12)
+    assert both.batch_loss[6] < 0.5 * both.batch_loss[5]
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 1e4), ("adam", 1e200), ("gn", 5.0)])
+def test_divergence_is_recorded(optimizer, rate):
+    data = wine()
+    record = train(network(data), data, Training((Phase(optimizer, rate, 6),)), key=KEY)
+    assert 0 <= record.diverged < 6
+    assert np.isfinite(record.batch_loss[0])
+    assert np.isnan(record.train_loss[-1])
+    assert np.all(np.isfinite(record.weights))
+
+
+def test_a_rank_deficient_batch_is_divergence():
+    data = wine()
+    data = data._replace(x=np.repeat(data.x[:1], 40, axis=0))
+    settings = Training((Phase("gn", 1.0, 3),), pseudoinverse="exact")
+    assert train(network(data), data, settings, key=KEY).diverged == 0
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+INTERRUPTED = Training(
+    (Phase("adam", 0.01, 5), Phase("gn", 0.5, 5)), "cross_entropy", batch_size=13
+)
+
+
+@pytest.mark.parametrize("at", [4, 8], ids=["in the first phase", "in the second phase"])
+def test_resumed_is_uninterrupted_to_the_bit(at, tmp_path):
+    data = wine()
+    whole = train(network(data), data, INTERRUPTED, key=KEY)
+
+    def interrupt(step, total):
+        assert total == 10
+        if step == at:
+            raise KeyboardInterrupt
+
+    options = {"key": KEY, "checkpoints": tmp_path / "run", "checkpoint_every": 3}
+    with pytest.raises(KeyboardInterrupt):
+        train(network(data), data, INTERRUPTED, progress=interrupt, **options)
+    seen = []
+    resumed = train(
+        network(data), data, INTERRUPTED, progress=lambda step, _: seen.append(step), **options
+    )
+    assert seen[0] == at // 3 * 3  # not from the start
+    same(whole, resumed)
+    # Once more: all is there.
+    seen.clear()
+    same(whole, train(network(data), data, INTERRUPTED, progress=interrupt, **options))
+    assert not seen
+
+
+def test_float64_survives_a_checkpoint_outside_the_global_setting(tmp_path):
+    """The experiments switch double precision on for a block only."""
+    data, options = wine(), {"key": KEY, "checkpoints": tmp_path / "run"}
+    with jax.enable_x64(False), jax.enable_x64(True):
+        whole, again = (
+            train(network(data), data, Training((Phase("sgd", 0.1, 2),)), **options)
+            for _ in range(2)
+        )
+    assert again.weights.dtype == jnp.float64
+    same(whole, again)
+
+
+def test_checkpoints_of_another_training_are_refused(tmp_path):
+    data, options = wine(), {"checkpoints": tmp_path / "run"}
+    settings = Training((Phase("sgd", 0.1, 2),))
+    train(network(data), data, settings, key=KEY, **options)
+    with pytest.raises(ValueError, match="holds another training's"):
+        train(network(data), data, settings, key=jax.random.key(8), **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "lbfgs"}, "optimizer='lbfgs' is not known"),
+        ({"learning_rate": 0}, "learning_rate must be greater than 0"),
+        ({"steps": 0}, "steps must be an integer of at least 1"),
+    ],
+)
+def test_bad_phases(change, message):
+    with pytest.raises(ValueError, match=message):
+        Phase(**({"optimizer": "gn", "learning_rate": 1.0, "steps": 1} | change))
+
+
+def test_bad_trainings():
+    data = wine()
+    settings = Training((Phase("sgd", 0.1, 2),), batch_size=41)
+    with pytest.raises(ValueError, match=r"batch_size .* 41. The data has 40 samples"):
+        train(network(data), data, settings, key=KEY)
+    with pytest.raises(ValueError, match="samples must be"):
+        load("wine", key=KEY, samples=178)
+
+
+# --- searches -------------------------------------------------------------------------------------
+
+
+def record_of(*, diverged=-1, loss=1.0):
+    nothing = np.zeros(0)
+    return Record(
+        nothing, nothing, nothing, np.array([2.0, loss]), nothing, nothing, nothing, nothing,
+        nothing, diverged, jnp.zeros(0),
+    )  # fmt: skip
+
+
+def test_the_largest_rate_at_which_no_seed_diverges():
+    made = []
+
+    def runs(rate):
+        def run(seed):
+            made.append((rate, seed))
+            return record_of(diverged=3 if rate > 1 or (rate == 1 and seed == 1) else -1)
+
+        return [lambda seed=seed: run(seed) for seed in (0, 1, 2)]
+
+    rate, records = first_stable(largest_first([0.1, 1.0, 10.0]), runs)
+    assert (rate, len(records)) == (0.1, 3)
+    assert made == [(10.0, 0), (1.0, 0), (1.0, 1), (0.1, 0), (0.1, 1), (0.1, 2)]
+    with pytest.raises(ValueError, match="unstable at every rate"):
+        first_stable([10.0, 3.0], runs)
+
+
+def test_the_rate_with_the_largest_progress_in_an_epoch():
+    found = {0.1: record_of(loss=0.8), 1.0: record_of(loss=0.3), 3.0: record_of(loss=0.5),
+             10.0: record_of(loss=0.1, diverged=2)}  # fmt: skip
+    assert best_epoch_first(list(found), found.__getitem__) == [1.0, 3.0, 0.1]
+
+
+def test_a_loss_that_grows_again_is_not_stable():
+    record = dataclasses.replace(record_of(), train_loss=np.array([2.0, 0.1, 0.25, 0.05]))
+    assert is_stable(record)
+    assert is_stable(record, rise=2.6)
+    assert not is_stable(record, rise=2.4)
+    assert not is_stable(record_of(diverged=3))
+    rate, _ = first_stable([3.0, 1.0], lambda r: [lambda: record if r > 1 else record_of()], rise=2)
+    assert rate == 1.0
+
+
+# --- the comparison -------------------------------------------------------------------------------
+
+
+def test_smoke_run_of_the_command(tmp_path, monkeypatch, capsys):
+    name = "experiments.gauss_newton.optimizers"
+    monkeypatch.setattr(sys, "argv", [name, "--preset", "smoke", "--output", str(tmp_path)])
+    optimizers.main()
+    path = tmp_path / "optimizers-full-batch-smoke.json"
+    results = json.loads(path.read_text(), parse_constant=pytest.fail)
+    first = {}
+    for run in results["runs"]:
+        loss = curves(run | {"full_batch": True}, "train_loss")[1]
+        below = np.flatnonzero(loss <= 1e-3)
+        first.setdefault(run["optimizer"], []).append(below[0] if below.size else len(loss))
+        assert run["diverged"] == -1
+    # A few exact steps against tuned first-order ones, for every seed.
+    assert max(first["gn"]) <= 6
+    assert min(first["adam"]) > 2 * max(first["gn"])
+    assert min(first["sgd"]) > 2 * max(first["gn"])
+    printed = capsys.readouterr().out
+    assert table(results) in printed
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    # The figure can be drawn again from the file alone.
+    path.with_suffix(".png").unlink()
+    monkeypatch.setattr(sys, "argv", [name, "--plot", str(path)])
+    optimizers.main()
+    assert path.with_suffix(".png").exists()
+
+
+def test_smoke_run_with_mini_batches(tmp_path):
+    settings = dataclasses.replace(optimizers.MINI_BATCH["smoke"], seeds=(0,))
+    results = optimizers.run(settings, checkpoints=tmp_path)
+    figure = plot(results)
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["training loss", "test loss", "test accuracy (%)"]
+    for run in results["runs"]:
+        assert len(run["test_loss"]) == 4  # before, and after every epoch
+        assert run["test_loss"][-1] < 0.5 * run["test_loss"][0]
+        assert run["test_accuracy"][-1] > 0.85
+    # From the checkpoints: the same again.
+    for run, again in zip(
+        results["runs"], optimizers.run(settings, checkpoints=tmp_path)["runs"], strict=True
+    ):
+        assert run == again
+
+
+def test_the_papers_sizes():
+    """Figure 1 and 2: blocks, bottleneck, batch, loss, seeds and truncation of Section 5."""
+    for presets in (optimizers.FULL_BATCH, optimizers.MINI_BATCH):
+        paper = presets["paper"]
+        assert (paper.data, paper.blocks) == (("mnist", "cifar10"), (2, 6))
+        assert (paper.bottleneck, paper.loss, paper.seeds) == (8000, "cross_entropy", (0, 1, 2))
+        assert paper.pseudoinverse == "truncate"
+        assert 1024 in (paper.samples, paper.batch_size)
