@@ -261,7 +261,7 @@ def test_conditioning_sweeps_the_slope_of_the_network_that_has_one():
     ("arguments", "message"),
     [
         (["--network", "vgg"], "network='vgg' is not known"),
-        (["--data", "mnist"], "data='mnist' is not known"),
+        (["--data", "imagenet"], "data='imagenet' is not known"),
         (["--network", "resnet"], "network='resnet' is trained for the digits"),
         (["--width", "0"], "width must be an integer of at least 1; got 0"),
         (["--sweep", "size"], "sweep='size' is not known; choose one of 'depth', 'width', 'skip'"),
