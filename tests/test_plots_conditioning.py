@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from jaxttp import conditioning
-from jaxttp.pipeline_conditioning import ConditionSettings, condition
+from jaxttp.pipeline import ConditionSettings, condition
 from jaxttp.plots import (
     plot_condition_sweep,
     plot_conditioning,

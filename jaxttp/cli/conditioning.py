@@ -44,7 +44,7 @@ def conditioning(
     ] = None,
 ) -> None:
     """Condition number of the Gauss-Newton matrix, its bounds and its rank."""
-    from jaxttp.pipeline_conditioning import ConditionSettings, condition, condition_sweep
+    from jaxttp.pipeline import ConditionSettings, condition, condition_sweep
 
     with bad_input_exits():
         check_folder(output)
@@ -86,7 +86,7 @@ def _parse(parameter: str, text: str) -> tuple:
 
 
 def _write(result: Any, swept: Any, folder: Path) -> list[Path]:
-    from jaxttp.pipeline_conditioning import sweep_to_json
+    from jaxttp.pipeline import sweep_to_json
     from jaxttp.plots import plot_condition_sweep, plot_conditioning, save
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp.conditioning import ConditionNumber, RankSensitivity, Sweep, rank_sensitivity
-from jaxttp.pipeline_conditioning import Conditioning
+from jaxttp.pipeline import Conditioning
 from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, tidy
 
 LABELS = {
@@ -62,13 +62,13 @@ def plot_conditioning(result: Conditioning) -> Figure:
     """The spectrum, and the condition number by rank with its bounds.
 
     Args:
-        result: of `jaxttp.pipeline_conditioning.condition`.
+        result: of `jaxttp.pipeline.condition`.
 
     Returns:
         A matplotlib figure; without all eigenvalues one that says so.
 
     Example:
-        >>> from jaxttp.pipeline_conditioning import ConditionSettings, condition
+        >>> from jaxttp.pipeline import ConditionSettings, condition
         >>> found = condition(ConditionSettings(data="wine", width=40))
         >>> len(plot_conditioning(found).axes)
         2

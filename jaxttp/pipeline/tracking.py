@@ -12,7 +12,7 @@ from jaxtyping import Array
 from jaxttp import conditioning
 from jaxttp._types import ApplyFn, Params
 from jaxttp.conditioning import ConditionNumber, Record, Tracker
-from jaxttp.pipeline_conditioning import network_condition
+from jaxttp.pipeline.conditioning import network_condition
 from jaxttp.training import TrainingRun, train
 
 

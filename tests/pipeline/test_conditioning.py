@@ -12,15 +12,16 @@ from flax import nnx
 from jaxttp import conditioning, from_nnx, losses
 from jaxttp.data import load_dataset
 from jaxttp.models import MLP
-from jaxttp.pipeline_conditioning import (
+from jaxttp.pipeline import (
     NETWORKS,
     SWEEP_VALUES,
     ConditionSettings,
     condition,
     condition_sweep,
+    pruning_runs,
     sweep_to_json,
+    tracked_run,
 )
-from jaxttp.pipeline_tracking import pruning_runs, tracked_run
 
 WINE = ConditionSettings(data="wine", width=20)
 
@@ -110,7 +111,7 @@ def test_json(network):
 
 
 def test_operators_of_moderate_size_are_dense_all_the_same(monkeypatch):
-    monkeypatch.setattr("jaxttp.pipeline_conditioning.DENSE", 10)
+    monkeypatch.setattr("jaxttp.pipeline.conditioning.DENSE", 10)
     # 1024 rows and fewer are dense all the same: the iteration is for what is larger.
     big = condition(ConditionSettings(data="breast_cancer", width=40))
     assert big.condition.kind == "dense"
