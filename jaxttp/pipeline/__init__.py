@@ -1,6 +1,7 @@
 """The parts composed, from names to one frozen result: what CLI, experiments and notebooks call."""
 
 from jaxttp.pipeline.conditioning import NETWORKS as NETWORKS
+from jaxttp.pipeline.conditioning import SWEEP_VALUES as SWEEP_VALUES
 from jaxttp.pipeline.conditioning import Conditioning as Conditioning
 from jaxttp.pipeline.conditioning import ConditionSettings as ConditionSettings
 from jaxttp.pipeline.conditioning import condition as condition
