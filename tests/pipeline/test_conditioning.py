@@ -140,7 +140,7 @@ def test_what_a_sweep_starts_from_is_the_condition_itself():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"data": "mnist"}, "data='mnist'"),
+        ({"data": "imagenet"}, "data='imagenet'"),
         ({"network": "vgg"}, "network='vgg'"),
         ({"network": "resnet"}, "network='resnet' is trained for the digits"),
         ({"depth": 0}, "depth"),
