@@ -1,21 +1,17 @@
 """The geometry of a language model's features while it trains, beside the two-factor prediction.
 
-    python -m experiments.two_factor.language_model [--preset smoke] [--text zipf] [--output FOLDER]
-
-trains a small transformer on characters (or Zipf tokens), and measures the last-position features f
-(b, h) of a fixed set of training contexts, and the unembedding W, at checkpoints. Beside it stand
-two predictions by the two-factor flow, in which the features are free to move: from the network's
-own f and W at step 0, and from the small balanced start of Theorem B.2 (that W shrunk, features to
-match), with the same labels. Network and flows are compared at equal training loss: there is no
-time to fit. "Phases" are read off RankMe by `phases`, which says "absent" where they are.
+A small transformer is trained on characters (or Zipf tokens: preset zipf), and the last-position
+features f (b, h) of a fixed set of training contexts, and the unembedding W, are measured at
+checkpoints. Beside it stand two predictions by the two-factor flow, in which the features are free
+to move: from the network's own f and W at step 0, and from the small balanced start of Theorem B.2
+(that W shrunk, features to match), with the same labels. Network and flows are compared at equal
+training loss: there is no time to fit. "Phases" are read off RankMe by `phases`, which says
+"absent" where they are.
 """
 
-import argparse
 import dataclasses
-import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,12 +21,13 @@ import optax
 from flax import nnx
 from matplotlib.figure import Figure
 
-from experiments.two_factor.text import TEXTS, Corpus, load_text, windows
+from experiments.store import Store
+from experiments.two_factor.text import Corpus, load_text, windows
 from experiments.two_factor.transformer import Transformer
 from jaxttp import from_nnx
 from jaxttp.dynamics.two_factor import balanced_features, two_factor_flow
 from jaxttp.models import LayerOutput
-from jaxttp.plots import PREDICTED, REAL, save
+from jaxttp.plots import PREDICTED, REAL
 from jaxttp.representation import (
     linear_cka,
     participation_ratio,
@@ -39,6 +36,11 @@ from jaxttp.representation import (
     singular_values,
     weight_path,
 )
+
+CLAIM = {
+    "two-factor-language-model": "The features of a language model collapse, expand and are "
+    "compressed while it trains, as the two-factor dynamics predict. (TFD)"
+}
 
 GREY = "0.45"
 
@@ -84,6 +86,7 @@ class Settings:
 
 PRESETS = {
     "cpu": Settings(),
+    "zipf": Settings(text="zipf"),
     "smoke": Settings(
         context=8, width=8, depth=1, heads=2, batch_size=8, steps=30, probes=40, checkpoints=5,
         flow_end=300.0, flow_points=20,
@@ -182,15 +185,21 @@ def phases(clock: np.ndarray, rank: np.ndarray, *, share: float = 0.1) -> dict[s
     }
 
 
-def run(settings: Settings) -> Result:
+def run(settings: Settings, store: Store | None = None) -> Result:
     """Train, measure and predict.
 
     Args:
         settings: one of `PRESETS`, or your own.
+        store: where the result is kept.
 
     Returns:
         A `Result`.
     """
+    store = store or Store()
+    return store.get("result", lambda: _run(settings))
+
+
+def _run(settings: Settings) -> Result:
     begun = time.perf_counter()
     corpus = load_text(settings.text, seed=settings.seed)
     rng = np.random.default_rng(settings.seed)
@@ -371,33 +380,15 @@ def figure(result: Result) -> Figure:
     return out
 
 
-def to_json(result: Result) -> dict[str, Any]:
-    """Everything that is in the figure, as plain values."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return value.tolist() if isinstance(value, np.ndarray) else value
-
-    return plain(dataclasses.asdict(result))
+def plot(result: Result) -> dict[str, Figure]:
+    """The one picture."""
+    return {"two-factor-language-model": figure(result)}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Features of a language model while it trains.")
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--text", choices=TEXTS, default="license")
-    parser.add_argument("--output", type=Path, default=Path("experiments/results/two_factor"))
-    given = parser.parse_args(arguments)
-    result = run(dataclasses.replace(PRESETS[given.preset], text=given.text))
-    given.output.mkdir(parents=True, exist_ok=True)
-    name = f"language_model_{given.text}"
-    save(figure(result), given.output / f"{name}.png")
-    (given.output / f"{name}.json").write_text(json.dumps(to_json(result)) + "\n")
-    for who, found in result.phases.items():
-        print(f"{who}: " + "; ".join(f"{phase} {text}" for phase, text in found.items()))
-    print(f"{result.seconds:.1f} s; written: {given.output / (name + '.png')}")
-
-
-if __name__ == "__main__":
-    main()
+def measure(result: Result) -> dict[str, list[str]]:
+    """The phases of network and flows, in words."""
+    lines = [
+        f"{who}: " + "; ".join(f"{phase} {text}" for phase, text in found.items())
+        for who, found in result.phases.items()
+    ]
+    return {"two-factor-language-model": lines}

@@ -1,9 +1,7 @@
 """The statements on two-factor cross-entropy dynamics, one panel each, predicted and measured.
 
-    python -m experiments.two_factor.theorems [--preset smoke] [--output FOLDER]
-
-writes theorems.png and theorems.json (all curves). In float64; f (b, h) and W (h, V) start
-balanced, f^T f = W W^T, save where a panel says otherwise. Panels:
+In float64; f (b, h) and W (h, V) start balanced, f^T f = W W^T, save where a panel says otherwise.
+Panels:
 
     A  f^T f - W W^T is conserved by the flow; gradient descent drifts
     B  that drift after a fixed time falls with the learning rate as eta^1
@@ -13,12 +11,8 @@ balanced, f^T f = W W^T, save where a panel says otherwise. Panels:
     F  class imbalance: the effective rank of f along the flow
 """
 
-import argparse
 import dataclasses
-import json
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.store import Store
 from jaxttp.dynamics.two_factor import (
     TwoFactorObservables,
     TwoFactorTrajectory,
@@ -35,8 +30,13 @@ from jaxttp.dynamics.two_factor import (
     two_factor_flow,
     two_factor_observables,
 )
-from jaxttp.plots import PREDICTED, REAL, save
+from jaxttp.plots import PREDICTED, REAL
 from jaxttp.representation import rankme
+
+CLAIM = {
+    "two-factor-theorems": "Lemma B.1, Theorems B.2 and B.3: balanced factors share their singular "
+    "values, whose rates are known; the bounds at uniform prediction. (TFD Appendix B)"
+}
 
 GREY, GREEN, PURPLE = "0.45", "#009E73", "#CC79A7"
 
@@ -147,21 +147,23 @@ class Result:
         }
 
 
-def run(settings: Settings) -> Result:
+def run(settings: Settings, store: Store | None = None) -> Result:
     """Compute every panel.
 
     Args:
         settings: one of `PRESETS`, or your own.
+        store: where the result is kept.
 
     Returns:
         A `Result`.
     """
-    begun = time.perf_counter()
+    store = store or Store()
     with jax.enable_x64(True):
-        return _run(settings, begun)
+        return store.get("result", lambda: _run(settings))
 
 
-def _run(settings: Settings, begun: float) -> Result:
+def _run(settings: Settings) -> Result:
+    begun = time.perf_counter()
     keys = jax.random.split(jax.random.key(settings.seed), 3)
     w = settings.scale * jax.random.normal(keys[0], (settings.width, settings.classes))
     f = balanced_features(w, settings.samples, key=keys[1])
@@ -337,35 +339,12 @@ def figure(result: Result) -> Figure:
     return out
 
 
-def to_json(result: Result) -> dict[str, Any]:
-    """Everything that is in the figure, as plain values."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(key): plain(item) for key, item in value.items()}
-        if isinstance(value, tuple):
-            return [plain(item) for item in value]
-        return value.tolist() if isinstance(value, np.ndarray) else value
-
-    parts = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    parts["settings"] = dataclasses.asdict(result.settings)
-    return plain(parts) | {"worst": result.worst()}
+def plot(result: Result) -> dict[str, Figure]:
+    """The one picture."""
+    return {"two-factor-theorems": figure(result)}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Two-factor dynamics, theorem by theorem.")
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--output", type=Path, default=Path("experiments/results/two_factor"))
-    given = parser.parse_args(arguments)
-    result = run(PRESETS[given.preset])
-    given.output.mkdir(parents=True, exist_ok=True)
-    save(figure(result), given.output / "theorems.png")
-    (given.output / "theorems.json").write_text(json.dumps(to_json(result)) + "\n")
-    for name, value in result.worst().items():
-        print(f"{name}: {value:.3g}")
-    print(f"{result.seconds:.1f} s; written: {given.output / 'theorems.png'}")
-
-
-if __name__ == "__main__":
-    main()
+def measure(result: Result) -> dict[str, list[str]]:
+    """How far every statement is from what was measured."""
+    lines = [f"{name}: {value:.3g}" for name, value in result.worst().items()]
+    return {"two-factor-theorems": lines}

@@ -1,8 +1,6 @@
 """The training loop of RevMLPs, its checkpoints, its searches, and the comparison's smoke run."""
 
 import dataclasses
-import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +13,8 @@ from experiments.gauss_newton import optimizers
 from experiments.gauss_newton.figures import curves, plot, table
 from experiments.gauss_newton.search import best_epoch_first, first_stable, is_stable, largest_first
 from experiments.gauss_newton.training import Phase, Record, Training, load, train
+from experiments.harness import run_script
+from experiments.store import Store
 from jaxttp.losses import squared_error
 from jaxttp.models import RevMLP
 
@@ -307,12 +307,17 @@ def test_a_loss_that_grows_again_is_not_stable():
 # --- the comparison -------------------------------------------------------------------------------
 
 
-def test_smoke_run_of_the_command(tmp_path, monkeypatch, capsys):
-    name = "experiments.gauss_newton.optimizers"
-    monkeypatch.setattr(sys, "argv", [name, "--preset", "smoke", "--output", str(tmp_path)])
-    optimizers.main()
-    path = tmp_path / "optimizers-full-batch-smoke.json"
-    results = json.loads(path.read_text(), parse_constant=pytest.fail)
+def test_smoke_run_of_the_command(tmp_path, monkeypatch):
+    outcome = run_script("xgn-full-batch", "smoke", results=tmp_path)
+    assert outcome.pictures[0].read_bytes().startswith(b"\x89PNG")
+    # The figure can be drawn again from the files alone.
+    outcome.pictures[0].unlink()
+    monkeypatch.setattr(optimizers, "_tuned", pytest.fail)
+    again = run_script("xgn-full-batch", "smoke", results=tmp_path, only_plot=True)
+    assert again.pictures[0].exists()
+    settings = optimizers.FULL_BATCH["smoke"]
+    results = optimizers.run(settings, Store(outcome.folder, settings=settings, read_only=True))
+    assert again.measured["xgn-full-batch"] == table(results).splitlines()
     first = {}
     for run in results["runs"]:
         loss = curves(run | {"full_batch": True}, "train_loss")[1]
@@ -323,14 +328,6 @@ def test_smoke_run_of_the_command(tmp_path, monkeypatch, capsys):
     assert max(first["gn"]) <= 6
     assert min(first["adam"]) > 2 * max(first["gn"])
     assert min(first["sgd"]) > 2 * max(first["gn"])
-    printed = capsys.readouterr().out
-    assert table(results) in printed
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    # The figure can be drawn again from the file alone.
-    path.with_suffix(".png").unlink()
-    monkeypatch.setattr(sys, "argv", [name, "--plot", str(path)])
-    optimizers.main()
-    assert path.with_suffix(".png").exists()
 
 
 def test_smoke_run_with_mini_batches(tmp_path):

@@ -1,12 +1,13 @@
 """The scripts on two-factor dynamics run and show what the theorems say; small sizes."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 from flax import nnx
 
+from experiments.harness import run_script
+from experiments.store import Store
 from experiments.two_factor import language_model, text, theorems, transformer
 from jaxttp.models import layer_names
 
@@ -41,14 +42,16 @@ def test_imbalance_makes_the_rank_dip(result):
     assert all(np.all(np.diff(loss) < 0) for loss in result.loss.values())
 
 
-def test_figure_and_numbers_are_written(result, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(theorems, "run", lambda settings: result)
-    theorems.main(["--preset", "smoke", "--output", str(tmp_path)])
-    assert (tmp_path / "theorems.png").read_bytes().startswith(b"\x89PNG")
-    written = json.loads((tmp_path / "theorems.json").read_text(), parse_constant=pytest.fail)
-    assert written["worst"] == result.worst()
-    assert len(written["rank"]["1.0"]) == result.settings.points
-    assert "Theorem B.3, relative" in capsys.readouterr().out
+def test_figure_and_numbers_are_written(result, tmp_path, monkeypatch):
+    monkeypatch.setattr(theorems, "_run", lambda settings: result)
+    outcome = run_script("two-factor-theorems", "smoke", results=tmp_path)
+    assert outcome.pictures[0].read_bytes().startswith(b"\x89PNG")
+    assert any("Theorem B.3, relative" in line for line in outcome.measured["two-factor-theorems"])
+    monkeypatch.setattr(theorems, "_run", pytest.fail)  # what is saved is not made again
+    store = Store(outcome.folder, settings=theorems.PRESETS["smoke"], read_only=True)
+    read = theorems.run(theorems.PRESETS["smoke"], store)
+    assert read.worst() == result.worst()
+    assert len(read.rank[1.0]) == result.settings.points
     titles = [axes.get_title()[0] for axes in theorems.figure(result).axes]
     assert titles == list("ABCDEF")
 
@@ -79,14 +82,14 @@ def test_language_model_is_measured_along_training(model_result):
     assert model_result.weight_cosine[0] == pytest.approx(1.0)
 
 
-def test_language_model_figure_and_numbers_are_written(model_result, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(language_model, "run", lambda settings: model_result)
-    language_model.main(["--preset", "smoke", "--output", str(tmp_path)])
-    name = "language_model_license"
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    written = json.loads((tmp_path / f"{name}.json").read_text(), parse_constant=pytest.fail)
-    assert written["network"]["rankme"] == model_result.network.rankme.tolist()
-    assert "network: collapse" in capsys.readouterr().out
+def test_language_model_figure_and_numbers_are_written(model_result, tmp_path, monkeypatch):
+    monkeypatch.setattr(language_model, "_run", lambda settings: model_result)
+    outcome = run_script("two-factor-language-model", "smoke", results=tmp_path)
+    assert outcome.pictures[0].read_bytes().startswith(b"\x89PNG")
+    assert outcome.measured["two-factor-language-model"][0].startswith("network: collapse")
+    store = Store(outcome.folder, settings=language_model.PRESETS["smoke"], read_only=True)
+    read = language_model.run(language_model.PRESETS["smoke"], store)
+    np.testing.assert_array_equal(read.network.rankme, model_result.network.rankme)
 
 
 def test_phases_are_read_off_and_absence_is_said():

@@ -1,0 +1,91 @@
+"""Run the experiments by name.
+
+python -m experiments list
+python -m experiments run NAME... [--preset smoke|cpu|paper] [--plot]
+python -m experiments run --all
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+
+from experiments.harness import RESULTS, Report, load_script, run_script
+from experiments.scripts import SCRIPTS
+from experiments.store import MissingError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+console = Console()
+
+
+@app.command("list")
+def show() -> None:
+    """Scripts, their pictures, and what the papers claim."""
+    table = Table(Column("script", no_wrap=True), Column("picture", no_wrap=True), "claim")
+    for name in SCRIPTS:
+        script = load_script(name)
+        for row, (picture, claim) in enumerate(script.claim.items()):
+            table.add_row(name if row == 0 else "", picture, claim)
+        table.add_section()
+    console.print(table)
+
+
+@app.command()
+def run(
+    names: Annotated[list[str] | None, typer.Argument(help="scripts or pictures")] = None,
+    preset: Annotated[str, typer.Option(help="smoke, cpu or paper")] = "cpu",
+    all_of_them: Annotated[bool, typer.Option("--all", help="every script")] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="only draw what is saved")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="throw saved results away")] = False,
+    output: Annotated[Path, typer.Option(help="folder of all results")] = RESULTS,
+) -> None:
+    """Run scripts, or go on with them, and draw their pictures from what is saved."""
+    if bool(names) == all_of_them:
+        raise typer.BadParameter("give names, or --all.")
+    failed = []
+    for name in names or SCRIPTS:
+        if all_of_them and preset not in load_script(name).presets:
+            console.print(f"{name}: has no preset {preset!r}, left out")
+            continue
+        console.rule(f"{name}, {preset}")
+        try:
+            with _bar(name) as report:
+                found = run_script(
+                    name, preset, results=output, only_plot=plot, fresh=fresh, report=report
+                )
+        except (ValueError, ImportError, MissingError) as error:
+            # One that cannot run here (data that is not there) must not stop the others.
+            console.print(f"[red]{name}:[/red] {error}", highlight=False)
+            failed.append(name)
+            continue
+        for picture, lines in found.measured.items():
+            console.print(f"[bold]{picture}[/bold]")
+            for line in lines:
+                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{found.seconds:.0f} s; in {found.folder}", highlight=False)
+    if failed:
+        console.print(f"failed: {', '.join(failed)}")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Report]:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(name, total=None)
+
+        def report(piece: str, done: int, total: int) -> None:
+            progress.update(bar, description=f"{name}: {piece}", completed=done, total=total)
+
+        yield report
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,11 @@
+"""Every script that `python -m experiments` runs, one line each: name -> module, or module:object.
+
+What a script has to offer is said in `experiments.harness.Script`.
+"""
+
+SCRIPTS = {
+    "two-factor-theorems": "experiments.two_factor.theorems",
+    "two-factor-language-model": "experiments.two_factor.language_model",
+    "xgn-full-batch": "experiments.gauss_newton.optimizers:FULL_BATCH_SCRIPT",
+    "xgn-mini-batch": "experiments.gauss_newton.optimizers:MINI_BATCH_SCRIPT",
+}
