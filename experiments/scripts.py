@@ -4,6 +4,10 @@ What a script has to offer is said in `experiments.harness.Script`.
 """
 
 SCRIPTS = {
+    "gnc-depth": "experiments.conditioning.depth",
+    "gnc-residual": "experiments.conditioning.residual",
+    "gnc-whitening": "experiments.conditioning.whitening",
+    "gnc-self-balancing": "experiments.conditioning.self_balancing",
     "two-factor-theorems": "experiments.two_factor.theorems",
     "two-factor-language-model": "experiments.two_factor.language_model",
     "xgn-full-batch": "experiments.gauss_newton.optimizers:FULL_BATCH_SCRIPT",

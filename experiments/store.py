@@ -1,8 +1,8 @@
 """Results in a folder: one line of JSON for each piece, its arrays in an npz file beside it.
 
 A piece is made once. A killed run goes on with the first piece that is missing; what is there is
-not made again. Values may be numbers, strings, None, NumPy arrays, and lists, tuples, dictionaries
-and dataclasses of this repository that are made of them; what is read back equals what was written.
+not made again. Values may be numbers, strings, None, NumPy arrays, and lists, tuples, dictionaries,
+and dataclasses and named tuples of this repository, made of them; what is read back equals what was written.
 """
 
 import dataclasses
@@ -168,15 +168,21 @@ def _pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return {"array": name}
     if isinstance(value, list):
         return [inner(part) for part in value]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _named(value, {name: inner(getattr(value, name)) for name in type(value)._fields})
     if isinstance(value, tuple):
         return {"tuple": [inner(part) for part in value]}
     if isinstance(value, Mapping):
         return {"items": [[inner(key), inner(part)] for key, part in value.items()]}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kind = type(value)
-        fields = {one.name: inner(getattr(value, one.name)) for one in dataclasses.fields(value)}
-        return {"dataclass": f"{kind.__module__}:{kind.__qualname__}", "fields": fields}
+        names = [field.name for field in dataclasses.fields(value)]
+        return _named(value, {name: inner(getattr(value, name)) for name in names})
     raise TypeError(f"results of {type(value)} cannot be kept; make them arrays or plain values.")
+
+
+def _named(value: Any, fields: dict[str, Any]) -> Any:
+    kind = type(value)
+    return {"class": f"{kind.__module__}:{kind.__qualname__}", "fields": fields}
 
 
 def _unpack(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
@@ -192,7 +198,7 @@ def _unpack(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return tuple(_unpack(part, arrays) for part in value["tuple"])
     if "items" in value:
         return {_unpack(key, arrays): _unpack(part, arrays) for key, part in value["items"]}
-    module, name = value["dataclass"].split(":")
+    module, name = value["class"].split(":")
     if module.split(".")[0] not in ("experiments", "jaxttp"):
         raise ValueError(f"results of {value['dataclass']} are not of this repository.")
     kind = getattr(importlib.import_module(module), name)

@@ -8,6 +8,7 @@ from jaxttp.plots._style import save as save
 from jaxttp.plots._style import tidy as tidy
 from jaxttp.plots.conditioning import plot_condition_sweep as plot_condition_sweep
 from jaxttp.plots.conditioning import plot_conditioning as plot_conditioning
+from jaxttp.plots.conditioning import plot_draws as plot_draws
 from jaxttp.plots.conditioning import plot_rank_sensitivity as plot_rank_sensitivity
 from jaxttp.plots.conditioning import plot_spectrum as plot_spectrum
 from jaxttp.plots.forecast import MARKERS as MARKERS

@@ -1,5 +1,7 @@
 """Spectra, condition numbers at neighbouring ranks, and sweeps beside their bounds."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -94,6 +96,33 @@ def plot_conditioning(result: Conditioning) -> Figure:
     return figure
 
 
+def plot_draws(
+    axes: Axes, x: Any, table: Any, *, label: str | None = None, color: Any = None, style: str = "-"
+) -> None:
+    """A curve for several draws: a line through the medians, a band from the least to the greatest.
+
+    Args:
+        axes: where to draw.
+        x: (V,).
+        table: (V, S), S draws; what is not finite is left out.
+        label: of the line.
+        color: of line and band.
+        style: of the line.
+    """
+    shown = np.asarray(table, float)
+    shown = np.where(np.isfinite(shown), shown, np.nan)
+    if np.all(np.isnan(shown)):
+        axes.plot([], [], color=color, ls=style, label=f"{label} (infinite)")
+        return
+    known = ~np.all(np.isnan(shown), axis=1)
+    x = np.asarray(x, float)[known]
+    shown = shown[known]
+    axes.plot(x, np.nanmedian(shown, axis=1), color=color, ls=style, marker="o", ms=4, label=label)
+    if shown.shape[1] > 1:
+        low, high = np.nanmin(shown, axis=1), np.nanmax(shown, axis=1)
+        axes.fill_between(x, low, high, color=color, alpha=0.18, lw=0)
+
+
 def plot_condition_sweep(result: Sweep, *, title: str = "") -> Figure:
     """Condition number and bounds over a parameter; lines are medians, bands the range of draws.
 
@@ -116,22 +145,12 @@ def plot_condition_sweep(result: Sweep, *, title: str = "") -> Figure:
     """
     figure = Figure(figsize=(6.8, 4.6), layout="constrained")
     axes = figure.subplots()
-    x = np.asarray(result.values, float)
     curves = [("condition number", result.condition, PREDICTED, "-")]
     curves.append(("bound" if result.maximum is None else "convex bound", result.bound, REAL, "--"))
     if result.maximum is not None:
         curves.append(("maximum bound", result.maximum, OTHER, ":"))
     for label, table, color, style in curves:
-        shown = np.where(np.isfinite(table), table, np.nan)
-        if np.all(np.isnan(shown)):
-            axes.plot([], [], color=color, ls=style, label=f"{label} (infinite)")
-            continue
-        centre = np.nanmedian(np.where(np.all(np.isnan(shown), axis=1)[:, None], -1, shown), axis=1)
-        centre = np.where(centre < 0, np.nan, centre)
-        axes.plot(x, centre, color=color, ls=style, marker="o", ms=4, label=label)
-        if shown.shape[1] > 1:
-            low, high = np.fmin.reduce(shown, axis=1), np.fmax.reduce(shown, axis=1)
-            axes.fill_between(x, low, high, color=color, alpha=0.18, lw=0)
+        plot_draws(axes, result.values, table, label=label, color=color, style=style)
     axes.set_yscale("log")
     if result.parameter == "width":
         axes.set_xscale("log")

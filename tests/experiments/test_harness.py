@@ -15,6 +15,7 @@ from experiments.harness import Script, find, load_script, run_script
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError, Store
 from experiments.two_factor.theorems import Settings as Theorems
+from jaxttp.conditioning import Record as Row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ def toy(monkeypatch):
     "value",
     [
         None, True, 3, "text", 0.1, math.inf, [1, (2, "a")], {1.5: "a", "b": (1,)},
-        Theorems(rates=(0.1, 0.2)), {("a", 1): [None]},
+        Theorems(rates=(0.1, 0.2)), {("a", 1): [None]}, Row(0, 0.5, {"a": 1.0}),
     ],
 )  # fmt: skip
 def test_values_come_back_as_they_were(tmp_path, value):
