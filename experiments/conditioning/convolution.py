@@ -1,8 +1,8 @@
 """A linear CNN of two layers at initialisation: number of filters, and kernel size.
 
 With whitened inputs Sigma = I, and the exact Gauss-Newton matrix in the filters, weight sharing
-included. The paper does not say how many filters its second layer has; both readings are drawn: one,
-and as many as the first.
+included. The paper does not say how many filters its second layer has; both readings are drawn:
+one, and as many as the first.
 """
 
 import dataclasses
