@@ -2,7 +2,8 @@
 
 A piece is made once. A killed run goes on with the first piece that is missing; what is there is
 not made again. Values may be numbers, strings, None, NumPy arrays, and lists, tuples, dictionaries,
-and dataclasses and named tuples of this repository, made of them; what is read back equals what was written.
+and dataclasses and named tuples of this repository, made of them; what is read back equals what was
+written.
 """
 
 import dataclasses

@@ -2,7 +2,8 @@
 
 With whitened inputs Sigma = I, and the exact Gauss-Newton matrix in the filters, weight sharing
 included. The paper does not say how many filters its second layer has; both readings are drawn:
-one, and as many as the first.
+one, and as many as the first. The third panel is not of a CNN: it takes the Toeplitz matrices for
+free weights, as Appendix B does, and so forgets that their entries are shared.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.store import Store
-from jaxttp.conditioning import condition_number, curvature_matrix
+from jaxttp.conditioning import condition_number, curvature_matrix, linear_point, toeplitz
 from jaxttp.plots import PREDICTED, plot_draws, tidy
 
 CLAIM = {
@@ -23,7 +24,11 @@ CLAIM = {
     "does). (GNC Figure 8)",
 }
 
-READINGS = ("one filter in the second layer", "as many filters in the second layer")
+READINGS = (
+    "one filter in the second layer",
+    "as many filters in the second layer",
+    "Toeplitz matrices as free weights, one filter",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +86,16 @@ def kappa(filters: Sequence[jax.Array], side: int) -> tuple[float, int]:
     return float(found.value), int(found.rank)
 
 
+def unshared_kappa(filters: Sequence[jax.Array], side: int) -> tuple[float, int]:
+    """Condition number and rank of a linear network whose weights are the Toeplitz matrices."""
+    chain, shape = [], (side, side)
+    for layer in filters:
+        chain.append(toeplitz(layer, shape))
+        shape = (shape[0] - layer.shape[2] + 1, shape[1] - layer.shape[3] + 1)
+    found = linear_point(chain).condition
+    return float(found.value), int(found.rank)
+
+
 def run(settings: Settings, store: Store | None = None) -> dict[tuple[str, int], np.ndarray]:
     """Condition numbers for every reading, kernel size and number of filters.
 
@@ -100,8 +115,9 @@ def run(settings: Settings, store: Store | None = None) -> dict[tuple[str, int],
             for count in settings.filters:
                 for seed in range(settings.seeds):
                     key = jax.random.fold_in(jax.random.key(settings.seed), seed)
-                    last = 1 if reading == READINGS[0] else count
-                    rows.append(kappa(draw((count, last), size, key), settings.side))
+                    last = count if reading == READINGS[1] else 1
+                    of = unshared_kappa if reading == READINGS[2] else kappa
+                    rows.append(of(draw((count, last), size, key), settings.side))
         return np.array(rows).reshape(len(settings.filters), settings.seeds, 2)
 
     pieces = {
@@ -116,9 +132,9 @@ def run(settings: Settings, store: Store | None = None) -> dict[tuple[str, int],
 
 def plot(result: dict[tuple[str, int], np.ndarray]) -> dict[str, Figure]:
     """A panel for each reading."""
-    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
+    figure = Figure(figsize=(13.5, 4.0), layout="constrained")
     count = result["filters", 0]
-    for axes, reading in zip(figure.subplots(1, 2), READINGS, strict=True):
+    for axes, reading in zip(figure.subplots(1, len(READINGS)), READINGS, strict=True):
         sizes = [size for name, size in result if name == reading]
         for size, color in zip(sizes, (PREDICTED, "#D55E00", "#009E73", "#CC79A7"), strict=False):
             table = result[reading, size][..., 0]

@@ -1,4 +1,4 @@
-"""One hidden leaky-ReLU layer on whitened images: by width beside eq (11), and by negative slope."""
+"""One hidden leaky-ReLU layer on whitened images: by width beside eq (11), by negative slope."""
 
 import dataclasses
 import functools
@@ -130,8 +130,8 @@ def plot(result: Result) -> dict[str, Figure]:
             plot_draws(panel, one.values, one.condition, label=f"κ, m = {m}", color=color)
         panel.set_yscale("log")
         relation = "<" if n < result.rank else ">"
-        panel.set(title=f"n = {n} {relation} rank of the data {result.rank}",
-                  xlabel="negative slope α (0 ReLU, 1 linear)", ylabel="condition number")  # fmt: skip
+        panel.set_title(f"n = {n} {relation} rank of the data {result.rank}")
+        panel.set(xlabel="negative slope α (0 ReLU, 1 linear)", ylabel="condition number")
         panel.legend(frameon=False, fontsize=9)
         tidy(panel)
     return {"gnc-6": first, "gnc-23": second}

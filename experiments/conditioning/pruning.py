@@ -117,7 +117,7 @@ class Run:
 
 
 def images(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, size, size, channels) with mean 0 and standard deviation 1 over all, and labels."""
+    """Images (N, size, size, channels), of mean 0 and standard deviation 1 over all; labels."""
     data = select(
         load_dataset(settings.data), classes=tuple(range(settings.classes)),
         per_class=settings.per_class, key=jax.random.key(0),

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.store import Store
 from jaxttp.conditioning import Sweep, sweep
@@ -114,11 +115,11 @@ def _draw(axes: Axes, curves: dict[str, Sweep], names: tuple[str, ...], title: s
         one = curves[name]
         label = "no skip" if name == "0" else f"β = {name}"
         plot_draws(axes, one.values, one.condition, label=f"κ, {label}", color=COLORS[name])
-        plot_draws(
-            axes, one.values, one.bound, label="convex bound", color=COLORS[name], style="--"
-        )
+        middle = np.median(one.bound, axis=1)
+        axes.plot(one.values, middle, "--", color=COLORS[name], label="convex bound")
     axes.set(title=title, xlabel="depth L (weight matrices)", ylabel="condition number")
     axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=8, ncols=2)
     tidy(axes)
 

@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
@@ -118,6 +119,7 @@ def plot(result: dict[str, Panel]) -> dict[str, Figure]:
             )  # fmt: skip
         axes.axhline(panel.covariance_condition, color="0.45", ls=":", label="κ(Σ), centred only")
         axes.set_yscale("log")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(title=f"{name}, rank {panel.rank}", xlabel="depth L", ylabel="condition number")
         axes.legend(frameon=False, fontsize=8)
         tidy(axes)
@@ -130,7 +132,8 @@ def measure(result: dict[str, Panel]) -> dict[str, list[str]]:
     for name, panel in result.items():
         gain = np.median(panel.plain.condition / panel.whitened.condition, axis=1)
         each = [
-            f"L = {depth}: {white.mean():.3g} whitened, {plain.mean():.3g} not (factor {factor:.3g})"
+            f"L = {depth}: {white.mean():.3g} whitened, {plain.mean():.3g} not (factor "
+            f"{factor:.3g})"
             for depth, white, plain, factor in zip(
                 panel.plain.values, panel.whitened.condition, panel.plain.condition, gain,
                 strict=True,
