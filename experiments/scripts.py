@@ -19,6 +19,7 @@ SCRIPTS = {
     "gnc-pruning-vit": "experiments.conditioning.pruning:VIT",
     "gnc-pruning-mlp": "experiments.conditioning.pruning:MLP",
     "ours-counterexamples": "experiments.conditioning.counterexamples",
+    "ours-training-time": "experiments.conditioning.training_time",
     "two-factor-theorems": "experiments.two_factor.theorems",
     "two-factor-language-model": "experiments.two_factor.language_model",
     "xgn-full-batch": "experiments.gauss_newton.optimizers:FULL_BATCH_SCRIPT",

@@ -144,7 +144,7 @@ def run(settings: Settings, store: Store | None = None) -> Result:
         rng = np.random.default_rng(settings.seed)
         rows = []
         for _ in range(settings.draws):
-            v, x = rng.standard_normal((8, 4)), rng.standard_normal((4, 4))
+            v, x = rng.standard_normal((4, 4)), rng.standard_normal((4, 4))
             low, low_said, high, high_said = slope_ratios(v, x, alpha)
             rows.append((low / low_said if alpha else np.inf, high / high_said))
         return np.array(rows)
@@ -211,20 +211,23 @@ def plot(result: Result) -> dict[str, Figure]:
               ylabel="log₁₀ of κ with β = 1 over κ without")  # fmt: skip
     second = Figure(figsize=(10.5, 4.2), layout="constrained")
     left_, right_ = second.subplots(1, 2)
-    bins = np.linspace(-2, 2, 50)
-    for (alpha, table), color in zip(result.slopes.items(), (GREY, PREDICTED, OTHER), strict=False):
-        for axes, column in ((left_, 0), (right_, 1)):
-            if np.all(np.isfinite(table[:, column])):
-                values = np.clip(np.log10(np.maximum(table[:, column], 1e-300)), -2, 2)
-                axes.hist(
-                    values, bins, histtype="step", color=color, lw=1.8, label=f"α = {alpha:g}"
-                )
+    # 0 is the edge of a bin in both panels
+    for axes, column, bins in (
+        (left_, 0, np.linspace(-2, 2, 41)), (right_, 1, np.linspace(-0.8, 0.4, 25))
+    ):  # fmt: skip
+        for (alpha, table), color in zip(
+            result.slopes.items(), (GREY, PREDICTED, OTHER), strict=False
+        ):
+            values = table[:, column]
+            if np.all(np.isfinite(values)):
+                values = np.log10(np.maximum(values, 1e-300)).clip(bins[0], bins[-1])
+                label = f"α = {alpha:g}"
+                axes.hist(values, bins, histtype="step", color=color, lw=1.8, label=label)
     left_.set(title="(25): left of 0 contradicts it", xlabel="log₁₀ λmin(Γ) / (25), cut at ±2")
-    right_.set(title="(26): right of 0 contradicts it", xlabel="log₁₀ λmax(Γ) / (26)",
-               xlim=(-0.8, 0.4))  # fmt: skip
+    right_.set(title="(26): right of 0 contradicts it", xlabel="log₁₀ λmax(Γ) / (26)")
     for axes in (left_, right_):
         axes.axvline(0.0, color=REAL, ls=":")
-        axes.set_ylabel("random layers (d = n = 4, m = 8)")
+        axes.set_ylabel("random layers (d = m = n = 4)")
         axes.legend(frameon=False, fontsize=9)
     third = Figure(figsize=(6.8, 4.4), layout="constrained")
     axes = third.subplots()

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
 from jaxttp.conditioning import Sweep, sweep
-from jaxttp.plots import OTHER, PREDICTED, REAL, plot_condition_sweep, plot_draws, tidy
+from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
 
 CLAIM = {
     "gnc-6": "Unlike in the linear case κ grows with width; the bound (11) becomes tighter with "
@@ -116,13 +116,17 @@ def run(settings: Settings, store: Store | None = None) -> Result:
 def plot(result: Result) -> dict[str, Figure]:
     """The two pictures."""
     few, many = result.width
-    first = plot_condition_sweep(result.width[few])
-    axes = first.axes[0]
-    one = result.width[many]
-    plot_draws(axes, one.values, one.condition, label=f"condition number, n = {many}", color=OTHER)
-    plot_draws(axes, one.values, one.bound, label=f"bound, n = {many}", color=OTHER, style=":")
-    axes.set_title(f"n = {few} where not said otherwise; rank of the data {result.rank}")
+    first = Figure(figsize=(6.8, 4.6), layout="constrained")
+    axes = first.subplots()
+    for (n, one), color in zip(result.width.items(), (PREDICTED, REAL), strict=True):
+        plot_draws(axes, one.values, one.condition, label=f"κ, n = {n}", color=color)
+        plot_draws(axes, one.values, one.bound, label="bound (11)", color=color, style="--")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set(title=f"rank of the data {result.rank}", xlabel="hidden width m",
+             ylabel="condition number")  # fmt: skip
     axes.legend(frameon=False, fontsize=9)
+    tidy(axes)
     second = Figure(figsize=(10.5, 4.2), layout="constrained")
     for panel, n in zip(second.subplots(1, 2), (few, many), strict=True):
         curves = [(m, one) for (size, m), one in result.slope.items() if size == n]

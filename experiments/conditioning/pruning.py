@@ -244,14 +244,13 @@ def lines(result: dict[float, list[Run]]) -> list[str]:
 
 
 def _script(
-    network: str, pictures: dict[str, str], cpu: dict[str, Any], paper: dict[str, Any],
-    smoke: dict[str, Any] | None = None,
-) -> Script:  # fmt: skip
-    small = {"per_class": 4, "classes": 2, "batch_size": 4, "epochs": 2, "points": (0, 2),
-             "rates": (0.0, 0.9), "seeds": (0,)}  # fmt: skip
+    network: str, pictures: dict[str, str], cpu: dict[str, Any], paper: dict[str, Any]
+) -> Script:
+    small = {"per_class": 4, "classes": 2, "batch_size": 4, "epochs": 1, "points": (0, 1),
+             "rates": (0.9,), "seeds": (0,)}  # fmt: skip
     cifar = {"data": "cifar10", "classes": 10, "per_class": 100, "batch_size": 64}
     presets = {
-        "smoke": Settings(network, **(cpu | small | (smoke or {}))),
+        "smoke": Settings(network, **(cpu | small)),
         "cpu": Settings(network, **cpu),
         "paper": Settings(network, **(cifar | paper)),
     }

@@ -1,0 +1,225 @@
+"""The figures on conditioning: all of them run small, and what they are made of is right."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.conditioning import (
+    convolution,
+    counterexamples,
+    depth,
+    inputs,
+    pruning,
+    training_time,
+    width,
+)
+from experiments.harness import load_script, run_script
+from experiments.scripts import SCRIPTS
+from jaxttp import conditioning, models
+from jaxttp.conditioning import sweep
+
+CONDITIONING = [name for name, path in SCRIPTS.items() if "experiments.conditioning" in path]
+NEEDS = {"gnc-pruning-vgg5": "vgg5", "gnc-pruning-vit": "ViT"}
+
+
+@pytest.mark.parametrize("name", CONDITIONING)
+def test_smoke(name, tmp_path, monkeypatch):
+    """Runs, draws every picture, and draws it again without computing."""
+    if name in NEEDS and not hasattr(models, NEEDS[name]):
+        with pytest.raises(ValueError, match=r"does not exist \(yet\)"):
+            run_script(name, "smoke", results=tmp_path)
+        return
+    outcome = run_script(name, "smoke", results=tmp_path)
+    claim = load_script(name).claim
+    assert {path.stem for path in outcome.pictures} == set(claim)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in outcome.pictures)
+    assert set(outcome.measured) == set(claim)
+    assert all(outcome.measured.values())
+    lines = (outcome.folder / "records.jsonl").read_text()
+    again = run_script(name, "smoke", results=tmp_path, only_plot=True)
+    assert again.measured == outcome.measured
+    assert (outcome.folder / "records.jsonl").read_text() == lines
+
+
+def test_presets_of_the_paper_have_its_sizes():
+    for name in ("gnc-1", "gnc-14"):
+        script = pruning.RESNET20
+        assert name in script.claim
+    paper = pruning.RESNET20.presets["paper"]
+    assert (paper.data, paper.classes * paper.per_class, paper.batch_size) == ("cifar10", 1000, 64)
+    assert (paper.learning_rate, paper.decay_epoch, paper.momentum) == (0.1, 91, 0.9)
+    cpu = pruning.RESNET20.presets["cpu"]
+    assert (len(cpu.points), len(cpu.rates), len(cpu.seeds)) == (5, 3, 3)
+
+
+# --- reference rows -------------------------------------------------------------------------------
+
+ROWS = [
+    # hidden width, weight matrices, kappa, its deviation over three draws, convex bound
+    (500, 2, 6.90, 0.26, 6.90),
+    (500, 4, 23.6, 1.8, 31.5),
+    (500, 6, 52.3, 1.7, 79.6),
+    (1000, 2, 4.73, 0.2, 4.73),
+    (1000, 4, 10.6, 0.4, 13.8),
+    (1000, 6, 18.9, 0.5, 28.1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hidden", "layers", "kappa", "deviation", "bound"), ROWS)
+def test_reference_rows(hidden, layers, kappa, deviation, bound):
+    """d = 196, k = 10, Sigma = I, three draws: two means of three differ by 4 deviations at most.
+
+    The deviation of a mean of three is 0.58 of one, that of a difference 0.82; the bound varies
+    with kappa.
+    """
+    found = sweep("depth", (layers,), inputs=196, outputs=10, width=hidden, key=jax.random.key(0))
+    assert abs(found.condition.mean() - kappa) < 4 * 0.82 * deviation
+    assert abs(found.bound.mean() / bound - 1) < 4 * 0.82 * max(deviation / kappa, 0.05)
+    if layers == 2:
+        np.testing.assert_allclose(found.condition, found.bound, rtol=1e-6)
+    assert np.all(found.condition <= found.bound * (1 + 1e-6))
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+def test_inputs_are_whitened_and_centred():
+    found = inputs.load_inputs("digits", 300, side=4)
+    np.testing.assert_allclose(found.x.mean(axis=0), 0, atol=1e-10)
+    np.testing.assert_allclose(found.covariance, np.eye(16), atol=1e-8)
+    plain = inputs.load_inputs("digits", 300, side=4, whiten=False)
+    np.testing.assert_array_equal(plain.labels, found.labels)
+    blocks = plain.images.reshape(300, 16) - plain.images.reshape(300, 16).mean(axis=0)
+    np.testing.assert_allclose(plain.x, blocks)
+
+
+def test_downsampling_averages_blocks():
+    image = np.arange(16.0).reshape(1, 4, 4, 1)
+    np.testing.assert_array_equal(
+        inputs.downsample(image, (2, 2))[0, :, :, 0], [[2.5, 4.5], [10.5, 12.5]]
+    )
+    with pytest.raises(ValueError, match="does not divide"):
+        inputs.downsample(image, (3, 2))
+
+
+def test_patches_are_natural_images():
+    found = inputs.load_inputs("patches", 400, whiten=False, seed=1)
+    assert found.images.shape == (400, 8, 8, 3)
+    assert found.labels is None
+    assert 0 <= found.images.min() < found.images.max() <= 1
+    values = np.linalg.eigvalsh(found.covariance)[::-1]
+    assert values[0] > 0.4 * values.sum()  # the mean brightness varies most
+    again = inputs.load_inputs("patches", 400, whiten=False, seed=1)
+    np.testing.assert_array_equal(found.x, again.x)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [({"name": "cats"}, "name='cats'"), ({"samples": 10**6}, "samples"), ({"side": 3}, "divide")],
+)
+def test_bad_inputs_are_refused(changes, match):
+    with pytest.raises(ValueError, match=match):
+        inputs.load_inputs(**({"name": "digits"} | changes))
+
+
+# --- pieces of the figures ------------------------------------------------------------------------
+
+
+def test_convolution_is_the_exact_gauss_newton_matrix():
+    filters = convolution.draw((2, 1), 2, jax.random.key(0))
+    kappa, rank = convolution.kappa(filters, 4)
+    exact = conditioning.convolution_point(filters, (4, 4))
+    np.testing.assert_allclose(kappa, float(exact.value), rtol=1e-8)  # eigenvalues at kappa ~ 1e2
+    assert rank == int(exact.rank) == 9  # the 3 x 3 filter that both layers make
+
+
+def test_toeplitz_matrices_as_free_weights_by_brute_force():
+    filters = convolution.draw((2, 1), 2, jax.random.key(1))
+    first, second = (np.asarray(w) for w in filters)
+    total = []
+    for weight, side in ((first, 4), (second, 3)):
+        out, channels = weight.shape[:2]
+        rows = np.zeros((out, side - 1, side - 1, channels, side, side))
+        for o, i, j, c, a, b in itertools.product(
+            range(out), range(side - 1), range(side - 1), range(channels), range(2), range(2)
+        ):
+            rows[o, i, j, c, i + a, j + b] = weight[o, c, a, b]
+        total.append(rows.reshape(out * (side - 1) ** 2, channels * side**2))
+    a, b = total
+    matrix = np.kron(b @ b.T, np.eye(16)) + np.kron(np.eye(4), a.T @ a)
+    values = np.linalg.eigvalsh(matrix)
+    positive = values[values > 64 * 2e-16 * values[-1]]
+    kappa, rank = convolution.unshared_kappa(filters, 4)
+    np.testing.assert_allclose(kappa, positive[-1] / positive[0], rtol=1e-8)
+    assert rank == len(positive)
+
+
+def test_counterexamples_are_the_named_ones():
+    found = counterexamples.run(counterexamples.PRESETS["smoke"])
+    low, low_said, high, high_said = found.named
+    assert low < 1e-12 < 0.0036 < low_said  # (25) says at least 0.0037
+    assert high > 2.61  # (26) says at most 2
+    assert high_said == pytest.approx(2.0)
+    assert found.layers["diag(−1, −1.2)"].round(2).tolist()[::2] == [1.44, 9.0]
+    assert np.all(np.diff(found.layers["PSD: diag(1, 1.2)"]) < 0)  # where eq (8) is right
+    exact, said = found.convolution[-1]
+    assert exact > 7e6
+    assert said < 16
+
+
+def test_gamma_is_in_the_gauss_newton_matrix():
+    rng = np.random.default_rng(0)
+    v, x = rng.standard_normal((5, 3)), rng.standard_normal((3, 4))
+    full = np.asarray(conditioning.leaky_relu_gram(np.zeros((2, 5)), v, x, 0.3))
+    np.testing.assert_allclose(
+        full, np.kron(counterexamples.gamma(v, x, 0.3), np.eye(2)), atol=1e-12
+    )
+
+
+def test_growth_with_depth_is_a_power():
+    values = (2, 4, 8)
+    table = 1 + 3 * np.array(values, float)[:, None] ** 2 * np.ones((1, 2))
+    one = conditioning.Sweep("depth", values, table, table, table)
+    assert depth.exponent(one) == pytest.approx(2.0)
+
+
+def test_relu_network_and_its_initialisation():
+    params = width.xavier(40, 30, 10, jax.random.key(0))
+    assert np.std(params["V"]) == pytest.approx((2 / 70) ** 0.5, rel=0.1)  # 1,200 draws
+    x = np.random.default_rng(0).standard_normal((4, 40)).astype(np.float32)
+    hidden = np.maximum(x @ np.asarray(params["V"]).T, 0)
+    np.testing.assert_allclose(
+        width.network(params, x), hidden @ np.asarray(params["W"]).T, atol=1e-5
+    )
+
+
+def test_first_step_below_a_share():
+    assert training_time.first_below(np.array([4.0, 2.0, 1.0]), 0.3) == 2
+    assert training_time.first_below(np.array([4.0, 2.0, 1.0]), 0.1) == np.inf
+
+
+def test_pruned_networks_lose_the_share_and_keep_their_images():
+    settings = pruning.Settings("mlp", classes=2, per_class=3, enlarge=2)
+    x, y = pruning.images(settings)
+    assert x.shape == (6, 16, 16, 1)
+    assert y.tolist() == sorted([0, 1] * 3) or set(y.tolist()) == {0, 1}
+    assert abs(x.mean()) < 1e-5  # float32
+    np.testing.assert_array_equal(x[:, ::2, ::2], x[:, 1::2, 1::2])
+
+
+def test_weight_decay_and_rate_of_the_pruning_optimizer():
+    settings = pruning.Settings("mlp", decay_epoch=2, learning_rate=1.0, momentum=0.0)
+    rule = pruning.optimizer(settings, batches=1)
+    w = np.ones(1, np.float32)
+    state, seen = rule.init(w), []
+    for _ in range(4):
+        step, state = rule.update(np.zeros(1, np.float32), state, w)
+        seen.append(float(step[0]))
+    np.testing.assert_allclose(seen, [-1e-4, -1e-4, -1e-5, -1e-5], rtol=1e-5)
+    with pytest.raises(ValueError, match="optimizer='lion'"):
+        pruning.optimizer(pruning.Settings("mlp", optimizer="lion"), 1)
+    with pytest.raises(ValueError, match="network='lenet'"):
+        pruning.one_run(pruning.Settings("lenet"), 0.5, 0)
