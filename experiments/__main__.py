@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from experiments.harness import RESULTS, Report, load_script, run_script
+from experiments.harness import RESULTS, Report, add_to_gallery, load_script, run_script
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError
 
@@ -42,6 +42,7 @@ def run(
     all_of_them: Annotated[bool, typer.Option("--all", help="every script")] = False,
     plot: Annotated[bool, typer.Option("--plot", help="only draw what is saved")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="throw saved results away")] = False,
+    gallery: Annotated[bool, typer.Option("--gallery", help="copy to docs/gallery")] = False,
     output: Annotated[Path, typer.Option(help="folder of all results")] = RESULTS,
 ) -> None:
     """Run scripts, or go on with them, and draw their pictures from what is saved."""
@@ -68,6 +69,8 @@ def run(
             for line in lines:
                 console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"{found.seconds:.0f} s; in {found.folder}", highlight=False)
+        if gallery:
+            add_to_gallery(found)
     if failed:
         console.print(f"failed: {', '.join(failed)}")
         raise typer.Exit(1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from matplotlib.figure import Figure
+from PIL import Image
 
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError, Report, Store
@@ -20,6 +21,7 @@ from jaxttp._checks import check_choice
 from jaxttp.plots import save
 
 RESULTS = Path("experiments/results")
+GALLERY = Path("docs/gallery")
 PACKAGES = ("jaxttp", "jax", "jaxlib", "flax", "optax", "diffrax", "numpy", "scipy", "matplotlib")
 
 
@@ -159,6 +161,26 @@ def run_script(
         pictures.append(folder / f"{picture}.png")
         save(figure, pictures[-1], dpi=110)
     return Outcome(folder, tuple(pictures), measured, store.seconds)
+
+
+def add_to_gallery(outcome: Outcome, gallery: Path = GALLERY) -> list[Path]:
+    """Copy pictures to the gallery in a few dozen colours, which keeps them small.
+
+    Args:
+        outcome: of `run_script`.
+        gallery: a folder.
+
+    Returns:
+        The files.
+    """
+    gallery.mkdir(parents=True, exist_ok=True)
+    out = []
+    for path in outcome.pictures:
+        out.append(gallery / path.name)
+        with Image.open(path) as image:
+            small = image.convert("RGB").quantize(48, dither=Image.Dither.NONE)
+            small.save(out[-1], optimize=True)
+    return out
 
 
 def _note_session(path: Path, name: str, preset: str) -> None:

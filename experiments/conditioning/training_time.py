@@ -49,11 +49,11 @@ class Settings:
     data: str = "digits"
     samples: int = 60
     widths: tuple[int, ...] = (20, 60, 200)
-    depths: tuple[int, ...] = (2, 3, 5)
+    depths: tuple[int, ...] = (2, 4)
     activations: tuple[str, ...] = ("relu", "tanh")
     share: float = 0.1
     steps: int = 600
-    seeds: int = 2
+    seeds: int = 1
     seed: int = 0
 
 
@@ -62,7 +62,8 @@ PRESETS = {
         samples=20, widths=(30,), depths=(2,), activations=("relu",), steps=60, seeds=1
     ),
     "cpu": Settings(),
-    "paper": Settings(data="mnist", samples=500, widths=(50, 200, 800), steps=3000, seeds=3),
+    "paper": Settings(data="mnist", samples=500, widths=(50, 200, 800), steps=3000,
+                      seeds=3),
 }
 
 

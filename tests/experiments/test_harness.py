@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from experiments import harness
 from experiments.__main__ import app
-from experiments.harness import Script, find, load_script, run_script
+from experiments.harness import Script, add_to_gallery, find, load_script, run_script
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError, Store
 from experiments.two_factor.theorems import Settings as Theorems
@@ -147,6 +147,13 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_not_repeated(tmp_path, toy):
     assert len(json.loads((outcome.folder / "sessions.json").read_text())) == 2
     run_script("toy", "smoke", results=tmp_path, fresh=True)
     assert toy.made == [0, 1, 2] * 2
+
+
+def test_the_gallery_gets_small_copies(tmp_path, toy):
+    outcome = run_script("toy", "smoke", results=tmp_path)
+    (copy,) = add_to_gallery(outcome, tmp_path / "gallery")
+    assert copy == tmp_path / "gallery" / "toy-1.png"
+    assert 0 < copy.stat().st_size < outcome.pictures[0].stat().st_size
 
 
 def test_plot_without_results_says_so(tmp_path, toy):
