@@ -100,7 +100,9 @@ def unexplained_variance(
 
 
 def _cross_entropy(outputs: Array, targets: Array) -> Array:
-    return jax.nn.logsumexp(outputs) * jnp.sum(targets) - jnp.sum(targets * outputs)
+    # One sum, not a difference of two: XLA's CPU compiler (jaxlib 0.10.2) returns wrong values for
+    # logsumexp(f) - sum(y * f) once y is broadcast over a path of more than 32,768 rows.
+    return jnp.sum(targets * (jax.nn.logsumexp(outputs) - outputs))
 
 
 def _squared_error(outputs: Array, targets: Array) -> Array:

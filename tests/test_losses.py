@@ -375,3 +375,20 @@ def test_encoding_mixes_no_dtypes(strict_dtypes):
         for y in (np.array([2, 0], np.uint8), np.eye(3, dtype=np.float32)[:2]):
             targets, _ = encode_targets(name, y, outputs(2, 3, jnp.float32))
             assert targets.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_long_paths_have_the_losses_of_their_points(name, dtype):
+    """340 x 100 rows: beyond 32,768 a compiler bug once made the cross-entropy wrong by 0.4.
+
+    The reference sums in float64; 1e-5 is float32's rounding of a mean of 100.
+    """
+    f = np.random.default_rng(0).normal(size=(340, 100, 3))
+    y = np.eye(3)[np.arange(100) % 3]
+    loss = get_loss(name)
+    found = jax.jit(jax.vmap(lambda one: loss.value(one, jnp.asarray(y, dtype))))(
+        jnp.asarray(f, dtype)
+    )
+    expected = [value_by_hand(name, one, y) for one in f]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -62,8 +62,7 @@ PRESETS = {
         samples=20, widths=(30,), depths=(2,), activations=("relu",), steps=60, seeds=1
     ),
     "cpu": Settings(),
-    "paper": Settings(data="mnist", samples=500, widths=(50, 200, 800), steps=3000,
-                      seeds=3),
+    "paper": Settings(data="mnist", samples=500, widths=(50, 200, 800), steps=3000, seeds=3),
 }
 
 

@@ -28,7 +28,7 @@ SHADES = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#000000")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Appendix I.2, on whitened images scaled to unit mean square norm.
+    """Appendix I.2, on centred images that are not whitened.
 
     Attributes:
         data: images by name.
@@ -128,8 +128,8 @@ def run(settings: Settings, store: Store | None = None) -> Result:
         A `Result`.
     """
     store = store or Store()
-    inputs = load_inputs(settings.data, seed=settings.seed)
-    x = (inputs.x / np.sqrt(np.mean(np.sum(inputs.x**2, axis=1)))).astype(np.float32)
+    inputs = load_inputs(settings.data, whiten=False, seed=settings.seed)
+    x = inputs.x.astype(np.float32)
     assert inputs.labels is not None
     rows = np.random.default_rng(settings.seed).permutation(len(x))
     classes = int(inputs.labels.max()) + 1
