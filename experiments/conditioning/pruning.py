@@ -1,8 +1,10 @@
 """Networks pruned at initialisation: training loss and kappa along training.
 
 Every layer loses the given share of its smallest weights, which stay at zero; kappa is that of the
-Gauss-Newton matrix in the weights that are left. The Jacobian is taken in float32, and with
-accumulate="float32" summed in it: good for condition numbers below about 1e5 (1e8 with float64).
+Gauss-Newton matrix in the weights that are left. For the deep networks its Jacobian is taken in
+float32 and summed in float64, right to 1 % up to about 1e8, and full rank is assumed, which holds
+for almost all weights as long as many more of them are left than there are outputs. For the
+feed-forward network everything is in float64 and the rank is counted.
 """
 
 import dataclasses
@@ -44,7 +46,7 @@ class Settings:
         batch_size: a step.
         epochs: in all.
         points: epochs of the checkpoints.
-        accumulate: "float32" or "float64", see `jaxttp.conditioning.curvature_matrix`.
+        promote: differentiate in float64 and count the rank.
         seeds: of weights and batches.
     """
 
@@ -62,7 +64,7 @@ class Settings:
     batch_size: int = 50
     epochs: int = 60
     points: tuple[int, ...] = (0, 5, 15, 30, 60)
-    accumulate: str = "float64"
+    promote: bool = False
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
@@ -104,7 +106,8 @@ class Run:
     Attributes:
         loss: on all samples at every step (T + 1,).
         epochs: of the checkpoints (P,).
-        condition: kappa (P,), at full rank.
+        condition: kappa (P,).
+        rank: what counted as non-zero (P,).
         size: samples times outputs.
         kept: weights that are left.
     """
@@ -112,6 +115,7 @@ class Run:
     loss: np.ndarray
     epochs: np.ndarray
     condition: np.ndarray
+    rank: np.ndarray
     size: int
     kept: int
 
@@ -154,17 +158,17 @@ def one_run(settings: Settings, rate: float, seed: int) -> Run:
     def pruned(weights: Any, x: Any) -> Any:
         return apply_fn(conditioning.apply_masks(weights, masks), x)
 
-    values: list[float] = []
+    seen: list[Any] = []
     steps = iter(range(settings.epochs * batches + 1))
 
     def kappa(weights: Any) -> None:
         if next(steps) not in due:
             return
         matrix = conditioning.curvature_matrix(
-            pruned, weights, x, form="outputs", promote=False, accumulate=settings.accumulate
+            pruned, weights, x, form="outputs", promote=settings.promote
         )
-        # Far more weights than outputs: full rank for almost all weights, which float32 cannot see.
-        values.append(float(conditioning.condition_number(matrix, rank=len(matrix)).value))
+        rank = None if settings.promote else len(matrix)
+        seen.append(conditioning.condition_number(matrix, rank=rank))
 
     found = tracked_run(
         pruned, start, x, y, loss="cross_entropy",
@@ -174,7 +178,8 @@ def one_run(settings: Settings, rate: float, seed: int) -> Run:
     )  # fmt: skip
     kept = sum(int(np.sum(mask)) for mask in jax.tree.leaves(masks))
     return Run(
-        np.asarray(found.run.loss), np.array(settings.points), np.array(values),
+        np.asarray(found.run.loss), np.array(settings.points),
+        np.array([float(one.value) for one in seen]), np.array([int(one.rank) for one in seen]),
         len(x) * settings.classes, kept,
     )  # fmt: skip
 
@@ -238,7 +243,8 @@ def lines(result: dict[float, list[Run]]) -> list[str]:
         end = np.median([one.loss[-1] for one in runs])
         out.append(
             f"{rate:.0%} pruned ({runs[0].kept} weights left): median κ at epoch {along}; loss "
-            f"halved after {half:.2g} epochs, at the end {end:.3g}"
+            f"halved after {half:.2g} epochs, at the end {end:.3g}; rank {runs[0].rank.min()} to "
+            f"{runs[0].rank.max()} of {runs[0].size}"
         )
     return out
 
@@ -285,7 +291,7 @@ VIT = _script(
 MLP = _script(
     "mlp", {"gnc-17": "GNC Figure 17"},
     {"learning_rate": 0.01, "momentum": 0.0, "weight_decay": 0.0, "epochs": 150,
-     "points": (0, 10, 30, 70, 150)},
+     "points": (0, 10, 30, 70, 150), "promote": True},
     {"learning_rate": 0.01, "momentum": 0.0, "weight_decay": 0.0, "epochs": 200,
-     "points": (0, 10, 25, 50, 100, 200)},
+     "points": (0, 10, 25, 50, 100, 200), "promote": True},
 )  # fmt: skip
