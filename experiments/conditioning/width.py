@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -138,22 +139,18 @@ def run(settings: Settings, store: Store | None = None) -> Result:
     def train(width: int, rate: float, seed: int, samples: int, points: Any) -> Any:
         chosen = rows[:samples]
         batches = samples // settings.batch_size
-        spectra = []
+        due = {epoch * batches for epoch in points}
+        steps, spectra = itertools.count(), []
 
-        def kappa(params: Any) -> Any:
-            step = kappa.step  # pyright: ignore[reportFunctionMemberAccess]
-            kappa.step += 1  # pyright: ignore[reportFunctionMemberAccess]
-            if step % batches or step // batches not in points:
-                return None
-            matrix = curvature_matrix(network, params, x[chosen])
-            spectra.append(condition_number(matrix, spectrum=True))
-            return step // batches
+        def kappa(params: Any) -> None:
+            if next(steps) in due:
+                matrix = curvature_matrix(network, params, x[chosen])
+                spectra.append(condition_number(matrix, spectrum=True))
 
-        kappa.step = 0  # pyright: ignore[reportFunctionMemberAccess]
         found = tracked_run(
             network, xavier(x.shape[1], width, classes, jax.random.key(seed)), x[chosen],
             labels[chosen], loss="cross_entropy", optimizer=optax.sgd(rate),
-            steps=settings.epochs * batches, measures={"epoch": kappa},
+            steps=settings.epochs * batches, measures={"kappa": kappa},
             batch_size=settings.batch_size, key=jax.random.key(seed),
         )  # fmt: skip
         return np.asarray(found.run.loss), spectra
