@@ -37,13 +37,13 @@ def best_epoch_first(rates: Sequence[float], one_epoch: Callable[[float], Record
 
 
 def is_stable(record: Record, *, rise: float = float("inf")) -> bool:
-    """Whether a run neither diverged nor lost what it had gained.
+    """Whether a run neither diverged nor lost what it had gained, and ended below its start.
 
     Args:
         record: of the run.
         rise: largest ratio allowed between the training loss at an evaluation and its least before.
     """
-    if record.diverged >= 0:
+    if record.diverged >= 0 or not record.train_loss[-1] < record.train_loss[0]:
         return False
     return bool(np.all(record.train_loss <= rise * np.minimum.accumulate(record.train_loss)))
 

@@ -300,6 +300,7 @@ def test_a_loss_that_grows_again_is_not_stable():
     assert is_stable(record, rise=2.6)
     assert not is_stable(record, rise=2.4)
     assert not is_stable(record_of(diverged=3))
+    assert not is_stable(dataclasses.replace(record, train_loss=np.array([2.0, 0.1, 2.5])))
     rate, _ = first_stable([3.0, 1.0], lambda r: [lambda: record if r > 1 else record_of()], rise=2)
     assert rate == 1.0
 
