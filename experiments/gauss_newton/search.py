@@ -10,7 +10,7 @@ RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 def largest_first(rates: Sequence[float]) -> list[float]:
-    """The order in which to try rates with the full batch: the largest that works is wanted.
+    """The order in which to try rates where the largest that works is wanted.
 
     Example:
         >>> largest_first([0.1, 1.0])
@@ -19,31 +19,31 @@ def largest_first(rates: Sequence[float]) -> list[float]:
     return sorted(rates, reverse=True)
 
 
-def best_epoch_first(rates: Sequence[float], one_epoch: Callable[[float], Record]) -> list[float]:
-    """The order in which to try rates with mini-batches: by the training loss after one epoch.
+def best_first(rates: Sequence[float], once: Callable[[float], Record]) -> list[float]:
+    """The order in which to try rates: by the training loss at the end of a probe.
 
-    Rates at which the first epoch diverges are left out.
+    Rates at which the probe diverges are left out.
 
     Args:
         rates: the grid.
-        one_epoch: trains one epoch at a rate.
+        once: trains at a rate, for one epoch say.
 
     Returns:
         The rates, the one with the largest progress first.
     """
-    found = [(one_epoch(rate), rate) for rate in rates]
+    found = [(once(rate), rate) for rate in rates]
     progress = [(record.train_loss[-1], rate) for record, rate in found if record.diverged < 0]
     return [rate for _, rate in sorted(progress)]
 
 
 def is_stable(record: Record, *, rise: float = float("inf")) -> bool:
-    """Whether a run neither diverged nor lost what it had gained.
+    """Whether a run neither diverged nor lost what it had gained, and ended below its start.
 
     Args:
         record: of the run.
         rise: largest ratio allowed between the training loss at an evaluation and its least before.
     """
-    if record.diverged >= 0:
+    if record.diverged >= 0 or not record.train_loss[-1] < record.train_loss[0]:
         return False
     return bool(np.all(record.train_loss <= rise * np.minimum.accumulate(record.train_loss)))
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 from experiments.gauss_newton import optimizers
 from experiments.gauss_newton.figures import curves, plot, table
-from experiments.gauss_newton.search import best_epoch_first, first_stable, is_stable, largest_first
+from experiments.gauss_newton.search import best_first, first_stable, is_stable, largest_first
 from experiments.gauss_newton.training import Phase, Record, Training, load, train
 from experiments.harness import run_script
 from experiments.store import Store
@@ -291,7 +291,7 @@ def test_the_largest_rate_at_which_no_seed_diverges():
 def test_the_rate_with_the_largest_progress_in_an_epoch():
     found = {0.1: record_of(loss=0.8), 1.0: record_of(loss=0.3), 3.0: record_of(loss=0.5),
              10.0: record_of(loss=0.1, diverged=2)}  # fmt: skip
-    assert best_epoch_first(list(found), found.__getitem__) == [1.0, 3.0, 0.1]
+    assert best_first(list(found), found.__getitem__) == [1.0, 3.0, 0.1]
 
 
 def test_a_loss_that_grows_again_is_not_stable():
@@ -300,6 +300,7 @@ def test_a_loss_that_grows_again_is_not_stable():
     assert is_stable(record, rise=2.6)
     assert not is_stable(record, rise=2.4)
     assert not is_stable(record_of(diverged=3))
+    assert not is_stable(dataclasses.replace(record, train_loss=np.array([2.0, 0.1, 2.5])))
     rate, _ = first_stable([3.0, 1.0], lambda r: [lambda: record if r > 1 else record_of()], rise=2)
     assert rate == 1.0
 
