@@ -47,10 +47,15 @@ def cpu_times(functions: dict[str, Callable[[], object]], repeats: int) -> dict[
     return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
 
 
-def steps(
-    samples: int = 1024, half: int = 392, width: int = 2000, blocks: int = 2, svd: bool = False
-) -> None:
-    """One step of each optimiser on the same batch; the SVD on demand, it is slow."""
+def step_costs(
+    samples: int = 1024,
+    half: int = 392,
+    width: int = 2000,
+    blocks: int = 2,
+    svd: bool = False,
+    repeats: int = 5,
+) -> dict[str, float]:
+    """CPU seconds of a step of each optimiser on the same batch; the SVD on demand, it is slow."""
     w, v, x = network(blocks, half, width, samples)
     p = orthonormal_readout(jax.random.key(1), 10, 2 * half)
     y = jax.random.randint(jax.random.key(2), (samples,), 0, 10)
@@ -79,7 +84,13 @@ def steps(
 
         state = optimizer.init(w)
         functions[f"{mode} ({method})"] = lambda step=step, state=state: step(w, state, v, x)
-    found = cpu_times(functions, 5)
+    return cpu_times(functions, repeats)
+
+
+def steps(svd: bool = False) -> None:
+    """Print the costs of a step at the size of MNIST."""
+    samples, half, width, blocks = 1024, 392, 2000, 2
+    found = step_costs(samples, half, width, blocks, svd)
     print(f"CPU seconds a step, {blocks} blocks, n = {samples}, h = {half}, m = {width}, float32")
     for name, seconds in found.items():
         print(f"  {name:18s} {seconds:7.3f} s   {seconds / found['adam']:5.2f} x Adam")

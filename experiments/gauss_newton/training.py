@@ -19,7 +19,7 @@ from jaxtyping import Array
 from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp.data import load_dataset, split
 from jaxttp.data.tfds import TRAIN_SIZES
-from jaxttp.gauss_newton import gauss_newton, revmlp_forward
+from jaxttp.gauss_newton import revmlp_forward, scale_by_gauss_newton
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
 
@@ -69,6 +69,10 @@ class Training:
         rtol: of the pseudo-inverse.
         damping: of the Hessian ("ggn").
         limit: a loss above this multiple of the first is divergence, which ends the training.
+        weight_decay: share of the weights taken off in a step, per unit of learning rate; beside
+            the direction, for every optimiser (for SGD it is an L2 term in the loss).
+        noise: of the pseudo-inverse "noise".
+        own_batch: whether the loss of every batch is also measured after its step.
     """
 
     phases: tuple[Phase, ...]
@@ -79,6 +83,9 @@ class Training:
     rtol: float = 0.01
     damping: float = 1e-3
     limit: float = 2.0
+    weight_decay: float = 0.0
+    noise: float = 0.1
+    own_batch: bool = False
 
     @property
     def steps(self) -> int:
@@ -96,6 +103,7 @@ class Record:
         batch_loss: of every step's batch, before the step (T,); with all samples in the batch this
             is the training loss.
         batch_accuracy: likewise.
+        own_batch_loss: of the same batch after the step (T,); NaN unless asked for.
         steps: when all the data were evaluated (E,): 0, ..., T.
         train_loss: then (E,).
         train_accuracy: likewise.
@@ -110,6 +118,7 @@ class Record:
 
     batch_loss: np.ndarray
     batch_accuracy: np.ndarray
+    own_batch_loss: np.ndarray
     steps: np.ndarray
     train_loss: np.ndarray
     train_accuracy: np.ndarray
@@ -130,6 +139,8 @@ class _Method(NamedTuple):
     pseudoinverse: str
     rtol: float
     damping: float
+    weight_decay: float
+    noise: float
 
 
 def load(name: str, *, key: Array, samples: int | None = None, held_out: float = 0.2) -> Samples:
@@ -180,6 +191,7 @@ def train(
     checkpoints: Path | None = None,
     checkpoint_every: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    observe: Callable[[int, Array], None] | None = None,
 ) -> Record:
     """Train the model's weights; the model itself is left as it is.
 
@@ -194,6 +206,8 @@ def train(
         checkpoints: a folder for the last checkpoint, of this training only.
         checkpoint_every: steps between checkpoints; None for one at the end.
         progress: called with (steps done, steps) before every step.
+        observe: called with (step, weights) at every evaluation; not again for those before the
+            checkpoint that a training resumes from.
 
     Returns:
         A `Record`. Divergence is recorded, not raised.
@@ -220,7 +234,7 @@ def train(
     starts = np.cumsum([0, *(phase.steps for phase in training.phases)])
     methods = [
         _Method(phase.optimizer, loss, model.activation, training.pseudoinverse, training.rtol,
-                training.damping)
+                training.damping, training.weight_decay, training.noise)
         for phase in training.phases
     ]  # fmt: skip
 
@@ -263,9 +277,12 @@ def train(
             state = start_of(index)
         if store is not None and step > first and _due(step, total, checkpoint_every):
             store.save(step, [weights, state, record])
-        if step in record["steps"] and not evaluate(step):
-            diverged = step
-            break
+        if step in record["steps"]:
+            if not evaluate(step):
+                diverged = step
+                break
+            if observe is not None:
+                observe(step, weights)
         if step == total:
             break
         if progress is not None:
@@ -279,7 +296,8 @@ def train(
             inputs, wanted = x[rows], targets[rows]
         wall, cpu = time.perf_counter(), time.process_time()
         try:
-            new = _step(methods[index], rate, weights, state, fixed, inputs, wanted)
+            draw = jax.random.fold_in(jax.random.fold_in(key, 1), step)  # for noise
+            new = _step(methods[index], rate, weights, state, fixed, inputs, wanted, draw)
             updated, state, value, error = jax.block_until_ready(new)
         except eqx.EquinoxRuntimeError:  # no finite direction, or rank-deficient features
             diverged = step
@@ -291,6 +309,9 @@ def train(
             diverged = step
             break
         weights = updated
+        if training.own_batch:
+            after, _ = _evaluate(loss, model.activation, weights, fixed, inputs, wanted)
+            record["own_batch_loss"][step] = after
     if store is not None:
         store.close()
     return Record(**record, diverged=diverged, weights=weights)
@@ -302,19 +323,19 @@ def _due(step: int, total: int, every: int | None) -> bool:
 
 def _blank(total: int, every: int) -> dict[str, np.ndarray]:
     steps = np.unique([*range(0, total, every), total])
-    names = ("batch_loss", "batch_accuracy", "seconds", "cpu_seconds")
+    names = ("batch_loss", "batch_accuracy", "own_batch_loss", "seconds", "cpu_seconds")
     record = {name: np.full(total, np.nan) for name in names}
     names = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
     return record | {name: np.full(len(steps), np.nan) for name in names} | {"steps": steps}
 
 
 def _optimizer(method: _Method, rate: ArrayLike, readout: Array | None) -> Any:
+    decay = optax.add_decayed_weights(method.weight_decay)
     if method.optimizer == "adam":
-        return optax.adam(rate)
+        return optax.chain(optax.scale_by_adam(), decay, optax.scale_by_learning_rate(rate))
     if method.optimizer == "sgd":
-        return optax.sgd(rate)
-    return gauss_newton(
-        rate,
+        return optax.chain(decay, optax.scale_by_learning_rate(rate))
+    direction = scale_by_gauss_newton(
         loss=method.loss,
         activation=method.activation,
         readout=readout,
@@ -322,7 +343,9 @@ def _optimizer(method: _Method, rate: ArrayLike, readout: Array | None) -> Any:
         damping=method.damping,
         pseudoinverse=method.pseudoinverse,
         rtol=method.rtol,
+        noise=method.noise,
     )
+    return optax.chain(direction, decay, optax.scale_by_learning_rate(rate))
 
 
 def _objective(
@@ -339,7 +362,14 @@ _evaluate = eqx.filter_jit(_objective)
 
 @eqx.filter_jit
 def _step(
-    method: _Method, rate: Array, weights: Array, state: Any, fixed: Any, x: Array, targets: Array
+    method: _Method,
+    rate: Array,
+    weights: Array,
+    state: Any,
+    fixed: Any,
+    x: Array,
+    targets: Array,
+    key: Array,
 ) -> tuple[Array, Any, Array, Array]:
     optimizer = _optimizer(method, rate, fixed[1])
 
@@ -349,7 +379,7 @@ def _step(
     if method.optimizer in ("gn", "ggn"):
         value, error = objective(weights)
         updates, state = optimizer.update(
-            weights, state, weights, x=x, y=targets, bottlenecks=fixed[0]
+            weights, state, weights, x=x, y=targets, bottlenecks=fixed[0], key=key
         )
     else:
         (value, error), gradient = jax.value_and_grad(objective, has_aux=True)(weights)

@@ -14,7 +14,13 @@ from jaxttp.gauss_newton._network import Activation
 from jaxttp.gauss_newton.output_space import CURVATURES, change_of
 from jaxttp.gauss_newton.pseudoinverse import MODES
 from jaxttp.gauss_newton.readout import check_readout
-from jaxttp.gauss_newton.update import StepInfo, check_options, check_problem, direction_of
+from jaxttp.gauss_newton.update import (
+    StepInfo,
+    check_key,
+    check_options,
+    check_problem,
+    direction_of,
+)
 from jaxttp.losses import Loss, encode_targets, get_loss
 
 
@@ -89,6 +95,7 @@ def scale_by_gauss_newton(
     rtol: ArrayLike = 0.01,
     atol: ArrayLike = 1e-5,
     method: str = "auto",
+    noise: ArrayLike = 0.1,
     max_output_change: float | None = None,
     measure: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
@@ -104,10 +111,12 @@ def scale_by_gauss_newton(
         readout: as there.
         curvature: "identity" (GN) or "hessian" (generalised GN), see `output_change`.
         damping: of the Hessian, see `output_change`.
-        pseudoinverse: as in `gauss_newton_direction` ("noise" excepted).
+        pseudoinverse: as in `gauss_newton_direction`; "noise" takes a fresh `key` as an extra
+            argument of every `update`.
         rtol: as there.
         atol: as there.
         method: as there.
+        noise: as there.
         max_output_change: if given, ε is scaled down so that no output is asked to change by more
             than this per unit of learning rate: step control without a line search.
         measure: whether the state reports the residual at x_L (one more forward tangent pass).
@@ -132,8 +141,8 @@ def scale_by_gauss_newton(
     loss = get_loss(loss)
     check_choice("curvature", curvature, CURVATURES)
     check_number("damping", damping, at_least=0)
-    check_choice("pseudoinverse", pseudoinverse, [mode for mode in MODES if mode != "noise"])
-    check_options(pseudoinverse, rtol, atol, method, None, 0.0)
+    check_choice("pseudoinverse", pseudoinverse, MODES)
+    check_options(pseudoinverse, rtol, atol, method, noise)
     if max_output_change is not None:
         check_number("max_output_change", max_output_change, above=0)
 
@@ -154,6 +163,7 @@ def scale_by_gauss_newton(
         y: Any = None,
         epsilon: ArrayLike | None = None,
         bottlenecks: ArrayLike | None = None,
+        key: Array | None = None,
         **extra: Any,
     ) -> tuple[Any, GaussNewtonState]:
         del updates, extra
@@ -163,6 +173,7 @@ def scale_by_gauss_newton(
                 "epsilon: optimizer.update(gradients, state, weights, x=x, y=y, "
                 "bottlenecks=bottlenecks)."
             )
+        check_key(pseudoinverse, key)
         leaf, structure = _single_leaf(params)
         network, states, names = check_problem(leaf, bottlenecks, x, activation, pseudoinverse)
         p = check_readout(readout, 2 * network.half, network.weights.dtype)
@@ -190,7 +201,7 @@ def scale_by_gauss_newton(
             return change * jnp.where(largest > limit, limit / largest, 1)
 
         direction, info, _outputs = direction_of(
-            network, states, wanted, names, p, pseudoinverse, rtol, atol, method, None, 0.0,
+            network, states, wanted, names, p, pseudoinverse, rtol, atol, method, key, noise,
             measure,
         )  # fmt: skip
         return jax.tree.unflatten(structure, [direction.astype(leaf.dtype)]), _next(state, info)

@@ -143,7 +143,8 @@ def gauss_newton_direction(
         raise ValueError(
             f"epsilon must have the shape of the outputs, {outputs}; got {wanted.shape}."
         )
-    check_options(pseudoinverse, rtol, atol, method, key, noise)
+    check_options(pseudoinverse, rtol, atol, method, noise)
+    check_key(pseudoinverse, key)
     direction, info, _ = direction_of(
         network, x, lambda _: wanted, names, readout, pseudoinverse, rtol, atol, method, key,
         noise, return_info,
@@ -166,15 +167,17 @@ def check_problem(
     return network, x, check_activation(activation, network.blocks)
 
 
-def check_options(
-    pseudoinverse: str, rtol: Any, atol: Any, method: str, key: Array | None, noise: Any
-) -> None:
+def check_options(pseudoinverse: str, rtol: Any, atol: Any, method: str, noise: Any) -> None:
     """`ValueError` for options of the pseudo-inverse that do not fit."""
     check_tolerances(rtol, atol)
     choose_method(pseudoinverse, rtol, method)
     check_number("noise", noise, at_least=0)
+
+
+def check_key(pseudoinverse: str, key: Array | None) -> None:
+    """`ValueError` where noise has no key."""
     if pseudoinverse == "noise" and key is None:
-        raise ValueError("pseudoinverse='noise' needs key, a jax.random.key.")
+        raise ValueError("pseudoinverse='noise' needs key, a fresh jax.random.key for every step.")
 
 
 def direction_of(

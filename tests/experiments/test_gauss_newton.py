@@ -264,11 +264,9 @@ def test_bad_trainings():
 
 
 def record_of(*, diverged=-1, loss=1.0):
-    nothing = np.zeros(0)
-    return Record(
-        nothing, nothing, nothing, np.array([2.0, loss]), nothing, nothing, nothing, nothing,
-        nothing, diverged, jnp.zeros(0),
-    )  # fmt: skip
+    names = {field.name for field in dataclasses.fields(Record)} - {"diverged", "weights"}
+    record = dict.fromkeys(names, np.zeros(0)) | {"train_loss": np.array([2.0, loss])}
+    return Record(**record, diverged=diverged, weights=jnp.zeros(0))
 
 
 def test_the_largest_rate_at_which_no_seed_diverges():

@@ -79,7 +79,8 @@ def test_step_control_bounds_the_change_that_is_asked_for():
         ({"loss": "hinge"}, "loss='hinge'"),
         ({"curvature": "full"}, "curvature='full'"),
         ({"damping": -1}, "damping must be"),
-        ({"pseudoinverse": "noise"}, "pseudoinverse='noise' is not known"),
+        ({"pseudoinverse": "svd"}, "pseudoinverse='svd' is not known"),
+        ({"noise": -1}, "noise must be"),
         ({"rtol": -1}, "rtol must be"),
         ({"max_output_change": 0}, "max_output_change must be"),
     ],
@@ -151,3 +152,17 @@ def test_digits_with_1024_samples():
     # The required figures.
     assert min(losses[:7]) < 1e-3
     assert min(losses[:13]) < 1e-15
+
+
+def test_noise_takes_a_fresh_key_every_update(key):
+    w, v, x = network()
+    optimizer = gauss_newton(1.0, activation="tanh", pseudoinverse="noise")
+    state = optimizer.init(w)
+    with pytest.raises(ValueError, match="needs key"):
+        optimizer.update(w, state, w, x=x, y=0 * x, bottlenecks=v)
+    updates, _ = optimizer.update(w, state, w, x=x, y=0 * x, bottlenecks=v, key=key)
+    epsilon = revmlp_forward(w, v, x, activation="tanh")
+    expected = gauss_newton_direction(
+        w, v, x, epsilon, activation="tanh", pseudoinverse="noise", key=key
+    )
+    np.testing.assert_allclose(updates, -expected, atol=1e-12)  # the same sums
