@@ -1,6 +1,14 @@
 """Networks in Flax NNX. A sample's outputs depend on that sample alone: no batch statistics."""
 
 from jaxttp.models.attention import Attention, TransformerBlock
+from jaxttp.models.combinators import (
+    freeze,
+    head_only,
+    last_blocks,
+    lora,
+    map_outputs,
+    merge_lora,
+)
 from jaxttp.models.head import fresh_head, linear_head
 from jaxttp.models.layers import LayerOutput, layer_names
 from jaxttp.models.mlp import MLP
@@ -24,6 +32,7 @@ from jaxttp.models.resnet import (
     resnet50,
 )
 from jaxttp.models.revmlp import RevMLP
+from jaxttp.models.transformer import Transformer
 from jaxttp.models.vgg import VGG, vgg5
 from jaxttp.models.vit import ViT, vit_base, vit_small, vit_tiny
 
@@ -46,8 +55,15 @@ __all__ = [
     "vit_tiny",
     "vit_small",
     "vit_base",
+    "Transformer",
     "Attention",
     "TransformerBlock",
+    "map_outputs",
+    "freeze",
+    "head_only",
+    "last_blocks",
+    "lora",
+    "merge_lora",
     "LayerOutput",
     "layer_names",
     "linear_head",

@@ -8,7 +8,8 @@ The test suite needs no PyTorch: it reads the files that this script wrote. To w
 
 Written with torch 2.15.0, torchvision 0.29.2, timm 1.0.31, transformers 5.23.0 on a CPU. Each
 network's weights go to NAME.safetensors as that library names them; ``outputs.safetensors`` holds
-the inputs (N, H, W, C) and, for every network, its outputs computed in float32 and in float64.
+the inputs (N, H, W, C) and, for every network, its outputs computed in float32 and in float64;
+``preprocessing.safetensors`` holds images and what torchvision's transforms make of them.
 All parameters and running averages are random, so that none can be left out unnoticed.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 import timm
 import torch
 import torchvision
+from PIL import Image
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -97,8 +99,35 @@ def randomise(model):
                 value.normal_(0, 0.2)
 
 
+def write_preprocessing():
+    """Images of two shapes, and what torchvision's transforms make of them, (H, W, C)."""
+    modes = torchvision.transforms.InterpolationMode
+    pipelines = {
+        "imagenet": (32, modes.BILINEAR, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        "vit": (31, modes.BICUBIC, (0.5,) * 3, (0.5,) * 3),
+        "grey": (30, modes.BILINEAR, (0.1,), (0.5,)),
+    }
+    draw, arrays = np.random.default_rng(0), {}
+    for shape, size in (("wide", (37, 53)), ("tall", (61, 40))):
+        arrays[shape] = draw.integers(0, 256, (*size, 3), np.uint8)
+        for name, (resize, mode, mean, std) in pipelines.items():
+            picture = Image.fromarray(arrays[shape])
+            steps = [
+                torchvision.transforms.Resize(resize, mode),
+                torchvision.transforms.CenterCrop(28),
+                torchvision.transforms.ToTensor(),
+                torchvision.transforms.Normalize(mean, std),
+            ]
+            pixels = torchvision.transforms.Compose(steps)(
+                picture.convert("L") if name == "grey" else picture
+            )
+            arrays[f"{name}.{shape}"] = np.ascontiguousarray(pixels.numpy().transpose(1, 2, 0))
+    save_arrays(arrays, FOLDER / "preprocessing.safetensors")
+
+
 def main():
     """Write all files."""
+    write_preprocessing()
     torch.manual_seed(0)
     x = torch.randn(3, 3, 32, 32)
     arrays = {"x": np.ascontiguousarray(x.numpy().transpose(0, 2, 3, 1))}
