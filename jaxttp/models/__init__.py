@@ -1,6 +1,7 @@
 """Networks in Flax NNX. A sample's outputs depend on that sample alone: no batch statistics."""
 
 from jaxttp.models.attention import Attention, TransformerBlock
+from jaxttp.models.catalog import make_model, model_names
 from jaxttp.models.combinators import (
     freeze,
     head_only,
@@ -55,6 +56,8 @@ __all__ = [
     "vit_tiny",
     "vit_small",
     "vit_base",
+    "make_model",
+    "model_names",
     "Transformer",
     "Attention",
     "TransformerBlock",
