@@ -30,7 +30,7 @@ class AdapterSettings:
     samples_per_class: int = 30
     steps: int = 150
     shares: tuple[float, ...] = (0.003, 0.02)
-    adapters: tuple[tuple[int, float], ...] = ((1, 8.0), (4, 1.0), (4, 8.0), (16, 8.0))
+    adapters: tuple[tuple[int, float], ...] = ((1, 8.0), (4, 1.0), (4, 8.0), (8, 8.0))
     relinearize: tuple[int, ...] = (0,)
     seed: int = 0
 
