@@ -40,14 +40,20 @@ def key():
 def stub_tfds(monkeypatch):
     """A tensorflow-datasets of 20 training and 10 test samples, which needs no download."""
 
-    def source(name, split):
+    class Part(list):
+        label = types.SimpleNamespace(names=[str(i) for i in range(10)])
+        dataset_info = types.SimpleNamespace(features={"image": None, "label": label})
+
+    def source(name, split, download=True, try_gcs=True):
+        assert not download
+        assert not try_gcs
         shape, rows = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3)}[name], {}
         draw = np.random.default_rng(0)
         for part, size in (("train", 20), ("test", 10)):
-            rows[part] = [
+            rows[part] = Part(
                 {"image": draw.integers(0, 256, shape, np.uint8), "label": np.int64(i % 10)}
                 for i in range(size)
-            ]
+            )
         return [rows[part] for part in split]
 
     stub = types.SimpleNamespace(data_source=source)

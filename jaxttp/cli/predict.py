@@ -15,10 +15,36 @@ def predict(
     data: Annotated[
         str,
         typer.Option(
-            help="digits (pre-trained ResNet); wine, breast_cancer, diabetes (MLP); mnist, cifar10 "
-            "(MLP; downloaded, with the extra `datasets`)."
+            help="digits (pre-trained ResNet); wine, breast_cancer, diabetes (MLP); with the extra "
+            "`datasets`: mnist, cifar10, cifar100, caltech_birds2011, cars196, stanford_dogs, "
+            "oxford_flowers102, dtd, food101, tfds:NAME; from a folder: mit67, fgvc_aircraft, "
+            "minc2500, image_folder."
         ),
     ] = "digits",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="resnet18, resnet34, resnet50, resnet20, resnet32, vgg5, vit_tiny, vit_small, "
+            "vit_base (default: by the data)."
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="A safetensors file for the model (torchvision, timm, Hugging Face)."),
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="How many at random, or labels as 0,3,7 (default: all).")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Pixels a side (default: as in pre-training).")
+    ] = None,
+    trainable: Annotated[
+        str, typer.Option(help="all weights, head alone, or lora: low-rank adapters alone.")
+    ] = "all",
+    rank: Annotated[int, typer.Option(help="Of the adapters.")] = 4,
+    split: Annotated[str | None, typer.Option(help="A part of the data, such as train.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="The unpacked archive of the data.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder that keeps prepared samples.")] = None,
     learning_rate: Annotated[float, typer.Option(help="Of gradient descent.")] = 0.005,
     momentum: Annotated[float, typer.Option(help="Heavy-ball momentum in [0, 1).")] = 0.0,
     batch_size: Annotated[int | None, typer.Option(help="Samples a step (default: all).")] = None,
@@ -48,6 +74,15 @@ def predict(
         check_folder(output)
         settings = Settings(
             data=data,
+            model=model,
+            weights=None if weights is None else str(weights),
+            classes=_classes(classes),
+            image_size=image_size,
+            trainable=trainable,
+            rank=rank,
+            split=split,
+            folder=None if folder is None else str(folder),
+            cache=None if cache is None else str(cache),
             samples_per_class=samples_per_class,
             loss=loss,
             learning_rate=learning_rate,
@@ -67,6 +102,17 @@ def predict(
     _print(result)
     if output is not None:
         print(f"written: {output / 'prediction.json'}, {output / 'prediction.png'}")
+
+
+def _classes(text: str | None) -> tuple[int, ...] | int | None:
+    """A number of classes, or labels separated by commas."""
+    if text is None:
+        return None
+    numbers = parse_numbers("classes", text, "5 or 0,3,7")
+    if any(number != int(number) for number in numbers):
+        raise ValueError(f"classes={text!r} must be whole numbers.")
+    labels = tuple(int(number) for number in numbers)
+    return labels if "," in text else labels[0]
 
 
 def _write(result: Any, folder: Path) -> None:

@@ -1,7 +1,30 @@
 """Named data sets as NumPy arrays, and parts of them."""
 
+from jaxttp.data.cache import cached
 from jaxttp.data.dataset import Dataset
+from jaxttp.data.images import (
+    Preprocessing,
+    imagenet_preprocessing,
+    preprocess,
+    vit_preprocessing,
+)
 from jaxttp.data.registry import dataset_names, load_dataset
 from jaxttp.data.selection import Split, select, split
+from jaxttp.data.transforms import downsample, grayscale, whiten
 
-__all__ = ["Dataset", "dataset_names", "load_dataset", "select", "split", "Split"]
+__all__ = [
+    "Dataset",
+    "dataset_names",
+    "load_dataset",
+    "select",
+    "split",
+    "Split",
+    "Preprocessing",
+    "imagenet_preprocessing",
+    "vit_preprocessing",
+    "preprocess",
+    "grayscale",
+    "downsample",
+    "whiten",
+    "cached",
+]

@@ -29,6 +29,7 @@ def select(
     *,
     classes: Sequence[int] | int | None = None,
     per_class: int | None = None,
+    fewer: bool = False,
     key: Array | None = None,
 ) -> Dataset:
     """Some classes of a data set, renumbered from 0, and as many samples of each as asked for.
@@ -42,6 +43,7 @@ def select(
         classes: the labels to keep: ``classes[j]`` becomes label j. An int draws that many classes
             at random, in ascending order. None keeps all.
         per_class: samples of each class; None keeps all.
+        fewer: whether a class that has fewer samples gives all it has, instead of an error.
         key: a JAX random key, needed where something is drawn.
 
     Returns:
@@ -62,27 +64,75 @@ def select(
     """
     if dataset.num_classes is None:
         raise ValueError(f"dataset: {dataset.name} is a regression, it has no classes to select.")
-    chosen = _choose_classes(dataset, classes, key)
-    labels = np.full(len(dataset), -1, np.int32)
+    kept, labels, names = select_rows(
+        dataset.y, dataset.class_names, name=dataset.name, classes=classes, per_class=per_class,
+        fewer=fewer, key=key,
+    )  # fmt: skip
+    return dataclasses.replace(
+        dataset, x=dataset.x[kept], y=labels, num_classes=len(names), class_names=names
+    )
+
+
+class Rows(NamedTuple):
+    """Which samples were chosen.
+
+    Attributes:
+        rows: their numbers, ascending.
+        labels: their labels, renumbered from 0, int32.
+        class_names: the names of the chosen classes.
+    """
+
+    rows: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+
+
+def select_rows(
+    labels: np.ndarray,
+    class_names: tuple[str, ...],
+    *,
+    name: str,
+    classes: Sequence[int] | int | None = None,
+    per_class: int | None = None,
+    fewer: bool = False,
+    key: Array | None = None,
+) -> Rows:
+    """What `select` keeps, from the labels alone.
+
+    Args:
+        labels: (N,).
+        class_names: in the order of the labels.
+        name: of the data set, for messages.
+        classes: as in `select`.
+        per_class: as in `select`.
+        fewer: as in `select`.
+        key: as in `select`.
+
+    Returns:
+        The rows with their new labels.
+
+    Raises:
+        ValueError: as in `select`.
+
+    Example:
+        >>> select_rows(np.array([0, 1, 0, 2]), ("a", "b", "c"), name="toy", classes=(2, 0)).labels
+        array([1, 1, 0], dtype=int32)
+    """
+    chosen = _choose_classes(class_names, name, classes, key)
+    new = np.full(len(labels), -1, np.int32)
     for label, old in enumerate(chosen):
-        rows = np.flatnonzero(dataset.y == old)
+        rows = np.flatnonzero(labels == old)
         if per_class is not None:
             check_integer("per_class", per_class, at_least=1)
-            if per_class > len(rows):
+            if per_class > len(rows) and not fewer:
                 raise ValueError(
-                    f"per_class={per_class}, but {dataset.name} has only {len(rows)} samples of "
-                    f"class {old} ({dataset.class_names[old]})."
+                    f"per_class={per_class}, but {name} has only {len(rows)} samples of class "
+                    f"{old} ({class_names[old]})."
                 )
             rows = rows[_permutation(key, old, len(rows))[:per_class]]
-        labels[rows] = label
-    kept = np.flatnonzero(labels >= 0)
-    return dataclasses.replace(
-        dataset,
-        x=dataset.x[kept],
-        y=labels[kept],
-        num_classes=len(chosen),
-        class_names=tuple(dataset.class_names[old] for old in chosen),
-    )
+        new[rows] = label
+    kept = np.flatnonzero(new >= 0)
+    return Rows(kept, new[kept], tuple(class_names[old] for old in chosen))
 
 
 def split(dataset: Dataset, *, held_out: float, key: Array) -> Split:
@@ -121,20 +171,24 @@ def split(dataset: Dataset, *, held_out: float, key: Array) -> Split:
 
 
 def _choose_classes(
-    dataset: Dataset, classes: Sequence[int] | int | None, key: Array | None
+    class_names: tuple[str, ...],
+    name: str,
+    classes: Sequence[int] | int | None,
+    key: Array | None,
 ) -> tuple[int, ...]:
-    known = range(len(dataset.class_names))
+    known = range(len(class_names))
     if classes is None:
         return tuple(known)
     if isinstance(classes, int):
-        check_integer("classes", classes, at_least=1, at_most=len(known))
+        remedy = f"{name} has {len(known)} classes."
+        check_integer("classes", classes, at_least=1, at_most=len(known), remedy=remedy)
         # The draws within the classes fold in their labels; this one must differ from them.
         order = _permutation(key, len(known), len(known))
         return tuple(sorted(int(label) for label in order[:classes]))
     absent = [label for label in classes if label not in known]
     if absent or len(classes) == 0:
-        listed = ", ".join(f"{label} ({dataset.class_names[label]})" for label in known)
-        what = f"{absent} not in {dataset.name}" if absent else "no class at all"
+        listed = ", ".join(f"{label} ({class_names[label]})" for label in known)
+        what = f"{absent} not in {name}" if absent else "no class at all"
         raise ValueError(f"classes: {what}; choose among {listed}.")
     if len(set(classes)) < len(classes):
         raise ValueError(f"classes={tuple(classes)!r} names a class twice.")

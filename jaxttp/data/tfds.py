@@ -1,38 +1,57 @@
-"""Data sets of tensorflow-datasets, which are downloaded once; needs the extra `datasets`.
+"""Image data sets of tensorflow-datasets, read without TensorFlow; needs the extra `datasets`.
 
-A loader is a function without arguments that returns a `Dataset`: the standard training set, then
-the standard test set. `TRAIN_SIZES` says where the one ends.
+They are prepared once, by ``tfds build``, which needs TensorFlow; here nothing is downloaded.
 """
 
 from typing import Any
 
 import numpy as np
 
-from jaxttp.data.dataset import Dataset
+from jaxttp.data.images import ImageSource
 
-TRAIN_SIZES = {"mnist": 60_000, "cifar10": 50_000}
+TRAIN_SIZES = {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
 """Samples of the standard training set, which come first."""
 
+SPLITS = {
+    "mnist": ("train", "test"),
+    "cifar10": ("train", "test"),
+    "cifar100": ("train", "test"),
+    "caltech_birds2011": ("train", "test"),
+    "cars196": ("train", "test"),
+    "stanford_dogs": ("train", "test"),
+    "oxford_flowers102": ("train", "validation", "test"),
+    "dtd": ("train", "validation", "test"),
+    "food101": ("train", "validation"),
+}
+"""The parts of the sets that are known by name, all of which are loaded unless one is chosen."""
 
-def mnist() -> Dataset:
-    """70,000 handwritten digits, 28x28 pixels of one channel; the last 10,000 are the test set."""
-    return _load(
-        "mnist",
-        "Handwritten digits, 28x28 pixels of one channel, scaled to [0, 1].",
-        tuple("0123456789"),
-    )
+_CIFAR10 = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+_KNOWN = {
+    "mnist": "Handwritten digits, 28x28 pixels of one channel",
+    "cifar10": "Photographs of ten classes, 32x32 pixels of three channels",
+}
 
 
-def cifar10() -> Dataset:
-    """60,000 photographs, 32x32 pixels of three channels; the last 10,000 are the test set."""
-    return _load(
-        "cifar10",
-        "Photographs of ten classes, 32x32 pixels of three channels, scaled to [0, 1].",
-        ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    )
+def tfds_source(name: str, split: str | None) -> ImageSource:
+    """The images of a set of tensorflow-datasets with features "image" and "label".
 
+    The labels are read at once, which reads through the files; an image when it is asked for.
 
-def _load(name: str, description: str, class_names: tuple[str, ...]) -> Dataset:
+    Args:
+        name: as tensorflow-datasets has it, "cifar10" or "imagenette/160px-v2".
+        split: a part in its syntax, "train" or "train[:10%]"; None for all of the known sets,
+            "train" of others.
+
+    Returns:
+        The source.
+
+    Raises:
+        ImportError: the extra is not installed.
+        ValueError: the set is not on this machine (the message has the command that prepares it),
+            is unknown, or has no images with labels.
+    """
     try:
         import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
     except ImportError as problem:
@@ -40,32 +59,37 @@ def _load(name: str, description: str, class_names: tuple[str, ...]) -> Dataset:
             f"{name} needs tensorflow-datasets ({problem}); install the extra: "
             "pip install 'jaxttp[datasets]'."
         ) from problem
+    wanted = SPLITS.get(name, ("train",)) if split is None else (split,)
     try:
         # Random access needs no TensorFlow, unlike `tfds.load`.
-        parts = tfds.data_source(name, split=["train", "test"])
-    except ImportError as problem:
-        raise ImportError(
-            f"{name} is not prepared on this machine yet, which takes more than the extra "
-            f"`datasets` once ({problem}): pip install tensorflow, or copy the folder {name!r} of "
-            "a machine that has it into ~/tensorflow_datasets (or TFDS_DATA_DIR)."
-        ) from problem
-    except Exception as problem:  # of the network, the disk or tensorflow-datasets' own
+        parts: Any = tfds.data_source(name, split=list(wanted), download=False, try_gcs=False)
+    except Exception as problem:  # of the disk or tensorflow-datasets' own
+        if type(problem).__name__ == "DatasetNotFoundError":
+            raise ValueError(f"name={name!r} is no data set of tensorflow-datasets.") from problem
+        first = (str(problem).splitlines() or [""])[0]
         raise ValueError(
-            f"{name} could not be downloaded or read ({type(problem).__name__}: {problem}). "
-            f"Connect to the internet once, or copy the folder {name!r} of a machine that has it "
-            "into ~/tensorflow_datasets (or TFDS_DATA_DIR); 'digits' needs no download."
+            f"{name} could not be read on this machine ({type(problem).__name__}: {first}). "
+            f"Fetch it once: pip install tensorflow && tfds build {name} "
+            "--file_format=array_record; or copy its folder from a machine that has it into "
+            "~/tensorflow_datasets (or TFDS_DATA_DIR)."
         ) from problem
-    samples = [sample for part in parts for sample in _rows(part)]
-    return Dataset(
-        x=np.stack([image for image, _ in samples]).astype(np.float32) / 255,
-        y=np.array([label for _, label in samples], np.int32),
+    features = parts[0].dataset_info.features
+    if not {"image", "label"} <= set(features):
+        raise ValueError(
+            f"{name} has the features {', '.join(sorted(features))}; images with labels need "
+            "'image' and 'label'."
+        )
+    ends = np.cumsum([len(part) for part in parts])
+
+    def row(index: int) -> Any:
+        part = int(np.searchsorted(ends, index, side="right"))
+        return parts[part][index - (int(ends[part - 1]) if part else 0)]
+
+    names = tuple(map(str, features["label"].names))
+    return ImageSource(
         name=name,
-        description=description,
-        num_classes=len(class_names),
-        class_names=class_names,
+        description=_KNOWN.get(name, f"Images of {name} of tensorflow-datasets"),
+        labels=np.array([int(row(i)["label"]) for i in range(ends[-1])], np.int32),
+        class_names=_CIFAR10 if name == "cifar10" else names,
+        read=lambda index: np.asarray(row(index)["image"], np.uint8),
     )
-
-
-def _rows(part: Any) -> list[tuple[np.ndarray, int]]:
-    rows = (part[i] for i in range(len(part)))
-    return [(np.asarray(row["image"], np.uint8), int(row["label"])) for row in rows]

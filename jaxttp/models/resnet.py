@@ -1,7 +1,8 @@
-"""Residual networks without normalisation, so that a sample's outputs depend on it alone.
+"""Residual networks in which a sample's outputs depend on it alone.
 
-What normalisation does for the scale is done by the initialisation and by a fixed factor on the
-residual branches. In a network of B blocks a block maps x to
+The ImageNet and CIFAR networks (`resnet18` ... `resnet20`) have frozen batch norm or group norm.
+Without a norm, what normalisation does for the scale is done by the initialisation and by a fixed
+factor on the residual branches. In a network of B blocks a block maps x to
 
     φ(S x + B^{-1/2} F(x)),    F(x) = conv(φ(conv(x))),
 
@@ -13,6 +14,7 @@ whatever the depth. (The B^{-1/2} is that of Hayou et al. 2021, "Stable ResNet".
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,81 +22,40 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, check_number
-from jaxttp.models.activations import get_activation, kernel_init
+from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp.models.activations import get_activation
 from jaxttp.models.head import linear_head
+from jaxttp.models.residual import BLOCKS, apply_norm, conv, optional_norm
 
-
-class ResidualBlock(nnx.Module):
-    """φ(shortcut(x) + branch_scale * conv(φ(conv(x)))), with 3x3 convolutions.
-
-    The shortcut is the identity, or a 1x1 convolution where stride or width change the shape.
-
-    Args:
-        in_channels: channels of the input.
-        out_channels: channels of the output.
-        stride: of the first convolution and of the shortcut.
-        branch_scale: the fixed factor on the residual branch.
-        rngs: Flax's random streams.
-        activation: relu, tanh, gelu, softplus or identity.
-        param_dtype: dtype of the parameters.
-
-    Example:
-        >>> block = ResidualBlock(16, 32, stride=2, branch_scale=1.0, rngs=nnx.Rngs(0))
-        >>> block(jnp.zeros((5, 8, 8, 16))).shape
-        (5, 4, 4, 32)
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        stride: int,
-        branch_scale: float,
-        rngs: nnx.Rngs,
-        activation: str = "relu",
-        param_dtype: DTypeLike = jnp.float32,
-    ):
-        gain = get_activation(activation).gain
-        self.activation = activation
-        self.branch_scale = branch_scale
-        self.conv1 = _conv(in_channels, out_channels, 3, stride, gain, param_dtype, rngs)
-        self.conv2 = _conv(out_channels, out_channels, 3, 1, gain, param_dtype, rngs)
-        same_shape = stride == 1 and in_channels == out_channels
-        self.shortcut = (
-            None
-            if same_shape
-            else _conv(in_channels, out_channels, 1, stride, gain, param_dtype, rngs)
-        )
-
-    def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c2"]:
-        """Features (N, H, W, C) to features (N, H/stride, W/stride, C2), rounded up."""
-        function = get_activation(self.activation).function
-        branch = self.conv2(function(self.conv1(x)))
-        shortcut = x if self.shortcut is None else self.shortcut(x)
-        return function(shortcut + self.branch_scale * branch)
+STEMS = ("small", "imagenet")
 
 
 class ResNet(nnx.Module):
-    """Stem, residual blocks, global average pool, linear head; convolutions with bias, no norm.
+    """Stem, residual blocks, global average pool, linear head.
+
+    Convolutions have a bias where there is no norm, and none where a norm follows.
 
     Args:
         num_classes: number of outputs.
         rngs: Flax's random streams.
         in_channels: channels of the images.
-        stem_width: channels after the stem, a 3x3 convolution of stride 1.
+        stem_width: channels after the stem.
         widths: channels of every stage.
         strides: stride of the first block of every stage.
         blocks: residual blocks of every stage; one number means the same everywhere.
         activation: relu, tanh, gelu, softplus or identity.
-        branch_scale: factor on the residual branches; default 1/sqrt(number of blocks).
+        branch_scale: factor on the residual branches; default 1/sqrt(number of blocks), and 1 with
+            a norm.
         head_scale: standard deviation of the initial outputs for features of unit second moment.
+        block: "basic" (`ResidualBlock`) or "bottleneck" (`BottleneckBlock`).
+        norm: "batch" (frozen, see `jaxttp.models.calibrate_batch_norm`), "group" or None.
+        stem: "small", a 3x3 convolution of stride 1, or "imagenet", a 7x7 convolution of stride 2
+            and a 3x3 maximum of stride 2.
         param_dtype: dtype of the parameters.
 
     Raises:
         ValueError: a width, stride or number of blocks below 1, lengths that differ, a negative
-            scale, an unknown activation.
+            scale, an unknown activation, block, norm or stem.
 
     Example:
         >>> model = ResNet(10, stem_width=8, widths=(8,), strides=(2,), blocks=2, rngs=nnx.Rngs(0))
@@ -115,8 +76,13 @@ class ResNet(nnx.Module):
         activation: str = "relu",
         branch_scale: float | None = None,
         head_scale: float = 1.0,
+        block: str = "basic",
+        norm: str | None = None,
+        stem: str = "small",
         param_dtype: DTypeLike = jnp.float32,
     ):
+        check_choice("block", block, BLOCKS)
+        check_choice("stem", stem, STEMS)
         counts = (blocks,) * len(widths) if isinstance(blocks, int) else tuple(blocks)
         if not len(widths) == len(strides) == len(counts) > 0:
             raise ValueError(
@@ -129,21 +95,29 @@ class ResNet(nnx.Module):
             for value in values:
                 check_integer(name, value, at_least=1)
         if branch_scale is None:
-            branch_scale = 1 / math.sqrt(sum(counts))
+            branch_scale = 1 / math.sqrt(sum(counts)) if norm is None else 1.0
         check_number("branch_scale", branch_scale, at_least=0)
         gain = get_activation(activation).gain
         self.activation = activation
-        self.stem = _conv(in_channels, stem_width, 3, 1, gain, param_dtype, rngs)
+        self.stage_sizes = counts
+        self.stem_kind = stem
+        size, stride = (7, 2) if stem == "imagenet" else (3, 1)
+        self.stem = conv(
+            in_channels, stem_width, size, stride, gain=gain, bias=norm is None,
+            param_dtype=param_dtype, rngs=rngs,
+        )  # fmt: skip
+        self.stem_norm = optional_norm(norm, stem_width, param_dtype, rngs)
         inner, channels = [], stem_width
         for width, stride, count in zip(widths, strides, counts, strict=True):
             for index in range(count):
                 inner.append(
-                    ResidualBlock(
+                    BLOCKS[block](
                         channels,
                         width,
                         stride=stride if index == 0 else 1,
                         branch_scale=branch_scale,
                         activation=activation,
+                        norm=norm,
                         param_dtype=param_dtype,
                         rngs=rngs,
                     )
@@ -163,7 +137,11 @@ class ResNet(nnx.Module):
             raise ValueError(
                 f"x of shape {x.shape} is not a batch of images (N, H, W, {self.stem.in_features})."
             )
-        h = get_activation(self.activation).function(self.stem(jnp.asarray(x)))
+        function = get_activation(self.activation).function
+        h = function(apply_norm(self.stem_norm, self.stem(jnp.asarray(x))))
+        if self.stem_kind == "imagenet":
+            around = ((1, 1), (1, 1))
+            h = nnx.max_pool(h, (3, 3), (2, 2), around)  # pyright: ignore[reportArgumentType]
         layers = {"stem": h}
         for index, block in enumerate(self.blocks):
             h = layers[f"blocks.{index}"] = block(h)
@@ -199,23 +177,109 @@ def digits_resnet(num_classes: int = 5, *, rngs: nnx.Rngs) -> ResNet:
     return ResNet(num_classes, activation="gelu", rngs=rngs)
 
 
-def _conv(
-    in_channels: int,
-    out_channels: int,
-    size: int,
-    stride: int,
-    gain: float,
-    param_dtype: DTypeLike,
-    rngs: nnx.Rngs,
-) -> nnx.Conv:
-    """A square convolution, padded by (size - 1)/2 on either side whatever the stride."""
-    return nnx.Conv(
-        in_channels,
-        out_channels,
-        (size, size),
-        strides=stride,
-        padding=size // 2,
-        kernel_init=kernel_init(gain),
-        param_dtype=param_dtype,
-        rngs=rngs,
-    )
+def resnet18(num_classes: int = 1000, *, rngs: nnx.Rngs, **options: Any) -> ResNet:
+    """ResNet-18 for ImageNet: 11,689,512 parameters with 1000 outputs.
+
+    Args:
+        num_classes: number of outputs.
+        rngs: Flax's random streams.
+        **options: any of `ResNet`; here batch norm, three channels and the ImageNet stem are the
+            defaults.
+
+    Returns:
+        The network with random weights: give its batch norm averages by `load_weights` or
+        `calibrate_batch_norm`.
+
+    Example:
+        >>> nnx.eval_shape(lambda: resnet18(5, norm="group", rngs=nnx.Rngs(0))).head.kernel.shape
+        (512, 5)
+
+    Source:
+        He et al. 2016, "Deep residual learning for image recognition", Table 1.
+    """
+    return ResNet(num_classes, blocks=(2, 2, 2, 2), rngs=rngs, **(_IMAGENET | options))
+
+
+def resnet34(num_classes: int = 1000, *, rngs: nnx.Rngs, **options: Any) -> ResNet:
+    """ResNet-34 for ImageNet, 21,797,672 parameters; see `resnet18`.
+
+    Args:
+        num_classes: number of outputs.
+        rngs: Flax's random streams.
+        **options: any of `ResNet`.
+
+    Returns:
+        The network with random weights.
+
+    Example:
+        >>> len(nnx.eval_shape(lambda: resnet34(5, rngs=nnx.Rngs(0))).blocks)
+        16
+    """
+    return ResNet(num_classes, blocks=(3, 4, 6, 3), rngs=rngs, **(_IMAGENET | options))
+
+
+def resnet50(num_classes: int = 1000, *, rngs: nnx.Rngs, **options: Any) -> ResNet:
+    """ResNet-50 for ImageNet, 25,557,032 parameters, stride in the 3x3 convolution.
+
+    Args:
+        num_classes: number of outputs.
+        rngs: Flax's random streams.
+        **options: any of `ResNet`.
+
+    Returns:
+        The network with random weights.
+
+    Example:
+        >>> nnx.eval_shape(lambda: resnet50(5, rngs=nnx.Rngs(0))).head.kernel.shape
+        (2048, 5)
+    """
+    shape = {"block": "bottleneck", "widths": (256, 512, 1024, 2048)}
+    return ResNet(num_classes, blocks=(3, 4, 6, 3), rngs=rngs, **(_IMAGENET | shape | options))
+
+
+def resnet20(num_classes: int = 10, *, rngs: nnx.Rngs, **options: Any) -> ResNet:
+    """ResNet-20 for CIFAR: three stages of three blocks, 272,474 parameters.
+
+    Where the shape changes the shortcut is a 1x1 convolution with a norm (as in the networks of GNC
+    Appendix I), not the parameter-free one of He et al.
+
+    Args:
+        num_classes: number of outputs.
+        rngs: Flax's random streams.
+        **options: any of `ResNet`.
+
+    Returns:
+        The network with random weights.
+
+    Example:
+        >>> len(nnx.eval_shape(lambda: resnet20(10, rngs=nnx.Rngs(0))).blocks)
+        9
+    """
+    return ResNet(num_classes, blocks=3, rngs=rngs, **(_CIFAR | options))
+
+
+def resnet32(num_classes: int = 10, *, rngs: nnx.Rngs, **options: Any) -> ResNet:
+    """ResNet-32 for CIFAR: three stages of five blocks, 466,906 parameters; see `resnet20`.
+
+    Args:
+        num_classes: number of outputs.
+        rngs: Flax's random streams.
+        **options: any of `ResNet`.
+
+    Returns:
+        The network with random weights.
+
+    Example:
+        >>> len(nnx.eval_shape(lambda: resnet32(10, rngs=nnx.Rngs(0))).blocks)
+        15
+    """
+    return ResNet(num_classes, blocks=5, rngs=rngs, **(_CIFAR | options))
+
+
+_CIFAR: dict[str, Any] = {"in_channels": 3, "norm": "batch"}
+_IMAGENET: dict[str, Any] = _CIFAR | {
+    "stem": "imagenet",
+    "stem_width": 64,
+    "widths": (64, 128, 256, 512),
+    "strides": (1, 2, 2, 2),
+}

@@ -1,16 +1,41 @@
 """A task from its name: the network before training, its samples and its loss."""
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
+from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp._types import Model
 from jaxttp.adapters import from_nnx
-from jaxttp.data import dataset_names, load_dataset, select
-from jaxttp.models import MLP, fresh_head, load_pretrained
+from jaxttp.data import (
+    Dataset,
+    Preprocessing,
+    dataset_names,
+    imagenet_preprocessing,
+    load_dataset,
+    vit_preprocessing,
+)
+from jaxttp.data.registry import LOADERS
+from jaxttp.models import (
+    MLP,
+    calibrate_batch_norm,
+    freeze,
+    fresh_head,
+    head_only,
+    load_pretrained,
+    load_weights,
+    lora,
+    make_model,
+    model_names,
+)
+from jaxttp.models.catalog import MODELS
+
+TRAINABLE = ("all", "head", "lora")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +43,9 @@ class Settings:
     """What to forecast, by names and numbers.
 
     Attributes:
-        data: a data set of `jaxttp.data.dataset_names`. "digits" fine-tunes the shipped ResNet,
-            pre-trained on the digits 0-4, on the digits 5-9; the others train a small MLP from
-            random weights.
+        data: a data set of `jaxttp.data.dataset_names`, or "tfds:NAME". Without a `model`, "digits"
+            fine-tunes the shipped ResNet, pre-trained on the digits 0-4, on the digits 5-9; the
+            others train a small MLP from random weights.
         samples_per_class: images of each class; None for all. Regression takes all samples.
         loss: "cross_entropy", "squared_error" or "binary_cross_entropy"; None chooses cross-entropy
             for classes and squared error for regression.
@@ -33,7 +58,18 @@ class Settings:
         sketch_dim: width of a random projection of the Jacobian; None for the exact kernel.
         head_scale: size of the fresh head's initial outputs.
         seed: draws the samples, the fresh weights and the batches.
-        classes: the digits to fine-tune on, 5-9 when None (data="digits" only).
+        classes: the labels to keep, or a number of random ones; None for all, and for 5-9 of the
+            digits without a `model`.
+        model: a network for images of `jaxttp.models.model_names`; None as under `data`.
+        weights: a safetensors file with the weights of `model`, but for its last layer, which is
+            fresh; None for random weights, with batch norm at the averages of the samples.
+        image_size: pixels a side that images are resized to for `model`; that of its pre-training
+            when None.
+        trainable: "all" weights, the "head" alone, or "lora": low-rank adapters alone.
+        rank: of the adapters.
+        split: a part of the data set, see `jaxttp.data.load_dataset`.
+        folder: of the image files, likewise.
+        cache: a folder for preprocessed samples, likewise.
     """
 
     data: str = "digits"
@@ -48,7 +84,15 @@ class Settings:
     sketch_dim: int | None = None
     head_scale: float = 1.0
     seed: int = 0
-    classes: tuple[int, ...] | None = None
+    classes: tuple[int, ...] | int | None = None
+    model: str | None = None
+    weights: str | None = None
+    image_size: int | None = None
+    trainable: str = "all"
+    rank: int = 4
+    split: str | None = None
+    folder: str | None = None
+    cache: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,54 +110,127 @@ def build_task(settings: Settings) -> Task:
     """The network before training and its samples, from their names.
 
     Args:
-        settings: data, samples a class, loss, scale of the head, seed.
+        settings: data, samples a class, loss, network, scale of the head, seed.
 
     Returns:
         A `Task`.
 
     Raises:
-        ValueError: unknown data, too few samples in a class, a loss that does not fit the data.
+        ValueError: unknown names, too few samples or classes, a loss that does not fit the data,
+            weights that are not there or do not fit, options of a `model` without one.
+        ImportError: the data need the extra `datasets`.
 
     Example:
         >>> task = build_task(Settings(samples_per_class=2))
         >>> task.x.shape, task.y.max().item()
         ((10, 8, 8, 1), 4)
     """
-    check_choice("data", settings.data, dataset_names())
+    if not settings.data.startswith("tfds:"):
+        check_choice("data", settings.data, dataset_names())
+    if settings.model is not None:
+        check_choice("model", settings.model, model_names())
+    else:
+        for name in ("weights", "image_size"):
+            if (given := getattr(settings, name)) is not None:
+                raise ValueError(
+                    f"{name}={given!r} needs a model, one of {', '.join(model_names())}."
+                )
+    check_choice("trainable", settings.trainable, TRAINABLE)
     check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     check_number("head_scale", settings.head_scale, at_least=0.0)
     samples_key, weights_key = jax.random.split(jax.random.key(settings.seed))
-    dataset = load_dataset(settings.data)
+    dataset = _samples(settings, samples_key)
+    loss, outputs = _loss(settings, dataset)
+    network, words = _network(settings, dataset, outputs, weights_key)
+    model = from_nnx(network)
+    if settings.trainable == "head":
+        model, words = freeze(model, head_only), f"{words}, head alone trained"
+    elif settings.trainable == "lora":
+        model = lora(model, rank=settings.rank, key=jax.random.fold_in(weights_key, 1))
+        words += f", adapters of rank {settings.rank} alone trained"
+    description = f"{words}, {len(dataset.x)} samples, {loss}"
+    return Task(model, dataset.x, dataset.y, loss, description)
+
+
+def _samples(settings: Settings, key: Array) -> Dataset:
+    pretrained = settings.data == "digits" and settings.model is None
+    options: dict[str, Any] = {
+        "split": settings.split,
+        "folder": settings.folder,
+        "cache": settings.cache,
+        "preprocessing": _preprocessing(settings),
+    }
+    if settings.data == "diabetes":
+        if settings.classes is not None:
+            raise ValueError(f"classes={settings.classes!r}: diabetes is a regression.")
+        return load_dataset(settings.data, **options)
+    per_class = settings.samples_per_class
+    default = (5, 6, 7, 8, 9) if pretrained else None
+    classes = default if settings.classes is None else settings.classes
+    if per_class is not None:
+        at_most, remedy = None, ""
+        if settings.data in LOADERS and not isinstance(classes, int):
+            counts = np.bincount(load_dataset(settings.data).y)
+            at_most = int(min(counts if classes is None else counts[list(classes)]))
+            remedy = f"The rarest class of {settings.data} has {at_most}."
+        check_integer("samples_per_class", per_class, at_least=1, at_most=at_most, remedy=remedy)
+    return load_dataset(settings.data, classes=classes, per_class=per_class, key=key, **options)
+
+
+def _preprocessing(settings: Settings) -> Preprocessing | None:
+    if settings.model is None:
+        return None
+    entry = MODELS[settings.model]
+    size = entry.image_size if settings.image_size is None else settings.image_size
+    check_integer("image_size", size, at_least=1)
+    return (vit_preprocessing if entry.family == "vit" else imagenet_preprocessing)(size)
+
+
+def _loss(settings: Settings, dataset: Dataset) -> tuple[str, int]:
+    """The name of the loss, and the number of outputs."""
     if dataset.num_classes is None:
         loss = settings.loss or "squared_error"
         if loss != "squared_error":
             raise ValueError(f"loss={loss!r} needs classes, and {settings.data} is a regression.")
-        outputs = dataset.y.shape[1]
-    else:
-        loss = settings.loss or "cross_entropy"
-        if settings.classes is not None and settings.data != "digits":
-            raise ValueError(f"classes can be chosen for digits only; got data={settings.data!r}.")
-        classes = (settings.classes or (5, 6, 7, 8, 9)) if settings.data == "digits" else None
-        per_class = settings.samples_per_class
-        if per_class is not None:
-            counts = np.bincount(dataset.y)
-            rarest = int(min(counts if classes is None else counts[list(classes)]))
-            remedy = f"The rarest class of {settings.data} has {rarest}."
-            check_integer("samples_per_class", per_class, at_least=1, at_most=rarest, remedy=remedy)
-        dataset = select(dataset, classes=classes, per_class=per_class, key=samples_key)
-        outputs = dataset.num_classes
-    assert outputs is not None
+        return loss, dataset.y.shape[1]
+    loss = settings.loss or "cross_entropy"
     if loss == "binary_cross_entropy":
-        if outputs != 2:
-            raise ValueError(f"loss={loss!r} needs two classes; {settings.data} has {outputs}.")
-        outputs = 1
+        if dataset.num_classes != 2:
+            raise ValueError(
+                f"loss={loss!r} needs two classes; {settings.data} has {dataset.num_classes}."
+            )
+        return loss, 1
+    return loss, dataset.num_classes
+
+
+def _network(
+    settings: Settings, dataset: Dataset, outputs: int, key: Array
+) -> tuple[nnx.Module, str]:
+    """The network before training, and what it is in words."""
+    scale = settings.head_scale
+    name = settings.model
+    if name is not None:
+        rngs = nnx.Rngs(params=key)
+        size = dataset.x.shape[1]
+        network = make_model(name, outputs, image_size=size, head_scale=scale, rngs=rngs)
+        if settings.weights is not None:
+            try:
+                network = load_weights(network, settings.weights, head=False)
+            except FileNotFoundError as problem:
+                raise ValueError(f"weights: {problem}") from problem
+            origin = f"with the weights of {Path(settings.weights).name} and a fresh head"
+        else:
+            if MODELS[name].family != "vit":
+                network = calibrate_batch_norm(network, dataset.x)
+            origin = "from random weights"
+        return network, f"{name} {origin} on {settings.data} at {size}x{size}"
     if settings.data == "digits":
-        network = fresh_head(load_pretrained(), outputs, key=weights_key, scale=settings.head_scale)
-        digits = "5-9" if settings.classes is None else ", ".join(map(str, settings.classes))
+        chosen = settings.classes
+        digits = "5-9" if chosen is None else ", ".join(dataset.class_names)
         words = f"ResNet pre-trained on digits 0-4, all weights fine-tuned on digits {digits}"
-    else:
-        sizes = (int(np.prod(dataset.x.shape[1:])), 64, 64, outputs)
-        network = MLP(sizes, rngs=nnx.Rngs(params=weights_key), head_scale=settings.head_scale)
-        words = f"MLP {'-'.join(map(str, sizes))} from random weights on {settings.data}"
-    description = f"{words}, {len(dataset.x)} samples, {loss}"
-    return Task(from_nnx(network), dataset.x, dataset.y, loss, description)
+        if settings.trainable != "all":
+            words = f"ResNet pre-trained on digits 0-4, on digits {digits}"
+        return fresh_head(load_pretrained(), outputs, key=key, scale=scale), words
+    sizes = (int(np.prod(dataset.x.shape[1:])), 64, 64, outputs)
+    network = MLP(sizes, rngs=nnx.Rngs(params=key), head_scale=scale)
+    return network, f"MLP {'-'.join(map(str, sizes))} from random weights on {settings.data}"

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from jaxttp.data import dataset_names, load_dataset
-from jaxttp.data.tfds import TRAIN_SIZES
+from jaxttp.data import dataset_names, imagenet_preprocessing, load_dataset, select
+from jaxttp.data.folders import LAYOUTS
+from jaxttp.data.tfds import SPLITS
 
 SHAPES = {
     "digits": ((1797, 8, 8, 1), 10),
@@ -13,8 +14,8 @@ SHAPES = {
 
 
 def test_every_name_has_its_shape_below():
-    # The others are downloaded: test_tfds.py.
-    assert dataset_names() == (*SHAPES, *TRAIN_SIZES)
+    # The others are not part of a package: test_tfds.py, test_folders.py.
+    assert dataset_names() == (*SHAPES, *SPLITS, *LAYOUTS)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -72,3 +73,29 @@ def test_every_call_returns_fresh_arrays():
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"name='svhn' is not known.*'digits'.*'cifar10'"):
         load_dataset("svhn")
+
+
+def test_the_options_of_a_set_that_comes_with_a_package(key):
+    part = load_dataset(
+        "digits", classes=(3, 5), per_class=4, key=key, preprocessing=imagenet_preprocessing(32)
+    )
+    assert part.x.shape == (8, 32, 32, 3)
+    assert part.class_names == ("3", "5")
+    whole = select(load_dataset("digits"), classes=(3, 5), per_class=4, key=key)
+    np.testing.assert_array_equal(part.y, whole.y)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("digits", {"split": "train"}, "split='train': digits has no parts"),
+        ("digits", {"folder": "x"}, "folder='x' is for image_folder, mit67"),
+        ("wine", {"preprocessing": imagenet_preprocessing(8)}, r"wine with x .* has no images"),
+        ("diabetes", {"classes": 2}, "diabetes is a regression"),
+        ("digits", {"classes": 11}, r"classes must be an integer between 1 and 10; got 11.*has 10"),
+        ("digits", {"classes": 2}, "key is needed"),
+    ],
+)
+def test_options_that_do_not_fit(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        load_dataset(name, **options)

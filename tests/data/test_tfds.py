@@ -1,12 +1,15 @@
 """Loaders of downloads, on a stub and, where tensorflow-datasets is installed, on its mock data."""
 
 import sys
+import time
+import types
 
+import jax
 import numpy as np
 import pytest
 
-from jaxttp.data import load_dataset
-from jaxttp.data.tfds import TRAIN_SIZES
+from jaxttp.data import dataset_names, imagenet_preprocessing, load_dataset
+from jaxttp.data.tfds import SPLITS, TRAIN_SIZES
 
 SHAPES = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 
@@ -14,7 +17,7 @@ SHAPES = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 @pytest.mark.parametrize("name", SHAPES)
 def test_training_samples_then_test_samples(name, stub_tfds):
     data = load_dataset(name)
-    train, test = stub_tfds.data_source(name, ["train", "test"])
+    train, test = stub_tfds.data_source(name, ["train", "test"], False, False)
     assert data.x.shape == (30, *SHAPES[name])
     assert (data.num_classes, data.name) == (10, name)
     assert name in TRAIN_SIZES
@@ -24,12 +27,97 @@ def test_training_samples_then_test_samples(name, stub_tfds):
     assert (data.x.min(), data.x.max()) == (0, 1)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_mock_data_of_the_real_package(name):
+@pytest.fixture
+def mocked():
+    """tensorflow-datasets of random images, three of each part."""
     tfds = pytest.importorskip("tensorflow_datasets")
     with tfds.testing.mock_data(num_examples=3):
-        data = load_dataset(name)
-    assert data.x.shape == (6, *SHAPES[name])  # three of each part
+        yield tfds
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "classes"),
+    [
+        ("mnist", 2, 10),
+        ("cifar10", 2, 10),
+        ("cifar100", 2, 100),
+        ("caltech_birds2011", 2, 200),
+        ("cars196", 2, 196),
+        ("stanford_dogs", 2, 120),
+        ("oxford_flowers102", 3, 102),
+        ("dtd", 3, 47),
+        ("food101", 2, 101),
+        ("tfds:svhn_cropped", 1, 10),
+    ],
+)
+def test_mock_data_of_the_real_package(name, parts, classes, mocked):
+    data = load_dataset(name, preprocessing=imagenet_preprocessing(24))
+    assert data.x.shape == (3 * parts, 24, 24, 3)
+    assert data.num_classes == len(data.class_names) == classes
+    assert data.name == name.removeprefix("tfds:")
+    # ImageNet's normalisation of pixels in [0, 1].
+    assert -2.2 < data.x.min() < -1
+    assert 1 < data.x.max() < 2.7
+
+
+def test_every_set_known_by_name_is_tried_above():
+    assert set(SPLITS) < set(dataset_names())
+    assert len(SPLITS) == 9
+
+
+def test_the_protocol_of_the_literature_on_mock_data(mocked, key, tmp_path):
+    """Random classes, so many images of each or all there are, preprocessed, and kept."""
+    options = {"classes": 7, "per_class": 2, "fewer": True, "key": key, "split": "train"}
+    options |= {"preprocessing": imagenet_preprocessing(16)}
+    chosen = [
+        tuple(load_dataset("cifar10", **(options | {"key": jax.random.key(seed)})).class_names)
+        for seed in (0, 1)
+    ]
+    assert chosen[0] != chosen[1]
+    first = load_dataset("cifar10", **options, cache=tmp_path)
+    assert first.num_classes == 7
+    assert np.bincount(first.y).max(initial=0) <= 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tensorflow_datasets", None)
+        again = load_dataset("cifar10", **options, cache=tmp_path)
+        np.testing.assert_array_equal(again.x, first.x)
+        with pytest.raises(ImportError):
+            load_dataset("cifar10", **(options | {"per_class": 1}), cache=tmp_path)
+    with pytest.raises(ValueError, match=r"per_class=90, but cifar10 has only \d samples of class"):
+        load_dataset("cifar10", classes=2, per_class=90, key=key)
+    with pytest.raises(ValueError, match=r"classes must be an integer between 1 and 10; got 11"):
+        load_dataset("cifar10", classes=11, key=key)
+
+
+def test_images_of_many_sizes_need_a_preprocessing(mocked):
+    with pytest.raises(ValueError, match=r"stanford_dogs has images of \d sizes.*preprocessing"):
+        load_dataset("stanford_dogs")
+
+
+def test_a_set_that_is_not_on_this_machine(tmp_path, monkeypatch):
+    """The real package, without a network: it fails at once, with the command."""
+    pytest.importorskip("tensorflow_datasets")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    begun = time.perf_counter()
+    message = r"pip install tensorflow && tfds build dtd --file_format=array_record"
+    with pytest.raises(ValueError, match=message) as problem:
+        load_dataset("dtd")
+    assert time.perf_counter() - begun < 20
+    assert "\n" not in str(problem.value)
+
+
+def test_a_name_that_tensorflow_datasets_does_not_know():
+    pytest.importorskip("tensorflow_datasets")
+    with pytest.raises(ValueError, match="name='no_such_set' is no data set of tensorflow-data"):
+        load_dataset("tfds:no_such_set")
+
+
+def test_a_set_without_labels(stub_tfds, monkeypatch):
+    info = types.SimpleNamespace(features={"text": None})
+    part = types.SimpleNamespace(dataset_info=info)
+    monkeypatch.setattr(stub_tfds, "data_source", lambda *_, **__: [part])
+    with pytest.raises(ValueError, match=r"features text; images with labels need 'image' and"):
+        load_dataset("tfds:imdb_reviews")
 
 
 def test_without_the_extra(monkeypatch):
@@ -39,20 +127,16 @@ def test_without_the_extra(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("problem", "raised", "message"),
+    ("problem", "message"),
     [
-        (
-            OSError("no route to host"),
-            ValueError,
-            "could not be downloaded .*no route to host.*copy",
-        ),
-        (ImportError("No module tensorflow"), ImportError, "pip install tensorflow, or copy"),
+        (OSError("disk\nfull"), r"cifar10 could not be read on this machine \(OSError: disk\)"),
+        (ImportError("No module tensorflow"), r"No module tensorflow.*Fetch it once: pip install"),
     ],
 )
-def test_when_it_cannot_be_prepared(problem, raised, message, stub_tfds, monkeypatch):
+def test_when_it_cannot_be_read(problem, message, stub_tfds, monkeypatch):
     def fail(*_, **__):
         raise problem
 
     monkeypatch.setattr(stub_tfds, "data_source", fail)
-    with pytest.raises(raised, match=message):
+    with pytest.raises(ValueError, match=message):
         load_dataset("cifar10")

@@ -13,7 +13,8 @@ from jax.flatten_util import ravel_pytree
 from jaxttp import training_time
 from jaxttp.adapters import output_shape
 from jaxttp.data import dataset_names
-from jaxttp.data.tfds import TRAIN_SIZES
+from jaxttp.data.folders import LAYOUTS
+from jaxttp.data.tfds import SPLITS
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.pipeline import Settings, build_task, forecast
 from tests import tiny
@@ -30,7 +31,8 @@ TASKS = {
 
 
 def test_every_data_set_is_listed_here():
-    assert {*TASKS, *TRAIN_SIZES} == set(dataset_names())
+    # The others are not part of a package: tests/data, and tests/pipeline/test_tasks.py.
+    assert {*TASKS, *SPLITS, *LAYOUTS} == set(dataset_names())
 
 
 def test_task_for_a_download(stub_tfds):

@@ -1,0 +1,146 @@
+"""What every function here asks of a network: outputs (N, C), each of its own sample alone."""
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxttp._checks import is_concrete
+from jaxttp._types import ApplyFn, Params
+
+
+def output_shape(
+    apply_fn: ApplyFn, params: Params, x: Any, name: str = "apply_fn"
+) -> tuple[int, int]:
+    """The outputs' shape (N, C), from shapes alone: nothing is computed.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs``.
+        params: its parameters.
+        x: inputs (N, ...), an array or a ``jax.ShapeDtypeStruct``; may be traced.
+        name: what the messages call `apply_fn`.
+
+    Returns:
+        ``(N, C)``.
+
+    Raises:
+        TypeError: `x` is not an array.
+        ValueError: `x` is a scalar, or the outputs are not one floating-point array (N, C).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> output_shape(lambda params, x: x @ params, jnp.ones((3, 2)), jnp.ones((5, 3)))
+        (5, 2)
+    """
+    if not hasattr(x, "shape"):
+        raise TypeError(f"x must be an array (N, ...); got {type(x).__name__}.")
+    if len(x.shape) == 0:
+        raise ValueError("x must have a row for every sample, (N, ...); got a scalar.")
+    outputs = jax.eval_shape(apply_fn, params, x)
+    if not isinstance(outputs, jax.ShapeDtypeStruct):
+        raise ValueError(
+            f"{name} must return one array (N, C); it returned a {type(outputs).__name__}. Select "
+            f"the outputs, for instance with lambda params, x: {name}(params, x)[0]."
+        )
+    shape = outputs.shape
+    if len(shape) != 2 or shape[0] != x.shape[0]:
+        raise ValueError(
+            f"{name} must return outputs (N, C), one row for every row of x; for x of shape "
+            f"{x.shape} it returned {shape}. Flatten to (N, C), add an axis with "
+            "outputs[:, None], or select outputs."
+        )
+    if not jnp.issubdtype(outputs.dtype, jnp.floating):
+        raise ValueError(
+            f"{name} must return floating-point outputs, such as logits; it returned "
+            f"{outputs.dtype} of shape {shape}. Return what comes before the argmax or the cast."
+        )
+    return shape
+
+
+def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "apply_fn") -> None:
+    """Raise `ValueError` unless outputs are (N, C) and each depends on its own sample alone.
+
+    The network sees two batches of k = min(N, 8) rows with the same first row: ``x[:k]``, and k
+    copies of ``x[0]``. One compiled program computes both, in the same order, so that row 0 agrees
+    to the last bit unless it depends on its companions; the tolerance, sqrt(machine epsilon) and
+    at most 1% of the largest output, is there for hardware that does not repeat itself. Where all
+    rows of outputs are equal (a last layer that starts at zero) they tell nothing, and the
+    gradients of row 0 are compared in their place.
+
+    Shapes are always checked. There is nothing more to check, or no way to, for a single sample,
+    traced values, arrays spread over several processes, and rows of `x` that are all equal.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs``.
+        params: its parameters.
+        x: inputs (N, ...).
+        name: what the messages call `apply_fn`.
+
+    Raises:
+        TypeError: see `output_shape`.
+        ValueError: see `output_shape`; an output depends on the other samples of its batch.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.array([[1.0], [4.0]])
+        >>> check_per_sample(lambda params, x: x * params, jnp.ones((1, 1)), x)
+        >>> check_per_sample(lambda params, x: x - x.mean(0, keepdims=True), None, x)
+        Traceback (most recent call last):
+        ...
+        ValueError: apply_fn: an output depends on the other samples of its batch...
+    """
+    rows, _ = output_shape(apply_fn, params, x, name)
+    if rows < 2 or not all(map(_is_at_hand, jax.tree.leaves((params, x)))):
+        return
+    with jax.ensure_compile_time_eval():  # the values are known, also inside somebody's jit
+        batch = jnp.asarray(x[:8])
+        copies = jnp.broadcast_to(batch[:1], batch.shape)
+        if bool(jnp.all(batch == copies)):
+            return
+        forward = jax.jit(apply_fn)
+        outputs = forward(params, batch)
+        if not is_concrete(outputs):  # `apply_fn` itself closes over traced values
+            return
+        mixed = _differ(outputs[0], forward(params, copies)[0])
+        if not mixed and bool(jnp.all(outputs == outputs[:1])):
+            gradient = eqx.filter_jit(eqx.filter_grad(functools.partial(_first_row, apply_fn)))
+            mixed = _differ(gradient(params, batch), gradient(params, copies))
+    if mixed:
+        raise ValueError(
+            f"{name}: an output depends on the other samples of its batch, as with BatchNorm in "
+            "training mode; such a network has no per-example kernel. Put the normalisation into "
+            "evaluation mode (running averages): jaxttp.from_nnx, from_linen and from_equinox do. "
+            "Statistics over the batch that are computed by hand need a stored value instead."
+        )
+
+
+def _first_row(apply_fn: ApplyFn, params: Params, x: Array) -> Array:
+    """A scalar of row 0 with a different weight on every output, so that none cancel."""
+    outputs = apply_fn(params, x)[0]
+    return jnp.sum(outputs * jnp.cos(jnp.arange(outputs.size, dtype=outputs.dtype)))
+
+
+def _differ(batch: Any, copies: Any) -> bool:
+    """Whether results for row 0 differ by more than rounding.
+
+    NaN among copies of a row (a standard deviation of zero) where the batch is finite is a
+    difference; NaN in the batch may come from another row's data, and is another check's business.
+    """
+    pairs = zip(jax.tree.leaves(batch), jax.tree.leaves(copies), strict=True)
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in pairs]
+    size = max((np.where(np.isfinite(a), abs(a), 0).max(initial=0) for a, _ in pairs), default=0)
+    for a, b in pairs:
+        tolerance = min(float(jnp.finfo(a.dtype).eps) ** 0.5, 0.01)
+        with np.errstate(invalid="ignore"):
+            near = abs(a - b) <= tolerance * size
+        if np.any(np.isfinite(a) & ~near):
+            return True
+    return False
+
+
+def _is_at_hand(leaf: Any) -> bool:
+    return is_concrete(leaf) and getattr(leaf, "is_fully_addressable", True)

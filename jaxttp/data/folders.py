@@ -1,0 +1,166 @@
+"""Data sets as folders of image files, as their authors distribute them; needs Pillow.
+
+A loader takes the unpacked folder and the name of a part, and returns an `ImageSource`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from jaxttp.data.images import ImageSource, open_image
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
+_BANNER = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a data set lies on disk, and where it comes from.
+
+    Attributes:
+        load: (folder, split) -> source.
+        splits: the parts it has; empty where there is one only.
+        folder: what the archive unpacks to.
+        fetch: the command that fetches and unpacks it.
+    """
+
+    load: Callable[[Path, str | None], ImageSource]
+    splits: tuple[str, ...]
+    folder: str
+    fetch: str
+
+
+def image_folder(folder: Path, split: str | None = None) -> ImageSource:
+    """``CLASS/*.jpg``: a folder for each class, labels in the order of the folders' names."""
+    classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    found = [
+        (path, label)
+        for label, name in enumerate(classes)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in _SUFFIXES
+    ]
+    if not found:
+        raise ValueError(
+            f"folder={str(folder)!r} has no images in folders named after their classes."
+        )
+    return _source("image_folder", f"Images of {folder.name}", found, classes)
+
+
+def mit67(folder: Path, split: str | None = None) -> ImageSource:
+    """Images/CLASS/*.jpg with TrainImages.txt and TestImages.txt beside it."""
+    root = folder / "Images" if (folder / "Images").is_dir() else folder
+    classes = sorted(path.name for path in root.iterdir() if path.is_dir())
+    listed = []
+    for part in _parts(split, ("train", "test")):
+        listed += _lines(folder, {"train": "TrainImages.txt", "test": "TestImages.txt"}[part])
+    found = [(root / line, classes.index(_class(line, 0, classes, folder))) for line in listed]
+    return _source("mit67", "Indoor scenes", found, classes)
+
+
+def fgvc_aircraft(folder: Path, split: str | None = None) -> ImageSource:
+    """data/images/*.jpg with variants.txt; the copyright banner of 20 rows is cut off."""
+    root = folder / "data" if (folder / "data").is_dir() else folder
+    classes = _lines(root, "variants.txt")
+    found = []
+    for part in _parts(split, ("train", "val", "test")):
+        for line in _lines(root, f"images_variant_{part}.txt"):
+            number, variant = line.split(" ", 1)
+            _class(variant, None, classes, root)
+            found.append((root / "images" / f"{number}.jpg", classes.index(variant)))
+    return _source("fgvc_aircraft", "Aircraft by variant", found, classes, cut=_BANNER)
+
+
+def minc2500(folder: Path, split: str | None = None) -> ImageSource:
+    """images/CLASS/*.jpg with categories.txt and labels/train1.txt; the first of five splits."""
+    classes = _lines(folder, "categories.txt")
+    found = []
+    for part in _parts(split, ("train", "validate", "test")):
+        for line in _lines(folder, f"labels/{part}1.txt"):
+            found.append((folder / line, classes.index(_class(line, 1, classes, folder))))
+    return _source("minc2500", "Materials", found, classes)
+
+
+_INDOOR = "http://groups.csail.mit.edu/vision/LabelMe/NewImages/indoorCVPR_09.tar"
+_INDOOR_LISTS = "https://web.mit.edu/torralba/www/{TrainImages,TestImages}.txt"
+_AIRCRAFT = (
+    "https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/archives/fgvc-aircraft-2013b.tar.gz"
+)
+_MATERIALS = "http://opensurfaces.cs.cornell.edu/static/minc/minc-2500.tar.gz"
+
+LAYOUTS: dict[str, Layout] = {
+    "image_folder": Layout(image_folder, (), "CLASS/*.jpg", "mkdir FOLDER"),
+    "mit67": Layout(
+        mit67, ("train", "test"), "Images, TrainImages.txt, TestImages.txt",
+        f"curl -O {_INDOOR} && tar xf indoorCVPR_09.tar && curl -O '{_INDOOR_LISTS}'",
+    ),
+    "fgvc_aircraft": Layout(
+        fgvc_aircraft, ("train", "val", "test"), "fgvc-aircraft-2013b",
+        f"curl {_AIRCRAFT} | tar xz",
+    ),
+    "minc2500": Layout(
+        minc2500, ("train", "validate", "test"), "minc-2500", f"curl {_MATERIALS} | tar xz"
+    ),
+}  # fmt: skip
+"""Layouts by name."""
+
+
+def folder_source(name: str, folder: str | Path | None, split: str | None) -> ImageSource:
+    """A named layout's images.
+
+    Args:
+        name: one of `LAYOUTS`.
+        folder: what its archive unpacked to.
+        split: a part, or None for all.
+
+    Returns:
+        The source.
+
+    Raises:
+        ValueError: no folder given, a file in it missing, an unknown part.
+    """
+    layout = LAYOUTS[name]
+    if folder is None or not Path(folder).is_dir():
+        given = "folder is missing" if folder is None else f"folder={str(folder)!r} does not exist"
+        raise ValueError(
+            f"{name} is read from a folder, and {given}: give the one that holds {layout.folder}. "
+            f"It is fetched by: {layout.fetch}"
+        )
+    if split is not None and split not in layout.splits:
+        known = ", ".join(map(repr, layout.splits)) or "none, it has one part only"
+        raise ValueError(f"split={split!r} is no part of {name}; choose among {known}.")
+    try:
+        return layout.load(Path(folder), split)
+    except FileNotFoundError as problem:
+        raise ValueError(
+            f"folder={str(folder)!r} lacks {problem.filename}; {name} as distributed is fetched "
+            f"by: {layout.fetch}"
+        ) from problem
+
+
+def _parts(split: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    return known if split is None else (split,)
+
+
+def _lines(folder: Path, name: str) -> list[str]:
+    return [line.strip() for line in (folder / name).read_text().splitlines() if line.strip()]
+
+
+def _class(text: str, place: int | None, classes: list[str], folder: Path) -> str:
+    """The class that a line names, by a part of its path or as a whole."""
+    name = text if place is None else text.split("/")[place]
+    if name not in classes:
+        raise ValueError(f"folder={str(folder)!r} lists {text!r}, whose class it does not have.")
+    return name
+
+
+def _source(
+    name: str, description: str, found: list[tuple[Path, int]], classes: list[str], cut: int = 0
+) -> ImageSource:
+    def read(row: int) -> np.ndarray:
+        pixels = open_image(found[row][0])
+        return pixels[: len(pixels) - cut]
+
+    labels = np.array([label for _, label in found], np.int32)
+    return ImageSource(name, description, labels, tuple(classes), read)

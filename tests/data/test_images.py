@@ -1,0 +1,150 @@
+"""What is done to images: against torchvision's own transforms, and the formulas."""
+
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxttp.data import (
+    Dataset,
+    Preprocessing,
+    downsample,
+    grayscale,
+    imagenet_preprocessing,
+    load_dataset,
+    preprocess,
+    vit_preprocessing,
+    whiten,
+)
+
+GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
+
+
+def photographs(shape=(5, 8, 8, 3)):
+    x = np.random.default_rng(0).uniform(size=shape).astype(np.float32)
+    names = ("a", "b")
+    return Dataset(x, np.arange(len(x), dtype=np.int32) % 2, "toy", "Noise.", 2, names)
+
+
+@pytest.mark.parametrize(
+    ("name", "preprocessing"),
+    [
+        ("imagenet", imagenet_preprocessing(28)),
+        ("vit", vit_preprocessing(28)),
+        ("grey", Preprocessing(28, resize=30, mean=(0.1,), std=(0.5,), channels=1)),
+    ],
+)
+@pytest.mark.parametrize("shape", ["wide", "tall"])
+def test_pixels_are_those_of_torchvision(name, preprocessing, shape):
+    golden = safetensors.numpy.load_file(GOLDENS / "preprocessing.safetensors")
+    found = preprocessing(golden[shape])
+    # The same library resizes; float32 normalises.
+    np.testing.assert_allclose(found, golden[f"{name}.{shape}"], atol=1e-6)
+
+
+def test_crop_and_scale_by_hand():
+    image = np.zeros((4, 6, 3), np.uint8)
+    image[1:3, 2:4] = (51, 102, 204)
+    found = Preprocessing(crop=2, resize=4, mean=(0.2, 0.2, 0.4), std=(1.0, 2.0, 4.0))(image)
+    np.testing.assert_allclose(found, np.broadcast_to([0, 0.1, 0.1], (2, 2, 3)), atol=1e-7)
+
+
+def test_box_takes_means():
+    image = np.random.default_rng(1).integers(0, 256, (8, 8, 1), np.uint8)
+    found = Preprocessing(crop=2, interpolation="box")(image)
+    means = image.reshape(2, 4, 2, 4).mean((1, 3)) / 255
+    # Rounded to eight bits, by rows and then by columns.
+    np.testing.assert_allclose(found[..., 0], means, atol=1.01 / 255)
+
+
+def test_grey_digits_become_three_equal_channels():
+    part = load_dataset("digits").take(np.arange(4))
+    found = preprocess(part, Preprocessing(crop=8, channels=3))
+    for channel in range(3):
+        np.testing.assert_allclose(found.x[..., channel], part.x[..., 0], atol=0.51 / 255)
+    assert "cropped to 8x8" in found.description
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"crop": 0}, "crop must be an integer of at least 1"),
+        ({"crop": 8, "resize": 7}, "resize must be an integer of at least 8; got 7"),
+        ({"crop": 8, "channels": 2}, "channels must be None, 1 or 3; got 2"),
+        ({"crop": 8, "std": (1.0, 0.0)}, "std must be positive"),
+        ({"crop": 8, "interpolation": "nearest"}, "interpolation='nearest' is not known"),
+    ],
+)
+def test_bad_preprocessing(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Preprocessing(**arguments)
+
+
+def test_without_pillow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(
+        ImportError, match=r"Preprocessing needs Pillow .*pip install 'jaxttp\[data"
+    ):
+        Preprocessing(4)(np.zeros((4, 4, 3), np.uint8))
+
+
+def test_values_that_are_no_pixels():
+    data = photographs()
+    data.x[0] = 3
+    with pytest.raises(ValueError, match=r"has no images .* in"):
+        preprocess(data, Preprocessing(4))
+
+
+# --- as in the literature on conditioning ---------------------------------------------------------
+
+
+def test_grey_is_a_weighted_mean():
+    data = photographs()
+    red, green, blue = np.moveaxis(data.x, -1, 0)
+    found = grayscale(data)
+    expected = 0.299 * red + 0.587 * green + 0.114 * blue
+    np.testing.assert_allclose(found.x[..., 0], expected, atol=1e-6)
+    assert found.description == "Noise, grey."
+
+
+def test_down_sampling_takes_means_of_squares():
+    data = photographs()
+    found = downsample(data, 4).x
+    for i in range(2):
+        for j in range(2):
+            square = data.x[:, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
+            np.testing.assert_allclose(found[:, i, j], square.mean((1, 2)), atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "dimension"), [((30, 32, 32, 3), 64), ((30, 28, 28, 3), 49)])
+def test_the_sizes_of_the_literature(shape, dimension):
+    small = downsample(grayscale(photographs(shape)), 4)
+    assert small.x.reshape(30, -1).shape == (30, dimension)
+
+
+@pytest.mark.parametrize("n", [200, 20])
+def test_whitened_inputs_have_the_identity_as_covariance(n):
+    x = whiten(photographs((n, 4, 4, 2))).x
+    assert x.shape == (n, 32)
+    values = np.linalg.eigvalsh(x.astype(np.float64).T @ x / n)
+    rank = min(n - 1, 32)
+    # On the range of the data; float32 inputs.
+    np.testing.assert_allclose(values[-rank:], 1, atol=1e-5)
+    np.testing.assert_allclose(values[:-rank], 0, atol=1e-5)
+    np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda: grayscale(photographs((2, 4, 4, 1))), "has no three channels"),
+        (lambda: downsample(photographs(), 3), "factor=3 must divide"),
+        (lambda: downsample(load_dataset("wine"), 1), "factor=1 must divide the sides of images"),
+        (lambda: downsample(photographs(), 0), "factor must be an integer of at least 1"),
+    ],
+)
+def test_inputs_that_do_not_fit(run, message):
+    with pytest.raises(ValueError, match=message):
+        run()

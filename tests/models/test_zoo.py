@@ -1,0 +1,253 @@
+"""The networks of the literature: sizes, samples on their own, kernels, normalisation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxttp import empirical_ntk, from_nnx
+from jaxttp.adapters import check_per_sample
+from jaxttp.models import (
+    VGG,
+    Attention,
+    ResNet,
+    ViT,
+    calibrate_batch_norm,
+    fresh_head,
+    layer_names,
+    resnet18,
+    resnet20,
+    resnet32,
+    resnet34,
+    resnet50,
+    vgg5,
+    vit_base,
+    vit_small,
+    vit_tiny,
+)
+from tests import oracles
+from tests.models.filled import filled
+
+SMALL = {"in_channels": 2, "stem_width": 4, "widths": (4, 8), "strides": (1, 2)}
+
+
+def builder(kind, *arguments, **options):
+    """A function that makes the network in float64."""
+    return lambda: kind(*arguments, **options, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+
+
+NETWORKS = {
+    "resnet": builder(ResNet, 3, norm="batch", stem="imagenet", **SMALL),
+    "resnet-group": builder(ResNet, 3, norm="group", **SMALL),
+    "bottleneck": builder(ResNet, 3, norm="batch", block="bottleneck", **SMALL),
+    "vgg": builder(VGG, 3, in_channels=2, widths=(4, 6)),
+    "vit": builder(ViT, 3, in_channels=2, image_size=8, patch_size=4, width=8, depth=2, heads=2),
+}
+
+
+def images(n=4):
+    return np.random.default_rng(1).standard_normal((n, 8, 8, 2))
+
+
+@pytest.mark.parametrize(
+    ("build", "count"),
+    [
+        # As torchvision and timm count them.
+        (resnet18, 11_689_512),
+        (resnet34, 21_797_672),
+        (resnet50, 25_557_032),
+        (vit_tiny, 5_717_416),
+        (vit_small, 22_050_664),
+        (vit_base, 86_567_656),
+        # Ours, by hand: stem, stages, shortcuts, norms, head.
+        (resnet20, 272_474),
+        (resnet32, 466_906),
+        (vgg5, 1_558_026),
+    ],
+)
+def test_the_number_of_parameters(build, count):
+    model = nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == count
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "side"),
+    [
+        (resnet18, {}, 64),
+        (resnet50, {"norm": "group"}, 64),
+        (resnet20, {}, 32),
+        (vgg5, {"norm": None}, 32),
+        (vit_tiny, {"image_size": 64}, 64),
+    ],
+)
+def test_full_size_shapes(build, options, side):
+    def evaluate():
+        return build(7, rngs=nnx.Rngs(0), **options)(jnp.ones((2, side, side, 3), jnp.float32))
+
+    outputs = jax.eval_shape(evaluate)
+    assert (outputs.shape, outputs.dtype) == ((2, 7), jnp.float32)
+
+
+def test_the_imagenet_stem_quarters_the_image():
+    x = jnp.zeros((1, 64, 64, 3))
+    shapes = nnx.eval_shape(lambda: resnet18(5, rngs=nnx.Rngs(0)).activations(x))
+    sides = {name: layer.shape[1] for name, layer in shapes.items() if layer.ndim == 4}
+    assert sides == {"stem": 16} | {f"blocks.{i}": 16 >> i // 2 for i in range(8)}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_sample_alone_gives_what_it_gives_in_a_batch(name):
+    model = from_nnx(filled(NETWORKS[name]))
+    x = images()
+    check_per_sample(*model, x)
+    apply = jax.jit(model.apply_fn)
+    alone = np.concatenate([apply(model.params, image[None]) for image in x])
+    # The same sums, perhaps in another order.
+    np.testing.assert_allclose(alone, apply(model.params, x), rtol=0, atol=1e-13)
+
+
+SLOW = ("resnet-group", "bottleneck")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in NETWORKS]
+)
+def test_the_kernel_is_that_of_the_whole_jacobian(name):
+    model = from_nnx(filled(NETWORKS[name]))
+    x = images(3)
+    expected = oracles.kernel(jax.jit(model.apply_fn), model.params, jnp.asarray(x))
+    found = empirical_ntk(*model, x, method="layerwise")
+    # float64; thousands of products a sum.
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_fresh_head(name, key):
+    old = filled(NETWORKS[name])
+    new = fresh_head(old, 4, key=key, scale=2.0)
+    x = jnp.asarray(images())
+    assert layer_names(old, x)[-1] == "head"
+    layers_old, layers_new = old.activations(x), new.activations(x)
+    assert layers_new["head"].shape == (4, 4)
+    assert layers_new["head"].dtype == jnp.float64
+    body = [name for name in layers_old if name != "head"]
+    for layer in body:
+        np.testing.assert_array_equal(layers_new[layer], layers_old[layer])
+    np.testing.assert_array_equal(layers_new["head"], new.head(layers_new[body[-1]]))
+
+
+# --- normalisation --------------------------------------------------------------------------------
+
+
+def test_calibration_gives_every_norm_the_statistics_of_its_own_inputs():
+    model = filled(NETWORKS["resnet"])
+    x = images(16)
+    calibrated = calibrate_batch_norm(model, x)
+    stem = np.asarray(model.stem(jnp.asarray(x)))
+    # Two ways to a mean in float64.
+    np.testing.assert_allclose(calibrated.stem_norm.mean, stem.mean((0, 1, 2)), atol=1e-12)
+    np.testing.assert_allclose(calibrated.stem_norm.var, stem.var((0, 1, 2)), atol=1e-12)
+    # The second norm sees what the first, with these very averages, has normalised.
+    h = jax.nn.relu(calibrated.stem_norm(calibrated.stem(jnp.asarray(x))))
+    h = nnx.max_pool(h, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+    h = np.asarray(calibrated.blocks[0].conv1(h))
+    np.testing.assert_allclose(calibrated.blocks[0].norm1.mean, h.mean((0, 1, 2)), atol=1e-12)
+    # Frozen again, with the parameters as they were, and the given module untouched.
+    check_per_sample(*from_nnx(calibrated), x)
+    assert calibrated.stem_norm.use_running_average
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        nnx.state(calibrated, nnx.Param),
+        nnx.state(filled(NETWORKS["resnet"]), nnx.Param),
+    )
+    assert np.any(model.stem_norm.mean[...] != calibrated.stem_norm.mean[...])
+
+
+def test_calibration_needs_batch_norm():
+    with pytest.raises(ValueError, match=r"this ResNet has no nnx\.BatchNorm"):
+        calibrate_batch_norm(filled(NETWORKS["resnet-group"]), images())
+
+
+def test_group_norm_is_its_formula():
+    model = nnx.eval_shape(
+        builder(ResNet, 3, norm="group", stem_width=48, widths=(8,), strides=(1,))
+    )
+    assert (model.stem_norm.num_groups, model.blocks[0].norm1.num_groups) == (16, 8)
+    layer = filled(NETWORKS["resnet-group"]).blocks[1].norm1
+    x = np.random.default_rng(2).standard_normal((2, 3, 3, 8))
+    grouped = x.reshape(2, 9, layer.num_groups, -1)
+    mean = grouped.mean((1, 3), keepdims=True)
+    grouped = (grouped - mean) / np.sqrt(grouped.var((1, 3), keepdims=True) + 1e-5)
+    expected = grouped.reshape(x.shape) * np.asarray(layer.scale) + np.asarray(layer.bias)
+    np.testing.assert_allclose(layer(jnp.asarray(x)), expected, atol=1e-12)
+
+
+def test_without_a_norm_after_it_a_convolution_has_a_bias():
+    with_norm, without = (
+        nnx.eval_shape(builder(ResNet, 3, norm=norm, **SMALL)) for norm in ("batch", None)
+    )
+    assert with_norm.stem.bias is None
+    assert with_norm.blocks[1].shortcut.bias is None
+    assert without.stem.bias is not None
+    assert (with_norm.blocks[0].branch_scale, without.blocks[0].branch_scale) == (1, 1 / 2**0.5)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_its_formula(causal):
+    layer = filled(builder(Attention, 6, 2, causal=causal))
+    x = np.random.default_rng(3).standard_normal((2, 5, 6))
+    found = layer(jnp.asarray(x))
+    qkv = x @ np.asarray(layer.qkv.kernel) + np.asarray(layer.qkv.bias)
+    expected = np.zeros_like(x)
+    for n in range(2):
+        for head in range(2):
+            part = slice(3 * head, 3 * head + 3)
+            q, k, v = (qkv[n, :, 6 * i : 6 * i + 6][:, part] for i in range(3))
+            for t in range(5):
+                seen = t + 1 if causal else 5
+                weights = np.exp(k[:seen] @ q[t] / np.sqrt(3))
+                expected[n, t, part] = weights @ v[:seen] / weights.sum()
+    expected = expected @ np.asarray(layer.proj.kernel) + np.asarray(layer.proj.bias)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: resnet20(norm="layer", rngs=nnx.Rngs(0)), "norm='layer' is not known"),
+        (lambda: resnet18(stem="deep", rngs=nnx.Rngs(0)), "stem='deep' is not known"),
+        (lambda: resnet18(block="wide", rngs=nnx.Rngs(0)), "block='wide' is not known"),
+        (
+            lambda: resnet50(widths=(6, 8, 8, 8), rngs=nnx.Rngs(0)),
+            "widths of bottlenecks must be multiples of 4; got 6",
+        ),
+        (lambda: VGG(3, widths=(), rngs=nnx.Rngs(0)), "widths must hold at least one"),
+        (lambda: VGG(3, widths=(0,), rngs=nnx.Rngs(0)), "widths must be an integer of at least 1"),
+        (lambda: vit_tiny(image_size=30, rngs=nnx.Rngs(0)), "must be a multiple of patch_size=16"),
+        (lambda: vit_tiny(heads=5, rngs=nnx.Rngs(0)), "heads=5 must divide width=192"),
+        (lambda: vit_tiny(depth=0, rngs=nnx.Rngs(0)), "depth must be an integer of at least 1"),
+    ],
+)
+def test_bad_arguments(build, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.eval_shape(build)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "message"),
+    [
+        (lambda: vgg5(rngs=nnx.Rngs(0)), (2, 32, 32, 1), r"not a batch of images \(N, H, W, 3\)"),
+        (lambda: vgg5(rngs=nnx.Rngs(0)), (2, 8, 8, 3), "at least 16 pixels a side"),
+        (lambda: vit_tiny(rngs=nnx.Rngs(0)), (2, 64, 64, 3), "the positions fix the size"),
+    ],
+)
+def test_images_that_do_not_fit(build, shape, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.eval_shape(lambda: build()(jnp.zeros(shape, jnp.float32)))

@@ -1,0 +1,156 @@
+"""Networks and data by name: weights from a file, images from tensorflow-datasets and folders."""
+
+import numpy as np
+import pytest
+from flax import nnx
+from PIL import Image
+
+import jaxttp.models.catalog as catalog
+from jaxttp.adapters import output_shape
+from jaxttp.models import ResNet, ViT, save_params
+from jaxttp.pipeline import Settings, build_task, forecast
+from tests.models.filled import filled
+
+
+def small_resnet(num_classes=1000, *, rngs, **options):
+    shape = {"in_channels": 3, "stem_width": 4, "widths": (4,), "strides": (2,), "norm": "batch"}
+    return ResNet(num_classes, **(shape | options), rngs=rngs)
+
+
+def small_vit(num_classes=1000, *, rngs, **options):
+    shape = {"patch_size": 8, "width": 8, "depth": 1, "heads": 2}
+    return ViT(num_classes, **(shape | options), rngs=rngs)
+
+
+@pytest.fixture(autouse=True)
+def small_networks(monkeypatch):
+    """The catalog's names with networks that compile at once."""
+    small = {
+        "resnet18": catalog.Entry(small_resnet, 16, "resnet"),
+        "vit_tiny": catalog.Entry(small_vit, 16, "vit"),
+    }
+    for name, entry in small.items():
+        assert catalog.MODELS[name].family == entry.family
+        monkeypatch.setitem(catalog.MODELS, name, entry)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """A file with the weights of the small residual network for seven classes."""
+    network = filled(lambda: small_resnet(7, rngs=nnx.Rngs(0)))
+    save_params(tmp_path / "trained.safetensors", nnx.state(network))
+    return tmp_path / "trained.safetensors", network
+
+
+def pictures(root, classes=3, each=4):
+    draw = np.random.default_rng(0)
+    for label in range(classes):
+        for i in range(each):
+            path = root / f"class{label}" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = draw.integers(40 * label, 40 * label + 60, (20 + i, 24, 3), np.uint8)
+            Image.fromarray(pixels).save(path)
+
+
+def test_a_network_with_weights_on_tensorflow_datasets(weights, stub_tfds):
+    path, network = weights
+    settings = Settings(
+        data="cifar10", model="resnet18", weights=str(path), classes=3, samples_per_class=2
+    )
+    task = build_task(settings)
+    assert task.x.shape == (6, 16, 16, 3)
+    assert output_shape(*task.model, task.x) == (6, 3)
+    assert "resnet18 with the weights of trained.safetensors and a fresh head" in task.description
+    assert "cifar10 at 16x16, 6 samples, cross_entropy" in task.description
+    np.testing.assert_array_equal(task.model.params["stem"]["kernel"], network.stem.kernel)
+    # The frozen averages came too: a network with other ones gives other outputs.
+    features = network.features(task.x)
+    head = task.model.params["head"]
+    expected = np.asarray(features) @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
+    found = task.model.apply_fn(task.model.params, task.x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["resnet18", "vit_tiny"])
+def test_random_weights_on_a_folder_and_the_cache(model, tmp_path):
+    pictures(tmp_path / "images")
+    settings = Settings(
+        data="image_folder", folder=str(tmp_path / "images"), model=model, classes=2,
+        samples_per_class=3, image_size=8, cache=str(tmp_path / "cache"),
+    )  # fmt: skip
+    first = build_task(settings)
+    assert first.x.shape == (6, 8, 8, 3)
+    assert "from random weights on image_folder at 8x8" in first.description
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    again = build_task(settings)
+    np.testing.assert_array_equal(first.x, again.x)
+
+
+def test_random_weights_get_the_averages_of_the_samples(tmp_path):
+    pictures(tmp_path)
+    options = {"data": "image_folder", "folder": str(tmp_path), "samples_per_class": 4}
+    task = build_task(Settings(**options, model="resnet18"))
+    outputs = np.asarray(task.model.apply_fn(task.model.params, task.x))
+    assert 0.1 < outputs.std() < 10
+
+
+@pytest.mark.parametrize(("trainable", "count"), [("head", 15), ("lora", None)])
+def test_part_of_the_weights(trainable, count, tmp_path):
+    pictures(tmp_path)
+    settings = Settings(
+        data="image_folder", folder=str(tmp_path), model="resnet18", trainable=trainable,
+        rank=2, samples_per_class=2, steps=5,
+    )  # fmt: skip
+    task = build_task(settings)
+    if trainable == "head":
+        assert set(task.model.params) == {"head/bias", "head/kernel"}
+        assert sum(leaf.size for leaf in task.model.params.values()) == count
+        assert "head alone trained" in task.description
+    else:
+        assert all(set(parts) == {"a", "b"} for parts in task.model.params.values())
+        assert "adapters of rank 2 alone trained" in task.description
+
+
+def test_a_forecast_of_the_head_beside_its_training(tmp_path):
+    pictures(tmp_path)
+    settings = Settings(
+        data="image_folder", folder=str(tmp_path), model="resnet18", trainable="head",
+        samples_per_class=4, steps=20, learning_rate=0.05,
+    )  # fmt: skip
+    result = forecast(settings, verify=True)
+    # A linear model: the linearised network is the network.
+    np.testing.assert_allclose(result.prediction.loss, result.run.loss, rtol=1e-4)
+    assert result.to_json()["hyperparameters"]["model"] == "resnet18"
+
+
+def test_classes_of_any_data_set():
+    task = build_task(Settings(data="wine", classes=(2, 0), samples_per_class=3))
+    assert output_shape(*task.model, task.x) == (6, 2)
+    task = build_task(Settings(data="wine", classes=2, samples_per_class=3))
+    assert output_shape(*task.model, task.x) == (6, 2)
+    task = build_task(Settings(classes=(1, 2), samples_per_class=3, trainable="head"))
+    assert "ResNet pre-trained on digits 0-4, on digits 1, 2, head alone" in task.description
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "resnet19"}, "^model='resnet19' is not known; choose one of 'resnet18'"),
+        ({"weights": "x"}, "^weights='x' needs a model, one of resnet18"),
+        ({"image_size": 8}, "^image_size=8 needs a model"),
+        ({"model": "resnet18", "weights": "nowhere"}, "^weights: path='nowhere' is not a file"),
+        ({"trainable": "body"}, "^trainable='body' is not known; choose one of 'all', 'head'"),
+        ({"data": "diabetes", "classes": 2}, "^classes=2: diabetes is a regression"),
+        ({"data": "mit67"}, "^mit67 is read from a folder, and folder is missing"),
+        ({"data": "wine", "classes": 4}, r"^classes must be .* 1 and 3; got 4\. wine has 3 class"),
+        ({"model": "resnet18", "image_size": 0}, "^image_size must be an integer of at least 1"),
+    ],
+)
+def test_settings_that_do_not_fit(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_task(Settings(**options))
+
+
+def test_weights_of_another_network(weights):
+    with pytest.raises(ValueError, match=r"trained\.safetensors' has no naming that is known"):
+        build_task(Settings(model="vit_tiny", weights=str(weights[0]), samples_per_class=2))

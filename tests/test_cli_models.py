@@ -1,0 +1,80 @@
+"""`jaxttp predict` with a network, weights and image files by name."""
+
+import json
+
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxttp.models.catalog as catalog
+from jaxttp.models import save_params
+from tests.models.filled import filled
+from tests.pipeline.test_tasks import pictures, small_resnet
+from tests.test_cli import call
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """A small network under the name of a large one, its weights, and pictures."""
+    monkeypatch.setitem(catalog.MODELS, "resnet18", catalog.Entry(small_resnet, 16, "resnet"))
+    network = filled(lambda: small_resnet(7, rngs=nnx.Rngs(0)))
+    save_params(tmp_path / "trained.safetensors", nnx.state(network))
+    pictures(tmp_path / "images")
+    return tmp_path
+
+
+def arguments(small, **options):
+    given = {
+        "model": "resnet18", "weights": small / "trained.safetensors", "data": "image_folder",
+        "folder": small / "images", "classes": "0,2", "samples-per-class": 3, "steps": 8,
+        "learning-rate": 0.01, "trainable": "lora", "rank": 2, "cache": small / "cache",
+        "output": small / "out",
+    }  # fmt: skip
+    pairs = (given | options).items()
+    return [str(word) for name, value in pairs for word in (f"--{name}", value)]
+
+
+def test_a_forecast_of_adapters(small):
+    result = call("predict", *arguments(small), columns=200)
+    assert result.exit_code == 0, result.stderr
+    first = result.stdout.splitlines()[0]
+    assert "resnet18 with the weights of trained.safetensors and a fresh head" in first
+    assert "adapters of rank 2 alone trained, 6 samples" in first
+    written = json.loads((small / "out" / "prediction.json").read_text())
+    chosen = written["hyperparameters"]
+    assert chosen["classes"] == [0, 2]
+    assert chosen["weights"] == str(small / "trained.safetensors")
+    assert np.isfinite(written["loss"]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "nowhere"}, "weights: path='nowhere' is not a file"),
+        ({"model": "resnet19"}, "model='resnet19' is not known"),
+        ({"folder": "nowhere"}, "folder='nowhere' does not exist"),
+        ({"classes": "0,9"}, "classes: [9] not in image_folder"),
+        ({"classes": "4"}, "classes must be an integer between 1 and 3; got 4"),
+        ({"classes": "1.5"}, "classes='1.5' must be whole numbers"),
+        ({"classes": "many"}, "classes='many' must be numbers"),
+        ({"samples-per-class": 9}, "per_class=9, but image_folder has only 4 samples"),
+        ({"trainable": "some"}, "trainable='some' is not known"),
+        ({"rank": 40}, "rank must be an integer between 1 and"),
+        ({"image-size": 0}, "image_size must be an integer of at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(options, message, small):
+    result = call("predict", *arguments(small, **options))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_damaged_cache_is_one_line(small):
+    assert call("predict", *arguments(small)).exit_code == 0
+    (path,) = (small / "cache").iterdir()
+    path.write_bytes(b"nothing")
+    result = call("predict", *arguments(small))
+    assert result.exit_code == 2
+    assert "is damaged" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
