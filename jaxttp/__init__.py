@@ -21,6 +21,7 @@ from jaxttp.forecast import predict_training_time as predict_training_time
 from jaxttp.forecast import sweep as sweep
 from jaxttp.forecast import training_time as training_time
 from jaxttp.forecast import wall_clock as wall_clock
+from jaxttp.losses import weighted as weighted
 from jaxttp.ntk import class_sketch as class_sketch
 from jaxttp.ntk import empirical_ntk as empirical_ntk
 from jaxttp.ntk import ntk_operator as ntk_operator

@@ -1,5 +1,6 @@
 """How long will training take?"""
 
+from jaxttp.forecast.crossing import smooth_curve as smooth_curve
 from jaxttp.forecast.crossing import training_time as training_time
 from jaxttp.forecast.extrapolation import Extrapolation as Extrapolation
 from jaxttp.forecast.extrapolation import Spectrum as Spectrum

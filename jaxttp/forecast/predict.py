@@ -50,6 +50,9 @@ def predict_training_time(
     sketch_dim: int | None = None,
     key: Array | None = None,
     rule: str = "relative",
+    metric: str = "loss",
+    smooth: int = 1,
+    window: int | None = None,
     protocol: str = "epochs",
     x_test: Any = None,
     y_test: Any = None,
@@ -71,9 +74,9 @@ def predict_training_time(
             alone. `from_nnx`, `from_linen` and `from_equinox` make it from a module.
         params: pytree of floating-point arrays, the weights before training.
         x: training samples (N, ...).
-        y: integer labels (N,) or targets (N, C).
-        loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`; the mean over
-            the batch.
+        y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy" (binary or multi-label) or a
+            `Loss`; the mean over the batch.
         learning_rate: eta > 0 of gradient descent. Give either this or `optimizer`.
         momentum: heavy-ball momentum in [0, 1), with `learning_rate`.
         batch_size: samples a step; all of them when None.
@@ -93,6 +96,10 @@ def predict_training_time(
             exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim).
         key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
         rule: the definition of training time, see `training_time`.
+        metric: which curve it is read off, "loss" or "error"; see `Prediction.read` for others of
+            the same forecast.
+        smooth: steps over which that curve is averaged first, see `smooth_curve`.
+        window: steps of the rule "plateau".
         protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
         x_test: test samples (M, ...), whose loss and error are forecast too (without
             re-linearisation). Give `y_test` with them.
@@ -139,6 +146,7 @@ def predict_training_time(
         sketch_dim,
         key,
         rule,
+        metric,
     )
     if (x_test is None) != (y_test is None):
         raise ValueError("x_test and y_test belong together: give both or neither.")
@@ -189,12 +197,12 @@ def predict_training_time(
         batches = {"batch_size": batch_size, "key": key, "protocol": protocol}
         diverged_at, passes, kernels, uncertainty, band, trust = None, 0, 1, None, None, None
         test: dict[str, Any] = {}
-        targets_test = None
+        targets_test = loss_test = None
         if x_test is not None:
             x_test = jnp.asarray(x_test)
             check_finite("x_test", x_test)
             f0_test = jax.jit(apply_fn)(params, x_test)
-            targets_test, _ = encode_targets(loss_name, y_test, f0_test)
+            targets_test, loss_test = encode_targets(loss_name, y_test, f0_test)
             if dynamics != "weight_space":
                 test["kernel_test"] = kernel_of(params, x_test, x)
                 test["f0_test"] = f0_test
@@ -236,22 +244,25 @@ def predict_training_time(
         assert outputs is not None  # diffusion was asked for outputs
         losses, errors = _curves(loss, outputs, targets)
         test_loss = test_error = None
-        if test_outputs is not None and targets_test is not None:
-            test_loss, test_error = _curves(loss, test_outputs, targets_test)
+        if test_outputs is not None and targets_test is not None and loss_test is not None:
+            test_loss, test_error = _curves(loss_test, test_outputs, targets_test)
         if draws is not None:
             outputs, band = jnp.mean(outputs, axis=0), draws.bands((0.1, 0.9))
     stable = diverged_at is None or int(diverged_at) < 0
     if learning_rate is not None:
         stable = stable and float(learning_rate) < float(limit)
     stable = stable and bool(losses[-1] <= 2 * losses[0])
-    times = {e: int(training_time(losses, e, rule=rule)) if stable else -1 for e in thresholds}
+    definition = {"rule": rule, "smooth": smooth, "window": window}
+    curve = losses if metric == "loss" else errors
+    times = {e: int(training_time(curve, e, **definition)) if stable else -1 for e in thresholds}
     bands = doubt = None
     if draws is not None and stable:
-        found = {e: steps_band(draws.loss, e, rule=rule) for e in thresholds}
+        curves = draws.loss if metric == "loss" else draws.error
+        found = {e: steps_band(curves, e, **definition) for e in thresholds}
         times = {e: middle for e, (_, middle, _) in found.items()}
         bands = {e: (low, high) for e, (low, _, high) in found.items()}
-    if uncertainty is not None:
-        doubt = {e: steps_uncertainty(losses, uncertainty, e, rule=rule) for e in thresholds}
+    if uncertainty is not None and metric == "loss":
+        doubt = {e: steps_uncertainty(losses, uncertainty, e, **definition) for e in thresholds}
     return Prediction(
         steps=times,
         loss=losses,
@@ -261,6 +272,7 @@ def predict_training_time(
         cost=Cost(kernels, kernels * c + passes, watch.run_seconds, watch.compile_seconds),
         horizon=steps,
         rule=rule,
+        metric=metric,
         dynamics=dynamics,
         hyperparameters={**hyperparameters, "loss": loss.name, "protocol": protocol},
         outputs=outputs,
