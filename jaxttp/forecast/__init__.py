@@ -1,5 +1,8 @@
 """How long will training take?"""
 
+from jaxttp.forecast.closed_loop import Online as Online
+from jaxttp.forecast.closed_loop import OnlineForecast as OnlineForecast
+from jaxttp.forecast.closed_loop import online as online
 from jaxttp.forecast.crossing import smooth_curve as smooth_curve
 from jaxttp.forecast.crossing import training_time as training_time
 from jaxttp.forecast.extrapolation import Extrapolation as Extrapolation
