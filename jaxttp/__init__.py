@@ -13,10 +13,14 @@ from jaxttp._types import Model as Model
 from jaxttp.adapters import from_equinox as from_equinox
 from jaxttp.adapters import from_linen as from_linen
 from jaxttp.adapters import from_nnx as from_nnx
+from jaxttp.forecast import Candidate as Candidate
 from jaxttp.forecast import Cost as Cost
+from jaxttp.forecast import Online as Online
 from jaxttp.forecast import Prediction as Prediction
+from jaxttp.forecast import compare as compare
 from jaxttp.forecast import extrapolate as extrapolate
 from jaxttp.forecast import grid as grid
+from jaxttp.forecast import online as online
 from jaxttp.forecast import predict_training_time as predict_training_time
 from jaxttp.forecast import sweep as sweep
 from jaxttp.forecast import training_time as training_time
