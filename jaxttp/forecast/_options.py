@@ -85,8 +85,8 @@ def check_options(
             "dynamics='sde' is for learning_rate (and momentum) with batch_size; use 'recursion' "
             "for other optimisers and for full batches."
         )
-    if relinearize and dynamics not in ("auto", "recursion"):
-        raise ValueError(f"relinearize needs dynamics='recursion'; got {dynamics!r}.")
+    if relinearize and dynamics not in ("auto", "recursion", "sde"):
+        raise ValueError(f"relinearize needs dynamics='recursion' or 'sde'; got {dynamics!r}.")
     return {
         "learning_rate": None if learning_rate is None else float(learning_rate),
         "momentum": float(momentum),
