@@ -49,8 +49,8 @@ class AccuracySettings:
     batch_rates: tuple[float, ...] = (0.3, 1.0, 3.0)
     seeds: tuple[int, ...] = (0, 1, 2)
     head_scales: tuple[float, ...] = (1.0, 0.3)
-    runs: int = 4
-    resnet_runs: int = 3
+    runs: int = 3
+    resnet_runs: int = 2
     steps: int = 150
     rebuilds: tuple[int | str, ...] = (4, "auto")
     projections: int = 1000

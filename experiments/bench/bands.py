@@ -40,7 +40,7 @@ class BandSettings:
         "iris, tanh MLP",
         "patches, MLP",
     )
-    rates: tuple[float, ...] = (0.3, 1.0, 3.0)
+    rates: tuple[float, ...] = (1.0, 3.0, 0.3)
     batches: tuple[int, ...] = (16, 64)
     seeds: int = 20
     seed: int = 5

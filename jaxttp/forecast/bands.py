@@ -57,7 +57,7 @@ def loss_band(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> loss_band(jnp.arange(11.0)[:, None], 0.8).tolist()
+        >>> loss_band(jnp.arange(11.0)[:, None], 0.8).round(6).tolist()
         [[1.0], [9.0]]
     """
     ends = jnp.asarray([(1 - level) / 2, (1 + level) / 2], paths.dtype)

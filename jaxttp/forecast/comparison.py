@@ -79,8 +79,8 @@ class Comparison:
     """Starting points side by side, the fastest first; prints itself as a table.
 
     Attributes:
-        names: the starting points, ranked by steps to the last threshold that any of them reaches,
-            then by the final loss.
+        names: the starting points, ranked by steps to the smallest threshold, then to the next one,
+            then by the final loss; those that never get there, or diverge, come last.
         thresholds: the goals.
         rule: the definition of training time.
         steps: (K, E), -1 where never reached or unstable.
