@@ -6,11 +6,13 @@ A loss acts on outputs (N, C) and targets (N, C) and is the MEAN of its per-samp
 
 while `gradient` and `hessian` are those of the single l(f_i, y_i), not divided by N. Integer
 labels (N,) become one-hot targets in `encode_targets`, once, so that everything after it knows one
-form of target only.
+form of target only. Weights of samples, of classes, and masks come with the labels, see `weighted`;
+they travel in the targets, so that whatever takes labels takes them.
 """
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -37,30 +39,32 @@ class Loss:
         error: ``(outputs (N, C), targets (N, C)) -> scalar``, what people report beside the loss:
             the share of misclassified samples, or for regression the share of the targets'
             variance that is not explained.
+        weighted: whether its targets are (N, 2 C), C targets and C weights a sample.
     """
 
     name: str
     sample_loss: Callable[[Array, Array], Array]
-    error: Callable[[Array, Array], Array]
+    error: Callable[..., Array]
+    weighted: bool = False
 
     def __repr__(self) -> str:
-        return f"Loss({self.name!r})"
+        return f"Loss({self.name!r}{', weighted' if self.weighted else ''})"
 
     @_jit
-    def value(self, outputs: Float[Array, "n c"], targets: Float[Array, "n c"]) -> Float[Array, ""]:
+    def value(self, outputs: Float[Array, "n c"], targets: Float[Array, "n k"]) -> Float[Array, ""]:
         """L(f), the mean over samples."""
         return jnp.mean(jax.vmap(self.sample_loss)(outputs, targets))
 
     @_jit
     def gradient(
-        self, outputs: Float[Array, "n c"], targets: Float[Array, "n c"]
+        self, outputs: Float[Array, "n c"], targets: Float[Array, "n k"]
     ) -> Float[Array, "n c"]:
         """g_i = dl(f_i, y_i)/df_i, not divided by N."""
         return jax.vmap(jax.grad(self.sample_loss))(outputs, targets)
 
     @_jit
     def hessian(
-        self, outputs: Float[Array, "n c"], targets: Float[Array, "n c"]
+        self, outputs: Float[Array, "n c"], targets: Float[Array, "n k"]
     ) -> Float[Array, "n c c"]:
         """H_i = d^2 l(f_i, y_i)/df_i^2, one (C, C) block a sample, not divided by N."""
         return jax.vmap(jax.hessian(self.sample_loss))(outputs, targets)
@@ -69,34 +73,55 @@ class Loss:
     def hessian_vector_product(
         self,
         outputs: Float[Array, "n c"],
-        targets: Float[Array, "n c"],
+        targets: Float[Array, "n k"],
         vector: Float[Array, "n c"],
     ) -> Float[Array, "n c"]:
         """H_i v_i for every sample, without forming H."""
         return jax.jvp(lambda f: self.gradient(f, targets), (outputs,), (vector,))[1]
 
 
-def misclassified(outputs: Float[Array, "n c"], targets: Float[Array, "n c"]) -> Float[Array, ""]:
+def misclassified(
+    outputs: Float[Array, "n c"],
+    targets: Float[Array, "n c"],
+    weights: Float[Array, "n c"] | None = None,
+) -> Float[Array, ""]:
     """Share of samples whose largest output is not the largest target, in [0, 1]."""
     wrong = jnp.argmax(outputs, axis=-1) != jnp.argmax(targets, axis=-1)
-    return jnp.mean(wrong.astype(outputs.dtype))
+    each = None if weights is None else jnp.sum(weights * targets, axis=-1)
+    return _mean(wrong.astype(outputs.dtype), each)
 
 
-def wrong_bits(outputs: Float[Array, "n c"], targets: Float[Array, "n c"]) -> Float[Array, ""]:
+def wrong_bits(
+    outputs: Float[Array, "n c"],
+    targets: Float[Array, "n c"],
+    weights: Float[Array, "n c"] | None = None,
+) -> Float[Array, ""]:
     """Share of (sample, output) pairs on the wrong side of zero, in [0, 1]."""
-    return jnp.mean(((outputs > 0) != (targets > 0.5)).astype(outputs.dtype))
+    return _mean(((outputs > 0) != (targets > 0.5)).astype(outputs.dtype), weights)
 
 
 def unexplained_variance(
-    outputs: Float[Array, "n c"], targets: Float[Array, "n c"]
+    outputs: Float[Array, "n c"],
+    targets: Float[Array, "n c"],
+    weights: Float[Array, "n c"] | None = None,
 ) -> Float[Array, ""]:
     """||f - y||^2 / ||y - mean(y)||^2, that is 1 - R^2; relative to ||y||^2 where y is constant."""
-    spread = jnp.sum((targets - jnp.mean(targets, axis=0, keepdims=True)) ** 2)
+    w = jnp.ones_like(targets) if weights is None else weights
+    first = jnp.take_along_axis(targets, jnp.argmax(w > 0, axis=0)[None], axis=0)
+    total = jnp.sum(w, axis=0, keepdims=True)
+    mean = jnp.sum(w * targets, axis=0, keepdims=True) / jnp.where(total > 0, total, 1.0)
+    spread = jnp.sum(w * (targets - mean) ** 2)
     # The rounded mean of equal numbers is not always that number.
-    spread = jnp.where(jnp.any(targets != targets[:1]), spread, 0.0)
-    size = jnp.sum(targets**2)
+    spread = jnp.where(jnp.any((w > 0) & (targets != first)), spread, 0.0)
+    size = jnp.sum(w * targets**2)
     scale = jnp.where(spread > 0, spread, jnp.where(size > 0, size, 1.0))
-    return jnp.sum((outputs - targets) ** 2) / scale
+    return jnp.sum(w * (outputs - targets) ** 2) / scale
+
+
+def _mean(values: Array, weights: Array | None) -> Array:
+    if weights is None:
+        return jnp.mean(values)
+    return jnp.sum(weights * values) / jnp.sum(weights)
 
 
 def _cross_entropy(outputs: Array, targets: Array) -> Array:
@@ -153,11 +178,12 @@ def encode_targets(
     Args:
         loss: a name or a `Loss`.
         y: integer labels (N,) in 0..C-1, or targets (N, C); for C = 1 also (N,) floats, or (N,)
-            labels 0/1 with binary cross-entropy.
+            labels 0/1 with binary cross-entropy. For weights and masks, `weighted` of these.
         outputs: the network's outputs (N, C), or a `jax.ShapeDtypeStruct`: shape and dtype matter.
 
     Returns:
         ``(targets, loss)``; with integer labels the squared error counts misclassified samples.
+        Targets of weighted labels are (N, 2 C), and the loss is the weighted one.
 
     Raises:
         ValueError: `y` has the wrong length, shape, dtype, label range, or is not finite; targets
@@ -171,7 +197,17 @@ def encode_targets(
     """
     loss = get_loss(loss)
     n, c = outputs.shape
+    if isinstance(y, Weighted):
+        targets, loss = encode_targets(loss, y.y, outputs)
+        return _attach(loss, targets, y.weight)
     y = y if isinstance(y, jax.Array) else np.asarray(y)
+    if loss.weighted:  # encoded before
+        if y.shape != (n, 2 * c):
+            raise ValueError(
+                f"y has shape {y.shape}, but {loss!r} takes what encode_targets made of weighted "
+                f"labels, {(n, 2 * c)}; give it those, or the loss by its name."
+            )
+        return jnp.asarray(y, outputs.dtype), loss
     if c == 1 and loss.sample_loss is _cross_entropy:
         raise ValueError(
             f"loss={loss.name!r} with one output is constant; give the network one output a "
@@ -235,3 +271,189 @@ def _check_probabilities(loss: Loss, targets: Array) -> Array:
             raise ValueError(f"y: the targets of {loss.name} must be probabilities, {text}.")
         return targets
     return eqx.error_if(targets, outside, f"the targets of {loss.name} must be {text}")
+
+
+# --- weights and masks ----------------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Weighted:
+    """Labels with weights, to be given wherever labels are; `weighted` makes it.
+
+    Attributes:
+        y: integer labels (N,) or targets (N, C).
+        weight: (N,), or (N, C) for every output of its own; zero for what does not count.
+    """
+
+    y: Any
+    weight: Any
+
+
+def weighted(
+    y: Any,
+    *,
+    sample_weight: Any = None,
+    class_weight: Any = None,
+    mask: Any = None,
+) -> Weighted:
+    """Labels whose samples, classes or outputs do not count alike, or not at all.
+
+    The loss becomes the weighted mean
+
+        L(f) = (sum_i w_i l(f_i, y_i)) / (sum_i w_i),
+
+    and a mini-batch the mean over its B samples of w_i l_i / mean(w), unbiased for it. Give the
+    result in place of `y` to forecast and training alike.
+
+    Args:
+        y: integer labels (N,) or targets (N, C). Labels that are masked may be anything, such as
+            -1 or NaN.
+        sample_weight: non-negative weights (N,), or (N, C) for every output of its own (binary and
+            multi-label: ``where(y == 1, p, 1)`` weighs positives p-fold).
+        class_weight: weights of the classes (K,), a dictionary from class to weight, or "balanced"
+            for N / (K n_k). With targets (N, C) they weigh the C outputs.
+        mask: (N,) or (N, C), true for what counts.
+
+    Returns:
+        A `Weighted`; the weights given are multiplied.
+
+    Raises:
+        ValueError: nothing given, bad shapes, negative or non-finite weights, no weight left, a
+            class without a weight.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> y = weighted([0, 1, -1], class_weight=[1.0, 3.0], mask=[True, True, False])
+        >>> y.weight.tolist()
+        [1.0, 3.0, 0.0]
+        >>> targets, loss = encode_targets("cross_entropy", y, jnp.zeros((3, 2)))
+        >>> round(float(loss.value(jnp.zeros((3, 2)), targets)), 4)
+        0.6931
+
+    Source:
+        Standard (scikit-learn's arguments; Keras divides a batch's sum by B as here, PyTorch by the
+        batch's own weight).
+    """
+    if sample_weight is None and class_weight is None and mask is None:
+        raise ValueError("give at least one of sample_weight, class_weight and mask.")
+    y = y if isinstance(y, jax.Array) else np.asarray(y)
+    if y.ndim not in (1, 2) or y.shape[0] == 0:
+        raise ValueError(f"y must be labels (N,) or targets (N, C); got shape {y.shape}.")
+    is_label = y.ndim == 1 and (jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_)
+    parts = []
+    if mask is not None:
+        counts = _weight_array("mask", mask, y.shape) != 0
+        fill = 0 if is_label or y.ndim == 1 or counts.ndim == 2 else 1.0 / y.shape[1]
+        where = counts if counts.ndim == y.ndim else counts[:, None]
+        use = jnp if isinstance(y, jax.Array) else np
+        y = use.where(where, y, use.asarray(fill, y.dtype))
+        parts.append(counts.astype(float))
+    if sample_weight is not None:
+        parts.append(_weight_array("sample_weight", sample_weight, y.shape))
+    if class_weight is not None:
+        parts.append(_class_weight(class_weight, y, is_label, parts[0] if mask is not None else 1))
+    if any(part.ndim == 2 for part in parts):
+        parts = [part if part.ndim == 2 else part[:, None] for part in parts]
+    weight = functools.reduce(lambda a, b: a * b, parts)
+    if is_concrete(weight) and not np.any(np.asarray(weight) > 0):
+        raise ValueError("sample_weight, class_weight and mask leave no sample that counts.")
+    return Weighted(y, weight)
+
+
+def _weight_array(name: str, values: Any, shape: tuple[int, ...]) -> Any:
+    values = values if isinstance(values, jax.Array) else np.asarray(values)
+    if values.shape not in (shape[:1], shape):
+        text = f"{shape[:1]}" + (f" or {shape}" if len(shape) == 2 else "")
+        raise ValueError(f"{name} must have shape {text}, as y has; got {values.shape}.")
+    if is_concrete(values):
+        known = np.asarray(values, float)
+        if not np.all(np.isfinite(known)) or np.any(known < 0):
+            raise ValueError(f"{name} must be finite and not negative.")
+    return values if name == "mask" else values * 1.0
+
+
+def _class_weight(given: Any, y: Any, is_label: bool, counts: Any) -> Any:
+    """The weight that every sample (or, with targets, every output) gets from its class."""
+    labels = np.asarray(y).astype(int) if is_label and is_concrete(y) else None
+    if isinstance(given, str):
+        if given != "balanced" or labels is None:
+            raise ValueError(
+                f"class_weight={given!r}: the only name is 'balanced', for integer labels (N,)."
+            )
+        share = np.bincount(labels, np.ones(len(labels)) * counts)
+        share = np.where(share > 0, share, np.inf)
+        given = share[np.isfinite(share)].sum() / (np.isfinite(share).sum() * share)
+    elif isinstance(given, dict):
+        size = max(map(int, given), default=-1) + 1
+        table = np.full(size, np.nan)
+        table[list(map(int, given))] = list(given.values())
+        given = table
+    table = np.asarray(given, float)
+    if table.ndim != 1 or np.any(table < 0) or np.any(np.isinf(table)):
+        raise ValueError("class_weight must be finite weights (K,), none of them negative.")
+    if not is_label:
+        if y.ndim != 2 or table.shape != (y.shape[1],) or not np.all(np.isfinite(table)):
+            raise ValueError(
+                f"class_weight must have one weight an output of y {y.shape}; got {table.shape}."
+            )
+        return np.broadcast_to(table, y.shape)
+    if labels is None:
+        return jnp.asarray(table)[y]
+    inside = (labels >= 0) & (labels < len(table))
+    if not np.all(inside) or not np.all(np.isfinite(table[labels[inside]])):
+        raise ValueError("class_weight must have a weight for every class that occurs in y.")
+    return table[labels]
+
+
+def _attach(loss: Loss, targets: Array, weight: Any) -> tuple[Array, Loss]:
+    """Targets and weights side by side, the weights of mean 1, and the loss that reads them."""
+    w = jnp.asarray(weight, targets.dtype)
+    if w.shape not in (targets.shape[:1], targets.shape):
+        raise ValueError(
+            f"weights have shape {w.shape}, the targets {targets.shape}: give (N,) or (N, C)."
+        )
+    if w.ndim == 2 and loss.sample_loss not in _BY_OUTPUT:
+        raise ValueError(f"{loss!r} is no sum over outputs: give weights (N,).")
+    w = jnp.broadcast_to(w if w.ndim == 2 else w[:, None], targets.shape)
+    # The cross-entropy of soft targets meets w only in w * y.
+    by_class = loss.sample_loss is _cross_entropy
+    mean = jnp.sum(w * targets) / targets.shape[0] if by_class else jnp.mean(w)
+    if is_concrete(mean):
+        if not float(np.asarray(mean)) > 0:
+            raise ValueError("the weights of y must leave something that counts; all are zero.")
+    else:
+        mean = eqx.error_if(mean, ~(mean > 0), "the weights of y are all zero")
+    return jnp.concatenate([targets, w / mean], axis=1), _weighted_loss(loss)
+
+
+@functools.lru_cache(maxsize=64)
+def _weighted_loss(loss: Loss) -> Loss:
+    by_output = _BY_OUTPUT.get(loss.sample_loss)
+    if loss.error not in (misclassified, wrong_bits, unexplained_variance):
+        taken = inspect.signature(loss.error).parameters
+        if len(taken) < 3:
+            raise ValueError(
+                f"the error of {loss!r} must take (outputs, targets, weights) to be weighted; it "
+                f"takes ({', '.join(taken)})."
+            )
+
+    def sample_loss(outputs: Array, both: Array) -> Array:
+        targets, weights = jnp.split(both, 2)
+        if by_output is None:
+            return weights[0] * loss.sample_loss(outputs, targets)
+        return by_output(outputs, targets, weights)
+
+    def error(outputs: Array, both: Array) -> Array:
+        targets, weights = jnp.split(both, 2, axis=-1)
+        return loss.error(outputs, targets, weights)
+
+    return Loss(loss.name, sample_loss, error, weighted=True)
+
+
+_BY_OUTPUT: dict[Any, Callable[[Array, Array, Array], Array]] = {
+    _cross_entropy: lambda f, y, w: _cross_entropy(f, w * y),
+    _squared_error: lambda f, y, w: 0.5 * jnp.sum(w * (f - y) ** 2),
+    _binary_cross_entropy: lambda f, y, w: jnp.sum(w * (jax.nn.softplus(f) - y * f)),
+}
+"""The losses that are sums over outputs, with a weight for each."""

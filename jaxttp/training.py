@@ -84,7 +84,7 @@ def train(
         apply_fn: ``(params, x) -> outputs (N, C)``.
         params: the weights to start from (they are not changed).
         x: samples (N, ...).
-        y: integer labels (N,) or targets (N, C).
+        y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
         loss: a name or a `Loss`; its mean over the batch is minimised.
         optimizer: any optax transformation.
         steps: number of steps.

@@ -2,8 +2,11 @@
 
 import typer
 
+from jaxttp.cli.compare import compare
 from jaxttp.cli.conditioning import conditioning
+from jaxttp.cli.extrapolate import extrapolate
 from jaxttp.cli.predict import predict
+from jaxttp.cli.sweep import sweep
 
 app = typer.Typer(
     add_completion=True,
@@ -21,6 +24,9 @@ def _root() -> None:
 
 app.command()(predict)
 app.command()(conditioning)
+app.command()(sweep)
+app.command()(compare)
+app.command()(extrapolate)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from jaxttp.losses import Loss
 def heavy_ball(
     matrix: Float[Array, "nc nc"],
     start: Float[Array, "n c"],
-    targets: Float[Array, "n c"],
+    targets: Float[Array, "n k"],
     rates: Float[Array, "t s"],
     momenta: Float[Array, " s"],
     indices: Int[Array, "t b"] | None,

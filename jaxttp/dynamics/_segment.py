@@ -213,7 +213,8 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
         indices: Array | None,
         drift: Array,
     ) -> Run:
-        size, count, dtype = targets.size, len(here.vectors), train.dtype
+        shape, count, dtype = here.f.shape, len(here.vectors), train.dtype
+        size = math.prod(shape)
         unit = jnp.eye(count, dtype=dtype)
         zero = jnp.zeros(2 * size, dtype)
         carried = iter([jnp.concatenate([zero, unit[k]]) for k in range(1, count)])
@@ -238,8 +239,8 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
             split = [(1 - tau) * gradient, tau * gradient, jnp.zeros(count, dtype)]
             updates, state = optimizer.update(jnp.concatenate(split), state, weights)
             updates = jnp.asarray(updates)
-            new_f = f + _move(knots, updates, tau, targets.shape) + drift
-            length = length.at[t + 1].set(_length(knots[0], products, updates, targets.shape))
+            new_f = f + _move(knots, updates, tau, shape) + drift
+            length = length.at[t + 1].set(_length(knots[0], products, updates, shape))
             weights = jnp.asarray(optax.apply_updates(weights, updates))
             good = (diverged_at < 0) & jnp.all(jnp.abs(new_f) < output_limit(dtype))
             diverged_at = jnp.where(good | (diverged_at >= 0), diverged_at, t + 1)

@@ -1,7 +1,7 @@
 """A re-linearised path under construction: segments taken one after another, and the result."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -77,6 +77,7 @@ class Walk:
         steps: int,
         kernel_fn: Callable[[Params], Array],
         order: int,
+        accumulators: Sequence[Params] = (),
     ) -> None:
         self.network = Network(apply_fn, x, kernel_fn)
         self.order, self.steps = order, steps
@@ -88,7 +89,14 @@ class Walk:
         self.slots = len(slots(optimizer, optimizer.init(jnp.zeros(1, f.dtype))))
         state = optimizer.init(jnp.zeros(2 * f.size + 1 + self.slots, f.dtype))
         self.run = make_runner(self.loss, optimizer)
-        vectors = [params, *[jax.tree.map(jnp.zeros_like, params)] * self.slots]
+        if accumulators and len(accumulators) != self.slots:
+            raise ValueError(
+                f"accumulators must hold one pytree for each of the optimizer's {self.slots} "
+                f"accumulators; got {len(accumulators)}."
+            )
+        self.moving = bool(accumulators)
+        zeros = [jax.tree.map(jnp.zeros_like, params)] * self.slots
+        vectors = [params, *(accumulators or zeros)]
         self.here = Start(params, self.network.kernel(params), vectors, f, state)
         self.train = jnp.zeros((steps + 1, *f.shape), f.dtype).at[0].set(f)
         self.provisional = self.train
@@ -99,7 +107,7 @@ class Walk:
 
     def explore(self, start: int, end: int) -> tuple[Knot, Array, Run]:
         """Run from `start` to `end` with the kernel at hand."""
-        in_use = [self.decays, *[start > 0] * self.slots]
+        in_use = [self.decays, *[self.moving or start > 0] * self.slots]
         knot = Knot(self.here.kernel, self.network.push_all(self.here, self.here.point, in_use))
         products = gram(self.here, in_use)
         return knot, products, self._run([knot], products, None, start, end)
@@ -132,7 +140,7 @@ class Walk:
         here, network = self.here, self.network
         provisional, knots, points, line = result.train, [knot], [here.point], None
         if self.order == 2:
-            in_use = [self.decays, *[start > 0] * self.slots]
+            in_use = [self.decays, *[self.moving or start > 0] * self.slots]
             point = network.combine(points, here.vectors, result.rows[0], here.f)
             kernel = network.kernel(point)
             if is_concrete(kernel) and not bool(jnp.all(jnp.isfinite(kernel))):

@@ -69,15 +69,23 @@ def closed_form(
         raise ValueError(
             f"loss={loss!r} has no closed form; use 'squared_error', or gradient_flow for {loss!r}."
         )
-    kernel, f0, targets, _, kernel_test, f0_test = check_problem(
+    kernel, f0, targets, loss, kernel_test, f0_test = check_problem(
         kernel, f0, y, loss, kernel_test, f0_test
     )
     ts = check_times(ts, f0.dtype)
     n, c = f0.shape
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / n
-    scalar = kernel.ndim == 2
+    root = None
+    if loss.weighted:
+        targets, weights = jnp.split(targets, 2, axis=1)
+        root = jnp.sqrt(weights)
+    scalar = kernel.ndim == 2 and root is None
     matrix = kernel if scalar else flatten_kernel(kernel, c)
-    delta = (f0 - targets).reshape(matrix.shape[0], -1)  # (NC, 1), or (N, C) for K ⊗ I
+    delta = f0 - targets
+    if root is not None:  # of weights: u = W^(1/2) (f - y) has the kernel W^(1/2) Theta W^(1/2)
+        delta = root * delta
+        matrix = root.reshape(-1, 1) * matrix * root.reshape(1, -1)
+    delta = delta.reshape(matrix.shape[0], -1)  # (NC, 1), or (N, C) for K ⊗ I
 
     values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
     largest = jnp.maximum(values[-1], 0.0)
@@ -90,16 +98,24 @@ def closed_form(
     values = jnp.maximum(values, 0.0)
     parts = jnp.matmul(vectors.T, delta, precision="highest")
     exponent = rate * jnp.outer(ts, values)  # (T, K)
-    decayed = jnp.exp(-exponent)[:, :, None] * parts[None]
-    train = jnp.matmul(vectors[None], decayed, precision="highest")
-    train = targets[None] + train.reshape(-1, n, c)
-    if kernel_test is None or f0_test is None:
-        return Trajectory(ts, train)
+    train = None
+    if root is None:
+        decayed = jnp.exp(-exponent)[:, :, None] * parts[None]
+        train = jnp.matmul(vectors[None], decayed, precision="highest")
+        train = targets[None] + train.reshape(-1, n, c)
+        if kernel_test is None or f0_test is None:
+            return Trajectory(ts, train)
 
     safe = jnp.where(exponent > 0, exponent, 1.0)
     ratio = jnp.where(exponent > 0, -jnp.expm1(-safe) / safe, 1.0)
     phi = rate * ts[:, None] * ratio
     dual = jnp.matmul(vectors[None], phi[:, :, None] * parts[None], precision="highest")
     dual = dual.reshape(-1, n, c)
+    if root is not None:
+        dual = root[None] * dual
+    if train is None:  # what has no weight moves with the others, and has no part in u
+        train = f0[None] - apply_kernel(kernel, dual)
+    if kernel_test is None or f0_test is None:
+        return Trajectory(ts, train)
     test = f0_test[None] - apply_kernel(kernel_test, dual)
     return Trajectory(ts, train, test)

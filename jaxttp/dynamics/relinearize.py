@@ -15,7 +15,7 @@ dual velocity re-used with a new kernel would not converge.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,7 @@ def relinearized_recursion(
     batch_size: int | None = None,
     key: Array | None = None,
     protocol: str = "epochs",
+    accumulators: Sequence[Params] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> RelinearizedTrajectory:
     """The dual recursion with the kernel rebuilt along the predicted path.
@@ -110,13 +111,17 @@ def relinearized_recursion(
         batch_size: samples a step; all of them when None.
         key: a `jax.random.key`, needed with `batch_size`.
         protocol: how batches are drawn, see `batch_indices`.
+        accumulators: what the optimiser has accumulated before the first step, shaped like
+            `params`, one for every accumulator of its state (heavy-ball has one, the velocity);
+            none, or zeros, at the start of training.
         progress: called with (kernels built, kernels in all; for "auto" at most).
 
     Returns:
         A `RelinearizedTrajectory`.
 
     Raises:
-        ValueError: an optimiser that is not linear, bad labels, segments not ending at `steps`.
+        ValueError: an optimiser that is not linear, bad labels, segments not ending at `steps`, a
+            wrong number of accumulators.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -148,7 +153,7 @@ def relinearized_recursion(
             if ends[-1] != steps or any(b <= a for a, b in itertools.pairwise((0, *ends))):
                 raise ValueError(f"ends must increase from above 0 to steps={steps}; got {ends}.")
             planned = len(ends) - 1 + (order == 2)
-    walk = Walk(apply_fn, params, x, y, loss, optimizer, steps, kernel_fn, order)
+    walk = Walk(apply_fn, params, x, y, loss, optimizer, steps, kernel_fn, order, accumulators)
     if batch_size is not None:
         n = walk.here.f.shape[0]
         walk.indices = batch_indices(key, n, batch_size, steps, protocol=protocol)

@@ -7,7 +7,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp.dynamics.filters import linear_filter
-from jaxttp.forecast.crossing import RULES
+from jaxttp.forecast.crossing import METRICS, RULES
 
 DYNAMICS = ("auto", "recursion", "ode", "closed_form", "sde", "weight_space")
 
@@ -38,6 +38,7 @@ def check_options(
     sketch_dim: int | None,
     key: Array | None,
     rule: str,
+    metric: str,
 ) -> dict[str, Any]:
     """Refuse options out of range or that contradict each other; return them as plain values."""
     if (learning_rate is None) == (optimizer is None):
@@ -57,6 +58,7 @@ def check_options(
     check_integer("steps", steps, at_least=1)
     check_choice("dynamics", dynamics, DYNAMICS)
     check_choice("rule", rule, RULES)
+    check_choice("metric", metric, METRICS)
     if relinearize != "auto":
         remedy = "It counts kernels after the first; 'auto' chooses."
         check_integer("relinearize", relinearize, at_least=0, remedy=remedy)
@@ -83,8 +85,8 @@ def check_options(
             "dynamics='sde' is for learning_rate (and momentum) with batch_size; use 'recursion' "
             "for other optimisers and for full batches."
         )
-    if relinearize and dynamics not in ("auto", "recursion"):
-        raise ValueError(f"relinearize needs dynamics='recursion'; got {dynamics!r}.")
+    if relinearize and dynamics not in ("auto", "recursion", "sde"):
+        raise ValueError(f"relinearize needs dynamics='recursion' or 'sde'; got {dynamics!r}.")
     return {
         "learning_rate": None if learning_rate is None else float(learning_rate),
         "momentum": float(momentum),

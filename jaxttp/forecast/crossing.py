@@ -6,11 +6,12 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jaxttp._checks import check_choice, check_finite, check_integer, check_number, is_concrete
 
 RULES = ("relative", "gap", "absolute", "plateau")
+METRICS = ("loss", "error")
 
 
 def check_thresholds(thresholds: float | Sequence[float], rule: str) -> tuple[float, ...]:
@@ -27,8 +28,57 @@ def check_thresholds(thresholds: float | Sequence[float], rule: str) -> tuple[fl
     return tuple(float(threshold) for threshold in thresholds)
 
 
+def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
+    """A curve averaged over `width` neighbouring steps, its first value left as it is.
+
+    S_t is the mean of L_s over |s - t| <= (width - 1)/2 within the curve, and S_0 = L_0: smoothing
+    L_0 too would lower it, and move every training time. Smooth forecast and reality alike.
+
+    Args:
+        curve: L_0, ..., L_T, shape (T + 1,).
+        width: an odd number of steps; 1 changes nothing.
+
+    Returns:
+        The smoothed curve (T + 1,).
+
+    Raises:
+        ValueError: an even width, or one longer than the curve.
+
+    Example:
+        >>> smooth_curve([4.0, 1.0, 1.0, 1.0, 0.0, 0.0], 3).tolist()[:4]
+        [4.0, 2.0, 1.0, 0.66666...]
+
+    Source:
+        TTP Section 5 reads training times off smoothed losses; the raw L_0 is an erratum.
+    """
+    curve = _as_curve(curve)
+    check_integer("smooth", width, at_least=1, at_most=curve.shape[0])
+    if width % 2 == 0:
+        raise ValueError(f"smooth must be odd, so that it has a middle; got {width}.")
+    if width == 1:
+        return curve
+    window = jnp.ones(width, curve.dtype)
+    sums = jnp.convolve(curve, window, mode="same", precision="highest")
+    counts = jnp.convolve(jnp.ones_like(curve), window, mode="same", precision="highest")
+    return (sums / counts).at[0].set(curve[0])
+
+
+def _as_curve(curve: Any) -> Array:
+    curve = jnp.asarray(curve)
+    if not jnp.issubdtype(curve.dtype, jnp.inexact):
+        curve = curve.astype(jnp.result_type(float))  # a threshold of 0.5 is no integer
+    if curve.ndim != 1 or curve.shape[0] < 2:
+        raise ValueError(f"curve must be a vector of at least two losses; got shape {curve.shape}.")
+    return curve
+
+
 def training_time(
-    curve: Any, threshold: Any, *, rule: str = "relative", window: int | None = None
+    curve: Any,
+    threshold: Any,
+    *,
+    rule: str = "relative",
+    window: int | None = None,
+    smooth: int = 1,
 ) -> Int[Array, ""]:
     """The first step at which a loss (or error) curve counts as converged.
 
@@ -38,14 +88,16 @@ def training_time(
         rule: "relative": first t with |L_t - L_T| < epsilon |L_0 - L_T|;
             "gap": first t with |L_t - L_T| < epsilon; "absolute": first t with L_t < epsilon;
             "plateau": first t with L_{t-window} - L_t < epsilon.
-        window: steps of "plateau"; a tenth of the horizon when None.
+        window: steps of "plateau"; a tenth of the horizon when None. An epoch has N/B steps.
+        smooth: the curve is averaged over so many steps first, see `smooth_curve`.
 
     Returns:
         The step as an integer scalar, or -1 where the curve never gets there (possible for
         "absolute" and "plateau" only). A curve that ends where it began takes 0 steps.
 
     Raises:
-        ValueError: an unknown rule, a threshold out of range, a curve that is not a finite vector.
+        ValueError: an unknown rule, a threshold out of range, a curve that is not a finite vector,
+            a window or a smoothing that does not fit it.
         RuntimeError: at run time, for a traced curve with NaN or infinity.
 
     Example:
@@ -60,11 +112,7 @@ def training_time(
         L_0 - L_T: it is in "relative", the default, and not in "gap".
     """
     check_choice("rule", rule, RULES)
-    curve = jnp.asarray(curve)
-    if not jnp.issubdtype(curve.dtype, jnp.inexact):
-        curve = curve.astype(jnp.result_type(float))  # a threshold of 0.5 is no integer
-    if curve.ndim != 1 or curve.shape[0] < 2:
-        raise ValueError(f"curve must be a vector of at least two losses; got shape {curve.shape}.")
+    curve = _as_curve(curve)
     if rule == "relative":
         check_number(
             "threshold", threshold, above=0.0, below=1.0, remedy="It is a share of the drop."
@@ -75,6 +123,7 @@ def training_time(
         check_finite("curve", np.asarray(curve))
     else:
         curve = eqx.error_if(curve, ~jnp.all(jnp.isfinite(curve)), "curve holds NaN or infinity")
+    curve = smooth_curve(curve, smooth)
     threshold = jnp.asarray(threshold, curve.dtype)
     last = curve.shape[0] - 1
     if rule == "plateau":

@@ -26,7 +26,7 @@ from jaxttp.dynamics._kernels import check_problem
 from jaxttp.forecast.crossing import check_thresholds, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.sweeps import sweep_kernel
-from jaxttp.losses import Loss, encode_targets, get_loss, squared_error
+from jaxttp.losses import Loss, Weighted, encode_targets, get_loss, squared_error
 from jaxttp.ntk import empirical_ntk, fit_power_law
 
 _LEAST = 4  # ranks that a power law must rest on
@@ -167,6 +167,8 @@ def extrapolate(
         spectrum's head, so the subset's own is kept. The default head N0/2 was chosen on an MLP
         from random weights on all ten digits.
     """
+    if isinstance(y, Weighted):
+        raise ValueError("y: weighted labels cannot be extrapolated; leave the masked samples out.")
     x = jnp.asarray(x)
     check_finite("x", x)
     check_finite("params", params)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite, check_integer
+from jaxttp._checks import check_finite, check_integer, check_number
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
@@ -23,7 +23,7 @@ from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast._options import check_options, choose_dynamics
-from jaxttp.forecast.bands import steps_band, steps_uncertainty
+from jaxttp.forecast.bands import loss_band, recentred, steps_band, steps_uncertainty, widened
 from jaxttp.forecast.crossing import check_thresholds, training_time
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.losses import Loss, encode_targets
@@ -50,11 +50,15 @@ def predict_training_time(
     sketch_dim: int | None = None,
     key: Array | None = None,
     rule: str = "relative",
+    metric: str = "loss",
+    smooth: int = 1,
+    window: int | None = None,
     protocol: str = "epochs",
     x_test: Any = None,
     y_test: Any = None,
     noise: str = "full",
     paths: int = 32,
+    level: float = 0.9,
     trainable: Any = None,
     kernel_batch_size: int | None = None,
     max_bytes: int | None = None,
@@ -71,9 +75,9 @@ def predict_training_time(
             alone. `from_nnx`, `from_linen` and `from_equinox` make it from a module.
         params: pytree of floating-point arrays, the weights before training.
         x: training samples (N, ...).
-        y: integer labels (N,) or targets (N, C).
-        loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`; the mean over
-            the batch.
+        y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy" (binary or multi-label) or a
+            `Loss`; the mean over the batch.
         learning_rate: eta > 0 of gradient descent. Give either this or `optimizer`.
         momentum: heavy-ball momentum in [0, 1), with `learning_rate`.
         batch_size: samples a step; all of them when None.
@@ -88,17 +92,26 @@ def predict_training_time(
             "recursion", or "weight_space" for an optimiser that is not linear (Adam).
         relinearize: kernels built after the first, placed by the library along the predicted path
             (second order); "auto" for as many as `tolerance` asks for; 0 is plain linearisation.
+            With "recursion" or, for their mean path, "sde".
         tolerance: for relinearize="auto", see `relinearized_recursion`.
         sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
             exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim).
         key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
         rule: the definition of training time, see `training_time`.
+        metric: which curve it is read off, "loss" or "error"; see `Prediction.read` for others of
+            the same forecast.
+        smooth: steps over which that curve is averaged first, see `smooth_curve`.
+        window: steps of the rule "plateau".
         protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
         x_test: test samples (M, ...), whose loss and error are forecast too (without
             re-linearisation). Give `y_test` with them.
         y_test: their labels (M,) or targets (M, C).
         noise: for "sde", the noise model of `jaxttp.dynamics.diffusion`.
         paths: for "sde", how many paths.
+        level: for "sde", the share of real runs that the bands are to hold, in (0, 1). With
+            `relinearize` they lie around the re-linearised full-batch forecast, leave room for its
+            error, and are calibrated (see experiments/bench); around a single kernel's forecast
+            they hold the noise alone.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         kernel_batch_size: samples a tile of the kernel; chosen from `max_bytes` when None.
         max_bytes: bound on the kernel's working memory, in bytes.
@@ -139,12 +152,14 @@ def predict_training_time(
         sketch_dim,
         key,
         rule,
+        metric,
     )
     if (x_test is None) != (y_test is None):
         raise ValueError("x_test and y_test belong together: give both or neither.")
     if x_test is not None and relinearize:
         raise ValueError("x_test needs relinearize=0: the cross kernel is not rebuilt.")
     thresholds = check_thresholds(thresholds, rule)
+    check_number("level", level, above=0.0, below=1.0, remedy="90 % is 0.9.")
     x = jnp.asarray(x)
     check_finite("x", x)
     check_finite("params", params)
@@ -189,20 +204,22 @@ def predict_training_time(
         batches = {"batch_size": batch_size, "key": key, "protocol": protocol}
         diverged_at, passes, kernels, uncertainty, band, trust = None, 0, 1, None, None, None
         test: dict[str, Any] = {}
-        targets_test = None
+        targets_test = loss_test = None
         if x_test is not None:
             x_test = jnp.asarray(x_test)
             check_finite("x_test", x_test)
             f0_test = jax.jit(apply_fn)(params, x_test)
-            targets_test, _ = encode_targets(loss_name, y_test, f0_test)
+            targets_test, loss_test = encode_targets(loss_name, y_test, f0_test)
             if dynamics != "weight_space":
                 test["kernel_test"] = kernel_of(params, x_test, x)
                 test["f0_test"] = f0_test
                 kernels += 1
+        path: Any = None
         draws = None
         if relinearize:
             path = relinearized_recursion(
-                network, selected, x, targets, **common, **batches, tolerance=tolerance,
+                network, selected, x, targets, **common, tolerance=tolerance,
+                **({} if dynamics == "sde" else batches),  # the SDE's mean path
                 kernel_fn=lambda w: kernel if w is selected else build(w), rebuilds=relinearize,
                 progress=None if progress is None else lambda i, k: progress("kernels", i, k),
             )  # fmt: skip
@@ -220,38 +237,55 @@ def predict_training_time(
         elif dynamics == "weight_space":
             path = weight_space(network, selected, x, targets, **common, **batches, x_test=x_test)
             diverged_at, passes, trust = path.diverged_at, 2 * steps, path.trust
-        elif dynamics == "sde":
-            assert batch_size is not None  # check_options saw to it
-            path = draws = diffusion(
-                kernel, f0, targets, loss=loss, learning_rate=learning_rate, momentum=momentum,
-                steps=steps, **batches, noise=noise, paths=paths, **test,
-            )  # fmt: skip
-            diverged_at = jnp.max(draws.diverged_at)
-        else:
+        elif dynamics != "sde":
             solve = gradient_flow if dynamics == "ode" else closed_form
             rate = effective_learning_rate(learning_rate, momentum)
             ts = jnp.arange(steps + 1, dtype=f0.dtype)
             path = solve(kernel, f0, targets, loss=loss, learning_rate=rate, ts=ts, **test)
+        curves = None
+        if dynamics == "sde":
+            assert batch_size is not None  # check_options saw to it
+            draws = diffusion(
+                kernel, f0, targets, loss=loss, learning_rate=learning_rate, momentum=momentum,
+                steps=steps, **batches, noise=noise, paths=paths, **test,
+                save="curves" if relinearize else "outputs",
+            )  # fmt: skip
+            curves = draws.loss
+            if path is None:
+                path, diverged_at = draws, jnp.max(draws.diverged_at)
+            else:
+                plain = recursion(kernel, f0, targets, **common).train
+                curves = recentred(curves, _curves(loss, plain, targets)[0], path.loss)
+            band = loss_band(curves, level, uncertainty)
+        assert path is not None
         outputs, test_outputs = path.train, getattr(path, "test", None)
-        assert outputs is not None  # diffusion was asked for outputs
+        assert outputs is not None  # diffusion was asked for them
         losses, errors = _curves(loss, outputs, targets)
         test_loss = test_error = None
-        if test_outputs is not None and targets_test is not None:
-            test_loss, test_error = _curves(loss, test_outputs, targets_test)
-        if draws is not None:
-            outputs, band = jnp.mean(outputs, axis=0), draws.bands((0.1, 0.9))
+        if test_outputs is not None and targets_test is not None and loss_test is not None:
+            test_loss, test_error = _curves(loss_test, test_outputs, targets_test)
+        if curves is not None:
+            losses = jnp.median(curves, axis=0)
+        if outputs.ndim == 4:
+            outputs = jnp.mean(outputs, axis=0)
     stable = diverged_at is None or int(diverged_at) < 0
     if learning_rate is not None:
         stable = stable and float(learning_rate) < float(limit)
     stable = stable and bool(losses[-1] <= 2 * losses[0])
-    times = {e: int(training_time(losses, e, rule=rule)) if stable else -1 for e in thresholds}
+    definition = {"rule": rule, "smooth": smooth, "window": window}
+    curve = losses if metric == "loss" else errors
+    times = {e: int(training_time(curve, e, **definition)) if stable else -1 for e in thresholds}
     bands = doubt = None
+    if uncertainty is not None and metric == "loss":
+        doubt = {e: steps_uncertainty(losses, uncertainty, e, **definition) for e in thresholds}
     if draws is not None and stable:
-        found = {e: steps_band(draws.loss, e, rule=rule) for e in thresholds}
+        quantiles = ((1 - level) / 2, 0.5, (1 + level) / 2)
+        some = curves if metric == "loss" else draws.error
+        assert some is not None
+        found = {e: steps_band(some, e, quantiles=quantiles, **definition) for e in thresholds}
         times = {e: middle for e, (_, middle, _) in found.items()}
-        bands = {e: (low, high) for e, (low, _, high) in found.items()}
-    if uncertainty is not None:
-        doubt = {e: steps_uncertainty(losses, uncertainty, e, rule=rule) for e in thresholds}
+        more = dict.fromkeys(thresholds) if doubt is None else doubt
+        bands = {e: widened((low, high), more[e], steps) for e, (low, _, high) in found.items()}
     return Prediction(
         steps=times,
         loss=losses,
@@ -261,6 +295,7 @@ def predict_training_time(
         cost=Cost(kernels, kernels * c + passes, watch.run_seconds, watch.compile_seconds),
         horizon=steps,
         rule=rule,
+        metric=metric,
         dynamics=dynamics,
         hyperparameters={**hyperparameters, "loss": loss.name, "protocol": protocol},
         outputs=outputs,

@@ -1,10 +1,13 @@
 """What a forecast says: training times, curves, how sure it is and what it cost."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Array, Float
+
+from jaxttp._checks import check_choice
+from jaxttp.forecast.crossing import METRICS, check_thresholds, training_time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Prediction:
         cost: what the forecast cost.
         horizon: T.
         rule: the definition of training time, see `training_time`.
+        metric: the curve that the training times were read off, "loss" or "error".
         dynamics: how the outputs were moved.
         hyperparameters: what was asked for, as plain values.
         outputs: predicted outputs (T + 1, N, C), with dynamics "sde" their mean over the paths.
@@ -55,8 +59,9 @@ class Prediction:
             what the second-order correction changed so far; None otherwise.
         steps_uncertainty: with re-linearisation, the estimated error of every training time, at
             least 1; None otherwise.
-        loss_band: with dynamics "sde", the 10 % and 90 % quantiles of the loss, (2, T + 1).
-        steps_band: with dynamics "sde", those of every training time, where it is stable.
+        loss_band: with dynamics "sde", where the loss of a share `level` of all runs lies at every
+            step, (2, T + 1).
+        steps_band: with dynamics "sde", the same for every training time, where it is stable.
         test_loss: predicted loss on the test samples (T + 1,), where they were given.
         test_error: predicted error on the test samples (T + 1,), where they were given.
         trust: how far the forecast can be trusted, where the dynamics say so; None otherwise.
@@ -80,6 +85,38 @@ class Prediction:
     test_loss: Float[Array, " t"] | None = None
     test_error: Float[Array, " t"] | None = None
     trust: str | None = None
+    metric: str = "loss"
+
+    def read(
+        self,
+        thresholds: float | Sequence[float],
+        *,
+        metric: str = "loss",
+        rule: str = "relative",
+        smooth: int = 1,
+        window: int | None = None,
+    ) -> dict[float, int]:
+        """Training times by another definition, off the curves that are here.
+
+        Args:
+            thresholds: the epsilons.
+            metric: "loss", or "error" for the time that the error rate takes.
+            rule: see `training_time`.
+            smooth: see `smooth_curve`.
+            window: steps of the rule "plateau".
+
+        Returns:
+            Steps for every threshold, -1 where the forecast diverges or never gets there.
+
+        Raises:
+            ValueError: an unknown metric or rule, a threshold out of range.
+        """
+        curve = self.loss if check_choice("metric", metric, METRICS) == "loss" else self.error
+        definition: dict[str, Any] = {"rule": rule, "smooth": smooth, "window": window}
+        wanted = check_thresholds(thresholds, rule)
+        if not self.stable:
+            return dict.fromkeys(wanted, -1)
+        return {e: int(training_time(curve, e, **definition)) for e in wanted}
 
     @property
     def message(self) -> str:
@@ -100,7 +137,9 @@ class Prediction:
         share = self.rule == "relative"
         lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}"]
         for threshold, step in self.steps.items():
-            goal = f"{100 * threshold:g} % of the loss's drop" if share else f"{threshold:g}"
+            goal = (
+                f"{100 * threshold:g} % of the {self.metric}'s drop" if share else f"{threshold:g}"
+            )
             when = f"step {step}" if step >= 0 else ("not reached" if self.stable else "diverges")
             if step >= 0 and self.steps_uncertainty is not None:
                 when += f" ± {self.steps_uncertainty[threshold]}"

@@ -282,7 +282,7 @@ def sweep_kernel(
     errors, limits = np.zeros(len(settings)), np.zeros(len(settings))
     alive = np.zeros(len(settings), bool)
     n = 0
-    for (loss, batch_size), members in groups.items():
+    for (_, batch_size), members in groups.items():
         theta, start, targets, exact_loss = problems[settings[members[0]].loss]
         n, c = start.shape
         indices = None
@@ -292,7 +292,7 @@ def sweep_kernel(
             longest = max(settings[i].steps for i in members)
             indices = batch_indices(key, n, batch_size, longest, protocol=protocol)
         matrix = flatten_kernel(theta, c)
-        limit = float(max_learning_rate(theta, start, targets, loss=loss))
+        limit = float(max_learning_rate(theta, start, targets, loss=exact_loss))
         size = max(1, _CHUNK_BYTES // (5 * start.size * start.dtype.itemsize))
         for low in range(0, len(members), size):
             part = members[low : low + size]

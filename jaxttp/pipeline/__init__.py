@@ -8,6 +8,13 @@ from jaxttp.pipeline.conditioning import condition as condition
 from jaxttp.pipeline.conditioning import condition_sweep as condition_sweep
 from jaxttp.pipeline.conditioning import network_condition as network_condition
 from jaxttp.pipeline.conditioning import sweep_to_json as sweep_to_json
+from jaxttp.pipeline.sweeping import START_NAMES as START_NAMES
+from jaxttp.pipeline.sweeping import TaskExtrapolation as TaskExtrapolation
+from jaxttp.pipeline.sweeping import TaskSweep as TaskSweep
+from jaxttp.pipeline.sweeping import compare_task as compare_task
+from jaxttp.pipeline.sweeping import extrapolate_task as extrapolate_task
+from jaxttp.pipeline.sweeping import starting_points as starting_points
+from jaxttp.pipeline.sweeping import sweep_task as sweep_task
 from jaxttp.pipeline.tasks import Settings as Settings
 from jaxttp.pipeline.tasks import Task as Task
 from jaxttp.pipeline.tasks import build_task as build_task

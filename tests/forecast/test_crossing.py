@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp.forecast import training_time
+from jaxttp.forecast import smooth_curve, training_time
 from jaxttp.forecast.crossing import RULES
 
 LENGTHS = (2, 3, 12, 31)  # few lengths, so that few shapes are compiled
@@ -177,3 +177,29 @@ def test_a_traced_curve_with_nan_is_an_error_at_run_time():
     # filter_jit, because under jax.jit the same error comes wrapped in a long traceback.
     with pytest.raises(RuntimeError, match="curve holds NaN or infinity"):
         eqx.filter_jit(lambda curve: training_time(curve, 0.1))(jnp.array([1.0, jnp.nan, 0.0]))
+
+
+@hypothesis.given(curve=curves(), width=st.sampled_from([1, 3, 7, 31]))
+def test_smoothing_by_hand(curve, width):
+    width = min(width, len(curve) - (len(curve) + 1) % 2)
+    half = width // 2
+    windows = [curve[max(0, t - half) : t + half + 1] for t in range(len(curve))]
+    expected = [curve[0]] + [sum(some) / len(some) for some in windows[1:]]
+    # sums of 31 numbers in another order
+    np.testing.assert_allclose(smooth_curve(jnp.array(curve), width), expected, rtol=1e-12)
+    time = training_time(jnp.array(curve), 0.25, smooth=width)
+    assert time == training_time(smooth_curve(curve, width), 0.25)
+
+
+def test_smoothing_keeps_the_loss_before_training():
+    """Smoothing L_0 too would lower it, so that half of the drop is reached later."""
+    curve = 0.8 ** jnp.arange(80.0)
+    lowered = jnp.concatenate([jnp.mean(curve[:6])[None], smooth_curve(curve, 11)[1:]])
+    assert training_time(curve, 0.5) == 4
+    assert training_time(curve, 0.5, smooth=11) < training_time(lowered, 0.5)
+
+
+@pytest.mark.parametrize(("width", "message"), [(2, "must be odd"), (0, "smooth"), (5, "smooth")])
+def test_bad_smoothing_is_refused(width, message):
+    with pytest.raises(ValueError, match=message):
+        smooth_curve([3.0, 2.0, 1.0], width)

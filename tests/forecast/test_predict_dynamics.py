@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp import predict_training_time
+from jaxttp import predict_training_time, training_time
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast.bands import steps_band, steps_uncertainty
 from jaxttp.pipeline import Settings, build_task
@@ -147,3 +147,24 @@ def test_a_sketch_needs_a_key_and_a_size(job):
         predict(job, sketch_dim=10)
     with pytest.raises(ValueError, match="sketch_dim must be an integer"):
         predict(job, sketch_dim=0, key=jax.random.key(0))
+
+
+def test_times_by_other_definitions(job):
+    got = predict(job)
+    error = predict(job, metric="error", thresholds=(0.3,))
+    by_error = got.read(0.3, metric="error")
+    assert error.steps == by_error == {0.3: int(training_time(got.error, 0.3))}
+    assert "% of the error's drop" in str(error)
+    flat = got.read((0.05, 0.2), rule="plateau", window=4)
+    assert flat == {
+        e: int(training_time(got.loss, e, rule="plateau", window=4)) for e in (0.05, 0.2)
+    }
+    assert predict(job, rule="plateau", window=4, thresholds=(0.05, 0.2)).steps == flat
+    level = float(got.loss[7]) + 1e-9
+    assert got.read(level, rule="absolute") == {level: 7}
+    assert got.read(0.1, smooth=5) == {0.1: int(training_time(got.loss, 0.1, smooth=5))}
+    assert predict(job, learning_rate=1e4).read(0.1) == {0.1: -1}
+    with pytest.raises(ValueError, match="metric='accuracy' is not known"):
+        got.read(0.1, metric="accuracy")
+    with pytest.raises(ValueError, match="metric='accuracy' is not known"):
+        predict(job, metric="accuracy")

@@ -1,0 +1,179 @@
+"""Tables of the accuracy benchmark: rows in, Markdown out."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+FEW = 2
+"""Steps that count as right however short the training time is."""
+
+
+def kind(row: Row) -> str:
+    """Gradient descent, momentum or mini-batches."""
+    if row["batch_size"] is not None:
+        return "SGD"
+    return "momentum 0.9" if row["momentum"] else "GD"
+
+
+def errors(rows: Iterable[Row], method: str, what: str = "steps") -> tuple[np.ndarray, np.ndarray]:
+    """Signed errors and real times (runs, 3), of runs where both are known.
+
+    A forecast that diverges where the real training does not counts as the horizon.
+    """
+    off, real = [], []
+    for row in rows:
+        found = row["forecasts"][method]
+        if what not in found:
+            continue
+        predicted = np.where(np.array(found[what]) < 0, row["horizon"], found[what])
+        off.append(predicted - np.array(row["real"][what]))
+        real.append(row["real"][what])
+    return np.array(off).reshape(-1, 3), np.array(real).reshape(-1, 3)
+
+
+def curve_error(row: Row, method: str) -> float:
+    """Mean distance of the loss curves as a share of the real drop."""
+    real, found = np.array(row["real"]["loss"]), np.array(row["forecasts"][method]["loss"])
+    return float(np.mean(np.abs(real - found)) / abs(real[0] - real[-1]))
+
+
+def pearson(off: np.ndarray, real: np.ndarray) -> float:
+    """Correlation of predicted and real times over all readings."""
+    if off.size < 3:
+        return float("nan")
+    return float(np.corrcoef((real + off).reshape(-1), real.reshape(-1))[0, 1])
+
+
+def accuracy_table(rows: list[Row]) -> str:
+    """By kind of training and method: how far off, in whose favour."""
+    lines = [
+        "| training | forecast | runs | mean error at 1 / 10 / 40 %, steps | within 13 % of T "
+        "| within 13 % of the true time | within 10 % | within 15 % | within 20 % | Pearson "
+        "| too long / too short | curve error |",
+        "|" + "---|" * 12,
+    ]
+    for group, some in _groups(rows):
+        for method in _methods(some):
+            off, real = errors(some, method)
+            horizon = np.array([row["horizon"] for row in some])[:, None]
+            size = np.abs(off)
+            shares = [np.mean(size <= 0.13 * horizon)]
+            shares += [np.mean(size <= np.maximum(s * real, FEW)) for s in (0.13, 0.1, 0.15, 0.2)]
+            cells = [
+                group, method, len(off),
+                " / ".join(f"{m:.1f}" for m in size.mean(axis=0)) + f" ({size.mean():.1f})",
+                *(f"{100 * share:.0f} %" for share in shares),
+                f"{pearson(off, real):.3f}",
+                f"{100 * np.mean(off > FEW):.0f} / {100 * np.mean(off < -FEW):.0f} %",
+                f"{100 * np.mean([curve_error(row, method) for row in some]):.1f} %",
+            ]  # fmt: skip
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def error_rate_table(rows: list[Row]) -> str:
+    """Training times of the error rate beside those of the loss."""
+    lines = [
+        "| training | forecast | loss: mean error, within 13 % of T | error rate: mean error, "
+        "within 13 % of T |",
+        "|---|---|---|---|",
+    ]
+    for group, some in _groups(rows):
+        for method in _methods(some):
+            cells = [group, method]
+            for what in ("steps", "error_steps"):
+                off, _ = errors(some, method, what)
+                if not len(off):
+                    break
+                horizon = np.array([row["horizon"] for row in some])[:, None]
+                share = np.mean(np.abs(off) <= 0.13 * horizon)
+                cells.append(f"{np.abs(off).mean():.1f}, {100 * share:.0f} %")
+            if len(cells) == 4:
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def online_table(rows: list[Row]) -> str:
+    """What a tenth of the steps is worth."""
+    lines = [
+        "| training | corrected by | mean error, steps | before | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for group, some in _groups(rows):
+        before = float(np.abs(errors(some, "plain")[0]).mean())
+        for method in _methods(some, online=True):
+            after = float(np.abs(errors(some, method)[0]).mean())
+            ratio = after / before if before else float("nan")
+            cells = (group, method.removeprefix("online, "), f"{after:.2f}", f"{before:.2f}")
+            lines.append("| " + " | ".join((*cells, f"{ratio:.2f}")) + " |")
+    return "\n".join(lines)
+
+
+def cost_table(rows: list[Row]) -> str:
+    """What forecasts cost against the training they stand for: medians over runs."""
+    lines = [
+        "| network | forecast | kernels | gradient evaluations | seconds (compile) | "
+        "training: seconds (compile) | training / forecast, compile apart | together |",
+        "|" + "---|" * 8,
+    ]
+    for network in ("ResNet", "MLP"):
+        some = [row for row in rows if network in row["task"]]
+        for method in _methods(some):
+            costs = [row["forecasts"][method].get("cost") for row in some]
+            if None in costs or not costs:
+                continue
+            middle: Callable[[str], float] = lambda key, c=costs: float(  # noqa: E731
+                np.median([cost[key] for cost in c])
+            )
+            alone, real = middle("seconds"), float(np.median([r["real"]["seconds"] for r in some]))
+            more = middle("compile_seconds")
+            real_more = float(np.median([r["real"]["compile_seconds"] for r in some]))
+            cells = (
+                network, method, f"{middle('kernels'):g}", f"{middle('gradient_evaluations'):g}",
+                f"{alone:.2f} ({more:.2f})", f"{real:.2f} ({real_more:.2f})",
+                f"{real / alone:.2g}", f"{(real + real_more) / (alone + more):.2g}",
+            )  # fmt: skip
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def task_table(rows: list[Row]) -> str:
+    """Mean error of every task, in steps."""
+    methods = _methods(rows)
+    lines = [
+        "| task | runs | " + " | ".join(methods) + " |", "|" + "---|" * (2 + len(methods))
+    ]  # fmt: skip
+    for task in dict.fromkeys(row["task"] for row in rows):
+        some = [row for row in rows if row["task"] == task]
+        cells = [f"{np.abs(errors(some, method)[0]).mean():.1f}" for method in methods]
+        lines.append("| " + " | ".join([task, str(len(some)), *cells]) + " |")
+    return "\n".join(lines)
+
+
+def report(rows: list[Row]) -> str:
+    """All tables."""
+    gone = sum("diverged" in row for row in rows)
+    rows = [row for row in rows if "diverged" not in row]
+    if not rows:
+        return "no runs yet"
+    tasks = len({row["task"] for row in rows})
+    rates = sorted({row["rate"] for row in rows})
+    counts = ", ".join(f"{len(some)} {group}" for group, some in _groups(rows) if group != "all")
+    head = (
+        f"{len(rows)} runs of {tasks} tasks ({counts}), T = {rows[0]['horizon']}, effective "
+        f"η λmax/N in {', '.join(f'{rate:g}' for rate in rates)}; {gone} more diverged for real."
+    )
+    tables = (accuracy_table, task_table, error_rate_table, online_table, cost_table)
+    return "\n\n".join([head, *(make(rows) for make in tables)])
+
+
+def _groups(rows: list[Row]) -> list[tuple[str, list[Row]]]:
+    names = [name for name in ("GD", "momentum 0.9", "SGD") if any(kind(r) == name for r in rows)]
+    return [(name, [row for row in rows if kind(row) == name]) for name in names] + [("all", rows)]
+
+
+def _methods(rows: list[Row], online: bool = False) -> list[str]:
+    names = dict.fromkeys(name for row in rows for name in row["forecasts"])
+    return [name for name in names if name.startswith("online") == online]

@@ -1,0 +1,166 @@
+"""Do the bands hold? Real runs of mini-batches against the 90 % bands of their forecast.
+
+    python -m experiments.bench.bands [--preset smoke|cpu] [--minutes M] [--store FILE]
+
+For every task, batch size and rate: one forecast (SDE around a re-linearised mean path) and many
+real trainings under the same batch protocol, each with batches of its own. Covered is the share of
+(run, threshold) pairs whose training time lies in its band, and of (run, step) pairs whose loss
+does. The constants of the bands were chosen on the tuning tasks of `accuracy_tasks`.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.bench.accuracy_tasks import make
+from jaxttp import empirical_ntk, predict_training_time, training_time
+from jaxttp.dynamics import batch_indices
+from jaxttp.losses import encode_targets
+
+THRESHOLDS = (0.01, 0.1, 0.4)
+
+
+@dataclasses.dataclass(frozen=True)
+class BandSettings:
+    """What to measure; networks small enough to train a whole batch of runs in one program."""
+
+    tasks: tuple[str, ...] = (
+        "digits 5-9, MLP",
+        "wine, MLP",
+        "breast cancer, MLP",
+        "iris, tanh MLP",
+        "patches, MLP",
+    )
+    rates: tuple[float, ...] = (1.0, 3.0, 0.3)
+    batches: tuple[int, ...] = (16, 64)
+    seeds: int = 20
+    seed: int = 5
+    rebuilds: int = 4
+    level: float = 0.9
+    steps: int = 150
+
+
+PRESETS = {
+    "smoke": BandSettings(tasks=("wine, MLP",), rates=(1.0,), batches=(16,), seeds=3, steps=15),
+    "cpu": BandSettings(),
+}  # fmt: skip
+
+
+def measure(name: str, rate: float, batch: int, settings: BandSettings) -> dict[str, Any]:
+    """Shares covered by the bands, and their widths."""
+    job = make(name, settings.seed, 1.0)
+    x, steps = jnp.asarray(job.x), settings.steps
+    apply_fn, params = job.model
+    f0 = jax.jit(apply_fn)(params, x)
+    targets, loss = encode_targets("cross_entropy", job.y, f0)
+    kernel = np.asarray(empirical_ntk(apply_fn, params, x), np.float64).reshape(f0.size, f0.size)
+    eta = rate * len(x) / float(np.linalg.eigvalsh(kernel)[-1])
+    forecasts = {
+        label: predict_training_time(
+            apply_fn, params, x, job.y, learning_rate=eta, batch_size=batch, dynamics="sde",
+            relinearize=rebuilds, level=settings.level, key=jax.random.key(1), steps=steps,
+            thresholds=THRESHOLDS,
+        )
+        for label, rebuilds in (("re-linearised", settings.rebuilds), ("one kernel", 0))
+    }  # fmt: skip
+
+    @functools.partial(jax.jit, static_argnames="batch")
+    def train(keys: Any, eta: Any, batch: int) -> Any:
+        value = lambda w: loss.value(apply_fn(w, x), targets)  # noqa: E731
+
+        def step(w: Any, rows: Any) -> Any:
+            objective = lambda w: loss.value(apply_fn(w, x[rows]), targets[rows])  # noqa: E731
+            w = jax.tree.map(lambda a, g: a - eta * g, w, jax.grad(objective)(w))
+            return w, value(w)
+
+        def one(key: Any) -> Any:
+            rows = batch_indices(key, len(x), batch, steps)
+            return jnp.concatenate([value(params)[None], jax.lax.scan(step, params, rows)[1]])
+
+        return jax.lax.map(one, keys)
+
+    keys = jax.random.split(jax.random.key(77), settings.seeds)
+    curves = np.asarray(train(keys, jnp.float32(eta), batch), np.float64)
+    real = [[int(training_time(curve, e)) for e in THRESHOLDS] for curve in curves]
+    out: dict[str, Any] = {
+        "name": f"{name}/{rate:g}/{batch}",
+        "task": name,
+        "rate": rate,
+        "batch": batch,
+        "real": real,
+    }
+    for label, found in forecasts.items():
+        assert found.steps_band is not None
+        assert found.loss_band is not None
+        times = np.array([found.steps_band[e] for e in THRESHOLDS])  # (E, 2)
+        inside = (np.array(real) >= times[:, 0]) & (np.array(real) <= times[:, 1])
+        low, high = np.asarray(found.loss_band, np.float64)[:, 1:]
+        held = (curves[:, 1:] >= low) & (curves[:, 1:] <= high)
+        out[label] = {
+            "steps": inside.mean(axis=0).tolist(),
+            "loss": float(held.mean()),
+            "width": (times[:, 1] - times[:, 0]).tolist(),
+        }
+    return out
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Shares covered, by batch size and forecast."""
+    lines = [
+        "| batch | forecast | settings | real runs | times covered at 1 / 10 / 40 % | all | loss "
+        "curves covered | mean width, steps |",
+        "|" + "---|" * 8,
+    ]
+    batches = sorted({row["batch"] for row in rows})
+    for batch, label in itertools.product([*batches, "all"], ("re-linearised", "one kernel")):
+        some = [row for row in rows if batch in ("all", row["batch"])]
+        shares = np.mean([row[label]["steps"] for row in some], axis=0)
+        width = np.mean([row[label]["width"] for row in some], axis=0)
+        cells = (
+            batch, label, len(some), sum(len(row["real"]) for row in some),
+            " / ".join(f"{100 * share:.0f}" for share in shares) + " %",
+            f"{100 * shares.mean():.0f} %",
+            f"{100 * np.mean([row[label]['loss'] for row in some]):.0f} %",
+            " / ".join(f"{w:.1f}" for w in width),
+        )  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def run_all(settings: BandSettings, store: Path, minutes: float) -> list[dict[str, Any]]:
+    """Measure what the store does not have yet, until the time is over; returns all its rows."""
+    begun = time.monotonic()
+    rows = [json.loads(line) for line in store.read_text().splitlines()] if store.exists() else []
+    known = {row["name"] for row in rows}
+    for rate, batch, name in itertools.product(settings.rates, settings.batches, settings.tasks):
+        if f"{name}/{rate:g}/{batch}" in known or time.monotonic() - begun > 60 * minutes:
+            continue
+        rows.append(measure(name, rate, batch, settings))
+        with store.open("a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
+        print(rows[-1]["name"], rows[-1]["re-linearised"], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--preset", choices=PRESETS, default="cpu")
+    parser.add_argument("--minutes", type=float, default=8.0, help="begin nothing after that")
+    parser.add_argument("--store", type=Path, help="a file of JSON lines (default: by preset)")
+    arguments = parser.parse_args()
+    store = arguments.store or Path(f"bands-{arguments.preset}.jsonl")
+    print(table(run_all(PRESETS[arguments.preset], store, arguments.minutes)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""`jaxttp compare`: what to train, all weights or some, and why."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from jaxttp.cli._shell import bad_input_exits, check_folder, progress_bar
+
+
+def compare(
+    data: Annotated[str, typer.Option(help="As in `jaxttp predict`.")] = "digits",
+    train: Annotated[
+        str, typer.Option(help="Of all, head, last (head and last block), bias (biases only).")
+    ] = "all,head,last,bias",
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of all of them (default: the best for each).")
+    ] = None,
+    momentum: Annotated[float, typer.Option(help="Heavy-ball momentum in [0, 1).")] = 0.0,
+    batch_size: Annotated[int | None, typer.Option(help="Samples a step (default: all).")] = None,
+    steps: Annotated[int, typer.Option(help="The horizon T in steps.")] = 150,
+    rule: Annotated[
+        str, typer.Option(help="absolute (the same loss for all), relative, gap or plateau.")
+    ] = "absolute",
+    samples_per_class: Annotated[int, typer.Option(help="Images a class.")] = 30,
+    loss: Annotated[
+        str | None, typer.Option(help="cross_entropy, squared_error or binary_cross_entropy.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws samples, fresh weights and batches.")] = 0,
+    seconds: Annotated[bool, typer.Option(help="Time a step on this device.")] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, no table.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for comparison.json and comparison.png.")
+    ] = None,
+) -> None:
+    """Forecast several choices of what to train, ranked, with the kernel's explanation."""
+    from jaxttp.pipeline import Settings, compare_task
+
+    with bad_input_exits():
+        check_folder(output)
+        settings = Settings(
+            data=data,
+            samples_per_class=samples_per_class,
+            loss=loss,
+            momentum=momentum,
+            batch_size=batch_size,
+            steps=steps,
+            seed=seed,
+        )
+        with progress_bar() as report:
+            task, found = compare_task(
+                settings,
+                [name.strip() for name in train.split(",")],
+                learning_rate=learning_rate,
+                rule=rule,
+                time_steps=seconds,
+                progress=report,
+            )
+    plain = {
+        "task": task.description,
+        "rule": found.rule,
+        "thresholds": list(found.thresholds),
+        "rows": [_finite(row) for row in found.rows()],
+    }
+    written = [] if output is None else _write(plain, found, task, output)
+    if as_json:
+        print(json.dumps(plain, indent=1, allow_nan=False))
+        return
+    _print(task, found)
+    if written:
+        print("written: " + ", ".join(map(str, written)))
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    bad = (float("inf"), -float("inf"))
+    return {k: None if v != v or v in bad else v for k, v in row.items()}
+
+
+def _write(plain: dict[str, Any], found: Any, task: Any, folder: Path) -> list[Path]:
+    from jaxttp.plots import plot_comparison, save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "comparison.json", folder / "comparison.png"]
+    paths[0].write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n")
+    save(plot_comparison(found, title=task.description), paths[1])
+    return paths
+
+
+def _print(task: Any, found: Any) -> None:
+    console = Console(highlight=False)
+    console.print(task.description, soft_wrap=True)
+    table = Table("train")
+    for goal in found.thresholds:
+        table.add_column(f"steps to {goal:.3g}", justify="right")
+    for title in ("seconds", "rate", "final loss"):
+        table.add_column(title, justify="right")
+    why = Table("why")
+    for title in ("speed", "aligned", "condition number", "rank"):
+        why.add_column(title, justify="right")
+    spent = found.seconds()
+    for i, name in enumerate(found.names):
+        reason = found.explanations[i]
+        times = [str(t) if t >= 0 else "-" for t in found.steps[i]]
+        reached = [s for s in spent[i] if s < float("inf")]
+        table.add_row(
+            name, *times, f"{max(reached):.2f}" if reached else "-",
+            f"{found.settings[i].learning_rate:.3g}", f"{found.final_loss[i]:.3g}",
+        )  # fmt: skip
+        why.add_row(
+            name, f"{reason.speed:.2f}", f"{reason.alignment:.0%}",
+            f"{reason.condition_number:.2g}", str(reason.rank),
+        )  # fmt: skip
+    console.print(table)
+    console.print(why)
+    console.print(
+        "speed: share of the fastest descent that the labels get; aligned: share of their gradient "
+        "along the 10 leading eigenvectors",
+        soft_wrap=True,
+    )

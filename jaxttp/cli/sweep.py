@@ -1,0 +1,127 @@
+"""`jaxttp sweep`: which learning rate, momentum, batch and schedule, from one kernel."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from jaxttp.cli._shell import bad_input_exits, check_folder, fail, parse_numbers, progress_bar
+
+
+def sweep(
+    data: Annotated[str, typer.Option(help="As in `jaxttp predict`.")] = "digits",
+    learning_rates: Annotated[
+        str | None, typer.Option(help="As 0.001,0.01 (default: 16 around the largest stable one).")
+    ] = None,
+    momenta: Annotated[str, typer.Option(help="Heavy-ball momenta in [0, 1).")] = "0,0.9",
+    batch_sizes: Annotated[
+        str | None, typer.Option(help="As 16,64; 0 stands for all samples (default: all).")
+    ] = None,
+    schedules: Annotated[
+        str, typer.Option(help="Of constant, linear, cosine, warmup_cosine.")
+    ] = "constant",
+    steps: Annotated[int, typer.Option(help="The horizon T in steps.")] = 150,
+    thresholds: Annotated[
+        str, typer.Option(help="Shares of the loss's drop that define training times.")
+    ] = "0.01,0.1,0.4",
+    threshold: Annotated[
+        float | None, typer.Option(help="The one that the advice is for (default: the middle one).")
+    ] = None,
+    samples_per_class: Annotated[int, typer.Option(help="Images a class.")] = 30,
+    loss: Annotated[
+        str | None, typer.Option(help="cross_entropy, squared_error or binary_cross_entropy.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws samples, fresh weights and batches.")] = 0,
+    seconds: Annotated[bool, typer.Option(help="Time a step on this device.")] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, no table.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for sweep.json, sweep.csv and sweep.png.")
+    ] = None,
+) -> None:
+    """Forecast a grid of settings from one kernel, and advise a learning rate."""
+    from jaxttp.pipeline import Settings, sweep_task
+
+    with bad_input_exits():
+        check_folder(output)
+        settings = Settings(
+            data=data,
+            samples_per_class=samples_per_class,
+            loss=loss,
+            steps=steps,
+            thresholds=parse_numbers("thresholds", thresholds, "0.01,0.1,0.4"),
+            seed=seed,
+        )
+        rates = None
+        if learning_rates is not None:
+            rates = parse_numbers("learning_rates", learning_rates, "0.001,0.01")
+        with progress_bar() as report:
+            result = sweep_task(
+                settings,
+                learning_rates=rates,
+                momenta=parse_numbers("momenta", momenta, "0,0.9"),
+                batch_sizes=_batches(batch_sizes),
+                schedules=[name.strip() for name in schedules.split(",")],
+                threshold=threshold,
+                time_steps=seconds,
+                progress=report,
+            )
+    written = [] if output is None else _write(result, output)
+    if as_json:
+        print(json.dumps(result.to_json(), indent=1, allow_nan=False))
+    else:
+        _print(result)
+    if result.fastest is None:
+        fail(
+            f"no setting reaches {result.threshold:g} stably; try rates below "
+            f"{result.max_learning_rate:.4g}, or more steps."
+        )
+    if written and not as_json:
+        print("written: " + ", ".join(map(str, written)))
+
+
+def _batches(text: str | None) -> tuple[int | None, ...]:
+    if text is None:
+        return (None,)
+    numbers = parse_numbers("batch_sizes", text, "16,64")
+    if any(number != int(number) or number < 0 for number in numbers):
+        raise ValueError(f"batch_sizes={text!r} must be whole numbers, 0 for all samples.")
+    return tuple(int(number) or None for number in numbers)
+
+
+def _write(result: Any, folder: Path) -> list[Path]:
+    from jaxttp.plots import plot_sweep, save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / name for name in ("sweep.json", "sweep.csv", "sweep.png")]
+    paths[0].write_text(json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+    result.sweep.to_csv(paths[1])
+    save(plot_sweep(result.sweep, result.threshold, title=result.task.description), paths[2])
+    return paths
+
+
+def _print(result: Any) -> None:
+    console, swept = Console(highlight=False), result.sweep
+    console.print(result.task.description, soft_wrap=True)
+    goal = f"{100 * result.threshold:g} %"
+    table = Table(f"cheapest to {goal} for their loss")
+    for title in (f"steps to {goal}", "seconds", "loss at the end", "error"):
+        table.add_column(title, justify="right")
+    column = swept.thresholds.index(result.threshold)
+    for i in swept.pareto(result.threshold):
+        timed = "-" if swept.step_seconds is None else f"{swept.cost(result.threshold)[i]:.2f}"
+        table.add_row(
+            str(swept.settings[i]), str(swept.steps[i, column]), timed,
+            f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",
+        )  # fmt: skip
+    if table.row_count:
+        console.print(table)
+    console.print(f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable")
+    console.print(f"largest stable learning rate: {result.max_learning_rate:.4g} (no momentum)")
+    if result.fastest is not None:
+        best = swept.settings[result.fastest]
+        console.print(f"fastest to {goal}: {best} ({swept.steps[result.fastest, column]} steps)")

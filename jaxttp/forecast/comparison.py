@@ -1,0 +1,304 @@
+"""Which of several starting points trains fastest, and why: checkpoints, networks, what is trained.
+
+Why: the kernel decides. A residual g along eigenvector v_k falls at a rate proportional to
+lambda_k, and the largest eigenvalue bounds the learning rate, so what counts is where g lies:
+
+    speed = (g^T Theta g) / (lambda_max |g|^2),      between 0 and 1,
+
+the share of the fastest possible descent that the labels get.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array
+
+from jaxttp._checks import check_choice, check_finite, check_number
+from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters import check_per_sample, output_shape
+from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.forecast.crossing import RULES, check_thresholds
+from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.seconds import readable_time
+from jaxttp.forecast.sweeps import Sweep, sweep_kernel
+from jaxttp.losses import Loss, encode_targets
+from jaxttp.ntk import empirical_ntk
+from jaxttp.ntk._select import split_trainable
+from jaxttp.ntk.spectrum import eigendecomposition, label_alignment
+from jaxttp.training import time_step
+
+RATE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
+"""Learning rates tried for every starting point, as shares of its largest stable one."""
+GOALS = (0.1, 0.5)
+"""Goals when none are given, as shares of the largest initial loss."""
+LEADING = 10
+"""Eigenvectors that count as leading."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A starting point: a network, its weights, and which of them train.
+
+    Attributes:
+        apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
+        params: pytree of floating-point arrays.
+        trainable: which parameters train, as in `empirical_ntk`; all of them when None.
+    """
+
+    apply_fn: ApplyFn
+    params: Params
+    trainable: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What the kernel says about a starting point.
+
+    Attributes:
+        speed: g^T Theta g / (lambda_max |g|^2), in [0, 1], g the loss's gradient in the outputs.
+        alignment: share of |g|^2 along the 10 leading eigenvectors.
+        condition_number: lambda_max over the smallest eigenvalue that counts.
+        rank: how many eigenvalues count (those above N C eps lambda_max).
+        largest: lambda_max of Theta / N.
+    """
+
+    speed: float
+    alignment: float
+    condition_number: float
+    rank: int
+    largest: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Starting points side by side, the fastest first; prints itself as a table.
+
+    Attributes:
+        names: the starting points, ranked by steps to the smallest threshold, then to the next one,
+            then by the final loss; those that never get there, or diverge, come last.
+        thresholds: the goals.
+        rule: the definition of training time.
+        steps: (K, E), -1 where never reached or unstable.
+        step_seconds: seconds of a training step (K,), NaN where not timed.
+        settings: how each was trained, with its own best learning rate where none was given.
+        final_loss: predicted loss at the horizon (K,).
+        final_error: predicted error there (K,).
+        loss: predicted loss curves (K, T + 1).
+        explanations: what the kernels say (K).
+    """
+
+    names: tuple[str, ...]
+    thresholds: tuple[float, ...]
+    rule: str
+    steps: np.ndarray
+    step_seconds: np.ndarray
+    settings: tuple[Hyperparameters, ...]
+    final_loss: np.ndarray
+    final_error: np.ndarray
+    loss: np.ndarray
+    explanations: tuple[Explanation, ...]
+
+    def seconds(self) -> np.ndarray:
+        """Seconds to every threshold (K, E); infinite where never reached, NaN where not timed."""
+        return np.where(self.steps >= 0, self.steps * self.step_seconds[:, None], np.inf)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat dictionary a starting point, of plain values; None where there is no number."""
+        out = []
+        for i, name in enumerate(self.names):
+            row: dict[str, Any] = {
+                "name": name,
+                "learning_rate": self.settings[i].learning_rate,
+                "final_loss": float(self.final_loss[i]),
+                "final_error": float(self.final_error[i]),
+            }
+            for e, t in zip(self.thresholds, self.steps[i], strict=True):
+                row[f"steps_{e:.4g}"] = int(t) if t >= 0 else None
+                if np.isfinite(self.step_seconds[i]):
+                    row[f"seconds_{e:.4g}"] = float(t * self.step_seconds[i]) if t >= 0 else None
+            out.append(row | dataclasses.asdict(self.explanations[i]))
+        return out
+
+    def __str__(self) -> str:
+        goals = ", ".join(f"{e:.3g}" for e in self.thresholds)
+        lines = [f"Starting points, steps to {self.rule} {goals}:"]
+        width = max(map(len, self.names))
+        for i, name in enumerate(self.names):
+            why = self.explanations[i]
+            times = ", ".join(str(t) if t >= 0 else "-" for t in self.steps[i])
+            each = self.step_seconds[i]
+            each = f", {readable_time(float(each))} a step" if np.isfinite(each) else ""
+            lines.append(
+                f"  {name:<{width}}  {times:>14}  loss {self.final_loss[i]:.4g}{each}; speed "
+                f"{why.speed:.2g}, {why.alignment:.0%} leading, condition "
+                f"{why.condition_number:.2g}"
+            )
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def compare(
+    candidates: Mapping[str, Candidate],
+    x: Any,
+    y: Any,
+    *,
+    learning_rate: float | None = None,
+    momentum: float = 0.0,
+    batch_size: int | None = None,
+    loss: str | Loss = "cross_entropy",
+    steps: int = 150,
+    thresholds: Sequence[float] | None = None,
+    rule: str = "absolute",
+    key: Array | None = None,
+    protocol: str = "epochs",
+    time_steps: bool = True,
+    max_bytes: int | None = None,
+) -> Comparison:
+    """Forecast several starting points on the same data, rank them, and say why.
+
+    Args:
+        candidates: starting points by name.
+        x: training samples (N, ...).
+        y: integer labels (N,) or targets (N, C).
+        learning_rate: eta of all of them; when None each gets the best of nine rates below its own
+            largest stable one.
+        momentum: heavy-ball, in [0, 1).
+        batch_size: samples a step; all of them when None.
+        loss: a name or a `Loss`.
+        steps: the horizon T.
+        thresholds: the goals; for the rule "absolute" losses, by default a tenth and a half of the
+            largest initial loss.
+        rule: the definition of training time, see `training_time`. "relative" measures each by its
+            own final loss.
+        key: a `jax.random.key`, needed with `batch_size`.
+        protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
+        time_steps: also measure the seconds of a training step of each on this device.
+        max_bytes: bound on a kernel's working memory.
+
+    Returns:
+        A `Comparison`.
+
+    Raises:
+        ValueError: no candidates, numbers out of range, and whatever `predict_training_time`
+            refuses of models and data.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> x = jax.random.normal(jax.random.key(0), (20, 3))
+        >>> y = (x[:, 0] > 0).astype(int)
+        >>> f = lambda w, x: jnp.tanh(x @ w["a"]) @ w["b"]
+        >>> w = {"a": jnp.eye(3), "b": jnp.eye(3)[:, :2]}
+        >>> found = compare({"all": Candidate(f, w), "head": Candidate(f, w, lambda p: p == "b")},
+        ...                 x, y, steps=40, time_steps=False)
+        >>> sorted(found.names), found.steps.shape
+        (['all', 'head'], (2, 2))
+
+    Source:
+        TTP Sections 1 and 6 propose it (pre-trained models, hyper-parameters) for single forecasts;
+        its Proposition 2 gives the alignment.
+    """
+    if not candidates:
+        raise ValueError("candidates must hold at least one Candidate; got none.")
+    for name, one in candidates.items():
+        if not isinstance(one, Candidate):
+            raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
+    check_choice("rule", rule, RULES)
+    if learning_rate is not None:
+        check_number("learning_rate", learning_rate, above=0.0)
+    if thresholds is None and rule != "absolute":
+        thresholds = (0.01, 0.1, 0.4)
+    x = jnp.asarray(x)
+    check_finite("x", x)
+    starts = {}
+    for name, one in candidates.items():
+        check_finite(f"candidates[{name!r}].params", one.params)
+        output_shape(one.apply_fn, one.params, x)
+        check_per_sample(one.apply_fn, one.params, x)
+        f0 = jax.jit(one.apply_fn)(one.params, x)
+        targets, exact = encode_targets(loss, y, f0)
+        starts[name] = (f0, targets, exact, float(exact.value(f0, targets)))
+    if thresholds is None:
+        worst = max(start[3] for start in starts.values())
+        thresholds = tuple(share * worst for share in GOALS)
+    thresholds = check_thresholds(thresholds, rule)
+    found = {}
+    for name, one in candidates.items():
+        f0, targets, exact, _ = starts[name]
+        kernel = empirical_ntk(
+            one.apply_fn, one.params, x, trainable=one.trainable, max_bytes=max_bytes
+        )
+        rates = [learning_rate]
+        if learning_rate is None:
+            limit = float(max_learning_rate(kernel, f0, targets, loss=exact, momentum=momentum))
+            rates = [share * limit for share in RATE_SHARES]
+        choices = [
+            Hyperparameters(float(rate), momentum, batch_size, loss=exact, steps=steps)
+            for rate in rates
+            if rate is not None
+        ]
+        swept = sweep_kernel(
+            kernel, f0, targets, choices, thresholds=thresholds, rule=rule, key=key,
+            protocol=protocol,
+        )  # fmt: skip
+        seconds = float("nan")
+        if time_steps:
+            selected, restore = split_trainable(one.params, one.trainable)
+            network: ApplyFn = lambda w, z, a=one.apply_fn, r=restore: a(r(w), z)  # noqa: E731
+            optimizer = optax.sgd(choices[0].learning_rate, momentum or None)
+            seconds = time_step(
+                network, selected, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
+            ).seconds
+        best = _best(swept)
+        found[name] = (swept, best, seconds, _explain(kernel, f0, targets, exact))
+    order = sorted(found, key=lambda name: _rank(found[name][0], found[name][1]))
+    parts = [found[name] for name in order]
+    return Comparison(
+        names=tuple(order),
+        thresholds=thresholds,
+        rule=rule,
+        steps=np.stack([swept.steps[i] for swept, i, _, _ in parts]),
+        step_seconds=np.array([seconds for _, _, seconds, _ in parts]),
+        settings=tuple(
+            dataclasses.replace(swept.settings[i], loss=loss) for swept, i, _, _ in parts
+        ),
+        final_loss=np.array([swept.final_loss[i] for swept, i, _, _ in parts]),
+        final_error=np.array([swept.final_error[i] for swept, i, _, _ in parts]),
+        loss=np.stack([swept.loss[i] for swept, i, _, _ in parts]),
+        explanations=tuple(why for _, _, _, why in parts),
+    )
+
+
+def _rank(swept: Sweep, i: int) -> tuple[float, ...]:
+    """Smaller is better: the hardest goals that are reached decide, then the final loss."""
+    never = float("inf")
+    good = swept.stable[i]
+    times = [float(t) if good and t >= 0 else never for t in swept.steps[i]]
+    hardest_first = [t for _, t in sorted(zip(swept.thresholds, times, strict=True))]
+    return (*hardest_first, float(swept.final_loss[i]) if good else never)
+
+
+def _best(swept: Sweep) -> int:
+    return min(range(len(swept.settings)), key=lambda i: _rank(swept, i))
+
+
+def _explain(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Explanation:
+    system = eigendecomposition(kernel)
+    values = np.asarray(system.values, np.float64)
+    shares = np.asarray(label_alignment(system, loss.gradient(f0, targets)), np.float64)
+    total, largest, rank = float(shares.sum()), float(values[0]), int(system.rank)
+    if not (total > 0 and largest > 0):  # nothing is left to learn, or nothing moves
+        return Explanation(0.0, 0.0, float("nan"), rank, largest / f0.shape[0])
+    last = values[min(LEADING, len(values)) - 1] * (1 - 1e-5)  # equal ones count together
+    return Explanation(
+        speed=float(shares @ values) / (largest * total),
+        alignment=float(shares[values >= last].sum()) / total,
+        condition_number=largest / float(values[rank - 1]),
+        rank=rank,
+        largest=largest / f0.shape[0],
+    )

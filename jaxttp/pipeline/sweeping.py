@@ -1,0 +1,328 @@
+"""From the name of a task to a sweep, a comparison of starting points, or more data."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from jaxttp._checks import check_choice, check_integer
+from jaxttp.forecast import (
+    Candidate,
+    Comparison,
+    Extrapolation,
+    Sweep,
+    compare,
+    extrapolate,
+    grid,
+    sweep_kernel,
+    training_time,
+)
+from jaxttp.ntk import empirical_ntk
+from jaxttp.ntk._select import leaf_paths
+from jaxttp.pipeline.tasks import Settings, Task, build_task
+from jaxttp.training import TrainingRun, time_step, train
+
+Progress = Callable[[str, int, int], None]
+RATES = 16
+"""Learning rates of a sweep that names none."""
+RANGE = (0.01, 2.0)
+"""Their range as shares of the largest stable one; heavy-ball momentum allows up to twice that."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSweep:
+    """A sweep over a named task.
+
+    Attributes:
+        settings: the task; its rate, momentum and batch size are not used.
+        task: the network and data.
+        sweep: the forecasts.
+        threshold: the goal that the advice is for.
+    """
+
+    settings: Settings
+    task: Task
+    sweep: Sweep
+    threshold: float
+
+    @property
+    def max_learning_rate(self) -> float:
+        """The largest stable constant rate without momentum, at the start of training."""
+        limits, settings = self.sweep.max_learning_rate, self.sweep.settings
+        return float(min(v / (1 + s.momentum) for v, s in zip(limits, settings, strict=True)))
+
+    @property
+    def fastest(self) -> int | None:
+        """The setting that reaches the goal with the fewest steps; None where none does."""
+        try:
+            return self.sweep.best(self.threshold)
+        except ValueError:
+            return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "task": self.task.description,
+            "settings": _plain(self.settings),
+            "thresholds": list(self.sweep.thresholds),
+            "threshold": self.threshold,
+            "max_learning_rate": self.max_learning_rate,
+            "fastest": self.fastest,
+            "pareto": list(self.sweep.pareto(self.threshold)),
+            "rows": self.sweep.rows(),
+        }
+
+
+def sweep_task(
+    settings: Settings,
+    *,
+    learning_rates: Sequence[float] | None = None,
+    momenta: Sequence[float] = (0.0, 0.9),
+    batch_sizes: Sequence[int | None] = (None,),
+    schedules: Sequence[str] = ("constant",),
+    threshold: float | None = None,
+    time_steps: bool = True,
+    progress: Progress | None = None,
+) -> TaskSweep:
+    """Forecast a grid of settings for a named task from one kernel.
+
+    Args:
+        settings: data, samples, loss, horizon, thresholds and seed.
+        learning_rates: when None 16, from a hundredth of the largest stable rate to twice it.
+        momenta: heavy-ball.
+        batch_sizes: None for full batches.
+        schedules: names of `jaxttp.forecast.hyperparameters.SCHEDULES`.
+        threshold: one of the settings' thresholds, for the advice; their middle one when None.
+        time_steps: also measure the seconds of a step, for every batch size.
+        progress: called with (stage, done, total).
+
+    Returns:
+        A `TaskSweep`.
+
+    Raises:
+        ValueError: whatever `build_task` and `sweep` refuse; a threshold that is not forecast.
+
+    Example:
+        >>> small = Settings(data="wine", samples_per_class=6, steps=20)
+        >>> result = sweep_task(small, momenta=(0.0,), time_steps=False)
+        >>> len(result.sweep.settings), result.max_learning_rate > 0
+        (16, True)
+    """
+    thresholds = settings.thresholds
+    if threshold is None:
+        threshold = thresholds[len(thresholds) // 2]
+    check_choice("threshold", threshold, thresholds)
+    report = progress or (lambda stage, done, total: None)
+    task = build_task(settings)
+    report("kernel", 0, 1)
+    kernel = empirical_ntk(*task.model, task.x)
+    f0 = jax.jit(task.model.apply_fn)(task.model.params, task.x)
+    key = jax.random.split(jax.random.key(settings.seed), 2)[0]
+    common: dict[str, Any] = {
+        "momentum": momenta, "batch_size": list(batch_sizes), "schedule": list(schedules),
+        "loss": task.loss, "steps": settings.steps,
+    }  # fmt: skip
+    if learning_rates is None:
+        probe = sweep_kernel(kernel, f0, task.y, grid(learning_rate=1.0, loss=task.loss, steps=1))
+        limit = float(probe.max_learning_rate[0])
+        learning_rates = tuple(np.geomspace(RANGE[0] * limit, RANGE[1] * limit, RATES).tolist())
+    seconds: dict[int | None, float] | None = None
+    if time_steps:
+        report("timing a step", 0, len(batch_sizes))
+        seconds = {
+            size: time_step(
+                *task.model, task.x, task.y, loss=task.loss, optimizer=optax.sgd(1e-3),
+                batch_size=size,
+            ).seconds
+            for size in batch_sizes
+        }  # fmt: skip
+    report("sweep", 0, 1)
+    swept = sweep_kernel(
+        kernel, f0, task.y, grid(learning_rate=learning_rates, **common), thresholds=thresholds,
+        key=key, step_seconds=seconds,
+    )  # fmt: skip
+    return TaskSweep(settings, task, swept, threshold)
+
+
+START_NAMES = ("all", "head", "last", "bias")
+"""What a comparison can train: all weights, the head, the head and the last block, the biases."""
+
+
+def starting_points(task: Task, names: Sequence[str] = START_NAMES) -> dict[str, Candidate]:
+    """Choices of what to train, by name, for the network of a task.
+
+    Args:
+        task: a `Task` whose network has a "head".
+        names: of `START_NAMES`.
+
+    Returns:
+        Candidates for `jaxttp.compare`.
+
+    Raises:
+        ValueError: an unknown name.
+
+    Example:
+        >>> task = build_task(Settings(data="wine", samples_per_class=2))
+        >>> sorted(starting_points(task, ("all", "head")))
+        ['all', 'head']
+    """
+    found = (re.match(r"(\w+/\d+)/", path) for path in leaf_paths(task.model.params))
+    blocks = [match.group(1) for match in found if match]
+    last = max(blocks, key=lambda name: int(name.split("/")[1])) + "/" if blocks else "head"
+    chosen: dict[str, Any] = {
+        "all": None,
+        "head": lambda path: path.startswith("head"),
+        "last": lambda path: path.startswith(("head", last)),
+        "bias": lambda path: path.endswith("bias"),
+    }
+    return {
+        name: Candidate(*task.model, trainable=chosen[check_choice("start", name, START_NAMES)])
+        for name in names
+    }
+
+
+def compare_task(
+    settings: Settings,
+    names: Sequence[str] = START_NAMES,
+    *,
+    learning_rate: float | None = None,
+    rule: str = "absolute",
+    time_steps: bool = True,
+    progress: Progress | None = None,
+) -> tuple[Task, Comparison]:
+    """What to train: forecasts of several choices for a named task, ranked and explained.
+
+    Args:
+        settings: data, samples, loss, momentum, batch size, horizon and seed.
+        names: of `START_NAMES`.
+        learning_rate: of all; each gets its own best when None.
+        rule: the definition of training time; its thresholds are the defaults of `compare`.
+        time_steps: also measure the seconds of a step.
+        progress: called with (stage, done, total).
+
+    Returns:
+        ``(task, comparison)``.
+
+    Raises:
+        ValueError: whatever `build_task` and `compare` refuse.
+
+    Example:
+        >>> small = Settings(data="wine", samples_per_class=4, steps=20)
+        >>> _, found = compare_task(small, ("all", "head"), time_steps=False)
+        >>> len(found.names)
+        2
+    """
+    task = build_task(settings)
+    if progress is not None:
+        progress("comparing", 0, 1)
+    found = compare(
+        starting_points(task, names), task.x, task.y, loss=task.loss, learning_rate=learning_rate,
+        momentum=settings.momentum, batch_size=settings.batch_size, steps=settings.steps, rule=rule,
+        key=jax.random.key(settings.seed), time_steps=time_steps,
+    )  # fmt: skip
+    return task, found
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskExtrapolation:
+    """A forecast for all samples of a task from a few of them.
+
+    Attributes:
+        settings: the task, with all of its samples.
+        task: the network and data.
+        found: the forecast.
+        run: the real training on all samples, or None.
+    """
+
+    settings: Settings
+    task: Task
+    found: Extrapolation
+    run: TrainingRun | None = None
+
+    @property
+    def real_steps(self) -> Mapping[float, int] | None:
+        """Real training times, None without a real run; -1 where it diverged."""
+        if self.run is None:
+            return None
+        if not np.all(np.isfinite(self.run.loss)):
+            return dict.fromkeys(self.found.steps, -1)
+        return {e: int(training_time(self.run.loss, e)) for e in self.found.steps}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; thresholds become strings, a spread that is not known becomes None."""
+        found, real = self.found, self.real_steps
+        finite = lambda v: float(v) if np.isfinite(v) else None  # noqa: E731
+        return {
+            "task": self.task.description,
+            "settings": _plain(self.settings),
+            "subset": found.subset,
+            "samples": found.samples,
+            "steps": {repr(e): t for e, t in found.steps.items()},
+            "spread": {repr(e): finite(s) for e, s in found.spread.items()},
+            "stable": found.stable,
+            "loss": [finite(v) for v in found.loss],
+            "loss_spread": [finite(v) for v in found.loss_spread],
+            "verified": None if real is None or self.run is None else {
+                "steps": {repr(e): t for e, t in real.items()},
+                "loss": [finite(v) for v in np.asarray(self.run.loss)],
+            },
+        }  # fmt: skip
+
+
+def extrapolate_task(
+    settings: Settings,
+    *,
+    subset: int,
+    verify: bool = False,
+    alpha: float = 0.0,
+    progress: Progress | None = None,
+) -> TaskExtrapolation:
+    """Forecast full-batch training on all samples of a task from the kernel of a subset.
+
+    Args:
+        settings: data, samples (all with ``samples_per_class=None``), loss, rate, momentum,
+            horizon, thresholds and seed. The loss is the squared error when None.
+        subset: N0, samples of the kernel.
+        verify: also train on all samples for real.
+        alpha: as in `extrapolate`.
+        progress: called with (stage, done, total).
+
+    Returns:
+        A `TaskExtrapolation`.
+
+    Raises:
+        ValueError: a batch size, and whatever `build_task` and `extrapolate` refuse.
+
+    Example:
+        >>> small = Settings(data="wine", samples_per_class=20, steps=20, learning_rate=0.05)
+        >>> extrapolate_task(small, subset=24).found.samples
+        60
+    """
+    if settings.batch_size is not None:
+        raise ValueError("batch_size cannot be extrapolated: full batches only.")
+    settings = dataclasses.replace(settings, loss=settings.loss or "squared_error")
+    task = build_task(settings)
+    check_integer("subset", subset, at_least=2, at_most=len(task.x))
+    if progress is not None:
+        progress("kernel of the subset", 0, 1)
+    found = extrapolate(
+        *task.model, task.x, task.y, learning_rate=settings.learning_rate, subset=subset,
+        key=jax.random.key(settings.seed), loss=task.loss, momentum=settings.momentum,
+        steps=settings.steps, thresholds=settings.thresholds, alpha=alpha,
+    )  # fmt: skip
+    run = None
+    if verify and found.stable:
+        run = train(
+            *task.model, task.x, task.y, loss=task.loss, steps=settings.steps,
+            optimizer=optax.sgd(settings.learning_rate, settings.momentum or None),
+            progress=None if progress is None else lambda i, n: progress("real training", i, n),
+        )  # fmt: skip
+    return TaskExtrapolation(settings, task, found, run)
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    return dataclasses.asdict(settings)

@@ -1,0 +1,219 @@
+"""Sweeps as heat maps and as a choice between cost and loss."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxttp.forecast import Comparison, Sweep
+from jaxttp.pipeline.sweeping import TaskExtrapolation
+from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, tidy
+
+
+def plot_sweep(sweep: Sweep, threshold: float, *, title: str = "") -> Figure:
+    """Steps to a threshold by learning rate and all else, with advice, and the Pareto set.
+
+    Every row of the heat map is one combination of momentum, batch size, schedule, loss and
+    horizon. Settings that diverge or never get there are hatched; the line is the largest stable
+    rate at the start of training, the star the setting with the fewest steps.
+
+    Args:
+        sweep: a `jaxttp.forecast.Sweep`.
+        threshold: one of its thresholds.
+        title: above the figure.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ValueError: a threshold that was not forecast.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxttp.forecast import grid, sweep_kernel
+        >>> settings = grid(learning_rate=(0.1, 0.2), momentum=(0.0, 0.9), steps=20)
+        >>> found = sweep_kernel(jnp.eye(2), jnp.zeros((2, 2)), jnp.array([0, 1]), settings)
+        >>> len(plot_sweep(found, 0.1).axes)  # heat map, Pareto set, colour bar
+        3
+    """
+    cost = sweep.cost(threshold)  # checks the threshold
+    figure = Figure(figsize=(12, 5.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure.colorbar(_heat_map(left, sweep, threshold), ax=left, label="training steps")
+    _pareto(right, sweep, threshold, cost)
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _heat_map(axes: Axes, sweep: Sweep, threshold: float) -> Any:
+    rates = sorted({float(one.learning_rate) for one in sweep.settings})
+    rows = list(dict.fromkeys(_label(one) for one in sweep.settings))
+    table = np.full((len(rows), len(rates)), np.nan)
+    column = sweep.thresholds.index(threshold)
+    where = [(rows.index(_label(s)), rates.index(float(s.learning_rate))) for s in sweep.settings]
+    for i, place in enumerate(where):
+        if sweep.stable[i] and sweep.steps[i, column] >= 0:
+            table[place] = sweep.steps[i, column]
+    edges = _edges(rates)
+    axes.patch.set(hatch="///", facecolor="0.93", edgecolor="0.8")
+    image = axes.pcolormesh(
+        edges, np.arange(len(rows) + 1), np.ma.masked_invalid(table), cmap="viridis_r"
+    )
+    axes.set_xscale("log")
+    for row, label in enumerate(rows):
+        limits = [
+            sweep.max_learning_rate[i]
+            for i, one in enumerate(sweep.settings)
+            if _label(one) == label
+        ]
+        if edges[0] < limits[0] < edges[-1]:
+            name = "largest stable rate" if row == 0 else None
+            axes.plot([limits[0]] * 2, [row, row + 1], color=REAL, lw=2.5, label=name)
+    if np.any(np.isfinite(table)):
+        best = where[sweep.best(threshold)]
+        axes.plot(
+            rates[best[1]],
+            best[0] + 0.5,
+            "*",
+            ms=17,
+            mfc="white",
+            mec="black",
+            label="fewest steps",
+        )
+    axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
+    axes.set_ylim(0, len(rows))
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_xlabel("learning rate")
+    goal = f"{100 * threshold:g} % of the drop" if sweep.rule == "relative" else f"{threshold:g}"
+    axes.set_title(f"steps to {goal}", fontsize=10)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.13), ncols=2, frameon=False, fontsize=9)
+    return image
+
+
+def _pareto(axes: Axes, sweep: Sweep, threshold: float, cost: np.ndarray) -> None:
+    chosen = list(sweep.pareto(threshold))
+    reached = np.isfinite(cost)
+    axes.plot(
+        cost[reached], sweep.final_loss[reached], "o", color=GREY, alpha=0.4, ms=5,
+        label="every setting",
+    )  # fmt: skip
+    axes.plot(
+        cost[chosen], sweep.final_loss[chosen], "o-", color=PREDICTED, ms=7,
+        label="cheapest for its loss",
+    )  # fmt: skip
+    for i in _apart(chosen):
+        axes.annotate(
+            str(sweep.settings[i]), (cost[i], sweep.final_loss[i]), xytext=(7, 5), fontsize=8,
+            textcoords="offset points",
+        )  # fmt: skip
+    unit = "samples seen" if sweep.step_seconds is None else "seconds"
+    axes.set_xlabel(f"{unit} until there")
+    axes.set_ylabel("predicted loss at the horizon")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.margins(x=0.25, y=0.1)
+    axes.legend(frameon=False, fontsize=9)
+    tidy(axes)
+
+
+def _apart(chosen: list[int]) -> list[int]:
+    """The ends and the middle: more labels would cover each other."""
+    return list(dict.fromkeys(chosen[i] for i in (0, len(chosen) // 2, -1))) if chosen else []
+
+
+def _label(one: Any) -> str:
+    """What is not the learning rate."""
+    words = str(one).split(", ")[1:]
+    return ", ".join(words) or "plain"
+
+
+def _edges(rates: list[float]) -> np.ndarray:
+    """Edges of cells around rates, in the logarithm."""
+    logs = np.log(rates)
+    if len(logs) == 1:
+        return np.exp(np.array([logs[0] - 0.5, logs[0] + 0.5]))
+    middle = (logs[1:] + logs[:-1]) / 2
+    ends = [logs[0] - (middle[0] - logs[0])], [logs[-1] + (logs[-1] - middle[-1])]
+    return np.exp(np.concatenate([ends[0], middle, ends[1]]))
+
+
+def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
+    """Loss curves of the starting points, with the goals, and what their kernels say.
+
+    Args:
+        found: a `jaxttp.forecast.Comparison`.
+        title: above the figure.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> from jaxttp.pipeline import Settings, compare_task
+        >>> small = Settings(data="wine", samples_per_class=4, steps=20)
+        >>> _, found = compare_task(small, ("all", "head"), time_steps=False)
+        >>> len(plot_comparison(found).axes)
+        2
+    """
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for name, curve, one in zip(found.names, found.loss, found.settings, strict=True):
+        left.plot(curve, lw=2, label=f"{name} (rate {one.learning_rate:.3g})")
+    if found.rule == "absolute":
+        for goal in found.thresholds:
+            left.axhline(goal, color=GREY, lw=1, ls=":")
+    left.set_yscale("log")
+    left.set_xlabel("training step")
+    left.set_ylabel("predicted training loss")
+    left.legend(frameon=False, fontsize=9)
+    places = np.arange(len(found.names))
+    speeds = [why.speed for why in found.explanations]
+    shares = [why.alignment for why in found.explanations]
+    right.barh(places - 0.19, speeds, 0.36, color=PREDICTED, label="speed")
+    right.barh(places + 0.19, shares, 0.36, color=OTHER, label="labels along leading eigenvectors")
+    right.set_yticks(places, found.names)
+    right.invert_yaxis()
+    right.set_xlim(0, 1)
+    right.set_xlabel("share")
+    right.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    for axes in (left, right):
+        tidy(axes)
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def plot_extrapolation(result: TaskExtrapolation) -> Figure:
+    """The loss curve forecast for all samples, its spread, and the real one where it is known.
+
+    Args:
+        result: a `jaxttp.pipeline.TaskExtrapolation`.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> from jaxttp.pipeline import Settings, extrapolate_task
+        >>> small = Settings(data="wine", samples_per_class=20, steps=20, learning_rate=0.05)
+        >>> len(plot_extrapolation(extrapolate_task(small, subset=24)).axes)
+        1
+    """
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    axes, found = figure.subplots(), result.found
+    steps = np.arange(len(found.loss))
+    if result.run is not None:
+        axes.plot(steps, np.asarray(result.run.loss), color=REAL, lw=2.2, label="real training")
+    label = f"forecast from {found.subset} of {found.samples} samples"
+    axes.plot(steps, found.loss, color=PREDICTED, lw=2.2, ls="--", label=label)
+    if np.all(np.isfinite(found.loss_spread)):
+        low, high = found.loss - found.loss_spread, found.loss + found.loss_spread
+        axes.fill_between(
+            steps, low, high, color=PREDICTED, alpha=0.15, lw=0, label="± one deviation"
+        )
+    axes.set_xlabel("training step")
+    axes.set_ylabel(f"training loss ({result.task.loss.replace('_', '-')})")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=10)
+    tidy(axes)
+    figure.suptitle(result.task.description, fontsize=10)
+    return figure

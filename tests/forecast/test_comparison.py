@@ -1,0 +1,123 @@
+"""Several starting points side by side."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp import predict_training_time
+from jaxttp.forecast import Candidate, compare
+from tests import oracles
+
+KEYS = jax.random.split(jax.random.key(2), 5)
+X = jax.random.normal(KEYS[0], (16, 4))
+Y = np.asarray(jnp.argmax(X @ jax.random.normal(KEYS[1], (4, 3)), axis=1))
+PARAMS = {
+    "in": jax.random.normal(KEYS[2], (4, 12)) / 2,
+    "out": jax.random.normal(KEYS[3], (12, 3)) / 4,
+}
+
+
+def apply_fn(w, x):
+    return jnp.tanh(x @ w["in"]) @ w["out"]
+
+
+def wide(w, x):
+    return x @ w
+
+
+CANDIDATES = {
+    "head only": Candidate(apply_fn, PARAMS, {"in": False, "out": True}),
+    "all": Candidate(apply_fn, PARAMS),
+    "linear": Candidate(wide, jnp.zeros((4, 3))),
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return compare(CANDIDATES, X, Y, steps=60)
+
+
+def test_ranked_by_steps_then_loss(found):
+    assert set(found.names) == set(CANDIDATES)
+    times = [tuple(t if t >= 0 else np.inf for t in row) for row in found.steps]
+    assert times == sorted(times)
+    assert found.thresholds[0] < found.thresholds[1]  # a tenth and a half of the largest loss
+    assert found.thresholds[1] == pytest.approx(5 * found.thresholds[0])
+    for i in range(3):
+        for threshold, t in zip(found.thresholds, found.steps[i], strict=True):
+            below = np.flatnonzero(found.loss[i] < threshold)
+            assert t == (below[0] if below.size else -1)
+    np.testing.assert_allclose(found.final_loss, found.loss[:, -1])
+    assert np.all(found.step_seconds > 0)
+    assert np.all(found.seconds()[found.steps < 0] == np.inf)
+
+
+def test_explanations_by_hand(found):
+    for name, why in zip(found.names, found.explanations, strict=True):
+        one = CANDIDATES[name]
+        if name == "head only":
+            kernel = oracles.kernel(lambda w, x: apply_fn(PARAMS | w, x), {"out": PARAMS["out"]}, X)
+        else:
+            kernel = oracles.kernel(one.apply_fn, one.params, X)
+        f0 = np.asarray(one.apply_fn(one.params, X))
+        g = (oracles.softmax(f0) - np.eye(3)[Y]).reshape(-1)
+        matrix = kernel.reshape(48, 48)
+        values, vectors = np.linalg.eigh(matrix)
+        assert why.speed == pytest.approx(g @ matrix @ g / (values[-1] * g @ g), rel=1e-9)
+        leading = values > values[-10] * (1 - 1e-5)  # a linear network has them in threes
+        share = np.sum((vectors[:, leading].T @ g) ** 2) / (g @ g)
+        assert why.alignment == pytest.approx(share, rel=1e-9)
+        assert why.rank == np.linalg.matrix_rank(matrix)
+        assert why.condition_number == pytest.approx(values[-1] / values[-why.rank], rel=1e-6)
+        assert why.largest == pytest.approx(values[-1] / 16)
+
+
+def test_rows_and_text(found):
+    rows = found.rows()
+    assert [row["name"] for row in rows] == list(found.names)
+    assert {"learning_rate", "speed", "condition_number", "final_loss"} <= set(rows[0])
+    text = str(found)
+    assert all(name in text for name in CANDIDATES)
+    assert "a step" in text
+
+
+def test_a_given_rate_and_the_relative_rule_are_the_forecast_of_each():
+    got = compare(
+        CANDIDATES, X, Y, learning_rate=0.2, momentum=0.5, steps=40, rule="relative",
+        time_steps=False,
+    )  # fmt: skip
+    assert np.all(np.isnan(got.step_seconds))
+    assert "seconds" not in str(got.rows())
+    for i, name in enumerate(got.names):
+        one = CANDIDATES[name]
+        single = predict_training_time(
+            one.apply_fn, one.params, X, Y, learning_rate=0.2, momentum=0.5, steps=40,
+            trainable=one.trainable,
+        )  # fmt: skip
+        np.testing.assert_allclose(got.loss[i], single.loss, rtol=1e-9)
+        assert dict(zip(got.thresholds, got.steps[i].tolist(), strict=True)) == single.steps
+
+
+def test_unstable_ones_come_last():
+    got = compare(
+        CANDIDATES, X, np.eye(3)[Y], loss="squared_error", learning_rate=1.5, steps=40,
+        time_steps=False,
+    )  # fmt: skip
+    gone = [bool(np.all(row < 0)) for row in got.steps]
+    assert gone == sorted(gone)
+    assert any(gone)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="candidates must hold at least one"):
+        compare({}, X, Y)
+    with pytest.raises(ValueError, match="rule='soon' is not known"):
+        compare(CANDIDATES, X, Y, rule="soon")
+    with pytest.raises(ValueError, match="learning_rate must be"):
+        compare(CANDIDATES, X, Y, learning_rate=-1.0)
+    with pytest.raises(ValueError, match="batch_size"):
+        compare(CANDIDATES, X, Y, batch_size=40, key=jax.random.key(0))
+    bad = {"bad": Candidate(wide, jnp.full((4, 3), jnp.nan))}
+    with pytest.raises(ValueError, match=r"candidates\['bad'\].params holds 12"):
+        compare(bad, X, Y)

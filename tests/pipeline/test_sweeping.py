@@ -1,0 +1,109 @@
+"""Sweeps, comparisons and extrapolations from the name of a task."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxttp import predict_training_time
+from jaxttp.forecast import training_time
+from jaxttp.pipeline import (
+    Settings,
+    build_task,
+    compare_task,
+    extrapolate_task,
+    starting_points,
+    sweep_task,
+)
+
+SMALL = Settings(data="wine", samples_per_class=5, steps=30)
+
+
+@pytest.fixture(scope="module")
+def swept():
+    return sweep_task(SMALL, momenta=(0.0, 0.9), batch_sizes=(None, 4), time_steps=True)
+
+
+def test_a_sweep_advises_a_rate(swept):
+    assert len(swept.sweep.settings) == 16 * 2 * 2
+    rates = sorted({one.learning_rate for one in swept.sweep.settings})
+    assert rates[0] == pytest.approx(0.01 * swept.max_learning_rate)
+    assert rates[-1] == pytest.approx(2 * swept.max_learning_rate)
+    assert swept.threshold == 0.1
+    best = swept.fastest
+    assert best is not None
+    single = predict_training_time(
+        *swept.task.model, swept.task.x, swept.task.y, learning_rate=0.5 * swept.max_learning_rate,
+        steps=30,
+    )  # fmt: skip
+    assert single.max_learning_rate == pytest.approx(swept.max_learning_rate, rel=1e-6)
+    times = swept.sweep.steps[:, 1]
+    assert times[best] == min(times[times >= 0])
+    assert swept.sweep.step_seconds is not None
+    assert np.all(swept.sweep.step_seconds > 0)
+
+
+def test_a_sweep_as_json(swept):
+    plain = json.loads(json.dumps(swept.to_json(), allow_nan=False))
+    assert len(plain["rows"]) == 64
+    assert plain["fastest"] == swept.fastest
+    assert plain["max_learning_rate"] == swept.max_learning_rate
+    assert set(plain["pareto"]) <= set(range(64))
+    assert plain["settings"]["data"] == "wine"
+
+
+def test_nothing_is_fast_enough():
+    found = sweep_task(SMALL, learning_rates=(1e3,), momenta=(0.0,), time_steps=False)
+    assert found.fastest is None
+    assert found.to_json()["pareto"] == []
+
+
+def test_starting_points_train_what_they_say():
+    task = build_task(SMALL)
+    points = starting_points(task)
+    picked = {
+        name: sorted(p for p in PATHS if one.trainable is None or one.trainable(p))
+        for name, one in points.items()
+    }
+    assert picked == {
+        "all": sorted(PATHS),
+        "head": ["head/bias", "head/kernel"],
+        "last": ["head/bias", "head/kernel", "hidden/1/bias", "hidden/1/kernel"],
+        "bias": ["head/bias", "hidden/0/bias", "hidden/1/bias"],
+    }
+    with pytest.raises(ValueError, match="start='tail' is not known"):
+        starting_points(task, ("tail",))
+
+
+PATHS = [f"{layer}/{part}" for layer in ("head", "hidden/0", "hidden/1") for part in
+         ("bias", "kernel")]  # fmt: skip
+
+
+def test_a_comparison_of_what_to_train():
+    task, found = compare_task(SMALL, ("head", "all"), time_steps=False)
+    assert "wine" in task.description
+    assert sorted(found.names) == ["all", "head"]
+    assert found.loss.shape == (2, 31)
+
+
+def test_extrapolation_beside_the_real_training():
+    settings = Settings(data="wine", samples_per_class=20, steps=30, learning_rate=0.05)
+    result = extrapolate_task(settings, subset=24, verify=True)
+    assert result.found.samples == 60
+    assert result.task.loss == "squared_error"
+    assert result.real_steps == {
+        e: int(training_time(result.run.loss, e)) for e in (0.01, 0.1, 0.4)
+    }
+    plain = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert plain["subset"] == 24
+    assert plain["verified"]["steps"]["0.1"] == result.real_steps[0.1]
+    assert len(plain["loss"]) == 31
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"threshold=0\.3 is not known"):
+        sweep_task(SMALL, threshold=0.3)
+    with pytest.raises(ValueError, match="subset must be"):
+        extrapolate_task(SMALL, subset=16)
+    with pytest.raises(ValueError, match="batch_size cannot be extrapolated"):
+        extrapolate_task(Settings(data="wine", batch_size=4), subset=10)

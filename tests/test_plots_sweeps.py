@@ -1,0 +1,55 @@
+"""Figures of sweeps and comparisons show the numbers of the result."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp.forecast import Candidate, compare, grid, sweep_kernel
+from jaxttp.plots import plot_comparison, plot_sweep
+
+SWEEP = sweep_kernel(
+    jnp.eye(2).reshape(2, 1, 2, 1), jnp.zeros((2, 1)), jnp.array([[1.0], [2.0]]),
+    grid(learning_rate=(0.5, 2.0, 5.0), momentum=(0.0, 0.5), loss="squared_error", steps=30),
+)  # fmt: skip
+
+
+def test_the_heat_map_holds_the_steps():
+    heat, pareto, bar = plot_sweep(SWEEP, 0.1, title="two").axes
+    mesh = heat.collections[0]
+    table = np.ma.asarray(mesh.get_array()).reshape(2, 3)
+    steps = SWEEP.steps[:, 1].reshape(3, 2).T  # settings vary momentum fastest
+    assert np.array_equal(table.mask, steps < 0)
+    assert np.array_equal(table.compressed(), steps[steps >= 0])
+    assert table.mask[0, 2]  # beyond 2/lambda = 4
+    assert [label.get_text() for label in heat.get_yticklabels()] == ["plain", "momentum 0.5"]
+    star = next(line for line in heat.get_lines() if line.get_marker() == "*")
+    assert star.get_xdata()[0] == SWEEP.settings[SWEEP.best(0.1)].learning_rate
+    limit = next(line for line in heat.get_lines() if line.get_label() == "largest stable rate")
+    assert limit.get_xdata()[0] == pytest.approx(4.0)
+    chosen = next(line for line in pareto.get_lines() if line.get_label().startswith("cheapest"))
+    cost, best = SWEEP.cost(0.1), list(SWEEP.pareto(0.1))
+    np.testing.assert_allclose(
+        chosen.get_xydata(), np.stack([cost[best], SWEEP.final_loss[best]], 1)
+    )
+    assert bar.get_ylabel() == "training steps"
+    assert pareto.get_xlabel() == "samples seen until there"
+
+
+def test_unknown_thresholds_are_refused():
+    with pytest.raises(ValueError, match=r"threshold=0\.2 is not known"):
+        plot_sweep(SWEEP, 0.2)
+
+
+def test_the_comparison_shows_curves_and_reasons():
+    x, y = jnp.eye(4), jnp.array([0, 1, 0, 1])
+    found = compare(
+        {"a": Candidate(lambda w, x: x @ w, jnp.zeros((4, 2))),
+         "b": Candidate(lambda w, x: 0.1 * x @ w, jnp.zeros((4, 2)))},
+        x, y, learning_rate=0.5, steps=20, time_steps=False,
+    )  # fmt: skip
+    left, right = plot_comparison(found, title="two").axes
+    curves = [line.get_ydata() for line in left.get_lines() if len(line.get_ydata()) == 21]
+    np.testing.assert_allclose(np.stack(curves), found.loss)
+    assert [label.get_text() for label in right.get_yticklabels()] == list(found.names)
+    widths = [bar.get_width() for bar in right.patches[:2]]
+    np.testing.assert_allclose(widths, [why.speed for why in found.explanations])

@@ -1,0 +1,286 @@
+"""Weights, masks and multi-label targets, in losses and in everything that forecasts or trains.
+
+The oracle trains the linearised network with an explicit Jacobian and jax.grad of a loss written
+out here. Tolerances: the same float64 arithmetic in another order, so 1e-9 after 25 steps.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxttp
+from jaxttp import losses, weighted
+from jaxttp.dynamics import (
+    closed_form,
+    gradient_flow,
+    recursion,
+    relinearized_recursion,
+    weight_space,
+)
+from jaxttp.dynamics.stability import largest_curvature
+from jaxttp.forecast import grid, sweep_kernel
+from jaxttp.losses import Loss, encode_targets
+from tests import oracles
+
+N, C = 9, 3
+KEYS = jax.random.split(jax.random.key(3), 6)
+X = jax.random.normal(KEYS[0], (N, 4))
+PARAMS = {
+    "in": jax.random.normal(KEYS[1], (4, 14)),
+    "out": jax.random.normal(KEYS[2], (14, C)) / 3,
+}
+LABELS = np.array([0, 1, 2, 0, 1, 0, 0, 2, 1])
+BITS = np.asarray(jax.random.bernoulli(KEYS[3], 0.4, (N, C)), float)
+REAL = np.asarray(jax.random.normal(KEYS[4], (N, C)))
+WEIGHT = np.array([0.5, 2.0, 0.0, 1.0, 3.0, 0.0, 1.5, 0.2, 1.0])
+WEIGHTS = np.asarray(jax.random.uniform(KEYS[5], (N, C))) * (BITS + 0.5)
+
+
+def apply_fn(params, x):
+    return jnp.tanh(x @ params["in"]) @ params["out"]
+
+
+def linearised(params, x):
+    tangent = jax.tree.map(jnp.subtract, params, PARAMS)
+    f, moved = jax.jvp(lambda w: apply_fn(w, x), (PARAMS,), (tangent,))
+    return f + moved
+
+
+KERNEL = oracles.kernel(apply_fn, PARAMS, X)
+F0 = np.asarray(apply_fn(PARAMS, X))
+
+CASES = {
+    "cross-entropy, samples": ("cross_entropy", LABELS, {"sample_weight": WEIGHT}),
+    "cross-entropy, mask": ("cross_entropy", LABELS, {"mask": WEIGHT > 0}),
+    "cross-entropy, classes": ("cross_entropy", LABELS, {"class_weight": [1.0, 4.0, 0.3]}),
+    "squared error, outputs": ("squared_error", REAL, {"sample_weight": WEIGHTS}),
+    "multi-label": ("binary_cross_entropy", BITS, {}),
+    "multi-label, outputs": ("binary_cross_entropy", BITS, {"sample_weight": WEIGHTS}),
+    "multi-label, classes": ("binary_cross_entropy", BITS, {"class_weight": [1.0, 0.0, 5.0]}),
+    "multi-label, all": (
+        "binary_cross_entropy", BITS,
+        {"sample_weight": WEIGHT, "mask": WEIGHTS > 0.2, "class_weight": [1.0, 2.0, 5.0]},
+    ),
+}  # fmt: skip
+
+
+def weight_of(options):
+    """Weights (N, C) or (N,), by hand, not normalised."""
+    w = np.ones(N)
+    for name in ("sample_weight", "mask"):
+        if name in options:
+            part = np.asarray(options[name], float)
+            w = w[:, None] * part if part.ndim == 2 and w.ndim == 1 else w * part
+    if "class_weight" in options:
+        given = np.asarray(options["class_weight"])
+        w = w * given[LABELS] if len(options) == 1 and given[1] == 4.0 else _by_column(w, given)
+    return w
+
+
+def _by_column(w, given):
+    return (w[:, None] if w.ndim == 1 else w) * given[None]
+
+
+def value_by_hand(name, y, w, f):
+    """The weighted mean loss, written out."""
+    if name == "cross_entropy":
+        each = jax.nn.logsumexp(f, axis=1) - f[jnp.arange(N), y]
+        return jnp.sum(w * each) / jnp.sum(w)
+    w = jnp.asarray(np.broadcast_to(w if w.ndim == 2 else w[:, None], (N, C)))
+    each = 0.5 * (f - y) ** 2 if name == "squared_error" else jnp.logaddexp(0.0, f) - y * f
+    return C * jnp.sum(w * each) / jnp.sum(w)
+
+
+def problem(case):
+    name, y, options = CASES[case]
+    given = weighted(y, **options) if options else y
+    return name, given, lambda f: value_by_hand(name, y, weight_of(options), f)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_value_gradient_and_hessian(case):
+    name, y, by_hand = problem(case)
+    f = jnp.asarray(F0)
+    targets, loss = encode_targets(name, y, f)
+    np.testing.assert_allclose(loss.value(f, targets), by_hand(f), rtol=1e-12)
+    np.testing.assert_allclose(loss.gradient(f, targets) / N, jax.grad(by_hand)(f), atol=1e-14)
+    hessian = jax.hessian(by_hand)(f)[np.arange(N), :, np.arange(N)]
+    np.testing.assert_allclose(loss.hessian(f, targets) / N, hessian, atol=1e-14)
+    again, same = encode_targets(loss, targets, f)
+    assert same is loss
+    np.testing.assert_array_equal(again, targets)
+
+
+def train_by_hand(value, steps, rate, momentum):
+    """Gradient descent on the linearised weights with jax.grad of the whole objective."""
+    grad = jax.grad(lambda w: value(linearised(w, X)))
+    params, velocity, path = PARAMS, jax.tree.map(jnp.zeros_like, PARAMS), [F0]
+    for _ in range(steps):
+        velocity = jax.tree.map(lambda v, g: momentum * v + g, velocity, grad(params))
+        params = jax.tree.map(lambda w, v: w - rate * v, params, velocity)
+        path.append(np.asarray(linearised(params, X)))
+    return np.stack(path)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_forecast_equals_training_of_the_linearised_network(case):
+    name, y, by_hand = problem(case)
+    want = train_by_hand(by_hand, 25, 0.05, 0.8)
+    options = {"loss": name, "optimizer": optax.sgd(0.05, 0.8), "steps": 25}
+    found = recursion(KERNEL, F0, y, **options).train
+    np.testing.assert_allclose(found, want, atol=1e-9)
+    run = jaxttp.train(linearised, PARAMS, X, y, **options)
+    np.testing.assert_allclose(run.outputs, want, atol=1e-9)
+    values = [float(by_hand(jnp.asarray(f))) for f in want]
+    np.testing.assert_allclose(run.loss, values, rtol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["cross-entropy, samples", "multi-label, outputs"])
+def test_every_forecast_agrees(case):
+    name, y, by_hand = problem(case)
+    options = {"loss": name, "optimizer": optax.sgd(0.05, 0.8), "steps": 25}
+    want = recursion(KERNEL, F0, y, **options).train
+    values = [float(by_hand(jnp.asarray(f))) for f in want]
+    found = weight_space(apply_fn, PARAMS, X, y, **options).train
+    np.testing.assert_allclose(found, want, atol=1e-9)
+    forecast = jaxttp.predict_training_time(
+        apply_fn, PARAMS, X, y, loss=name, learning_rate=0.05, momentum=0.8, steps=25
+    )
+    np.testing.assert_allclose(forecast.loss, values, rtol=1e-9)
+    swept = sweep_kernel(KERNEL, F0, y, grid(learning_rate=0.05, momentum=0.8, loss=name, steps=25))
+    np.testing.assert_allclose(swept.loss[0], values, rtol=1e-9)
+    path = relinearized_recursion(  # of a network that is linear already: nothing changes
+        linearised, PARAMS, X, y, **options, rebuilds=2, kernel_fn=lambda w: jnp.asarray(KERNEL)
+    )
+    np.testing.assert_allclose(path.train, want, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["cross-entropy, samples"])
+def test_mini_batches_are_the_same_in_forecast_and_training(case, key):
+    name, y, _ = problem(case)
+    options = {"loss": name, "optimizer": optax.sgd(0.1), "steps": 20, "batch_size": 4, "key": key}
+    run = jaxttp.train(linearised, PARAMS, X, y, **options)
+    np.testing.assert_allclose(recursion(KERNEL, F0, y, **options).train, run.outputs, atol=1e-9)
+
+
+def test_flow_follows_small_steps():
+    name, y, by_hand = problem("squared error, outputs")
+    ts = jnp.array([0.0, 1.0])
+    fine = train_by_hand(by_hand, 200, 0.2 / 200, 0.0)[-1]
+    path = gradient_flow(KERNEL, F0, y, loss=name, learning_rate=0.2, ts=ts, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(path.train[1], fine, atol=2e-3)  # Euler's error in 200 steps
+    exact = closed_form(KERNEL, F0, y, learning_rate=0.2, ts=ts)
+    np.testing.assert_allclose(exact.train, path.train, atol=1e-7)  # the solver's tolerance
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "squared_error"])
+def test_masked_samples_are_as_if_absent(name):
+    keep = WEIGHT > 0
+    y = np.where(keep, LABELS, -1)
+    options = {"loss": name, "learning_rate": 0.1, "steps": 30}
+    masked = jaxttp.predict_training_time(apply_fn, PARAMS, X, weighted(y, mask=keep), **options)
+    absent = jaxttp.predict_training_time(apply_fn, PARAMS, X[keep], LABELS[keep], **options)
+    np.testing.assert_allclose(masked.loss, absent.loss, rtol=1e-10)
+    np.testing.assert_allclose(masked.error, absent.error, rtol=1e-10)
+    assert masked.steps == absent.steps
+    np.testing.assert_allclose(masked.max_learning_rate, absent.max_learning_rate, rtol=1e-8)
+    both = [
+        np.asarray(run.outputs)[:, rows] for run, rows in ((masked, keep), (absent, slice(None)))
+    ]
+    np.testing.assert_allclose(*both, atol=1e-10)
+    soft = weighted(np.where(keep[:, None], np.eye(C)[LABELS], np.nan), mask=keep)
+    again = jaxttp.predict_training_time(apply_fn, PARAMS, X, soft, **options)
+    np.testing.assert_allclose(again.loss, absent.loss, rtol=1e-10)
+
+
+def test_errors_count_by_weight():
+    f, y = jnp.asarray(F0), jnp.asarray(REAL)
+    targets, loss = encode_targets("cross_entropy", weighted(LABELS, sample_weight=WEIGHT), f)
+    wrong = np.argmax(F0, axis=1) != LABELS
+    np.testing.assert_allclose(loss.error(f, targets), np.sum(WEIGHT * wrong) / np.sum(WEIGHT))
+    targets, loss = encode_targets("binary_cross_entropy", weighted(BITS, mask=WEIGHTS > 0.3), f)
+    wrong = ((F0 > 0) != (BITS > 0.5))[WEIGHTS > 0.3]
+    np.testing.assert_allclose(loss.error(f, targets), np.mean(wrong))
+    targets, loss = encode_targets("squared_error", weighted(y, mask=WEIGHT > 0), f)
+    part = losses.unexplained_variance(f[WEIGHT > 0], y[WEIGHT > 0])
+    np.testing.assert_allclose(loss.error(f, targets), part)
+
+
+def test_balanced_classes_weigh_alike():
+    y = weighted(LABELS, class_weight="balanced")
+    sums = [np.sum(y.weight[k == LABELS]) for k in range(C)]
+    np.testing.assert_allclose(sums, N / C)
+    named = weighted(LABELS, class_weight={0: 0.75, 1: 1.0, 2: 1.5})
+    np.testing.assert_allclose(named.weight, np.array([0.75, 1.0, 1.5])[LABELS])
+
+
+def test_curvature_knows_weights():
+    y = weighted(REAL, sample_weight=WEIGHT)
+    root = np.sqrt(np.repeat(WEIGHT / WEIGHT.mean(), C))
+    want = np.linalg.eigvalsh(root[:, None] * KERNEL.reshape(N * C, -1) * root[None])[-1] / N
+    found = largest_curvature(KERNEL, F0, y, loss="squared_error")
+    np.testing.assert_allclose(found, want, rtol=1e-9)
+
+
+def test_own_losses_take_weights_of_samples():
+    own = Loss("own", lambda f, y: jnp.sum(jnp.cosh(f - y)), losses.unexplained_variance)
+    f = jnp.asarray(F0)
+    targets, loss = encode_targets(own, weighted(REAL, sample_weight=WEIGHT), f)
+    each = np.sum(np.cosh(F0 - REAL), axis=1)
+    np.testing.assert_allclose(loss.value(f, targets), np.sum(WEIGHT * each) / np.sum(WEIGHT))
+    with pytest.raises(ValueError, match="no sum over outputs"):
+        encode_targets(own, weighted(REAL, sample_weight=WEIGHTS), f)
+    short = Loss("short", own.sample_loss, lambda f, y: jnp.mean(f - y))
+    with pytest.raises(ValueError, match=r"must take \(outputs, targets, weights\)"):
+        encode_targets(short, weighted(REAL, sample_weight=WEIGHT), f)
+
+
+def test_under_jit_and_vmap():
+    @jax.jit
+    def value(f, weight):
+        targets, loss = encode_targets("cross_entropy", weighted(LABELS, sample_weight=weight), f)
+        return loss.value(f, targets)
+
+    got = jax.vmap(value, (None, 0))(F0, jnp.stack([WEIGHT, 2 * WEIGHT]))
+    want = value_by_hand("cross_entropy", LABELS, WEIGHT, jnp.asarray(F0))
+    np.testing.assert_allclose(got, [want, want], rtol=1e-12)
+
+
+BAD = {
+    "nothing": ({}, "give at least one of"),
+    "length": ({"sample_weight": np.ones(8)}, r"sample_weight must have shape \(9,\), as y has"),
+    "negative": ({"sample_weight": -WEIGHT}, "sample_weight must be finite and not negative"),
+    "NaN": ({"sample_weight": np.full(N, np.nan)}, "sample_weight must be finite"),
+    "nothing left": ({"mask": np.zeros(N)}, "leave no sample that counts"),
+    "a class too few": ({"class_weight": [1.0, 2.0]}, "a weight for every class"),
+    "a class missing": ({"class_weight": {0: 1.0, 2: 1.0}}, "a weight for every class"),
+    "another name": ({"class_weight": "equal"}, "the only name is 'balanced'"),
+    "negative class": ({"class_weight": [1.0, -1.0, 1.0]}, "none of them negative"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_weights_are_refused(case):
+    options, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        weighted(LABELS, **options)
+
+
+def test_bad_combinations_are_refused():
+    with pytest.raises(ValueError, match="one weight an output"):
+        weighted(BITS, class_weight=[1.0, 2.0])
+    with pytest.raises(ValueError, match="'balanced', for integer labels"):
+        weighted(BITS, class_weight="balanced")
+    f = jnp.asarray(F0)
+    _, loss = encode_targets("cross_entropy", weighted(LABELS, sample_weight=WEIGHT), f)
+    with pytest.raises(ValueError, match="takes what encode_targets made"):
+        encode_targets(loss, LABELS, f)
+    with pytest.raises(ValueError, match="labels from"):
+        encode_targets("cross_entropy", weighted(LABELS + 1, sample_weight=WEIGHT), f)
+    with pytest.raises(ValueError, match="weighted labels cannot be extrapolated"):
+        jaxttp.extrapolate(
+            apply_fn, PARAMS, X, weighted(LABELS, mask=WEIGHT > 0), learning_rate=0.1, subset=5,
+            key=jax.random.key(0),
+        )  # fmt: skip
