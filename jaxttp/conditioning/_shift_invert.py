@@ -9,8 +9,6 @@ eigenvalues. In NumPy and SciPy, outside jit; memory is twice the matrix.
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.linalg
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 TOLERANCE = 1e-10
 """Relative accuracy asked of the iteration; rounding leaves eps * kappa beside it."""
@@ -43,6 +41,9 @@ def extreme_eigenvalues(matrix: np.ndarray) -> Ends | None:
     Args:
         matrix: symmetric (n, n), float64; the lower triangle is factorised.
     """
+    import scipy.linalg  # here, since loading it takes as long as half of jaxttp
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
     n = len(matrix)
     try:
         factor = scipy.linalg.cholesky(

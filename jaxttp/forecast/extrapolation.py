@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import root_scalar
 
 from jaxttp._checks import check_finite, check_integer, check_number
 from jaxttp._types import ApplyFn, Params
@@ -334,6 +333,8 @@ def _residual_tail(shares: np.ndarray, head: int, rank: int) -> tuple[np.ndarray
     low, high = 0.0, 64.0
     if excess(low) < 0 or excess(high) > 0:
         return None
+    from scipy.optimize import root_scalar  # here, since it loads slowly
+
     exponent = float(root_scalar(excess, bracket=(low, high)).root)
     return level * ratios**-exponent, exponent
 
