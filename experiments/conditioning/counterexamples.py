@@ -196,7 +196,12 @@ def plot(result: Result) -> dict[str, Figure]:
             settings.skips, result.networks[name], color=color, ls="--",
             label=f"κ of {settings.depth} such layers",
         )  # fmt: skip
-    left.set(title="One matrix", xlabel="skip weight β", ylabel="condition number", ylim=(0.8, 1e5))
+    left.set(
+        title="W + βI is singular at β = 1 and 1.2",
+        xlabel="skip weight β",
+        ylabel="condition number",
+        ylim=(0.8, 1e5),
+    )
     left.legend(frameon=False, fontsize=8)
     sizes = list(result.gain)
     right.boxplot(

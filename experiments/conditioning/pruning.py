@@ -276,8 +276,11 @@ RESNET20 = _script(
     {"decay_epoch": 45, "learning_rate": 0.02}, _DECAYED,
 )  # fmt: skip
 RESNET32 = _script(
-    "resnet32", {"gnc-15": "GNC Figure 15"}, {"decay_epoch": 45, "learning_rate": 0.02}, _DECAYED
-)
+    "resnet32", {"gnc-15": "GNC Figure 15"},
+    {"per_class": 10, "epochs": 120, "points": (0, 10, 30, 60, 120), "decay_epoch": 90,
+     "learning_rate": 0.02, "seeds": (0, 1)},
+    _DECAYED,
+)  # fmt: skip
 VGG5 = _script(
     "vgg5", {"gnc-16": "GNC Figure 16"},
     {"decay_epoch": 50, "learning_rate": 0.02, "enlarge": 2}, _DECAYED | {"decay_epoch": 100},

@@ -73,7 +73,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(small=Size(12, 20, (2, 4), 3), large=Size(12, 20, (2,), 2), outputs=3),
+    "smoke": Settings(small=Size(12, 20, (2,), 2), large=Size(16, 20, (2,), 2), outputs=3),
     "cpu": Settings(),
     "paper": Settings(
         small=Size(784, 1500, (2, 3, 4, 5, 6, 7, 8, 9, 10), 20),

@@ -159,9 +159,9 @@ def plot(result: list[Row]) -> dict[str, Figure]:
     order = np.argsort(columns["condition"])
     left.loglog(columns["condition"][order], columns["worst"][order], color=OTHER,
                 label="worst case for this κ")  # fmt: skip
-    low = np.min(columns["real"][known], initial=1)
-    high = np.max(columns["real"][known], initial=2)
-    right.loglog([low, high], [low, high], color="0.45", lw=0.9)
+    if np.any(known):
+        ends = [np.min(columns["real"][known]), np.max(columns["real"][known])]
+        right.loglog(ends, ends, color="0.45", lw=0.9, label="equal")
     left.set(xlabel="condition number at initialisation", ylabel="steps of gradient descent")
     right.set(xlabel="steps, forecast from the kernel", ylabel="steps of gradient descent")
     for axes in (left, right):

@@ -108,6 +108,12 @@ def plot_draws(
         label: of the line.
         color: of line and band.
         style: of the line.
+
+    Example:
+        >>> axes = Figure().subplots()
+        >>> plot_draws(axes, (1, 2, 3), [[1.0, 3.0], [2.0, np.inf], [np.inf, np.inf]])
+        >>> axes.lines[0].get_xydata().tolist()
+        [[1.0, 2.0], [2.0, 2.0]]
     """
     shown = np.asarray(table, float)
     shown = np.where(np.isfinite(shown), shown, np.nan)

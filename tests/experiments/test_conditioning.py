@@ -19,6 +19,7 @@ from experiments.harness import load_script, run_script
 from experiments.scripts import SCRIPTS
 from jaxttp import conditioning, models
 from jaxttp.conditioning import sweep
+from jaxttp.data import Dataset
 
 CONDITIONING = [name for name, path in SCRIPTS.items() if "experiments.conditioning" in path]
 NEEDS = {"gnc-pruning-vgg5": "vgg5", "gnc-pruning-vit": "ViT"}
@@ -114,6 +115,21 @@ def test_patches_are_natural_images():
     assert values[0] > 0.4 * values.sum()  # the mean brightness varies most
     again = inputs.load_inputs("patches", 400, whiten=False, seed=1)
     np.testing.assert_array_equal(found.x, again.x)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "side", "gray", "features"),
+    [("cifar10", (32, 32, 3), 8, True, 64), ("cifar10", (32, 32, 3), None, False, 3072),
+     ("mnist", (28, 28, 1), 14, False, 196)],
+)  # fmt: skip
+def test_downloaded_images_of_the_papers_shapes(name, shape, side, gray, features, monkeypatch):
+    x = np.random.default_rng(0).random((20, *shape), np.float32)
+    names = tuple("0123456789")
+    data = Dataset(x, np.arange(20, dtype=np.int32) % 10, name, "Noise.", 10, names)
+    monkeypatch.setattr(inputs, "load_dataset", lambda wanted: data if wanted == name else None)
+    found = inputs.load_inputs(name, 15, side=side, gray=gray, whiten=False)
+    assert found.x.shape == (15, features)
+    np.testing.assert_allclose(found.x.mean(axis=0), 0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
