@@ -20,14 +20,15 @@ def kind(row: Row) -> str:
 def errors(rows: Iterable[Row], method: str, what: str = "steps") -> tuple[np.ndarray, np.ndarray]:
     """Signed errors and real times (runs, 3), of runs where both are known.
 
-    A forecast that diverges where the real training does not counts as the horizon.
+    A forecast that calls itself unstable where the real training is not counts as the horizon.
     """
     off, real = [], []
     for row in rows:
         found = row["forecasts"][method]
         if what not in found:
             continue
-        predicted = np.where(np.array(found[what]) < 0, row["horizon"], found[what])
+        lost = (np.array(found[what]) < 0) | (not found["stable"])
+        predicted = np.where(lost, row["horizon"], found[what])
         off.append(predicted - np.array(row["real"][what]))
         real.append(row["real"][what])
     return np.array(off).reshape(-1, 3), np.array(real).reshape(-1, 3)

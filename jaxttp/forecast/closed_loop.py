@@ -36,6 +36,8 @@ from jaxttp.ntk._select import split_trainable
 
 GROWTHS = (*np.linspace(-1.0, 1.0, 21), *np.linspace(1.25, 8.0, 28))
 """The gammas that a fit to losses chooses from."""
+RIDGE = 1e-3
+"""Weight of gamma^2 beside the misfit as a share of the drop so far: few losses say little."""
 SCALES = (0.1, 10.0)
 """Bounds of the kernel's fitted scale."""
 SECANTS = 5
@@ -44,6 +46,8 @@ CURVATURE = 1e-3
 """A secant equation below this share of the kernel's own curvature is left out."""
 DEPARTURE = 0.05
 """The linear regime counts as left when the loss is off by this share of the predicted drop."""
+OUT_OF_RANGE = 2.0
+"""A re-linearised forecast whose loss exceeds all observed ones by this factor is not believed."""
 KINDS = ("losses", "outputs", "weights")
 
 
@@ -188,7 +192,9 @@ def online(
         matrix, f0, still, rates=rates, growths=growths, whole=whole
     )  # fmt: skip
     curves = np.asarray(curves, np.float64)
-    misfit = np.mean((curves[: k + 1] - seen[:, None]) ** 2, axis=0)
+    come = abs(float(open_loop[0] - open_loop[k])) or 1.0
+    misfit = np.mean(((curves[: k + 1] - seen[:, None]) / come) ** 2, axis=0)
+    misfit = misfit + RIDGE * np.square(GROWTHS)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
     best = int(np.lexsort((np.abs(GROWTHS), misfit))[0])  # ties: the smallest correction
     return _result(
@@ -289,7 +295,9 @@ class Online:
                 the one at the present weights.
 
         Returns:
-            An `OnlineForecast`.
+            An `OnlineForecast`. At the edge of stability kernels rebuilt along the path can drive
+            the forecast out of range where the network recovers; then the one by outputs is
+            returned instead, as its `kind` says.
 
         Raises:
             ValueError: an unknown kind, no step seen yet, or all of them.
@@ -304,7 +312,11 @@ class Online:
         base = online(self.kernel, f0, self._y, self._setting, **known, **self._reading)
         if kind != "weights":
             return base
-        return self._relinearized(base, rebuilds)
+        found = self._relinearized(base, rebuilds)
+        highest = OUT_OF_RANGE * float(found.loss[: found.at + 1].max())
+        if found.stable and found.loss.max() <= highest:
+            return found
+        return self.forecast("outputs")
 
     def _relinearized(self, base: OnlineForecast, rebuilds: int | str) -> OnlineForecast:
         setting, k = self._setting, base.at
@@ -315,9 +327,10 @@ class Online:
         restore = split_trainable(self._weights[-1], self._trainable)[1]
         velocity = jax.tree.map(lambda a, b: (a - b) / rates[k - 1], before, now)
 
-        def network(w: Params, x: Any) -> Array:
+        def part(w: Params, x: Any) -> Array:
             return self._apply(restore(w), x)
 
+        network = self._apply if self._trainable is None else part  # what is compiled is kept
         rest = jnp.asarray(rates[k:])
         rate = float(rates[k]) if np.all(rates[k:] == rates[k]) else lambda t: rest[t]
         path = relinearized_recursion(

@@ -30,6 +30,9 @@ from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk import empirical_ntk, sketch_jacobian
 from jaxttp.ntk._select import split_trainable
 
+EDGE = 2.0
+"""A re-linearised loss that rises to this multiple of its start is marked in `trust`."""
+
 
 def predict_training_time(
     apply_fn: ApplyFn,
@@ -225,6 +228,11 @@ def predict_training_time(
             )  # fmt: skip
             diverged_at, passes, kernels = path.diverged_at, path.gradient_evaluations, path.kernels
             uncertainty = path.loss_uncertainty
+            if bool(jnp.max(path.loss) > EDGE * path.loss[0]):
+                trust = (
+                    "the loss rises on the way: at the edge of stability re-linearised networks "
+                    "leave the range from which the real one often recovers; see relinearize=0"
+                )
         elif dynamics == "recursion":
             tangents: dict[str, Any] = {}
             if linear_filter(optimizer).weight_decay:

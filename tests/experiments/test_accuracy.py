@@ -37,7 +37,7 @@ def test_errors_are_signed_and_divergence_counts_as_the_horizon():
     np.testing.assert_array_equal(off, [[0, 3, -1]])
     np.testing.assert_array_equal(real, [[8, 6, 2]])
     gone = row()
-    gone["forecasts"]["plain"]["steps"] = [-1, -1, -1]
+    gone["forecasts"]["plain"]["stable"] = False
     np.testing.assert_array_equal(accuracy_tables.errors([gone], "plain")[0], [[2, 4, 8]])
     assert accuracy_tables.curve_error(row(), "plain") == pytest.approx(0.1)
 
