@@ -5,7 +5,9 @@ import typer
 from jaxttp.cli.compare import compare
 from jaxttp.cli.conditioning import conditioning
 from jaxttp.cli.extrapolate import extrapolate
+from jaxttp.cli.gauss_newton import gauss_newton
 from jaxttp.cli.predict import predict
+from jaxttp.cli.spectrum import spectrum
 from jaxttp.cli.sweep import sweep
 
 app = typer.Typer(
@@ -22,11 +24,9 @@ def _root() -> None:
     """Before you train: how long will it take, and will it converge?"""
 
 
-app.command()(predict)
-app.command()(conditioning)
-app.command()(sweep)
-app.command()(compare)
-app.command()(extrapolate)
+for command in (predict, sweep, compare, extrapolate, spectrum, conditioning):
+    app.command()(command)
+app.command("gauss-newton")(gauss_newton)
 
 
 def main() -> None:

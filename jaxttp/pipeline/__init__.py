@@ -8,6 +8,11 @@ from jaxttp.pipeline.conditioning import condition as condition
 from jaxttp.pipeline.conditioning import condition_sweep as condition_sweep
 from jaxttp.pipeline.conditioning import network_condition as network_condition
 from jaxttp.pipeline.conditioning import sweep_to_json as sweep_to_json
+from jaxttp.pipeline.exact_steps import StepSettings as StepSettings
+from jaxttp.pipeline.exact_steps import TaskSteps as TaskSteps
+from jaxttp.pipeline.exact_steps import gauss_newton_task as gauss_newton_task
+from jaxttp.pipeline.spectra import TaskSpectrum as TaskSpectrum
+from jaxttp.pipeline.spectra import task_spectrum as task_spectrum
 from jaxttp.pipeline.sweeping import START_NAMES as START_NAMES
 from jaxttp.pipeline.sweeping import TaskExtrapolation as TaskExtrapolation
 from jaxttp.pipeline.sweeping import TaskSweep as TaskSweep

@@ -13,6 +13,8 @@ from jaxttp.plots.conditioning import plot_rank_sensitivity as plot_rank_sensiti
 from jaxttp.plots.conditioning import plot_spectrum as plot_spectrum
 from jaxttp.plots.forecast import MARKERS as MARKERS
 from jaxttp.plots.forecast import plot_forecast as plot_forecast
+from jaxttp.plots.kernel import plot_steps as plot_steps
+from jaxttp.plots.kernel import plot_task_spectrum as plot_task_spectrum
 from jaxttp.plots.sweeps import plot_comparison as plot_comparison
 from jaxttp.plots.sweeps import plot_extrapolation as plot_extrapolation
 from jaxttp.plots.sweeps import plot_sweep as plot_sweep

@@ -1,0 +1,202 @@
+"""Exact Gauss-Newton steps of a reversible network on a named data set, beside their forecast."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp.data import dataset_names, load_dataset, select
+from jaxttp.forecast import training_time
+from jaxttp.gauss_newton import (
+    StepForecast,
+    forecast_steps,
+    gauss_newton_direction,
+    output_change,
+    revmlp_forward,
+)
+from jaxttp.losses import encode_targets
+from jaxttp.models import RevMLP
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """What to train, by names and numbers; full batches.
+
+    Attributes:
+        data: a data set of `jaxttp.data.dataset_names`.
+        samples_per_class: samples of each class; None for all. Regression takes all samples.
+        loss: "squared_error" or "cross_entropy"; None for the squared error (of one-hot labels).
+        learning_rate: share of a whole step.
+        steps: how many.
+        blocks: L.
+        bottleneck: m; None for twice the number of samples, at least 256: full rank.
+        pseudoinverse: see `jaxttp.gauss_newton.gauss_newton_direction`.
+        rtol: of the pseudo-inverse.
+        thresholds: shares of the loss's drop that define training times.
+        seed: draws samples and weights.
+    """
+
+    data: str = "digits"
+    samples_per_class: int | None = 30
+    loss: str | None = None
+    learning_rate: float = 0.5
+    steps: int = 12
+    blocks: int = 2
+    bottleneck: int | None = None
+    pseudoinverse: str = "truncate"
+    rtol: float = 1e-6
+    thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSteps:
+    """Exact steps, and what was forecast of them from the first outputs alone.
+
+    Attributes:
+        settings: what was asked for.
+        description: network and data in words.
+        forecast: losses and outputs of steps in function space.
+        loss: of the network, on all samples (T + 1,); infinite after divergence.
+        error: likewise.
+        ranks: kept in every half-layer at the first step (L, 2).
+        residual: relative residual of J times the first direction.
+        samples: N.
+    """
+
+    settings: StepSettings
+    description: str
+    forecast: StepForecast
+    loss: np.ndarray
+    error: np.ndarray
+    ranks: np.ndarray
+    residual: float
+    samples: int
+
+    @property
+    def stable(self) -> bool:
+        """Whether every loss is finite, and the last one below the first."""
+        return bool(np.all(np.isfinite(self.loss)) and self.loss[-1] < self.loss[0])
+
+    def times(self) -> dict[float, tuple[int, int]]:
+        """Forecast and real training time for every threshold; -1 for real ones that diverge."""
+        with jax.enable_x64(True):  # losses far below 1e-7 of the first are told apart
+            ahead = [int(training_time(self.forecast.loss, e)) for e in self.settings.thresholds]
+            if not self.stable:
+                real = [-1] * len(ahead)
+            else:
+                real = [int(training_time(self.loss, e)) for e in self.settings.thresholds]
+        return dict(zip(self.settings.thresholds, zip(ahead, real, strict=True), strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; a loss that is not finite is None."""
+        times = self.times()
+        return {
+            "task": self.description,
+            "settings": dataclasses.asdict(self.settings),
+            "forecast": {"steps": {repr(e): time[0] for e, time in times.items()},
+                         "loss": np.asarray(self.forecast.loss, float).tolist()},
+            "real": {"steps": {repr(e): time[1] for e, time in times.items()},
+                     "loss": [v if np.isfinite(v) else None for v in self.loss.tolist()],
+                     "error": [v if np.isfinite(v) else None for v in self.error.tolist()]},
+            "stable": self.stable,
+            "ranks": self.ranks.tolist(),
+            "residual": self.residual,
+        }  # fmt: skip
+
+
+def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = None) -> TaskSteps:
+    """Train a reversible network by exact Gauss-Newton steps, in double precision.
+
+    Args:
+        settings: what to train.
+        progress: called with (stage, done, total).
+
+    Returns:
+        A `TaskSteps`.
+
+    Raises:
+        ValueError: unknown data, too few samples, a loss that does not fit, steps or rates out of
+            range, whatever `gauss_newton_direction` refuses.
+
+    Example:
+        >>> small = StepSettings(data="wine", samples_per_class=5, steps=3, bottleneck=32)
+        >>> found = gauss_newton_task(small)
+        >>> found.loss.shape, found.stable
+        ((4,), True)
+
+    Source:
+        XGN Algorithm 1 and eq (8).
+    """
+    check_choice("data", settings.data, dataset_names())
+    check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
+    check_integer("steps", settings.steps, at_least=1)
+    check_number("learning_rate", settings.learning_rate, above=0.0)
+    dataset = load_dataset(settings.data)
+    keys = jax.random.split(jax.random.key(settings.seed))
+    if dataset.num_classes is not None:
+        dataset = select(dataset, per_class=settings.samples_per_class, key=keys[0])
+    elif settings.loss == "cross_entropy":
+        raise ValueError(f"loss={settings.loss!r} needs classes, and {settings.data} has none.")
+    loss_name = check_choice(
+        "loss", settings.loss or "squared_error", ("squared_error", "cross_entropy")
+    )
+    flat = np.asarray(dataset.x, np.float64).reshape(len(dataset.x), -1)
+    deviation = flat.std(axis=0)
+    flat = (flat - flat.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    outputs = dataset.num_classes or dataset.y.shape[1]
+    bottleneck = settings.bottleneck or max(2 * len(flat), 256)
+    words = (
+        f"RevMLP of {settings.blocks} blocks, m = {bottleneck}, on {settings.data}, {len(flat)} "
+        f"samples, full batch, {loss_name}"
+    )
+    with jax.enable_x64(True):
+        model = RevMLP(
+            flat.shape[1], outputs, rngs=nnx.Rngs(settings.seed), blocks=settings.blocks,
+            bottleneck=bottleneck, readout="orthonormal", param_dtype=jnp.float64,
+        )  # fmt: skip
+        x, fixed, readout = model.embed(flat), model.fixed_bottlenecks, model.fixed_readout
+        assert readout is not None
+        weights, start = model.weights[...], model(flat)
+        targets, loss = encode_targets(loss_name, dataset.y, start)
+        ahead = forecast_steps(
+            start, targets, loss=loss, learning_rate=settings.learning_rate, steps=settings.steps
+        )
+
+        def step(weights: Any) -> tuple[Any, Any]:
+            now = revmlp_forward(weights, fixed, x) @ readout.T
+            direction, info = gauss_newton_direction(
+                weights, fixed, x, output_change(now, targets, loss=loss), readout=readout,
+                pseudoinverse=settings.pseudoinverse, rtol=settings.rtol, return_info=True,
+            )  # fmt: skip
+            return weights - settings.learning_rate * direction, info
+
+        curve, errors, first = [], [], None
+        for index in range(settings.steps + 1):
+            now = revmlp_forward(weights, fixed, x) @ readout.T
+            curve.append(float(loss.value(now, targets)))
+            errors.append(float(loss.error(now, targets)))
+            if not np.isfinite(curve[-1]) or index == settings.steps:
+                break
+            if progress is not None:
+                progress("Gauss-Newton steps", index, settings.steps)
+            weights, info = step(weights)
+            first = info if first is None else first
+    assert first is not None
+    missing = settings.steps + 1 - len(curve)
+    return TaskSteps(
+        settings, words, ahead, _padded(curve, missing), _padded(errors, missing),
+        np.asarray(first.ranks), float(first.residual), len(flat),
+    )  # fmt: skip
+
+
+def _padded(values: list[float], missing: int) -> np.ndarray:
+    found = np.array([*values, *[np.inf] * missing])
+    return np.where(np.isfinite(found), found, np.inf)
