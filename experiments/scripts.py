@@ -38,4 +38,8 @@ SCRIPTS = {
     "xgn-representation": "experiments.gauss_newton.representation",
     "ours-gn-cost": "experiments.gauss_newton.costs",
     "ours-gn-forecast": "experiments.gauss_newton.forecasts",
+    "ttp-accuracy": "experiments.training_time.scatter",
+    "ttp-effective-rate": "experiments.training_time.effective_rate",
+    "ttp-kernels": "experiments.training_time.kernels",
+    "ttp-curves": "experiments.training_time.curves",
 }
