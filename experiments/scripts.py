@@ -42,4 +42,6 @@ SCRIPTS = {
     "ttp-effective-rate": "experiments.training_time.effective_rate",
     "ttp-kernels": "experiments.training_time.kernels",
     "ttp-curves": "experiments.training_time.curves",
+    "ttp-spaces": "experiments.training_time.spaces",
+    "ttp-clusters": "experiments.training_time.clusters",
 }

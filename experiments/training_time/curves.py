@@ -62,12 +62,12 @@ class Settings:
     noise_task: Source = "patches, MLP"
     rate: float = 2.0
     batch_size: int = 16
-    steps: int = 300
+    steps: int = 200
     tasks: tuple[Source, ...] = ("digits even, ResNet", "digits 5-9, MLP")
     high_rate: float = 3.0
     relative: bool = True
     horizon: int = 150
-    runs: int = 5
+    runs: int = 4
     paths: int = 20
     seed: int = 0
 

@@ -54,10 +54,10 @@ class Settings:
     """
 
     task: Source = "digits 5-9, MLP"
-    more: tuple[Source, ...] = ("digits even, ResNet", "breast cancer, MLP", "patches, MLP")
+    more: tuple[Source, ...] = ("breast cancer, MLP", "patches, MLP")
     noisy_rate: float = 4.0
     batch_size: int = 8
-    runs: int = 5
+    runs: int = 4
     paths: int = 20
     rates: tuple[float, ...] = (0.3, 1.0, 3.0)
     momenta: tuple[float, ...] = (0.0, 0.5, 0.9)
