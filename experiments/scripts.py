@@ -44,4 +44,8 @@ SCRIPTS = {
     "ttp-curves": "experiments.training_time.curves",
     "ttp-spaces": "experiments.training_time.spaces",
     "ttp-clusters": "experiments.training_time.clusters",
+    "ttp-larger": "experiments.training_time.larger",
+    "ttp-factors": "experiments.training_time.factors",
+    "ttp-costs": "experiments.training_time.costs",
+    "ttp-datasets": "experiments.training_time.datasets",
 }

@@ -153,10 +153,13 @@ def _measure(settings: Settings) -> Result:
     return Result(settings, labels, points, times, np.asarray(groups))
 
 
-def _points(space: jax.Array, labels: np.ndarray, seed: int, iterations: int) -> Points:
+def _points(space: jax.Array, labels: np.ndarray, settings: Settings) -> Points:
     flat = np.asarray(space, np.float64).reshape(len(labels), -1)
     perplexity = min(30.0, len(labels) / 4)
-    embed = TSNE(random_state=seed, perplexity=perplexity, init="pca", max_iter=iterations)
+    embed = TSNE(
+        random_state=settings.seed, perplexity=perplexity, init="pca",
+        max_iter=settings.iterations,
+    )  # fmt: skip
     with threadpool_limits(1):  # on shared cores its threads wait for each other
         plane = embed.fit_transform(flat)
     found = class_separation(jnp.asarray(flat), labels, classes=int(labels.max()) + 1)
