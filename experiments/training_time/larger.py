@@ -145,9 +145,9 @@ def _measure(settings: Settings, subset: int, samples: int) -> Larger:
     training = {"loss": LOSS, "optimizer": optax.sgd(float(eta)), "steps": settings.steps}
     real = train(*job.model, job.x, job.y, **training).loss
     small = train(*job.model, job.x[some], job.y[some], **training).loss
-    path = np.asarray(weight_space(*job.model, job.x, job.y, **training).train)
-    targets, _ = encode_targets(LOSS, job.y, path[0])
-    linear = 0.5 * np.sum((path - np.asarray(targets)) ** 2, axis=2).mean(axis=1)
+    path = weight_space(*job.model, job.x, job.y, **training).train
+    targets, loss = encode_targets(LOSS, job.y, path[0])
+    linear = np.asarray(jax.vmap(lambda f: loss.value(f, targets))(path))
     (low, low_shares), (all_values, all_shares) = parts
     return Larger(
         subset, samples, found.loss, corrected.loss, np.asarray(real), linear, np.asarray(small),
