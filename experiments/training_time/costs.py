@@ -1,0 +1,146 @@
+"""Figure 5: seconds of a forecast against seconds of the training, on the device at hand."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import optax
+from matplotlib.figure import Figure
+
+from experiments.store import Store
+from experiments.training_time.comparison import (
+    COLORS,
+    PAPER_TASKS,
+    Source,
+    kernel_of,
+    load,
+    name_of,
+)
+from jaxttp import predict_training_time, train
+from jaxttp.plots import tidy
+
+CLAIM = {
+    "ttp-5": "A forecast is 30 to 40 times faster than training for T steps. (TTP Figure 5)",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Tasks and the horizon.
+
+    Attributes:
+        tasks: names or pipeline settings.
+        rate: learning rate in units of N / lambda_max.
+        steps: T.
+        sketch_dim: width of the projected kernel.
+        repeats: of every measurement; medians count.
+        seed: of everything.
+    """
+
+    tasks: tuple[Source, ...] = ("digits even, ResNet", "digits 5-9, MLP")
+    rate: float = 0.5
+    steps: int = 150
+    sketch_dim: int = 1000
+    repeats: int = 2
+    seed: int = 0
+
+
+PRESETS = {
+    "smoke": Settings(tasks=("wine, MLP",), steps=10, sketch_dim=50, repeats=1),
+    "cpu": Settings(),
+    "paper": Settings(tasks=PAPER_TASKS, sketch_dim=10_000, repeats=5),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+    """Run and compile seconds of training and of both forecasts, (3, 2)."""
+
+    device: str
+    samples: int
+    values: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What was measured.
+
+    Attributes:
+        settings: how.
+        seconds: task -> times.
+    """
+
+    settings: Settings
+    seconds: dict[str, Seconds]
+
+
+def run(settings: Settings, store: Store | None = None) -> Result:
+    """Time training and forecasts.
+
+    Args:
+        settings: one of `PRESETS`, or your own.
+        store: where the times are kept, a task each.
+
+    Returns:
+        A `Result`.
+    """
+    pieces = {name_of(task): functools.partial(_measure, task, settings) for task in settings.tasks}
+    return Result(settings, (store or Store()).all(pieces))
+
+
+def _measure(task: Source, settings: Settings) -> Seconds:
+    job = load(task, settings.seed)
+    eta = settings.rate * kernel_of(job).unit
+    ahead = functools.partial(
+        predict_training_time, *job.model, job.x, job.y, learning_rate=eta, steps=settings.steps
+    )
+    values = []
+    for i in range(settings.repeats):
+        real = train(
+            *job.model, job.x, job.y, loss="cross_entropy", optimizer=optax.sgd(eta),
+            steps=settings.steps,
+        )  # fmt: skip
+        exact = ahead().cost
+        sketched = ahead(sketch_dim=settings.sketch_dim, key=jax.random.key(i)).cost
+        values.append([(c.seconds, c.compile_seconds) for c in (real, exact, sketched)])
+    # What was compiled for the first repeat serves the others.
+    run_seconds, compile_seconds = np.array(values)[..., 0], np.array(values)[..., 1]
+    both = np.stack([np.median(run_seconds, axis=0), compile_seconds[0]], axis=1)
+    return Seconds(jax.devices()[0].device_kind, len(job.x), both)
+
+
+def plot(result: Result) -> dict[str, Figure]:
+    """Bars on a logarithmic axis."""
+    figure = Figure(figsize=(8.5, 4.4), layout="constrained")
+    axes = figure.subplots()
+    settings = result.settings
+    words = ("training", "forecast, exact Θ", f"forecast, {settings.sketch_dim} projections")
+    at = np.arange(len(result.seconds))
+    for i, (word, color) in enumerate(zip(words, COLORS, strict=False)):
+        values = [found.values[i, 0] for found in result.seconds.values()]
+        bars = axes.bar(at + 0.27 * (i - 1), values, 0.25, color=color, label=word)
+        axes.bar_label(bars, fmt="%.2g", fontsize=9)
+    axes.set_xticks(at, [f"{task}\nN = {s.samples}" for task, s in result.seconds.items()])
+    device = next(iter(result.seconds.values())).device
+    axes.set(ylabel="seconds, compilation apart", yscale="log",
+             title=f"T = {settings.steps} steps, full batch, {device}")  # fmt: skip
+    axes.margins(y=0.15)
+    axes.legend(frameon=False, fontsize=9)
+    tidy(axes)
+    return {"ttp-5": figure}
+
+
+def measure(result: Result) -> dict[str, list[str]]:
+    """Seconds and ratios."""
+    lines = []
+    for task, found in result.seconds.items():
+        (real, real_more), (exact, exact_more), (sketch, sketch_more) = found.values
+        lines.append(
+            f"{task} ({found.device}): training {real:.2f} s (+ {real_more:.1f} s to compile), "
+            f"exact {exact:.3f} s (+ {exact_more:.1f}), projected {sketch:.3f} s (+ "
+            f"{sketch_more:.1f}); training / forecast {real / exact:.1f} and {real / sketch:.1f}, "
+            f"with compilation {(real + real_more) / (exact + exact_more):.2f} and "
+            f"{(real + real_more) / (sketch + sketch_more):.2f}"
+        )
+    return {"ttp-5": lines}

@@ -1,0 +1,239 @@
+"""Figures 7 and 11: training on N samples foreseen from the kernel of N0, squared error.
+
+On embedded data the "data set" is all ten digits, and the network has random weights.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib.figure import Figure
+
+from experiments.bench.accuracy_tasks import Job
+from experiments.bench.extrapolation import make
+from experiments.store import Store
+from experiments.training_time.comparison import CIFAR10, Source, load
+from jaxttp import empirical_ntk, extrapolate, train, training_time
+from jaxttp.dynamics import weight_space
+from jaxttp.losses import encode_targets
+from jaxttp.ntk import eigendecomposition, label_alignment
+from jaxttp.plots import GREY, OTHER, PREDICTED, REAL, tidy
+
+LOSS = "squared_error"
+CLAIM = {
+    "ttp-7": "From a quarter of the samples the loss curve on all of them and its training times "
+    "are predicted; training on more data is slower. (TTP Figure 7)",
+    "ttp-11": "The same from a tenth, less accurately; eigenvalues follow the predicted power law, "
+    "projections are noisier. (TTP Figure 11)",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A task, and the sizes of both figures.
+
+    Attributes:
+        task: a network of `experiments.bench.extrapolation`, or pipeline settings.
+        per_class: samples of each class, for such a network.
+        sizes: N0 and N of Figure 7.
+        small_sizes: N0 and N of Figure 11.
+        rate: learning rate in units of N / lambda_max of the subset.
+        alpha: the correction of the slope.
+        steps: T.
+        seed: of everything.
+    """
+
+    task: Source = "tanh MLP"
+    per_class: int = 30
+    sizes: tuple[int, int] = (75, 300)
+    small_sizes: tuple[int, int] = (30, 300)
+    rate: float = 1.0
+    alpha: float = 0.15
+    steps: int = 1000
+    seed: int = 0
+
+
+PRESETS = {
+    "smoke": Settings(per_class=8, sizes=(20, 80), small_sizes=(16, 60), steps=15),
+    "cpu": Settings(),
+    "paper": Settings(
+        task=dataclasses.replace(CIFAR10, samples_per_class=800), sizes=(1000, 4000),
+        small_sizes=(100, 1000), steps=150,
+    ),
+}  # fmt: skip
+PICTURES = ("ttp-7", "ttp-11")
+
+
+@dataclasses.dataclass(frozen=True)
+class Larger:
+    """Training on N samples, foreseen from N0.
+
+    Attributes:
+        subset: N0.
+        samples: N.
+        predicted: loss without the correction of the slope (T + 1,).
+        corrected: loss with it (T + 1,).
+        real: loss on all N (T + 1,).
+        linear: the linearised network's on all N (T + 1,).
+        small: real loss of training on the N0 alone (T + 1,).
+        values: eigenvalues of Theta/N of the subset, of all, and predicted.
+        shares: projections (v_k . dy)^2 / N, likewise.
+    """
+
+    subset: int
+    samples: int
+    predicted: np.ndarray
+    corrected: np.ndarray
+    real: np.ndarray
+    linear: np.ndarray
+    small: np.ndarray
+    values: tuple[np.ndarray, np.ndarray, np.ndarray]
+    shares: tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What was measured.
+
+    Attributes:
+        settings: how.
+        pairs: picture -> what it shows.
+    """
+
+    settings: Settings
+    pairs: dict[str, Larger]
+
+
+def run(settings: Settings, store: Store | None = None) -> Result:
+    """Predict, and train on all samples.
+
+    Args:
+        settings: one of `PRESETS`, or your own.
+        store: where the curves are kept.
+
+    Returns:
+        A `Result`.
+    """
+    sizes = (settings.sizes, settings.small_sizes)
+    pieces = {
+        picture: functools.partial(_measure, settings, *pair)
+        for picture, pair in zip(PICTURES, sizes, strict=True)
+    }
+    return Result(settings, (store or Store()).all(pieces))
+
+
+def _measure(settings: Settings, subset: int, samples: int) -> Larger:
+    if isinstance(settings.task, str):
+        job = make(settings.task, settings.seed, settings.per_class)
+        chosen = np.random.default_rng(settings.seed).permutation(len(job.x))[:samples]
+        job = Job(job.model, job.x[chosen], job.y[chosen])
+    else:
+        job = load(settings.task, settings.seed, samples)
+    key = jax.random.key(settings.seed)
+    some = np.asarray(jax.random.permutation(jax.random.split(key, 9)[0], samples))[:subset]
+    parts = [_modes(Job(job.model, job.x[rows], job.y[rows])) for rows in (some, slice(None))]
+    eta = settings.rate / parts[0][0][0]
+    common = {"learning_rate": float(eta), "subset": subset, "key": key, "steps": settings.steps}
+    found, corrected = (
+        extrapolate(*job.model, job.x, job.y, alpha=alpha, **common)
+        for alpha in (0.0, settings.alpha)
+    )
+    assert found.spectrum is not None
+    training = {"loss": LOSS, "optimizer": optax.sgd(float(eta)), "steps": settings.steps}
+    real = train(*job.model, job.x, job.y, **training).loss
+    small = train(*job.model, job.x[some], job.y[some], **training).loss
+    path = weight_space(*job.model, job.x, job.y, **training).train
+    targets, loss = encode_targets(LOSS, job.y, path[0])
+    linear = np.asarray(jax.vmap(lambda f: loss.value(f, targets))(path))
+    (low, low_shares), (all_values, all_shares) = parts
+    return Larger(
+        subset, samples, found.loss, corrected.loss, np.asarray(real), linear, np.asarray(small),
+        (low, all_values, found.spectrum.values), (low_shares, all_shares, found.spectrum.residual),
+    )  # fmt: skip
+
+
+def _modes(job: Job) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues of Theta/N, and the residual's squared projections over N."""
+    f0 = jax.jit(job.model.apply_fn)(job.model.params, jnp.asarray(job.x))
+    targets, _ = encode_targets(LOSS, job.y, f0)
+    system = eigendecomposition(empirical_ntk(*job.model, job.x))
+    n = len(job.x)
+    return np.asarray(system.values) / n, np.asarray(label_alignment(system, f0 - targets)) / n
+
+
+def plot(result: Result) -> dict[str, Figure]:
+    """Curves and times; curves, spectrum and projections."""
+    first, second = (result.pairs[picture] for picture in PICTURES)
+    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _curves(left, first)
+    shares = _levels(first)
+    at = np.arange(len(shares))
+    rows = (("predicted", first.predicted, PREDICTED), ("real", first.real, REAL))
+    for shift, (label, curve, color) in zip((-0.2, 0.2), rows, strict=True):
+        values = [_time(curve, share) for share in shares]
+        bars = right.bar(at + shift, values, 0.38, color=color, label=label)
+        right.bar_label(bars, fontsize=8)
+    right.set_xticks(at, [f"{share:.2g}" for share in shares])
+    right.set(xlabel="threshold, share of the first loss", ylabel="training time, steps")
+    right.legend(frameon=False, fontsize=9)
+    other = Figure(figsize=(14, 4.2), layout="constrained")
+    panels = other.subplots(1, 3)
+    _curves(panels[0], second)
+    for axes, rows, word in (
+        (panels[1], second.values, "eigenvalue of Θ/N"), (panels[2], second.shares, "projection")
+    ):  # fmt: skip
+        names = (f"subset of {second.subset}", f"all {second.samples}", "predicted")
+        for values, name, color in zip(rows, names, (OTHER, REAL, PREDICTED), strict=True):
+            kept = values[values > 1e-9 * values.max()]
+            axes.loglog(np.arange(1, len(kept) + 1), kept, color=color, label=name,
+                        lw=2 if name == "predicted" else 1, alpha=0.9)  # fmt: skip
+        axes.set(xlabel="rank k", ylabel=word)
+        axes.legend(frameon=False, fontsize=9)
+    for axes in (left, right, *panels):
+        tidy(axes)
+    return {"ttp-7": figure, "ttp-11": other}
+
+
+def _curves(axes, pair: Larger) -> None:
+    axes.loglog(pair.small[1:], color=OTHER, lw=2, label=f"real, {pair.subset} samples")
+    axes.loglog(pair.real[1:], color=REAL, lw=2.2, label=f"real, {pair.samples} samples")
+    axes.loglog(pair.linear[1:], ":", color=GREY, lw=2, label="linearized, all samples")
+    axes.loglog(pair.predicted[1:], "--", color=PREDICTED, lw=2, label="predicted from the subset")
+    axes.set(xlabel="step", ylabel="training loss (squared error)")
+    axes.legend(frameon=False, fontsize=9)
+
+
+def _levels(pair: Larger) -> list[float]:
+    """Shares of the first loss between the start and the end of the real training."""
+    return np.geomspace(0.5, 1.1 * pair.real[-1] / pair.real[0], 5).tolist()
+
+
+def _time(curve: np.ndarray, share: float) -> int:
+    return int(training_time(curve, share * curve[0], rule="absolute"))
+
+
+def measure(result: Result) -> dict[str, list[str]]:
+    """Losses at the end, times, spectra."""
+    out = {}
+    for picture, pair in result.pairs.items():
+        ends = {
+            "predicted": pair.predicted, "with the paper's correction": pair.corrected,
+            "linearized on all": pair.linear, "real on all": pair.real,
+            "real on the subset": pair.small,
+        }  # fmt: skip
+        lines = [f"N0 = {pair.subset}, N = {pair.samples}; loss at the end over the first: "]
+        lines[0] += ", ".join(f"{name} {c[-1] / c[0]:.4f}" for name, c in ends.items())
+        for share in _levels(pair):
+            cells = ", ".join(f"{name} {_time(curve, share)}" for name, curve in ends.items())
+            lines.append(f"steps to {share:.3f} of the first loss: {cells}")
+        for name, (_, whole, predicted) in (("values", pair.values), ("shares", pair.shares)):
+            k = np.unique(np.geomspace(1, len(whole) // 2, 40).astype(int)) - 1
+            off = np.abs(np.log10(np.maximum(predicted[k], 1e-30) / whole[k]))
+            word = {"values": "eigenvalues", "shares": "projections"}[name]
+            lines.append(f"{word} off by a factor of {10 ** np.median(off):.2f} (median, k log)")
+        out[picture] = lines
+    return out

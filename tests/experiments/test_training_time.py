@@ -1,0 +1,83 @@
+"""The figures of the training-time paper: all of them run small, and what they are made of."""
+
+import numpy as np
+import pytest
+
+from experiments.harness import load_script, run_script
+from experiments.scripts import SCRIPTS
+from experiments.training_time import comparison, scatter
+from experiments.training_time.comparison import Pair, Way
+from jaxttp.forecast import training_time
+
+NAMES = [name for name, path in SCRIPTS.items() if "experiments.training_time" in path]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke(name, tmp_path):
+    """Runs, draws every picture, and draws it again without computing."""
+    outcome = run_script(name, "smoke", results=tmp_path)
+    claim = load_script(name).claim
+    assert {path.stem for path in outcome.pictures} == set(claim)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in outcome.pictures)
+    assert set(outcome.measured) == set(claim)
+    assert all(outcome.measured.values())
+    lines = (outcome.folder / "records.jsonl").read_text()
+    again = run_script(name, "smoke", results=tmp_path, only_plot=True)
+    assert again.measured == outcome.measured
+    assert (outcome.folder / "records.jsonl").read_text() == lines
+
+
+def test_presets_of_the_paper_have_its_settings():
+    paper = scatter.PRESETS["paper"]
+    assert len(paper.tasks) == 7
+    assert all(task.classes * task.samples_per_class == 150 for task in paper.tasks)
+    assert {task.model for task in paper.tasks} == {"resnet18"}
+    assert (paper.low, paper.high, paper.steps) == ((0.0001, 0.001), (0.005,), 150)
+    assert not paper.relative
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "ttp-datasets"])
+def test_paper_runs_need_data_and_say_so(name, tmp_path):
+    """Data and weights of the paper are not in the repository: an error that says what to fetch."""
+    with pytest.raises((ValueError, ImportError), match=r"datasets|fetched|Fetch|tfds"):
+        run_script(name, "paper", results=tmp_path)
+
+
+def _pair(forecast, real):
+    curves = [np.stack([np.asarray(c), np.asarray(c) / 2]) for c in (forecast, real)]
+    return Pair("task", 0, Way(1.0), 0.1, *curves)
+
+
+def test_pair_reads_times_off_both_curves():
+    t = np.arange(31)
+    pair = _pair(np.exp(-0.2 * t), np.exp(-0.1 * t))
+    predicted, real = pair.times((0.1, 0.4))
+    expected = [
+        [int(training_time(np.exp(-rate * t), e)) for e in (0.1, 0.4)] for rate in (0.2, 0.1)
+    ]
+    assert [predicted.tolist(), real.tolist()] == expected
+    assert np.all(predicted < real)
+    errors, _ = pair.times((0.1, 0.4), metric="error")  # the same curve halved
+    assert errors.tolist() == predicted.tolist()
+    assert pair.finite
+    assert not _pair(np.full(31, np.nan), np.exp(-0.1 * t)).finite
+
+
+def test_slope_is_of_the_line_through_the_origin():
+    real = np.array([1.0, 2.0, 5.0])
+    assert scatter._slope(1.1 * real, real) == pytest.approx(1.1)
+
+
+def test_unit_is_the_largest_rate_of_the_mean_loss():
+    """N / lambda_max: gradient descent on the squared error is stable below twice that."""
+    job = comparison.load("wine, MLP", 0, 12)
+    kernel = comparison.kernel_of(job)
+    n, c = kernel.f0.shape
+    matrix = np.asarray(kernel.theta, np.float64).reshape(n * c, n * c)
+    assert kernel.unit == pytest.approx(n / np.linalg.norm(matrix, 2), rel=1e-5)
+    assert len(job.x) == 12
+
+
+def test_more_samples_than_there_are_is_refused():
+    with pytest.raises(ValueError, match="samples=1000: wine, MLP has"):
+        comparison.load("wine, MLP", 0, 1000)
