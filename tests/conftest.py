@@ -1,8 +1,10 @@
 """The suite's strict settings: float64, no silent rank promotion, four virtual CPU devices."""
 
+import gc
 import os
 import sys
 import types
+from pathlib import Path
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
@@ -21,6 +23,17 @@ hypothesis.settings.register_profile(
     "jaxttp", deadline=None, max_examples=25, derandomize=True, print_blob=True
 )
 hypothesis.settings.load_profile("jaxttp")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """Compiled programs are never dropped by themselves: a worker grows to 6 GiB without this."""
+    yield
+    status = Path("/proc/self/statm")
+    pages = int(status.read_text().split()[1]) if status.exists() else 0
+    if pages * os.sysconf("SC_PAGE_SIZE") > 2.5 * 2**30:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 A case says what differs: the optimisers one after the other, the bottleneck, the scale of the
 first weights, weight decay, the pseudo-inverse. Every optimiser's rate is searched for from one
 grid, for every case anew: the largest progress of the first seed in a first epoch (with the full
-batch: in the whole run) that stays stable to the end.
+batch: in the whole run) that stays stable to the end for all seeds.
 """
 
 import dataclasses
@@ -133,11 +133,10 @@ def training_of(settings: Settings, case: Case, phases: Sequence[Phase], **more:
 
 
 def search_rate(settings: Settings, case: Case, optimizer: str, data: Samples, steps: int) -> float:
-    """The rate of one optimiser for one case, on the first seed."""
-    seed = settings.seeds[0]
+    """The rate of one optimiser for one case: best on the first seed, stable on all."""
     epoch = steps_an_epoch(settings, data)
 
-    def once(rate: float, steps: int) -> Record:
+    def once(rate: float, steps: int, seed: int) -> Record:
         phase = Phase(optimizer, rate, steps)
         return train(
             build(settings, case, data, seed), data, training_of(settings, case, [phase]),
@@ -145,9 +144,11 @@ def search_rate(settings: Settings, case: Case, optimizer: str, data: Samples, s
         )  # fmt: skip
 
     full = settings.batch_size is None
-    order = best_first(settings.rates, lambda rate: once(rate, steps if full else epoch))
+    probe, first = steps if full else epoch, settings.seeds[0]
+    order = best_first(settings.rates, lambda rate: once(rate, probe, first))
     rise = float("inf") if full else RISE
-    return first_stable(order, lambda rate: [functools.partial(once, rate, steps)], rise=rise)[0]
+    whole = lambda rate: [functools.partial(once, rate, steps, s) for s in settings.seeds]  # noqa: E731
+    return first_stable(order, whole, rise=rise)[0]
 
 
 def run(settings: Settings, store: Store | None = None) -> list[Curve]:
