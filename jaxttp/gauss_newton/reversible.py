@@ -256,10 +256,18 @@ def _reversible_jvp(activations: tuple[Activation, ...], primals: tuple, tangent
         pulled = _pull_back(primals[0], primals[1], outputs, b[1], activations)
         return [g + pulled[i] for i, g in zip(moving, b[0], strict=True)], b[1]
 
+    def nothing(parts: list[Array]) -> Array:
+        """A zero that depends linearly on all of them."""
+        return jnp.sum(
+            jnp.stack([jnp.sum(jax.lax.slice_in_dim(jnp.ravel(part), 0, 0)) for part in parts])
+        )
+
+    # The transpose of a solve wants all of its right-hand side to depend on what it is linear in:
+    # (dp, 0) on dp, and (0, ȳ) on ȳ where the transpose is transposed again, as Jv is had from Jᵀu.
     given = [tangents[i] for i in moving]
-    # The zero is an empty sum of the tangents: the transpose wants all of b to depend on them.
-    right = (given, jnp.zeros_like(outputs) + jnp.sum(jnp.ravel(given[0])[:0]))
-    return outputs, jax.lax.custom_linear_solve(matvec, right, solve, transpose_solve)[1]
+    right = (given, jnp.zeros_like(outputs) + nothing(given))
+    same, moved = jax.lax.custom_linear_solve(matvec, right, solve, transpose_solve)
+    return outputs, moved + nothing(same)
 
 
 _reversible.defjvp(_reversible_jvp, symbolic_zeros=True)

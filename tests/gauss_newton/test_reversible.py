@@ -6,8 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from jaxttp import empirical_ntk, from_nnx, ntk_operator
 from jaxttp.gauss_newton import inverse_jvp, revmlp_forward, revmlp_inverse
+from jaxttp.models import RevMLP
+from tests import oracles
 from tests.gauss_newton.networks import ACTIVATIONS, network, plain_forward
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -156,3 +160,21 @@ def test_bad_input(change, message):
     arguments = {"weights": w, "bottlenecks": v, "x": x} | change
     with pytest.raises(ValueError, match=message):
         revmlp_forward(**arguments)
+
+
+@pytest.mark.parametrize("method", ["layerwise", "vector_product"])
+def test_the_reversible_backward_pass_can_be_transposed_again(method):
+    """Jv is had from Jᵀu, whose solve must be linear in all of its right-hand side."""
+    model = RevMLP(
+        6, 2, rngs=nnx.Rngs(0), blocks=2, bottleneck=9, readout="orthonormal", scale="xavier",
+        param_dtype=jnp.float64,
+    )  # fmt: skip
+    apply_fn, params = from_nnx(model)
+    x = jax.random.normal(jax.random.key(0), (4, 6))
+    theta = oracles.kernel(apply_fn, params, x)
+    got = empirical_ntk(apply_fn, params, x, method=method)
+    np.testing.assert_allclose(got, theta, atol=1e-11)  # the same float64 sums in another order
+    v = jax.random.normal(jax.random.key(1), (4, 2))
+    np.testing.assert_allclose(
+        ntk_operator(apply_fn, params, x).mv(v), jnp.einsum("ncmd,md->nc", theta, v), atol=1e-11
+    )
