@@ -146,10 +146,7 @@ def _measure(settings: Settings) -> Result:
         "features": gradient_components(eigendecomposition(features), settings.components),
         "trajectories": jnp.swapaxes(path, 0, 1),
     }
-    points = {
-        name: _points(space, labels, settings.seed, settings.iterations)
-        for name, space in spaces.items()
-    }
+    points = {name: _points(space, labels, settings) for name, space in spaces.items()}
     return Result(settings, labels, points, times, np.asarray(groups))
 
 

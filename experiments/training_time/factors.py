@@ -48,11 +48,11 @@ class Settings:
         paths: of the SDE.
     """
 
-    tasks: tuple[Source, ...] = ("digits 5-9, MLP", "patches, MLP")
+    tasks: tuple[Source, ...] = ("wine, MLP", "patches, MLP")
     seeds: tuple[int, ...] = (0, 1)
     rates: tuple[float, ...] = (0.1, 0.5, 2.0)
     batches: tuple[int, ...] = (8, 32)
-    samples: tuple[int, ...] = (30, 60, 120)
+    samples: tuple[int, ...] = (30, 120)
     rate: float = 0.5
     batch_size: int = 16
     relative: bool = True
