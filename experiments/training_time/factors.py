@@ -137,7 +137,7 @@ def _errors(pairs: list[Pair], task: str | None = None) -> np.ndarray:
 def _interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
     """Mean, and a 95 % interval of it by resampling."""
     if not len(values):
-        return (float("nan"),) * 3
+        return float("nan"), float("nan"), float("nan")
     draws = np.random.default_rng(seed).choice(values, (2000, len(values))).mean(axis=1)
     low, high = np.quantile(draws, (0.025, 0.975))
     return float(values.mean()), float(low), float(high)
