@@ -44,7 +44,12 @@ PAPER_TASKS: tuple[Settings, ...] = (
 
 def name_of(source: Source) -> str:
     """What a task is called in figures."""
-    return source if isinstance(source, str) else source.data
+    if isinstance(source, str):
+        return source
+    chosen = source.classes
+    return (
+        f"{source.data} {', '.join(map(str, chosen))}" if isinstance(chosen, tuple) else source.data
+    )
 
 
 def load(source: Source, seed: int = 0, samples: int | None = None) -> Job:
