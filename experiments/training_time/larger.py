@@ -47,9 +47,9 @@ class Settings:
     """
 
     task: Source = "tanh MLP"
-    per_class: int = 30
-    sizes: tuple[int, int] = (75, 300)
-    small_sizes: tuple[int, int] = (30, 300)
+    per_class: int = 45
+    sizes: tuple[int, int] = (150, 450)
+    small_sizes: tuple[int, int] = (50, 300)
     rate: float = 1.0
     alpha: float = 0.15
     steps: int = 1000
