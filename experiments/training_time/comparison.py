@@ -219,12 +219,19 @@ def forecast(
 
 
 def real_curves(
-    job: Job, eta: float, way: Way, *, steps: int, seed: int = 0, loss: str = "cross_entropy"
+    job: Job,
+    eta: float,
+    way: Way,
+    *,
+    steps: int,
+    seed: int = 0,
+    loss: str = "cross_entropy",
+    protocol: str = "epochs",
 ) -> np.ndarray:
     """Loss and error of the real training, (2, T + 1)."""
     found = train(
         *job.model, job.x, job.y, loss=loss, optimizer=optax.sgd(eta, way.momentum or None),
-        steps=steps, batch_size=way.batch_size, key=jax.random.key(seed + 50),
+        steps=steps, batch_size=way.batch_size, key=jax.random.key(seed + 50), protocol=protocol,
     )  # fmt: skip
     return np.stack([np.asarray(found.loss), np.asarray(found.error)])
 

@@ -145,7 +145,14 @@ def run(settings: Settings, store: Store | None = None) -> Result:
             for name, (noise, diagonal) in NOISES.items()
         }  # fmt: skip
         real_sgd = [
-            real_curves(job, eta, Way(eta, batch), steps=steps, seed=settings.seed + i)[1]
+            real_curves(
+                job,
+                eta,
+                Way(eta, batch),
+                steps=steps,
+                seed=settings.seed + i,
+                protocol="replacement",
+            )[1]
             for i in range(settings.runs)
         ]
         real = real_curves(job, eta, Way(eta), steps=steps)[1]
