@@ -137,8 +137,8 @@ def _measure(settings: Settings) -> Result:
     ).train
     losses = np.asarray(sample_losses(path, job.y, loss=LOSS))
     # A sample that is nearly right before training starts from ln 2.
-    goal = settings.level * np.maximum(losses[0], np.log(2.0))
-    learnt = losses < goal
+    losses = losses / np.maximum(losses[0], np.log(2.0))
+    learnt = losses < settings.level
     times = np.where(learnt.any(axis=0), learnt.argmax(axis=0), settings.steps + 1)
     groups = cluster_samples(losses, settings.clusters, key=jax.random.key(settings.seed))
     spaces = {
@@ -146,10 +146,7 @@ def _measure(settings: Settings) -> Result:
         "features": gradient_components(eigendecomposition(features), settings.components),
         "trajectories": jnp.swapaxes(path, 0, 1),
     }
-    points = {
-        name: _points(space, labels, settings.seed, settings.iterations)
-        for name, space in spaces.items()
-    }
+    points = {name: _points(space, labels, settings) for name, space in spaces.items()}
     return Result(settings, labels, points, times, np.asarray(groups))
 
 
@@ -176,7 +173,6 @@ def plot(result: Result) -> dict[str, Figure]:
         _classes(axes, found.plane, result.labels, "class")
         axes.set(title=f"{settings.components} components of the {name}\nnearest class mean right: "
                  f"{100 * found.nearest:.0f} %")  # fmt: skip
-    first.suptitle(name_of(settings.task), fontsize=11)
     second = Figure(figsize=(13, 4.4), layout="constrained")
     left, middle, right = second.subplots(1, 3)
     plane = result.points["trajectories"].plane
@@ -190,6 +186,8 @@ def plot(result: Result) -> dict[str, Figure]:
     for axes in (*first.axes, left, middle, right):
         axes.set(xticks=[], yticks=[])
         tidy(axes)
+    for figure in (first, second):
+        figure.suptitle(name_of(settings.task), fontsize=11)
     return {"ttp-3a": first, "ttp-3b": second}
 
 

@@ -44,7 +44,12 @@ PAPER_TASKS: tuple[Settings, ...] = (
 
 def name_of(source: Source) -> str:
     """What a task is called in figures."""
-    return source if isinstance(source, str) else source.data
+    if isinstance(source, str):
+        return source
+    chosen = source.classes
+    return (
+        f"{source.data} {', '.join(map(str, chosen))}" if isinstance(chosen, tuple) else source.data
+    )
 
 
 def load(source: Source, seed: int = 0, samples: int | None = None) -> Job:
@@ -214,12 +219,19 @@ def forecast(
 
 
 def real_curves(
-    job: Job, eta: float, way: Way, *, steps: int, seed: int = 0, loss: str = "cross_entropy"
+    job: Job,
+    eta: float,
+    way: Way,
+    *,
+    steps: int,
+    seed: int = 0,
+    loss: str = "cross_entropy",
+    protocol: str = "epochs",
 ) -> np.ndarray:
     """Loss and error of the real training, (2, T + 1)."""
     found = train(
         *job.model, job.x, job.y, loss=loss, optimizer=optax.sgd(eta, way.momentum or None),
-        steps=steps, batch_size=way.batch_size, key=jax.random.key(seed + 50),
+        steps=steps, batch_size=way.batch_size, key=jax.random.key(seed + 50), protocol=protocol,
     )  # fmt: skip
     return np.stack([np.asarray(found.loss), np.asarray(found.error)])
 

@@ -53,8 +53,8 @@ class Settings:
         seed: of everything.
     """
 
-    task: Source = "digits 5-9, MLP"
-    more: tuple[Source, ...] = ("breast cancer, MLP", "patches, MLP")
+    task: Source = "patches, MLP"
+    more: tuple[Source, ...] = ("digits 5-9, MLP", "breast cancer, MLP")
     noisy_rate: float = 4.0
     batch_size: int = 8
     runs: int = 4

@@ -48,11 +48,11 @@ class Settings:
         paths: of the SDE.
     """
 
-    tasks: tuple[Source, ...] = ("digits 5-9, MLP", "patches, MLP")
+    tasks: tuple[Source, ...] = ("wine, MLP", "patches, MLP")
     seeds: tuple[int, ...] = (0, 1)
     rates: tuple[float, ...] = (0.1, 0.5, 2.0)
     batches: tuple[int, ...] = (8, 32)
-    samples: tuple[int, ...] = (30, 60, 120)
+    samples: tuple[int, ...] = (30, 120)
     rate: float = 0.5
     batch_size: int = 16
     relative: bool = True
@@ -137,7 +137,7 @@ def _errors(pairs: list[Pair], task: str | None = None) -> np.ndarray:
 def _interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
     """Mean, and a 95 % interval of it by resampling."""
     if not len(values):
-        return (float("nan"),) * 3
+        return float("nan"), float("nan"), float("nan")
     draws = np.random.default_rng(seed).choice(values, (2000, len(values))).mean(axis=1)
     low, high = np.quantile(draws, (0.025, 0.975))
     return float(values.mean()), float(low), float(high)

@@ -6,6 +6,7 @@ On embedded data a "data set" is a task: digit splits, tables, image patches.
 import dataclasses
 import functools
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from experiments.training_time.comparison import (
     name_of,
     real_curves,
 )
-from jaxttp import empirical_ntk, sketch_jacobian, training_time
+from jaxttp import Model, empirical_ntk, sketch_jacobian, training_time
 from jaxttp.ntk import eigendecomposition, fit_power_law
 from jaxttp.plots import GREY, OTHER, PREDICTED, REAL, tidy
 
@@ -65,7 +66,7 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings(
-        task="wine, MLP", dim=50, sizes=(10, 20, 40), draws=1, steps=12, repeats=1
+        task="wine, MLP", dim=50, sizes=(20, 120), draws=1, steps=12, repeats=1
     ),
     "cpu": Settings(),
     "paper": Settings(
@@ -134,7 +135,7 @@ def run(settings: Settings, store: Store | None = None) -> Result:
     """
     store = store or Store()
 
-    def project(model, x, draw: int):
+    def project(model: Model, x: np.ndarray, draw: int) -> jax.Array:
         key = jax.random.key(settings.seed + 700 + draw)
         rows = sketch_jacobian(*model, x, key=key, dim=settings.dim, kind=settings.kind)
         return jnp.einsum("ncd,med->ncme", rows, rows, precision="highest")
@@ -167,7 +168,7 @@ def run(settings: Settings, store: Store | None = None) -> Result:
     return Result(settings, store.get("curves", curves), list(store.all(pieces).values()))
 
 
-def _timed(make, repeats: int):
+def _timed(make: Callable[[], jax.Array], repeats: int) -> tuple[jax.Array, float]:
     """What `make` returns, and the median of its seconds after a first call that compiles."""
     made, seconds = jax.block_until_ready(make()), []
     for _ in range(repeats):

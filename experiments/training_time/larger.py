@@ -47,9 +47,9 @@ class Settings:
     """
 
     task: Source = "tanh MLP"
-    per_class: int = 30
-    sizes: tuple[int, int] = (75, 300)
-    small_sizes: tuple[int, int] = (30, 300)
+    per_class: int = 45
+    sizes: tuple[int, int] = (150, 450)
+    small_sizes: tuple[int, int] = (50, 300)
     rate: float = 1.0
     alpha: float = 0.15
     steps: int = 1000
@@ -57,7 +57,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(per_class=8, sizes=(20, 80), small_sizes=(16, 60), steps=15),
+    "smoke": Settings(per_class=4, sizes=(20, 40), small_sizes=(20, 40), steps=15),
     "cpu": Settings(),
     "paper": Settings(
         task=dataclasses.replace(CIFAR10, samples_per_class=800), sizes=(1000, 4000),
@@ -136,7 +136,10 @@ def _measure(settings: Settings, subset: int, samples: int) -> Larger:
     some = np.asarray(jax.random.permutation(jax.random.split(key, 9)[0], samples))[:subset]
     parts = [_modes(Job(job.model, job.x[rows], job.y[rows])) for rows in (some, slice(None))]
     eta = settings.rate / parts[0][0][0]
-    common = {"learning_rate": float(eta), "subset": subset, "key": key, "steps": settings.steps}
+    common = {
+        "learning_rate": float(eta), "subset": subset, "key": key, "steps": settings.steps,
+        "head": subset,  # the paper keeps 100 modes of 100 samples
+    }  # fmt: skip
     found, corrected = (
         extrapolate(*job.model, job.x, job.y, alpha=alpha, **common)
         for alpha in (0.0, settings.alpha)
@@ -174,9 +177,10 @@ def plot(result: Result) -> dict[str, Figure]:
     at = np.arange(len(shares))
     rows = (("predicted", first.predicted, PREDICTED), ("real", first.real, REAL))
     for shift, (label, curve, color) in zip((-0.2, 0.2), rows, strict=True):
-        values = [_time(curve, share) for share in shares]
-        bars = right.bar(at + shift, values, 0.38, color=color, label=label)
-        right.bar_label(bars, fontsize=8)
+        times, horizon = [_time(curve, share) for share in shares], len(curve) - 1
+        heights = [time if time >= 0 else horizon for time in times]
+        bars = right.bar(at + shift, heights, 0.38, color=color, label=label)
+        right.bar_label(bars, [str(t) if t >= 0 else f"> {horizon}" for t in times], fontsize=8)
     right.set_xticks(at, [f"{share:.2g}" for share in shares])
     right.set(xlabel="threshold, share of the first loss", ylabel="training time, steps")
     right.legend(frameon=False, fontsize=9)
@@ -199,10 +203,12 @@ def plot(result: Result) -> dict[str, Figure]:
 
 
 def _curves(axes, pair: Larger) -> None:
-    axes.loglog(pair.small[1:], color=OTHER, lw=2, label=f"real, {pair.subset} samples")
-    axes.loglog(pair.real[1:], color=REAL, lw=2.2, label=f"real, {pair.samples} samples")
-    axes.loglog(pair.linear[1:], ":", color=GREY, lw=2, label="linearized, all samples")
-    axes.loglog(pair.predicted[1:], "--", color=PREDICTED, lw=2, label="predicted from the subset")
+    t = np.arange(1, len(pair.real))
+    axes.loglog(t, pair.small[1:], color=OTHER, lw=2, label=f"real, {pair.subset} samples")
+    axes.loglog(t, pair.real[1:], color=REAL, lw=2.2, label=f"real, {pair.samples} samples")
+    axes.loglog(t, pair.linear[1:], ":", color=GREY, lw=2, label="linearized, all samples")
+    label = "predicted from the subset"
+    axes.loglog(t, pair.predicted[1:], "--", color=PREDICTED, lw=2, label=label)
     axes.set(xlabel="step", ylabel="training loss (squared error)")
     axes.legend(frameon=False, fontsize=9)
 

@@ -158,7 +158,7 @@ def plot(result: Result) -> dict[str, Figure]:
             predicted, real = _readings(some)
             if predicted.size:
                 label = f"{task}: slope {_slope(predicted, real):.2f}"
-                axes.plot(real.ravel(), predicted.ravel(), marker, color=color, alpha=0.65,
+                axes.plot(real.ravel(), predicted.ravel(), marker, color=color,
                           ms=5, mec="none", label=label)  # fmt: skip
         kind = "gradient descent" if picture == "ttp-1a" else "SGD"
         axes.set(xlabel="real training time, steps", ylabel="predicted training time, steps",

@@ -8,6 +8,7 @@ from experiments.scripts import SCRIPTS
 from experiments.training_time import comparison, scatter
 from experiments.training_time.comparison import Pair, Way
 from jaxttp.forecast import training_time
+from jaxttp.pipeline import Settings
 
 NAMES = [name for name, path in SCRIPTS.items() if "experiments.training_time" in path]
 
@@ -29,9 +30,10 @@ def test_smoke(name, tmp_path):
 
 def test_presets_of_the_paper_have_its_settings():
     paper = scatter.PRESETS["paper"]
-    assert len(paper.tasks) == 7
-    assert all(task.classes * task.samples_per_class == 150 for task in paper.tasks)
-    assert {task.model for task in paper.tasks} == {"resnet18"}
+    tasks = [task for task in paper.tasks if isinstance(task, Settings)]
+    assert len(tasks) == len(paper.tasks) == 7
+    assert {(task.classes, task.samples_per_class) for task in tasks} == {(5, 30)}
+    assert {task.model for task in tasks} == {"resnet18"}
     assert (paper.low, paper.high, paper.steps) == ((0.0001, 0.001), (0.005,), 150)
     assert not paper.relative
 
