@@ -178,7 +178,9 @@ def add_to_gallery(outcome: Outcome, gallery: Path = GALLERY) -> list[Path]:
     for path in outcome.pictures:
         out.append(gallery / path.name)
         with Image.open(path) as image:
-            small = image.convert("RGB").quantize(48, dither=Image.Dither.NONE)
+            # Coverage keeps rare colors apart, which the median cut would merge.
+            method = Image.Quantize.MAXCOVERAGE
+            small = image.convert("RGB").quantize(64, method, dither=Image.Dither.NONE)
             small.save(out[-1], optimize=True)
     return out
 

@@ -201,6 +201,6 @@ def _unpack(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return {_unpack(key, arrays): _unpack(part, arrays) for key, part in value["items"]}
     module, name = value["class"].split(":")
     if module.split(".")[0] not in ("experiments", "jaxttp"):
-        raise ValueError(f"results of {value['dataclass']} are not of this repository.")
+        raise ValueError(f"results of {value['class']} are not of this repository.")
     kind = getattr(importlib.import_module(module), name)
     return kind(**{key: _unpack(part, arrays) for key, part in value["fields"].items()})
