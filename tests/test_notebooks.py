@@ -35,7 +35,11 @@ def test_outputs_are_stripped_and_colab_finds_the_repository(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_from_top_to_bottom(path, monkeypatch, tmp_path):
     monkeypatch.setenv("JAXTTP_FAST", "1")
-    monkeypatch.delenv("XLA_FLAGS", raising=False)  # a notebook sees one device
+    for name in (
+        "XLA_FLAGS",
+        "MPLBACKEND",
+    ):  # of the suite: a notebook has one device, and pictures
+        monkeypatch.delenv(name, raising=False)
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()
     pictures = [
