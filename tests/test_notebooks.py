@@ -38,7 +38,7 @@ def test_runs_from_top_to_bottom(path, monkeypatch, tmp_path):
     for name in (
         "XLA_FLAGS",
         "MPLBACKEND",
-    ):  # of the suite: a notebook has one device, and pictures
+    ):  # the suite's, not a notebook's
         monkeypatch.delenv(name, raising=False)
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()
