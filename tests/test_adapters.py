@@ -195,6 +195,7 @@ def model(request):
 # --- what every adapter promises ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_outputs_do_not_depend_on_the_batch(model):
     apply_fn, params = model
     outputs = apply_fn(params, X)
@@ -357,6 +358,7 @@ def test_nnx_tied_weights_move_together():
     assert_close(apply_fn(doubled, X), 4 * X @ kernel @ kernel)
 
 
+@pytest.mark.slow
 def test_nnx_attention_lora_and_scanned_layers():
     class Network(nnx.Module):
         def __init__(self, rngs):

@@ -79,6 +79,7 @@ def test_a_real_process(tmp_path):
     assert sorted(p.name for p in folder.iterdir()) == ["prediction.json", "prediction.png"]
 
 
+@pytest.mark.slow
 def test_verified_by_a_whole_run_in_this_process(tmp_path):
     result = call("predict", *SMALL, "--verify", "--output", str(tmp_path), "--thresholds", "0.4")
     assert result.exit_code == 0
@@ -228,6 +229,7 @@ def test_what_is_no_argument_at_all(arguments):
 # --- conditioning ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_conditioning_prints_and_writes(tmp_path):
     result = call(
         "conditioning", "--data", "wine", "--width", "20", "--sweep", "depth", "--values", "2,3",

@@ -13,6 +13,7 @@ STEPS = ["gauss-newton", "--data", "wine", "--samples-per-class", "5", "--steps"
          "--bottleneck", "32"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "name", "words"),
     [(SPECTRUM, "spectrum", "largest stable learning rate"),

@@ -34,6 +34,7 @@ def arguments(small, **options):
     return [str(word) for name, value in pairs for word in (f"--{name}", value)]
 
 
+@pytest.mark.slow
 def test_a_forecast_of_adapters(small):
     result = call("predict", *arguments(small), columns=200)
     assert result.exit_code == 0, result.stderr

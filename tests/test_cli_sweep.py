@@ -15,6 +15,7 @@ def call(*arguments):
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "100", "FORCE_COLOR": None})
 
 
+@pytest.mark.slow
 def test_sweep_writes_and_prints(tmp_path):
     done = call(
         "sweep", *WINE, "--momenta", "0", "--batch-sizes", "0,5", "--schedules", "constant,cosine",
@@ -54,6 +55,7 @@ def test_compare_writes_and_prints(tmp_path):
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_extrapolate_writes_and_prints(tmp_path):
     done = call(
         "extrapolate", "--data", "wine", "--samples-per-class", "20", "--steps", "25", "--subset",
@@ -87,6 +89,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line(case):
     arguments, message = BAD[case]

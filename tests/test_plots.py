@@ -76,6 +76,7 @@ def test_more_thresholds_than_markers():
     assert sum("of the drop" in text for text in legend(left)) == len(steps)
 
 
+@pytest.mark.slow
 def test_regression_without_a_real_run():
     result = tiny.regression()
     left, right = plot_forecast(result).axes

@@ -21,6 +21,7 @@ def curves(axes):
     return [line for line in axes.get_lines() if len(line.get_xdata()) > 2]
 
 
+@pytest.mark.slow
 def test_spectrum_and_ranks():
     found = condition(ConditionSettings(data="wine", width=20))
     left, right = plot_conditioning(found).axes

@@ -40,6 +40,7 @@ def test_unknown_thresholds_are_refused():
         plot_sweep(SWEEP, 0.2)
 
 
+@pytest.mark.slow
 def test_the_comparison_shows_curves_and_reasons():
     x, y = jnp.eye(4), jnp.array([0, 1, 0, 1])
     found = compare(

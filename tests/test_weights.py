@@ -99,6 +99,7 @@ def problem(case):
     return name, given, lambda f: value_by_hand(name, y, weight_of(options), f)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_value_gradient_and_hessian(case):
     name, y, by_hand = problem(case)
@@ -137,6 +138,7 @@ def test_forecast_equals_training_of_the_linearised_network(case):
     np.testing.assert_allclose(run.loss, values, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["cross-entropy, samples", "multi-label, outputs"])
 def test_every_forecast_agrees(case):
     name, y, by_hand = problem(case)
@@ -165,6 +167,7 @@ def test_mini_batches_are_the_same_in_forecast_and_training(case, key):
     np.testing.assert_allclose(recursion(KERNEL, F0, y, **options).train, run.outputs, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_flow_follows_small_steps():
     name, y, by_hand = problem("squared error, outputs")
     ts = jnp.array([0.0, 1.0])
@@ -175,6 +178,7 @@ def test_flow_follows_small_steps():
     np.testing.assert_allclose(exact.train, path.train, atol=1e-7)  # the solver's tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cross_entropy", "squared_error"])
 def test_masked_samples_are_as_if_absent(name):
     keep = WEIGHT > 0

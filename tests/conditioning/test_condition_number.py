@@ -134,6 +134,7 @@ def test_both_forms_of_product_and_preconditioner(monkeypatch, memory):
     assert found.largest / found.smallest == pytest.approx(values[-1] / values[0], rel=1e-7)
 
 
+@pytest.mark.slow
 def test_large_operators_are_iterative_and_right():
     rng = np.random.default_rng(2)
     weights = brute.draw(rng, (130, 150, 140, 8))
@@ -192,6 +193,7 @@ def test_bad_input(matrix, options, match):
         conditioning.condition_number(matrix, **options)
 
 
+@pytest.mark.slow
 def test_float32_networks_in_a_float32_process():
     """Right to 1 % up to 1e8, and the process stays in float32."""
     code = """

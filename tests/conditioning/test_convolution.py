@@ -27,6 +27,7 @@ def test_toeplitz_is_the_cross_correlation(filters, shape):
     np.testing.assert_allclose(got, correlate(w, x).reshape(-1), atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_covariance", [False, True])
 @pytest.mark.parametrize(
     ("filters", "shape"),

@@ -157,6 +157,7 @@ def test_bad_rank_arguments(widths, rank):
         conditioning.generic_rank(widths, rank)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("strict_dtypes")
 def test_no_function_mixes_dtypes():
     rng = np.random.default_rng(7)

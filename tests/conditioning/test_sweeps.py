@@ -30,6 +30,7 @@ def test_weights_have_the_variance_of_kaiming():
     assert w.dtype == np.float64
 
 
+@pytest.mark.slow
 def test_points_of_linear_networks():
     weights = conditioning.gaussian_weights((5, 7, 6, 3), key=KEY)
     sigma = covariance(5)
@@ -97,6 +98,7 @@ SWEEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameter", SWEEPS)
 def test_no_bound_is_violated(parameter):
     found = conditioning.sweep(
@@ -118,6 +120,7 @@ def test_one_layer_has_the_condition_number_of_the_data():
     np.testing.assert_allclose(found.condition, 50.0, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_depth_hurts_and_width_in_proportion_heals():
     """GNC Figure 2a."""
     fixed = conditioning.sweep("depth", (2, 8), inputs=20, outputs=4, width=30, seeds=3, key=KEY)
@@ -147,6 +150,7 @@ def test_a_sweep_of_the_skip_keeps_the_weights():
     np.testing.assert_allclose(found.condition[0], found.condition[2], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_width_is_predicted_before_any_weight_is_drawn():
     widths = (200, 800)
     found = conditioning.sweep("width", widths, inputs=40, outputs=10, depth=2, seeds=2, key=KEY)

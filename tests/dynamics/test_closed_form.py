@@ -10,6 +10,7 @@ from tests import oracles
 TS = np.array([0.0, 0.5, 3.0, 40.0, 1000.0])
 
 
+@pytest.mark.slow
 def test_train_is_the_matrix_exponential(problem):
     n, c = problem.f0.shape
     theta = problem.kernel.reshape(n * c, n * c)

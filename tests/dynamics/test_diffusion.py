@@ -82,6 +82,7 @@ def test_drawn_batches_have_the_covariance_too(problem, key):
     np.testing.assert_allclose(got, want / np.outer(scale, scale), atol=0.1)
 
 
+@pytest.mark.slow
 def test_noise_off_is_gradient_descent_and_then_the_flow(problem, key):
     path = diffusion(problem, key, noise="none")
     assert int(path.diverged_at) == -1
@@ -192,6 +193,7 @@ def test_diagonal_without_weights_keeps_the_variance_along_eigenvectors(problem,
     assert np.abs(np.corrcoef(along.T) - np.eye(21)).max() < 0.08
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["full", "diagonal", "constant"])
 def test_test_samples_that_are_the_training_samples(problem, key, noise):
     path = diffusion(
@@ -200,12 +202,14 @@ def test_test_samples_that_are_the_training_samples(problem, key, noise):
     np.testing.assert_allclose(path.test, path.train, atol=1e-6)  # Theta's inverse in "diagonal"
 
 
+@pytest.mark.slow
 def test_momentum_is_the_effective_rate(problem, key):
     heavy = diffusion(problem, key, learning_rate=0.05, momentum=0.5)
     plain = diffusion(problem, key, learning_rate=0.1)
     np.testing.assert_allclose(heavy.train, plain.train, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_scalar_kernels_curves_and_print(problem, key):
     scalar = np.einsum("icjc->ij", problem.kernel) / 3
     whole = np.einsum("ij,ab->iajb", scalar, np.eye(3))

@@ -54,6 +54,7 @@ def test_curves_are_those_of_the_outputs(problem):
     assert int(curves.accepted_steps) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["tsit5", "kvaerno5"])
 def test_crossing_of_one_exponential(solver):
     """L_t = 0.5 exp(-2 t) for a unit kernel and squared error: L = 0.01 at t = ln(50)/2."""
@@ -64,6 +65,7 @@ def test_crossing_of_one_exponential(solver):
     np.testing.assert_allclose(time, np.log(50) / 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_crossing_at_once_never_and_under_jit(problem):
     def time(value, horizon=50.0):
         return crossing_time(

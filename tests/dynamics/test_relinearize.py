@@ -42,6 +42,7 @@ def truth(problem, optimizer, steps):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_kernel_at_every_step_is_training_itself(problem, name):
     """Segments of one step: f is evaluated at weights that made exactly the optimiser's step."""
@@ -77,6 +78,7 @@ def test_one_first_order_segment_is_the_recursion(problem):
     assert path.kernels == 1
 
 
+@pytest.mark.slow
 def test_linear_network_is_exact_from_the_first_kernel(problem):
     """Its kernel does not move, so rebuilding changes nothing, whatever the segments."""
     weights, x = jnp.zeros((4, 3)), problem.x
@@ -88,6 +90,7 @@ def test_linear_network_is_exact_from_the_first_kernel(problem):
     assert x.shape == (7, 4)
 
 
+@pytest.mark.slow
 def test_mini_batches_are_carried_across_segments(problem, key):
     linear = problem._replace(apply_fn=lambda w, s: s @ w, params=jnp.zeros((4, 3)))
     kernel = oracles.kernel(linear.apply_fn, linear.params, linear.x)
@@ -113,6 +116,7 @@ def test_costs_are_counted(problem):
     assert seen[-1] == (4, 4)
 
 
+@pytest.mark.slow
 def test_divergence_is_held_never_nan(problem):
     path = forecast(problem, optax.sgd(1e6), 30, rebuilds=2)
     assert bool(jnp.all(jnp.isfinite(path.train)))

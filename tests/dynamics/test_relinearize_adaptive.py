@@ -78,6 +78,7 @@ def test_the_budget_is_kept(problem):
     assert path.ends[-1] == 60
 
 
+@pytest.mark.slow
 def test_a_linear_network_takes_few_long_segments(problem):
     """Its kernel does not move: the estimate is zero, and segments grow as fast as they may."""
     linear = problem._replace(apply_fn=lambda w, x: x @ w, params=jnp.zeros((4, 3)))
@@ -97,6 +98,7 @@ def test_fixed_rebuilds_divide_the_path_and_leave_no_jump(problem):
     assert steps[-1] < 2 * steps[-2] + 1e-6  # the last outputs are the network's, like those before
 
 
+@pytest.mark.slow
 def test_a_class_sketched_kernel_is_welcome(problem):
     """(N, N) stands for K ⊗ I_C; the same numbers as with the whole array."""
 

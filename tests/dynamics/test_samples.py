@@ -14,6 +14,7 @@ def test_mean_over_samples_is_the_loss(problem):
     np.testing.assert_allclose(each.mean(axis=1), want, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_separated_groups_are_found_and_ordered(key):
     """Three bundles of curves, far apart: every start finds them."""
     level = np.repeat([0.1, 2.0, 1.0], [5, 3, 4])

@@ -25,6 +25,7 @@ def test_curvature_equals_brute_force(problem, name):
     assert float(got) == pytest.approx(brute_force(problem, name), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.5, False), (0.9, True), (0.5, True)]
 )

@@ -45,6 +45,7 @@ def imbalance(f, w):
     return f.T @ f - w @ w.T
 
 
+@pytest.mark.slow
 def test_flow_equals_runge_kutta():
     path = two_factor_flow(F, W, LABELS, learning_rate=0.1, ts=np.array([5.0, 20.0]))
     for i, t in enumerate((5.0, 20.0)):
@@ -53,6 +54,7 @@ def test_flow_equals_runge_kutta():
         np.testing.assert_allclose(path.w[i], w, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_mean_loss_is_the_sum_with_a_smaller_rate():
     ts = np.array([10.0])
     mean = two_factor_flow(F, W, LABELS, learning_rate=1.2, ts=ts, reduction="mean")
@@ -60,12 +62,14 @@ def test_mean_loss_is_the_sum_with_a_smaller_rate():
     np.testing.assert_allclose(mean.f, summed.f, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_flow_conserves_the_imbalance():
     path = two_factor_flow(F, W, LABELS, learning_rate=0.1, ts=np.linspace(0, 200, 9))
     for f, w in zip(path.f, path.w, strict=True):
         np.testing.assert_allclose(imbalance(f, w), imbalance(F, W), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_descent_drifts_from_it_by_first_order_in_the_rate():
     """Over a fixed time eta * steps the drift is O(eta): halving eta halves it."""
     drifts = []
@@ -76,6 +80,7 @@ def test_descent_drifts_from_it_by_first_order_in_the_rate():
     np.testing.assert_allclose(slopes, 1.0, atol=0.1)  # measured: 1.01 and 1.00
 
 
+@pytest.mark.slow
 def test_descent_approaches_the_flow():
     path = two_factor_descent(F, W, LABELS, learning_rate=1e-3, steps=2000)
     flow = two_factor_flow(F, W, LABELS, learning_rate=1e-3, ts=np.array([2000.0]))
@@ -86,6 +91,7 @@ def moments(f, w, rate=0.1):
     return jax.vmap(lambda a, b: two_factor_observables(a, b, LABELS, learning_rate=rate))(f, w)
 
 
+@pytest.mark.slow
 def test_balanced_start_shares_singular_values_and_vectors():
     """Theorem B.2, along the whole path."""
     path = two_factor_flow(BALANCED, W, LABELS, learning_rate=0.1, ts=np.linspace(0, 30, 7))
@@ -143,6 +149,7 @@ def test_at_uniform_prediction_the_largest_class_bounds_it(exponent):
     assert float(seen.residual_norm) >= 0.8 * np.sqrt(largest)  # and it is nearly reached
 
 
+@pytest.mark.slow
 def test_loss_is_cross_entropy_and_falls():
     path = two_factor_flow(F, W, LABELS, learning_rate=0.1, ts=np.linspace(0, 20, 5))
     seen = moments(path.f, path.w)

@@ -24,6 +24,7 @@ def simulate(problem, optimizer, steps=25, **options):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_equals_training_with_an_explicit_jacobian(problem, name):
     path = simulate(problem, ADAPTIVE[name], x_test=problem.x_test)
@@ -38,6 +39,7 @@ def test_equals_training_with_an_explicit_jacobian(problem, name):
     assert "1 %" in path.trust
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer", [optax.sgd(0.1, 0.9), optax.chain(optax.add_decayed_weights(0.02), optax.sgd(0.1))]
 )
@@ -75,6 +77,7 @@ def test_divergence_is_held(problem):
     assert int(path.diverged_at) == 1
 
 
+@pytest.mark.slow
 def test_flow_equals_function_space_when_linearised(problem):
     ts = np.array([0.0, 3.0, 20.0])
     common = {"loss": "cross_entropy", "learning_rate": 0.2, "ts": ts, "rtol": 1e-10, "atol": 1e-11}

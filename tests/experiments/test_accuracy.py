@@ -78,6 +78,7 @@ def test_the_plan_covers_what_it_says():
     assert {run.head_scale for run in runs} == set(settings.head_scales)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REPORTED, *TUNING])
 def test_tasks_can_be_made(name):
     first, other = make(name, 0, 1.0), make(name, 1, 0.5)

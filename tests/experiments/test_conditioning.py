@@ -25,6 +25,7 @@ CONDITIONING = [name for name, path in SCRIPTS.items() if "experiments.condition
 NEEDS = {"gnc-pruning-vgg5": "vgg5", "gnc-pruning-vit": "ViT"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONDITIONING)
 def test_smoke(name, tmp_path, monkeypatch):
     """Runs, draws every picture, and draws it again without computing."""
@@ -226,6 +227,7 @@ def test_pruned_networks_lose_the_share_and_keep_their_images():
     np.testing.assert_array_equal(x[:, ::2, ::2], x[:, 1::2, 1::2])
 
 
+@pytest.mark.slow
 def test_weight_decay_and_rate_of_the_pruning_optimizer():
     settings = pruning.Settings("mlp", decay_epoch=2, learning_rate=1.0, momentum=0.0)
     rule = pruning.optimizer(settings, batches=1)

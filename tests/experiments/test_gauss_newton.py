@@ -76,6 +76,7 @@ def test_standard_parts_of_a_download(stub_tfds, monkeypatch):
 # --- training -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "optimizer"),
     [(Phase("adam", 0.01, 3), optax.adam(0.01)), (Phase("sgd", 0.1, 3), optax.sgd(0.1))],
@@ -132,6 +133,7 @@ def test_generalised_gauss_newton_is_gauss_newton_for_squared_errors_only():
     assert final["cross_entropy", "ggn"] < 0.9 * final["cross_entropy", "gn"]
 
 
+@pytest.mark.slow
 def test_regression():
     data = load("diabetes", key=jax.random.key(0), samples=64)
     settings = Training((Phase("sgd", 0.3, 10),))
@@ -306,6 +308,7 @@ def test_a_loss_that_grows_again_is_not_stable():
 # --- the comparison -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_smoke_run_of_the_command(tmp_path, monkeypatch):
     outcome = run_script("xgn-full-batch", "smoke", results=tmp_path)
     assert outcome.pictures[0].read_bytes().startswith(b"\x89PNG")
@@ -329,6 +332,7 @@ def test_smoke_run_of_the_command(tmp_path, monkeypatch):
     assert min(first["sgd"]) > 2 * max(first["gn"])
 
 
+@pytest.mark.slow
 def test_smoke_run_with_mini_batches(tmp_path):
     settings = dataclasses.replace(optimizers.MINI_BATCH["smoke"], seeds=(0,))
     results = optimizers.run(settings, checkpoints=tmp_path)

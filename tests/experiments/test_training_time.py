@@ -13,6 +13,7 @@ from jaxttp.pipeline import Settings
 NAMES = [name for name, path in SCRIPTS.items() if "experiments.training_time" in path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_smoke(name, tmp_path):
     """Runs, draws every picture, and draws it again without computing."""

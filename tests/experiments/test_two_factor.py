@@ -17,6 +17,7 @@ def result():
     return theorems.run(theorems.PRESETS["smoke"])
 
 
+@pytest.mark.slow
 def test_theorems_hold(result):
     worst = result.worst()
     assert worst["drift of the invariant, flow"] < 1e-8
@@ -64,6 +65,7 @@ def model_result():
     return language_model.run(language_model.PRESETS["smoke"])
 
 
+@pytest.mark.slow
 def test_language_model_is_measured_along_training(model_result):
     network, flows = model_result.network, model_result.flows
     assert network.clock[0] == 0
@@ -128,6 +130,7 @@ def test_zipf_frequencies():
     assert -1.4 < slope < -0.7  # half of the tokens come from 1,024 fixed draws
 
 
+@pytest.mark.slow
 def test_a_position_sees_only_what_is_before_it():
     model = transformer.Transformer(9, context=6, width=8, depth=2, heads=2, rngs=nnx.Rngs(0))
     x = np.array([[1, 2, 3, 4, 5, 6]])

@@ -59,6 +59,7 @@ def linear_run():
     return watched(linear, SETTING, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["losses", "outputs", "weights"])
 def test_a_linear_network_needs_no_correction(linear_run, kind):
     watch, whole = linear_run
@@ -112,6 +113,7 @@ def oracle_loss(f):
     return float(np.mean(-np.log(oracles.softmax(np.asarray(f))[np.arange(len(Y)), Y])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_weights_halve_the_error_of_a_network_that_bends(momentum):
     setting = Hyperparameters(0.6 * (1 - momentum), momentum=momentum, steps=80)
@@ -125,6 +127,7 @@ def test_weights_halve_the_error_of_a_network_that_bends(momentum):
     assert np.abs(watch.forecast("outputs").loss - real).mean() < before
 
 
+@pytest.mark.slow
 def test_only_what_trains_is_linearised():
     setting = Hyperparameters(0.5, momentum=0.5, steps=20)
     chosen = {"in": False, "out": True}

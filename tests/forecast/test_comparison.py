@@ -38,6 +38,7 @@ def found():
     return compare(CANDIDATES, X, Y, steps=60)
 
 
+@pytest.mark.slow
 def test_ranked_by_steps_then_loss(found):
     assert set(found.names) == set(CANDIDATES)
     times = [tuple(t if t >= 0 else np.inf for t in row) for row in found.steps]
@@ -82,6 +83,7 @@ def test_rows_and_text(found):
     assert "a step" in text
 
 
+@pytest.mark.slow
 def test_a_given_rate_and_the_relative_rule_are_the_forecast_of_each():
     got = compare(
         CANDIDATES, X, Y, learning_rate=0.2, momentum=0.5, steps=40, rule="relative",

@@ -31,6 +31,7 @@ def predict(job, **options):
     return predict_training_time(*job[:4], **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamics", ["recursion", "ode", "weight_space"])
 def test_test_curves_of_the_training_samples_are_the_training_curves(job, dynamics):
     got = predict(job, dynamics=dynamics, x_test=job[2], y_test=job[3])
@@ -61,6 +62,7 @@ def test_sde_gives_bands(job, key):
     assert "(" in str(got).splitlines()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
 def test_an_sde_beyond_the_limit_is_no_exception(job, key, loss):
     y = job[3] if loss == "cross_entropy" else jax.nn.one_hot(job[3], 3)
@@ -75,6 +77,7 @@ def test_an_sde_beyond_the_limit_is_no_exception(job, key, loss):
     assert "diverges" in str(got)
 
 
+@pytest.mark.slow
 def test_adaptive_kernels_come_with_an_uncertainty(job):
     got = predict(job, relinearize="auto", tolerance=0.005)
     assert got.cost.kernels > 2
@@ -149,6 +152,7 @@ def test_a_sketch_needs_a_key_and_a_size(job):
         predict(job, sketch_dim=0, key=jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_times_by_other_definitions(job):
     got = predict(job)
     error = predict(job, metric="error", thresholds=(0.3,))

@@ -36,6 +36,7 @@ MIXED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("strict_dtypes")
 def test_every_setting_is_its_own_recursion(monkeypatch):
     theta, f0, y = problem()
@@ -63,6 +64,7 @@ def test_every_setting_is_its_own_recursion(monkeypatch):
         assert found.final_error[i] == pytest.approx(wrong)
 
 
+@pytest.mark.slow
 def test_it_says_the_same_as_a_single_forecast():
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((10, 4)), rng.integers(0, 3, 10)

@@ -17,6 +17,7 @@ from tests.gauss_newton.networks import network
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 
+@pytest.mark.slow
 def test_inverse_error_is_rounding_or_the_share_that_is_lost(key):
     w, v, x = network()
     p = orthonormal_readout(key, 2, 6)

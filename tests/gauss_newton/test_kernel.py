@@ -20,6 +20,7 @@ def brute(w, v, x1, x2, readout, activation):
     return np.einsum("iap,jbp->iajb", j(x1), j(x2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "tanh", ("gelu", "identity", "tanh")])
 @pytest.mark.parametrize("with_readout", [False, True])
 def test_it_is_j_times_its_transpose(activation, with_readout):

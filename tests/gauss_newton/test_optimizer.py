@@ -19,6 +19,7 @@ from jaxttp.gauss_newton import (
 from tests.gauss_newton.networks import network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("curvature", ["identity", "hessian"])
 def test_an_update_is_minus_the_rate_times_the_direction(curvature):
     w, v, x = network()

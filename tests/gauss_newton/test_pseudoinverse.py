@@ -120,6 +120,7 @@ def test_float32_eigenvectors_serve_where_they_resolve_what_is_kept(mode, shape,
     assert np.linalg.norm(np.asarray(found.achieved) - achieved) < 1e-3 * np.linalg.norm(achieved)
 
 
+@pytest.mark.slow
 def test_float64_takes_over_where_float32_resolves_too_little():
     s = matrix(np.geomspace(100, 0.1, 40), 40, 90).astype(np.float32)
     t = np.ones((40, 1), np.float32)

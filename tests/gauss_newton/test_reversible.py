@@ -17,6 +17,7 @@ from tests.gauss_newton.networks import ACTIVATIONS, network, plain_forward
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_forward_is_the_coupling_written_out(activation):
     w, v, x = network()
@@ -42,6 +43,7 @@ def test_input_reconstruction_in_float32_at_64_blocks():
     assert jnp.abs(back - x).max() < 1e-3
 
 
+@pytest.mark.slow
 def test_tangents_of_the_inverse_are_those_of_the_dense_jacobian():
     w, v, x = network(half=2, samples=2)
     states = plain_forward(w, v, x, jnp.tanh)

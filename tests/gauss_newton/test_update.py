@@ -71,6 +71,7 @@ def test_softmax_directions_plain_and_generalised(curvature, mode):
     close(direction, brute_direction(w, v, x, brute, jnp.tanh, p, mode, 0.2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["truncate", "damp", "tikhonov"])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("samples", [6, 14])
@@ -117,6 +118,7 @@ def test_the_direction_is_a_right_inverse():
     assert np.abs(np.asarray(columns).reshape(size, size) - np.eye(size)).max() < 1e-10
 
 
+@pytest.mark.slow
 def test_a_last_block_is_the_moore_penrose_inverse_of_its_second_half():
     # With one block, J_{1,1} has orthonormal-by-kron structure and J^⊣_{1,1} = J⁺_{1,1}.
     w, v, x = network(blocks=1, seed=4)
@@ -128,6 +130,7 @@ def test_a_last_block_is_the_moore_penrose_inverse_of_its_second_half():
     assert not np.asarray(direction[:, 0]).any()
 
 
+@pytest.mark.slow
 def test_biases_a_missing_bottleneck_and_activations_by_block():
     w, v, x = network(blocks=2, half=8, width=8, samples=5)
     bias = jnp.concatenate([w, jnp.ones((2, 2, 8, 1))], axis=3)
@@ -141,6 +144,7 @@ def test_biases_a_missing_bottleneck_and_activations_by_block():
         assert float(info.residual) < 1e-10  # J J^⊣ = 1 whatever the features are
 
 
+@pytest.mark.slow
 def test_float32_agrees_with_float64_and_promotes_where_it_must():
     w, v, x = network(samples=8, width=24)
     epsilon = jax.random.normal(jax.random.key(8), x.shape)
@@ -161,6 +165,7 @@ def test_float32_agrees_with_float64_and_promotes_where_it_must():
     close(fine, gauss_newton_direction(*wide, rtol=0.0), 2e-7)
 
 
+@pytest.mark.slow
 def test_noise_and_jit_over_the_options(key):
     w, v, x = network(samples=4)
     step = gauss_newton_direction(w, v, x, x, pseudoinverse="noise", key=key)

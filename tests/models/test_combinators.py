@@ -55,6 +55,7 @@ def shaken(params, key):
 # --- low-rank adapters ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_kernel_of_adapters_on_convolutions(key):
     module = resnet()
     base = from_nnx(module)
@@ -153,6 +154,7 @@ def test_the_kernel_of_the_head_alone():
         np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_the_kernel_of_the_last_block():
     module = resnet()
     base, x = from_nnx(module), images(3)
@@ -211,6 +213,7 @@ def transformer(**options):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_label_words_at_the_last_token(key):
     module = transformer()
     words = jnp.array([3, 7])
@@ -260,6 +263,7 @@ def test_sequences_that_do_not_fit():
             transformer()(jnp.zeros(shape))
 
 
+@pytest.mark.slow
 def test_trained_adapters_go_back_into_the_module(key):
     module = resnet()
     base, x = from_nnx(module), images()

@@ -43,6 +43,7 @@ def test_the_digits_network_has_77093_parameters():
     assert [block.shortcut is None for block in model.blocks] == [True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_block_is_its_formula(key, stride):
     block = ResidualBlock(
@@ -116,6 +117,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others():
     assert np.any(first != third)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [2, 10])
 def test_the_signal_stays_in_bounds_whatever_the_depth(key, blocks):
     @jax.jit

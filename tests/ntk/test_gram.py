@@ -73,6 +73,7 @@ def test_trace_and_diagonal(name, method, batch_size):
 
 
 # Each form can be forced by the shapes: few positions and a wide layer, or the opposite.
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["full", "diagonal", "trace"])
 def test_activation_form_with_several_positions(output):
     params = {"w": jax.random.normal(jax.random.key(1), (1, 1, 40, 40)), "h": jnp.ones((40, 2))}
@@ -158,6 +159,7 @@ def test_inputs_may_be_a_pytree():
     close(kernel[:, 0, :, 0], x["b"] @ x["b"].T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["layerwise", "vector_product"])
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_under_jit_and_vmap(method, batch_size):

@@ -11,6 +11,7 @@ from tests import oracles
 from tests.ntk.networks import NETWORKS, mlp
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 2, 100])
 @pytest.mark.parametrize("name", ["mlp", "conv_channels_first", "custom_derivatives", "scanned"])
 def test_products(name, batch_size):

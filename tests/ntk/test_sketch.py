@@ -95,6 +95,7 @@ def test_error_estimate():
     assert 0.9 < float(jnp.mean(estimates) / jnp.sqrt(jnp.mean(squared))) < 1.3
 
 
+@pytest.mark.slow
 def test_class_sketch_measures_its_error():
     apply_fn, params, x = mlp()
     theta = oracles.kernel(apply_fn, params, x)

@@ -51,6 +51,7 @@ def test_psd_report(smallest, expected):
     assert not bool(psd_report(lopsided).is_psd)
 
 
+@pytest.mark.slow
 def test_lanczos_extremes_of_arrays_and_operators():
     values = jnp.linspace(0.5, 3.0, 20)
     low, high = extreme_eigenvalues(prescribed(values)[1], key=jax.random.key(0))
@@ -93,6 +94,7 @@ def test_bad_windows(window):
         fit_power_law(jnp.ones(200), window=window)
 
 
+@pytest.mark.slow
 def test_alignment_components_and_separation():
     apply_fn, params, x = mlp(8)
     theta = oracles.kernel(apply_fn, params, x)

@@ -31,6 +31,7 @@ def kappa(matrix, rank):
     return values[0] / values[rank - 1]
 
 
+@pytest.mark.slow
 def test_a_linear_network_on_whitened_data():
     found = condition(WINE)
     weights = conditioning.gaussian_weights((13, 20, 20, 3), key=jax.random.key(0))
@@ -55,6 +56,7 @@ def test_raw_data_are_worse():
     assert float(raw.condition.value) <= raw.bounds["convex"] * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_constant_pixels_lower_the_rank():
     found = condition(ConditionSettings(width=70, depth=2))
     pixels = load_dataset("digits").x.reshape(1797, 64)
@@ -91,6 +93,7 @@ def test_an_mlp_is_its_curvature_matrix():
     )
 
 
+@pytest.mark.slow
 def test_the_shipped_network():
     found = condition(ConditionSettings(network="resnet", samples=6))
     assert len(found.condition.eigenvalues) == 30
@@ -98,6 +101,7 @@ def test_the_shipped_network():
     assert "digits 5-9" in found.description
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_json(network):
     data = "digits" if network == "resnet" else "wine"
@@ -197,6 +201,7 @@ def test_own_measures_and_mini_batches(key):
     assert [record.values["size"] for record in found.records] == [13 * 8 + 8 + 8 * 3 + 3] * 5
 
 
+@pytest.mark.slow
 def test_pruned_networks_are_worse_conditioned_and_stay_pruned():
     apply_fn, params, x, y = problem()
     dense, sparse = pruning_runs(

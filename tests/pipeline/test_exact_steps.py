@@ -10,6 +10,7 @@ from jaxttp.pipeline import StepSettings, gauss_newton_task
 WINE = StepSettings(data="wine", samples_per_class=8, steps=6, learning_rate=0.3, bottleneck=64)
 
 
+@pytest.mark.slow
 def test_full_rank_steps_follow_the_forecast():
     found = gauss_newton_task(WINE)
     assert found.ranks.tolist() == [[24, 24], [24, 24]]
@@ -40,6 +41,7 @@ def test_divergence_is_said_not_raised():
     json.dumps(found.to_json(), allow_nan=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -12,6 +12,7 @@ from jaxttp.pipeline import Settings, build_task, task_spectrum
 SMALL = Settings(data="wine", samples_per_class=4)
 
 
+@pytest.mark.slow
 def test_values_and_shares_are_those_of_the_kernel():
     found = task_spectrum(SMALL)
     task = build_task(SMALL)

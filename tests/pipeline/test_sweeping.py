@@ -24,6 +24,7 @@ def swept():
     return sweep_task(SMALL, momenta=(0.0, 0.9), batch_sizes=(None, 4), time_steps=True)
 
 
+@pytest.mark.slow
 def test_a_sweep_advises_a_rate(swept):
     assert len(swept.sweep.settings) == 16 * 2 * 2
     rates = sorted({one.learning_rate for one in swept.sweep.settings})
@@ -86,6 +87,7 @@ def test_a_comparison_of_what_to_train():
     assert found.loss.shape == (2, 31)
 
 
+@pytest.mark.slow
 def test_extrapolation_beside_the_real_training():
     settings = Settings(data="wine", samples_per_class=20, steps=30, learning_rate=0.05)
     result = extrapolate_task(settings, subset=24, verify=True)

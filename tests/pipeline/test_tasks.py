@@ -52,6 +52,7 @@ def pictures(root, classes=3, each=4):
             Image.fromarray(pixels).save(path)
 
 
+@pytest.mark.slow
 def test_a_network_with_weights_on_tensorflow_datasets(weights, stub_tfds):
     path, network = weights
     settings = Settings(
@@ -71,6 +72,7 @@ def test_a_network_with_weights_on_tensorflow_datasets(weights, stub_tfds):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet18", "vit_tiny"])
 def test_random_weights_on_a_folder_and_the_cache(model, tmp_path):
     pictures(tmp_path / "images")
@@ -111,6 +113,7 @@ def test_part_of_the_weights(trainable, count, tmp_path):
         assert "adapters of rank 2 alone trained" in task.description
 
 
+@pytest.mark.slow
 def test_a_forecast_of_the_head_beside_its_training(tmp_path):
     pictures(tmp_path)
     settings = Settings(

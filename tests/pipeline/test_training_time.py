@@ -94,6 +94,7 @@ def test_head_scale_sets_the_size_of_the_first_outputs():
 # --- forecasts ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_forecast_beside_the_real_run():
     result = tiny.verified()
     prediction, run = result.prediction, result.run
@@ -175,6 +176,7 @@ def test_regression_without_a_real_run():
     assert result.to_json()["verified"] is None
 
 
+@pytest.mark.slow
 def test_same_seed_same_result_with_batches_and_momentum():
     """Batches of the forecast and of the real run are drawn too."""
     settings = dataclasses.replace(
@@ -189,6 +191,7 @@ def test_same_seed_same_result_with_batches_and_momentum():
     assert first.prediction.max_learning_rate == second.prediction.max_learning_rate
 
 
+@pytest.mark.slow
 def test_rebuilt_kernels_come_closer():
     plain = tiny.verified()
     better = forecast(dataclasses.replace(tiny.SETTINGS, relinearize=2))
@@ -198,6 +201,7 @@ def test_rebuilt_kernels_come_closer():
     assert gaps[1] < 0.7 * gaps[0]
 
 
+@pytest.mark.slow
 def test_beyond_stability_nothing_is_trained():
     stages = []
     settings = dataclasses.replace(tiny.SETTINGS, learning_rate=5.0, steps=8)
