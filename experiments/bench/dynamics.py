@@ -15,8 +15,6 @@ import argparse
 import dataclasses
 import functools
 import itertools
-import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ import optax
 from flax import nnx
 
 from experiments.bench.dynamics_tables import Row, plot_order, reading, spread, table
+from experiments.store import Store
 from jaxttp import empirical_ntk
 from jaxttp.adapters import from_nnx
 from jaxttp.data import load_dataset, select
@@ -108,24 +107,6 @@ def make_task(name: str, samples_per_class: int) -> Task:
         "breast cancer": {"seed": 5, "data": "breast_cancer"},
     }
     return build_task(dataclasses.replace(base, **changes[name]))
-
-
-class Store:
-    """Curves and numbers by name, one JSON file each."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def get(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What is kept under `name`, made now if it is not there yet."""
-        path = self.folder / (name.replace("/", "_").replace(" ", "-") + ".json")
-        if not path.exists():
-            begun = time.perf_counter()
-            value = make()
-            print(f"{name}: {time.perf_counter() - begun:.1f} s", flush=True)
-            path.write_text(json.dumps(value))
-        return json.loads(path.read_text())
 
 
 class Bench:
@@ -361,7 +342,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="draw error against kernels to this file")
     arguments = parser.parse_args()
     settings = PRESETS[arguments.preset]
-    store = Store(arguments.store / arguments.preset)
+    store = Store(arguments.store / arguments.preset, settings=settings)
     rows: list[Row] = []
     for name in settings.tasks:
         bench = Bench(name, settings, store)

@@ -69,16 +69,10 @@ class Settings:
 
 
 def _vit(size: int, channels: int, classes: int, rngs: nnx.Rngs) -> nnx.Module:
-    return _model("ViT")(
+    return models.ViT(
         classes, image_size=size, patch_size=max(2, size // 8), in_channels=channels, width=48,
         depth=4, heads=4, rngs=rngs,
     )  # fmt: skip
-
-
-def _model(name: str) -> Any:
-    if not hasattr(models, name):
-        raise ValueError(f"this figure needs jaxttp.models.{name}, which does not exist (yet).")
-    return getattr(models, name)
 
 
 NETWORKS: dict[str, Callable[[int, int, int, nnx.Rngs], nnx.Module]] = {
@@ -88,7 +82,7 @@ NETWORKS: dict[str, Callable[[int, int, int, nnx.Rngs], nnx.Module]] = {
     "resnet32": lambda size, channels, classes, rngs: models.ResNet(
         classes, in_channels=channels, blocks=5, rngs=rngs
     ),
-    "vgg5": lambda size, channels, classes, rngs: _model("vgg5")(
+    "vgg5": lambda size, channels, classes, rngs: models.vgg5(
         classes, in_channels=channels, norm=None, rngs=rngs
     ),
     "vit": _vit,

@@ -1,8 +1,9 @@
 """What every command shares: a progress bar, folders, and one line for bad input."""
 
 import contextlib
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,6 +55,23 @@ def bad_input_exits() -> Iterator[None]:
         yield
     except (ValueError, ImportError) as problem:
         fail(str(problem))
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Plain values into a file, its folder made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n")
+
+
+def print_json(values: Any) -> None:
+    """Plain values on standard output."""
+    print(json.dumps(values, indent=1, allow_nan=False))
+
+
+def say_written(paths: Sequence[Path]) -> None:
+    """Name the files that were written, if any."""
+    if paths:
+        print("written: " + ", ".join(map(str, paths)))
 
 
 def fail(message: str) -> NoReturn:

@@ -1,6 +1,5 @@
 """`jaxttp compare`: what to train, all weights or some, and why."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import bad_input_exits, check_folder, progress_bar
+from jaxttp.cli._shell import (
+    bad_input_exits,
+    check_folder,
+    print_json,
+    progress_bar,
+    say_written,
+    write_json,
+)
 
 
 def compare(
@@ -69,11 +75,10 @@ def compare(
     }
     written = [] if output is None else _write(plain, found, task, output)
     if as_json:
-        print(json.dumps(plain, indent=1, allow_nan=False))
+        print_json(plain)
         return
     _print(task, found)
-    if written:
-        print("written: " + ", ".join(map(str, written)))
+    say_written(written)
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -84,9 +89,8 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 def _write(plain: dict[str, Any], found: Any, task: Any, folder: Path) -> list[Path]:
     from jaxttp.plots import plot_comparison, save
 
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "comparison.json", folder / "comparison.png"]
-    paths[0].write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n")
+    write_json(paths[0], plain)
     save(plot_comparison(found, title=task.description), paths[1])
     return paths
 

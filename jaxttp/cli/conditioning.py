@@ -1,6 +1,5 @@
 """`jaxttp conditioning`: how well conditioned the Gauss-Newton matrix is."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import bad_input_exits, check_folder, parse_numbers, progress_bar
+from jaxttp.cli._shell import (
+    bad_input_exits,
+    check_folder,
+    parse_numbers,
+    progress_bar,
+    say_written,
+    write_json,
+)
 
 
 def conditioning(
@@ -75,7 +81,7 @@ def conditioning(
                 swept = condition_sweep(settings, sweep, chosen, seeds=seeds)
     _print(result, swept)
     if output is not None:
-        print("written: " + ", ".join(str(path) for path in _write(result, swept, output)))
+        say_written(_write(result, swept, output))
 
 
 def _parse(parameter: str, text: str) -> tuple:
@@ -89,10 +95,9 @@ def _write(result: Any, swept: Any, folder: Path) -> list[Path]:
     from jaxttp.pipeline import sweep_to_json
     from jaxttp.plots import plot_condition_sweep, plot_conditioning, save
 
-    folder.mkdir(parents=True, exist_ok=True)
     written = result.to_json() | {"sweep": None if swept is None else sweep_to_json(swept)}
     paths = [folder / "conditioning.json", folder / "spectrum.png"]
-    paths[0].write_text(json.dumps(written, indent=1, allow_nan=False) + "\n")
+    write_json(paths[0], written)
     save(plot_conditioning(result), paths[1])
     if swept is not None:
         paths.append(folder / "sweep.png")

@@ -1,6 +1,5 @@
 """`jaxttp extrapolate`: how long training takes on all the data, from the kernel of a part."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import bad_input_exits, check_folder, fail, parse_numbers, progress_bar
+from jaxttp.cli._shell import (
+    bad_input_exits,
+    check_folder,
+    fail,
+    parse_numbers,
+    print_json,
+    progress_bar,
+    say_written,
+    write_json,
+)
 
 
 def extrapolate(
@@ -61,19 +69,17 @@ def extrapolate(
     if not result.found.stable:
         fail(f"diverges at learning rate {learning_rate:g}; choose a smaller one.")
     if as_json:
-        print(json.dumps(result.to_json(), indent=1, allow_nan=False))
+        print_json(result.to_json())
         return
     _print(result)
-    if written:
-        print("written: " + ", ".join(map(str, written)))
+    say_written(written)
 
 
 def _write(result: Any, folder: Path) -> list[Path]:
     from jaxttp.plots import plot_extrapolation, save
 
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "extrapolation.json", folder / "extrapolation.png"]
-    paths[0].write_text(json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+    write_json(paths[0], result.to_json())
     save(plot_extrapolation(result), paths[1])
     return paths
 

@@ -1,6 +1,5 @@
 """`jaxttp gauss-newton`: exact Gauss-Newton steps, forecast and real."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import bad_input_exits, check_folder, fail, parse_numbers, progress_bar
+from jaxttp.cli._shell import (
+    bad_input_exits,
+    check_folder,
+    fail,
+    parse_numbers,
+    print_json,
+    progress_bar,
+    say_written,
+    write_json,
+)
 
 
 def gauss_newton(
@@ -65,19 +73,17 @@ def gauss_newton(
             "(--bottleneck) or a larger --rtol."
         )
     if as_json:
-        print(json.dumps(result.to_json(), indent=1, allow_nan=False))
+        print_json(result.to_json())
         return
     _print(result)
-    if written:
-        print("written: " + ", ".join(map(str, written)))
+    say_written(written)
 
 
 def _write(result: Any, folder: Path) -> list[Path]:
     from jaxttp.plots import plot_steps, save
 
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "gauss_newton.json", folder / "gauss_newton.png"]
-    paths[0].write_text(json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+    write_json(paths[0], result.to_json())
     save(plot_steps(result), paths[1])
     return paths
 

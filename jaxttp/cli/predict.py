@@ -1,6 +1,5 @@
 """`jaxttp predict`: how long training takes."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import bad_input_exits, check_folder, fail, parse_numbers, progress_bar
+from jaxttp.cli._shell import (
+    bad_input_exits,
+    check_folder,
+    fail,
+    parse_numbers,
+    progress_bar,
+    say_written,
+    write_json,
+)
 
 
 def predict(
@@ -95,13 +102,11 @@ def predict(
         )
         with progress_bar() as report:
             result = forecast(settings, verify=verify, progress=report)
-    if output is not None:
-        _write(result, output)
+    written = [] if output is None else _write(result, output)
     if not result.prediction.stable:
         fail(f"{result.prediction.message}; choose a smaller learning rate.")
     _print(result)
-    if output is not None:
-        print(f"written: {output / 'prediction.json'}, {output / 'prediction.png'}")
+    say_written(written)
 
 
 def _classes(text: str | None) -> tuple[int, ...] | int | None:
@@ -115,13 +120,13 @@ def _classes(text: str | None) -> tuple[int, ...] | int | None:
     return labels if "," in text else labels[0]
 
 
-def _write(result: Any, folder: Path) -> None:
+def _write(result: Any, folder: Path) -> list[Path]:
     from jaxttp.plots import plot_forecast, save
 
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result.to_json(), indent=1, allow_nan=False)
-    (folder / "prediction.json").write_text(text + "\n")
-    save(plot_forecast(result), folder / "prediction.png")
+    paths = [folder / "prediction.json", folder / "prediction.png"]
+    write_json(paths[0], result.to_json())
+    save(plot_forecast(result), paths[1])
+    return paths
 
 
 def _print(result: Any) -> None:

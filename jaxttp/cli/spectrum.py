@@ -1,6 +1,5 @@
 """`jaxttp spectrum`: the eigenvalues of a kernel, and what of the labels lies where."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import bad_input_exits, check_folder, progress_bar
+from jaxttp.cli._shell import (
+    bad_input_exits,
+    check_folder,
+    print_json,
+    progress_bar,
+    say_written,
+    write_json,
+)
 
 
 def spectrum(
@@ -35,19 +41,17 @@ def spectrum(
             result = task_spectrum(settings, progress=report)
     written = [] if output is None else _write(result, output)
     if as_json:
-        print(json.dumps(result.to_json(), indent=1, allow_nan=False))
+        print_json(result.to_json())
         return
     _print(result)
-    if written:
-        print("written: " + ", ".join(map(str, written)))
+    say_written(written)
 
 
 def _write(result: Any, folder: Path) -> list[Path]:
     from jaxttp.plots import plot_task_spectrum, save
 
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "spectrum.json", folder / "spectrum.png"]
-    paths[0].write_text(json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+    write_json(paths[0], result.to_json())
     save(plot_task_spectrum(result), paths[1])
     return paths
 

@@ -1,6 +1,5 @@
 """`jaxttp sweep`: which learning rate, momentum, batch and schedule, from one kernel."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import bad_input_exits, check_folder, fail, parse_numbers, progress_bar
+from jaxttp.cli._shell import (
+    bad_input_exits,
+    check_folder,
+    fail,
+    parse_numbers,
+    print_json,
+    progress_bar,
+    say_written,
+    write_json,
+)
 
 
 def sweep(
@@ -72,7 +80,7 @@ def sweep(
             )
     written = [] if output is None else _write(result, output)
     if as_json:
-        print(json.dumps(result.to_json(), indent=1, allow_nan=False))
+        print_json(result.to_json())
     else:
         _print(result)
     if result.fastest is None:
@@ -80,8 +88,8 @@ def sweep(
             f"no setting reaches {result.threshold:g} stably; try rates below "
             f"{result.max_learning_rate:.4g}, or more steps."
         )
-    if written and not as_json:
-        print("written: " + ", ".join(map(str, written)))
+    if not as_json:
+        say_written(written)
 
 
 def _batches(text: str | None) -> tuple[int | None, ...]:
@@ -96,9 +104,8 @@ def _batches(text: str | None) -> tuple[int | None, ...]:
 def _write(result: Any, folder: Path) -> list[Path]:
     from jaxttp.plots import plot_sweep, save
 
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / name for name in ("sweep.json", "sweep.csv", "sweep.png")]
-    paths[0].write_text(json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+    write_json(paths[0], result.to_json())
     result.sweep.to_csv(paths[1])
     save(plot_sweep(result.sweep, result.threshold, title=result.task.description), paths[2])
     return paths

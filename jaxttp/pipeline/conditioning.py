@@ -17,6 +17,7 @@ from jaxttp.adapters import from_nnx
 from jaxttp.conditioning import ConditionNumber, RankSensitivity, Sweep
 from jaxttp.data import Dataset, dataset_names, load_dataset, select
 from jaxttp.models import MLP, fresh_head, load_pretrained
+from jaxttp.pipeline._plain import plain_number, plain_numbers
 
 NETWORKS = ("linear", "leaky_relu", "mlp", "resnet")
 
@@ -94,27 +95,27 @@ class Conditioning:
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not finite becomes None."""
         found = self.condition
-        spectrum = None if found.eigenvalues is None else _plain(found.eigenvalues)
+        spectrum = None if found.eigenvalues is None else plain_numbers(found.eigenvalues)
         ranks = None
         if self.sensitivity is not None:
             ranks = {
                 "ranks": self.sensitivity.ranks.tolist(),
-                "condition_numbers": _plain(self.sensitivity.values),
+                "condition_numbers": plain_numbers(self.sensitivity.values),
             }
         return {
-            "condition_number": _number(found.value),
+            "condition_number": plain_number(found.value),
             "kind": found.kind,
-            "largest": _number(found.largest),
-            "smallest": _number(found.smallest),
+            "largest": plain_number(found.largest),
+            "smallest": plain_number(found.smallest),
             "rank": int(found.rank),
             "generic_rank": self.generic_rank,
-            "tolerance": _number(found.tolerance),
-            "gap": _number(found.gap),
-            "at_rank_below": _number(found.rank_below),
-            "at_rank_above": _number(found.rank_above),
-            "bounds": {name: _number(value) for name, value in self.bounds.items()},
-            "contraction": _number(self.contraction),
-            "steps": _number(self.steps),
+            "tolerance": plain_number(found.tolerance),
+            "gap": plain_number(found.gap),
+            "at_rank_below": plain_number(found.rank_below),
+            "at_rank_above": plain_number(found.rank_above),
+            "bounds": {name: plain_number(value) for name, value in self.bounds.items()},
+            "contraction": plain_number(self.contraction),
+            "steps": plain_number(self.steps),
             "eigenvalues": spectrum,
             "rank_sensitivity": ranks,
             "settings": dataclasses.asdict(self.settings),
@@ -131,16 +132,8 @@ def sweep_to_json(result: Sweep) -> dict[str, Any]:
     return {
         "parameter": result.parameter,
         "values": list(result.values),
-        **{name: [_plain(row) for row in table] for name, table in tables.items()},
+        **{name: [plain_numbers(row) for row in table] for name, table in tables.items()},
     }
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if math.isfinite(float(value)) else None
-
-
-def _plain(values: Any) -> list[float | None]:
-    return [_number(value) for value in np.asarray(values)]
 
 
 def _load(settings: ConditionSettings, *, linear: bool) -> tuple[Dataset, np.ndarray]:

@@ -21,6 +21,7 @@ from jaxttp.gauss_newton import (
 )
 from jaxttp.losses import encode_targets
 from jaxttp.models import RevMLP
+from jaxttp.pipeline._plain import plain_numbers
 
 Progress = Callable[[str, int, int], None]
 
@@ -104,8 +105,8 @@ class TaskSteps:
             "forecast": {"steps": {repr(e): time[0] for e, time in times.items()},
                          "loss": np.asarray(self.forecast.loss, float).tolist()},
             "real": {"steps": {repr(e): time[1] for e, time in times.items()},
-                     "loss": [v if np.isfinite(v) else None for v in self.loss.tolist()],
-                     "error": [v if np.isfinite(v) else None for v in self.error.tolist()]},
+                     "loss": plain_numbers(self.loss),
+                     "error": plain_numbers(self.error)},
             "stable": self.stable,
             "ranks": self.ranks.tolist(),
             "residual": self.residual,

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from jaxttp.forecast import Prediction, predict_training_time, training_time
+from jaxttp.pipeline._plain import plain_numbers
 from jaxttp.pipeline.tasks import Settings, Task, build_task
 from jaxttp.training import StepTime, TrainingRun, time_step, train
 
@@ -71,8 +72,8 @@ class Forecast:
         out: dict[str, Any] = {
             "steps": _keys(prediction.steps),
             "horizon": prediction.horizon,
-            "loss": _floats(prediction.loss),
-            "error": _floats(prediction.error),
+            "loss": plain_numbers(prediction.loss),
+            "error": plain_numbers(prediction.error),
             "hyperparameters": {**prediction.hyperparameters, **dataclasses.asdict(self.settings)},
             "max_learning_rate": prediction.max_learning_rate,
             "stable": prediction.stable,
@@ -90,8 +91,8 @@ class Forecast:
         if self.run is not None:
             out["verified"] = {
                 "steps": _keys(self.real_steps or {}),
-                "loss": _floats(self.run.loss),
-                "error": _floats(self.run.error),
+                "loss": plain_numbers(self.run.loss),
+                "error": plain_numbers(self.run.error),
                 "seconds": _keys(self.real_seconds or {}) | {"horizon": self.run.seconds},
             }
         return out
@@ -99,10 +100,6 @@ class Forecast:
 
 def _keys(values: Mapping[float, Any]) -> dict[str, Any]:
     return {repr(threshold): value for threshold, value in values.items()}
-
-
-def _floats(values: Any) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in np.asarray(values)]
 
 
 def forecast(

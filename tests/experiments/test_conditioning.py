@@ -15,34 +15,19 @@ from experiments.conditioning import (
     training_time,
     width,
 )
-from experiments.harness import load_script, run_script
 from experiments.scripts import SCRIPTS
-from jaxttp import conditioning, models
+from jaxttp import conditioning
 from jaxttp.conditioning import sweep
 from jaxttp.data import Dataset
+from tests.experiments.smoke import check_smoke
 
 CONDITIONING = [name for name, path in SCRIPTS.items() if "experiments.conditioning" in path]
-NEEDS = {"gnc-pruning-vgg5": "vgg5", "gnc-pruning-vit": "ViT"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONDITIONING)
-def test_smoke(name, tmp_path, monkeypatch):
-    """Runs, draws every picture, and draws it again without computing."""
-    if name in NEEDS and not hasattr(models, NEEDS[name]):
-        with pytest.raises(ValueError, match=r"does not exist \(yet\)"):
-            run_script(name, "smoke", results=tmp_path)
-        return
-    outcome = run_script(name, "smoke", results=tmp_path)
-    claim = load_script(name).claim
-    assert {path.stem for path in outcome.pictures} == set(claim)
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in outcome.pictures)
-    assert set(outcome.measured) == set(claim)
-    assert all(outcome.measured.values())
-    lines = (outcome.folder / "records.jsonl").read_text()
-    again = run_script(name, "smoke", results=tmp_path, only_plot=True)
-    assert again.measured == outcome.measured
-    assert (outcome.folder / "records.jsonl").read_text() == lines
+def test_smoke(name, tmp_path):
+    check_smoke(name, tmp_path)
 
 
 def test_presets_of_the_paper_have_its_sizes():

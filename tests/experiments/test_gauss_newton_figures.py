@@ -10,8 +10,9 @@ import pytest
 from experiments.gauss_newton import forecasts, representation, variants
 from experiments.gauss_newton.training import Phase, load, train
 from experiments.gauss_newton.variants import Case, Settings, build, training_of
-from experiments.harness import load_script, run_script
+from experiments.harness import load_script
 from experiments.scripts import SCRIPTS
+from tests.experiments.smoke import check_smoke
 
 FIGURES = [name for name, path in SCRIPTS.items() if "experiments.gauss_newton" in path]
 QUICK = ("xgn-regression-mini",)
@@ -22,15 +23,7 @@ WINE = Settings((), data="wine", blocks=1, bottleneck=64, batch_size=32, seeds=(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FIGURES]
 )
 def test_smoke(name, tmp_path):
-    outcome = run_script(name, "smoke", results=tmp_path)
-    claim = load_script(name).claim
-    assert {path.stem for path in outcome.pictures} == set(claim)
-    assert set(outcome.measured) == set(claim)
-    assert all(outcome.measured.values())
-    lines = (outcome.folder / "records.jsonl").read_text()
-    again = run_script(name, "smoke", results=tmp_path, only_plot=True)
-    assert again.measured == outcome.measured
-    assert (outcome.folder / "records.jsonl").read_text() == lines
+    check_smoke(name, tmp_path)
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from experiments.harness import load_script, run_script
+from experiments.harness import run_script
 from experiments.scripts import SCRIPTS
 from experiments.training_time import comparison, scatter
 from experiments.training_time.comparison import Pair, Way
 from jaxttp.forecast import training_time
 from jaxttp.pipeline import Settings
+from tests.experiments.smoke import check_smoke
 
 NAMES = [name for name, path in SCRIPTS.items() if "experiments.training_time" in path]
 
@@ -16,17 +17,7 @@ NAMES = [name for name, path in SCRIPTS.items() if "experiments.training_time" i
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_smoke(name, tmp_path):
-    """Runs, draws every picture, and draws it again without computing."""
-    outcome = run_script(name, "smoke", results=tmp_path)
-    claim = load_script(name).claim
-    assert {path.stem for path in outcome.pictures} == set(claim)
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in outcome.pictures)
-    assert set(outcome.measured) == set(claim)
-    assert all(outcome.measured.values())
-    lines = (outcome.folder / "records.jsonl").read_text()
-    again = run_script(name, "smoke", results=tmp_path, only_plot=True)
-    assert again.measured == outcome.measured
-    assert (outcome.folder / "records.jsonl").read_text() == lines
+    check_smoke(name, tmp_path)
 
 
 def test_presets_of_the_paper_have_its_settings():
