@@ -36,7 +36,7 @@ PAIRS = {"experiments.training_time.larger": ("sizes", "small_sizes")}
 """Tuples that are no grids, by module."""
 
 FEW = {"samples": 32, "spectrum_samples": 32, "few": 8, "many": 24, "per_class": 2,
-       "samples_per_class": 2, "batch_size": 16, "probe": 8, "dim": 32, "sketch_dim": 32}  # fmt: skip
+       "samples_per_class": 2, "batch_size": 16, "probe": 8, "dim": 9, "sketch_dim": 9}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ def one_step(settings: Any, *, few: bool = False) -> Any:
     for name, value in values.items():
         if few and name in FEW and isinstance(value, int):
             changes[name] = min(value, FEW[name])
-        elif name in PAIRS.get(type(settings).__module__, ()):
+        elif name == "classes" or name in PAIRS.get(type(settings).__module__, ()):
             continue
         else:
             changes[name] = _cut(name, value, few)

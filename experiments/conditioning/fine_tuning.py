@@ -138,7 +138,7 @@ def _row(
     assert found.eigenvalues is not None
     rate = 1 / float(found.largest)
     f0 = model.apply_fn(model.params, x)
-    theta = jnp.asarray(len(x) * matrix, f0.dtype).reshape(*f0.shape, *f0.shape)
+    theta = jnp.asarray(len(x) * np.asarray(matrix, f0.dtype)).reshape(*f0.shape, *f0.shape)
     path = recursion(theta, f0, y, loss=LOSS, optimizer=optax.sgd(rate), steps=settings.steps)
     targets, loss = encode_targets(LOSS, y, f0)
     ahead = jax.vmap(lambda f: loss.value(f, targets))(path.train)
