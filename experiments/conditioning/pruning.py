@@ -293,7 +293,7 @@ RESNET32 = _script(
 )  # fmt: skip
 VGG5 = _script(
     "vgg5", {"gnc-16": "GNC Figure 16"},
-    {"decay_epoch": 50, "learning_rate": 0.005, "enlarge": 2, "width": 16, "per_class": 10,
+    {"decay_epoch": 50, "learning_rate": 0.02, "enlarge": 2, "width": 16, "per_class": 10,
      "batch_size": 25}, _DECAYED | {"decay_epoch": 100},
 )  # fmt: skip
 VIT = _script(

@@ -46,7 +46,7 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings((8,), half=8, width=32, blocks=1, repeats=2),
-    "cpu": Settings(),
+    "cpu": Settings((64, 128, 256, 512), half=196, width=1024, repeats=3),
     "paper": Settings((1024,), half=1536, width=8000, blocks=6),
 }
 

@@ -23,6 +23,7 @@ SLOW = (
     "gnc-self-balancing", "gnc-along-training", "gnc-leaky-relu", "gnc-batch-norm", "gnc-width",
     "gnc-pruning-resnet20", "gnc-pruning-vit", "gnc-pruning-mlp", "ours-counterexamples",
     "ours-training-time", "ours-fine-tuning", "xgn-full-batch", "xgn-learning-rates",
+    "ttp-accuracy",
 )  # fmt: skip
 
 
