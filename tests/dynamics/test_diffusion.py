@@ -50,7 +50,7 @@ def test_diagonal_noise_is_the_papers(problem):
     np.testing.assert_allclose(both[:7, :, :7], got, atol=1e-12)
 
 
-@pytest.mark.parametrize("noise", ["full", "constant"])
+@pytest.mark.parametrize("noise", ["full", pytest.param("constant", marks=pytest.mark.slow)])
 def test_one_step_has_the_covariance_of_a_batch(problem, key, noise):
     """A solver that shares one Brownian motion between components would give rank one."""
     j, sigma, _ = covariance(problem)
@@ -128,6 +128,7 @@ def test_additive_solvers_converge(problem, key, solver, factor):
     assert np.abs(high[1] - high[2]).max() < factor * np.abs(high[0] - high[1]).max()
 
 
+@pytest.mark.slow
 def test_epochs_cancel_like_shuffled_batches(key):
     """Variance (1/B)(N-B)/(N-1) of a batch mean and covariance -1/(N-1) within an epoch."""
     for n, b in ((6, 2), (7, 2)):

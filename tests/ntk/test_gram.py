@@ -26,8 +26,18 @@ def symmetric(kernel):
     return bool(jnp.all(kernel == kernel.transpose(2, 3, 0, 1)))
 
 
-@pytest.mark.parametrize("method", ["layerwise", "jacobian", "vector_product"])
-@pytest.mark.parametrize("name", NETWORKS)
+# Networks whose rules take several seconds to compile.
+LARGE = ("conv_net", "attention", "residual_net", "norm_net", "nnx_model", "batched_dense")
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        pytest.param(n, m, marks=pytest.mark.slow if m == "layerwise" and n in LARGE else ())
+        for n in NETWORKS
+        for m in ("layerwise", "jacobian", "vector_product")
+    ],
+)
 def test_agrees_with_the_brute_force_jacobian(name, method):
     apply_fn, params, x = NETWORKS[name]()
     kernel = empirical_ntk(apply_fn, params, x, method=method)
@@ -59,7 +69,9 @@ def test_any_shape_and_batch_size(n1, n2, batch_size, cross):
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("method", ["layerwise", "jacobian", "vector_product"])
-@pytest.mark.parametrize("name", ["conv_channels_first", "embedding_bag"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("conv_channels_first", marks=pytest.mark.slow), "embedding_bag"]
+)
 def test_trace_and_diagonal(name, method, batch_size):
     apply_fn, params, x = NETWORKS[name]()
     full = oracles.kernel(apply_fn, params, x, x[:3])
