@@ -21,6 +21,7 @@ from jaxttp.pipeline import (
     extrapolate_task,
     gauss_newton_task,
     pruning_runs,
+    report_task,
     sweep_task,
     task_spectrum,
     tracked_run,
@@ -76,6 +77,11 @@ def banded_Prediction():
         *problem(), learning_rate=0.1, steps=STEPS, dynamics="sde", batch_size=6,
         key=jax.random.key(0), paths=8,
     )  # fmt: skip
+
+
+@maker
+def TaskReport():
+    return report_task(tiny.SETTINGS, verify=True)
 
 
 @maker

@@ -42,8 +42,9 @@ INPUTS = {
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline
-    "Forecast", "TaskSweep", "TaskExtrapolation", "TaskSteps", "TaskSpectrum", "Conditioning",
-    "Prediction", "banded_Prediction", "Cost", "Online", "OnlineForecast", "Diffusion",
+    "Forecast", "TaskSweep", "TaskExtrapolation", "TaskSteps", "TaskReport", "TaskSpectrum",
+    "Conditioning", "Prediction", "banded_Prediction", "Cost", "Online", "OnlineForecast",
+    "Diffusion",
 }  # fmt: skip
 NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in results.MAKERS

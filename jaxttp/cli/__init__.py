@@ -10,6 +10,7 @@ from jaxttp.cli.conditioning import conditioning
 from jaxttp.cli.extrapolate import extrapolate
 from jaxttp.cli.gauss_newton import gauss_newton
 from jaxttp.cli.predict import predict
+from jaxttp.cli.report import report
 from jaxttp.cli.spectrum import spectrum
 from jaxttp.cli.sweep import sweep
 
@@ -48,6 +49,7 @@ for command, words in (
     (spectrum, "What is slow: eigenvalues, and where the labels lie."),
     (conditioning, "How well conditioned a network is, with bounds."),
     (gauss_newton, "What exact Gauss-Newton steps do, forecast and real."),
+    (report, "Forecast, sweep and spectrum on one HTML page."),
 ):
     app.command(command.__name__.replace("_", "-"), short_help=words)(command)
 

@@ -45,6 +45,10 @@ Model = Annotated[
         autocompletion=_model_names,
     ),
 ]
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="A safetensors file for the model (torchvision, timm, Hugging Face)."),
+]
 SamplesPerClass = Annotated[int, typer.Option(help="Samples a class.")]
 Loss = Annotated[
     str | None,

@@ -24,6 +24,7 @@ from jaxttp.cli._options import (
     Thresholds,
     Verbose,
     Verify,
+    Weights,
 )
 from jaxttp.cli._shell import Shell, parse_numbers, write_json
 
@@ -31,10 +32,7 @@ from jaxttp.cli._shell import Shell, parse_numbers, write_json
 def predict(
     data: Data = "digits",
     model: Model = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="A safetensors file for the model (torchvision, timm, Hugging Face)."),
-    ] = None,
+    weights: Weights = None,
     classes: Annotated[
         str | None, typer.Option(help="How many at random, or labels as 0,3,7 (default: all).")
     ] = None,

@@ -29,7 +29,7 @@ def _goal(threshold: float, rule: str, metric: str = "loss") -> str:
 
 
 def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps: Any = None,
-              name: str = "") -> None:  # fmt: skip
+              name: str = "", times: bool = True) -> None:  # fmt: skip
     """The predicted loss by step with its training times marked; bands and the real one if known.
 
     Args:
@@ -38,6 +38,7 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
         run: the real training, if there was one.
         real_steps: its training times.
         name: of the loss.
+        times: name the training times in the legend.
     """
     loss, steps = np.asarray(prediction.loss), np.arange(prediction.horizon + 1)
     if run is not None:
@@ -64,6 +65,9 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
         _mark(axes, loss, prediction.steps, PREDICTED, filled=False)
     if run is not None and marked:
         _mark(axes, np.asarray(run.loss), real_steps or {}, REAL, filled=True)
+    if not times:
+        legend(axes)
+        return
     rows = []
     for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
         text = f"{_goal(threshold, prediction.rule, prediction.metric)}: {_when(step)}"

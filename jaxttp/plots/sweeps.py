@@ -80,7 +80,11 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float) -> None:
     edges = _edges(rates)
     axes.patch.set(hatch="///", facecolor="0.93", edgecolor="0.8")
     image = axes.pcolormesh(
-        edges, np.arange(len(rows) + 1), np.ma.masked_invalid(table), cmap="viridis_r"
+        edges,
+        np.arange(len(rows) + 1),
+        np.ma.masked_invalid(table),
+        cmap="viridis_r",
+        rasterized=True,
     )
     axes.set_xscale("log")
     for row, label in enumerate(rows):
@@ -110,8 +114,10 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float) -> None:
     goal = f"{100 * threshold:g} % of the drop" if sweep.rule == "relative" else f"{threshold:g}"
     axes.set_title(f"steps to {goal}")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2, frameon=False)
-    axes.figure.colorbar(image, ax=axes, label="training steps")
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), frameon=False)
+    bar = axes.figure.colorbar(image, ax=axes, label="training steps")
+    if bar.solids is not None:
+        bar.solids.set_rasterized(True)
 
 
 def plot_pareto(axes: Axes, sweep: Sweep, threshold: float) -> None:
@@ -135,7 +141,7 @@ def plot_pareto(axes: Axes, sweep: Sweep, threshold: float) -> None:
     )  # fmt: skip
     for i in _apart(chosen):
         axes.annotate(
-            str(sweep.settings[i]), (cost[i], sweep.final_loss[i]), xytext=(7, 5), fontsize=8,
+            str(sweep.settings[i]), (cost[i], sweep.final_loss[i]), xytext=(7, 5), fontsize=10,
             textcoords="offset points",
         )  # fmt: skip
     unit = "samples seen" if sweep.step_seconds is None else "seconds"
@@ -144,7 +150,7 @@ def plot_pareto(axes: Axes, sweep: Sweep, threshold: float) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.margins(x=0.25, y=0.1)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), frameon=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), frameon=False)
     tidy(axes)
 
 
