@@ -19,6 +19,7 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_number
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics.stability import max_learning_rate
@@ -72,6 +73,8 @@ class Explanation:
     condition_number: float
     rank: int
     largest: float
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +143,7 @@ class Comparison:
             )
         return "\n".join(lines)
 
-    __repr__ = __str__
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def compare(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxttp._checks import check_finite, check_integer, check_number
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics._kernels import check_problem
@@ -54,6 +55,8 @@ class Spectrum:
     residual_exponent: float
     feasible: bool
     message: str
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Extrapolation:
         lines.append(f"  {words or self.spectrum.message}")  # type: ignore[union-attr]
         return "\n".join(lines)
 
-    __repr__ = __str__
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def extrapolate(

@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice
+from jaxttp._result import RESULT
 from jaxttp.forecast.crossing import METRICS, check_thresholds, training_time
 
 
@@ -26,6 +27,8 @@ class Cost:
     gradient_evaluations: int
     seconds: float
     compile_seconds: float
+
+    plot, _repr_html_, __repr__ = RESULT
 
     def __str__(self) -> str:
         kernels = "1 kernel" if self.kernels == 1 else f"{self.kernels} kernels"
@@ -158,4 +161,4 @@ class Prediction:
         lines.append(f"  cost   {self.cost}")
         return "\n".join(lines)
 
-    __repr__ = __str__
+    plot, _repr_html_, __repr__ = RESULT

@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics._heavy_ball import heavy_ball
@@ -153,7 +154,7 @@ class Sweep:
             lines.append("  none gets there")
         return "\n".join(lines)
 
-    __repr__ = __str__
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def sweep(

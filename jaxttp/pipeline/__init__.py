@@ -11,6 +11,9 @@ from jaxttp.pipeline.conditioning import sweep_to_json as sweep_to_json
 from jaxttp.pipeline.exact_steps import StepSettings as StepSettings
 from jaxttp.pipeline.exact_steps import TaskSteps as TaskSteps
 from jaxttp.pipeline.exact_steps import gauss_newton_task as gauss_newton_task
+from jaxttp.pipeline.reporting import TaskReport as TaskReport
+from jaxttp.pipeline.reporting import report_task as report_task
+from jaxttp.pipeline.reporting import versions as versions
 from jaxttp.pipeline.spectra import TaskSpectrum as TaskSpectrum
 from jaxttp.pipeline.spectra import task_spectrum as task_spectrum
 from jaxttp.pipeline.sweeping import START_NAMES as START_NAMES

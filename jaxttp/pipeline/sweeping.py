@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from jaxttp._checks import check_choice, check_integer
+from jaxttp._result import RESULT
 from jaxttp.forecast import (
     Candidate,
     Comparison,
@@ -48,6 +49,8 @@ class TaskSweep:
     task: Task
     sweep: Sweep
     threshold: float
+
+    plot, _repr_html_, __repr__ = RESULT
 
     @property
     def max_learning_rate(self) -> float:
@@ -242,6 +245,8 @@ class TaskExtrapolation:
     task: Task
     found: Extrapolation
     run: TrainingRun | None = None
+
+    plot, _repr_html_, __repr__ = RESULT
 
     @property
     def real_steps(self) -> Mapping[float, int] | None:

@@ -1,3 +1,5 @@
+import re
+
 import diffrax
 import jax
 import jax.numpy as jnp
@@ -220,7 +222,7 @@ def test_scalar_kernels_curves_and_print(problem, key):
     np.testing.assert_allclose(a.loss, b.loss, atol=1e-12)
     assert a.train is None
     assert a.bands((0.5,)).shape == (1, 6)
-    assert repr(a) == "Diffusion(noise='full', protocol='replacement', loss=(3, 6))"
+    assert re.search(r"Diffusion\n.*  loss +float64\[3, 6\] from .*  noise +full\n", repr(a), re.S)
 
 
 def test_under_jit_with_traced_rate(problem, key):
