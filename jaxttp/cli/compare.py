@@ -1,4 +1,4 @@
-"""`jaxttp compare`: what to train, all weights or some, and why."""
+"""`jaxttp compare`: which network to train, all weights or some, and why."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,8 +20,20 @@ from jaxttp.cli._shell import (
 def compare(
     data: Annotated[str, typer.Option(help="As in `jaxttp predict`.")] = "digits",
     train: Annotated[
-        str, typer.Option(help="Of all, head, last (head and last block), bias (biases only).")
-    ] = "all,head,last,bias",
+        str | None,
+        typer.Option(
+            help="Of all, head, last (head and last block), bias (biases only), lora (default: the "
+            "first four, or all of several networks)."
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="As in `jaxttp predict`; give it again for more.")
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="A safetensors file, or random; one a model, or several for one model."),
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels a side, for all models.")] = None,
     learning_rate: Annotated[
         float | None, typer.Option(help="Of all of them (default: the best for each).")
     ] = None,
@@ -31,6 +43,7 @@ def compare(
     rule: Annotated[
         str, typer.Option(help="absolute (the same loss for all), relative, gap or plateau.")
     ] = "absolute",
+    metric: Annotated[str, typer.Option(help="loss, or error (misclassified share).")] = "loss",
     samples_per_class: Annotated[int, typer.Option(help="Images a class.")] = 30,
     loss: Annotated[
         str | None, typer.Option(help="cross_entropy, squared_error or binary_cross_entropy.")
@@ -44,8 +57,8 @@ def compare(
         Path | None, typer.Option(help="Folder for comparison.json and comparison.png.")
     ] = None,
 ) -> None:
-    """Forecast several choices of what to train, ranked, with the kernel's explanation."""
-    from jaxttp.pipeline import Settings, compare_task
+    """Forecast several networks or choices of what to train, ranked, with the kernel's reasons."""
+    from jaxttp.pipeline import Settings, compare_task, pair_networks
 
     with bad_input_exits():
         check_folder(output)
@@ -57,19 +70,23 @@ def compare(
             batch_size=batch_size,
             steps=steps,
             seed=seed,
+            image_size=image_size,
         )
         with progress_bar() as report:
             task, found = compare_task(
                 settings,
-                [name.strip() for name in train.split(",")],
+                None if train is None else [name.strip() for name in train.split(",")],
+                networks=pair_networks(model or (), weights or ()),
                 learning_rate=learning_rate,
                 rule=rule,
+                metric=metric,
                 time_steps=seconds,
                 progress=report,
             )
     plain = {
         "task": task.description,
         "rule": found.rule,
+        "metric": found.metric,
         "thresholds": list(found.thresholds),
         "rows": [_finite(row) for row in found.rows()],
     }
@@ -100,7 +117,7 @@ def _print(task: Any, found: Any) -> None:
     console.print(task.description, soft_wrap=True)
     table = Table("train")
     for goal in found.thresholds:
-        table.add_column(f"steps to {goal:.3g}", justify="right")
+        table.add_column(f"steps to {found.metric} {goal:.3g}", justify="right")
     for title in ("seconds", "rate", "final loss"):
         table.add_column(title, justify="right")
     why = Table("why")

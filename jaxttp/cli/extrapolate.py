@@ -34,7 +34,10 @@ def extrapolate(
     loss: Annotated[
         str, typer.Option(help="squared_error extrapolates the spectrum; others use the subset's.")
     ] = "squared_error",
-    alpha: Annotated[float, typer.Option(help="Correction of the spectrum's slope.")] = 0.0,
+    method: Annotated[
+        str, typer.Option(help="resolvent, or power_law, for the squared error's spectrum.")
+    ] = "resolvent",
+    alpha: Annotated[float, typer.Option(help="Correction of the power law's slope.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Draws samples, fresh weights and the subset.")] = 0,
     verify: Annotated[
         bool, typer.Option("--verify", help="Also train on all samples for real.")
@@ -63,8 +66,9 @@ def extrapolate(
         )
         with progress_bar() as report:
             result = extrapolate_task(
-                settings, subset=subset, verify=verify, alpha=alpha, progress=report
-            )
+                settings, subset=subset, verify=verify, method=method, alpha=alpha,
+                progress=report,
+            )  # fmt: skip
     written = [] if output is None else _write(result, output)
     if not result.found.stable:
         fail(f"diverges at learning rate {learning_rate:g}; choose a smaller one.")

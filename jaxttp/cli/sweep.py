@@ -38,6 +38,7 @@ def sweep(
     threshold: Annotated[
         float | None, typer.Option(help="The one that the advice is for (default: the middle one).")
     ] = None,
+    metric: Annotated[str, typer.Option(help="loss, or error (misclassified share).")] = "loss",
     samples_per_class: Annotated[int, typer.Option(help="Images a class.")] = 30,
     loss: Annotated[
         str | None, typer.Option(help="cross_entropy, squared_error or binary_cross_entropy.")
@@ -75,6 +76,7 @@ def sweep(
                 batch_sizes=_batches(batch_sizes),
                 schedules=[name.strip() for name in schedules.split(",")],
                 threshold=threshold,
+                metric=metric,
                 time_steps=seconds,
                 progress=report,
             )
@@ -114,7 +116,7 @@ def _write(result: Any, folder: Path) -> list[Path]:
 def _print(result: Any) -> None:
     console, swept = Console(highlight=False), result.sweep
     console.print(result.task.description, soft_wrap=True)
-    goal = f"{100 * result.threshold:g} %"
+    goal = swept.goal(result.threshold)
     table = Table(f"cheapest to {goal} for their loss")
     for title in (f"steps to {goal}", "seconds", "loss at the end", "error"):
         table.add_column(title, justify="right")
