@@ -41,15 +41,17 @@ NAMES = ("subset", "power law", "resolvent", "linearised", "real")
 
 @dataclasses.dataclass(frozen=True)
 class ExtrapolationSettings:
-    """What to measure: (network, seed, horizon) each."""
+    """What to measure: (network, seed, horizon, momentum) each."""
 
-    runs: tuple[tuple[str, int, int], ...] = (
-        ("tanh MLP", 0, 150),
-        ("tanh MLP", 1, 150),
-        ("deep MLP", 2, 150),
-        ("ResNet", 0, 150),
-        ("tanh MLP", 0, 3000),
-        ("deep MLP", 2, 3000),
+    runs: tuple[tuple[str, int, int, float], ...] = (
+        ("tanh MLP", 0, 150, 0.0),
+        ("tanh MLP", 1, 150, 0.0),
+        ("deep MLP", 2, 150, 0.0),
+        ("ResNet", 0, 150, 0.0),
+        ("tanh MLP", 0, 3000, 0.0),
+        ("deep MLP", 2, 3000, 0.0),
+        ("tanh MLP", 0, 6000, 0.95),
+        ("deep MLP", 2, 6000, 0.95),
     )
     subset: int = 250
     per_class: int = 100
@@ -57,7 +59,7 @@ class ExtrapolationSettings:
 
 
 PRESETS = {
-    "smoke": ExtrapolationSettings(runs=(("tanh MLP", 0, 10),), subset=20, per_class=4),
+    "smoke": ExtrapolationSettings(runs=(("tanh MLP", 0, 10, 0.0),), subset=20, per_class=4),
     "cpu": ExtrapolationSettings(),
 }  # fmt: skip
 
@@ -76,8 +78,13 @@ def make(network: str, seed: int, per_class: int) -> Job:
     return Job(from_nnx(module), data.x, data.y)
 
 
+def name_of(network: str, seed: int, horizon: int, momentum: float) -> str:
+    """What a run is kept under."""
+    return f"{network}, seed {seed}, T = {horizon}" + (f", m = {momentum:g}" if momentum else "")
+
+
 def measure(
-    network: str, seed: int, horizon: int, settings: ExtrapolationSettings
+    network: str, seed: int, horizon: int, momentum: float, settings: ExtrapolationSettings
 ) -> dict[str, Any]:
     """Training times of the extrapolations, the linearised network and the real one."""
     begun = time.perf_counter()
@@ -92,7 +99,7 @@ def measure(
     size = kernel.shape[0] * kernel.shape[1]
     eta = settings.rate * len(some) / float(np.linalg.eigvalsh(kernel.reshape(size, size))[-1])
     key = jax.random.key(seed)
-    options: dict[str, Any] = {"learning_rate": eta, "steps": horizon}
+    options: dict[str, Any] = {"learning_rate": eta, "momentum": momentum, "steps": horizon}
     curves, spreads, messages = {}, {}, {}
     for method in ("power_law", "resolvent"):
         name = method.replace("_", " ")
@@ -113,7 +120,7 @@ def measure(
     curves["subset"] = predict_training_time(*part.model, part.x, part.y, **options).loss
     report("linearised network")
     common: dict[str, Any] = {
-        "loss": "squared_error", "optimizer": optax.sgd(eta), "steps": horizon
+        "loss": "squared_error", "optimizer": optax.sgd(eta, momentum or None), "steps": horizon
     }  # fmt: skip
     if network == "ResNet":  # a convolution in a scan over steps is slow on CPUs
         curves["linearised"] = predict_training_time(*job.model, job.x, job.y, **options).loss
@@ -124,7 +131,7 @@ def measure(
     report("real training")
     curves["real"] = train(*job.model, job.x, job.y, **common).loss
     out: dict[str, Any] = {
-        "name": f"{network}, seed {seed}, T = {horizon}",
+        "name": name_of(network, seed, horizon, momentum),
         "horizon": horizon,
         "samples": f"{subset} to {len(job.x)}",
         "spread": spreads,
@@ -164,11 +171,11 @@ def run_all(settings: ExtrapolationSettings, store: Path) -> list[dict[str, Any]
     """Measure what the store does not have yet; returns all its rows."""
     rows = [json.loads(line) for line in store.read_text().splitlines()] if store.exists() else []
     known = {row["name"] for row in rows}
-    for i, (network, seed, horizon) in enumerate(settings.runs):
-        if f"{network}, seed {seed}, T = {horizon}" in known:
+    for i, one in enumerate(settings.runs):
+        if name_of(*one) in known:
             continue
-        print(f"{i + 1} of {len(settings.runs)}: {network}, T = {horizon}", flush=True)
-        rows.append(measure(network, seed, horizon, settings))
+        print(f"{i + 1} of {len(settings.runs)}: {name_of(*one)}", flush=True)
+        rows.append(measure(*one, settings))
         with store.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
         print(json.dumps(rows[-1]), flush=True)
