@@ -12,11 +12,10 @@ kappa that do not depend on N,
     sum_k q_k / (mu_k + lambda) = S(kappa),   lambda = kappa (1 - df(kappa) / R),
     df = sum_k mu_k / (mu_k + lambda),
 
-so that the subset's S and df, read at lambda_0, hold for N at
-
-    lambda = lambda_0 (1 - df / (N C)) / (1 - df / (N0 C)).
-
-A few leading modes are kept; a measure q >= 0 on a grid of mu is fitted to the rest of S.
+with df and S read off the subset at every lambda_0, hence kappa = lambda_0 / (1 - df / (N0 C)), and
+continued as powers of kappa below what the subset resolves. For N the same kappa is at lambda =
+kappa (1 - df / (N C)). A few leading modes are kept; to the rest of S a measure q >= 0 on a grid of
+mu is fitted.
 
 "power_law": the leading modes are kept, the N - N0 further samples bring C modes each, whose mu
 follow a power law fitted to the subset's bulk, and whose q follow another one that starts where the
@@ -41,10 +40,10 @@ HEADS = {"resolvent": 50, "power_law": 4}
 LEAST = 4
 """Ranks that a power law must rest on."""
 _DIVERGED = 1e6  # times the loss before training
-_RESOLVED = 0.8  # share of the subset's modes beyond which S says little
+_RESOLVED = 0.7  # share of the subset's modes that may be free
 _FLOOR = 1e-7  # least lambda over the largest eigenvalue, about what float32 resolves
-_SLOPE = 0.5  # decades of lambda over which the end of S is continued
-_BEYOND = 1e-4  # how far, as a factor of lambda
+_SLOPE = 0.5  # decades of kappa whose slope is continued
+_BEYOND = 1e-4  # how far, as a factor of kappa
 _NODES = 20  # of the measure, a decade
 _MISFIT = 0.1  # relative, from which on a fit is reported as infeasible
 
@@ -58,9 +57,10 @@ class Spectrum:
             those of the head, then the points of a grid that stand for all others.
         residual: q_k = (v_k . dy)^2 / N (K,), or the sum of those that a point stands for.
         head: leading modes taken over from the subset as they are.
-        exponent: s of the eigenvalues' tail, mu_k ~ k^-s; NaN with "resolvent".
-        residual_exponent: b of the residual's tail, q_k ~ k^-b; with "resolvent" of what is beyond
-            the subset's resolution, sum_k q_k lambda / (mu_k + lambda) ~ lambda^b.
+        exponent: s of the eigenvalues' tail, mu_k ~ k^-s; with "resolvent" beyond what the subset
+            resolves, from df ~ kappa^(-1/s).
+        residual_exponent: b of the residual's tail, q_k ~ k^-b; with "resolvent" likewise, from
+            S ~ kappa^((b - 1)/s - 1).
         feasible: whether the fit succeeded: for "power_law" whether one with the residual's known
             size exists (where not, the subset's own residual is kept, rescaled to that size), for
             "resolvent" whether the measure gives S to 10 % everywhere.
@@ -175,15 +175,19 @@ def _resolvent(values: np.ndarray, shares: np.ndarray, rank: int, head: int) -> 
     spread = values[None] + lam[:, None]  # (lambda, modes)
     freedom = np.sum(values[None] / spread, axis=1)
     known = freedom < _RESOLVED * rank0
-    lam, spread, freedom = lam[known], spread[known], freedom[known]
-    lam_all = lam * (1 - freedom / rank) / (1 - freedom / rank0)
-    left = lam_all * np.sum(shares[None] / spread, axis=1)  # total at large lambda, then falling
-    end = lam_all < lam_all[-1] * 10**_SLOPE
-    slope = float(np.polyfit(np.log(lam_all[end]), np.log(left[end]), 1)[0])
-    slope = min(max(slope, 0.0), 1.0)
-    more = np.geomspace(1.0, _BEYOND, 80)[1:]
-    left = np.concatenate([left, left[-1] * more**slope])
-    lam_all = np.concatenate([lam_all, lam_all[-1] * more])
+    freedom, resolvent = freedom[known], np.sum(shares[None] / spread, axis=1)[known]
+    kappa = lam[known] / (1 - freedom / rank0)
+    end = kappa < kappa[-1] * 10**_SLOPE
+    fits = [np.polyfit(np.log(kappa[end]), np.log(y[end]), 1)[0] for y in (freedom, resolvent)]
+    narrower, steeper = min(float(fits[0]), -1e-3), min(max(float(fits[1]), -1.0), 0.0)
+    # Down to where all N C rows are free, or as far as anybody would ask.
+    last = max((freedom[-1] / rank) ** (-1 / narrower) * 1.0001, _BEYOND)
+    more = np.geomspace(1.0, last, 200)[1:] if last < 1 else np.ones(0)
+    kappa = np.concatenate([kappa, kappa[-1] * more])
+    freedom = np.concatenate([freedom, freedom[-1] * more**narrower])
+    resolvent = np.concatenate([resolvent, resolvent[-1] * more**steeper])
+    lam_all = kappa * (1 - freedom / rank)
+    left = lam_all * resolvent  # sum_k q_k lambda / (mu_k + lambda)
 
     low = 0.1 * lam_all[-1]
     top = max(float(values[head]), 10 * low)
@@ -202,13 +206,16 @@ def _resolvent(values: np.ndarray, shares: np.ndarray, rank: int, head: int) -> 
     misfit = float(np.max(np.abs(rows @ measure - goal)[:-1]))
     kept = measure > 0
     measure *= rest / max(float(measure.sum()), 1e-300)
+    exponent = -1 / narrower
+    residual_exponent = 1 + exponent * (1 + steeper)
     message = (
         f"{head} of the subset's {rank0} modes kept, the others by the resolvent (misfit "
-        f"{misfit:.1%}), beyond the subset's resolution lambda^{slope:.2f}"
+        f"{misfit:.1%}), beyond its resolution spectrum k^-{exponent:.2f}, residual "
+        f"k^-{residual_exponent:.2f}"
     )
     return Spectrum(
         np.concatenate([values[:head], grid[kept]]), np.concatenate([shares[:head], measure[kept]]),
-        head, nan, slope, misfit < _MISFIT, message,
+        head, exponent, residual_exponent, misfit < _MISFIT, message,
     )  # fmt: skip
 
 
