@@ -126,7 +126,7 @@ def plot(result: Result) -> dict[str, Figure]:
         100 * np.mean([one.covered("one kernel", v)[0].mean() for one in result.runs.values()])
         for v in levels
     ]
-    right.plot([100 * v for v in levels], means, "x--", color=OTHER, label="one kernel, all tasks")
+    right.plot([100 * v for v in levels], means, "x--", color=GREY, label="one kernel, all tasks")
     right.set(xlabel="level of the band (%)", ylabel="training times covered (%)",
               xlim=(0, 102), ylim=(-2, 102), title="calibration")  # fmt: skip
     for axes in (left, middle, right):

@@ -171,7 +171,8 @@ def plot(result: Result) -> dict[str, Figure]:
         image = _map(panels[2], one, ratio, settings, vmin=0.5, vmax=1.5, cmap="RdBu_r")
         for (row, column), value in np.ndenumerate(ratio):
             if np.isfinite(value):
-                panels[2].text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
+                panels[2].text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8,
+                               color="white" if abs(value - 1) > 0.35 else "black")  # fmt: skip
         panels[2].set_title("forecast / real", fontsize=10)
         figure.colorbar(image, ax=panels[2])
     return {"ours-sweep": figure}

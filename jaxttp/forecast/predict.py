@@ -130,7 +130,7 @@ def predict_training_time(
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         kernel_batch_size: samples a tile of the kernel; chosen from `max_bytes` when None.
         max_bytes: bound on the kernel's working memory, in bytes.
-        progress: called with (stage, done, total).
+        progress: called with (stage, done, total); a large kernel reports its tiles.
 
     Returns:
         A `Prediction`. A learning rate beyond stability is no exception: `stable` is False, `steps`
@@ -205,8 +205,9 @@ def predict_training_time(
         check_finite("apply_fn(params, x)", f0)
 
         kernel_of, project = _kernel_function(
-            apply_fn, trainable, sketch_dim, key, kernel_batch_size, max_bytes
-        )
+            apply_fn, trainable, sketch_dim, key, kernel_batch_size, max_bytes,
+            None if progress is None else lambda i, n: progress("kernel", i, n),
+        )  # fmt: skip
 
         def build(weights: Params) -> Array:
             return kernel_of(restore(weights), x)
@@ -355,12 +356,14 @@ def _kernel_function(
     key: Array | None,
     batch_size: int | None,
     max_bytes: int | None,
+    progress: Callable[[int, int], None] | None,
 ) -> tuple[Callable[..., Array], Callable[..., Array] | None]:
     """(params, x1, x2 = x1) -> Theta: exact, or from one projection for all calls, and that."""
     if sketch_dim is None:
         exact = functools.partial(
-            empirical_ntk, apply_fn, trainable=trainable, batch_size=batch_size, max_bytes=max_bytes
-        )
+            empirical_ntk, apply_fn, trainable=trainable, batch_size=batch_size,
+            max_bytes=max_bytes, progress=progress,
+        )  # fmt: skip
         return exact, None
     assert key is not None  # check_options saw to it
     project = functools.partial(
