@@ -7,6 +7,7 @@ import dataclasses
 import functools
 
 import jax
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,6 +17,8 @@ from experiments.training_time.comparison import CIFAR10, Source, kernel_of, loa
 from jaxttp import train, training_time
 from jaxttp.forecast import grid, sweep_kernel
 
+STEPS = matplotlib.colormaps["viridis_r"].resampled(10)  # few colors, which the gallery can keep
+RATIO = matplotlib.colormaps["RdBu_r"].resampled(9)
 CLAIM = {
     "ours-sweep": "From one kernel the steps of every learning rate and momentum are foreseen; the "
     "setting that it picks takes within 20 % of the real optimum's steps. (ours)",
@@ -149,7 +152,7 @@ def plot(result: Result) -> dict[str, Figure]:
     rows = figure.subplots(len(result.grids), 3, squeeze=False)
     for panels, one in zip(rows, result.grids, strict=True):
         known = np.concatenate([one.forecast.ravel(), one.real.ravel()])
-        limits = {"vmin": 0, "vmax": max(known.max(), 1), "cmap": "viridis_r"}
+        limits = {"vmin": 0, "vmax": max(known.max(), 1), "cmap": STEPS}
         image = None
         for axes, steps, losses, name in (
             (panels[0], one.forecast, one.forecast_loss, "forecast from one kernel"),
@@ -168,7 +171,7 @@ def plot(result: Result) -> dict[str, Figure]:
         figure.colorbar(image, ax=panels[1], label=f"steps to {100 * settings.threshold:g} %")
         both = (one.forecast > 0) & (one.real > 0)
         ratio = np.where(both, one.forecast / np.where(both, one.real, 1), np.nan)
-        image = _map(panels[2], one, ratio, settings, vmin=0.5, vmax=1.5, cmap="RdBu_r")
+        image = _map(panels[2], one, ratio, settings, vmin=0.5, vmax=1.5, cmap=RATIO)
         for (row, column), value in np.ndenumerate(ratio):
             if np.isfinite(value):
                 panels[2].text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8,
