@@ -1,4 +1,4 @@
-"""`jaxttp compare`: what to train, all weights or some, and why."""
+"""`jaxttp compare`: which network to train, all weights or some, and why."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,8 +27,20 @@ from jaxttp.cli._shell import Shell, write_json
 def compare(
     data: Data = "digits",
     train: Annotated[
-        str, typer.Option(help="Of all, head, last (head and last block), bias (biases only).")
-    ] = "all,head,last,bias",
+        str | None,
+        typer.Option(
+            help="Of all, head, last (head and last block), bias (biases only), lora (default: the "
+            "first four, or all of several networks)."
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="As in `jaxttp predict`; give it again for more.")
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="A safetensors file, or random; one a model, or several for one model."),
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels a side, for all models.")] = None,
     learning_rate: Annotated[
         float | None, typer.Option(help="Of all of them (default: the best for each).")
     ] = None,
@@ -38,6 +50,7 @@ def compare(
     rule: Annotated[
         str, typer.Option(help="absolute (the same loss for all), relative, gap or plateau.")
     ] = "absolute",
+    metric: Annotated[str, typer.Option(help="loss, or error (misclassified share).")] = "loss",
     samples_per_class: SamplesPerClass = 30,
     loss: Loss = None,
     seed: Seed = 0,
@@ -47,8 +60,8 @@ def compare(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Forecast several choices of what to train, ranked, with the kernel's explanation."""
-    from jaxttp.pipeline import Settings, compare_task
+    """Forecast several networks or choices of what to train, ranked, with the kernel's reasons."""
+    from jaxttp.pipeline import Settings, compare_task, pair_networks
 
     shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
     with shell.work() as report:
@@ -60,18 +73,22 @@ def compare(
             batch_size=batch_size,
             steps=steps,
             seed=seed,
+            image_size=image_size,
         )
         task, found = compare_task(
             settings,
-            [name.strip() for name in train.split(",")],
+            None if train is None else [name.strip() for name in train.split(",")],
+            networks=pair_networks(model or (), weights or ()),
             learning_rate=learning_rate,
             rule=rule,
+            metric=metric,
             time_steps=seconds,
             progress=report,
         )
     plain = {
         "task": task.description,
         "rule": found.rule,
+        "metric": found.metric,
         "thresholds": list(found.thresholds),
         "rows": [_finite(row) for row in found.rows()],
     }
@@ -100,7 +117,7 @@ def _print(console: Console, task: Any, found: Any) -> None:
     console.print(task.description, soft_wrap=True)
     table = Table("train")
     for goal in found.thresholds:
-        table.add_column(f"steps to {goal:.3g}", justify="right")
+        table.add_column(f"steps to {found.metric} {goal:.3g}", justify="right")
     for title in ("seconds", "rate", "final loss"):
         table.add_column(title, justify="right")
     why = Table("why")

@@ -37,7 +37,10 @@ def extrapolate(
     loss: Annotated[
         str, typer.Option(help="squared_error extrapolates the spectrum; others use the subset's.")
     ] = "squared_error",
-    alpha: Annotated[float, typer.Option(help="Correction of the spectrum's slope.")] = 0.0,
+    method: Annotated[
+        str, typer.Option(help="resolvent, or power_law, for the squared error's spectrum.")
+    ] = "resolvent",
+    alpha: Annotated[float, typer.Option(help="Correction of the power law's slope.")] = 0.0,
     seed: Seed = 0,
     verify: Verify = False,
     output: Output = None,
@@ -61,7 +64,7 @@ def extrapolate(
             seed=seed,
         )
         result = extrapolate_task(
-            settings, subset=subset, verify=verify, alpha=alpha, progress=report
+            settings, subset=subset, verify=verify, method=method, alpha=alpha, progress=report
         )
     problem = None
     if not result.found.stable:

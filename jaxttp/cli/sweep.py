@@ -41,6 +41,7 @@ def sweep(
     threshold: Annotated[
         float | None, typer.Option(help="The one that the advice is for (default: the middle one).")
     ] = None,
+    metric: Annotated[str, typer.Option(help="loss, or error (misclassified share).")] = "loss",
     samples_per_class: SamplesPerClass = 30,
     loss: Loss = None,
     seed: Seed = 0,
@@ -73,6 +74,7 @@ def sweep(
             batch_sizes=_batches(batch_sizes),
             schedules=[name.strip() for name in schedules.split(",")],
             threshold=threshold,
+            metric=metric,
             time_steps=seconds,
             progress=report,
         )
@@ -112,7 +114,7 @@ def _write(result: Any, folder: Path) -> list[Path]:
 def _print(console: Console, result: Any) -> None:
     swept = result.sweep
     console.print(result.task.description, soft_wrap=True)
-    goal = f"{100 * result.threshold:g} %"
+    goal = swept.goal(result.threshold)
     table = Table(f"cheapest to {goal} for their loss")
     for title in (f"steps to {goal}", "seconds", "loss at the end", "error"):
         table.add_column(title, justify="right")

@@ -63,8 +63,9 @@ class Prediction:
         steps_uncertainty: with re-linearisation, the estimated error of every training time, at
             least 1; None otherwise.
         loss_band: with dynamics "sde", where the loss of a share `level` of all runs lies at every
-            step, (2, T + 1).
-        steps_band: with dynamics "sde", the same for every training time, where it is stable.
+            step, (2, T + 1); with a sketched kernel wider by its error, for other dynamics by that
+            alone.
+        steps_band: the same for every training time, where it is stable.
         test_loss: predicted loss on the test samples (T + 1,), where they were given.
         test_error: predicted error on the test samples (T + 1,), where they were given.
         trust: how far the forecast can be trusted, where the dynamics say so; None otherwise.

@@ -21,6 +21,7 @@ from jaxttp.pipeline.sweeping import TaskExtrapolation as TaskExtrapolation
 from jaxttp.pipeline.sweeping import TaskSweep as TaskSweep
 from jaxttp.pipeline.sweeping import compare_task as compare_task
 from jaxttp.pipeline.sweeping import extrapolate_task as extrapolate_task
+from jaxttp.pipeline.sweeping import pair_networks as pair_networks
 from jaxttp.pipeline.sweeping import starting_points as starting_points
 from jaxttp.pipeline.sweeping import sweep_task as sweep_task
 from jaxttp.pipeline.tasks import Settings as Settings

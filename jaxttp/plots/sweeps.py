@@ -111,8 +111,7 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float) -> None:
     axes.set_ylim(0, len(rows))
     axes.set_xlim(edges[0], edges[-1])
     axes.set_xlabel("learning rate")
-    goal = f"{100 * threshold:g} % of the drop" if sweep.rule == "relative" else f"{threshold:g}"
-    axes.set_title(f"steps to {goal}")
+    axes.set_title(f"steps to {sweep.goal(threshold)}")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), frameon=False)
     bar = axes.figure.colorbar(image, ax=axes, label="training steps")
@@ -196,7 +195,7 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
     figure, (left, right) = panels(2, title=title, width_ratios=(3, 2))
     for name, curve, one in zip(found.names, found.loss, found.settings, strict=True):
         left.plot(curve, lw=2, label=f"{name} (rate {one.learning_rate:.3g})")
-    if found.rule == "absolute":
+    if (found.rule, found.metric) == ("absolute", "loss"):
         for goal in found.thresholds:
             left.axhline(goal, color=GREY, lw=1, ls=":")
     left.set_yscale("log")

@@ -290,3 +290,19 @@ def test_a_mesh_of_several_devices_is_refused():
     mesh = jax.make_mesh((4,), ("rows",))
     with pytest.raises(ValueError, match="one device"):
         empirical_ntk(apply_fn, params, x, mesh=mesh)
+
+
+@pytest.mark.parametrize("other", [None, 3])
+def test_progress_counts_pairs_of_samples(other):
+    apply_fn, params, x = mlp()
+    seen = []
+    x2 = None if other is None else x[:other]
+    tiled = empirical_ntk(
+        apply_fn, params, x, x2, batch_size=2, progress=lambda i, n: seen.append((i, n))
+    )
+    np.testing.assert_allclose(tiled, empirical_ntk(apply_fn, params, x, x2), rtol=1e-9, atol=1e-12)
+    done, total = zip(*seen, strict=True)
+    assert len(seen) > 2
+    assert len(set(total)) == 1
+    assert list(done) == sorted(done)
+    assert done[-1] == total[0]
