@@ -3,6 +3,7 @@
 python -m experiments list
 python -m experiments run NAME... [--preset smoke|cpu|paper] [--plot]
 python -m experiments run --all
+python -m experiments run NAME... --preset paper --dry-run [--few]
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+from experiments.dry_run import dry_run
 from experiments.harness import RESULTS, Report, add_to_gallery, load_script, run_script
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError
@@ -43,11 +45,17 @@ def run(
     plot: Annotated[bool, typer.Option("--plot", help="only draw what is saved")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="throw saved results away")] = False,
     gallery: Annotated[bool, typer.Option("--gallery", help="copy to docs/gallery")] = False,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="one step on made-up data, to see that it fits")
+    ] = False,
+    few: Annotated[bool, typer.Option("--few", help="a dry run with few samples")] = False,
     output: Annotated[Path, typer.Option(help="folder of all results")] = RESULTS,
 ) -> None:
     """Run scripts, or go on with them, and draw their pictures from what is saved."""
     if bool(names) == all_of_them:
         raise typer.BadParameter("give names, or --all.")
+    if few and not dry:
+        raise typer.BadParameter("--few is for --dry-run.")
     failed = []
     for name in names or SCRIPTS:
         if all_of_them and preset not in load_script(name).presets:
@@ -55,6 +63,9 @@ def run(
             continue
         console.rule(f"{name}, {preset}")
         try:
+            if dry:
+                _dry(name, preset, few)
+                continue
             with _bar(name) as report:
                 found = run_script(
                     name, preset, results=output, only_plot=plot, fresh=fresh, report=report
@@ -74,6 +85,14 @@ def run(
     if failed:
         console.print(f"failed: {', '.join(failed)}")
         raise typer.Exit(1)
+
+
+def _dry(name: str, preset: str, few: bool) -> None:
+    found = dry_run(name, preset, few=few)
+    memory = ""
+    if found.peak_bytes is not None:
+        memory = f", at most {found.peak_bytes / 2**30:.2f} GiB in use on the device"
+    console.print(f"one step: {found.seconds:.0f} s with compilation{memory}", highlight=False)
 
 
 @contextmanager

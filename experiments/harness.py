@@ -1,5 +1,6 @@
 """What all figure scripts share: finding them, running them into a folder, drawing from it."""
 
+import contextlib
 import dataclasses
 import datetime
 import importlib
@@ -7,7 +8,7 @@ import importlib.metadata
 import json
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,8 @@ def run_script(
             raise
         store = Store(folder, settings=settings, report=report)
         _note_session(folder / "sessions.json", name, preset)
-        result = script.run(settings, store)
+        with quick_compilation(preset == "smoke"):
+            result = script.run(settings, store)
     measured = dict(script.measure(result))
     (folder / "measured.json").write_text(
         json.dumps({"claim": dict(script.claim), "measured": measured}, indent=1) + "\n"
@@ -161,6 +163,24 @@ def run_script(
         pictures.append(folder / f"{picture}.png")
         save(figure, pictures[-1], dpi=110)
     return Outcome(folder, tuple(pictures), measured, store.seconds)
+
+
+@contextlib.contextmanager
+def quick_compilation(wanted: bool = True) -> Iterator[None]:
+    """Compile without most optimisations, for programs that run for a moment only.
+
+    Args:
+        wanted: False leaves everything as it is.
+
+    Yields:
+        Nothing.
+    """
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", wanted or before)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def add_to_gallery(outcome: Outcome, gallery: Path = GALLERY) -> list[Path]:

@@ -20,6 +20,7 @@ SCRIPTS = {
     "gnc-pruning-mlp": "experiments.conditioning.pruning:MLP",
     "ours-counterexamples": "experiments.conditioning.counterexamples",
     "ours-training-time": "experiments.conditioning.training_time",
+    "ours-fine-tuning": "experiments.conditioning.fine_tuning",
     "two-factor-theorems": "experiments.two_factor.theorems",
     "two-factor-language-model": "experiments.two_factor.language_model",
     "xgn-full-batch": "experiments.gauss_newton.optimizers:FULL_BATCH_SCRIPT",

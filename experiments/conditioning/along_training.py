@@ -52,7 +52,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(side=4, samples=60, width=20, epochs=10, batch_size=30, points=2, seeds=2),
+    "smoke": Settings(side=4, samples=60, width=20, epochs=4, batch_size=30, points=1, seeds=2),
     "cpu": Settings(),
     "paper": Settings(data="cifar10", width=500, epochs=5000, batch_size=256, points=50),
 }

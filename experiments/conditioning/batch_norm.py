@@ -43,7 +43,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(data=("patches",), samples=200, outputs=2, widths=(80,), seeds=2),
+    "smoke": Settings(data=("patches",), samples=200, outputs=3, widths=(80,), seeds=2),
     "cpu": Settings(),
     "paper": Settings(data=("cifar10",)),
 }

@@ -51,7 +51,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(side=4, filters=(1, 2), sizes=(2,), seeds=1),
+    "smoke": Settings(side=4, filters=(1,), sizes=(2,), seeds=1),
     "cpu": Settings(),
     "paper": Settings(side=28, filters=(1, 2, 4, 8, 16), sizes=(2, 3, 5, 7)),
 }

@@ -60,7 +60,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(skips=(0.0, 0.45, 0.9), sizes=(2, 4), draws=10, gaps=(0.1, 0.001)),
+    "smoke": Settings(skips=(0.0, 0.45, 0.9), sizes=(2,), draws=4, gaps=(0.001,)),
     "cpu": Settings(),
     "paper": Settings(),
 }

@@ -56,7 +56,7 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings(
-        inputs=12, outputs=3, depths=(2, 4), widths=(20, 40), factors=(10,), bound_width=20,
+        inputs=16, outputs=3, depths=(2, 4), widths=(20,), factors=(10,), bound_width=20,
         bound_depths=(2, 4), bound_seeds=4,
     ),
     "cpu": Settings(),

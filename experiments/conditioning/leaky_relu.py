@@ -52,8 +52,8 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(side=4, few=10, many=30, outputs=2, widths=(20, 40), curves=(40,),
-                      alphas=(0.0, 0.5, 1.0), seeds=2),
+    "smoke": Settings(side=4, few=10, many=30, outputs=3, widths=(20,), curves=(20,),
+                      alphas=(0.0, 1.0), seeds=2),
     "cpu": Settings(),
     "paper": Settings(data="mnist", side=28, few=500, many=1500,
                       widths=(600, 1000, 2000, 3000, 4000), curves=(1000, 3000)),

@@ -9,7 +9,6 @@ feed-forward network everything is in float64 and the rank is counted.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,6 +25,8 @@ from jaxttp.data import load_dataset, select
 from jaxttp.pipeline import tracked_run
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
 
+NETWORKS = ("resnet20", "resnet32", "vgg5", "vit", "mlp")
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -33,6 +34,8 @@ class Settings:
 
     Attributes:
         network: one of `NETWORKS`.
+        depth: blocks a stage (ResNets), blocks (VGG, ViT) or hidden layers; None for the network's.
+        width: channels of the first block, tokens or hidden layers; None for the network's.
         data: images by name.
         classes: how many, the first ones.
         per_class: samples of each.
@@ -51,6 +54,8 @@ class Settings:
     """
 
     network: str
+    depth: int | None = None
+    width: int | None = None
     data: str = "digits"
     classes: int = 5
     per_class: int = 20
@@ -68,29 +73,28 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _vit(size: int, channels: int, classes: int, rngs: nnx.Rngs) -> nnx.Module:
-    return models.ViT(
-        classes, image_size=size, patch_size=max(2, size // 8), in_channels=channels, width=48,
-        depth=4, heads=4, rngs=rngs,
+def build(settings: Settings, size: int, channels: int, rngs: nnx.Rngs) -> nnx.Module:
+    """The network for images of this size; none has batch statistics."""
+    check_choice("network", settings.network, NETWORKS)
+    name, classes, depth, width = (
+        settings.network, settings.classes, settings.depth, settings.width
     )  # fmt: skip
-
-
-NETWORKS: dict[str, Callable[[int, int, int, nnx.Rngs], nnx.Module]] = {
-    "resnet20": lambda size, channels, classes, rngs: models.ResNet(
-        classes, in_channels=channels, blocks=3, rngs=rngs
-    ),
-    "resnet32": lambda size, channels, classes, rngs: models.ResNet(
-        classes, in_channels=channels, blocks=5, rngs=rngs
-    ),
-    "vgg5": lambda size, channels, classes, rngs: models.vgg5(
-        classes, in_channels=channels, norm=None, rngs=rngs
-    ),
-    "vit": _vit,
-    "mlp": lambda size, channels, classes, rngs: models.MLP(
-        (size**2 * channels, 100, 100, classes), rngs=rngs
-    ),
-}
-"""name -> (size of the images, channels, classes, rngs) -> network; none has batch statistics."""
+    if name.startswith("resnet"):
+        blocks, first = depth or {"resnet20": 3, "resnet32": 5}[name], width or 16
+        return models.ResNet(
+            classes, in_channels=channels, blocks=blocks, stem_width=first,
+            widths=(first, 2 * first, 4 * first), rngs=rngs,
+        )  # fmt: skip
+    if name == "vgg5":
+        widths = [(width or 64) * 2**block for block in range(depth or 4)]
+        return models.VGG(classes, in_channels=channels, widths=widths, norm=None, rngs=rngs)
+    if name == "vit":
+        return models.ViT(
+            classes, image_size=size, patch_size=max(2, size // 8), in_channels=channels,
+            width=width or 48, depth=depth or 4, heads=4, rngs=rngs,
+        )  # fmt: skip
+    hidden = (width or 100,) * (depth or 2)
+    return models.MLP((size**2 * channels, *hidden, classes), rngs=rngs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,20 +142,30 @@ def optimizer(settings: Settings, batches: int) -> optax.GradientTransformation:
     )
 
 
+@functools.cache
+def _functions(settings: Settings, size: int, channels: int) -> tuple[Any, Any]:
+    """The network, and the network with masks on its weights.
+
+    One object each for all rates and seeds, which then share what is compiled.
+    """
+    apply_fn, _ = from_nnx(build(settings, size, channels, nnx.Rngs(0)))
+
+    def masked(parts: Any, x: Any) -> Any:
+        return apply_fn(conditioning.apply_masks(parts["weights"], parts["masks"]), x)
+
+    return apply_fn, masked
+
+
 def one_run(settings: Settings, rate: float, seed: int) -> Run:
     """Prune, train, and measure at the checkpoints."""
     x, y = images(settings)
-    check_choice("network", settings.network, NETWORKS)
-    build = NETWORKS[settings.network]
-    apply_fn, params = from_nnx(build(x.shape[1], x.shape[3], settings.classes, nnx.Rngs(seed)))
+    shape = x.shape[1], x.shape[3]
+    _, params = from_nnx(build(settings, *shape, nnx.Rngs(seed)))
+    apply_fn, masked = _functions(settings, *shape)
     masks = conditioning.magnitude_masks(params, rate)
     start = conditioning.apply_masks(params, masks)
     batches = len(x) // settings.batch_size
     due = {epoch * batches for epoch in settings.points}
-
-    def pruned(weights: Any, x: Any) -> Any:
-        return apply_fn(conditioning.apply_masks(weights, masks), x)
-
     seen: list[Any] = []
     steps = iter(range(settings.epochs * batches + 1))
 
@@ -159,13 +173,14 @@ def one_run(settings: Settings, rate: float, seed: int) -> Run:
         if next(steps) not in due:
             return
         matrix = conditioning.curvature_matrix(
-            pruned, weights, x, form="outputs", promote=settings.promote
-        )
+            masked, {"weights": weights, "masks": masks}, x, form="outputs",
+            promote=settings.promote,
+        )  # fmt: skip
         rank = None if settings.promote else len(matrix)
         seen.append(conditioning.condition_number(matrix, rank=rank))
 
     found = tracked_run(
-        pruned, start, x, y, loss="cross_entropy",
+        apply_fn, start, x, y, loss="cross_entropy",
         optimizer=conditioning.keep_pruned(optimizer(settings, batches), masks),
         steps=settings.epochs * batches, measures={"kappa": kappa},
         batch_size=settings.batch_size, key=jax.random.key(seed),
@@ -246,8 +261,9 @@ def lines(result: dict[float, list[Run]]) -> list[str]:
 def _script(
     network: str, pictures: dict[str, str], cpu: dict[str, Any], paper: dict[str, Any]
 ) -> Script:
-    small = {"per_class": 4, "classes": 2, "batch_size": 4, "epochs": 1, "points": (0, 1),
-             "rates": (0.9,), "seeds": (0,)}  # fmt: skip
+    small = {"per_class": 2, "classes": 2, "batch_size": 4, "epochs": 1, "points": (0, 1),
+             "rates": (0.5,), "seeds": (0,), "depth": 4 if network == "vgg5" else 1,
+             "width": 8 if network == "vit" else 4, "decay_epoch": None}  # fmt: skip
     cifar = {"data": "cifar10", "classes": 10, "per_class": 100, "batch_size": 64}
     presets = {
         "smoke": Settings(network, **(cpu | small)),
@@ -277,11 +293,13 @@ RESNET32 = _script(
 )  # fmt: skip
 VGG5 = _script(
     "vgg5", {"gnc-16": "GNC Figure 16"},
-    {"decay_epoch": 50, "learning_rate": 0.02, "enlarge": 2}, _DECAYED | {"decay_epoch": 100},
+    {"decay_epoch": 50, "learning_rate": 0.005, "enlarge": 2, "width": 16, "per_class": 10,
+     "batch_size": 25}, _DECAYED | {"decay_epoch": 100},
 )  # fmt: skip
 VIT = _script(
     "vit", {"gnc-13": "GNC Figure 13"},
-    {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 1e-2},
+    {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 1e-2, "per_class": 10,
+     "batch_size": 25},
     {"optimizer": "adamw", "learning_rate": 1e-2, "weight_decay": 1e-2,
      "epochs": 200, "points": (0, 10, 25, 50, 100, 200)},
 )  # fmt: skip

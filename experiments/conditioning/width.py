@@ -59,7 +59,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(samples=20, widths=(5, 20), rates=(0.3, 0.5), epochs=4, batch_size=10,
+    "smoke": Settings(samples=20, widths=(5,), rates=(0.3,), epochs=4, batch_size=10,
                       points=(0, 4), spectrum_width=5, spectrum_samples=20, seeds=2),
     "cpu": Settings(),
     "paper": Settings(

@@ -45,7 +45,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings((8, 16), half=8, width=32, blocks=1, repeats=2),
+    "smoke": Settings((8,), half=8, width=32, blocks=1, repeats=2),
     "cpu": Settings(),
     "paper": Settings((1024,), half=1536, width=8000, blocks=6),
 }

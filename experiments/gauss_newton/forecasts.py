@@ -17,7 +17,8 @@ from experiments.gauss_newton.training import train as train_reversible
 from experiments.gauss_newton.variants import Case, build
 from experiments.gauss_newton.variants import Settings as Variants
 from experiments.store import Store
-from jaxttp import from_nnx, predict_training_time, train, training_time
+from jaxttp import empirical_ntk, from_nnx, predict_training_time, train, training_time
+from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.gauss_newton import forecast_steps
 from jaxttp.plots import PREDICTED, REAL, tidy
 
@@ -54,7 +55,7 @@ PRESETS = {
         rates=(0.3,), steps=10, shares=(0.3,), horizon=10,
     ),
     "cpu": Settings(
-        Variants((), samples=300, blocks=2, bottleneck=600, batch_size=None, loss="squared_error")
+        Variants((), samples=100, blocks=2, bottleneck=256, batch_size=None, loss="squared_error")
     ),
     "paper": Settings(
         Variants((), data="cifar10", samples=1024, blocks=6, bottleneck=8000, batch_size=None,
@@ -121,18 +122,18 @@ def run(settings: Settings, store: Store | None = None) -> list[Pair]:
             apply_fn, params = from_nnx(model)
             x = np.asarray(model.embed(data.x))[:, : model.inputs]
 
-            def forecast(eta: float):
-                return predict_training_time(
-                    apply_fn, params, x, targets, loss="squared_error", learning_rate=eta,
-                    steps=settings.horizon,
-                )  # fmt: skip
-
-            eta = rate * forecast(1e-6).max_learning_rate
+            kernel = empirical_ntk(apply_fn, params, x)
+            outputs = apply_fn(params, x)
+            eta = rate * float(max_learning_rate(kernel, outputs, targets, loss="squared_error"))
+            ahead = predict_training_time(
+                apply_fn, params, x, targets, loss="squared_error", learning_rate=eta,
+                steps=settings.horizon,
+            )  # fmt: skip
             real = train(
                 apply_fn, params, x, targets, loss="squared_error", optimizer=optax.sgd(eta),
                 steps=settings.horizon,
             )  # fmt: skip
-            return Pair("gd", rate, np.asarray(forecast(eta).loss), np.asarray(real.loss))
+            return Pair("gd", rate, np.asarray(ahead.loss), np.asarray(real.loss))
 
     pieces = {
         f"{optimizer} {rate:g}/{seed}": functools.partial(one, optimizer, rate, seed)

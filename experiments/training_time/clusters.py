@@ -65,7 +65,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings("iris, tanh MLP", steps=10, iterations=250),
+    "smoke": Settings("wine, MLP", steps=10, iterations=250),
     "cpu": Settings(Task("digits", samples_per_class=50, classes=(5, 7, 9))),
     "paper": Settings(
         task=dataclasses.replace(CIFAR10, classes=3, samples_per_class=50), rate=0.001,

@@ -77,7 +77,7 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings(
-        noise_task="wine, MLP", tasks=("wine, MLP",), steps=12, horizon=12, runs=2, paths=2
+        noise_task="wine, MLP", tasks=("wine, MLP",), steps=10, horizon=10, runs=1, paths=2
     ),
     "cpu": Settings(),
     "paper": Settings(

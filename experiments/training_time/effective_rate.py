@@ -68,8 +68,8 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings(
-        task="wine, MLP", more=("iris, tanh MLP",), runs=2, paths=2, rates=(0.5,),
-        momenta=(0.0, 0.9), steps=12,
+        task="wine, MLP", more=("iris, tanh MLP",), runs=1, paths=2, rates=(0.5,),
+        momenta=(0.0, 0.9), steps=10,
     ),
     "cpu": Settings(),
     "paper": Settings(

@@ -62,7 +62,7 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings(
-        tasks=("wine, MLP",), seeds=(0,), rates=(0.5,), batches=(16,), samples=(120,), steps=10,
+        tasks=("wine, MLP",), seeds=(0,), rates=(0.5,), batches=(32,), samples=(120,), steps=10,
         paths=2,
     ),
     "cpu": Settings(),

@@ -66,7 +66,7 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings(
-        task="wine, MLP", dim=50, sizes=(20, 120), draws=1, steps=12, repeats=1
+        task="wine, MLP", dim=50, sizes=(20, 120), draws=1, steps=10, repeats=1
     ),
     "cpu": Settings(),
     "paper": Settings(

@@ -57,7 +57,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(per_class=4, sizes=(20, 40), small_sizes=(20, 40), steps=15),
+    "smoke": Settings(per_class=4, sizes=(20, 40), small_sizes=(20, 40), steps=10),
     "cpu": Settings(),
     "paper": Settings(
         task=dataclasses.replace(CIFAR10, samples_per_class=800), sizes=(1000, 4000),

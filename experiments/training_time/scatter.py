@@ -63,7 +63,7 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings(
-        tasks=("wine, MLP",), seeds=(0,), low=(0.3,), batches=(32,), steps=15, paths=2
+        tasks=("wine, MLP",), seeds=(0,), low=(0.3,), batches=(32,), steps=10, paths=2
     ),
     "cpu": Settings(),
     "paper": Settings(

@@ -75,7 +75,7 @@ class Settings:
 PRESETS = {
     "cpu": Settings(),
     "smoke": Settings(
-        samples=24, width=3, classes=6, end=100.0, points=21, rates=(0.04, 0.02, 0.01), span=2.0,
+        samples=24, width=3, classes=6, end=100.0, points=21, rates=(0.04, 0.01), span=2.0,
         exponents=(0.0, 1.0),
     ),
 }  # fmt: skip

@@ -1,0 +1,180 @@
+"""One step of a preset on made-up data, to see that it runs and fits before anything is fetched.
+
+Networks, samples a step and shapes are those of the preset; steps, seeds and grids are cut to one
+value each, files of weights are left out, and data sets that are not on the machine are replaced by
+noise of their shapes and classes.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+from experiments.harness import find, load_script
+from experiments.store import Store
+from jaxttp import pipeline
+from jaxttp._checks import check_choice
+from jaxttp.data import registry, tfds
+from jaxttp.data.folders import LAYOUTS
+from jaxttp.data.images import ImageSource
+
+SHAPES = {"mnist": ((28, 28, 1), 10, 70_000), "cifar10": ((32, 32, 3), 10, 60_000),
+          "cifar100": ((32, 32, 3), 100, 60_000), "mit67": ((256, 256, 3), 67, 6_700),
+          "minc2500": ((362, 362, 3), 23, 57_500), "fgvc_aircraft": ((256, 256, 3), 100, 10_000),
+          "cars196": ((256, 256, 3), 196, 16_185),
+          "caltech_birds2011": ((256, 256, 3), 200, 11_788)}  # fmt: skip
+"""Images, classes and samples of the data sets of the presets; photographs are of many sizes."""
+
+ONE = ("steps", "horizon", "epochs", "runs", "paths", "repeats", "every", "seeds", "bound_seeds")
+FIRST = ("seeds", "rates", "low", "high", "batch_rates", "shares")
+PAIRS = {"experiments.training_time.larger": ("sizes", "small_sizes")}
+"""Tuples that are no grids, by module."""
+
+FEW = {"samples": 32, "spectrum_samples": 32, "few": 8, "many": 24, "per_class": 2,
+       "samples_per_class": 2, "batch_size": 16, "probe": 8, "dim": 9, "sketch_dim": 9}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun:
+    """What one step took.
+
+    Attributes:
+        settings: that were run.
+        result: of the script.
+        seconds: wall time, with compilation.
+        peak_bytes: most memory that was in use on the device; None where it does not say.
+    """
+
+    settings: Any
+    result: Any
+    seconds: float
+    peak_bytes: int | None
+
+
+def one_step(settings: Any, *, few: bool = False) -> Any:
+    """The settings with one step, one seed and one value of every grid, the last and largest.
+
+    Args:
+        settings: of a script, or a part of them.
+        few: also as few samples as make sense, and the first value of every grid.
+
+    Returns:
+        Settings of the same kind.
+
+    Example:
+        >>> from experiments.conditioning.along_training import PRESETS
+        >>> cut = one_step(PRESETS["paper"])
+        >>> cut.width, cut.samples, cut.epochs, cut.seeds
+        (500, 1000, 1, 1)
+    """
+    changes: dict[str, Any] = {}
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    for name, value in values.items():
+        if few and name in FEW and isinstance(value, int):
+            changes[name] = min(value, FEW[name])
+        elif name == "classes" or name in PAIRS.get(type(settings).__module__, ()):
+            continue
+        else:
+            changes[name] = _cut(name, value, few)
+    if isinstance(settings, pipeline.Settings):
+        return dataclasses.replace(
+            settings, weights=None, samples_per_class=changes["samples_per_class"]
+        )
+    if values.get("samples", 0) is None and values.get("batch_size") is not None:
+        changes["samples"] = changes["batch_size"]  # an epoch of one step
+    return dataclasses.replace(settings, **changes)
+
+
+def _cut(name: str, value: Any, few: bool) -> Any:
+    if dataclasses.is_dataclass(value):
+        return one_step(value, few=few)
+    if name == "points":
+        return (0, 1) if isinstance(value, tuple) else 1
+    if name == "phases":
+        return tuple((optimizer, 1) for optimizer, _ in value)
+    if isinstance(value, dict) and name in ONE:
+        return dict.fromkeys(value, 1)
+    if isinstance(value, int) and name in ONE:
+        return 1
+    if isinstance(value, tuple) and value:
+        if name == "cases" and not few:
+            return tuple(one_step(case) for case in value)
+        first = name in FIRST or few
+        chosen = value[0] if first else value[-1]
+        if few and name == "samples":
+            chosen = min(chosen, FEW[name])
+        return (one_step(chosen, few=few) if dataclasses.is_dataclass(chosen) else chosen,)
+    return value
+
+
+@contextlib.contextmanager
+def made_up_data(samples: int | None = None) -> Iterator[None]:
+    """Noise in place of every data set that is not bundled.
+
+    Args:
+        samples: of every data set; as many as it has when None. Images are made when they are read.
+
+    Yields:
+        Nothing.
+    """
+
+    def source(name: str, split: str | None = None) -> ImageSource:
+        check_choice("name", name, SHAPES)
+        shape, classes, whole = SHAPES[name]
+        count = samples or whole
+        return ImageSource(
+            name,
+            "Noise.",
+            np.arange(count, dtype=np.int32) % classes,
+            tuple(map(str, range(classes))),
+            lambda index: np.random.default_rng(index).integers(0, 256, shape, np.uint8),
+        )
+
+    def folder(name: str, folder: str | None, split: str | None) -> ImageSource:
+        check_choice("name", name, LAYOUTS)
+        return source(name)
+
+    with contextlib.ExitStack() as stack:
+        from experiments.training_time import datasets
+
+        for module in (registry, datasets):
+            stack.enter_context(mock.patch.object(module, "tfds_source", source))
+            stack.enter_context(mock.patch.object(module, "folder_source", folder))
+        if samples is not None:
+            sizes = {name: 6 * samples // 7 for name in tfds.TRAIN_SIZES}
+            stack.enter_context(mock.patch.dict(tfds.TRAIN_SIZES, sizes))
+        yield
+
+
+def dry_run(
+    name: str, preset: str = "paper", *, few: bool = False, samples: int | None = None
+) -> DryRun:
+    """Run one step of a preset on made-up data; nothing is kept.
+
+    Args:
+        name: of a script or picture.
+        preset: which settings.
+        few: see `one_step`.
+        samples: of every made-up data set, see `made_up_data`.
+
+    Returns:
+        A `DryRun`.
+
+    Raises:
+        ValueError: an unknown name or preset.
+    """
+    script = load_script(find(name))
+    check_choice("preset", preset, script.presets)
+    settings = one_step(script.presets[preset], few=few)
+    begun = time.perf_counter()
+    with made_up_data(samples):
+        result = script.run(settings, Store())
+    stats = jax.devices()[0].memory_stats() or {}
+    return DryRun(
+        settings, result, time.perf_counter() - begun, stats.get("peak_bytes_in_use")
+    )  # fmt: skip
