@@ -49,4 +49,9 @@ SCRIPTS = {
     "ttp-factors": "experiments.training_time.factors",
     "ttp-costs": "experiments.training_time.costs",
     "ttp-datasets": "experiments.training_time.datasets",
+    "ours-dynamics": "experiments.training_time.dynamics",
+    "ours-online": "experiments.training_time.closing",
+    "ours-adapters": "experiments.training_time.adapting",
+    "ours-sweep": "experiments.training_time.sweeping",
+    "ours-bands": "experiments.training_time.calibration",
 }

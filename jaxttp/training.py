@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer
+from jaxttp._result import RESULT
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics.batches import batch_indices
@@ -36,6 +37,8 @@ class TrainingRun(NamedTuple):
     seconds: float
     compile_seconds: float
 
+    plot, _repr_html_, __repr__ = RESULT
+
 
 class StepTime(NamedTuple):
     """The measured time of one training step.
@@ -47,6 +50,8 @@ class StepTime(NamedTuple):
 
     seconds: float
     compile_seconds: float
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def _make_step(apply_fn: ApplyFn, loss: Loss, optimizer: optax.GradientTransformation) -> Any:

@@ -25,6 +25,25 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("jaxttp")
 
 
+# Examples that take several seconds: whole forecasts, trainings, networks that compile long.
+SLOW_EXAMPLES = (
+    "jaxttp.pipeline.",
+    "jaxttp.dynamics.diffusion.diffusion",
+    "jaxttp.conditioning.sweeps.sweep",
+    "jaxttp.forecast.comparison.compare",
+    "jaxttp.models.vit.ViT",
+    "jaxttp.models.vgg.VGG",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks examples as slow, which have no place for a mark."""
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.name.startswith(SLOW_EXAMPLES):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def bounded_memory():
     """Compiled programs are never dropped by themselves: a worker grows to 6 GiB without this."""

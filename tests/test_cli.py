@@ -1,5 +1,7 @@
 """The command line: results for those who read and for programs, and one line for bad input."""
 
+import dataclasses
+import io
 import json
 import math
 import os
@@ -7,12 +9,14 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
 
 import jaxttp
 from jaxttp.cli import app
+from jaxttp.cli._shell import Shell
 from tests import tiny
 
 SMALL = ["--data", "wine", "--samples-per-class", "4", "--steps", "15", "--learning-rate", "0.1"]
@@ -219,11 +223,142 @@ def test_beyond_stability(tmp_path):
     "arguments", [["--steps", "many"], ["--learning-rate", "fast"], ["--colour"], ["--verify=no"]]
 )
 def test_what_is_no_argument_at_all(arguments):
-    """Typer's own refusals have three lines; the last says what is wrong."""
+    """A parser's refusal is one line, too."""
     result = call("predict", *arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert arguments[0].split("=")[0] in result.stderr.splitlines()[-1]
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("jaxttp: ")
+    assert arguments[0].split("=")[0] in line
+
+
+def test_what_is_no_command_at_all():
+    result = call("forecast")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert re.match("jaxttp: No such command 'forecast'", line)
+
+
+# --- json, quiet, verbose -------------------------------------------------------------------------
+
+
+def test_json_is_what_would_be_written(forecasts, tmp_path):
+    result = call("predict", *SMALL, "--json", "--output", str(tmp_path))
+    assert result.exit_code == 0
+    assert result.stdout == (tmp_path / "prediction.json").read_text()
+    assert json.loads(result.stdout)["horizon"] == 15
+
+
+def test_json_of_what_diverges_is_printed_before_the_problem(forecasts):
+    prediction = dataclasses.replace(
+        tiny.verified().prediction, stable=False, steps=dict.fromkeys((0.01, 0.1, 0.4), -1)
+    )
+    forecasts(dataclasses.replace(tiny.verified(), prediction=prediction, run=None))
+    result = call("predict", *SMALL, "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["stable"] is False
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_quiet_leaves_files_and_errors(forecasts, tmp_path):
+    result = call("predict", *SMALL, "--quiet", "--output", str(tmp_path))
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+    assert (tmp_path / "prediction.json").exists()
+    assert json.loads(call("predict", *SMALL, "-q", "--json").stdout)["horizon"] == 15
+
+
+def test_verbose_tells_the_stages(forecasts, monkeypatch):
+    def slowly(settings, *, verify, progress):
+        progress("kernel", 0, 1)
+        for step in range(3):
+            progress("real training", step, 3)
+        return tiny.verified()
+
+    monkeypatch.setattr("jaxttp.pipeline.forecast", slowly)
+    result = call("predict", *SMALL, "--verbose")
+    assert result.exit_code == 0
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith(f"jaxttp {jaxttp.__version__}, jax ")
+    assert [line.split(":")[0] for line in lines[1:]] == ["loading", "kernel", "real training (3)"]
+    assert all(re.search(r": \d+\.\d\d s$", line) for line in lines[1:])
+
+
+def test_verbose_shows_where_a_problem_comes_from():
+    result = call("predict", *SMALL, "--steps", "0", "-v")
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("jaxttp: steps must be an integer")
+
+
+def test_quiet_and_verbose_exclude_each_other():
+    result = call("predict", *SMALL, "-q", "-v")
+    assert result.exit_code == 2
+    assert "choose one of them" in result.stderr
+
+
+COMMANDS = (
+    "predict",
+    "sweep",
+    "compare",
+    "extrapolate",
+    "spectrum",
+    "conditioning",
+    "gauss-newton",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_the_same_common_options(command):
+    text = " ".join(call(command, "--help").stdout.split())
+    for words in (
+        "--data <str>",
+        "--seed <int> Draws samples, fresh weights and batches. [default: 0]",
+        "--output <path> Folder for the numbers (JSON) and the figures (PNG).",
+        "--json Print the result as JSON, no table.",
+        "-q, --quiet No progress",
+        "-v, --verbose Say what is done",
+    ):
+        assert words in text
+
+
+def test_progress_says_how_much_is_left(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with Shell().work() as report:
+        for step in range(4):
+            report("real training", step, 10)
+            time.sleep(0.12)
+    shown = screen.getvalue()
+    assert "real training" in shown
+    assert "3/10" in shown
+    assert re.search(r"left \S*0:00:0[01]", re.sub(r"\x1b\[[0-9;]*m", "", shown))
+
+
+def test_version():
+    result = call("--version")
+    assert (result.exit_code, result.stdout) == (0, f"{jaxttp.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("jaxttp gau", ["gauss-newton"]), ("jaxttp predict --relin", ["--relinearize"]),
+     ("jaxttp spectrum --data bre", ["breast_cancer"]),
+     ("jaxttp predict --model resnet3", ["resnet32", "resnet34"])],
+)  # fmt: skip
+def test_the_shell_completes(words, found):
+    path = os.pathsep.join([str(pathlib.Path(jaxttp.__file__).parents[1]), *sys.path])
+    environment = dict(os.environ) | {
+        "PYTHONPATH": path, "_JAXTTP_COMPLETE": "complete_bash", "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }  # fmt: skip
+    code = "from jaxttp.cli import app; app(prog_name='jaxttp')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert sorted(done.stdout.split()) == found
 
 
 # --- conditioning ---------------------------------------------------------------------------------

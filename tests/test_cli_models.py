@@ -48,6 +48,33 @@ def test_a_forecast_of_adapters(small):
     assert np.isfinite(written["loss"]).all()
 
 
+@pytest.mark.slow
+def test_checkpoints_side_by_side(small, monkeypatch):
+    """One network with two sets of weights, and another network, on the digits as pictures."""
+    monkeypatch.setitem(catalog.MODELS, "resnet20", catalog.Entry(small_resnet, 16, "resnet"))
+    common = ["compare", "--samples-per-class", "1", "--steps", "8", "--no-seconds", "--json"]
+    weights = small / "trained.safetensors"
+    one = call(*common, "--model", "resnet18", "--weights", "random", "--weights", str(weights),
+               "--image-size", "8")  # fmt: skip
+    assert one.exit_code == 0, one.stderr
+    found = json.loads(one.stdout)
+    assert sorted(row["name"] for row in found["rows"]) == ["resnet18", "resnet18, trained"]
+    assert found["task"].startswith("2 networks on digits, 10 samples")
+    first, second = (row["final_loss"] for row in found["rows"])
+    assert first != second
+    more = call(*common, "--model", "resnet18", "--model", "resnet20", "--train", "head,bias",
+                "--metric", "error")  # fmt: skip
+    assert more.exit_code == 0, more.stderr
+    found = json.loads(more.stdout)
+    assert sorted(row["name"] for row in found["rows"]) == [
+        "resnet18, bias", "resnet18, head", "resnet20, bias", "resnet20, head"
+    ]  # fmt: skip
+    assert found["metric"] == "error"
+    bad = call("compare", "--model", "resnet18", "--model", "resnet20", "--weights", "random")
+    assert bad.exit_code != 0
+    assert "2 models need as many" in bad.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

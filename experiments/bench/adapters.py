@@ -12,10 +12,12 @@ and real; "error" is the largest of |forecast - real| over the horizon T, "relat
 import argparse
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import optax
 
+from experiments.bench.accuracy_tasks import Job
 from jaxttp import Model, from_nnx, predict_training_time, train, training_time
 from jaxttp.data import load_dataset, select
 from jaxttp.models import freeze, fresh_head, head_only, last_blocks, load_pretrained, lora
@@ -31,6 +33,7 @@ class AdapterSettings:
     steps: int = 150
     shares: tuple[float, ...] = (0.003, 0.02)
     adapters: tuple[tuple[int, float], ...] = ((1, 8.0), (4, 1.0), (4, 8.0), (8, 8.0))
+    parts: tuple[str, ...] = ("head", "last block and head", "all weights")
     relinearize: tuple[int, ...] = (0,)
     seed: int = 0
 
@@ -72,25 +75,34 @@ class Row:
         return f"| {' | '.join(cells)} |"
 
 
-def cases(settings: AdapterSettings) -> Iterator[tuple[str, Model]]:
+def cases(base: Model, settings: AdapterSettings, key: Any) -> Iterator[tuple[str, Model]]:
     """Models of which parts of the weights are the parameters, with their names."""
-    keys = jax.random.split(jax.random.key(settings.seed), 2)
-    base = from_nnx(fresh_head(load_pretrained(), 5, key=keys[0]))
     for rank, factor in settings.adapters:
         name = f"LoRA, rank {rank}, α/r = {factor:g}"
-        yield name, lora(base, rank=rank, alpha=factor * rank, key=keys[1])
-    yield "head", freeze(base, head_only)
-    yield "last block and head", freeze(base, last_blocks(base.params, 1))
-    yield "all weights", base
+        yield name, lora(base, rank=rank, alpha=factor * rank, key=key)
+    parts = {
+        "head": lambda: freeze(base, head_only),
+        "last block and head": lambda: freeze(base, last_blocks(base.params, 1)),
+        "all weights": lambda: base,
+    }
+    for name in settings.parts:
+        yield name, parts[name]()
 
 
-def compare(settings: AdapterSettings) -> Iterator[Row]:
-    """Forecast and train every case at every rate."""
+def digits_job(settings: AdapterSettings) -> Job:
+    """The shipped ResNet with a fresh head, and unseen digits."""
     key = jax.random.key(settings.seed)
+    network = fresh_head(load_pretrained(), 5, key=jax.random.split(key, 2)[0])
     per_class = settings.samples_per_class
     data = select(load_dataset("digits"), classes=range(5, 10), per_class=per_class, key=key)
+    return Job(from_nnx(network), data.x, data.y)
+
+
+def compare(settings: AdapterSettings, data: Job) -> Iterator[Row]:
+    """Forecast and train every case at every rate."""
+    key = jax.random.split(jax.random.key(settings.seed), 2)[1]
     options = {"loss": "cross_entropy", "steps": settings.steps}
-    for name, model in cases(settings):
+    for name, model in cases(data.model, settings, key):
         size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
         limit = None
         for share in settings.shares:
@@ -117,7 +129,7 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     print("| trained | parameters | η/η_max | rebuilds | forecast | real | error | relative |")
     print("|---|---|---|---|---|---|---|---|")
     rows = []
-    for row in compare(settings):
+    for row in compare(settings, digits_job(settings)):
         rows.append(row)
         print(row, flush=True)
     return rows

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.bench.accuracy_tasks import make
+from experiments.bench.accuracy_tasks import Job, make
 from jaxttp import empirical_ntk, predict_training_time, training_time
 from jaxttp.dynamics import batch_indices
 from jaxttp.losses import encode_targets
@@ -47,6 +47,7 @@ class BandSettings:
     rebuilds: int = 4
     level: float = 0.9
     steps: int = 150
+    paths: int = 32
 
 
 PRESETS = {
@@ -55,23 +56,67 @@ PRESETS = {
 }  # fmt: skip
 
 
-def measure(name: str, rate: float, batch: int, settings: BandSettings) -> dict[str, Any]:
-    """Shares covered by the bands, and their widths."""
-    job = make(name, settings.seed, 1.0)
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """What a forecast says.
+
+    Attributes:
+        loss: lower and upper end at every step (2, T + 1).
+        steps: of the training times, (E, 2).
+    """
+
+    loss: np.ndarray
+    steps: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """Real runs, and the bands that are to hold them.
+
+    Attributes:
+        curves: loss of every real run (R, T + 1).
+        times: training times of every run (R, E).
+        bands: (forecast, level) -> band.
+    """
+
+    curves: np.ndarray
+    times: np.ndarray
+    bands: dict[tuple[str, float], Band]
+
+    def covered(self, label: str, level: float) -> tuple[np.ndarray, float]:
+        """Shares of training times, for every threshold (E,), and of losses, in their bands."""
+        band = self.bands[label, level]
+        inside = (self.times >= band.steps[:, 0]) & (self.times <= band.steps[:, 1])
+        low, high = band.loss[:, 1:]
+        held = (self.curves[:, 1:] >= low) & (self.curves[:, 1:] <= high)
+        return inside.mean(axis=0), float(held.mean())
+
+
+def simulate(
+    job: Job,
+    rate: float,
+    batch: int,
+    settings: BandSettings,
+    levels: tuple[float, ...] = (0.9,),
+) -> Runs:
+    """Train many times for real, and forecast the bands of every level."""
     x, steps = jnp.asarray(job.x), settings.steps
     apply_fn, params = job.model
     f0 = jax.jit(apply_fn)(params, x)
     targets, loss = encode_targets("cross_entropy", job.y, f0)
     kernel = np.asarray(empirical_ntk(apply_fn, params, x), np.float64).reshape(f0.size, f0.size)
     eta = rate * len(x) / float(np.linalg.eigvalsh(kernel)[-1])
-    forecasts = {
-        label: predict_training_time(
+    bands = {}
+    forecasts = (("re-linearised", settings.rebuilds), ("one kernel", 0))
+    for (label, rebuilds), level in itertools.product(forecasts, levels):
+        found = predict_training_time(
             apply_fn, params, x, job.y, learning_rate=eta, batch_size=batch, dynamics="sde",
-            relinearize=rebuilds, level=settings.level, key=jax.random.key(1), steps=steps,
-            thresholds=THRESHOLDS,
-        )
-        for label, rebuilds in (("re-linearised", settings.rebuilds), ("one kernel", 0))
-    }  # fmt: skip
+            relinearize=rebuilds, level=level, key=jax.random.key(1), steps=steps,
+            thresholds=THRESHOLDS, paths=settings.paths,
+        )  # fmt: skip
+        assert found.steps_band is not None
+        ends = np.array([found.steps_band[e] for e in THRESHOLDS])
+        bands[label, level] = Band(np.asarray(found.loss_band, np.float64), ends)
 
     @functools.partial(jax.jit, static_argnames="batch")
     def train(keys: Any, eta: Any, batch: int) -> Any:
@@ -90,26 +135,25 @@ def measure(name: str, rate: float, batch: int, settings: BandSettings) -> dict[
 
     keys = jax.random.split(jax.random.key(77), settings.seeds)
     curves = np.asarray(train(keys, jnp.float32(eta), batch), np.float64)
-    real = [[int(training_time(curve, e)) for e in THRESHOLDS] for curve in curves]
+    times = np.array([[int(training_time(curve, e)) for e in THRESHOLDS] for curve in curves])
+    return Runs(curves, times, bands)
+
+
+def measure(name: str, rate: float, batch: int, settings: BandSettings) -> dict[str, Any]:
+    """Shares covered by the bands, and their widths."""
+    job = make(name, settings.seed, 1.0)
+    runs = simulate(job, rate, batch, settings, (settings.level,))
     out: dict[str, Any] = {
         "name": f"{name}/{rate:g}/{batch}",
         "task": name,
         "rate": rate,
         "batch": batch,
-        "real": real,
+        "real": runs.times.tolist(),
     }
-    for label, found in forecasts.items():
-        assert found.steps_band is not None
-        assert found.loss_band is not None
-        times = np.array([found.steps_band[e] for e in THRESHOLDS])  # (E, 2)
-        inside = (np.array(real) >= times[:, 0]) & (np.array(real) <= times[:, 1])
-        low, high = np.asarray(found.loss_band, np.float64)[:, 1:]
-        held = (curves[:, 1:] >= low) & (curves[:, 1:] <= high)
-        out[label] = {
-            "steps": inside.mean(axis=0).tolist(),
-            "loss": float(held.mean()),
-            "width": (times[:, 1] - times[:, 0]).tolist(),
-        }
+    for (label, level), band in runs.bands.items():
+        steps, losses = runs.covered(label, level)
+        width = (band.steps[:, 1] - band.steps[:, 0]).tolist()
+        out[label] = {"steps": steps.tolist(), "loss": losses, "width": width}
     return out
 
 

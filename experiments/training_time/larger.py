@@ -141,7 +141,7 @@ def _measure(settings: Settings, subset: int, samples: int) -> Larger:
         "head": subset,  # the paper keeps 100 modes of 100 samples
     }  # fmt: skip
     found, corrected = (
-        extrapolate(*job.model, job.x, job.y, alpha=alpha, **common)
+        extrapolate(*job.model, job.x, job.y, method="power_law", alpha=alpha, **common)
         for alpha in (0.0, settings.alpha)
     )
     assert found.spectrum is not None

@@ -1,32 +1,57 @@
 """The command line: arguments in, a pipeline called, tables, figures and JSON out."""
 
+from typing import Annotated
+
 import typer
 
+from jaxttp.cli._shell import OneLine
 from jaxttp.cli.compare import compare
 from jaxttp.cli.conditioning import conditioning
 from jaxttp.cli.extrapolate import extrapolate
 from jaxttp.cli.gauss_newton import gauss_newton
 from jaxttp.cli.predict import predict
+from jaxttp.cli.report import report
 from jaxttp.cli.spectrum import spectrum
 from jaxttp.cli.sweep import sweep
 
 app = typer.Typer(
+    cls=OneLine,
     add_completion=True,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Before you train: how long will it take, and will it converge?",
 )
 
 
+def _version(wanted: bool) -> bool:
+    if wanted:
+        from jaxttp import __version__
+
+        print(__version__)
+        raise typer.Exit
+    return wanted
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")
+    ] = False,
+) -> None:
     """Before you train: how long will it take, and will it converge?"""
 
 
-for command in (predict, sweep, compare, extrapolate, spectrum, conditioning):
-    app.command()(command)
-app.command("gauss-newton")(gauss_newton)
+for command, words in (
+    (predict, "Steps and seconds until the loss is down, without training."),
+    (sweep, "Which rate, momentum, batch and schedule, from one kernel."),
+    (compare, "Which weights to train: all, the head, the biases; and why."),
+    (extrapolate, "How long with all the data, from the kernel of a part."),
+    (spectrum, "What is slow: eigenvalues, and where the labels lie."),
+    (conditioning, "How well conditioned a network is, with bounds."),
+    (gauss_newton, "What exact Gauss-Newton steps do, forecast and real."),
+    (report, "Forecast, sweep and spectrum on one HTML page."),
+):
+    app.command(command.__name__.replace("_", "-"), short_help=words)(command)
 
 
 def main() -> None:

@@ -1,21 +1,115 @@
-"""What every command shares: a progress bar, folders, and one line for bad input."""
+"""What every command shares: progress, files, tables or JSON, and one line for bad input."""
 
 import contextlib
+import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from typer.core import TyperGroup
+
+Report = Callable[[str, int, int], None]
 
 
-def check_folder(output: Path | None) -> None:
-    """Refuse a file in place of the folder for the results, before the work begins."""
-    if output is not None and output.exists() and not output.is_dir():
-        raise ValueError(f"output={str(output)!r} is a file; give a folder.")
+class OneLine(TyperGroup):
+    """Commands whose refusal of an argument is one line on standard error, too."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
+        """Run, and leave with 0 for good, 2 for bad input, 1 for anything else."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **options)
+        try:
+            code = super().main(*args, standalone_mode=False, **options)
+        except typer.Abort:
+            sys.exit(1)
+        except Exception as problem:
+            words = getattr(problem, "format_message", None)  # what a parser raises
+            if words is None:
+                raise
+            if type(problem).__name__ == "NoArgsIsHelpError":
+                print(words())
+                sys.exit(2)
+            print(_one_line(words()), file=sys.stderr)
+            sys.exit(2)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shell:
+    """How a command talks: to a person or a program, with more or fewer words, into a folder.
+
+    Attributes:
+        output: the folder for files, or None.
+        as_json: JSON on standard output in place of the table.
+        quiet: no progress, no table.
+        verbose: what is done and how long it takes, on standard error; problems with their origin.
+    """
+
+    output: Path | None = None
+    as_json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+    @contextlib.contextmanager
+    def work(self) -> Iterator[Report]:
+        """A function that reports progress; a `ValueError` inside becomes one line and code 2."""
+        try:
+            if self.quiet and self.verbose:
+                raise ValueError("quiet and verbose: choose one of them.")
+            if self.output is not None and self.output.exists() and not self.output.is_dir():
+                raise ValueError(f"output={str(self.output)!r} is a file; give a folder.")
+            with contextlib.ExitStack() as stack:
+                bar = stack.enter_context(_progress_bar(silent=self.quiet or self.verbose))
+                told = stack.enter_context(_told()) if self.verbose else None
+                yield bar if told is None else told
+        except (ValueError, ImportError) as problem:
+            if self.verbose:
+                import traceback
+
+                traceback.print_exc()
+            fail(str(problem))
+
+    def deliver(
+        self,
+        values: Any,
+        table: Callable[[Console], None],
+        files: Callable[[Path], Sequence[Path]],
+        *,
+        problem: str | None = None,
+    ) -> None:
+        """Write the files, print the JSON or the table, name the files; then the problem, if any.
+
+        Args:
+            values: plain ones, for JSON.
+            table: prints for people.
+            files: writes into a folder and returns the paths.
+            problem: what keeps the result from being good; no table is printed then.
+
+        Raises:
+            typer.Exit: there is a problem.
+        """
+        written = [] if self.output is None else files(self.output)
+        if self.as_json:
+            print(_json(values))
+        elif problem is None and not self.quiet:
+            table(Console(highlight=False))
+            if written:
+                print("written: " + ", ".join(map(str, written)))
+        if problem is not None:
+            fail(problem)
 
 
 def parse_numbers(name: str, text: str, example: str) -> tuple[float, ...]:
@@ -29,12 +123,19 @@ def parse_numbers(name: str, text: str, example: str) -> tuple[float, ...]:
 
 
 @contextlib.contextmanager
-def progress_bar() -> Iterator[Any]:
-    """A bar on standard error, for people only."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    silent = not sys.stderr.isatty()  # a console calls itself a terminal under FORCE_COLOR
-    with Progress(*columns, console=console, transient=True, disable=silent) as bar:
+def _progress_bar(*, silent: bool) -> Iterator[Report]:
+    """A bar with the time that is left, on standard error, for people only."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    # a console calls itself a terminal under FORCE_COLOR
+    silent = silent or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bar:
         tasks: dict[str, Any] = {}
 
         def report(stage: str, done: int, total: int) -> None:
@@ -49,32 +150,47 @@ def progress_bar() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def bad_input_exits() -> Iterator[None]:
-    """A `ValueError` or a missing extra becomes one line on standard error and exit code 2."""
-    try:
-        yield
-    except (ValueError, ImportError) as problem:
-        fail(str(problem))
+def _told() -> Iterator[Report]:
+    """Every stage on a line of standard error with its seconds, when the next one begins."""
+    began, stage = time.perf_counter(), "loading"
+    steps = 0
+
+    def say() -> None:
+        times = f" ({steps})" if steps else ""
+        print(f"{stage}{times}: {time.perf_counter() - began:.2f} s", file=sys.stderr)
+
+    def report(name: str, done: int, total: int) -> None:
+        nonlocal began, stage, steps
+        if name != stage:
+            say()
+            began, stage = time.perf_counter(), name
+        steps = total if total > 1 else 0
+
+    import jax
+
+    from jaxttp import __version__
+
+    device = jax.devices()[0].device_kind
+    print(f"jaxttp {__version__}, jax {jax.__version__}, {device}", file=sys.stderr)
+    yield report
+    say()
 
 
 def write_json(path: Path, values: Any) -> None:
     """Plain values into a file, its folder made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n")
+    path.write_text(_json(values) + "\n")
 
 
-def print_json(values: Any) -> None:
-    """Plain values on standard output."""
-    print(json.dumps(values, indent=1, allow_nan=False))
+def _json(values: Any) -> str:
+    return json.dumps(values, indent=1, allow_nan=False)
 
 
-def say_written(paths: Sequence[Path]) -> None:
-    """Name the files that were written, if any."""
-    if paths:
-        print("written: " + ", ".join(map(str, paths)))
+def _one_line(message: str) -> str:
+    return f"jaxttp: {' '.join(message.split())}"
 
 
 def fail(message: str) -> NoReturn:
     """One line on standard error and exit code 2."""
-    print(f"jaxttp: {' '.join(message.split())}", file=sys.stderr)
+    print(_one_line(message), file=sys.stderr)
     raise typer.Exit(2)

@@ -1,4 +1,4 @@
-"""`jaxttp compare`: what to train, all weights or some, and why."""
+"""`jaxttp compare`: which network to train, all weights or some, and why."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,48 +7,64 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import (
-    bad_input_exits,
-    check_folder,
-    print_json,
-    progress_bar,
-    say_written,
-    write_json,
+from jaxttp.cli._options import (
+    AsJson,
+    BatchSize,
+    Data,
+    Loss,
+    Momentum,
+    Output,
+    Quiet,
+    SamplesPerClass,
+    Seconds,
+    Seed,
+    Steps,
+    Verbose,
 )
+from jaxttp.cli._shell import Shell, write_json
 
 
 def compare(
-    data: Annotated[str, typer.Option(help="As in `jaxttp predict`.")] = "digits",
+    data: Data = "digits",
     train: Annotated[
-        str, typer.Option(help="Of all, head, last (head and last block), bias (biases only).")
-    ] = "all,head,last,bias",
+        str | None,
+        typer.Option(
+            help="Of all, head, last (head and last block), bias (biases only), lora (default: the "
+            "first four, or all of several networks)."
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="As in `jaxttp predict`; give it again for more.")
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="A safetensors file, or random; one a model, or several for one model."),
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels a side, for all models.")] = None,
     learning_rate: Annotated[
         float | None, typer.Option(help="Of all of them (default: the best for each).")
     ] = None,
-    momentum: Annotated[float, typer.Option(help="Heavy-ball momentum in [0, 1).")] = 0.0,
-    batch_size: Annotated[int | None, typer.Option(help="Samples a step (default: all).")] = None,
-    steps: Annotated[int, typer.Option(help="The horizon T in steps.")] = 150,
+    momentum: Momentum = 0.0,
+    batch_size: BatchSize = None,
+    steps: Steps = 150,
     rule: Annotated[
         str, typer.Option(help="absolute (the same loss for all), relative, gap or plateau.")
     ] = "absolute",
-    samples_per_class: Annotated[int, typer.Option(help="Images a class.")] = 30,
-    loss: Annotated[
-        str | None, typer.Option(help="cross_entropy, squared_error or binary_cross_entropy.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Draws samples, fresh weights and batches.")] = 0,
-    seconds: Annotated[bool, typer.Option(help="Time a step on this device.")] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, no table.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for comparison.json and comparison.png.")
-    ] = None,
+    metric: Annotated[str, typer.Option(help="loss, or error (misclassified share).")] = "loss",
+    samples_per_class: SamplesPerClass = 30,
+    loss: Loss = None,
+    seed: Seed = 0,
+    seconds: Seconds = True,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Forecast several choices of what to train, ranked, with the kernel's explanation."""
-    from jaxttp.pipeline import Settings, compare_task
+    """Forecast several networks or choices of what to train, ranked, with the kernel's reasons."""
+    from jaxttp.pipeline import Settings, compare_task, pair_networks
 
-    with bad_input_exits():
-        check_folder(output)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    with shell.work() as report:
         settings = Settings(
             data=data,
             samples_per_class=samples_per_class,
@@ -57,28 +73,30 @@ def compare(
             batch_size=batch_size,
             steps=steps,
             seed=seed,
+            image_size=image_size,
         )
-        with progress_bar() as report:
-            task, found = compare_task(
-                settings,
-                [name.strip() for name in train.split(",")],
-                learning_rate=learning_rate,
-                rule=rule,
-                time_steps=seconds,
-                progress=report,
-            )
+        task, found = compare_task(
+            settings,
+            None if train is None else [name.strip() for name in train.split(",")],
+            networks=pair_networks(model or (), weights or ()),
+            learning_rate=learning_rate,
+            rule=rule,
+            metric=metric,
+            time_steps=seconds,
+            progress=report,
+        )
     plain = {
         "task": task.description,
         "rule": found.rule,
+        "metric": found.metric,
         "thresholds": list(found.thresholds),
         "rows": [_finite(row) for row in found.rows()],
     }
-    written = [] if output is None else _write(plain, found, task, output)
-    if as_json:
-        print_json(plain)
-        return
-    _print(task, found)
-    say_written(written)
+    shell.deliver(
+        plain,
+        lambda to: _print(to, task, found),
+        lambda folder: _write(plain, found, task, folder),
+    )
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -87,20 +105,19 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(plain: dict[str, Any], found: Any, task: Any, folder: Path) -> list[Path]:
-    from jaxttp.plots import plot_comparison, save
+    from jaxttp.plots import save
 
     paths = [folder / "comparison.json", folder / "comparison.png"]
     write_json(paths[0], plain)
-    save(plot_comparison(found, title=task.description), paths[1])
+    save(found.plot(title=task.description), paths[1])
     return paths
 
 
-def _print(task: Any, found: Any) -> None:
-    console = Console(highlight=False)
+def _print(console: Console, task: Any, found: Any) -> None:
     console.print(task.description, soft_wrap=True)
     table = Table("train")
     for goal in found.thresholds:
-        table.add_column(f"steps to {goal:.3g}", justify="right")
+        table.add_column(f"steps to {found.metric} {goal:.3g}", justify="right")
     for title in ("seconds", "rate", "final loss"):
         table.add_column(title, justify="right")
     why = Table("why")

@@ -7,18 +7,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import (
-    bad_input_exits,
-    check_folder,
-    parse_numbers,
-    progress_bar,
-    say_written,
-    write_json,
+from jaxttp.cli._options import (
+    AsJson,
+    BundledData,
+    Output,
+    Quiet,
+    Seed,
+    Verbose,
 )
+from jaxttp.cli._shell import Shell, parse_numbers, write_json
 
 
 def conditioning(
-    data: Annotated[str, typer.Option(help="digits, wine, breast_cancer, diabetes.")] = "digits",
+    data: BundledData = "digits",
     network: Annotated[
         str,
         typer.Option(help="linear, leaky_relu, mlp, or resnet (pre-trained; digits only)."),
@@ -44,16 +45,17 @@ def conditioning(
         str | None, typer.Option(help="What the swept parameter takes, as 1,2,4.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Draws of the weights at every value.")] = 3,
-    seed: Annotated[int, typer.Option(help="Draws samples and weights.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for conditioning.json and figures.")
-    ] = None,
+    seed: Seed = 0,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Condition number of the Gauss-Newton matrix, its bounds and its rank."""
-    from jaxttp.pipeline import ConditionSettings, condition, condition_sweep
+    from jaxttp.pipeline import ConditionSettings, condition, condition_sweep, sweep_to_json
 
-    with bad_input_exits():
-        check_folder(output)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    with shell.work() as report:
         if values is not None and sweep is None:
             raise ValueError("values: say with --sweep which parameter takes them.")
         if sweep == "alpha" and network == "linear":
@@ -72,16 +74,18 @@ def conditioning(
             seed=seed,
         )
         chosen = None if values is None or sweep is None else _parse(sweep, values)
-        with progress_bar() as report:
-            report("condition number", 0, 1)
-            result = condition(settings)
-            swept = None
-            if sweep is not None:
-                report(f"sweep over {sweep}", 0, 1)
-                swept = condition_sweep(settings, sweep, chosen, seeds=seeds)
-    _print(result, swept)
-    if output is not None:
-        say_written(_write(result, swept, output))
+        report("condition number", 0, 1)
+        result = condition(settings)
+        swept = None
+        if sweep is not None:
+            report(f"sweep over {sweep}", 0, 1)
+            swept = condition_sweep(settings, sweep, chosen, seeds=seeds)
+    plain = result.to_json() | {"sweep": None if swept is None else sweep_to_json(swept)}
+    shell.deliver(
+        plain,
+        lambda to: _print(to, result, swept),
+        lambda folder: _write(plain, result, swept, folder),
+    )
 
 
 def _parse(parameter: str, text: str) -> tuple:
@@ -91,25 +95,20 @@ def _parse(parameter: str, text: str) -> tuple:
     return numbers
 
 
-def _write(result: Any, swept: Any, folder: Path) -> list[Path]:
-    from jaxttp.pipeline import sweep_to_json
-    from jaxttp.plots import plot_condition_sweep, plot_conditioning, save
+def _write(plain: Any, result: Any, swept: Any, folder: Path) -> list[Path]:
+    from jaxttp.plots import save
 
-    written = result.to_json() | {"sweep": None if swept is None else sweep_to_json(swept)}
     paths = [folder / "conditioning.json", folder / "spectrum.png"]
-    write_json(paths[0], written)
-    save(plot_conditioning(result), paths[1])
+    write_json(paths[0], plain)
+    save(result.plot(), paths[1])
     if swept is not None:
         paths.append(folder / "sweep.png")
-        save(
-            plot_condition_sweep(swept, title=f"over {swept.parameter}: {result.description}"),
-            paths[2],
-        )
+        save(swept.plot(title=f"over {swept.parameter}: {result.description}"), paths[2])
     return paths
 
 
-def _print(result: Any, swept: Any) -> None:
-    console, found = Console(highlight=False), result.condition
+def _print(console: Console, result: Any, swept: Any) -> None:
+    found = result.condition
     console.print(result.description, soft_wrap=True)
     table = Table("Gauss-Newton matrix")
     table.add_column("value", justify="right")

@@ -7,50 +7,52 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import (
-    bad_input_exits,
-    check_folder,
-    fail,
-    parse_numbers,
-    print_json,
-    progress_bar,
-    say_written,
-    write_json,
+from jaxttp.cli._options import (
+    THRESHOLDS,
+    AsJson,
+    Data,
+    LearningRate,
+    Momentum,
+    Output,
+    Quiet,
+    Seed,
+    Steps,
+    Thresholds,
+    Verbose,
+    Verify,
 )
+from jaxttp.cli._shell import Shell, parse_numbers, write_json
 
 
 def extrapolate(
-    data: Annotated[str, typer.Option(help="As in `jaxttp predict`.")] = "digits",
+    data: Data = "digits",
     subset: Annotated[int, typer.Option(help="Samples of the kernel, N0.")] = 100,
     samples_per_class: Annotated[
         int | None, typer.Option(help="Images a class to forecast for (default: all).")
     ] = None,
-    learning_rate: Annotated[float, typer.Option(help="Of gradient descent.")] = 0.005,
-    momentum: Annotated[float, typer.Option(help="Heavy-ball momentum in [0, 1).")] = 0.0,
-    steps: Annotated[int, typer.Option(help="The horizon T in steps.")] = 150,
-    thresholds: Annotated[
-        str, typer.Option(help="Shares of the loss's drop that define training times.")
-    ] = "0.01,0.1,0.4",
+    learning_rate: LearningRate = 0.005,
+    momentum: Momentum = 0.0,
+    steps: Steps = 150,
+    thresholds: Thresholds = THRESHOLDS,
     loss: Annotated[
         str, typer.Option(help="squared_error extrapolates the spectrum; others use the subset's.")
     ] = "squared_error",
-    alpha: Annotated[float, typer.Option(help="Correction of the spectrum's slope.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Draws samples, fresh weights and the subset.")] = 0,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Also train on all samples for real.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, no table.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for extrapolation.json and extrapolation.png.")
-    ] = None,
+    method: Annotated[
+        str, typer.Option(help="resolvent, or power_law, for the squared error's spectrum.")
+    ] = "resolvent",
+    alpha: Annotated[float, typer.Option(help="Correction of the power law's slope.")] = 0.0,
+    seed: Seed = 0,
+    verify: Verify = False,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Forecast training on all samples from the kernel of a few, with its spread."""
     from jaxttp.pipeline import Settings, extrapolate_task
 
-    with bad_input_exits():
-        check_folder(output)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    with shell.work() as report:
         settings = Settings(
             data=data,
             samples_per_class=samples_per_class,
@@ -58,34 +60,34 @@ def extrapolate(
             learning_rate=learning_rate,
             momentum=momentum,
             steps=steps,
-            thresholds=parse_numbers("thresholds", thresholds, "0.01,0.1,0.4"),
+            thresholds=parse_numbers("thresholds", thresholds, THRESHOLDS),
             seed=seed,
         )
-        with progress_bar() as report:
-            result = extrapolate_task(
-                settings, subset=subset, verify=verify, alpha=alpha, progress=report
-            )
-    written = [] if output is None else _write(result, output)
+        result = extrapolate_task(
+            settings, subset=subset, verify=verify, method=method, alpha=alpha, progress=report
+        )
+    problem = None
     if not result.found.stable:
-        fail(f"diverges at learning rate {learning_rate:g}; choose a smaller one.")
-    if as_json:
-        print_json(result.to_json())
-        return
-    _print(result)
-    say_written(written)
+        problem = f"diverges at learning rate {learning_rate:g}; choose a smaller one."
+    shell.deliver(
+        result.to_json(),
+        lambda to: _print(to, result),
+        lambda folder: _write(result, folder),
+        problem=problem,
+    )
 
 
 def _write(result: Any, folder: Path) -> list[Path]:
-    from jaxttp.plots import plot_extrapolation, save
+    from jaxttp.plots import save
 
     paths = [folder / "extrapolation.json", folder / "extrapolation.png"]
     write_json(paths[0], result.to_json())
-    save(plot_extrapolation(result), paths[1])
+    save(result.plot(), paths[1])
     return paths
 
 
-def _print(result: Any) -> None:
-    console, found, real = Console(highlight=False), result.found, result.real_steps
+def _print(console: Console, result: Any) -> None:
+    found, real = result.found, result.real_steps
     console.print(result.task.description, soft_wrap=True)
     table = Table("loss within")
     for title in ("steps", "± spread") + (("real steps",) if real is not None else ()):

@@ -7,21 +7,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import (
-    bad_input_exits,
-    check_folder,
-    fail,
-    parse_numbers,
-    print_json,
-    progress_bar,
-    say_written,
-    write_json,
+from jaxttp.cli._options import (
+    THRESHOLDS,
+    AsJson,
+    BundledData,
+    Output,
+    Quiet,
+    SamplesPerClass,
+    Seed,
+    Thresholds,
+    Verbose,
 )
+from jaxttp.cli._shell import Shell, parse_numbers, write_json
 
 
 def gauss_newton(
-    data: Annotated[str, typer.Option(help="digits, wine, breast_cancer, diabetes.")] = "digits",
-    samples_per_class: Annotated[int, typer.Option(help="Samples a class.")] = 30,
+    data: BundledData = "digits",
+    samples_per_class: SamplesPerClass = 30,
     loss: Annotated[
         str | None, typer.Option(help="squared_error (default) or cross_entropy.")
     ] = None,
@@ -35,22 +37,18 @@ def gauss_newton(
         str, typer.Option(help="exact, truncate, damp or tikhonov.")
     ] = "truncate",
     rtol: Annotated[float, typer.Option(help="Of the pseudo-inverse.")] = 1e-6,
-    thresholds: Annotated[
-        str, typer.Option(help="Shares of the loss's drop that define training times.")
-    ] = "0.01,0.1,0.4",
-    seed: Annotated[int, typer.Option(help="Draws samples and weights.")] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, no table.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for gauss_newton.json and gauss_newton.png.")
-    ] = None,
+    thresholds: Thresholds = THRESHOLDS,
+    seed: Seed = 0,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a reversible network by exact Gauss-Newton steps, beside their forecast."""
     from jaxttp.pipeline import StepSettings, gauss_newton_task
 
-    with bad_input_exits():
-        check_folder(output)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    with shell.work() as report:
         settings = StepSettings(
             data=data,
             samples_per_class=samples_per_class,
@@ -61,35 +59,34 @@ def gauss_newton(
             bottleneck=bottleneck,
             pseudoinverse=pseudoinverse,
             rtol=rtol,
-            thresholds=parse_numbers("thresholds", thresholds, "0.01,0.1,0.4"),
+            thresholds=parse_numbers("thresholds", thresholds, THRESHOLDS),
             seed=seed,
         )
-        with progress_bar() as report:
-            result = gauss_newton_task(settings, progress=report)
-    written = [] if output is None else _write(result, output)
+        result = gauss_newton_task(settings, progress=report)
+    problem = None
     if not result.stable:
-        fail(
+        problem = (
             f"diverges at learning rate {learning_rate:g}; choose a smaller one, more hidden units "
             "(--bottleneck) or a larger --rtol."
         )
-    if as_json:
-        print_json(result.to_json())
-        return
-    _print(result)
-    say_written(written)
+    shell.deliver(
+        result.to_json(),
+        lambda to: _print(to, result),
+        lambda folder: _write(result, folder),
+        problem=problem,
+    )
 
 
 def _write(result: Any, folder: Path) -> list[Path]:
-    from jaxttp.plots import plot_steps, save
+    from jaxttp.plots import save
 
     paths = [folder / "gauss_newton.json", folder / "gauss_newton.png"]
     write_json(paths[0], result.to_json())
-    save(plot_steps(result), paths[1])
+    save(result.plot(), paths[1])
     return paths
 
 
-def _print(result: Any) -> None:
-    console = Console(highlight=False)
+def _print(console: Console, result: Any) -> None:
     console.print(result.description, soft_wrap=True)
     table = Table("loss within")
     for title in ("forecast steps", "real steps"):

@@ -7,38 +7,32 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import (
-    bad_input_exits,
-    check_folder,
-    fail,
-    parse_numbers,
-    progress_bar,
-    say_written,
-    write_json,
+from jaxttp.cli._options import (
+    THRESHOLDS,
+    AsJson,
+    BatchSize,
+    Data,
+    LearningRate,
+    Loss,
+    Model,
+    Momentum,
+    Output,
+    Quiet,
+    SamplesPerClass,
+    Seed,
+    Steps,
+    Thresholds,
+    Verbose,
+    Verify,
+    Weights,
 )
+from jaxttp.cli._shell import Shell, parse_numbers, write_json
 
 
 def predict(
-    data: Annotated[
-        str,
-        typer.Option(
-            help="digits (pre-trained ResNet); wine, breast_cancer, diabetes (MLP); with the extra "
-            "`datasets`: mnist, cifar10, cifar100, caltech_birds2011, cars196, stanford_dogs, "
-            "oxford_flowers102, dtd, food101, tfds:NAME; from a folder: mit67, fgvc_aircraft, "
-            "minc2500, image_folder."
-        ),
-    ] = "digits",
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="resnet18, resnet34, resnet50, resnet20, resnet32, vgg5, vit_tiny, vit_small, "
-            "vit_base (default: by the data)."
-        ),
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="A safetensors file for the model (torchvision, timm, Hugging Face)."),
-    ] = None,
+    data: Data = "digits",
+    model: Model = None,
+    weights: Weights = None,
     classes: Annotated[
         str | None, typer.Option(help="How many at random, or labels as 0,3,7 (default: all).")
     ] = None,
@@ -52,33 +46,28 @@ def predict(
     split: Annotated[str | None, typer.Option(help="A part of the data, such as train.")] = None,
     folder: Annotated[Path | None, typer.Option(help="The unpacked archive of the data.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps prepared samples.")] = None,
-    learning_rate: Annotated[float, typer.Option(help="Of gradient descent.")] = 0.005,
-    momentum: Annotated[float, typer.Option(help="Heavy-ball momentum in [0, 1).")] = 0.0,
-    batch_size: Annotated[int | None, typer.Option(help="Samples a step (default: all).")] = None,
-    steps: Annotated[int, typer.Option(help="The horizon T in steps.")] = 150,
-    thresholds: Annotated[
-        str, typer.Option(help="Shares of the loss's drop that define training times.")
-    ] = "0.01,0.1,0.4",
-    samples_per_class: Annotated[int, typer.Option(help="Images a class.")] = 30,
-    loss: Annotated[
-        str | None, typer.Option(help="cross_entropy, squared_error or binary_cross_entropy.")
-    ] = None,
+    learning_rate: LearningRate = 0.005,
+    momentum: Momentum = 0.0,
+    batch_size: BatchSize = None,
+    steps: Steps = 150,
+    thresholds: Thresholds = THRESHOLDS,
+    samples_per_class: SamplesPerClass = 30,
+    loss: Loss = None,
     relinearize: Annotated[
         int, typer.Option(help="Kernels rebuilt along the predicted path (0: none).")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Draws samples, fresh weights and batches.")] = 0,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Also train for real, and put it beside the forecast.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for prediction.json and prediction.png.")
-    ] = None,
+    seed: Seed = 0,
+    verify: Verify = False,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Forecast how long training takes, in steps and seconds, without training."""
     from jaxttp.pipeline import Settings, forecast
 
-    with bad_input_exits():
-        check_folder(output)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    with shell.work() as report:
         settings = Settings(
             data=data,
             model=model,
@@ -96,17 +85,20 @@ def predict(
             momentum=momentum,
             batch_size=batch_size,
             steps=steps,
-            thresholds=parse_numbers("thresholds", thresholds, "0.01,0.1,0.4"),
+            thresholds=parse_numbers("thresholds", thresholds, THRESHOLDS),
             relinearize=relinearize,
             seed=seed,
         )
-        with progress_bar() as report:
-            result = forecast(settings, verify=verify, progress=report)
-    written = [] if output is None else _write(result, output)
+        result = forecast(settings, verify=verify, progress=report)
+    problem = None
     if not result.prediction.stable:
-        fail(f"{result.prediction.message}; choose a smaller learning rate.")
-    _print(result)
-    say_written(written)
+        problem = f"{result.prediction.message}; choose a smaller learning rate."
+    shell.deliver(
+        result.to_json(),
+        lambda to: _print(to, result),
+        lambda folder: _write(result, folder),
+        problem=problem,
+    )
 
 
 def _classes(text: str | None) -> tuple[int, ...] | int | None:
@@ -121,16 +113,16 @@ def _classes(text: str | None) -> tuple[int, ...] | int | None:
 
 
 def _write(result: Any, folder: Path) -> list[Path]:
-    from jaxttp.plots import plot_forecast, save
+    from jaxttp.plots import save
 
     paths = [folder / "prediction.json", folder / "prediction.png"]
     write_json(paths[0], result.to_json())
-    save(plot_forecast(result), paths[1])
+    save(result.plot(), paths[1])
     return paths
 
 
-def _print(result: Any) -> None:
-    prediction, console = result.prediction, Console(highlight=False)
+def _print(console: Console, result: Any) -> None:
+    prediction = result.prediction
     console.print(result.task.description, soft_wrap=True)
     table = Table("loss within")
     for title in ("steps", "seconds"):

@@ -1,63 +1,56 @@
 """`jaxttp spectrum`: the eigenvalues of a kernel, and what of the labels lies where."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import (
-    bad_input_exits,
-    check_folder,
-    print_json,
-    progress_bar,
-    say_written,
-    write_json,
+from jaxttp.cli._options import (
+    AsJson,
+    Data,
+    Loss,
+    Output,
+    Quiet,
+    SamplesPerClass,
+    Seed,
+    Verbose,
 )
+from jaxttp.cli._shell import Shell, write_json
 
 
 def spectrum(
-    data: Annotated[str, typer.Option(help="As in `jaxttp predict`.")] = "digits",
-    samples_per_class: Annotated[int, typer.Option(help="Images a class.")] = 30,
-    loss: Annotated[
-        str | None, typer.Option(help="cross_entropy, squared_error or binary_cross_entropy.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Draws samples and fresh weights.")] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, no table.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for spectrum.json and spectrum.png.")
-    ] = None,
+    data: Data = "digits",
+    samples_per_class: SamplesPerClass = 30,
+    loss: Loss = None,
+    seed: Seed = 0,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Eigenvalues of the kernel before training, and how much is learned along which."""
     from jaxttp.pipeline import Settings, task_spectrum
 
-    with bad_input_exits():
-        check_folder(output)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    with shell.work() as report:
         settings = Settings(data=data, samples_per_class=samples_per_class, loss=loss, seed=seed)
-        with progress_bar() as report:
-            result = task_spectrum(settings, progress=report)
-    written = [] if output is None else _write(result, output)
-    if as_json:
-        print_json(result.to_json())
-        return
-    _print(result)
-    say_written(written)
+        result = task_spectrum(settings, progress=report)
+    shell.deliver(
+        result.to_json(), lambda to: _print(to, result), lambda folder: _write(result, folder)
+    )
 
 
 def _write(result: Any, folder: Path) -> list[Path]:
-    from jaxttp.plots import plot_task_spectrum, save
+    from jaxttp.plots import save
 
     paths = [folder / "spectrum.json", folder / "spectrum.png"]
     write_json(paths[0], result.to_json())
-    save(plot_task_spectrum(result), paths[1])
+    save(result.plot(), paths[1])
     return paths
 
 
-def _print(result: Any) -> None:
-    console = Console(highlight=False)
+def _print(console: Console, result: Any) -> None:
     console.print(result.task.description, soft_wrap=True)
     table = Table("share")
     for title in ("eigenvectors for the residual", "for the centred labels"):

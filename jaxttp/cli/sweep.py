@@ -7,20 +7,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._shell import (
-    bad_input_exits,
-    check_folder,
-    fail,
-    parse_numbers,
-    print_json,
-    progress_bar,
-    say_written,
-    write_json,
+from jaxttp.cli._options import (
+    THRESHOLDS,
+    AsJson,
+    Data,
+    Loss,
+    Output,
+    Quiet,
+    SamplesPerClass,
+    Seconds,
+    Seed,
+    Steps,
+    Thresholds,
+    Verbose,
 )
+from jaxttp.cli._shell import Shell, parse_numbers, write_json
 
 
 def sweep(
-    data: Annotated[str, typer.Option(help="As in `jaxttp predict`.")] = "digits",
+    data: Data = "digits",
     learning_rates: Annotated[
         str | None, typer.Option(help="As 0.001,0.01 (default: 16 around the largest stable one).")
     ] = None,
@@ -31,65 +36,60 @@ def sweep(
     schedules: Annotated[
         str, typer.Option(help="Of constant, linear, cosine, warmup_cosine.")
     ] = "constant",
-    steps: Annotated[int, typer.Option(help="The horizon T in steps.")] = 150,
-    thresholds: Annotated[
-        str, typer.Option(help="Shares of the loss's drop that define training times.")
-    ] = "0.01,0.1,0.4",
+    steps: Steps = 150,
+    thresholds: Thresholds = THRESHOLDS,
     threshold: Annotated[
         float | None, typer.Option(help="The one that the advice is for (default: the middle one).")
     ] = None,
-    samples_per_class: Annotated[int, typer.Option(help="Images a class.")] = 30,
-    loss: Annotated[
-        str | None, typer.Option(help="cross_entropy, squared_error or binary_cross_entropy.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Draws samples, fresh weights and batches.")] = 0,
-    seconds: Annotated[bool, typer.Option(help="Time a step on this device.")] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, no table.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for sweep.json, sweep.csv and sweep.png.")
-    ] = None,
+    metric: Annotated[str, typer.Option(help="loss, or error (misclassified share).")] = "loss",
+    samples_per_class: SamplesPerClass = 30,
+    loss: Loss = None,
+    seed: Seed = 0,
+    seconds: Seconds = True,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Forecast a grid of settings from one kernel, and advise a learning rate."""
     from jaxttp.pipeline import Settings, sweep_task
 
-    with bad_input_exits():
-        check_folder(output)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    with shell.work() as report:
         settings = Settings(
             data=data,
             samples_per_class=samples_per_class,
             loss=loss,
             steps=steps,
-            thresholds=parse_numbers("thresholds", thresholds, "0.01,0.1,0.4"),
+            thresholds=parse_numbers("thresholds", thresholds, THRESHOLDS),
             seed=seed,
         )
         rates = None
         if learning_rates is not None:
             rates = parse_numbers("learning_rates", learning_rates, "0.001,0.01")
-        with progress_bar() as report:
-            result = sweep_task(
-                settings,
-                learning_rates=rates,
-                momenta=parse_numbers("momenta", momenta, "0,0.9"),
-                batch_sizes=_batches(batch_sizes),
-                schedules=[name.strip() for name in schedules.split(",")],
-                threshold=threshold,
-                time_steps=seconds,
-                progress=report,
-            )
-    written = [] if output is None else _write(result, output)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        _print(result)
+        result = sweep_task(
+            settings,
+            learning_rates=rates,
+            momenta=parse_numbers("momenta", momenta, "0,0.9"),
+            batch_sizes=_batches(batch_sizes),
+            schedules=[name.strip() for name in schedules.split(",")],
+            threshold=threshold,
+            metric=metric,
+            time_steps=seconds,
+            progress=report,
+        )
+    problem = None
     if result.fastest is None:
-        fail(
+        problem = (
             f"no setting reaches {result.threshold:g} stably; try rates below "
             f"{result.max_learning_rate:.4g}, or more steps."
         )
-    if not as_json:
-        say_written(written)
+    shell.deliver(
+        result.to_json(),
+        lambda to: _print(to, result),
+        lambda folder: _write(result, folder),
+        problem=problem,
+    )
 
 
 def _batches(text: str | None) -> tuple[int | None, ...]:
@@ -102,19 +102,19 @@ def _batches(text: str | None) -> tuple[int | None, ...]:
 
 
 def _write(result: Any, folder: Path) -> list[Path]:
-    from jaxttp.plots import plot_sweep, save
+    from jaxttp.plots import save
 
     paths = [folder / name for name in ("sweep.json", "sweep.csv", "sweep.png")]
     write_json(paths[0], result.to_json())
     result.sweep.to_csv(paths[1])
-    save(plot_sweep(result.sweep, result.threshold, title=result.task.description), paths[2])
+    save(result.plot(), paths[2])
     return paths
 
 
-def _print(result: Any) -> None:
-    console, swept = Console(highlight=False), result.sweep
+def _print(console: Console, result: Any) -> None:
+    swept = result.sweep
     console.print(result.task.description, soft_wrap=True)
-    goal = f"{100 * result.threshold:g} %"
+    goal = swept.goal(result.threshold)
     table = Table(f"cheapest to {goal} for their loss")
     for title in (f"steps to {goal}", "seconds", "loss at the end", "error"):
         table.add_column(title, justify="right")

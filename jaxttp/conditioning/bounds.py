@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_number, is_concrete
+from jaxttp._result import RESULT
 from jaxttp._sequence import after
 from jaxttp.conditioning._inputs import (
     Covariance,
@@ -48,6 +49,8 @@ class Bounds(NamedTuple):
     weights: Float[Array, "... l"]
     alphas: Float[Array, "... l"]
     covariance_condition: Float[Array, "..."]
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def ratio(above: Array, below: Array) -> Array:
@@ -220,6 +223,8 @@ class Sandwich(NamedTuple):
 
     lower: Float[Array, "..."]
     upper: Float[Array, "..."]
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def psd_sum_bounds(first: ArrayLike, second: ArrayLike) -> Sandwich:

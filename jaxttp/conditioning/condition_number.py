@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from matfree import decomp, eig
 
 from jaxttp._checks import check_integer, check_number, is_concrete
+from jaxttp._result import RESULT, describe
 from jaxttp.conditioning._inputs import as_double, check_symmetric, double, precision_of
 from jaxttp.conditioning._shift_invert import TOLERANCE, is_symmetric
 from jaxttp.conditioning._shift_invert import extreme_eigenvalues as dense_ends
@@ -66,6 +67,8 @@ class ConditionNumber(eqx.Module):
     eigenvalues: Float[Array, "... n"] | None
     kind: str = eqx.field(static=True)
 
+    plot, _repr_html_, __repr__ = RESULT
+
     @property
     def is_lower_bound(self) -> bool:
         """Whether the condition number may be larger than `value`."""
@@ -82,7 +85,7 @@ class ConditionNumber(eqx.Module):
     def __str__(self) -> str:
         sign = "at least " if self.is_lower_bound else ""
         if not is_concrete(self.value) or jnp.ndim(self.value) > 0:
-            return repr(self)
+            return describe(self)
         return (
             f"condition number {sign}{float(self.value):.4g} ({self.kind}): eigenvalues "
             f"{float(self.largest):.4g} to {float(self.smallest):.4g}, rank {int(self.rank)} "

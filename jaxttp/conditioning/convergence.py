@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_number, is_concrete
+from jaxttp._result import RESULT
 from jaxttp.conditioning._inputs import double
 
 
@@ -93,6 +94,8 @@ class Record(NamedTuple):
     loss: float
     values: dict[str, Any]
 
+    plot, _repr_html_, __repr__ = RESULT
+
 
 class Tracker:
     """A callback that measures condition numbers and bounds along training.
@@ -122,6 +125,12 @@ class Tracker:
         self.measures = dict(measures)
         self.every = every
         self.records: list[Record] = []
+
+    plot, _repr_html_, __repr__ = RESULT
+
+    def __str__(self) -> str:
+        last = f", the last at step {self.records[-1].step}" if self.records else ""
+        return f"Tracker of {', '.join(self.measures)}: {len(self.records)} records{last}"
 
     def __call__(self, step: int, params: Any, loss: Any = float("nan")) -> None:
         """Measure now, if the step is due."""

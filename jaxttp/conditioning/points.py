@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_number
+from jaxttp._result import RESULT
 from jaxttp.conditioning._inputs import check_scales, check_weights, double
 from jaxttp.conditioning.bounds import extreme_singular_values, linear_bound, ratio
 from jaxttp.conditioning.condition_number import ConditionNumber, condition_number
@@ -37,12 +38,16 @@ class LinearPoint(NamedTuple):
     terms: Array
     weights: Array
 
+    plot, _repr_html_, __repr__ = RESULT
+
 
 class LeakyPoint(NamedTuple):
     """One hidden leaky-ReLU layer: what is true and what eq (11) says."""
 
     condition: ConditionNumber
     bound: Array
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 class LayerSpectra(NamedTuple):
@@ -60,6 +65,8 @@ class LayerSpectra(NamedTuple):
     inner_condition: Array
     inner_smallest: Array
 
+    plot, _repr_html_, __repr__ = RESULT
+
 
 class RankSensitivity(NamedTuple):
     """The condition number for every rank that one might have believed.
@@ -73,6 +80,8 @@ class RankSensitivity(NamedTuple):
     ranks: np.ndarray
     values: np.ndarray
     rank: int
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def linear_point(

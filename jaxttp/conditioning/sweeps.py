@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._result import RESULT
 from jaxttp.conditioning._inputs import double
 from jaxttp.conditioning.initialization import asymptotic_bound
 from jaxttp.conditioning.linear import batch_norm_scales
@@ -37,6 +38,8 @@ class Sweep(NamedTuple):
     condition: np.ndarray
     bound: np.ndarray
     maximum: np.ndarray | None
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def gaussian_weights(widths: Sequence[int], *, key: Array, gain: float = 2.0) -> list[Array]:

@@ -15,7 +15,7 @@ from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
 
 
-@functools.partial(jax.jit, static_argnames="loss")
+@functools.partial(jax.jit, static_argnames=("loss", "all_errors"))
 def heavy_ball(
     matrix: Float[Array, "nc nc"],
     start: Float[Array, "n c"],
@@ -24,16 +24,19 @@ def heavy_ball(
     momenta: Float[Array, " s"],
     indices: Int[Array, "t b"] | None,
     loss: Loss,
-) -> tuple[Float[Array, "t_plus_1 s"], Float[Array, " s"], Bool[Array, " s"]]:
-    """Loss curves (T + 1, S), final errors (S,), and which settings did not diverge (S,).
+    all_errors: bool = False,
+) -> tuple[Float[Array, "t_plus_1 s"], Float[Array, "e s"], Bool[Array, " s"]]:
+    """Loss curves (T + 1, S), final errors (1, S), and which settings did not diverge (S,).
 
-    A setting that diverges is held where its outputs were last representable.
+    With `all_errors` these are curves too (T + 1, S). A setting that diverges is held where its
+    outputs were last representable.
     """
     n, c = start.shape
     count = momenta.shape[0]
     columns = matrix.reshape(n * c, n, c)
     gradient = jax.vmap(loss.gradient, (2, None), 2)  # settings last: products need no transpose
     value = jax.vmap(loss.value, (2, None))
+    error = jax.vmap(loss.error, (2, None))
     limit = output_limit(start.dtype)
 
     def force(f: Array, batch: Array | None) -> Array:
@@ -46,17 +49,22 @@ def heavy_ball(
             moved = jnp.dot(some, flat, precision="highest")
         return moved.reshape(n, c, count)
 
-    def step(carry: tuple, inputs: tuple) -> tuple[tuple, Array]:
+    def read(f: Array) -> tuple[Array, Array | None]:
+        return value(f, targets), error(f, targets) if all_errors else None
+
+    def step(carry: tuple, inputs: tuple) -> tuple[tuple, tuple]:
         f, velocity, alive = carry
         rate, batch = inputs
         velocity = momenta[None, None] * velocity + force(f, batch)
         new = f - rate[None, None] * velocity
         alive = alive & jnp.all(jnp.abs(new) < limit, axis=(0, 1))
         f = jnp.where(alive[None, None], new, f)
-        return (f, velocity, alive), value(f, targets)
+        return (f, velocity, alive), read(f)
 
     first = jnp.broadcast_to(start[..., None], (n, c, count))
     carry = (first, jnp.zeros_like(first), jnp.ones(count, bool))
-    (last, _, alive), losses = jax.lax.scan(step, carry, (rates, indices))
-    losses = jnp.concatenate([value(first, targets)[None], losses])
-    return losses, jax.vmap(loss.error, (2, None))(last, targets), alive
+    (last, _, alive), curves = jax.lax.scan(step, carry, (rates, indices))
+    losses, errors = jax.tree.map(
+        lambda begin, rest: jnp.concatenate([begin[None], rest]), read(first), curves
+    )
+    return losses, error(last, targets)[None] if errors is None else errors, alive

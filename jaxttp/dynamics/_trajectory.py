@@ -3,6 +3,8 @@
 import equinox as eqx
 from jaxtyping import Array, Float
 
+from jaxttp._result import RESULT
+
 
 class Trajectory(eqx.Module):
     """Predicted outputs over time; one unit of time is one optimiser step.
@@ -24,8 +26,4 @@ class Trajectory(eqx.Module):
     rejected_steps: Array | None = None
     diverged_at: Array | None = None
 
-    def __repr__(self) -> str:
-        test = "None" if self.test is None else str(tuple(self.test.shape))
-        return (
-            f"Trajectory(ts={tuple(self.ts.shape)}, train={tuple(self.train.shape)}, test={test})"
-        )
+    plot, _repr_html_, __repr__ = RESULT

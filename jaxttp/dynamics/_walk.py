@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxttp._checks import is_concrete
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._segment import Knot, Network, Run, Start, chord, gram, make_runner, slots
 from jaxttp.dynamics.filters import linear_filter
@@ -61,6 +62,8 @@ class RelinearizedTrajectory(eqx.Module):
     kernels: int = eqx.field(static=True)
     kernel_seconds: tuple[float, ...] = eqx.field(static=True)
     gradient_evaluations: int = eqx.field(static=True)
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 class Walk:

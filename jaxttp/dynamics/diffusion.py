@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer
+from jaxttp._result import RESULT
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, check_rate, flatten_kernel
 from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol_scale
 from jaxttp.dynamics.rates import effective_learning_rate
@@ -55,16 +56,12 @@ class Diffusion(eqx.Module):
     noise: str = eqx.field(static=True)
     protocol: str = eqx.field(static=True)
 
+    plot, _repr_html_, __repr__ = RESULT
+
     def bands(self, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) -> Float[Array, "q t"]:
         """Quantiles of the loss over the paths at every step, (Q, steps + 1)."""
         loss = self.loss if self.loss.ndim == 2 else self.loss[None]
         return jnp.quantile(loss, jnp.asarray(quantiles, loss.dtype), axis=0)
-
-    def __repr__(self) -> str:
-        return (
-            f"Diffusion(noise={self.noise!r}, protocol={self.protocol!r}, "
-            f"loss={tuple(self.loss.shape)})"
-        )
 
 
 def diffusion(

@@ -22,6 +22,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxttp._checks import is_concrete
+from jaxttp._result import RESULT
 
 PROBE_STEPS = 6
 _SHAPES = ((4, 3), (3, 2, 2, 2), (5,))
@@ -47,6 +48,8 @@ class LinearFilter(NamedTuple):
     impulse: Float[Array, "s s"]
     decay: Float[Array, " s"]
     weight_decay: bool | None
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def linear_filter(optimizer: optax.GradientTransformation) -> LinearFilter:

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_number
+from jaxttp._result import RESULT
 from jaxttp.dynamics._kernels import check_problem, check_rate, check_times
 from jaxttp.dynamics.flow import SOLVERS, Motion, solve
 from jaxttp.losses import Loss
@@ -35,6 +36,8 @@ class FlowCurves(eqx.Module):
     error: Float[Array, " t"]
     accepted_steps: Array
     rejected_steps: Array
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def flow_curves(

@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_finite_value, check_integer, is_concrete
+from jaxttp._result import RESULT
 from jaxttp._sequence import after
 from jaxttp.dynamics._kernels import check_rate, check_times
 
@@ -37,6 +38,8 @@ class TwoFactorTrajectory(eqx.Module):
     ts: Float[Array, " t"]
     f: Float[Array, "t b h"]
     w: Float[Array, "t h v"]
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 class TwoFactorObservables(NamedTuple):
@@ -69,6 +72,8 @@ class TwoFactorObservables(NamedTuple):
     theorem_f: Array
     theorem_w: Array
     residual_norm: Array
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def two_factor_flow(

@@ -18,6 +18,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._kernels import check_rate, check_times
 from jaxttp.dynamics._trajectory import Trajectory
@@ -51,6 +52,8 @@ class WeightSpaceTrajectory(eqx.Module):
     end_outputs: Float[Array, "n c"]
     mismatch: Float[Array, ""]
     linear: bool = eqx.field(static=True)
+
+    plot, _repr_html_, __repr__ = RESULT
 
     @property
     def trust(self) -> str:

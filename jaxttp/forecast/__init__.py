@@ -10,10 +10,7 @@ from jaxttp.forecast.comparison import compare as compare
 from jaxttp.forecast.crossing import smooth_curve as smooth_curve
 from jaxttp.forecast.crossing import training_time as training_time
 from jaxttp.forecast.extrapolation import Extrapolation as Extrapolation
-from jaxttp.forecast.extrapolation import Spectrum as Spectrum
 from jaxttp.forecast.extrapolation import extrapolate as extrapolate
-from jaxttp.forecast.extrapolation import extrapolate_spectrum as extrapolate_spectrum
-from jaxttp.forecast.extrapolation import mode_curve as mode_curve
 from jaxttp.forecast.hyperparameters import Hyperparameters as Hyperparameters
 from jaxttp.forecast.hyperparameters import grid as grid
 from jaxttp.forecast.predict import predict_training_time as predict_training_time
@@ -23,6 +20,9 @@ from jaxttp.forecast.seconds import DEVICES as DEVICES
 from jaxttp.forecast.seconds import Device as Device
 from jaxttp.forecast.seconds import WallClock as WallClock
 from jaxttp.forecast.seconds import wall_clock as wall_clock
+from jaxttp.forecast.spectra import Spectrum as Spectrum
+from jaxttp.forecast.spectra import extrapolate_spectrum as extrapolate_spectrum
+from jaxttp.forecast.spectra import mode_curve as mode_curve
 from jaxttp.forecast.sweeps import Sweep as Sweep
 from jaxttp.forecast.sweeps import sweep as sweep
 from jaxttp.forecast.sweeps import sweep_kernel as sweep_kernel

@@ -1,5 +1,7 @@
 """How sure is a training time? Bands over paths, and what an uncertain curve leaves open."""
 
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import jax
@@ -9,6 +11,8 @@ from jaxtyping import Array, Float
 
 from jaxttp.forecast.crossing import training_time
 
+GROUPS = 4
+"""Parts of a sketch that its error is told from."""
 SPREAD = 1.5
 """How much wider real runs of mini-batches scatter than those of the linearised network."""
 CENTRE = 0.3
@@ -86,6 +90,92 @@ def widened(band: tuple[int, int], uncertainty: int | None, horizon: int) -> tup
     if uncertainty is None or min(band) < 0:
         return band
     return max(0, band[0] - uncertainty), min(horizon, band[1] + uncertainty)
+
+
+def delete_groups(sketch: Float[Array, "n c k"]) -> Float[Array, "g n c n c"]:
+    """Kernels from all columns of a sketch but those of one group, for every group.
+
+    Args:
+        sketch: S with E[S S^T] = Theta, columns alike (N, C, k).
+
+    Returns:
+        k / (k - k_j) (S S^T - S_j S_j^T), each with mean Theta, (G, N, C, N, C).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> delete_groups(jnp.ones((1, 1, 8))).reshape(-1).tolist()
+        [8.0, 8.0, 8.0, 8.0]
+    """
+    width = sketch.shape[-1]
+    parts = np.array_split(np.arange(width), min(GROUPS, width))
+    kept = [np.setdiff1d(np.arange(width), part) for part in parts]
+    return jnp.stack([
+        jnp.einsum("ncd,med->ncme", sketch[..., k], sketch[..., k], precision="highest")
+        * (width / max(1, len(k)))
+        for k in kept
+    ])  # fmt: skip
+
+
+def jackknife(values: Any) -> np.ndarray:
+    """Standard deviation of what all groups give, from what it is without each (G, ...)."""
+    values = np.asarray(values, np.float64)
+    groups = len(values)
+    squares = np.sum((values - values.mean(axis=0)) ** 2, axis=0)
+    return np.asarray(np.sqrt((groups - 1) / groups * squares))
+
+
+def with_error(band: Any, middle: Any, deviation: Any, level: float) -> np.ndarray:
+    """A band with room for an independent normal error of its middle.
+
+    Args:
+        band: lower and upper end (2, ...).
+        middle: what lies between them (...).
+        deviation: standard deviation of the error (...).
+        level: in (0, 1).
+
+    Returns:
+        The ends (2, ...), half-widths added in squares.
+
+    Example:
+        >>> with_error([6.0, 14.0], 10.0, 3.0 / 1.2815515655446004, 0.8).round(9).tolist()
+        [5.0, 15.0]
+    """
+    reach = NormalDist().inv_cdf((1 + level) / 2) * np.asarray(deviation, np.float64)
+    low, high = np.asarray(band, np.float64)
+    middle = np.asarray(middle, np.float64)
+    below, above = np.maximum(middle - low, 0.0), np.maximum(high - middle, 0.0)
+    return np.stack([middle - np.hypot(below, reach), middle + np.hypot(above, reach)])
+
+
+def steps_with_error(
+    bands: Mapping[float, tuple[int, int]] | None,
+    times: Mapping[float, int],
+    reads: Mapping[float, Sequence[int]],
+    level: float,
+    horizon: int,
+) -> dict[float, tuple[int, int]]:
+    """Bands of training times with room for the error of a sketch, within the horizon.
+
+    Args:
+        bands: by threshold; the times themselves when None.
+        times: training times.
+        reads: what they are without each group of the sketch.
+        level: in (0, 1).
+        horizon: T.
+
+    Returns:
+        The wider bands; one that is not reached stays as it is.
+
+    Example:
+        >>> steps_with_error(None, {0.1: 20}, {0.1: [19, 20, 20, 21]}, 0.9, 150)
+        {0.1: (17, 23)}
+    """
+    out = dict(bands) if bands is not None else {e: (t, t) for e, t in times.items()}
+    for e, (low, high) in out.items():
+        if min(low, high, *reads[e]) >= 0:
+            ends = with_error((low, high), times[e], jackknife(reads[e]), level)
+            out[e] = (max(0, int(np.floor(ends[0]))), min(horizon, int(np.ceil(ends[1]))))
+    return out
 
 
 def steps_band(

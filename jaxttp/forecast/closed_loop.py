@@ -23,6 +23,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
@@ -107,7 +108,7 @@ class OnlineForecast:
         lines.append(f"  {self.message}")
         return "\n".join(lines)
 
-    __repr__ = __str__
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def online(
@@ -274,6 +275,11 @@ class Online:
         self._losses: list[float] = []
         self._path: list[Array] = []
         self._weights: list[Params] = []
+
+    plot, _repr_html_, __repr__ = RESULT
+
+    def __str__(self) -> str:
+        return f"Online forecast of {self._setting.steps} steps: {len(self._losses)} seen"
 
     def __call__(self, step: int, params: Params, loss: float) -> None:
         """Remember one step: its number, the weights after it, and the loss on all samples."""

@@ -19,10 +19,11 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_number
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast.crossing import RULES, check_thresholds
+from jaxttp.forecast.crossing import METRICS, RULES, check_thresholds
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.forecast.sweeps import Sweep, sweep_kernel
@@ -48,11 +49,14 @@ class Candidate:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
         params: pytree of floating-point arrays.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
+        x: the same training samples as this network wants them (N, ...), such as images of another
+            size; those of `compare` when None.
     """
 
     apply_fn: ApplyFn
     params: Params
     trainable: Any = None
+    x: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Explanation:
     rank: int
     largest: float
 
+    plot, _repr_html_, __repr__ = RESULT
+
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
@@ -83,6 +89,7 @@ class Comparison:
             then by the final loss; those that never get there, or diverge, come last.
         thresholds: the goals.
         rule: the definition of training time.
+        metric: the curve that it is read off, "loss" or "error".
         steps: (K, E), -1 where never reached or unstable.
         step_seconds: seconds of a training step (K,), NaN where not timed.
         settings: how each was trained, with its own best learning rate where none was given.
@@ -102,6 +109,7 @@ class Comparison:
     final_error: np.ndarray
     loss: np.ndarray
     explanations: tuple[Explanation, ...]
+    metric: str = "loss"
 
     def seconds(self) -> np.ndarray:
         """Seconds to every threshold (K, E); infinite where never reached, NaN where not timed."""
@@ -126,7 +134,8 @@ class Comparison:
 
     def __str__(self) -> str:
         goals = ", ".join(f"{e:.3g}" for e in self.thresholds)
-        lines = [f"Starting points, steps to {self.rule} {goals}:"]
+        what = "" if self.metric == "loss" else " error"
+        lines = [f"Starting points, steps to {self.rule}{what} {goals}:"]
         width = max(map(len, self.names))
         for i, name in enumerate(self.names):
             why = self.explanations[i]
@@ -140,7 +149,7 @@ class Comparison:
             )
         return "\n".join(lines)
 
-    __repr__ = __str__
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def compare(
@@ -155,6 +164,9 @@ def compare(
     steps: int = 150,
     thresholds: Sequence[float] | None = None,
     rule: str = "absolute",
+    metric: str = "loss",
+    smooth: int = 1,
+    window: int | None = None,
     key: Array | None = None,
     protocol: str = "epochs",
     time_steps: bool = True,
@@ -164,7 +176,7 @@ def compare(
 
     Args:
         candidates: starting points by name.
-        x: training samples (N, ...).
+        x: training samples (N, ...); a candidate may have them in a form of its own.
         y: integer labels (N,) or targets (N, C).
         learning_rate: eta of all of them; when None each gets the best of nine rates below its own
             largest stable one.
@@ -172,10 +184,13 @@ def compare(
         batch_size: samples a step; all of them when None.
         loss: a name or a `Loss`.
         steps: the horizon T.
-        thresholds: the goals; for the rule "absolute" losses, by default a tenth and a half of the
-            largest initial loss.
+        thresholds: the goals; for the rule "absolute" losses (or errors), by default a tenth and a
+            half of the largest initial one.
         rule: the definition of training time, see `training_time`. "relative" measures each by its
             own final loss.
+        metric: which curve it is read off, "loss" or "error".
+        smooth: steps over which that curve is averaged first, see `smooth_curve`.
+        window: steps of the rule "plateau".
         key: a `jax.random.key`, needed with `batch_size`.
         protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
         time_steps: also measure the seconds of a training step of each on this device.
@@ -209,20 +224,29 @@ def compare(
         if not isinstance(one, Candidate):
             raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
     check_choice("rule", rule, RULES)
+    check_choice("metric", metric, METRICS)
     if learning_rate is not None:
         check_number("learning_rate", learning_rate, above=0.0)
     if thresholds is None and rule != "absolute":
         thresholds = (0.01, 0.1, 0.4)
     x = jnp.asarray(x)
     check_finite("x", x)
+    samples = {n: x if one.x is None else jnp.asarray(one.x) for n, one in candidates.items()}
     starts = {}
     for name, one in candidates.items():
+        own = samples[name]
+        if len(own) != len(x):
+            raise ValueError(
+                f"candidates[{name!r}].x must hold the {len(x)} samples of x; got {len(own)}."
+            )
+        check_finite(f"candidates[{name!r}].x", own)
         check_finite(f"candidates[{name!r}].params", one.params)
-        output_shape(one.apply_fn, one.params, x)
-        check_per_sample(one.apply_fn, one.params, x)
-        f0 = jax.jit(one.apply_fn)(one.params, x)
+        output_shape(one.apply_fn, one.params, own)
+        check_per_sample(one.apply_fn, one.params, own)
+        f0 = jax.jit(one.apply_fn)(one.params, own)
         targets, exact = encode_targets(loss, y, f0)
-        starts[name] = (f0, targets, exact, float(exact.value(f0, targets)))
+        first = exact.value(f0, targets) if metric == "loss" else exact.error(f0, targets)
+        starts[name] = (f0, targets, exact, float(first))
     if thresholds is None:
         worst = max(start[3] for start in starts.values())
         thresholds = tuple(share * worst for share in GOALS)
@@ -231,7 +255,7 @@ def compare(
     for name, one in candidates.items():
         f0, targets, exact, _ = starts[name]
         kernel = empirical_ntk(
-            one.apply_fn, one.params, x, trainable=one.trainable, max_bytes=max_bytes
+            one.apply_fn, one.params, samples[name], trainable=one.trainable, max_bytes=max_bytes
         )
         rates = [learning_rate]
         if learning_rate is None:
@@ -243,8 +267,8 @@ def compare(
             if rate is not None
         ]
         swept = sweep_kernel(
-            kernel, f0, targets, choices, thresholds=thresholds, rule=rule, key=key,
-            protocol=protocol,
+            kernel, f0, targets, choices, thresholds=thresholds, rule=rule, metric=metric,
+            smooth=smooth, window=window, key=key, protocol=protocol,
         )  # fmt: skip
         seconds = float("nan")
         if time_steps:
@@ -252,8 +276,9 @@ def compare(
             network: ApplyFn = lambda w, z, a=one.apply_fn, r=restore: a(r(w), z)  # noqa: E731
             optimizer = optax.sgd(choices[0].learning_rate, momentum or None)
             seconds = time_step(
-                network, selected, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
-            ).seconds
+                network, selected, samples[name], y, loss=loss, optimizer=optimizer,
+                batch_size=batch_size,
+            ).seconds  # fmt: skip
         best = _best(swept)
         found[name] = (swept, best, seconds, _explain(kernel, f0, targets, exact))
     order = sorted(found, key=lambda name: _rank(found[name][0], found[name][1]))
@@ -271,6 +296,7 @@ def compare(
         final_error=np.array([swept.final_error[i] for swept, i, _, _ in parts]),
         loss=np.stack([swept.loss[i] for swept, i, _, _ in parts]),
         explanations=tuple(why for _, _, _, why in parts),
+        metric=metric,
     )
 
 

@@ -23,7 +23,17 @@ from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast._options import check_options, choose_dynamics
-from jaxttp.forecast.bands import loss_band, recentred, steps_band, steps_uncertainty, widened
+from jaxttp.forecast.bands import (
+    delete_groups,
+    jackknife,
+    loss_band,
+    recentred,
+    steps_band,
+    steps_uncertainty,
+    steps_with_error,
+    widened,
+    with_error,
+)
 from jaxttp.forecast.crossing import check_thresholds, training_time
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.losses import Loss, encode_targets
@@ -98,7 +108,8 @@ def predict_training_time(
             With "recursion" or, for their mean path, "sde".
         tolerance: for relinearize="auto", see `relinearized_recursion`.
         sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
-            exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim).
+            exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim), is estimated
+            by leaving out parts of the projection, and widens the bands.
         key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
         rule: the definition of training time, see `training_time`.
         metric: which curve it is read off, "loss" or "error"; see `Prediction.read` for others of
@@ -111,14 +122,15 @@ def predict_training_time(
         y_test: their labels (M,) or targets (M, C).
         noise: for "sde", the noise model of `jaxttp.dynamics.diffusion`.
         paths: for "sde", how many paths.
-        level: for "sde", the share of real runs that the bands are to hold, in (0, 1). With
+        level: for "sde", and with `sketch_dim`, the share that the bands are to hold, in (0, 1):
+            of real runs, of other projections, or of both. With
             `relinearize` they lie around the re-linearised full-batch forecast, leave room for its
             error, and are calibrated (see experiments/bench); around a single kernel's forecast
             they hold the noise alone.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         kernel_batch_size: samples a tile of the kernel; chosen from `max_bytes` when None.
         max_bytes: bound on the kernel's working memory, in bytes.
-        progress: called with (stage, done, total).
+        progress: called with (stage, done, total); a large kernel reports its tiles.
 
     Returns:
         A `Prediction`. A learning rate beyond stability is no exception: `stable` is False, `steps`
@@ -192,15 +204,22 @@ def predict_training_time(
         targets, loss = encode_targets(loss, y, f0)
         check_finite("apply_fn(params, x)", f0)
 
-        kernel_of = _kernel_function(
-            apply_fn, trainable, sketch_dim, key, kernel_batch_size, max_bytes
-        )
+        kernel_of, project = _kernel_function(
+            apply_fn, trainable, sketch_dim, key, kernel_batch_size, max_bytes,
+            None if progress is None else lambda i, n: progress("kernel", i, n),
+        )  # fmt: skip
 
         def build(weights: Params) -> Array:
             return kernel_of(restore(weights), x)
 
         report("kernel")
-        kernel = build(selected)
+        without = None  # kernels without a part of the sketch
+        if project is None:
+            kernel = build(selected)
+        else:
+            sketch = project(params, x)
+            kernel = _product(sketch, sketch)
+            without = delete_groups(sketch)
         limit = max_learning_rate(kernel, f0, targets, loss=loss, momentum=momentum)
         report("dynamics")
         common = {"loss": loss, "steps": steps, "optimizer": optimizer}
@@ -265,6 +284,9 @@ def predict_training_time(
                 plain = recursion(kernel, f0, targets, **common).train
                 curves = recentred(curves, _curves(loss, plain, targets)[0], path.loss)
             band = loss_band(curves, level, uncertainty)
+        parts = None
+        if without is not None and dynamics != "weight_space":
+            parts = _parts(without, f0, targets, **common)
         assert path is not None
         outputs, test_outputs = path.train, getattr(path, "test", None)
         assert outputs is not None  # diffusion was asked for them
@@ -294,6 +316,16 @@ def predict_training_time(
         times = {e: middle for e, (_, middle, _) in found.items()}
         more = dict.fromkeys(thresholds) if doubt is None else doubt
         bands = {e: widened((low, high), more[e], steps) for e, (low, _, high) in found.items()}
+    if parts is not None:
+        reads = {
+            e: [int(training_time(part, e, **definition)) for part in parts[metric == "error"]]
+            for e in thresholds
+        }
+        still = jnp.stack([losses, losses]) if band is None else band
+        ends = with_error(still, losses, jackknife(parts[0]), level)
+        band = jnp.maximum(jnp.asarray(ends, losses.dtype), 0.0)
+        if stable:
+            bands = steps_with_error(bands, times, reads, level, steps)
     return Prediction(
         steps=times,
         loss=losses,
@@ -324,12 +356,15 @@ def _kernel_function(
     key: Array | None,
     batch_size: int | None,
     max_bytes: int | None,
-) -> Callable[..., Array]:
-    """(params, x1, x2 = x1) -> Theta: exact, or from one projection for all calls."""
+    progress: Callable[[int, int], None] | None,
+) -> tuple[Callable[..., Array], Callable[..., Array] | None]:
+    """(params, x1, x2 = x1) -> Theta: exact, or from one projection for all calls, and that."""
     if sketch_dim is None:
-        return functools.partial(
-            empirical_ntk, apply_fn, trainable=trainable, batch_size=batch_size, max_bytes=max_bytes
-        )
+        exact = functools.partial(
+            empirical_ntk, apply_fn, trainable=trainable, batch_size=batch_size,
+            max_bytes=max_bytes, progress=progress,
+        )  # fmt: skip
+        return exact, None
     assert key is not None  # check_options saw to it
     project = functools.partial(
         sketch_jacobian, apply_fn, key=jax.random.fold_in(key, 1), dim=sketch_dim,
@@ -338,10 +373,19 @@ def _kernel_function(
 
     def sketched(params: Params, x1: Any, x2: Any = None) -> Array:
         first = project(params, x1)
-        second = first if x2 is None else project(params, x2)
-        return jnp.einsum("ncd,med->ncme", first, second, precision="highest")
+        return _product(first, first if x2 is None else project(params, x2))
 
-    return sketched
+    return sketched, project
+
+
+def _product(first: Array, second: Array) -> Array:
+    return jnp.einsum("ncd,med->ncme", first, second, precision="highest")
+
+
+def _parts(kernels: Array, f0: Array, targets: Array, **common: Any) -> tuple[Array, Array]:
+    """Losses and errors (G, T + 1) of full-batch training, a curve for each kernel."""
+    paths = jax.vmap(lambda kernel: recursion(kernel, f0, targets, **common).train)(kernels)
+    return jax.vmap(lambda path: _curves(common["loss"], path, targets))(paths)
 
 
 def _curves(loss: Loss, outputs: Array, targets: Array) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice
+from jaxttp._result import RESULT
 from jaxttp.forecast.crossing import METRICS, check_thresholds, training_time
 
 
@@ -26,6 +27,8 @@ class Cost:
     gradient_evaluations: int
     seconds: float
     compile_seconds: float
+
+    plot, _repr_html_, __repr__ = RESULT
 
     def __str__(self) -> str:
         kernels = "1 kernel" if self.kernels == 1 else f"{self.kernels} kernels"
@@ -60,8 +63,9 @@ class Prediction:
         steps_uncertainty: with re-linearisation, the estimated error of every training time, at
             least 1; None otherwise.
         loss_band: with dynamics "sde", where the loss of a share `level` of all runs lies at every
-            step, (2, T + 1).
-        steps_band: with dynamics "sde", the same for every training time, where it is stable.
+            step, (2, T + 1); with a sketched kernel wider by its error, for other dynamics by that
+            alone.
+        steps_band: the same for every training time, where it is stable.
         test_loss: predicted loss on the test samples (T + 1,), where they were given.
         test_error: predicted error on the test samples (T + 1,), where they were given.
         trust: how far the forecast can be trusted, where the dynamics say so; None otherwise.
@@ -158,4 +162,4 @@ class Prediction:
         lines.append(f"  cost   {self.cost}")
         return "\n".join(lines)
 
-    __repr__ = __str__
+    plot, _repr_html_, __repr__ = RESULT

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.losses import Loss
 from jaxttp.training import compile_step, time_step
@@ -68,7 +69,7 @@ class WallClock:
         lines.append(f"  whole horizon: {readable_time(self.total_seconds)}{money}")
         return "\n".join(lines)
 
-    __repr__ = __str__
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def wall_clock(

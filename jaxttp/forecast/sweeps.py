@@ -19,13 +19,14 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics._heavy_ball import heavy_ball
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast.crossing import RULES, check_thresholds, training_time
+from jaxttp.forecast.crossing import METRICS, RULES, check_thresholds, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk import empirical_ntk
@@ -51,6 +52,8 @@ class Sweep:
         loss: predicted loss curves (S, T + 1), T the longest horizon; a shorter one is held at its
             end.
         step_seconds: seconds of a step (S,), or None.
+        metric: the curve that the training times were read off, "loss" or "error".
+        error: predicted error curves (S, T + 1), with the metric "error"; else None.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -64,6 +67,8 @@ class Sweep:
     max_learning_rate: np.ndarray
     loss: np.ndarray
     step_seconds: np.ndarray | None = None
+    metric: str = "loss"
+    error: np.ndarray | None = None
 
     def cost(self, threshold: float) -> np.ndarray:
         """What every setting spends to get there, (S,): seconds where known, else samples seen.
@@ -134,6 +139,11 @@ class Sweep:
             writer.writeheader()
             writer.writerows(rows)
 
+    def goal(self, threshold: float) -> str:
+        """A threshold in words."""
+        what = "" if self.metric == "loss" else " of the error"
+        return f"{100 * threshold:g} %{what}" if self.rule == "relative" else f"{threshold:g}{what}"
+
     def _column(self, threshold: float) -> int:
         return self.thresholds.index(check_choice("threshold", threshold, self.thresholds))
 
@@ -144,7 +154,7 @@ class Sweep:
         reached = int(np.isfinite(cost).sum())
         lines = [
             f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable; "
-            f"the first to {100 * middle:g} %:"
+            f"the first to {self.goal(middle)}:"
         ]
         for i in order[: min(5, reached)]:
             times = ", ".join(str(int(t)) for t in self.steps[i])
@@ -153,7 +163,7 @@ class Sweep:
             lines.append("  none gets there")
         return "\n".join(lines)
 
-    __repr__ = __str__
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def sweep(
@@ -165,6 +175,9 @@ def sweep(
     *,
     thresholds: Sequence[float] = (0.01, 0.1, 0.4),
     rule: str = "relative",
+    metric: str = "loss",
+    smooth: int = 1,
+    window: int | None = None,
     key: Array | None = None,
     protocol: str = "epochs",
     trainable: Any = None,
@@ -181,6 +194,9 @@ def sweep(
         settings: what to forecast; `grid` makes combinations.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative".
         rule: the definition of training time, see `training_time`.
+        metric: which curve it is read off, "loss" or "error".
+        smooth: steps over which that curve is averaged first, see `smooth_curve`.
+        window: steps of the rule "plateau".
         key: a `jax.random.key`, needed where a setting has a batch size. Settings of the same batch
             size see the same batches, so that they can be compared.
         protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
@@ -218,8 +234,8 @@ def sweep(
     f0 = jax.jit(apply_fn)(params, x)
     kernel = empirical_ntk(apply_fn, params, x, trainable=trainable, max_bytes=max_bytes)
     return sweep_kernel(
-        kernel, f0, y, settings, thresholds=thresholds, rule=rule, key=key, protocol=protocol,
-        step_seconds=step_seconds,
+        kernel, f0, y, settings, thresholds=thresholds, rule=rule, metric=metric, smooth=smooth,
+        window=window, key=key, protocol=protocol, step_seconds=step_seconds,
     )  # fmt: skip
 
 
@@ -231,6 +247,9 @@ def sweep_kernel(
     *,
     thresholds: Sequence[float] = (0.01, 0.1, 0.4),
     rule: str = "relative",
+    metric: str = "loss",
+    smooth: int = 1,
+    window: int | None = None,
     key: Array | None = None,
     protocol: str = "epochs",
     step_seconds: float | Mapping[int | None, float] | None = None,
@@ -244,6 +263,9 @@ def sweep_kernel(
         settings: what to forecast.
         thresholds: see `sweep`.
         rule: see `sweep`.
+        metric: see `sweep`.
+        smooth: see `sweep`.
+        window: see `sweep`.
         key: see `sweep`.
         protocol: see `sweep`.
         step_seconds: see `sweep`.
@@ -269,6 +291,7 @@ def sweep_kernel(
         if not isinstance(one, Hyperparameters):
             raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
     check_choice("rule", rule, RULES)
+    check_choice("metric", metric, METRICS)
     thresholds = check_thresholds(thresholds, rule)
     seconds = _step_seconds(step_seconds, settings)
     problems = {}
@@ -278,8 +301,9 @@ def sweep_kernel(
         if one.loss not in problems:
             problems[one.loss] = check_problem(kernel, f0, y, one.loss)[:4]
     horizon = max(one.steps for one in settings)
-    curves = np.zeros((len(settings), horizon + 1))
-    errors, limits = np.zeros(len(settings)), np.zeros(len(settings))
+    curves, limits = np.zeros((len(settings), horizon + 1)), np.zeros(len(settings))
+    by_error = metric == "error"
+    errors = np.zeros((len(settings), horizon + 1 if by_error else 1))
     alive = np.zeros(len(settings), bool)
     n = 0
     for (_, batch_size), members in groups.items():
@@ -296,9 +320,10 @@ def sweep_kernel(
         size = max(1, _CHUNK_BYTES // (5 * start.size * start.dtype.itemsize))
         for low in range(0, len(members), size):
             part = members[low : low + size]
-            found = _run(matrix, start, targets, exact_loss, [settings[i] for i in part], indices)
-            curves[part] = _held(found[0].T, horizon)
-            errors[part], alive[part] = found[1], found[2]
+            some = [settings[i] for i in part]
+            found = _run(matrix, start, targets, exact_loss, some, indices, by_error)
+            curves[part] = _held(found[0].T, horizon + 1)
+            errors[part], alive[part] = _held(found[1].T, errors.shape[1]), found[2]
         for i in members:
             limits[i] = limit * (1.0 + settings[i].momentum)
     rates = np.array([one.learning_rate for one in settings])
@@ -310,17 +335,20 @@ def sweep_kernel(
     for steps in set(horizons):
         some = np.flatnonzero(stable & (horizons == steps))
         for column, threshold in enumerate(thresholds):
-            read = functools.partial(training_time, threshold=threshold, rule=rule)
-            times[some, column] = jax.vmap(read)(jnp.asarray(curves[some, : steps + 1]))
+            read = functools.partial(
+                training_time, threshold=threshold, rule=rule, smooth=smooth, window=window
+            )
+            read_off = (errors if by_error else curves)[some, : steps + 1]
+            times[some, column] = jax.vmap(read)(jnp.asarray(read_off))
     return Sweep(
-        settings, n, thresholds, rule, times, final, errors, stable, limits, curves, seconds
-    )
+        settings, n, thresholds, rule, times, final, errors[:, -1], stable, limits, curves, seconds,
+        metric, errors if by_error else None,
+    )  # fmt: skip
 
 
-def _held(curves: np.ndarray, horizon: int) -> np.ndarray:
-    """Curves (S, t) held at their ends until the horizon, (S, horizon + 1)."""
-    missing = horizon + 1 - curves.shape[1]
-    return np.pad(curves, ((0, 0), (0, missing)), mode="edge")
+def _held(curves: np.ndarray, length: int) -> np.ndarray:
+    """Curves (S, t) held at their ends until they have this length."""
+    return np.pad(curves, ((0, 0), (0, length - curves.shape[1])), mode="edge")
 
 
 def _step_seconds(
@@ -349,8 +377,9 @@ def _run(
     loss: Loss,
     settings: Sequence[Hyperparameters],
     indices: Array | None,
+    all_errors: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Loss curves (T + 1, S), final errors (S,) and who did not diverge (S,)."""
+    """Loss curves (T + 1, S), errors (1 or T + 1, S) and who did not diverge (S,)."""
     steps = max(one.steps for one in settings)
     rates = np.zeros((steps, len(settings)))  # a rate of zero holds the outputs
     for i, one in enumerate(settings):
@@ -358,7 +387,7 @@ def _run(
     momenta = jnp.asarray([one.momentum for one in settings], start.dtype)
     if indices is not None:
         indices = indices[:steps]
-    found = heavy_ball(matrix, start, targets, jnp.asarray(rates, start.dtype), momenta, indices,
-                      loss)  # fmt: skip
+    rates = jnp.asarray(rates, start.dtype)
+    found = heavy_ball(matrix, start, targets, rates, momenta, indices, loss, all_errors)
     curves, errors, alive = (np.asarray(part) for part in found)
     return curves.astype(np.float64), errors, alive

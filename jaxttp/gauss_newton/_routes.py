@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jaxtyping import Array
 
+from jaxttp._result import RESULT
+
 ENOUGH = 1000
 """An exact solve is refined until its relative residual is below this many roundings (1e-4 in
 float32: a step that is right to 1e-4 contracts the error by as much)."""
@@ -44,6 +46,8 @@ class Solve(NamedTuple):
     rank: Array
     largest: Array
     residual: Array
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def _norm(x: Array) -> Array:

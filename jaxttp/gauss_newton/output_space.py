@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp._result import RESULT
 from jaxttp.losses import Loss, binary_cross_entropy, cross_entropy, encode_targets, squared_error
 
 CURVATURES = ("identity", "hessian")
@@ -104,6 +105,8 @@ class StepForecast(NamedTuple):
     outputs: Array
     loss: Array
     error: Array
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def forecast_steps(

@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_number
+from jaxttp._result import RESULT
 from jaxttp.gauss_newton._network import (
     Activation,
     Network,
@@ -63,6 +64,8 @@ class StepInfo(eqx.Module):
     residual: Array
     method: str = eqx.field(static=True)
     dtype: str = eqx.field(static=True)
+
+    plot, _repr_html_, __repr__ = RESULT
 
     def __str__(self) -> str:
         return (

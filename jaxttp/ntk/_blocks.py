@@ -1,6 +1,7 @@
 """Kernels larger than one piece: blocks of rows held, blocks of columns streamed against them."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,10 +24,18 @@ def by_blocks(
     n2: int,
     output: str,
     dtype: str,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Array]:
-    """Blocks of rows held, blocks of columns streamed; the last block overlaps the one before."""
+    """Blocks of rows held, blocks of columns streamed; the last block overlaps the one before.
+
+    `progress` is called with (pairs of samples done, pairs in all).
+    """
     kernels: dict[str, Array] = {}
     symmetric, columns = x2 is None, x1 if x2 is None else x2
+    pairs = n1 * n2
+    if symmetric:  # what is mirrored costs nothing
+        pairs = sum(plan.rows * (n1 - low) for low in range(0, n1, plan.rows))
+    done = 0
 
     def write(tiles: dict[str, Array], i: int, j: int, also_mirrored: bool) -> None:
         with wide(dtype):
@@ -41,6 +50,11 @@ def by_blocks(
         if all(is_concrete(kernel) for kernel in kernels.values()):
             # Dispatch is asynchronous: without waiting, blocks to come would be allocated already.
             jax.block_until_ready(kernels)
+        if progress is not None:
+            nonlocal done
+            tile = next(iter(tiles.values()))
+            done = min(pairs, done + tile.shape[0] * tile.shape[layerwise.COLUMN_AXIS[output]])
+            progress(done, pairs)
 
     for low in range(0, n1, plan.rows):
         i = min(low, n1 - plan.rows)
@@ -65,6 +79,8 @@ def by_blocks(
                 j = first
             write(tiles, i, j, symmetric)
         del held
+    if progress is not None:
+        progress(pairs, pairs)  # blocks that overlap their neighbors have fewer columns
     return kernels
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from jaxttp._checks import check_integer
+from jaxttp._result import RESULT
 from jaxttp.ntk._program import Program, Step
 from jaxttp.ntk._sites import Site
 
@@ -52,6 +53,8 @@ class KernelPlan:
     kernel_bytes: int
     bytes: int
     max_bytes: int | None
+
+    plot, _repr_html_, __repr__ = RESULT
 
     def __str__(self) -> str:
         costs = ", ".join(f"{name} {flops:.2e}" for name, flops in self.flops.items())

@@ -45,6 +45,7 @@ def empirical_ntk(
     mesh: Any = None,
     accumulation_dtype: Any = None,
     per_layer: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Any:
     """The kernel Θ(x1, x2) of any network, exact to rounding.
 
@@ -72,6 +73,7 @@ def empirical_ntk(
         accumulation_dtype: dtype of the sums and of the result, "float32" or "float64"; None for
             the network's (at least float32). "float64" needs no global switch.
         per_layer: return a dict from parameter path to its kernel; they sum to the whole.
+        progress: called with (pairs of samples done, pairs in all) after every tile.
 
     Returns:
         The kernel, or a dict of kernels if `per_layer`.
@@ -99,7 +101,7 @@ def empirical_ntk(
         apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer
     )
     plan = job.plan(method, batch_size, max_bytes)
-    result = _compute(job, plan)
+    result = _compute(job, plan, progress)
     if per_layer:
         return {job.work.paths[int(name)]: kernel for name, kernel in result.items()}
     return result["sum"]
@@ -295,7 +297,9 @@ def _analyse(
     return dataclasses.replace(program, constants={}), sites
 
 
-def _compute(job: _Job, plan: KernelPlan) -> dict[str, Array]:
+def _compute(
+    job: _Job, plan: KernelPlan, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Array]:
     functions = _cached(compiled, job.apply_fn, job.settings(plan))
     leaves = [jnp.asarray(leaf) for leaf in job.leaves]
     x1 = [jnp.asarray(leaf) for leaf in job.rows]
@@ -304,4 +308,6 @@ def _compute(job: _Job, plan: KernelPlan) -> dict[str, Array]:
     with jax.default_matmul_precision("highest"):
         if plan.chunk >= max(n1, n2):
             return functions.whole(leaves, x1, x2)
-        return by_blocks(functions, plan, leaves, x1, x2, n1, n2, output, job.dtype)
+        return by_blocks(
+            functions, plan, leaves, x1, x2, n1, n2, output, job.dtype, progress
+        )  # fmt: skip

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_integer
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.ntk._select import select_leaves
 from jaxttp.ntk.gram import empirical_ntk
@@ -214,6 +215,8 @@ class ClassSketch(NamedTuple):
     error: Array
     shared: Array
     checked: int
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def class_sketch(

@@ -15,6 +15,7 @@ from jaxtyping import Array
 from matfree import decomp
 
 from jaxttp._checks import check_choice, check_integer
+from jaxttp._result import RESULT
 
 
 class PSDReport(NamedTuple):
@@ -34,6 +35,8 @@ class PSDReport(NamedTuple):
     asymmetry: Array
     is_psd: Array
 
+    plot, _repr_html_, __repr__ = RESULT
+
 
 class Eigensystem(NamedTuple):
     """Eigenvalues in decreasing order, cleaned of negative rounding.
@@ -49,6 +52,8 @@ class Eigensystem(NamedTuple):
     vectors: Array
     clipped: Array
     rank: Array
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 class PowerLaw(NamedTuple):
@@ -66,6 +71,8 @@ class PowerLaw(NamedTuple):
     window: tuple[int, int]
     r_squared: Array
 
+    plot, _repr_html_, __repr__ = RESULT
+
 
 class SpectralDensity(NamedTuple):
     """A spectrum as weighted points: ∫ f dμ ≈ Σ weights · f(nodes).
@@ -79,6 +86,8 @@ class SpectralDensity(NamedTuple):
     nodes: Array
     weights: Array
     size: int
+
+    plot, _repr_html_, __repr__ = RESULT
 
     def smoothed(self, grid: Array, width: Any) -> Array:
         """The density at `grid` (G,), each node a Gaussian of that standard deviation."""
@@ -331,6 +340,8 @@ class ClassSeparation(NamedTuple):
 
     between_share: Array
     nearest_mean: Array
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def class_separation(

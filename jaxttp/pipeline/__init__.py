@@ -11,6 +11,9 @@ from jaxttp.pipeline.conditioning import sweep_to_json as sweep_to_json
 from jaxttp.pipeline.exact_steps import StepSettings as StepSettings
 from jaxttp.pipeline.exact_steps import TaskSteps as TaskSteps
 from jaxttp.pipeline.exact_steps import gauss_newton_task as gauss_newton_task
+from jaxttp.pipeline.reporting import TaskReport as TaskReport
+from jaxttp.pipeline.reporting import report_task as report_task
+from jaxttp.pipeline.reporting import versions as versions
 from jaxttp.pipeline.spectra import TaskSpectrum as TaskSpectrum
 from jaxttp.pipeline.spectra import task_spectrum as task_spectrum
 from jaxttp.pipeline.sweeping import START_NAMES as START_NAMES
@@ -18,6 +21,7 @@ from jaxttp.pipeline.sweeping import TaskExtrapolation as TaskExtrapolation
 from jaxttp.pipeline.sweeping import TaskSweep as TaskSweep
 from jaxttp.pipeline.sweeping import compare_task as compare_task
 from jaxttp.pipeline.sweeping import extrapolate_task as extrapolate_task
+from jaxttp.pipeline.sweeping import pair_networks as pair_networks
 from jaxttp.pipeline.sweeping import starting_points as starting_points
 from jaxttp.pipeline.sweeping import sweep_task as sweep_task
 from jaxttp.pipeline.tasks import Settings as Settings

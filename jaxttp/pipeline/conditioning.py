@@ -12,6 +12,7 @@ from flax import nnx
 
 from jaxttp import conditioning
 from jaxttp._checks import check_choice, check_integer
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import from_nnx
 from jaxttp.conditioning import ConditionNumber, RankSensitivity, Sweep
@@ -91,6 +92,8 @@ class Conditioning:
     sensitivity: RankSensitivity | None
     contraction: float
     steps: float
+
+    plot, _repr_html_, __repr__ = RESULT
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not finite becomes None."""

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._result import RESULT
 from jaxttp.data import dataset_names, load_dataset, select
 from jaxttp.forecast import training_time
 from jaxttp.gauss_newton import (
@@ -80,6 +81,8 @@ class TaskSteps:
     ranks: np.ndarray
     residual: float
     samples: int
+
+    plot, _repr_html_, __repr__ = RESULT
 
     @property
     def stable(self) -> bool:

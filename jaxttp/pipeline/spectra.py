@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxttp._result import RESULT
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.losses import encode_targets
 from jaxttp.ntk import (
@@ -47,6 +48,8 @@ class TaskSpectrum:
     law: PowerLaw
     rank: int
     max_learning_rate: float
+
+    plot, _repr_html_, __repr__ = RESULT
 
     @property
     def condition(self) -> float:

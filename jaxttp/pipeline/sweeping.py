@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 
 from jaxttp._checks import check_choice, check_integer
+from jaxttp._result import RESULT
 from jaxttp.forecast import (
     Candidate,
     Comparison,
@@ -21,6 +23,7 @@ from jaxttp.forecast import (
     sweep_kernel,
     training_time,
 )
+from jaxttp.models import lora
 from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk._select import leaf_paths
 from jaxttp.pipeline.tasks import Settings, Task, build_task
@@ -49,6 +52,8 @@ class TaskSweep:
     sweep: Sweep
     threshold: float
 
+    plot, _repr_html_, __repr__ = RESULT
+
     @property
     def max_learning_rate(self) -> float:
         """The largest stable constant rate without momentum, at the start of training."""
@@ -70,6 +75,7 @@ class TaskSweep:
             "settings": _plain(self.settings),
             "thresholds": list(self.sweep.thresholds),
             "threshold": self.threshold,
+            "metric": self.sweep.metric,
             "max_learning_rate": self.max_learning_rate,
             "fastest": self.fastest,
             "pareto": list(self.sweep.pareto(self.threshold)),
@@ -85,6 +91,7 @@ def sweep_task(
     batch_sizes: Sequence[int | None] = (None,),
     schedules: Sequence[str] = ("constant",),
     threshold: float | None = None,
+    metric: str = "loss",
     time_steps: bool = True,
     progress: Progress | None = None,
 ) -> TaskSweep:
@@ -97,6 +104,7 @@ def sweep_task(
         batch_sizes: None for full batches.
         schedules: names of `jaxttp.forecast.hyperparameters.SCHEDULES`.
         threshold: one of the settings' thresholds, for the advice; their middle one when None.
+        metric: which curve the training times are read off, "loss" or "error".
         time_steps: also measure the seconds of a step, for every batch size.
         progress: called with (stage, done, total).
 
@@ -143,13 +151,16 @@ def sweep_task(
     report("sweep", 0, 1)
     swept = sweep_kernel(
         kernel, f0, task.y, grid(learning_rate=learning_rates, **common), thresholds=thresholds,
-        key=key, step_seconds=seconds,
+        key=key, step_seconds=seconds, metric=metric,
     )  # fmt: skip
     return TaskSweep(settings, task, swept, threshold)
 
 
-START_NAMES = ("all", "head", "last", "bias")
-"""What a comparison can train: all weights, the head, the head and the last block, the biases."""
+START_NAMES = ("all", "head", "last", "bias", "lora")
+"""What can be trained: all weights, the head, the head and the last block, the biases, low-rank
+adapters."""
+Network = tuple[str | None, str | None]
+"""A model's name and a file of weights, as in `Settings`."""
 
 
 def starting_points(task: Task, names: Sequence[str] = START_NAMES) -> dict[str, Candidate]:
@@ -157,7 +168,7 @@ def starting_points(task: Task, names: Sequence[str] = START_NAMES) -> dict[str,
 
     Args:
         task: a `Task` whose network has a "head".
-        names: of `START_NAMES`.
+        names: of `START_NAMES`; the adapters have rank 4.
 
     Returns:
         Candidates for `jaxttp.compare`.
@@ -179,33 +190,71 @@ def starting_points(task: Task, names: Sequence[str] = START_NAMES) -> dict[str,
         "last": lambda path: path.startswith(("head", last)),
         "bias": lambda path: path.endswith("bias"),
     }
-    return {
-        name: Candidate(*task.model, trainable=chosen[check_choice("start", name, START_NAMES)])
-        for name in names
-    }
+    out = {}
+    for name in names:
+        if check_choice("start", name, START_NAMES) == "lora":
+            adapted = lora(task.model, rank=Settings.rank, key=jax.random.key(0))
+            out[name] = Candidate(*adapted, x=task.x)
+        else:
+            out[name] = Candidate(*task.model, trainable=chosen[name], x=task.x)
+    return out
+
+
+def pair_networks(models: Sequence[str], weights: Sequence[str]) -> tuple[Network, ...]:
+    """Names of models and files of weights that belong together.
+
+    Args:
+        models: names, as in `Settings`.
+        weights: files; "random" stands for none. One model may have several, several models have
+            one each or none at all.
+
+    Returns:
+        Pairs (model, weights), at least one.
+
+    Raises:
+        ValueError: several models with another number of weights.
+
+    Example:
+        >>> pair_networks(("vgg5",), ("random", "trained.safetensors"))
+        (('vgg5', None), ('vgg5', 'trained.safetensors'))
+    """
+    files = [None if name == "random" else name for name in weights]
+    if len(models) > 1 and len(files) not in (0, len(models)):
+        raise ValueError(
+            f"weights: {len(models)} models need as many, or none ('random' for those without a "
+            f"file); got {len(files)}."
+        )
+    names = list(models) or [None]
+    if len(names) == 1:
+        names *= max(1, len(files))
+    return tuple(zip(names, files or [None] * len(names), strict=True))
 
 
 def compare_task(
     settings: Settings,
-    names: Sequence[str] = START_NAMES,
+    names: Sequence[str] | None = None,
     *,
+    networks: Sequence[Network] = (),
     learning_rate: float | None = None,
     rule: str = "absolute",
+    metric: str = "loss",
     time_steps: bool = True,
     progress: Progress | None = None,
 ) -> tuple[Task, Comparison]:
-    """What to train: forecasts of several choices for a named task, ranked and explained.
+    """Which network, and what of it, to train: forecasts for a named task, ranked and explained.
 
     Args:
         settings: data, samples, loss, momentum, batch size, horizon and seed.
-        names: of `START_NAMES`.
+        names: of `START_NAMES`; when None "all" of several networks, all but "lora" of one.
+        networks: models and weights to compare; that of the settings when empty.
         learning_rate: of all; each gets its own best when None.
         rule: the definition of training time; its thresholds are the defaults of `compare`.
+        metric: which curve it is read off, "loss" or "error".
         time_steps: also measure the seconds of a step.
         progress: called with (stage, done, total).
 
     Returns:
-        ``(task, comparison)``.
+        ``(task, comparison)``; of several networks the first one's task.
 
     Raises:
         ValueError: whatever `build_task` and `compare` refuse.
@@ -216,13 +265,28 @@ def compare_task(
         >>> len(found.names)
         2
     """
-    task = build_task(settings)
+    several = len(networks) > 1
+    names = names or (("all",) if several else START_NAMES[:-1])
+    tasks: dict[str, Task] = {}
+    for model, weights in networks or ((settings.model, settings.weights),):
+        label = ", ".join(filter(None, (model, weights and Path(weights).stem))) or "default"
+        one = dataclasses.replace(settings, model=model, weights=weights)
+        tasks[label if label not in tasks else f"{label} ({len(tasks) + 1})"] = build_task(one)
+    candidates = {}
+    for label, task in tasks.items():
+        for name, one in starting_points(task, names).items():
+            words = (label, name) if several and len(names) > 1 else (label if several else name,)
+            candidates[", ".join(words)] = one
+    task = next(iter(tasks.values()))
+    if several:
+        words = f"{len(tasks)} networks on {settings.data}, {len(task.x)} samples, {task.loss}"
+        task = dataclasses.replace(task, description=words)
     if progress is not None:
         progress("comparing", 0, 1)
     found = compare(
-        starting_points(task, names), task.x, task.y, loss=task.loss, learning_rate=learning_rate,
+        candidates, task.x, task.y, loss=task.loss, learning_rate=learning_rate,
         momentum=settings.momentum, batch_size=settings.batch_size, steps=settings.steps, rule=rule,
-        key=jax.random.key(settings.seed), time_steps=time_steps,
+        metric=metric, key=jax.random.key(settings.seed), time_steps=time_steps,
     )  # fmt: skip
     return task, found
 
@@ -242,6 +306,8 @@ class TaskExtrapolation:
     task: Task
     found: Extrapolation
     run: TrainingRun | None = None
+
+    plot, _repr_html_, __repr__ = RESULT
 
     @property
     def real_steps(self) -> Mapping[float, int] | None:
@@ -278,6 +344,7 @@ def extrapolate_task(
     *,
     subset: int,
     verify: bool = False,
+    method: str = "resolvent",
     alpha: float = 0.0,
     progress: Progress | None = None,
 ) -> TaskExtrapolation:
@@ -288,6 +355,7 @@ def extrapolate_task(
             horizon, thresholds and seed. The loss is the squared error when None.
         subset: N0, samples of the kernel.
         verify: also train on all samples for real.
+        method: as in `extrapolate`.
         alpha: as in `extrapolate`.
         progress: called with (stage, done, total).
 
@@ -312,7 +380,8 @@ def extrapolate_task(
     found = extrapolate(
         *task.model, task.x, task.y, learning_rate=settings.learning_rate, subset=subset,
         key=jax.random.key(settings.seed), loss=task.loss, momentum=settings.momentum,
-        steps=settings.steps, thresholds=settings.thresholds, alpha=alpha,
+        steps=settings.steps, thresholds=settings.thresholds, method=method,
+        alpha=alpha,
     )  # fmt: skip
     run = None
     if verify and found.stable:

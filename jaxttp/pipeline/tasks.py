@@ -105,6 +105,11 @@ class Task:
     loss: str
     description: str
 
+    def __str__(self) -> str:
+        return self.description
+
+    __repr__ = __str__
+
 
 def build_task(settings: Settings) -> Task:
     """The network before training and its samples, from their names.

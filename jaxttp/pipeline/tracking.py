@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array
 
 from jaxttp import conditioning
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.conditioning import ConditionNumber, Record, Tracker
 from jaxttp.pipeline.conditioning import network_condition
@@ -27,6 +28,8 @@ class TrackedRun:
 
     run: TrainingRun
     records: tuple[Record, ...]
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def tracked_run(
@@ -98,6 +101,8 @@ class PrunedRun:
     rate: float
     condition: ConditionNumber
     run: TrainingRun
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def pruning_runs(

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 
+from jaxttp._result import RESULT
 from jaxttp.forecast import Prediction, predict_training_time, training_time
 from jaxttp.pipeline._plain import plain_numbers
 from jaxttp.pipeline.tasks import Settings, Task, build_task
@@ -33,6 +34,8 @@ class Forecast:
     prediction: Prediction
     step_time: StepTime
     run: TrainingRun | None = None
+
+    plot, _repr_html_, __repr__ = RESULT
 
     @property
     def seconds(self) -> dict[float, float]:

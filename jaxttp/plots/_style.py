@@ -1,7 +1,12 @@
-"""Colours, axes and files, the same for every figure."""
+"""Colours, sizes, axes and files, the same for every figure."""
 
 import os
+import textwrap
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -9,7 +14,45 @@ from matplotlib.figure import Figure
 PREDICTED = "#0072B2"
 REAL = "#D55E00"
 OTHER = "#009E73"
+FOURTH = "#CC79A7"
 GREY = "0.45"
+CYCLE = (PREDICTED, REAL, OTHER, FOURTH, "#E69F00", "#56B4E9", "#404040")
+
+SIZE = 12
+"""Points of text in a figure 11 inches wide: readable at half size."""
+STYLE: Mapping[str, Any] = {
+    "font.size": SIZE,
+    "axes.titlesize": SIZE,
+    "figure.titlesize": SIZE,
+    "legend.fontsize": SIZE - 1,
+    "legend.frameon": False,
+    "lines.linewidth": 2.0,
+    "axes.prop_cycle": cycler(color=CYCLE),
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+}
+"""What every figure of this package is drawn under."""
+
+
+def panels(count: int = 1, *, title: str = "", height: float = 4.6, **options: Any) -> Any:
+    """A figure of panels side by side, 5.5 inches each.
+
+    Args:
+        count: of panels.
+        title: above them.
+        height: inches.
+        options: of `matplotlib.figure.Figure.subplots`.
+
+    Returns:
+        ``(figure, axes)``, the axes as an array.
+    """
+    width = 6.8 if count == 1 else 5.5 * count
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, count, squeeze=False, **options)[0]
+    if title:
+        lines = (textwrap.fill(line, int(10 * width)) for line in title.splitlines())
+        figure.suptitle("\n".join(lines))
+    return figure, axes
 
 
 def tidy(axes: Axes) -> None:
@@ -18,6 +61,18 @@ def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def legend(axes: Axes, **options: Any) -> None:
+    """A legend without a frame, where there is something to explain."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, **options)
+
+
+def positive(values: Any) -> np.ndarray:
+    """What a logarithmic axis can show; the rest becomes nan."""
+    shown = np.asarray(values, float)
+    return np.where(np.isfinite(shown) & (shown > 0), shown, np.nan)
+
+
 def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 140) -> None:
-    """Write a figure to a file; the suffix says the format."""
-    figure.savefig(path, dpi=dpi, facecolor="white")
+    """Write a figure to a file on its own ground; the suffix says the format."""
+    figure.savefig(path, dpi=dpi, facecolor=figure.get_facecolor())

@@ -6,9 +6,31 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp.conditioning import ConditionNumber, RankSensitivity, Sweep, rank_sensitivity
-from jaxttp.pipeline import Conditioning
-from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, tidy
+from jaxttp.conditioning import (
+    Bounds,
+    ConditionNumber,
+    LayerSpectra,
+    LeakyPoint,
+    LinearPoint,
+    RankSensitivity,
+    Sweep,
+    Tracker,
+    rank_sensitivity,
+)
+from jaxttp.pipeline import Conditioning, TrackedRun
+from jaxttp.plots._draw import figure_of
+from jaxttp.plots._style import (
+    CYCLE,
+    FOURTH,
+    GREY,
+    OTHER,
+    PREDICTED,
+    REAL,
+    legend,
+    panels,
+    positive,
+    tidy,
+)
 
 LABELS = {
     "depth": "depth (weight matrices)",
@@ -36,9 +58,11 @@ def plot_spectrum(axes: Axes, result: ConditionNumber) -> None:
     if rank > 0:
         axes.plot(rank, values[rank - 1], "*", color=REAL, ms=13, zorder=5,
                   label=f"smallest that counts, rank {rank}")  # fmt: skip
-    axes.axhline(float(result.tolerance), color=GREY, ls=":", label="n · eps · λmax")
+    bottom = np.nanmin(shown) if np.any(np.isfinite(shown)) else 0.0
+    if float(result.tolerance) > 1e-3 * bottom or rank < len(values):
+        axes.axhline(float(result.tolerance), color=GREY, ls=":", label="n · eps · λmax")
     axes.set(xlabel="rank", ylabel="eigenvalue")
-    axes.legend(frameon=False, fontsize=9)
+    legend(axes)
     tidy(axes)
 
 
@@ -55,11 +79,12 @@ def plot_rank_sensitivity(axes: Axes, result: RankSensitivity) -> None:
     if len(place) and finite[place[0]]:
         value = result.values[place[0]]
         axes.plot(result.rank, value, "*", color=REAL, ms=13, zorder=5, label=f"κ = {value:.3g}")
-        axes.legend(frameon=False, fontsize=9)
+        legend(axes)
     axes.set(xlabel="rank that counts", ylabel="condition number")
     tidy(axes)
 
 
+@figure_of
 def plot_conditioning(result: Conditioning) -> Figure:
     """The spectrum, and the condition number by rank with its bounds.
 
@@ -78,8 +103,7 @@ def plot_conditioning(result: Conditioning) -> Figure:
     Source:
         GNC Appendix C, Figure 9.
     """
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels(2, title=result.description)
     condition = result.condition
     if condition.eigenvalues is None or result.sensitivity is None:
         for axes in (left, right):
@@ -91,8 +115,7 @@ def plot_conditioning(result: Conditioning) -> Figure:
         for (name, bound), style in zip(result.bounds.items(), ("--", ":"), strict=False):
             if np.isfinite(bound):
                 right.axhline(bound, color=OTHER, ls=style, label=f"bound, {name}: {bound:.3g}")
-        right.legend(frameon=False, fontsize=9)
-    figure.suptitle(result.description, fontsize=11)
+        legend(right)
     return figure
 
 
@@ -129,6 +152,7 @@ def plot_draws(
         axes.fill_between(x, low, high, color=color, alpha=0.18, lw=0)
 
 
+@figure_of
 def plot_condition_sweep(result: Sweep, *, title: str = "") -> Figure:
     """Condition number and bounds over a parameter; lines are medians, bands the range of draws.
 
@@ -149,8 +173,7 @@ def plot_condition_sweep(result: Sweep, *, title: str = "") -> Figure:
     Source:
         GNC Figures 2, 3, 5, 6, 20, 22, 23.
     """
-    figure = Figure(figsize=(6.8, 4.6), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = panels(title=title)
     curves = [("condition number", result.condition, PREDICTED, "-")]
     curves.append(("bound" if result.maximum is None else "convex bound", result.bound, REAL, "--"))
     if result.maximum is not None:
@@ -161,8 +184,185 @@ def plot_condition_sweep(result: Sweep, *, title: str = "") -> Figure:
     if result.parameter == "width":
         axes.set_xscale("log")
     axes.set(xlabel=LABELS[result.parameter], ylabel="condition number")
-    axes.legend(frameon=False, fontsize=9)
+    legend(axes)
     tidy(axes)
-    if title:
-        figure.suptitle(title, fontsize=10)
     return figure
+
+
+@figure_of
+def plot_condition_number(result: ConditionNumber) -> Figure:
+    """The spectrum with what counts of it; its ends where only those are known.
+
+    Args:
+        result: of `jaxttp.conditioning.condition_number`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    sign = "≥ " if result.is_lower_bound else ""
+    figure, (axes,) = panels(title=f"condition number {sign}{float(result.value):.4g}")
+    if result.eigenvalues is not None:
+        plot_spectrum(axes, result)
+        return figure
+    ends = [float(result.largest), float(result.smallest)]
+    axes.semilogy([1, int(result.rank)], ends, "*", ms=13, color=REAL)
+    axes.set(xlabel="rank", ylabel="eigenvalue (the ends that are known)")
+    tidy(axes)
+    return figure
+
+
+@figure_of
+def plot_ranks(result: RankSensitivity) -> Figure:
+    """The condition number by the rank that counts.
+
+    Args:
+        result: of `jaxttp.conditioning.rank_sensitivity`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure, (axes,) = panels()
+    plot_rank_sensitivity(axes, result)
+    return figure
+
+
+def _terms(axes: Axes, terms: Any, weights: Any) -> None:
+    """What every layer contributes to the bound."""
+    layers = np.arange(1, len(terms) + 1)
+    axes.bar(layers, positive(terms), color=PREDICTED, alpha=0.35, width=0.6, label="κ of a layer")
+    axes.plot(layers, positive(np.asarray(weights) * np.asarray(terms)), "o", color=PREDICTED,
+              label="its part of the convex bound")  # fmt: skip
+    axes.set_yscale("log")
+    axes.set_xticks(layers)
+    axes.set(xlabel="layer", ylabel="condition number")
+
+
+@figure_of
+def plot_bounds(result: Bounds) -> Figure:
+    """Both bounds, and what every layer contributes.
+
+    Args:
+        result: of `jaxttp.conditioning.linear_bound`, of one network.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure, (axes,) = panels()
+    _terms(axes, result.terms, result.weights)
+    axes.axhline(float(result.convex), color=REAL, ls="--", label="convex bound")
+    axes.axhline(float(result.maximum), color=OTHER, ls=":", label="maximum bound")
+    legend(axes)
+    tidy(axes)
+    return figure
+
+
+@figure_of
+def plot_linear_point(result: LinearPoint) -> Figure:
+    """The condition number under its bounds, and what every layer contributes.
+
+    Args:
+        result: of `jaxttp.conditioning.linear_point`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure, (axes,) = panels()
+    _terms(axes, result.terms, result.weights)
+    axes.axhline(float(result.condition.value), color=FOURTH, label="condition number")
+    axes.axhline(float(result.convex), color=REAL, ls="--", label="convex bound")
+    axes.axhline(float(result.maximum), color=OTHER, ls=":", label="maximum bound")
+    legend(axes)
+    tidy(axes)
+    return figure
+
+
+@figure_of
+def plot_leaky_point(result: LeakyPoint) -> Figure:
+    """The condition number and eq (11), which bounds it.
+
+    Args:
+        result: of `jaxttp.conditioning.leaky_point`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure, (axes,) = panels(height=2.4)
+    values = [float(result.condition.value), float(result.bound)]
+    bars = axes.barh(["condition number", "bound"], values, color=(PREDICTED, REAL), height=0.5)
+    axes.bar_label(bars, [f"{value:.4g}" for value in values], padding=4)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    axes.set_xlabel("condition number")
+    tidy(axes)
+    return figure
+
+
+@figure_of
+def plot_layer_spectra(result: LayerSpectra) -> Figure:
+    """Condition numbers and smallest singular values of the products around every layer.
+
+    Args:
+        result: of `jaxttp.conditioning.layer_spectra`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure, (left, right) = panels(2)
+    layers = np.arange(1, len(result.outer_condition) + 1)
+    for axes, outer, inner, name in (
+        (left, result.outer_condition, result.inner_condition, "condition number"),
+        (right, result.outer_smallest, result.inner_smallest, "smallest squared singular value"),
+    ):
+        axes.semilogy(layers, positive(outer), "o-", color=PREDICTED, label="layers above")
+        axes.semilogy(layers, positive(inner), "s--", color=REAL, label="layers below")
+        axes.set_xticks(layers)
+        axes.set(xlabel="layer", ylabel=name)
+        legend(axes)
+        tidy(axes)
+    return figure
+
+
+def _records(records: Any) -> Figure:
+    figure, (left, right) = panels(2)
+    steps = [record.step for record in records]
+    left.plot(steps, positive([record.loss for record in records]), "o-", ms=4, color=REAL)
+    left.set(xlabel="training step", ylabel="training loss", yscale="log")
+    for name, color in zip(records[0].values, CYCLE, strict=False):
+        values = positive([float(record.values[name]) for record in records])
+        right.plot(steps, values, "o-", ms=4, color=color, label=name)
+    right.set(xlabel="training step", ylabel="measured", yscale="log")
+    legend(right)
+    for axes in (left, right):
+        tidy(axes)
+    return figure
+
+
+@figure_of
+def plot_tracked(result: TrackedRun) -> Figure:
+    """Loss and measures along a real training.
+
+    Args:
+        result: of `jaxttp.pipeline.tracked_run`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    return _records(result.records)
+
+
+@figure_of
+def plot_tracker(result: Tracker) -> Figure:
+    """Loss and measures that a callback has recorded.
+
+    Args:
+        result: after a training.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ValueError: nothing is recorded yet.
+    """
+    if not result.records:
+        raise ValueError("the tracker has no records yet; pass it to a training as callback.")
+    return _records(result.records)

@@ -1,4 +1,4 @@
-"""A forecast beside what really happened."""
+"""Forecasts, beside what really happened where that is known."""
 
 from itertools import cycle
 from typing import Any
@@ -7,12 +7,148 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp.pipeline import Forecast
-from jaxttp.plots._style import PREDICTED, REAL
+from jaxttp.forecast import Extrapolation, Online, OnlineForecast, Prediction, WallClock
+from jaxttp.gauss_newton import StepForecast
+from jaxttp.pipeline import Forecast, PrunedRun, TaskExtrapolation
+from jaxttp.plots._draw import figure_of, styled
+from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, tidy
+from jaxttp.training import TrainingRun
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
+def _when(step: int) -> str:
+    return f"step {step}" if step >= 0 else "diverges"
+
+
+def _goal(threshold: float, rule: str, metric: str = "loss") -> str:
+    if rule == "relative":
+        return f"within {100 * threshold:g} % of the drop"
+    return f"{rule}, {metric} {threshold:g}"
+
+
+def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps: Any = None,
+              name: str = "", times: bool = True) -> None:  # fmt: skip
+    """The predicted loss by step with its training times marked; bands and the real one if known.
+
+    Args:
+        axes: where to draw.
+        prediction: the forecast.
+        run: the real training, if there was one.
+        real_steps: its training times.
+        name: of the loss.
+        times: name the training times in the legend.
+    """
+    loss, steps = np.asarray(prediction.loss), np.arange(prediction.horizon + 1)
+    if run is not None:
+        axes.plot(steps, np.asarray(run.loss), color=REAL, lw=2.2, label="real training")
+    axes.plot(steps, loss, color=PREDICTED, lw=2.2, ls="--", label="forecast")
+    if prediction.loss_band is not None:
+        level = prediction.hyperparameters.get("level")
+        words = "band over mini-batches" if level is None else f"{100 * level:g} % of all runs"
+        low, high = np.asarray(prediction.loss_band)
+        axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0, label=words)
+    elif prediction.loss_uncertainty is not None:
+        off = np.asarray(prediction.loss_uncertainty)
+        axes.fill_between(steps, loss - off, loss + off, color=PREDICTED, alpha=0.18, lw=0,
+                          label="estimated error")  # fmt: skip
+    if prediction.test_loss is not None:
+        axes.plot(steps, np.asarray(prediction.test_loss), color=OTHER, ls="-.", label="test")
+    name = f" ({name.replace('_', '-')})" if name else ""
+    axes.set(xlabel="training step", ylabel=f"training loss{name}")
+    axes.set_xlim(0, 1.02 * prediction.horizon)
+    axes.set_ylim(bottom=0)
+    tidy(axes)
+    marked = prediction.metric == "loss"
+    if marked:
+        _mark(axes, loss, prediction.steps, PREDICTED, filled=False)
+    if run is not None and marked:
+        _mark(axes, np.asarray(run.loss), real_steps or {}, REAL, filled=True)
+    if not times:
+        legend(axes)
+        return
+    rows = []
+    for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
+        text = f"{_goal(threshold, prediction.rule, prediction.metric)}: {_when(step)}"
+        if real_steps is not None:
+            text += f" forecast, {_when(real_steps[threshold])} real"
+        handle = axes.plot([], [], marker, color="0.25", mfc="none", ms=8)[0]
+        rows.append((handle, text))
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(
+        [*handles, *(handle for handle, _ in rows)],
+        [*labels, *(text for _, text in rows)],
+        frameon=False,
+    )
+
+
+def plot_error(
+    axes: Axes, prediction: Prediction, *, run: Any = None, classes: bool = True
+) -> None:
+    """The predicted error by step, and the real one if there was a run.
+
+    Args:
+        axes: where to draw.
+        prediction: the forecast.
+        run: the real training, if there was one.
+        classes: whether the error is a share of misclassified samples.
+    """
+    scale = 100.0 if classes else 1.0
+    steps = np.arange(prediction.horizon + 1)
+    if run is not None:
+        real = scale * np.asarray(run.error)
+        axes.plot(steps, real, color=REAL, lw=2.2, label="real training")
+    error = scale * np.asarray(prediction.error)
+    axes.plot(steps, error, color=PREDICTED, lw=2.2, ls="--", label="forecast")
+    if prediction.test_error is not None:
+        test = scale * np.asarray(prediction.test_error)
+        axes.plot(steps, test, color=OTHER, ls="-.", label="test")
+    axes.set(
+        xlabel="training step",
+        ylabel="misclassified training samples (%)" if classes else "unexplained variance",
+    )
+    axes.set_xlim(0, 1.02 * prediction.horizon)
+    axes.set_ylim(bottom=0)
+    tidy(axes)
+    legend(axes)
+
+
+def _mark(axes: Axes, curve: np.ndarray, steps: Any, color: str, *, filled: bool) -> None:
+    for marker, step in zip(cycle(MARKERS), steps.values(), strict=False):
+        if step >= 0:
+            face = color if filled else "white"
+            axes.plot(step, curve[step], marker, color=color, mfc=face, mew=1.8, ms=9, zorder=5,
+                      clip_on=False)  # fmt: skip
+
+
+@figure_of
+def plot_prediction(result: Prediction, *, title: str = "") -> Figure:
+    """Predicted loss and error by step, with the training times marked.
+
+    Args:
+        result: of `jaxttp.predict_training_time`.
+        title: above the figure.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxttp import predict_training_time
+        >>> found = predict_training_time(lambda w, x: x @ w, jnp.zeros((2, 2)), jnp.eye(2),
+        ...                               jnp.array([0, 1]), learning_rate=0.1, steps=10)
+        >>> len(plot_prediction(found).axes)
+        2
+    """
+    name = str(result.hyperparameters.get("loss", ""))
+    figure, (left, right) = panels(2, title=title)
+    plot_loss(left, result, name=name)
+    plot_error(right, result, classes=name != "squared_error")
+    return figure
+
+
+@figure_of
 def plot_forecast(result: Forecast) -> Figure:
     """Loss and error by step, predicted and real, with the training times marked.
 
@@ -29,74 +165,199 @@ def plot_forecast(result: Forecast) -> Figure:
         >>> len(plot_forecast(result).axes)
         2
     """
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    prediction, run = result.prediction, result.run
-    t = np.arange(prediction.horizon + 1)
-    classification = result.task.loss != "squared_error" or result.task.y.ndim == 1
-    scale = 100.0 if classification else 1.0
-    for axes, predicted, real, factor in (
-        (left, prediction.loss, None if run is None else run.loss, 1.0),
-        (right, prediction.error, None if run is None else run.error, scale),
-    ):
-        if real is not None:
-            axes.plot(t, factor * np.asarray(real), color=REAL, lw=2.2, label="real training")
-        axes.plot(
-            t, factor * np.asarray(predicted), color=PREDICTED, lw=2.2, ls="--", label="forecast"
-        )
-        axes.set_xlabel("training step")
-        axes.set_xlim(0, 1.02 * prediction.horizon)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    _mark(left, np.asarray(prediction.loss), prediction.steps, PREDICTED, filled=False)
-    if run is not None:
-        _mark(left, np.asarray(run.loss), result.real_steps or {}, REAL, filled=True)
-    left.set_ylabel(f"training loss ({result.task.loss.replace('_', '-')})")
-    right.set_ylabel(
-        "misclassified training samples (%)" if classification else "unexplained variance"
-    )
-    rows = []
-    for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
-        text = f"within {100 * threshold:g} % of the drop: {_when(step)}"
-        if result.real_steps is not None:
-            text += f" forecast, {_when(result.real_steps[threshold])} real"
-        handle = left.plot([], [], marker, color="0.25", mfc="none", ms=8)[0]
-        rows.append((handle, text))
-    handles, labels = left.get_legend_handles_labels()
-    left.legend(
-        [*handles, *(handle for handle, _ in rows)],
-        [*labels, *(text for _, text in rows)],
-        frameon=False,
-        fontsize=10,
-    )
-    right.legend(frameon=False, fontsize=10)
-    settings = result.settings
-    momentum = f", momentum {settings.momentum:g}" if settings.momentum else ""
-    batch = f", batch {settings.batch_size}" if settings.batch_size else ""
-    figure.suptitle(
-        f"{result.task.description}\nlearning rate {settings.learning_rate:g}{momentum}{batch}",
-        fontsize=11,
-    )
+    figure, (left, right) = panels(2, title=f"{result.task.description}\n{rates_in_words(result)}")
+    run, real = result.run, result.real_steps
+    plot_loss(left, result.prediction, run=run, real_steps=real, name=result.task.loss)
+    plot_error(right, result.prediction, run=run, classes=has_classes(result))
     return figure
 
 
-def _when(step: int) -> str:
-    return f"step {step}" if step >= 0 else "diverges"
+def rates_in_words(result: Forecast) -> str:
+    """Rate, momentum and batch size of a forecast."""
+    settings = result.settings
+    momentum = f", momentum {settings.momentum:g}" if settings.momentum else ""
+    batch = f", batch {settings.batch_size}" if settings.batch_size else ""
+    return f"learning rate {settings.learning_rate:g}{momentum}{batch}"
 
 
-def _mark(axes: Axes, curve: np.ndarray, steps: Any, color: str, *, filled: bool) -> None:
-    for marker, step in zip(cycle(MARKERS), steps.values(), strict=False):
-        if step >= 0:
-            face = color if filled else "white"
-            axes.plot(
-                step,
-                curve[step],
-                marker,
-                color=color,
-                mfc=face,
-                mew=1.8,
-                ms=9,
-                zorder=5,
-                clip_on=False,
-            )
+def has_classes(result: Forecast) -> bool:
+    """Whether the task of a forecast is a classification."""
+    return result.task.loss != "squared_error" or result.task.y.ndim == 1
+
+
+@styled
+def _loss_and_error(ts: Any, loss: Any, error: Any, *, label: str, color: str, axis: str) -> Figure:
+    figure, axes = panels(2)
+    for place, curve, name in zip(axes, (loss, error), ("training loss", "error"), strict=True):
+        place.plot(ts, np.asarray(curve), color=color, label=label)
+        place.set(xlabel=axis, ylabel=name)
+        place.set_ylim(bottom=0)
+        tidy(place)
+        legend(place)
+    return figure
+
+
+@figure_of
+def plot_run(result: TrainingRun) -> Figure:
+    """Loss and error of a real training, by step.
+
+    Args:
+        result: of `jaxttp.train`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    steps = np.arange(len(result.loss))
+    return _loss_and_error(
+        steps, result.loss, result.error, label="real training", color=REAL, axis="training step"
+    )
+
+
+@figure_of
+def plot_pruned_run(result: PrunedRun) -> Figure:
+    """Loss and error of a pruned network's training.
+
+    Args:
+        result: of `jaxttp.pipeline.pruning_runs`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    label = f"{100 * result.rate:g} % pruned, κ = {float(result.condition.value):.3g}"
+    steps = np.arange(len(result.run.loss))
+    return _loss_and_error(
+        steps, result.run.loss, result.run.error, label=label, color=REAL, axis="training step"
+    )
+
+
+@figure_of
+def plot_step_forecast(result: StepForecast) -> Figure:
+    """Loss and error of exact Gauss-Newton steps in function space.
+
+    Args:
+        result: of `jaxttp.gauss_newton.forecast_steps` or `forecast_flow`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    return _loss_and_error(
+        np.asarray(result.ts), result.loss, result.error, label="forecast", color=PREDICTED,
+        axis="Gauss-Newton step",
+    )  # fmt: skip
+
+
+@figure_of
+def plot_online(result: OnlineForecast) -> Figure:
+    """The loss seen so far, the forecast corrected by it, and the one from before training.
+
+    Args:
+        result: of `Online.forecast` or `jaxttp.online`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure, (axes,) = panels()
+    steps = np.arange(len(result.loss))
+    axes.plot(steps, result.open_loop, color=GREY, ls=":", label="forecast before training")
+    axes.plot(steps[result.at :], result.loss[result.at :], color=PREDICTED, ls="--",
+              label=f"forecast corrected by {result.kind}")  # fmt: skip
+    seen = result.loss[: result.at + 1]
+    axes.plot(steps[: result.at + 1], seen, color=REAL, label="real so far")
+    axes.axvline(result.at, color=GREY, lw=1)
+    _mark(axes, result.loss, result.steps, PREDICTED, filled=False)
+    axes.set(xlabel="training step", ylabel="training loss")
+    axes.set_ylim(bottom=0)
+    legend(axes)
+    tidy(axes)
+    return figure
+
+
+@figure_of
+def plot_online_callback(result: Online, *, kind: str = "weights") -> Figure:
+    """The forecast as it stands after the steps seen so far.
+
+    Args:
+        result: the callback.
+        kind: see `Online.forecast`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    return plot_online(result.forecast(kind))
+
+
+@figure_of
+def plot_extrapolated(
+    result: Extrapolation, *, run: Any = None, name: str = "", title: str = ""
+) -> Figure:
+    """The loss curve forecast for all samples, its spread, and the real one where it is known.
+
+    Args:
+        result: of `jaxttp.extrapolate`.
+        run: the real training on all samples.
+        name: of the loss.
+        title: above the figure.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure, (axes,) = panels(title=title)
+    steps = np.arange(len(result.loss))
+    if run is not None:
+        axes.plot(steps, np.asarray(run.loss), color=REAL, lw=2.2, label="real training")
+    label = f"forecast from {result.subset} of {result.samples} samples"
+    axes.plot(steps, result.loss, color=PREDICTED, lw=2.2, ls="--", label=label)
+    if np.all(np.isfinite(result.loss_spread)):
+        low, high = result.loss - result.loss_spread, result.loss + result.loss_spread
+        axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0,
+                          label="± one deviation")  # fmt: skip
+    _mark(axes, result.loss, result.steps, PREDICTED, filled=False)
+    name = f" ({name.replace('_', '-')})" if name else ""
+    axes.set(xlabel="training step", ylabel=f"training loss{name}")
+    axes.set_ylim(bottom=0)
+    legend(axes)
+    tidy(axes)
+    return figure
+
+
+@figure_of
+def plot_extrapolation(result: TaskExtrapolation) -> Figure:
+    """The same for a named task.
+
+    Args:
+        result: a `jaxttp.pipeline.TaskExtrapolation`.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> from jaxttp.pipeline import Settings, extrapolate_task
+        >>> small = Settings(data="wine", samples_per_class=20, steps=20, learning_rate=0.05)
+        >>> len(plot_extrapolation(extrapolate_task(small, subset=24)).axes)
+        1
+    """
+    task = result.task
+    return plot_extrapolated(result.found, run=result.run, name=task.loss, title=task.description)
+
+
+@figure_of
+def plot_wall_clock(result: WallClock) -> Figure:
+    """Seconds to every threshold and to the horizon.
+
+    Args:
+        result: of `jaxttp.wall_clock`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure, (axes,) = panels(height=3.2)
+    names = [*(f"to {threshold:g}" for threshold in result.seconds), "whole horizon"]
+    seconds = np.array([*result.seconds.values(), result.total_seconds])
+    unit, size = next((u, s) for u, s in UNITS if s <= result.total_seconds or s == UNITS[-1][1])
+    bars = axes.barh(names, seconds / size, color=PREDICTED, height=0.5)
+    axes.bar_label(bars, [f"{value:.3g}" for value in seconds / size], padding=4)
+    axes.margins(x=0.12)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{unit} ({result.source})")
+    tidy(axes)
+    return figure

@@ -7,11 +7,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp.forecast import Comparison, Sweep
-from jaxttp.pipeline.sweeping import TaskExtrapolation
-from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, tidy
+from jaxttp.pipeline import TaskSweep
+from jaxttp.plots._draw import figure_of
+from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, panels, tidy
 
 
-def plot_sweep(sweep: Sweep, threshold: float, *, title: str = "") -> Figure:
+@figure_of
+def plot_sweep(sweep: Sweep, threshold: float | None = None, *, title: str = "") -> Figure:
     """Steps to a threshold by learning rate and all else, with advice, and the Pareto set.
 
     Every row of the heat map is one combination of momentum, batch size, schedule, loss and
@@ -20,7 +22,7 @@ def plot_sweep(sweep: Sweep, threshold: float, *, title: str = "") -> Figure:
 
     Args:
         sweep: a `jaxttp.forecast.Sweep`.
-        threshold: one of its thresholds.
+        threshold: one of its thresholds; the middle one when None.
         title: above the figure.
 
     Returns:
@@ -37,16 +39,36 @@ def plot_sweep(sweep: Sweep, threshold: float, *, title: str = "") -> Figure:
         >>> len(plot_sweep(found, 0.1).axes)  # heat map, Pareto set, colour bar
         3
     """
-    cost = sweep.cost(threshold)  # checks the threshold
-    figure = Figure(figsize=(12, 5.2), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    figure.colorbar(_heat_map(left, sweep, threshold), ax=left, label="training steps")
-    _pareto(right, sweep, threshold, cost)
-    figure.suptitle(title, fontsize=11)
+    if threshold is None:
+        threshold = sweep.thresholds[len(sweep.thresholds) // 2]
+    sweep.cost(threshold)  # checks the threshold
+    figure, (left, right) = panels(2, title=title, height=5.2, width_ratios=(3, 2))
+    plot_heat_map(left, sweep, threshold)
+    plot_pareto(right, sweep, threshold)
     return figure
 
 
-def _heat_map(axes: Axes, sweep: Sweep, threshold: float) -> Any:
+@figure_of
+def plot_task_sweep(result: TaskSweep) -> Figure:
+    """The same for a named task and the goal that its advice is for.
+
+    Args:
+        result: of `jaxttp.pipeline.sweep_task`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    return plot_sweep(result.sweep, result.threshold, title=result.task.description)
+
+
+def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float) -> None:
+    """Steps to a threshold by learning rate and all else, with a colour bar.
+
+    Args:
+        axes: where to draw.
+        sweep: the forecasts.
+        threshold: one of its thresholds.
+    """
     rates = sorted({float(one.learning_rate) for one in sweep.settings})
     rows = list(dict.fromkeys(_label(one) for one in sweep.settings))
     table = np.full((len(rows), len(rates)), np.nan)
@@ -58,7 +80,11 @@ def _heat_map(axes: Axes, sweep: Sweep, threshold: float) -> Any:
     edges = _edges(rates)
     axes.patch.set(hatch="///", facecolor="0.93", edgecolor="0.8")
     image = axes.pcolormesh(
-        edges, np.arange(len(rows) + 1), np.ma.masked_invalid(table), cmap="viridis_r"
+        edges,
+        np.arange(len(rows) + 1),
+        np.ma.masked_invalid(table),
+        cmap="viridis_r",
+        rasterized=True,
     )
     axes.set_xscale("log")
     for row, label in enumerate(rows):
@@ -85,14 +111,23 @@ def _heat_map(axes: Axes, sweep: Sweep, threshold: float) -> Any:
     axes.set_ylim(0, len(rows))
     axes.set_xlim(edges[0], edges[-1])
     axes.set_xlabel("learning rate")
-    goal = f"{100 * threshold:g} % of the drop" if sweep.rule == "relative" else f"{threshold:g}"
-    axes.set_title(f"steps to {goal}", fontsize=10)
+    axes.set_title(f"steps to {sweep.goal(threshold)}")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.13), ncols=2, frameon=False, fontsize=9)
-    return image
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), frameon=False)
+    bar = axes.figure.colorbar(image, ax=axes, label="training steps")
+    if bar.solids is not None:
+        bar.solids.set_rasterized(True)
 
 
-def _pareto(axes: Axes, sweep: Sweep, threshold: float, cost: np.ndarray) -> None:
+def plot_pareto(axes: Axes, sweep: Sweep, threshold: float) -> None:
+    """Final loss against cost; the settings that no other one beats in both are joined.
+
+    Args:
+        axes: where to draw.
+        sweep: the forecasts.
+        threshold: one of its thresholds.
+    """
+    cost = sweep.cost(threshold)
     chosen = list(sweep.pareto(threshold))
     reached = np.isfinite(cost)
     axes.plot(
@@ -105,7 +140,7 @@ def _pareto(axes: Axes, sweep: Sweep, threshold: float, cost: np.ndarray) -> Non
     )  # fmt: skip
     for i in _apart(chosen):
         axes.annotate(
-            str(sweep.settings[i]), (cost[i], sweep.final_loss[i]), xytext=(7, 5), fontsize=8,
+            str(sweep.settings[i]), (cost[i], sweep.final_loss[i]), xytext=(7, 5), fontsize=10,
             textcoords="offset points",
         )  # fmt: skip
     unit = "samples seen" if sweep.step_seconds is None else "seconds"
@@ -114,7 +149,7 @@ def _pareto(axes: Axes, sweep: Sweep, threshold: float, cost: np.ndarray) -> Non
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.margins(x=0.25, y=0.1)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), frameon=False)
     tidy(axes)
 
 
@@ -139,6 +174,7 @@ def _edges(rates: list[float]) -> np.ndarray:
     return np.exp(np.concatenate([ends[0], middle, ends[1]]))
 
 
+@figure_of
 def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
     """Loss curves of the starting points, with the goals, and what their kernels say.
 
@@ -156,17 +192,16 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
         >>> len(plot_comparison(found).axes)
         2
     """
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure, (left, right) = panels(2, title=title, width_ratios=(3, 2))
     for name, curve, one in zip(found.names, found.loss, found.settings, strict=True):
         left.plot(curve, lw=2, label=f"{name} (rate {one.learning_rate:.3g})")
-    if found.rule == "absolute":
+    if (found.rule, found.metric) == ("absolute", "loss"):
         for goal in found.thresholds:
             left.axhline(goal, color=GREY, lw=1, ls=":")
     left.set_yscale("log")
     left.set_xlabel("training step")
     left.set_ylabel("predicted training loss")
-    left.legend(frameon=False, fontsize=9)
+    left.legend(frameon=False)
     places = np.arange(len(found.names))
     speeds = [why.speed for why in found.explanations]
     shares = [why.alignment for why in found.explanations]
@@ -176,44 +211,7 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
     right.invert_yaxis()
     right.set_xlim(0, 1)
     right.set_xlabel("share")
-    right.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    right.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     for axes in (left, right):
         tidy(axes)
-    figure.suptitle(title, fontsize=11)
-    return figure
-
-
-def plot_extrapolation(result: TaskExtrapolation) -> Figure:
-    """The loss curve forecast for all samples, its spread, and the real one where it is known.
-
-    Args:
-        result: a `jaxttp.pipeline.TaskExtrapolation`.
-
-    Returns:
-        A matplotlib figure.
-
-    Example:
-        >>> from jaxttp.pipeline import Settings, extrapolate_task
-        >>> small = Settings(data="wine", samples_per_class=20, steps=20, learning_rate=0.05)
-        >>> len(plot_extrapolation(extrapolate_task(small, subset=24)).axes)
-        1
-    """
-    figure = Figure(figsize=(7, 4.6), layout="constrained")
-    axes, found = figure.subplots(), result.found
-    steps = np.arange(len(found.loss))
-    if result.run is not None:
-        axes.plot(steps, np.asarray(result.run.loss), color=REAL, lw=2.2, label="real training")
-    label = f"forecast from {found.subset} of {found.samples} samples"
-    axes.plot(steps, found.loss, color=PREDICTED, lw=2.2, ls="--", label=label)
-    if np.all(np.isfinite(found.loss_spread)):
-        low, high = found.loss - found.loss_spread, found.loss + found.loss_spread
-        axes.fill_between(
-            steps, low, high, color=PREDICTED, alpha=0.15, lw=0, label="± one deviation"
-        )
-    axes.set_xlabel("training step")
-    axes.set_ylabel(f"training loss ({result.task.loss.replace('_', '-')})")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=10)
-    tidy(axes)
-    figure.suptitle(result.task.description, fontsize=10)
     return figure

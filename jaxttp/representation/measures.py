@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice
+from jaxttp._result import RESULT, describe
 from jaxttp.ntk.spectrum import PowerLaw, fit_power_law
 from jaxttp.representation._inputs import double, refuse
 from jaxttp.representation.moments import FeatureMoments, singular_values
@@ -170,9 +171,11 @@ class Geometry(NamedTuple):
     participation_ratio: Array
     alpha: PowerLaw
 
+    plot, _repr_html_, __repr__ = RESULT
+
     def __str__(self) -> str:
         if jnp.ndim(self.rankme) > 0:
-            return repr(self)
+            return describe(self)
         first, last = self.alpha.window
         return (
             f"RankMe {float(self.rankme):.4g} (singular values), {float(self.entropy_rank):.4g} "

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer
+from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.representation._inputs import as_rows, double, refuse_constant
 
@@ -28,6 +29,8 @@ class FeatureMoments(NamedTuple):
     samples: Array
     mean: Array
     scatter: Array
+
+    plot, _repr_html_, __repr__ = RESULT
 
     @property
     def covariance(self) -> Array:

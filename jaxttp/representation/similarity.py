@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite_value
+from jaxttp._result import RESULT
 from jaxttp.representation._inputs import as_rows, double, refuse, refuse_constant
 
 
@@ -170,6 +171,8 @@ class CKATable(NamedTuple):
     values: Array
     rows: tuple[str, ...]
     columns: tuple[str, ...]
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def cka_table(first: Mapping[str, Any], second: Mapping[str, Any] | None = None) -> CKATable:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite
+from jaxttp._result import RESULT
 from jaxttp._types import Params
 from jaxttp.ntk._select import leaf_paths
 from jaxttp.representation._inputs import double
@@ -115,6 +116,8 @@ class WeightPath(NamedTuple):
     step_cosine: Array
     leaf_norm: Array
     leaf_cosine: Array
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def weight_path(history: Sequence[Params]) -> WeightPath:

@@ -191,7 +191,9 @@ def test_psd_sum_bounds_hold_for_psd_and_are_refused_otherwise():
     assert float(conditioning.psd_sum_bounds(np.diag([1.0, 0]), np.diag([0, 1.0])).upper) == np.inf
 
 
-@pytest.mark.parametrize(("k", "d", "m"), [(3, 4, 5), (4, 3, 2), (1, 4, 2)])
+@pytest.mark.parametrize(
+    ("k", "d", "m"), [pytest.param(3, 4, 5, marks=pytest.mark.slow), (4, 3, 2), (1, 4, 2)]
+)
 def test_functional_hessian(k, d, m):
     rng = np.random.default_rng(9)
     w, v, z = (rng.standard_normal(s) for s in ((k, m), (m, d), (k, d)))

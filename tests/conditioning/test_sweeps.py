@@ -144,6 +144,7 @@ def test_whitening_and_batch_norm_help():
     assert np.all(normed.condition <= normed.bound * (1 + 1e-9))
 
 
+@pytest.mark.slow
 def test_a_sweep_of_the_skip_keeps_the_weights():
     found = conditioning.sweep("skip", (0.0, 0.0, 1e-9), inputs=4, outputs=2, seeds=2, key=KEY)
     np.testing.assert_array_equal(found.condition[0], found.condition[1])

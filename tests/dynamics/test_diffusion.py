@@ -1,3 +1,5 @@
+import re
+
 import diffrax
 import jax
 import jax.numpy as jnp
@@ -50,7 +52,7 @@ def test_diagonal_noise_is_the_papers(problem):
     np.testing.assert_allclose(both[:7, :, :7], got, atol=1e-12)
 
 
-@pytest.mark.parametrize("noise", ["full", "constant"])
+@pytest.mark.parametrize("noise", ["full", pytest.param("constant", marks=pytest.mark.slow)])
 def test_one_step_has_the_covariance_of_a_batch(problem, key, noise):
     """A solver that shares one Brownian motion between components would give rank one."""
     j, sigma, _ = covariance(problem)
@@ -128,6 +130,7 @@ def test_additive_solvers_converge(problem, key, solver, factor):
     assert np.abs(high[1] - high[2]).max() < factor * np.abs(high[0] - high[1]).max()
 
 
+@pytest.mark.slow
 def test_epochs_cancel_like_shuffled_batches(key):
     """Variance (1/B)(N-B)/(N-1) of a batch mean and covariance -1/(N-1) within an epoch."""
     for n, b in ((6, 2), (7, 2)):
@@ -219,7 +222,7 @@ def test_scalar_kernels_curves_and_print(problem, key):
     np.testing.assert_allclose(a.loss, b.loss, atol=1e-12)
     assert a.train is None
     assert a.bands((0.5,)).shape == (1, 6)
-    assert repr(a) == "Diffusion(noise='full', protocol='replacement', loss=(3, 6))"
+    assert re.search(r"Diffusion\n.*  loss +float64\[3, 6\] from .*  noise +full\n", repr(a), re.S)
 
 
 def test_under_jit_with_traced_rate(problem, key):

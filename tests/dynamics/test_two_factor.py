@@ -101,6 +101,7 @@ def test_balanced_start_shares_singular_values_and_vectors():
     np.testing.assert_allclose(seen.imbalance, 0.0, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_unbalanced_start_does_not():
     """The premise is needed."""
     seen = two_factor_observables(F, W, LABELS, learning_rate=0.1)

@@ -111,11 +111,30 @@ def test_unstable_ones_come_last():
     assert any(gone)
 
 
+def test_samples_of_their_own_and_error_rates():
+    """A candidate that wants its inputs doubled is another one on half of them."""
+    halved = {"in": PARAMS["in"] / 2, "out": PARAMS["out"]}
+    frozen = {"in": False, "out": True}  # the same function of the head, whatever the input's scale
+    got = compare(
+        {"a": Candidate(apply_fn, PARAMS, frozen), "b": Candidate(apply_fn, halved, frozen, 2 * X)},
+        X, Y, steps=30, metric="error", time_steps=False,
+    )  # fmt: skip
+    np.testing.assert_allclose(got.loss[0], got.loss[1], rtol=1e-9)
+    assert got.metric == "error"
+    first = np.mean(np.argmax(apply_fn(PARAMS, X), axis=1) != Y)
+    np.testing.assert_allclose(got.thresholds, [0.1 * first, 0.5 * first])
+    assert "absolute error" in str(got)
+    with pytest.raises(ValueError, match=r"candidates\['a'\]\.x must hold the 16 samples of x"):
+        compare({"a": Candidate(apply_fn, PARAMS, None, X[:3])}, X, Y)
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="candidates must hold at least one"):
         compare({}, X, Y)
     with pytest.raises(ValueError, match="rule='soon' is not known"):
         compare(CANDIDATES, X, Y, rule="soon")
+    with pytest.raises(ValueError, match="metric='f1' is not known"):
+        compare(CANDIDATES, X, Y, metric="f1")
     with pytest.raises(ValueError, match="learning_rate must be"):
         compare(CANDIDATES, X, Y, learning_rate=-1.0)
     with pytest.raises(ValueError, match="batch_size"):

@@ -18,6 +18,7 @@ from jaxttp.forecast import (
     predict_training_time,
     training_time,
 )
+from jaxttp.forecast.spectra import METHODS
 from jaxttp.models import MLP
 
 RNG = np.random.default_rng(0)
@@ -26,6 +27,7 @@ X = RNG.standard_normal((40, 20))
 Y = RNG.standard_normal((40, 2)) * 0.1 + X[:, :2]
 PARAMS = jnp.asarray(RNG.standard_normal((60, 2))) / 10
 KEY = jax.random.key(5)
+POWER = {"method": "power_law", "head": 16}
 
 
 def apply_fn(params, x):
@@ -51,13 +53,13 @@ def test_a_true_power_law_is_continued_exactly():
     # The subset's modes hold all that the whole set's do, as a random subset's must.
     scale = shares.sum() / shares[:n0].sum()
     residual = np.sqrt(shares[:n0] * scale * n0)[:, None]
-    found = extrapolate_spectrum(kernel, residual, samples=n, size=shares.sum(), head=16)
+    found = extrapolate_spectrum(kernel, residual, samples=n, size=shares.sum(), **POWER)
     np.testing.assert_allclose(found.values, values, rtol=1e-9)
     assert found.exponent == pytest.approx(s, rel=1e-9)
     assert found.feasible
     assert found.residual.sum() == pytest.approx(shares.sum(), rel=1e-9)
     assert np.all(np.diff(found.residual[16:]) < 0)
-    corrected = extrapolate_spectrum(kernel, residual, samples=n, head=16, alpha=0.2)
+    corrected = extrapolate_spectrum(kernel, residual, samples=n, alpha=0.2, **POWER)
     # The paper's correction flattens or steepens by alpha (N0/N - 1) = -0.15.
     assert corrected.exponent == pytest.approx(s + 0.2 * 0.75, rel=1e-9)
 
@@ -67,21 +69,66 @@ def test_an_infeasible_tail_is_reported_and_nothing_is_lost():
     residual = np.ones((40, 1))
     residual[10:] = 3.0  # a tail far above the head's end
     residual[7:13] = 1e-3
-    found = extrapolate_spectrum(kernel, residual, samples=45, head=10)
+    found = extrapolate_spectrum(kernel, residual, samples=45, method="power_law", head=10)
     assert not found.feasible
     assert "no power law" in found.message
     assert found.residual.sum() == pytest.approx((residual**2).sum() / 40)
-    exact = extrapolate_spectrum(kernel, np.zeros((40, 1)), samples=45, head=10)
+    exact = extrapolate_spectrum(kernel, np.zeros((40, 1)), samples=45, method="power_law", head=10)
     assert exact.feasible
     assert not exact.residual.any()
 
 
-def test_a_kernel_of_low_rank_has_no_tail():
+@pytest.mark.parametrize("method", METHODS)
+def test_a_kernel_of_low_rank_has_no_tail(method):
+    residual = RNG.standard_normal((30, 1))
     found = extrapolate_spectrum(
-        np.ones((30, 1, 30, 1)), RNG.standard_normal((30, 1)), samples=60, head=5
+        np.ones((30, 1, 30, 1)), residual, samples=60, head=5, method=method
     )
-    assert not found.values[5:].any()
+    assert not np.any(found.values[5:] > 1e-9)
     assert found.values[0] == pytest.approx(1.0)
+    learned = residual.sum() ** 2 / 30**2  # the one mode's share, the rest is never learned
+    if method == "resolvent":  # power laws want a tail that falls from the head's end
+        assert found.residual[found.values > 1e-9].sum() == pytest.approx(learned, rel=1e-3)
+
+
+def gaussian_rows(n, c, seed):
+    """Rows of normal features with eigenvalues k^-1.5, and noisy labels: no law of the residual."""
+    rng = np.random.default_rng(seed)
+    k = np.arange(1, 1501)
+    jacobian = rng.standard_normal((n * c, k.size)) * k**-0.75
+    residual = jacobian @ (rng.standard_normal(k.size) * k**-0.2) + 0.3 * rng.standard_normal(n * c)
+    return (jacobian @ jacobian.T).reshape(n, c, n, c), residual.reshape(n, c)
+
+
+def test_the_resolvent_foresees_four_times_the_rows():
+    """The theory's own assumptions: many independent rows. Brute force is the larger kernel."""
+    setting = Hyperparameters(0.03, loss="squared_error", steps=3000)
+    off = {"resolvent": [], "subset": []}
+    for seed in range(3):
+        kernel, residual = gaussian_rows(400, 2, seed)
+        size = float((residual**2).sum() / 400)
+        some, start = kernel[:100][:, :, :100], residual[:100]
+        whole = extrapolate_spectrum(kernel, residual, samples=400)
+        true, _ = mode_curve(whole.values, whole.residual, setting)
+        found = extrapolate_spectrum(some, start, samples=400, size=size)
+        small = extrapolate_spectrum(some, start, samples=100, size=size)
+        for name, one in (("resolvent", found), ("subset", small)):
+            path, stable = mode_curve(one.values, one.residual, setting)
+            assert stable
+            off[name].append(np.log(path[-1] / true[-1]))
+        assert found.feasible
+        assert found.residual.sum() == pytest.approx(size, rel=1e-9)
+    # What is left is the draw of 200 rows; the subset alone ends at little more than half the loss.
+    assert np.abs(off["resolvent"]).mean() < 0.15
+    assert np.mean(off["subset"]) < -0.4
+
+
+def test_a_head_is_a_share_of_all_modes():
+    kernel, residual = gaussian_rows(20, 5, 0)
+    for method, share in (("power_law", 4), ("resolvent", 50)):
+        found = extrapolate_spectrum(kernel, residual, samples=40, method=method)
+        assert found.head == 20 * 5 // share
+    assert "2 of the subset's 100 modes kept" in found.message
 
 
 @pytest.mark.slow
@@ -145,6 +192,8 @@ def test_mode_curve_follows_schedules():
         ({"samples": 30}, "samples must be an integer of at least 40"),
         ({"head": 40}, "head must be an integer between 1 and"),
         ({"alpha": -1.0}, "alpha must be"),
+        ({"alpha": 0.1}, "give method='power_law' with it"),
+        ({"method": "ridge"}, "method='ridge' is not known"),
         ({"resamples": 1}, "resamples must be"),
         ({"learning_rate": 0.0}, "learning_rate must be"),
         ({"loss": "hinge"}, "loss='hinge' is not known"),

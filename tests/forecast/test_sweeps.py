@@ -85,6 +85,29 @@ def test_it_says_the_same_as_a_single_forecast():
     assert np.all(np.isfinite(found.loss))  # a diverging setting is held, no NaN travels
 
 
+def test_error_rates_and_other_definitions():
+    theta, f0, y = problem(4)
+    settings = (*grid(learning_rate=(0.1, 0.4), steps=25), Hyperparameters(0.2, steps=12))
+    definition = {"smooth": 3, "metric": "error"}
+    found = sweep_kernel(theta, f0, y, settings, **definition)
+    assert found.error.shape == found.loss.shape == (3, 26)
+    assert found.metric == "error"
+    for i, one in enumerate(settings):
+        path = recursion(theta, f0, y, loss="cross_entropy", optimizer=one.optimizer(),
+                         steps=one.steps)  # fmt: skip
+        wrong = np.mean(np.argmax(np.asarray(path.train), axis=2) != y, axis=1)
+        np.testing.assert_allclose(found.error[i, : one.steps + 1], wrong)
+        want = [int(training_time(wrong, e, smooth=3)) for e in found.thresholds]
+        assert found.steps[i].tolist() == want
+        assert found.final_error[i] == wrong[-1]
+    assert "10 % of the error" in str(found)
+    flat = sweep_kernel(theta, f0, y, settings, rule="plateau", thresholds=(0.05,), window=4)
+    for i, one in enumerate(settings):
+        curve = flat.loss[i, : one.steps + 1]
+        assert flat.steps[i, 0] == training_time(curve, 0.05, rule="plateau", window=4)
+    assert flat.error is None
+
+
 def test_best_pareto_cost_and_rows(tmp_path):
     theta, f0, y = problem()
     settings = grid(learning_rate=(0.05, 0.2, 0.8), batch_size=(None, 2), steps=30)

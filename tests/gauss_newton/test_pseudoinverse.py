@@ -99,7 +99,9 @@ def test_truncation_in_float32_is_that_of_float64():
 
 @pytest.mark.parametrize("mode", ["truncate", "tikhonov"])
 @pytest.mark.parametrize("shape", [(160, 300), (300, 160)])
-@pytest.mark.parametrize("activation", [jax.nn.relu, jnp.tanh])
+@pytest.mark.parametrize(
+    "activation", [jax.nn.relu, pytest.param(jnp.tanh, marks=pytest.mark.slow)]
+)
 def test_float32_eigenvectors_serve_where_they_resolve_what_is_kept(mode, shape, activation):
     """Random features, those of ReLU with a mean that stands above all; no float64 is needed."""
     rng = np.random.default_rng(2)

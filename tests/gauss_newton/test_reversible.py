@@ -36,6 +36,7 @@ def test_the_inverse_undoes_the_forward_pass(activation):
     assert jnp.abs(back - x).max() < 1e-12
 
 
+@pytest.mark.slow
 def test_input_reconstruction_in_float32_at_64_blocks():
     w, v, x = network(blocks=64, half=8, width=32, samples=4, dtype=jnp.float32, scale=0.3)
     back = revmlp_inverse(w, v, revmlp_forward(w, v, x))

@@ -9,7 +9,8 @@ The test suite needs no PyTorch: it reads the files that this script wrote. To w
 Written with torch 2.15.0, torchvision 0.29.2, timm 1.0.31, transformers 5.23.0 on a CPU. Each
 network's weights go to NAME.safetensors as that library names them; ``outputs.safetensors`` holds
 the inputs (N, H, W, C) and, for every network, its outputs computed in float32 and in float64;
-``preprocessing.safetensors`` holds images and what torchvision's transforms make of them.
+``preprocessing.safetensors`` holds images and what torchvision's transforms make of them;
+``positions.safetensors`` the positions of timm-vit for images of other sizes, by timm.
 All parameters and running averages are random, so that none can be left out unnoticed.
 """
 
@@ -125,6 +126,14 @@ def write_preprocessing():
     save_arrays(arrays, FOLDER / "preprocessing.safetensors")
 
 
+def write_positions():
+    """Positions of timm-vit (a grid of 4 x 4) on smaller and larger grids."""
+    positions = load_file(FOLDER / "timm-vit.safetensors")["pos_embed"]
+    resample = timm.layers.resample_abs_pos_embed
+    arrays = {f"{side}": resample(positions, [side, side]).numpy() for side in (2, 3, 7)}
+    save_arrays(arrays, FOLDER / "positions.safetensors")
+
+
 def main():
     """Write all files."""
     write_preprocessing()
@@ -147,6 +156,7 @@ def main():
             arrays[f"{name}.{suffix}"] = getattr(outputs, "logits", outputs).numpy()
         print(name, arrays[f"{name}.float64"].std())
     save_arrays(arrays, FOLDER / "outputs.safetensors")
+    write_positions()
 
 
 if __name__ == "__main__":

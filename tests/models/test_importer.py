@@ -94,6 +94,26 @@ def test_a_body_saved_alone_has_no_prefix_and_no_head(name, prefix, head, tmp_pa
         load_weights(build(name), tmp_path / "body.safetensors")
 
 
+@pytest.mark.parametrize("side", [2, 3, 7])
+def test_positions_for_images_of_another_size_are_those_of_timm(side):
+    expected = safetensors.numpy.load_file(GOLDENS / "positions.safetensors")[str(side)]
+    model = abstract("timm-vit", image_size=8 * side)
+    loaded = load_weights(model, GOLDENS / "timm-vit.safetensors")
+    # timm interpolates in float32; positions are of order 0.2.
+    np.testing.assert_allclose(loaded.positions[...], expected, rtol=0, atol=1e-6)
+    x = jnp.ones((1, 8 * side, 8 * side, 3), jnp.float32)
+    assert nnx.jit(lambda model, x: model(x))(loaded, x).shape == (1, 5)
+
+
+def test_positions_that_are_no_grid_of_the_width_are_listed(tmp_path):
+    found = tensors("timm-vit")
+    for positions in (found["pos_embed"][:, :-1], found["pos_embed"][..., :-1]):
+        path = tmp_path / "a.safetensors"
+        safetensors.numpy.save_file(found | {"pos_embed": np.ascontiguousarray(positions)}, path)
+        with pytest.raises(ValueError, match=r"of another shape: pos_embed \(1, 1[67], 1[12]\)"):
+            load_weights(abstract("timm-vit"), path)
+
+
 def test_our_own_files_keep_the_running_averages(tmp_path, key):
     x = jax.random.normal(key, (6, 32, 32, 3), jnp.float32)
     model = calibrate_batch_norm(build("torchvision-basic"), x)

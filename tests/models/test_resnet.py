@@ -102,6 +102,7 @@ def test_float64_parameters_give_float64_outputs(strict_dtypes):
     assert jax.eval_shape(evaluate).dtype == jnp.float64
 
 
+@pytest.mark.slow
 def test_a_sample_does_not_depend_on_its_batch(key):
     model = small(widths=(4, 4), strides=(1, 2), activation="gelu", param_dtype=jnp.float64)
     evaluate = nnx.jit(lambda model, x: model(x))

@@ -107,7 +107,7 @@ def test_a_sample_alone_gives_what_it_gives_in_a_batch(name):
     np.testing.assert_allclose(alone, apply(model.params, x), rtol=0, atol=1e-13)
 
 
-SLOW = ("resnet-group", "bottleneck")
+SLOW = ("resnet", "resnet-group", "bottleneck", "vit")
 
 
 @pytest.mark.parametrize(

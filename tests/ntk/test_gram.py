@@ -26,8 +26,18 @@ def symmetric(kernel):
     return bool(jnp.all(kernel == kernel.transpose(2, 3, 0, 1)))
 
 
-@pytest.mark.parametrize("method", ["layerwise", "jacobian", "vector_product"])
-@pytest.mark.parametrize("name", NETWORKS)
+# Networks whose rules take several seconds to compile.
+LARGE = ("conv_net", "attention", "residual_net", "norm_net", "nnx_model", "batched_dense")
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        pytest.param(n, m, marks=pytest.mark.slow if m == "layerwise" and n in LARGE else ())
+        for n in NETWORKS
+        for m in ("layerwise", "jacobian", "vector_product")
+    ],
+)
 def test_agrees_with_the_brute_force_jacobian(name, method):
     apply_fn, params, x = NETWORKS[name]()
     kernel = empirical_ntk(apply_fn, params, x, method=method)
@@ -59,7 +69,9 @@ def test_any_shape_and_batch_size(n1, n2, batch_size, cross):
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("method", ["layerwise", "jacobian", "vector_product"])
-@pytest.mark.parametrize("name", ["conv_channels_first", "embedding_bag"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("conv_channels_first", marks=pytest.mark.slow), "embedding_bag"]
+)
 def test_trace_and_diagonal(name, method, batch_size):
     apply_fn, params, x = NETWORKS[name]()
     full = oracles.kernel(apply_fn, params, x, x[:3])
@@ -278,3 +290,19 @@ def test_a_mesh_of_several_devices_is_refused():
     mesh = jax.make_mesh((4,), ("rows",))
     with pytest.raises(ValueError, match="one device"):
         empirical_ntk(apply_fn, params, x, mesh=mesh)
+
+
+@pytest.mark.parametrize("other", [None, 3])
+def test_progress_counts_pairs_of_samples(other):
+    apply_fn, params, x = mlp()
+    seen = []
+    x2 = None if other is None else x[:other]
+    tiled = empirical_ntk(
+        apply_fn, params, x, x2, batch_size=2, progress=lambda i, n: seen.append((i, n))
+    )
+    np.testing.assert_allclose(tiled, empirical_ntk(apply_fn, params, x, x2), rtol=1e-9, atol=1e-12)
+    done, total = zip(*seen, strict=True)
+    assert len(seen) > 2
+    assert len(set(total)) == 1
+    assert list(done) == sorted(done)
+    assert done[-1] == total[0]

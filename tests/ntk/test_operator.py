@@ -24,6 +24,7 @@ def test_products(name, batch_size):
     np.testing.assert_allclose(got, jnp.einsum("ncmd,md->nc", theta, v), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_lineax_interface():
     apply_fn, params, x = mlp()
     operator = ntk_operator(apply_fn, params, x, trainable=lambda path: path.startswith("2/"))

@@ -12,6 +12,7 @@ from jaxttp.pipeline import (
     build_task,
     compare_task,
     extrapolate_task,
+    pair_networks,
     starting_points,
     sweep_task,
 )
@@ -62,6 +63,8 @@ def test_nothing_is_fast_enough():
 def test_starting_points_train_what_they_say():
     task = build_task(SMALL)
     points = starting_points(task)
+    adapted = points.pop("lora")
+    assert sorted(adapted.params) == ["hidden/0/kernel", "hidden/1/kernel"]
     picked = {
         name: sorted(p for p in PATHS if one.trainable is None or one.trainable(p))
         for name, one in points.items()
@@ -85,6 +88,15 @@ def test_a_comparison_of_what_to_train():
     assert "wine" in task.description
     assert sorted(found.names) == ["all", "head"]
     assert found.loss.shape == (2, 31)
+
+
+def test_networks_and_files_are_paired():
+    assert pair_networks((), ()) == ((None, None),)
+    assert pair_networks(("vgg5",), ("a", "random")) == (("vgg5", "a"), ("vgg5", None))
+    assert pair_networks(("vgg5", "resnet20"), ()) == (("vgg5", None), ("resnet20", None))
+    assert pair_networks(("vgg5", "resnet20"), ("a", "b")) == (("vgg5", "a"), ("resnet20", "b"))
+    with pytest.raises(ValueError, match="2 models need as many, or none"):
+        pair_networks(("vgg5", "resnet20"), ("a",))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ class Source(NamedTuple):
 
     Attributes:
         names: tensors of the file, to be concatenated along the outputs.
-        kind: "conv", "linear" or "same".
+        kind: "conv", "linear", "positions" (a ViT's, of images of any size) or "same".
     """
 
     names: tuple[str, ...]
@@ -114,7 +114,7 @@ def _hugging_face_resnet(name: str, model: ResNet, prefix: str) -> Source:
 def _timm_vit(name: str, model: ViT, prefix: str) -> Source:
     *path, leaf = name.split(".")
     if not path:
-        return Source(({"cls_token": "cls_token", "positions": "pos_embed"}[leaf],), "same")
+        return _token(leaf, {"cls_token": "cls_token", "positions": "pos_embed"}[leaf])
     if path[0] == "patch_embed":
         return _patches("patch_embed.proj", leaf)
     if path[0] in ("norm", "head"):
@@ -130,7 +130,7 @@ def _hugging_face_vit(name: str, model: ViT, prefix: str) -> Source:
     *path, leaf = name.split(".")
     if not path:
         part = {"cls_token": "cls_token", "positions": "position_embeddings"}[leaf]
-        return Source((f"{prefix}embeddings.{part}",), "same")
+        return _token(leaf, f"{prefix}embeddings.{part}")
     if path[0] == "patch_embed":
         return _patches(f"{prefix}embeddings.patch_embeddings.projection", leaf)
     if path[0] == "head":
@@ -165,8 +165,12 @@ def _norm(name: str, leaf: str) -> Source:
     return Source((f"{name}.{_NORM[leaf]}",), "same")
 
 
+def _token(leaf: str, name: str) -> Source:
+    return Source((name,), "positions" if leaf == "positions" else "same")
+
+
 def _own(name: str, model: Any, prefix: str) -> Source:
-    return Source((name,), "same")
+    return _token(name, name) if isinstance(model, ViT) else Source((name,), "same")
 
 
 _COUNTERS = ("num_batches_tracked",)

@@ -13,6 +13,7 @@ from flax import nnx
 
 from jaxttp._checks import check_finite
 from jaxttp.models.pretrained._namings import Naming, Source, known_namings
+from jaxttp.models.pretrained._positions import resample_positions
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -36,7 +37,9 @@ def load_weights(
     =========  ==========================================  ====================================
 
     Running averages of batch norm are loaded too. The layer norms of a `ViT` get the ε of the
-    library that wrote the file (timm 1e-6, Hugging Face 1e-12). Arrays take the model's dtypes.
+    library that wrote the file (timm 1e-6, Hugging Face 1e-12). Its positions are resampled where
+    the file was trained on images of another size: bicubic with antialiasing, as timm does.
+    Arrays take the model's dtypes.
 
     Args:
         model: a network of the same architecture; it stays as it is.
@@ -78,6 +81,10 @@ def load_weights(
         if head or not name.startswith("head.")
     }
     shapes = {name: tuple(leaf.shape) for name, (_, leaf) in own.items()}
+    for name, source in sources.items():
+        part = source.names[0]
+        if source.kind == "positions" and part in tensors:
+            tensors[part] = resample_positions(tensors[part], shapes[name])
     _check_fit(type(model).__name__, path, naming, sources, shapes, tensors, head)
     new = []
     for name, source in sources.items():

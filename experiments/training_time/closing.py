@@ -1,0 +1,203 @@
+"""Ours: the first real steps correct the forecast.
+
+On embedded data a "data set" is a task: digit splits, tables, image patches.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.store import Store
+from experiments.training_time.comparison import (
+    CIFAR10,
+    COLORS,
+    MIT67,
+    Source,
+    kernel_of,
+    load,
+    name_of,
+)
+from jaxttp import train, training_time
+from jaxttp.forecast import Hyperparameters, Online
+from jaxttp.plots import GREY, MARKERS, REAL, tidy
+
+KINDS = ("losses", "outputs", "weights")
+THRESHOLDS = (0.01, 0.1, 0.4)
+CLAIM = {
+    "ours-online": "After a tenth of the steps the corrected forecast's mean error is at most half "
+    "of the one made before training. (ours)",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Tasks, and when to ask.
+
+    Attributes:
+        tasks: names or pipeline settings; the first one's curves are shown.
+        rate: in units of N / lambda_max.
+        shares: of the steps after which the forecast is corrected.
+        shown: the one of them whose curves are shown.
+        kinds: of correction.
+        steps: T.
+        seed: of samples and weights.
+        samples: so many of each task; all when None.
+    """
+
+    tasks: tuple[Source, ...] = (
+        "digits 5-9, MLP",
+        "breast cancer, MLP",
+        "digits all, tanh MLP",
+        "iris, tanh MLP",
+    )
+    rate: float = 1.0
+    shares: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
+    shown: float = 0.1
+    kinds: tuple[str, ...] = KINDS
+    steps: int = 150
+    seed: int = 1
+    samples: int | None = None
+
+
+PRESETS = {
+    "smoke": Settings(
+        tasks=("wine, MLP",), shares=(0.25,), shown=0.25, kinds=("losses", "outputs"), steps=8,
+        samples=10,
+    ),
+    "cpu": Settings(),
+    "paper": Settings(tasks=(CIFAR10, MIT67)),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """One training, and its forecasts on the way.
+
+    Attributes:
+        task: its name.
+        real: loss (T + 1,).
+        before: forecast before training (T + 1,).
+        corrected: (kind, share of the steps) -> forecast (T + 1,), observed up to there.
+        fallen_back: forecasts by weights that gave way to outputs.
+    """
+
+    task: str
+    real: np.ndarray
+    before: np.ndarray
+    corrected: dict[tuple[str, float], np.ndarray]
+    fallen_back: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What was measured.
+
+    Attributes:
+        settings: how.
+        loops: one for every task.
+    """
+
+    settings: Settings
+    loops: list[Loop]
+
+
+def run(settings: Settings, store: Store | None = None) -> Result:
+    """Train every task once, and correct its forecast on the way.
+
+    Args:
+        settings: one of `PRESETS`, or your own.
+        store: where the curves are kept.
+
+    Returns:
+        A `Result`.
+    """
+    pieces = {name_of(t): functools.partial(_measure, t, settings) for t in settings.tasks}
+    return Result(settings, list((store or Store()).all(pieces).values()))
+
+
+def _measure(task: Source, settings: Settings) -> Loop:
+    job = load(task, settings.seed, settings.samples)
+    eta = settings.rate * kernel_of(job).unit
+    setting = Hyperparameters(eta, steps=settings.steps)
+    watch = Online(*job.model, job.x, job.y, setting)
+    places = {max(1, round(share * settings.steps)): share for share in settings.shares}
+    corrected: dict[tuple[str, float], np.ndarray] = {}
+    found = []
+
+    def callback(step: int, params, loss: float) -> None:
+        if step > max(places):
+            return
+        watch(step, params, loss)
+        if step in places:
+            for kind in settings.kinds:
+                found.append(watch.forecast(kind))
+                corrected[kind, places[step]] = found[-1].loss
+
+    real = train(
+        *job.model, job.x, job.y, loss="cross_entropy", optimizer=setting.optimizer(),
+        steps=settings.steps, callback=callback,
+    )  # fmt: skip
+    asked = [kind for _ in places for kind in settings.kinds]
+    back = sum(one.kind != kind for one, kind in zip(found, asked, strict=True))
+    return Loop(name_of(task), np.asarray(real.loss), found[0].open_loop, corrected, back)
+
+
+def _off(curve: np.ndarray, real: np.ndarray) -> float:
+    """Mean error of the training times in steps."""
+    times = [[int(training_time(c, e)) for e in THRESHOLDS] for c in (curve, real)]
+    return float(np.mean(np.abs(np.subtract(*times))))
+
+
+def _errors(result: Result, kind: str, share: float) -> float:
+    return float(np.mean([_off(one.corrected[kind, share], one.real) for one in result.loops]))
+
+
+def plot(result: Result) -> dict[str, Figure]:
+    """Curves of the first task, and mean errors of all by the share of steps seen."""
+    settings, first = result.settings, result.loops[0]
+    figure = Figure(figsize=(11.5, 4.3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.semilogy(first.real, color=REAL, lw=2.4, label="real training")
+    left.semilogy(first.before, "--", color=GREY, lw=2, label="before training")
+    at = round(settings.shown * settings.steps)
+    for kind, color in zip(settings.kinds, (COLORS[0], COLORS[2], COLORS[3]), strict=False):
+        curve = first.corrected[kind, settings.shown]
+        left.semilogy(np.arange(at, len(curve)), curve[at:], color=color, lw=1.8,
+                      label=f"corrected by {kind}")  # fmt: skip
+    left.axvline(at, color=GREY, lw=1, ls=":")
+    left.set(xlabel="step", ylabel="training loss", title=f"{first.task}, η = {settings.rate:g}")
+    before = float(np.mean([_off(one.before, one.real) for one in result.loops]))
+    right.axhline(before, color=GREY, ls="--", lw=2, label="before training")
+    for kind, color, marker in zip(
+        settings.kinds, (COLORS[0], COLORS[2], COLORS[3]), MARKERS, strict=False
+    ):
+        errors = [_errors(result, kind, share) for share in settings.shares]
+        right.plot(settings.shares, errors, marker + "-", color=color, label=f"by {kind}")
+    right.set(xlabel="share of the steps seen", ylabel="mean error of training times, steps",
+              title=f"{len(result.loops)} tasks")  # fmt: skip
+    right.set_ylim(bottom=0)
+    for axes in (left, right):
+        axes.legend(frameon=False, fontsize=9)
+        tidy(axes)
+    return {"ours-online": figure}
+
+
+def measure(result: Result) -> dict[str, list[str]]:
+    """Errors by task, and over all."""
+    settings, lines = result.settings, []
+    for one in result.loops:
+        line = f"{one.task}: mean error before training {_off(one.before, one.real):.1f} steps"
+        for kind in settings.kinds:
+            errors = [f"{_off(one.corrected[kind, s], one.real):.1f}" for s in settings.shares]
+            line += f"; by {kind} {', '.join(errors)}"
+        lines.append(f"{line}; {one.fallen_back} by weights gave way to outputs")
+    before = float(np.mean([_off(one.before, one.real) for one in result.loops]))
+    shares = ", ".join(f"{100 * s:g}" for s in settings.shares)
+    for kind in settings.kinds:
+        ratios = [f"{_errors(result, kind, s) / max(before, 1e-9):.2f}" for s in settings.shares]
+        lines.append(
+            f"by {kind} after {shares} % of the steps: {', '.join(ratios)} of {before:.1f}"
+        )
+    return {"ours-online": lines}

@@ -1,0 +1,173 @@
+"""What every result can do: print itself, show itself in a notebook, draw itself.
+
+A result takes the three by one line in its body, ``plot, _repr_html_, __repr__ = RESULT``, be it a
+dataclass, a NamedTuple or a module. What it looks like in words is its own ``__str__`` where it has
+one, and its fields one a line otherwise; its figure is the one that `jaxttp.plots` knows for its
+type.
+"""
+
+import dataclasses
+import html
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROWS = 12
+"""Rows of a table that a notebook shows."""
+
+
+def describe(result: Any) -> str:
+    """A result in words: its name, and its fields one a line.
+
+    Args:
+        result: a dataclass, module or named tuple.
+
+    Returns:
+        Lines of text; arrays by dtype, shape and range, numbers to six digits.
+
+    Example:
+        >>> from jaxttp.training import StepTime
+        >>> print(describe(StepTime(seconds=0.25, compile_seconds=1.0)))
+        StepTime
+          seconds          0.25
+          compile_seconds  1
+    """
+    rows = list(_rows(result))
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(
+        [type(result).__name__, *(f"  {name:<{width}}  {what}" for name, what in rows)]
+    )
+
+
+def _rows(result: Any) -> Iterator[tuple[str, str]]:
+    if dataclasses.is_dataclass(result):
+        names = [field.name for field in dataclasses.fields(result)]
+    else:
+        names = list(result._fields)
+    for name in names:
+        value = getattr(result, name, None)
+        if value is not None:
+            yield name, _short(value)
+
+
+def _short(value: Any) -> str:
+    """One line for any value."""
+    if isinstance(value, Tracer | jax.ShapeDtypeStruct):
+        return f"traced {value.dtype}{list(value.shape)}"
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return _array(value)
+    if isinstance(value, bool | int | str):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        text = ", ".join(f"{key}: {_short(one)}" for key, one in value.items())
+        return text if len(text) <= 100 else f"{len(value)} entries"
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        text = ", ".join(map(_short, value)) if len(value) <= 8 else ""
+        return text if 0 < len(text) <= 100 else f"{len(value)} entries"
+    if dataclasses.is_dataclass(value) and type(value).__name__.endswith("Settings"):
+        given = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)
+                 if getattr(value, one.name) != one.default}  # fmt: skip
+        return ", ".join(f"{name}={one!r}" for name, one in given.items()) or "as by default"
+    text = str(value).split("\n")[0]
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _array(value: Any) -> str:
+    if not isinstance(value.dtype, np.dtype):  # random keys
+        return f"{value.dtype}{list(value.shape)}"
+    found = np.asarray(value)
+    kind = f"{found.dtype}{list(found.shape)}"
+    if found.ndim == 0:
+        one = found.item()
+        return f"{one:.6g}" if isinstance(one, float) else str(one)
+    if not found.size or not np.issubdtype(found.dtype, np.number):
+        return kind
+    if found.ndim == 1 and found.size <= 6:
+        return " ".join(f"{one:.4g}" for one in found)
+    finite = found[np.isfinite(found)]
+    if not finite.size:
+        return f"{kind}, nothing finite"
+    rest = "" if finite.size == found.size else f", {found.size - finite.size} not finite"
+    return f"{kind} from {finite.min():.4g} to {finite.max():.4g}{rest}"
+
+
+def _has_words(result: Any) -> bool:
+    """Whether the class says itself what it is, and its values are there to be said."""
+    if type(result).__str__ is object.__str__:
+        return False
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(result))
+
+
+def _in_words(self: Any) -> str:
+    """The result's own words, or its fields one a line."""
+    return str(self) if _has_words(self) else describe(self)
+
+
+def _in_html(self: Any) -> str:
+    """For notebooks: a table where the result has rows, its fields or its words otherwise."""
+    if callable(getattr(self, "rows", None)):
+        rows = self.rows()
+        table = html_table(list(rows[0]), [list(row.values()) for row in rows[:ROWS]])
+        more = f"<p>{len(rows) - ROWS} more rows</p>" if len(rows) > ROWS else ""
+        return table + more
+    if _has_words(self):
+        return f"<pre>{html.escape(str(self))}</pre>"
+    return html_table([type(self).__name__, ""], list(_rows(self)))
+
+
+def html_table(head: Any, rows: Any) -> str:
+    """A plain HTML table; numbers to four digits, aligned to the right.
+
+    Args:
+        head: titles of the columns.
+        rows: lists of values.
+
+    Returns:
+        HTML text, escaped.
+
+    Example:
+        >>> html_table(["a<b"], [[0.12345]])
+        '<table><thead><tr><th>a&lt;b</th></tr></thead><tbody><tr><td>0.1235</td></tr></tbody></table>'
+    """
+
+    def cell(value: Any) -> str:
+        if value is None:
+            return "–"
+        if isinstance(value, float):
+            return f"{value:.4g}"
+        return html.escape(str(value))
+
+    def line(values: Any, tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{cell(value)}</{tag}>" for value in values) + "</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+def _plot(self: Any, *, dark: bool = False, **options: Any) -> "Figure":
+    """The figure of this result, see `jaxttp.plots.draw` (loads matplotlib).
+
+    Args:
+        self: the result.
+        dark: light lines on a dark ground.
+        options: of the figure for this type.
+
+    Returns:
+        A matplotlib figure that is not attached to pyplot; a notebook shows it.
+    """
+    from jaxttp.plots import darken, draw
+
+    figure = draw(self, **options)
+    return darken(figure) if dark else figure
+
+
+RESULT = (_plot, _in_html, _in_words)
+"""``plot, _repr_html_, __repr__``: what the body of a result's class takes over."""

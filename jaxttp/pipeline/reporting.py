@@ -1,0 +1,122 @@
+"""A report of a named task: forecast, spectrum and sweep, on one page that opens offline."""
+
+import dataclasses
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxttp._result import RESULT
+from jaxttp.pipeline.spectra import TaskSpectrum, task_spectrum
+from jaxttp.pipeline.sweeping import TaskSweep, sweep_task
+from jaxttp.pipeline.tasks import Settings
+from jaxttp.pipeline.training_time import Forecast, forecast
+
+Progress = Callable[[str, int, int], None]
+
+
+def versions() -> dict[str, str]:
+    """What a result was made with.
+
+    Returns:
+        Name -> version, the device and the Python included.
+
+    Example:
+        >>> sorted(versions())
+        ['Python', 'device', 'jax', 'jaxttp', 'numpy']
+    """
+    from jaxttp import __version__
+
+    return {
+        "jaxttp": __version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "Python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskReport:
+    """Everything about a named task that one page holds.
+
+    Attributes:
+        forecast: its training time, with the real training where that was asked for.
+        sweep: the same for a grid of settings.
+        spectrum: of its kernel.
+        versions: what it was made with.
+    """
+
+    forecast: Forecast
+    sweep: TaskSweep
+    spectrum: TaskSpectrum
+    versions: dict[str, str]
+
+    plot, _repr_html_, __repr__ = RESULT
+
+    def settings_in_words(self) -> dict[str, str]:
+        """What was asked for, without what was left alone."""
+        settings = self.forecast.settings
+        given = dataclasses.asdict(settings)
+        if settings.trainable != "lora":
+            del given["rank"]
+        given["thresholds"] = ", ".join(f"{e:g}" for e in settings.thresholds)
+        return {
+            name.replace("_", " "): str(value) for name, value in given.items() if value is not None
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "forecast": self.forecast.to_json(),
+            "sweep": self.sweep.to_json(),
+            "spectrum": self.spectrum.to_json(),
+            "versions": self.versions,
+        }
+
+    def to_html(self) -> str:
+        """The page, see `jaxttp.plots.report_html`."""
+        from jaxttp.plots import report_html
+
+        return report_html(self)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to a file, its folder made if need be."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.to_html(), encoding="utf-8")
+        return path
+
+
+def report_task(
+    settings: Settings, *, verify: bool = False, progress: Progress | None = None
+) -> TaskReport:
+    """Forecast, sweep and spectrum of a named task.
+
+    Args:
+        settings: the task.
+        verify: also train for real.
+        progress: called with (stage, done, total).
+
+    Returns:
+        A `TaskReport`; its ``save("report.html")`` writes the page.
+
+    Raises:
+        ValueError: whatever `forecast`, `sweep_task` and `task_spectrum` refuse.
+
+    Example:
+        >>> small = Settings(data="wine", samples_per_class=4, steps=15, learning_rate=0.1)
+        >>> report_task(small).to_html().count("<figure>")
+        6
+    """
+    return TaskReport(
+        forecast(settings, verify=verify, progress=progress),
+        sweep_task(settings, batch_sizes=(settings.batch_size,), time_steps=False,
+                   progress=progress),
+        task_spectrum(settings, progress=progress),
+        versions(),
+    )  # fmt: skip

@@ -1,0 +1,258 @@
+"""Reports: one page about a named task, or about any results."""
+
+import datetime
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxttp._result import html_table
+from jaxttp.forecast.seconds import readable_time
+from jaxttp.pipeline import TaskReport
+from jaxttp.plots import _page
+from jaxttp.plots._draw import draw, figure_of, styled
+from jaxttp.plots._style import legend, panels
+from jaxttp.plots.forecast import has_classes, plot_error, plot_loss, rates_in_words
+from jaxttp.plots.kernel import plot_eigenvalues, plot_law, plot_shares
+from jaxttp.plots.sweeps import plot_heat_map, plot_pareto
+
+WIDTH, HEIGHT = 4.2, 3.6
+"""Inches of a panel: a phone shows its text at about its own size."""
+
+
+@figure_of
+def plot_report(result: TaskReport) -> Figure:
+    """The loss, the spectrum and the sweep of a report.
+
+    Args:
+        result: of `jaxttp.pipeline.report_task`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure, (left, middle, right) = panels(3, title=result.forecast.task.description, height=5.2)
+    _loss(left, result)
+    _eigenvalues(middle, result)
+    _heat_map(right, result)
+    return figure
+
+
+def _loss(axes: Axes, result: TaskReport) -> None:
+    found = result.forecast
+    plot_loss(axes, found.prediction, run=found.run, real_steps=found.real_steps,
+              name=found.task.loss, times=False)  # fmt: skip
+
+
+def _error(axes: Axes, result: TaskReport) -> None:
+    found = result.forecast
+    plot_error(axes, found.prediction, run=found.run, classes=has_classes(found))
+
+
+def _eigenvalues(axes: Axes, result: TaskReport) -> None:
+    plot_eigenvalues(axes, result.spectrum.values, result.spectrum.rank)
+    plot_law(axes, result.spectrum.law)
+    legend(axes)
+
+
+def _heat_map(axes: Axes, result: TaskReport) -> None:
+    plot_heat_map(axes, result.sweep.sweep, result.sweep.threshold)
+
+
+def _pareto(axes: Axes, result: TaskReport) -> None:
+    plot_pareto(axes, result.sweep.sweep, result.sweep.threshold)
+
+
+def _panel(draw_panel: Callable[[Axes, TaskReport], None], result: TaskReport) -> Figure:
+    @styled
+    def drawn() -> Figure:
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        draw_panel(figure.subplots(), result)
+        return figure
+
+    return drawn()
+
+
+def report_html(result: TaskReport) -> str:
+    """The page of a report: curves, spectrum, sweep, settings, versions.
+
+    Args:
+        result: of `jaxttp.pipeline.report_task`.
+
+    Returns:
+        HTML that needs no network and follows the reader's light or dark.
+    """
+    found, swept = result.forecast, result.sweep
+    goal = f"{100 * swept.threshold:g} %"
+    parts = [
+        _page.heading("How long will it train?", 1),
+        _page.paragraph(found.task.description),
+        _page.paragraph(f"{rates_in_words(found)}, {found.prediction.horizon} steps", soft=True),
+        _page.cards(_first_numbers(result)),
+        _page.heading("Forecast"),
+        _page.table(*_times(result)),
+        _page.figures(
+            {
+                "loss": (_panel(_loss, result), _loss_caption(result)),
+                "error": (_panel(_error, result), "Error on the training samples by step."),
+            }
+        ),
+        _page.heading("Which learning rate?"),
+        _page.paragraph(_advice(result)),
+        _page.figures(
+            {
+                "sweep": (
+                    _panel(_heat_map, result),
+                    f"Steps to {goal} of the loss's drop; hatched settings diverge or do not get "
+                    "there, the line is the largest stable rate, the star the fewest steps.",
+                ),
+                "pareto": (
+                    _panel(_pareto, result),
+                    "Loss at the end against what it takes to get there; the joined settings are "
+                    "those that no other one beats in both.",
+                ),
+            }
+        ),
+        _page.table(*_best_settings(result)),
+        _page.heading("What is slow?"),
+        _page.paragraph(_spectrum_words(result)),
+        _page.figures(
+            {
+                "values": (
+                    _panel(_eigenvalues, result),
+                    "Eigenvalues of the kernel before training: what lies along small ones is "
+                    "learned slowly.",
+                ),
+                "shares": (
+                    _panel(lambda axes, one: plot_shares(axes, one.spectrum), result),
+                    "How much of the residual and of the labels the leading eigenvectors hold.",
+                ),
+            }
+        ),
+        _page.heading("Settings"),
+        _page.table(("setting", "value"), result.settings_in_words().items()),
+        _page.heading("Made with"),
+        _page.table(("", "version"), result.versions.items()),
+        _page.paragraph(
+            f"Made on {datetime.date.today().isoformat()}. The forecast cost "
+            f"{found.prediction.cost}. It trusts the network's linearisation at its present "
+            "weights: far from them, with batch norm in training mode or augmented data, it errs.",
+            soft=True,
+        ),
+    ]
+    return _page.page(f"jaxttp: {found.task.description}", "\n".join(parts))
+
+
+def _first_numbers(result: TaskReport) -> dict[str, str]:
+    found = result.forecast
+    steps = found.prediction.steps
+    middle = list(steps)[len(steps) // 2]
+    numbers = {}
+    if steps[middle] >= 0:
+        numbers[f"steps to {100 * middle:g} % of the drop"] = str(steps[middle])
+        numbers["until there, on this device"] = readable_time(found.seconds[middle])
+    else:
+        numbers["at this learning rate"] = "diverges"
+    numbers["predicted loss at the end"] = f"{float(found.prediction.loss[-1]):.3g}"
+    numbers["largest stable learning rate"] = f"{found.prediction.max_learning_rate:.3g}"
+    return numbers
+
+
+def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
+    found = result.forecast
+    head = ["left of the drop", "steps", "time"]
+    if found.real_steps is not None:
+        head += ["real steps", "real time"]
+    rows = []
+    for e, step in found.prediction.steps.items():
+        row: list[Any] = [f"{100 * e:g} %"]
+        row += [step, readable_time(found.seconds[e])] if step >= 0 else ["diverges", None]
+        if found.real_steps is not None and found.real_seconds is not None:
+            real = found.real_steps[e]
+            row += [real, readable_time(found.real_seconds[e])] if real >= 0 else ["diverges", None]
+        rows.append(row)
+    return head, rows
+
+
+def _loss_caption(result: TaskReport) -> str:
+    words = "Loss on the training samples by step; the marks are the times of the table."
+    return words if result.forecast.run is None else words + " Filled marks are real."
+
+
+def _advice(result: TaskReport) -> str:
+    swept = result.sweep
+    limit = f"Without momentum, rates up to {swept.max_learning_rate:.3g} are stable."
+    if swept.fastest is None:
+        return f"None of {len(swept.sweep.settings)} settings gets there in time. {limit}"
+    best = swept.sweep.settings[swept.fastest]
+    column = swept.sweep.thresholds.index(swept.threshold)
+    return (
+        f"Of {len(swept.sweep.settings)} settings forecast from one kernel, {best} needs the "
+        f"fewest steps: {swept.sweep.steps[swept.fastest, column]}. {limit}"
+    )
+
+
+def _best_settings(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
+    swept, threshold = result.sweep.sweep, result.sweep.threshold
+    column = swept.thresholds.index(threshold)
+    goal = f"steps to {100 * threshold:g} %"
+    head = ["cheapest for their loss", goal, "loss at the end", "error"]
+    rows = [
+        [str(swept.settings[i]), int(swept.steps[i, column]), float(swept.final_loss[i]),
+         float(swept.final_error[i])]
+        for i in swept.pareto(threshold)
+    ]  # fmt: skip
+    return head, rows
+
+
+def _spectrum_words(result: TaskReport) -> str:
+    found = result.spectrum
+    return (
+        f"{found.rank} eigenvalues count, from {found.values[0]:.3g} down to "
+        f"{found.values[found.rank - 1]:.3g} (condition number {found.condition:.3g}); they fall "
+        f"as rank to the power of -{float(found.law.exponent):.2f}. Half of the residual lies "
+        f"along the first {found.head(0.5)} eigenvectors, 99 % along the first {found.head(0.99)}."
+    )
+
+
+def results_html(results: Mapping[str, Any], *, title: str = "jaxttp") -> str:
+    """One page about any results: what each says of itself, and its figure.
+
+    Args:
+        results: heading -> a result of this library, such as a forecast for a model of your own.
+        title: of the page.
+
+    Returns:
+        HTML that needs no network and follows the reader's light or dark.
+
+    Raises:
+        ValueError: no results.
+        TypeError: something that is no result.
+
+    Example:
+        >>> import numpy as np
+        >>> from jaxttp.conditioning import psd_sum_bounds
+        >>> text = results_html({"Bounds": psd_sum_bounds(np.eye(2), np.eye(2))})
+        >>> "<h2>Bounds</h2>" in text, text.count("<svg")
+        (True, 1)
+    """
+    if not results:
+        raise ValueError("results must hold at least one result.")
+    parts = [_page.heading(title, 1)]
+    for index, (name, result) in enumerate(results.items()):
+        drawn = {f"r{index}": (draw(result), f"{name}: {type(result).__name__}")}
+        parts += [
+            _page.heading(name),
+            f'<div class="table">{result._repr_html_()}</div>',
+            _page.figures(drawn, wide=True),
+        ]
+    versions = html_table(("", "version"), _versions().items())
+    parts += [_page.heading("Made with"), f'<div class="table">{versions}</div>']
+    return _page.page(title, "\n".join(parts))
+
+
+def _versions() -> dict[str, str]:
+    from jaxttp.pipeline import versions
+
+    return versions() | {"matplotlib": mpl.__version__}

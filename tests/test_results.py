@@ -1,0 +1,259 @@
+"""Every public result prints itself, shows itself in a notebook, and draws itself, dark too."""
+
+import dataclasses
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+
+import jaxttp
+from jaxttp import (
+    conditioning,
+    data,
+    dynamics,
+    forecast,
+    gauss_newton,
+    losses,
+    ntk,
+    pipeline,
+    representation,
+    training,
+)
+from jaxttp._result import describe, html_table
+from jaxttp.plots import PREDICTED, dark_color, darken, draw, plot_forecast
+from jaxttp.plots._dark import GROUND
+from tests import results, tiny
+
+PUBLIC = (
+    jaxttp, conditioning, data, dynamics, forecast, gauss_newton, losses, ntk, pipeline,
+    representation, training,
+)  # fmt: skip
+INPUTS = {
+    "Model", "Candidate", "Device", "Hyperparameters", "GaussNewtonState", "LinearGaussNewton",
+    "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
+    "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows",
+}  # fmt: skip
+"""Public classes that go in, or hold data; the rest comes out."""
+SLOW = {  # those that train or fill a pipeline
+    "Forecast", "TaskSweep", "TaskExtrapolation", "TaskSteps", "TaskReport", "TaskSpectrum",
+    "Conditioning", "Prediction", "banded_Prediction", "Cost", "Online", "OnlineForecast",
+    "Diffusion",
+}  # fmt: skip
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in results.MAKERS
+]
+
+
+def public_results():
+    found = set()
+    for module in PUBLIC:
+        for name in vars(module):
+            one = getattr(module, name)
+            if isinstance(one, type) and not name.startswith("_") and name not in INPUTS:
+                fields = dataclasses.is_dataclass(one) or hasattr(one, "_fields")
+                if fields and one.__module__.startswith("jaxttp"):
+                    found.add(one)
+    return found
+
+
+def test_every_public_result_can_do_the_three():
+    classes = public_results()
+    assert len(classes) > 40
+    for one in classes:
+        assert callable(one.plot), one
+        assert callable(one._repr_html_), one
+        assert one.__repr__ is not object.__repr__, one
+
+
+def test_every_public_result_is_tried_below():
+    tried = {name.split("_")[-1] for name in results.MAKERS}
+    assert {one.__name__ for one in public_results()} - tried == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prints_and_draws(name):
+    result = results.MAKERS[name]()
+    text = repr(result)
+    assert text == str(result)
+    assert max(map(len, text.splitlines())) <= 125
+    assert " object at 0x" not in text
+    html = result._repr_html_()
+    assert html.startswith(("<table>", "<pre>"))
+    figure = result.plot()
+    assert isinstance(figure, Figure)
+    drawn = [axes for axes in figure.axes if axes.axison]
+    assert drawn
+    for axes in drawn:
+        assert axes.get_xlabel() or axes.get_ylabel(), name  # a colour bar has only one
+        assert len(axes.get_children()) > 10
+    figure.draw_without_rendering()
+    assert figure.get_facecolor() == to_rgba("white")
+    dark = result.plot(dark=True)
+    assert dark.get_facecolor() == to_rgba(GROUND)
+
+
+def test_vectors_and_numbers_in_words():
+    text = describe(training.StepTime(0.25, float("nan")))
+    assert text == "StepTime\n  seconds          0.25\n  compile_seconds  nan"
+    run = training.TrainingRun(
+        jnp.array([1.0, 2.0, jnp.inf, 4.0, 5.0, 6.0, 7.0]), jnp.ones((0,)), jnp.ones((2, 2, 2)),
+        {"w": jnp.ones(3)}, 1, True,
+    )  # fmt: skip
+    lines = describe(run).splitlines()
+    assert lines[1].endswith("float64[7] from 1 to 7, 1 not finite")
+    assert lines[2].endswith("float64[0]")
+    assert lines[4].endswith("w: 1 1 1")
+
+
+def test_traced_results_are_still_printed():
+    seen = []
+
+    @jax.jit
+    def inside(matrix):
+        found = conditioning.condition_number(matrix)
+        seen.extend([repr(found), repr(ntk.psd_report(matrix))])
+        return found.value
+
+    inside(jnp.diag(jnp.array([1.0, 2.0])))
+    assert all("traced float64[]" in text for text in seen)
+
+
+def test_names_are_escaped():
+    assert "<b>" not in html_table(["<b>"], [["<b>", None]])
+    assert "<td>–</td>" in html_table(["<b>"], [["<b>", None]])
+
+
+def test_a_result_with_rows_becomes_their_table():
+    found = results.Sweep()
+    html = found._repr_html_()
+    assert html.count("<tr>") == 1 + len(found.settings)
+    assert f"<td>{found.rows()[0]['final_loss']:.4g}</td>" in html
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_what_holds_no_numbers_is_refused():
+    with pytest.raises(TypeError, match="Split holds no numbers"):
+        draw(data.Split(None, None))
+    with pytest.raises(TypeError, match="str is no result"):
+        draw("forecast")
+
+
+def test_numbers_are_drawn_as_they_are():
+    axes = conditioning.Sandwich(np.array(2.0), np.array(5.0)).plot().axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [2.0, 5.0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["lower", "upper"]
+
+
+def test_the_style_is_left_behind():
+    before = dict(mpl.rcParams)
+    results.Sandwich().plot(dark=True)
+    assert dict(mpl.rcParams) == before
+
+
+def test_singular_values_are_those_of_the_factors():
+    path = results.TwoFactorTrajectory()
+    left, _ = path.plot().axes
+    largest = next(line for line in left.lines if line.get_label() == "σ1")
+    np.testing.assert_allclose(largest.get_ydata(), np.linalg.norm(path.f, 2, axis=(1, 2)))
+
+
+def test_a_geometry_s_law_lies_on_its_spectrum():
+    found = results.Geometry()
+    axes = found.plot().axes[0]
+    curve, law = (line.get_ydata() for line in axes.lines[:2])
+    first, last = found.alpha.window
+    np.testing.assert_allclose(np.log(law).mean(), np.log(curve[first - 1 : last]).mean())
+
+
+def test_the_middle_threshold_is_drawn_when_none_is_named():
+    assert "10 %" in results.Sweep().plot().axes[0].get_title()
+    assert "1 %" in results.Sweep().plot(threshold=0.01).axes[0].get_title()
+
+
+def test_empty_trackers_and_stacked_observables_are_refused():
+    with pytest.raises(ValueError, match="no records yet"):
+        conditioning.Tracker({"one": lambda w: 1.0}).plot()
+    one = results.TwoFactorObservables()
+    stacked = jax.tree.map(lambda v: jnp.stack([v, v]), one)
+    with pytest.raises(ValueError, match="one moment"):
+        stacked.plot()
+
+
+# --- dark -----------------------------------------------------------------------------------------
+
+
+def contrast(one, other):
+    """WCAG's contrast ratio of two colours."""
+
+    def luminance(color):
+        channels = np.array(to_rgba(color)[:3])
+        linear = np.where(
+            channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+        )
+        return linear @ [0.2126, 0.7152, 0.0722] + 0.05
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return high / low
+
+
+@pytest.mark.parametrize("color", ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "0.45", "black"])
+def test_colors_stand_out_on_both_grounds(color):
+    # 3:1 is what WCAG 2.1 asks of graphics; pink on white is the fourth of a kind, with markers.
+    assert contrast(color, "white") >= (2.8 if color == "#CC79A7" else 3)
+    assert contrast(dark_color(color), GROUND) >= 3
+
+
+def test_no_text_or_line_is_lost_on_the_dark_ground():
+    figure = plot_forecast(tiny.verified())
+    darken(figure)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        words = [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels()]
+        words += axes.get_legend().get_texts()
+        assert all(contrast(text.get_color(), GROUND) > 7 for text in words)
+        lines = [line for line in axes.lines if len(line.get_xdata()) > 2]
+        assert all(contrast(line.get_color(), GROUND) > 3 for line in lines)
+
+
+def test_a_map_keeps_its_colors_and_what_is_written_on_it():
+    figure = results.CKATable().plot()
+    before = [text.get_color() for text in figure.axes[0].texts]
+    darken(figure)
+    assert [text.get_color() for text in figure.axes[0].texts] == before
+    assert PREDICTED not in before
+
+
+def test_opacity_survives():
+    figure = Figure()
+    axes = figure.subplots()
+    axes.fill_between([0, 1], [0, 1], color=PREDICTED, alpha=0.25, lw=0)
+    darken(figure)
+    face = axes.collections[0].get_facecolor()[0]
+    assert face[3] == pytest.approx(0.25, abs=1 / 255)
+
+
+def test_matplotlib_is_imported_only_when_asked_for():
+    code = (
+        "import sys, jaxttp; from jaxttp import conditioning; import numpy as np;"
+        "found = conditioning.psd_sum_bounds(np.eye(2), np.eye(2)); repr(found);"
+        "found._repr_html_(); assert 'matplotlib' not in sys.modules;"
+        "found.plot(); assert 'matplotlib' in sys.modules;"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_modules_stay_trees():
+    found = results.ConditionNumber()
+    assert isinstance(found, eqx.Module)
+    again = jax.tree.map(lambda v: v, found)
+    assert float(again.value) == float(found.value)
