@@ -282,7 +282,7 @@ def _script(
 
 _DECAYED = {"decay_epoch": 91, "epochs": 200, "points": (0, 10, 25, 50, 100, 200)}
 RESNET20 = _script(
-    "resnet20", {"gnc-1": "GNC Figure 1", "gnc-14": "GNC Figure 14"},
+    "resnet20", {"gnc-1": "GNC Figures 1 and 14"},
     {"decay_epoch": 45, "learning_rate": 0.02}, _DECAYED,
 )  # fmt: skip
 RESNET32 = _script(
