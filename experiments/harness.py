@@ -200,7 +200,7 @@ def add_to_gallery(outcome: Outcome, gallery: Path = GALLERY) -> list[Path]:
         with Image.open(path) as image:
             # Coverage keeps rare colors apart, which the median cut would merge.
             method = Image.Quantize.MAXCOVERAGE
-            small = image.convert("RGB").quantize(64, method, dither=Image.Dither.NONE)
+            small = image.convert("RGB").quantize(128, method, dither=Image.Dither.NONE)
             small.save(out[-1], optimize=True)
     return out
 
