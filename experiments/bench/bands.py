@@ -106,9 +106,9 @@ def simulate(
     targets, loss = encode_targets("cross_entropy", job.y, f0)
     kernel = np.asarray(empirical_ntk(apply_fn, params, x), np.float64).reshape(f0.size, f0.size)
     eta = rate * len(x) / float(np.linalg.eigvalsh(kernel)[-1])
-    bands = {}
-    forecasts = (("re-linearised", settings.rebuilds), ("one kernel", 0))
-    for (label, rebuilds), level in itertools.product(forecasts, levels):
+
+    @functools.cache  # without rebuilds both forecasts are one
+    def band(rebuilds: int, level: float) -> Band:
         found = predict_training_time(
             apply_fn, params, x, job.y, learning_rate=eta, batch_size=batch, dynamics="sde",
             relinearize=rebuilds, level=level, key=jax.random.key(1), steps=steps,
@@ -116,7 +116,13 @@ def simulate(
         )  # fmt: skip
         assert found.steps_band is not None
         ends = np.array([found.steps_band[e] for e in THRESHOLDS])
-        bands[label, level] = Band(np.asarray(found.loss_band, np.float64), ends)
+        return Band(np.asarray(found.loss_band, np.float64), ends)
+
+    forecasts = (("re-linearised", settings.rebuilds), ("one kernel", 0))
+    bands = {
+        (label, level): band(rebuilds, level)
+        for (label, rebuilds), level in itertools.product(forecasts, levels)
+    }
 
     @functools.partial(jax.jit, static_argnames="batch")
     def train(keys: Any, eta: Any, batch: int) -> Any:

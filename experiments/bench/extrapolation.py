@@ -1,17 +1,19 @@
 """From 250 samples to 1,000: how far off is a forecast from a quarter of the data?
 
-    python -m experiments.bench.extrapolation [--preset smoke|cpu] [--store FILE]
+    python -m experiments.bench.extrapolation [--preset smoke|cpu] [--store FILE] [--subsets]
 
 Squared error, full batches, eta lambda_max / N = 1 by 100 samples. Against the extrapolations stand
 the linearised network on all samples, which they are meant to foresee (an MLP is trained in weight
 space, so that no kernel of all samples is needed), and the real training. At long horizons the
-goals are 10, 3 and 2 % of the initial loss. A run that was stopped goes on.
+goals are 10, 3 and 2 % of the initial loss. A run that was stopped goes on. `--subsets` repeats the
+long runs' extrapolations (nothing else) from disjoint subsets: what the draw of a subset does.
 """
 
 import argparse
 import dataclasses
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from jaxttp import (
 )
 from jaxttp.data import select
 from jaxttp.dynamics import weight_space
+from jaxttp.forecast import Hyperparameters, extrapolate_spectrum, mode_curve
 from jaxttp.models import MLP, fresh_head, load_pretrained
 
 THRESHOLDS = (0.01, 0.1, 0.4)
@@ -94,10 +97,7 @@ def measure(
 
     job = make(network, seed, settings.per_class)
     subset = min(settings.subset, len(job.x) // 3)
-    some = np.random.default_rng(seed).permutation(len(job.x))[:100]
-    kernel = np.asarray(empirical_ntk(*job.model, job.x[some]), np.float64)
-    size = kernel.shape[0] * kernel.shape[1]
-    eta = settings.rate * len(some) / float(np.linalg.eigvalsh(kernel.reshape(size, size))[-1])
+    eta = _rate(job, seed, settings)
     key = jax.random.key(seed)
     options: dict[str, Any] = {"learning_rate": eta, "momentum": momentum, "steps": horizon}
     curves, spreads, messages = {}, {}, {}
@@ -150,6 +150,41 @@ def measure(
     return out
 
 
+def _rate(job: Job, seed: int, settings: ExtrapolationSettings) -> float:
+    some = np.random.default_rng(seed).permutation(len(job.x))[:100]
+    kernel = np.asarray(empirical_ntk(*job.model, job.x[some]), np.float64)
+    size = kernel.shape[0] * kernel.shape[1]
+    return settings.rate * len(some) / float(np.linalg.eigvalsh(kernel.reshape(size, size))[-1])
+
+
+def subsets(settings: ExtrapolationSettings) -> Iterator[str]:
+    """A line for every long run: steps by the resolvent from each of several disjoint subsets."""
+    longest = max(horizon for _, _, horizon, _ in settings.runs)
+    for network, seed, horizon, momentum in settings.runs:
+        if horizon < longest:
+            continue
+        job = make(network, seed, settings.per_class)
+        eta = _rate(job, seed, settings)
+        setting = Hyperparameters(eta, momentum, loss="squared_error", steps=horizon)
+        f0 = np.asarray(job.model.apply_fn(job.model.params, job.x), np.float64)
+        residual = f0 - np.eye(f0.shape[1])[job.y]
+        size = float(np.sum(residual**2)) / len(job.x)
+        order = np.random.default_rng(7).permutation(len(job.x))
+        count = len(job.x) // max(1, min(settings.subset, len(job.x) // 3))
+        times = []
+        for rows in np.array_split(order, count):
+            kernel = np.asarray(empirical_ntk(*job.model, job.x[rows]))
+            found = extrapolate_spectrum(kernel, residual[rows], samples=len(job.x), size=size)
+            path, _ = mode_curve(found.values, found.residual, setting)
+            times.append([
+                int(training_time(path, share * path[0], rule="absolute")) for share in SHARES
+            ])  # fmt: skip
+        columns = [
+            ", ".join(str(t) if t >= 0 else "-" for t in c) for c in zip(*times, strict=True)
+        ]
+        yield f"| {name_of(network, seed, horizon, momentum)} | {' | '.join(columns)} |"
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """All runs."""
     lines = [
@@ -187,7 +222,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--store", type=Path, help="a file of JSON lines (default: by preset)")
+    parser.add_argument("--subsets", action="store_true", help="what the draw of a subset does")
     arguments = parser.parse_args()
+    if arguments.subsets:
+        for line in subsets(PRESETS[arguments.preset]):
+            print(line, flush=True)
+        return
     store = arguments.store or Path(f"extrapolation-{arguments.preset}.jsonl")
     print(table(run_all(PRESETS[arguments.preset], store)))
 

@@ -52,7 +52,7 @@ class Settings:
 PRESETS = {
     "smoke": Settings(
         tasks=("wine, MLP",), batch_size=4, levels=(0.9,), samples=12,
-        bench=BandSettings(seeds=2, rebuilds=1, steps=8, paths=2),
+        bench=BandSettings(seeds=2, rebuilds=0, steps=8, paths=2),
     ),
     "cpu": Settings(),
     "paper": Settings(tasks=(CIFAR10, MIT67)),

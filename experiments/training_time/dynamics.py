@@ -139,24 +139,28 @@ def run(settings: Settings, store: Store | None = None) -> Result:
     return Result(settings, list((store or Store()).all(pieces).values()))
 
 
+_load = functools.lru_cache(maxsize=4)(load)  # cases share tasks
+
+
 def _measure(case: Case, settings: Settings) -> Curves:
-    job = load(case.task, settings.seed, settings.samples)
+    job = _load(case.task, settings.seed, settings.samples)
     common: dict[str, Any] = {"loss": LOSS, "steps": settings.steps}
     eta = case.rate
     if not case.adam:
         eta *= kernel_of(job).unit * (1 - case.momentum)
     optimizer = optax.adam(eta) if case.adam else optax.sgd(eta, case.momentum or None)
-    ways: dict[str, dict[str, Any]] = {"one kernel": {"optimizer": optimizer}}
+    descent = {"learning_rate": eta, "momentum": case.momentum}
+    ways: dict[str, dict[str, Any]] = {"one kernel": descent}
     if case.momentum:
         ways = {
-            "recursion with momentum": {"optimizer": optimizer},
+            "recursion with momentum": descent,
             "effective learning rate": {"learning_rate": eta / (1 - case.momentum)},
         }
     if case.adam:
         ways = {"linearised network": {"optimizer": optimizer}}
     for number in case.rebuilds:
         name = "rebuilt automatically" if number == "auto" else f"{number} rebuilt"
-        ways[name] = {"optimizer": optimizer, "relinearize": number}
+        ways[name] = descent | {"relinearize": number}
     forecasts, kernels = {}, {}
     for name, options in ways.items():
         found = predict_training_time(*job.model, job.x, job.y, **common, **options)

@@ -13,12 +13,12 @@ DYNAMICS = ("auto", "recursion", "ode", "closed_form", "sde", "weight_space")
 
 
 def choose_dynamics(
-    dynamics: str, optimizer: optax.GradientTransformation, relinearize: int | str
+    dynamics: str, optimizer: optax.GradientTransformation | None, relinearize: int | str
 ) -> str:
-    """What "auto" means for this optimiser."""
+    """What "auto" means for this optimiser; None is gradient descent, which is linear."""
     if dynamics != "auto":
         return dynamics
-    if relinearize:
+    if relinearize or optimizer is None:
         return "recursion"
     try:
         linear_filter(optimizer)

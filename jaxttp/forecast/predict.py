@@ -182,10 +182,11 @@ def predict_training_time(
     if batch_size is not None:
         remedy = f"The data has {n} samples."
         check_integer("batch_size", batch_size, at_least=1, at_most=n, remedy=remedy)
+    given = optimizer  # gradient descent need not be probed: it is linear, without weight decay
+    dynamics = choose_dynamics(dynamics, given, relinearize)
     if optimizer is None and learning_rate is not None:
         optimizer = optax.sgd(learning_rate, momentum or None)
     assert optimizer is not None  # one of both is given, check_options saw to it
-    dynamics = choose_dynamics(dynamics, optimizer, relinearize)
     selected, restore = split_trainable(params, trainable)
 
     def part(weights: Params, samples: Any) -> Array:
@@ -254,7 +255,7 @@ def predict_training_time(
                 )
         elif dynamics == "recursion":
             tangents: dict[str, Any] = {}
-            if linear_filter(optimizer).weight_decay:
+            if given is not None and linear_filter(given).weight_decay:
                 push = lambda z: jax.jvp(lambda w: network(w, z), (selected,), (selected,))[1]  # noqa: E731
                 tangents["initial_tangent"] = push(x)
                 if test:

@@ -1,0 +1,79 @@
+"""What the figures of our own forecasts are made of, on hand-made runs."""
+
+import numpy as np
+
+from experiments.bench import extrapolation
+from experiments.bench.bands import Band, Runs
+from experiments.training_time import adapting, calibration, closing, dynamics, sweeping
+
+
+def _runs() -> Runs:
+    curves = np.array([[1.0, 0.5, 0.2], [1.0, 0.7, 0.4]])
+    times = np.array([[2, 2, 1], [2, 1, 1]])
+    wide = Band(np.array([[0.0] * 3, [1.0] * 3]), np.array([[0, 2]] * 3))
+    narrow = Band(np.array([[1.0, 0.4, 0.1], [1.0, 0.6, 0.3]]), np.array([[2, 2], [2, 2], [0, 0]]))
+    return Runs(curves, times, {("re-linearised", 0.9): wide, ("one kernel", 0.9): narrow})
+
+
+def test_covered_are_times_and_losses_within_the_ends():
+    runs = _runs()
+    steps, losses = runs.covered("one kernel", 0.9)
+    assert steps.tolist() == [1.0, 0.5, 0.0]
+    assert losses == 0.5  # the first run at both steps, step 0 does not count
+    steps, losses = runs.covered("re-linearised", 0.9)
+    assert (steps.tolist(), losses) == ([1.0, 1.0, 1.0], 1.0)
+
+
+def test_calibration_is_a_mean_over_tasks():
+    settings = calibration.Settings(tasks=("a", "b"), levels=(0.9,))
+    result = calibration.Result(settings, {"a": _runs(), "b": _runs()})
+    lines = calibration.measure(result)["ours-bands"]
+    assert lines[0].startswith("re-linearised, level 90 %: 100 % of times and 100 % of losses")
+    assert lines[1].startswith("one kernel, level 90 %: 50 % of times and 50 % of losses")
+    assert set(calibration.plot(result)) == {"ours-bands"}
+
+
+def test_the_best_setting_has_the_fewest_steps_then_the_least_loss():
+    steps = np.array([[5, 3], [3, -1]])
+    assert sweeping._best(steps, np.array([[0.0, 0.2], [0.1, 0.0]])) == (1, 0)
+    assert sweeping._best(np.full((1, 2), -1), np.zeros((1, 2))) is None
+    grid = sweeping.Grid(
+        "task", np.array([0.1, 1.0]), steps, np.array([[5, 4], [10, 2]]),
+        np.array([[0.0, 0.2], [0.1, 0.0]]), np.array([[0.3, 0.2], [0.1, 0.0]]),
+    )  # fmt: skip
+    settings = sweeping.Settings(tasks=("task",), rates=2, momenta=(0.0, 0.9))
+    (line,) = sweeping.measure(sweeping.Result(settings, [grid]))["ours-sweep"]
+    assert "off by 2.7 on average, within 20 % or 2 steps in 67 %" in line
+    assert "1 judged wrongly" in line
+    assert "picks m = 0.9, rate 0.1, really 10 steps; the best is m = 0.9, rate 1, 2 steps" in line
+
+
+def test_online_errors_are_means_of_three_times():
+    t = np.arange(101)
+    real, late = (t < 10).astype(float), (t < 40).astype(float)  # every time is 10, or 40
+    loop = closing.Loop("task", real, late, {("losses", 0.1): (t < 16).astype(float)}, 0)
+    settings = closing.Settings(tasks=("task",), shares=(0.1,), kinds=("losses",))
+    lines = closing.measure(closing.Result(settings, [loop]))["ours-online"]
+    assert closing._off(loop.before, real) == 30
+    assert lines[1] == "by losses after 10 % of the steps: 0.20 of 30.0"
+
+
+def test_every_picture_of_dynamics_has_cases():
+    for preset in dynamics.PRESETS.values():
+        assert {case.picture for case in preset.cases} == set(dynamics.CLAIM)
+    assert adapting.PRESETS["paper"].task is not None
+
+
+def test_the_table_of_larger_data_reads_by_horizon():
+    assert extrapolation.name_of("net", 1, 150, 0.0) == "net, seed 1, T = 150"
+    name = extrapolation.name_of("net", 1, 3000, 0.9)
+    assert name == "net, seed 1, T = 3000, m = 0.9"
+    reading = {"relative": [3, 2, 1], "absolute": [7, -1, -1], "final": 0.25}
+    row = {"name": name, "horizon": 3000, "samples": "2 to 8"}
+    row |= dict.fromkeys(extrapolation.NAMES, reading)
+    last = extrapolation.table([row]).splitlines()[-1]
+    assert last.startswith(
+        "| net, seed 1, T = 3000, m = 0.9 | 2 to 8 | 10, 3, 2 % of L_0 | 7, -, -"
+    )
+    early = extrapolation.table([row | {"horizon": 150}]).splitlines()[-1]
+    assert "| 1, 10, 40 % of the drop | 3, 2, 1 |" in early
