@@ -226,6 +226,8 @@ def encode_targets(
         y = y[:, None]
     if y.shape != (n, c):
         what = "one column an output" if y.ndim == 2 else "integer labels (N,) or targets (N, C)"
+        if y.ndim == 1 and is_concrete(y) and np.all(np.asarray(y) == np.round(np.asarray(y))):
+            what += f"; these look like labels in {y.dtype}: y.astype(int)"
         raise ValueError(f"y has shape {y.shape}, the outputs {(n, c)}; give {what}.")
     targets = check_finite_value("y", jnp.asarray(y, outputs.dtype))
     if loss.sample_loss in (_cross_entropy, _binary_cross_entropy):

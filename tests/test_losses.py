@@ -392,3 +392,10 @@ def test_long_paths_have_the_losses_of_their_points(name, dtype):
     )
     expected = [value_by_hand(name, one, y) for one in f]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_labels_that_were_read_as_floats_are_recognised():
+    with pytest.raises(ValueError, match=r"look like labels in float64: y\.astype\(int\)"):
+        encode_targets("cross_entropy", np.array([0.0, 1.0, 1.0]), jnp.zeros((3, 2)))
+    with pytest.raises(ValueError, match=r"targets \(N, C\)\.$"):
+        encode_targets("cross_entropy", np.array([0.5, 1.0, 1.0]), jnp.zeros((3, 2)))

@@ -7,7 +7,8 @@ ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
 
 
-def test_the_python_snippets_run_one_after_the_other(capsys):
+def test_the_python_snippets_run_one_after_the_other(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", TEXT, flags=re.S)
     assert len([line for line in snippets[0].splitlines() if line.strip()]) <= 10
     scope: dict = {}
@@ -18,6 +19,8 @@ def test_the_python_snippets_run_one_after_the_other(capsys):
     assert scope["forecast"].stable
     assert float(scope["forecast"].loss[-1]) < float(scope["forecast"].loss[0])
     assert "rate 1" in out  # the sweep's best
+    assert (tmp_path / "forecast.png").read_bytes().startswith(b"\x89PNG")
+    assert scope["forecast"].horizon == 150
 
 
 def test_every_picture_and_command_is_there():

@@ -23,7 +23,8 @@ def _model_names() -> list[str]:
 Data = Annotated[
     str,
     typer.Option(
-        help="digits (pre-trained ResNet); wine, breast_cancer, diabetes (MLP); with the extra "
+        help="digits (pre-trained ResNet); wine, breast_cancer, diabetes (MLP); a file of your own "
+        "(MLP): CSV with the label last, NPZ with x and y; with the extra "
         "`datasets`: mnist, cifar10, cifar100, caltech_birds2011, cars196, stanford_dogs, "
         "oxford_flowers102, dtd, food101, tfds:NAME; from a folder: mit67, fgvc_aircraft, "
         "minc2500, image_folder.",

@@ -10,12 +10,15 @@ from jaxttp.data.images import (
 )
 from jaxttp.data.registry import dataset_names, load_dataset
 from jaxttp.data.selection import Split, select, split
+from jaxttp.data.tables import is_table, load_table
 from jaxttp.data.transforms import downsample, grayscale, whiten
 
 __all__ = [
     "Dataset",
     "dataset_names",
     "load_dataset",
+    "load_table",
+    "is_table",
     "select",
     "split",
     "Split",

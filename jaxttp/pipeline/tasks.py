@@ -17,7 +17,10 @@ from jaxttp.data import (
     Preprocessing,
     dataset_names,
     imagenet_preprocessing,
+    is_table,
     load_dataset,
+    load_table,
+    select,
     vit_preprocessing,
 )
 from jaxttp.data.registry import LOADERS
@@ -43,9 +46,10 @@ class Settings:
     """What to forecast, by names and numbers.
 
     Attributes:
-        data: a data set of `jaxttp.data.dataset_names`, or "tfds:NAME". Without a `model`, "digits"
-            fine-tunes the shipped ResNet, pre-trained on the digits 0-4, on the digits 5-9; the
-            others train a small MLP from random weights.
+        data: a data set of `jaxttp.data.dataset_names`, "tfds:NAME", or a file for
+            `jaxttp.data.load_table` (of a class all samples where it has fewer). Without a `model`,
+            "digits" fine-tunes the shipped ResNet, pre-trained on the digits 0-4, on the digits
+            5-9; the others train a small MLP from random weights.
         samples_per_class: images of each class; None for all. Regression takes all samples.
         loss: "cross_entropy", "squared_error" or "binary_cross_entropy"; None chooses cross-entropy
             for classes and squared error for regression.
@@ -130,7 +134,7 @@ def build_task(settings: Settings) -> Task:
         >>> task.x.shape, task.y.max().item()
         ((10, 8, 8, 1), 4)
     """
-    if not settings.data.startswith("tfds:"):
+    if not (settings.data.startswith("tfds:") or is_table(settings.data)):
         check_choice("data", settings.data, dataset_names())
     if settings.model is not None:
         check_choice("model", settings.model, model_names())
@@ -165,6 +169,8 @@ def _samples(settings: Settings, key: Array) -> Dataset:
         "cache": settings.cache,
         "preprocessing": _preprocessing(settings),
     }
+    if is_table(settings.data):
+        return _own_samples(settings, options, key)
     if settings.data == "diabetes":
         if settings.classes is not None:
             raise ValueError(f"classes={settings.classes!r}: diabetes is a regression.")
@@ -182,6 +188,20 @@ def _samples(settings: Settings, key: Array) -> Dataset:
     return load_dataset(settings.data, classes=classes, per_class=per_class, key=key, **options)
 
 
+def _own_samples(settings: Settings, options: dict[str, Any], key: Array) -> Dataset:
+    for name, given in options.items():
+        if given is not None:
+            raise ValueError(f"{name} is for images; {settings.data} is a table.")
+    dataset = load_table(settings.data)
+    if dataset.num_classes is None:
+        if settings.classes is not None:
+            raise ValueError(f"classes={settings.classes!r}: {dataset.name} is a regression.")
+        return dataset
+    return select(
+        dataset, classes=settings.classes, per_class=settings.samples_per_class, fewer=True, key=key
+    )
+
+
 def _preprocessing(settings: Settings) -> Preprocessing | None:
     if settings.model is None:
         return None
@@ -196,13 +216,13 @@ def _loss(settings: Settings, dataset: Dataset) -> tuple[str, int]:
     if dataset.num_classes is None:
         loss = settings.loss or "squared_error"
         if loss != "squared_error":
-            raise ValueError(f"loss={loss!r} needs classes, and {settings.data} is a regression.")
+            raise ValueError(f"loss={loss!r} needs classes, and {dataset.name} is a regression.")
         return loss, dataset.y.shape[1]
     loss = settings.loss or "cross_entropy"
     if loss == "binary_cross_entropy":
         if dataset.num_classes != 2:
             raise ValueError(
-                f"loss={loss!r} needs two classes; {settings.data} has {dataset.num_classes}."
+                f"loss={loss!r} needs two classes; {dataset.name} has {dataset.num_classes}."
             )
         return loss, 1
     return loss, dataset.num_classes
@@ -238,4 +258,4 @@ def _network(
         return fresh_head(load_pretrained(), outputs, key=key, scale=scale), words
     sizes = (int(np.prod(dataset.x.shape[1:])), 64, 64, outputs)
     network = MLP(sizes, rngs=nnx.Rngs(params=key), head_scale=scale)
-    return network, f"MLP {'-'.join(map(str, sizes))} from random weights on {settings.data}"
+    return network, f"MLP {'-'.join(map(str, sizes))} from random weights on {dataset.name}"

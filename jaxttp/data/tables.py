@@ -1,0 +1,132 @@
+"""A table of one's own, from a CSV or NPZ file."""
+
+import csv
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from jaxttp.data.dataset import Dataset
+
+SUFFIXES = (".csv", ".npz")
+MOST_CLASSES = 100
+"""Whole numbers with more values than this are targets, not labels."""
+
+
+def is_table(name: str) -> bool:
+    """Whether a data set's name is that of a file with a table.
+
+    Example:
+        >>> is_table("own.csv"), is_table("wine")
+        (True, False)
+    """
+    return name.lower().endswith(SUFFIXES)
+
+
+def load_table(path: str | os.PathLike[str]) -> Dataset:
+    r"""A data set from a file: CSV with the label or target last, or NPZ with x and y.
+
+    Words and whole numbers (up to 100 different ones) are labels, anything else is a target. A
+    first line of CSV that is no data names the columns. Features of tables, and targets, get mean 0
+    and deviation 1; arrays of higher rank stay as they are.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: no such file, no table in it, rows of different lengths, what is not a number
+            or not finite.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "own.csv").write_text("w,h,kind\n1,2,a\n3,4,b\n5,7,a\n")
+        ...     load_table(f"{folder}/own.csv")
+        Dataset('own.csv': x (3, 2), 2 classes)
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"data={str(path)!r} is not a file.")
+    x, y = _from_csv(path) if path.suffix.lower() == ".csv" else _from_npz(path)
+    if len(x) < 2 or x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y):
+        raise ValueError(
+            f"data={str(path)!r} needs x (N, ...) and y (N,) or (N, K) of one length, at least 2; "
+            f"got {x.shape} and {y.shape}."
+        )
+    if x.ndim == 2:
+        x = _standardised(x)
+    words = f"{path.name}, features of mean 0 and deviation 1."
+    names = None if y.ndim == 2 else _classes(y)
+    if names is None:
+        targets = np.asarray(y, np.float64).reshape(len(y), -1)
+        return Dataset(x.astype(np.float32), _standardised(targets).astype(np.float32), path.name,
+                       words)  # fmt: skip
+    labels = np.searchsorted(names, y).astype(np.int32)
+    shown = tuple(str(int(name)) if names.dtype.kind == "f" else str(name) for name in names)
+    return Dataset(x.astype(np.float32), labels, path.name, words, len(names), shown)
+
+
+def _from_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(file) if any(row)]
+    if rows and len(rows[0]) > 1 and not all(map(_is_number, rows[0][:-1])):
+        rows = rows[1:]
+    if len(rows) < 2 or len(rows[0]) < 2:
+        raise ValueError(f"data={str(path)!r} needs rows of features and a label, with commas.")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(rows[0]):
+            raise ValueError(
+                f"data={str(path)!r}: row {number} of the data has {len(row)} cells, the first "
+                f"{len(rows[0])}."
+            )
+        for column, cell in enumerate(row[:-1], start=1):
+            if not _is_number(cell):
+                raise ValueError(
+                    f"data={str(path)!r}: row {number}, column {column} holds {cell!r}; features "
+                    "must be finite numbers."
+                )
+    x = np.array([[float(cell) for cell in row[:-1]] for row in rows])
+    last = [row[-1] for row in rows]
+    y = np.array([float(cell) for cell in last]) if all(map(_is_number, last)) else np.array(last)
+    return x, y
+
+
+def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            x, y = np.asarray(file["x"]), np.asarray(file["y"])
+    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as problem:
+        raise ValueError(f"data={str(path)!r} needs the arrays x and y: {problem}") from problem
+    for name, array in (("x", x), ("y", y)):
+        numbers = np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_
+        if (name == "x" or array.dtype.kind != "U") and not numbers:
+            raise ValueError(f"data={str(path)!r}: {name} holds {array.dtype}, not numbers.")
+        if numbers and not np.all(np.isfinite(array)):
+            raise ValueError(f"data={str(path)!r}: {name} holds what is not finite.")
+    return x.astype(np.float64), y
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return bool(np.isfinite(float(cell)))
+    except ValueError:
+        return False
+
+
+def _classes(y: np.ndarray) -> np.ndarray | None:
+    """The labels in their order; None where y are targets."""
+    values = np.unique(y)
+    if y.dtype.kind == "U":
+        return values
+    whole = bool(np.all(y == np.round(np.asarray(y, np.float64))))
+    return values.astype(np.float64) if whole and len(values) <= MOST_CLASSES else None
+
+
+def _standardised(x: np.ndarray) -> np.ndarray:
+    """Mean 0 and deviation 1 in every column; constant columns become 0."""
+    spread = x.std(axis=0)
+    return (x - x.mean(axis=0)) / np.where(spread > 0, spread, 1.0)

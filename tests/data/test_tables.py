@@ -1,0 +1,130 @@
+"""Tables of one's own: what is a label, what a target, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from jaxttp.cli import app
+from jaxttp.data import load_table
+from jaxttp.pipeline import Settings, build_task
+
+
+def write(folder, text, name="own.csv"):
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+ROWS = "1,10,{}\n2,20,{}\n3,60,{}\n"
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "expected"),
+    [
+        (("b", "a", "b"), ("a", "b"), [1, 0, 1]),
+        ((3, 7, 3), ("3", "7"), [0, 1, 0]),
+        ((3.0, 7.0, 7.0), ("3", "7"), [0, 1, 1]),
+    ],
+)
+def test_words_and_whole_numbers_are_labels(labels, names, expected, tmp_path):
+    found = load_table(write(tmp_path, "w,h,kind\n" + ROWS.format(*labels)))
+    assert found.class_names == names
+    assert found.y.tolist() == expected
+    # Mean 0 and deviation 1; float32 rounds at 1e-7.
+    np.testing.assert_allclose(found.x.mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(found.x.std(axis=0), 1, rtol=1e-6)
+    np.testing.assert_allclose(found.x[:, 0], np.array([-1, 0, 1]) * np.sqrt(1.5), rtol=1e-6)
+
+
+def test_other_numbers_are_targets_and_a_header_is_optional(tmp_path):
+    found = load_table(write(tmp_path, ROWS.format(0.5, 1.5, 4)))
+    assert found.num_classes is None
+    np.testing.assert_allclose(found.y.mean(), 0, atol=1e-6)
+    assert found.y.shape == (3, 1)
+
+
+def test_constant_features_become_zero(tmp_path):
+    found = load_table(write(tmp_path, "1,5,a\n2,5,b\n"))
+    assert found.x[:, 1].tolist() == [0.0, 0.0]
+
+
+def test_arrays(tmp_path):
+    images = np.random.default_rng(0).uniform(size=(6, 4, 4, 1))
+    np.savez(tmp_path / "own.npz", x=images, y=np.arange(6) % 2)
+    found = load_table(tmp_path / "own.npz")
+    np.testing.assert_allclose(found.x, images, rtol=1e-6)  # float32; not standardised
+    assert found.y.tolist() == [0, 1, 0, 1, 0, 1]
+    np.savez(tmp_path / "two.npz", x=images.reshape(6, -1), y=images[:, 0, :2, 0])
+    assert load_table(tmp_path / "two.npz").y.shape == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "needs rows of features and a label"),
+        ("a\nb\nc\n", "needs rows of features and a label"),
+        ("1,2,a\n", "needs rows of features"),
+        ("1,2,a\n3,b\n", "row 2 of the data has 2 cells, the first 3"),
+        ("1,2,a\n3,x,b\n", "row 2, column 2 holds 'x'"),
+        ("w,h,k\n1,2,a\n3,nan,b\n", "row 2, column 2 holds 'nan'"),
+        ("1,2,a\n3,,b\n", "row 2, column 2 holds ''"),
+    ],
+)
+def test_bad_tables(text, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_table(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.ones((3, 2))}, "needs the arrays x and y"),
+        ({"x": np.ones((3, 2)), "y": np.ones(2)}, "of one length"),
+        ({"x": np.ones(3), "y": np.ones(3)}, "needs x"),
+        ({"x": np.full((3, 2), np.nan), "y": np.ones(3)}, "x holds what is not finite"),
+        ({"x": np.array([["a"], ["b"]]), "y": np.ones(2)}, "x holds <U1, not numbers"),
+    ],
+)
+def test_bad_arrays(arrays, message, tmp_path):
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        load_table(tmp_path / "own.npz")
+
+
+def test_files_that_are_not_there_or_not_what_they_say(tmp_path):
+    with pytest.raises(ValueError, match="is not a file"):
+        load_table(tmp_path / "own.csv")
+    with pytest.raises(ValueError, match="needs the arrays x and y"):
+        load_table(write(tmp_path, "no archive", "own.npz"))
+
+
+def own(folder, classes=True):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(20, 3))
+    y = np.where(x[:, 0] > 0, "up", "down") if classes else x[:, 0]
+    rows = [",".join(map(str, [*row, label])) for row, label in zip(x, y, strict=True)]
+    return write(folder, "\n".join(rows))
+
+
+def test_a_task_of_one_s_own(tmp_path):
+    task = build_task(Settings(data=own(tmp_path), samples_per_class=4))
+    assert task.x.shape == (8, 3)
+    assert task.description.startswith("MLP 3-64-64-2 from random weights on own.csv, 8 samples")
+    assert len(build_task(Settings(data=own(tmp_path))).x) == 20  # fewer than 30 a class
+    assert build_task(Settings(data=own(tmp_path, classes=False))).loss == "squared_error"
+    with pytest.raises(ValueError, match=r"split is for images; .* is a table"):
+        build_task(Settings(data=own(tmp_path), split="train"))
+    with pytest.raises(ValueError, match=r"classes=2: own\.csv is a regression"):
+        build_task(Settings(data=own(tmp_path, classes=False), classes=2))
+
+
+def test_the_command_line_takes_it(tmp_path):
+    arguments = ["predict", "--data", own(tmp_path), "--steps", "10", "--json"]
+    done = CliRunner().invoke(app, [*arguments, "--learning-rate", "0.1"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["task"].startswith("MLP 3-64-64-2")
+    done = CliRunner().invoke(app, ["predict", "--data", str(tmp_path / "absent.csv")])
+    assert done.exit_code == 2
+    assert "is not a file" in done.stderr
