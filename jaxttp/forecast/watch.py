@@ -108,13 +108,13 @@ class Online:
         # A step may write into the arrays it was given, so keep copies.
         self._weights = [*self._weights[-1:], jax.tree.map(jnp.array, params)]
 
-    def forecast(self, kind: str = "weights", *, rebuilds: int | str = 2) -> OnlineForecast:
+    def forecast(self, kind: str = "weights", *, rebuilds: int | str = "auto") -> OnlineForecast:
         """The forecast as it stands after the steps seen so far.
 
         Args:
             kind: "losses", "outputs" or "weights", what to correct by.
-            rebuilds: for "weights", kernels built along the rest of the path, or "auto"; besides
-                the one at the present weights.
+            rebuilds: for "weights", kernels built along the rest of the path besides the one at the
+                present weights; "auto" for as many as its error asks for.
 
         Returns:
             An `OnlineForecast`. At the edge of stability kernels rebuilt along the path can drive
@@ -160,6 +160,7 @@ class Online:
             optimizer=optax.sgd(rate, setting.momentum or None), steps=setting.steps - k,
             kernel_fn=lambda w: self._kernel(restore(w)), rebuilds=rebuilds,
             accumulators=(velocity,) if setting.momentum else (),
+            damp=True,  # a training that is under way may be at the edge, and has not diverged
         )  # fmt: skip
         thresholds, rule, departure = (
             self._reading[name] for name in ("thresholds", "rule", "departure")
