@@ -117,9 +117,9 @@ class Online:
                 present weights; "auto" for as many as its error asks for.
 
         Returns:
-            An `OnlineForecast`. At the edge of stability kernels rebuilt along the path can drive
-            the forecast out of range where the network recovers; then the one by outputs is
-            returned instead, as its `kind` says.
+            An `OnlineForecast`. By weights it is the forecast of `relinearized_recursion` from the
+            present weights on, at the edge of stability the mean path. One that leaves the range
+            of the losses seen gives way to the one by outputs, as its `kind` says.
 
         Raises:
             ValueError: an unknown kind, no step seen yet, or all of them.
