@@ -23,6 +23,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_finite_value, is_concrete
+from jaxttp._weights import Weighted as Weighted
+from jaxttp._weights import weighted as weighted
 
 _jit = functools.partial(jax.jit, static_argnums=0)  # a Loss is hashable; compiled once per shape
 
@@ -273,139 +275,6 @@ def _check_probabilities(loss: Loss, targets: Array) -> Array:
             raise ValueError(f"y: the targets of {loss.name} must be probabilities, {text}.")
         return targets
     return eqx.error_if(targets, outside, f"the targets of {loss.name} must be {text}")
-
-
-# --- weights and masks ----------------------------------------------------------------------------
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Weighted:
-    """Labels with weights, to be given wherever labels are; `weighted` makes it.
-
-    Attributes:
-        y: integer labels (N,) or targets (N, C).
-        weight: (N,), or (N, C) for every output of its own; zero for what does not count.
-    """
-
-    y: Any
-    weight: Any
-
-
-def weighted(
-    y: Any,
-    *,
-    sample_weight: Any = None,
-    class_weight: Any = None,
-    mask: Any = None,
-) -> Weighted:
-    """Labels whose samples, classes or outputs do not count alike, or not at all.
-
-    The loss becomes the weighted mean
-
-        L(f) = (sum_i w_i l(f_i, y_i)) / (sum_i w_i),
-
-    and a mini-batch the mean over its B samples of w_i l_i / mean(w), unbiased for it. Give the
-    result in place of `y` to forecast and training alike.
-
-    Args:
-        y: integer labels (N,) or targets (N, C). Labels that are masked may be anything, such as
-            -1 or NaN.
-        sample_weight: non-negative weights (N,), or (N, C) for every output of its own (binary and
-            multi-label: ``where(y == 1, p, 1)`` weighs positives p-fold).
-        class_weight: weights of the classes (K,), a dictionary from class to weight, or "balanced"
-            for N / (K n_k). With targets (N, C) they weigh the C outputs.
-        mask: (N,) or (N, C), true for what counts.
-
-    Returns:
-        A `Weighted`; the weights given are multiplied.
-
-    Raises:
-        ValueError: nothing given, bad shapes, negative or non-finite weights, no weight left, a
-            class without a weight.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> y = weighted([0, 1, -1], class_weight=[1.0, 3.0], mask=[True, True, False])
-        >>> y.weight.tolist()
-        [1.0, 3.0, 0.0]
-        >>> targets, loss = encode_targets("cross_entropy", y, jnp.zeros((3, 2)))
-        >>> round(float(loss.value(jnp.zeros((3, 2)), targets)), 4)
-        0.6931
-
-    Source:
-        Standard (scikit-learn's arguments; Keras divides a batch's sum by B as here, PyTorch by the
-        batch's own weight).
-    """
-    if sample_weight is None and class_weight is None and mask is None:
-        raise ValueError("give at least one of sample_weight, class_weight and mask.")
-    y = y if isinstance(y, jax.Array) else np.asarray(y)
-    if y.ndim not in (1, 2) or y.shape[0] == 0:
-        raise ValueError(f"y must be labels (N,) or targets (N, C); got shape {y.shape}.")
-    is_label = y.ndim == 1 and (jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_)
-    parts = []
-    if mask is not None:
-        counts = _weight_array("mask", mask, y.shape) != 0
-        fill = 0 if is_label or y.ndim == 1 or counts.ndim == 2 else 1.0 / y.shape[1]
-        where = counts if counts.ndim == y.ndim else counts[:, None]
-        use = jnp if isinstance(y, jax.Array) else np
-        y = use.where(where, y, use.asarray(fill, y.dtype))
-        parts.append(counts.astype(float))
-    if sample_weight is not None:
-        parts.append(_weight_array("sample_weight", sample_weight, y.shape))
-    if class_weight is not None:
-        parts.append(_class_weight(class_weight, y, is_label, parts[0] if mask is not None else 1))
-    if any(part.ndim == 2 for part in parts):
-        parts = [part if part.ndim == 2 else part[:, None] for part in parts]
-    weight = functools.reduce(lambda a, b: a * b, parts)
-    if is_concrete(weight) and not np.any(np.asarray(weight) > 0):
-        raise ValueError("sample_weight, class_weight and mask leave no sample that counts.")
-    return Weighted(y, weight)
-
-
-def _weight_array(name: str, values: Any, shape: tuple[int, ...]) -> Any:
-    values = values if isinstance(values, jax.Array) else np.asarray(values)
-    if values.shape not in (shape[:1], shape):
-        text = f"{shape[:1]}" + (f" or {shape}" if len(shape) == 2 else "")
-        raise ValueError(f"{name} must have shape {text}, as y has; got {values.shape}.")
-    if is_concrete(values):
-        known = np.asarray(values, float)
-        if not np.all(np.isfinite(known)) or np.any(known < 0):
-            raise ValueError(f"{name} must be finite and not negative.")
-    return values if name == "mask" else values * 1.0
-
-
-def _class_weight(given: Any, y: Any, is_label: bool, counts: Any) -> Any:
-    """The weight that every sample (or, with targets, every output) gets from its class."""
-    labels = np.asarray(y).astype(int) if is_label and is_concrete(y) else None
-    if isinstance(given, str):
-        if given != "balanced" or labels is None:
-            raise ValueError(
-                f"class_weight={given!r}: the only name is 'balanced', for integer labels (N,)."
-            )
-        share = np.bincount(labels, np.ones(len(labels)) * counts)
-        share = np.where(share > 0, share, np.inf)
-        given = share[np.isfinite(share)].sum() / (np.isfinite(share).sum() * share)
-    elif isinstance(given, dict):
-        size = max(map(int, given), default=-1) + 1
-        table = np.full(size, np.nan)
-        table[list(map(int, given))] = list(given.values())
-        given = table
-    table = np.asarray(given, float)
-    if table.ndim != 1 or np.any(table < 0) or np.any(np.isinf(table)):
-        raise ValueError("class_weight must be finite weights (K,), none of them negative.")
-    if not is_label:
-        if y.ndim != 2 or table.shape != (y.shape[1],) or not np.all(np.isfinite(table)):
-            raise ValueError(
-                f"class_weight must have one weight an output of y {y.shape}; got {table.shape}."
-            )
-        return np.broadcast_to(table, y.shape)
-    if labels is None:
-        return jnp.asarray(table)[y]
-    inside = (labels >= 0) & (labels < len(table))
-    if not np.all(inside) or not np.all(np.isfinite(table[labels[inside]])):
-        raise ValueError("class_weight must have a weight for every class that occurs in y.")
-    return table[labels]
 
 
 def _attach(loss: Loss, targets: Array, weight: Any) -> tuple[Array, Loss]:

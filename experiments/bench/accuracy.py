@@ -158,6 +158,7 @@ def measure(run: Run, settings: AccuracySettings) -> dict[str, Any]:
             "steps": list(corrected.steps.values()),
             "loss": _rounded(corrected.loss),
             "left_at": corrected.left_at,
+            "kernels": corrected.kernels,
             "stable": corrected.stable,
         }
     return out | {"forecasts": found}
@@ -173,7 +174,7 @@ def _predicted(
         relinearize=rebuilds,
     )  # fmt: skip
     cost = dataclasses.asdict(found.cost)
-    stable = {"stable": found.stable}
+    stable = {"stable": found.stable, "trust": found.trust}
     return (
         _reading(found.loss, found.error) | {"loss": _rounded(found.loss)} | stable | {"cost": cost}
     )

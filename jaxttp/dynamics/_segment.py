@@ -19,6 +19,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_finite_value, is_concrete
 from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics.recursion import dual_gradient, output_limit
 from jaxttp.losses import Loss
@@ -39,10 +40,11 @@ class Start(NamedTuple):
 
 
 class Knot(NamedTuple):
-    """A point of linearisation: its kernel, and J v there for the vectors of the start."""
+    """A point of linearisation: its kernel, J v there for the vectors of the start, the damping."""
 
     kernel: Array
     pushed: Array
+    damping: Damping | None = None
 
 
 class Chord(NamedTuple):
@@ -213,6 +215,7 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
         indices: Array | None,
         drift: Array,
     ) -> Run:
+        ends = (knots[0], knots[-1])
         shape, count, dtype = here.f.shape, len(here.vectors), train.dtype
         size = math.prod(shape)
         unit = jnp.eye(count, dtype=dtype)
@@ -236,7 +239,8 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
             tau = share(weights, t)
             batch = None if indices is None else indices[t]
             gradient = dual_gradient(loss, f, targets, batch).reshape(-1)
-            split = [(1 - tau) * gradient, tau * gradient, jnp.zeros(count, dtype)]
+            near, far = (gradient if k.damping is None else k.damping(gradient) for k in ends)
+            split = [(1 - tau) * near, tau * far, jnp.zeros(count, dtype)]
             updates, state = optimizer.update(jnp.concatenate(split), state, weights)
             updates = jnp.asarray(updates)
             new_f = f + _move(knots, updates, tau, shape) + drift

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from jaxttp._checks import is_concrete
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics._edge import Damping, damping, make_edge
 from jaxttp.dynamics._segment import Knot, Network, Run, Start, chord, gram, make_runner, slots
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.losses import Loss, encode_targets
@@ -25,6 +26,12 @@ training would have contracted it at once; added to the outputs afterwards it wo
 """
 SMALL_DEFECT = 1e-3
 """A defect that moves the loss by less than this share of the drop so far is left as it is."""
+TRUSTED = 0.25
+"""Least share of the predicted fall of the loss that the network must confirm (trust regions)."""
+DOUBT_FROM = 0.05
+"""Falls of less than this share of the drop so far are not held against the network."""
+RISE = 2.0
+"""A stable forecast whose loss comes to this multiple of its start is not believed."""
 
 
 class RelinearizedTrajectory(eqx.Module):
@@ -44,6 +51,10 @@ class RelinearizedTrajectory(eqx.Module):
             a share of the curve's drop; what "auto" holds below its tolerance.
         rejected: segments done again because their local error was too large; each cost a kernel.
         diverged_at: first step whose outputs could not be represented, -1 for never.
+        edge_at: end of the first segment that crosses the edge of stability, -1 for never. From
+            there on the path is the mean one, without the oscillations of a real training.
+        held_from: the step from which on a kernel was held because the network stays at the edge,
+            or because it denied the forecast, -1 for never.
         kernels: kernels built, the first and the rejected ones included.
         kernel_seconds: wall-clock seconds of every kernel, compilation included.
         gradient_evaluations: passes back through the network over all samples, the kernels' own
@@ -59,6 +70,8 @@ class RelinearizedTrajectory(eqx.Module):
     local_errors: Float[Array, " s"]
     rejected: int = eqx.field(static=True)
     diverged_at: Array
+    edge_at: int = eqx.field(static=True)
+    held_from: int = eqx.field(static=True)
     kernels: int = eqx.field(static=True)
     kernel_seconds: tuple[float, ...] = eqx.field(static=True)
     gradient_evaluations: int = eqx.field(static=True)
@@ -81,6 +94,7 @@ class Walk:
         kernel_fn: Callable[[Params], Array],
         order: int,
         accumulators: Sequence[Params] = (),
+        damp: bool | None = None,
     ) -> None:
         self.network = Network(apply_fn, x, kernel_fn)
         self.order, self.steps = order, steps
@@ -106,12 +120,20 @@ class Walk:
         self.diverged_at = jnp.asarray(-1)
         self.ends: list[int] = []
         self.gave_up = False
+        self.edge_at, self.held_from = -1, -1
+        self.edge = make_edge(optimizer)
+        self.damps = order == 2 and damp is not False and is_concrete(f)
+        self.damping = self._damping(self.here.kernel, f)
+        if damp is None and _is_beyond(self.damping):  # a rate that is too large from the start
+            self.damps, self.damping = False, None
+        self.crossing: tuple[int, Run] | None = None
         self.curve = jax.jit(jax.vmap(lambda f: self.loss.value(f, self.targets)))
 
     def explore(self, start: int, end: int) -> tuple[Knot, Array, Run]:
         """Run from `start` to `end` with the kernel at hand."""
         in_use = [self.decays, *[self.moving or start > 0] * self.slots]
-        knot = Knot(self.here.kernel, self.network.push_all(self.here, self.here.point, in_use))
+        pushed = self.network.push_all(self.here, self.here.point, in_use)
+        knot = Knot(self.here.kernel, pushed, self.damping)
         products = gram(self.here, in_use)
         return knot, products, self._run([knot], products, None, start, end)
 
@@ -142,6 +164,7 @@ class Walk:
         knot, products, result = explored
         here, network = self.here, self.network
         provisional, knots, points, line = result.train, [knot], [here.point], None
+        bound = None
         if self.order == 2:
             in_use = [self.decays, *[self.moving or start > 0] * self.slots]
             point = network.combine(points, here.vectors, result.rows[0], here.f)
@@ -149,12 +172,15 @@ class Walk:
             if is_concrete(kernel) and not bool(jnp.all(jnp.isfinite(kernel))):
                 self._give_up(start)
                 return True
-            far = Knot(kernel, network.push_all(here, point, in_use))
+            bound = self._damping(kernel, provisional[end])
+            far = Knot(kernel, network.push_all(here, point, in_use), bound)
             line = chord(knot, products, result.rows[0])
             knots, points = [knot, far], [here.point, point]
             result = self._run(knots, products, line, start, end)
             if accept is not None and not accept(provisional, result.train):
                 return False
+            if _is_beyond(bound) and self.crossing is None:
+                self.crossing, self.edge_at = (start, self.explore(start, self.steps)[2]), end
         last = end == self.steps and self.order == 1
         arrived = None if last else self._arrive(points, result)
         if arrived is not None and self.order == 2:
@@ -165,6 +191,10 @@ class Walk:
                 drift = drift + (arrived[1] - result.train[end]) / (end - start)
                 again = self._run(knots, products, line, start, end, drift)
                 result, arrived = self._better(end, (result, arrived), again, points)
+            lost = self.damps and self._is_contradicted(arrived[1], result.train[end])
+            if lost or (end == self.steps and _is_beyond(bound)):
+                self._hold(start, end, result.train)
+                return True
         alive = self.diverged_at < 0
         self.train, inside = result.train, slice(start + 1, end + 1)
         self.provisional = self.provisional.at[inside].set(provisional[inside])
@@ -187,7 +217,15 @@ class Walk:
         else:
             point, kernel = points[-1], knots[-1].kernel
         self.here = Start(point, kernel, vectors, f, result.state)
+        self.damping = self._damping(kernel, f)
         return True
+
+    def _damping(self, kernel: Array, f: Array) -> Damping | None:
+        """What keeps steps with this kernel stable; nothing where that is not wanted."""
+        if not self.damps:
+            return None
+        edge = self.edge(self.here.state, f)
+        return damping(kernel, f, self.targets, self.loss, edge)
 
     def _arrive(self, points: list[Params], result: Run) -> tuple[Params, Array]:
         """The weights at a segment's end, and what the network says there."""
@@ -199,6 +237,34 @@ class Walk:
         values = [self.loss.value(each, self.targets) for each in (f, forecast, self.train[0])]
         small = jnp.abs(values[0] - values[1]) <= SMALL_DEFECT * jnp.abs(values[2] - values[0])
         return is_concrete(small) and bool(small)
+
+    def _is_contradicted(self, f: Array, forecast: Array) -> bool:
+        """Whether the network at a segment's end denies what the kernels say of its loss."""
+        now, then, begun, first = (
+            float(self.loss.value(each, self.targets))
+            for each in (f, forecast, self.here.f, self.train[0])
+        )
+        if not max(now, then) <= RISE * max(first, begun):
+            return True
+        expected = begun - then
+        return expected > DOUBT_FROM * abs(first - then) and begun - now < TRUSTED * expected
+
+    def _hold(self, start: int, end: int, abandoned: Array) -> None:
+        """Follow the last kernel within the edge to the horizon.
+
+        A network that stays at the edge of stability is held there by its own oscillation: its
+        kernel grows no further, while the mean path of damped steps would let it grow on.
+        """
+        if self.crossing is None:
+            self.crossing = start, self.explore(start, self.steps)[2]
+        start, plain = self.crossing
+        rest, doubted = slice(start + 1, self.steps + 1), slice(start + 1, end + 1)
+        self.train = self.train.at[rest].set(plain.train[rest])
+        self.provisional = self.provisional.at[rest].set(plain.train[rest])
+        self.provisional = self.provisional.at[doubted].set(abandoned[doubted])
+        self.diverged_at = plain.diverged_at
+        self.ends = [*(e for e in self.ends if e <= start), self.steps]
+        self.held_from, self.gave_up = start, True
 
     def _better(
         self,
@@ -253,7 +319,13 @@ class Walk:
             local_errors=jnp.stack(local),
             rejected=rejected,
             diverged_at=self.diverged_at,
+            edge_at=self.edge_at,
+            held_from=self.held_from,
             kernels=self.network.kernels,
             kernel_seconds=tuple(self.network.seconds),
             gradient_evaluations=self.network.passes,
         )
+
+
+def _is_beyond(bound: Damping | None) -> bool:
+    return bound is not None and float(bound.largest) > 1.0

@@ -12,6 +12,10 @@ What the correction changes is an error estimate at no cost. With ``rebuilds="au
 kernels as an adaptive ODE solver places its steps, in the length of the path through weight space,
 which the provisional run knows beforehand. Velocities cross a segment's end in WEIGHT space; the
 dual velocity re-used with a new kernel would not converge.
+
+A kernel that grows beyond the edge of stability makes the linearised network diverge where the real
+one oscillates: the forecast follows the mean path there, and where that stays beyond the edge, or
+the network denies it, the last kernel within (see `_edge` and `_walk`).
 """
 
 import itertools
@@ -86,6 +90,7 @@ def relinearized_recursion(
     key: Array | None = None,
     protocol: str = "epochs",
     accumulators: Sequence[Params] = (),
+    damp: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RelinearizedTrajectory:
     """The dual recursion with the kernel rebuilt along the predicted path.
@@ -114,6 +119,9 @@ def relinearized_recursion(
         accumulators: what the optimiser has accumulated before the first step, shaped like
             `params`, one for every accumulator of its state (heavy-ball has one, the velocity);
             none, or zeros, at the start of training.
+        damp: whether the forecast follows the mean path where a kernel along it grows beyond the
+            edge of stability, as a network does that oscillates there without diverging (order 2,
+            not under `jit`). When None, unless the first kernel already is beyond it.
         progress: called with (kernels built, kernels in all; for "auto" at most).
 
     Returns:
@@ -153,7 +161,9 @@ def relinearized_recursion(
             if ends[-1] != steps or any(b <= a for a, b in itertools.pairwise((0, *ends))):
                 raise ValueError(f"ends must increase from above 0 to steps={steps}; got {ends}.")
             planned = len(ends) - 1 + (order == 2)
-    walk = Walk(apply_fn, params, x, y, loss, optimizer, steps, kernel_fn, order, accumulators)
+    walk = Walk(
+        apply_fn, params, x, y, loss, optimizer, steps, kernel_fn, order, accumulators, damp
+    )
     if batch_size is not None:
         n = walk.here.f.shape[0]
         walk.indices = batch_indices(key, n, batch_size, steps, protocol=protocol)
@@ -206,8 +216,7 @@ def _adapt(walk: Walk, steps: int, tolerance: float, budget: int) -> int:
         drop = abs(float(curves[1][0]) - floor)
         error = float(np.max(np.abs(curves[0] - curves[1]))) / max(drop, 1e-30)
         errors.append(error if np.isfinite(error) else float("inf"))
-        left = budget + 1 - walk.network.kernels
-        return errors[-1] <= REJECT * tolerance or end == start + 1 or left < 1
+        return errors[-1] <= REJECT * tolerance or end <= start + 1 or bool(covered <= least)
 
     while start < steps:
         explored = walk.explore(start, steps)
@@ -218,6 +227,11 @@ def _adapt(walk: Walk, steps: int, tolerance: float, budget: int) -> int:
             length = FIRST_SHARE * rest[-1]
         most = steps
         while True:
+            # No shorter than where the kernels that are left would reach the horizon just so.
+            used = min(walk.network.kernels - 1, budget - 1) / budget
+            begun, next_end = used**PATH_PLACEMENT, (used + 1 / budget) ** PATH_PLACEMENT
+            least = rest[-1] * (next_end - begun) / (1 - begun)
+            length = max(length, least)
             end = int(np.searchsorted(rest, length, side="right")) - 1  # the last not beyond it
             end = min(max(end, start + 1), most)
             if walk.network.kernels >= budget:

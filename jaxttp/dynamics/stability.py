@@ -50,26 +50,47 @@ def largest_curvature(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _largest_curvature(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Array:
-    n, c = f0.shape
-    values, vectors = jnp.linalg.eigh(loss.hessian(f0, targets))
+    values, _ = _modes(kernel, f0, targets, loss)
+    return jnp.maximum(values[-1], 0.0)
+
+
+def curvature_modes(
+    kernel: Array, f: Array, targets: Array, loss: Loss, count: int
+) -> tuple[Float[Array, " k"], Float[Array, "nc k"]]:
+    """The largest eigenvalues of (1/N) H^(1/2) Theta H^(1/2), and H^(1/2) u of their eigenvectors.
+
+    The eigenvalues fall; arguments as validated by `check_problem`, with at most as many modes as
+    the iteration has steps (64, or N C where that is less).
+    """
+    values, vectors = _modes(kernel, f, targets, loss)
+    return jnp.maximum(values[::-1][:count], 0.0), vectors[:, ::-1][:, :count]
+
+
+def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
+    """Ritz values, increasing, and H^(1/2) times their vectors."""
+    n, c = f.shape
+    values, vectors = jnp.linalg.eigh(loss.hessian(f, targets))
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
     root = jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
 
-    def product(flat: Array) -> Array:
-        vector = jnp.einsum("nab,nb->na", root, flat.reshape(n, c), precision="highest")
-        image = apply_kernel(kernel, vector)
-        return jnp.einsum("nab,nb->na", root, image, precision="highest").reshape(-1) / n
+    def rooted(flat: Array) -> Array:
+        return jnp.einsum("nab,nb->na", root, flat.reshape(n, c), precision="highest")
 
-    start = jax.random.normal(jax.random.key(0), (n * c,), f0.dtype)
+    def product(flat: Array) -> Array:
+        image = apply_kernel(kernel, rooted(flat))
+        return rooted(image).reshape(-1) / n
+
+    start = jax.random.normal(jax.random.key(0), (n * c,), f.dtype)
     # A start inside the range of H^(1/2): outside it the iteration would only meet zeros.
     start = product(start)
     size = jnp.linalg.norm(start)
     start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1.0), 1.0 / jnp.sqrt(n * c))
-    return jnp.maximum(_largest_eigenvalue(product, start, min(LANCZOS_STEPS, n * c)), 0.0)
+    values, vectors = _lanczos(product, start, min(LANCZOS_STEPS, n * c))
+    return values, jax.vmap(lambda u: rooted(u).reshape(-1), 1, 1)(vectors)
 
 
-def _largest_eigenvalue(product: Callable[[Array], Array], start: Array, steps: int) -> Array:
-    """Lanczos iteration that ends where the Krylov space does.
+def _lanczos(product: Callable[[Array], Array], start: Array, steps: int) -> tuple[Array, Array]:
+    """Ritz values, increasing, and vectors, by a Lanczos iteration that ends with its Krylov space.
 
     A kernel of few weights and the rank C - 1 of cross-entropy's Hessian exhaust that space early.
     What is left of a new vector is then rounding; normalised, it would no longer be orthogonal to
@@ -92,9 +113,10 @@ def _largest_eigenvalue(product: Callable[[Array], Array], start: Array, steps: 
 
     basis = jnp.zeros((steps + 1, start.size), start.dtype).at[0].set(start)
     zeros = jnp.zeros(steps, start.dtype)
-    _, diagonal, beside = jax.lax.fori_loop(0, steps, step, (basis, zeros, zeros))
+    basis, diagonal, beside = jax.lax.fori_loop(0, steps, step, (basis, zeros, zeros))
     neighbours = jnp.diag(beside[:-1], 1)
-    return jnp.max(jnp.linalg.eigvalsh(jnp.diag(diagonal) + neighbours + neighbours.T))
+    values, vectors = jnp.linalg.eigh(jnp.diag(diagonal) + neighbours + neighbours.T)
+    return values, jnp.einsum("sd,sk->dk", basis[:-1], vectors, precision="highest")
 
 
 def max_learning_rate(

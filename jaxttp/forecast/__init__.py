@@ -1,6 +1,5 @@
 """How long will training take?"""
 
-from jaxttp.forecast.closed_loop import Online as Online
 from jaxttp.forecast.closed_loop import OnlineForecast as OnlineForecast
 from jaxttp.forecast.closed_loop import online as online
 from jaxttp.forecast.comparison import Candidate as Candidate
@@ -26,3 +25,4 @@ from jaxttp.forecast.spectra import mode_curve as mode_curve
 from jaxttp.forecast.sweeps import Sweep as Sweep
 from jaxttp.forecast.sweeps import sweep as sweep
 from jaxttp.forecast.sweeps import sweep_kernel as sweep_kernel
+from jaxttp.forecast.watch import Online as Online

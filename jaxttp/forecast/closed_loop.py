@@ -18,22 +18,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp._checks import check_choice, check_finite, check_integer
 from jaxttp._result import RESULT
-from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.recursion import output_limit
-from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast.crossing import RULES, check_thresholds, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import Loss
-from jaxttp.ntk import empirical_ntk
-from jaxttp.ntk._select import split_trainable
 
 GROWTHS = (*np.linspace(-1.0, 1.0, 21), *np.linspace(1.25, 8.0, 28))
 """The gammas that a fit to losses chooses from."""
@@ -47,9 +41,6 @@ CURVATURE = 1e-3
 """A secant equation below this share of the kernel's own curvature is left out."""
 DEPARTURE = 0.05
 """The linear regime counts as left when the loss is off by this share of the predicted drop."""
-OUT_OF_RANGE = 2.0
-"""A re-linearised forecast whose loss exceeds all observed ones by this factor is not believed."""
-KINDS = ("losses", "outputs", "weights")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +173,7 @@ def online(
         mended, scale = _secants(matrix, path, targets, loss, setting)
         velocity = (path[k - 1] - path[k]) / rates[k - 1]
         rest = begin(mended, path[k], velocity, rates=rates[k:], growths=none, whole=whole)
-        return _result(
+        return corrected(
             setting.steps, thresholds, rule, departure, open_loop, seen, rest[0][1:, 0],
             bool(rest[2][0]), "outputs", scale,
         )  # fmt: skip
@@ -198,160 +189,10 @@ def online(
     misfit = misfit + RIDGE * np.square(GROWTHS)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
     best = int(np.lexsort((np.abs(GROWTHS), misfit))[0])  # ties: the smallest correction
-    return _result(
+    return corrected(
         setting.steps, thresholds, rule, departure, open_loop, seen, curves[k + 1 :, best],
         bool(alive[best]), "losses", float(scales[k - 1, best]),
     )  # fmt: skip
-
-
-class Online:
-    """A callback for `train` (or any loop) that corrects the forecast whenever it is asked.
-
-    Before the first step it builds one kernel. Called with (step, params, loss on all samples) it
-    only remembers; `forecast` does the work.
-
-    Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
-        params: the weights before training.
-        x: training samples (N, ...).
-        y: integer labels (N,) or targets (N, C).
-        setting: rate, momentum, schedule, batch size, loss and horizon.
-        thresholds: the epsilons.
-        rule: the definition of training time.
-        departure: see `online`.
-        trainable: which parameters train, as in `empirical_ntk`.
-        max_bytes: bound on a kernel's working memory.
-
-    Raises:
-        ValueError: whatever `predict_training_time` refuses of model and data.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, jaxttp
-        >>> x = jax.random.normal(jax.random.key(0), (20, 3))
-        >>> y = (x[:, 0] > 0).astype(int)
-        >>> model, setting = (lambda w, x: jnp.tanh(x @ w), jnp.zeros((3, 2))), Hyperparameters(1.0)
-        >>> watch = Online(*model, x, y, setting)
-        >>> run = jaxttp.train(*model, x, y, loss="cross_entropy", optimizer=setting.optimizer(),
-        ...                    steps=15, callback=watch)
-        >>> found = watch.forecast("weights")
-        >>> found.at, sorted(found.steps)
-        (15, [0.01, 0.1, 0.4])
-
-    Source:
-        See `online`.
-    """
-
-    def __init__(
-        self,
-        apply_fn: ApplyFn,
-        params: Params,
-        x: Any,
-        y: Any,
-        setting: Hyperparameters,
-        *,
-        thresholds: Sequence[float] = (0.01, 0.1, 0.4),
-        rule: str = "relative",
-        departure: float = DEPARTURE,
-        trainable: Any = None,
-        max_bytes: int | None = None,
-    ) -> None:
-        x = jnp.asarray(x)
-        check_finite("x", x)
-        check_finite("params", params)
-        output_shape(apply_fn, params, x)
-        check_per_sample(apply_fn, params, x)
-        self._apply, self._x, self._y, self._setting = apply_fn, x, y, setting
-        self._reading: dict[str, Any] = {
-            "thresholds": check_thresholds(thresholds, check_choice("rule", rule, RULES)),
-            "rule": rule,
-            "departure": check_number("departure", departure, above=0.0),
-        }
-        self._trainable = trainable
-        self._kernel = lambda w: empirical_ntk(
-            apply_fn, w, x, trainable=trainable, max_bytes=max_bytes
-        )
-        self._outputs = jax.jit(apply_fn)
-        self.kernel = self._kernel(params)
-        self._losses: list[float] = []
-        self._path: list[Array] = []
-        self._weights: list[Params] = []
-
-    plot, _repr_html_, __repr__ = RESULT
-
-    def __str__(self) -> str:
-        return f"Online forecast of {self._setting.steps} steps: {len(self._losses)} seen"
-
-    def __call__(self, step: int, params: Params, loss: float) -> None:
-        """Remember one step: its number, the weights after it, and the loss on all samples."""
-        if step != len(self._losses):
-            raise ValueError(
-                f"step must be {len(self._losses)}, the one after the last seen; got {step}."
-            )
-        self._losses.append(float(loss))
-        self._path.append(self._outputs(params, self._x))
-        # A step may write into the arrays it was given, so keep copies.
-        self._weights = [*self._weights[-1:], jax.tree.map(jnp.array, params)]
-
-    def forecast(self, kind: str = "weights", *, rebuilds: int | str = 2) -> OnlineForecast:
-        """The forecast as it stands after the steps seen so far.
-
-        Args:
-            kind: "losses", "outputs" or "weights", what to correct by.
-            rebuilds: for "weights", kernels built along the rest of the path, or "auto"; besides
-                the one at the present weights.
-
-        Returns:
-            An `OnlineForecast`. At the edge of stability kernels rebuilt along the path can drive
-            the forecast out of range where the network recovers; then the one by outputs is
-            returned instead, as its `kind` says.
-
-        Raises:
-            ValueError: an unknown kind, no step seen yet, or all of them.
-        """
-        check_choice("kind", kind, KINDS)
-        f0 = self._path[0] if self._path else None
-        if f0 is None:
-            raise ValueError("no step was seen yet; pass this object as callback to train.")
-        known: dict[str, Any] = {"losses": np.array(self._losses)}
-        if kind == "outputs":
-            known = {"outputs": jnp.stack(self._path)}
-        base = online(self.kernel, f0, self._y, self._setting, **known, **self._reading)
-        if kind != "weights":
-            return base
-        found = self._relinearized(base, rebuilds)
-        highest = OUT_OF_RANGE * float(found.loss[: found.at + 1].max())
-        if found.stable and found.loss.max() <= highest:
-            return found
-        return self.forecast("outputs")
-
-    def _relinearized(self, base: OnlineForecast, rebuilds: int | str) -> OnlineForecast:
-        setting, k = self._setting, base.at
-        if k == setting.steps:
-            return dataclasses.replace(base, kind="weights")
-        rates = setting.rates()
-        before, now = (split_trainable(w, self._trainable)[0] for w in self._weights)
-        restore = split_trainable(self._weights[-1], self._trainable)[1]
-        velocity = jax.tree.map(lambda a, b: (a - b) / rates[k - 1], before, now)
-
-        def part(w: Params, x: Any) -> Array:
-            return self._apply(restore(w), x)
-
-        network = self._apply if self._trainable is None else part  # what is compiled is kept
-        rest = jnp.asarray(rates[k:])
-        rate = float(rates[k]) if np.all(rates[k:] == rates[k]) else lambda t: rest[t]
-        path = relinearized_recursion(
-            network, now, self._x, self._y, loss=setting.loss,
-            optimizer=optax.sgd(rate, setting.momentum or None), steps=setting.steps - k,
-            kernel_fn=lambda w: self._kernel(restore(w)), rebuilds=rebuilds,
-            accumulators=(velocity,) if setting.momentum else (),
-        )  # fmt: skip
-        thresholds, rule, departure = (
-            self._reading[name] for name in ("thresholds", "rule", "departure")
-        )
-        return _result(
-            setting.steps, thresholds, rule, departure, base.open_loop, base.loss[: k + 1],
-            path.loss[1:], bool(path.diverged_at < 0), "weights", base.time_scale, path.kernels,
-        )  # fmt: skip
 
 
 def _observed(name: str, losses: Any, steps: int) -> np.ndarray:
@@ -364,7 +205,7 @@ def _observed(name: str, losses: Any, steps: int) -> np.ndarray:
     return seen
 
 
-def _result(
+def corrected(
     steps: int,
     thresholds: Sequence[float],
     rule: str,
@@ -377,6 +218,7 @@ def _result(
     scale: float,
     kernels: int = 0,
 ) -> OnlineForecast:
+    """The forecast of a curve whose first part was observed and whose rest is predicted."""
     open_loop = np.asarray(open_loop, np.float64)
     curve = np.concatenate([seen, np.asarray(rest, np.float64)])
     stable = stable and bool(np.all(np.isfinite(curve)) and curve[-1] <= 2 * curve[0])

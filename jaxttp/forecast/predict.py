@@ -19,7 +19,7 @@ from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.flow import gradient_flow
 from jaxttp.dynamics.rates import effective_learning_rate
 from jaxttp.dynamics.recursion import recursion
-from jaxttp.dynamics.relinearize import relinearized_recursion
+from jaxttp.dynamics.relinearize import RelinearizedTrajectory, relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast._options import check_options, choose_dynamics
@@ -248,11 +248,7 @@ def predict_training_time(
             )  # fmt: skip
             diverged_at, passes, kernels = path.diverged_at, path.gradient_evaluations, path.kernels
             uncertainty = path.loss_uncertainty
-            if bool(jnp.max(path.loss) > EDGE * path.loss[0]):
-                trust = (
-                    "the loss rises on the way: at the edge of stability re-linearised networks "
-                    "leave the range from which the real one often recovers; see relinearize=0"
-                )
+            trust = _trust(path)
         elif dynamics == "recursion":
             tangents: dict[str, Any] = {}
             if given is not None and linear_filter(given).weight_decay:
@@ -348,6 +344,31 @@ def predict_training_time(
         test_error=test_error,
         trust=trust,
     )
+
+
+def _trust(path: RelinearizedTrajectory) -> str | None:
+    """What a re-linearised path says of itself."""
+    if path.held_from >= 0 and path.edge_at >= 0:
+        return (
+            f"at the edge of stability by step {path.edge_at}: a real training oscillates there; "
+            f"this is a mean path with the kernel of step {path.held_from} held"
+        )
+    if path.held_from >= 0:
+        return (
+            "the network denies its linearisations further on: the kernel of step "
+            f"{path.held_from} was held"
+        )
+    if path.edge_at >= 0:
+        return (
+            f"crosses the edge of stability by step {path.edge_at}: a real training oscillates "
+            "there; this is the mean path"
+        )
+    if bool(jnp.max(path.loss) > EDGE * path.loss[0]):
+        return (
+            "the loss rises on the way: at the edge of stability re-linearised networks leave the "
+            "range from which the real one often recovers; see relinearize=0"
+        )
+    return None
 
 
 def _kernel_function(

@@ -1,0 +1,107 @@
+"""The edge of stability: which modes of a kernel a step of the optimiser would drive apart.
+
+A full step is stable along an eigenvector of (1/N) H^(1/2) Theta H^(1/2) with eigenvalue s as long
+as s is below the optimiser's edge, 2/eta for gradient descent and 2 (1 + m)/eta for momentum. A
+network whose kernel grows beyond it does not diverge as its linearisation would: along these modes
+it oscillates about a mean path, which is where it would be if their motion were damped. So the
+forecast damps them, scaling the force on such a mode by what makes it stable.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from jaxttp.dynamics._kernels import apply_kernel
+from jaxttp.dynamics.stability import curvature_modes
+from jaxttp.losses import Loss
+
+MODES = 16
+"""Modes that can be damped at once."""
+DAMPED = 0.5
+"""A damped mode moves as one whose eigenvalue is this share of the edge."""
+TRIAL = 64
+"""Steps after which a mode that grows is called unstable."""
+FAR = 1e6
+"""Where a diverging trial is held."""
+GRID = 129
+"""Curvatures tried at once, twice over."""
+RANGE = (-9.0, 9.0)
+"""Decimal logarithms of the curvatures between which the edge is looked for."""
+
+
+class Damping(NamedTuple):
+    """The map g - left (right^T g) on gradients (N C,), which scales the force on some modes.
+
+    Attributes:
+        left: (N C, k).
+        right: (N C, k).
+        largest: the largest eigenvalue as a share of the edge.
+    """
+
+    left: Float[Array, "nc k"]
+    right: Float[Array, "nc k"]
+    largest: Float[Array, ""]
+
+    def __call__(self, gradient: Float[Array, " nc"]) -> Float[Array, " nc"]:
+        """The gradient whose force on unstable modes is scaled down."""
+        along = jnp.einsum("pk,p->k", self.right, gradient, precision="highest")
+        return gradient - jnp.einsum("pk,k->p", self.left, along, precision="highest")
+
+
+@functools.partial(jax.jit, static_argnums=(3,))
+def damping(kernel: Array, f: Array, targets: Array, loss: Loss, edge: Array) -> Damping:
+    """What keeps a step with this kernel stable at outputs f.
+
+    The coordinate of a mode u is z = u^T H^(1/2) df, and the force on it u^T H^(1/2) Theta g. With
+    left = H^(1/2) U and right = Theta H^(1/2) U D / s the force becomes (1 - D) times that.
+    """
+    n, c = f.shape
+    values, left = curvature_modes(kernel, f, targets, loss, min(MODES, n * c))
+    beyond = values > edge
+    share = jnp.where(beyond, 1.0 - DAMPED * edge / jnp.where(beyond, values, 1.0), 0.0)
+    image = apply_kernel(kernel, left.T.reshape(-1, n, c)).reshape(-1, n * c).T / n
+    right = image * (share / jnp.where(beyond, values, 1.0))[None]
+    return Damping(left, right, values[0] / edge)
+
+
+@functools.lru_cache(maxsize=8)
+def make_edge(
+    optimizer: optax.GradientTransformation,
+) -> Callable[[optax.OptState, Array], Array]:
+    """A function from the optimiser's state to the curvature beyond which it is unstable.
+
+    It is found by running the optimiser on quadratics of many curvatures, from that state on but
+    at rest, so that momentum, schedules and weight decay count.
+    """
+
+    def is_unstable(state: optax.OptState, curvatures: Array) -> Array:
+        weights = jnp.ones_like(curvatures)
+        rest = optax.tree_utils.tree_map_params(optimizer, lambda _: jnp.zeros_like(weights), state)
+
+        def step(carry: tuple, _: None) -> tuple[tuple, Array]:
+            weights, state = carry
+            updates, state = optimizer.update(curvatures * weights, state, weights)
+            new = jnp.clip(jnp.asarray(optax.apply_updates(weights, updates)), -FAR, FAR)
+            return (new, state), jnp.abs(new)
+
+        _, sizes = jax.lax.scan(step, (weights, rest), length=TRIAL)
+        early, late = jnp.max(sizes[TRIAL // 4 : TRIAL // 2], axis=0), sizes[-TRIAL // 4 :]
+        late = jnp.max(late, axis=0)
+        return (late > early) | (late >= FAR)
+
+    @jax.jit
+    def edge(state: optax.OptState, like: Array) -> Array:
+        low, high = (jnp.asarray(bound, like.dtype) for bound in RANGE)
+        for _ in range(2):
+            grid = jnp.linspace(low, high, GRID, dtype=like.dtype)
+            unstable = is_unstable(state, 10.0**grid)
+            first = jnp.where(jnp.any(unstable), jnp.argmax(unstable), GRID - 1)
+            low, high = grid[jnp.maximum(first - 1, 0)], grid[first]
+        return 10.0**low
+
+    return edge

@@ -1,0 +1,153 @@
+"""Kernels beyond the edge of stability: what is damped, and what the forecast makes of it.
+
+The network gives a v for one sample and 0.3 v for another. The first is learned within a few steps;
+the second slowly draws v up to 2, and with it the curvature (v^2 + a^2)/2 of the first from 0.5 to
+2.03, beyond the edge of 2/eta = 1.67. There real training oscillates, which holds v back; a
+linearised network diverges.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxttp
+from jaxttp.dynamics import _edge, _walk, recursion, relinearized_recursion
+from jaxttp.forecast import Hyperparameters, Online
+from jaxttp.losses import cross_entropy
+from jaxttp.ntk import empirical_ntk
+from tests import oracles
+
+X, Y = jnp.eye(2), jnp.array([[0.5], [0.6]])
+PARAMS = {"a": jnp.array(0.1), "v": jnp.array(1.0)}
+RATE, STEPS = 1.2, 120
+
+
+def product(w, x):
+    return w["v"] * (w["a"] * x[:, :1] + 0.3 * x[:, 1:])
+
+
+def kernel_of(w):
+    return empirical_ntk(product, w, X)
+
+
+def forecast(rate=RATE, kernel_fn=kernel_of, **options):
+    return relinearized_recursion(
+        product, PARAMS, X, Y, loss="squared_error", optimizer=optax.sgd(rate), steps=STEPS,
+        kernel_fn=kernel_fn, **{"rebuilds": 3} | options,
+    )  # fmt: skip
+
+
+def plain(rate=RATE):
+    return recursion(
+        kernel_of(PARAMS), product(PARAMS, X), Y, loss="squared_error", optimizer=optax.sgd(rate),
+        steps=STEPS,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "want"),
+    [
+        (optax.sgd(0.01), 200.0),
+        (optax.sgd(0.01, 0.9), 380.0),  # 2 (1 + m) / eta
+        (optax.sgd(0.01, 0.9, nesterov=True), 3.8 / 0.028),  # 2 (1 + m) / ((1 + 2 m) eta)
+    ],
+)
+def test_the_edge_of_linear_optimizers(optimizer, want):
+    found = _edge.make_edge(optimizer)(optimizer.init(jnp.zeros(2)), jnp.zeros(1))
+    assert float(found) == pytest.approx(want, rel=5e-3)  # the grid is as fine as 0.26 %
+
+
+def test_the_edge_follows_a_schedule():
+    optimizer = optax.sgd(lambda t: jnp.where(t < 100, 0.1, 0.01))
+    state, edge = optimizer.init(jnp.zeros(2)), _edge.make_edge(optimizer)
+    later = jax.tree.map(lambda count: count + 100, state)
+    assert float(edge(state, jnp.zeros(1))) == pytest.approx(20.0, rel=5e-3)
+    assert float(edge(later, jnp.zeros(1))) == pytest.approx(200.0, rel=5e-3)
+
+
+def test_modes_beyond_the_edge_are_slowed_and_no_others(problem):
+    n, c = problem.f0.shape
+    p = oracles.softmax(problem.f0)
+    hessian = np.zeros((n * c, n * c))
+    for i in range(n):
+        block = slice(i * c, (i + 1) * c)
+        hessian[block, block] = np.diag(p[i]) - np.outer(p[i], p[i])
+    theta = np.asarray(problem.kernel).reshape(n * c, n * c) / n
+    values = np.sort(np.linalg.eigvals(theta @ hessian).real)[::-1]
+    edge = 0.5 * (values[1] + values[2])  # two modes are beyond
+    found = _edge.damping(
+        jnp.asarray(problem.kernel), jnp.asarray(problem.f0), jnp.asarray(problem.targets),
+        cross_entropy, jnp.asarray(edge),
+    )  # fmt: skip
+    assert float(found.largest) == pytest.approx(values[0] / edge, rel=1e-9)
+    damped = np.asarray(jax.vmap(found)(jnp.eye(n * c))).T
+    slowed = np.sort(np.linalg.eigvals(theta @ damped @ hessian).real)[::-1]
+    want = np.sort(np.concatenate([[_edge.DAMPED * edge] * 2, values[2:]]))[::-1]
+    np.testing.assert_allclose(slowed, want, atol=1e-9 * values[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rebuilds", [3, "auto"])
+def test_the_mean_path_stays_where_the_network_does(rebuilds):
+    real = jaxttp.train(
+        product, PARAMS, X, Y, loss="squared_error", optimizer=optax.sgd(RATE), steps=STEPS
+    ).loss
+    found = forecast(rebuilds=rebuilds)
+    # The oscillation has hardly begun at the horizon: the mean path is the real one to 1 %.
+    assert float(jnp.mean(jnp.abs(found.loss - real))) < 0.01 * float(real[0] - real[-1])
+    assert float(found.loss[-1]) < 0.05 * float(found.loss[0])
+    assert found.edge_at > 0
+    # It stays beyond the edge, so the kernel of an earlier segment's start was held.
+    assert 0 <= found.held_from < STEPS
+    assert found.ends[-1] == STEPS
+
+
+def test_without_damping_a_kernel_beyond_the_edge_diverges():
+    found = forecast(damp=False)
+    assert found.edge_at == found.held_from == -1
+    assert float(found.loss[-1]) > 1e3 * float(found.loss[0])
+
+
+def test_a_rate_that_is_too_large_from_the_start_still_diverges():
+    paths = forecast(rate=5.0), forecast(rate=5.0, damp=False)
+    np.testing.assert_array_equal(*(path.loss for path in paths))
+    assert float(paths[0].loss[-1]) > 10 * float(paths[0].loss[0])
+
+
+def test_what_the_network_denies_is_not_followed(monkeypatch):
+    """Kernels that promise ten times what the network does: the first one's path is held."""
+    monkeypatch.setattr(_walk, "SWEEPS", 0)
+    built = []
+
+    def lying(w):
+        built.append(w)
+        return kernel_of(w) * (1.0 if len(built) == 1 else 20.0)
+
+    path = forecast(rate=0.02, kernel_fn=lying)
+    assert (path.held_from, path.edge_at, path.ends) == (0, -1, (STEPS,))
+    np.testing.assert_allclose(path.train, plain(0.02).train, atol=1e-12)
+    assert float(path.loss_uncertainty.max()) > 0
+
+
+def test_a_forecast_says_that_it_holds_a_kernel():
+    found = jaxttp.predict_training_time(
+        product, PARAMS, X, Y, loss="squared_error", learning_rate=RATE, steps=STEPS, relinearize=3
+    )
+    assert found.stable
+    assert found.trust is not None
+    assert "at the edge of stability by step" in found.trust
+
+
+@pytest.mark.slow
+def test_a_training_at_the_edge_is_forecast_from_its_weights():
+    setting = Hyperparameters(RATE, loss="squared_error", steps=STEPS)
+    watch = Online(product, PARAMS, X, Y, setting)
+    jaxttp.train(
+        product, PARAMS, X, Y, loss="squared_error", optimizer=setting.optimizer(), steps=60,
+        callback=watch,
+    )  # fmt: skip
+    found = watch.forecast("weights")
+    assert found.stable
+    assert found.loss[-1] < 0.05 * found.loss[0]
