@@ -51,6 +51,8 @@ class ExtrapolationSettings:
         ("tanh MLP", 1, 150, 0.0),
         ("deep MLP", 2, 150, 0.0),
         ("ResNet", 0, 150, 0.0),
+        ("ResNet", 0, 600, 0.0),
+        ("ResNet", 1, 600, 0.0),
         ("tanh MLP", 0, 3000, 0.0),
         ("deep MLP", 2, 3000, 0.0),
         ("tanh MLP", 0, 6000, 0.95),
