@@ -34,7 +34,8 @@ Data = Annotated[
 BundledData = Annotated[
     str,
     typer.Option(
-        help="digits, wine, breast_cancer, diabetes.",
+        help="digits, wine, breast_cancer, diabetes; a file of your own: CSV with the label last, "
+        "NPZ with x and y.",
         autocompletion=lambda: ["digits", "wine", "breast_cancer", "diabetes"],
     ),
 ]

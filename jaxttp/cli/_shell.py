@@ -122,6 +122,11 @@ def parse_numbers(name: str, text: str, example: str) -> tuple[float, ...]:
         ) from None
 
 
+def seconds_text(seconds: float) -> str:
+    """Seconds to hundredths; below one second to two digits."""
+    return f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.2g}"
+
+
 @contextlib.contextmanager
 def _progress_bar(*, silent: bool) -> Iterator[Report]:
     """A bar with the time that is left, on standard error, for people only."""

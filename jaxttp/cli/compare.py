@@ -21,7 +21,7 @@ from jaxttp.cli._options import (
     Steps,
     Verbose,
 )
-from jaxttp.cli._shell import Shell, write_json
+from jaxttp.cli._shell import Shell, seconds_text, write_json
 
 
 def compare(
@@ -129,7 +129,7 @@ def _print(console: Console, task: Any, found: Any) -> None:
         times = [str(t) if t >= 0 else "-" for t in found.steps[i]]
         reached = [s for s in spent[i] if s < float("inf")]
         table.add_row(
-            name, *times, f"{max(reached):.2f}" if reached else "-",
+            name, *times, seconds_text(max(reached)) if reached else "-",
             f"{found.settings[i].learning_rate:.3g}", f"{found.final_loss[i]:.3g}",
         )  # fmt: skip
         why.add_row(

@@ -26,7 +26,7 @@ from jaxttp.cli._options import (
     Verify,
     Weights,
 )
-from jaxttp.cli._shell import Shell, parse_numbers, write_json
+from jaxttp.cli._shell import Shell, parse_numbers, seconds_text, write_json
 
 
 def predict(
@@ -132,14 +132,18 @@ def _print(console: Console, result: Any) -> None:
         for title in ("real steps", "real seconds"):
             table.add_column(title, justify="right")
     for threshold, step in prediction.steps.items():
-        row = [f"{100 * threshold:g} % of its drop", str(step), f"{result.seconds[threshold]:.2f}"]
+        row = [
+            f"{100 * threshold:g} % of its drop",
+            str(step),
+            seconds_text(result.seconds[threshold]),
+        ]
         if real_steps is not None:
             row += _real_cells(real_steps[threshold], real_seconds.get(threshold))
         table.add_row(*row)
     whole = prediction.horizon * result.step_time.seconds
-    row = ["all steps", str(prediction.horizon), f"{whole:.2f}"]
+    row = ["all steps", str(prediction.horizon), seconds_text(whole)]
     if result.run is not None:
-        row += [str(prediction.horizon), f"{result.run.seconds:.2f}"]
+        row += [str(prediction.horizon), seconds_text(result.run.seconds)]
     table.add_row(*row)
     console.print(table)
     final = f"final loss: predicted {float(prediction.loss[-1]):.4g}"
@@ -154,4 +158,4 @@ def _print(console: Console, result: Any) -> None:
 
 
 def _real_cells(step: int, seconds: float | None) -> list[str]:
-    return ["diverges", "-"] if seconds is None else [str(step), f"{seconds:.2f}"]
+    return ["diverges", "-"] if seconds is None else [str(step), seconds_text(seconds)]

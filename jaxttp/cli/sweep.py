@@ -21,7 +21,7 @@ from jaxttp.cli._options import (
     Thresholds,
     Verbose,
 )
-from jaxttp.cli._shell import Shell, parse_numbers, write_json
+from jaxttp.cli._shell import Shell, parse_numbers, seconds_text, write_json
 
 
 def sweep(
@@ -120,7 +120,7 @@ def _print(console: Console, result: Any) -> None:
         table.add_column(title, justify="right")
     column = swept.thresholds.index(result.threshold)
     for i in swept.pareto(result.threshold):
-        timed = "-" if swept.step_seconds is None else f"{swept.cost(result.threshold)[i]:.2f}"
+        timed = "-" if swept.step_seconds is None else seconds_text(swept.cost(result.threshold)[i])
         table.add_row(
             str(swept.settings[i]), str(swept.steps[i, column]), timed,
             f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",

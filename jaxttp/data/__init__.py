@@ -10,7 +10,7 @@ from jaxttp.data.images import (
 )
 from jaxttp.data.registry import dataset_names, load_dataset
 from jaxttp.data.selection import Split, select, split
-from jaxttp.data.tables import is_table, load_table
+from jaxttp.data.tables import is_table, load_table, load_whole
 from jaxttp.data.transforms import downsample, grayscale, whiten
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "dataset_names",
     "load_dataset",
     "load_table",
+    "load_whole",
     "is_table",
     "select",
     "split",

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxttp._checks import check_choice
 from jaxttp.data.dataset import Dataset
+from jaxttp.data.registry import dataset_names, load_dataset
 
 SUFFIXES = (".csv", ".npz")
 MOST_CLASSES = 100
@@ -68,6 +70,27 @@ def load_table(path: str | os.PathLike[str]) -> Dataset:
     labels = np.searchsorted(names, y).astype(np.int32)
     shown = tuple(str(int(name)) if names.dtype.kind == "f" else str(name) for name in names)
     return Dataset(x.astype(np.float32), labels, path.name, words, len(names), shown)
+
+
+def load_whole(name: str) -> Dataset:
+    """A bundled data set or a table of one's own, all of its samples.
+
+    Args:
+        name: one of `jaxttp.data.dataset_names`, or a file for `load_table`.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: an unknown name; what `load_table` and `load_dataset` refuse.
+
+    Example:
+        >>> load_whole("wine")
+        Dataset('wine': x (178, 13), 3 classes)
+    """
+    if is_table(name):
+        return load_table(name)
+    return load_dataset(check_choice("data", name, dataset_names()))
 
 
 def _from_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:

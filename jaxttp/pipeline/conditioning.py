@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import from_nnx
 from jaxttp.conditioning import ConditionNumber, RankSensitivity, Sweep
-from jaxttp.data import Dataset, dataset_names, load_dataset, select
+from jaxttp.data import Dataset, load_dataset, load_whole, select
 from jaxttp.models import MLP, fresh_head, load_pretrained
 from jaxttp.pipeline._plain import plain_number, plain_numbers
 
@@ -39,7 +40,7 @@ class ConditionSettings:
     """Which network, on which data, by names and numbers.
 
     Attributes:
-        data: a data set of `jaxttp.data.dataset_names`.
+        data: a data set of `jaxttp.data.dataset_names`, or a file for `jaxttp.data.load_table`.
         network: "linear" (deep linear, or residual with `skip`), "leaky_relu" (one hidden layer),
             "mlp" (ReLU) or "resnet" (the shipped network before fine-tuning; digits only).
         samples: drawn at random; None for all of a linear network and 50 of the others, whose
@@ -141,9 +142,8 @@ def sweep_to_json(result: Sweep) -> dict[str, Any]:
 
 def _load(settings: ConditionSettings, *, linear: bool) -> tuple[Dataset, np.ndarray]:
     """The data set, and its chosen inputs (n, d) in float64, whitened where asked for."""
-    check_choice("data", settings.data, dataset_names())
     check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
-    dataset = load_dataset(settings.data)
+    dataset = load_whole(settings.data)
     count = settings.samples
     if count is None:
         count = len(dataset) if linear else min(50, len(dataset))
@@ -231,7 +231,9 @@ def _linear(settings: ConditionSettings) -> Built:
 
 
 def _words(settings: ConditionSettings, x: np.ndarray) -> str:
-    return f"{len(x)} samples of {settings.data}{', whitened' if settings.whiten else ''}"
+    return (
+        f"{len(x)} samples of {Path(settings.data).name}{', whitened' if settings.whiten else ''}"
+    )
 
 
 def _leaky_relu(settings: ConditionSettings) -> Built:

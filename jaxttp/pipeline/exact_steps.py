@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp._result import RESULT
-from jaxttp.data import dataset_names, load_dataset, select
+from jaxttp.data import is_table, load_whole, select
 from jaxttp.forecast import training_time
 from jaxttp.gauss_newton import (
     StepForecast,
@@ -32,7 +32,7 @@ class StepSettings:
     """What to train, by names and numbers; full batches.
 
     Attributes:
-        data: a data set of `jaxttp.data.dataset_names`.
+        data: a data set of `jaxttp.data.dataset_names`, or a file for `jaxttp.data.load_table`.
         samples_per_class: samples of each class; None for all. Regression takes all samples.
         loss: "squared_error" or "cross_entropy"; None for the squared error (of one-hot labels).
         learning_rate: share of a whole step.
@@ -139,16 +139,20 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     Source:
         XGN Algorithm 1 and eq (8).
     """
-    check_choice("data", settings.data, dataset_names())
     check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     check_integer("steps", settings.steps, at_least=1)
     check_number("learning_rate", settings.learning_rate, above=0.0)
-    dataset = load_dataset(settings.data)
+    dataset = load_whole(settings.data)
     keys = jax.random.split(jax.random.key(settings.seed))
     if dataset.num_classes is not None:
-        dataset = select(dataset, per_class=settings.samples_per_class, key=keys[0])
+        dataset = select(
+            dataset,
+            per_class=settings.samples_per_class,
+            fewer=is_table(settings.data),
+            key=keys[0],
+        )
     elif settings.loss == "cross_entropy":
-        raise ValueError(f"loss={settings.loss!r} needs classes, and {settings.data} has none.")
+        raise ValueError(f"loss={settings.loss!r} needs classes, and {dataset.name} has none.")
     loss_name = check_choice(
         "loss", settings.loss or "squared_error", ("squared_error", "cross_entropy")
     )
@@ -158,7 +162,7 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     outputs = dataset.num_classes or dataset.y.shape[1]
     bottleneck = settings.bottleneck or max(2 * len(flat), 256)
     words = (
-        f"RevMLP of {settings.blocks} blocks, m = {bottleneck}, on {settings.data}, {len(flat)} "
+        f"RevMLP of {settings.blocks} blocks, m = {bottleneck}, on {dataset.name}, {len(flat)} "
         f"samples, full batch, {loss_name}"
     )
     with jax.enable_x64(True):

@@ -40,7 +40,7 @@ p { margin: 6px 0; overflow-wrap: anywhere; }
 figure { margin: 0; min-width: 0; }
 figure svg { display: block; width: 100%%; height: auto; max-width: 480px; margin: 0 auto; }
 figure.wide { overflow-x: auto; }
-figure.wide svg { min-width: 620px; max-width: none; }
+figure.wide svg { min-width: 720px; max-width: none; }
 svg text { fill: var(--ink);
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif !important; }
 figcaption { font-size: 0.9rem; color: var(--soft); margin-top: 8px; }

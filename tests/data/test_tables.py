@@ -8,7 +8,14 @@ from typer.testing import CliRunner
 
 from jaxttp.cli import app
 from jaxttp.data import load_table
-from jaxttp.pipeline import Settings, build_task
+from jaxttp.pipeline import (
+    ConditionSettings,
+    Settings,
+    StepSettings,
+    build_task,
+    condition,
+    gauss_newton_task,
+)
 
 
 def write(folder, text, name="own.csv"):
@@ -118,6 +125,16 @@ def test_a_task_of_one_s_own(tmp_path):
         build_task(Settings(data=own(tmp_path), split="train"))
     with pytest.raises(ValueError, match=r"classes=2: own\.csv is a regression"):
         build_task(Settings(data=own(tmp_path, classes=False), classes=2))
+
+
+@pytest.mark.slow
+def test_other_pipelines_take_it(tmp_path):
+    found = condition(ConditionSettings(data=own(tmp_path), width=8))
+    assert found.description.endswith("on 20 samples of own.csv, whitened")
+    steps = StepSettings(data=own(tmp_path), steps=1, bottleneck=32)
+    assert gauss_newton_task(steps).description.endswith(
+        "on own.csv, 20 samples, full batch, squared_error"
+    )
 
 
 def test_the_command_line_takes_it(tmp_path):
