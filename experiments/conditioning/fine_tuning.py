@@ -3,7 +3,7 @@
 The network is the ResNet that comes with the library, pre-trained on the digits 0-4, with a fresh
 head for other digits. kappa is that of the Gauss-Newton matrix J^T J / n in the weights that train;
 its non-zero eigenvalues are those of J J^T / n, (n C, n C), which has full rank where enough of
-them train, and is singular for the head: its rank is at most C (width + 1).
+them train: for the head, whose inputs have `width` features, as long as n <= width + 1.
 """
 
 import dataclasses
