@@ -5,18 +5,20 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from experiments.conditioning import (
     convolution,
     counterexamples,
     depth,
+    fine_tuning,
     inputs,
     pruning,
     training_time,
     width,
 )
 from experiments.scripts import SCRIPTS
-from jaxttp import conditioning
+from jaxttp import conditioning, from_nnx
 from jaxttp.conditioning import sweep
 from jaxttp.data import Dataset
 from tests.experiments.smoke import check_smoke
@@ -199,6 +201,41 @@ def test_relu_network_and_its_initialisation():
 def test_first_step_below_a_share():
     assert training_time.first_below(np.array([4.0, 2.0, 1.0]), 0.3) == 2
     assert training_time.first_below(np.array([4.0, 2.0, 1.0]), 0.1) == np.inf
+
+
+@pytest.mark.slow
+def test_condition_of_the_head_by_brute_force():
+    """All ways to fine-tune start from one function; the head's kappa is that of its Jacobian."""
+    settings = fine_tuning.Settings(classes=(5, 6), per_class=2, ranks=(1,), steps=5)
+    x = np.random.default_rng(0).random((4, 8, 8, 1))
+    ways = fine_tuning.models(settings, 0)
+    assert list(ways) == [("all", 0), ("lora", 1), ("head", 0)]
+    outputs = [model.apply_fn(model.params, x) for model in ways.values()]
+    np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-5)  # float32 weights
+    np.testing.assert_allclose(outputs[2], outputs[0], atol=1e-5)
+    head = ways["head", 0]
+    jacobian = jax.jacrev(lambda w: head.apply_fn(w, x))(head.params)
+    flat = np.concatenate([np.reshape(j, (8, -1)) for j in jax.tree.leaves(jacobian)], axis=1)
+    values = np.linalg.svd(flat.astype(np.float64), compute_uv=False) ** 2 / 4
+    row = fine_tuning._row(head, "head", 0, x, np.array([0, 1, 0, 1]), settings)
+    np.testing.assert_allclose(row.eigenvalues, values[: len(row.eigenvalues)], rtol=1e-3)
+    assert row.label == "head"
+    assert row.size == 8
+
+
+def test_pruned_networks_share_what_is_compiled():
+    """One object for all rates and seeds; masked weights do not count."""
+    settings = pruning.Settings("mlp", classes=2, depth=1, width=4)
+    apply_fn, masked = pruning._functions(settings, 2, 1)
+    assert pruning._functions(settings, 2, 1) == (apply_fn, masked)
+    params = from_nnx(pruning.build(settings, 2, 1, nnx.Rngs(1))).params
+    x = np.random.default_rng(0).random((3, 2, 2, 1))
+    masks = conditioning.magnitude_masks(params, 0.5)
+    left = conditioning.apply_masks(params, masks)
+    np.testing.assert_array_equal(masked({"weights": params, "masks": masks}, x), apply_fn(left, x))
+    gradient = jax.grad(lambda w: masked({"weights": w, "masks": masks}, x).sum())(params)
+    for leaf, keep in zip(jax.tree.leaves(gradient), jax.tree.leaves(masks), strict=True):
+        assert not np.any(np.asarray(leaf)[~np.asarray(keep)])
 
 
 def test_pruned_networks_lose_the_share_and_keep_their_images():
