@@ -2,11 +2,14 @@
 
 python -m experiments list
 python -m experiments run NAME... [--preset smoke|cpu|paper] [--plot]
-python -m experiments run --all
+python -m experiments run --all [--jobs 2]
 python -m experiments run NAME... --preset paper --dry-run [--few]
 """
 
-from collections.abc import Iterator
+import functools
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from experiments.dry_run import dry_run
-from experiments.harness import RESULTS, Report, add_to_gallery, load_script, run_script
+from experiments.harness import RESULTS, Outcome, Report, add_to_gallery, load_script, run_script
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError
 
@@ -49,31 +52,33 @@ def run(
         bool, typer.Option("--dry-run", help="one step on made-up data, to see that it fits")
     ] = False,
     few: Annotated[bool, typer.Option("--few", help="a dry run with few samples")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="scripts at a time, a process each")] = 1,
     output: Annotated[Path, typer.Option(help="folder of all results")] = RESULTS,
 ) -> None:
     """Run scripts, or go on with them, and draw their pictures from what is saved."""
     if bool(names) == all_of_them:
         raise typer.BadParameter("give names, or --all.")
+    if jobs > 1 and dry:
+        raise typer.BadParameter("--jobs is not for --dry-run.")
     if few and not dry:
         raise typer.BadParameter("--few is for --dry-run.")
-    failed = []
-    for name in names or SCRIPTS:
-        if all_of_them and preset not in load_script(name).presets:
+    chosen = list(names or SCRIPTS)
+    if all_of_them:
+        for name in [name for name in chosen if preset not in load_script(name).presets]:
             console.print(f"{name}: has no preset {preset!r}, left out")
-            continue
+            chosen.remove(name)
+    task = functools.partial(run_script, preset=preset, results=output, only_plot=plot, fresh=fresh)
+    failed = []
+    for name, finish in _dries(chosen, preset, few) if dry else _runs(chosen, task, jobs):
         console.rule(f"{name}, {preset}")
         try:
-            if dry:
-                _dry(name, preset, few)
-                continue
-            with _bar(name) as report:
-                found = run_script(
-                    name, preset, results=output, only_plot=plot, fresh=fresh, report=report
-                )
+            found = finish()
         except (ValueError, ImportError, MissingError) as error:
             # One that cannot run here (data that is not there) must not stop the others.
             console.print(f"[red]{name}:[/red] {error}", highlight=False)
             failed.append(name)
+            continue
+        if found is None:
             continue
         for picture, lines in found.measured.items():
             console.print(f"[bold]{picture}[/bold]")
@@ -85,6 +90,31 @@ def run(
     if failed:
         console.print(f"failed: {', '.join(failed)}")
         raise typer.Exit(1)
+
+
+def _runs(
+    names: list[str], task: Callable[..., Outcome], jobs: int
+) -> Iterator[tuple[str, Callable[[], Outcome]]]:
+    """Names, and what gives (or waits for) their outcomes."""
+    if jobs > 1:
+        # JAX is not safe to fork; a worker keeps what it compiled for its next script.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+            for name, future in [(name, pool.submit(task, name)) for name in names]:
+                yield name, future.result
+        return
+    for name in names:
+
+        def finish(name: str = name) -> Outcome:
+            with _bar(name) as report:
+                return task(name, report=report)
+
+        yield name, finish
+
+
+def _dries(names: list[str], preset: str, few: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+    for name in names:
+        yield name, functools.partial(_dry, name, preset, few)
 
 
 def _dry(name: str, preset: str, few: bool) -> None:

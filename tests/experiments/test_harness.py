@@ -192,3 +192,18 @@ def test_the_command_line(tmp_path):
     assert "nothing is saved" in missing.output
     nothing = runner.invoke(app, ["run"])
     assert nothing.exit_code == 2
+
+
+@pytest.mark.slow
+def test_two_scripts_at_a_time_are_those_of_one(tmp_path):
+    run = ["run", "gnc-leaky-relu", "gnc-batch-norm", "ttp-unknown", "--preset", "smoke"]
+    outputs = []
+    for jobs in ("1", "2"):
+        outcome = CliRunner().invoke(app, [*run, "--jobs", jobs, "--output", str(tmp_path / jobs)])
+        assert outcome.exit_code == 1
+        assert "failed: ttp-unknown" in outcome.output
+        outputs.append(sorted(p.name for p in (tmp_path / jobs).rglob("*.png")))
+        # The same numbers, to the last digit printed.
+        outputs[-1] += [p.read_text() for p in sorted((tmp_path / jobs).rglob("measured.json"))]
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) >= 4
