@@ -203,3 +203,20 @@ def test_bad_input(change, message):
     options = {"learning_rate": 0.1, "subset": 20, "key": KEY} | change
     with pytest.raises(ValueError, match=message):
         extrapolate(apply_fn, PARAMS, X, Y, **options)
+
+
+def test_a_spread_that_is_not_known_is_infinite():
+    labels = (X[:, 0] > 0).astype(int)
+    options = {"learning_rate": 0.3, "loss": "cross_entropy", "steps": 40, "rule": "absolute"}
+    first = extrapolate(apply_fn, PARAMS, X, labels, subset=24, key=KEY, **options)
+    goals = (float(first.loss[0]) * 2, float(first.loss[-1]) / 1e3)  # at once, and never
+    found = extrapolate(
+        apply_fn, PARAMS, X, labels, subset=24, key=KEY, thresholds=goals, **options
+    )
+    assert [found.steps[e] for e in goals] == [0, -1]
+    assert [found.spread[e] for e in goals] == [0.0, np.inf]
+
+
+def test_one_mode_leaves_no_tail():
+    with pytest.raises(ValueError, match="kernel has one mode"):
+        extrapolate_spectrum(np.ones((1, 1, 1, 1)), np.ones((1, 1)), samples=2)
