@@ -14,6 +14,7 @@ from jaxttp.forecast import (
     Hyperparameters,
     extrapolate,
     extrapolate_spectrum,
+    extrapolation,
     mode_curve,
     predict_training_time,
     training_time,
@@ -220,3 +221,18 @@ def test_a_spread_that_is_not_known_is_infinite():
 def test_one_mode_leaves_no_tail():
     with pytest.raises(ValueError, match="kernel has one mode"):
         extrapolate_spectrum(np.ones((1, 1, 1, 1)), np.ones((1, 1)), samples=2)
+
+
+def test_halves_that_diverge_leave_the_spread_unknown(monkeypatch):
+    calls = []
+
+    def curve_of(*arguments):
+        calls.append(0)
+        path, stable = mode_curve(*arguments)
+        return path, stable and len(calls) != 3  # the second half
+
+    monkeypatch.setattr(extrapolation, "mode_curve", curve_of)
+    found = extrapolate(apply_fn, PARAMS, X, Y, learning_rate=0.02, subset=20, key=KEY)
+    assert found.stable
+    assert set(found.spread.values()) == {np.inf}
+    assert np.all(np.isinf(found.loss_spread))
