@@ -91,7 +91,8 @@ def _array(value: Any) -> str:
     if not found.size or not np.issubdtype(found.dtype, np.number):
         return kind
     if found.ndim == 1 and found.size <= 6:
-        return " ".join(f"{one:.4g}" for one in found)
+        words = "{:.4g}" if np.issubdtype(found.dtype, np.inexact) else "{}"
+        return " ".join(words.format(one) for one in found)
     finite = found[np.isfinite(found)]
     if not finite.size:
         return f"{kind}, nothing finite"

@@ -75,6 +75,7 @@ BAD = {
         "learning_rates='fast' must be numbers",
     ),
     "batches": (["sweep", *WINE, "--batch-sizes", "2.5"], "must be whole numbers"),
+    "infinite": (["sweep", *WINE, "--batch-sizes", "inf"], "batch_sizes='inf' must be whole"),
     "schedule": (["sweep", *WINE, "--schedules", "step", "--no-seconds"], "schedule='step'"),
     "nothing stable": (
         ["sweep", *WINE, "--learning-rates", "1000", "--momenta", "0", "--no-seconds"],

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -122,3 +123,19 @@ def test_figure_is_written(tmp_path, suffix, begins):
 def test_pyplot_keeps_no_figure():
     plot_forecast(tiny.verified())
     assert plt.get_fignums() == []
+
+
+def test_a_goal_that_is_not_reached_and_the_source_of_a_band():
+    result = tiny.verified()
+    found = dataclasses.replace(
+        result.prediction, rule="absolute", steps=dict.fromkeys(result.prediction.steps, -1)
+    )
+    texts = legend(plot_forecast(dataclasses.replace(result, prediction=found, run=None)).axes[0])
+    assert any(text.endswith("not reached") for text in texts)
+    assert not any("diverges" in text for text in texts)
+    sketched = {**found.hyperparameters, "sketch_dim": 8}
+    found = dataclasses.replace(
+        found, loss_band=jnp.stack([found.loss, found.loss]), hyperparameters=sketched
+    )
+    texts = legend(plot_forecast(dataclasses.replace(result, prediction=found)).axes[0])
+    assert "band over projections" in texts

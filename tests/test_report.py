@@ -149,3 +149,12 @@ def test_tables_scroll_and_pages_escape():
     assert "<title>&lt;b&gt;</title>" in page("<b>", "")
     drawn = {"x": (Figure(figsize=(1, 1)), "words")}
     assert figures(drawn, wide=True).startswith('<figure class="wide"><svg role="img"')
+
+
+@pytest.mark.slow
+def test_the_page_says_how_far_to_trust():
+    report = results.TaskReport()
+    doubted = dataclasses.replace(report.forecast.prediction, trust="crosses the edge")
+    doubted = dataclasses.replace(report.forecast, prediction=doubted)
+    assert "Trust: crosses the edge." in dataclasses.replace(report, forecast=doubted).to_html()
+    assert doubted.to_json()["trust"] == "crosses the edge"

@@ -110,6 +110,8 @@ def test_vectors_and_numbers_in_words():
     assert lines[1].endswith("float64[7] from 1 to 7, 1 not finite")
     assert lines[2].endswith("float64[0]")
     assert lines[4].endswith("w: 1 1 1")
+    counts = run._replace(error=jnp.array([123456, 7]))
+    assert describe(counts).splitlines()[2].endswith(" 123456 7")
 
 
 def test_traced_results_are_still_printed():

@@ -101,7 +101,10 @@ class Shell:
         Raises:
             typer.Exit: there is a problem.
         """
-        written = [] if self.output is None else files(self.output)
+        try:
+            written = [] if self.output is None else files(self.output)
+        except OSError as refusal:
+            fail(f"output={str(self.output)!r} cannot be written: {refusal}")
         if self.as_json:
             print(_json(values))
         elif problem is None and not self.quiet:

@@ -106,7 +106,7 @@ def _classes(text: str | None) -> tuple[int, ...] | int | None:
     if text is None:
         return None
     numbers = parse_numbers("classes", text, "5 or 0,3,7")
-    if any(number != int(number) for number in numbers):
+    if any(number % 1 != 0 for number in numbers):
         raise ValueError(f"classes={text!r} must be whole numbers.")
     labels = tuple(int(number) for number in numbers)
     return labels if "," in text else labels[0]
@@ -154,6 +154,8 @@ def _print(console: Console, result: Any) -> None:
     console.print(
         f"largest stable learning rate: {prediction.max_learning_rate:.4g} (given {rate:g})"
     )
+    if prediction.trust is not None:
+        console.print(f"trust: {prediction.trust}", soft_wrap=True)
     console.print(f"the forecast cost {prediction.cost}")
 
 

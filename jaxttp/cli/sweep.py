@@ -96,7 +96,7 @@ def _batches(text: str | None) -> tuple[int | None, ...]:
     if text is None:
         return (None,)
     numbers = parse_numbers("batch_sizes", text, "16,64")
-    if any(number != int(number) or number < 0 for number in numbers):
+    if any(number % 1 != 0 or number < 0 for number in numbers):
         raise ValueError(f"batch_sizes={text!r} must be whole numbers, 0 for all samples.")
     return tuple(int(number) or None for number in numbers)
 

@@ -30,7 +30,8 @@ def load_table(path: str | os.PathLike[str]) -> Dataset:
     r"""A data set from a file: CSV with the label or target last, or NPZ with x and y.
 
     Words and whole numbers (up to 100 different ones) are labels, anything else is a target. A
-    first line of CSV that is no data names the columns. Features of tables, and targets, get mean 0
+    first line of CSV without a number among its features, or with the only label that is none,
+    names the columns. Features of tables, and targets, get mean 0
     and deviation 1; arrays of higher rank stay as they are.
 
     Args:
@@ -59,6 +60,10 @@ def load_table(path: str | os.PathLike[str]) -> Dataset:
             f"data={str(path)!r} needs x (N, ...) and y (N,) or (N, K) of one length, at least 2; "
             f"got {x.shape} and {y.shape}."
         )
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim == 2 and y.dtype.kind == "U":
+        raise ValueError(f"data={str(path)!r}: y {y.shape} holds words; labels are (N,).")
     if x.ndim == 2:
         x = _standardised(x)
     words = f"{path.name}, features of mean 0 and deviation 1."
@@ -94,9 +99,12 @@ def load_whole(name: str) -> Dataset:
 
 
 def _from_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(file) if any(row)]
-    if rows and len(rows[0]) > 1 and not all(map(_is_number, rows[0][:-1])):
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if any(row)]
+    except (UnicodeDecodeError, csv.Error) as problem:
+        raise ValueError(f"data={str(path)!r} is no CSV in UTF-8: {problem}") from problem
+    if rows and _is_head(rows):
         rows = rows[1:]
     if len(rows) < 2 or len(rows[0]) < 2:
         raise ValueError(f"data={str(path)!r} needs rows of features and a label, with commas.")
@@ -122,7 +130,7 @@ def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             x, y = np.asarray(file["x"]), np.asarray(file["y"])
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as problem:
+    except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as problem:
         raise ValueError(f"data={str(path)!r} needs the arrays x and y: {problem}") from problem
     for name, array in (("x", x), ("y", y)):
         numbers = np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_
@@ -131,6 +139,14 @@ def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
         if numbers and not np.all(np.isfinite(array)):
             raise ValueError(f"data={str(path)!r}: {name} holds what is not finite.")
     return x.astype(np.float64), y
+
+
+def _is_head(rows: list[list[str]]) -> bool:
+    """Whether the first row names the columns; one with some numbers may be data with a gap."""
+    first, rest = rows[0], rows[1:]
+    if len(first) > 1 and not any(map(_is_number, first[:-1])):
+        return True
+    return bool(rest) and not _is_number(first[-1]) and all(_is_number(row[-1]) for row in rest)
 
 
 def _is_number(cell: str) -> bool:
@@ -151,5 +167,6 @@ def _classes(y: np.ndarray) -> np.ndarray | None:
 
 def _standardised(x: np.ndarray) -> np.ndarray:
     """Mean 0 and deviation 1 in every column; constant columns become 0."""
-    spread = x.std(axis=0)
-    return (x - x.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    constant = x.max(axis=0) == x.min(axis=0)  # whose deviation may be rounding
+    spread = np.where(constant, 1.0, x.std(axis=0))
+    return np.where(constant, 0.0, x - x.mean(axis=0)) / spread

@@ -92,7 +92,8 @@ def make_edge(
         _, sizes = jax.lax.scan(step, (weights, rest), length=TRIAL)
         early, late = jnp.max(sizes[TRIAL // 4 : TRIAL // 2], axis=0), sizes[-TRIAL // 4 :]
         late = jnp.max(late, axis=0)
-        return (late > early) | (late >= FAR)
+        # A slow swing that only begins also grows, but never beyond where it was let go.
+        return ((late > early) & (late > 1.0)) | (late >= FAR)
 
     @jax.jit
     def edge(state: optax.OptState, like: Array) -> Array:

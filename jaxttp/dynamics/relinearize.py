@@ -158,7 +158,8 @@ def relinearized_recursion(
     else:
         planned = min(check_integer("rebuilds", rebuilds, at_least=1), steps)
         if ends is not None:
-            if ends[-1] != steps or any(b <= a for a, b in itertools.pairwise((0, *ends))):
+            rising = all(a < b for a, b in itertools.pairwise((0, *ends)))
+            if not rising or len(ends) == 0 or ends[-1] != steps:
                 raise ValueError(f"ends must increase from above 0 to steps={steps}; got {ends}.")
             planned = len(ends) - 1 + (order == 2)
     walk = Walk(

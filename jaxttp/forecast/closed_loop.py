@@ -171,7 +171,11 @@ def online(
         check_finite("outputs", path)
         k = len(seen) - 1
         mended, scale = _secants(matrix, path, targets, loss, setting)
-        velocity = (path[k - 1] - path[k]) / rates[k - 1]
+        moved = last_move(setting, k)
+        before = path[moved - 1] - path[moved] if moved else still
+        here = loss.gradient(path[k], targets).reshape(-1) / len(f0)
+        force = jnp.dot(mended, here, precision="highest").reshape(f0.shape)
+        velocity = carried_on(before, force, setting, k)
         rest = begin(mended, path[k], velocity, rates=rates[k:], growths=none, whole=whole)
         return corrected(
             setting.steps, thresholds, rule, departure, open_loop, seen, rest[0][1:, 0],
@@ -279,6 +283,28 @@ def _run(
     return losses, jnp.where(come > 0, come, 1.0), alive, scales
 
 
+def last_move(setting: Hyperparameters, k: int) -> int:
+    """The last of the first k steps whose rate is not zero, counted from 1; 0 for none."""
+    moving = np.flatnonzero(setting.rates()[:k] > 0)
+    return int(moving[-1]) + 1 if moving.size else 0
+
+
+def carried_on(move: Any, gradient: Any, setting: Hyperparameters, k: int) -> Any:
+    """The velocity after k steps from the last move; steps of no rate go on accumulating.
+
+    Args:
+        move: what the last step that moved took off (a pytree), zeros where there is none.
+        gradient: the force at the present place, shaped like `move`.
+        setting: rates and momentum.
+        k: steps seen.
+    """
+    moved, m = last_move(setting, k), setting.momentum
+    rate = float(setting.rates()[moved - 1]) if moved else 1.0
+    kept = m ** (k - moved)
+    gained = (1 - kept) / (1 - m)
+    return jax.tree.map(lambda a, g: kept / rate * a + gained * g, move, gradient)
+
+
 def _secants(
     matrix: Array, path: Array, targets: Array, loss: Loss, setting: Hyperparameters
 ) -> tuple[Array, float]:
@@ -287,13 +313,17 @@ def _secants(
     gradient: Callable[[Array], Array] = lambda f: loss.gradient(f, targets)  # noqa: E731
     g = np.asarray(jax.vmap(gradient)(path[:-1]), np.float64).reshape(k, -1)
     rates = setting.rates()[:k, None]
-    speed = -np.diff(np.asarray(path, np.float64), axis=0).reshape(k, -1) / rates
+    moves = rates[:, 0] > 0  # a step of no rate says nothing of the kernel
+    known = moves if not setting.momentum else moves & np.append(True, moves[:-1])
+    speed = -np.diff(np.asarray(path, np.float64), axis=0).reshape(k, -1)
+    speed = speed / np.where(moves[:, None], rates, 1.0)
     earlier = np.concatenate([np.zeros_like(speed[:1]), speed[:-1]])
     image = path.shape[1] * (speed - setting.momentum * earlier)  # Theta g, as it really was
     theta = np.asarray(matrix, np.float64)
     mended = theta.copy()
     scale = 1.0
-    for window in np.array_split(np.arange(k), min(SECANTS, k)):
+    steps = np.flatnonzero(known)
+    for window in np.array_split(steps, max(1, min(SECANTS, len(steps)))):
         along, wanted = g[window].sum(axis=0), image[window].sum(axis=0)
         have = mended @ along
         curvature, real = float(along @ have), float(along @ wanted)

@@ -33,9 +33,11 @@ class Extrapolation:
     Attributes:
         steps: training time in steps for every threshold, -1 where never reached or unstable.
         spread: standard deviation of those steps, from random halves of the subset (delete-half
-            jackknife), for every threshold.
+            jackknife), for every threshold; infinite where it is not known, since the forecast or
+            a half diverges or never gets there.
         loss: predicted mean loss L_0, ..., L_T on all N samples, (T + 1,).
-        loss_spread: standard deviation of that curve, (T + 1,).
+        loss_spread: standard deviation of that curve, (T + 1,); infinite where the forecast or a
+            half diverges.
         subset: N0.
         samples: N.
         stable: False when the learning rate is beyond the limit.
@@ -192,11 +194,13 @@ def extrapolate(
     paths = [half for half, good, _ in map(curve, others) if good]
     spread = dict.fromkeys(thresholds, float("inf"))
     loss_spread = np.full(steps + 1, np.inf)
-    if stable and paths:
+    if stable and len(paths) == resamples:
         loss_spread = _deviation(np.stack(paths), path)
         reads = [read(half) for half in paths]
         spread = {
             e: float(_deviation(np.array([r[e] for r in reads], float), times[e]))
+            if min(times[e], *(r[e] for r in reads)) >= 0
+            else float("inf")
             for e in thresholds
         }
     return Extrapolation(times, spread, path, loss_spread, subset, n, stable, spectrum, rule)

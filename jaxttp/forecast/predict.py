@@ -220,7 +220,8 @@ def predict_training_time(
         else:
             sketch = project(params, x)
             kernel = _product(sketch, sketch)
-            without = delete_groups(sketch)
+            if sketch.shape[-1] > 1:  # a single column does not tell its error
+                without = delete_groups(sketch)
         limit = max_learning_rate(kernel, f0, targets, loss=loss, momentum=momentum)
         report("dynamics")
         common = {"loss": loss, "steps": steps, "optimizer": optimizer}
@@ -239,6 +240,13 @@ def predict_training_time(
                 kernels += 1
         path: Any = None
         draws = None
+        tangents: dict[str, Any] = {}
+        linear = dynamics == "recursion" and (not relinearize or without is not None)
+        if given is not None and linear and linear_filter(given).weight_decay:
+            push = lambda z: jax.jvp(lambda w: network(w, z), (selected,), (selected,))[1]  # noqa: E731
+            tangents["initial_tangent"] = push(x)
+            if test:
+                tangents["initial_tangent_test"] = push(x_test)
         if relinearize:
             path = relinearized_recursion(
                 network, selected, x, targets, **common, tolerance=tolerance,
@@ -250,12 +258,6 @@ def predict_training_time(
             uncertainty = path.loss_uncertainty
             trust = _trust(path)
         elif dynamics == "recursion":
-            tangents: dict[str, Any] = {}
-            if given is not None and linear_filter(given).weight_decay:
-                push = lambda z: jax.jvp(lambda w: network(w, z), (selected,), (selected,))[1]  # noqa: E731
-                tangents["initial_tangent"] = push(x)
-                if test:
-                    tangents["initial_tangent_test"] = push(x_test)
             path = recursion(kernel, f0, targets, **common, **batches, **test, **tangents)
             diverged_at = path.diverged_at
         elif dynamics == "weight_space":
@@ -283,7 +285,9 @@ def predict_training_time(
             band = loss_band(curves, level, uncertainty)
         parts = None
         if without is not None and dynamics != "weight_space":
-            parts = _parts(without, f0, targets, **common)
+            parts = _parts(
+                without, f0, targets, **common, initial_tangent=tangents.get("initial_tangent")
+            )  # fmt: skip
         assert path is not None
         outputs, test_outputs = path.train, getattr(path, "test", None)
         assert outputs is not None  # diffusion was asked for them

@@ -126,6 +126,8 @@ def extrapolate_spectrum(
     n0, c = residual.shape
     n = check_integer("samples", samples, at_least=n0)
     rank0, rank = n0 * c, n * c
+    if rank0 < 2 and n > n0:
+        raise ValueError(f"kernel has one mode, which leaves no tail; got shape {kernel.shape}.")
     head = check_method(method, rank0, head, alpha)
     values, vectors = np.linalg.eigh(kernel.reshape(rank0, rank0))
     values = np.maximum(values[::-1], 0.0) / n0

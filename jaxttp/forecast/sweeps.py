@@ -43,7 +43,8 @@ class Sweep:
         samples: N, of the training data.
         thresholds: E of them.
         rule: the definition of training time, see `training_time`.
-        steps: training times (S, E) in steps, -1 where a setting diverges or never gets there.
+        steps: training times (S, E) in steps, -1 where a setting diverges or never gets there, as
+            with an error that does not fall.
         final_loss: predicted mean loss on all samples at the horizon, (S,).
         final_error: predicted error at the horizon, (S,).
         stable: (S,), False where the forecast diverges (as in `Prediction.stable`).
@@ -340,6 +341,8 @@ def sweep_kernel(
             )
             read_off = (errors if by_error else curves)[some, : steps + 1]
             times[some, column] = jax.vmap(read)(jnp.asarray(read_off))
+    if by_error and rule == "relative":  # counts that do not fall would get there in 0 steps
+        times[(errors[:, -1] >= errors[:, 0]) & (errors[:, 0] > 0)] = -1
     return Sweep(
         settings, n, thresholds, rule, times, final, errors[:, -1], stable, limits, curves, seconds,
         metric, errors if by_error else None,

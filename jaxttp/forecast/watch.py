@@ -15,9 +15,17 @@ from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics.relinearize import relinearized_recursion
-from jaxttp.forecast.closed_loop import DEPARTURE, OnlineForecast, corrected, online
+from jaxttp.forecast.closed_loop import (
+    DEPARTURE,
+    OnlineForecast,
+    carried_on,
+    corrected,
+    last_move,
+    online,
+)
 from jaxttp.forecast.crossing import RULES, check_thresholds
 from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.losses import encode_targets
 from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk._select import split_trainable
 
@@ -111,8 +119,11 @@ class Online:
             )
         self._losses.append(float(loss))
         self._path.append(self._outputs(params, self._x))
-        # A step may write into the arrays it was given, so keep copies.
-        self._weights = [*self._weights[-1:], jax.tree.map(jnp.array, params)]
+        # The last two that differ, for the velocity. A step may write into the arrays it was given,
+        # so keep copies.
+        moved = step == 0 or last_move(self._setting, step) == step
+        kept = self._weights[-1:] if moved else self._weights[:-1]
+        self._weights = [*kept, jax.tree.map(jnp.array, params)]
 
     def forecast(self, kind: str = "weights", *, rebuilds: int | str = "auto") -> OnlineForecast:
         """The forecast as it stands after the steps seen so far.
@@ -151,14 +162,19 @@ class Online:
         if k == setting.steps:
             return dataclasses.replace(base, kind="weights")
         rates = setting.rates()
-        before, now = (split_trainable(w, self._trainable)[0] for w in self._weights)
-        restore = split_trainable(self._weights[-1], self._trainable)[1]
-        velocity = jax.tree.map(lambda a, b: (a - b) / rates[k - 1], before, now)
+        before = split_trainable(self._weights[0], self._trainable)[0]
+        now, restore = split_trainable(self._weights[-1], self._trainable)
 
         def part(w: Params, x: Any) -> Array:
             return self._apply(restore(w), x)
 
         network = self._apply if self._trainable is None else part  # what is compiled is kept
+        velocity = move = jax.tree.map(jnp.subtract, before, now)
+        if setting.momentum:
+            targets, loss = encode_targets(setting.loss, self._y, self._path[-1])
+            outputs, pull = jax.vjp(lambda w: network(w, self._x), now)
+            gradient = pull(loss.gradient(outputs, targets) / len(outputs))[0]
+            velocity = carried_on(move, gradient, setting, k)
         rest = jnp.asarray(rates[k:])
         rate = float(rates[k]) if np.all(rates[k:] == rates[k]) else lambda t: rest[t]
         path = relinearized_recursion(

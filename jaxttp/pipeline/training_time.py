@@ -80,6 +80,7 @@ class Forecast:
             "hyperparameters": {**prediction.hyperparameters, **dataclasses.asdict(self.settings)},
             "max_learning_rate": prediction.max_learning_rate,
             "stable": prediction.stable,
+            "trust": prediction.trust,
             "rule": prediction.rule,
             "dynamics": prediction.dynamics,
             "seconds": _keys(self.seconds)

@@ -18,8 +18,8 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
-def _when(step: int) -> str:
-    return f"step {step}" if step >= 0 else "diverges"
+def _when(step: int, stable: bool) -> str:
+    return f"step {step}" if step >= 0 else ("not reached" if stable else "diverges")
 
 
 def _goal(threshold: float, rule: str, metric: str = "loss") -> str:
@@ -45,8 +45,10 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
         axes.plot(steps, np.asarray(run.loss), color=REAL, lw=2.2, label="real training")
     axes.plot(steps, loss, color=PREDICTED, lw=2.2, ls="--", label="forecast")
     if prediction.loss_band is not None:
-        level = prediction.hyperparameters.get("level")
-        words = "band over mini-batches" if level is None else f"{100 * level:g} % of all runs"
+        sources = ["mini-batches"] if prediction.dynamics == "sde" else []
+        if prediction.hyperparameters.get("sketch_dim") is not None:
+            sources.append("projections")
+        words = f"band over {' and '.join(sources)}" if sources else "band"
         low, high = np.asarray(prediction.loss_band)
         axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0, label=words)
     elif prediction.loss_uncertainty is not None:
@@ -70,9 +72,11 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
         return
     rows = []
     for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
-        text = f"{_goal(threshold, prediction.rule, prediction.metric)}: {_when(step)}"
+        goal = _goal(threshold, prediction.rule, prediction.metric)
+        text = f"{goal}: {_when(step, prediction.stable)}"
         if real_steps is not None:
-            text += f" forecast, {_when(real_steps[threshold])} real"
+            finite = run is None or bool(np.all(np.isfinite(np.asarray(run.loss))))
+            text += f" forecast, {_when(real_steps[threshold], finite)} real"
         handle = axes.plot([], [], marker, color="0.25", mfc="none", ms=8)[0]
         rows.append((handle, text))
     handles, labels = axes.get_legend_handles_labels()

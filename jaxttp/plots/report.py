@@ -84,7 +84,7 @@ def report_html(result: TaskReport) -> str:
         HTML that needs no network and follows the reader's light or dark.
     """
     found, swept = result.forecast, result.sweep
-    goal = f"{100 * swept.threshold:g} %"
+    goal, trust = f"{100 * swept.threshold:g} %", found.prediction.trust
     parts = [
         _page.heading("How long will it train?", 1),
         _page.paragraph(found.task.description),
@@ -92,6 +92,7 @@ def report_html(result: TaskReport) -> str:
         _page.cards(_first_numbers(result)),
         _page.heading("Forecast"),
         _page.table(*_times(result)),
+        "" if trust is None else _page.paragraph(f"Trust: {trust}."),
         _page.figures(
             {
                 "loss": (_panel(_loss, result), _loss_caption(result)),

@@ -50,16 +50,22 @@ def test_other_numbers_are_targets_and_a_header_is_optional(tmp_path):
     assert found.num_classes is None
     np.testing.assert_allclose(found.y.mean(), 0, atol=1e-6)
     assert found.y.shape == (3, 1)
+    found = load_table(write(tmp_path, "0,1,kind\n" + ROWS.format(3, 7, 3)))
+    assert found.class_names == ("3", "7")
 
 
 def test_constant_features_become_zero(tmp_path):
     found = load_table(write(tmp_path, "1,5,a\n2,5,b\n"))
     assert found.x[:, 1].tolist() == [0.0, 0.0]
+    found = load_table(write(tmp_path, "".join(f"{i},0.1,{i % 2}\n" for i in range(10))))
+    assert not found.x[:, 1].any()  # ten times 0.1 has a deviation of 1e-17
 
 
 def test_arrays(tmp_path):
     images = np.random.default_rng(0).uniform(size=(6, 4, 4, 1))
     np.savez(tmp_path / "own.npz", x=images, y=np.arange(6) % 2)
+    np.savez(tmp_path / "column.npz", x=images, y=np.arange(6)[:, None] % 2)
+    assert load_table(tmp_path / "column.npz").num_classes == 2
     found = load_table(tmp_path / "own.npz")
     np.testing.assert_allclose(found.x, images, rtol=1e-6)  # float32; not standardised
     assert found.y.tolist() == [0, 1, 0, 1, 0, 1]
@@ -77,6 +83,7 @@ def test_arrays(tmp_path):
         ("1,2,a\n3,x,b\n", "row 2, column 2 holds 'x'"),
         ("w,h,k\n1,2,a\n3,nan,b\n", "row 2, column 2 holds 'nan'"),
         ("1,2,a\n3,,b\n", "row 2, column 2 holds ''"),
+        ("1,NA,a\n3,4,b\n5,6,a\n", "row 1, column 2 holds 'NA'"),  # no header: lost data
     ],
 )
 def test_bad_tables(text, message, tmp_path):
@@ -92,6 +99,7 @@ def test_bad_tables(text, message, tmp_path):
         ({"x": np.ones(3), "y": np.ones(3)}, "needs x"),
         ({"x": np.full((3, 2), np.nan), "y": np.ones(3)}, "x holds what is not finite"),
         ({"x": np.array([["a"], ["b"]]), "y": np.ones(2)}, "x holds <U1, not numbers"),
+        ({"x": np.ones((2, 2)), "y": np.array([["a", "b"], ["b", "a"]])}, "y .2, 2. holds words"),
     ],
 )
 def test_bad_arrays(arrays, message, tmp_path):
@@ -105,6 +113,15 @@ def test_files_that_are_not_there_or_not_what_they_say(tmp_path):
         load_table(tmp_path / "own.csv")
     with pytest.raises(ValueError, match="needs the arrays x and y"):
         load_table(write(tmp_path, "no archive", "own.npz"))
+    with pytest.raises(ValueError, match="needs the arrays x and y"):
+        load_table(write(tmp_path, "", "own.npz"))
+    with open(tmp_path / "array.npz", "wb") as file:
+        np.save(file, np.ones((3, 2)))
+    with pytest.raises(ValueError, match="needs the arrays x and y"):
+        load_table(tmp_path / "array.npz")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00,1")
+    with pytest.raises(ValueError, match="is no CSV in UTF-8"):
+        load_table(tmp_path / "binary.csv")
 
 
 def own(folder, classes=True):

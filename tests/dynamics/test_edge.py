@@ -51,6 +51,7 @@ def plain(rate=RATE):
     [
         (optax.sgd(0.01), 200.0),
         (optax.sgd(0.01, 0.9), 380.0),  # 2 (1 + m) / eta
+        (optax.sgd(0.01, 0.99), 398.0),  # whose slow modes swing for longer than the trial
         (optax.sgd(0.01, 0.9, nesterov=True), 3.8 / 0.028),  # 2 (1 + m) / ((1 + 2 m) eta)
     ],
 )

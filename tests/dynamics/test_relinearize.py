@@ -136,6 +136,7 @@ def test_segments_increase_to_the_horizon(steps, rebuilds, order):
         ({"rebuilds": 0}, "rebuilds"),
         ({"order": 3}, "order"),
         ({"ends": (3, 9)}, "ends"),
+        ({"ends": ()}, "ends"),
         ({"ends": (5, 5, 10)}, "ends"),
         ({"optimizer": optax.adam(0.1)}, "optimizer"),
         ({"batch_size": 3}, "key"),

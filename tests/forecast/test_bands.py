@@ -5,6 +5,7 @@ from statistics import NormalDist
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxttp import predict_training_time, sketch_jacobian, training_time
@@ -134,6 +135,22 @@ def test_a_forecast_carries_the_error_of_its_sketch():
     exact = predict_training_time(linear, zero, x, y, **options)
     assert exact.loss_band is None
     assert exact.steps_band is None
+    column = predict_training_time(linear, zero, x, y, key=key, sketch_dim=1, **options)
+    assert column.loss_band is None  # no parts to tell its error from
+    assert column.steps_band is None
+
+
+def test_a_sketch_goes_with_weight_decay():
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((6, 9)), rng.standard_normal((6, 1))
+    decayed = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1))
+    found = predict_training_time(
+        lambda w, x: x @ w, jnp.ones((9, 1)), x, y, loss="squared_error", optimizer=decayed,
+        steps=15, key=jax.random.key(0), sketch_dim=64,
+    )  # fmt: skip
+    assert np.all(found.loss_band[0] <= found.loss)
+    assert np.all(found.loss_band[1] >= found.loss)
+    assert float(found.loss_band[1][-1] - found.loss_band[0][-1]) > 0
 
 
 @pytest.mark.slow

@@ -198,3 +198,29 @@ def test_accumulators_must_match_the_optimizer():
             optimizer=dataclasses.replace(SETTING, schedule="constant").optimizer(),
             kernel_fn=lambda w: KERNEL, accumulators=(PARAMS, PARAMS),
         )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_steps_of_no_rate_leave_no_nan():
+    """Weights stay, but momentum gathers; for a linear network the rest is known exactly."""
+    schedule = lambda t: jnp.where((t < 2) | (t == 6), 0.0, 1.0)  # noqa: E731
+    setting = Hyperparameters(0.3, momentum=0.7, schedule=schedule, steps=12)
+    watch = Online(linear, PARAMS, X, Y, setting)
+    run = jaxttp.train(
+        linear, PARAMS, X, Y, loss=setting.loss, optimizer=setting.optimizer(), steps=12,
+    )  # fmt: skip
+    seen = []
+
+    def look(step, params, loss):
+        watch(step, params, loss)
+        if step in (2, 5, 7):
+            seen.extend(watch.forecast(kind) for kind in ("outputs", "weights"))
+
+    jaxttp.train(
+        linear, PARAMS, X, Y, loss=setting.loss, optimizer=setting.optimizer(), steps=7,
+        callback=look,
+    )  # fmt: skip
+    assert len(seen) == 6
+    for found in seen:
+        np.testing.assert_allclose(found.loss, run.loss, atol=1e-9)  # float64, 12 steps
+        assert np.isfinite(found.time_scale)

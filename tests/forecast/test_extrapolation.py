@@ -14,6 +14,7 @@ from jaxttp.forecast import (
     Hyperparameters,
     extrapolate,
     extrapolate_spectrum,
+    extrapolation,
     mode_curve,
     predict_training_time,
     training_time,
@@ -203,3 +204,35 @@ def test_bad_input(change, message):
     options = {"learning_rate": 0.1, "subset": 20, "key": KEY} | change
     with pytest.raises(ValueError, match=message):
         extrapolate(apply_fn, PARAMS, X, Y, **options)
+
+
+def test_a_spread_that_is_not_known_is_infinite():
+    labels = (X[:, 0] > 0).astype(int)
+    options = {"learning_rate": 0.3, "loss": "cross_entropy", "steps": 40, "rule": "absolute"}
+    first = extrapolate(apply_fn, PARAMS, X, labels, subset=24, key=KEY, **options)
+    goals = (float(first.loss[0]) * 2, float(first.loss[-1]) / 1e3)  # at once, and never
+    found = extrapolate(
+        apply_fn, PARAMS, X, labels, subset=24, key=KEY, thresholds=goals, **options
+    )
+    assert [found.steps[e] for e in goals] == [0, -1]
+    assert [found.spread[e] for e in goals] == [0.0, np.inf]
+
+
+def test_one_mode_leaves_no_tail():
+    with pytest.raises(ValueError, match="kernel has one mode"):
+        extrapolate_spectrum(np.ones((1, 1, 1, 1)), np.ones((1, 1)), samples=2)
+
+
+def test_halves_that_diverge_leave_the_spread_unknown(monkeypatch):
+    calls = []
+
+    def curve_of(*arguments):
+        calls.append(0)
+        path, stable = mode_curve(*arguments)
+        return path, stable and len(calls) != 3  # the second half
+
+    monkeypatch.setattr(extrapolation, "mode_curve", curve_of)
+    found = extrapolate(apply_fn, PARAMS, X, Y, learning_rate=0.02, subset=20, key=KEY)
+    assert found.stable
+    assert set(found.spread.values()) == {np.inf}
+    assert np.all(np.isinf(found.loss_spread))

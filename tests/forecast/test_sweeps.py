@@ -224,3 +224,12 @@ def test_bad_calls():
     with pytest.raises(ValueError, match="threshold"):
         sweep_kernel(theta, f0, y, one).best(0.2)
     assert batch_indices(jax.random.key(0), 6, 2, 3).shape == (3, 2)
+
+
+def test_an_error_that_does_not_fall_gets_nowhere():
+    theta, f0, y = problem(4)
+    settings = grid(learning_rate=(1e-9, 0.4), steps=25)
+    found = sweep_kernel(theta, f0, y, settings, metric="error")
+    assert found.error[0, 0] == found.error[0, -1] > 0
+    assert set(found.steps[0].tolist()) == {-1}
+    assert found.best(0.1) == 1
