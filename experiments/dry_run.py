@@ -36,7 +36,7 @@ PAIRS = {"experiments.training_time.larger": ("sizes", "small_sizes")}
 """Tuples that are no grids, by module."""
 
 FEW = {"samples": 32, "spectrum_samples": 32, "few": 8, "many": 24, "per_class": 2,
-       "samples_per_class": 2, "batch_size": 16, "probe": 8, "dim": 9, "sketch_dim": 9}  # fmt: skip
+       "samples_per_class": 2, "batch_size": 10, "probe": 8, "dim": 9, "sketch_dim": 9}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,7 @@ def test_an_epoch_of_mini_batches_is_one_step_of_the_whole_batch():
     assert (cut.samples, cut.batch_size, cut.blocks, cut.bottleneck) == (1024, 1024, 6, 8000)
     assert {case.phases for case in cut.cases} == {(("gn", 1),), (("adam", 1),)}
     few = one_step(variant_scripts.LEARNING_RATES.presets["paper"], few=True)
-    assert (few.samples, few.batch_size, len(few.cases)) == (16, 16, 1)
+    assert (few.samples, few.batch_size, len(few.cases)) == (10, 10, 1)
 
 
 def test_pairs_of_sizes_are_no_grids():
