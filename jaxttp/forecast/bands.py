@@ -1,6 +1,6 @@
 """How sure is a training time? Bands over paths, and what an uncertain curve leaves open."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -92,28 +92,26 @@ def widened(band: tuple[int, int], uncertainty: int | None, horizon: int) -> tup
     return max(0, band[0] - uncertainty), min(horizon, band[1] + uncertainty)
 
 
-def delete_groups(sketch: Float[Array, "n c k"]) -> Float[Array, "g n c n c"]:
+def delete_groups(sketch: Float[Array, "n c k"]) -> Iterator[Float[Array, "n c n c"]]:
     """Kernels from all columns of a sketch but those of one group, for every group.
 
     Args:
         sketch: S with E[S S^T] = Theta, columns alike (N, C, k).
 
-    Returns:
-        k / (k - k_j) (S S^T - S_j S_j^T), each with mean Theta, (G, N, C, N, C).
+    Yields:
+        k / (k - k_j) (S S^T - S_j S_j^T), each with mean Theta, (N, C, N, C), one at a time.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> delete_groups(jnp.ones((1, 1, 8))).reshape(-1).tolist()
+        >>> [kernel.item() for kernel in delete_groups(jnp.ones((1, 1, 8)))]
         [8.0, 8.0, 8.0, 8.0]
     """
     width = sketch.shape[-1]
     parts = np.array_split(np.arange(width), min(GROUPS, width))
-    kept = [np.setdiff1d(np.arange(width), part) for part in parts]
-    return jnp.stack([
-        jnp.einsum("ncd,med->ncme", sketch[..., k], sketch[..., k], precision="highest")
-        * (width / max(1, len(k)))
-        for k in kept
-    ])  # fmt: skip
+    for part in parts:
+        k = np.setdiff1d(np.arange(width), part)
+        kernel = jnp.einsum("ncd,med->ncme", sketch[..., k], sketch[..., k], precision="highest")
+        yield kernel * (width / max(1, len(k)))
 
 
 def jackknife(values: Any) -> np.ndarray:

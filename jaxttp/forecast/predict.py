@@ -1,7 +1,7 @@
 """From a model and data to a forecast of its training, without training it."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -408,10 +408,16 @@ def _product(first: Array, second: Array) -> Array:
     return jnp.einsum("ncd,med->ncme", first, second, precision="highest")
 
 
-def _parts(kernels: Array, f0: Array, targets: Array, **common: Any) -> tuple[Array, Array]:
+def _parts(
+    kernels: Iterable[Array], f0: Array, targets: Array, **common: Any
+) -> tuple[Array, Array]:
     """Losses and errors (G, T + 1) of full-batch training, a curve for each kernel."""
-    paths = jax.vmap(lambda kernel: recursion(kernel, f0, targets, **common).train)(kernels)
-    return jax.vmap(lambda path: _curves(common["loss"], path, targets))(paths)
+    curves = [
+        _curves(common["loss"], recursion(kernel, f0, targets, **common).train, targets)
+        for kernel in kernels
+    ]
+    losses, errors = zip(*curves, strict=True)
+    return jnp.stack(losses), jnp.stack(errors)
 
 
 def _curves(loss: Loss, outputs: Array, targets: Array) -> tuple[Array, Array]:
