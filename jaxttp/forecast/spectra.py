@@ -214,9 +214,8 @@ def _resolvent(values: np.ndarray, shares: np.ndarray, rank: int, head: int) -> 
     exponent = -1 / narrower
     residual_exponent = 1 + exponent * (1 + steeper)
     message = (
-        f"{head} of the subset's {rank0} modes kept, the others by the resolvent (misfit "
-        f"{misfit:.1%}), beyond its resolution spectrum k^-{exponent:.2f}, residual "
-        f"k^-{residual_exponent:.2f}"
+        f"{head} of the subset's {rank0} modes kept, the rest by the resolvent (misfit "
+        f"{misfit:.1%}); tails mu k^-{exponent:.2f}, q k^-{residual_exponent:.2f}"
     )
     return Spectrum(
         np.concatenate([values[:head], grid[kept]]), np.concatenate([shares[:head], measure[kept]]),
