@@ -36,6 +36,12 @@ SLOW_EXAMPLES = (
 )
 
 
+def pytest_configure(config):
+    """Without the slow tests the others are compiled quickly; the whole suite is as users run it."""
+    if config.option.markexpr == "not slow":
+        jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Marks examples as slow, which have no place for a mark."""

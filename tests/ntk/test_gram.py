@@ -26,14 +26,14 @@ def symmetric(kernel):
     return bool(jnp.all(kernel == kernel.transpose(2, 3, 0, 1)))
 
 
-# Networks whose rules take several seconds to compile.
-LARGE = ("conv_net", "attention", "residual_net", "norm_net", "nnx_model", "batched_dense")
+# Networks that take several seconds to compile.
+LARGE = ("conv_net", "attention", "residual_net", "norm_net", "nnx_model")
 
 
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        pytest.param(n, m, marks=pytest.mark.slow if m == "layerwise" and n in LARGE else ())
+        pytest.param(n, m, marks=pytest.mark.slow if n in LARGE else ())
         for n in NETWORKS
         for m in ("layerwise", "jacobian", "vector_product")
     ],

@@ -230,7 +230,7 @@ PROMISED = {
     "cost",
     "verified",
 }
-BESIDES = {"stable", "rule", "dynamics", "step_seconds", "task", "versions"}
+BESIDES = {"trust", "stable", "rule", "dynamics", "step_seconds", "task", "versions"}
 
 
 def strict_json(result):
