@@ -37,7 +37,7 @@ SLOW_EXAMPLES = (
 
 
 def pytest_configure(config):
-    """Without the slow tests the others are compiled quickly; the whole suite is as users run it."""
+    """Without the slow tests all others compile quickly; the whole suite is as users run it."""
     if config.option.markexpr == "not slow":
         jax.config.update("jax_disable_most_optimizations", True)
 
