@@ -31,6 +31,7 @@ SLOW_EXAMPLES = (
     "jaxttp.dynamics.diffusion.diffusion",
     "jaxttp.conditioning.sweeps.sweep",
     "jaxttp.forecast.comparison.compare",
+    "jaxttp.forecast.watch.Online",
     "jaxttp.models.vit.ViT",
     "jaxttp.models.vgg.VGG",
 )

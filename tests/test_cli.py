@@ -46,6 +46,7 @@ def table(text):
 # --- results --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_real_process(tmp_path):
     """`python -m jaxttp predict`, in 32 bits as users run it, from another folder."""
     folder = tmp_path / "new" / "folder"

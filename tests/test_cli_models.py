@@ -98,6 +98,7 @@ def test_bad_input_is_one_line(options, message, small):
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_is_one_line(small):
     assert call("predict", *arguments(small)).exit_code == 0
     (path,) = (small / "cache").iterdir()

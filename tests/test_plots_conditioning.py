@@ -45,6 +45,7 @@ def test_zeros_are_left_out_of_logarithmic_axes():
     assert star[0].get_xydata().tolist() == [[2.0, 2.0]]
 
 
+@pytest.mark.slow
 def test_a_result_without_a_spectrum_says_so():
     weights = conditioning.gaussian_weights((60, 70, 20), key=KEY)
     found = conditioning.condition_number(conditioning.gauss_newton_linear_operator(weights))

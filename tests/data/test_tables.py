@@ -154,6 +154,7 @@ def test_other_pipelines_take_it(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_it(tmp_path):
     arguments = ["predict", "--data", own(tmp_path), "--steps", "10", "--json"]
     done = CliRunner().invoke(app, [*arguments, "--learning-rate", "0.1"])

@@ -225,6 +225,7 @@ def test_scalar_kernels_curves_and_print(problem, key):
     assert re.search(r"Diffusion\n.*  loss +float64\[3, 6\] from .*  noise +full\n", repr(a), re.S)
 
 
+@pytest.mark.slow
 def test_under_jit_with_traced_rate(problem, key):
     run = jax.jit(lambda rate: diffusion(problem, key, learning_rate=rate).loss)
     np.testing.assert_allclose(run(0.1), diffusion(problem, key).loss, atol=1e-12)

@@ -36,6 +36,7 @@ def test_every_solver_reaches_the_closed_form(problem, solver):
     assert int(path.accepted_steps) > 0
 
 
+@pytest.mark.slow
 def test_error_falls_with_the_tolerance(problem):
     want = closed_form(problem.kernel, problem.f0, problem.labels, learning_rate=0.2, ts=TS).train
     errors = []

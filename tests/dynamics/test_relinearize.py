@@ -103,6 +103,7 @@ def test_mini_batches_are_carried_across_segments(problem, key):
     np.testing.assert_allclose(path.train, want.train, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_costs_are_counted(problem):
     seen = []
     path = forecast(

@@ -65,6 +65,7 @@ def test_rejected_segments_are_counted(problem):
     assert path.ends[-1] == 60
 
 
+@pytest.mark.slow
 def test_a_rejected_segment_comes_back_shorter(problem):
     """One step may cover more of the path than asked for: the same end must not be tried again."""
     path = forecast(problem, optax.sgd(2.0), 60, rebuilds="auto", tolerance=1e-3, max_rebuilds=12)

@@ -55,6 +55,7 @@ def test_linear_optimisers_agree_with_the_recursion(problem, optimizer, key):
     assert path.linear
 
 
+@pytest.mark.slow
 def test_mini_batches_of_adam_use_the_same_indices(problem, key):
     path = simulate(problem, ADAPTIVE["adam"], batch_size=2, key=key)
     want = oracles.train_linearised(

@@ -159,6 +159,7 @@ def test_toeplitz_matrices_as_free_weights_by_brute_force():
     assert rank == len(positive)
 
 
+@pytest.mark.slow
 def test_counterexamples_are_the_named_ones():
     found = counterexamples.run(counterexamples.PRESETS["smoke"])
     low, low_said, high, high_said = found.named

@@ -34,6 +34,7 @@ def test_theorems_hold(result):
         assert root == math.sqrt(largest)
 
 
+@pytest.mark.slow
 def test_imbalance_makes_the_rank_dip(result):
     """Balanced classes keep the rank; a power law collapses it and it comes back."""
     even, skewed = (result.rank[exponent] for exponent in (0.0, 1.0))
@@ -84,6 +85,7 @@ def test_language_model_is_measured_along_training(model_result):
     assert model_result.weight_cosine[0] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_language_model_figure_and_numbers_are_written(model_result, tmp_path, monkeypatch):
     monkeypatch.setattr(language_model, "_run", lambda settings: model_result)
     outcome = run_script("two-factor-language-model", "smoke", results=tmp_path)

@@ -114,6 +114,7 @@ def test_the_error_of_a_sketch_from_its_parts():
     assert np.all((ratio > 0.8) & (ratio < 1.45))
 
 
+@pytest.mark.slow
 def test_a_forecast_carries_the_error_of_its_sketch():
     rng, key = np.random.default_rng(0), jax.random.key(3)
     x, y = rng.standard_normal((12, 30)), rng.standard_normal((12, 2))
@@ -140,6 +141,7 @@ def test_a_forecast_carries_the_error_of_its_sketch():
     assert column.steps_band is None
 
 
+@pytest.mark.slow
 def test_a_sketch_goes_with_weight_decay():
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((6, 9)), rng.standard_normal((6, 1))

@@ -79,6 +79,7 @@ def path_of(kernel, setting):
     ).train
 
 
+@pytest.mark.slow
 def test_outputs_repair_a_kernel_that_is_wrong():
     setting = Hyperparameters(0.3, steps=60)
     real = path_of(1.5 * KERNEL, setting)

@@ -151,6 +151,7 @@ def test_digits_from_100_samples():
     assert "modes kept" in text
 
 
+@pytest.mark.slow
 def test_other_losses_use_the_subset_and_measure_its_spread():
     labels = (X[:, 0] > 0).astype(int)
     options = {"learning_rate": 0.3, "loss": "cross_entropy", "steps": 40}

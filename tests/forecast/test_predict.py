@@ -62,6 +62,7 @@ def test_weight_decay_needs_nothing_from_the_user():
     np.testing.assert_allclose(forecast.outputs, want, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_ode_and_closed_form_are_those_of_dynamics():
     kernel = oracles.kernel(network, PARAMS, X)
     f0 = network(PARAMS, X)

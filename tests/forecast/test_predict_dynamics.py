@@ -42,6 +42,7 @@ def test_test_curves_of_the_training_samples_are_the_training_curves(job, dynami
     assert "test   loss" in str(other)
 
 
+@pytest.mark.slow
 def test_adam_goes_to_weight_space_by_itself(job):
     got = predict(job, optimizer=optax.adam(0.02))
     want = weight_space(*job[:4], loss="cross_entropy", optimizer=optax.adam(0.02), steps=30)

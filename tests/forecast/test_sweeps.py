@@ -85,6 +85,7 @@ def test_it_says_the_same_as_a_single_forecast():
     assert np.all(np.isfinite(found.loss))  # a diverging setting is held, no NaN travels
 
 
+@pytest.mark.slow
 def test_error_rates_and_other_definitions():
     theta, f0, y = problem(4)
     settings = (*grid(learning_rate=(0.1, 0.4), steps=25), Hyperparameters(0.2, steps=12))

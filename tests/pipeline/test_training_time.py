@@ -113,6 +113,7 @@ def test_forecast_beside_the_real_run():
     assert abs(float(prediction.loss[1] - run.loss[1])) < drop / 20
 
 
+@pytest.mark.slow
 def test_limit_of_the_learning_rate_against_a_dense_matrix():
     """2 over the largest eigenvalue of J^T H J / N, all of it written out.
 
