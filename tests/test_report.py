@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from jaxttp import conditioning
+from jaxttp import conditioning, pipeline
 from jaxttp.cli import app
 from jaxttp.plots import results_html
 from jaxttp.plots._page import figures, page, palette, svg, table
@@ -158,3 +158,11 @@ def test_the_page_says_how_far_to_trust():
     doubted = dataclasses.replace(report.forecast, prediction=doubted)
     assert "Trust: crosses the edge." in dataclasses.replace(report, forecast=doubted).to_html()
     assert doubted.to_json()["trust"] == "crosses the edge"
+
+
+def test_its_parts_are_those_of_their_own_commands():
+    small = pipeline.Settings(data="wine", samples_per_class=4, steps=15, learning_rate=0.1)
+    page = pipeline.report_task(small)
+    swept = pipeline.sweep_task(small, time_steps=False)
+    np.testing.assert_array_equal(page.sweep.sweep.loss, swept.sweep.loss)
+    np.testing.assert_array_equal(page.spectrum.values, pipeline.task_spectrum(small).values)

@@ -4,8 +4,8 @@ A loader is a function without arguments that returns a `Dataset`.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from jaxttp.data._standardized import standardized
 from jaxttp.data.dataset import Dataset
 
 
@@ -30,7 +30,7 @@ def wine() -> Dataset:
 
     x, y = load_wine(return_X_y=True)
     return Dataset(
-        x=_standardise(x),
+        x=standardized(x).astype(np.float32),
         y=np.asarray(y, np.int32),
         name="wine",
         description="Wines of three cultivars by 13 chemical features, standardised.",
@@ -45,7 +45,7 @@ def breast_cancer() -> Dataset:
 
     x, y = load_breast_cancer(return_X_y=True)
     return Dataset(
-        x=_standardise(x),
+        x=standardized(x).astype(np.float32),
         y=np.asarray(y, np.int32),
         name="breast_cancer",
         description="Malignant and benign tumours by 30 features of cell nuclei, standardised.",
@@ -60,14 +60,8 @@ def diabetes() -> Dataset:
 
     x, y = load_diabetes(return_X_y=True, scaled=False)
     return Dataset(
-        x=_standardise(x),
-        y=_standardise(np.reshape(y, (-1, 1))),
+        x=standardized(x).astype(np.float32),
+        y=standardized(np.reshape(y, (-1, 1))).astype(np.float32),
         name="diabetes",
         description="Progression of diabetes by 10 features; features and target standardised.",
     )
-
-
-def _standardise(values: ArrayLike) -> np.ndarray:
-    """Columns of mean 0 and standard deviation 1 over all rows, computed in float64."""
-    columns = np.asarray(values, np.float64)
-    return ((columns - columns.mean(axis=0)) / columns.std(axis=0)).astype(np.float32)

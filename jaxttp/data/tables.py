@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxttp._checks import check_choice
+from jaxttp.data._standardized import standardized
 from jaxttp.data.dataset import Dataset
 from jaxttp.data.registry import dataset_names, load_dataset
 
@@ -65,12 +66,12 @@ def load_table(path: str | os.PathLike[str]) -> Dataset:
     if y.ndim == 2 and y.dtype.kind == "U":
         raise ValueError(f"data={str(path)!r}: y {y.shape} holds words; labels are (N,).")
     if x.ndim == 2:
-        x = _standardised(x)
+        x = standardized(x)
     words = f"{path.name}, features of mean 0 and deviation 1."
     names = None if y.ndim == 2 else _classes(y)
     if names is None:
         targets = np.asarray(y, np.float64).reshape(len(y), -1)
-        return Dataset(x.astype(np.float32), _standardised(targets).astype(np.float32), path.name,
+        return Dataset(x.astype(np.float32), standardized(targets).astype(np.float32), path.name,
                        words)  # fmt: skip
     labels = np.searchsorted(names, y).astype(np.int32)
     shown = tuple(str(int(name)) if names.dtype.kind == "f" else str(name) for name in names)
@@ -163,10 +164,3 @@ def _classes(y: np.ndarray) -> np.ndarray | None:
         return values
     whole = bool(np.all(y == np.round(np.asarray(y, np.float64))))
     return values.astype(np.float64) if whole and len(values) <= MOST_CLASSES else None
-
-
-def _standardised(x: np.ndarray) -> np.ndarray:
-    """Mean 0 and deviation 1 in every column; constant columns become 0."""
-    constant = x.max(axis=0) == x.min(axis=0)  # whose deviation may be rounding
-    spread = np.where(constant, 1.0, x.std(axis=0))
-    return np.where(constant, 0.0, x - x.mean(axis=0)) / spread

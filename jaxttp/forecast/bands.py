@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp.forecast.crossing import training_time
+from jaxttp.ntk.sketch import sketch_product
 
 GROUPS = 4
 """Parts of a sketch that its error is told from."""
@@ -110,8 +111,7 @@ def delete_groups(sketch: Float[Array, "n c k"]) -> Iterator[Float[Array, "n c n
     parts = np.array_split(np.arange(width), min(GROUPS, width))
     for part in parts:
         k = np.setdiff1d(np.arange(width), part)
-        kernel = jnp.einsum("ncd,med->ncme", sketch[..., k], sketch[..., k], precision="highest")
-        yield kernel * (width / max(1, len(k)))
+        yield sketch_product(sketch[..., k], sketch[..., k]) * (width / max(1, len(k)))
 
 
 def jackknife(values: Any) -> np.ndarray:

@@ -13,6 +13,7 @@ from jaxttp._checks import check_finite, check_integer, check_number
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
+from jaxttp.dynamics._walk import RISE
 from jaxttp.dynamics.closed_form import closed_form
 from jaxttp.dynamics.diffusion import diffusion
 from jaxttp.dynamics.filters import linear_filter
@@ -39,9 +40,7 @@ from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk import empirical_ntk, sketch_jacobian
 from jaxttp.ntk._select import split_trainable
-
-EDGE = 2.0
-"""A re-linearised loss that rises to this multiple of its start is marked in `trust`."""
+from jaxttp.ntk.sketch import sketch_product
 
 
 def predict_training_time(
@@ -219,7 +218,7 @@ def predict_training_time(
             kernel = build(selected)
         else:
             sketch = project(params, x)
-            kernel = _product(sketch, sketch)
+            kernel = sketch_product(sketch, sketch)
             if sketch.shape[-1] > 1:  # a single column does not tell its error
                 without = delete_groups(sketch)
         limit = max_learning_rate(kernel, f0, targets, loss=loss, momentum=momentum)
@@ -367,7 +366,7 @@ def _trust(path: RelinearizedTrajectory) -> str | None:
             f"crosses the edge of stability by step {path.edge_at}: a real training oscillates "
             "there; this is the mean path"
         )
-    if bool(jnp.max(path.loss) > EDGE * path.loss[0]):
+    if bool(jnp.max(path.loss) > RISE * path.loss[0]):
         return (
             "the loss rises on the way: at the edge of stability re-linearised networks leave the "
             "range from which the real one often recovers; see relinearize=0"
@@ -399,13 +398,9 @@ def _kernel_function(
 
     def sketched(params: Params, x1: Any, x2: Any = None) -> Array:
         first = project(params, x1)
-        return _product(first, first if x2 is None else project(params, x2))
+        return sketch_product(first, first if x2 is None else project(params, x2))
 
     return sketched, project
-
-
-def _product(first: Array, second: Array) -> Array:
-    return jnp.einsum("ncd,med->ncme", first, second, precision="highest")
 
 
 def _parts(

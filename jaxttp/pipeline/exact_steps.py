@@ -12,6 +12,7 @@ from flax import nnx
 from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp._result import RESULT
 from jaxttp.data import is_table, load_whole, select
+from jaxttp.data._standardized import standardized
 from jaxttp.forecast import training_time
 from jaxttp.gauss_newton import (
     StepForecast,
@@ -156,9 +157,7 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     loss_name = check_choice(
         "loss", settings.loss or "squared_error", ("squared_error", "cross_entropy")
     )
-    flat = np.asarray(dataset.x, np.float64).reshape(len(dataset.x), -1)
-    deviation = flat.std(axis=0)
-    flat = (flat - flat.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    flat = standardized(dataset.x.reshape(len(dataset.x), -1))
     outputs = dataset.num_classes or dataset.y.shape[1]
     bottleneck = settings.bottleneck or max(2 * len(flat), 256)
     words = (

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxttp._result import RESULT
+from jaxttp.ntk import empirical_ntk
 from jaxttp.pipeline.spectra import TaskSpectrum, task_spectrum
 from jaxttp.pipeline.sweeping import TaskSweep, sweep_task
 from jaxttp.pipeline.tasks import Settings
@@ -113,10 +114,13 @@ def report_task(
         >>> report_task(small).to_html().count("<figure>")
         6
     """
-    return TaskReport(
-        forecast(settings, verify=verify, progress=progress),
-        sweep_task(settings, batch_sizes=(settings.batch_size,), time_steps=False,
-                   progress=progress),
-        task_spectrum(settings, progress=progress),
-        versions(),
-    )  # fmt: skip
+    ahead = forecast(settings, verify=verify, progress=progress)
+    if progress is not None:
+        progress("kernel", 0, 1)
+    # The forecast's own may be a sketch, and is not kept.
+    known: dict[str, Any] = {
+        "task": ahead.task, "kernel": empirical_ntk(*ahead.task.model, ahead.task.x),
+        "progress": progress,
+    }  # fmt: skip
+    swept = sweep_task(settings, batch_sizes=(settings.batch_size,), time_steps=False, **known)
+    return TaskReport(ahead, swept, task_spectrum(settings, **known), versions())

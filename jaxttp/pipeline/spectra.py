@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._result import RESULT
@@ -81,11 +82,19 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, tuple))
 
 
-def task_spectrum(settings: Settings, *, progress: Progress | None = None) -> TaskSpectrum:
+def task_spectrum(
+    settings: Settings,
+    *,
+    task: Task | None = None,
+    kernel: ArrayLike | None = None,
+    progress: Progress | None = None,
+) -> TaskSpectrum:
     """Eigenvalues of a task's kernel, and the alignment of residual and labels with them.
 
     Args:
         settings: the task.
+        task: what `build_task` makes of the settings, where it is at hand.
+        kernel: its kernel (N, C, N, C), likewise.
         progress: called with (stage, done, total).
 
     Returns:
@@ -102,17 +111,20 @@ def task_spectrum(settings: Settings, *, progress: Progress | None = None) -> Ta
     Source:
         TTP section 3 and Appendix D, with the alignment squared.
     """
-    task = build_task(settings)
+    task = build_task(settings) if task is None else task
     apply_fn, params = task.model
     x = jnp.asarray(task.x)
-    if progress is not None:
-        progress("kernel", 0, 1)
-    kernel = empirical_ntk(apply_fn, params, x)
+    if kernel is None:
+        if progress is not None:
+            progress("kernel", 0, 1)
+        theta = empirical_ntk(apply_fn, params, x)
+    else:
+        theta = jnp.asarray(kernel)
     outputs = apply_fn(params, x)
     targets, loss = encode_targets(task.loss, task.y, outputs)
     if progress is not None:
         progress("eigenvalues", 0, 1)
-    system = eigendecomposition(kernel)
+    system = eigendecomposition(theta)
     # For cross-entropy the residual is the softmax minus the labels.
     centred = targets - jnp.mean(targets, axis=0, keepdims=True)
     return TaskSpectrum(
@@ -123,7 +135,7 @@ def task_spectrum(settings: Settings, *, progress: Progress | None = None) -> Ta
         _shares(system, centred),
         fit_power_law(system.values[: int(system.rank)]),
         int(system.rank),
-        float(max_learning_rate(kernel, outputs, targets, loss=loss)),
+        float(max_learning_rate(theta, outputs, targets, loss=loss)),
     )
 
 

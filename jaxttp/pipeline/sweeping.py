@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
 from jaxttp._checks import check_choice, check_integer
 from jaxttp._result import RESULT
@@ -93,6 +94,8 @@ def sweep_task(
     threshold: float | None = None,
     metric: str = "loss",
     time_steps: bool = True,
+    task: Task | None = None,
+    kernel: ArrayLike | None = None,
     progress: Progress | None = None,
 ) -> TaskSweep:
     """Forecast a grid of settings for a named task from one kernel.
@@ -106,6 +109,8 @@ def sweep_task(
         threshold: one of the settings' thresholds, for the advice; their middle one when None.
         metric: which curve the training times are read off, "loss" or "error".
         time_steps: also measure the seconds of a step, for every batch size.
+        task: what `build_task` makes of the settings, where it is at hand.
+        kernel: its kernel (N, C, N, C), likewise.
         progress: called with (stage, done, total).
 
     Returns:
@@ -125,9 +130,12 @@ def sweep_task(
         threshold = thresholds[len(thresholds) // 2]
     check_choice("threshold", threshold, thresholds)
     report = progress or (lambda stage, done, total: None)
-    task = build_task(settings)
-    report("kernel", 0, 1)
-    kernel = empirical_ntk(*task.model, task.x)
+    task = build_task(settings) if task is None else task
+    if kernel is None:
+        report("kernel", 0, 1)
+        theta = empirical_ntk(*task.model, task.x)
+    else:
+        theta = kernel
     f0 = jax.jit(task.model.apply_fn)(task.model.params, task.x)
     key = jax.random.split(jax.random.key(settings.seed), 2)[0]
     common: dict[str, Any] = {
@@ -135,7 +143,7 @@ def sweep_task(
         "loss": task.loss, "steps": settings.steps,
     }  # fmt: skip
     if learning_rates is None:
-        probe = sweep_kernel(kernel, f0, task.y, grid(learning_rate=1.0, loss=task.loss, steps=1))
+        probe = sweep_kernel(theta, f0, task.y, grid(learning_rate=1.0, loss=task.loss, steps=1))
         limit = float(probe.max_learning_rate[0])
         learning_rates = tuple(np.geomspace(RANGE[0] * limit, RANGE[1] * limit, RATES).tolist())
     seconds: dict[int | None, float] | None = None
@@ -150,7 +158,7 @@ def sweep_task(
         }  # fmt: skip
     report("sweep", 0, 1)
     swept = sweep_kernel(
-        kernel, f0, task.y, grid(learning_rate=learning_rates, **common), thresholds=thresholds,
+        theta, f0, task.y, grid(learning_rate=learning_rates, **common), thresholds=thresholds,
         key=key, step_seconds=seconds, metric=metric,
     )  # fmt: skip
     return TaskSweep(settings, task, swept, threshold)
