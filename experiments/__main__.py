@@ -1,9 +1,9 @@
 """Run the experiments by name.
 
 python -m experiments list
-python -m experiments run NAME... [--preset smoke|cpu|paper] [--plot]
+python -m experiments run NAME... [--preset smoke|cpu|gpu|paper] [--plot]
 python -m experiments run --all [--jobs 2]
-python -m experiments run NAME... --preset paper --dry-run [--few]
+python -m experiments run NAME... --preset paper --dry-run [--few] [--image-size 64]
 """
 
 import functools
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from experiments.dry_run import dry_run
+from experiments.dry_run import DryRun, dry_run
 from experiments.harness import RESULTS, Outcome, Report, add_to_gallery, load_script, run_script
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError
@@ -43,7 +43,7 @@ def show() -> None:
 @app.command()
 def run(
     names: Annotated[list[str] | None, typer.Argument(help="scripts or pictures")] = None,
-    preset: Annotated[str, typer.Option(help="smoke, cpu or paper")] = "cpu",
+    preset: Annotated[str, typer.Option(help="smoke, cpu, paper; some have gpu")] = "cpu",
     all_of_them: Annotated[bool, typer.Option("--all", help="every script")] = False,
     plot: Annotated[bool, typer.Option("--plot", help="only draw what is saved")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="throw saved results away")] = False,
@@ -52,6 +52,9 @@ def run(
         bool, typer.Option("--dry-run", help="one step on made-up data, to see that it fits")
     ] = False,
     few: Annotated[bool, typer.Option("--few", help="a dry run with few samples")] = False,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="of photographs in a dry run, pixels a side")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="scripts at a time, a process each")] = 1,
     output: Annotated[Path, typer.Option(help="folder of all results")] = RESULTS,
 ) -> None:
@@ -60,16 +63,17 @@ def run(
         raise typer.BadParameter("give names, or --all.")
     if jobs > 1 and dry:
         raise typer.BadParameter("--jobs is not for --dry-run.")
-    if few and not dry:
-        raise typer.BadParameter("--few is for --dry-run.")
+    if (few or image_size is not None) and not dry:
+        raise typer.BadParameter("--few and --image-size are for --dry-run.")
     chosen = list(names or SCRIPTS)
     if all_of_them:
         for name in [name for name in chosen if preset not in load_script(name).presets]:
             console.print(f"{name}: has no preset {preset!r}, left out")
             chosen.remove(name)
     task = functools.partial(run_script, preset=preset, results=output, only_plot=plot, fresh=fresh)
+    cut = functools.partial(dry_run, preset=preset, few=few, image_size=image_size)
     failed = []
-    for name, finish in _dries(chosen, preset, few) if dry else _runs(chosen, task, jobs):
+    for name, finish in _dries(chosen, cut) if dry else _runs(chosen, task, jobs):
         console.rule(f"{name}, {preset}")
         try:
             found = finish()
@@ -112,17 +116,20 @@ def _runs(
         yield name, finish
 
 
-def _dries(names: list[str], preset: str, few: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+def _dries(
+    names: list[str], cut: Callable[[str], DryRun]
+) -> Iterator[tuple[str, Callable[[], None]]]:
     for name in names:
-        yield name, functools.partial(_dry, name, preset, few)
 
+        def finish(name: str = name) -> None:
+            found = cut(name)
+            memory = ""
+            if found.peak_bytes is not None:
+                memory = f", at most {found.peak_bytes / 2**30:.2f} GiB in use on the device"
+            line = f"one step: {found.seconds:.0f} s with compilation{memory}"
+            console.print(line, highlight=False)
 
-def _dry(name: str, preset: str, few: bool) -> None:
-    found = dry_run(name, preset, few=few)
-    memory = ""
-    if found.peak_bytes is not None:
-        memory = f", at most {found.peak_bytes / 2**30:.2f} GiB in use on the device"
-    console.print(f"one step: {found.seconds:.0f} s with compilation{memory}", highlight=False)
+        yield name, finish
 
 
 @contextmanager

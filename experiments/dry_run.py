@@ -7,6 +7,7 @@ noise of their shapes and classes.
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -33,10 +34,12 @@ SHAPES = {"mnist": ((28, 28, 1), 10, 70_000), "cifar10": ((32, 32, 3), 10, 60_00
 ONE = ("steps", "horizon", "epochs", "runs", "paths", "repeats", "every", "seeds", "bound_seeds")
 FIRST = ("seeds", "rates", "low", "high", "batch_rates", "shares")
 PAIRS = {"experiments.training_time.larger": ("sizes", "small_sizes")}
-"""Tuples that are no grids, by module."""
+"""Tuples that are no grids, by module; of few samples the pair is `FEW_PAIR`."""
+FEW_PAIR = (4, 8)
 
 FEW = {"samples": 32, "spectrum_samples": 32, "few": 8, "many": 24, "per_class": 2,
-       "samples_per_class": 2, "batch_size": 10, "probe": 8, "dim": 9, "sketch_dim": 9}  # fmt: skip
+       "samples_per_class": 2, "batch_size": 4, "sizes": 8, "probe": 8,
+       "dim": 9, "sketch_dim": 9}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +59,13 @@ class DryRun:
     peak_bytes: int | None
 
 
-def one_step(settings: Any, *, few: bool = False) -> Any:
+def one_step(settings: Any, *, few: bool = False, image_size: int | None = None) -> Any:
     """The settings with one step, one seed and one value of every grid, the last and largest.
 
     Args:
         settings: of a script, or a part of them.
         few: also as few samples as make sense, and the first value of every grid.
+        image_size: pixels a side of photographs, that of the network's pre-training when None.
 
     Returns:
         Settings of the same kind.
@@ -77,22 +81,24 @@ def one_step(settings: Any, *, few: bool = False) -> Any:
     for name, value in values.items():
         if few and name in FEW and isinstance(value, int):
             changes[name] = min(value, FEW[name])
-        elif name == "classes" or name in PAIRS.get(type(settings).__module__, ()):
+        elif name == "classes":
             continue
+        elif name in PAIRS.get(type(settings).__module__, ()):
+            changes[name] = FEW_PAIR if few else value
         else:
-            changes[name] = _cut(name, value, few)
+            changes[name] = _cut(name, value, few, image_size)
     if isinstance(settings, pipeline.Settings):
-        return dataclasses.replace(
-            settings, weights=None, samples_per_class=changes["samples_per_class"]
-        )
+        kept = {"weights": None, "image_size": image_size or settings.image_size}
+        return dataclasses.replace(settings, samples_per_class=changes["samples_per_class"], **kept)
     if values.get("samples", 0) is None and values.get("batch_size") is not None:
         changes["samples"] = changes["batch_size"]  # an epoch of one step
     return dataclasses.replace(settings, **changes)
 
 
-def _cut(name: str, value: Any, few: bool) -> Any:
+def _cut(name: str, value: Any, few: bool, image_size: int | None) -> Any:
+    part = functools.partial(one_step, few=few, image_size=image_size)
     if dataclasses.is_dataclass(value):
-        return one_step(value, few=few)
+        return part(value)
     if name == "points":
         return (0, 1) if isinstance(value, tuple) else 1
     if name == "phases":
@@ -103,12 +109,12 @@ def _cut(name: str, value: Any, few: bool) -> Any:
         return 1
     if isinstance(value, tuple) and value:
         if name == "cases" and not few:
-            return tuple(one_step(case) for case in value)
+            return tuple(part(case) for case in value)
         first = name in FIRST or few
         chosen = value[0] if first else value[-1]
-        if few and name == "samples":
+        if few and name in FEW and isinstance(chosen, int):
             chosen = min(chosen, FEW[name])
-        return (one_step(chosen, few=few) if dataclasses.is_dataclass(chosen) else chosen,)
+        return (part(chosen) if dataclasses.is_dataclass(chosen) else chosen,)
     return value
 
 
@@ -152,7 +158,12 @@ def made_up_data(samples: int | None = None) -> Iterator[None]:
 
 
 def dry_run(
-    name: str, preset: str = "paper", *, few: bool = False, samples: int | None = None
+    name: str,
+    preset: str = "paper",
+    *,
+    few: bool = False,
+    image_size: int | None = None,
+    samples: int | None = None,
 ) -> DryRun:
     """Run one step of a preset on made-up data; nothing is kept.
 
@@ -160,6 +171,7 @@ def dry_run(
         name: of a script or picture.
         preset: which settings.
         few: see `one_step`.
+        image_size: likewise.
         samples: of every made-up data set, see `made_up_data`.
 
     Returns:
@@ -170,11 +182,10 @@ def dry_run(
     """
     script = load_script(find(name))
     check_choice("preset", preset, script.presets)
-    settings = one_step(script.presets[preset], few=few)
+    settings = one_step(script.presets[preset], few=few, image_size=image_size)
     begun = time.perf_counter()
     with made_up_data(samples):
         result = script.run(settings, Store())
     stats = jax.devices()[0].memory_stats() or {}
-    return DryRun(
-        settings, result, time.perf_counter() - begun, stats.get("peak_bytes_in_use")
-    )  # fmt: skip
+    seconds = time.perf_counter() - begun
+    return DryRun(settings, result, seconds, stats.get("peak_bytes_in_use"))

@@ -184,16 +184,23 @@ def quick_compilation(wanted: bool = True) -> Iterator[None]:
 
 
 def add_to_gallery(outcome: Outcome, gallery: Path = GALLERY) -> list[Path]:
-    """Copy pictures to the gallery in a few dozen colours, which keeps them small.
+    """Copy pictures to the gallery in a few dozen colours, and the results they are drawn from.
+
+    The results go to gallery/results/script/preset, so that with ``--plot --output`` and that
+    folder anybody can draw the pictures again, or others from the same numbers.
 
     Args:
         outcome: of `run_script`.
         gallery: a folder.
 
     Returns:
-        The files.
+        The pictures.
     """
-    gallery.mkdir(parents=True, exist_ok=True)
+    folder = gallery / "results" / outcome.folder.parent.name / outcome.folder.name
+    if folder.resolve() != outcome.folder.resolve():
+        if folder.exists():
+            shutil.rmtree(folder)
+        shutil.copytree(outcome.folder, folder, ignore=shutil.ignore_patterns("*.png"))
     out = []
     for path in outcome.pictures:
         out.append(gallery / path.name)

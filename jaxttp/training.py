@@ -127,27 +127,26 @@ def train(
     with stopwatch() as compiling:
         step = step.lower(params, state, first, targets[: first.shape[0]]).compile()
 
-    def call_back(t: int) -> None:
+    def call_back(t: int, f: Array) -> None:
         if callback is not None:
-            callback(t, params, float(loss.value(evaluate(params, x), targets)))
+            callback(t, params, float(loss.value(f, targets)))
 
     history, seconds = [f], 0.0
-    call_back(0)
+    call_back(0, f)
+    always = indices is not None or callback is not None
     for t in range(steps):
         batch = (x, targets) if indices is None else (x[indices[t]], targets[indices[t]])
         jax.block_until_ready(batch)
         begun = time.perf_counter()
-        params, state, f = jax.block_until_ready(step(params, state, *batch))
+        params, state, before = jax.block_until_ready(step(params, state, *batch))
         seconds += time.perf_counter() - begun
-        if indices is not None:
+        if t > 0 and not always:
+            history.append(before)  # a full batch shows the outputs that the last step left
+        if always or t + 1 == steps:
             history.append(evaluate(params, x))
-        elif t > 0:
-            history.append(f)  # the outputs before this step
-        call_back(t + 1)
+        call_back(t + 1, history[-1])
         if progress is not None:
             progress(t + 1, steps)
-    if indices is None:
-        history.append(evaluate(params, x))
     outputs = jnp.stack(history)
     losses = jax.vmap(lambda f: loss.value(f, targets))(outputs)
     errors = jax.vmap(lambda f: loss.error(f, targets))(outputs)

@@ -40,6 +40,12 @@ PAPER_TASKS: tuple[Settings, ...] = (
     _paper("cifar100"), CIFAR10,
 )  # fmt: skip
 """ResNet-18, 5 random classes of 30 images, seven data sets."""
+RANDOM_WEIGHTS: tuple[Settings, ...] = tuple(
+    Settings("digits", samples_per_class=30, classes=classes, model="resnet18", image_size=224)
+    for classes in ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))
+)
+"""The paper's sizes and costs where nothing can be fetched: ResNet-18 from random weights, 2 x 150
+digits at 224 pixels. The presets `gpu`."""
 
 
 def name_of(source: Source) -> str:

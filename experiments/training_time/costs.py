@@ -12,6 +12,7 @@ from experiments.store import Store
 from experiments.training_time.comparison import (
     COLORS,
     PAPER_TASKS,
+    RANDOM_WEIGHTS,
     Source,
     kernel_of,
     load,
@@ -49,6 +50,7 @@ class Settings:
 PRESETS = {
     "smoke": Settings(tasks=("wine, MLP",), steps=10, sketch_dim=50, repeats=1),
     "cpu": Settings(),
+    "gpu": Settings(tasks=RANDOM_WEIGHTS, sketch_dim=10_000, repeats=5),
     "paper": Settings(tasks=PAPER_TASKS, sketch_dim=10_000, repeats=5),
 }
 

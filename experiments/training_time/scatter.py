@@ -13,6 +13,7 @@ from experiments.store import Store
 from experiments.training_time.comparison import (
     COLORS,
     PAPER_TASKS,
+    RANDOM_WEIGHTS,
     Pair,
     Source,
     Way,
@@ -66,6 +67,7 @@ PRESETS = {
         tasks=("wine, MLP",), seeds=(0,), low=(0.3,), batches=(32,), steps=10, paths=2
     ),
     "cpu": Settings(),
+    "gpu": Settings(tasks=RANDOM_WEIGHTS),
     "paper": Settings(
         tasks=PAPER_TASKS, seeds=(0, 1, 2), low=(0.0001, 0.001), high=(0.005,), relative=False,
         batches=(16, 32, 64), batch_rates=(0.0001, 0.001, 0.005),

@@ -140,8 +140,8 @@ def _measure(task: Source, settings: Settings) -> Errors:
     forces = jax.vmap(lambda f: loss.gradient(f, targets))(path.train)
     sums = jnp.cumsum(0.5 * (forces[1:] + forces[:-1]), axis=0)
     sums = jnp.concatenate([jnp.zeros_like(forces[:1]), sums])[::every]
-    pull = jax.jit(jax.vjp(lambda w: apply_fn(w, x), params)[1])
-    moved = np.stack([np.asarray(ravel_pytree(pull(s)[0])[0]) for s in sums])
+    pull = jax.jit(lambda w, x, s: jax.vjp(lambda v: apply_fn(v, x), w)[1](s)[0])
+    moved = np.stack([np.asarray(ravel_pytree(pull(params, x, s))[0]) for s in sums])
     linear = start - eta / len(x) * moved
     at = jnp.asarray(ts[::every], x.dtype)
     other = weight_space_flow(apply_fn, params, x, job.y, ts=at, **common)

@@ -115,7 +115,7 @@ def diagonal_noise(
     targets, loss = encode_targets(loss, y, jax.eval_shape(apply_fn, params, x))
 
     @jax.jit
-    def deviation(params: Params) -> Params:
+    def deviation(params: Params, x: Array, targets: Array) -> Params:
         def gradient(sample: Array, target: Array) -> Params:
             objective = lambda w: loss.sample_loss(apply_fn(w, sample[None])[0], target)  # noqa: E731
             return jax.grad(objective)(params)
@@ -132,7 +132,7 @@ def diagonal_noise(
             lambda a, b: jnp.sqrt(jnp.maximum(b / n - (a / n) ** 2, 0.0)), first, second
         )
 
-    sigma = deviation(params)
+    sigma = deviation(params, x, targets)
 
     def scaled(v: Params, samples: Array) -> Array:
         return apply_fn(jax.tree.map(lambda w, s, u: w + s * u, params, sigma, v), samples)

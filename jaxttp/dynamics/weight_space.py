@@ -122,8 +122,10 @@ def weight_space(
         indices = batch_indices(key, f0.shape[0], batch_size, steps, protocol=protocol)
     x_test = None if x_test is None else jnp.asarray(x_test)
 
-    @jax.jit
-    def run(params: Params, f0: Array, indices: Array | None) -> tuple:
+    @jax.jit  # samples are arguments: as constants they would be compiled in, and slowly
+    def run(
+        params: Params, x: Array, x_test: Array | None, f0: Array, targets: Array, indices: Any
+    ) -> tuple:
         _, push = jax.linearize(lambda w: apply_fn(w, x), params)
         pull = jax.linear_transpose(push, params)
         f0_test = push_test = None
@@ -158,7 +160,7 @@ def weight_space(
         return train, test, diverged_at, displacement.astype(f0.dtype), end, mismatch
 
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
-    train, test, *rest = run(params, f0, indices)
+    train, test, *rest = run(params, x, x_test, f0, targets, indices)
     return WeightSpaceTrajectory(ts, train, test, *rest, linear=_is_linear(optimizer))
 
 
@@ -217,37 +219,40 @@ def weight_space_flow(
     ts = check_times(ts, f0.dtype)
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
     single = f0.dtype == jnp.float32
-    _, push = jax.linearize(lambda w: apply_fn(w, x), params)
-
-    def outputs(moved: Params) -> Array:
-        if linearized:
-            return f0 + push(moved)
-        return apply_fn(jax.tree.map(jnp.add, params, moved), x)
-
-    def field(t: Any, moved: Params, args: Any) -> Params:
-        f, pull = jax.vjp(outputs, moved)
-        (gradient,) = pull(loss.gradient(f, targets))
-        return jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)
-
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(field),
-        diffrax.Tsit5(),
-        t0=jnp.zeros((), f0.dtype),
-        t1=ts[-1],
-        dt0=None,
-        y0=jax.tree.map(jnp.zeros_like, params),
-        saveat=diffrax.SaveAt(ts=ts, fn=lambda t, moved, args: outputs(moved)),
-        stepsize_controller=diffrax.PIDController(
-            rtol=(1e-5 if single else 1e-8) if rtol is None else rtol,
-            atol=(1e-6 if single else 1e-9) if atol is None else atol,
-        ),
-        max_steps=max_steps,
+    controller = diffrax.PIDController(
+        rtol=(1e-5 if single else 1e-8) if rtol is None else rtol,
+        atol=(1e-6 if single else 1e-9) if atol is None else atol,
     )
-    assert solution.ys is not None
-    stats = solution.stats
-    return Trajectory(
-        ts, solution.ys, None, stats["num_accepted_steps"], stats["num_rejected_steps"]
-    )
+
+    @jax.jit  # everything large is an argument: constants would be compiled in, and slowly
+    def run(params: Params, x: Array, f0: Array, targets: Array, ts: Array, rate: Array) -> tuple:
+        _, push = jax.linearize(lambda w: apply_fn(w, x), params)
+
+        def outputs(moved: Params) -> Array:
+            if linearized:
+                return f0 + push(moved)
+            return apply_fn(jax.tree.map(jnp.add, params, moved), x)
+
+        def field(t: Any, moved: Params, args: Any) -> Params:
+            f, pull = jax.vjp(outputs, moved)
+            (gradient,) = pull(loss.gradient(f, targets))
+            return jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)
+
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(field),
+            diffrax.Tsit5(),
+            t0=jnp.zeros((), f0.dtype),
+            t1=ts[-1],
+            dt0=None,
+            y0=jax.tree.map(jnp.zeros_like, params),
+            saveat=diffrax.SaveAt(ts=ts, fn=lambda t, moved, args: outputs(moved)),
+            stepsize_controller=controller,
+            max_steps=max_steps,
+        )
+        stats = solution.stats
+        return solution.ys, None, stats["num_accepted_steps"], stats["num_rejected_steps"]
+
+    return Trajectory(ts, *run(params, x, f0, targets, ts, rate))
 
 
 def _norm(tree: Params) -> Array:

@@ -78,12 +78,22 @@ def test_an_epoch_of_mini_batches_is_one_step_of_the_whole_batch():
     assert (cut.samples, cut.batch_size, cut.blocks, cut.bottleneck) == (1024, 1024, 6, 8000)
     assert {case.phases for case in cut.cases} == {(("gn", 1),), (("adam", 1),)}
     few = one_step(variant_scripts.LEARNING_RATES.presets["paper"], few=True)
-    assert (few.samples, few.batch_size, len(few.cases)) == (10, 10, 1)
+    assert (few.samples, few.batch_size, len(few.cases)) == (4, 4, 1)
 
 
 def test_pairs_of_sizes_are_no_grids():
     cut = one_step(load_script("ttp-larger").presets["paper"])
     assert (cut.sizes, cut.small_sizes) == ((1000, 4000), (100, 1000))
+    few = one_step(load_script("ttp-larger").presets["paper"], few=True)
+    assert few.sizes == few.small_sizes == (4, 8)
+    assert one_step(load_script("ttp-kernels").presets["paper"], few=True).sizes == (8,)
+
+
+def test_photographs_can_be_small():
+    cut = one_step(load_script("ttp-accuracy").presets["paper"], few=True, image_size=64)
+    assert [task.image_size for task in cut.tasks] == [64]
+    gpu = load_script("ttp-costs").presets["gpu"]
+    assert [task.image_size for task in one_step(gpu).tasks] == [224]
 
 
 def test_made_up_images_have_the_shapes_of_the_real_ones(stub_tfds):

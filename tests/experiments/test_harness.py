@@ -149,11 +149,24 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_not_repeated(tmp_path, toy):
     assert toy.made == [0, 1, 2] * 2
 
 
-def test_the_gallery_gets_small_copies(tmp_path, toy):
+def test_the_gallery_gets_small_copies_and_the_results(tmp_path, toy):
+    gallery = tmp_path / "gallery"
     outcome = run_script("toy", "smoke", results=tmp_path)
-    (copy,) = add_to_gallery(outcome, tmp_path / "gallery")
-    assert copy == tmp_path / "gallery" / "toy-1.png"
+    for _ in range(2):  # what was there is replaced
+        (copy,) = add_to_gallery(outcome, gallery)
+    assert copy == gallery / "toy-1.png"
     assert 0 < copy.stat().st_size < outcome.pictures[0].stat().st_size
+    kept = gallery / "results" / "toy" / "smoke"
+    assert {path.name for path in kept.iterdir()} == {
+        "arrays", "records.jsonl", "settings.json", "sessions.json", "measured.json",
+    }  # fmt: skip
+    made = len(toy.made)
+    again = run_script("toy", "smoke", results=gallery / "results", only_plot=True)
+    assert len(toy.made) == made
+    assert again.measured == outcome.measured
+    (copy,) = add_to_gallery(again, gallery)  # from where it lies
+    assert copy.stat().st_size > 0
+    assert (kept / "records.jsonl").exists()
 
 
 def test_plot_without_results_says_so(tmp_path, toy):
