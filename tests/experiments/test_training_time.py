@@ -1,11 +1,14 @@
 """The figures of the training-time paper: all of them run small, and what they are made of."""
 
+import types
+
+import jax
 import numpy as np
 import pytest
 
 from experiments.harness import run_script
 from experiments.scripts import SCRIPTS
-from experiments.training_time import comparison, scatter
+from experiments.training_time import comparison, costs, scatter
 from experiments.training_time.comparison import Pair, Way
 from jaxttp.forecast import training_time
 from jaxttp.pipeline import Settings
@@ -35,6 +38,26 @@ def test_paper_runs_need_data_and_say_so(name, tmp_path):
     """Data and weights of the paper are not in the repository: an error that says what to fetch."""
     with pytest.raises((ValueError, ImportError), match=r"datasets|fetched|Fetch|tfds"):
         run_script(name, "paper", results=tmp_path)
+
+
+@pytest.mark.slow
+def test_beside_another_device_stand_forecasts_on_the_cpu(monkeypatch):
+    found = jax.devices()
+    accelerator = types.SimpleNamespace(platform="gpu", device_kind="made up")
+    monkeypatch.setattr(
+        costs.jax, "devices", lambda kind=None: found if kind == "cpu" else [accelerator]
+    )
+    result = costs.run(costs.PRESETS["smoke"])
+    (seconds,) = result.seconds.values()
+    assert seconds.device == "made up"
+    assert seconds.cpu is not None
+    assert seconds.cpu.shape == (2, 2)
+    assert np.all(seconds.cpu >= 0)
+    (line,) = costs.measure(result)["ttp-5"]
+    assert "on the CPU exact" in line
+    (axes,) = costs.plot(result)["ttp-5"].axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert sum("on the CPU" in label for label in labels) == 2
 
 
 def _pair(forecast, real):
