@@ -83,10 +83,7 @@ class Network:
     """The network at the data: outputs and products with its Jacobian, counted and timed."""
 
     def __init__(self, apply_fn: ApplyFn, x: Any, kernel_fn: Callable[[Params], Array]) -> None:
-        try:
-            self._compiled = _compile_network(apply_fn)
-        except TypeError:  # a callable without a hash, such as a module that holds arrays
-            self._compiled = _compile_network.__wrapped__(apply_fn)
+        self._compiled = compile_network(apply_fn)
         self._x = x
         self._kernel = kernel_fn
         self.passes = 0
@@ -144,9 +141,16 @@ class Network:
         return total
 
 
+def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
+    """Outputs, J^T a and J v; the compiled functions are kept for a few networks."""
+    try:
+        return _compile_network(apply_fn)
+    except TypeError:  # a callable without a hash, such as a module that holds arrays
+        return _compile_network.__wrapped__(apply_fn)
+
+
 @functools.lru_cache(maxsize=8)
 def _compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
-    """Outputs, J^T a and J v; the compiled functions are kept for a few networks."""
     return (
         jax.jit(apply_fn),
         jax.jit(lambda w, x, a: jax.vjp(lambda v: apply_fn(v, x), w)[1](a)[0]),

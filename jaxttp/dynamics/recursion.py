@@ -6,7 +6,7 @@ outside the batch) and read f_t = f_0 + Theta a_t. With weight decay the initial
 w_t = c_t w_0 + J^T a_t, and f_t gains (c_t - 1) J w_0.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -21,6 +21,18 @@ from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.losses import Loss
+
+
+class Coefficients(NamedTuple):
+    """Where the linearised network's weights are: w = weights w_0 + J^T dual.
+
+    Attributes:
+        dual: a (N, C).
+        weights: c, 1 without weight decay.
+    """
+
+    dual: Array
+    weights: Array
 
 
 def recursion(
@@ -79,6 +91,30 @@ def recursion(
         TTP treats momentum by an effective learning rate eta/(1 - m), which misses the warm-up of
         the accumulator; the recursion is exact (derived, tested against weight-space training).
     """
+    return recursion_to_the_end(
+        kernel, f0, y, loss=loss, optimizer=optimizer, steps=steps, batch_size=batch_size, key=key,
+        kernel_test=kernel_test, f0_test=f0_test, protocol=protocol,
+        initial_tangent=initial_tangent, initial_tangent_test=initial_tangent_test,
+    )[0]  # fmt: skip
+
+
+def recursion_to_the_end(
+    kernel: ArrayLike,
+    f0: ArrayLike,
+    y: Any,
+    *,
+    loss: str | Loss,
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    batch_size: int | None = None,
+    key: Array | None = None,
+    kernel_test: ArrayLike | None = None,
+    f0_test: ArrayLike | None = None,
+    protocol: str = "epochs",
+    initial_tangent: ArrayLike | None = None,
+    initial_tangent_test: ArrayLike | None = None,
+) -> tuple[Trajectory, Coefficients]:
+    """As `recursion`; also where the weights are at the end."""
     kernel, f0, targets, loss, kernel_test, f0_test = check_problem(
         kernel, f0, y, loss, kernel_test, f0_test
     )
@@ -89,20 +125,17 @@ def recursion(
         indices = batch_indices(key, n, batch_size, steps, protocol=protocol)
     tangent = _check_tangent(optimizer, initial_tangent, f0)
 
-    def outputs(coefficients: Any) -> Array:
-        moved = f0 + apply_kernel(kernel, coefficients["dual"])
-        return moved if tangent is None else moved + (coefficients["weights"] - 1.0) * tangent
+    def outputs(coefficients: Coefficients) -> Array:
+        moved = f0 + apply_kernel(kernel, coefficients.dual)
+        return moved if tangent is None else moved + (coefficients.weights - 1.0) * tangent
 
-    start = {"dual": jnp.zeros_like(f0), "weights": jnp.ones((), f0.dtype)}
+    start = Coefficients(jnp.zeros_like(f0), jnp.ones((), f0.dtype))
 
     def step(carry: tuple, batch: Array | None) -> tuple[tuple, tuple]:
         coefficients, state, f, alive = carry
-        gradient = {
-            "dual": dual_gradient(loss, f, targets, batch),
-            "weights": jnp.zeros((), f.dtype),
-        }
+        gradient = Coefficients(dual_gradient(loss, f, targets, batch), jnp.zeros((), f.dtype))
         updates, state = optimizer.update(gradient, state, coefficients)
-        new = optax.apply_updates(coefficients, updates)
+        new: Any = optax.apply_updates(coefficients, updates)
         new_f = outputs(new)
         alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
         coefficients, f = jax.tree.map(
@@ -111,22 +144,23 @@ def recursion(
         return (coefficients, state, f, alive), (coefficients, f, alive)
 
     first = (start, optimizer.init(start), f0, jnp.asarray(True))
-    _, (path, train, alive) = jax.lax.scan(step, first, indices, length=steps)
+    (end, *_), (path, train, alive) = jax.lax.scan(step, first, indices, length=steps)
     train = jnp.concatenate([f0[None], train])
     test = None
     if kernel_test is not None and f0_test is not None:
-        moved = f0_test[None] + apply_kernel(kernel_test, path["dual"])
+        moved = f0_test[None] + apply_kernel(kernel_test, path.dual)
         if tangent is not None:
             if initial_tangent_test is None:
                 raise ValueError(
                     "optimizer decays the weights, so initial_tangent_test (J* w_0, as f0_test) is "
                     "needed beside kernel_test."
                 )
-            decayed = (path["weights"] - 1.0)[:, None, None]
+            decayed = (path.weights - 1.0)[:, None, None]
             moved = moved + decayed * jnp.asarray(initial_tangent_test, f0.dtype)[None]
         test = jnp.concatenate([f0_test[None], moved])
     diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
-    return Trajectory(jnp.arange(steps + 1, dtype=f0.dtype), train, test, diverged_at=diverged_at)
+    ts = jnp.arange(steps + 1, dtype=f0.dtype)
+    return Trajectory(ts, train, test, diverged_at=diverged_at), end
 
 
 def dual_gradient(loss: Loss, f: Array, targets: Array, batch: Array | None) -> Array:

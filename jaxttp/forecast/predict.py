@@ -13,17 +13,18 @@ from jaxttp._checks import check_finite, check_integer, check_number
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
-from jaxttp.dynamics._walk import RISE
+from jaxttp.dynamics._edge import constant_edge
 from jaxttp.dynamics.closed_form import closed_form
 from jaxttp.dynamics.diffusion import diffusion
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.flow import gradient_flow
 from jaxttp.dynamics.rates import effective_learning_rate
-from jaxttp.dynamics.recursion import recursion
-from jaxttp.dynamics.relinearize import RelinearizedTrajectory, relinearized_recursion
+from jaxttp.dynamics.recursion import recursion, recursion_to_the_end
+from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast._options import check_options, choose_dynamics
+from jaxttp.forecast._trust import learning_speed, trust_in_end, trust_in_path
 from jaxttp.forecast.bands import (
     delete_groups,
     jackknife,
@@ -255,10 +256,16 @@ def predict_training_time(
             )  # fmt: skip
             diverged_at, passes, kernels = path.diverged_at, path.gradient_evaluations, path.kernels
             uncertainty = path.loss_uncertainty
-            trust = _trust(path)
+            trust = trust_in_path(path)
         elif dynamics == "recursion":
-            path = recursion(kernel, f0, targets, **common, **batches, **test, **tangents)
+            path, end = recursion_to_the_end(
+                kernel, f0, targets, **common, **batches, **test, **tangents
+            )
             diverged_at = path.diverged_at
+            if int(diverged_at) < 0:
+                gradient = loss.gradient(path.train[-1], targets)
+                speed = learning_speed(network, selected, x, gradient, end, batch_size)
+                passes, trust = 3, trust_in_end(speed)
         elif dynamics == "weight_space":
             path = weight_space(network, selected, x, targets, **common, **batches, x_test=x_test)
             diverged_at, passes, trust = path.diverged_at, 2 * steps, path.trust
@@ -301,6 +308,9 @@ def predict_training_time(
     stable = diverged_at is None or int(diverged_at) < 0
     if learning_rate is not None:
         stable = stable and float(learning_rate) < float(limit)
+    elif dynamics == "recursion" and not relinearize:  # the limit is plain gradient descent's
+        edge = constant_edge(optimizer)
+        stable = stable and (edge is None or 2.0 / float(limit) < edge)
     stable = stable and bool(losses[-1] <= 2 * losses[0])
     definition = {"rule": rule, "smooth": smooth, "window": window}
     curve = losses if metric == "loss" else errors
@@ -347,31 +357,6 @@ def predict_training_time(
         test_error=test_error,
         trust=trust,
     )
-
-
-def _trust(path: RelinearizedTrajectory) -> str | None:
-    """What a re-linearised path says of itself."""
-    if path.held_from >= 0 and path.edge_at >= 0:
-        return (
-            f"at the edge of stability by step {path.edge_at}: a real training oscillates there; "
-            f"this is a mean path with the kernel of step {path.held_from} held"
-        )
-    if path.held_from >= 0:
-        return (
-            "the network denies its linearisations further on: the kernel of step "
-            f"{path.held_from} was held"
-        )
-    if path.edge_at >= 0:
-        return (
-            f"crosses the edge of stability by step {path.edge_at}: a real training oscillates "
-            "there; this is the mean path"
-        )
-    if bool(jnp.max(path.loss) > RISE * path.loss[0]):
-        return (
-            "the loss rises on the way: at the edge of stability re-linearised networks leave the "
-            "range from which the real one often recovers; see relinearize=0"
-        )
-    return None
 
 
 def _kernel_function(

@@ -49,8 +49,9 @@ class Prediction:
         error: predicted error (share misclassified; for regression unexplained variance), (T + 1,).
         max_learning_rate: beyond it the linearised network diverges at the start of training; for
             an `optimizer` given as such, the limit of plain gradient descent.
-        stable: False when the learning rate is beyond that limit, the outputs diverged, or the loss
-            ends above twice its start (small batches can diverge below the limit).
+        stable: False when the learning rate is beyond that limit (a constant `optimizer`: its
+            own), the outputs diverged, or the loss ends above twice its start (small batches can
+            diverge below the limit).
         cost: what the forecast cost.
         horizon: T.
         rule: the definition of training time, see `training_time`.
@@ -68,7 +69,10 @@ class Prediction:
         steps_band: the same for every training time, where it is stable.
         test_loss: predicted loss on the test samples (T + 1,), where they were given.
         test_error: predicted error on the test samples (T + 1,), where they were given.
-        trust: how far the forecast can be trusted, where the dynamics say so; None otherwise.
+        trust: how far the forecast can be trusted, where there is doubt; None otherwise. With one
+            kernel "recursion" compares how fast the network learns at the predicted last weights,
+            re-linearised paths compare their kernels, "weight_space" always says something, the
+            other dynamics never do.
     """
 
     steps: Mapping[float, int]
@@ -125,17 +129,23 @@ class Prediction:
     @property
     def message(self) -> str:
         """One line on stability."""
-        rate = self.hyperparameters.get("learning_rate")
+        rate, limit = self.hyperparameters.get("learning_rate"), f"{self.max_learning_rate:.4g}"
+        if self.stable and rate is None:
+            return f"stable; plain gradient descent is up to learning rate {limit}"
         if self.stable:
-            return f"stable; largest stable learning rate {self.max_learning_rate:.4g}"
-        if rate is not None and rate < self.max_learning_rate:
+            return f"stable; largest stable learning rate {limit}"
+        if rate is None:
+            return f"diverges; plain gradient descent diverges above η = {limit}"
+        if rate < self.max_learning_rate:
             return (
                 f"diverges at learning rate {rate:g} with batches of "
-                f"{self.hyperparameters['batch_size']}; a full batch diverges above "
-                f"η = {self.max_learning_rate:.4g}"
+                f"{self.hyperparameters['batch_size']}; a full batch diverges above η = {limit}"
             )
-        given = "" if rate is None else f" (learning rate {rate:g})"
-        return f"diverges above η = {self.max_learning_rate:.4g}{given}"
+        line = f"diverges above η = {limit} (learning rate {rate:g})"
+        first, highest, last = (float(self.loss[0]), float(self.loss.max()), float(self.loss[-1]))
+        if last < first:  # cross-entropy flattens where the outputs grow
+            line += f", though the predicted loss comes down from {highest:.3g} to {last:.3g}"
+        return line
 
     def __str__(self) -> str:
         share = self.rule == "relative"
