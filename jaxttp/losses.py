@@ -240,6 +240,7 @@ def encode_targets(
 def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Array, Loss]:
     is_binary = loss.sample_loss is _binary_cross_entropy
     classes = 2 if c == 1 and is_binary else c
+    y = y.astype(np.int32)  # in 8 bits the classes themselves would wrap around
     if c == 1 and not is_binary:
         raise ValueError(
             f"y holds integer labels but the network has one output; for regression with "

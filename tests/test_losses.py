@@ -399,3 +399,19 @@ def test_labels_that_were_read_as_floats_are_recognised():
         encode_targets("cross_entropy", np.array([0.0, 1.0, 1.0]), jnp.zeros((3, 2)))
     with pytest.raises(ValueError, match=r"targets \(N, C\)\.$"):
         encode_targets("cross_entropy", np.array([0.5, 1.0, 1.0]), jnp.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_labels_of_few_bits_for_many_classes(dtype):
+    """In 8 bits class 256 is class 0: every label would hit two columns."""
+    y = np.array([0, 1, 11, 100], dtype)
+    targets, _ = encode_targets("cross_entropy", y, jnp.zeros((4, 300)))
+    np.testing.assert_array_equal(np.argwhere(targets), np.stack([np.arange(4), y], axis=1))
+    traced = jax.jit(lambda y: encode_targets("cross_entropy", y, jnp.zeros((4, 256)))[0])(y)
+    np.testing.assert_array_equal(traced, targets[:, :256])
+
+
+def test_boolean_labels_are_two_classes():
+    y = np.array([True, False])
+    targets, _ = encode_targets("cross_entropy", y, jnp.zeros((2, 2)))
+    np.testing.assert_array_equal(targets, [[0, 1], [1, 0]])

@@ -102,7 +102,7 @@ class Walk:
         self.report: Callable[[], None] = lambda: None
         f = self.network.outputs(params)
         self.targets, self.loss = encode_targets(loss, y, f)
-        self.decays = linear_filter(optimizer).weight_decay is not False
+        self.decays = linear_filter(optimizer, params).weight_decay is not False
         self.slots = len(slots(optimizer, optimizer.init(jnp.zeros(1, f.dtype))))
         state = optimizer.init(jnp.zeros(2 * f.size + 1 + self.slots, f.dtype))
         self.run = make_runner(self.loss, optimizer)

@@ -11,8 +11,9 @@ Nesterov, schedules and decoupled weight decay are such filters; Adam, clipping,
 `masked` and `multi_transform` are not. Probes tell them apart.
 """
 
+import functools
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -23,9 +24,11 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import is_concrete
 from jaxttp._result import RESULT
+from jaxttp._types import Params
 
-PROBE_STEPS = 6
-_SHAPES = ((4, 3), (3, 2, 2, 2), (5,))
+PROBE_STEPS = 64
+_TOLERANCE = 1e-3
+_LEAVES = {"kernel": (4, 3), "bias": (5,), "scale": (3, 2, 2, 2)}
 _SCALES = (1e-4, 1e4)
 _REFUSAL = (
     "optimizer is not one linear scalar filter for every weight (Adam, clipping, sign, centralize, "
@@ -52,18 +55,23 @@ class LinearFilter(NamedTuple):
     plot, _repr_html_, __repr__ = RESULT
 
 
-def linear_filter(optimizer: optax.GradientTransformation) -> LinearFilter:
+def linear_filter(
+    optimizer: optax.GradientTransformation, params: Params | None = None
+) -> LinearFilter:
     """The response of a linear optimiser, or an error for one that is not linear.
 
     Args:
         optimizer: any optax transformation.
+        params: the weights that it is to train. Only with them can it be seen whether a mask or
+            label function that looks at names treats all of them alike.
 
     Returns:
         A `LinearFilter` over its first `PROBE_STEPS` steps.
 
     Raises:
         TypeError: not an optax transformation.
-        ValueError: not one linear scalar filter for every coordinate.
+        ValueError: not one linear scalar filter for every coordinate, or one that does nothing in
+            these steps, so that it cannot be told.
         RuntimeError: the same, found at run time when its hyper-parameters are traced.
 
     Example:
@@ -79,52 +87,102 @@ def linear_filter(optimizer: optax.GradientTransformation) -> LinearFilter:
             f"optimizer must be an optax.GradientTransformation, such as optax.sgd(0.1); got "
             f"{optimizer!r}."
         )
+    shapes, tree = jax.tree.flatten(jax.tree.map(_small, params))
+    try:
+        return _concrete_filter(optimizer, tuple(shapes), tree)
+    except _TracedError:  # nothing that is traced may be kept
+        return _filter(optimizer, tuple(shapes), tree)
+
+
+class _TracedError(Exception):
+    """The optimiser holds traced values."""
+
+
+class _Shape(tuple):
+    """The shape of a small leaf; a class of its own is a leaf of a pytree."""
+
+
+def _small(leaf: Any) -> _Shape:
+    """As many axes as a leaf has, none longer than 2."""
+    return _Shape(min(size, 2) for size in np.shape(leaf))
+
+
+@functools.lru_cache(maxsize=64)
+def _concrete_filter(optimizer: Any, shapes: tuple, tree: Any) -> LinearFilter:
+    found = _filter(optimizer, shapes, tree)
+    if found.weight_decay is None:
+        raise _TracedError
+    return found
+
+
+def _filter(optimizer: Any, shapes: tuple, tree: Any) -> LinearFilter:
+    params = jax.tree.unflatten(tree, shapes)
     try:
         with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):
-            impulse, decay, deviation = _probe(optimizer)
+            impulse, decay, deviation = _probe(optimizer, params)
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise ValueError(f"{_REFUSAL} (The probe failed with: {problem})") from problem
-    tolerance = 1e-3
     if is_concrete(deviation):
-        if not float(deviation) < tolerance:
+        if not float(deviation) < _TOLERANCE:
             raise ValueError(_REFUSAL)
         return LinearFilter(impulse, decay, bool(np.any(np.asarray(decay) != 0)))
-    impulse = eqx.error_if(impulse, ~(deviation < tolerance), _REFUSAL)
+    # Both carry the check: what nobody reads is not computed.
+    impulse, decay = eqx.error_if((impulse, decay), ~(deviation < _TOLERANCE), _REFUSAL)
     return LinearFilter(impulse, decay, None)
 
 
-def _probe(optimizer: optax.GradientTransformation) -> tuple[Array, Array, Array]:
+def _probe(optimizer: Any, params: Params) -> tuple[Array, Array, Array]:
     """Impulse response of single weights, and the largest deviation from it elsewhere.
 
     In the leaf "impulse" weight s gets a unit gradient at step s and the last weight starts at one
-    without any; the other leaves hold random gradients and weights of several shapes and
+    without any; the other leaves hold random gradients and weights of several shapes, names and
     magnitudes. The responses of the first run's impulses must explain all of a second run, whose
-    other leaves are larger (a clipped norm would change the response).
+    other leaves are larger (a clipped norm would change the response), and of a third over leaves
+    with the names of `params`.
     """
-    runs = [_run(optimizer, seed, size) for seed, size in ((0, 1.0), (1, 100.0))]
+    runs = [_run(optimizer, _probe_tree(seed, size)) for seed, size in ((0, 1.0), (1, 100.0))]
     response = runs[0][2]["impulse"]
     impulse, decay = response[:, :PROBE_STEPS], response[:, PROBE_STEPS]
-    deviation = jnp.zeros((), jnp.float32)
-    for params, grads, updates in runs:
-        for name, update in updates.items():
-            want = jnp.tensordot(impulse, grads[name], 1) + jnp.tensordot(decay, params[name], 0)
+    if params is not None:
+        runs.append(_run(optimizer, _named_tree(params)))
+    deviation = jnp.where(jnp.any(response != 0), 0.0, jnp.inf)  # no response tells nothing
+    for first, grads, updates in runs:
+        for w, g, update in zip(*map(jax.tree.leaves, (first, grads, updates)), strict=True):
+            want = jnp.tensordot(impulse, g, 1) + jnp.tensordot(decay, w, 0)
             size = jnp.max(jnp.abs(want)) + 1e-30
             deviation = jnp.maximum(deviation, jnp.max(jnp.abs(update - want)) / size)
     return impulse, decay, deviation
 
 
-def _run(optimizer: optax.GradientTransformation, seed: int, size: float) -> tuple:
-    """Initial weights, gradients and updates (all stacked over steps) of one probe run."""
+def _probe_tree(seed: int, size: float) -> tuple[Params, Params]:
+    """Initial weights, and gradients of all steps."""
     rng = np.random.default_rng(seed)
-    first = {"impulse": np.eye(1, PROBE_STEPS + 1, PROBE_STEPS)[0]}
-    grads = {"impulse": np.eye(PROBE_STEPS, PROBE_STEPS + 1)}
-    for i, (shape, scale) in enumerate(itertools.product(_SHAPES, _SCALES)):
-        first[f"leaf{i}"] = size * scale * rng.standard_normal(shape)
-        grads[f"leaf{i}"] = size * scale * rng.standard_normal((PROBE_STEPS, *shape))
-    first, grads = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (first, grads))
-    params, state, history = first, optimizer.init(first), []
-    for t in range(PROBE_STEPS):
-        updates, state = optimizer.update(jax.tree.map(lambda g, t=t: g[t], grads), state, params)
-        params = optax.apply_updates(params, updates)
-        history.append(updates)
-    return first, grads, jax.tree.map(lambda *leaves: jnp.stack(leaves), *history)
+    first: dict[str, Any] = {"impulse": np.eye(1, PROBE_STEPS + 1, PROBE_STEPS)[0]}
+    grads: dict[str, Any] = {"impulse": np.eye(PROBE_STEPS, PROBE_STEPS + 1)}
+    for scale, (name, shape) in itertools.product(_SCALES, _LEAVES.items()):
+        key = f"{name}_{scale:g}" if scale != _SCALES[0] else name
+        first[key] = size * scale * rng.standard_normal(shape)
+        grads[key] = size * scale * rng.standard_normal((PROBE_STEPS, *shape))
+    return first, grads
+
+
+def _named_tree(params: Params) -> tuple[Params, Params]:
+    """Small leaves with the names and axes of `params`."""
+    rng = np.random.default_rng(2)
+    return (
+        jax.tree.map(lambda shape: rng.standard_normal(shape), params),
+        jax.tree.map(lambda shape: rng.standard_normal((PROBE_STEPS, *shape)), params),
+    )
+
+
+def _run(optimizer: Any, tree: tuple[Params, Params]) -> tuple[Params, Params, Params]:
+    """Initial weights, gradients and updates (both stacked over steps) of one probe run."""
+    first, grads = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
+
+    def step(carry: tuple, gradient: Params) -> tuple[tuple, Params]:
+        params, state = carry
+        updates, state = optimizer.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), updates
+
+    _, updates = jax.lax.scan(step, (first, optimizer.init(first)), grads)
+    return first, grads, updates

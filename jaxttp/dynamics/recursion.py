@@ -163,6 +163,9 @@ def recursion_to_the_end(
     return Trajectory(ts, train, test, diverged_at=diverged_at), end
 
 
+_NOT_FINITE = "optimizer: the response to a weight is not finite"
+
+
 def dual_gradient(loss: Loss, f: Array, targets: Array, batch: Array | None) -> Array:
     """The gradient of the (batch) mean loss with respect to f (N, C), zero outside the batch."""
     if batch is None:
@@ -189,6 +192,8 @@ def _check_tangent(
             raise ValueError(
                 f"initial_tangent must have the shape of f0, {f0.shape}; got {tangent.shape}."
             )
+        if response.weight_decay is None:  # traced: whether it is linear is known at run time
+            return eqx.error_if(tangent, jnp.any(jnp.isnan(response.decay)), _NOT_FINITE)
         return tangent
     message = (
         "optimizer decays the weights, so initial_tangent = J w_0 is needed: "

@@ -342,6 +342,7 @@ def _check(
             f"{labels.shape}."
         )
     classes = w.shape[1]
+    labels = labels.astype(np.int32)  # in 8 bits the classes themselves would wrap around
     if is_concrete(labels):
         values = np.asarray(labels)
         if values.min() < 0 or values.max() >= classes:

@@ -162,7 +162,7 @@ def weight_space(
 
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
     train, test, *rest = run(params, x, x_test, f0, targets, indices)
-    return WeightSpaceTrajectory(ts, train, test, *rest, linear=_is_linear(optimizer))
+    return WeightSpaceTrajectory(ts, train, test, *rest, linear=_is_linear(optimizer, params))
 
 
 def weight_space_flow(
@@ -261,8 +261,8 @@ def _norm(tree: Params) -> Array:
     return jnp.sqrt(total)
 
 
-def _is_linear(optimizer: optax.GradientTransformation) -> bool:
+def _is_linear(optimizer: optax.GradientTransformation, params: Params) -> bool:
     try:
-        return linear_filter(optimizer).weight_decay is not None
+        return linear_filter(optimizer, params).weight_decay is not None
     except ValueError:
         return False

@@ -6,6 +6,7 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._types import Params
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.forecast.crossing import METRICS, RULES
 
@@ -13,16 +14,21 @@ DYNAMICS = ("auto", "recursion", "ode", "closed_form", "sde", "weight_space")
 
 
 def choose_dynamics(
-    dynamics: str, optimizer: optax.GradientTransformation | None, relinearize: int | str
+    dynamics: str,
+    optimizer: optax.GradientTransformation | None,
+    params: Params,
+    relinearize: int | str,
 ) -> str:
     """What "auto" means for this optimiser; None is gradient descent, which is linear."""
-    if dynamics != "auto":
-        return dynamics
-    if relinearize or optimizer is None:
+    if optimizer is None or dynamics not in ("auto", "recursion"):
+        return "recursion" if dynamics == "auto" else dynamics
+    if relinearize:
         return "recursion"
     try:
-        linear_filter(optimizer)
+        linear_filter(optimizer, params)
     except ValueError:
+        if dynamics == "recursion":
+            raise
         return "weight_space"
     return "recursion"
 

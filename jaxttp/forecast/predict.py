@@ -183,11 +183,11 @@ def predict_training_time(
         remedy = f"The data has {n} samples."
         check_integer("batch_size", batch_size, at_least=1, at_most=n, remedy=remedy)
     given = optimizer  # gradient descent need not be probed: it is linear, without weight decay
-    dynamics = choose_dynamics(dynamics, given, relinearize)
     if optimizer is None and learning_rate is not None:
         optimizer = optax.sgd(learning_rate, momentum or None)
     assert optimizer is not None  # one of both is given, check_options saw to it
     selected, restore = split_trainable(params, trainable)
+    dynamics = choose_dynamics(dynamics, given, selected, relinearize)
 
     def part(weights: Params, samples: Any) -> Array:
         return apply_fn(restore(weights), samples)

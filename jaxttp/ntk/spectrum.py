@@ -371,7 +371,7 @@ def class_separation(
     if jnp.shape(labels) != (n,):
         raise ValueError(f"labels must be ({n},), one a sample; got {jnp.shape(labels)}.")
     points = components.reshape(n, -1)
-    member = jax.nn.one_hot(labels, classes, dtype=points.dtype)  # (N, K)
+    member = jax.nn.one_hot(jnp.asarray(labels, jnp.int32), classes, dtype=points.dtype)  # (N, K)
     counts = jnp.sum(member, axis=0)
     means = (member.T @ points) / jnp.maximum(counts, jnp.ones((), points.dtype))[:, None]
     centre = jnp.mean(points, axis=0, keepdims=True)

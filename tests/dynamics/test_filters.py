@@ -3,7 +3,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp.dynamics import linear_filter
+from jaxttp.dynamics import linear_filter, recursion
 
 LINEAR = {
     "sgd": optax.sgd(0.1),
@@ -42,6 +42,85 @@ NOT_LINEAR = {
 }
 
 
+def by_name(rule):
+    """Labels or a mask by the names on the way to a leaf, as optax's examples make them."""
+    return lambda params: jax.tree_util.tree_map_with_path(
+        lambda path, _: rule(jax.tree_util.keystr(path, simple=True, separator="/")), params
+    )
+
+
+NETWORK = {"head": {"w": np.zeros((3, 2)), "b": np.zeros(2)}, "body": {"w": np.zeros((3, 3))}}
+BY_NAME = {
+    "decay of matrices": optax.chain(
+        optax.add_decayed_weights(0.1, mask=by_name(lambda name: name.endswith("w"))),
+        optax.sgd(0.3),
+    ),
+    "decay of one leaf": optax.chain(
+        optax.add_decayed_weights(0.1, mask=by_name(lambda name: name == "head/b")), optax.sgd(0.3)
+    ),
+    "adam for the head": optax.multi_transform(
+        {"head": optax.adam(0.1), "body": optax.sgd(0.1)},
+        by_name(lambda name: "head" if name.startswith("head") else "body"),
+    ),
+    "a frozen body": optax.multi_transform(
+        {"yes": optax.sgd(0.1), "no": optax.set_to_zero()},
+        by_name(lambda name: "no" if name.startswith("body") else "yes"),
+    ),
+}
+LATE = {
+    "adam, accumulated": optax.MultiSteps(optax.adam(0.1), 8).gradient_transformation(),
+    "adam, applied seldom": optax.chain(optax.apply_every(8), optax.adam(0.1)),
+    "adam, begun late": optax.adam(optax.join_schedules([lambda _: 0.0, lambda _: 0.1], [10])),
+    "nothing ever": optax.set_to_zero(),
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_names_are_seen_with_the_parameters(name):
+    with pytest.raises(ValueError, match=r"optimizer is not one linear"):
+        linear_filter(BY_NAME[name], NETWORK)
+
+
+def test_names_that_all_parameters_share_are_no_matter():
+    masked = optax.masked(optax.sgd(0.1), by_name(lambda name: "/" in name or name != ""))
+    assert linear_filter(masked, NETWORK).weight_decay is False
+
+
+def test_usual_names_are_seen_without_them():
+    kernels = optax.add_decayed_weights(0.1, mask=by_name(lambda name: name.endswith("kernel")))
+    no_bias = optax.add_decayed_weights(0.1, mask=by_name(lambda name: "bias" not in name))
+    for decay in (kernels, no_bias):
+        with pytest.raises(ValueError, match=r"optimizer is not one linear"):
+            linear_filter(optax.chain(decay, optax.sgd(0.1)))
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_begins_late_is_waited_for(name):
+    with pytest.raises(ValueError, match=r"optimizer is not one linear"):
+        linear_filter(LATE[name])
+
+
+def test_late_decay_is_seen():
+    late = optax.join_schedules([lambda _: 0.0, lambda _: 0.5], [10])
+    response = linear_filter(optax.chain(optax.add_decayed_weights(0.1), optax.sgd(late)))
+    assert response.weight_decay is True
+    np.testing.assert_array_equal(response.decay[:10], 0)
+
+
+@pytest.mark.parametrize("tangent", [None, jax.numpy.ones((2, 1))])
+def test_a_recursion_under_jit_refuses_at_run_time(tangent):
+    def path(rate, make):
+        kernel = jax.numpy.eye(2).reshape(2, 1, 2, 1)
+        return recursion(
+            kernel, jax.numpy.zeros((2, 1)), jax.numpy.ones((2, 1)), loss="squared_error",
+            optimizer=make(rate), steps=3, initial_tangent=tangent,
+        ).train  # fmt: skip
+
+    assert jax.jit(lambda rate: path(rate, optax.sgd))(0.1).shape == (4, 2, 1)
+    with pytest.raises(Exception, match="linear scalar filter"):
+        jax.block_until_ready(jax.jit(lambda rate: path(rate, optax.adam))(0.1))
+
+
 @pytest.mark.parametrize("name", LINEAR)
 def test_linear_filters_are_recognised(name):
     response = linear_filter(LINEAR[name])
@@ -50,14 +129,14 @@ def test_linear_filters_are_recognised(name):
 
 def test_momentum_has_its_impulse_response():
     impulse = linear_filter(optax.sgd(0.5, 0.9)).impulse
-    lag = np.subtract.outer(np.arange(6), np.arange(6))
+    lag = np.subtract.outer(np.arange(64), np.arange(64))
     want = np.where(lag >= 0, -0.5 * 0.9 ** np.maximum(lag, 0), 0.0)
     np.testing.assert_allclose(impulse, want, rtol=1e-5)  # the probe runs in float32
 
 
 def test_decay_has_its_response():
     response = linear_filter(LINEAR["decay"])
-    np.testing.assert_allclose(response.decay, -0.001 * 0.999 ** np.arange(6), rtol=1e-4)
+    np.testing.assert_allclose(response.decay, -0.001 * 0.999 ** np.arange(64), rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", NOT_LINEAR)
