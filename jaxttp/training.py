@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer
+from jaxttp._checks import check_integer, check_key
 from jaxttp._result import RESULT
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
@@ -104,7 +104,7 @@ def train(
         A `TrainingRun`.
 
     Raises:
-        ValueError: bad labels, batch size or protocol.
+        ValueError: bad labels, batch size, key or protocol.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -114,6 +114,7 @@ def train(
         ((6,), True)
     """
     check_integer("steps", steps, at_least=1)
+    check_key(key)
     x = jnp.asarray(x)
     evaluate = jax.jit(apply_fn)
     f = evaluate(params, x)

@@ -178,6 +178,7 @@ BAD = {
     "batch larger": ({"batch_size": 8}, "batch_size must be .* between 1 and 7; got 8.*7 samples"),
     "batch 0": ({"batch_size": 0}, "batch_size must be an integer between 1 and 7; got 0"),
     "no key": ({"batch_size": 2, "key": None}, "batch_size needs key"),
+    "key": ({"batch_size": 2, "key": jnp.zeros(3)}, "key must be a jax.random.key, such as"),
     "protocol": ({"batch_size": 2, "protocol": "sorted"}, "protocol='sorted' is not known"),
 }
 

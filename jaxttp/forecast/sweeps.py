@@ -18,7 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp._checks import check_choice, check_finite, check_integer, check_key, check_number
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
@@ -291,6 +291,7 @@ def sweep_kernel(
     for one in settings:
         if not isinstance(one, Hyperparameters):
             raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
+    check_key(key)
     check_choice("rule", rule, RULES)
     check_choice("metric", metric, METRICS)
     thresholds = check_thresholds(thresholds, rule)

@@ -203,6 +203,7 @@ BAD = {
         "momentum",
     ),
     "batch without key": ({"batch_size": 4}, "key"),
+    "no key": ({"batch_size": 4, "key": jnp.zeros(3)}, "key must be a jax.random.key, such as"),
     "batch too large": ({"batch_size": 13, "key": jax.random.key(0)}, "batch_size"),
     "batch zero": ({"batch_size": 0, "key": jax.random.key(0)}, "batch_size"),
     "steps zero": ({"steps": 0}, "steps"),

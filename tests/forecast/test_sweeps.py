@@ -217,6 +217,8 @@ def test_bad_calls():
         sweep_kernel(theta, f0, y, (0.1,))
     with pytest.raises(ValueError, match="batch_size needs key"):
         sweep_kernel(theta, f0, y, grid(learning_rate=0.1, batch_size=2))
+    with pytest.raises(ValueError, match="^key must be a jax"):
+        sweep_kernel(theta, f0, y, one, key=jnp.zeros(3))
     big = grid(learning_rate=0.1, batch_size=7)
     with pytest.raises(ValueError, match="batch_size must be an integer between 1 and 6"):
         sweep_kernel(theta, f0, y, big, key=jax.random.key(0))
