@@ -106,7 +106,8 @@ def check_key(key: Any, *, optional: bool = True) -> None:
             good = key.dtype == jnp.uint32 and key.ndim == 1
         if good:
             return
-    given = f"an array of shape {np.shape(key)}" if np.ndim(key) else repr(key)
+    shape = np.shape(key) if isinstance(key, jax.Array | np.ndarray) else ()
+    given = f"an array of shape {shape}" if shape else repr(key)
     raise ValueError(f"key must be a jax.random.key, such as jax.random.key(0); got {given}.")
 
 

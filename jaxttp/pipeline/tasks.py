@@ -259,9 +259,7 @@ def _network(
     if settings.data == "digits":
         chosen = settings.classes
         digits = "5-9" if chosen is None else ", ".join(dataset.class_names)
-        words = f"ResNet pre-trained on digits 0-4, all weights fine-tuned on digits {digits}"
-        if settings.trainable != "all":
-            words = f"ResNet pre-trained on digits 0-4, on digits {digits}"
+        words = f"ResNet pre-trained on digits 0-4, fine-tuned on digits {digits}"
         return fresh_head(load_pretrained(), outputs, key=key, scale=scale), words
     sizes = (int(np.prod(dataset.x.shape[1:])), 64, 64, outputs)
     network = MLP(sizes, rngs=nnx.Rngs(params=key), head_scale=scale)

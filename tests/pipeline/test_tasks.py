@@ -132,7 +132,10 @@ def test_classes_of_any_data_set():
     task = build_task(Settings(data="wine", classes=2, samples_per_class=3))
     assert output_shape(*task.model, task.x) == (6, 2)
     task = build_task(Settings(classes=(1, 2), samples_per_class=3, trainable="head"))
-    assert "ResNet pre-trained on digits 0-4, on digits 1, 2, head alone" in task.description
+    assert (
+        "ResNet pre-trained on digits 0-4, fine-tuned on digits 1, 2, head alone"
+        in task.description
+    )
 
 
 @pytest.mark.parametrize(
