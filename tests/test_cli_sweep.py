@@ -30,9 +30,9 @@ def test_sweep_writes_and_prints(tmp_path):
     assert "largest stable learning rate" in done.stdout
     assert "fastest to 10 %: rate" in done.stdout
     assert "fewest steps to 10 %" in done.stdout
-    first = done.stdout[: done.stdout.index("no other setting is both")]
+    first = done.stdout[: done.stdout.index("cheapest to 10 % for their loss")]
     assert first.count("│ rate") == 5
-    assert "steps: to 10 % of each setting's own drop" in done.stdout
+    assert "steps to 10 %: each setting is measured by its own drop" in done.stdout
     written = json.loads((tmp_path / "sweep.json").read_text())
     assert len(written["rows"]) == 64
     best = written["rows"][written["fastest"]]

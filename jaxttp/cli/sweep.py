@@ -122,10 +122,7 @@ def _print(console: Console, result: Any) -> None:
     cost = swept.cost(result.threshold)
     for heading, chosen in (
         (f"fewest steps to {goal}", swept.ranking(result.threshold)[:FASTEST]),
-        (
-            f"no other setting is both cheaper to {goal} and lower in loss at the end",
-            swept.pareto(result.threshold),
-        ),
+        (f"cheapest to {goal} for their loss at the end", swept.pareto(result.threshold)),
     ):
         table = Table("setting", title=heading)
         for title in (f"steps to {goal}", "seconds", "loss at the end", "error"):
@@ -138,8 +135,9 @@ def _print(console: Console, result: Any) -> None:
             )  # fmt: skip
         console.print(table)
     console.print(
-        f"steps: to {goal} of each setting's own drop, so look at the loss at the end, too (in "
-        "Python, rule='absolute' measures all by the same loss)",
+        f"steps to {goal}: each setting is measured by its own drop, so look at the loss at the "
+        "end, too (in Python, rule='absolute' measures all by the same loss); cheapest for their loss: "
+        "those that no other setting beats in both",
         soft_wrap=True,
     )
     console.print(f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable")
