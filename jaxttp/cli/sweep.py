@@ -136,8 +136,8 @@ def _print(console: Console, result: Any) -> None:
         console.print(table)
     console.print(
         f"steps to {goal}: each setting is measured by its own drop, so look at the loss at the "
-        "end, too (in Python, rule='absolute' measures all by the same loss); cheapest for their loss: "
-        "those that no other setting beats in both",
+        "end, too (in Python, rule='absolute' measures all by the same loss); cheapest for their "
+        "loss: those that no other setting beats in both",
         soft_wrap=True,
     )
     console.print(f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable")
