@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
+import difflib
 import importlib
 import importlib.metadata
 import json
@@ -86,9 +87,11 @@ def find(name: str) -> str:
     for script in SCRIPTS:
         pictures |= dict.fromkeys(load_script(script).claim, script)
     if name not in pictures:
+        near = difflib.get_close_matches(name, dict.fromkeys((*SCRIPTS, *pictures)), cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
         raise ValueError(
-            f"{name!r} is neither a script nor a picture. Scripts: {', '.join(SCRIPTS)}. "
-            f"Pictures: {', '.join(pictures)}."
+            f"{name!r} is neither a script nor a picture{hint} `python -m experiments list` names "
+            "them all."
         )
     return pictures[name]
 

@@ -26,12 +26,15 @@ def is_concrete(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer)
 
 
-def check_choice(name: str, value: T, choices: Iterable[T]) -> T:
+def check_choice(name: str, value: T, choices: Iterable[T], *, remedy: str = "") -> T:
     """Return `value` if it is one of `choices`, else raise `ValueError`."""
     choices = tuple(choices)
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name}={value!r} is not known; choose one of {listed}.")
+        raise ValueError(
+            f"{name}={value!r} is not known; choose one of {listed}."
+            + (f" {remedy}" if remedy else "")
+        )
     return value
 
 
@@ -90,6 +93,22 @@ def check_integer(
             f"{name} must be {wanted}; got {value!r}." + (f" {remedy}" if remedy else "")
         )
     return int(value)
+
+
+def check_key(key: Any, *, optional: bool = True) -> None:
+    """Raise `ValueError` for what is no key of `jax.random`; None passes where it is optional."""
+    if key is None and optional:
+        return
+    if isinstance(key, jax.Array):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            good = key.ndim == 0
+        else:  # raw, as jax.random.PRNGKey makes them
+            good = key.dtype == jnp.uint32 and key.ndim == 1
+        if good:
+            return
+    shape = np.shape(key) if isinstance(key, jax.Array | np.ndarray) else ()
+    given = f"an array of shape {shape}" if shape else repr(key)
+    raise ValueError(f"key must be a jax.random.key, such as jax.random.key(0); got {given}.")
 
 
 def check_finite(name: str, tree: Any) -> None:

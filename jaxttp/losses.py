@@ -149,6 +149,12 @@ squared_error = Loss("squared_error", _squared_error, unexplained_variance)
 binary_cross_entropy = Loss("binary_cross_entropy", _binary_cross_entropy, wrong_bits)
 """A sigmoid for every output, summed over outputs: binary (C = 1) or multi-label (C > 1)."""
 
+_OTHER_NAMES = {
+    **dict.fromkeys(("mse", "l2", "mean_squared_error"), "squared_error"),
+    **dict.fromkeys(("ce", "xent", "softmax_cross_entropy"), "cross_entropy"),
+    **dict.fromkeys(("bce", "sigmoid_cross_entropy"), "binary_cross_entropy"),
+}
+"""What others call them, for those who ask for it; the squared error here is half a sum."""
 _LOSSES = {loss.name: loss for loss in (cross_entropy, squared_error, binary_cross_entropy)}
 
 
@@ -169,7 +175,9 @@ def get_loss(loss: str | Loss) -> Loss:
         raise TypeError(
             f"loss must be a name ({', '.join(_LOSSES)}) or a jaxttp.losses.Loss; got {loss!r}."
         )
-    return _LOSSES[check_choice("loss", loss, _LOSSES)]
+    near = _OTHER_NAMES.get(loss.lower().replace("-", "_"))
+    remedy = f"Its name here is {near!r}." if near else ""
+    return _LOSSES[check_choice("loss", loss, _LOSSES, remedy=remedy)]
 
 
 def encode_targets(
@@ -210,12 +218,14 @@ def encode_targets(
                 f"labels, {(n, 2 * c)}; give it those, or the loss by its name."
             )
         return jnp.asarray(y, outputs.dtype), loss
-    if c == 1 and loss.sample_loss is _cross_entropy:
-        raise ValueError(
-            f"loss={loss.name!r} with one output is constant; give the network one output a "
-            "class, or use 'binary_cross_entropy'."
-        )
     is_label = jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_
+    if c == 1 and loss.sample_loss is _cross_entropy:
+        what = "give the network one output a class, or use 'binary_cross_entropy'"
+        if jnp.issubdtype(y.dtype, jnp.floating):
+            what = "targets are floats: for a regression loss='squared_error'"
+        elif is_label and is_concrete(y) and len(np.unique(np.asarray(y))) == 1:
+            what = "y holds a single class, and a network learns to tell two or more apart"
+        raise ValueError(f"loss={loss.name!r} with one output is constant; {what}.")
     if not is_label and not jnp.issubdtype(y.dtype, jnp.floating):
         raise ValueError(f"y must hold integer labels or floating-point targets; got {y.dtype}.")
     if y.ndim == 0 or y.shape[0] != n:

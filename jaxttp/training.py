@@ -2,15 +2,16 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer
+from jaxttp._checks import check_integer, check_key
 from jaxttp._result import RESULT
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
@@ -36,6 +37,39 @@ class TrainingRun(NamedTuple):
     params: Params
     seconds: float
     compile_seconds: float
+
+    def read(
+        self,
+        thresholds: float | Sequence[float],
+        *,
+        metric: str = "loss",
+        rule: str = "relative",
+        smooth: int = 1,
+        window: int | None = None,
+    ) -> dict[float, int]:
+        """Training times of this run, as `Prediction.read` gives those of a forecast.
+
+        Args:
+            thresholds: the epsilons.
+            metric: "loss", or "error" for the time that the error rate takes.
+            rule: see `jaxttp.training_time`.
+            smooth: steps over which the curve is averaged first.
+            window: steps of the rule "plateau".
+
+        Returns:
+            Steps for every threshold, -1 where the run never gets there, or diverged: its loss is
+            not finite at some step.
+
+        Raises:
+            ValueError: an unknown metric or rule, a threshold out of range.
+        """
+        from jaxttp.forecast.crossing import read_times  # jaxttp.forecast imports this module
+
+        diverged = not np.all(np.isfinite(self.loss))
+        return read_times(
+            self.loss, self.error, thresholds, metric=metric, rule=rule, smooth=smooth,
+            window=window, diverged=bool(diverged),
+        )  # fmt: skip
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -104,7 +138,7 @@ def train(
         A `TrainingRun`.
 
     Raises:
-        ValueError: bad labels, batch size or protocol.
+        ValueError: bad labels, batch size, key or protocol.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -114,6 +148,7 @@ def train(
         ((6,), True)
     """
     check_integer("steps", steps, at_least=1)
+    check_key(key)
     x = jnp.asarray(x)
     evaluate = jax.jit(apply_fn)
     f = evaluate(params, x)

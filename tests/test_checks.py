@@ -13,6 +13,7 @@ from jaxttp._checks import (
     check_finite,
     check_finite_value,
     check_integer,
+    check_key,
     check_number,
     is_concrete,
 )
@@ -22,6 +23,8 @@ def test_choice_returns_the_value_or_lists_what_would_do():
     assert check_choice("rule", "gap", iter(["relative", "gap"])) == "gap"
     with pytest.raises(ValueError, match=r"^rule='best' is not known; choose one of 'a', 'b'\.$"):
         check_choice("rule", "best", ("a", "b"))
+    with pytest.raises(ValueError, match=r"choose one of 'a'\. Or none\.$"):
+        check_choice("rule", "best", ("a",), remedy="Or none.")
 
 
 RANGES = {
@@ -90,6 +93,34 @@ def test_integer_without_an_upper_limit():
     assert check_integer("steps", 10**12, at_least=1) == 10**12
     with pytest.raises(ValueError, match=r"^steps must be an integer of at least 1; got 0\.$"):
         check_integer("steps", 0, at_least=1)
+
+
+@pytest.mark.parametrize("key", [None, jax.random.key(0), jax.random.PRNGKey(0)])
+def test_keys_pass_traced_or_not(key):
+    assert check_key(key) is None
+    if key is not None:
+        drawn = jax.jit(lambda k: (check_key(k), jax.random.bits(k))[1])(key)
+        assert drawn == jax.random.bits(key)
+        jax.vmap(lambda k: (check_key(k), jax.random.bits(k))[1])(jax.random.split(key, 2))
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        (0, "0"),
+        (0.5, "0.5"),
+        ("seed", "'seed'"),
+        (np.zeros(3), r"an array of shape \(3,\)"),
+        (jnp.zeros(2), r"an array of shape \(2,\)"),
+        (jax.random.split(jax.random.key(0), 2), r"an array of shape \(2,\)"),
+    ],
+)
+def test_what_is_no_key_is_refused(key, given):
+    expected = rf"^key must be a jax.random.key, such as jax.random.key\(0\); got {given}\.$"
+    with pytest.raises(ValueError, match=expected):
+        check_key(key)
+    with pytest.raises(ValueError, match="got None"):
+        check_key(None, optional=False)
 
 
 def test_finite_counts_and_says_where():

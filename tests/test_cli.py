@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import jaxttp
 from jaxttp.cli import app
-from jaxttp.cli._shell import Shell
+from jaxttp.cli._shell import Shell, _json
 from tests import tiny
 
 SMALL = ["--data", "wine", "--samples-per-class", "4", "--steps", "15", "--learning-rate", "0.1"]
@@ -113,6 +113,26 @@ def test_what_is_printed(forecasts):
     assert lines[-1] == f"the forecast cost {prediction.cost}"
 
 
+def test_the_forecast_s_own_error_is_shown(forecasts):
+    unsure = dataclasses.replace(
+        tiny.verified().prediction, steps_uncertainty={0.01: 3, 0.1: 2, 0.4: 1}
+    )
+    forecasts(dataclasses.replace(tiny.verified(), prediction=unsure))
+    cells = [row[1] for row in table(call("predict", *SMALL).stdout)[1:4]]
+    steps = unsure.steps
+    assert cells == [f"{steps[e]} ± {unsure.steps_uncertainty[e]}" for e in steps]
+
+
+@pytest.mark.parametrize(("given", "wanted"), [("auto", "auto"), ("2", 2)])
+def test_kernels_are_a_number_or_auto(given, wanted, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "jaxttp.pipeline.forecast", lambda settings, **_: asked.append(settings) or tiny.verified()
+    )
+    assert call("predict", *SMALL, "--relinearize", given).exit_code == 0
+    assert asked[0].relinearize == wanted
+
+
 def test_without_a_folder_nothing_is_written(forecasts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = call("predict", *SMALL)
@@ -178,6 +198,12 @@ BAD = {
         ["--relinearize", "-1"],
         "relinearize must be an integer of at least 0; got -1",
     ),
+    "relinearize word": (
+        ["--relinearize", "always"],
+        "relinearize must be an integer of at least 0; got 'always'. .*'auto' chooses",
+    ),
+    "labels": (["--classes", "0,17"], r"classes: \[17\] not in wine; choose among 0"),
+    "loss by another name": (["--loss", "mse"], "loss='mse' .* Its name here is 'squared_error'"),
 }
 
 
@@ -248,6 +274,19 @@ def test_json_is_what_would_be_written(forecasts, tmp_path):
     assert result.exit_code == 0
     assert result.stdout == (tmp_path / "prediction.json").read_text()
     assert json.loads(result.stdout)["horizon"] == 15
+
+
+def test_lists_of_numbers_are_one_line():
+    values = {
+        "loss": [1.0, 0.5, None, True], "none": [], "rows": [{"a": [1]}, {"a": [2, 3]}],
+        "words": ["[\n 1,\n 2 ]", "b"], "a \"[": {"deep": [[1, 2], [3, 4]]},
+    }  # fmt: skip
+    text = _json(values)
+    assert json.loads(text) == values
+    for line in (
+        ' "loss": [1.0, 0.5, null, true],', '   "a": [2, 3]', "   [1, 2],", '  "b"', ' "none": [],',
+    ):  # fmt: skip
+        assert line in text.splitlines()
 
 
 def test_json_of_what_diverges_is_printed_before_the_problem(forecasts):

@@ -1,12 +1,17 @@
 """`jaxttp sweep`, `compare` and `extrapolate`: tables, files, JSON, and one line for bad input."""
 
 import csv
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from jaxttp.cli import app
+from jaxttp.forecast.comparison import Comparison, Explanation
+from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.pipeline import Settings, build_task
 
 WINE = ["--data", "wine", "--samples-per-class", "5", "--steps", "25"]
 
@@ -24,6 +29,10 @@ def test_sweep_writes_and_prints(tmp_path):
     assert done.exit_code == 0, done.output
     assert "largest stable learning rate" in done.stdout
     assert "fastest to 10 %: rate" in done.stdout
+    assert "fewest steps to 10 %" in done.stdout
+    first = done.stdout[: done.stdout.index("cheapest to 10 % for their loss")]
+    assert first.count("│ rate") == 5
+    assert "steps to 10 %: each setting is measured by its own drop" in done.stdout
     written = json.loads((tmp_path / "sweep.json").read_text())
     assert len(written["rows"]) == 64
     best = written["rows"][written["fastest"]]
@@ -49,10 +58,42 @@ def test_compare_writes_and_prints(tmp_path):
         "compare", *WINE, "--train", "all,head", "--no-seconds", "--output", str(tmp_path)
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "condition number" in done.stdout
+    assert "condition number: eigenvalues below" in done.stdout
+    assert "all weights" not in done.stdout
     written = json.loads((tmp_path / "comparison.json").read_text())
     assert sorted(row["name"] for row in written["rows"]) == ["all", "head"]
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_shows_the_seconds_to_one_target(monkeypatch):
+    """A goal that one start alone reaches; one that nobody reaches has no seconds."""
+    why = Explanation(0.5, 0.5, 10.0, 3, 1.0)
+    setting = Hyperparameters(0.1, steps=9)
+    found = Comparison(
+        names=("quick", "slow", "rounded"),
+        thresholds=(0.01, 0.1, 0.5),
+        rule="absolute",
+        steps=np.array([[-1, 8, 2], [-1, -1, 4], [-1, -1, -1]]),
+        step_seconds=np.array([3.0, 5.0, 7.0]),
+        settings=(setting,) * 3,
+        final_loss=np.array([0.05, 0.2, 0.7]),
+        final_error=np.zeros(3),
+        loss=np.ones((3, 10)),
+        explanations=(why, why, dataclasses.replace(why, condition_number=3e6)),
+    )
+    task = build_task(Settings(data="wine", samples_per_class=1))  # 3 samples, 3 outputs
+    monkeypatch.setattr("jaxttp.pipeline.compare_task", lambda *_, **__: (task, found))
+    done = CliRunner().invoke(app, ["compare"], env={"COLUMNS": "200", "FORCE_COLOR": None})
+    lines = done.stdout.splitlines()
+    assert "┃ seconds to loss 0.1 ┃" in lines[2]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line[:1] == "│"]
+    quick, slow, rounded, *reasons = rows
+    assert quick[1:5] == ["-", "8", "2", "24.00"]
+    assert slow[1:5] == ["-", "-", "4", "-"]
+    assert rounded[1:5] == ["-", "-", "-", "-"]
+    # 9 outputs times 2^-23 is 1.1e-6: a condition number of 3e6 has rounding as its smallest.
+    assert [row[3] for row in reasons] == ["10", "10", "≥ 3e+06"]
+    assert "eigenvalues below 1e-06 of the largest" in lines[-1]
 
 
 @pytest.mark.slow

@@ -207,6 +207,9 @@ def test_loss_by_name(name):
 def test_unknown_losses_are_refused():
     with pytest.raises(ValueError, match=r"^loss='hinge' is not known; choose one of 'cross_entr"):
         get_loss("hinge")
+    for other, here in (("mse", "squared"), ("L2", "squared"), ("ce", "cross"), ("bce", "binary_")):
+        with pytest.raises(ValueError, match=rf"not known; .* Its name here is '{here}"):
+            get_loss(other)
     with pytest.raises(TypeError, match=r"^loss must be a name \(cross_entropy, .* got 3"):
         inspect.unwrap(get_loss)(3)  # without the type checks that only the tests switch on
 
@@ -318,7 +321,15 @@ BAD = {
     "below 0": ("binary_cross_entropy", [-0.1, 1.0], (2, 1), r"probabilities, in \[0, 1\]\.$"),
     "labels -1 and 1": ("binary_cross_entropy", [-1.0, 1.0], (2, 1), "probabilities"),
     "one output, labels": ("cross_entropy", [0, 0], (2, 1), "with one output is constant"),
+    "one output, one label": ("cross_entropy", [1, 1], (2, 1), "y holds a single class"),
+    "one output, two labels": ("cross_entropy", [0, 1], (2, 1), "use 'binary_cross_entropy'"),
     "one output, ones": ("cross_entropy", np.ones((2, 1)), (2, 1), "one output is constant"),
+    "one output, floats": (
+        "cross_entropy",
+        [0.5, 1.5],
+        (2, 1),
+        "targets are floats: for a regression loss='squared_error'",
+    ),
     "one output, regression": ("squared_error", [0, 1], (2, 1), r"targets \(N, 1\)"),
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp import time_step, train
+from jaxttp import time_step, train, training_time
 from jaxttp.dynamics.batches import PROTOCOLS, batch_indices
 
 STEPS, RATE = 12, 0.2
@@ -122,6 +122,28 @@ def test_any_optimizer_with_a_state_and_a_schedule():
     jax.tree.map(assert_close, done.params, params)
 
 
+@pytest.mark.parametrize("metric", ["loss", "error"])
+def test_training_times_are_read_off_the_curves(metric):
+    done = run()
+    done = done._replace(error=jnp.linspace(1.0, 0.0, STEPS + 1) ** 3)
+    curve = getattr(done, metric)
+    expected = {e: int(training_time(curve, e, smooth=3)) for e in (0.1, 0.4)}
+    assert done.read((0.1, 0.4), metric=metric, smooth=3) == expected
+    assert len(set(expected.values())) == 2
+    assert done.read(10.0, metric=metric, rule="absolute") == {10.0: 0}
+    assert done.read(1e-9, rule="plateau", window=2) == {1e-9: -1}
+
+
+def test_a_run_that_diverged_has_no_training_times():
+    done = run()
+    done = done._replace(loss=done.loss.at[-1].set(jnp.nan))
+    assert done.read((0.1, 0.4)) == {0.1: -1, 0.4: -1}
+    with pytest.raises(ValueError, match="rule='soon' is not known"):
+        done.read(0.1, rule="soon")
+    with pytest.raises(ValueError, match="metric='f1' is not known"):
+        done.read(0.1, metric="f1")
+
+
 def test_seconds_and_progress():
     calls = []
     done = run(progress=lambda done, steps: calls.append((done, steps)))
@@ -178,6 +200,7 @@ BAD = {
     "batch larger": ({"batch_size": 8}, "batch_size must be .* between 1 and 7; got 8.*7 samples"),
     "batch 0": ({"batch_size": 0}, "batch_size must be an integer between 1 and 7; got 0"),
     "no key": ({"batch_size": 2, "key": None}, "batch_size needs key"),
+    "key": ({"batch_size": 2, "key": jnp.zeros(3)}, "key must be a jax.random.key, such as"),
     "protocol": ({"batch_size": 2, "protocol": "sorted"}, "protocol='sorted' is not known"),
 }
 

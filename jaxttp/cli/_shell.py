@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -191,7 +192,14 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def _json(values: Any) -> str:
-    return json.dumps(values, indent=1, allow_nan=False)
+    """JSON, a list of numbers on one line."""
+    text = json.dumps(values, indent=1, allow_nan=False)
+    # A list of numbers holds no quote and no bracket; no string holds the end of a line.
+    return re.sub(r"\[\n[^][{}\"]*\]", lambda found: _on_one_line(found[0]), text)
+
+
+def _on_one_line(numbers: str) -> str:
+    return f"[{' '.join(numbers[1:-1].split())}]"
 
 
 def _one_line(message: str) -> str:

@@ -114,32 +114,48 @@ def _write(plain: dict[str, Any], found: Any, task: Any, folder: Path) -> list[P
 
 
 def _print(console: Console, task: Any, found: Any) -> None:
+    import numpy as np
+
+    from jaxttp.adapters import output_shape
+
     console.print(task.description, soft_wrap=True)
+    spent = found.seconds()
+    # The hardest goal that anybody reaches: one target for all.
+    reached = [k for k in range(len(found.thresholds)) if np.any(found.steps[:, k] >= 0)]
+    column = min(reached, key=lambda k: found.thresholds[k], default=0)
     table = Table("train")
     for goal in found.thresholds:
         table.add_column(f"steps to {found.metric} {goal:.3g}", justify="right")
-    for title in ("seconds", "rate", "final loss"):
+    timed = f"seconds to {found.metric} {found.thresholds[column]:.3g}"
+    for title in (timed, "rate", "final loss"):
         table.add_column(title, justify="right")
     why = Table("why")
     for title in ("speed", "aligned", "condition number", "rank"):
         why.add_column(title, justify="right")
-    spent = found.seconds()
+    outputs = output_shape(task.model.apply_fn, task.model.params, task.x)
+    rounding = np.prod(outputs) * np.finfo(np.float32).eps
     for i, name in enumerate(found.names):
         reason = found.explanations[i]
         times = [str(t) if t >= 0 else "-" for t in found.steps[i]]
-        reached = [s for s in spent[i] if s < float("inf")]
+        seconds = spent[i, column]
+        hidden = reason.condition_number * rounding > 0.5
         table.add_row(
-            name, *times, seconds_text(max(reached)) if reached else "-",
+            name, *times, seconds_text(seconds) if np.isfinite(seconds) else "-",
             f"{found.settings[i].learning_rate:.3g}", f"{found.final_loss[i]:.3g}",
         )  # fmt: skip
         why.add_row(
             name, f"{reason.speed:.2f}", f"{reason.alignment:.0%}",
-            f"{reason.condition_number:.2g}", str(reason.rank),
+            f"{'≥ ' if hidden else ''}{reason.condition_number:.2g}", str(reason.rank),
         )  # fmt: skip
     console.print(table)
     console.print(why)
     console.print(
         "speed: share of the fastest descent that the labels get; aligned: share of their gradient "
         "along the 10 leading eigenvectors",
+        soft_wrap=True,
+    )
+    console.print(
+        f"condition number: eigenvalues below {rounding:.1g} of the largest are rounding and are "
+        "left out, ≥ where the others reach down to that; rank: how many are left",
         soft_wrap=True,
     )

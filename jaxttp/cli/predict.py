@@ -54,8 +54,8 @@ def predict(
     samples_per_class: SamplesPerClass = 30,
     loss: Loss = None,
     relinearize: Annotated[
-        int, typer.Option(help="Kernels rebuilt along the predicted path (0: none).")
-    ] = 0,
+        str, typer.Option(help="Kernels rebuilt along the predicted path (0: none), or auto.")
+    ] = "0",
     seed: Seed = 0,
     verify: Verify = False,
     output: Output = None,
@@ -86,7 +86,7 @@ def predict(
             batch_size=batch_size,
             steps=steps,
             thresholds=parse_numbers("thresholds", thresholds, THRESHOLDS),
-            relinearize=relinearize,
+            relinearize=_kernels(relinearize),
             seed=seed,
         )
         result = forecast(settings, verify=verify, progress=report)
@@ -112,6 +112,14 @@ def _classes(text: str | None) -> tuple[int, ...] | int | None:
     return labels if "," in text else labels[0]
 
 
+def _kernels(text: str) -> int | str:
+    """A number, or a word for the forecast to judge."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
 def _write(result: Any, folder: Path) -> list[Path]:
     from jaxttp.plots import save
 
@@ -131,10 +139,11 @@ def _print(console: Console, result: Any) -> None:
     if real_steps is not None:
         for title in ("real steps", "real seconds"):
             table.add_column(title, justify="right")
+    unsure = prediction.steps_uncertainty
     for threshold, step in prediction.steps.items():
         row = [
             f"{100 * threshold:g} % of its drop",
-            str(step),
+            str(step) if unsure is None else f"{step} ± {unsure[threshold]}",
             seconds_text(result.seconds[threshold]),
         ]
         if real_steps is not None:

@@ -23,6 +23,9 @@ from jaxttp.cli._options import (
 )
 from jaxttp.cli._shell import Shell, parse_numbers, seconds_text, write_json
 
+FASTEST = 5
+"""Settings in the first table."""
+
 
 def sweep(
     data: Data = "digits",
@@ -115,18 +118,28 @@ def _print(console: Console, result: Any) -> None:
     swept = result.sweep
     console.print(result.task.description, soft_wrap=True)
     goal = swept.goal(result.threshold)
-    table = Table(f"cheapest to {goal} for their loss")
-    for title in (f"steps to {goal}", "seconds", "loss at the end", "error"):
-        table.add_column(title, justify="right")
     column = swept.thresholds.index(result.threshold)
-    for i in swept.pareto(result.threshold):
-        timed = "-" if swept.step_seconds is None else seconds_text(swept.cost(result.threshold)[i])
-        table.add_row(
-            str(swept.settings[i]), str(swept.steps[i, column]), timed,
-            f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",
-        )  # fmt: skip
-    if table.row_count:
+    cost = swept.cost(result.threshold)
+    for heading, chosen in (
+        (f"fewest steps to {goal}", swept.ranking(result.threshold)[:FASTEST]),
+        (f"cheapest to {goal} for their loss at the end", swept.pareto(result.threshold)),
+    ):
+        table = Table("setting", title=heading)
+        for title in (f"steps to {goal}", "seconds", "loss at the end", "error"):
+            table.add_column(title, justify="right")
+        for i in chosen:
+            timed = "-" if swept.step_seconds is None else seconds_text(cost[i])
+            table.add_row(
+                str(swept.settings[i]), str(swept.steps[i, column]), timed,
+                f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",
+            )  # fmt: skip
         console.print(table)
+    console.print(
+        f"steps to {goal}: each setting is measured by its own drop, so look at the loss at the "
+        "end, too (in Python, rule='absolute' measures all by the same loss); cheapest for their "
+        "loss: those that no other setting beats in both",
+        soft_wrap=True,
+    )
     console.print(f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable")
     console.print(f"largest stable learning rate: {result.max_learning_rate:.4g} (no momentum)")
     if result.fastest is not None:

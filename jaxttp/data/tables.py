@@ -14,7 +14,9 @@ from jaxttp.data.registry import dataset_names, load_dataset
 
 SUFFIXES = (".csv", ".npz")
 MOST_CLASSES = 100
-"""Whole numbers with more values than this are targets, not labels."""
+"""Whole numbers with more values than this are targets, not labels; so many words are a mistake."""
+MISSING = ("", "?", "na", "n/a", "nan", "null")
+"""What stands for a value that is not known, in small letters."""
 
 
 def is_table(name: str) -> bool:
@@ -30,10 +32,10 @@ def is_table(name: str) -> bool:
 def load_table(path: str | os.PathLike[str]) -> Dataset:
     r"""A data set from a file: CSV with the label or target last, or NPZ with x and y.
 
-    Words and whole numbers (up to 100 different ones) are labels, anything else is a target. A
-    first line of CSV without a number among its features, or with the only label that is none,
-    names the columns. Features of tables, and targets, get mean 0
-    and deviation 1; arrays of higher rank stay as they are.
+    Words and whole numbers (up to 100 different ones) are labels, other numbers are targets; none
+    may be missing. A first line of CSV without a number among its features, or with the only label
+    that is none, names the columns. Features of tables, and targets, get mean 0 and deviation 1;
+    arrays of higher rank stay as they are.
 
     Args:
         path: the file.
@@ -43,7 +45,8 @@ def load_table(path: str | os.PathLike[str]) -> Dataset:
 
     Raises:
         ValueError: no such file, no table in it, rows of different lengths, what is not a number
-            or not finite.
+            or not finite, labels that are missing, that are numbers for the most part, or more than
+            100 words.
 
     Example:
         >>> import tempfile
@@ -68,7 +71,7 @@ def load_table(path: str | os.PathLike[str]) -> Dataset:
     if x.ndim == 2:
         x = standardized(x)
     words = f"{path.name}, features of mean 0 and deviation 1."
-    names = None if y.ndim == 2 else _classes(y)
+    names = None if y.ndim == 2 else _classes(path, y)
     if names is None:
         targets = np.asarray(y, np.float64).reshape(len(y), -1)
         return Dataset(x.astype(np.float32), standardized(targets).astype(np.float32), path.name,
@@ -102,29 +105,52 @@ def load_whole(name: str) -> Dataset:
 def _from_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if any(row)]
+            reader = csv.reader(file)
+            read = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     except (UnicodeDecodeError, csv.Error) as problem:
         raise ValueError(f"data={str(path)!r} is no CSV in UTF-8: {problem}") from problem
-    if rows and _is_head(rows):
-        rows = rows[1:]
+    if _is_head([row for _, row in read]):
+        read = read[1:]
+    lines, rows = [line for line, _ in read], [row for _, row in read]
     if len(rows) < 2 or len(rows[0]) < 2:
         raise ValueError(f"data={str(path)!r} needs rows of features and a label, with commas.")
-    for number, row in enumerate(rows, start=1):
+    for line, row in read:
         if len(row) != len(rows[0]):
             raise ValueError(
-                f"data={str(path)!r}: row {number} of the data has {len(row)} cells, the first "
+                f"data={str(path)!r}: line {line} has {len(row)} cells, the first row of data "
                 f"{len(rows[0])}."
             )
         for column, cell in enumerate(row[:-1], start=1):
             if not _is_number(cell):
                 raise ValueError(
-                    f"data={str(path)!r}: row {number}, column {column} holds {cell!r}; features "
+                    f"data={str(path)!r}: line {line}, column {column} holds {cell!r}; features "
                     "must be finite numbers."
                 )
     x = np.array([[float(cell) for cell in row[:-1]] for row in rows])
-    last = [row[-1] for row in rows]
-    y = np.array([float(cell) for cell in last]) if all(map(_is_number, last)) else np.array(last)
-    return x, y
+    return x, _last_column(path, lines, [row[-1] for row in rows])
+
+
+def _last_column(path: Path, lines: list[int], cells: list[str]) -> np.ndarray:
+    """The labels or targets: numbers, or words that stand for classes."""
+    lost = [i for i, cell in enumerate(cells) if _is_missing(cell)]
+    if lost:
+        shown = ", ".join(f"line {lines[i]} ({cells[i]!r})" for i in lost[:5])
+        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        raise ValueError(
+            f"data={str(path)!r}: the last column, the label or target, is missing in {shown}{more}"
+            "; fill it in, or leave these rows out."
+        )
+    words = [i for i, cell in enumerate(cells) if not _is_number(cell)]
+    if not words:
+        return np.array([float(cell) for cell in cells])
+    if 2 * len(words) < len(cells):
+        first = words[0]
+        raise ValueError(
+            f"data={str(path)!r}: line {lines[first]} ends with {cells[first]!r}, while "
+            f"{len(cells) - len(words)} of {len(cells)} rows end with a number; targets must be "
+            "finite numbers, labels all words or all whole numbers."
+        )
+    return np.array(cells)
 
 
 def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -139,15 +165,30 @@ def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(f"data={str(path)!r}: {name} holds {array.dtype}, not numbers.")
         if numbers and not np.all(np.isfinite(array)):
             raise ValueError(f"data={str(path)!r}: {name} holds what is not finite.")
+    if y.dtype.kind == "U" and y.ndim < 3:
+        lost = [i for i, label in enumerate(y.reshape(-1)) if _is_missing(str(label))]
+        if lost:
+            raise ValueError(
+                f"data={str(path)!r}: y[{lost[0]}] holds {str(y.reshape(-1)[lost[0]])!r}, "
+                f"{len(lost)} of {y.size} labels are missing; fill them in, or leave them out."
+            )
     return x.astype(np.float64), y
 
 
 def _is_head(rows: list[list[str]]) -> bool:
     """Whether the first row names the columns; one with some numbers may be data with a gap."""
+    if not rows:
+        return False
     first, rest = rows[0], rows[1:]
     if len(first) > 1 and not any(map(_is_number, first[:-1])):
         return True
-    return bool(rest) and not _is_number(first[-1]) and all(_is_number(row[-1]) for row in rest)
+    if not rest or _is_number(first[-1]) or _is_missing(first[-1]):
+        return False
+    return all(_is_number(row[-1]) for row in rest)
+
+
+def _is_missing(cell: str) -> bool:
+    return cell.strip().lower() in MISSING
 
 
 def _is_number(cell: str) -> bool:
@@ -157,10 +198,16 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _classes(y: np.ndarray) -> np.ndarray | None:
+def _classes(path: Path, y: np.ndarray) -> np.ndarray | None:
     """The labels in their order; None where y are targets."""
     values = np.unique(y)
     if y.dtype.kind == "U":
+        if len(values) > MOST_CLASSES:
+            raise ValueError(
+                f"data={str(path)!r} has {len(values)} different words as labels, such as "
+                f"{str(values[0])!r}; a table has up to {MOST_CLASSES} classes, and targets are "
+                "numbers."
+            )
         return values
     whole = bool(np.all(y == np.round(np.asarray(y, np.float64))))
     return values.astype(np.float64) if whole and len(values) <= MOST_CLASSES else None

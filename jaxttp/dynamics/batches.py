@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxttp._checks import check_choice, check_integer
+from jaxttp._checks import check_choice, check_integer, check_key
 
 PROTOCOLS = ("epochs", "independent", "replacement")
 
@@ -46,6 +46,7 @@ def batch_indices(
         raise ValueError(
             "batch_size needs key: batches are drawn at random; pass jax.random.key(0)."
         )
+    check_key(key)
     if protocol == "replacement":
         return jax.random.randint(key, (steps, batch_size), 0, n)
     if protocol == "independent":

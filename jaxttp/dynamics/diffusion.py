@@ -17,7 +17,7 @@ import lineax as lx
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_integer
+from jaxttp._checks import check_choice, check_integer, check_key
 from jaxttp._result import RESULT
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, check_rate, flatten_kernel
 from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol_scale
@@ -141,6 +141,7 @@ def diffusion(
     check_integer("substeps", substeps, at_least=1)
     if key is None:
         raise ValueError("diffusion needs key: the noise is random; pass jax.random.key(0).")
+    check_key(key)
     kernel, f0, targets, loss, kernel_test, f0_test = check_problem(
         kernel, f0, y, loss, kernel_test, f0_test
     )

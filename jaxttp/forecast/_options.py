@@ -5,7 +5,7 @@ from typing import Any
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._checks import check_choice, check_integer, check_key, check_number
 from jaxttp._types import Params
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.forecast.crossing import METRICS, RULES
@@ -61,6 +61,7 @@ def check_options(
         )
     if learning_rate is not None:
         check_number("learning_rate", learning_rate, above=0.0)
+    check_key(key)
     check_integer("steps", steps, at_least=1)
     check_choice("dynamics", dynamics, DYNAMICS)
     check_choice("rule", rule, RULES)

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_number
+from jaxttp._checks import check_choice, check_finite, check_key, check_number
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
@@ -223,6 +223,7 @@ def compare(
     for name, one in candidates.items():
         if not isinstance(one, Candidate):
             raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
+    check_key(key)
     check_choice("rule", rule, RULES)
     check_choice("metric", metric, METRICS)
     if learning_rate is not None:

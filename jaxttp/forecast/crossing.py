@@ -138,3 +138,47 @@ def training_time(
     bound = threshold if rule == "gap" else threshold * distance[0]
     reached = (distance < bound) | (distance == 0)
     return jnp.argmax(reached)
+
+
+def read_times(
+    loss: Any,
+    error: Any,
+    thresholds: float | Sequence[float],
+    *,
+    metric: str,
+    rule: str,
+    smooth: int,
+    window: int | None,
+    diverged: bool,
+) -> dict[float, int]:
+    """Training times off one of two curves.
+
+    Args:
+        loss: (T + 1,).
+        error: (T + 1,).
+        thresholds: the epsilons.
+        metric: which of the two, "loss" or "error".
+        rule: see `training_time`.
+        smooth: see `smooth_curve`.
+        window: steps of the rule "plateau".
+        diverged: whether no threshold counts as reached.
+
+    Returns:
+        Steps for every threshold, -1 where it diverged or never gets there.
+
+    Raises:
+        ValueError: an unknown metric or rule, a threshold out of range.
+
+    Example:
+        >>> read_times([1.0, 0.5, 0.1, 0.0], [1.0, 1.0, 1.0, 0.0], (0.2, 0.6), metric="loss",
+        ...            rule="gap", smooth=1, window=None, diverged=False)
+        {0.2: 2, 0.6: 1}
+    """
+    curve = loss if check_choice("metric", metric, METRICS) == "loss" else error
+    check_choice("rule", rule, RULES)
+    wanted = check_thresholds(thresholds, rule)
+    if diverged:
+        return dict.fromkeys(wanted, -1)
+    return {
+        e: int(training_time(curve, e, rule=rule, smooth=smooth, window=window)) for e in wanted
+    }

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._checks import check_finite, check_integer
+from jaxttp._checks import check_finite, check_integer, check_key
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
@@ -144,6 +144,7 @@ def extrapolate(
     """
     if isinstance(y, Weighted):
         raise ValueError("y: weighted labels cannot be extrapolated; leave the masked samples out.")
+    check_key(key, optional=False)
     x = jnp.asarray(x)
     check_finite("x", x)
     check_finite("params", params)

@@ -6,9 +6,8 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice
 from jaxttp._result import RESULT
-from jaxttp.forecast.crossing import METRICS, check_thresholds, training_time
+from jaxttp.forecast.crossing import read_times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +31,9 @@ class Cost:
 
     def __str__(self) -> str:
         kernels = "1 kernel" if self.kernels == 1 else f"{self.kernels} kernels"
+        passes = self.gradient_evaluations
         return (
-            f"{kernels}, {self.gradient_evaluations} gradient evaluations, "
+            f"{kernels}, {passes} gradient evaluation{'' if passes == 1 else 's'}, "
             f"{self.seconds:.2f} s + {self.compile_seconds:.2f} s to compile"
         )
 
@@ -119,12 +119,10 @@ class Prediction:
         Raises:
             ValueError: an unknown metric or rule, a threshold out of range.
         """
-        curve = self.loss if check_choice("metric", metric, METRICS) == "loss" else self.error
-        definition: dict[str, Any] = {"rule": rule, "smooth": smooth, "window": window}
-        wanted = check_thresholds(thresholds, rule)
-        if not self.stable:
-            return dict.fromkeys(wanted, -1)
-        return {e: int(training_time(curve, e, **definition)) for e in wanted}
+        return read_times(
+            self.loss, self.error, thresholds, metric=metric, rule=rule, smooth=smooth,
+            window=window, diverged=not self.stable,
+        )  # fmt: skip
 
     @property
     def message(self) -> str:
@@ -159,7 +157,8 @@ class Prediction:
                 when += f" ± {self.steps_uncertainty[threshold]}"
             if step >= 0 and self.steps_band is not None:
                 when += " ({}-{})".format(*self.steps_band[threshold])
-            lines.append(f"  {self.rule:<9} {goal:<26} {when:>12}")
+            rule = "" if share else f"{self.rule:<9} "
+            lines.append(f"  {rule}{goal:<26} {when:>12}")
         first, last = float(self.loss[0]), float(self.loss[-1])
         lines.append(f"  loss   {first:.4g} -> {last:.4g}")
         lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")

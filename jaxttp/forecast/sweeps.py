@@ -18,7 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp._checks import check_choice, check_finite, check_integer, check_key, check_number
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
@@ -86,17 +86,25 @@ class Sweep:
     def best(self, threshold: float) -> int:
         """The index of the setting that gets there with the fewest steps, then the lowest loss.
 
+        With the rule "relative" (or "gap") every setting is measured by its own final loss, so that
+        a slow one can seem early; with the rule "absolute" all go to the same loss.
+
         Raises:
             ValueError: an unknown threshold, or no setting that gets there.
         """
-        times = self.steps[:, self._column(threshold)]
-        good = np.flatnonzero(self.stable & (times >= 0))
-        if not good.size:
+        ranking = self.ranking(threshold)
+        if not ranking:
             raise ValueError(
                 f"no setting reaches threshold={threshold:g}: all diverge or are too slow; try "
                 f"learning rates below {self.max_learning_rate.min():.4g} or more steps."
             )
-        return int(good[np.lexsort((self.final_loss[good], times[good]))[0]])
+        return ranking[0]
+
+    def ranking(self, threshold: float) -> tuple[int, ...]:
+        """The settings that get there, by steps, then by the lowest final loss."""
+        times = self.steps[:, self._column(threshold)]
+        order = np.lexsort((self.final_loss, times))
+        return tuple(int(i) for i in order if self.stable[i] and times[i] >= 0)
 
     def pareto(self, threshold: float) -> tuple[int, ...]:
         """The settings that no other one beats in both cost and final loss, cheapest first."""
@@ -291,6 +299,7 @@ def sweep_kernel(
     for one in settings:
         if not isinstance(one, Hyperparameters):
             raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
+    check_key(key)
     check_choice("rule", rule, RULES)
     check_choice("metric", metric, METRICS)
     thresholds = check_thresholds(thresholds, rule)

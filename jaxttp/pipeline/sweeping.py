@@ -22,7 +22,6 @@ from jaxttp.forecast import (
     extrapolate,
     grid,
     sweep_kernel,
-    training_time,
 )
 from jaxttp.models import lora
 from jaxttp.ntk import empirical_ntk
@@ -322,9 +321,7 @@ class TaskExtrapolation:
         """Real training times, None without a real run; -1 where it diverged."""
         if self.run is None:
             return None
-        if not np.all(np.isfinite(self.run.loss)):
-            return dict.fromkeys(self.found.steps, -1)
-        return {e: int(training_time(self.run.loss, e)) for e in self.found.steps}
+        return self.run.read(tuple(self.found.steps))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; thresholds become strings, a spread that is not known becomes None."""

@@ -24,6 +24,7 @@ from jaxttp.data import (
     vit_preprocessing,
 )
 from jaxttp.data.registry import LOADERS
+from jaxttp.losses import get_loss
 from jaxttp.models import (
     MLP,
     calibrate_batch_norm,
@@ -181,8 +182,7 @@ def _samples(settings: Settings, key: Array) -> Dataset:
     if per_class is not None:
         at_most, remedy = None, ""
         if settings.data in LOADERS and not isinstance(classes, int):
-            counts = np.bincount(load_dataset(settings.data).y)
-            at_most = int(min(counts if classes is None else counts[list(classes)]))
+            at_most = int(min(np.bincount(load_dataset(settings.data, classes=classes).y)))
             remedy = f"The rarest class of {settings.data} has {at_most}."
         check_integer("samples_per_class", per_class, at_least=1, at_most=at_most, remedy=remedy)
     return load_dataset(settings.data, classes=classes, per_class=per_class, key=key, **options)
@@ -213,11 +213,18 @@ def _preprocessing(settings: Settings) -> Preprocessing | None:
 
 def _loss(settings: Settings, dataset: Dataset) -> tuple[str, int]:
     """The name of the loss, and the number of outputs."""
+    if settings.loss is not None:
+        get_loss(settings.loss)
     if dataset.num_classes is None:
         loss = settings.loss or "squared_error"
         if loss != "squared_error":
             raise ValueError(f"loss={loss!r} needs classes, and {dataset.name} is a regression.")
         return loss, dataset.y.shape[1]
+    if dataset.num_classes == 1:
+        raise ValueError(
+            f"{dataset.name} has a single class, {dataset.class_names[0]!r}; a network learns to "
+            "tell two or more apart."
+        )
     loss = settings.loss or "cross_entropy"
     if loss == "binary_cross_entropy":
         if dataset.num_classes != 2:
@@ -252,9 +259,7 @@ def _network(
     if settings.data == "digits":
         chosen = settings.classes
         digits = "5-9" if chosen is None else ", ".join(dataset.class_names)
-        words = f"ResNet pre-trained on digits 0-4, all weights fine-tuned on digits {digits}"
-        if settings.trainable != "all":
-            words = f"ResNet pre-trained on digits 0-4, on digits {digits}"
+        words = f"ResNet pre-trained on digits 0-4, fine-tuned on digits {digits}"
         return fresh_head(load_pretrained(), outputs, key=key, scale=scale), words
     sizes = (int(np.prod(dataset.x.shape[1:])), 64, 64, outputs)
     network = MLP(sizes, rngs=nnx.Rngs(params=key), head_scale=scale)

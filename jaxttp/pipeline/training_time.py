@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from jaxttp._result import RESULT
-from jaxttp.forecast import Prediction, predict_training_time, training_time
+from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.pipeline._plain import plain_numbers
 from jaxttp.pipeline.tasks import Settings, Task, build_task
 from jaxttp.training import StepTime, TrainingRun, time_step, train
@@ -51,10 +50,7 @@ class Forecast:
         """
         if self.run is None:
             return None
-        rule, loss = self.prediction.rule, self.run.loss
-        if not np.all(np.isfinite(loss)):
-            return dict.fromkeys(self.prediction.steps, -1)
-        return {e: int(training_time(loss, e, rule=rule)) for e in self.prediction.steps}
+        return self.run.read(tuple(self.prediction.steps), rule=self.prediction.rule)
 
     @property
     def real_seconds(self) -> dict[float, float] | None:

@@ -79,16 +79,62 @@ def test_arrays(tmp_path):
         ("", "needs rows of features and a label"),
         ("a\nb\nc\n", "needs rows of features and a label"),
         ("1,2,a\n", "needs rows of features"),
-        ("1,2,a\n3,b\n", "row 2 of the data has 2 cells, the first 3"),
-        ("1,2,a\n3,x,b\n", "row 2, column 2 holds 'x'"),
-        ("w,h,k\n1,2,a\n3,nan,b\n", "row 2, column 2 holds 'nan'"),
-        ("1,2,a\n3,,b\n", "row 2, column 2 holds ''"),
-        ("1,NA,a\n3,4,b\n5,6,a\n", "row 1, column 2 holds 'NA'"),  # no header: lost data
+        ("1,2,a\n3,b\n", "line 2 has 2 cells, the first row of data 3"),
+        ("1,2,a\n3,x,b\n", "line 2, column 2 holds 'x'"),
+        ("w,h,k\n1,2,a\n3,nan,b\n", "line 3, column 2 holds 'nan'"),
+        ("1,2,a\n3,,b\n", "line 2, column 2 holds ''"),
+        ("1,NA,a\n3,4,b\n5,6,a\n", "line 1, column 2 holds 'NA'"),  # no header: lost data
     ],
 )
 def test_bad_tables(text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_table(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (("0.5", "", "1.5"), r"is missing in line 3 \(''\); fill it in"),
+        (("a", " ", ""), r"is missing in line 3 \(''\), line 4 \(''\); fill"),
+        (("a", "NaN", "b"), r"is missing in line 3 \('NaN'\)"),
+        (("", "1.5", "2"), r"is missing in line 2 \(''\)"),
+        (("0.5", "1.5", "soon"), "line 4 ends with 'soon', while 2 of 3 rows end with a number"),
+        (("1", "inf", "2"), "line 3 ends with 'inf', while 2 of 3"),
+    ],
+)
+def test_bad_last_columns(labels, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_table(write(tmp_path, "w,h,kind\n" + ROWS.format(*labels)))
+
+
+def test_a_gap_in_the_first_of_the_rows_is_no_header(tmp_path):
+    with pytest.raises(ValueError, match=r"missing in line 1 \(''\)"):
+        load_table(write(tmp_path, ROWS.format("", 0.5, 1.5)))
+
+
+def test_many_gaps_are_counted_and_lines_are_those_of_the_file(tmp_path):
+    rows = "".join(f"{i},{i},{'' if i % 2 else 0.5}\n" for i in range(16))
+    with pytest.raises(ValueError, match=r"missing in line 4 \(''\), .*line 12 \(''\) and 3 more;"):
+        load_table(write(tmp_path, "w,h,kind\n\n" + rows))
+
+
+def test_some_numbers_among_words_are_words(tmp_path):
+    found = load_table(write(tmp_path, "w,h,kind\n" + ROWS.format("1", "1a", "1b")))
+    assert found.class_names == ("1", "1a", "1b")
+
+
+@pytest.mark.parametrize("form", ["csv", "npz"])
+def test_a_hundred_words_are_the_most(form, tmp_path):
+    def table(count):
+        words = np.array([f"name{i}" for i in range(count)])
+        if form == "csv":
+            return write(tmp_path, "".join(f"{i},2,{word}\n" for i, word in enumerate(words)))
+        np.savez(tmp_path / "own.npz", x=np.eye(count), y=words)
+        return tmp_path / "own.npz"
+
+    assert load_table(table(100)).num_classes == 100
+    with pytest.raises(ValueError, match="has 101 different words as labels, such as 'name0'"):
+        load_table(table(101))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +145,7 @@ def test_bad_tables(text, message, tmp_path):
         ({"x": np.ones(3), "y": np.ones(3)}, "needs x"),
         ({"x": np.full((3, 2), np.nan), "y": np.ones(3)}, "x holds what is not finite"),
         ({"x": np.array([["a"], ["b"]]), "y": np.ones(2)}, "x holds <U1, not numbers"),
+        ({"x": np.ones((2, 2)), "y": np.array(["a", ""])}, r"y\[1\] holds '', 1 of 2 labels"),
         ({"x": np.ones((2, 2)), "y": np.array([["a", "b"], ["b", "a"]])}, "y .2, 2. holds words"),
     ],
 )
@@ -142,6 +189,12 @@ def test_a_task_of_one_s_own(tmp_path):
         build_task(Settings(data=own(tmp_path), split="train"))
     with pytest.raises(ValueError, match=r"classes=2: own\.csv is a regression"):
         build_task(Settings(data=own(tmp_path, classes=False), classes=2))
+
+
+def test_a_single_class_is_not_enough(tmp_path):
+    path = write(tmp_path, ROWS.format("a", "a", "a"))
+    with pytest.raises(ValueError, match=r"own\.csv has a single class, 'a'"):
+        build_task(Settings(data=path))
 
 
 @pytest.mark.slow

@@ -179,8 +179,10 @@ def test_unknown_names(tmp_path, toy):
     with pytest.raises(ValueError, match="preset='huge'"):
         run_script("toy", "huge", results=tmp_path)
     assert find("toy-1") == "toy"
-    with pytest.raises(ValueError, match="neither a script nor a picture"):
+    with pytest.raises(ValueError, match=r"neither a script nor a picture; did you mean toy-1"):
         find("toy-2")
+    with pytest.raises(ValueError, match=r"picture\. `python -m experiments list` names them all"):
+        find("qqqqqqqq")
 
 
 def test_every_script_offers_what_the_runner_needs():

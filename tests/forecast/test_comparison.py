@@ -139,6 +139,8 @@ def test_bad_input():
         compare(CANDIDATES, X, Y, learning_rate=-1.0)
     with pytest.raises(ValueError, match="batch_size"):
         compare(CANDIDATES, X, Y, batch_size=40, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="key must be a jax"):
+        compare(CANDIDATES, X, Y, batch_size=4, key=jnp.zeros(3))
     bad = {"bad": Candidate(wide, jnp.full((4, 3), jnp.nan))}
     with pytest.raises(ValueError, match=r"candidates\['bad'\].params holds 12"):
         compare(bad, X, Y)

@@ -199,6 +199,7 @@ def test_mode_curve_follows_schedules():
         ({"resamples": 1}, "resamples must be"),
         ({"learning_rate": 0.0}, "learning_rate must be"),
         ({"loss": "hinge"}, "loss='hinge' is not known"),
+        ({"key": 0}, r"key must be a jax.random.key, such as jax.random.key\(0\); got 0\."),
     ],
 )
 def test_bad_input(change, message):

@@ -94,6 +94,18 @@ def test_frozen_parameters_do_not_move_the_forecast():
     np.testing.assert_allclose(head.outputs, alone.outputs, atol=1e-12)
 
 
+def test_what_is_printed():
+    forecast = predict(steps=20)
+    lines = str(forecast).splitlines()
+    assert lines[1].split() == ["1", "%", "of", "the", "loss's", "drop", "step",
+                                str(forecast.steps[0.01])]  # fmt: skip
+    assert "relative" not in str(forecast)
+    assert "  gap       0.1 " in str(dataclasses.replace(forecast, rule="gap"))
+    cost = dataclasses.replace(forecast.cost, gradient_evaluations=1)
+    assert "1 gradient evaluation," in str(cost)
+    assert "2 gradient evaluations," in str(dataclasses.replace(cost, gradient_evaluations=2))
+
+
 def test_no_training_happens(monkeypatch):
     """No optimiser ever sees the network's weights, and the weights given stay as they are."""
     before = jax.tree.map(np.array, PARAMS)
@@ -203,6 +215,7 @@ BAD = {
         "momentum",
     ),
     "batch without key": ({"batch_size": 4}, "key"),
+    "no key": ({"batch_size": 4, "key": jnp.zeros(3)}, "key must be a jax.random.key, such as"),
     "batch too large": ({"batch_size": 13, "key": jax.random.key(0)}, "batch_size"),
     "batch zero": ({"batch_size": 0, "key": jax.random.key(0)}, "batch_size"),
     "steps zero": ({"steps": 0}, "steps"),

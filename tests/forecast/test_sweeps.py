@@ -130,6 +130,11 @@ def test_best_pareto_cost_and_rows(tmp_path):
         assert beaten
     for i in front:
         assert not np.any((cost < cost[i]) & (found.final_loss < found.final_loss[i]))
+    ranking = found.ranking(0.1)
+    keys = [(times[i], found.final_loss[i]) for i in ranking]
+    assert keys == sorted(keys)
+    assert ranking[0] == found.best(0.1)
+    assert set(ranking) == set(np.flatnonzero(np.isfinite(cost)))
     rows = found.rows()
     assert rows[1]["steps_0.1"] == times[1]
     assert rows[1]["seconds_0.1"] == times[1] * 1.0
@@ -217,6 +222,8 @@ def test_bad_calls():
         sweep_kernel(theta, f0, y, (0.1,))
     with pytest.raises(ValueError, match="batch_size needs key"):
         sweep_kernel(theta, f0, y, grid(learning_rate=0.1, batch_size=2))
+    with pytest.raises(ValueError, match="key must be a jax"):
+        sweep_kernel(theta, f0, y, one, key=jnp.zeros(3))
     big = grid(learning_rate=0.1, batch_size=7)
     with pytest.raises(ValueError, match="batch_size must be an integer between 1 and 6"):
         sweep_kernel(theta, f0, y, big, key=jax.random.key(0))

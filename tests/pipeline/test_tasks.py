@@ -132,7 +132,10 @@ def test_classes_of_any_data_set():
     task = build_task(Settings(data="wine", classes=2, samples_per_class=3))
     assert output_shape(*task.model, task.x) == (6, 2)
     task = build_task(Settings(classes=(1, 2), samples_per_class=3, trainable="head"))
-    assert "ResNet pre-trained on digits 0-4, on digits 1, 2, head alone" in task.description
+    assert (
+        "ResNet pre-trained on digits 0-4, fine-tuned on digits 1, 2, head alone"
+        in task.description
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,6 +149,10 @@ def test_classes_of_any_data_set():
         ({"data": "diabetes", "classes": 2}, "^classes=2: diabetes is a regression"),
         ({"data": "mit67"}, "^mit67 is read from a folder, and folder is missing"),
         ({"data": "wine", "classes": 4}, r"^classes must be .* 1 and 3; got 4\. wine has 3 class"),
+        ({"classes": (3, 4, 17)}, r"^classes: \[17\] not in digits; choose among 0 \(0\), 1"),
+        ({"classes": (3, -1)}, r"^classes: \[-1\] not in digits"),
+        ({"classes": (3,)}, "^digits has a single class, '3'; a network learns to tell two"),
+        ({"data": "diabetes", "loss": "mse"}, "^loss='mse' is not known; .* 'squared_error'"),
         ({"model": "resnet18", "image_size": 0}, "^image_size must be an integer of at least 1"),
     ],
 )
