@@ -113,7 +113,7 @@ class TaskSteps:
         elif asked.rtol > FULL_RANK_RTOL or asked.pseudoinverse != "truncate":
             remedy = f"pseudoinverse truncate with rtol {FULL_RANK_RTOL:g}"
         else:
-            remedy = "fewer samples, none of them twice, or smaller steps"
+            remedy = "a still wider bottleneck, or fewer samples (none of them twice)"
         return (
             f"rank {self.ranks.min()} of {n}, relative residual up to {self.largest_residual:.2g}, "
             f"while the forecast is of exact steps; {remedy}, would do"
