@@ -58,8 +58,9 @@ def gauss_newton(
 
     A step is exact where every half-layer keeps all N directions: a bottleneck m >= 2 N (more where
     d/2 is 2 or 3: ReLU features of so few inputs are dependent), no repeated samples, and the
-    default `pseudoinverse` and `rtol` (or "exact", which refuses what it cannot do). `state[0].residual` says how much of the last step was missed (below 1e-3 in
-    float32, 1e-9 in float64, is rounding), `state[0].ranks` how many directions it kept.
+    default `pseudoinverse` and `rtol` (or "exact", which refuses what it cannot do).
+    `state[0].residual` says how much of the last step was missed (below 1e-3 in float32, 1e-9 in
+    float64, is rounding), `state[0].ranks` how many directions it kept.
 
     `update(gradients, state, weights, x=, y=, bottlenecks=)` computes the direction from the data;
     the gradients are not used (pass the weights or zeros) unless they are wanted by what precedes

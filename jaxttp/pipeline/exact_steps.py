@@ -273,7 +273,7 @@ def _descend(
 
 
 def _rises(curve: list[float]) -> bool:
-    """Whether the last loss is half as much again as the lowest, and more than the rounding of the first."""
+    """Whether the last loss is 1.5 times the lowest, and more than the rounding of the first."""
     last = curve[-1]
     return not np.isfinite(last) or last > max(1.5 * min(curve), 1e-9 * curve[0])
 
