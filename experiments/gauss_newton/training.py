@@ -344,6 +344,7 @@ def _optimizer(method: _Method, rate: ArrayLike, readout: Array | None) -> Any:
         pseudoinverse=method.pseudoinverse,
         rtol=method.rtol,
         noise=method.noise,
+        measure=False,
     )
     return optax.chain(direction, decay, optax.scale_by_learning_rate(rate))
 

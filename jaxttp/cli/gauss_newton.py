@@ -27,7 +27,10 @@ def gauss_newton(
     loss: Annotated[
         str | None, typer.Option(help="squared_error (default) or cross_entropy.")
     ] = None,
-    learning_rate: Annotated[float, typer.Option(help="Share of a whole step.")] = 0.5,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="Share of a whole step (default: 0.5, halved until it is stable)."),
+    ] = None,
     steps: Annotated[int, typer.Option(help="How many.")] = 12,
     blocks: Annotated[int, typer.Option(help="Of the reversible network.")] = 2,
     bottleneck: Annotated[
@@ -66,8 +69,8 @@ def gauss_newton(
     problem = None
     if not result.stable:
         problem = (
-            f"diverges at learning rate {learning_rate:g}; choose a smaller one, more hidden units "
-            "(--bottleneck) or a larger --rtol."
+            f"diverges at learning rate {result.settings.learning_rate:g}; choose a smaller one "
+            "(or none: it is then found), more hidden units (--bottleneck) or a larger --rtol."
         )
     shell.deliver(
         result.to_json(),
@@ -104,3 +107,8 @@ def _print(console: Console, result: Any) -> None:
         f"ranks {ranks.min()} to {ranks.max()} of {result.samples} samples, relative residual of "
         f"the first step {result.residual:.1e}"
     )
+    if result.diverged:
+        rates = ", ".join(f"{rate:g}" for rate in result.diverged)
+        console.print(f"learning rate {result.settings.learning_rate:g}, as {rates} diverged")
+    if result.shortfall is not None:
+        console.print(f"not exact: {result.shortfall}", soft_wrap=True)

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from jaxttp._checks import check_choice, check_finite, check_number
 from jaxttp.gauss_newton._network import Activation
 from jaxttp.gauss_newton.output_space import CURVATURES, change_of
-from jaxttp.gauss_newton.pseudoinverse import MODES
+from jaxttp.gauss_newton.pseudoinverse import FULL_RANK_RTOL, MODES
 from jaxttp.gauss_newton.readout import check_readout
 from jaxttp.gauss_newton.update import (
     StepInfo,
@@ -23,27 +23,44 @@ from jaxttp.gauss_newton.update import (
 )
 from jaxttp.losses import Loss, encode_targets, get_loss
 
+INSTEAD = (
+    "Take exact steps in a loop of your own, optimizer.update(gradients, state, weights, x=x, y=y, "
+    "bottlenecks=bottlenecks), and forecast them by jaxttp.gauss_newton.forecast_steps(outputs, y, "
+    "...); jaxttp.pipeline.gauss_newton_task does both. What passes gradients alone (jaxttp.train, "
+    "jaxttp.predict_training_time) cannot take them."
+)
+"""What to call in place of a function that knows gradients only."""
+
 
 class GaussNewtonState(NamedTuple):
     """What the last step reports.
 
     Attributes:
         steps: steps taken.
-        ranks: directions kept in the last step (L, 2); zeros before the first.
-        half_residuals: ‖Δ s − δ‖/‖δ‖ of every half-layer (L, 2), see `StepInfo`.
-        residual: ‖J·Δ − P⁺ε‖/‖P⁺ε‖, with `measure=True`, else NaN.
+        ranks: directions kept in the last step (L, 2), N of them in an exact one; zeros before
+            the first.
+        half_residuals: ‖Δ s − δ‖/‖δ‖ of every half-layer (L, 2), see `StepInfo`; ones before the
+            first step.
+        residual: ‖J·Δ − P⁺ε‖/‖P⁺ε‖, the share of the wanted step that was missed: rounding for
+            an exact one, 1 before the first. None with `measure=False`.
     """
 
     steps: Array
     ranks: Array
     half_residuals: Array
-    residual: Array
+    residual: Array | None
 
 
 def gauss_newton(
     learning_rate: optax.ScalarOrSchedule, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """Exact Gauss-Newton descent for a RevMLP: W ← W − α J^⊣ ε.
+    """Gauss-Newton descent for a RevMLP: W ← W − α J^⊣ ε, exact where nothing is truncated.
+
+    A step is exact where every half-layer keeps all N directions: a bottleneck m >= 2 N (more where
+    d/2 is 2 or 3: ReLU features of so few inputs are dependent), no repeated samples, and the
+    default `pseudoinverse` and `rtol` (or "exact", which refuses what it cannot do).
+    `state[0].residual` says how much of the last step was missed (below 1e-3 in float32, 1e-9 in
+    float64, is rounding), `state[0].ranks` how many directions it kept.
 
     `update(gradients, state, weights, x=, y=, bottlenecks=)` computes the direction from the data;
     the gradients are not used (pass the weights or zeros) unless they are wanted by what precedes
@@ -54,7 +71,8 @@ def gauss_newton(
             quadratically where the network is close to linear along it (standardised inputs, small
             weights) and can diverge elsewhere: then lower it, or set `max_output_change`.
         **options: those of `scale_by_gauss_newton`: loss, activation, readout, curvature, damping,
-            pseudoinverse, rtol, atol, method, max_output_change, measure.
+            pseudoinverse, rtol, atol, method, noise, max_output_change, measure. The literature
+            truncates at rtol=0.01, which keeps a part of the directions only.
 
     Returns:
         `optax.chain(scale_by_gauss_newton(...), optax.scale_by_learning_rate(learning_rate))`.
@@ -68,16 +86,16 @@ def gauss_newton(
         >>> weights = 0.1 * jax.random.normal(keys[0], (2, 2, 2, 16))
         >>> bottlenecks = jax.random.normal(keys[1], (2, 2, 16, 2)) / 4
         >>> x = jax.random.normal(keys[2], (3, 4))
-        >>> optimizer = gauss_newton(1.0, loss="squared_error", pseudoinverse="exact")
+        >>> optimizer = gauss_newton(1.0, loss="squared_error")
         >>> state = optimizer.init(weights)
         >>> updates, state = optimizer.update(weights, state, weights, x=x, y=0 * x,
         ...                                   bottlenecks=bottlenecks)
         >>> weights = optax.apply_updates(weights, updates)
-        >>> state[0].ranks.tolist()
-        [[3, 3], [3, 3]]
+        >>> state[0].ranks.tolist(), float(state[0].residual) < 1e-3
+        ([[3, 3], [3, 3]], True)
 
     Source:
-        XGN Algorithm 1, eqs (16)-(17).
+        XGN Algorithm 1, eqs (16)-(17); section 5 truncates at 1 %, the default here does not.
     """
     return optax.chain(
         scale_by_gauss_newton(**options), optax.scale_by_learning_rate(learning_rate)
@@ -92,12 +110,12 @@ def scale_by_gauss_newton(
     curvature: str = "identity",
     damping: ArrayLike = 1e-3,
     pseudoinverse: str = "truncate",
-    rtol: ArrayLike = 0.01,
+    rtol: ArrayLike = FULL_RANK_RTOL,
     atol: ArrayLike = 1e-5,
     method: str = "auto",
     noise: ArrayLike = 0.1,
     max_output_change: float | None = None,
-    measure: bool = False,
+    measure: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Replaces the updates by the Gauss-Newton direction; chain it with what should follow.
 
@@ -113,13 +131,15 @@ def scale_by_gauss_newton(
         damping: of the Hessian, see `output_change`.
         pseudoinverse: as in `gauss_newton_direction`; "noise" takes a fresh `key` as an extra
             argument of every `update`.
-        rtol: as there.
+        rtol: as there, but 1e-6 by default, which keeps all that float32 resolves; the literature's
+            truncation is 0.01, damping and Tikhonov want one like it.
         atol: as there.
         method: as there.
         noise: as there.
         max_output_change: if given, ε is scaled down so that no output is asked to change by more
             than this per unit of learning rate: step control without a line search.
-        measure: whether the state reports the residual at x_L (one more forward tangent pass).
+        measure: whether the state reports the residual at x_L (one more forward tangent pass); it
+            is None otherwise.
 
     Returns:
         An optax transformation with a `GaussNewtonState`.
@@ -149,10 +169,13 @@ def scale_by_gauss_newton(
     def init(params: Any) -> GaussNewtonState:
         weights = _single_leaf(params)[0]
         shape = weights.shape[:2]
-        nothing = jnp.full(shape, jnp.nan, weights.dtype)
-        start = jnp.zeros((), jnp.int32)
-        unknown = jnp.full((), jnp.nan, weights.dtype)
-        return GaussNewtonState(start, jnp.zeros(shape, jnp.int32), nothing, unknown)
+        missed = jnp.ones((), weights.dtype) if measure else None
+        return GaussNewtonState(
+            jnp.zeros((), jnp.int32),
+            jnp.zeros(shape, jnp.int32),
+            jnp.ones(shape, weights.dtype),
+            missed,
+        )
 
     def update(
         updates: Any,
@@ -167,6 +190,8 @@ def scale_by_gauss_newton(
         **extra: Any,
     ) -> tuple[Any, GaussNewtonState]:
         del updates, extra
+        if x is None and y is None and epsilon is None:
+            raise ValueError(f"gauss_newton needs the batch beside the gradients. {INSTEAD}")
         if params is None or x is None or (y is None) == (epsilon is None):
             raise ValueError(
                 "gauss_newton needs the weights, the batch and exactly one of its targets and its "
@@ -206,7 +231,7 @@ def scale_by_gauss_newton(
         )  # fmt: skip
         return jax.tree.unflatten(structure, [direction.astype(leaf.dtype)]), _next(state, info)
 
-    return optax.GradientTransformationExtraArgs(init, cast(Any, update))
+    return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
 
 
 def _next(state: GaussNewtonState, info: StepInfo) -> GaussNewtonState:
@@ -225,6 +250,6 @@ def _single_leaf(params: Any) -> tuple[Array, Any]:
         raise ValueError(
             "gauss_newton trains the weights (L, 2, d/2, m) of one RevMLP, alone or as the only "
             f"leaf of a pytree; got leaves of shapes {shapes}. Use optax.masked or optax.partition "
-            "for the others."
+            f"for the others. {INSTEAD}"
         )
     return leaves[0], structure

@@ -35,6 +35,9 @@ float32 features are off by 6e-8 an entry, so singular values below about 1e-6 o
 rounding; a float64 Gram squares the singular values and blurs those below 1e-7 of the largest.
 """
 
+FULL_RANK_RTOL = FINEST_RTOL
+"""Truncation that drops rounding alone: what keeps a step exact wherever it can be."""
+
 RESIDUAL_LIMIT = 1e-3
 """An exact solve with a larger relative residual counts as failed."""
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp._result import RESULT
@@ -21,11 +22,15 @@ from jaxttp.gauss_newton import (
     output_change,
     revmlp_forward,
 )
+from jaxttp.gauss_newton.pseudoinverse import FULL_RANK_RTOL, RESIDUAL_LIMIT
 from jaxttp.losses import encode_targets
 from jaxttp.models import RevMLP
 from jaxttp.pipeline._plain import plain_numbers
 
 Progress = Callable[[str, int, int], None]
+
+_RATES = tuple(0.5 / 2**k for k in range(6))
+"""Tried in turn where none is given."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +41,8 @@ class StepSettings:
         data: a data set of `jaxttp.data.dataset_names`, or a file for `jaxttp.data.load_table`.
         samples_per_class: samples of each class; None for all. Regression takes all samples.
         loss: "squared_error" or "cross_entropy"; None for the squared error (of one-hot labels).
-        learning_rate: share of a whole step.
+        learning_rate: share of a whole step; None for 0.5, halved (at most five times) until
+            the loss does not rise to 1.5 times its lowest.
         steps: how many.
         blocks: L.
         bottleneck: m; None for twice the number of samples, at least 256: full rank.
@@ -49,12 +55,12 @@ class StepSettings:
     data: str = "digits"
     samples_per_class: int | None = 30
     loss: str | None = None
-    learning_rate: float = 0.5
+    learning_rate: float | None = None
     steps: int = 12
     blocks: int = 2
     bottleneck: int | None = None
     pseudoinverse: str = "truncate"
-    rtol: float = 1e-6
+    rtol: float = FULL_RANK_RTOL
     thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
     seed: int = 0
 
@@ -64,14 +70,17 @@ class TaskSteps:
     """Exact steps, and what was forecast of them from the first outputs alone.
 
     Attributes:
-        settings: what was asked for.
+        settings: what was asked for, with the learning rate that was taken.
         description: network and data in words.
         forecast: losses and outputs of steps in function space.
         loss: of the network, on all samples (T + 1,); infinite after divergence.
         error: likewise.
         ranks: kept in every half-layer at the first step (L, 2).
         residual: relative residual of J times the first direction.
+        largest_residual: the largest of all steps.
         samples: N.
+        bottleneck: m.
+        diverged: learning rates that were tried before and diverged.
     """
 
     settings: StepSettings
@@ -81,7 +90,10 @@ class TaskSteps:
     error: np.ndarray
     ranks: np.ndarray
     residual: float
+    largest_residual: float
     samples: int
+    bottleneck: int
+    diverged: tuple[float, ...] = ()
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -89,6 +101,23 @@ class TaskSteps:
     def stable(self) -> bool:
         """Whether every loss is finite, and the last one below the first."""
         return bool(np.all(np.isfinite(self.loss)) and self.loss[-1] < self.loss[0])
+
+    @property
+    def shortfall(self) -> str | None:
+        """Why the steps were not exact and what would do; None where they were."""
+        if self.largest_residual <= RESIDUAL_LIMIT:
+            return None
+        n, asked = self.samples, self.settings
+        if self.bottleneck < 2 * n:
+            remedy = f"a bottleneck of at least {2 * n} (twice the samples), or fewer samples"
+        elif asked.rtol > FULL_RANK_RTOL or asked.pseudoinverse != "truncate":
+            remedy = f"pseudoinverse truncate with rtol {FULL_RANK_RTOL:g}"
+        else:
+            remedy = "a still wider bottleneck, or fewer samples (none of them twice)"
+        return (
+            f"rank {self.ranks.min()} of {n}, relative residual up to {self.largest_residual:.2g}, "
+            f"while the forecast is of exact steps; {remedy}, would do"
+        )
 
     def times(self) -> dict[float, tuple[int, int]]:
         """Forecast and real training time for every threshold; -1 for real ones that diverge."""
@@ -114,6 +143,8 @@ class TaskSteps:
             "stable": self.stable,
             "ranks": self.ranks.tolist(),
             "residual": self.residual,
+            "shortfall": self.shortfall,
+            "diverged": list(self.diverged),
         }  # fmt: skip
 
 
@@ -142,7 +173,8 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     """
     check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     check_integer("steps", settings.steps, at_least=1)
-    check_number("learning_rate", settings.learning_rate, above=0.0)
+    if settings.learning_rate is not None:
+        check_number("learning_rate", settings.learning_rate, above=0.0)
     dataset = load_whole(settings.data)
     keys = jax.random.split(jax.random.key(settings.seed))
     if dataset.num_classes is not None:
@@ -173,35 +205,77 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
         assert readout is not None
         weights, start = model.weights[...], model(flat)
         targets, loss = encode_targets(loss_name, dataset.y, start)
-        ahead = forecast_steps(
-            start, targets, loss=loss, learning_rate=settings.learning_rate, steps=settings.steps
-        )
 
-        def step(weights: Any) -> tuple[Any, Any]:
+        def measure(weights: Any) -> tuple[Array, float, float]:
             now = revmlp_forward(weights, fixed, x) @ readout.T
-            direction, info = gauss_newton_direction(
+            return now, float(loss.value(now, targets)), float(loss.error(now, targets))
+
+        def direction(weights: Any, now: Array) -> tuple[Any, np.ndarray, float]:
+            change, info = gauss_newton_direction(
                 weights, fixed, x, output_change(now, targets, loss=loss), readout=readout,
                 pseudoinverse=settings.pseudoinverse, rtol=settings.rtol, return_info=True,
             )  # fmt: skip
-            return weights - settings.learning_rate * direction, info
+            return change, np.asarray(info.ranks), float(info.residual)
 
-        curve, errors, first = [], [], None
-        for index in range(settings.steps + 1):
-            now = revmlp_forward(weights, fixed, x) @ readout.T
-            curve.append(float(loss.value(now, targets)))
-            errors.append(float(loss.error(now, targets)))
-            if not np.isfinite(curve[-1]) or index == settings.steps:
+        rates = _RATES if settings.learning_rate is None else (settings.learning_rate,)
+        tried = 0
+        while True:
+            rate, last = rates[tried], tried + 1 == len(rates)
+            run = _descend(
+                weights, rate, settings.steps, measure, direction, progress, watched=not last
+            )
+            if last or not _rises(run.loss):
                 break
-            if progress is not None:
-                progress("Gauss-Newton steps", index, settings.steps)
-            weights, info = step(weights)
-            first = info if first is None else first
-    assert first is not None
-    missing = settings.steps + 1 - len(curve)
+            tried += 1
+        ahead = forecast_steps(start, targets, loss=loss, learning_rate=rate, steps=settings.steps)
+    missing = settings.steps + 1 - len(run.loss)
     return TaskSteps(
-        settings, words, ahead, _padded(curve, missing), _padded(errors, missing),
-        np.asarray(first.ranks), float(first.residual), len(flat),
+        dataclasses.replace(settings, learning_rate=rate), words, ahead,
+        _padded(run.loss, missing), _padded(run.error, missing), run.ranks[0], run.residuals[0],
+        max(run.residuals), len(flat), bottleneck, rates[:tried],
     )  # fmt: skip
+
+
+class _Run(NamedTuple):
+    """Losses and errors from the start on; ranks and residuals of the steps between."""
+
+    loss: list[float]
+    error: list[float]
+    ranks: list[np.ndarray]
+    residuals: list[float]
+
+
+def _descend(
+    weights: Any,
+    rate: float,
+    steps: int,
+    measure: Callable[[Any], tuple[Array, float, float]],
+    direction: Callable[[Any, Array], tuple[Any, np.ndarray, float]],
+    progress: Progress | None,
+    *,
+    watched: bool,
+) -> _Run:
+    """Steps of one rate; they end early where the loss is infinite or, if watched, rises."""
+    run = _Run([], [], [], [])
+    for index in range(steps + 1):
+        now, value, error = measure(weights)
+        run.loss.append(value)
+        run.error.append(error)
+        if index == steps or not np.isfinite(value) or (watched and _rises(run.loss)):
+            break
+        if progress is not None:
+            progress(f"Gauss-Newton steps at rate {rate:g}", index, steps)
+        change, ranks, residual = direction(weights, now)
+        weights = weights - rate * change
+        run.ranks.append(ranks)
+        run.residuals.append(residual)
+    return run
+
+
+def _rises(curve: list[float]) -> bool:
+    """Whether the last loss is 1.5 times the lowest, and more than the rounding of the first."""
+    last = curve[-1]
+    return not np.isfinite(last) or last > max(1.5 * min(curve), 1e-9 * curve[0])
 
 
 def _padded(values: list[float], missing: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import optax
 import pytest
 from sklearn.datasets import load_digits
 
+from jaxttp import predict_training_time, train
 from jaxttp.gauss_newton import (
     forecast_steps,
     gauss_newton,
@@ -26,7 +27,7 @@ def test_an_update_is_minus_the_rate_times_the_direction(curvature):
     p = orthonormal_readout(jax.random.key(1), 3, 6)
     y = np.arange(6) % 3
     optimizer = gauss_newton(
-        0.3, loss="cross_entropy", activation="tanh", readout=p, curvature=curvature, measure=True
+        0.3, loss="cross_entropy", activation="tanh", readout=p, curvature=curvature, rtol=0.01
     )
     state = optimizer.init(w)
     updates, state = jax.jit(lambda w, s: optimizer.update(w, s, w, x=x, y=y, bottlenecks=v))(
@@ -74,6 +75,43 @@ def test_step_control_bounds_the_change_that_is_asked_for():
     np.testing.assert_allclose(updates, -expected, atol=1e-12)  # the same sums
 
 
+def test_a_step_is_exact_by_default_and_says_where_it_is_not():
+    # ReLU features of 3 inputs: a spectrum that falls by far more than 100 from first to last.
+    w, v, x = network(blocks=2, width=48, samples=24, dtype=jnp.float32)
+    y, p = x[:, :1] ** 2, np.eye(1, 6, dtype=np.float32)
+    found = {}
+    for rtol, options in ((1e-6, {}), (0.01, {"rtol": 0.01})):
+        optimizer = gauss_newton(1.0, readout=p, **options)
+        first = optimizer.init(w)
+        assert float(first[0].residual) == 1
+        _, (found[rtol], _) = optimizer.update(w, first, w, x=x, y=y, bottlenecks=v)
+    assert found[1e-6].ranks.tolist() == [[24, 24], [24, 24]]
+    assert float(found[1e-6].residual) < 1e-3  # 3e-5 seen: float32, features that spread over 1e3
+    assert int(found[0.01].ranks.max()) < 24
+    assert float(found[0.01].residual) > 0.1
+
+
+def test_what_is_not_measured_is_not_there():
+    w, v, x = network()
+    optimizer = gauss_newton(1.0, measure=False)
+    start = optimizer.init(w)
+    _, state = optimizer.update(w, start, w, x=x, y=0 * x, bottlenecks=v)
+    assert start[0].residual is None
+    assert state[0].residual is None
+    assert jax.tree.structure(start) == jax.tree.structure(state)  # it can be carried by a scan
+
+
+@pytest.mark.parametrize("call", [train, predict_training_time])
+def test_functions_that_know_gradients_only_name_what_takes_exact_steps(call):
+    w, v, x = network()
+    network_of = lambda p, x: revmlp_forward(p, v, x)  # noqa: E731
+    dense = lambda p, x: x @ p  # noqa: E731
+    for apply_fn, params in ((network_of, w), (dense, jnp.eye(6))):
+        with pytest.raises(ValueError, match=r"forecast_steps.*gauss_newton_task does both"):
+            call(apply_fn, params, x, 0 * x, loss="squared_error", optimizer=gauss_newton(1.0),
+                 steps=2)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -97,7 +135,9 @@ def test_bad_updates():
     with pytest.raises(ValueError, match="one RevMLP"):
         optimizer.init({"a": w, "b": w})
     state = optimizer.init(w)
-    for data in ({}, {"x": x}, {"x": x, "y": x, "epsilon": x}):
+    with pytest.raises(ValueError, match="needs the batch beside the gradients"):
+        optimizer.update(w, state, w)
+    for data in ({"x": x}, {"y": x}, {"x": x, "y": x, "epsilon": x}):
         with pytest.raises(ValueError, match="exactly one of its targets"):
             optimizer.update(w, state, w, bottlenecks=v, **data)
     with pytest.raises(ValueError, match="exactly one of its targets"):

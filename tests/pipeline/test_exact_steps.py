@@ -1,5 +1,6 @@
 """Exact steps on a named data set: the network follows its forecast."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -29,6 +30,41 @@ def test_results_are_plain_values():
     found = gauss_newton_task(WINE)
     text = json.dumps(found.to_json(), allow_nan=False)
     assert json.loads(text)["real"]["steps"]["0.1"] == found.times()[0.1][1]
+    assert found.shortfall is None
+    assert json.loads(text)["shortfall"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        ({"bottleneck": 6}, "bottleneck of at least 48"),
+        ({"rtol": 0.2}, "rtol 1e-06"),
+        ({"pseudoinverse": "damp", "rtol": 0.2}, "pseudoinverse truncate"),
+    ],
+)
+def test_steps_that_are_not_exact_say_what_would_do(change, remedy):
+    found = gauss_newton_task(dataclasses.replace(WINE, steps=1, **change))
+    assert found.residual > 0.05
+    assert found.shortfall is not None
+    assert f"rank {found.ranks.min()} of 24" in found.shortfall
+    assert remedy in found.shortfall
+    assert found.to_json()["shortfall"] == found.shortfall
+
+
+def test_a_rate_that_is_not_given_is_halved_until_the_loss_does_not_rise(tmp_path):
+    # Targets that jump between near neighbours ask for large weights: a step of 0.5 is too long.
+    x = np.random.default_rng(0).normal(size=(60, 8))
+    np.savez(tmp_path / "rough.npz", x=x, y=np.sign(np.sin(9 * x[:, :1])))
+    settings = StepSettings(data=str(tmp_path / "rough.npz"), steps=8, bottleneck=120)
+    found = gauss_newton_task(settings)
+    assert found.diverged[:1] == (0.5,)
+    assert found.settings.learning_rate == 0.5 ** (1 + len(found.diverged))
+    assert found.stable
+    assert found.loss[-1] <= 1.5 * found.loss.min()
+    assert found.to_json()["diverged"] == list(found.diverged)
+    whole = gauss_newton_task(dataclasses.replace(settings, learning_rate=0.5))
+    assert whole.diverged == ()
+    assert whole.loss[-1] > 1.5 * whole.loss.min()
 
 
 def test_divergence_is_said_not_raised():
