@@ -27,6 +27,33 @@ SLOW = (
 )  # fmt: skip
 
 
+WITH_A_SMALL_NETWORK = (
+    "ttp-effective-rate", "ttp-kernels", "ttp-curves", "ttp-spaces", "ttp-clusters", "ttp-factors",
+    "ttp-costs", "ttp-larger", "ours-dynamics", "ours-online", "ours-adapters", "ours-sweep",
+    "ours-bands",
+)  # fmt: skip
+"""As above, but a ResNet of 32 pixels stands for the one of 224, which takes a minute or more."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_A_SMALL_NETWORK)
+def test_one_step_of_the_paper_with_a_small_network(name, monkeypatch):
+    def smaller(settings, **options):
+        cut = one_step(settings, **options)
+        if isinstance(cut, pipeline.Settings):
+            assert cut.model == "resnet18"
+            return dataclasses.replace(cut, model="resnet20", image_size=32)
+        return cut
+
+    monkeypatch.setattr(dry, "one_step", smaller)
+    found = dry_run(name, few=True, samples=420)
+    assert "resnet20" in str(found.settings)
+    assert "resnet18" not in str(found.settings)
+    script = load_script(name)
+    assert type(found.settings) is type(script.presets["paper"])
+    assert set(script.measure(found.result)) <= set(script.claim)
+
+
 def _mark(name):
     return name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
 
