@@ -36,6 +36,10 @@ def closed_form(
 ) -> Trajectory:
     """Gradient flow of the squared error, exact at any time.
 
+    Differentiate in reverse with respect to the rate or the outputs; with respect to a kernel with
+    repeated eigenvalues, such as K ⊗ I_C, the derivative of its eigenvectors is not defined (NaN):
+    `gradient_flow` has one.
+
     Args:
         kernel: Theta (N, C, N, C), symmetric and positive semi-definite; or (N, N) for K ⊗ I_C.
         f0: outputs at t = 0, (N, C).
