@@ -181,8 +181,10 @@ def _run(optimizer: Any, tree: tuple[Params, Params]) -> tuple[Params, Params, P
 
     def step(carry: tuple, gradient: Params) -> tuple[tuple, Params]:
         params, state = carry
-        updates, state = optimizer.update(gradient, state, params)
-        return (optax.apply_updates(params, updates), state), updates
+        updates, new = optimizer.update(gradient, state, params)
+        # A rate in float64 makes the state so, too.
+        new = jax.tree.map(lambda a, like: jnp.asarray(a, jnp.result_type(like)), new, state)
+        return (optax.apply_updates(params, updates), new), updates
 
     _, updates = jax.lax.scan(step, (first, optimizer.init(first)), grads)
     return first, grads, updates
