@@ -235,7 +235,8 @@ def test_beyond_stability(tmp_path):
     result = call("predict", *SMALL, *arguments)
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
-    found = re.match(r"jaxttp: diverges above η = (\S+) \(learning rate 5\).*; choose", result.stderr)
+    words = r"jaxttp: diverges above η = (\S+) \(learning rate 5\).*; choose"
+    found = re.match(words, result.stderr)
     assert found
     # What was found is written all the same, and is JSON.
     written = json.loads((tmp_path / "prediction.json").read_text(), parse_constant=pytest.fail)
