@@ -23,18 +23,6 @@ from jaxttp.dynamics.filters import linear_filter
 from jaxttp.losses import Loss
 
 
-class Coefficients(NamedTuple):
-    """Where the linearised network's weights are: w = weights w_0 + J^T dual.
-
-    Attributes:
-        dual: a (N, C).
-        weights: c, 1 without weight decay.
-    """
-
-    dual: Array
-    weights: Array
-
-
 def recursion(
     kernel: ArrayLike,
     f0: ArrayLike,
@@ -91,30 +79,6 @@ def recursion(
         TTP treats momentum by an effective learning rate eta/(1 - m), which misses the warm-up of
         the accumulator; the recursion is exact (derived, tested against weight-space training).
     """
-    return recursion_to_the_end(
-        kernel, f0, y, loss=loss, optimizer=optimizer, steps=steps, batch_size=batch_size, key=key,
-        kernel_test=kernel_test, f0_test=f0_test, protocol=protocol,
-        initial_tangent=initial_tangent, initial_tangent_test=initial_tangent_test,
-    )[0]  # fmt: skip
-
-
-def recursion_to_the_end(
-    kernel: ArrayLike,
-    f0: ArrayLike,
-    y: Any,
-    *,
-    loss: str | Loss,
-    optimizer: optax.GradientTransformation,
-    steps: int,
-    batch_size: int | None = None,
-    key: Array | None = None,
-    kernel_test: ArrayLike | None = None,
-    f0_test: ArrayLike | None = None,
-    protocol: str = "epochs",
-    initial_tangent: ArrayLike | None = None,
-    initial_tangent_test: ArrayLike | None = None,
-) -> tuple[Trajectory, Coefficients]:
-    """As `recursion`; also where the weights are at the end."""
     kernel, f0, targets, loss, kernel_test, f0_test = check_problem(
         kernel, f0, y, loss, kernel_test, f0_test
     )
@@ -125,15 +89,15 @@ def recursion_to_the_end(
         indices = batch_indices(key, n, batch_size, steps, protocol=protocol)
     tangent = _check_tangent(optimizer, initial_tangent, f0)
 
-    def outputs(coefficients: Coefficients) -> Array:
+    def outputs(coefficients: _Coefficients) -> Array:
         moved = f0 + apply_kernel(kernel, coefficients.dual)
         return moved if tangent is None else moved + (coefficients.weights - 1.0) * tangent
 
-    start = Coefficients(jnp.zeros_like(f0), jnp.ones((), f0.dtype))
+    start = _Coefficients(jnp.zeros_like(f0), jnp.ones((), f0.dtype))
 
     def step(carry: tuple, batch: Array | None) -> tuple[tuple, tuple]:
         coefficients, state, f, alive = carry
-        gradient = Coefficients(dual_gradient(loss, f, targets, batch), jnp.zeros((), f.dtype))
+        gradient = _Coefficients(dual_gradient(loss, f, targets, batch), jnp.zeros((), f.dtype))
         updates, state = optimizer.update(gradient, state, coefficients)
         new: Any = optax.apply_updates(coefficients, updates)
         new_f = outputs(new)
@@ -160,7 +124,16 @@ def recursion_to_the_end(
         test = jnp.concatenate([f0_test[None], moved])
     diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
-    return Trajectory(ts, train, test, diverged_at=diverged_at), end
+    return Trajectory(
+        ts, train, test, diverged_at=diverged_at, end_dual=end.dual, end_scale=end.weights
+    )
+
+
+class _Coefficients(NamedTuple):
+    """Where the weights are: w = weights w_0 + J^T dual."""
+
+    dual: Array
+    weights: Array
 
 
 _NOT_FINITE = "optimizer: the response to a weight is not finite"

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 
 from jaxttp._types import Params
 from jaxttp.dynamics._segment import compile_network
+from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics._walk import RISE
-from jaxttp.dynamics.recursion import Coefficients
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
 
 Network = Callable[[Params, Any], Array]
@@ -28,7 +28,7 @@ def learning_speed(
     params: Params,
     x: Any,
     gradient: Float[Array, "n c"],
-    end: Coefficients,
+    path: Trajectory,
     batch_size: int | None,
 ) -> float:
     """How fast the loss falls at the predicted last weights, as a share of the forecast's speed.
@@ -42,7 +42,7 @@ def learning_speed(
         params: w_0, the part that is trained.
         x: samples (N, ...).
         gradient: g, of the loss at f_T.
-        end: the coefficients a and c.
+        path: of `recursion`, which knows a and c.
         batch_size: samples at once; all of them when None.
 
     Returns:
@@ -63,8 +63,11 @@ def learning_speed(
             total = part if total is None else jax.tree.map(jnp.add, total, part)
         return total
 
-    moved = pull_all(params, end.dual)
-    last = jax.tree.map(lambda w, m: end.weights.astype(w.dtype) * w + m, params, moved)
+    dual, scale = path.end_dual, path.end_scale
+    assert dual is not None
+    assert scale is not None
+    moved = pull_all(params, dual)
+    last = jax.tree.map(lambda w, m: scale.astype(w.dtype) * w + m, params, moved)
     speeds = []
     for weights in (last, params):
         pulled = pull_all(weights, gradient)

@@ -19,7 +19,7 @@ from jaxttp.dynamics.diffusion import diffusion
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.flow import gradient_flow
 from jaxttp.dynamics.rates import effective_learning_rate
-from jaxttp.dynamics.recursion import recursion, recursion_to_the_end
+from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.dynamics.weight_space import weight_space
@@ -258,13 +258,11 @@ def predict_training_time(
             uncertainty = path.loss_uncertainty
             trust = trust_in_path(path)
         elif dynamics == "recursion":
-            path, end = recursion_to_the_end(
-                kernel, f0, targets, **common, **batches, **test, **tangents
-            )
+            path = recursion(kernel, f0, targets, **common, **batches, **test, **tangents)
             diverged_at = path.diverged_at
             if int(diverged_at) < 0:
                 gradient = loss.gradient(path.train[-1], targets)
-                speed = learning_speed(network, selected, x, gradient, end, batch_size)
+                speed = learning_speed(network, selected, x, gradient, path, batch_size)
                 passes, trust = 3, trust_in_end(speed)
         elif dynamics == "weight_space":
             path = weight_space(network, selected, x, targets, **common, **batches, x_test=x_test)

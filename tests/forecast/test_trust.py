@@ -9,7 +9,7 @@ import pytest
 from jaxttp import empirical_ntk, predict_training_time, train
 from jaxttp.dynamics import RelinearizedTrajectory
 from jaxttp.dynamics._edge import constant_edge
-from jaxttp.dynamics.recursion import recursion, recursion_to_the_end
+from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._trust import learning_speed, trust_in_end, trust_in_path
 from jaxttp.losses import encode_targets
 
@@ -37,18 +37,18 @@ def test_speed_is_that_of_the_dense_jacobians(batch_size, decay):
     tangent = jax.jvp(lambda w: tanh(w, x), (PARAMS,), (PARAMS,))[1] if decay else None
     options = COMMON | {"optimizer": optimizer, "initial_tangent": tangent}
     theta = empirical_ntk(tanh, PARAMS, x)
-    path, end = recursion_to_the_end(theta, f0, Y, **options)
-    np.testing.assert_array_equal(path.train, recursion(theta, f0, Y, **options).train)
+    path = recursion(theta, f0, Y, **options)
+    np.testing.assert_array_equal(path.train[0], f0)
     flat, unravel = jax.flatten_util.ravel_pytree(PARAMS)
     j = jax.jacobian(lambda w: tanh(unravel(w), x).ravel())
     first = j(flat)
-    last = end.weights * flat + first.T @ end.dual.ravel()
+    last = path.end_scale * flat + first.T @ path.end_dual.ravel()
     # The weights at the end are those whose linearised outputs the path ends at.
     moved = np.asarray(f0.ravel() + first @ (last - flat))
     np.testing.assert_allclose(moved, np.ravel(path.train[-1]), rtol=1e-10)
     g = loss.gradient(path.train[-1], targets)
     want = np.sum((j(last).T @ g.ravel()) ** 2) / np.sum((first.T @ g.ravel()) ** 2)
-    found = learning_speed(tanh, PARAMS, x, g, end, batch_size)
+    found = learning_speed(tanh, PARAMS, x, g, path, batch_size)
     assert found == pytest.approx(float(want), rel=1e-9)  # other sums, float64
     assert abs(want - 1) > 0.05
 
