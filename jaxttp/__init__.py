@@ -3,6 +3,7 @@
 Answers before a network is trained, from its outputs, its Jacobian and its kernel.
 """
 
+from jaxttp import _backend as _backend  # first: before a backend starts
 from jaxttp import conditioning as conditioning
 from jaxttp import dynamics as dynamics
 from jaxttp import gauss_newton as gauss_newton

@@ -7,6 +7,7 @@ import typer
 from jaxttp.cli._shell import OneLine
 from jaxttp.cli.compare import compare
 from jaxttp.cli.conditioning import conditioning
+from jaxttp.cli.doctor import doctor
 from jaxttp.cli.extrapolate import extrapolate
 from jaxttp.cli.gauss_newton import gauss_newton
 from jaxttp.cli.predict import predict
@@ -50,6 +51,7 @@ for command, words in (
     (conditioning, "How well conditioned a network is, with bounds."),
     (gauss_newton, "What exact Gauss-Newton steps do, forecast and real."),
     (report, "Forecast, sweep and spectrum on one HTML page."),
+    (doctor, "Does this machine compute what it should? What to mend."),
 ):
     app.command(command.__name__.replace("_", "-"), short_help=words)(command)
 

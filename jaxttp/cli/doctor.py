@@ -1,0 +1,117 @@
+"""`jaxttp doctor`: what is installed, what it runs on, and whether it computes what it should."""
+
+import dataclasses
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from jaxttp.cli._options import AsJson, Output, Quiet, Verbose
+from jaxttp.cli._shell import Shell, seconds_text, write_json
+
+if TYPE_CHECKING:
+    from jaxttp._known_answers import Answer
+    from jaxttp._machine import Machine, Problem
+
+
+def doctor(
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Versions, devices, threads; small computations against known answers; what to mend."""
+    import time
+
+    from jaxttp._known_answers import KNOWN_ANSWERS
+    from jaxttp._machine import Problem, inspect_machine, problems
+
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    answers: dict[str, Answer] = {}
+    seconds: dict[str, float] = {}
+    with shell.work() as report:
+        machine = inspect_machine()
+        wrong = problems(machine)
+        if machine.backend != "none":
+            for k, (name, ask) in enumerate(KNOWN_ANSWERS.items()):
+                report("known answers", k, len(KNOWN_ANSWERS))
+                began = time.perf_counter()
+                answers[name] = ask()
+                seconds[name] = time.perf_counter() - began
+    for name, answer in answers.items():
+        if not answer.right:
+            off = answer.failure or f"off by {answer.error:.1e}, where rounding explains "
+            off += "" if answer.failure else f"{answer.tolerance:.0e}"
+            wrong.append(Problem(f"{name}: {off}", answer.remedy))
+    plain = _plain(machine, answers, wrong)
+    shell.deliver(
+        plain,
+        lambda to: _print(to, machine, answers, seconds, wrong),
+        lambda folder: _write(plain, folder),
+    )
+    for problem in wrong:
+        words = f"{problem.what}. To mend it: {problem.remedy}."
+        print(f"jaxttp: {' '.join(words.split())}", file=sys.stderr)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _plain(
+    machine: "Machine", answers: "dict[str, Answer]", wrong: "list[Problem]"
+) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(machine),
+        "answers": {
+            name: {
+                "right": answer.right,
+                "error": answer.error if math.isfinite(answer.error) else None,
+                "tolerance": answer.tolerance,
+                "failure": answer.failure,
+            }
+            for name, answer in answers.items()
+        },
+        "problems": [problem._asdict() for problem in wrong],
+    }
+
+
+def _write(plain: dict[str, Any], folder: Path) -> list[Path]:
+    path = folder / "doctor.json"
+    write_json(path, plain)
+    return [path]
+
+
+def _print(
+    console: Console,
+    machine: "Machine",
+    answers: "dict[str, Answer]",
+    seconds: dict[str, float],
+    wrong: "list[Problem]",
+) -> None:
+    def say(words: str) -> None:
+        console.print(words, soft_wrap=True, markup=False)
+
+    say(", ".join(f"{name} {version}" for name, version in machine.versions.items()))
+    say(f"devices: {'; '.join(machine.devices)}")
+    say(f"processor: {machine.processor}")
+    say(f"cores: {machine.cores} of {machine.cores_there}")
+    if machine.memory is not None and machine.memory_there is not None:
+        say(f"memory: {machine.memory:.1f} of {machine.memory_there:.1f} GiB free")
+    for line in machine.threads:
+        say(f"threads: {line}")
+    for name, value in machine.environment.items():
+        say(f"{name}={value}")
+    table = Table("known answer")
+    for title in ("error", "allowed", "seconds", ""):
+        table.add_column(title, justify="right")
+    for name, answer in answers.items():
+        table.add_row(
+            name, f"{answer.error:.1e}", f"{answer.tolerance:.0e}", seconds_text(seconds[name]),
+            "right" if answer.right else "WRONG",
+        )  # fmt: skip
+    console.print(table)
+    if not wrong:
+        say("all is well")
