@@ -70,6 +70,15 @@ def protect(version: str, flags: str, started: bool, listed: str = "") -> Protec
     return Protection(flags=f"{flags} {FLAG}=".strip())
 
 
+def listed_flags(flags: str) -> str:
+    """What the file says that XLA_FLAGS names; "" where it names none."""
+    name = flags.strip()
+    if name and not name.startswith("-"):
+        with contextlib.suppress(OSError):
+            return Path(name).read_text(errors="replace")
+    return ""
+
+
 def backend_started() -> bool:
     """Whether JAX has started a backend; starts none, and imports nothing."""
     bridge = sys.modules.get("jax._src.xla_bridge")
@@ -83,12 +92,8 @@ def apply(version: str = JAXLIB) -> None:
     Args:
         version: of jaxlib.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
-    text = ""
-    if version == WRONG_VERSION and flags.strip() and not flags.strip().startswith("-"):
-        with contextlib.suppress(OSError):
-            text = Path(flags.strip()).read_text(errors="replace")
-    wanted = protect(version, flags, backend_started(), text)
+    flags = os.environ.get("XLA_FLAGS", "") if version == WRONG_VERSION else ""
+    wanted = protect(version, flags, backend_started(), listed_flags(flags))
     if wanted.flags is not None:
         os.environ["XLA_FLAGS"] = wanted.flags
     if wanted.warning is not None:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxlib.version import __version__ as JAXLIB
 import numpy as np
+from jaxlib.version import __version__ as JAXLIB
 
 from jaxttp.ntk import empirical_ntk
 

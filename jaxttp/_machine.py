@@ -109,7 +109,8 @@ def problems(machine: Machine) -> list[Problem]:
     if machine.backend == "none":
         found.append(Problem(f"JAX does not start: {machine.devices[0]}", _reinstall(versions)))
     flags = machine.environment.get("XLA_FLAGS", "")
-    wanted = _backend.protect(versions.get("jaxlib", ""), flags, started=True)
+    listed = _backend.listed_flags(flags)
+    wanted = _backend.protect(versions.get("jaxlib", ""), flags, started=True, listed=listed)
     if wanted.warning is not None:
         what, _, remedy = wanted.warning.partition(": ")
         found.append(Problem(what, remedy.rstrip(".")))

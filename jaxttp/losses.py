@@ -127,8 +127,7 @@ def _mean(values: Array, weights: Array | None) -> Array:
 
 
 def _cross_entropy(outputs: Array, targets: Array) -> Array:
-    # One sum, not a difference of two: XLA's CPU compiler (jaxlib 0.10.2) returns wrong values for
-    # logsumexp(f) - sum(y * f) once y is broadcast over a path of more than 32,768 rows.
+    # Not logsumexp(f) - sum(y f): weighted targets do not add up to one.
     return jnp.sum(targets * (jax.nn.logsumexp(outputs) - outputs))
 
 
