@@ -40,7 +40,7 @@ def test_the_help_fits_one_screen_and_names_every_command():
     lines = RUN.invoke(app, ["--help"]).output.splitlines()
     assert len(lines) <= 24
     for name in ("predict", "sweep", "compare", "extrapolate", "conditioning", "gauss-newton",
-                 "spectrum"):  # fmt: skip
+                 "spectrum", "report", "doctor"):  # fmt: skip
         assert any(line.split()[:1] == [name] for line in lines)
 
 
