@@ -102,7 +102,7 @@ def test_no_backend_at_all_is_said_without_known_answers(monkeypatch):
     result = call()
     assert result.exit_code == 1
     assert result.stderr.startswith("jaxttp: JAX does not start: Unknown backend: 'tpu'. To mend")
-    assert json.loads(call("--json").stdout)["answers"] == {}
+    assert json.loads(call("--json", "--verbose").stdout)["answers"] == {}
 
 
 # --- what does not fit together -------------------------------------------------------------------
@@ -161,6 +161,20 @@ def test_what_does_not_fit_is_said(case):
 def test_what_fits_is_not(machine):
     """Who asks for the CPU gets it; ROCm's plugin has versions of its own."""
     assert problems(machine) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [("echo 'GPU 0: any'", True), ("echo failed; exit 9", False), ("echo no devices", False)],
+)
+def test_the_driver_is_asked_for_a_gpu(script, found, monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _machine._nvidia_smi() is found
+    tool.unlink()
+    assert not _machine._nvidia_smi()
 
 
 def test_this_machine():

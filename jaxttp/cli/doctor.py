@@ -30,13 +30,14 @@ def doctor(
     from jaxttp._known_answers import KNOWN_ANSWERS
     from jaxttp._machine import Problem, inspect_machine, problems
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    machine = inspect_machine()
+    starts = machine.backend != "none"  # else there is no device whose name could be told
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose and starts)
     answers: dict[str, Answer] = {}
     seconds: dict[str, float] = {}
     with shell.work() as report:
-        machine = inspect_machine()
         wrong = problems(machine)
-        if machine.backend != "none":
+        if starts:
             for k, (name, ask) in enumerate(KNOWN_ANSWERS.items()):
                 report("known answers", k, len(KNOWN_ANSWERS))
                 began = time.perf_counter()
@@ -44,8 +45,8 @@ def doctor(
                 seconds[name] = time.perf_counter() - began
     for name, answer in answers.items():
         if not answer.right:
-            off = answer.failure or f"off by {answer.error:.1e}, where rounding explains "
-            off += "" if answer.failure else f"{answer.tolerance:.0e}"
+            rounding = f"where rounding explains {answer.tolerance:.0e}"
+            off = answer.failure or f"off by {answer.error:.1e}, {rounding}"
             wrong.append(Problem(f"{name}: {off}", answer.remedy))
     plain = _plain(machine, answers, wrong)
     shell.deliver(
