@@ -3,6 +3,11 @@
 Answers before a network is trained, from its outputs, its Jacobian and its kernel.
 """
 
+from jaxttp import _interrupt
+
+if _interrupt.is_command():
+    _interrupt.watch()  # first of all: what follows takes seconds
+
 from jaxttp import conditioning as conditioning
 from jaxttp import dynamics as dynamics
 from jaxttp import gauss_newton as gauss_newton
