@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +23,7 @@ from experiments.dry_run import DryRun, dry_run
 from experiments.harness import RESULTS, Outcome, Report, add_to_gallery, load_script, run_script
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError
+from jaxttp._interrupt import watch
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console()
@@ -45,7 +46,9 @@ def run(
     names: Annotated[list[str] | None, typer.Argument(help="scripts or pictures")] = None,
     preset: Annotated[str, typer.Option(help="smoke, cpu, paper; some have gpu")] = "cpu",
     all_of_them: Annotated[bool, typer.Option("--all", help="every script")] = False,
-    plot: Annotated[bool, typer.Option("--plot", help="only draw what is saved")] = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="draw, and compute only what is missing")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="throw saved results away")] = False,
     gallery: Annotated[bool, typer.Option("--gallery", help="copy to docs/gallery")] = False,
     dry: Annotated[
@@ -65,12 +68,17 @@ def run(
         raise typer.BadParameter("--jobs is not for --dry-run.")
     if (few or image_size is not None) and not dry:
         raise typer.BadParameter("--few and --image-size are for --dry-run.")
+    if dry and (plot or fresh or gallery):
+        raise typer.BadParameter("--dry-run saves nothing: no --plot, --fresh or --gallery.")
+    if plot and fresh:
+        raise typer.BadParameter("--plot draws what is saved, --fresh throws it away: choose one.")
     chosen = list(names or SCRIPTS)
     if all_of_them:
         for name in [name for name in chosen if preset not in load_script(name).presets]:
             console.print(f"{name}: has no preset {preset!r}, left out")
             chosen.remove(name)
-    task = functools.partial(run_script, preset=preset, results=output, only_plot=plot, fresh=fresh)
+    task = functools.partial(run_script, preset=preset, results=output)
+    task = functools.partial(draw, task) if plot else functools.partial(task, fresh=fresh)
     cut = functools.partial(dry_run, preset=preset, few=few, image_size=image_size)
     failed = []
     for name, finish in _dries(chosen, cut) if dry else _runs(chosen, task, jobs):
@@ -94,6 +102,24 @@ def run(
     if failed:
         console.print(f"failed: {', '.join(failed)}")
         raise typer.Exit(1)
+
+
+def draw(task: Callable[..., Outcome], name: str, **options: Any) -> Outcome:
+    """Draw what is saved; where something is missing, compute it first.
+
+    Args:
+        task: `run_script`, with its options.
+        name: of a script or picture.
+        **options: more of them.
+
+    Returns:
+        An `Outcome`.
+    """
+    try:
+        return task(name, only_plot=True, **options)
+    except MissingError as missing:
+        console.print(f"{name}: {missing} It is run first.", highlight=False, soft_wrap=True)
+        return task(name, **options)
 
 
 def _runs(
@@ -147,4 +173,5 @@ def _bar(name: str) -> Iterator[Report]:
 
 
 if __name__ == "__main__":
+    watch()
     app()

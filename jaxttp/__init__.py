@@ -3,7 +3,12 @@
 Answers before a network is trained, from its outputs, its Jacobian and its kernel.
 """
 
-from jaxttp import _backend as _backend  # first: before a backend starts
+from jaxttp import _interrupt
+
+if _interrupt.is_command():
+    _interrupt.watch()  # first of all: what follows takes seconds
+
+from jaxttp import _backend as _backend  # before a backend starts
 from jaxttp import conditioning as conditioning
 from jaxttp import dynamics as dynamics
 from jaxttp import gauss_newton as gauss_newton

@@ -209,7 +209,7 @@ def encode_targets(
     if isinstance(y, Weighted):
         targets, loss = encode_targets(loss, y.y, outputs)
         return _attach(loss, targets, y.weight)
-    y = y if isinstance(y, jax.Array) else np.asarray(y)
+    y = y if isinstance(y, jax.Array) else _as_labels(y)
     if loss.weighted:  # encoded before
         if y.shape != (n, 2 * c):
             raise ValueError(
@@ -244,6 +244,24 @@ def encode_targets(
     if loss.sample_loss in (_cross_entropy, _binary_cross_entropy):
         targets = _check_probabilities(loss, targets)
     return targets, loss
+
+
+def _as_labels(y: Any) -> np.ndarray:
+    """Labels or targets as an array of numbers; what is none is named with the cure."""
+    try:
+        array = np.asarray(y)
+    except ValueError as problem:
+        raise ValueError(
+            f"y must be integer labels (N,) or targets (N, C); rows of this {type(y).__name__} "
+            "differ in length."
+        ) from problem
+    if array.dtype.kind in "OUS":
+        what = "text" if array.dtype.kind != "O" else "Python objects"
+        raise ValueError(
+            f"y must hold integer labels or floating-point targets; got {what}. Number the classes:"
+            " np.unique(y, return_inverse=True)[1]."
+        )
+    return array
 
 
 def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Array, Loss]:

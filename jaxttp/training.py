@@ -11,12 +11,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, check_key
+from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
-from jaxttp.dynamics.batches import batch_indices
-from jaxttp.losses import Loss, encode_targets
+from jaxttp.adapters import output_shape
+from jaxttp.adapters.inputs import check_samples
+from jaxttp.dynamics.batches import batch_indices, check_batches
+from jaxttp.losses import Loss, encode_targets, get_loss
 
 
 class TrainingRun(NamedTuple):
@@ -61,15 +63,20 @@ class TrainingRun(NamedTuple):
             not finite at some step.
 
         Raises:
-            ValueError: an unknown metric or rule, a threshold out of range.
+            ValueError: an unknown metric or rule, a threshold, a smoothing or a window that does
+                not fit it.
         """
         from jaxttp.forecast.crossing import read_times  # jaxttp.forecast imports this module
 
-        diverged = not np.all(np.isfinite(self.loss))
         return read_times(
             self.loss, self.error, thresholds, metric=metric, rule=rule, smooth=smooth,
-            window=window, diverged=bool(diverged),
+            window=window, diverged=not self.finite,
         )  # fmt: skip
+
+    @property
+    def finite(self) -> bool:
+        """Whether every loss is finite: the training did not diverge."""
+        return bool(np.all(np.isfinite(self.loss)))
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -113,7 +120,7 @@ def train(
     steps: int,
     batch_size: int | None = None,
     key: Array | None = None,
-    protocol: str = "epochs",
+    protocol: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     callback: Callable[[int, Params, float], None] | None = None,
 ) -> TrainingRun:
@@ -129,7 +136,7 @@ def train(
         steps: number of steps.
         batch_size: samples a step; all of them when None.
         key: a `jax.random.key`, needed with `batch_size`.
-        protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
+        protocol: how batches are drawn, "epochs" when None, see `jaxttp.dynamics.batch_indices`.
         progress: called with (steps done, steps in all).
         callback: called with (step, params, loss on all samples) before the first step and after
             every one, such as a `jaxttp.conditioning.Tracker`; it is not timed.
@@ -138,7 +145,7 @@ def train(
         A `TrainingRun`.
 
     Raises:
-        ValueError: bad labels, batch size, key or protocol.
+        ValueError: bad labels, batch size, key or protocol; a protocol without a batch size.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -148,8 +155,10 @@ def train(
         ((6,), True)
     """
     check_integer("steps", steps, at_least=1)
-    check_key(key)
-    x = jnp.asarray(x)
+    get_loss(loss)
+    x = check_samples("x", x)
+    protocol = check_batches(batch_size, key, protocol, len(x))
+    output_shape(apply_fn, params, x)
     evaluate = jax.jit(apply_fn)
     f = evaluate(params, x)
     targets, loss = encode_targets(loss, y, f)
@@ -285,7 +294,8 @@ def _batch(
     apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss, batch_size: int | None
 ) -> tuple[Array, Array, Loss]:
     """The first batch, its encoded targets, and the loss."""
-    x = jnp.asarray(x)
+    x = check_samples("x", x)
+    output_shape(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, jax.eval_shape(apply_fn, params, x))
     if batch_size is not None:
         check_integer("batch_size", batch_size, at_least=1, at_most=x.shape[0])

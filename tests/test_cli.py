@@ -202,6 +202,11 @@ BAD = {
         ["--relinearize", "always"],
         "relinearize must be an integer of at least 0; got 'always'. .*'auto' chooses",
     ),
+    "samples of a regression": (
+        ["--data", "diabetes"],
+        "samples_per_class=4 does nothing here: a regression has no classes and takes all samples",
+    ),
+    "rank without adapters": (["--rank", "2"], "rank=2 does nothing here: .*trainable='lora'"),
     "labels": (["--classes", "0,17"], r"classes: \[17\] not in wine; choose among 0"),
     "loss by another name": (["--loss", "mse"], "loss='mse' .* Its name here is 'squared_error'"),
 }
@@ -421,7 +426,7 @@ def test_conditioning_prints_and_writes(tmp_path):
     assert rows["bound, convex"] == f"{written['bounds']['convex']:.4g}"
     assert rows["rank"] == "39 (generic: 39)"
     assert written["sweep"]["values"] == [2, 3]
-    for name in ("spectrum.png", "sweep.png"):
+    for name in ("conditioning.png", "conditioning_sweep.png"):
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
     assert result.stdout.splitlines()[-1].startswith("written: ")
 
@@ -432,7 +437,7 @@ def test_conditioning_sweeps_the_slope_of_the_network_that_has_one():
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("leaky ReLU network 13-20-3")
     assert [row[0] for row in table(result.stdout)[-2:]] == ["0", "1"]
-    assert "sweep.png" not in result.stdout
+    assert "conditioning_sweep.png" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -450,6 +455,10 @@ def test_conditioning_sweeps_the_slope_of_the_network_that_has_one():
             "depth must be an integer of at least 1; got 1.5",
         ),
         (["--values", "1,2"], "values: say with --sweep"),
+        (["--seeds", "2"], "seeds=2 are those of --sweep"),
+        (["--alpha", "0.1"], "alpha=0.1 does nothing here: network='linear' has none"),
+        (["--network", "mlp", "--skip", "0.1"], "skip=0.1 does nothing here: network='mlp' has no"),
+        (["--network", "leaky_relu", "--depth", "4"], "depth=4 does nothing here"),
         (["--samples", "100000"], "samples must be an integer between 2 and 178"),
         (["--accuracy", "2"], "accuracy must be .* less than 1; got 2"),
     ],

@@ -343,7 +343,7 @@ def _optimizer(method: _Method, rate: ArrayLike, readout: Array | None) -> Any:
         damping=method.damping,
         pseudoinverse=method.pseudoinverse,
         rtol=method.rtol,
-        noise=method.noise,
+        noise=method.noise if method.pseudoinverse == "noise" else None,
         measure=False,
     )
     return optax.chain(direction, decay, optax.scale_by_learning_rate(rate))

@@ -237,7 +237,8 @@ def real_curves(
     """Loss and error of the real training, (2, T + 1)."""
     found = train(
         *job.model, job.x, job.y, loss=loss, optimizer=optax.sgd(eta, way.momentum or None),
-        steps=steps, batch_size=way.batch_size, key=jax.random.key(seed + 50), protocol=protocol,
+        steps=steps, batch_size=way.batch_size, key=jax.random.key(seed + 50),
+        protocol=None if way.batch_size is None else protocol,
     )  # fmt: skip
     return np.stack([np.asarray(found.loss), np.asarray(found.error)])
 

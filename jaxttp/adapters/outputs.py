@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
 
 
 def output_shape(
@@ -28,8 +29,9 @@ def output_shape(
         ``(N, C)``.
 
     Raises:
-        TypeError: `x` is not an array.
-        ValueError: `x` is a scalar, or the outputs are not one floating-point array (N, C).
+        TypeError: `x` is not an array, `apply_fn` no function of its parameters.
+        ValueError: `x` is a scalar, or the outputs are not one floating-point array (N, C); see
+            `jaxttp.adapters.inputs.traced_outputs`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -40,7 +42,7 @@ def output_shape(
         raise TypeError(f"x must be an array (N, ...); got {type(x).__name__}.")
     if len(x.shape) == 0:
         raise ValueError("x must have a row for every sample, (N, ...); got a scalar.")
-    outputs = jax.eval_shape(apply_fn, params, x)
+    outputs = traced_outputs(apply_fn, params, x, name)
     if not isinstance(outputs, jax.ShapeDtypeStruct):
         raise ValueError(
             f"{name} must return one array (N, C); it returned a {type(outputs).__name__}. Select "
@@ -48,6 +50,8 @@ def output_shape(
         )
     shape = outputs.shape
     if len(shape) != 2 or shape[0] != x.shape[0]:
+        if is_swapped(apply_fn, params, x):
+            raise ValueError(swapped_words(name))
         raise ValueError(
             f"{name} must return outputs (N, C), one row for every row of x; for x of shape "
             f"{x.shape} it returned {shape}. Flatten to (N, C), add an axis with "

@@ -1,9 +1,12 @@
 """The command line: arguments in, a pipeline called, tables, figures and JSON out."""
 
+import os
+import sys
 from typing import Annotated
 
 import typer
 
+from jaxttp import _interrupt
 from jaxttp.cli._shell import OneLine
 from jaxttp.cli.compare import compare
 from jaxttp.cli.conditioning import conditioning
@@ -58,4 +61,12 @@ for command, words in (
 
 def main() -> None:
     """Run the command line."""
-    app()
+    _interrupt.watch()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a reader that has left is noticed
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush
+        sys.exit(1)

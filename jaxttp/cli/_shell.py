@@ -22,6 +22,9 @@ from rich.progress import (
 )
 from typer.core import TyperGroup
 
+from jaxttp._files import replaced
+from jaxttp._interrupt import whole
+
 Report = Callable[[str, int, int], None]
 
 
@@ -102,16 +105,18 @@ class Shell:
         Raises:
             typer.Exit: there is a problem.
         """
-        try:
-            written = [] if self.output is None else files(self.output)
-        except OSError as refusal:
-            fail(f"output={str(self.output)!r} cannot be written: {refusal}")
-        if self.as_json:
-            print(_json(values))
-        elif problem is None and not self.quiet:
-            table(Console(highlight=False))
-            if written:
-                print("written: " + ", ".join(map(str, written)))
+        with whole():
+            try:
+                written = [] if self.output is None else files(self.output)
+            except OSError as refusal:
+                fail(f"output={str(self.output)!r} cannot be written: {refusal}")
+            if self.as_json:
+                print(_json(values))
+            elif problem is None and not self.quiet:
+                table(Console(highlight=False))
+                if written:
+                    print("written: " + ", ".join(map(str, written)))
+            sys.stdout.flush()
         if problem is not None:
             fail(problem)
 
@@ -187,8 +192,8 @@ def _told() -> Iterator[Report]:
 
 def write_json(path: Path, values: Any) -> None:
     """Plain values into a file, its folder made if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_json(values) + "\n")
+    with replaced(path) as place:
+        place.write_text(_json(values) + "\n")
 
 
 def _json(values: Any) -> str:

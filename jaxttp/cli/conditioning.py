@@ -44,7 +44,9 @@ def conditioning(
     values: Annotated[
         str | None, typer.Option(help="What the swept parameter takes, as 1,2,4.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Draws of the weights at every value.")] = 3,
+    seeds: Annotated[
+        int | None, typer.Option(help="Draws of the weights at every value (default: 3).")
+    ] = None,
     seed: Seed = 0,
     output: Output = None,
     as_json: AsJson = False,
@@ -53,11 +55,14 @@ def conditioning(
 ) -> None:
     """Condition number of the Gauss-Newton matrix, its bounds and its rank."""
     from jaxttp.pipeline import ConditionSettings, condition, condition_sweep, sweep_to_json
+    from jaxttp.pipeline.conditioning import refuse_unused
 
     shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
     with shell.work() as report:
         if values is not None and sweep is None:
             raise ValueError("values: say with --sweep which parameter takes them.")
+        if seeds is not None and sweep is None:
+            raise ValueError(f"seeds={seeds} are those of --sweep; say which parameter it varies.")
         if sweep == "alpha" and network == "linear":
             network = "leaky_relu"  # the only network that has a slope
         settings = ConditionSettings(
@@ -73,13 +78,14 @@ def conditioning(
             accuracy=accuracy,
             seed=seed,
         )
+        refuse_unused(settings, sweep)
         chosen = None if values is None or sweep is None else _parse(sweep, values)
         report("condition number", 0, 1)
         result = condition(settings)
         swept = None
         if sweep is not None:
             report(f"sweep over {sweep}", 0, 1)
-            swept = condition_sweep(settings, sweep, chosen, seeds=seeds)
+            swept = condition_sweep(settings, sweep, chosen, seeds=3 if seeds is None else seeds)
     plain = result.to_json() | {"sweep": None if swept is None else sweep_to_json(swept)}
     shell.deliver(
         plain,
@@ -98,11 +104,11 @@ def _parse(parameter: str, text: str) -> tuple:
 def _write(plain: Any, result: Any, swept: Any, folder: Path) -> list[Path]:
     from jaxttp.plots import save
 
-    paths = [folder / "conditioning.json", folder / "spectrum.png"]
+    paths = [folder / "conditioning.json", folder / "conditioning.png"]
     write_json(paths[0], plain)
     save(result.plot(), paths[1])
     if swept is not None:
-        paths.append(folder / "sweep.png")
+        paths.append(folder / "conditioning_sweep.png")
         save(swept.plot(title=f"over {swept.parameter}: {result.description}"), paths[2])
     return paths
 

@@ -38,9 +38,12 @@ def extrapolate(
         str, typer.Option(help="squared_error extrapolates the spectrum; others use the subset's.")
     ] = "squared_error",
     method: Annotated[
-        str, typer.Option(help="resolvent, or power_law, for the squared error's spectrum.")
-    ] = "resolvent",
-    alpha: Annotated[float, typer.Option(help="Correction of the power law's slope.")] = 0.0,
+        str | None,
+        typer.Option(help="resolvent (default) or power_law, for the squared error's spectrum."),
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Correction of the power law's slope (default: none).")
+    ] = None,
     seed: Seed = 0,
     verify: Verify = False,
     output: Output = None,
@@ -93,9 +96,11 @@ def _print(console: Console, result: Any) -> None:
     for title in ("steps", "± spread") + (("real steps",) if real is not None else ()):
         table.add_column(title, justify="right")
     for threshold, step in found.steps.items():
-        row = [f"{100 * threshold:g} % of its drop", str(step), f"{found.spread[threshold]:.1f}"]
+        row = [f"{100 * threshold:g} % of its drop"]
+        row += [str(step), f"{found.spread[threshold]:.1f}"] if step >= 0 else ["not reached", "-"]
         if real is not None:
-            row.append(str(real[threshold]) if real[threshold] >= 0 else "diverges")
+            never = "not reached" if result.run.finite else "diverges"
+            row.append(str(real[threshold]) if real[threshold] >= 0 else never)
         table.add_row(*row)
     console.print(table)
     console.print(f"from {found.subset} to {found.samples} samples")

@@ -39,7 +39,10 @@ def gauss_newton(
     pseudoinverse: Annotated[
         str, typer.Option(help="exact, truncate, damp or tikhonov.")
     ] = "truncate",
-    rtol: Annotated[float, typer.Option(help="Of the pseudo-inverse.")] = 1e-6,
+    rtol: Annotated[
+        float | None,
+        typer.Option(help="Of the pseudo-inverse (default: 1e-6, or the first that is stable)."),
+    ] = None,
     thresholds: Thresholds = THRESHOLDS,
     seed: Seed = 0,
     output: Output = None,
@@ -66,17 +69,11 @@ def gauss_newton(
             seed=seed,
         )
         result = gauss_newton_task(settings, progress=report)
-    problem = None
-    if not result.stable:
-        problem = (
-            f"diverges at learning rate {result.settings.learning_rate:g}; choose a smaller one "
-            "(or none: it is then found), more hidden units (--bottleneck) or a larger --rtol."
-        )
     shell.deliver(
         result.to_json(),
         lambda to: _print(to, result),
         lambda folder: _write(result, folder),
-        problem=problem,
+        problem=result.problem,
     )
 
 
@@ -95,7 +92,8 @@ def _print(console: Console, result: Any) -> None:
     for title in ("forecast steps", "real steps"):
         table.add_column(title, justify="right")
     for threshold, (ahead, real) in result.times().items():
-        table.add_row(f"{100 * threshold:g} % of its drop", str(ahead), str(real))
+        cells = [str(time) if time >= 0 else "not reached" for time in (ahead, real)]
+        table.add_row(f"{100 * threshold:g} % of its drop", *cells)
     console.print(table)
     ranks = result.ranks
     console.print(
@@ -107,6 +105,9 @@ def _print(console: Console, result: Any) -> None:
         f"ranks {ranks.min()} to {ranks.max()} of {result.samples} samples, relative residual of "
         f"the first step {result.residual:.1e}"
     )
+    if result.too_fine:
+        rtols = " and ".join(f"{rtol:g}" for rtol in result.too_fine)
+        console.print(f"rtol {result.settings.rtol:g}, as every rate diverged with {rtols}")
     if result.diverged:
         rates = ", ".join(f"{rate:g}" for rate in result.diverged)
         console.print(f"learning rate {result.settings.learning_rate:g}, as {rates} diverged")

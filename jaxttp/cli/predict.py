@@ -139,15 +139,15 @@ def _print(console: Console, result: Any) -> None:
     if real_steps is not None:
         for title in ("real steps", "real seconds"):
             table.add_column(title, justify="right")
-    unsure = prediction.steps_uncertainty
+    unsure = prediction.steps_uncertainty or {}
     for threshold, step in prediction.steps.items():
         row = [
             f"{100 * threshold:g} % of its drop",
-            str(step) if unsure is None else f"{step} ± {unsure[threshold]}",
-            seconds_text(result.seconds[threshold]),
+            *_cells(step, result.seconds.get(threshold), unsure.get(threshold)),
         ]
         if real_steps is not None:
-            row += _real_cells(real_steps[threshold], real_seconds.get(threshold))
+            finite = result.run.finite
+            row += _cells(real_steps[threshold], real_seconds.get(threshold), stable=finite)
         table.add_row(*row)
     whole = prediction.horizon * result.step_time.seconds
     row = ["all steps", str(prediction.horizon), seconds_text(whole)]
@@ -168,5 +168,9 @@ def _print(console: Console, result: Any) -> None:
     console.print(f"the forecast cost {prediction.cost}")
 
 
-def _real_cells(step: int, seconds: float | None) -> list[str]:
-    return ["diverges", "-"] if seconds is None else [str(step), seconds_text(seconds)]
+def _cells(
+    step: int, seconds: float | None, unsure: int | None = None, *, stable: bool = True
+) -> list[str]:
+    if seconds is None:
+        return ["not reached" if stable else "diverges", "-"]
+    return [str(step) if unsure is None else f"{step} ± {unsure}", seconds_text(seconds)]

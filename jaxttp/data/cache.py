@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxttp._files import replaced
 from jaxttp.data.dataset import Dataset
 
 
@@ -54,13 +55,9 @@ def cached(
         "settings": text,
     }
     arrays = {"x": dataset.x, "y": dataset.y, "meta": np.array(json.dumps(meta, sort_keys=True))}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside and renamed: a run that is interrupted leaves no half of a file.
-    part = path.with_suffix(f".{os.getpid()}.part")
-    with part.open("wb") as file:
-        arrays["sha256"] = np.array(_checksum(arrays))
+    arrays["sha256"] = np.array(_checksum(arrays))
+    with replaced(path) as place, place.open("wb") as file:
         np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
-    part.replace(path)
     return dataset
 
 

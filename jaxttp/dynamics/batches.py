@@ -9,6 +9,46 @@ from jaxttp._checks import check_choice, check_integer, check_key
 PROTOCOLS = ("epochs", "independent", "replacement")
 
 
+def check_batches(
+    batch_size: int | None, key: Array | None, protocol: str | None, n: int | None = None
+) -> str:
+    """The protocol of the batches, checked with what belongs to it before anything is computed.
+
+    Args:
+        batch_size: B; None for full batches, which have no protocol.
+        key: a `jax.random.key`; one that is not needed may be given.
+        protocol: see `batch_indices`; None for "epochs".
+        n: number of samples, where it is known.
+
+    Returns:
+        The protocol.
+
+    Raises:
+        ValueError: a protocol without a batch size, or what `batch_indices` refuses.
+
+    Example:
+        >>> check_batches(None, None, None)
+        'epochs'
+    """
+    check_key(key)
+    if protocol is not None:
+        check_choice("protocol", protocol, PROTOCOLS)
+    if batch_size is None:
+        if protocol is not None:
+            raise ValueError(
+                f"protocol={protocol!r} is about mini-batches; give batch_size (and key) with it, "
+                "or leave it out."
+            )
+        return PROTOCOLS[0]
+    remedy = "" if n is None else f"The data has {n} samples."
+    check_integer("batch_size", batch_size, at_least=1, at_most=n, remedy=remedy)
+    if key is None:
+        raise ValueError(
+            "batch_size needs key: batches are drawn at random; pass jax.random.key(0)."
+        )
+    return PROTOCOLS[0] if protocol is None else protocol
+
+
 def batch_indices(
     key: Array | None, n: int, batch_size: int, steps: int, *, protocol: str = "epochs"
 ) -> Int[Array, "steps b"]:
@@ -38,15 +78,8 @@ def batch_indices(
     Source:
         TTP Section 3.1 (batches drawn with replacement); the paper does not fix the protocol.
     """
-    check_choice("protocol", protocol, PROTOCOLS)
-    check_integer(
-        "batch_size", batch_size, at_least=1, at_most=n, remedy=f"The data has {n} samples."
-    )
-    if key is None:
-        raise ValueError(
-            "batch_size needs key: batches are drawn at random; pass jax.random.key(0)."
-        )
-    check_key(key)
+    check_batches(batch_size, key, protocol, n)
+    assert key is not None  # checked above
     if protocol == "replacement":
         return jax.random.randint(key, (steps, batch_size), 0, n)
     if protocol == "independent":

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp.forecast.crossing import training_time
+from jaxttp.forecast.crossing import metric_time
 from jaxttp.ntk.sketch import sketch_product
 
 GROUPS = 4
@@ -183,16 +183,16 @@ def steps_band(
     quantiles: tuple[float, ...] = (0.1, 0.5, 0.9),
     **definition: Any,
 ) -> tuple[int, ...]:
-    """Quantiles of the training time over many loss curves.
+    """Quantiles of the training time over many curves.
 
     Args:
-        curves: losses (P, T + 1), one curve a path.
+        curves: losses or errors (P, T + 1), one curve a path.
         threshold: epsilon, as in `training_time`.
         quantiles: shares of the paths.
-        **definition: rule, window and smooth of `training_time`.
+        **definition: metric, rule, window and smooth of `metric_time`.
 
     Returns:
-        One step a quantile; paths that never get there count as -1.
+        One step a quantile, -1 for never: paths that never get there are later than all others.
 
     Example:
         >>> import jax.numpy as jnp
@@ -200,8 +200,11 @@ def steps_band(
         >>> steps_band(curves, 0.6, quantiles=(0.0, 1.0))
         (1, 2)
     """
-    times = jax.vmap(lambda curve: training_time(curve, threshold, **definition))(curves)
-    return tuple(int(t) for t in np.quantile(np.asarray(times), quantiles, method="nearest"))
+    read = jax.vmap(lambda curve: metric_time(curve, threshold, **definition))
+    times, never = np.asarray(read(curves)), curves.shape[1]
+    times = np.where(times < 0, never, times)
+    found = np.quantile(times, quantiles, method="nearest")
+    return tuple(-1 if t == never else int(t) for t in found)
 
 
 def steps_uncertainty(loss: Any, uncertainty: Any, threshold: float, **definition: Any) -> int:
@@ -211,7 +214,7 @@ def steps_uncertainty(loss: Any, uncertainty: Any, threshold: float, **definitio
         loss: the forecast (T + 1,).
         uncertainty: its estimated error (T + 1,).
         threshold: epsilon, as in `training_time`.
-        **definition: rule, window and smooth of `training_time`.
+        **definition: rule, window and smooth of `metric_time`.
 
     Returns:
         The larger move of both directions in steps, at least 1 (a time is a whole number); the
@@ -224,7 +227,7 @@ def steps_uncertainty(loss: Any, uncertainty: Any, threshold: float, **definitio
     """
     loss, uncertainty = np.asarray(loss), np.asarray(uncertainty)
     moved = (loss, loss + uncertainty, loss - uncertainty)
-    base, *others = (int(training_time(curve, threshold, **definition)) for curve in moved)
+    base, *others = (int(metric_time(curve, threshold, **definition)) for curve in moved)
     if base < 0 or min(others) < 0:
         return len(loss) - 1
     return max(1, *(abs(other - base) for other in others))

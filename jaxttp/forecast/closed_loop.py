@@ -21,11 +21,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_integer
+from jaxttp._checks import check_finite, check_integer, check_number
 from jaxttp._result import RESULT
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.recursion import output_limit
-from jaxttp.forecast.crossing import RULES, check_thresholds, training_time
+from jaxttp.forecast.crossing import check_reading, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import Loss
 
@@ -153,10 +153,10 @@ def online(
     if (losses is None) == (outputs is None):
         given = "neither" if losses is None else "both"
         raise ValueError(f"give exactly one of losses and outputs; got {given}.")
+    thresholds = check_reading(thresholds, rule, steps=setting.steps)
+    check_number("departure", departure, above=0.0)
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, setting.loss)
     matrix = flatten_kernel(kernel, f0.shape[1])
-    check_choice("rule", rule, RULES)
-    thresholds = check_thresholds(thresholds, rule)
     rates = jnp.asarray(setting.rates(), f0.dtype)
     begin = functools.partial(_run, targets=targets, momentum=setting.momentum, loss=loss)
     still, none = jnp.zeros_like(f0), jnp.zeros(1, f0.dtype)

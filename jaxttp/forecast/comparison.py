@@ -13,17 +13,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_key, check_number
+from jaxttp._checks import check_finite
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import check_per_sample, output_shape
+from jaxttp.adapters import check_per_sample
+from jaxttp.adapters.inputs import check_samples
+from jaxttp.dynamics.batches import check_batches
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast.crossing import METRICS, RULES, check_thresholds
+from jaxttp.forecast._options import check_memory, check_model
+from jaxttp.forecast.crossing import check_reading, check_thresholds
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.forecast.sweeps import Sweep, sweep_kernel
@@ -168,7 +170,7 @@ def compare(
     smooth: int = 1,
     window: int | None = None,
     key: Array | None = None,
-    protocol: str = "epochs",
+    protocol: str | None = None,
     time_steps: bool = True,
     max_bytes: int | None = None,
 ) -> Comparison:
@@ -192,7 +194,8 @@ def compare(
         smooth: steps over which that curve is averaged first, see `smooth_curve`.
         window: steps of the rule "plateau".
         key: a `jax.random.key`, needed with `batch_size`.
-        protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
+        protocol: how batches are drawn, with `batch_size`: "epochs" when None, see
+            `jaxttp.dynamics.batch_indices`.
         time_steps: also measure the seconds of a training step of each on this device.
         max_bytes: bound on a kernel's working memory.
 
@@ -200,8 +203,8 @@ def compare(
         A `Comparison`.
 
     Raises:
-        ValueError: no candidates, numbers out of range, and whatever `predict_training_time`
-            refuses of models and data.
+        ValueError: no candidates, numbers out of range, options that would do nothing, and whatever
+            `predict_training_time` refuses of models and data.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -223,16 +226,19 @@ def compare(
     for name, one in candidates.items():
         if not isinstance(one, Candidate):
             raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
-    check_key(key)
-    check_choice("rule", rule, RULES)
-    check_choice("metric", metric, METRICS)
-    if learning_rate is not None:
-        check_number("learning_rate", learning_rate, above=0.0)
     if thresholds is None and rule != "absolute":
         thresholds = (0.01, 0.1, 0.4)
-    x = jnp.asarray(x)
+    check_reading(GOALS if thresholds is None else thresholds, rule, metric, smooth, window, steps)
+    x = check_samples("x", x)
+    check_batches(batch_size, key, protocol, len(x))
+    rate = 1.0 if learning_rate is None else learning_rate
+    Hyperparameters(rate, momentum, batch_size, loss=loss, steps=steps)  # looks at them all
+    check_memory(None, max_bytes)
     check_finite("x", x)
-    samples = {n: x if one.x is None else jnp.asarray(one.x) for n, one in candidates.items()}
+    samples = {
+        name: x if one.x is None else check_samples(f"candidates[{name!r}].x", one.x)
+        for name, one in candidates.items()
+    }
     starts = {}
     for name, one in candidates.items():
         own = samples[name]
@@ -241,8 +247,8 @@ def compare(
                 f"candidates[{name!r}].x must hold the {len(x)} samples of x; got {len(own)}."
             )
         check_finite(f"candidates[{name!r}].x", own)
+        check_model(one.apply_fn, one.params, own, one.trainable)
         check_finite(f"candidates[{name!r}].params", one.params)
-        output_shape(one.apply_fn, one.params, own)
         check_per_sample(one.apply_fn, one.params, own)
         f0 = jax.jit(one.apply_fn)(one.params, own)
         targets, exact = encode_targets(loss, y, f0)

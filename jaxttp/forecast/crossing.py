@@ -28,6 +28,59 @@ def check_thresholds(thresholds: float | Sequence[float], rule: str) -> tuple[fl
     return tuple(float(threshold) for threshold in thresholds)
 
 
+def check_reading(
+    thresholds: float | Sequence[float],
+    rule: str,
+    metric: str = "loss",
+    smooth: int = 1,
+    window: int | None = None,
+    steps: int | None = None,
+) -> tuple[float, ...]:
+    """Everything that says how training times are read off a curve, checked before there is one.
+
+    Args:
+        thresholds: the epsilons, one or several.
+        rule: see `training_time`.
+        metric: "loss" or "error".
+        smooth: see `smooth_curve`.
+        window: steps of the rule "plateau".
+        steps: the horizon T, where it is known.
+
+    Returns:
+        The thresholds.
+
+    Raises:
+        ValueError: an unknown rule or metric, numbers out of range, a window without "plateau".
+
+    Example:
+        >>> check_reading(0.1, "plateau", window=5, steps=150)
+        (0.1,)
+    """
+    check_choice("rule", rule, RULES)
+    check_choice("metric", metric, METRICS)
+    thresholds = check_thresholds(thresholds, rule)
+    _check_smooth(smooth, None if steps is None else steps + 1)
+    _check_window(window, rule, steps)
+    return thresholds
+
+
+def _check_smooth(width: Any, length: int | None) -> None:
+    check_integer("smooth", width, at_least=1, at_most=length)
+    if width % 2 == 0:
+        raise ValueError(f"smooth must be odd, so that it has a middle; got {width}.")
+
+
+def _check_window(window: int | None, rule: str, last: int | None) -> None:
+    if window is None:
+        return
+    if rule != "plateau":
+        raise ValueError(
+            f"window={window!r} is for rule='plateau'; with rule={rule!r} leave it out."
+        )
+    remedy = "" if last is None else "The curve is that long."
+    check_integer("window", window, at_least=1, at_most=last, remedy=remedy)
+
+
 def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
     """A curve averaged over `width` neighbouring steps, its first value left as it is.
 
@@ -52,9 +105,7 @@ def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
         TTP Section 5 reads training times off smoothed losses; the raw L_0 is an erratum.
     """
     curve = _as_curve(curve)
-    check_integer("smooth", width, at_least=1, at_most=curve.shape[0])
-    if width % 2 == 0:
-        raise ValueError(f"smooth must be odd, so that it has a middle; got {width}.")
+    _check_smooth(width, curve.shape[0])
     if width == 1:
         return curve
     window = jnp.ones(width, curve.dtype)
@@ -92,12 +143,13 @@ def training_time(
         smooth: the curve is averaged over so many steps first, see `smooth_curve`.
 
     Returns:
-        The step as an integer scalar, or -1 where the curve never gets there (possible for
-        "absolute" and "plateau" only). A curve that ends where it began takes 0 steps.
+        The step as an integer scalar, or -1 where the curve never gets there: with "relative" one
+        that ends where it began (unless that is 0, where nothing is left to train: 0 steps), with
+        "absolute" and "plateau" one that does not come down so far, or goes on falling.
 
     Raises:
         ValueError: an unknown rule, a threshold out of range, a curve that is not a finite vector,
-            a window or a smoothing that does not fit it.
+            a window or a smoothing that does not fit it, a window without "plateau".
         RuntimeError: at run time, for a traced curve with NaN or infinity.
 
     Example:
@@ -126,18 +178,60 @@ def training_time(
     curve = smooth_curve(curve, smooth)
     threshold = jnp.asarray(threshold, curve.dtype)
     last = curve.shape[0] - 1
+    _check_window(window, rule, last)
     if rule == "plateau":
         window = max(1, last // 10) if window is None else window
-        check_integer("window", window, at_least=1, at_most=last, remedy="The curve is that long.")
         reached = curve[:-window] - curve[window:] < threshold
         return jnp.where(jnp.any(reached), jnp.argmax(reached) + window, -1)
     if rule == "absolute":
         reached = curve < threshold
         return jnp.where(jnp.any(reached), jnp.argmax(reached), -1)
     distance = jnp.abs(curve - curve[-1])
-    bound = threshold if rule == "gap" else threshold * distance[0]
-    reached = (distance < bound) | (distance == 0)
-    return jnp.argmax(reached)
+    if rule == "gap":
+        return jnp.argmax((distance < threshold) | (distance == 0))
+    reached = (distance < threshold * distance[0]) | (distance == 0)
+    return jnp.where((distance[0] > 0) | (curve[-1] == 0), jnp.argmax(reached), -1)
+
+
+def metric_time(
+    curve: Any,
+    threshold: Any,
+    *,
+    metric: str = "loss",
+    rule: str = "relative",
+    window: int | None = None,
+    smooth: int = 1,
+) -> Int[Array, ""]:
+    """`training_time` of a curve that is known to be a loss or an error.
+
+    An error has a share of its drop only where it drops: one that ends above its start never gets
+    there. A loss may rise to where it ends (weight decay does that), and is read as
+    `training_time` has it.
+
+    Args:
+        curve: (T + 1,).
+        threshold: epsilon.
+        metric: "loss" or "error".
+        rule: see `training_time`.
+        window: see there.
+        smooth: see there.
+
+    Returns:
+        The step as an integer scalar, -1 where the curve never gets there.
+
+    Raises:
+        ValueError: see `training_time`.
+
+    Example:
+        >>> rising = [0.25, 0.5, 0.5]
+        >>> int(metric_time(rising, 0.1, metric="error")), int(training_time(rising, 0.1))
+        (-1, 1)
+    """
+    time = training_time(curve, threshold, rule=rule, window=window, smooth=smooth)
+    if metric == "loss" or rule != "relative":
+        return time
+    ends = smooth_curve(curve, smooth)
+    return jnp.where(ends[-1] > ends[0], -1, time)
 
 
 def read_times(
@@ -167,18 +261,16 @@ def read_times(
         Steps for every threshold, -1 where it diverged or never gets there.
 
     Raises:
-        ValueError: an unknown metric or rule, a threshold out of range.
+        ValueError: see `check_reading`.
 
     Example:
         >>> read_times([1.0, 0.5, 0.1, 0.0], [1.0, 1.0, 1.0, 0.0], (0.2, 0.6), metric="loss",
         ...            rule="gap", smooth=1, window=None, diverged=False)
         {0.2: 2, 0.6: 1}
     """
-    curve = loss if check_choice("metric", metric, METRICS) == "loss" else error
-    check_choice("rule", rule, RULES)
-    wanted = check_thresholds(thresholds, rule)
+    wanted = check_reading(thresholds, rule, metric, smooth, window, len(loss) - 1)
     if diverged:
         return dict.fromkeys(wanted, -1)
-    return {
-        e: int(training_time(curve, e, rule=rule, smooth=smooth, window=window)) for e in wanted
-    }
+    curve = loss if metric == "loss" else error
+    definition: dict[str, Any] = {"rule": rule, "smooth": smooth, "window": window}
+    return {e: int(metric_time(curve, e, metric=metric, **definition)) for e in wanted}

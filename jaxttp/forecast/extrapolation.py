@@ -11,8 +11,10 @@ import numpy as np
 from jaxttp._checks import check_finite, check_integer, check_key
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import check_per_sample, output_shape
-from jaxttp.forecast.crossing import check_thresholds, training_time
+from jaxttp.adapters import check_per_sample
+from jaxttp.adapters.inputs import check_samples
+from jaxttp.forecast._options import check_memory, check_model, check_used
+from jaxttp.forecast.crossing import check_reading, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.spectra import (
     LEAST,
@@ -87,9 +89,9 @@ def extrapolate(
     samples: int | None = None,
     thresholds: Sequence[float] = (0.01, 0.1, 0.4),
     rule: str = "relative",
-    method: str = "resolvent",
+    method: str | None = None,
     head: int | None = None,
-    alpha: float = 0.0,
+    alpha: float | None = None,
     resamples: int = 8,
     trainable: Any = None,
     max_bytes: int | None = None,
@@ -111,11 +113,12 @@ def extrapolate(
         samples: N, where more data will be trained on than is at hand; M when None.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative".
         rule: the definition of training time, see `training_time`.
-        method: how the spectrum is extrapolated, "resolvent" or "power_law" (the paper's), see
-            `jaxttp.forecast.spectra`.
+        method: how the squared error's spectrum is extrapolated, "resolvent" (when None) or
+            "power_law" (the paper's), see `jaxttp.forecast.spectra`.
         head: k0, leading modes kept as they are; when None N0 C/50 for "resolvent", N0 C/4 for
             "power_law".
-        alpha: for "power_law", correction of the slope; 0 is none, the paper has 0.1 to 0.2.
+        alpha: for "power_law", correction of the slope; 0 (when None) is none, the paper has 0.1 to
+            0.2.
         resamples: random halves of the subset that measure the spread.
         trainable: which parameters train, as in `empirical_ntk`.
         max_bytes: bound on the kernel's working memory, in bytes.
@@ -125,7 +128,8 @@ def extrapolate(
 
     Raises:
         ValueError: a subset larger than the data or too small for a power law, N below M, numbers
-            out of range, and whatever `predict_training_time` refuses of model and data.
+            out of range, options that would do nothing, and whatever `predict_training_time`
+            refuses of model and data.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -145,19 +149,27 @@ def extrapolate(
     if isinstance(y, Weighted):
         raise ValueError("y: weighted labels cannot be extrapolated; leave the masked samples out.")
     check_key(key, optional=False)
-    x = jnp.asarray(x)
+    x = check_samples("x", x)
     check_finite("x", x)
-    check_finite("params", params)
-    m, c = output_shape(apply_fn, params, x)
+    m = len(x)
     check_integer("subset", subset, at_least=2, at_most=m, remedy=f"There are {m} samples.")
     n = m if samples is None else check_integer("samples", samples, at_least=m)
     check_integer("resamples", resamples, at_least=2)
     loss = get_loss(loss)
     setting = Hyperparameters(learning_rate, momentum, loss=loss, steps=steps)
-    thresholds = check_thresholds(thresholds, rule)
+    thresholds = check_reading(thresholds, rule, steps=steps)
+    spectral = loss is squared_error
+    for name, value in (("method", method), ("head", head), ("alpha", alpha)):
+        remedy = "it is about the spectrum, which is extrapolated for loss='squared_error' alone"
+        check_used(name, value, spectral, remedy)
+    method, alpha = method or "resolvent", alpha or 0.0
+    check_memory(None, max_bytes)
+    check_method(method, subset, None, alpha)
+    _, c = check_model(apply_fn, params, x, trainable)
+    check_finite("params", params)
     check_per_sample(apply_fn, params, x)
     head = check_method(method, subset * c, head, alpha)
-    if loss is squared_error:
+    if spectral:
         # The smallest kernel to be extrapolated is that of half the subset, with half the head.
         rows = subset // 2 * c
         remedy = f"Half a subset of {subset} samples has {rows} modes; raise subset."
@@ -176,7 +188,7 @@ def extrapolate(
 
     def curve(rows: np.ndarray) -> tuple[np.ndarray, bool, Spectrum | None]:
         part = kernel[rows][:, :, rows]
-        if loss is not squared_error:
+        if not spectral:
             found = sweep_kernel(part, f0[rows], targets[rows], (setting,))
             return found.loss[0], bool(found.stable[0]), None
         wanted = round(head * len(rows) / subset)

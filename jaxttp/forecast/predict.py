@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite, check_integer, check_number
+from jaxttp._checks import check_finite
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
+from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._edge import constant_edge
+from jaxttp.dynamics.batches import check_batches
 from jaxttp.dynamics.closed_form import closed_form
 from jaxttp.dynamics.diffusion import diffusion
 from jaxttp.dynamics.filters import linear_filter
@@ -23,7 +25,7 @@ from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.dynamics.weight_space import weight_space
-from jaxttp.forecast._options import check_options, choose_dynamics
+from jaxttp.forecast._options import check_model, check_modes, check_options, choose_dynamics
 from jaxttp.forecast._trust import learning_speed, trust_in_end, trust_in_path
 from jaxttp.forecast.bands import (
     delete_groups,
@@ -36,7 +38,7 @@ from jaxttp.forecast.bands import (
     widened,
     with_error,
 )
-from jaxttp.forecast.crossing import check_thresholds, training_time
+from jaxttp.forecast.crossing import check_reading, metric_time
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk import empirical_ntk, sketch_jacobian
@@ -59,19 +61,19 @@ def predict_training_time(
     thresholds: Sequence[float] = (0.01, 0.1, 0.4),
     dynamics: str = "auto",
     relinearize: int | str = 0,
-    tolerance: float = 0.02,
+    tolerance: float | None = None,
     sketch_dim: int | None = None,
     key: Array | None = None,
     rule: str = "relative",
     metric: str = "loss",
     smooth: int = 1,
     window: int | None = None,
-    protocol: str = "epochs",
+    protocol: str | None = None,
     x_test: Any = None,
     y_test: Any = None,
-    noise: str = "full",
-    paths: int = 32,
-    level: float = 0.9,
+    noise: str | None = None,
+    paths: int | None = None,
+    level: float | None = None,
     trainable: Any = None,
     kernel_batch_size: int | None = None,
     max_bytes: int | None = None,
@@ -106,7 +108,7 @@ def predict_training_time(
         relinearize: kernels built after the first, placed by the library along the predicted path
             (second order); "auto" for as many as `tolerance` asks for; 0 is plain linearisation.
             With "recursion" or, for their mean path, "sde".
-        tolerance: for relinearize="auto", see `relinearized_recursion`.
+        tolerance: for relinearize="auto", see `relinearized_recursion`; 0.02 when None.
         sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
             exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim), is estimated
             by leaving out parts of the projection, and widens the bands.
@@ -116,20 +118,21 @@ def predict_training_time(
             the same forecast.
         smooth: steps over which that curve is averaged first, see `smooth_curve`.
         window: steps of the rule "plateau".
-        protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
+        protocol: how batches are drawn, with `batch_size`: "epochs" when None, see
+            `jaxttp.dynamics.batch_indices`.
         x_test: test samples (M, ...), whose loss and error are forecast too (without
             re-linearisation). Give `y_test` with them.
         y_test: their labels (M,) or targets (M, C).
-        noise: for "sde", the noise model of `jaxttp.dynamics.diffusion`.
-        paths: for "sde", how many paths.
+        noise: for "sde", the noise model of `jaxttp.dynamics.diffusion`; "full" when None.
+        paths: for "sde", how many paths; 32 when None.
         level: for "sde", and with `sketch_dim`, the share that the bands are to hold, in (0, 1):
-            of real runs, of other projections, or of both. With
+            of real runs, of other projections, or of both; 0.9 when None. With
             `relinearize` they lie around the re-linearised full-batch forecast, leave room for its
             error, and are calibrated (see experiments/bench); around a single kernel's forecast
             they hold the noise alone.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         kernel_batch_size: samples a tile of the kernel; chosen from `max_bytes` when None.
-        max_bytes: bound on the kernel's working memory, in bytes.
+        max_bytes: bound on the exact kernel's working memory, in bytes.
         progress: called with (stage, done, total); a large kernel reports its tiles.
 
     Returns:
@@ -140,8 +143,10 @@ def predict_training_time(
         ValueError: neither or both of `learning_rate` and `optimizer`; a batch size without a key;
             rates, momentum, thresholds, steps out of range; labels out of range; mismatched
             lengths; non-finite data or parameters; an `apply_fn` that returns no (N, C), or whose
-            outputs depend on the other samples of the batch; options that do not go together; an
-            optimiser that is not linear where the dynamics need one.
+            outputs depend on the other samples of the batch, or are coarser than float32; options
+            that do not go together, or that would do nothing; an optimiser that is not linear where
+            the dynamics need one. Options are looked at before `apply_fn` is called.
+        TypeError: dictionaries, modules or tensors in place of arrays and functions.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -166,28 +171,33 @@ def predict_training_time(
         relinearize,
         sketch_dim,
         key,
-        rule,
-        metric,
     )
     if (x_test is None) != (y_test is None):
         raise ValueError("x_test and y_test belong together: give both or neither.")
     if x_test is not None and relinearize:
         raise ValueError("x_test needs relinearize=0: the cross kernel is not rebuilt.")
-    thresholds = check_thresholds(thresholds, rule)
-    check_number("level", level, above=0.0, below=1.0, remedy="90 % is 0.9.")
-    x = jnp.asarray(x)
+    thresholds = check_reading(thresholds, rule, metric, smooth, window, steps)
+    x = check_samples("x", x)
+    check_network(apply_fn, params)
     check_finite("x", x)
     check_finite("params", params)
-    n, c = output_shape(apply_fn, params, x)
-    if batch_size is not None:
-        remedy = f"The data has {n} samples."
-        check_integer("batch_size", batch_size, at_least=1, at_most=n, remedy=remedy)
+    protocol = check_batches(batch_size, key, protocol, len(x) if x.ndim else None)
     given = optimizer  # gradient descent need not be probed: it is linear, without weight decay
     if optimizer is None and learning_rate is not None:
         optimizer = optax.sgd(learning_rate, momentum or None)
     assert optimizer is not None  # one of both is given, check_options saw to it
     selected, restore = split_trainable(params, trainable)
     dynamics = choose_dynamics(dynamics, given, selected, relinearize)
+    modes = check_modes(
+        dynamics, relinearize, sketch_dim, loss, noise, paths, tolerance, level, kernel_batch_size,
+        max_bytes,
+    )  # fmt: skip
+    _, c = check_model(apply_fn, params, x, trainable)
+    if x_test is not None:
+        x_test = check_samples("x_test", x_test)
+        check_finite("x_test", x_test)
+        outputs_test = jax.ShapeDtypeStruct(output_shape(apply_fn, params, x_test), x.dtype)
+        encode_targets(loss, y_test, outputs_test)
 
     def part(weights: Params, samples: Any) -> Array:
         return apply_fn(restore(weights), samples)
@@ -230,8 +240,6 @@ def predict_training_time(
         test: dict[str, Any] = {}
         targets_test = loss_test = None
         if x_test is not None:
-            x_test = jnp.asarray(x_test)
-            check_finite("x_test", x_test)
             f0_test = jax.jit(apply_fn)(params, x_test)
             targets_test, loss_test = encode_targets(loss_name, y_test, f0_test)
             if dynamics != "weight_space":
@@ -249,7 +257,7 @@ def predict_training_time(
                 tangents["initial_tangent_test"] = push(x_test)
         if relinearize:
             path = relinearized_recursion(
-                network, selected, x, targets, **common, tolerance=tolerance,
+                network, selected, x, targets, **common, tolerance=modes.tolerance,
                 **({} if dynamics == "sde" else batches),  # the SDE's mean path
                 kernel_fn=lambda w: kernel if w is selected else build(w), rebuilds=relinearize,
                 progress=None if progress is None else lambda i, k: progress("kernels", i, k),
@@ -277,7 +285,7 @@ def predict_training_time(
             assert batch_size is not None  # check_options saw to it
             draws = diffusion(
                 kernel, f0, targets, loss=loss, learning_rate=learning_rate, momentum=momentum,
-                steps=steps, **batches, noise=noise, paths=paths, **test,
+                steps=steps, **batches, noise=modes.noise, paths=modes.paths, **test,
                 save="curves" if relinearize else "outputs",
             )  # fmt: skip
             curves = draws.loss
@@ -286,7 +294,7 @@ def predict_training_time(
             else:
                 plain = recursion(kernel, f0, targets, **common).train
                 curves = recentred(curves, _curves(loss, plain, targets)[0], path.loss)
-            band = loss_band(curves, level, uncertainty)
+            band = loss_band(curves, modes.level, uncertainty)
         parts = None
         if without is not None and dynamics != "weight_space":
             parts = _parts(
@@ -310,14 +318,14 @@ def predict_training_time(
         edge = constant_edge(optimizer)
         stable = stable and (edge is None or 2.0 / float(limit) < edge)
     stable = stable and bool(losses[-1] <= 2 * losses[0])
-    definition = {"rule": rule, "smooth": smooth, "window": window}
+    definition = {"metric": metric, "rule": rule, "smooth": smooth, "window": window}
     curve = losses if metric == "loss" else errors
-    times = {e: int(training_time(curve, e, **definition)) if stable else -1 for e in thresholds}
+    times = {e: int(metric_time(curve, e, **definition)) if stable else -1 for e in thresholds}
     bands = doubt = None
     if uncertainty is not None and metric == "loss":
         doubt = {e: steps_uncertainty(losses, uncertainty, e, **definition) for e in thresholds}
     if draws is not None and stable:
-        quantiles = ((1 - level) / 2, 0.5, (1 + level) / 2)
+        quantiles = ((1 - modes.level) / 2, 0.5, (1 + modes.level) / 2)
         some = curves if metric == "loss" else draws.error
         assert some is not None
         found = {e: steps_band(some, e, quantiles=quantiles, **definition) for e in thresholds}
@@ -326,14 +334,14 @@ def predict_training_time(
         bands = {e: widened((low, high), more[e], steps) for e, (low, _, high) in found.items()}
     if parts is not None:
         reads = {
-            e: [int(training_time(part, e, **definition)) for part in parts[metric == "error"]]
+            e: [int(metric_time(part, e, **definition)) for part in parts[metric == "error"]]
             for e in thresholds
         }
         still = jnp.stack([losses, losses]) if band is None else band
-        ends = with_error(still, losses, jackknife(parts[0]), level)
+        ends = with_error(still, losses, jackknife(parts[0]), modes.level)
         band = jnp.maximum(jnp.asarray(ends, losses.dtype), 0.0)
         if stable:
-            bands = steps_with_error(bands, times, reads, level, steps)
+            bands = steps_with_error(bands, times, reads, modes.level, steps)
     return Prediction(
         steps=times,
         loss=losses,

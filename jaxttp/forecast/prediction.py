@@ -44,7 +44,7 @@ class Prediction:
 
     Attributes:
         steps: training time in steps for every threshold; -1 where the forecast diverges, or never
-            gets there (rules "absolute" and "plateau" only).
+            gets there, as with an error that does not fall.
         loss: predicted mean loss L_0, ..., L_T on the training samples, (T + 1,).
         error: predicted error (share misclassified; for regression unexplained variance), (T + 1,).
         max_learning_rate: beyond it the linearised network diverges at the start of training; for
@@ -117,7 +117,8 @@ class Prediction:
             Steps for every threshold, -1 where the forecast diverges or never gets there.
 
         Raises:
-            ValueError: an unknown metric or rule, a threshold out of range.
+            ValueError: an unknown metric or rule, a threshold, a smoothing or a window that does
+                not fit it.
         """
         return read_times(
             self.loss, self.error, thresholds, metric=metric, rule=rule, smooth=smooth,
@@ -156,7 +157,8 @@ class Prediction:
             if step >= 0 and self.steps_uncertainty is not None:
                 when += f" ± {self.steps_uncertainty[threshold]}"
             if step >= 0 and self.steps_band is not None:
-                when += " ({}-{})".format(*self.steps_band[threshold])
+                low, high = self.steps_band[threshold]
+                when += f" ({low}-{high})" if high >= 0 else f" ({low} or later)"
             rule = "" if share else f"{self.rule:<9} "
             lines.append(f"  {rule}{goal:<26} {when:>12}")
         first, last = float(self.loss[0]), float(self.loss[-1])

@@ -18,17 +18,20 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_integer, check_key, check_number
+from jaxttp._checks import check_choice, check_finite, check_number
+from jaxttp._files import replaced
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import check_per_sample, output_shape
+from jaxttp.adapters import check_per_sample
+from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._heavy_ball import heavy_ball
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
-from jaxttp.dynamics.batches import batch_indices
+from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast.crossing import METRICS, RULES, check_thresholds, training_time
+from jaxttp.forecast._options import check_memory, check_model
+from jaxttp.forecast.crossing import check_reading, metric_time
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
-from jaxttp.losses import Loss, get_loss
+from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.ntk import empirical_ntk
 
 _CHUNK_BYTES = 64 << 20
@@ -143,7 +146,7 @@ class Sweep:
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a CSV file."""
         rows = self.rows()
-        with open(path, "w", newline="") as file:
+        with replaced(path) as place, place.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
@@ -188,7 +191,7 @@ def sweep(
     smooth: int = 1,
     window: int | None = None,
     key: Array | None = None,
-    protocol: str = "epochs",
+    protocol: str | None = None,
     trainable: Any = None,
     max_bytes: int | None = None,
     step_seconds: float | Mapping[int | None, float] | None = None,
@@ -208,7 +211,8 @@ def sweep(
         window: steps of the rule "plateau".
         key: a `jax.random.key`, needed where a setting has a batch size. Settings of the same batch
             size see the same batches, so that they can be compared.
-        protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
+        protocol: how batches are drawn, where a setting has a batch size: "epochs" when None, see
+            `jaxttp.dynamics.batch_indices`.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         max_bytes: bound on the kernel's working memory, in bytes.
         step_seconds: seconds of one training step, as `time_step` measures them: one number, or one
@@ -219,7 +223,8 @@ def sweep(
 
     Raises:
         ValueError: no settings; a batch size without a key or above N; thresholds out of range;
-            whatever `predict_training_time` refuses of model and data.
+            options that would do nothing; whatever `predict_training_time` refuses of model and
+            data.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -235,10 +240,16 @@ def sweep(
         TTP Section 5 forecasts one setting at a time with an ODE; the recursion on the outputs is
         exact for the linearised network (derived, tested against `recursion`).
     """
-    x = jnp.asarray(x)
+    x = check_samples("x", x)
+    _check_options(
+        settings, thresholds, rule, metric, smooth, window, key, protocol, step_seconds, len(x)
+    )
+    check_memory(None, max_bytes)
     check_finite("x", x)
+    shape = check_model(apply_fn, params, x, trainable)
     check_finite("params", params)
-    output_shape(apply_fn, params, x)
+    for loss in {one.loss for one in settings}:
+        encode_targets(loss, y, jax.ShapeDtypeStruct(shape, x.dtype))
     check_per_sample(apply_fn, params, x)
     f0 = jax.jit(apply_fn)(params, x)
     kernel = empirical_ntk(apply_fn, params, x, trainable=trainable, max_bytes=max_bytes)
@@ -260,7 +271,7 @@ def sweep_kernel(
     smooth: int = 1,
     window: int | None = None,
     key: Array | None = None,
-    protocol: str = "epochs",
+    protocol: str | None = None,
     step_seconds: float | Mapping[int | None, float] | None = None,
 ) -> Sweep:
     """`sweep` for a kernel that exists already.
@@ -293,17 +304,10 @@ def sweep_kernel(
         >>> sweep_kernel(kernel, jnp.zeros((2, 2)), jnp.array([0, 1]), settings).loss.shape
         (2, 21)
     """
-    settings = tuple(settings)
-    if not settings:
-        raise ValueError("settings must hold at least one Hyperparameters; got none.")
-    for one in settings:
-        if not isinstance(one, Hyperparameters):
-            raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
-    check_key(key)
-    check_choice("rule", rule, RULES)
-    check_choice("metric", metric, METRICS)
-    thresholds = check_thresholds(thresholds, rule)
-    seconds = _step_seconds(step_seconds, settings)
+    settings, thresholds, protocol, seconds = _check_options(
+        settings, thresholds, rule, metric, smooth, window, key, protocol, step_seconds,
+        np.shape(f0)[0] if np.ndim(f0) else None,
+    )  # fmt: skip
     problems = {}
     groups: dict[tuple, list[int]] = defaultdict(list)
     for i, one in enumerate(settings):
@@ -321,8 +325,6 @@ def sweep_kernel(
         n, c = start.shape
         indices = None
         if batch_size is not None:
-            remedy = f"The data has {n} samples."
-            check_integer("batch_size", batch_size, at_least=1, at_most=n, remedy=remedy)
             longest = max(settings[i].steps for i in members)
             indices = batch_indices(key, n, batch_size, longest, protocol=protocol)
         matrix = flatten_kernel(theta, c)
@@ -346,16 +348,44 @@ def sweep_kernel(
         some = np.flatnonzero(stable & (horizons == steps))
         for column, threshold in enumerate(thresholds):
             read = functools.partial(
-                training_time, threshold=threshold, rule=rule, smooth=smooth, window=window
-            )
+                metric_time, threshold=threshold, metric=metric, rule=rule, smooth=smooth,
+                window=window,
+            )  # fmt: skip
             read_off = (errors if by_error else curves)[some, : steps + 1]
             times[some, column] = jax.vmap(read)(jnp.asarray(read_off))
-    if by_error and rule == "relative":  # counts that do not fall would get there in 0 steps
-        times[(errors[:, -1] >= errors[:, 0]) & (errors[:, 0] > 0)] = -1
     return Sweep(
         settings, n, thresholds, rule, times, final, errors[:, -1], stable, limits, curves, seconds,
         metric, errors if by_error else None,
     )  # fmt: skip
+
+
+def _check_options(
+    settings: Sequence[Hyperparameters],
+    thresholds: Sequence[float],
+    rule: str,
+    metric: str,
+    smooth: int,
+    window: int | None,
+    key: Array | None,
+    protocol: str | None,
+    step_seconds: float | Mapping[int | None, float] | None,
+    n: int | None,
+) -> tuple[tuple[Hyperparameters, ...], tuple[float, ...], str, np.ndarray | None]:
+    """Settings, thresholds, protocol and seconds, checked before anything is computed."""
+    if isinstance(settings, Hyperparameters):
+        raise TypeError("settings must hold Hyperparameters (see grid); put the one into a list.")
+    settings = tuple(settings)
+    if not settings:
+        raise ValueError("settings must hold at least one Hyperparameters; got none.")
+    for one in settings:
+        if not isinstance(one, Hyperparameters):
+            raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
+    shortest = min(one.steps for one in settings)
+    thresholds = check_reading(thresholds, rule, metric, smooth, window, shortest)
+    sizes = [one.batch_size for one in settings if one.batch_size is not None]
+    largest = max(sizes, default=None)
+    protocol = check_batches(largest, key, protocol, n)
+    return settings, thresholds, protocol, _step_seconds(step_seconds, settings)
 
 
 def _held(curves: np.ndarray, length: int) -> np.ndarray:

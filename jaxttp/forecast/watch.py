@@ -13,8 +13,10 @@ from jaxtyping import Array
 from jaxttp._checks import check_choice, check_finite, check_number
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import check_per_sample, output_shape
+from jaxttp.adapters import check_per_sample
+from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.relinearize import relinearized_recursion
+from jaxttp.forecast._options import check_memory, check_model, check_used
 from jaxttp.forecast.closed_loop import (
     DEPARTURE,
     OnlineForecast,
@@ -23,7 +25,7 @@ from jaxttp.forecast.closed_loop import (
     last_move,
     online,
 )
-from jaxttp.forecast.crossing import RULES, check_thresholds
+from jaxttp.forecast.crossing import check_reading
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import encode_targets
 from jaxttp.ntk import empirical_ntk
@@ -85,17 +87,19 @@ class Online:
         trainable: Any = None,
         max_bytes: int | None = None,
     ) -> None:
-        x = jnp.asarray(x)
-        check_finite("x", x)
-        check_finite("params", params)
-        output_shape(apply_fn, params, x)
-        check_per_sample(apply_fn, params, x)
-        self._apply, self._x, self._y, self._setting = apply_fn, x, y, setting
         self._reading: dict[str, Any] = {
-            "thresholds": check_thresholds(thresholds, check_choice("rule", rule, RULES)),
+            "thresholds": check_reading(thresholds, rule, steps=setting.steps),
             "rule": rule,
             "departure": check_number("departure", departure, above=0.0),
         }
+        check_memory(None, max_bytes)
+        x = check_samples("x", x)
+        check_finite("x", x)
+        shape = check_model(apply_fn, params, x, trainable)
+        check_finite("params", params)
+        encode_targets(setting.loss, y, jax.ShapeDtypeStruct(shape, x.dtype))
+        check_per_sample(apply_fn, params, x)
+        self._apply, self._x, self._y, self._setting = apply_fn, x, y, setting
         self._trainable = trainable
         self._kernel = lambda w: empirical_ntk(
             apply_fn, w, x, trainable=trainable, max_bytes=max_bytes
@@ -125,13 +129,15 @@ class Online:
         kept = self._weights[-1:] if moved else self._weights[:-1]
         self._weights = [*kept, jax.tree.map(jnp.array, params)]
 
-    def forecast(self, kind: str = "weights", *, rebuilds: int | str = "auto") -> OnlineForecast:
+    def forecast(
+        self, kind: str = "weights", *, rebuilds: int | str | None = None
+    ) -> OnlineForecast:
         """The forecast as it stands after the steps seen so far.
 
         Args:
             kind: "losses", "outputs" or "weights", what to correct by.
             rebuilds: for "weights", kernels built along the rest of the path besides the one at the
-                present weights; "auto" for as many as its error asks for.
+                present weights; "auto" (when None) for as many as its error asks for.
 
         Returns:
             An `OnlineForecast`. By weights it is the forecast of `relinearized_recursion` from the
@@ -139,9 +145,11 @@ class Online:
             of the losses seen gives way to the one by outputs, as its `kind` says.
 
         Raises:
-            ValueError: an unknown kind, no step seen yet, or all of them.
+            ValueError: an unknown kind, rebuilds for another than "weights", no step seen yet, or
+                all of them.
         """
         check_choice("kind", kind, KINDS)
+        check_used("rebuilds", rebuilds, kind == "weights", "it is for kind='weights'")
         f0 = self._path[0] if self._path else None
         if f0 is None:
             raise ValueError("no step was seen yet; pass this object as callback to train.")
@@ -151,7 +159,7 @@ class Online:
         base = online(self.kernel, f0, self._y, self._setting, **known, **self._reading)
         if kind != "weights":
             return base
-        found = self._relinearized(base, rebuilds)
+        found = self._relinearized(base, "auto" if rebuilds is None else rebuilds)
         highest = OUT_OF_RANGE * float(found.loss[: found.at + 1].max())
         if found.stable and found.loss.max() <= highest:
             return found

@@ -113,7 +113,7 @@ def scale_by_gauss_newton(
     rtol: ArrayLike = FULL_RANK_RTOL,
     atol: ArrayLike = 1e-5,
     method: str = "auto",
-    noise: ArrayLike = 0.1,
+    noise: ArrayLike | None = None,
     max_output_change: float | None = None,
     measure: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
@@ -162,7 +162,7 @@ def scale_by_gauss_newton(
     check_choice("curvature", curvature, CURVATURES)
     check_number("damping", damping, at_least=0)
     check_choice("pseudoinverse", pseudoinverse, MODES)
-    check_options(pseudoinverse, rtol, atol, method, noise)
+    spread = check_options(pseudoinverse, rtol, atol, method, noise)
     if max_output_change is not None:
         check_number("max_output_change", max_output_change, above=0)
 
@@ -226,7 +226,7 @@ def scale_by_gauss_newton(
             return change * jnp.where(largest > limit, limit / largest, 1)
 
         direction, info, _outputs = direction_of(
-            network, states, wanted, names, p, pseudoinverse, rtol, atol, method, key, noise,
+            network, states, wanted, names, p, pseudoinverse, rtol, atol, method, key, spread,
             measure,
         )  # fmt: skip
         return jax.tree.unflatten(structure, [direction.astype(leaf.dtype)]), _next(state, info)

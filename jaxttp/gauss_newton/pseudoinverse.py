@@ -26,6 +26,8 @@ from jaxttp._checks import check_choice, check_finite, check_number, is_concrete
 from jaxttp.gauss_newton._routes import Solve, cholesky_route, measure, spectral_route
 
 MODES = ("exact", "truncate", "damp", "tikhonov", "noise")
+DIRECT = ("exact", "noise")
+"""Modes without a tolerance: they solve, and filter nothing."""
 METHODS = ("auto", "cholesky", "eigh", "svd")
 
 FINEST_RTOL = 1e-6
@@ -62,7 +64,7 @@ def choose_method(mode: str, rtol: Any, method: str = "auto") -> str:
     """
     check_choice("pseudoinverse", mode, MODES)
     check_choice("method", method, METHODS)
-    direct = mode in ("exact", "noise")
+    direct = mode in DIRECT
     if method == "cholesky" and not direct:
         raise ValueError(
             f"method='cholesky' does not see the spectrum that pseudoinverse={mode!r} filters; use "
@@ -77,7 +79,7 @@ def choose_method(mode: str, rtol: Any, method: str = "auto") -> str:
 
 def needs_float64(mode: str, rtol: Any, dtype: Any) -> bool:
     """Whether this tolerance is finer than features of this dtype resolve (see `FINEST_RTOL`)."""
-    coarse = mode in ("exact", "noise") or not is_concrete(rtol) or float(rtol) >= FINEST_RTOL
+    coarse = mode in DIRECT or not is_concrete(rtol) or float(rtol) >= FINEST_RTOL
     return not coarse and jnp.dtype(dtype).itemsize < 8
 
 
@@ -87,9 +89,21 @@ def check_tolerances(rtol: Any, atol: Any) -> None:
     check_number("atol", atol, at_least=0)
 
 
+def check_noise(mode: str, noise: Any) -> Any:
+    """The noise, 0.1 where none is given; `ValueError` for one that no mode takes."""
+    if noise is None:
+        return 0.1
+    check_number("noise", noise, at_least=0)
+    if mode != "noise":
+        raise ValueError(
+            f"noise={noise!r} does nothing here: it is that of pseudoinverse='noise'. Leave it out."
+        )
+    return noise
+
+
 def check_exact(samples: int, width: int, mode: str) -> None:
     """`ValueError` where there is no right inverse: more samples than features."""
-    if mode in ("exact", "noise") and samples > width:
+    if mode in DIRECT and samples > width:
         raise ValueError(
             f"pseudoinverse={mode!r} needs at least as many features as samples: N = {samples} "
             f"samples, m = {width} features a half-layer, so no right inverse exists. Take "
@@ -107,7 +121,7 @@ def apply_pseudoinverse(
     atol: ArrayLike = 1e-5,
     method: str = "auto",
     key: Array | None = None,
-    noise: ArrayLike = 0.1,
+    noise: ArrayLike | None = None,
 ) -> Solve:
     """φ(s) applied to a wanted change: the weights' update of one half-layer, transposed.
 
@@ -121,7 +135,7 @@ def apply_pseudoinverse(
         atol: absolute tolerance of the truncation; the larger of the two decides.
         method: "auto" | "cholesky" | "eigh" | "svd"; "auto" is what `choose_method` says.
         key: a `jax.random.key`, needed by "noise".
-        noise: standard deviation of the noise, relative to that of the features.
+        noise: for "noise", its standard deviation relative to that of the features; 0.1 when None.
 
     Returns:
         A `Solve`. In exact mode a failed factorisation is a residual that is large or NaN.
@@ -150,6 +164,7 @@ def apply_pseudoinverse(
         )
     check_tolerances(rtol, atol)
     method = choose_method(pseudoinverse, rtol, method)
+    spread = check_noise(pseudoinverse, noise)
     check_exact(features.shape[0], features.shape[1], pseudoinverse)
     if needs_float64(pseudoinverse, rtol, features.dtype):
         raise ValueError(
@@ -158,7 +173,7 @@ def apply_pseudoinverse(
         )
     if pseudoinverse == "noise" and key is None:
         raise ValueError("pseudoinverse='noise' needs key, a jax.random.key.")
-    return solve(features, change, pseudoinverse, method, rtol, atol, key=key, noise=noise)
+    return solve(features, change, pseudoinverse, method, rtol, atol, key=key, noise=spread)
 
 
 def solve(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_number
+from jaxttp._checks import check_choice, check_finite
 from jaxttp._result import RESULT
 from jaxttp.gauss_newton._network import (
     Activation,
@@ -36,6 +36,7 @@ from jaxttp.gauss_newton._network import (
 from jaxttp.gauss_newton.pseudoinverse import (
     MODES,
     check_exact,
+    check_noise,
     check_residual,
     check_tolerances,
     choose_method,
@@ -89,7 +90,7 @@ def gauss_newton_direction(
     atol: ArrayLike = 1e-5,
     method: str = "auto",
     key: Array | None = None,
-    noise: ArrayLike = 0.1,
+    noise: ArrayLike | None = None,
     return_info: bool = False,
 ) -> Any:
     """J^⊣ ε: the change of the weights whose first-order effect on the outputs is ε.
@@ -116,7 +117,7 @@ def gauss_newton_direction(
         atol: absolute tolerance of the truncation.
         method: "auto", "cholesky", "eigh" or "svd", see `choose_method`.
         key: a `jax.random.key`, needed by "noise".
-        noise: the noise's standard deviation relative to the features'.
+        noise: the noise's standard deviation relative to the features', for "noise"; 0.1 when None.
         return_info: whether to return a `StepInfo` too (one more forward tangent pass).
 
     Returns:
@@ -152,11 +153,11 @@ def gauss_newton_direction(
         raise ValueError(
             f"epsilon must have the shape of the outputs, {outputs}; got {wanted.shape}."
         )
-    check_options(pseudoinverse, rtol, atol, method, noise)
+    spread = check_options(pseudoinverse, rtol, atol, method, noise)
     check_key(pseudoinverse, key)
     direction, info, _ = direction_of(
         network, x, lambda _: wanted, names, readout, pseudoinverse, rtol, atol, method, key,
-        noise, return_info,
+        spread, return_info,
     )  # fmt: skip
     return (direction, info) if return_info else direction
 
@@ -176,11 +177,11 @@ def check_problem(
     return network, x, check_activation(activation, network.blocks)
 
 
-def check_options(pseudoinverse: str, rtol: Any, atol: Any, method: str, noise: Any) -> None:
-    """`ValueError` for options of the pseudo-inverse that do not fit."""
+def check_options(pseudoinverse: str, rtol: Any, atol: Any, method: str, noise: Any) -> Any:
+    """The noise, 0.1 where none is given; `ValueError` for options that do not fit."""
     check_tolerances(rtol, atol)
     choose_method(pseudoinverse, rtol, method)
-    check_number("noise", noise, at_least=0)
+    return check_noise(pseudoinverse, noise)
 
 
 def check_key(pseudoinverse: str, key: Array | None) -> None:

@@ -19,6 +19,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.inputs import check_network, traced_outputs
 from jaxttp.ntk._blocks import by_blocks
 from jaxttp.ntk._compiled import Settings, compiled, dtype_of, structure
 from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
@@ -95,6 +96,7 @@ def empirical_ntk(
         TTP section 3; the layerwise contraction is derived in `jaxttp.ntk.layerwise`.
     """
     _check_mesh(mesh)
+    check_network(apply_fn, params)
     for name, value in (("params", params), ("x1", x1), ("x2", x2)):
         check_finite(name, value)
     job = _Job.of(
@@ -164,8 +166,9 @@ def _length(name: str, x: Any) -> int:
     lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else None for leaf in leaves}
     length = next(iter(lengths), None)
     if len(lengths) != 1 or not length:
-        shapes = ", ".join(str(jnp.shape(leaf)) for leaf in leaves) or "no array"
-        raise ValueError(f"{name} must be (N, ...) with at least one sample; got {shapes}.")
+        shapes = ", ".join(dict.fromkeys(str(jnp.shape(leaf)) for leaf in leaves)) or "no array"
+        remedy = " Make lists one array: np.asarray(x)." if isinstance(x, list | tuple) else ""
+        raise ValueError(f"{name} must be (N, ...) with at least one sample; got {shapes}.{remedy}")
     return length
 
 
@@ -212,9 +215,13 @@ class _Job:
         mask = select_leaves(params, trainable)
         structs = tuple((s.shape, s.dtype) for s in jax.tree.leaves(structure(leaves)))
         samples = tuple((jnp.shape(a)[1:], dtype_of(a)) for a in first)
-        program, sites = _cached(
-            _analyse, apply_fn, treedef, structs, sample_treedef, samples, mask, _config()
-        )
+        try:
+            program, sites = _cached(
+                _analyse, apply_fn, treedef, structs, sample_treedef, samples, mask, _config()
+            )
+        except Exception:
+            traced_outputs(apply_fn, params, x1)  # says why in one line, where that is known
+            raise
         network = program.avals[program.output].dtype
         dtype = _accumulation_dtype(accumulation_dtype, network)
         if method == "vector_product" and (per_layer or jnp.dtype(dtype) != network):

@@ -22,6 +22,7 @@ from jaxtyping import Array
 from jaxttp._checks import check_choice, check_integer
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.inputs import check_network
 from jaxttp.ntk._select import select_leaves
 from jaxttp.ntk.gram import empirical_ntk
 
@@ -77,6 +78,7 @@ def sketch_jacobian(
     """
     check_choice("kind", kind, _KINDS)
     dim = check_integer("dim", dim, at_least=1)
+    check_network(apply_fn, params)
     mask = select_leaves(params, trainable)
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(leaf) for leaf in leaves]

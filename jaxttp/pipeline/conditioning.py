@@ -20,6 +20,7 @@ from jaxttp.conditioning import ConditionNumber, RankSensitivity, Sweep
 from jaxttp.data import Dataset, load_dataset, load_whole, select
 from jaxttp.models import MLP, fresh_head, load_pretrained
 from jaxttp.pipeline._plain import plain_number, plain_numbers
+from jaxttp.pipeline._unused import check_unused
 
 NETWORKS = ("linear", "leaky_relu", "mlp", "resnet")
 
@@ -31,6 +32,13 @@ SWEEP_VALUES: dict[str, tuple] = {
 }
 """What a swept parameter takes if nothing else is asked for."""
 
+_SHAPE = ("depth", "width", "skip", "alpha", "batch_norm")
+_READ: dict[str, tuple[str, ...]] = {
+    "linear": ("depth", "width", "skip", "batch_norm"),
+    "leaky_relu": ("width", "alpha"),
+    "mlp": ("depth", "width"),
+    "resnet": (),
+}
 DENSE = 3000
 """Matrices up to so many rows get all their eigenvalues, for the spectrum and the ranks."""
 
@@ -155,6 +163,25 @@ def _load(settings: ConditionSettings, *, linear: bool) -> tuple[Dataset, np.nda
         x = x - x.mean(axis=0)
         x = x @ np.asarray(conditioning.whitening(x.T @ x / count))
     return dataset, x
+
+
+def refuse_unused(settings: ConditionSettings, sweep: str | None = None) -> None:
+    """Raise `ValueError` for settings that were changed and that this network does not have.
+
+    Args:
+        settings: what was asked for.
+        sweep: the parameter that is swept, if one is.
+
+    Raises:
+        ValueError: a setting that nothing would read.
+    """
+    check_choice("network", settings.network, NETWORKS)
+    others = (name for name in _SHAPE if name not in _READ[settings.network])
+    check_unused(settings, others, f"network={settings.network!r} has none")
+    if settings.network == "resnet":
+        check_unused(settings, ("whiten",), "network='resnet' sees the images as it was trained")
+    if sweep is not None:
+        check_unused(settings, ("batch_norm",), "a sweep is over networks without it")
 
 
 def _outputs(dataset: Dataset) -> int:

@@ -1,6 +1,7 @@
 """Exact Gauss-Newton steps of a reversible network on a named data set, beside their forecast."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,15 +23,26 @@ from jaxttp.gauss_newton import (
     output_change,
     revmlp_forward,
 )
-from jaxttp.gauss_newton.pseudoinverse import FULL_RANK_RTOL, RESIDUAL_LIMIT
+from jaxttp.gauss_newton.pseudoinverse import (
+    DIRECT,
+    FULL_RANK_RTOL,
+    MODES,
+    RESIDUAL_LIMIT,
+    check_tolerances,
+)
 from jaxttp.losses import encode_targets
 from jaxttp.models import RevMLP
 from jaxttp.pipeline._plain import plain_numbers
+from jaxttp.pipeline._unused import check_unused
+from jaxttp.pipeline.tasks import REGRESSION
 
 Progress = Callable[[str, int, int], None]
 
 _RATES = tuple(0.5 / 2**k for k in range(6))
 """Tried in turn where none is given."""
+_RTOLS = (FULL_RANK_RTOL, 1e-3, 1e-2)
+"""Likewise, where every rate diverged with the one before: directions that are nearly missing (of
+few inputs, of samples that lie close) are left out, and the steps are exact no more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +59,8 @@ class StepSettings:
         blocks: L.
         bottleneck: m; None for twice the number of samples, at least 256: full rank.
         pseudoinverse: see `jaxttp.gauss_newton.gauss_newton_direction`.
-        rtol: of the pseudo-inverse.
+        rtol: of the pseudo-inverse; None for 1e-6, which is exact at full rank, or, without a
+            learning rate, 1e-3 or 1e-2 where every rate diverges with the one before.
         thresholds: shares of the loss's drop that define training times.
         seed: draws samples and weights.
     """
@@ -60,7 +73,7 @@ class StepSettings:
     blocks: int = 2
     bottleneck: int | None = None
     pseudoinverse: str = "truncate"
-    rtol: float = FULL_RANK_RTOL
+    rtol: float | None = None
     thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
     seed: int = 0
 
@@ -70,7 +83,7 @@ class TaskSteps:
     """Exact steps, and what was forecast of them from the first outputs alone.
 
     Attributes:
-        settings: what was asked for, with the learning rate that was taken.
+        settings: what was asked for, with the learning rate and the rtol that were taken.
         description: network and data in words.
         forecast: losses and outputs of steps in function space.
         loss: of the network, on all samples (T + 1,); infinite after divergence.
@@ -81,6 +94,7 @@ class TaskSteps:
         samples: N.
         bottleneck: m.
         diverged: learning rates that were tried before and diverged.
+        too_fine: values of rtol with which every learning rate diverged.
     """
 
     settings: StepSettings
@@ -94,6 +108,7 @@ class TaskSteps:
     samples: int
     bottleneck: int
     diverged: tuple[float, ...] = ()
+    too_fine: tuple[float, ...] = ()
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -103,6 +118,27 @@ class TaskSteps:
         return bool(np.all(np.isfinite(self.loss)) and self.loss[-1] < self.loss[0])
 
     @property
+    def problem(self) -> str | None:
+        """What keeps the steps from being stable, and what would do; None where they are."""
+        if self.stable:
+            return None
+        rates, rtols = (*self.diverged, self.settings.learning_rate), (*self.too_fine, self._rtol)
+        where = f"at learning rate {rates[0]:g}"
+        remedies = ["a smaller one"]
+        if self.diverged:  # none was given
+            where = f"at every learning rate from {rates[0]:g} to {rates[-1]:g}"
+            remedies = []
+        if self.settings.pseudoinverse not in DIRECT:
+            where += f" with rtol {rtols[0]:g}" + (f" to {rtols[-1]:g}" if self.too_fine else "")
+            remedies += [] if self.too_fine else ["a larger rtol"]
+        remedies += ["fewer samples", "more hidden units (bottleneck)"]
+        return f"diverges {where}; try {', '.join(remedies[:-1])} or {remedies[-1]}."
+
+    @property
+    def _rtol(self) -> float:
+        return FULL_RANK_RTOL if self.settings.rtol is None else self.settings.rtol
+
+    @property
     def shortfall(self) -> str | None:
         """Why the steps were not exact and what would do; None where they were."""
         if self.largest_residual <= RESIDUAL_LIMIT:
@@ -110,7 +146,9 @@ class TaskSteps:
         n, asked = self.samples, self.settings
         if self.bottleneck < 2 * n:
             remedy = f"a bottleneck of at least {2 * n} (twice the samples), or fewer samples"
-        elif asked.rtol > FULL_RANK_RTOL or asked.pseudoinverse != "truncate":
+        elif (self._rtol > FULL_RANK_RTOL or asked.pseudoinverse != "truncate") and not (
+            self.too_fine  # it diverged
+        ):
             remedy = f"pseudoinverse truncate with rtol {FULL_RANK_RTOL:g}"
         else:
             remedy = "a still wider bottleneck, or fewer samples (none of them twice)"
@@ -145,6 +183,7 @@ class TaskSteps:
             "residual": self.residual,
             "shortfall": self.shortfall,
             "diverged": list(self.diverged),
+            "too_fine": list(self.too_fine),
         }  # fmt: skip
 
 
@@ -175,6 +214,15 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     check_integer("steps", settings.steps, at_least=1)
     if settings.learning_rate is not None:
         check_number("learning_rate", settings.learning_rate, above=0.0)
+    check_choice("pseudoinverse", settings.pseudoinverse, MODES)
+    filtered = settings.pseudoinverse not in DIRECT
+    if settings.rtol is not None:
+        if not filtered:
+            raise ValueError(
+                f"rtol={settings.rtol!r} does nothing with pseudoinverse="
+                f"{settings.pseudoinverse!r}; leave it out."
+            )
+        check_tolerances(settings.rtol, 0.0)
     dataset = load_whole(settings.data)
     keys = jax.random.split(jax.random.key(settings.seed))
     if dataset.num_classes is not None:
@@ -186,6 +234,8 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
         )
     elif settings.loss == "cross_entropy":
         raise ValueError(f"loss={settings.loss!r} needs classes, and {dataset.name} has none.")
+    else:
+        check_unused(settings, ("samples_per_class",), REGRESSION)
     loss_name = check_choice(
         "loss", settings.loss or "squared_error", ("squared_error", "cross_entropy")
     )
@@ -210,29 +260,34 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
             now = revmlp_forward(weights, fixed, x) @ readout.T
             return now, float(loss.value(now, targets)), float(loss.error(now, targets))
 
-        def direction(weights: Any, now: Array) -> tuple[Any, np.ndarray, float]:
+        def direction(weights: Any, now: Array, rtol: float) -> tuple[Any, np.ndarray, float]:
             change, info = gauss_newton_direction(
                 weights, fixed, x, output_change(now, targets, loss=loss), readout=readout,
-                pseudoinverse=settings.pseudoinverse, rtol=settings.rtol, return_info=True,
+                pseudoinverse=settings.pseudoinverse, rtol=rtol, return_info=True,
             )  # fmt: skip
             return change, np.asarray(info.ranks), float(info.residual)
 
         rates = _RATES if settings.learning_rate is None else (settings.learning_rate,)
+        rtols = _RTOLS if filtered and settings.learning_rate is None else _RTOLS[:1]
+        rtols = rtols if settings.rtol is None else (settings.rtol,)
+        choices = [(rtol, rate) for rtol in rtols for rate in rates]
         tried = 0
         while True:
-            rate, last = rates[tried], tried + 1 == len(rates)
+            (rtol, rate), last = choices[tried], tried + 1 == len(choices)
             run = _descend(
-                weights, rate, settings.steps, measure, direction, progress, watched=not last
-            )
+                weights, rate, settings.steps, measure, functools.partial(direction, rtol=rtol),
+                progress, watched=not last,
+            )  # fmt: skip
             if last or not _rises(run.loss):
                 break
             tried += 1
         ahead = forecast_steps(start, targets, loss=loss, learning_rate=rate, steps=settings.steps)
     missing = settings.steps + 1 - len(run.loss)
     return TaskSteps(
-        dataclasses.replace(settings, learning_rate=rate), words, ahead,
+        dataclasses.replace(settings, learning_rate=rate, rtol=rtol), words, ahead,
         _padded(run.loss, missing), _padded(run.error, missing), run.ranks[0], run.residuals[0],
-        max(run.residuals), len(flat), bottleneck, rates[:tried],
+        max(run.residuals), len(flat), bottleneck, rates[: rates.index(rate)],
+        rtols[: rtols.index(rtol)],
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxttp._files import replaced
 from jaxttp._result import RESULT
 from jaxttp.ntk import empirical_ntk
 from jaxttp.pipeline.spectra import TaskSpectrum, task_spectrum
@@ -88,8 +89,9 @@ class TaskReport:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to a file, its folder made if need be."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.to_html(), encoding="utf-8")
+        text = self.to_html()
+        with replaced(path) as place:
+            place.write_text(text, encoding="utf-8")
         return path
 
 

@@ -349,8 +349,8 @@ def extrapolate_task(
     *,
     subset: int,
     verify: bool = False,
-    method: str = "resolvent",
-    alpha: float = 0.0,
+    method: str | None = None,
+    alpha: float | None = None,
     progress: Progress | None = None,
 ) -> TaskExtrapolation:
     """Forecast full-batch training on all samples of a task from the kernel of a subset.

@@ -38,8 +38,10 @@ from jaxttp.models import (
     model_names,
 )
 from jaxttp.models.catalog import MODELS
+from jaxttp.pipeline._unused import check_unused
 
 TRAINABLE = ("all", "head", "lora")
+REGRESSION = "a regression has no classes and takes all samples"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,11 +148,15 @@ def build_task(settings: Settings) -> Task:
                     f"{name}={given!r} needs a model, one of {', '.join(model_names())}."
                 )
     check_choice("trainable", settings.trainable, TRAINABLE)
+    if settings.trainable != "lora":
+        check_unused(settings, ("rank",), "it is that of the adapters of trainable='lora'")
     check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     check_number("head_scale", settings.head_scale, at_least=0.0)
     samples_key, weights_key = jax.random.split(jax.random.key(settings.seed))
     dataset = _samples(settings, samples_key)
     loss, outputs = _loss(settings, dataset)
+    if dataset.num_classes is None:
+        check_unused(settings, ("samples_per_class",), REGRESSION)
     network, words = _network(settings, dataset, outputs, weights_key)
     model = from_nnx(network)
     if settings.trainable == "head":

@@ -3,12 +3,15 @@
 import os
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from jaxttp._files import replaced
 
 # Okabe and Ito's colours, which stay apart under every form of colour blindness.
 PREDICTED = "#0072B2"
@@ -75,4 +78,6 @@ def positive(values: Any) -> np.ndarray:
 
 def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 140) -> None:
     """Write a figure to a file on its own ground; the suffix says the format."""
-    figure.savefig(path, dpi=dpi, facecolor=figure.get_facecolor())
+    path = Path(path)
+    with replaced(path if path.suffix else path.with_suffix(".png")) as place:
+        figure.savefig(place, dpi=dpi, facecolor=figure.get_facecolor())

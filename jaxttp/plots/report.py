@@ -154,7 +154,8 @@ def _first_numbers(result: TaskReport) -> dict[str, str]:
         numbers[f"steps to {100 * middle:g} % of the drop"] = str(steps[middle])
         numbers["until there, on this device"] = readable_time(found.seconds[middle])
     else:
-        numbers["at this learning rate"] = "diverges"
+        stable = found.prediction.stable
+        numbers["at this learning rate"] = "does not get there" if stable else "diverges"
     numbers["predicted loss at the end"] = f"{float(found.prediction.loss[-1]):.3g}"
     numbers["largest stable learning rate"] = f"{found.prediction.max_learning_rate:.3g}"
     return numbers
@@ -165,13 +166,16 @@ def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
     head = ["left of the drop", "steps", "time"]
     if found.real_steps is not None:
         head += ["real steps", "real time"]
+    never = {True: "not reached", False: "diverges"}
     rows = []
     for e, step in found.prediction.steps.items():
         row: list[Any] = [f"{100 * e:g} %"]
-        row += [step, readable_time(found.seconds[e])] if step >= 0 else ["diverges", None]
-        if found.real_steps is not None and found.real_seconds is not None:
-            real = found.real_steps[e]
-            row += [real, readable_time(found.real_seconds[e])] if real >= 0 else ["diverges", None]
+        words = never[found.prediction.stable]
+        row += [step, readable_time(found.seconds[e])] if step >= 0 else [words, None]
+        if found.run is not None and found.real_steps is not None:
+            real, words = found.real_steps[e], never[found.run.finite]
+            spent = (found.real_seconds or {}).get(e)
+            row += [words, None] if spent is None else [real, readable_time(spent)]
         rows.append(row)
     return head, rows
 

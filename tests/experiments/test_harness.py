@@ -202,11 +202,25 @@ def test_the_command_line(tmp_path):
     assert listed.exit_code == 0
     assert all(name in listed.output for name in SCRIPTS)
     options = ["--preset", "smoke", "--output", str(tmp_path)]
-    missing = runner.invoke(app, ["run", "two-factor-theorems", "--plot", *options])
-    assert missing.exit_code == 1
-    assert "nothing is saved" in missing.output
+    refused = runner.invoke(app, ["run", "two-factor-theorems", "--plot", "--fresh", *options])
+    assert refused.exit_code == 2
     nothing = runner.invoke(app, ["run"])
     assert nothing.exit_code == 2
+
+
+def test_plot_runs_first_what_is_not_saved(tmp_path, toy, monkeypatch):
+    """On a first run there is nothing to draw; a second one only draws."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ["run", "toy", "--plot", "--preset", "smoke", "--output", str(tmp_path / "out")]
+    first = CliRunner().invoke(app, arguments)
+    assert first.exit_code == 0, first.output
+    assert "It is run first." in first.output
+    assert (tmp_path / "out" / "toy" / "smoke" / "toy-1.png").exists()
+    made = len(toy.made)
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 0
+    assert "It is run first." not in again.output
+    assert len(toy.made) == made > 0
 
 
 @pytest.mark.slow

@@ -9,17 +9,21 @@ import numpy as np
 import pytest
 
 from jaxttp.forecast import smooth_curve, training_time
-from jaxttp.forecast.crossing import RULES
+from jaxttp.forecast.bands import steps_band
+from jaxttp.forecast.crossing import RULES, metric_time, read_times
+from jaxttp.training import TrainingRun
 
 LENGTHS = (2, 3, 12, 31)  # few lengths, so that few shapes are compiled
 
 
 def by_hand(curve, threshold, rule, window=None):
     """The definitions read aloud; no NumPy, no JAX."""
-    last = len(curve) - 1
+    last, drop = len(curve) - 1, abs(curve[0] - curve[-1])
+    if rule == "relative" and drop == 0:
+        return 0 if curve[-1] == 0 else -1
     for t, value in enumerate(curve):
         gap = abs(value - curve[-1])
-        if rule == "relative" and (gap < threshold * abs(curve[0] - curve[-1]) or gap == 0):
+        if rule == "relative" and gap < threshold * drop:
             return t
         if rule == "gap" and gap < threshold:
             return t
@@ -64,8 +68,10 @@ def test_result_is_an_integer_scalar():
 
 EDGES = {
     # "relative": |L_t - L_T| < eps |L_0 - L_T|
-    "constant": ([1.0, 1.0, 1.0], 0.1, "relative", 0),
-    "ends where it began": ([1.0, 5.0, 1.0], 0.1, "relative", 0),
+    "constant": ([1.0, 1.0, 1.0], 0.1, "relative", -1),
+    "ends where it began": ([1.0, 5.0, 1.0], 0.1, "relative", -1),
+    "dips and ends where it began": ([1.0, 0.5, 1.0], 0.1, "relative", -1),
+    "zero throughout": ([0.0, 0.0, 0.0], 0.1, "relative", 0),
     "rises": ([0.0, 0.5, 0.9, 1.0], 0.2, "relative", 2),
     "exactly eps is not below": ([4.0, 1.0, 0.0], 0.25, "relative", 2),
     "dips and comes back": ([4.0, 0.0, 4.0, 2.0, 0.0], 0.1, "relative", 1),
@@ -147,6 +153,11 @@ BAD = {
     "gap of 0": (([1.0, 0.0], 0.0), {"rule": "gap"}, "threshold must be greater than 0; got 0.0"),
     "absolute 0": (([1.0, 0.0], 0.0), {"rule": "absolute"}, "threshold must be greater than 0"),
     "plateau of -1": (([1.0, 0.0], -1), {"rule": "plateau"}, "threshold must be greater than 0"),
+    "window of another rule": (
+        ([1.0, 0.0], 0.1),
+        {"window": 1},
+        "window=1 is for rule='plateau'; with rule='relative' leave it out",
+    ),
     "curve with NaN": (([1.0, np.nan, 0.0], 0.1), {}, r"curve holds 1 value\(s\) that are NaN"),
     "curve with infinity": (([np.inf, 0.0], 0.1), {}, "curve holds 1 value"),
     "curve of 2 axes": ((np.ones((3, 3)), 0.1), {}, r"curve must be a vector .* shape \(3, 3\)"),
@@ -189,6 +200,41 @@ def test_smoothing_by_hand(curve, width):
     np.testing.assert_allclose(smooth_curve(jnp.array(curve), width), expected, rtol=1e-12)
     time = training_time(jnp.array(curve), 0.25, smooth=width)
     assert time == training_time(smooth_curve(curve, width), 0.25)
+
+
+UP_AND_DOWN = {
+    "an error that stands still": ([0.5, 0.5, 0.5], "relative", 1, -1),
+    "an error that rises": ([0.25, 0.5, 0.5], "relative", 1, -1),
+    "an error that falls and rises again": ([0.25, 0.0, 0.5], "relative", 1, -1),
+    "no error at all": ([0.0, 0.0, 0.0], "relative", 1, 0),
+    "an error from nothing": ([0.0, 0.0, 0.5], "relative", 1, -1),
+    "one that falls": ([0.5, 0.25, 0.0], "relative", 1, 2),
+    "one that falls once it is averaged": ([0.5, 0.0, 0.0, 0.25, 0.5], "relative", 3, 4),
+    "a gap is no share of a drop": ([0.25, 0.5, 0.5], "gap", 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", UP_AND_DOWN)
+def test_errors_that_do_not_fall(name):
+    """The same by every road: alone, under jit and vmap, of a forecast, of a real training."""
+    error, rule, smooth, expected = UP_AND_DOWN[name]
+    options = {"rule": rule, "smooth": smooth}
+    assert metric_time(error, 0.1, metric="error", **options) == expected
+    read = jax.jit(jax.vmap(lambda curve: metric_time(curve, 0.1, metric="error", **options)))
+    assert read(jnp.array([error])).tolist() == [expected]
+    loss = np.linspace(1.0, 0.0, len(error))
+    times = read_times(loss, error, 0.1, metric="error", window=None, diverged=False, **options)
+    assert times == {0.1: expected}
+    run = TrainingRun(jnp.array(loss), jnp.array(error), None, None, 1.0, 1.0)
+    assert run.read(0.1, metric="error", **options) == {0.1: expected}
+
+
+def test_paths_that_never_get_there_are_the_latest():
+    """Three of five paths get there, at steps 1, 2 and 3; no quantile is earlier for the others."""
+    falling = [[0.5, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.5, 0.0]]
+    curves = jnp.array([*falling, [0.5] * 4, [0.5] * 4])
+    found = steps_band(curves, 0.1, quantiles=(0.0, 0.25, 0.5, 0.75, 1.0), metric="error")
+    assert found == (1, 2, 3, -1, -1)
 
 
 def test_smoothing_keeps_the_loss_before_training():

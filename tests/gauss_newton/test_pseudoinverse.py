@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp.gauss_newton import _routes, apply_pseudoinverse, choose_method
+from jaxttp.gauss_newton import (
+    _routes,
+    apply_pseudoinverse,
+    choose_method,
+    scale_by_gauss_newton,
+)
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -200,3 +205,12 @@ def test_bad_input(change, message):
     arguments = {"features": np.ones((6, 8)), "change": np.ones((6, 1))} | change
     with pytest.raises(ValueError, match=message):
         apply_pseudoinverse(**arguments)
+
+
+def test_noise_of_another_mode_is_refused():
+    with pytest.raises(ValueError, match=r"noise=0.2 does nothing here:"):
+        apply_pseudoinverse(np.eye(3), np.ones((3, 1)), noise=0.2)
+    with pytest.raises(ValueError, match=r"noise=0.2 does nothing here"):
+        scale_by_gauss_newton(noise=0.2)
+    with pytest.raises(ValueError, match="noise must be at least 0"):
+        scale_by_gauss_newton(pseudoinverse="noise", noise=-0.1)

@@ -67,6 +67,53 @@ def test_a_rate_that_is_not_given_is_halved_until_the_loss_does_not_rise(tmp_pat
     assert whole.loss[-1] > 1.5 * whole.loss.min()
 
 
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    """Pairs of samples that hardly differ, with opposite targets: 1e-6 keeps what is rounding."""
+    path = tmp_path_factory.mktemp("data") / "twins.npz"
+    x = np.random.default_rng(0).normal(size=(6, 6))
+    np.savez(path, x=np.concatenate([x, x + 1e-4]), y=np.repeat([[1.0], [-1.0]], 6, axis=0))
+    return StepSettings(data=str(path), steps=3, bottleneck=24)
+
+
+def test_a_tolerance_that_is_not_given_is_raised_where_every_rate_diverges(twins):
+    found = gauss_newton_task(twins)
+    assert found.too_fine[0] == 1e-6
+    assert found.settings.rtol == (1e-3, 1e-2)[len(found.too_fine) - 1]
+    assert found.stable
+    assert found.problem is None
+    assert found.to_json()["too_fine"] == list(found.too_fine)
+    assert "rtol 1e-06" not in found.shortfall  # that one diverged
+
+
+def test_what_diverges_says_what_was_tried_and_what_would_do(twins):
+    """ "Choose none, it is then found" was said to those who had given none."""
+    fine = gauss_newton_task(dataclasses.replace(twins, rtol=1e-6))
+    assert fine.settings.rtol == 1e-6
+    assert fine.problem.startswith(
+        "diverges at every learning rate from 0.5 to 0.015625 with rtol 1e-06; try a larger rtol, "
+    )
+    rate = gauss_newton_task(dataclasses.replace(twins, rtol=1e-6, learning_rate=0.5))
+    assert rate.problem.startswith("diverges at learning rate 0.5 with rtol 1e-06; try a smaller ")
+    large = gauss_newton_task(dataclasses.replace(twins, learning_rate=50.0))
+    assert large.too_fine == large.diverged == ()  # what is asked for is done
+    assert "at learning rate 50 with rtol 1e-06; try a smaller one, a larger rtol" in large.problem
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pseudoinverse": "exact", "rtol": 0.01}, "rtol=0.01 does nothing with pseudoinverse='ex"),
+        ({"pseudoinverse": "best"}, "pseudoinverse='best' is not known"),
+        ({"rtol": 1.0}, "rtol must be at least 0 and less than 1; got 1.0"),
+        ({"data": "diabetes", "samples_per_class": 5}, "samples_per_class=5 does nothing here: a "),
+    ],
+)
+def test_options_of_no_use_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        gauss_newton_task(dataclasses.replace(WINE, **change))
+
+
 def test_divergence_is_said_not_raised():
     found = gauss_newton_task(
         StepSettings(data="wine", samples_per_class=8, steps=6, learning_rate=40.0, bottleneck=64)

@@ -1,0 +1,42 @@
+"""Files that are there whole or not at all."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxttp._interrupt import unfinished
+
+
+@contextlib.contextmanager
+def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A place beside a file to write to; at the end it takes the file's name.
+
+    Args:
+        path: the file, which may exist; its folder is made if need be. What is there and no file (a
+            pipe, a device) is written to as it is.
+
+    Yields:
+        The path to write to, of the same suffix.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with replaced(Path(folder, "new", "words.txt")) as place:
+        ...         _ = place.write_text("all of them")
+        ...     Path(folder, "new", "words.txt").read_text()
+        'all of them'
+    """
+    path = Path(os.path.realpath(path))  # a link stays one
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
+    unfinished.add(part)
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+        unfinished.discard(part)

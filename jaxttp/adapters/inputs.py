@@ -1,0 +1,183 @@
+"""What people pass in place of an array or a function, and one line with the cure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxttp._checks import is_concrete
+
+_ADAPTERS = {
+    "flax.nnx": "apply_fn, params = jaxttp.from_nnx(module)",
+    "flax.linen": "apply_fn, params = jaxttp.from_linen(module, variables)",
+    "equinox": "apply_fn, params = jaxttp.from_equinox(module)",
+}
+_TORCH = (
+    "jaxttp differentiates functions of JAX. Wrap it as docs/pytorch.md says "
+    "(torchax.extract_jax), or load its weights into a network of JAX (jaxttp.models.load_weights)."
+)
+
+
+def check_samples(name: str, x: Any) -> Array:
+    """Samples (N, ...) as one array of numbers: arrays, lists, data frames, tensors on the CPU.
+
+    Args:
+        name: what the messages call them.
+        x: whatever was given.
+
+    Returns:
+        A JAX array, integers left as they are (they may be tokens).
+
+    Raises:
+        TypeError: a dictionary of arrays.
+        ValueError: rows of different shapes, text, mixed columns.
+
+    Example:
+        >>> check_samples("x", [[1.0, 2.0], [3.0, 4.0]]).shape
+        (2, 2)
+    """
+    if isinstance(x, jax.Array):
+        return x
+    if isinstance(x, Mapping):
+        names = ", ".join(repr(key) for key in x)
+        raise TypeError(
+            f"{name} must be one array (N, ...); got a {type(x).__name__} of {names}. Put its "
+            "arrays into one, with np.concatenate(..., axis=1) or np.stack, and take them apart in "
+            "apply_fn."
+        )
+    try:
+        array = np.asarray(x)
+    except Exception as problem:  # NumPy's words, or those of the library that it comes from
+        if any(not is_concrete(leaf) for leaf in jax.tree.leaves(x)):
+            return jnp.asarray(x)
+        raise ValueError(
+            f"{name} must be one array (N, ...), and this {type(x).__name__} does not make one: "
+            f"{_first_line(problem)}. All rows need one shape: pad or crop them."
+        ) from problem
+    if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
+        what = "text" if array.dtype.kind in "US" else f"dtype {array.dtype}"
+        raise ValueError(
+            f"{name} must hold numbers; got {what}. Convert it, such as {name}.astype(float), and "
+            "encode text as numbers first."
+        )
+    return jnp.asarray(array)
+
+
+def check_network(apply_fn: Any, params: Any, name: str = "apply_fn") -> None:
+    """Refuse what is no function of parameters that JAX can see.
+
+    Args:
+        apply_fn: should be ``(params, x) -> outputs``.
+        params: should be a pytree of arrays.
+        name: what the messages call `apply_fn`.
+
+    Raises:
+        TypeError: a module or tensors of PyTorch; nothing that can be called.
+    """
+    if _comes_from(apply_fn, "torch") or _comes_from(getattr(apply_fn, "__self__", None), "torch"):
+        raise TypeError(f"{name} is a module of PyTorch ({type(apply_fn).__name__}). {_TORCH}")
+    if any(_comes_from(leaf, "torch") for leaf in jax.tree.leaves(params)):
+        raise TypeError(
+            "params holds tensors of PyTorch, which JAX does not see; convert them: "
+            "jax.tree.map(lambda t: jnp.asarray(t.detach().numpy()), params)."
+        )
+    if not callable(apply_fn):
+        raise TypeError(
+            f"{name} must be a function (params, x) -> outputs (N, C); got a "
+            f"{type(apply_fn).__name__}."
+        )
+
+
+def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -> Any:
+    """Shapes and dtypes of the outputs; where tracing fails for a known reason, that reason.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs``.
+        params: its parameters.
+        x: inputs (N, ...), an array or a ``jax.ShapeDtypeStruct``.
+        name: what the messages call `apply_fn`.
+
+    Returns:
+        What `jax.eval_shape` gives.
+
+    Raises:
+        TypeError: see `check_network`; a module in place of its function.
+        ValueError: arguments the wrong way round, inputs of a dtype that the network does not take.
+        Exception: what `apply_fn` itself raises.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> traced_outputs(lambda x, params: x @ params, jnp.ones((3, 2)), jnp.ones((5, 3)))
+        Traceback (most recent call last):
+        ...
+        ValueError: apply_fn takes its arguments the other way round...
+    """
+    check_network(apply_fn, params, name)
+    try:
+        return jax.eval_shape(apply_fn, params, x)
+    except Exception as problem:
+        if (kind := _module_kind(apply_fn)) is not None:
+            raise TypeError(
+                f"{name} is a module ({type(apply_fn).__name__}), not a function of its parameters;"
+                f" {_ADAPTERS[kind]} makes it one."
+            ) from problem
+        if is_swapped(apply_fn, params, x):
+            raise ValueError(swapped_words(name)) from problem
+        wanted = _other_dtype(apply_fn, params, x)
+        if wanted is not None:
+            scale = " / 255 (images)" if x.dtype == jnp.uint8 else ""
+            raise ValueError(
+                f"{name} does not take x of {x.dtype}; give it {wanted}: x.astype({wanted!r})"
+                f"{scale}."
+            ) from problem
+        raise
+
+
+def is_swapped(apply_fn: Any, params: Any, x: Any) -> bool:
+    """Whether ``apply_fn(x, params)`` gives outputs (N, C)."""
+    found = _try(apply_fn, x, params)
+    if not isinstance(found, jax.ShapeDtypeStruct) or len(found.shape) != 2:
+        return False
+    return {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(x)} == {found.shape[:1]}
+
+
+def swapped_words(name: str) -> str:
+    """What to do about it."""
+    return (
+        f"{name} takes its arguments the other way round: it is called as {name}(params, x). Give "
+        f"lambda params, x: {name}(x, params)."
+    )
+
+
+def _other_dtype(apply_fn: Any, params: Any, x: Any) -> str | None:
+    """The dtype of the parameters, if `x` in it works."""
+    for leaf in jax.tree.leaves(params) if hasattr(x, "dtype") else ():
+        dtype = jnp.result_type(leaf)
+        if jnp.issubdtype(dtype, jnp.floating) and dtype != x.dtype:
+            cast = jax.ShapeDtypeStruct(x.shape, dtype)
+            return None if _try(apply_fn, params, cast) is None else dtype.name
+    return None
+
+
+def _try(apply_fn: Any, *arguments: Any) -> Any:
+    try:
+        return jax.eval_shape(apply_fn, *arguments)
+    except Exception:
+        return None
+
+
+def _module_kind(value: Any) -> str | None:
+    return next((kind for kind in _ADAPTERS if _comes_from(value, kind)), None)
+
+
+def _comes_from(value: Any, package: str) -> bool:
+    """Whether an object's class, or one that it derives from, is of this package."""
+    names = (kind.__module__ for kind in type(value).__mro__)
+    return any(f"{name}.".startswith(f"{package}.") for name in names)
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")

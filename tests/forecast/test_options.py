@@ -1,0 +1,231 @@
+"""Every option is used, or refused by name before the network is looked at."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxttp import Candidate, Online, compare, extrapolate, predict_training_time, sweep, train
+from jaxttp.forecast import Hyperparameters, grid, online, sweep_kernel
+from jaxttp.forecast.crossing import read_times
+
+X = jax.random.normal(jax.random.key(0), (12, 4))
+Y = np.arange(12) % 3
+W = jnp.zeros((4, 3))
+KEY = jax.random.key(1)
+SDE = {"dynamics": "sde", "batch_size": 4, "key": KEY}
+
+
+class Counted:
+    """A linear network that counts how often it is called, by tracing too."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, params, x):
+        self.calls += 1
+        return x @ params
+
+
+def predict(network, **options):
+    rate = {} if "optimizer" in options else {"learning_rate": 0.1}
+    return predict_training_time(network, W, X, Y, steps=20, **rate, **options)
+
+
+def swept(network, **options):
+    settings = options.pop("settings", grid(learning_rate=(0.1, 0.2), steps=20))
+    return sweep(network, W, X, Y, settings, **options)
+
+
+def compared(network, **options):
+    return compare({"one": Candidate(network, W)}, X, Y, steps=20, time_steps=False, **options)
+
+
+def extrapolated(network, **options):
+    options = {"subset": 6, "learning_rate": 0.1, "key": KEY} | options
+    return extrapolate(network, W, X, Y, steps=20, **options)
+
+
+def trained(network, **options):
+    options = {"loss": "cross_entropy", "optimizer": optax.sgd(0.1)} | options
+    return train(network, W, X, Y, steps=2, **options)
+
+
+def watched(network, **options):
+    return Online(network, W, X, Y, Hyperparameters(0.1, steps=20), **options)
+
+
+READING = {
+    "window without plateau": ({"window": 3}, r"window=3 is for rule='plateau'; with rule="),
+    "window too long": ({"rule": "plateau", "window": 21}, "window must be an integer between 1"),
+    "even smoothing": ({"smooth": 4}, "smooth must be odd"),
+    "smoothing longer than the curve": ({"smooth": 23}, "smooth must be an integer between 1"),
+    "unknown rule": ({"rule": "soon"}, "rule='soon' is not known; choose one of 'relative'"),
+    "unknown metric": ({"metric": "f1"}, "metric='f1' is not known; choose one of 'loss', 'error'"),
+}
+BATCHES = {
+    "protocol of full batches": ({"protocol": "epochs"}, "protocol='epochs' is about mini-batches"),
+    "unknown protocol": (
+        {"batch_size": 4, "key": KEY, "protocol": "sorted"},
+        "protocol='sorted' is not known; choose one of 'epochs'",
+    ),
+    "batches without a key": ({"batch_size": 4}, "batch_size.* needs key"),
+    "more than there are": ({"batch_size": 13, "key": KEY}, "between 1 and 12; got 13. The data"),
+}
+PREDICT = {
+    "noise": ({"noise": "full"}, "noise='full' does nothing here: it is the noise of dynamics="),
+    "paths": ({"paths": 8}, "paths=8 does nothing here: it counts the paths of dynamics='sde'"),
+    "tolerance": ({"tolerance": 0.1}, "tolerance=0.1 does nothing here: .* relinearize='auto'"),
+    "tolerance of a number": ({"tolerance": 0.1, "relinearize": 2}, "tolerance=0.1 does nothing"),
+    "level": ({"level": 0.5}, "level=0.5 does nothing here: .* dynamics='sde' and"),
+    "level of one column": ({"level": 0.5, "sketch_dim": 1, "key": KEY}, "level=0.5 does nothing"),
+    "level in weight space": (
+        {"level": 0.5, "sketch_dim": 8, "key": KEY, "optimizer": optax.adam(0.1)},
+        "level=0.5 does nothing",
+    ),
+    "max_bytes of a sketch": (
+        {"max_bytes": 2**30, "sketch_dim": 8, "key": KEY},
+        "max_bytes=1073741824 does nothing here: .* give kernel_batch_size",
+    ),
+    "bad noise": (SDE | {"noise": "pink"}, "noise='pink' is not known; choose one of 'full'"),
+    "no paths": (SDE | {"paths": 0}, "paths must be an integer of at least 1; got 0"),
+    "level 1": (SDE | {"level": 1.0}, "level must be greater than 0 and less than 1; got 1.0"),
+    "tolerance 0": ({"relinearize": "auto", "tolerance": 0.0}, "tolerance must be greater than 0"),
+    "tile of 0": ({"kernel_batch_size": 0}, "kernel_batch_size must be an integer of at least 1"),
+    "no memory": ({"max_bytes": 0}, "max_bytes must be greater than 0"),
+    "closed form": ({"dynamics": "closed_form"}, "loss='cross_entropy' has no closed form"),
+    "unknown loss": ({"loss": "hinge"}, "loss='hinge' is not known"),
+    "Adam re-linearised": (
+        {"optimizer": optax.adam(0.1), "relinearize": 2},
+        "optimizer is not one linear scalar filter",
+    ),
+    "momentum twice": ({"optimizer": optax.sgd(0.1), "momentum": 0.9}, "momentum=0.9 goes with"),
+    "x_test alone": ({"x_test": X}, "x_test and y_test belong together"),
+}
+EXTRAPOLATE = {
+    "method": ({"loss": "cross_entropy", "method": "resolvent"}, "method='resolvent' does nothing"),
+    "head": ({"loss": "cross_entropy", "head": 2}, "head=2 does nothing here: .*squared_error"),
+    "alpha": ({"loss": "cross_entropy", "alpha": 0.1}, "alpha=0.1 does nothing here"),
+    "alpha of no power law": ({"alpha": 0.1}, "alpha=0.1 corrects a power law"),
+    "unknown method": ({"method": "guess"}, "method='guess' is not known"),
+    "unknown rule": ({"rule": "soon"}, "rule='soon' is not known"),
+    "no resamples": ({"resamples": 1}, "resamples must be an integer of at least 2"),
+}
+TWO = grid(learning_rate=0.1, batch_size=(None, 13), steps=20)
+CASES = [
+    *(pytest.param(predict, *case, id=f"predict, {name}")
+      for name, case in (READING | BATCHES | PREDICT).items()),
+    *(pytest.param(swept, *case, id=f"sweep, {name}") for name, case in READING.items()),
+    *(pytest.param(compared, *case, id=f"compare, {name}")
+      for name, case in (READING | BATCHES).items()),
+    *(pytest.param(extrapolated, *case, id=f"extrapolate, {name}")
+      for name, case in EXTRAPOLATE.items()),
+    *(pytest.param(trained, *case, id=f"train, {name}") for name, case in BATCHES.items()),
+    pytest.param(trained, {"loss": "hinge"}, "loss='hinge' is not known", id="train, loss"),
+    pytest.param(swept, {"protocol": "epochs"}, "protocol='epochs' is about", id="sweep, protocol"),
+    pytest.param(swept, {"settings": TWO, "key": KEY}, "between 1 and 12; got 13", id="sweep, 13"),
+    pytest.param(swept, {"settings": TWO}, "between 1 and 12; got 13", id="sweep, 13 without key"),
+    pytest.param(swept, {"settings": ()}, "settings must hold at least one", id="sweep, nothing"),
+    pytest.param(swept, {"step_seconds": {4: 1.0}}, "step_seconds has no entry", id="sweep, timed"),
+    pytest.param(compared, {"momentum": 1.0}, "momentum must be", id="compare, momentum"),
+    pytest.param(compared, {"thresholds": (0.0,)}, "thresholds must be", id="compare, thresholds"),
+    pytest.param(watched, {"rule": "soon"}, "rule='soon' is not known", id="Online, rule"),
+    pytest.param(watched, {"departure": 0.0}, "departure must be", id="Online, departure"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "options", "message"), CASES)
+def test_refused_before_the_network_is_looked_at(call, options, message):
+    network = Counted()
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(network, **options)
+    assert network.calls == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": KEY},  # a newcomer passes it always
+        {"rule": "plateau", "window": 3, "smooth": 3},
+        {"momentum": 0.0, "optimizer": optax.sgd(0.1)},
+    ],
+)
+def test_what_is_of_use_or_does_no_harm_is_welcome(options):
+    assert predict(lambda w, x: x @ w, **options).stable
+
+
+def test_defaults_are_those_that_can_be_given():
+    """What None stands for, said aloud, gives the same forecast to the bit."""
+    network = Counted()
+    spoken = {"noise": "full", "paths": 32, "level": 0.9, "protocol": "epochs"}
+    left, right = predict(network, **SDE), predict(network, **SDE, **spoken)
+    np.testing.assert_array_equal(left.loss_band, right.loss_band)
+    assert left.steps_band == right.steps_band
+    assert left.hyperparameters == right.hyperparameters
+    assert left.hyperparameters["protocol"] == "epochs"
+
+
+def test_labels_are_looked_at_before_the_kernel(monkeypatch):
+    """Those of the test set too, and those of a sweep."""
+
+    def refuse(*args, **options):
+        raise AssertionError("a kernel was built")
+
+    monkeypatch.setattr("jaxttp.forecast.predict.empirical_ntk", refuse)
+    monkeypatch.setattr("jaxttp.forecast.sweeps.empirical_ntk", refuse)
+    monkeypatch.setattr("jaxttp.forecast.watch.empirical_ntk", refuse)
+    bad = np.full(12, 7)
+    with pytest.raises(ValueError, match=r"y holds .* 7"):
+        predict(Counted(), x_test=X, y_test=bad)
+    with pytest.raises(ValueError, match=r"y holds .* 7"):
+        sweep(Counted(), W, X, bad, grid(learning_rate=0.1))
+    with pytest.raises(ValueError, match=r"y holds .* 7"):
+        Online(Counted(), W, X, bad, Hyperparameters(0.1))
+
+
+def test_readings_of_results():
+    curves = ([1.0, 0.5, 0.0], [1.0, 0.0, 0.0], 0.1)
+    common = {"metric": "loss", "smooth": 1, "diverged": True}
+    with pytest.raises(ValueError, match="window=1 is for rule='plateau'"):
+        read_times(*curves, rule="relative", window=1, **common)
+    with pytest.raises(ValueError, match="window must be an integer between 1 and 2; got 3"):
+        read_times(*curves, rule="plateau", window=3, **common)
+
+
+def test_online_options():
+    kernel, f0, y = jnp.eye(2).reshape(2, 1, 2, 1), jnp.zeros((2, 1)), jnp.ones((2, 1))
+    setting = Hyperparameters(0.2, loss="squared_error", steps=5)
+    with pytest.raises(ValueError, match="departure must be greater than 0"):
+        online(kernel, f0, y, setting, losses=[0.5, 0.4], departure=-1.0)
+    watch = Online(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2), y, setting)
+    watch(0, jnp.zeros((2, 1)), 0.5)
+    watch(1, jnp.full((2, 1), 0.1), 0.4)
+    with pytest.raises(ValueError, match="rebuilds=2 does nothing here: it is for kind='weights'"):
+        watch.forecast("losses", rebuilds=2)
+
+
+def test_a_kernel_that_exists_is_checked_likewise():
+    kernel, f0, y = jnp.eye(2).reshape(2, 1, 2, 1), jnp.zeros((2, 1)), jnp.ones((2, 1))
+    one = grid(learning_rate=0.1, loss="squared_error", steps=5)
+    with pytest.raises(ValueError, match="window=2 is for rule='plateau'"):
+        sweep_kernel(kernel, f0, y, one, window=2)
+    with pytest.raises(ValueError, match="protocol='replacement' is about mini-batches"):
+        sweep_kernel(kernel, f0, y, one, protocol="replacement")
+
+
+def test_an_error_that_does_not_fall_is_never_there():
+    """The same of a forecast, its reading, a sweep, a comparison and the real training."""
+    network = lambda w, x: x @ w  # noqa: E731
+    weights = jax.random.normal(jax.random.key(2), (4, 3))  # no ties
+    still = {"learning_rate": 1e-9, "steps": 20}
+    found = predict_training_time(network, weights, X, Y, metric="error", **still)
+    never = dict.fromkeys((0.01, 0.1, 0.4), -1)
+    assert float(found.error[0]) == float(found.error[-1]) > 0
+    assert found.stable
+    assert found.steps == found.read((0.01, 0.1, 0.4), metric="error") == never
+    assert "not reached" in str(found)
+    one = sweep(network, weights, X, Y, [Hyperparameters(**still)], metric="error")
+    assert one.steps.tolist() == [[-1, -1, -1]]
+    run = train(network, weights, X, Y, loss="cross_entropy", optimizer=optax.sgd(1e-9), steps=20)
+    assert run.read((0.01, 0.1, 0.4), metric="error") == never

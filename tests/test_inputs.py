@@ -1,0 +1,219 @@
+"""What people pass in place of arrays and functions: it works, or one line says what would."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+from jax import lax
+
+from jaxttp import (
+    Candidate,
+    compare,
+    empirical_ntk,
+    ntk_operator,
+    predict_training_time,
+    sketch_jacobian,
+    sweep,
+    time_step,
+    train,
+)
+from jaxttp.adapters.inputs import check_samples
+from jaxttp.forecast import grid
+from jaxttp.losses import encode_targets
+
+X = np.linspace(-1.0, 1.0, 24).reshape(8, 3)
+Y = np.arange(8) % 2
+W = jnp.ones((3, 2))
+SETTINGS = grid(learning_rate=0.1, steps=3)
+SGD = {"loss": "cross_entropy", "optimizer": optax.sgd(0.1)}
+
+
+def linear(params, x):
+    return x @ params
+
+
+CALLS = {
+    "predict": lambda f, w, x, y: predict_training_time(f, w, x, y, learning_rate=0.1, steps=3),
+    "sweep": lambda f, w, x, y: sweep(f, w, x, y, SETTINGS),
+    "compare": lambda f, w, x, y: compare({"a": Candidate(f, w)}, x, y, steps=3, time_steps=False),
+    "train": lambda f, w, x, y: train(f, w, x, y, steps=2, **SGD),
+    "time_step": lambda f, w, x, y: time_step(f, w, x, y, repeats=1, **SGD),
+}
+
+
+class TorchLike:
+    """Stands for torch.nn.Linear: the class says which package it is of; torch is not needed."""
+
+    def __call__(self, x):
+        raise AssertionError("a module of PyTorch was called")
+
+    def forward(self, x):
+        raise AssertionError("a module of PyTorch was called")
+
+
+TorchLike.__module__ = "torch.nn.modules.linear"
+
+
+class TensorLike:
+    """Likewise a parameter of it."""
+
+
+TensorLike.__module__ = "torch.nn.parameter"
+
+
+class Strict(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(2)(x)
+
+
+def wrong_way(x, params):
+    return x @ params
+
+
+RAGGED = [[1.0, 2.0], [3.0]]
+WRONG = {
+    "PyTorch": ((TorchLike(), W, X), r"is a module of PyTorch .*torchax.*load_weights"),
+    "its method": ((TorchLike().forward, W, X), r"is a module of PyTorch"),
+    "its tensors": ((linear, {"w": TensorLike()}, X), "params holds tensors of PyTorch.*numpy"),
+    "NNX": ((nnx.Linear(3, 2, rngs=nnx.Rngs(0)), W, X), r"params = jaxttp.from_nnx\(module\)"),
+    "Linen": ((Strict(), W, X), r"apply_fn, params = jaxttp.from_linen\(module, variables\)"),
+    "swapped": ((wrong_way, W, X), r"called as apply_fn\(params, x\). Give lambda params, x: "),
+    "dictionary": ((linear, W, {"ids": X, "mask": X}), r"x must be one array .* a dict of 'ids'"),
+    "ragged": ((linear, W, RAGGED), "x must be one array .*this list .* pad or crop them"),
+    "text": ((linear, W, [["a", "b", "c"]] * 8), "x must hold numbers; got text. Convert it"),
+    "objects": ((linear, W, np.array([[1, None, 2]] * 8)), "x must hold numbers; got dtype object"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", WRONG)
+def test_one_line_with_the_cure(name, call):
+    (apply_fn, params, x), message = WRONG[name]
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        CALLS[call](apply_fn, params, x, Y)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["PyTorch", "its tensors", "NNX", "Linen", "swapped"])
+def test_a_kernel_says_the_same(name):
+    """Of samples it takes any pytree, dictionaries too."""
+    (apply_fn, params, x), message = WRONG[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        empirical_ntk(apply_fn, params, x)
+    both = empirical_ntk(lambda p, x: (x["a"] + x["b"]) @ p, W, {"a": X, "b": X})
+    np.testing.assert_allclose(both, empirical_ntk(linear, W, 2 * X), atol=1e-12)  # rounding
+
+
+def test_lists_of_a_kernel_are_no_samples():
+    with pytest.raises(ValueError, match=r"got \(\)\. Make lists one array: np.asarray\(x\)"):
+        empirical_ntk(linear, W, X.tolist())
+
+
+def test_swapped_arguments_that_run_are_seen_by_their_rows():
+    """Square in and out: params @ x runs, and has as many rows as params."""
+    with pytest.raises(ValueError, match="the other way round"):
+        CALLS["predict"](lambda x, params: x @ params, jnp.ones((3, 3)), X[:3].repeat(2, 0), Y[:6])
+
+
+def test_images_of_bytes():
+    """A convolution takes no integers: scale them; a product with them is promoted, and works."""
+
+    def convolution(kernel, x):
+        layout = ("NHWC", "HWIO", "NHWC")
+        out = lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=layout)
+        return out.mean((1, 2))
+
+    images = np.arange(8 * 9, dtype=np.uint8).reshape(8, 3, 3, 1)
+    message = r"does not take x of uint8; give it float64: x.astype\('float64'\) / 255 \(images\)"
+    with pytest.raises(ValueError, match=message):
+        CALLS["predict"](convolution, jnp.ones((2, 2, 1, 2)), images, Y)
+    assert CALLS["predict"](linear, W, (X * 9).astype(np.uint8), Y).stable
+    tokens = CALLS["predict"](lambda table, t: table[t], jnp.zeros((5, 2)), np.arange(8) % 5, Y)
+    assert tokens.stable
+
+
+def test_what_the_network_itself_raises_is_left_alone():
+    def broken(params, x):
+        raise KeyError("a bug of the network's own")
+
+    with pytest.raises(KeyError, match="of the network's own"):
+        CALLS["predict"](broken, W, X, Y)
+
+
+class Frame:
+    """Stands for a pandas.DataFrame: NumPy knows how to read it."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(X, dtype)
+
+
+@pytest.mark.parametrize(
+    "x", [X.tolist(), Frame(), jnp.asarray(X), [jnp.asarray(row) for row in X]]
+)
+def test_whatever_makes_an_array_is_welcome(x):
+    np.testing.assert_array_equal(check_samples("x", x), X)
+
+
+def test_traced_samples_pass():
+    """Inside somebody's jit, a list of rows too."""
+    stacked = jax.jit(lambda x: check_samples("x", x) + check_samples("x", [x[0], x[1]]))
+    np.testing.assert_array_equal(stacked(jnp.ones((2, 3))), np.full((2, 3), 2.0))
+
+
+LABELS = {
+    "text": (["cat", "dog"] * 4, r"got text. Number the classes: np.unique\(y, return_inverse"),
+    "objects": (np.array(["cat", None] * 4, object), "got Python objects. Number the classes"),
+    "ragged": ([[0, 1], [1]], r"rows of this list differ in length"),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_labels_that_are_none(name):
+    y, message = LABELS[name]
+    with pytest.raises(ValueError, match=message):
+        encode_targets("cross_entropy", y, jnp.zeros((8, 2)))
+
+
+def narrow(dtype):
+    return W.astype(dtype), jnp.asarray(X, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("call", ["predict", "sweep", "compare"])
+def test_coarse_parameters_are_refused_by_a_forecast(call, dtype):
+    """Two or three digits: no small eigenvalues, and steps of the loss that are not there."""
+    params, x = narrow(dtype)
+    with pytest.raises(ValueError, match=f"params are {dtype}, too coarse .*astype.'float32'"):
+        CALLS[call](linear, params, x, Y)
+    with pytest.raises(ValueError, match=f"params at w are {dtype}, too coarse"):
+        CALLS[call](lambda p, x: x @ p["w"], {"w": params}, x, Y)
+    with pytest.raises(ValueError, match=f"apply_fn returns {dtype}, too coarse .*let it return"):
+        CALLS[call](lambda p, x: (x @ p).astype(dtype), W, X, Y)
+
+
+def test_coarse_weights_that_are_frozen_do_no_harm():
+    """Adapters in float32 on a base in bfloat16, and an answer in float32."""
+    base = {"base": W.astype("bfloat16"), "more": W}
+    network = lambda p, x: x @ p["more"] + (x.astype("bfloat16") @ p["base"]).astype(x.dtype)  # noqa: E731
+    found = predict_training_time(
+        network, base, X, Y, learning_rate=0.1, steps=3, trainable=lambda path: path == "more"
+    )
+    assert found.stable
+
+
+def test_coarse_kernels_and_trainings_are_what_they_are():
+    """The kernel is summed in float32; 8 bits of every factor give about 2 digits."""
+    params, x = narrow("bfloat16")
+    exact = np.einsum("nd,md,ce->ncme", X, X, np.eye(2))
+    kernel = empirical_ntk(linear, params, x)
+    assert kernel.dtype == jnp.float32
+    np.testing.assert_allclose(kernel, exact, atol=2e-2)
+    sketch = sketch_jacobian(linear, params, x, key=jax.random.key(0), dim=4)
+    assert sketch.shape == (8, 2, 4)
+    assert ntk_operator(linear, params, x).mv(jnp.ones((8, 2), "bfloat16")).shape == (8, 2)
+    run = train(linear, params, x, Y, steps=2, **SGD)
+    assert run.params.dtype == jnp.bfloat16
+    assert np.all(np.isfinite(np.asarray(run.loss, np.float32)))
