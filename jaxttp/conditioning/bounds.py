@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_number, is_concrete
 from jaxttp._result import RESULT
 from jaxttp._sequence import after
+from jaxttp._threads import decompose
 from jaxttp.conditioning._inputs import (
     Covariance,
     add_skip,
@@ -65,7 +66,7 @@ def extreme_singular_values(matrix: Array, count: int) -> tuple[Array, Array]:
     A smallest value that is zero to rounding is returned as zero, so that a bound becomes +inf
     and not merely large.
     """
-    values = jnp.linalg.svd(matrix, compute_uv=False)
+    values = decompose(jnp.linalg.svd, matrix, compute_uv=False)
     if values.shape[0] < count:
         return values[0], jnp.zeros_like(values[0])
     floor = max(matrix.shape) * 2.0**-52 * values[0]
@@ -200,7 +201,8 @@ def psd_residual_bound(
         logs, zero = [], []
         for i, weight in enumerate(chain):
             name = f"weights[{i}]"
-            values = jnp.linalg.eigvalsh(check_symmetric(name, weight, precision_of(weights[i])))
+            square = check_symmetric(name, weight, precision_of(weights[i]))
+            values = decompose(jnp.linalg.eigvalsh, square)
             if is_concrete(values):
                 if float(values[0]) < -1e-6 * abs(float(values[-1])):
                     raise ValueError(
@@ -258,7 +260,7 @@ def psd_sum_bounds(first: ArrayLike, second: ArrayLike) -> Sandwich:
         for name, matrix in (("first", first), ("second", second)):
             precision = precision_of(matrix)
             square = check_symmetric(name, as_double(name, matrix, 2), precision)
-            values = jnp.linalg.eigvalsh(square)
+            values = decompose(jnp.linalg.eigvalsh, square)
             floor = 1e3 * precision * jnp.abs(values[-1])
             bad = values[0] < -floor
             if is_concrete(bad) and bool(np.asarray(bad)):
@@ -319,7 +321,9 @@ def functional_hessian_bound(
                 "covariance is singular; eq (18) needs a positive definite one. Remove constant "
                 "and redundant inputs, or add samples."
             )
-        values = jnp.linalg.svd(jnp.matmul(w, v, precision="highest") - z, compute_uv=False)
+        values = decompose(
+            jnp.linalg.svd, jnp.matmul(w, v, precision="highest") - z, compute_uv=False
+        )
         floor = max(z.shape) * 2.0**-52 * values[0]
         smallest = jnp.min(jnp.where(values > floor, values, jnp.inf))
         bound = jnp.where(values[0] > 0, values[0] / smallest, jnp.nan) * sigma.condition()
@@ -352,7 +356,7 @@ def functional_hessian_spectrum(residual_covariance: ArrayLike, width: int) -> F
     check_number("width", width, at_least=1)
     with double():
         omega = as_double("residual_covariance", residual_covariance, 2)
-        values = jnp.repeat(jnp.linalg.svd(omega, compute_uv=False), width)
+        values = jnp.repeat(decompose(jnp.linalg.svd, omega, compute_uv=False), width)
         zeros = jnp.zeros(width * abs(omega.shape[0] - omega.shape[1]), jnp.float64)
         return jnp.sort(jnp.concatenate([-values, zeros, values]))
 

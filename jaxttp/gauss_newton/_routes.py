@@ -13,6 +13,7 @@ import jax.scipy.linalg as jsl
 from jaxtyping import Array
 
 from jaxttp._result import RESULT
+from jaxttp._threads import decompose
 
 ENOUGH = 1000
 """An exact solve is refined until its relative residual is below this many roundings (1e-4 in
@@ -100,7 +101,7 @@ def _gram(s: Array) -> Array:
 
 
 def _refined(s: Array, t: Array, gram: Array) -> tuple[Array, Array]:
-    factor = jnp.linalg.cholesky(gram, symmetrize_input=False)
+    factor = decompose(jnp.linalg.cholesky, gram, symmetrize_input=False)
     enough = ENOUGH * float(jnp.finfo(s.dtype).eps) * _norm(t)
 
     def back(r: Array) -> Array:
@@ -145,7 +146,7 @@ def _spectral_narrow(s: Array, t: Array, mode: str, rtol: Any, atol: Any) -> tup
     q, along = _leading(rows)
     deflated = rows - q[:, None] * along[None]
     leading = jnp.sum(along * along)
-    eigenvalues, u = jnp.linalg.eigh(_gram(deflated), symmetrize_input=False)
+    eigenvalues, u = decompose(jnp.linalg.eigh, _gram(deflated), symmetrize_input=False)
     largest = jnp.maximum(leading, eigenvalues[-1])
     tolerance = jnp.asarray(rtol, s.dtype) ** 2 * largest
     smallest = jnp.maximum(tolerance, jnp.asarray(atol, s.dtype) ** 2)
@@ -203,7 +204,7 @@ def _spectral_wide(s: Array, t: Array, mode: str, method: str, rtol: Any, atol: 
         wide, wanted = s.astype(jnp.float64), t.astype(jnp.float64)
         tolerances = jnp.asarray(rtol, jnp.float64), jnp.asarray(atol, jnp.float64)
         if method == "svd":
-            u, values, vt = jnp.linalg.svd(wide, full_matrices=False)
+            u, values, vt = decompose(jnp.linalg.svd, wide, full_matrices=False)
             keep, inverse = _filter(values, s, mode, *tolerances, gram=False)
             achieved = (values * inverse)[:, None] * (u.T @ wanted)
             solution = vt.T @ (inverse[:, None] * (u.T @ wanted))
@@ -211,7 +212,7 @@ def _spectral_wide(s: Array, t: Array, mode: str, method: str, rtol: Any, atol: 
         else:
             thin = s.shape[0] > s.shape[1]
             gram = _gram(wide.T if thin else wide)
-            eigenvalues, u = jnp.linalg.eigh(gram, symmetrize_input=False)
+            eigenvalues, u = decompose(jnp.linalg.eigh, gram, symmetrize_input=False)
             values = jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
             keep, inverse = _filter(values, s, mode, *tolerances, gram=True)
             # φ(s)/s: the Gram's eigenvectors need one more factor s to be the other singular side.
