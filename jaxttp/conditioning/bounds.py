@@ -119,11 +119,11 @@ def linear_bound(
 def _combine(chain: list[Array], scales: list[Array] | None, sigma: Covariance) -> Bounds:
     k, d = chain[-1].shape[0], chain[0].shape[1]
     largest, smallest = [], []
-    done = sigma.values
+    done = [sigma.values]
     for left, right in zip(suffixes(chain, scales), prefixes(chain, scales), strict=True):
-        left_max, left_min = extreme_singular_values(after(left, done), k)
-        right_max, right_min = extreme_singular_values(after(right, left_max), d)
-        done = right_max
+        left_max, left_min = extreme_singular_values(after(left, *done), k)
+        right_max, right_min = extreme_singular_values(after(right, left_max, *done), d)
+        done += [left_max, right_max]
         largest.append((left_max * right_max) ** 2)
         smallest.append((left_min * right_min) ** 2)
     above, alphas = jnp.stack(largest), jnp.stack(smallest)
@@ -199,10 +199,13 @@ def psd_residual_bound(
     with double():
         chain = check_weights(weights)
         logs, zero = [], []
+        sigma = check_covariance(covariance, chain[0].shape[1])
+        done = [sigma.values]
         for i, weight in enumerate(chain):
             name = f"weights[{i}]"
             square = check_symmetric(name, weight, precision_of(weights[i]))
-            values = decompose(jnp.linalg.eigvalsh, square)
+            values = decompose(jnp.linalg.eigvalsh, after(square, *done))
+            done.append(values)
             if is_concrete(values):
                 if float(values[0]) < -1e-6 * abs(float(values[-1])):
                     raise ValueError(
@@ -214,7 +217,6 @@ def psd_residual_bound(
             values = jnp.maximum(values, 0.0) + skip
             logs.append(2 * jnp.log(ratio(values[-1], values[0])))
             zero.append(values[-1])
-        sigma = check_covariance(covariance, chain[0].shape[1])
         every = jnp.stack(logs)
         others = jnp.where(jnp.eye(len(chain), dtype=bool), 0.0, every[None, :])
         return sigma.condition() * jnp.exp(jnp.max(jnp.sum(others, axis=1)))
@@ -260,7 +262,7 @@ def psd_sum_bounds(first: ArrayLike, second: ArrayLike) -> Sandwich:
         for name, matrix in (("first", first), ("second", second)):
             precision = precision_of(matrix)
             square = check_symmetric(name, as_double(name, matrix, 2), precision)
-            values = decompose(jnp.linalg.eigvalsh, square)
+            values = decompose(jnp.linalg.eigvalsh, after(square, *spectra))
             floor = 1e3 * precision * jnp.abs(values[-1])
             bad = values[0] < -floor
             if is_concrete(bad) and bool(np.asarray(bad)):
@@ -321,9 +323,8 @@ def functional_hessian_bound(
                 "covariance is singular; eq (18) needs a positive definite one. Remove constant "
                 "and redundant inputs, or add samples."
             )
-        values = decompose(
-            jnp.linalg.svd, jnp.matmul(w, v, precision="highest") - z, compute_uv=False
-        )
+        residual = after(jnp.matmul(w, v, precision="highest") - z, sigma.values)
+        values = decompose(jnp.linalg.svd, residual, compute_uv=False)
         floor = max(z.shape) * 2.0**-52 * values[0]
         smallest = jnp.min(jnp.where(values > floor, values, jnp.inf))
         bound = jnp.where(values[0] > 0, values[0] / smallest, jnp.nan) * sigma.condition()

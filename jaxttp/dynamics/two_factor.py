@@ -254,7 +254,7 @@ def two_factor_observables(
         rate_w=jnp.sum(u2 * _product(dw, v2), axis=0),
         theorem_f=-rate * g * s2,
         theorem_w=-rate * g * s1,
-        residual_norm=decompose(jnp.linalg.norm, after(residual, s2), ord=2),
+        residual_norm=decompose(jnp.linalg.norm, after(residual, s1, s2), ord=2),
     )
 
 

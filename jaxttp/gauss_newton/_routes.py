@@ -13,6 +13,7 @@ import jax.scipy.linalg as jsl
 from jaxtyping import Array
 
 from jaxttp._result import RESULT
+from jaxttp._sequence import after
 from jaxttp._threads import decompose
 
 ENOUGH = 1000
@@ -77,7 +78,7 @@ def cholesky_route(s: Array, t: Array) -> Solve:
 
         def repeat() -> tuple[Array, Array]:
             with jax.enable_x64(True):
-                wide = s.astype(jnp.float64)
+                wide = after(s, residual).astype(jnp.float64)
                 again, _ = _refined(wide, t.astype(jnp.float64), _gram(wide))
                 again = again.astype(s.dtype)
             return again, t - s @ again
@@ -124,13 +125,13 @@ def _refined(s: Array, t: Array, gram: Array) -> tuple[Array, Array]:
 def spectral_route(s: Array, t: Array, mode: str, method: str, rtol: Any, atol: Any) -> Solve:
     """The filter on the spectrum: in float64, or in float32 where that resolves it."""
 
-    def wide() -> Solve:
+    def wide(s: Array) -> Solve:
         return _spectral_wide(s, t, mode, method, rtol, atol)
 
     if method == "svd" or mode == "damp" or s.dtype.itemsize != 4:
-        return wide()  # damp's φ does not vanish with s, so it sees float32's rounding
+        return wide(s)  # damp's φ does not vanish with s, so it sees float32's rounding
     found, resolved = _spectral_narrow(s, t, mode, rtol, atol)
-    return jax.lax.cond(resolved, lambda: found, wide)
+    return jax.lax.cond(resolved, lambda: found, lambda: wide(after(s, found.residual)))
 
 
 def _spectral_narrow(s: Array, t: Array, mode: str, rtol: Any, atol: Any) -> tuple[Solve, Array]:
