@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from jaxttp._checks import is_concrete
 
@@ -153,7 +153,7 @@ class _Library(NamedTuple):
 _lock = threading.RLock()
 _compiled: list[Any] = []  # what compiled programs use, once it is loaded
 _before: dict[str, int] = {}  # what `settle` found in those that it set to one thread
-_scopes: list[int] = []  # what the scopes of `limited` ask for that are open, in all threads
+_scopes: list[int] = []  # what the scopes of `limited` ask for that are open, one in another
 _found: dict[str, _Library] = {}  # and what to leave behind after the last of them
 
 
@@ -168,18 +168,20 @@ def settle() -> None:
     with _lock:
         if not _compiled:
             importlib.import_module("scipy.linalg.cython_lapack")
-            handles = {one.filepath: one for one in _handles() if one.user_api == "blas"}
+            handles = {one.filepath: one for one in _handles()}
             _compiled.extend(handles[name] for name in of_compiled_programs(list(handles)))
         for handle in _compiled:
             name = handle.filepath
             count = _found[name].threads if name in _found else handle.get_num_threads()
             if name in _before or not _unlimited(handle, count):
                 continue
-            _before[name] = count
             if name in _found:
                 _found[name] = _Library(handle, 1)
-            else:
-                handle.set_num_threads(1)
+                _before[name] = count
+                continue
+            handle.set_num_threads(1)
+            if handle.get_num_threads() == 1:  # it may ignore other threads than the main one
+                _before[name] = count
 
 
 def decompose(function: Callable, matrix: Any, *others: Any, **options: Any) -> Any:
@@ -209,7 +211,7 @@ def decompose(function: Callable, matrix: Any, *others: Any, **options: Any) -> 
 def limited(rows: int) -> Iterator[None]:
     """BLAS and OpenMP on threads that are right for matrices of `rows` rows; restored at the end.
 
-    Several at a time, also in other threads, get what the smallest of them asks for.
+    One inside another gets what the smaller of them asks for; other threads wait for their turn.
 
     Example:
         >>> with limited(100):
@@ -219,16 +221,16 @@ def limited(rows: int) -> Iterator[None]:
         yield
         return
     wanted = threads_for(rows, _cores())
-    with _lock:
+    # Held to the end, as OpenBLAS ignores numbers that another thread sets in between.
+    with _lock, threadpool_limits(1 if wanted == 1 else None, user_api="openmp"):
         if not _scopes:
             for handle in _handles():
                 _found[handle.filepath] = _Library(handle, handle.get_num_threads())
         _scopes.append(wanted)
         _apply()
-    try:
-        yield
-    finally:
-        with _lock:
+        try:
+            yield
+        finally:
             _scopes.remove(wanted)
             if _scopes:
                 _apply()
@@ -246,7 +248,7 @@ def _apply() -> None:
 
 
 def _handles() -> list[Any]:
-    return ThreadpoolController().lib_controllers
+    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 def _unlimited(handle: Any, count: int) -> bool:
