@@ -2,8 +2,8 @@
 
     python -m experiments.bench.gauss_newton [steps] [svd] [memory] [kernel] [large]
 
-CPU time, not wall time, of alternating steps in one process; the median of the repeats. Set
-OPENBLAS_NUM_THREADS=1 on a busy machine: LAPACK's threads spin while they wait for each other.
+CPU time, not wall time, of alternating steps in one process; the median of the repeats. Wall time,
+and what other processes and LAPACK's threads do to it: `experiments.bench.threads`.
 """
 
 import functools
@@ -47,15 +47,10 @@ def cpu_times(functions: dict[str, Callable[[], object]], repeats: int) -> dict[
     return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
 
 
-def step_costs(
-    samples: int = 1024,
-    half: int = 392,
-    width: int = 2000,
-    blocks: int = 2,
-    svd: bool = False,
-    repeats: int = 5,
-) -> dict[str, float]:
-    """CPU seconds of a step of each optimiser on the same batch; the SVD on demand, it is slow."""
+def step_functions(
+    samples: int = 1024, half: int = 392, width: int = 2000, blocks: int = 2, svd: bool = False
+) -> dict[str, Callable[[], object]]:
+    """A compiled step of each optimiser on the same batch; the SVD on demand, it is slow."""
     w, v, x = network(blocks, half, width, samples)
     p = orthonormal_readout(jax.random.key(1), 10, 2 * half)
     y = jax.random.randint(jax.random.key(2), (samples,), 0, 10)
@@ -86,7 +81,19 @@ def step_costs(
 
         state = optimizer.init(w)
         functions[f"{mode} ({method})"] = lambda step=step, state=state: step(w, state, v, x)
-    return cpu_times(functions, repeats)
+    return functions
+
+
+def step_costs(
+    samples: int = 1024,
+    half: int = 392,
+    width: int = 2000,
+    blocks: int = 2,
+    svd: bool = False,
+    repeats: int = 5,
+) -> dict[str, float]:
+    """CPU seconds of a step of each optimiser."""
+    return cpu_times(step_functions(samples, half, width, blocks, svd), repeats)
 
 
 def steps(svd: bool = False) -> None:

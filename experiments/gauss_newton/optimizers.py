@@ -7,7 +7,6 @@ run diverges that exceeds a hundred times its first loss or ends above it: Adam'
 overshoot and recover. With mini-batches it is the largest progress in the first epoch that is
 stable for all seeds to the end: the loss never doubles its first value nor grows to three times its
 least (the paper gives no numbers).
-Set OPENBLAS_NUM_THREADS=1 on a busy machine.
 """
 
 import dataclasses

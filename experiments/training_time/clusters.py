@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_score
-from threadpoolctl import threadpool_limits
 
 from experiments.store import Store
 from experiments.training_time.comparison import (
@@ -23,6 +22,7 @@ from experiments.training_time.comparison import (
     name_of,
 )
 from jaxttp import empirical_ntk
+from jaxttp._threads import limited
 from jaxttp.dynamics import cluster_samples, gradient_flow, sample_losses
 from jaxttp.ntk import class_separation, eigendecomposition, gradient_components
 from jaxttp.pipeline import Settings as Task
@@ -157,7 +157,7 @@ def _points(space: jax.Array, labels: np.ndarray, settings: Settings) -> Points:
         random_state=settings.seed, perplexity=perplexity, init="pca",
         max_iter=settings.iterations,
     )  # fmt: skip
-    with threadpool_limits(1):  # on shared cores its threads wait for each other
+    with limited(len(flat)):  # on shared cores its threads wait for each other
         plane = embed.fit_transform(flat)
     found = class_separation(jnp.asarray(flat), labels, classes=int(labels.max()) + 1)
     between, nearest = float(found.between_share), float(found.nearest_mean)

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import check_finite, check_number, is_concrete
+from jaxttp._threads import decompose
 
 NEGATIVE = 1e-5
 """Eigenvalues below -NEGATIVE times the largest are no rounding (of float32 data, at worst)."""
@@ -150,7 +151,7 @@ def check_covariance(covariance: Any, d: int) -> Covariance:
             f"({d}, {d}) second moments of the inputs."
         )
     matrix = check_symmetric("covariance", matrix, precision)
-    values, vectors = jnp.linalg.eigh(matrix)
+    values, vectors = decompose(jnp.linalg.eigh, matrix)
     bad = (values[0] < -NEGATIVE * jnp.abs(values[-1])) | (values[-1] <= 0)
     text = "covariance must be positive semi-definite and not zero"
     if is_concrete(bad):

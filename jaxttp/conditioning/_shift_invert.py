@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxttp._threads import limited
+
 TOLERANCE = 1e-10
 """Relative accuracy asked of the iteration; rounding leaves eps * kappa beside it."""
 
@@ -41,7 +43,14 @@ def extreme_eigenvalues(matrix: np.ndarray) -> Ends | None:
     Args:
         matrix: symmetric (n, n), float64; the lower triangle is factorised.
     """
-    import scipy.linalg  # here, since loading it takes as long as half of jaxttp
+    import scipy.linalg  # noqa: F401  here, since loading it takes as long as half of jaxttp
+
+    with limited(len(matrix)):
+        return _ends(matrix)
+
+
+def _ends(matrix: np.ndarray) -> Ends | None:
+    import scipy.linalg
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
     n = len(matrix)

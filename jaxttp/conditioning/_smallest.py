@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
+from jaxttp._threads import limited
 from jaxttp.conditioning.linear import LinearGaussNewton
 
 BLOCK = 4
@@ -31,12 +31,6 @@ TOLERANCE = 1e-5
 
 MEMORY = 2**28
 """Bytes for the inverses of one preconditioner a row, and for dense C_l; else one for a level."""
-
-
-SMALL = 10_000
-"""Below so many rows k d everything runs on one BLAS thread, and the iteration up to ten times
-more: small products wait for each other's threads (on a busy machine 4 s of spinning against
-0.07 s of work)."""
 
 
 class Extremes(NamedTuple):
@@ -62,11 +56,9 @@ class _Reduced(NamedTuple):
 def extreme_eigenvalues(operator: LinearGaussNewton) -> Extremes:
     """The largest and the smallest non-zero eigenvalue, outside jit."""
     k, d = operator.shape
-    with threadpool_limits(limits=1 if k * d < SMALL else None, user_api="blas"):
+    with limited(max(k, d)):
         reduced = _adapt(operator)
-        terms, inverses = _terms_and_inverses(reduced)
-    with threadpool_limits(limits=1 if k * d < 10 * SMALL else None, user_api="blas"):
-        return _solve(reduced, terms, inverses)
+        return _solve(reduced, *_terms_and_inverses(reduced))
 
 
 def _solve(

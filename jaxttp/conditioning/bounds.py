@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_number, is_concrete
 from jaxttp._result import RESULT
 from jaxttp._sequence import after
+from jaxttp._threads import decompose
 from jaxttp.conditioning._inputs import (
     Covariance,
     add_skip,
@@ -65,7 +66,7 @@ def extreme_singular_values(matrix: Array, count: int) -> tuple[Array, Array]:
     A smallest value that is zero to rounding is returned as zero, so that a bound becomes +inf
     and not merely large.
     """
-    values = jnp.linalg.svd(matrix, compute_uv=False)
+    values = decompose(jnp.linalg.svd, matrix, compute_uv=False)
     if values.shape[0] < count:
         return values[0], jnp.zeros_like(values[0])
     floor = max(matrix.shape) * 2.0**-52 * values[0]
@@ -118,11 +119,11 @@ def linear_bound(
 def _combine(chain: list[Array], scales: list[Array] | None, sigma: Covariance) -> Bounds:
     k, d = chain[-1].shape[0], chain[0].shape[1]
     largest, smallest = [], []
-    done = sigma.values
+    done = [sigma.values]
     for left, right in zip(suffixes(chain, scales), prefixes(chain, scales), strict=True):
-        left_max, left_min = extreme_singular_values(after(left, done), k)
-        right_max, right_min = extreme_singular_values(after(right, left_max), d)
-        done = right_max
+        left_max, left_min = extreme_singular_values(after(left, *done), k)
+        right_max, right_min = extreme_singular_values(after(right, left_max, *done), d)
+        done += [left_max, right_max]
         largest.append((left_max * right_max) ** 2)
         smallest.append((left_min * right_min) ** 2)
     above, alphas = jnp.stack(largest), jnp.stack(smallest)
@@ -198,9 +199,13 @@ def psd_residual_bound(
     with double():
         chain = check_weights(weights)
         logs, zero = [], []
+        sigma = check_covariance(covariance, chain[0].shape[1])
+        done = [sigma.values]
         for i, weight in enumerate(chain):
             name = f"weights[{i}]"
-            values = jnp.linalg.eigvalsh(check_symmetric(name, weight, precision_of(weights[i])))
+            square = check_symmetric(name, weight, precision_of(weights[i]))
+            values = decompose(jnp.linalg.eigvalsh, after(square, *done))
+            done.append(values)
             if is_concrete(values):
                 if float(values[0]) < -1e-6 * abs(float(values[-1])):
                     raise ValueError(
@@ -212,7 +217,6 @@ def psd_residual_bound(
             values = jnp.maximum(values, 0.0) + skip
             logs.append(2 * jnp.log(ratio(values[-1], values[0])))
             zero.append(values[-1])
-        sigma = check_covariance(covariance, chain[0].shape[1])
         every = jnp.stack(logs)
         others = jnp.where(jnp.eye(len(chain), dtype=bool), 0.0, every[None, :])
         return sigma.condition() * jnp.exp(jnp.max(jnp.sum(others, axis=1)))
@@ -258,7 +262,7 @@ def psd_sum_bounds(first: ArrayLike, second: ArrayLike) -> Sandwich:
         for name, matrix in (("first", first), ("second", second)):
             precision = precision_of(matrix)
             square = check_symmetric(name, as_double(name, matrix, 2), precision)
-            values = jnp.linalg.eigvalsh(square)
+            values = decompose(jnp.linalg.eigvalsh, after(square, *spectra))
             floor = 1e3 * precision * jnp.abs(values[-1])
             bad = values[0] < -floor
             if is_concrete(bad) and bool(np.asarray(bad)):
@@ -319,7 +323,8 @@ def functional_hessian_bound(
                 "covariance is singular; eq (18) needs a positive definite one. Remove constant "
                 "and redundant inputs, or add samples."
             )
-        values = jnp.linalg.svd(jnp.matmul(w, v, precision="highest") - z, compute_uv=False)
+        residual = after(jnp.matmul(w, v, precision="highest") - z, sigma.values)
+        values = decompose(jnp.linalg.svd, residual, compute_uv=False)
         floor = max(z.shape) * 2.0**-52 * values[0]
         smallest = jnp.min(jnp.where(values > floor, values, jnp.inf))
         bound = jnp.where(values[0] > 0, values[0] / smallest, jnp.nan) * sigma.condition()
@@ -352,7 +357,7 @@ def functional_hessian_spectrum(residual_covariance: ArrayLike, width: int) -> F
     check_number("width", width, at_least=1)
     with double():
         omega = as_double("residual_covariance", residual_covariance, 2)
-        values = jnp.repeat(jnp.linalg.svd(omega, compute_uv=False), width)
+        values = jnp.repeat(decompose(jnp.linalg.svd, omega, compute_uv=False), width)
         zeros = jnp.zeros(width * abs(omega.shape[0] - omega.shape[1]), jnp.float64)
         return jnp.sort(jnp.concatenate([-values, zeros, values]))
 

@@ -17,6 +17,7 @@ from matfree import decomp, eig
 
 from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp._result import RESULT, describe
+from jaxttp._threads import decompose
 from jaxttp.conditioning._inputs import as_double, check_symmetric, double, precision_of
 from jaxttp.conditioning._shift_invert import TOLERANCE, is_symmetric
 from jaxttp.conditioning._shift_invert import extreme_eigenvalues as dense_ends
@@ -163,7 +164,7 @@ def condition_number(
             if found is not None:
                 return found
         matrix = check_symmetric("matrix_or_operator", matrix, precision)
-        return _of_spectrum(jnp.linalg.eigvalsh(matrix), rank, rtol, precision)
+        return _of_spectrum(decompose(jnp.linalg.eigvalsh, matrix), rank, rtol, precision)
 
 
 def _full(rank: Any, matrix: Array) -> bool:
@@ -257,7 +258,7 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
             precision = float(jnp.finfo(matrix.dtype).eps)
             matrix = matrix.astype(jnp.float64)
             return _of_spectrum(
-                jnp.linalg.eigvalsh(0.5 * (matrix + matrix.T)), rank, rtol, precision
+                decompose(jnp.linalg.eigvalsh, 0.5 * (matrix + matrix.T)), rank, rtol, precision
             )
         known = all(is_concrete(leaf) for leaf in jax.tree.leaves(operator))
         if isinstance(operator, LinearGaussNewton) and known and rtol is None:

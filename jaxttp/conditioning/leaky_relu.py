@@ -126,7 +126,7 @@ def leaky_relu_bound(
         x_max, x_min = extreme_singular_values(x, n)
         w_max, w_min = extreme_singular_values(after(w, x_max), k)
         active = _slopes(hidden, alpha) * hidden
-        g_max, g_min = extreme_singular_values(after(active, w_max), n)
+        g_max, g_min = extreme_singular_values(after(active, x_max, w_max), n)
         above = (x_max * w_max) ** 2 + g_max**2
         slope = jnp.asarray(alpha).astype(above.dtype)
         return ratio(above, (slope * x_min * w_min) ** 2 + g_min**2)

@@ -23,6 +23,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer
+from jaxttp._threads import decompose
 from jaxttp._types import ApplyFn, Params
 from jaxttp.conditioning._inputs import double
 from jaxttp.losses import Loss, encode_targets, get_loss
@@ -177,7 +178,7 @@ def _kernel(
 
 
 def _root(blocks: Array) -> Array:
-    values, vectors = jnp.linalg.eigh(blocks)
+    values, vectors = decompose(jnp.linalg.eigh, blocks)
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
     return jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
 

@@ -6,6 +6,7 @@ Functions of arrays; `jaxttp.conditioning.sweep` draws the weights and varies a 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -13,6 +14,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_number
 from jaxttp._result import RESULT
+from jaxttp._sequence import after
 from jaxttp.conditioning._inputs import check_scales, check_weights, double
 from jaxttp.conditioning.bounds import extreme_singular_values, linear_bound, ratio
 from jaxttp.conditioning.condition_number import ConditionNumber, condition_number
@@ -111,6 +113,7 @@ def linear_point(
     """
     operator = gauss_newton_linear_operator(weights, covariance, skip=skip, scales=scales)
     bounds = linear_bound(weights, covariance, skip=skip, scales=scales)
+    operator = jax.tree.map(lambda leaf: after(leaf, bounds.convex), operator)
     return LinearPoint(
         condition_number(operator), bounds.convex, bounds.maximum, bounds.terms, bounds.weights
     )
@@ -139,8 +142,10 @@ def leaky_point(W: ArrayLike, V: ArrayLike, X: ArrayLike, alpha: Any) -> LeakyPo
     Source:
         GNC Figures 6 and 23.
     """
-    condition = condition_number(leaky_relu_gram(W, V, X, alpha))
-    return LeakyPoint(condition, leaky_relu_bound(W, V, X, alpha))
+    bound = leaky_relu_bound(W, V, X, alpha)
+    with double():
+        gram = after(leaky_relu_gram(W, V, X, alpha), bound)
+    return LeakyPoint(condition_number(gram), bound)
 
 
 def convolution_point(
@@ -192,12 +197,15 @@ def layer_spectra(weights: Any, *, scales: Any = None) -> LayerSpectra:
     with double():
         chain = check_weights(weights)
         factors = check_scales(scales, chain)
-        rows = []
+        rows, done = [], []
         for parts, count in (
             (suffixes(chain, factors), chain[-1].shape[0]),
             (prefixes(chain, factors), chain[0].shape[1]),
         ):
-            ends = [extreme_singular_values(part, count) for part in parts]
+            ends = []
+            for part in parts:
+                ends.append(extreme_singular_values(after(part, *done), count))
+                done.append(ends[-1][0])
             rows.append(jnp.stack([ratio(high, low) ** 2 for high, low in ends]))
             rows.append(jnp.stack([low**2 for _, low in ends]))
         return LayerSpectra(*rows)

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import (
     apply_kernel,
     check_problem,
@@ -91,7 +92,7 @@ def closed_form(
         matrix = root.reshape(-1, 1) * matrix * root.reshape(1, -1)
     delta = delta.reshape(matrix.shape[0], -1)  # (NC, 1), or (N, C) for K ⊗ I
 
-    values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
+    values, vectors = decompose(jnp.linalg.eigh, 0.5 * (matrix + matrix.T))
     largest = jnp.maximum(values[-1], 0.0)
     values = eqx.error_if(
         values,

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer, check_key
 from jaxttp._result import RESULT
+from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, check_rate, flatten_kernel
 from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol_scale
 from jaxttp.dynamics.rates import effective_learning_rate
@@ -255,7 +256,7 @@ def _root(
                 f"noise_kernel must have shape {(rows, c, rows, c)} (training samples, then test "
                 f"samples); got {matrix.shape}."
             )
-        values, vectors = jnp.linalg.eigh(matrix.reshape(rows * c, rows * c))
+        values, vectors = decompose(jnp.linalg.eigh, matrix.reshape(rows * c, rows * c))
         root = (vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]).reshape(rows, c, -1)
         return (root,) if len(starts) == 1 else (root[:n], root[n:])
     force = loss.gradient(starts[0], targets)
@@ -266,7 +267,7 @@ def _root(
     # Theta = V diag(l) V^T: the directions V^T J / sqrt(l) of weight space are orthonormal, and
     # noise with independent components along them has the root V diag(||v_k^T S||); at the test
     # samples these directions read Theta* v_k / l_k.
-    values, vectors = jnp.linalg.eigh(flatten_kernel(kernels[0], c))
+    values, vectors = decompose(jnp.linalg.eigh, flatten_kernel(kernels[0], c))
     sizes = jnp.linalg.norm(vectors.T @ factor[0].reshape(n * c, n), axis=1)
     root = [(vectors * sizes[None, :]).reshape(n, c, -1)]
     if len(kernels) == 2:

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, is_concrete
+from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import (
     apply_kernel,
     check_problem,
@@ -136,7 +137,7 @@ class Motion(NamedTuple):
 
             return cls((f0, f0_test), field, lambda state: state)
         n, c = f0.shape
-        values, vectors = jnp.linalg.eigh(flatten_kernel(kernel, c))
+        values, vectors = decompose(jnp.linalg.eigh, flatten_kernel(kernel, c))
         keep = values > n * c * jnp.finfo(f0.dtype).eps * values[-1]
         if is_concrete(keep):  # under jit every direction is kept
             values, vectors = values[np.asarray(keep)], vectors[:, np.asarray(keep)]

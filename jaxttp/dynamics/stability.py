@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_number
+from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.losses import Loss
 
@@ -69,7 +70,7 @@ def curvature_modes(
 def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
     """Ritz values, increasing, and H^(1/2) times their vectors."""
     n, c = f.shape
-    values, vectors = jnp.linalg.eigh(loss.hessian(f, targets))
+    values, vectors = decompose(jnp.linalg.eigh, loss.hessian(f, targets))
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
     root = jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
 
@@ -115,7 +116,7 @@ def _lanczos(product: Callable[[Array], Array], start: Array, steps: int) -> tup
     zeros = jnp.zeros(steps, start.dtype)
     basis, diagonal, beside = jax.lax.fori_loop(0, steps, step, (basis, zeros, zeros))
     neighbours = jnp.diag(beside[:-1], 1)
-    values, vectors = jnp.linalg.eigh(jnp.diag(diagonal) + neighbours + neighbours.T)
+    values, vectors = decompose(jnp.linalg.eigh, jnp.diag(diagonal) + neighbours + neighbours.T)
     return values, jnp.einsum("sd,sk->dk", basis[:-1], vectors, precision="highest")
 
 

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_choice, check_finite_value, check_integer, is_concrete
 from jaxttp._result import RESULT
 from jaxttp._sequence import after
+from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import check_rate, check_times
 
 
@@ -234,8 +235,8 @@ def two_factor_observables(
     residual = jax.nn.softmax(logits) - targets
     samples = jax.nn.logsumexp(logits, axis=1) - jnp.sum(targets * logits, axis=1)
     rank = min(*f.shape, w.shape[1])
-    u1, s1, v1t = (part for part in jnp.linalg.svd(f, full_matrices=False))
-    u2, s2, v2t = (part for part in jnp.linalg.svd(after(w, s1), full_matrices=False))
+    u1, s1, v1t = (part for part in decompose(jnp.linalg.svd, f, full_matrices=False))
+    u2, s2, v2t = (part for part in decompose(jnp.linalg.svd, after(w, s1), full_matrices=False))
     u1, v1, u2, v2 = u1[:, :rank], v1t[:rank].T, u2[:, :rank], v2t[:rank].T
     s1, s2 = s1[:rank], s2[:rank]
     overlap = jnp.sum(v1 * u2, axis=0)
@@ -253,7 +254,7 @@ def two_factor_observables(
         rate_w=jnp.sum(u2 * _product(dw, v2), axis=0),
         theorem_f=-rate * g * s2,
         theorem_w=-rate * g * s1,
-        residual_norm=jnp.linalg.norm(after(residual, s2), ord=2),
+        residual_norm=decompose(jnp.linalg.norm, after(residual, s1, s2), ord=2),
     )
 
 
@@ -286,8 +287,8 @@ def balanced_features(w: ArrayLike, samples: int, *, key: Array) -> Float[Array,
         raise ValueError(f"w must be a matrix (h, V); got shape {w.shape}.")
     rank = min(w.shape)
     check_integer("samples", samples, at_least=rank, remedy=f"W can have rank {rank}.")
-    u, s, _ = jnp.linalg.svd(w, full_matrices=False)
-    q, _ = jnp.linalg.qr(jax.random.normal(key, (samples, rank), w.dtype))
+    u, s, _ = decompose(jnp.linalg.svd, w, full_matrices=False)
+    q, _ = decompose(jnp.linalg.qr, jax.random.normal(key, (samples, rank), w.dtype))
     return _product(q * s[None], u.T)
 
 

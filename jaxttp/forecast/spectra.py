@@ -30,6 +30,7 @@ import numpy as np
 
 from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp._result import RESULT
+from jaxttp._threads import limited
 from jaxttp.dynamics._kernels import check_problem
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import squared_error
@@ -129,7 +130,8 @@ def extrapolate_spectrum(
     if rank0 < 2 and n > n0:
         raise ValueError(f"kernel has one mode, which leaves no tail; got shape {kernel.shape}.")
     head = check_method(method, rank0, head, alpha)
-    values, vectors = np.linalg.eigh(kernel.reshape(rank0, rank0))
+    with limited(rank0):
+        values, vectors = np.linalg.eigh(kernel.reshape(rank0, rank0))
     values = np.maximum(values[::-1], 0.0) / n0
     shares = (vectors[:, ::-1].T @ residual.reshape(-1)) ** 2 / n0
     total = float(shares.sum()) if size is None else check_number("size", size, at_least=0.0)

@@ -13,6 +13,8 @@ import jax.scipy.linalg as jsl
 from jaxtyping import Array
 
 from jaxttp._result import RESULT
+from jaxttp._sequence import after
+from jaxttp._threads import decompose
 
 ENOUGH = 1000
 """An exact solve is refined until its relative residual is below this many roundings (1e-4 in
@@ -76,7 +78,7 @@ def cholesky_route(s: Array, t: Array) -> Solve:
 
         def repeat() -> tuple[Array, Array]:
             with jax.enable_x64(True):
-                wide = s.astype(jnp.float64)
+                wide = after(s, residual).astype(jnp.float64)
                 again, _ = _refined(wide, t.astype(jnp.float64), _gram(wide))
                 again = again.astype(s.dtype)
             return again, t - s @ again
@@ -100,7 +102,7 @@ def _gram(s: Array) -> Array:
 
 
 def _refined(s: Array, t: Array, gram: Array) -> tuple[Array, Array]:
-    factor = jnp.linalg.cholesky(gram, symmetrize_input=False)
+    factor = decompose(jnp.linalg.cholesky, gram, symmetrize_input=False)
     enough = ENOUGH * float(jnp.finfo(s.dtype).eps) * _norm(t)
 
     def back(r: Array) -> Array:
@@ -123,13 +125,13 @@ def _refined(s: Array, t: Array, gram: Array) -> tuple[Array, Array]:
 def spectral_route(s: Array, t: Array, mode: str, method: str, rtol: Any, atol: Any) -> Solve:
     """The filter on the spectrum: in float64, or in float32 where that resolves it."""
 
-    def wide() -> Solve:
+    def wide(s: Array) -> Solve:
         return _spectral_wide(s, t, mode, method, rtol, atol)
 
     if method == "svd" or mode == "damp" or s.dtype.itemsize != 4:
-        return wide()  # damp's φ does not vanish with s, so it sees float32's rounding
+        return wide(s)  # damp's φ does not vanish with s, so it sees float32's rounding
     found, resolved = _spectral_narrow(s, t, mode, rtol, atol)
-    return jax.lax.cond(resolved, lambda: found, wide)
+    return jax.lax.cond(resolved, lambda: found, lambda: wide(after(s, found.residual)))
 
 
 def _spectral_narrow(s: Array, t: Array, mode: str, rtol: Any, atol: Any) -> tuple[Solve, Array]:
@@ -145,7 +147,7 @@ def _spectral_narrow(s: Array, t: Array, mode: str, rtol: Any, atol: Any) -> tup
     q, along = _leading(rows)
     deflated = rows - q[:, None] * along[None]
     leading = jnp.sum(along * along)
-    eigenvalues, u = jnp.linalg.eigh(_gram(deflated), symmetrize_input=False)
+    eigenvalues, u = decompose(jnp.linalg.eigh, _gram(deflated), symmetrize_input=False)
     largest = jnp.maximum(leading, eigenvalues[-1])
     tolerance = jnp.asarray(rtol, s.dtype) ** 2 * largest
     smallest = jnp.maximum(tolerance, jnp.asarray(atol, s.dtype) ** 2)
@@ -203,7 +205,7 @@ def _spectral_wide(s: Array, t: Array, mode: str, method: str, rtol: Any, atol: 
         wide, wanted = s.astype(jnp.float64), t.astype(jnp.float64)
         tolerances = jnp.asarray(rtol, jnp.float64), jnp.asarray(atol, jnp.float64)
         if method == "svd":
-            u, values, vt = jnp.linalg.svd(wide, full_matrices=False)
+            u, values, vt = decompose(jnp.linalg.svd, wide, full_matrices=False)
             keep, inverse = _filter(values, s, mode, *tolerances, gram=False)
             achieved = (values * inverse)[:, None] * (u.T @ wanted)
             solution = vt.T @ (inverse[:, None] * (u.T @ wanted))
@@ -211,7 +213,7 @@ def _spectral_wide(s: Array, t: Array, mode: str, method: str, rtol: Any, atol: 
         else:
             thin = s.shape[0] > s.shape[1]
             gram = _gram(wide.T if thin else wide)
-            eigenvalues, u = jnp.linalg.eigh(gram, symmetrize_input=False)
+            eigenvalues, u = decompose(jnp.linalg.eigh, gram, symmetrize_input=False)
             values = jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
             keep, inverse = _filter(values, s, mode, *tolerances, gram=True)
             # φ(s)/s: the Gram's eigenvectors need one more factor s to be the other singular side.

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_finite, check_integer, check_number
 from jaxttp._result import RESULT
+from jaxttp._threads import decompose
 from jaxttp.losses import Loss, binary_cross_entropy, cross_entropy, encode_targets, squared_error
 
 CURVATURES = ("identity", "hessian")
@@ -84,7 +85,7 @@ def change_of(
     if loss.sample_loss is binary_cross_entropy.sample_loss:
         p = jax.nn.sigmoid(f)
         return gradient / (p * jax.nn.sigmoid(-f) + lam)
-    values, vectors = jnp.linalg.eigh(loss.hessian(f, targets))  # (N, C), (N, C, C)
+    values, vectors = decompose(jnp.linalg.eigh, loss.hessian(f, targets))  # (N, C), (N, C, C)
     # Curvature below the rounding of the largest is taken to be zero, and negative one too.
     floor = 10 * float(jnp.finfo(f.dtype).eps) * jnp.max(jnp.abs(values), axis=1, keepdims=True)
     inverse = jnp.where(values > floor, 1 / jnp.where(values > floor, values + lam, 1), 0)

@@ -8,6 +8,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite, check_integer, is_concrete
+from jaxttp._threads import decompose
 
 
 def selection_readout(outputs: int, width: int) -> Float[Array, "c d"]:
@@ -90,7 +91,7 @@ def check_readout(readout: ArrayLike | None, width: int, dtype: jnp.dtype) -> Ar
             raise ValueError(message)
         return p.astype(dtype)
     p = p.astype(dtype)
-    values = jnp.linalg.svd(p, compute_uv=False)
+    values = decompose(jnp.linalg.svd, p, compute_uv=False)
     return eqx.error_if(p, ~(values[-1] > tolerance * values[0]), message)
 
 
@@ -100,7 +101,7 @@ def right_inverse(readout: Array | None, changes: Array) -> Array:
         return changes
     with jax.enable_x64(True):
         p = readout.astype(jnp.float64)
-        solved = jnp.linalg.solve(p @ p.T, changes.astype(jnp.float64).T)
+        solved = decompose(jnp.linalg.solve, p @ p.T, changes.astype(jnp.float64).T)
         return (solved.T @ p).astype(changes.dtype)
 
 

@@ -22,6 +22,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite
 from jaxttp._result import RESULT
+from jaxttp._sequence import after
 from jaxttp.gauss_newton._network import (
     Activation,
     Network,
@@ -283,7 +284,7 @@ def _sweep(
         before1 = t1 - written
         first = invert(0, s0, t1)
         rest = before2 if free else t2 - push(1, x1, first.achieved)[1]
-        second = invert(1, s1, rest)
+        second = invert(1, after(s1, first.residual), rest)
         both = jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second)
         update = both.solution.swapaxes(1, 2) / network.blocks
         return (before1, before2), (update, both.rank, both.residual, both.largest)

@@ -16,6 +16,7 @@ from matfree import decomp
 
 from jaxttp._checks import check_choice, check_integer
 from jaxttp._result import RESULT
+from jaxttp._threads import decompose
 
 
 class PSDReport(NamedTuple):
@@ -128,7 +129,7 @@ def psd_report(kernel: ArrayLike) -> PSDReport:
         False
     """
     matrix = as_matrix(kernel)
-    values = jnp.linalg.eigvalsh(matrix)
+    values = decompose(jnp.linalg.eigvalsh, matrix)
     tolerance = _tolerance(matrix, jnp.max(jnp.abs(values)))
     asymmetry = jnp.max(jnp.abs(matrix - matrix.T))
     good = (values[0] >= -tolerance) & (asymmetry <= tolerance)
@@ -156,7 +157,7 @@ def eigendecomposition(kernel: ArrayLike) -> Eigensystem:
     matrix = as_matrix(kernel)
     matrix = eqx.error_if(matrix, ~jnp.all(jnp.isfinite(matrix)), "kernel holds NaN or infinity")
     half = jnp.asarray(0.5, matrix.dtype)
-    values, vectors = jnp.linalg.eigh(half * (matrix + matrix.T))
+    values, vectors = decompose(jnp.linalg.eigh, half * (matrix + matrix.T))
     values, vectors = values[::-1], vectors.T[::-1]
     rank = jnp.sum(values > _tolerance(matrix, values[0]))
     shape = jnp.shape(kernel)[: jnp.ndim(kernel) // 2]
@@ -238,7 +239,7 @@ def _matvec(kernel: ArrayLike | lx.AbstractLinearOperator) -> tuple[Any, int, An
 def _ritz(matvec: Any, start: Array, depth: int) -> tuple[Array, Array]:
     """Ritz values (increasing) and the first entries of their eigenvectors."""
     tridiagonalise = decomp.tridiag_sym(depth, custom_vjp=False)
-    values, vectors = jnp.linalg.eigh(tridiagonalise(matvec, start).J_small)
+    values, vectors = decompose(jnp.linalg.eigh, tridiagonalise(matvec, start).J_small)
     return values, vectors[0]
 
 

@@ -14,6 +14,7 @@ from flax import nnx
 from jaxttp import conditioning
 from jaxttp._checks import check_choice, check_integer
 from jaxttp._result import RESULT
+from jaxttp._threads import limited
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import from_nnx
 from jaxttp.conditioning import ConditionNumber, RankSensitivity, Sweep
@@ -241,7 +242,8 @@ def _linear(settings: ConditionSettings) -> Built:
     scales = conditioning.batch_norm_scales(weights, covariance) if settings.batch_norm else None
     options = {"skip": settings.skip, "scales": scales}
     bounds = conditioning.linear_bound(weights, covariance, **options)
-    values = np.linalg.eigvalsh(covariance)
+    with limited(len(covariance)):
+        values = np.linalg.eigvalsh(covariance)
     data_rank = int(np.sum(values > d * 2.0**-52 * values[-1]))
     rank = conditioning.generic_rank(widths, data_rank)
     if k * d <= DENSE:

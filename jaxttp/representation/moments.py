@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
+from jaxttp._threads import decompose
 from jaxttp._types import ApplyFn, Params
 from jaxttp.representation._inputs import as_rows, double, refuse_constant
 
@@ -204,12 +205,12 @@ def singular_values(
             rows = refuse_constant("features", rows, spread, jnp.max(jnp.abs(rows)))
             if center:
                 rows = rows - jnp.mean(rows, axis=0, keepdims=True)
-            return jnp.linalg.svd(rows, compute_uv=False)
+            return decompose(jnp.linalg.svd, rows, compute_uv=False)
         count, mean, scatter = features
         width = mean.shape[0]
         size = jnp.sqrt(count) * (jnp.linalg.norm(mean) + jnp.sqrt(jnp.trace(scatter)))
         scatter = refuse_constant("features", scatter, jnp.sqrt(jnp.trace(scatter)), size)
         gram = scatter if center else scatter + count * jnp.outer(mean, mean)
-        values = jnp.linalg.eigvalsh(gram)[::-1]
+        values = decompose(jnp.linalg.eigvalsh, gram)[::-1]
         floor = width * 2.0**-52 * values[0]
         return jnp.sqrt(jnp.where(values > floor, values, 0.0))
