@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import lineax as lx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxttp import conditioning
 from jaxttp.conditioning import _smallest
@@ -166,6 +168,125 @@ def test_an_unknown_operator_gives_a_lower_bound_that_says_so():
     assert 10 < float(result.value) <= 1e4 * (1 + 1e-9)
     small = lx.MatrixLinearOperator(jnp.diag(jnp.asarray([3.0, 1.0])), lx.symmetric_tag)
     assert float(conditioning.condition_number(small).value) == pytest.approx(3.0)
+
+
+# --- operators beyond 1024 rows: products alone ---------------------------------------------------
+
+ROWS = 1100
+"""One size, so that one program is compiled for each dtype."""
+
+
+def diagonal(values, dtype=np.float64):
+    values = np.asarray(values)
+    padded = np.concatenate([values, np.zeros(ROWS - len(values))]).astype(dtype)
+    return lx.DiagonalLinearOperator(jnp.asarray(padded))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize(
+    ("values", "expected", "rank"),
+    [
+        (np.full(ROWS, 2.0), 1.0, -1),  # "at least 1.03e5" once
+        (np.full(ROWS, -2.0), 1.0, -1),
+        ([9.0, 4.0, 1.0], 9.0, 3),  # 521,723 once
+        ([9.0, 9.0, 4.0, 1.0, 1.0], 9.0, 5),
+        ([5.0], 1.0, 1),
+        ([-5.0], 1.0, 1),
+        ([3.0, -1.0], 3.0, 2),
+        (np.resize([3.0, -1.0], ROWS), 3.0, -1),
+        (np.resize([8.0, 2.0, 0.0], ROWS), 4.0, -1),
+        (np.append(np.ones(ROWS - 1), 1e-2), 100.0, -1),
+        (1 + 1e-16 * np.arange(ROWS), 1.0, -1),
+        (np.geomspace(1.0, 1e-1, 40), 10.0, 40),
+        ([], np.nan, 0),
+    ],
+)
+def test_operators_whose_krylov_space_ends(values, expected, rank, dtype):
+    found = conditioning.condition_number(diagonal(values, dtype))
+    # The length that ends the process, 10 eps sqrt(n), over the smallest eigenvalue.
+    rounding = 1e-10 if dtype == np.float64 else 1e-3
+    assert float(found.value) == pytest.approx(expected, rel=rounding, nan_ok=True)
+    assert (found.kind, int(found.rank)) == ("iterative", rank)
+    assert ("rank not known" if rank < 0 else f"rank {rank}") in str(found)
+    assert "nan, " not in str(found)
+    assert "-1" not in str(found)
+    if len(values) > 1 and rank > 0:
+        ordered = np.sort(np.abs(values))[::-1]
+        below = ordered[0] / ordered[-2]
+        assert float(found.rank_below) == pytest.approx(below, rel=rounding)
+        assert float(found.rank_above) > 1e6
+        np.testing.assert_allclose(found.eigenvalues[:rank], ordered, rtol=10 * rounding)
+
+
+@given(
+    distinct=st.lists(
+        st.sampled_from([-3.0, -0.5, 0.0, 1e-4, 0.02, 1.0, 7.0]), min_size=1, unique=True
+    ),
+    seed=st.integers(0, 99),
+)
+def test_any_few_distinct_eigenvalues(distinct, seed):
+    values = np.random.default_rng(seed).permutation(np.resize(distinct, ROWS))
+    counted = np.abs([v for v in distinct if v != 0.0])
+    expected = counted.max() / counted.min() if counted.size else np.nan
+    found = conditioning.condition_number(diagonal(values))
+    assert float(found.value) == pytest.approx(expected, rel=1e-8, nan_ok=True)  # 7e-14 * 7e4
+    assert not found.is_lower_bound
+    assert float(found.largest) == pytest.approx(max(np.abs(distinct)), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "least", "expected"),
+    [
+        (np.geomspace(1.0, 1e-4, ROWS), 10.0, 1e4),
+        (np.geomspace(1.0, 1e-3, 300), 500.0, 1e3),
+        # Ritz values between -1 and 1 are no eigenvalues: a bound without residuals was 7e3 here.
+        (np.append(np.linspace(1, 2, 550), -np.linspace(1, 2, 550)), 1.5, 2.0),
+        (np.append(np.linspace(1, 2, 549), -np.linspace(0.001, 2, 551)), 1.5, 2000.0),
+    ],
+)
+def test_a_lower_bound_is_one(values, least, expected):
+    found = conditioning.condition_number(diagonal(values))
+    assert found.is_lower_bound
+    assert "at least" in str(found)
+    assert "rank not known" in str(found)
+    assert least < float(found.value) <= expected * (1 + 1e-9)
+
+
+def test_a_rank_is_used_or_contradicted():
+    exact = conditioning.condition_number(diagonal([9.0, 4.0, 1.0]), rank=2)
+    assert (float(exact.value), int(exact.rank)) == (pytest.approx(2.25), 2)
+    assert float(conditioning.condition_number(diagonal([9.0, 4.0]), rank=3).value) > 1e10
+    known = conditioning.condition_number(diagonal(np.full(ROWS, 2.0)), rank=ROWS)
+    assert (float(known.value), int(known.rank)) == (pytest.approx(1.0), ROWS)
+    noisy = diagonal(np.append([9.0, 4.0, 1.0], 1e-7 * np.linspace(0.1, 1.0, ROWS - 3)))
+    with pytest.raises(ValueError, match=r"rank=3 contradicts .* at least \d+ eigenvalues"):
+        conditioning.condition_number(noisy, rank=3)
+    cut = conditioning.condition_number(noisy, rank=3, rtol=1e-6)
+    assert float(cut.value) == pytest.approx(9.0)
+    for rank in (0, ROWS + 1):
+        with pytest.raises(ValueError, match="rank must be"):
+            conditioning.condition_number(noisy, rank=rank)
+
+
+def test_operators_under_jit():
+    def value(operator, rank):
+        found = conditioning.condition_number(operator, rank=rank)
+        return found.value, found.rank
+
+    found = jax.jit(value)(diagonal([9.0, 4.0, 1.0]), 3)
+    assert (float(found[0]), int(found[1])) == (pytest.approx(9.0), 3)
+    # More eigenvalues than the rank, whose copies are not known: no number is better than a wrong.
+    assert np.isnan(float(jax.jit(value)(diagonal(np.linspace(1, 2, ROWS)), 3)[0]))
+
+
+def test_an_operator_that_is_not_finite():
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        conditioning.condition_number(diagonal([np.nan, 1.0]))
+
+
+def test_an_unknown_rank_is_drawn():
+    for values in ([9.0, 4.0, 1.0], np.full(ROWS, 2.0)):
+        assert conditioning.condition_number(diagonal(values)).plot().axes
 
 
 def test_a_zero_network_as_an_operator():
