@@ -67,7 +67,7 @@ def curvature_modes(
 
 
 def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
-    """Ritz values, the largest last, and H^(1/2) times their vectors; zeros where there are none."""
+    """Ritz values, the largest last, and H^(1/2) times their vectors; 0 where there are none."""
     n, c = f.shape
     values, vectors = jnp.linalg.eigh(loss.hessian(f, targets))
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]

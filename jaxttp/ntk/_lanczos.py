@@ -25,7 +25,7 @@ class Ritz(NamedTuple):
         values: Ritz values, increasing, all within the spectrum; those that were never computed
             repeat the smallest, at the front.
         weights: squared first entries of their vectors in the basis, summing to 1; 0 for repeats.
-        residuals: ‖A u - θ u‖ of each: an eigenvalue lies that close.
+        projected: T with the row of beta_k below it, A Q_k = Q_(k+1) projected; 0 beyond `count`.
         coordinates: column j holds vector j in the basis; 0 for repeats.
         basis: orthonormal rows, 0 for those that were never computed.
         count: how many Ritz values were computed.
@@ -36,7 +36,7 @@ class Ritz(NamedTuple):
 
     values: Float[Array, " k"]
     weights: Float[Array, " k"]
-    residuals: Float[Array, " k"]
+    projected: Float[Array, "k1 k"]
     coordinates: Float[Array, "k k"]
     basis: Float[Array, "k n"]
     count: Int[Array, ""]
@@ -113,22 +113,25 @@ def lanczos(
     start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1), jnp.asarray(n**-0.5, dtype))
     none, no = jnp.zeros(steps, dtype), jnp.zeros((), bool)
     state = (jnp.zeros((), jnp.int32), jnp.zeros((steps + 1, n), dtype).at[0].set(start))
-    state = jax.lax.while_loop(lambda s: (s[0] < steps) & s[-1], step, (*state, none, none, no, ~no))
+    state = jax.lax.while_loop(
+        lambda s: (s[0] < steps) & s[-1], step, (*state, none, none, no, ~no)
+    )
     count, basis, diagonal, beside, closed, more = state
 
     # What was never computed gets an eigenvalue below all others, and so comes first.
     bound = jnp.max(jnp.abs(diagonal)) + 2 * jnp.max(beside)
     outside = -2 * jnp.where(bound > 0, bound, jnp.ones((), dtype))
     neighbours = jnp.diag(beside[:-1], 1)
-    diagonal = jnp.where(jnp.arange(steps) < count, diagonal, outside)
-    values, coordinates = jnp.linalg.eigh(jnp.diag(diagonal) + neighbours + neighbours.T)
+    square = jnp.diag(diagonal) + neighbours + neighbours.T
+    never = jnp.arange(steps) >= count
+    values, coordinates = jnp.linalg.eigh(square + jnp.diag(jnp.where(never, outside, 0)))
     known = jnp.arange(steps) >= steps - count
     values = jnp.where(known, values, values[steps - count])
     values = jnp.where(jnp.isfinite(bound), values, jnp.nan)
     coordinates = jnp.where(known[None], coordinates, 0)
-    residuals = beside[count - 1] * jnp.abs(coordinates[count - 1])
+    projected = jnp.concatenate([square, jnp.zeros((1, steps), dtype).at[0, -1].set(beside[-1])])
     return Ritz(
-        values, coordinates[0] ** 2, residuals, coordinates, basis[:-1], count, closed, ~more
+        values, coordinates[0] ** 2, projected, coordinates, basis[:-1], count, closed, ~more
     )
 
 
