@@ -19,16 +19,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Ritz(NamedTuple):
-    """What `steps` steps know of a symmetric operator; the `count` that were made come last.
+    """What `steps` steps know of a symmetric operator; the `made` ones come last.
 
     Attributes:
         values: Ritz values, increasing, all within the spectrum; those that were never computed
             repeat the smallest, at the front.
         weights: squared first entries of their vectors in the basis, summing to 1; 0 for repeats.
-        projected: T with the row of beta_k below it, A Q_k = Q_(k+1) projected; 0 beyond `count`.
+        projected: T with the row of beta_k below it, A Q_k = Q_(k+1) projected; 0 beyond `made`.
         coordinates: column j holds vector j in the basis; 0 for repeats.
         basis: orthonormal rows, 0 for those that were never computed.
-        count: how many Ritz values were computed.
+        made: how many Ritz values were computed.
         closed: whether the Krylov space of the start is exhausted: the Ritz values are then exactly
             those eigenvalues, each once, whose eigenspaces the start reaches into.
         spanned: whether nothing is left at all, fresh vectors included: multiplicities are right.
@@ -39,7 +39,7 @@ class Ritz(NamedTuple):
     projected: Float[Array, "k1 k"]
     coordinates: Float[Array, "k k"]
     basis: Float[Array, "k n"]
-    count: Int[Array, ""]
+    made: Int[Array, ""]
     closed: Bool[Array, ""]
     spanned: Bool[Array, ""]
 
@@ -47,7 +47,7 @@ class Ritz(NamedTuple):
     def known(self) -> Bool[Array, " k"]:
         """Which values were computed."""
         steps = self.values.shape[0]
-        return jnp.arange(steps) >= steps - self.count
+        return jnp.arange(steps) >= steps - self.made
 
     def vectors(self) -> Float[Array, "n k"]:
         """The Ritz vectors, as columns; 0 for repeats."""
@@ -103,8 +103,9 @@ def lanczos(
         more = size > 0
         closed = closed | ~more
         if fresh is not None:
+            vector = fresh
             following, left = jax.lax.cond(
-                more, lambda: (following, size), lambda: cut(rest(basis, fresh(i)), scale)
+                more, lambda: (following, size), lambda: cut(rest(basis, vector(i)), scale)
             )
             more = left > 0
         return i + 1, basis.at[i + 1].set(following), diagonal, beside.at[i].set(size), closed, more
