@@ -1,5 +1,6 @@
 """`jaxttp conditioning`: how well conditioned the Gauss-Newton matrix is."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,8 +127,9 @@ def _print(console: Console, result: Any, swept: Any) -> None:
     table.add_row("smallest that counts", f"{float(found.smallest):.4g}")
     generic = "" if result.generic_rank is None else f" (generic: {result.generic_rank})"
     table.add_row("rank", f"{int(found.rank)}{generic}")
-    table.add_row("at rank - 1", f"{float(found.rank_below):.4g}")
-    table.add_row("at rank + 1", f"{float(found.rank_above):.4g}")
+    for words, value in (("at rank - 1", found.rank_below), ("at rank + 1", found.rank_above)):
+        if not math.isnan(float(value)):  # not known from the ends of a spectrum
+            table.add_row(words, f"{float(value):.4g}")
     table.add_row("contraction of a step", f"{result.contraction:.6f}")
     table.add_row(f"steps to {result.settings.accuracy:g}", f"{result.steps:.4g}")
     console.print(table)

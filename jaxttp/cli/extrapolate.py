@@ -1,5 +1,6 @@
 """`jaxttp extrapolate`: how long training takes on all the data, from the kernel of a part."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,7 +52,7 @@ def extrapolate(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Forecast training on all samples from the kernel of a few, with its spread."""
+    """Forecast training on all samples from the kernel of a few; how far off its halves are."""
     from jaxttp.pipeline import Settings, extrapolate_task
 
     shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
@@ -93,11 +94,15 @@ def _print(console: Console, result: Any) -> None:
     found, real = result.found, result.real_steps
     console.print(result.task.description, soft_wrap=True)
     table = Table("loss within")
-    for title in ("steps", "± spread") + (("real steps",) if real is not None else ()):
+    for title in ("steps", "halves of the subset off by") + (
+        ("real steps",) if real is not None else ()
+    ):
         table.add_column(title, justify="right")
     for threshold, step in found.steps.items():
+        spread = found.spread[threshold]
+        halves = f"{spread:.1f}" if math.isfinite(spread) else "-"
         row = [f"{100 * threshold:g} % of its drop"]
-        row += [str(step), f"{found.spread[threshold]:.1f}"] if step >= 0 else ["not reached", "-"]
+        row += [str(step), halves] if step >= 0 else ["not reached", "-"]
         if real is not None:
             never = "not reached" if result.run.finite else "diverges"
             row.append(str(real[threshold]) if real[threshold] >= 0 else never)

@@ -5,7 +5,7 @@ behind the last eigenvalue that counts, and the condition numbers at neighbourin
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,16 +13,17 @@ import jax.numpy as jnp
 import lineax as lx
 import numpy as np
 from jaxtyping import Array, Float, Int
-from matfree import decomp, eig
 
 from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp._result import RESULT, describe
+from jaxttp._sequence import after
 from jaxttp._threads import decompose
 from jaxttp.conditioning._inputs import as_double, check_symmetric, double, precision_of
 from jaxttp.conditioning._shift_invert import TOLERANCE, is_symmetric
 from jaxttp.conditioning._shift_invert import extreme_eigenvalues as dense_ends
 from jaxttp.conditioning._smallest import Extremes, extreme_eigenvalues
 from jaxttp.conditioning.linear import LinearGaussNewton
+from jaxttp.ntk._lanczos import lanczos
 
 DENSE = 1024
 """Operators up to this size are made dense, and all their eigenvalues computed."""
@@ -33,6 +34,12 @@ LARGE = 3000
 LANCZOS_STEPS = 256
 """Products spent on an operator about which nothing is known."""
 
+CUTS = 16
+"""Levels at which directions are left out of a lower bound."""
+
+POWER = 100
+"""Steps of power iterations on matrices of LANCZOS_STEPS rows."""
+
 
 class ConditionNumber(eqx.Module):
     """A pseudo-condition number with everything needed to judge it.
@@ -41,18 +48,19 @@ class ConditionNumber(eqx.Module):
         value: largest / smallest; nan for a zero matrix, +inf if the given rank is too high.
         largest: the largest absolute eigenvalue.
         smallest: the smallest absolute eigenvalue that counts as non-zero.
-        rank: how many count.
+        rank: how many count; -1 where an iteration cannot know (copies of an eigenvalue).
         tolerance: below this an eigenvalue is zero.
         gap: smallest over the next eigenvalue; +inf at full rank; nan where not all are known.
         gap_rank: the rank that the largest gap of the logarithmic spectrum suggests; -1 where not
             all are known. Where it differs from `rank` below full rank, doubt the rank.
         rank_below: the condition number at rank - 1.
         rank_above: the condition number at rank + 1; +inf if that eigenvalue is zero.
-        error: relative error that the residuals of an iteration leave in `value`; 0 for "dense".
-        eigenvalues: absolute eigenvalues, descending; None from an iteration.
+        error: relative error that the residuals of an iteration leave in `value`; 0 for "dense",
+            nan where it is not known.
+        eigenvalues: absolute eigenvalues, descending; None from an iteration that did not find all.
         kind: "dense" (all eigenvalues), "iterative" (converged eigenvalues at both ends, by a
-            known structure or by shift and invert), or "lower bound" (an iteration that did not
-            converge or a bare Lanczos process: the condition number is at least this).
+            known structure, by shift and invert, or by a Lanczos process that met every eigenvalue)
+            or "lower bound" (an iteration that did not: the condition number is at least this).
     """
 
     value: Float[Array, "..."]
@@ -87,11 +95,14 @@ class ConditionNumber(eqx.Module):
         sign = "at least " if self.is_lower_bound else ""
         if not is_concrete(self.value) or jnp.ndim(self.value) > 0:
             return describe(self)
+        rank = int(self.rank)
+        beside = ((rank - 1, float(self.rank_below)), (rank + 1, float(self.rank_above)))
+        others = ", ".join(f"at {r}: {value:.4g}" for r, value in beside if not math.isnan(value))
         return (
             f"condition number {sign}{float(self.value):.4g} ({self.kind}): eigenvalues "
-            f"{float(self.largest):.4g} to {float(self.smallest):.4g}, rank {int(self.rank)} "
-            f"(at {int(self.rank) - 1}: {float(self.rank_below):.4g}, "
-            f"at {int(self.rank) + 1}: {float(self.rank_above):.4g})"
+            f"{float(self.largest):.4g} to {float(self.smallest):.4g}, "
+            + (f"rank {rank}" if rank >= 0 else "rank not known")
+            + (f" ({others})" if others else "")
         )
 
 
@@ -120,7 +131,9 @@ def condition_number(
 
     A `LinearGaussNewton` of any size is solved through its structure: its rank is that of the
     factors, and a preconditioned iteration (LOBPCG) finds both ends. Any other operator beyond 1024
-    rows gets a Lanczos process, whose answer is a lower bound and says so.
+    rows gets a Lanczos process of 256 steps. Where it meets all distinct eigenvalues (a multiple of
+    the identity, a low rank) its answer is exact, else a lower bound that says so. A single
+    eigenvalue below 10 n eps lambda_max may escape it.
 
     Args:
         matrix_or_operator: (n, n), a kernel (N, C, N, C), or a symmetric `lineax` operator.
@@ -203,7 +216,13 @@ def _of_ends(
 
 
 def _of_spectrum(
-    eigenvalues: Array, rank: Any, rtol: float | None, precision: float
+    eigenvalues: Array,
+    rank: Any,
+    rtol: float | None,
+    precision: float,
+    *,
+    kind: str = "dense",
+    error: Any = 0.0,
 ) -> ConditionNumber:
     """From all eigenvalues, under any transformation."""
     n = eigenvalues.shape[0]
@@ -240,9 +259,9 @@ def _of_spectrum(
         gap_rank=gap_rank,
         rank_below=jnp.where(counted > 1, quotient(largest, at(counted - 2)), jnp.nan),
         rank_above=jnp.where(counted < n, quotient(largest, beyond), jnp.nan),
-        error=jnp.zeros_like(largest),
+        error=jnp.full_like(largest, error),
         eigenvalues=values,
-        kind="dense",
+        kind=kind,
     )
 
 
@@ -260,10 +279,12 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
             return _of_spectrum(
                 decompose(jnp.linalg.eigvalsh, 0.5 * (matrix + matrix.T)), rank, rtol, precision
             )
-        known = all(is_concrete(leaf) for leaf in jax.tree.leaves(operator))
+        if rank is not None and is_concrete(rank):
+            check_integer("rank", int(rank), at_least=1, at_most=n)
+        known = all(is_concrete(leaf) for leaf in jax.tree.leaves((operator, rank)))
         if isinstance(operator, LinearGaussNewton) and known and rtol is None:
             return _of_structure(operator, rank)
-        return _lanczos(operator, n, rank, rtol)
+        return _of_products(operator, n, rank, rtol)
 
 
 def _of_structure(operator: LinearGaussNewton, rank: Any) -> ConditionNumber:
@@ -283,14 +304,21 @@ def _of_structure(operator: LinearGaussNewton, rank: Any) -> ConditionNumber:
     )
 
 
-def _partial(largest: Array, smallest: Array, rank: Any, error: Any, kind: str) -> ConditionNumber:
+def _partial(
+    largest: Array,
+    smallest: Array,
+    rank: Any,
+    error: Any,
+    kind: str,
+    tolerance: Any = math.nan,
+) -> ConditionNumber:
     unknown = jnp.full_like(largest, math.nan)
     return ConditionNumber(
         value=quotient(largest, smallest),
         largest=largest,
         smallest=smallest,
         rank=jnp.asarray(rank, jnp.int64),
-        tolerance=unknown,
+        tolerance=jnp.full_like(largest, tolerance),
         gap=unknown,
         gap_rank=jnp.asarray(-1, jnp.int64),
         rank_below=unknown,
@@ -301,8 +329,8 @@ def _partial(largest: Array, smallest: Array, rank: Any, error: Any, kind: str) 
     )
 
 
-def _lanczos(operator: Any, n: int, rank: Any, rtol: float | None) -> ConditionNumber:
-    """Ritz values lie inside the spectrum, so their ratio is a lower bound."""
+def _of_products(operator: Any, n: int, rank: Any, rtol: float | None) -> ConditionNumber:
+    """From products alone; exact where they meet every eigenvalue, else a lower bound."""
     structure = operator.in_structure()
     if not isinstance(structure, jax.ShapeDtypeStruct) or structure.shape != (n,):
         raise ValueError(
@@ -310,21 +338,127 @@ def _lanczos(operator: Any, n: int, rank: Any, rtol: float | None) -> ConditionN
             f"{DENSE} rows; its input is {structure}."
         )
     precision = float(jnp.finfo(structure.dtype).eps)
+    found = _ends_by_products(operator, n, precision, rtol)
+    tolerance = (n * precision if rtol is None else rtol) * found.largest
+    if not is_concrete(found.largest) or not is_concrete(rank):
+        contradicted = False if rank is None else ~found.spanned & (found.counted > rank)
+        result = _partial(
+            found.largest, found.smallest, -1 if rank is None else rank, found.error, "lower bound",
+            tolerance,
+        )  # fmt: skip
+        value = jnp.where(contradicted, math.nan, result.value)
+        return eqx.tree_at(lambda result: result.value, result, value)
+    if not math.isfinite(float(found.largest)):
+        raise ValueError("matrix_or_operator: its products hold NaN or infinite values.")
+    counted, kind = int(found.counted), "iterative" if bool(found.complete) else "lower bound"
+    if bool(found.spanned):
+        values = jnp.append(found.values, jnp.zeros(n - len(found.values)))
+        share = max(10 * n * precision, rtol or 0.0)
+        return _of_spectrum(values, rank, share, precision, kind=kind, error=found.error)
+    if rank is not None and counted > int(rank):
+        raise ValueError(
+            f"rank={rank} contradicts the operator, of which at least {counted} eigenvalues exceed "
+            f"{n * precision if rtol is None else rtol:.2g} of the largest; say with rtol what "
+            "counts as zero, or pass the dense matrix to look at the spectrum."
+        )
+    known = -1 if rank is None else int(rank)
+    return _partial(found.largest, found.smallest, known, found.error, kind, tolerance)
+
+
+class _Krylov(NamedTuple):
+    """What a Lanczos process finds.
+
+    Attributes:
+        largest: the largest absolute eigenvalue.
+        smallest: at least the smallest that counts; that one where the process is complete.
+        values: absolute eigenvalues, with their copies where `spanned`.
+        counted: how many eigenvalues count, at least.
+        error: rounding of the smallest; nan where it is a bound.
+        complete: whether all distinct eigenvalues were met.
+        spanned: whether `values` are all that are not zero, and no other is below 10 n eps of the
+            largest.
+    """
+
+    largest: Array
+    smallest: Array
+    values: Array
+    counted: Array
+    error: Array
+    complete: Array
+    spanned: Array
+
+
+@eqx.filter_jit
+def _ends_by_products(operator: Any, n: int, precision: float, rtol: float | None) -> _Krylov:
+    """A Lanczos process, and where it has met every eigenvalue one that counts their copies.
+
+    The second stays in the range, and goes on with new vectors of it until nothing is left.
+    """
+    dtype, steps = operator.in_structure().dtype, min(LANCZOS_STEPS, n)
+    keys = jax.random.split(jax.random.key(0), steps + 2)
 
     def product(vector: Array) -> Array:
-        return operator.mv(vector.astype(structure.dtype)).astype(jnp.float64)
+        return operator.mv(vector.astype(dtype)).astype(jnp.float64)
 
-    start = jax.random.normal(jax.random.key(0), (n,), jnp.float64)
-    # Inside the range of the operator: a null vector would never leave the Krylov space.
-    start = product(start)
-    size = jnp.linalg.norm(start)
-    start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1.0), 1.0 / jnp.sqrt(n))
-    steps = min(LANCZOS_STEPS, n if rank is None or not is_concrete(rank) else int(rank))
-    lanczos = decomp.tridiag_sym(steps, reortho="full")
-    ritz, _ = eig.eigh_partial(lanczos)(product, start)
-    values = jnp.sort(jnp.abs(ritz))[::-1]
-    tolerance = (n * precision if rtol is None else rtol) * values[0]
-    smallest = jnp.min(jnp.where(values > tolerance, values, jnp.inf))
-    smallest = jnp.where(values[0] > 0, smallest, 0.0)
-    known = -1 if rank is None else rank
-    return _partial(values[0], smallest, known, math.nan, "lower bound")
+    def draw(index: Any) -> Array:
+        vector = jax.random.normal(keys[index], (n,), jnp.float64)
+        return vector / jnp.linalg.norm(vector)
+
+    def copies() -> tuple[Array, Array]:
+        again = lanczos(
+            product, product(draw(-2)), steps,
+            precision=precision, fresh=lambda index: product(draw(index)),
+        )  # fmt: skip
+        return jnp.where(again.known, jnp.abs(again.values), 0.0), again.spanned
+
+    found = lanczos(product, draw(-1), steps, precision=precision)
+    values = jnp.where(found.known, jnp.abs(found.values), 0.0)
+    largest = jnp.max(values)
+    share = n * precision if rtol is None else rtol
+    tolerance = share * largest
+    least = jnp.min(jnp.where(values > tolerance, values, jnp.inf))
+    bound = _nearest_zero(
+        after(found.projected, values), tolerance, 10 * precision * n**0.5 * largest
+    )
+    smallest = jnp.where(found.closed, least, bound)
+    repeated, spanned = jax.lax.cond(found.closed, copies, lambda: (values, jnp.zeros((), bool)))
+    fewest = jnp.min(jnp.where(repeated > tolerance, repeated, jnp.inf))
+    # Of single eigenvalues this close to zero the length that ends a process may hide some.
+    wide = max(share, 10 * n * precision) * largest
+    agree = (fewest > 0.5 * least) & (fewest < 2 * least) & (least > wide)
+    return _Krylov(
+        largest=largest,
+        smallest=jnp.where(largest > 0, smallest, 0.0),
+        values=repeated,
+        counted=jnp.sum(repeated > tolerance),
+        error=jnp.where(found.closed, 10 * precision * n**0.5 * largest / smallest, math.nan),
+        complete=found.closed,
+        spanned=spanned & (agree | (largest == 0)),
+    )
+
+
+def _nearest_zero(projected: Array, tolerance: Array, rounding: Array) -> Array:
+    """A harmonic Ritz value: at least the smallest absolute eigenvalue that is not zero.
+
+    With A Q = Q_+ T_+ and T_+ = W S V^T, the orthonormal Z = Q_+ W lie in the range of A, where
+    Z^T A^+ Z = W^T [V; 0] S^-1 has no eigenvalue above 1 / min |lambda|. A Ritz value may be nearer
+    to zero than all eigenvalues that count, between positive and negative ones or by its share of a
+    null vector; this one cannot be. Rounding disturbs that matrix by as much over the square of the
+    smallest s; so the bound is the best over several that are left out, less that.
+    """
+    k = projected.shape[1]
+    w, s, vt = decompose(jnp.linalg.svd, projected, full_matrices=False)
+    share = jnp.linspace(0.0, 1.0, CUTS)
+    keep = (s[None] >= (tolerance ** (1 - share) * s[0] ** share)[:, None]).astype(s.dtype)
+    inverse = jnp.einsum("ij,ki->jk", w[:k], vt, precision="highest")
+    inverse = inverse / jnp.where(s >= tolerance, s, jnp.inf)[None]
+    inverse = 0.5 * (inverse + inverse.T)
+
+    def power(_: Any, vectors: Array) -> Array:  # its length is a bound from below at every step
+        vectors = vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)
+        return keep * jnp.matmul(vectors, inverse, precision="highest")
+
+    largest = jnp.linalg.norm(jax.lax.fori_loop(0, POWER, power, keep), axis=1)
+    least = jnp.min(jnp.where(keep > 0, s[None], jnp.inf), axis=1)
+    bounds = largest * (1 - rounding / least) ** 2 - rounding / least**2
+    return 1.0 / jnp.maximum(jnp.max(bounds), 1.0 / s[0])

@@ -1,7 +1,6 @@
 """The largest learning rate at which the linearised network does not diverge."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ from jaxttp._checks import check_number
 from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.losses import Loss
+from jaxttp.ntk._lanczos import lanczos
 
 LANCZOS_STEPS = 64
 
@@ -68,7 +68,7 @@ def curvature_modes(
 
 
 def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
-    """Ritz values, increasing, and H^(1/2) times their vectors."""
+    """Ritz values, the largest last, and H^(1/2) times their vectors; 0 where there are none."""
     n, c = f.shape
     values, vectors = decompose(jnp.linalg.eigh, loss.hessian(f, targets))
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
@@ -83,41 +83,9 @@ def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, 
 
     start = jax.random.normal(jax.random.key(0), (n * c,), f.dtype)
     # A start inside the range of H^(1/2): outside it the iteration would only meet zeros.
-    start = product(start)
-    size = jnp.linalg.norm(start)
-    start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1.0), 1.0 / jnp.sqrt(n * c))
-    values, vectors = _lanczos(product, start, min(LANCZOS_STEPS, n * c))
-    return values, jax.vmap(lambda u: rooted(u).reshape(-1), 1, 1)(vectors)
-
-
-def _lanczos(product: Callable[[Array], Array], start: Array, steps: int) -> tuple[Array, Array]:
-    """Ritz values, increasing, and vectors, by a Lanczos iteration that ends with its Krylov space.
-
-    A kernel of few weights and the rank C - 1 of cross-entropy's Hessian exhaust that space early.
-    What is left of a new vector is then rounding; normalised, it would no longer be orthogonal to
-    the others and bring eigenvalues that are too large. Here it and all after it are zero.
-    """
-    small = 10 * float(jnp.finfo(start.dtype).eps) * start.size**0.5
-
-    def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        basis, diagonal, beside = state  # (steps + 1, N C), (steps,), (steps,)
-        image = product(basis[i])
-        diagonal = diagonal.at[i].set(jnp.vdot(basis[i], image, precision="highest"))
-        for _ in range(2):  # twice is enough
-            overlap = jnp.einsum("sd,d->s", basis, image, precision="highest")
-            image = image - jnp.einsum("s,sd->d", overlap, basis, precision="highest")
-        size = jnp.linalg.norm(image)
-        scale = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(beside))
-        size = jnp.where(size > small * scale, size, 0.0)
-        following = jnp.where(size > 0, image / jnp.where(size > 0, size, 1.0), 0.0)
-        return basis.at[i + 1].set(following), diagonal, beside.at[i].set(size)
-
-    basis = jnp.zeros((steps + 1, start.size), start.dtype).at[0].set(start)
-    zeros = jnp.zeros(steps, start.dtype)
-    basis, diagonal, beside = jax.lax.fori_loop(0, steps, step, (basis, zeros, zeros))
-    neighbours = jnp.diag(beside[:-1], 1)
-    values, vectors = decompose(jnp.linalg.eigh, jnp.diag(diagonal) + neighbours + neighbours.T)
-    return values, jnp.einsum("sd,sk->dk", basis[:-1], vectors, precision="highest")
+    found = lanczos(product, product(start), min(LANCZOS_STEPS, n * c))
+    values = jnp.where(found.known, found.values, 0.0)
+    return values, jax.vmap(lambda u: rooted(u).reshape(-1), 1, 1)(found.vectors())
 
 
 def max_learning_rate(

@@ -34,12 +34,13 @@ class Extrapolation:
 
     Attributes:
         steps: training time in steps for every threshold, -1 where never reached or unstable.
-        spread: standard deviation of those steps, from random halves of the subset (delete-half
-            jackknife), for every threshold; infinite where it is not known, since the forecast or
-            a half diverges or never gets there.
+        spread: how far off those steps are, root mean square, from random halves of the subset, for
+            every threshold; infinite where it is not known, since the forecast or a half diverges
+            or never gets there. It is what the draw of the subset changes and no error bar: what is
+            off in every draw (the extrapolation, the linearisation) is not in it.
         loss: predicted mean loss L_0, ..., L_T on all N samples, (T + 1,).
-        loss_spread: standard deviation of that curve, (T + 1,); infinite where the forecast or a
-            half diverges.
+        loss_spread: the same for that curve, (T + 1,); infinite where the forecast or a half
+            diverges.
         subset: N0.
         samples: N.
         stable: False when the learning rate is beyond the limit.
@@ -62,8 +63,10 @@ class Extrapolation:
         lines = [f"From {self.subset} to {self.samples} samples, {len(self.loss) - 1} steps"]
         for threshold, step in self.steps.items():
             goal = f"{100 * threshold:g} %" if self.rule == "relative" else f"{threshold:g}"
-            when = f"step {step} ± {self.spread[threshold]:.1f}" if step >= 0 else "not reached"
-            lines.append(f"  {self.rule:<9} {goal:<8} {when:>16}")
+            when = f"step {step}" if step >= 0 else "not reached"
+            halves = self.spread[threshold]
+            words = f"  (halves of the subset: {halves:.1f} off)" if np.isfinite(halves) else ""
+            lines.append(f"  {self.rule:<9} {goal:<8} {when:>16}{words}")
         lines.append(f"  loss   {self.loss[0]:.4g} -> {self.loss[-1]:.4g}")
         if not self.stable:
             lines.append("  diverges")
@@ -119,7 +122,7 @@ def extrapolate(
             "power_law".
         alpha: for "power_law", correction of the slope; 0 (when None) is none, the paper has 0.1 to
             0.2.
-        resamples: random halves of the subset that measure the spread.
+        resamples: random halves of the subset that measure `spread`.
         trainable: which parameters train, as in `empirical_ntk`.
         max_bytes: bound on the kernel's working memory, in bytes.
 
@@ -220,7 +223,10 @@ def extrapolate(
 
 
 def _deviation(halves: np.ndarray, whole: Any) -> Any:
-    """Delete-half jackknife: halves scatter about the whole as the whole does about the truth."""
+    """Root mean square; of halves about their whole, by the delete-half jackknife.
+
+    So the whole would scatter about the truth if it differed from that by its draw alone.
+    """
     return np.sqrt(np.mean((halves - whole) ** 2, axis=0))
 
 

@@ -258,7 +258,12 @@ def _conv_site(
 def _embedding_site(
     step: Step, index: int, position: int, data: Sequence[bool], leaf: int, scale: float
 ) -> Site | None:
-    """A table (V, d...) indexed along its first axis; other gathers have no rule."""
+    """A table (V, d...) indexed along its first axis; other gathers have no rule.
+
+    A token outside the table has the gradient that reverse differentiation gives it: that of the
+    nearest row where the mode is "clip", none otherwise (nor where the mode promises that there is
+    no such token, although the network's outputs are then those of the nearest row).
+    """
     numbers, sizes = step.params["dimension_numbers"], tuple(step.params["slice_sizes"])
     table: Any = step.shape(0)
     tokens = step.shape(1)
@@ -278,7 +283,7 @@ def _embedding_site(
     if not plain:
         return None
     rows, width, positions = table[0], math.prod(table[1:]), math.prod(tokens)
-    clip = step.params["mode"] is not jax.lax.GatherScatterMode.FILL_OR_DROP
+    clip = step.params["mode"] == jax.lax.GatherScatterMode.CLIP
 
     def inputs(value: Array) -> Array:
         value = value.reshape(1, positions)

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import lineax as lx
 from jax.typing import ArrayLike
 from jaxtyping import Array
-from matfree import decomp
 
 from jaxttp._checks import check_choice, check_integer
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
+from jaxttp.ntk._lanczos import lanczos
 
 
 class PSDReport(NamedTuple):
@@ -172,7 +172,8 @@ def extreme_eigenvalues(
     """(smallest, largest) Ritz value of `depth` Lanczos steps with full reorthogonalisation.
 
     Ritz values lie inside the spectrum: the largest is a lower bound and converges fast, the
-    smallest is an upper bound and is right only when `depth` reaches the size or λmin is isolated.
+    smallest is an upper bound and is right only when `depth` reaches the number of distinct
+    eigenvalues (both are then exact to rounding, and fewer steps are made) or λmin is isolated.
 
     Args:
         kernel: an array (N, C, N, C) or (N, N), or a lineax operator such as `ntk_operator`'s.
@@ -185,11 +186,9 @@ def extreme_eigenvalues(
         >>> round(float(low), 3), round(float(high), 3)
         (1.0, 4.0)
     """
-    matvec, size, dtype = _matvec(kernel)
-    depth = min(check_integer("depth", depth, at_least=1), size)
-    start = jax.random.normal(key, (size,), dtype)
-    values, _ = _ritz(matvec, start, depth)
-    return values[0], values[-1]
+    depth = check_integer("depth", depth, at_least=1)
+    values, _ = _quadrature(kernel, key, depth, None)
+    return values[0, 0], values[0, -1]
 
 
 def spectral_density(
@@ -199,7 +198,9 @@ def spectral_density(
 
         (1/n) Σ_k f(λ_k) ≈ mean over probes of Σ_j τ_j² f(θ_j)
 
-    with θ_j the Ritz values and τ_j the first entries of their eigenvectors.
+    with θ_j the Ritz values and τ_j the first entries of their eigenvectors. A probe that meets
+    fewer than `depth` distinct eigenvalues is exact; the nodes that it does not need have weight 0
+    and lie on its smallest.
 
     Args:
         kernel: an array (N, C, N, C) or (N, N), or a lineax operator.
@@ -217,12 +218,29 @@ def spectral_density(
         >>> round(3 * float(jnp.sum(density.weights * density.nodes)), 3)  # the trace
         6.0
     """
-    matvec, size, dtype = _matvec(kernel)
-    depth = min(check_integer("depth", depth, at_least=1), size)
+    depth = check_integer("depth", depth, at_least=1)
     probes = check_integer("probes", probes, at_least=1)
-    starts = jax.random.rademacher(key, (probes, size), dtype)
-    nodes, first = jax.lax.map(lambda start: _ritz(matvec, start, depth), starts)
-    return SpectralDensity(nodes, first**2 / jnp.asarray(probes, dtype), size)
+    _, size, dtype = _matvec(kernel)
+    nodes, weights = _quadrature(kernel, key, depth, probes)
+    return SpectralDensity(nodes, weights / jnp.asarray(probes, dtype), size)
+
+
+@eqx.filter_jit
+def _quadrature(
+    kernel: ArrayLike | lx.AbstractLinearOperator, key: Array, depth: int, probes: int | None
+) -> tuple[Array, Array]:
+    """Ritz values and weights (probes, depth), of ±1 probes, or of one normal one for None."""
+    matvec, size, dtype = _matvec(kernel)
+    if probes is None:
+        starts = jax.random.normal(key, (1, size), dtype)
+    else:
+        starts = jax.random.rademacher(key, (probes, size), dtype)
+
+    def of(start: Array) -> tuple[Array, Array]:
+        found = lanczos(matvec, start, min(depth, size))
+        return found.values, found.weights
+
+    return jax.lax.map(of, starts)
 
 
 def _matvec(kernel: ArrayLike | lx.AbstractLinearOperator) -> tuple[Any, int, Any]:
@@ -233,14 +251,7 @@ def _matvec(kernel: ArrayLike | lx.AbstractLinearOperator) -> tuple[Any, int, An
             size *= length
         return lambda v: kernel.mv(v.reshape(shape)).reshape(-1), size, structure.dtype
     matrix = as_matrix(kernel)
-    return lambda v: matrix @ v, matrix.shape[0], matrix.dtype
-
-
-def _ritz(matvec: Any, start: Array, depth: int) -> tuple[Array, Array]:
-    """Ritz values (increasing) and the first entries of their eigenvectors."""
-    tridiagonalise = decomp.tridiag_sym(depth, custom_vjp=False)
-    values, vectors = decompose(jnp.linalg.eigh, tridiagonalise(matvec, start).J_small)
-    return values, vectors[0]
+    return lambda v: jnp.matmul(matrix, v, precision="highest"), matrix.shape[0], matrix.dtype
 
 
 def fit_power_law(values: ArrayLike, *, window: tuple[int, int] | None = None) -> PowerLaw:

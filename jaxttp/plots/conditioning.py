@@ -204,8 +204,10 @@ def plot_condition_number(result: ConditionNumber) -> Figure:
     if result.eigenvalues is not None:
         plot_spectrum(axes, result)
         return figure
-    ends = [float(result.largest), float(result.smallest)]
-    axes.semilogy([1, int(result.rank)], ends, "*", ms=13, color=REAL)
+    ends, rank = [float(result.largest), float(result.smallest)], int(result.rank)
+    axes.semilogy([1, rank] if rank >= 0 else [0, 1], ends, "*", ms=13, color=REAL)
+    if rank < 0:
+        axes.set_xticks([0, 1], ["first", "last (rank not known)"])
     axes.set(xlabel="rank", ylabel="eigenvalue (the ends that are known)")
     tidy(axes)
     return figure

@@ -294,7 +294,7 @@ def plot_online_callback(result: Online, *, kind: str = "weights") -> Figure:
 def plot_extrapolated(
     result: Extrapolation, *, run: Any = None, name: str = "", title: str = ""
 ) -> Figure:
-    """The loss curve forecast for all samples, its spread, and the real one where it is known.
+    """The loss curve forecast for all samples, how far off halves are, and the real one if known.
 
     Args:
         result: of `jaxttp.extrapolate`.
@@ -314,7 +314,7 @@ def plot_extrapolated(
     if np.all(np.isfinite(result.loss_spread)):
         low, high = result.loss - result.loss_spread, result.loss + result.loss_spread
         axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0,
-                          label="± one deviation")  # fmt: skip
+                          label="as far off as halves of the subset")  # fmt: skip
     _mark(axes, result.loss, result.steps, PREDICTED, filled=False)
     name = f" ({name.replace('_', '-')})" if name else ""
     axes.set(xlabel="training step", ylabel=f"training loss{name}")

@@ -159,7 +159,10 @@ def plot_density(result: SpectralDensity, *, width: float = 0.3) -> Figure:
     """
     figure, (axes,) = panels()
     nodes, weights = np.asarray(result.nodes).ravel(), np.asarray(result.weights).ravel()
-    counts = nodes > 1e-12 * nodes.max()
+    counts = (nodes > 1e-12 * nodes.max()) & (weights > 0)
+    if not counts.any():
+        axes.set(title="no eigenvalue above zero", xlabel="eigenvalue")
+        return figure
     logs = np.log(nodes[counts])
     grid = np.linspace(logs.min() - 4 * width, logs.max() + 4 * width, 400)
     bumps = np.exp(-0.5 * ((grid[:, None] - logs) / width) ** 2) / (width * np.sqrt(2 * np.pi))

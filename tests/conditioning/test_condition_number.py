@@ -168,6 +168,127 @@ def test_an_unknown_operator_gives_a_lower_bound_that_says_so():
     assert float(conditioning.condition_number(small).value) == pytest.approx(3.0)
 
 
+# --- operators beyond 1024 rows: products alone ---------------------------------------------------
+
+ROWS = 1100
+"""One size, so that one program is compiled for each dtype."""
+
+
+def diagonal(values, dtype=np.float64):
+    values = np.asarray(values)
+    padded = np.concatenate([values, np.zeros(ROWS - len(values))]).astype(dtype)
+    return lx.DiagonalLinearOperator(jnp.asarray(padded))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "rank", "dtype"),
+    [
+        (np.full(ROWS, 2.0), 1.0, -1, np.float64),  # "at least 1.03e5" once
+        (np.full(ROWS, 2.0), 1.0, -1, np.float32),
+        ([9.0, 4.0, 1.0], 9.0, 3, np.float64),  # 521,723 once
+        ([9.0, 4.0, 1.0], 9.0, 3, np.float32),
+        ([9.0, 9.0, 4.0, 1.0, 1.0], 9.0, 5, np.float64),
+        ([-5.0], 1.0, 1, np.float64),
+        ([3.0, -1.0], 3.0, 2, np.float32),
+        (np.resize([8.0, 2.0, 0.0], ROWS), 4.0, -1, np.float64),
+        (np.append(np.ones(ROWS - 1), 1e-2), 100.0, -1, np.float32),
+        (np.append(np.ones(ROWS - 1), 1e-9), 1e9, -1, np.float64),
+        (np.geomspace(1.0, 1e-1, 40), 10.0, 40, np.float64),
+        ([], np.nan, 0, np.float64),
+    ],
+)
+def test_operators_whose_krylov_space_ends(values, expected, rank, dtype):
+    found = conditioning.condition_number(diagonal(values, dtype))
+    # The length that ends the process, 10 eps sqrt(n), over the smallest eigenvalue.
+    eps = float(np.finfo(dtype).eps)
+    rounding = 10 * eps * ROWS**0.5 * (1 if np.isnan(expected) else expected)
+    assert float(found.value) == pytest.approx(expected, rel=rounding, nan_ok=True)
+    assert (found.kind, int(found.rank)) == ("iterative", rank)
+    assert ("rank not known" if rank < 0 else f"rank {rank}") in str(found)
+    assert "nan, " not in str(found)
+    assert "-1" not in str(found)
+    if len(values) > 1 and rank > 0:
+        ordered = np.sort(np.abs(values))[::-1]
+        below = ordered[0] / ordered[-2]
+        assert float(found.rank_below) == pytest.approx(below, rel=rounding)
+        assert float(found.rank_above) > 1e6
+        np.testing.assert_allclose(found.eigenvalues[:rank], ordered, rtol=10 * rounding)
+
+
+# The last two are where null vectors mix with the smallest eigenvalue's: once "2e12".
+@pytest.mark.parametrize(
+    "distinct",
+    [
+        [-3.0, 7.0, 1e-4],
+        [-0.5, 0.0, 0.02, 1.0, 7.0],
+        [-3.0, -0.5, 0.0, 0.02, 1e-4],
+        [-3.0, -0.5, 0.0, 1e-4, 0.02, 1.0],
+    ],
+)
+def test_few_distinct_eigenvalues_of_many_copies(distinct):
+    values = np.random.default_rng(1).permutation(np.resize(distinct, ROWS))
+    counted = np.abs([v for v in distinct if v != 0.0])
+    found = conditioning.condition_number(diagonal(values))
+    # 10 eps sqrt(n) over the smallest; found even where rounding hides that these are all.
+    assert float(found.value) == pytest.approx(counted.max() / counted.min(), rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("values", "least", "expected"),
+    [
+        (np.geomspace(1.0, 1e-4, ROWS), 1e3, 1e4),
+        (np.geomspace(1.0, 1e-3, 300), 500.0, 1e3),
+        # Ritz values between -1 and 1 are no eigenvalues.
+        (np.append(np.linspace(1, 2, 550), -np.linspace(1, 2, 550)), 1.5, 2.0),
+        # A small one beside zeros, and everything down to the tolerance.
+        (np.append([9.0, 4.0, 1.0], 1e-9 * np.linspace(1e-3, 1.0, ROWS - 3)), 1e10, 9e12),
+    ],
+)
+def test_a_lower_bound_is_one(values, least, expected):
+    found = conditioning.condition_number(diagonal(values))
+    assert found.is_lower_bound
+    assert "at least" in str(found)
+    assert "rank not known" in str(found)
+    assert least < float(found.value) <= expected * (1 + 1e-9)
+
+
+def test_a_rank_is_used_or_contradicted():
+    exact = conditioning.condition_number(diagonal([9.0, 4.0, 1.0]), rank=2)
+    assert (float(exact.value), int(exact.rank)) == (pytest.approx(2.25), 2)
+    assert float(conditioning.condition_number(diagonal([9.0, 4.0]), rank=3).value) > 1e10
+    known = conditioning.condition_number(diagonal(np.full(ROWS, 2.0)), rank=ROWS)
+    assert (float(known.value), int(known.rank)) == (pytest.approx(1.0), ROWS)
+    noisy = diagonal(np.append([9.0, 4.0, 1.0], 1e-7 * np.linspace(0.1, 1.0, ROWS - 3)))
+    with pytest.raises(ValueError, match=r"rank=3 contradicts .* at least \d+ eigenvalues"):
+        conditioning.condition_number(noisy, rank=3)
+    cut = conditioning.condition_number(noisy, rank=3, rtol=1e-6)
+    assert float(cut.value) == pytest.approx(9.0)
+    for rank in (0, ROWS + 1):
+        with pytest.raises(ValueError, match="rank must be"):
+            conditioning.condition_number(noisy, rank=rank)
+
+
+def test_operators_under_jit():
+    def value(operator, rank):
+        found = conditioning.condition_number(operator, rank=rank)
+        return found.value, found.rank
+
+    found = jax.jit(value)(diagonal([9.0, 4.0, 1.0]), 3)
+    assert (float(found[0]), int(found[1])) == (pytest.approx(9.0), 3)
+    # More eigenvalues than the rank, whose copies are not known: no number is better than a wrong.
+    assert np.isnan(float(jax.jit(value)(diagonal(np.linspace(1, 2, ROWS)), 3)[0]))
+
+
+def test_an_operator_that_is_not_finite():
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        conditioning.condition_number(diagonal([np.nan, 1.0]))
+
+
+def test_an_unknown_rank_is_drawn():
+    for values in ([9.0, 4.0, 1.0], np.full(ROWS, 2.0)):
+        assert conditioning.condition_number(diagonal(values)).plot().axes
+
+
 def test_a_zero_network_as_an_operator():
     weights = [np.zeros((60, 1200)), np.zeros((1, 60))]
     result = conditioning.condition_number(conditioning.gauss_newton_linear_operator(weights))

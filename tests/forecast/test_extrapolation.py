@@ -44,6 +44,9 @@ def test_the_whole_set_as_subset_is_the_exact_forecast(momentum):
     np.testing.assert_allclose(found.loss, single.loss, rtol=1e-9)  # modes against outputs
     assert found.steps == single.steps
     assert "all samples are in the kernel" in str(found)
+    # What halves of the subset differ by is no error bar ("234 ± 2.9" where 255 is true).
+    assert "±" not in str(found)
+    assert f"(halves of the subset: {found.spread[0.1]:.1f} off)" in str(found)
 
 
 def test_a_true_power_law_is_continued_exactly():
@@ -218,6 +221,7 @@ def test_a_spread_that_is_not_known_is_infinite():
     )
     assert [found.steps[e] for e in goals] == [0, -1]
     assert [found.spread[e] for e in goals] == [0.0, np.inf]
+    assert "inf" not in str(found)
 
 
 def test_one_mode_leaves_no_tail():

@@ -80,9 +80,18 @@ def test_float32_cholesky_is_refined():
 
 
 def test_float32_falls_back_to_float64_where_the_gram_breaks_down():
-    s = matrix(np.geomspace(1, 1e-4, 30), 30, 80).astype(np.float32)
+    """Pairs of rows e and e + 2^-13 e': in float32 1 + 2^-26 is 1, in whatever order and by FMA.
+
+    So the Gram repeats each row and every second pivot is 1 - 1 * 1 = 0 on any machine. In float64
+    it has a condition number of 3e8.
+    """
+    s = np.zeros((30, 80), np.float32)
+    s[np.arange(30), np.arange(30) // 2] = 1.0
+    s[np.arange(1, 30, 2), np.arange(15, 30)] = 2.0**-13
     t = np.random.default_rng(1).normal(size=(30, 4)).astype(np.float32)
-    assert not np.isfinite(np.asarray(jnp.linalg.cholesky(jnp.asarray(s @ s.T)))).all()
+    gram = np.asarray(_routes._gram(jnp.asarray(s)))
+    np.testing.assert_array_equal(gram, np.kron(np.eye(15), np.ones((2, 2))))
+    assert not np.isfinite(np.asarray(jnp.linalg.cholesky(jnp.asarray(gram)))).all()
     with jax.enable_x64(False):
         found = jax.jit(lambda s, t: apply_pseudoinverse(s, t, pseudoinverse="exact"))(s, t)
     expected = np.linalg.pinv(s.astype(np.float64)) @ t

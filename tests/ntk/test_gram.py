@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxttp.ntk import empirical_ntk, ntk_plan, psd_report
+from jaxttp.ntk import empirical_ntk, ntk_operator, ntk_plan, psd_report
 from jaxttp.ntk._compiled import compiled
 from tests import oracles
 from tests.ntk.networks import NETWORKS, conv_channels_first, mlp, residual_net
@@ -82,6 +82,41 @@ def test_trace_and_diagonal(name, method, batch_size):
     close(trace, jnp.einsum("ncmc->nm", full) / full.shape[1])
     square = empirical_ntk(apply_fn, params, x, output="trace", **options)
     assert bool(jnp.all(square == square.T))
+
+
+def _scan(table, tokens):
+    return jax.lax.scan(lambda h, t: (h + table[t], None), 0.0 * table[tokens[:, 0]], tokens.T)[0]
+
+
+LOOKUPS = {
+    "index": lambda table, tokens: table[tokens].sum(1),
+    "take": lambda table, tokens: jnp.take(table, tokens, axis=0, fill_value=0.5).sum(1),
+    "clip": lambda table, tokens: jnp.take(table, tokens, axis=0, mode="clip").sum(1),
+    "wrap": lambda table, tokens: jnp.take(table, tokens, axis=0, mode="wrap").sum(1),
+    "fill": lambda table, tokens: table.at[tokens].get(mode="fill", fill_value=0.0).sum(1),
+    "promise": lambda table, tokens: table.at[tokens].get(mode="promise_in_bounds").sum(1),
+    "scan": _scan,
+    "slice": jax.vmap(lambda t, x: jax.lax.dynamic_slice(t, (x[0], 0), (2, 4)).sum(0), (None, 0)),
+}
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_tokens_outside_the_table_are_as_in_reverse_mode(lookup):
+    """Dropped, clipped or wrapped; the layerwise trace once clipped what `table[tokens]` drops."""
+    table, head = (jax.random.normal(jax.random.key(i), s) for i, s in ((0, (30, 4)), (1, (4, 3))))
+    tokens = jnp.array([[0, 3, 35], [29, -1, -45], [30, 2, 29]])
+
+    def apply_fn(table, tokens):
+        return jnp.tanh(LOOKUPS[lookup](table, tokens)) @ head
+
+    jacobian = jax.jacrev(apply_fn)(table, tokens).reshape(9, -1)
+    full = (jacobian @ jacobian.T).reshape(3, 3, 3, 3)
+    for method in ("layerwise", "jacobian", "vector_product"):
+        close(empirical_ntk(apply_fn, table, tokens, method=method), full)
+    trace = empirical_ntk(apply_fn, table, tokens, method="layerwise", output="trace")
+    close(trace, jnp.einsum("ncmc->nm", full) / 3)
+    products = ntk_operator(apply_fn, table, tokens, batch_size=2).mv(full[0, 0])
+    close(products, jnp.einsum("ncmd,md->nc", full, full[0, 0]))
 
 
 # Each form can be forced by the shapes: few positions and a wide layer, or the opposite.

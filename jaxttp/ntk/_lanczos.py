@@ -1,0 +1,146 @@
+"""Lanczos' iteration, which ends where its Krylov space does.
+
+    A Q = Q T + beta_k q_{k+1} e_k^T,    Q^T Q = I,    T tridiagonal
+
+A multiple of the identity, a kernel of few weights, whitened data, the rank C - 1 of a Hessian: all
+exhaust that space early. What is left of a new vector is then rounding. Normalised, it would no
+longer be orthogonal to the others, and its Ritz values could lie anywhere (3 I then has eigenvalues
+of -8602 and 8608; zeros give NaN). So every vector is orthogonalised twice before its length is
+taken, and the iteration ends at a length that is rounding. This is why it is our own: matfree's
+`tridiag_sym` divides by that length whatever it is, and at the backend's default precision.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxttp._threads import decompose
+
+
+class Ritz(NamedTuple):
+    """What `steps` steps know of a symmetric operator; the `made` ones come last.
+
+    Attributes:
+        values: Ritz values, increasing, all within the spectrum; those that were never computed
+            repeat the smallest, at the front.
+        weights: squared first entries of their vectors in the basis, summing to 1; 0 for repeats.
+        projected: T with the row of beta_k below it, A Q_k = Q_(k+1) projected; 0 beyond `made`.
+        coordinates: column j holds vector j in the basis; 0 for repeats.
+        basis: orthonormal rows, 0 for those that were never computed.
+        made: how many Ritz values were computed.
+        closed: whether the Krylov space of the start is exhausted: the Ritz values are then exactly
+            those eigenvalues, each once, whose eigenspaces the start reaches into.
+        spanned: whether nothing is left at all, fresh vectors included: multiplicities are right.
+    """
+
+    values: Float[Array, " k"]
+    weights: Float[Array, " k"]
+    projected: Float[Array, "k1 k"]
+    coordinates: Float[Array, "k k"]
+    basis: Float[Array, "k n"]
+    made: Int[Array, ""]
+    closed: Bool[Array, ""]
+    spanned: Bool[Array, ""]
+
+    @property
+    def known(self) -> Bool[Array, " k"]:
+        """Which values were computed."""
+        steps = self.values.shape[0]
+        return jnp.arange(steps) >= steps - self.made
+
+    def vectors(self) -> Float[Array, "n k"]:
+        """The Ritz vectors, as columns; 0 for repeats."""
+        return jnp.einsum("sd,sk->dk", self.basis, self.coordinates, precision="highest")
+
+
+def lanczos(
+    product: Callable[[Array], Array],
+    start: Float[Array, " n"],
+    steps: int,
+    *,
+    precision: float | None = None,
+    fresh: Callable[[Array], Array] | None = None,
+) -> Ritz:
+    """Ritz values and vectors of a symmetric operator, with full re-orthogonalisation.
+
+    Args:
+        product: v (n,) -> A v (n,).
+        start: the first vector, of any length; where it is zero, a constant one.
+        steps: products at most, at most n.
+        precision: relative rounding of `product`; that of the start's dtype when None.
+        fresh: step -> a vector to go on with where the Krylov space ends, which finds the copies of
+            multiple eigenvalues; of length at most ‖A‖. None ends the iteration there.
+
+    Returns:
+        A `Ritz`; NaN throughout where a product is not finite.
+
+    Source:
+        Golub and Van Loan, section 10.1 (the iteration and its residuals); Parlett, "twice is
+        enough" (the orthogonalisation).
+    """
+    dtype, n = start.dtype, start.size
+    small = 10 * (float(jnp.finfo(dtype).eps) if precision is None else precision) * n**0.5
+    zero = jnp.zeros((), dtype)
+
+    def rest(basis: Array, image: Array) -> Array:
+        for _ in range(2):  # twice is enough
+            overlap = jnp.einsum("sd,d->s", basis, image, precision="highest")
+            image = image - jnp.einsum("s,sd->d", overlap, basis, precision="highest")
+        return image
+
+    def cut(vector: Array, scale: Array) -> tuple[Array, Array]:
+        size = length(vector)
+        size = jnp.where(size > small * scale, size, zero)
+        return jnp.where(size > 0, vector / jnp.where(size > 0, size, 1), 0), size
+
+    def step(state: tuple) -> tuple:
+        i, basis, diagonal, beside, closed, _ = state  # basis (steps + 1, n)
+        image = product(basis[i])
+        diagonal = diagonal.at[i].set(jnp.vdot(basis[i], image, precision="highest"))
+        scale = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(beside))
+        following, size = cut(rest(basis, image), scale)
+        more = size > 0
+        closed = closed | ~more
+        if fresh is not None:
+            vector = fresh
+            following, left = jax.lax.cond(
+                more, lambda: (following, size), lambda: cut(rest(basis, vector(i)), scale)
+            )
+            more = left > 0
+        return i + 1, basis.at[i + 1].set(following), diagonal, beside.at[i].set(size), closed, more
+
+    size = length(start)
+    start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1), jnp.asarray(n**-0.5, dtype))
+    none, no = jnp.zeros(steps, dtype), jnp.zeros((), bool)
+    state = (jnp.zeros((), jnp.int32), jnp.zeros((steps + 1, n), dtype).at[0].set(start))
+    state = jax.lax.while_loop(
+        lambda s: (s[0] < steps) & s[-1], step, (*state, none, none, no, ~no)
+    )
+    count, basis, diagonal, beside, closed, more = state
+
+    # What was never computed gets an eigenvalue below all others, and so comes first.
+    bound = jnp.max(jnp.abs(diagonal)) + 2 * jnp.max(beside)
+    outside = -2 * jnp.where(bound > 0, bound, jnp.ones((), dtype))
+    neighbours = jnp.diag(beside[:-1], 1)
+    square = jnp.diag(diagonal) + neighbours + neighbours.T
+    never = jnp.arange(steps) >= count
+    placed = square + jnp.diag(jnp.where(never, outside, 0))
+    values, coordinates = decompose(jnp.linalg.eigh, placed)
+    known = jnp.arange(steps) >= steps - count
+    values = jnp.where(known, values, values[steps - count])
+    values = jnp.where(jnp.isfinite(bound), values, jnp.nan)
+    coordinates = jnp.where(known[None], coordinates, 0)
+    projected = jnp.concatenate([square, jnp.zeros((1, steps), dtype).at[0, -1].set(beside[-1])])
+    return Ritz(
+        values, coordinates[0] ** 2, projected, coordinates, basis[:-1], count, closed, ~more
+    )
+
+
+def length(vector: Float[Array, " n"]) -> Float[Array, ""]:
+    """The Euclidean norm, of entries whose squares overflow or vanish too."""
+    largest = jnp.max(jnp.abs(vector))
+    safe = jnp.where(largest > 0, largest, jnp.ones((), vector.dtype))
+    return jnp.where(largest > 0, safe * jnp.linalg.norm(vector / safe), largest)
