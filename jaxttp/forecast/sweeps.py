@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
@@ -25,13 +26,19 @@ from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics._heavy_ball import heavy_ball
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.batches import batch_indices
+from jaxttp.dynamics.recursion import Coefficients, Course, follow
 from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.forecast._second_look import look_along
+from jaxttp.forecast._trust import trust_in_look
 from jaxttp.forecast.crossing import METRICS, RULES, check_thresholds, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk import empirical_ntk
+from jaxttp.ntk._select import split_trainable
 
 _CHUNK_BYTES = 64 << 20
+SHOWN = 5
+"""Settings that a sweep prints, and asks the network about."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +62,9 @@ class Sweep:
         step_seconds: seconds of a step (S,), or None.
         metric: the curve that the training times were read off, "loss" or "error".
         error: predicted error curves (S, T + 1), with the metric "error"; else None.
+        trust: what the network says of the settings that are shown first, where it was asked (by
+            `sweep`): a sentence as `Prediction.trust`, or None where there is no doubt. Settings
+            that are missing were not looked at.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -70,6 +80,7 @@ class Sweep:
     step_seconds: np.ndarray | None = None
     metric: str = "loss"
     error: np.ndarray | None = None
+    trust: Mapping[int, str | None] = dataclasses.field(default_factory=dict)
 
     def cost(self, threshold: float) -> np.ndarray:
         """What every setting spends to get there, (S,): seconds where known, else samples seen.
@@ -106,6 +117,12 @@ class Sweep:
         order = np.lexsort((self.final_loss, times))
         return tuple(int(i) for i in order if self.stable[i] and times[i] >= 0)
 
+    def cheapest(self, threshold: float) -> tuple[int, ...]:
+        """The settings that get there, by what they spend, then by the lowest final loss."""
+        cost = self.cost(threshold)
+        order = np.lexsort((self.final_loss, cost))
+        return tuple(int(i) for i in order if np.isfinite(cost[i]))
+
     def pareto(self, threshold: float) -> tuple[int, ...]:
         """The settings that no other one beats in both cost and final loss, cheapest first."""
         cost = self.cost(threshold)
@@ -137,6 +154,7 @@ class Sweep:
                 if self.step_seconds is not None:
                     seconds = float(time * self.step_seconds[i]) if time >= 0 else None
                     row[f"seconds_{threshold:g}"] = seconds
+            row |= {"looked_at": i in self.trust, "trust": self.trust.get(i)}
             out.append(row)
         return out
 
@@ -158,16 +176,17 @@ class Sweep:
 
     def __str__(self) -> str:
         middle = self.thresholds[len(self.thresholds) // 2]
-        cost = self.cost(middle)
-        order = np.lexsort((self.final_loss, cost))
-        reached = int(np.isfinite(cost).sum())
+        order = self.cheapest(middle)
+        reached = len(order)
         lines = [
             f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable; "
             f"the first to {self.goal(middle)}:"
         ]
-        for i in order[: min(5, reached)]:
+        for i in order[:SHOWN]:
             times = ", ".join(str(int(t)) for t in self.steps[i])
             lines.append(f"  {self.settings[i]!s:<40} steps {times}; loss {self.final_loss[i]:.4g}")
+            if self.trust.get(i) is not None:
+                lines.append(f"    trust: {self.trust[i]}")
         if not reached:
             lines.append("  none gets there")
         return "\n".join(lines)
@@ -242,10 +261,95 @@ def sweep(
     check_per_sample(apply_fn, params, x)
     f0 = jax.jit(apply_fn)(params, x)
     kernel = empirical_ntk(apply_fn, params, x, trainable=trainable, max_bytes=max_bytes)
-    return sweep_kernel(
+    swept = sweep_kernel(
         kernel, f0, y, settings, thresholds=thresholds, rule=rule, metric=metric, smooth=smooth,
         window=window, key=key, protocol=protocol, step_seconds=step_seconds,
     )  # fmt: skip
+    selected, restore = split_trainable(params, trainable)
+    part: ApplyFn = lambda weights, samples: apply_fn(restore(weights), samples)  # noqa: E731
+    network = apply_fn if trainable is None else part
+    return with_trust(
+        swept, network, selected, x, y, kernel, f0, key=key, protocol=protocol, smooth=smooth,
+        window=window,
+    )  # fmt: skip
+
+
+def with_trust(
+    swept: Sweep,
+    network: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    kernel: Array,
+    f0: Array,
+    *,
+    key: Array | None = None,
+    protocol: str = "epochs",
+    smooth: int = 1,
+    window: int | None = None,
+) -> Sweep:
+    """The same sweep, with `Sweep.trust` for the settings that it shows first.
+
+    Those are the five cheapest to the middle threshold and the first to every other one, each for
+    six gradient evaluations (see `_second_look`); what is compiled serves all of a batch size.
+
+    Args:
+        swept: of `sweep_kernel`.
+        network: ``(params, x) -> outputs (N, C)``.
+        params: the weights before training, the part that is trained.
+        x: training samples (N, ...).
+        y: integer labels (N,) or targets (N, C).
+        kernel: its kernel.
+        f0: its outputs (N, C).
+        key: as there.
+        protocol: as there.
+        smooth: as there.
+        window: as there.
+
+    Returns:
+        A `Sweep`.
+    """
+    middle = swept.thresholds[len(swept.thresholds) // 2]
+    chosen = {i for e in swept.thresholds for i in swept.ranking(e)[:1]}
+    chosen |= set(swept.cheapest(middle)[:SHOWN])
+    definition = {"rule": swept.rule, "smooth": smooth, "window": window}
+    trust: dict[int, str | None] = {}
+    for i in sorted(chosen):
+        one = swept.settings[i]
+        theta, start, targets, loss, _, _ = check_problem(kernel, f0, y, one.loss)
+        indices = None
+        if one.batch_size is not None:
+            indices = batch_indices(key, len(start), one.batch_size, one.steps, protocol=protocol)
+        run = functools.partial(
+            _follow, theta, start, targets, jnp.asarray(one.rates(), start.dtype),
+            jnp.asarray(one.momentum, start.dtype), indices, loss=loss,
+        )  # fmt: skip
+        look = look_along(run(), run, network, params, x, targets, loss, theta, one.batch_size)
+        if look is not None:
+            trust[i] = trust_in_look(look, swept.thresholds, metric=swept.metric, **definition)
+    return dataclasses.replace(swept, trust=trust)
+
+
+@functools.partial(jax.jit, static_argnames="loss")
+def _follow(
+    kernel: Array,
+    start: Array,
+    targets: Array,
+    rates: Array,
+    momentum: Array,
+    indices: Array | None,
+    *,
+    loss: Loss,
+    course: Course | None = None,
+) -> tuple[Coefficients, Array, Array]:
+    """`follow` for heavy-ball descent whose rates are arrays, so that settings share it."""
+    optimizer = optax.chain(
+        optax.trace(momentum),
+        optax.scale_by_schedule(lambda t: -rates[t]),  # type: ignore
+    )
+    return follow(
+        kernel, start, targets, loss, optimizer, steps=len(rates), indices=indices, course=course
+    )
 
 
 def sweep_kernel(
