@@ -7,6 +7,7 @@ name: constants are chosen on FITTING alone.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -81,7 +82,7 @@ class NormedMLP(nnx.Module):
     """Dense layers with BatchNorm."""
 
     def __init__(self, sizes: tuple[int, ...], rngs: nnx.Rngs):
-        pairs = list(zip(sizes[:-2], sizes[1:-1], strict=True))
+        pairs = list(itertools.pairwise(sizes[:-1]))
         self.layers = nnx.List(nnx.Linear(a, b, rngs=rngs) for a, b in pairs)
         self.norms = nnx.List(nnx.BatchNorm(b, momentum=0.9, rngs=rngs) for _, b in pairs)
         self.head = nnx.Linear(sizes[-2], sizes[-1], rngs=rngs)
@@ -284,11 +285,8 @@ def make(name: str, seed: int) -> Job:
     x, y = data.x[some], data.y[some]
     if recipe.fresh and recipe.loss == "cross_entropy":
         outputs = int(data.y.max()) + 1
-        if outputs == network.head.out_features:
-            network = fresh_head(network, outputs, key=jax.random.key(200 + seed))
-        else:
-            network = fresh_head(network, outputs, key=jax.random.key(200 + seed))
-            apply_fn = _headed(name, outputs)
+        apply_fn = apply_fn if outputs == network.head.out_features else _headed(name, outputs)
+        network = fresh_head(network, outputs, key=jax.random.key(200 + seed))
     return Job(Model(apply_fn, from_nnx(network).params), x, y, recipe.loss)
 
 

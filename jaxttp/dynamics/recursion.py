@@ -89,106 +89,51 @@ def recursion(
         indices = batch_indices(key, n, batch_size, steps, protocol=protocol)
     tangent = _check_tangent(optimizer, initial_tangent, f0)
 
-    path, train, alive = follow(
-        kernel, f0, targets, loss, optimizer, steps=steps, indices=indices, tangent=tangent
-    )
+    def outputs(coefficients: _Coefficients) -> Array:
+        moved = f0 + apply_kernel(kernel, coefficients.dual)
+        return moved if tangent is None else moved + (coefficients.weights - 1.0) * tangent
+
+    start = _Coefficients(jnp.zeros_like(f0), jnp.ones((), f0.dtype))
+
+    def step(carry: tuple, batch: Array | None) -> tuple[tuple, tuple]:
+        coefficients, state, f, alive = carry
+        gradient = _Coefficients(dual_gradient(loss, f, targets, batch), jnp.zeros((), f.dtype))
+        updates, state = optimizer.update(gradient, state, coefficients)
+        new: Any = optax.apply_updates(coefficients, updates)
+        new_f = outputs(new)
+        alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
+        coefficients, f = jax.tree.map(
+            lambda a, b: jnp.where(alive, a, b), (new, new_f), (coefficients, f)
+        )
+        return (coefficients, state, f, alive), (coefficients, f, alive)
+
+    first = (start, optimizer.init(start), f0, jnp.asarray(True))
+    _, (path, train, alive) = jax.lax.scan(step, first, indices, length=steps)
+    train = jnp.concatenate([f0[None], train])
     test = None
     if kernel_test is not None and f0_test is not None:
-        moved = f0_test[None] + apply_kernel(kernel_test, path.dual[1:])
+        moved = f0_test[None] + apply_kernel(kernel_test, path.dual)
         if tangent is not None:
             if initial_tangent_test is None:
                 raise ValueError(
                     "optimizer decays the weights, so initial_tangent_test (J* w_0, as f0_test) is "
                     "needed beside kernel_test."
                 )
-            decayed = (path.weights[1:] - 1.0)[:, None, None]
+            decayed = (path.weights - 1.0)[:, None, None]
             moved = moved + decayed * jnp.asarray(initial_tangent_test, f0.dtype)[None]
         test = jnp.concatenate([f0_test[None], moved])
     diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
-    return Trajectory(ts, train, test, diverged_at=diverged_at, dual=path.dual, scale=path.weights)
+    dual = jnp.concatenate([start.dual[None], path.dual])
+    scale = jnp.concatenate([start.weights[None], path.weights])
+    return Trajectory(ts, train, test, diverged_at=diverged_at, dual=dual, scale=scale)
 
 
-class Coefficients(NamedTuple):
+class _Coefficients(NamedTuple):
     """Where the weights are: w = weights w_0 + J^T dual."""
 
     dual: Array
     weights: Array
-
-
-class Course(NamedTuple):
-    """What a network says at a few points of its linearised path.
-
-    In between speeds are linear, and so are defects over shares: a defect is of second order.
-
-    Attributes:
-        compass: b (N, C); weights with dual a have come the share a · b of the way to the last.
-        shares: of the points (k,), increasing from 0.
-        speeds: how long the network's gradient is there, in units of the linearised one (k,).
-        defects: its outputs there less the linearised ones, over the share (k, N, C).
-    """
-
-    compass: Array
-    shares: Array
-    speeds: Array
-    defects: Array
-
-    def __call__(self, dual: Array) -> tuple[Array, Array]:
-        """Speed and defect at weights with this dual."""
-        share = jnp.clip(jnp.vdot(dual, self.compass), 0.0, self.shares[-1])
-        points = jnp.eye(len(self.shares), dtype=share.dtype)
-        near = jax.vmap(lambda point: jnp.interp(share, self.shares, point))(points)
-        return near @ self.speeds, share * jnp.tensordot(near, self.defects, 1)
-
-
-def follow(
-    kernel: Array,
-    f0: Array,
-    targets: Array,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    *,
-    steps: int,
-    indices: Array | None,
-    tangent: Array | None = None,
-    course: Course | None = None,
-) -> tuple[Coefficients, Array, Array]:
-    """Duals, outputs (both from 0 to T) and after which steps they were representable (T,).
-
-    With a `course` outputs and gradients are corrected by what the network says along it.
-    """
-
-    def outputs(coefficients: Coefficients) -> tuple[Array, Array | None]:
-        moved = f0 + apply_kernel(kernel, coefficients.dual)
-        if tangent is not None:
-            moved = moved + (coefficients.weights - 1.0) * tangent
-        if course is None:
-            return moved, None
-        speed, defect = course(coefficients.dual)
-        return moved + defect, speed
-
-    start = Coefficients(jnp.zeros_like(f0), jnp.ones((), f0.dtype))
-
-    def step(carry: tuple, batch: Array | None) -> tuple[tuple, tuple]:
-        coefficients, state, (f, speed), alive = carry
-        force = dual_gradient(loss, f, targets, batch)
-        force = force if speed is None else speed * force
-        gradient = Coefficients(force, jnp.zeros((), f.dtype))
-        updates, state = optimizer.update(gradient, state, coefficients)
-        new: Any = optax.apply_updates(coefficients, updates)
-        there = outputs(new)
-        alive = alive & jnp.all(jnp.abs(there[0]) < output_limit(f.dtype))
-        coefficients, here = jax.tree.map(
-            lambda a, b: jnp.where(alive, a, b), (new, there), (coefficients, (f, speed))
-        )
-        return (coefficients, state, here, alive), (coefficients, here[0], alive)
-
-    first = (start, optimizer.init(start), (f0, outputs(start)[1]), jnp.asarray(True))
-    _, (path, train, alive) = jax.lax.scan(step, first, indices, length=steps)
-    path, train = jax.tree.map(
-        lambda begin, rest: jnp.concatenate([begin[None], rest]), (start, f0), (path, train)
-    )
-    return path, train, alive
 
 
 _NOT_FINITE = "optimizer: the response to a weight is not finite"

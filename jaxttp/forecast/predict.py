@@ -24,8 +24,7 @@ from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast._options import check_options, choose_dynamics
-from jaxttp.forecast._second_look import second_look
-from jaxttp.forecast._trust import trust_in_look, trust_in_path
+from jaxttp.forecast._trust import learning_speeds, trust_in_path, trust_in_speeds
 from jaxttp.forecast.bands import (
     delete_groups,
     jackknife,
@@ -283,14 +282,15 @@ def predict_training_time(
                 plain = recursion(kernel, f0, targets, **common).train
                 curves = recentred(curves, _curves(loss, plain, targets)[0], path.loss)
             band = loss_band(curves, level, uncertainty)
-        look = None
+        speeds = None
         if not relinearize and dynamics != "weight_space":
-            look = second_look(
-                network, selected, x, targets, loss, kernel, f0, optimizer, steps,
-                path=path if dynamics == "recursion" else None,
-                tangent=tangents.get("initial_tangent"), **batches,
+            plain = path
+            if dynamics != "recursion":  # the weights of the ODE and the SDE are those of this
+                plain = recursion(kernel, f0, targets, **common, **batches)
+            speeds = learning_speeds(
+                network, selected, x, targets, loss, kernel, plain, batch_size
             )  # fmt: skip
-            passes += 0 if look is None else look.passes
+            passes += 2 * len(speeds)
         parts = None
         if without is not None and dynamics != "weight_space":
             parts = _parts(
@@ -317,8 +317,8 @@ def predict_training_time(
     definition = {"rule": rule, "smooth": smooth, "window": window}
     curve = losses if metric == "loss" else errors
     times = {e: int(training_time(curve, e, **definition)) if stable else -1 for e in thresholds}
-    if look is not None:
-        trust = trust_in_look(look, thresholds, metric=metric, **definition)
+    if speeds is not None:
+        trust = trust_in_speeds(speeds, losses)
     elif relinearize:
         read = thresholds if metric == "loss" else ()
         trust = trust_in_path(path, read, **definition)

@@ -25,11 +25,11 @@ from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.dynamics._heavy_ball import heavy_ball
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
+from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.recursion import Coefficients, Course, follow
+from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast._second_look import look_along
-from jaxttp.forecast._trust import trust_in_look
+from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.crossing import METRICS, RULES, check_thresholds, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
 from jaxttp.losses import Loss, get_loss
@@ -268,10 +268,7 @@ def sweep(
     selected, restore = split_trainable(params, trainable)
     part: ApplyFn = lambda weights, samples: apply_fn(restore(weights), samples)  # noqa: E731
     network = apply_fn if trainable is None else part
-    return with_trust(
-        swept, network, selected, x, y, kernel, f0, key=key, protocol=protocol, smooth=smooth,
-        window=window,
-    )  # fmt: skip
+    return with_trust(swept, network, selected, x, y, kernel, f0, key=key, protocol=protocol)
 
 
 def with_trust(
@@ -285,13 +282,11 @@ def with_trust(
     *,
     key: Array | None = None,
     protocol: str = "epochs",
-    smooth: int = 1,
-    window: int | None = None,
 ) -> Sweep:
     """The same sweep, with `Sweep.trust` for the settings that it shows first.
 
     Those are the five cheapest to the middle threshold and the first to every other one, each for
-    six gradient evaluations (see `_second_look`); what is compiled serves all of a batch size.
+    six gradient evaluations (`learning_speeds`); what is compiled serves all of a batch size.
 
     Args:
         swept: of `sweep_kernel`.
@@ -303,8 +298,6 @@ def with_trust(
         f0: its outputs (N, C).
         key: as there.
         protocol: as there.
-        smooth: as there.
-        window: as there.
 
     Returns:
         A `Sweep`.
@@ -312,44 +305,44 @@ def with_trust(
     middle = swept.thresholds[len(swept.thresholds) // 2]
     chosen = {i for e in swept.thresholds for i in swept.ranking(e)[:1]}
     chosen |= set(swept.cheapest(middle)[:SHOWN])
-    definition = {"rule": swept.rule, "smooth": smooth, "window": window}
     trust: dict[int, str | None] = {}
     for i in sorted(chosen):
         one = swept.settings[i]
         theta, start, targets, loss, _, _ = check_problem(kernel, f0, y, one.loss)
-        indices = None
-        if one.batch_size is not None:
-            indices = batch_indices(key, len(start), one.batch_size, one.steps, protocol=protocol)
-        run = functools.partial(
-            _follow, theta, start, targets, jnp.asarray(one.rates(), start.dtype),
-            jnp.asarray(one.momentum, start.dtype), indices, loss=loss,
+        path = heavy_ball_path(
+            theta, start, targets, jnp.asarray(one.rates(), start.dtype),
+            jnp.asarray(one.momentum, start.dtype), key if one.batch_size else None,
+            loss=loss, batch_size=one.batch_size, protocol=protocol,
         )  # fmt: skip
-        look = look_along(run(), run, network, params, x, targets, loss, theta, one.batch_size)
-        if look is not None:
-            trust[i] = trust_in_look(look, swept.thresholds, metric=swept.metric, **definition)
+        speeds = learning_speeds(
+            network, params, x, targets, loss, theta, path, one.batch_size
+        )  # fmt: skip
+        trust[i] = trust_in_speeds(speeds, jnp.asarray(swept.loss[i, : one.steps + 1]))
     return dataclasses.replace(swept, trust=trust)
 
 
-@functools.partial(jax.jit, static_argnames="loss")
-def _follow(
+@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "protocol"))
+def heavy_ball_path(
     kernel: Array,
     start: Array,
     targets: Array,
     rates: Array,
     momentum: Array,
-    indices: Array | None,
+    key: Array | None,
     *,
     loss: Loss,
-    course: Course | None = None,
-) -> tuple[Coefficients, Array, Array]:
-    """`follow` for heavy-ball descent whose rates are arrays, so that settings share it."""
+    batch_size: int | None,
+    protocol: str = "epochs",
+) -> Trajectory:
+    """`recursion` for heavy-ball descent whose rates are arrays, so that settings share it."""
     optimizer = optax.chain(
-        optax.trace(momentum),
-        optax.scale_by_schedule(lambda t: -rates[t]),  # type: ignore
+        optax.trace(momentum),  # type: ignore
+        optax.scale_by_schedule(lambda t: -rates[t]),
     )
-    return follow(
-        kernel, start, targets, loss, optimizer, steps=len(rates), indices=indices, course=course
-    )
+    return recursion(
+        kernel, start, targets, loss=loss, optimizer=optimizer, steps=len(rates),
+        batch_size=batch_size, key=key, protocol=protocol,
+    )  # fmt: skip
 
 
 def sweep_kernel(

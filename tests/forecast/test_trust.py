@@ -9,9 +9,9 @@ import pytest
 from jaxttp import empirical_ntk, predict_training_time, train
 from jaxttp.dynamics import RelinearizedTrajectory
 from jaxttp.dynamics._edge import constant_edge
-from jaxttp.dynamics.recursion import Coefficients, Course, recursion
-from jaxttp.forecast._second_look import POINTS, Look, ask
-from jaxttp.forecast._trust import trust_in_look, trust_in_path
+from jaxttp.dynamics.recursion import recursion
+from jaxttp.forecast._trust import learning_speeds, trust_in_path, trust_in_speeds
+from jaxttp.forecast.crossing import training_time
 from jaxttp.losses import encode_targets
 
 RNG = np.random.default_rng(0)
@@ -28,9 +28,8 @@ def linear(params, x):
     return x @ params
 
 
-@pytest.mark.parametrize("batch_size", [None, 3])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_answers_are_those_of_the_dense_jacobians(batch_size, decay):
+@pytest.mark.parametrize(("batch_size", "decay"), [(None, 0.0), (3, 0.1)])
+def test_speeds_are_those_of_the_dense_jacobians(batch_size, decay):
     x = jnp.asarray(X)
     f0 = tanh(PARAMS, x)
     targets, loss = encode_targets("cross_entropy", Y, f0)
@@ -40,42 +39,21 @@ def test_answers_are_those_of_the_dense_jacobians(batch_size, decay):
     theta = empirical_ntk(tanh, PARAMS, x)
     path = recursion(theta, f0, Y, **options)
     np.testing.assert_array_equal(path.train[0], f0)
-    where = Coefficients(path.dual, path.scale)
-    course, passes = ask(tanh, PARAMS, x, targets, loss, theta, path.train, where, batch_size)
-    assert passes == 2 * len(POINTS)
+    speeds = learning_speeds(tanh, PARAMS, x, targets, loss, theta, path, batch_size)
+    curve = jnp.stack([loss.value(f, targets) for f in path.train])
+    assert set(speeds) == {int(training_time(curve, 0.4)), int(training_time(curve, 0.1)), 12}
     flat, unravel = jax.flatten_util.ravel_pytree(PARAMS)
     j = jax.jacobian(lambda w: tanh(unravel(w), x).ravel())
     first = j(flat)
-    way = (
-        np.asarray(path.dual).reshape(13, -1)
-        @ np.asarray(first)
-        @ np.asarray(first.T @ path.dual[-1].ravel())
-    )
-    share = way / way[-1]
-    for k, wanted in enumerate(POINTS, start=1):
-        t = 12 if wanted == 1 else int(np.argmax(share >= wanted))
+    for t, found in speeds.items():
         weights = path.scale[t] * flat + first.T @ path.dual[t].ravel()
-        # The weights are those whose linearised outputs are the path's.
+        # The weights are those whose linearised outputs the path says.
         moved = np.asarray(f0.ravel() + first @ (weights - flat))
         np.testing.assert_allclose(moved, np.ravel(path.train[t]), rtol=1e-9, atol=1e-12)
         g = loss.gradient(path.train[t], targets).ravel()
-        speed = np.linalg.norm(j(weights).T @ g) / np.linalg.norm(first.T @ g)
-        defect = tanh(unravel(weights), x) - path.train[t]
-        assert course.shares[k] == pytest.approx(share[t], rel=1e-9)  # other sums, float64
-        assert course.speeds[k] == pytest.approx(speed, rel=1e-9)
-        np.testing.assert_allclose(course.defects[k] * share[t], defect, rtol=1e-8, atol=1e-11)
-        at, there = course(path.dual[t])
-        assert at == pytest.approx(speed, rel=1e-9)
-        np.testing.assert_allclose(there, defect, rtol=1e-8, atol=1e-11)
-    assert abs(course.speeds[-1] - 1) > 0.03
-
-
-def test_defects_begin_with_the_square_of_the_way():
-    course = Course(jnp.ones((1, 1)), jnp.array([0.0, 1.0]), jnp.array([1.0, 3.0]),
-                    jnp.array([[[0.0]], [[8.0]]]))  # fmt: skip
-    found = [course(jnp.full((1, 1), share)) for share in (-1.0, 0.5, 2.0)]
-    assert [float(speed) for speed, _ in found] == [1.0, 2.0, 3.0]
-    assert [float(defect[0, 0]) for _, defect in found] == [0.0, 2.0, 8.0]
+        want = np.sum((j(weights).T @ g) ** 2) / np.sum((first.T @ g) ** 2)
+        assert found == pytest.approx(float(want), rel=1e-9)  # other sums, float64
+    assert abs(speeds[12] - 1) > 0.05
 
 
 def test_a_linear_network_leaves_no_doubt():
@@ -92,9 +70,9 @@ def test_a_network_whose_kernel_grows_says_so():
     assert forecast.loss[-1] > 2 * real.loss[-1]
     assert real.loss[-1] < 0.5 * forecast.loss[-1]
     assert forecast.trust is not None
-    assert "nearer to step" in forecast.trust
+    assert "times as fast" in forecast.trust
     assert forecast.trust in str(forecast)
-    assert forecast.cost.gradient_evaluations == 2 + 2 * len(POINTS)
+    assert forecast.cost.gradient_evaluations == 2 + 2 * 3
     flow = predict_training_time(tanh, start, X, y, learning_rate=0.5, steps=100, dynamics="ode")
     assert flow.trust == forecast.trust  # the weights are those of the recursion
     part = predict_training_time(
@@ -111,37 +89,40 @@ def test_a_network_that_is_not_finite_at_the_predicted_weights():
     assert "the network is not finite" in (found.trust or "")
 
 
-def _look(loss, again, finite=True):
-    curves = jnp.asarray([loss, again])
-    return Look(curves, curves, finite, 0)
+STEADY = 0.5 ** (np.arange(41) / 8)
 
 
-def test_words():
-    steady = 0.5 ** (np.arange(41) / 8)
-    faster = 0.5 ** (np.arange(41) / 5)
-    thresholds = (0.1, 0.4)
-    assert trust_in_look(_look(steady, steady), thresholds) is None
-    found = trust_in_look(_look(steady, faster), (0.1,))
-    assert "puts 10 % nearer to step 17 than to 25" in found
-    found = trust_in_look(_look(steady, faster), (0.1,), metric="error", rule="absolute")
-    assert "puts 0.1 of the error nearer to step 17 than to 27" in found
-    late = trust_in_look(_look(faster, steady), (0.04,), rule="absolute")
-    assert "puts 0.04 nearer to step 38 than to 24" in late
-    assert "nowhere" in trust_in_look(_look(faster, steady), (0.01,), rule="absolute")
-    short = 0.5 ** (np.arange(41) / 1.5)
-    assert trust_in_look(_look(short, 0.5 ** np.arange(41.0)), (0.4,)) is None  # a step or two
-    assert "is not finite" in trust_in_look(_look(steady, steady, finite=False), thresholds)
-    swollen = np.concatenate([[1.0, 21.0], steady])
-    assert "rises on the way, to 21 times" in trust_in_look(_look(swollen, swollen), thresholds)
-    again = np.concatenate([steady, np.linspace(steady[-1], 0.4, 9)])
-    assert "rises again from step 40" in trust_in_look(_look(again, again), thresholds)
+@pytest.mark.parametrize(
+    ("speeds", "words"),
+    [
+        ({}, None), ({9: 1.0, 40: 1.6}, None), ({9: 0.62}, None),
+        ({9: 2.0, 40: 1.0}, "predicted for step 9 the network learns 2 times as fast .* a third"),
+        ({9: 0.4}, "2.5 times as slowly .* a third"), ({9: 7.0}, "half"), ({9: 12.0}, "two thirds"),
+        ({9: 2.0, 40: 0.0}, "step 40 the network learns over 100 times as slowly"),
+        ({9: np.inf}, "is not finite"),
+    ],
+)  # fmt: skip
+def test_words(speeds, words):
+    found = trust_in_speeds(speeds, STEADY)
+    if words is None:
+        assert found is None
+    else:
+        with pytest.raises(ValueError, match=words):
+            raise ValueError(found)
+
+
+def test_one_kernel_says_that_the_loss_rises():
+    swollen = np.concatenate([[1.0, 21.0], STEADY])
+    assert "rises on the way, to 21 times" in (trust_in_speeds({}, swollen) or "")
+    again = np.concatenate([STEADY, np.linspace(STEADY[-1], 0.4, 9)])
+    assert "rises again from step 40" in (trust_in_speeds({9: 1.0}, again) or "")
 
 
 def _path(loss, uncertainty=0.0, edge_at=-1, held_from=-1):
     loss = jnp.asarray(loss)
     values = dict.fromkeys(RelinearizedTrajectory.__dataclass_fields__) | {
-        "loss": loss, "loss_uncertainty": jnp.full(len(loss), uncertainty), "edge_at": edge_at,
-        "held_from": held_from,
+        "loss": loss, "loss_uncertainty": jnp.linspace(0.0, uncertainty, len(loss)),
+        "edge_at": edge_at, "held_from": held_from,
     }  # fmt: skip
     path = object.__new__(RelinearizedTrajectory)
     for name, value in values.items():
@@ -161,13 +142,13 @@ def test_a_loss_that_rises_again():
 
 
 def test_a_path_says_where_it_is_unsure():
-    loss = 0.5 ** (np.arange(41) / 8)
+    loss = STEADY
     assert trust_in_path(_path(loss), (0.1, 0.4)) is None
     assert trust_in_path(_path(loss, 0.01, edge_at=3), (0.1, 0.4)) is None
-    found = trust_in_path(_path(loss, 0.06), (0.1, 0.4))
-    assert "step 25 is known to ±" in found
+    found = trust_in_path(_path(loss, 0.1), (0.1, 0.4))
+    assert "step 24 is known to ±" in found
     assert "tolerance" in found
-    assert "crosses the edge" in trust_in_path(_path(loss, 0.06, edge_at=3), (0.1, 0.4))
+    assert "crosses the edge" in trust_in_path(_path(loss, 0.1, edge_at=3), (0.1, 0.4))
     assert "kernel of step 7 was held" in trust_in_path(_path(loss, held_from=7), ())
     assert "oscillates there" in trust_in_path(_path(loss, edge_at=9, held_from=7), ())
 
