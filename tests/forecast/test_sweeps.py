@@ -243,6 +243,7 @@ def test_an_error_that_does_not_fall_gets_nowhere():
     assert found.best(0.1) == 1
 
 
+@pytest.mark.slow  # compiles a kernel, a sweep, its paths and a forecast to hold it against
 def test_the_first_settings_say_how_far_to_trust_them():
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((7, 3)))

@@ -95,7 +95,9 @@ STEADY = 0.5 ** (np.arange(41) / 8)
 @pytest.mark.parametrize(
     ("speeds", "words"),
     [
-        ({}, None), ({9: 1.0, 40: 1.6}, None), ({9: 0.62}, None),
+        ({}, None), ({9: 1.0, 40: 1.6}, None), ({9: 0.62}, None), 
+        ({9: 0.7, 40: 1.6}, "step 40 the network learns 1.6 times as fast .* a third"),
+       
         ({9: 2.0, 40: 1.0}, "predicted for step 9 the network learns 2 times as fast .* a third"),
         ({9: 0.4}, "2.5 times as slowly .* a third"), ({9: 7.0}, "half"), ({9: 12.0}, "two thirds"),
         ({9: 2.0, 40: 0.0}, "step 40 the network learns over 100 times as slowly"),
