@@ -277,7 +277,7 @@ def with_trust(
     params: Params,
     x: Any,
     y: Any,
-    kernel: Array,
+    kernel: ArrayLike,
     f0: Array,
     *,
     key: Array | None = None,
