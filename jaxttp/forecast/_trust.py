@@ -130,7 +130,9 @@ def _expected(kernel: Array, train: Array, targets: Array, loss: Loss) -> tuple[
     return gradients, jnp.sum(gradients * apply_kernel(kernel, gradients), axis=(1, 2))
 
 
-def trust_in_speeds(speeds: Mapping[int, float], loss: Float[Array, " t"]) -> str | None:
+def trust_in_speeds(
+    speeds: Mapping[int, float], loss: Float[Array | np.ndarray, " t"]
+) -> str | None:
     """What `learning_speeds` and the predicted curve say of a forecast with one kernel.
 
     In 151 runs of `experiments.bench.trust` the largest error of three times, as a share of the
@@ -169,7 +171,7 @@ def trust_in_speeds(speeds: Mapping[int, float], loss: Float[Array, " t"]) -> st
     )
 
 
-def trust_in_loss(loss: Float[Array, " t"], remedy: str) -> str | None:
+def trust_in_loss(loss: Float[Array | np.ndarray, " t"], remedy: str) -> str | None:
     """What a predicted loss curve says of itself: that it rises.
 
     Args:

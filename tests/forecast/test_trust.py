@@ -147,10 +147,10 @@ def test_a_path_says_where_it_is_unsure():
     loss = STEADY
     assert trust_in_path(_path(loss), (0.1, 0.4)) is None
     assert trust_in_path(_path(loss, 0.01, edge_at=3), (0.1, 0.4)) is None
-    found = trust_in_path(_path(loss, 0.1), (0.1, 0.4))
+    found = trust_in_path(_path(loss, 0.2), (0.1, 0.4))
     assert "step 24 is known to ±" in found
     assert "tolerance" in found
-    assert "crosses the edge" in trust_in_path(_path(loss, 0.1, edge_at=3), (0.1, 0.4))
+    assert "crosses the edge" in trust_in_path(_path(loss, 0.2, edge_at=3), (0.1, 0.4))
     assert "kernel of step 7 was held" in trust_in_path(_path(loss, held_from=7), ())
     assert "oscillates there" in trust_in_path(_path(loss, edge_at=9, held_from=7), ())
 
