@@ -145,3 +145,5 @@ def _print(console: Console, result: Any) -> None:
     if result.fastest is not None:
         best = swept.settings[result.fastest]
         console.print(f"fastest to {goal}: {best} ({swept.steps[result.fastest, column]} steps)")
+        if swept.trust.get(result.fastest) is not None:
+            console.print(f"trust: {swept.trust[result.fastest]}", soft_wrap=True)

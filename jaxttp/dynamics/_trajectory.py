@@ -17,8 +17,8 @@ class Trajectory(eqx.Module):
         rejected_steps: steps that it rejected, or None.
         diverged_at: first step whose outputs could not be represented (they are held at the last
             that could), -1 for never, or None where divergence cannot happen.
-        end_dual: a (N, C) of the last weights w_T = c w_0 + J^T a, where an optimiser was followed.
-        end_scale: c of them, 1 without weight decay.
+        dual: a_t (T, N, C) of the weights w_t = c_t w_0 + J^T a_t, where an optimiser was followed.
+        scale: c_t of them (T,), 1 without weight decay.
     """
 
     ts: Float[Array, " t"]
@@ -27,7 +27,7 @@ class Trajectory(eqx.Module):
     accepted_steps: Array | None = None
     rejected_steps: Array | None = None
     diverged_at: Array | None = None
-    end_dual: Float[Array, "n c"] | None = None
-    end_scale: Float[Array, ""] | None = None
+    dual: Float[Array, "t n c"] | None = None
+    scale: Float[Array, " t"] | None = None
 
     plot, _repr_html_, __repr__ = RESULT

@@ -108,7 +108,7 @@ def recursion(
         return (coefficients, state, f, alive), (coefficients, f, alive)
 
     first = (start, optimizer.init(start), f0, jnp.asarray(True))
-    (end, *_), (path, train, alive) = jax.lax.scan(step, first, indices, length=steps)
+    _, (path, train, alive) = jax.lax.scan(step, first, indices, length=steps)
     train = jnp.concatenate([f0[None], train])
     test = None
     if kernel_test is not None and f0_test is not None:
@@ -124,9 +124,9 @@ def recursion(
         test = jnp.concatenate([f0_test[None], moved])
     diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
-    return Trajectory(
-        ts, train, test, diverged_at=diverged_at, end_dual=end.dual, end_scale=end.weights
-    )
+    dual = jnp.concatenate([start.dual[None], path.dual])
+    scale = jnp.concatenate([start.weights[None], path.weights])
+    return Trajectory(ts, train, test, diverged_at=diverged_at, dual=dual, scale=scale)
 
 
 class _Coefficients(NamedTuple):

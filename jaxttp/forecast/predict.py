@@ -26,7 +26,7 @@ from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast._options import check_model, check_modes, check_options, choose_dynamics
-from jaxttp.forecast._trust import learning_speed, trust_in_end, trust_in_path
+from jaxttp.forecast._trust import learning_speeds, trust_in_path, trust_in_speeds
 from jaxttp.forecast.bands import (
     delete_groups,
     jackknife,
@@ -264,14 +264,9 @@ def predict_training_time(
             )  # fmt: skip
             diverged_at, passes, kernels = path.diverged_at, path.gradient_evaluations, path.kernels
             uncertainty = path.loss_uncertainty
-            trust = trust_in_path(path)
         elif dynamics == "recursion":
             path = recursion(kernel, f0, targets, **common, **batches, **test, **tangents)
             diverged_at = path.diverged_at
-            if int(diverged_at) < 0:
-                gradient = loss.gradient(path.train[-1], targets)
-                speed = learning_speed(network, selected, x, gradient, path, batch_size)
-                passes, trust = 3, trust_in_end(speed)
         elif dynamics == "weight_space":
             path = weight_space(network, selected, x, targets, **common, **batches, x_test=x_test)
             diverged_at, passes, trust = path.diverged_at, 2 * steps, path.trust
@@ -295,6 +290,15 @@ def predict_training_time(
                 plain = recursion(kernel, f0, targets, **common).train
                 curves = recentred(curves, _curves(loss, plain, targets)[0], path.loss)
             band = loss_band(curves, modes.level, uncertainty)
+        speeds = None
+        if not relinearize and dynamics != "weight_space":
+            plain = path
+            if dynamics != "recursion":  # the weights of the ODE and the SDE are those of this
+                plain = recursion(kernel, f0, targets, **common, **batches)
+            speeds = learning_speeds(
+                network, selected, x, targets, loss, kernel, plain, batch_size
+            )  # fmt: skip
+            passes += 2 * len(speeds)
         parts = None
         if without is not None and dynamics != "weight_space":
             parts = _parts(
@@ -321,6 +325,11 @@ def predict_training_time(
     definition = {"metric": metric, "rule": rule, "smooth": smooth, "window": window}
     curve = losses if metric == "loss" else errors
     times = {e: int(metric_time(curve, e, **definition)) if stable else -1 for e in thresholds}
+    if speeds is not None:
+        trust = trust_in_speeds(speeds, losses)
+    elif relinearize:
+        read = thresholds if metric == "loss" else ()
+        trust = trust_in_path(path, read, **definition)
     bands = doubt = None
     if uncertainty is not None and metric == "loss":
         doubt = {e: steps_uncertainty(losses, uncertainty, e, **definition) for e in thresholds}

@@ -70,9 +70,8 @@ class Prediction:
         test_loss: predicted loss on the test samples (T + 1,), where they were given.
         test_error: predicted error on the test samples (T + 1,), where they were given.
         trust: how far the forecast can be trusted, where there is doubt; None otherwise. With one
-            kernel "recursion" compares how fast the network learns at the predicted last weights,
-            re-linearised paths compare their kernels, "weight_space" always says something, the
-            other dynamics never do.
+            kernel it compares how fast the network learns at three of the predicted weights,
+            re-linearised paths go by their estimated error, "weight_space" always says something.
     """
 
     steps: Mapping[float, int]

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
@@ -26,15 +27,21 @@ from jaxttp.adapters import check_per_sample
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._heavy_ball import heavy_ball
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
-from jaxttp.dynamics.batches import batch_indices, check_batches
+from jaxttp.dynamics._trajectory import Trajectory
+from jaxttp.dynamics.batches import PROTOCOLS, batch_indices, check_batches
+from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast._options import check_memory, check_model
+from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.crossing import check_reading, metric_time
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.ntk import empirical_ntk
+from jaxttp.ntk._select import split_trainable
 
 _CHUNK_BYTES = 64 << 20
+SHOWN = 5
+"""Settings that a sweep prints, and asks the network about."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +65,9 @@ class Sweep:
         step_seconds: seconds of a step (S,), or None.
         metric: the curve that the training times were read off, "loss" or "error".
         error: predicted error curves (S, T + 1), with the metric "error"; else None.
+        trust: what the network says of the settings that are shown first, where it was asked (by
+            `sweep`): a sentence as `Prediction.trust`, or None where there is no doubt. Settings
+            that are missing were not looked at.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -73,6 +83,7 @@ class Sweep:
     step_seconds: np.ndarray | None = None
     metric: str = "loss"
     error: np.ndarray | None = None
+    trust: Mapping[int, str | None] = dataclasses.field(default_factory=dict)
 
     def cost(self, threshold: float) -> np.ndarray:
         """What every setting spends to get there, (S,): seconds where known, else samples seen.
@@ -109,6 +120,12 @@ class Sweep:
         order = np.lexsort((self.final_loss, times))
         return tuple(int(i) for i in order if self.stable[i] and times[i] >= 0)
 
+    def cheapest(self, threshold: float) -> tuple[int, ...]:
+        """The settings that get there, by what they spend, then by the lowest final loss."""
+        cost = self.cost(threshold)
+        order = np.lexsort((self.final_loss, cost))
+        return tuple(int(i) for i in order if np.isfinite(cost[i]))
+
     def pareto(self, threshold: float) -> tuple[int, ...]:
         """The settings that no other one beats in both cost and final loss, cheapest first."""
         cost = self.cost(threshold)
@@ -140,6 +157,7 @@ class Sweep:
                 if self.step_seconds is not None:
                     seconds = float(time * self.step_seconds[i]) if time >= 0 else None
                     row[f"seconds_{threshold:g}"] = seconds
+            row |= {"looked_at": i in self.trust, "trust": self.trust.get(i)}
             out.append(row)
         return out
 
@@ -161,16 +179,17 @@ class Sweep:
 
     def __str__(self) -> str:
         middle = self.thresholds[len(self.thresholds) // 2]
-        cost = self.cost(middle)
-        order = np.lexsort((self.final_loss, cost))
-        reached = int(np.isfinite(cost).sum())
+        order = self.cheapest(middle)
+        reached = len(order)
         lines = [
             f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable; "
             f"the first to {self.goal(middle)}:"
         ]
-        for i in order[: min(5, reached)]:
+        for i in order[:SHOWN]:
             times = ", ".join(str(int(t)) for t in self.steps[i])
             lines.append(f"  {self.settings[i]!s:<40} steps {times}; loss {self.final_loss[i]:.4g}")
+            if self.trust.get(i) is not None:
+                lines.append(f"    trust: {self.trust[i]}")
         if not reached:
             lines.append("  none gets there")
         return "\n".join(lines)
@@ -253,9 +272,87 @@ def sweep(
     check_per_sample(apply_fn, params, x)
     f0 = jax.jit(apply_fn)(params, x)
     kernel = empirical_ntk(apply_fn, params, x, trainable=trainable, max_bytes=max_bytes)
-    return sweep_kernel(
+    swept = sweep_kernel(
         kernel, f0, y, settings, thresholds=thresholds, rule=rule, metric=metric, smooth=smooth,
         window=window, key=key, protocol=protocol, step_seconds=step_seconds,
+    )  # fmt: skip
+    selected, restore = split_trainable(params, trainable)
+    part: ApplyFn = lambda weights, samples: apply_fn(restore(weights), samples)  # noqa: E731
+    network = apply_fn if trainable is None else part
+    return with_trust(swept, network, selected, x, y, kernel, f0, key=key, protocol=protocol)
+
+
+def with_trust(
+    swept: Sweep,
+    network: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    kernel: ArrayLike,
+    f0: Array,
+    *,
+    key: Array | None = None,
+    protocol: str | None = None,
+) -> Sweep:
+    """The same sweep, with `Sweep.trust` for the settings that it shows first.
+
+    Those are the five cheapest to the middle threshold and the first to every other one, each for
+    six gradient evaluations (`learning_speeds`); what is compiled serves all of a batch size.
+
+    Args:
+        swept: of `sweep_kernel`.
+        network: ``(params, x) -> outputs (N, C)``.
+        params: the weights before training, the part that is trained.
+        x: training samples (N, ...).
+        y: integer labels (N,) or targets (N, C).
+        kernel: its kernel.
+        f0: its outputs (N, C).
+        key: as there.
+        protocol: as there.
+
+    Returns:
+        A `Sweep`.
+    """
+    middle = swept.thresholds[len(swept.thresholds) // 2]
+    chosen = {i for e in swept.thresholds for i in swept.ranking(e)[:1]}
+    chosen |= set(swept.cheapest(middle)[:SHOWN])
+    trust: dict[int, str | None] = {}
+    for i in sorted(chosen):
+        one = swept.settings[i]
+        theta, start, targets, loss, _, _ = check_problem(kernel, f0, y, one.loss)
+        path = heavy_ball_path(
+            theta, start, targets, jnp.asarray(one.rates(), start.dtype),
+            jnp.asarray(one.momentum, start.dtype), key if one.batch_size else None,
+            loss=loss, batch_size=one.batch_size, protocol=protocol or PROTOCOLS[0],
+        )  # fmt: skip
+        speeds = learning_speeds(
+            network, params, x, targets, loss, theta, path, one.batch_size
+        )  # fmt: skip
+        trust[i] = trust_in_speeds(speeds, jnp.asarray(swept.loss[i, : one.steps + 1]))
+    return dataclasses.replace(swept, trust=trust)
+
+
+@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "protocol"))
+def heavy_ball_path(
+    kernel: Array,
+    start: Array,
+    targets: Array,
+    rates: Array,
+    momentum: Array,
+    key: Array | None,
+    *,
+    loss: Loss,
+    batch_size: int | None,
+    protocol: str = "epochs",
+) -> Trajectory:
+    """`recursion` for heavy-ball descent whose rates are arrays, so that settings share it."""
+    optimizer = optax.chain(
+        optax.trace(momentum),  # type: ignore
+        optax.scale_by_schedule(lambda t: -rates[t]),
+    )
+    return recursion(
+        kernel, start, targets, loss=loss, optimizer=optimizer, steps=len(rates),
+        batch_size=batch_size, key=key, protocol=protocol,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from jaxttp.forecast import (
     grid,
     sweep_kernel,
 )
+from jaxttp.forecast.sweeps import with_trust
 from jaxttp.models import lora
 from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk._select import leaf_paths
@@ -160,6 +161,7 @@ def sweep_task(
         theta, f0, task.y, grid(learning_rate=learning_rates, **common), thresholds=thresholds,
         key=key, step_seconds=seconds, metric=metric,
     )  # fmt: skip
+    swept = with_trust(swept, *task.model, task.x, task.y, theta, f0, key=key)
     return TaskSweep(settings, task, swept, threshold)
 
 

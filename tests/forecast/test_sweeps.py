@@ -241,3 +241,30 @@ def test_an_error_that_does_not_fall_gets_nowhere():
     assert found.error[0, 0] == found.error[0, -1] > 0
     assert set(found.steps[0].tolist()) == {-1}
     assert found.best(0.1) == 1
+
+
+@pytest.mark.slow  # compiles a kernel, a sweep, its paths and a forecast to hold it against
+def test_the_first_settings_say_how_far_to_trust_them():
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((7, 3)))
+    y = (x[:, 0] * x[:, 1] > 0).astype(int)
+    params = {"w": jnp.asarray(rng.standard_normal((3, 4))), "v": jnp.zeros((4, 2))}
+
+    def tanh(w, x):
+        return jnp.tanh(x @ w["w"]) @ w["v"]
+
+    settings = grid(learning_rate=(0.01, 0.5), momentum=(0.0, 0.9), steps=100)
+    found = sweep(tanh, params, x, y, settings, thresholds=(0.1,))
+    assert set(found.trust) == {i for i in range(4) if found.stable[i]}
+    # The kernel grows while the last layer does, but not in 100 small steps.
+    assert found.trust[0] is None
+    i = 2
+    assert "times as fast" in (found.trust[i] or "")
+    assert f"trust: {found.trust[i]}" in str(found)
+    alone = predict_training_time(tanh, params, x, y, learning_rate=0.5, steps=100)
+    assert alone.trust == found.trust[i]
+    rows = found.rows()
+    assert [row["looked_at"] for row in rows] == [i in found.trust for i in range(4)]
+    assert rows[i]["trust"] == found.trust[i]
+    kernel = jnp.eye(14).reshape(7, 2, 7, 2)
+    assert sweep_kernel(kernel, jnp.zeros((7, 2)), y, settings).trust == {}

@@ -1,4 +1,4 @@
-"""What a forecast says of itself: how fast the network learns where the forecast ends."""
+"""What a forecast says of itself: whether the network agrees with it along its own path."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ from jaxttp import empirical_ntk, predict_training_time, train
 from jaxttp.dynamics import RelinearizedTrajectory
 from jaxttp.dynamics._edge import constant_edge
 from jaxttp.dynamics.recursion import recursion
-from jaxttp.forecast._trust import learning_speed, trust_in_end, trust_in_path
+from jaxttp.forecast._trust import learning_speeds, trust_in_path, trust_in_speeds
+from jaxttp.forecast.crossing import training_time
 from jaxttp.losses import encode_targets
 
 RNG = np.random.default_rng(0)
@@ -27,9 +28,8 @@ def linear(params, x):
     return x @ params
 
 
-@pytest.mark.parametrize("batch_size", [None, 3])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_speed_is_that_of_the_dense_jacobians(batch_size, decay):
+@pytest.mark.parametrize(("batch_size", "decay"), [(None, 0.0), (3, 0.1)])
+def test_speeds_are_those_of_the_dense_jacobians(batch_size, decay):
     x = jnp.asarray(X)
     f0 = tanh(PARAMS, x)
     targets, loss = encode_targets("cross_entropy", Y, f0)
@@ -39,18 +39,21 @@ def test_speed_is_that_of_the_dense_jacobians(batch_size, decay):
     theta = empirical_ntk(tanh, PARAMS, x)
     path = recursion(theta, f0, Y, **options)
     np.testing.assert_array_equal(path.train[0], f0)
+    speeds = learning_speeds(tanh, PARAMS, x, targets, loss, theta, path, batch_size)
+    curve = jnp.stack([loss.value(f, targets) for f in path.train])
+    assert set(speeds) == {int(training_time(curve, 0.4)), int(training_time(curve, 0.1)), 12}
     flat, unravel = jax.flatten_util.ravel_pytree(PARAMS)
     j = jax.jacobian(lambda w: tanh(unravel(w), x).ravel())
     first = j(flat)
-    last = path.end_scale * flat + first.T @ path.end_dual.ravel()
-    # The weights at the end are those whose linearised outputs the path ends at.
-    moved = np.asarray(f0.ravel() + first @ (last - flat))
-    np.testing.assert_allclose(moved, np.ravel(path.train[-1]), rtol=1e-10)
-    g = loss.gradient(path.train[-1], targets)
-    want = np.sum((j(last).T @ g.ravel()) ** 2) / np.sum((first.T @ g.ravel()) ** 2)
-    found = learning_speed(tanh, PARAMS, x, g, path, batch_size)
-    assert found == pytest.approx(float(want), rel=1e-9)  # other sums, float64
-    assert abs(want - 1) > 0.05
+    for t, found in speeds.items():
+        weights = path.scale[t] * flat + first.T @ path.dual[t].ravel()
+        # The weights are those whose linearised outputs the path says.
+        moved = np.asarray(f0.ravel() + first @ (weights - flat))
+        np.testing.assert_allclose(moved, np.ravel(path.train[t]), rtol=1e-9, atol=1e-12)
+        g = loss.gradient(path.train[t], targets).ravel()
+        want = np.sum((j(weights).T @ g) ** 2) / np.sum((first.T @ g) ** 2)
+        assert found == pytest.approx(float(want), rel=1e-9)  # other sums, float64
+    assert abs(speeds[12] - 1) > 0.05
 
 
 def test_a_linear_network_leaves_no_doubt():
@@ -65,27 +68,44 @@ def test_a_network_whose_kernel_grows_says_so():
     forecast = predict_training_time(tanh, start, X, y, learning_rate=0.5, steps=100)
     real = train(tanh, start, X, y, loss="cross_entropy", optimizer=optax.sgd(0.5), steps=100)
     assert forecast.loss[-1] > 2 * real.loss[-1]
+    assert real.loss[-1] < 0.5 * forecast.loss[-1]
     assert forecast.trust is not None
     assert "times as fast" in forecast.trust
     assert forecast.trust in str(forecast)
-    assert forecast.cost.gradient_evaluations == 2 + 3
+    assert forecast.cost.gradient_evaluations == 2 + 2 * 3
+    flow = predict_training_time(tanh, start, X, y, learning_rate=0.5, steps=100, dynamics="ode")
+    assert flow.trust == forecast.trust  # the weights are those of the recursion
     part = predict_training_time(
         tanh, start, X, y, learning_rate=0.5, steps=100, trainable=lambda path: "v" in str(path)
     )
     assert part.trust is None  # the last layer alone is linear
 
 
+def test_a_network_that_is_not_finite_at_the_predicted_weights():
+    def broken(w, x):
+        return jnp.where(jnp.sum(w**2) > 0.1, jnp.nan, 1.0) * (x @ w)
+
+    found = predict_training_time(broken, jnp.zeros((3, 2)), X, Y, learning_rate=1.0, steps=12)
+    assert "the network is not finite" in (found.trust or "")
+
+
+STEADY = 0.5 ** (np.arange(41) / 8)
+
+
 @pytest.mark.parametrize(
-    ("speed", "words"),
+    ("speeds", "words"),
     [
-        (1.0, None), (1.9, None), (0.6, None), (np.nan, None),
-        (2.0, "2 times as fast .* an eighth"), (0.4, "2.5 times as slowly .* an eighth"),
-        (7.0, "a third"), (12.0, "half"), (np.inf, "over 100 times as fast"),
-        (0.0, "over 100 times as slowly"),
+        ({}, None), ({9: 1.0, 40: 1.6}, None), ({9: 0.62}, None), 
+        ({9: 0.7, 40: 1.6}, "step 40 the network learns 1.6 times as fast .* a third"),
+       
+        ({9: 2.0, 40: 1.0}, "predicted for step 9 the network learns 2 times as fast .* a third"),
+        ({9: 0.4}, "2.5 times as slowly .* a third"), ({9: 7.0}, "half"), ({9: 12.0}, "two thirds"),
+        ({9: 2.0, 40: 0.0}, "step 40 the network learns over 100 times as slowly"),
+        ({9: np.inf}, "is not finite"),
     ],
 )  # fmt: skip
-def test_words(speed, words):
-    found = trust_in_end(speed)
+def test_words(speeds, words):
+    found = trust_in_speeds(speeds, STEADY)
     if words is None:
         assert found is None
     else:
@@ -93,11 +113,19 @@ def test_words(speed, words):
             raise ValueError(found)
 
 
-def _path(loss):
-    ones = jnp.ones(len(loss))
-    values = {
-        name: jnp.asarray(-1) for name in RelinearizedTrajectory.__dataclass_fields__
-    } | {"loss": jnp.asarray(loss), "ts": ones}  # fmt: skip
+def test_one_kernel_says_that_the_loss_rises():
+    swollen = np.concatenate([[1.0, 21.0], STEADY])
+    assert "rises on the way, to 21 times" in (trust_in_speeds({}, swollen) or "")
+    again = np.concatenate([STEADY, np.linspace(STEADY[-1], 0.4, 9)])
+    assert "rises again from step 40" in (trust_in_speeds({9: 1.0}, again) or "")
+
+
+def _path(loss, uncertainty=0.0, edge_at=-1, held_from=-1):
+    loss = jnp.asarray(loss)
+    values = dict.fromkeys(RelinearizedTrajectory.__dataclass_fields__) | {
+        "loss": loss, "loss_uncertainty": jnp.linspace(0.0, uncertainty, len(loss)),
+        "edge_at": edge_at, "held_from": held_from,
+    }  # fmt: skip
     path = object.__new__(RelinearizedTrajectory)
     for name, value in values.items():
         object.__setattr__(path, name, value)
@@ -105,10 +133,26 @@ def _path(loss):
 
 
 def test_a_loss_that_rises_again():
-    assert trust_in_path(_path([1.0, 0.1, 0.05, 0.04])) is None
-    assert trust_in_path(_path([1.0, 0.1, 0.001, 0.003])) is None  # of no account beside the drop
-    assert "rises again from step 1 on" in (trust_in_path(_path([1.0, 0.1, 0.15, 0.25])) or "")
-    assert "the loss rises on the way" in (trust_in_path(_path([1.0, 9.0, 0.1])) or "")
+    def said(loss):
+        return trust_in_path(_path(loss), ()) or ""
+
+    assert said([1.0, 0.1, 0.05, 0.04]) == ""
+    assert said([1.0, 0.1, 0.001, 0.003]) == ""  # of no account beside the drop
+    assert "rises again from step 1 on" in said([1.0, 0.1, 0.15, 0.25])
+    assert "the loss rises on the way" in said([1.0, 9.0, 0.1])
+    assert said([0.0, 0.0, 0.0]) == ""
+
+
+def test_a_path_says_where_it_is_unsure():
+    loss = STEADY
+    assert trust_in_path(_path(loss), (0.1, 0.4)) is None
+    assert trust_in_path(_path(loss, 0.01, edge_at=3), (0.1, 0.4)) is None
+    found = trust_in_path(_path(loss, 0.2), (0.1, 0.4))
+    assert "step 24 is known to ±" in found
+    assert "tolerance" in found
+    assert "crosses the edge" in trust_in_path(_path(loss, 0.2, edge_at=3), (0.1, 0.4))
+    assert "kernel of step 7 was held" in trust_in_path(_path(loss, held_from=7), ())
+    assert "oscillates there" in trust_in_path(_path(loss, edge_at=9, held_from=7), ())
 
 
 # --- stability of an optimiser that is given as such ----------------------------------------------
