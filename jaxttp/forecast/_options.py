@@ -18,6 +18,7 @@ def choose_dynamics(
     optimizer: optax.GradientTransformation | None,
     params: Params,
     relinearize: int | str,
+    steps: int,
 ) -> str:
     """What "auto" means for this optimiser; None is gradient descent, which is linear."""
     if optimizer is None or dynamics not in ("auto", "recursion"):
@@ -25,7 +26,7 @@ def choose_dynamics(
     if relinearize:
         return "recursion"
     try:
-        linear_filter(optimizer, params)
+        linear_filter(optimizer, params, steps=steps)
     except ValueError:
         if dynamics == "recursion":
             raise

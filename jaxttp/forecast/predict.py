@@ -187,7 +187,7 @@ def predict_training_time(
         optimizer = optax.sgd(learning_rate, momentum or None)
     assert optimizer is not None  # one of both is given, check_options saw to it
     selected, restore = split_trainable(params, trainable)
-    dynamics = choose_dynamics(dynamics, given, selected, relinearize)
+    dynamics = choose_dynamics(dynamics, given, selected, relinearize, steps)
 
     def part(weights: Params, samples: Any) -> Array:
         return apply_fn(restore(weights), samples)
@@ -242,7 +242,7 @@ def predict_training_time(
         draws = None
         tangents: dict[str, Any] = {}
         linear = dynamics == "recursion" and (not relinearize or without is not None)
-        if given is not None and linear and linear_filter(given).weight_decay:
+        if given is not None and linear and linear_filter(given, steps=steps).weight_decay:
             push = lambda z: jax.jvp(lambda w: network(w, z), (selected,), (selected,))[1]  # noqa: E731
             tangents["initial_tangent"] = push(x)
             if test:
