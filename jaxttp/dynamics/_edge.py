@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Float
 
 from jaxttp.dynamics._kernels import apply_kernel
-from jaxttp.dynamics.filters import keep_dtypes, linear_filter, start_shares
+from jaxttp.dynamics.filters import keep_dtypes, start_shares
 from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
 
@@ -113,15 +112,3 @@ def make_edge(
         return 10.0**low
 
     return edge
-
-
-def constant_edge(optimizer: optax.GradientTransformation) -> float | None:
-    """The curvature beyond which a linear optimiser diverges, None where its steps change in time.
-
-    A schedule may begin beyond the edge and end below it, so only the path can tell there.
-    """
-    impulse = np.asarray(linear_filter(optimizer).impulse)
-    if np.abs(impulse[1:, 1:] - impulse[:-1, :-1]).max() > 1e-3 * np.abs(impulse).max():
-        return None
-    one = jnp.ones(())
-    return float(make_edge(optimizer)(optimizer.init(one), one))

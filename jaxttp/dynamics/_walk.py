@@ -15,7 +15,7 @@ from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._edge import Damping, damping, make_edge
 from jaxttp.dynamics._segment import Knot, Network, Run, Start, chord, gram, make_runner
-from jaxttp.dynamics.filters import linear_filter, slots, start_shares
+from jaxttp.dynamics.filters import linear_filter, start_shares
 from jaxttp.losses import Loss, encode_targets
 
 SWEEPS = 3
@@ -103,7 +103,8 @@ class Walk:
         f = self.network.outputs(params)
         self.targets, self.loss = encode_targets(loss, y, f)
         self.decays = linear_filter(optimizer, params, steps=steps).weight_decay is not False
-        self.slots = len(slots(optimizer, optimizer.init(jnp.zeros(1, f.dtype))))
+        shares = start_shares(optimizer)
+        self.slots = len(shares)
         state = optimizer.init(jnp.zeros(2 * f.size + 1 + self.slots, f.dtype))
         self.run = make_runner(self.loss, optimizer)
         if accumulators and len(accumulators) != self.slots:
@@ -112,7 +113,6 @@ class Walk:
                 f"accumulators; got {len(accumulators)}."
             )
         self.moving = bool(accumulators)
-        shares = start_shares(optimizer)
         self.begun = [share != 0 for share in shares]
         # An average of weights takes its share from the weights themselves.
         self.decays = self.decays or any(self.begun)

@@ -10,10 +10,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_number
-from jaxttp.dynamics._kernels import apply_kernel, check_problem
+from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.losses import Loss
 
 LANCZOS_STEPS = 64
+DENSE = 256
+"""Outputs of a kernel whose eigenvectors are all computed, at most."""
 
 
 def largest_curvature(
@@ -66,12 +68,43 @@ def curvature_modes(
     return jnp.maximum(values[::-1][:count], 0.0), vectors[:, ::-1][:, :count]
 
 
+@functools.partial(jax.jit, static_argnums=3)
+def curvature_basis(
+    kernel: Array, f: Array, targets: Array, loss: Loss
+) -> tuple[Float[Array, " r"], Float[Array, "nc r"]]:
+    """Eigenvalues and orthonormal eigenvectors of (1/N) H^(1/2) Theta H^(1/2).
+
+    All of them where N C is at most `DENSE`, else the Ritz pairs of the Lanczos iteration.
+    """
+    n, c = f.shape
+    if n * c > DENSE:
+        return _ritz(kernel, f, targets, loss)[:2]
+    matrix = flatten_kernel(kernel, c)
+    root = _hessian_root(f, targets, loss)
+    half = jnp.einsum("nab,nbp->nap", root, matrix.reshape(n, c, n * c), precision="highest")
+    whole = jnp.einsum("pnb,nba->pna", half.reshape(n * c, n, c), root, precision="highest")
+    return tuple(jnp.linalg.eigh(whole.reshape(n * c, n * c) / n))
+
+
 def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
     """Ritz values, increasing, and H^(1/2) times their vectors."""
-    n, c = f.shape
+    values, vectors, rooted = _ritz(kernel, f, targets, loss)
+    return values, jax.vmap(lambda u: rooted(u).reshape(-1), 1, 1)(vectors)
+
+
+def _hessian_root(f: Array, targets: Array, loss: Loss) -> Float[Array, "n c c"]:
+    """H^(1/2) of every sample."""
     values, vectors = jnp.linalg.eigh(loss.hessian(f, targets))
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
-    root = jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
+    return jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
+
+
+def _ritz(
+    kernel: Array, f: Array, targets: Array, loss: Loss
+) -> tuple[Array, Array, Callable[[Array], Array]]:
+    """Ritz values, increasing, their vectors, and the product with H^(1/2)."""
+    n, c = f.shape
+    root = _hessian_root(f, targets, loss)
 
     def rooted(flat: Array) -> Array:
         return jnp.einsum("nab,nb->na", root, flat.reshape(n, c), precision="highest")
@@ -86,7 +119,7 @@ def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, 
     size = jnp.linalg.norm(start)
     start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1.0), 1.0 / jnp.sqrt(n * c))
     values, vectors = _lanczos(product, start, min(LANCZOS_STEPS, n * c))
-    return values, jax.vmap(lambda u: rooted(u).reshape(-1), 1, 1)(vectors)
+    return values, vectors, rooted
 
 
 def _lanczos(product: Callable[[Array], Array], start: Array, steps: int) -> tuple[Array, Array]:

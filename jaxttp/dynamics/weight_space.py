@@ -163,7 +163,9 @@ def weight_space(
 
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
     train, test, *rest = run(params, x, x_test, f0, targets, indices)
-    return WeightSpaceTrajectory(ts, train, test, *rest, linear=_is_linear(optimizer, params, steps))
+    return WeightSpaceTrajectory(
+        ts, train, test, *rest, linear=_is_linear(optimizer, params, steps)
+    )
 
 
 def weight_space_flow(

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -13,7 +14,6 @@ from jaxttp._checks import check_finite, check_integer, check_number
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
-from jaxttp.dynamics._edge import constant_edge
 from jaxttp.dynamics.closed_form import closed_form
 from jaxttp.dynamics.diffusion import diffusion
 from jaxttp.dynamics.filters import linear_filter
@@ -24,6 +24,7 @@ from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast._options import check_options, choose_dynamics
+from jaxttp.forecast._stability import constant_rate, optimizer_rates, rises
 from jaxttp.forecast._trust import learning_speed, trust_in_end, trust_in_path
 from jaxttp.forecast.bands import (
     delete_groups,
@@ -133,8 +134,9 @@ def predict_training_time(
         progress: called with (stage, done, total); a large kernel reports its tiles.
 
     Returns:
-        A `Prediction`. A learning rate beyond stability is no exception: `stable` is False, `steps`
-        are -1, the curves are finite (held at the last representable value).
+        A `Prediction`. A learning rate beyond stability is no exception, be it for one step of a
+        schedule: `stable` is False, `steps` are -1, the curves are finite (held at the last
+        representable value), and `message` says by how much and until when.
 
     Raises:
         ValueError: neither or both of `learning_rate` and `optimizer`; a batch size without a key;
@@ -303,13 +305,16 @@ def predict_training_time(
             losses = jnp.median(curves, axis=0)
         if outputs.ndim == 4:
             outputs = jnp.mean(outputs, axis=0)
-    stable = diverged_at is None or int(diverged_at) < 0
+    rates = None
     if learning_rate is not None:
-        stable = stable and float(learning_rate) < float(limit)
-    elif dynamics == "recursion" and not relinearize:  # the limit is plain gradient descent's
-        edge = constant_edge(optimizer)
-        stable = stable and (edge is None or 2.0 / float(limit) < edge)
-    stable = stable and bool(losses[-1] <= 2 * losses[0])
+        rates = constant_rate(float(learning_rate), float(limit))
+    elif dynamics == "recursion":  # until here the limit is plain gradient descent's
+        problem = kernel, f0, targets, loss
+        rates = optimizer_rates(optimizer, steps, 2.0 / float(limit), problem, batch_size, protocol)
+        limit = limit if rates is None or not np.isfinite(rates.limit) else rates.limit
+    stable = (diverged_at is None or int(diverged_at) < 0) and not rises(losses)
+    if rates is not None and (learning_rate is not None or not relinearize):
+        stable = stable and not len(rates.above)  # re-linearised, a schedule may pass its limit
     definition = {"rule": rule, "smooth": smooth, "window": window}
     curve = losses if metric == "loss" else errors
     times = {e: int(training_time(curve, e, **definition)) if stable else -1 for e in thresholds}
@@ -340,6 +345,7 @@ def predict_training_time(
         error=errors,
         max_learning_rate=float(limit),
         stable=bool(stable),
+        rates=rates,
         cost=Cost(kernels, kernels * c + passes, watch.run_seconds, watch.compile_seconds),
         horizon=steps,
         rule=rule,
