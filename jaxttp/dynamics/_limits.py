@@ -74,7 +74,7 @@ def step_maps(optimizer: optax.GradientTransformation, steps: int) -> StepMaps:
             optimizer, lambda leaf: next(units).astype(leaf.dtype), state
         )
         updates, new = optimizer.update(basis[0], here, basis[1])
-        rows = jnp.stack([basis[1] + updates, *slots(optimizer, new)])
+        rows = jnp.stack([basis[1] + jnp.asarray(updates), *slots(optimizer, new)])
         return keep_dtypes(new, state), rows
 
     with jax.numpy_dtype_promotion("standard"), jax.enable_x64(True):
@@ -177,7 +177,8 @@ def mean_square_factor(maps: StepMaps, modes: Modes, variance: float) -> float:
     """The mean-square limit as a share of the full batch's, for the one step in `maps`.
 
     Exact for squared error where all modes count (a kernel of few outputs), for batches that are
-    drawn afresh; reshuffled epochs are quieter, so that theirs is a little larger.
+    drawn afresh; reshuffled epochs are quieter, so that theirs is a little larger. 64 Ritz vectors
+    in place of 200 modes gave up to 10 % more.
     """
     if not len(modes.values) or not variance > 0:
         return 1.0
@@ -240,4 +241,4 @@ def _response(still: np.ndarray, pulled: np.ndarray, values: np.ndarray) -> np.n
     for p in range(powers.shape[1]):
         for s in range(powers.shape[1]):
             total += np.outer(parts[:, p], parts[:, s]) / (1 - np.outer(powers[:, p], powers[:, s]))
-    return total.real
+    return np.real(total)

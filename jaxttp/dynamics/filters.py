@@ -185,7 +185,9 @@ def _probe(optimizer: Any, params: Params, steps: int) -> tuple[Array, Array, Ar
     shown = min(PROBE_STEPS, steps)
     impulse = response[0, :shown, _SEQUENCES + 1 :][:, :shown]
     deviation = jnp.where(jnp.any(response != 0), 0.0, jnp.inf)  # no response tells nothing
-    pairs = [(updates[name], answers, mix) for name, mix in weights.items()]
+    pairs: list[tuple[Array, Array, Any]] = [
+        (updates[name], answers, mix) for name, mix in weights.items()
+    ]
     pairs.append((answers[2], answers[:2], None))
     if params is not None:
         inputs = jax.tree.map(lambda mix: np.tensordot(sequences[0], mix, 1), named)
@@ -216,7 +218,14 @@ def _reference(sequences: np.ndarray) -> np.ndarray:
 
 def keep_dtypes(state: Any, like: Any) -> Any:
     """A state with the dtypes of the one before it: a rate in float64 makes it so, too."""
-    return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), state, like)
+
+    def keep(new: Any, old: Any) -> Any:
+        dtype = getattr(old, "dtype", None) or jnp.result_type(old)
+        if jnp.issubdtype(dtype, jax.dtypes.extended):  # a random key
+            return new
+        return jnp.asarray(new, dtype)
+
+    return jax.tree.map(keep, state, like)
 
 
 def _arrays(tree: Params) -> Params:

@@ -89,6 +89,15 @@ class Sweep:
             self.loss[i], beside, stable=bool(self.stable[i]), batch_size=one.batch_size
         )
 
+    @property
+    def warning(self) -> str | None:
+        """One line on the settings that are not stable; None where all of them are."""
+        unstable = np.flatnonzero(~self.stable)
+        if not len(unstable):
+            return None
+        i = int(unstable[np.argmin(self.final_loss[unstable])])  # the one that looks best
+        return f"{len(unstable)} not stable, as {self.settings[i]}: {self.message(i)}"
+
     def cost(self, threshold: float) -> np.ndarray:
         """What every setting spends to get there, (S,): seconds where known, else samples seen.
 
@@ -188,10 +197,8 @@ class Sweep:
             lines.append(f"  {self.settings[i]!s:<40} steps {times}; loss {self.final_loss[i]:.4g}")
         if not reached:
             lines.append("  none gets there")
-        unstable = np.flatnonzero(~self.stable)
-        if len(unstable):  # the one whose loss looks best
-            i = int(unstable[np.argmin(self.final_loss[unstable])])
-            lines.append(f"  {len(unstable)} not stable, as {self.settings[i]}: {self.message(i)}")
+        if self.warning is not None:
+            lines.append(f"  {self.warning}")
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT

@@ -43,7 +43,7 @@ def test_every_step_of_a_schedule_has_its_own_share():
 
 
 def test_accumulated_gradients_move_every_third_step():
-    optimizer = optax.MultiSteps(optax.sgd(0.1, 0.9), 3)
+    optimizer = optax.MultiSteps(optax.sgd(0.1, 0.9), 3).gradient_transformation()
     maps = step_maps(optimizer, 9)
     np.testing.assert_allclose(step_shares(maps, 1.0), 0.1 / 3.8, rtol=2e-6)
     assert np.all(np.isnan(step_rates(maps)))  # of which step?

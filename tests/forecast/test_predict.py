@@ -268,3 +268,22 @@ def test_bad_input_names_the_argument(name):
     change, words = BAD[name]
     with pytest.raises(ValueError, match=words):
         predict(**change)
+
+
+def test_what_an_optimizer_begins_after_64_steps_is_forecast():
+    def late(t):
+        return jnp.where(t >= 66, 0.5, 0.0)
+
+    decayed = optax.chain(optax.add_decayed_weights(late), optax.sgd(0.1))
+    clipped = optax.conditionally_transform(optax.clip(0.01), lambda t: t >= 66)
+    start = jnp.ones((4, 3))
+    for optimizer, dynamics in (
+        (decayed, "recursion"),
+        (optax.chain(clipped, optax.sgd(0.1)), "weight_space"),
+    ):
+        forecast = predict(linear, start, learning_rate=None, optimizer=optimizer, steps=75)
+        real = train(
+            linear, start, X, Y, loss="cross_entropy", optimizer=optimizer, steps=75
+        )  # fmt: skip
+        assert forecast.dynamics == dynamics
+        np.testing.assert_allclose(forecast.loss, real.loss, rtol=1e-6)  # the model is linear

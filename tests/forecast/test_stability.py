@@ -143,7 +143,7 @@ def test_a_sweep_does_not_rank_what_passes_its_limit():
 
 
 def test_a_loss_that_doubles_on_the_way_is_said():
-    """A rate below the limit, whose momentum overshoots a start near the minimum of the others."""
+    """Also where it ends below its start again."""
     curve = np.array([1.0, 0.5, 2.5, 0.1])
     assert rises(curve)
     assert rises(np.stack([curve, curve[::-1] * 0 + 1.0])).tolist() == [True, False]
