@@ -198,7 +198,7 @@ class Sweep:
         if not reached:
             lines.append("  none gets there")
         if self.warning is not None:
-            lines.append(f"  {self.warning}")
+            lines.append("  " + self.warning.replace(": ", ":\n    ", 1))
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT
