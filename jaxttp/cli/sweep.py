@@ -141,6 +141,8 @@ def _print(console: Console, result: Any) -> None:
         soft_wrap=True,
     )
     console.print(f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable")
+    if swept.warning is not None:
+        console.print(swept.warning, soft_wrap=True)
     console.print(f"largest stable learning rate: {result.max_learning_rate:.4g} (no momentum)")
     if result.fastest is not None:
         best = swept.settings[result.fastest]

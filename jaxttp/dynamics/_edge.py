@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Float
 
 from jaxttp.dynamics._kernels import apply_kernel
-from jaxttp.dynamics.filters import linear_filter
+from jaxttp.dynamics.filters import keep_dtypes, start_shares
 from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
 
@@ -83,11 +82,16 @@ def make_edge(
 
     def is_unstable(state: optax.OptState, curvatures: Array) -> Array:
         weights = jnp.ones_like(curvatures)
-        rest = optax.tree_utils.tree_map_params(optimizer, lambda _: jnp.zeros_like(weights), state)
+        # As if training began at these weights: copies of them that a state holds count as well.
+        begun = iter(start_shares(optimizer))
+        rest = optax.tree_utils.tree_map_params(
+            optimizer, lambda leaf: (next(begun) * weights).astype(leaf.dtype), state
+        )
 
         def step(carry: tuple, _: None) -> tuple[tuple, Array]:
             weights, state = carry
-            updates, state = optimizer.update(curvatures * weights, state, weights)
+            updates, after = optimizer.update(curvatures * weights, state, weights)
+            state = keep_dtypes(after, state)
             new = jnp.clip(jnp.asarray(optax.apply_updates(weights, updates)), -FAR, FAR)
             return (new, state), jnp.abs(new)
 
@@ -108,15 +112,3 @@ def make_edge(
         return 10.0**low
 
     return edge
-
-
-def constant_edge(optimizer: optax.GradientTransformation) -> float | None:
-    """The curvature beyond which a linear optimiser diverges, None where its steps change in time.
-
-    A schedule may begin beyond the edge and end below it, so only the path can tell there.
-    """
-    impulse = np.asarray(linear_filter(optimizer).impulse)
-    if np.abs(impulse[1:, 1:] - impulse[:-1, :-1]).max() > 1e-3 * np.abs(impulse).max():
-        return None
-    one = jnp.ones(())
-    return float(make_edge(optimizer)(optimizer.init(one), one))

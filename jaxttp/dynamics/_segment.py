@@ -21,6 +21,7 @@ from jaxttp._checks import check_finite_value, is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._kernels import apply_kernel
+from jaxttp.dynamics.filters import keep_dtypes, slots
 from jaxttp.dynamics.recursion import dual_gradient, output_limit
 from jaxttp.losses import Loss
 
@@ -186,13 +187,6 @@ def chord(knot: Knot, products: Array, row: Array) -> Chord:
     return Chord(dual, along, jnp.vdot(both, dual) + jnp.vdot(carried, along))
 
 
-def slots(optimizer: optax.GradientTransformation, state: optax.OptState) -> list[Array]:
-    """The leaves of an optimiser's state that are shaped like its parameters (accumulators)."""
-    found: list[Array] = []
-    optax.tree_utils.tree_map_params(optimizer, lambda leaf: found.append(leaf) or leaf, state)
-    return found
-
-
 @functools.lru_cache(maxsize=8)
 def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable[..., Run]:
     """One segment of the recursion, from `start` to `end`, compiled once for all segments.
@@ -225,7 +219,9 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
         unit = jnp.eye(count, dtype=dtype)
         zero = jnp.zeros(2 * size, dtype)
         carried = iter([jnp.concatenate([zero, unit[k]]) for k in range(1, count)])
-        state = optax.tree_utils.tree_map_params(optimizer, lambda _: next(carried), here.state)
+        state = optax.tree_utils.tree_map_params(
+            optimizer, lambda leaf: next(carried).astype(leaf.dtype), here.state
+        )
         weights = jnp.concatenate([zero, unit[0]])
 
         def share(weights: Array, t: Array) -> Array:
@@ -245,8 +241,8 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
             gradient = dual_gradient(loss, f, targets, batch).reshape(-1)
             near, far = (gradient if k.damping is None else k.damping(gradient) for k in ends)
             split = [(1 - tau) * near, tau * far, jnp.zeros(count, dtype)]
-            updates, state = optimizer.update(jnp.concatenate(split), state, weights)
-            updates = jnp.asarray(updates)
+            updates, after = optimizer.update(jnp.concatenate(split), state, weights)
+            updates, state = jnp.asarray(updates, dtype), keep_dtypes(after, state)
             new_f = f + _move(knots, updates, tau, shape) + drift
             length = length.at[t + 1].set(_length(knots[0], products, updates, shape))
             weights = jnp.asarray(optax.apply_updates(weights, updates))
@@ -259,7 +255,7 @@ def make_runner(loss: Loss, optimizer: optax.GradientTransformation) -> Callable
         first = (weights, state, here.f, train, zeros, jnp.asarray(-1))
         out = jax.lax.fori_loop(start, end, step, first)
         weights, state, _, train, length, diverged_at = out
-        rows = [weights, *slots(optimizer, state)]
+        rows = [weights, *(row.astype(dtype) for row in slots(optimizer, state))]
         return Run(train, rows, state, diverged_at, length)
 
     return run

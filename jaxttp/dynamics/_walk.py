@@ -14,8 +14,8 @@ from jaxttp._checks import is_concrete
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._edge import Damping, damping, make_edge
-from jaxttp.dynamics._segment import Knot, Network, Run, Start, chord, gram, make_runner, slots
-from jaxttp.dynamics.filters import linear_filter
+from jaxttp.dynamics._segment import Knot, Network, Run, Start, chord, gram, make_runner
+from jaxttp.dynamics.filters import linear_filter, start_shares
 from jaxttp.losses import Loss, encode_targets
 
 SWEEPS = 3
@@ -102,8 +102,9 @@ class Walk:
         self.report: Callable[[], None] = lambda: None
         f = self.network.outputs(params)
         self.targets, self.loss = encode_targets(loss, y, f)
-        self.decays = linear_filter(optimizer, params).weight_decay is not False
-        self.slots = len(slots(optimizer, optimizer.init(jnp.zeros(1, f.dtype))))
+        self.decays = linear_filter(optimizer, params, steps=steps).weight_decay is not False
+        shares = start_shares(optimizer)
+        self.slots = len(shares)
         state = optimizer.init(jnp.zeros(2 * f.size + 1 + self.slots, f.dtype))
         self.run = make_runner(self.loss, optimizer)
         if accumulators and len(accumulators) != self.slots:
@@ -112,8 +113,11 @@ class Walk:
                 f"accumulators; got {len(accumulators)}."
             )
         self.moving = bool(accumulators)
-        zeros = [jax.tree.map(jnp.zeros_like, params)] * self.slots
-        vectors = [params, *(accumulators or zeros)]
+        self.begun = [share != 0 for share in shares]
+        # An average of weights takes its share from the weights themselves.
+        self.decays = self.decays or any(self.begun)
+        copies = [jax.tree.map(lambda w, s=s: jnp.asarray(s * w, w.dtype), params) for s in shares]
+        vectors = [params, *(accumulators or copies)]
         self.here = Start(params, self.network.kernel(params), vectors, f, state)
         self.train = jnp.zeros((steps + 1, *f.shape), f.dtype).at[0].set(f)
         self.provisional = self.train
@@ -129,9 +133,13 @@ class Walk:
         self.crossing: tuple[int, Run] | None = None
         self.curve = jax.jit(jax.vmap(lambda f: self.loss.value(f, self.targets)))
 
+    def _in_use(self, start: int) -> list[bool]:
+        """Which of the vectors that coefficients refer to can enter the outputs."""
+        return [self.decays, *(self.moving or start > 0 or begun for begun in self.begun)]
+
     def explore(self, start: int, end: int) -> tuple[Knot, Array, Run]:
         """Run from `start` to `end` with the kernel at hand."""
-        in_use = [self.decays, *[self.moving or start > 0] * self.slots]
+        in_use = self._in_use(start)
         pushed = self.network.push_all(self.here, self.here.point, in_use)
         knot = Knot(self.here.kernel, pushed, self.damping)
         products = gram(self.here, in_use)
@@ -166,7 +174,7 @@ class Walk:
         provisional, knots, points, line = result.train, [knot], [here.point], None
         bound = None
         if self.order == 2:
-            in_use = [self.decays, *[self.moving or start > 0] * self.slots]
+            in_use = self._in_use(start)
             point = network.combine(points, here.vectors, result.rows[0], here.f)
             kernel = network.kernel(point)
             if is_concrete(kernel) and not bool(jnp.all(jnp.isfinite(kernel))):

@@ -22,12 +22,17 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import is_concrete
+from jaxttp._checks import check_integer, is_concrete
 from jaxttp._result import RESULT
 from jaxttp._types import Params
 
 PROBE_STEPS = 64
+"""The least number of steps that a verdict is about."""
+_SEQUENCES = 3
+_MIXTURE = np.array([60.0, 80.0])
 _TOLERANCE = 1e-3
+_ROUNDING = 1e-14
+"""Less is no decay: the probe is in float64, for an average of weights hardly moves."""
 _LEAVES = {"kernel": (4, 3), "bias": (5,), "scale": (3, 2, 2, 2)}
 _SCALES = (1e-4, 1e4)
 _REFUSAL = (
@@ -38,35 +43,48 @@ _REFUSAL = (
     "decoupled weight decay."
 )
 
+_HIDDEN = (
+    "optimizer keeps a state that cannot be followed from one linearisation to the next: what it "
+    "accumulates must have the shape of the weights, and start at zero or as a multiple of them. "
+    "Use relinearize=0 (jaxttp.dynamics.recursion), or SGD, momentum, Nesterov or schedules."
+)
+
 
 class LinearFilter(NamedTuple):
-    """Response of a linear optimiser over its first steps.
+    """Response of a linear optimiser over its first T steps.
 
     Attributes:
-        impulse: k (S, S), the update at step t to a unit gradient at step s.
-        decay: d (S,), the update at step t of a unit weight with no gradient.
+        impulse: k (S, S), the update at step t to a unit gradient at step s, for the first 64.
+        decay: d (T,), the update at step t of a unit weight with no gradient.
         weight_decay: whether d is not zero; None where the values are traced.
     """
 
     impulse: Float[Array, "s s"]
-    decay: Float[Array, " s"]
+    decay: Float[Array, " t"]
     weight_decay: bool | None
 
     plot, _repr_html_, __repr__ = RESULT
 
 
 def linear_filter(
-    optimizer: optax.GradientTransformation, params: Params | None = None
+    optimizer: optax.GradientTransformation,
+    params: Params | None = None,
+    *,
+    steps: int = PROBE_STEPS,
 ) -> LinearFilter:
     """The response of a linear optimiser, or an error for one that is not linear.
+
+    The verdict is about the steps asked for, 64 at least: what an optimiser starts doing after them
+    (a schedule that ends, decay or clipping that sets in) is not looked at.
 
     Args:
         optimizer: any optax transformation.
         params: the weights that it is to train. Only with them can it be seen whether a mask or
             label function that looks at names treats all of them alike.
+        steps: the horizon.
 
     Returns:
-        A `LinearFilter` over its first `PROBE_STEPS` steps.
+        A `LinearFilter`.
 
     Raises:
         TypeError: not an optax transformation.
@@ -87,11 +105,12 @@ def linear_filter(
             f"optimizer must be an optax.GradientTransformation, such as optax.sgd(0.1); got "
             f"{optimizer!r}."
         )
+    steps = max(PROBE_STEPS, check_integer("steps", steps, at_least=1))
     shapes, tree = jax.tree.flatten(jax.tree.map(_small, params))
     try:
-        return _concrete_filter(optimizer, tuple(shapes), tree)
+        return _concrete_filter(optimizer, tuple(shapes), tree, steps)
     except _TracedError:  # nothing that is traced may be kept
-        return _filter(optimizer, tuple(shapes), tree)
+        return _filter(optimizer, tuple(shapes), tree, steps)
 
 
 class _TracedError(Exception):
@@ -108,18 +127,25 @@ def _small(leaf: Any) -> _Shape:
 
 
 @functools.lru_cache(maxsize=64)
-def _concrete_filter(optimizer: Any, shapes: tuple, tree: Any) -> LinearFilter:
-    found = _filter(optimizer, shapes, tree)
+def _concrete_filter(optimizer: Any, shapes: tuple, tree: Any, steps: int) -> LinearFilter:
+    found = _filter(optimizer, shapes, tree, steps)
     if found.weight_decay is None:
         raise _TracedError
     return found
 
 
-def _filter(optimizer: Any, shapes: tuple, tree: Any) -> LinearFilter:
+def _filter(optimizer: Any, shapes: tuple, tree: Any, steps: int) -> LinearFilter:
     params = jax.tree.unflatten(tree, shapes)
     try:
-        with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):
-            impulse, decay, deviation = _probe(optimizer, params)
+        dtype = jnp.zeros(()).dtype
+        with (
+            jax.ensure_compile_time_eval(),
+            jax.numpy_dtype_promotion("standard"),
+            jax.enable_x64(True),
+        ):
+            impulse, decay, deviation = _probe(optimizer, params, steps)
+            decay = jnp.where(jnp.abs(decay) > _ROUNDING, decay, 0.0).astype(dtype)
+            impulse, deviation = impulse.astype(dtype), deviation.astype(dtype)
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise ValueError(f"{_REFUSAL} (The probe failed with: {problem})") from problem
     if is_concrete(deviation):
@@ -131,60 +157,136 @@ def _filter(optimizer: Any, shapes: tuple, tree: Any) -> LinearFilter:
     return LinearFilter(impulse, decay, None)
 
 
-def _probe(optimizer: Any, params: Params) -> tuple[Array, Array, Array]:
-    """Impulse response of single weights, and the largest deviation from it elsewhere.
+def _probe(optimizer: Any, params: Params, steps: int) -> tuple[Array, Array, Array]:
+    """Impulse response and decay of single weights, and how far anything is from ONE linear filter.
 
-    In the leaf "impulse" weight s gets a unit gradient at step s and the last weight starts at one
-    without any; the other leaves hold random gradients and weights of several shapes, names and
-    magnitudes. The responses of the first run's impulses must explain all of a second run, whose
-    other leaves are larger (a clipped norm would change the response), and of a third over leaves
-    with the names of `params`.
+    A few random sequences of gradients, with random initial weights, drive a few weights of the
+    leaf "impulse". All other leaves, of several shapes, names and magnitudes, get combinations of
+    the same sequences, so their updates must be the same combinations, at every step. A second run
+    has other sequences; a third 100 times a combination of both runs, which a filter that looks at
+    more than one weight (a norm) does not answer by the same combination. The last run has the
+    names of `params`.
     """
-    runs = [_run(optimizer, _probe_tree(seed, size)) for seed, size in ((0, 1.0), (1, 100.0))]
-    response = runs[0][2]["impulse"]
-    impulse, decay = response[:, :PROBE_STEPS], response[:, PROBE_STEPS]
-    if params is not None:
-        runs.append(_run(optimizer, _named_tree(params)))
+    rng = np.random.default_rng(0)
+    sequences = rng.standard_normal((2, 1 + steps, _SEQUENCES))  # first the initial weights
+    mixed = np.tensordot(_MIXTURE, sequences, 1)[None]
+    sequences = np.concatenate([sequences, mixed])
+    weights = {
+        f"{name}_{scale:g}" if scale != _SCALES[0] else name: scale
+        * rng.standard_normal((_SEQUENCES, *shape))
+        for scale, (name, shape) in itertools.product(_SCALES, _LEAVES.items())
+    }
+    named = jax.tree.map(lambda shape: rng.standard_normal((_SEQUENCES, *shape)), params)
+    first = {"impulse": _reference(sequences)}
+    first |= {name: np.tensordot(sequences, mix, 1) for name, mix in weights.items()}
+    updates = jax.vmap(lambda inputs: _run(optimizer, inputs))(_arrays(first))
+    response = updates["impulse"]
+    answers, decay = response[:, :, :_SEQUENCES], response[0, :, _SEQUENCES]
+    shown = min(PROBE_STEPS, steps)
+    impulse = response[0, :shown, _SEQUENCES + 1 :][:, :shown]
     deviation = jnp.where(jnp.any(response != 0), 0.0, jnp.inf)  # no response tells nothing
-    for first, grads, updates in runs:
-        for w, g, update in zip(*map(jax.tree.leaves, (first, grads, updates)), strict=True):
-            want = jnp.tensordot(impulse, g, 1) + jnp.tensordot(decay, w, 0)
-            size = jnp.max(jnp.abs(want)) + 1e-30
-            deviation = jnp.maximum(deviation, jnp.max(jnp.abs(update - want)) / size)
+    pairs: list[tuple[Array, Array, Any]] = [
+        (updates[name], answers, mix) for name, mix in weights.items()
+    ]
+    pairs.append((answers[2], answers[:2], None))
+    if params is not None:
+        inputs = jax.tree.map(lambda mix: np.tensordot(sequences[0], mix, 1), named)
+        updates = _run(optimizer, _arrays(inputs))
+        leaves = zip(jax.tree.leaves(updates), jax.tree.leaves(named), strict=True)
+        pairs += [(update, answers[0], mix) for update, mix in leaves]
+    for got, answer, mix in pairs:
+        if mix is None:
+            want, lead = jnp.tensordot(jnp.asarray(_MIXTURE, got.dtype), answer, 1), 1
+        else:
+            want, lead = jnp.tensordot(answer, jnp.asarray(mix, got.dtype), 1), answer.ndim - 1
+        axes = tuple(range(lead, want.ndim))  # every step by itself: a late one may be small
+        size = jnp.max(jnp.abs(want), axis=axes) + 1e-30
+        off = jnp.max(jnp.abs(got - want), axis=axes) / size
+        deviation = jnp.maximum(deviation, jnp.max(off))  # NaN stays
     return impulse, decay, deviation
 
 
-def _probe_tree(seed: int, size: float) -> tuple[Params, Params]:
-    """Initial weights, and gradients of all steps."""
-    rng = np.random.default_rng(seed)
-    first: dict[str, Any] = {"impulse": np.eye(1, PROBE_STEPS + 1, PROBE_STEPS)[0]}
-    grads: dict[str, Any] = {"impulse": np.eye(PROBE_STEPS, PROBE_STEPS + 1)}
-    for scale, (name, shape) in itertools.product(_SCALES, _LEAVES.items()):
-        key = f"{name}_{scale:g}" if scale != _SCALES[0] else name
-        first[key] = size * scale * rng.standard_normal(shape)
-        grads[key] = size * scale * rng.standard_normal((PROBE_STEPS, *shape))
-    return first, grads
+def _reference(sequences: np.ndarray) -> np.ndarray:
+    """Weights driven by the sequences, one that only decays, and one for every unit impulse."""
+    runs, rows, _ = sequences.shape
+    shown = min(PROBE_STEPS, rows - 1)
+    extra = np.zeros((runs, rows, 1 + shown))
+    extra[:, 0, 0] = 1.0
+    extra[:, np.arange(1, shown + 1), np.arange(1, shown + 1)] = 1.0
+    return np.concatenate([sequences, extra], axis=2)
 
 
-def _named_tree(params: Params) -> tuple[Params, Params]:
-    """Small leaves with the names and axes of `params`."""
-    rng = np.random.default_rng(2)
-    return (
-        jax.tree.map(lambda shape: rng.standard_normal(shape), params),
-        jax.tree.map(lambda shape: rng.standard_normal((PROBE_STEPS, *shape)), params),
-    )
+def keep_dtypes(state: Any, like: Any) -> Any:
+    """A state with the dtypes of the one before it: a rate in float64 makes it so, too."""
+
+    def keep(new: Any, old: Any) -> Any:
+        dtype = getattr(old, "dtype", None) or jnp.result_type(old)
+        if jnp.issubdtype(dtype, jax.dtypes.extended):  # a random key
+            return new
+        return jnp.asarray(new, dtype)
+
+    return jax.tree.map(keep, state, like)
 
 
-def _run(optimizer: Any, tree: tuple[Params, Params]) -> tuple[Params, Params, Params]:
-    """Initial weights, gradients and updates (both stacked over steps) of one probe run."""
-    first, grads = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
+def _arrays(tree: Params) -> Params:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)
+
+
+def _run(optimizer: Any, inputs: Params) -> Params:
+    """Updates, stacked over steps, from initial weights (the first row) and gradients."""
+    first, grads = (jax.tree.map(lambda leaf, s=s: leaf[s], inputs) for s in (0, slice(1, None)))
 
     def step(carry: tuple, gradient: Params) -> tuple[tuple, Params]:
         params, state = carry
         updates, new = optimizer.update(gradient, state, params)
-        # A rate in float64 makes the state so, too.
-        new = jax.tree.map(lambda a, like: jnp.asarray(a, jnp.result_type(like)), new, state)
-        return (optax.apply_updates(params, updates), new), updates
+        return (optax.apply_updates(params, updates), keep_dtypes(new, state)), updates
 
-    _, updates = jax.lax.scan(step, (first, optimizer.init(first)), grads)
-    return first, grads, updates
+    return jax.lax.scan(step, (first, optimizer.init(first)), grads)[1]
+
+
+def slots(optimizer: optax.GradientTransformation, state: optax.OptState) -> list[Array]:
+    """The leaves of an optimiser's state that are shaped like its parameters (accumulators)."""
+    found: list[Array] = []
+    optax.tree_utils.tree_map_params(optimizer, lambda leaf: found.append(leaf) or leaf, state)
+    return found
+
+
+def start_shares(optimizer: optax.GradientTransformation) -> tuple[float, ...]:
+    """What the accumulators of a fresh state hold, as multiples of the weights.
+
+    A velocity starts at zero, but schedule-free SGD averages a copy of the weights.
+
+    Raises:
+        ValueError: a state that starts, or is kept, otherwise.
+    """
+    try:
+        return _start_shares(optimizer)
+    except TypeError:  # no hash
+        return _start_shares.__wrapped__(optimizer)
+
+
+@functools.lru_cache(maxsize=64)
+def _start_shares(optimizer: optax.GradientTransformation) -> tuple[float, ...]:
+    weights = np.array([0.7, -1.3, 0.4, 2.1, -0.6], np.float32)
+    starts = (weights, -3.0 * weights[:4])  # of two lengths: a state that mixes weights shows it
+    with jax.ensure_compile_time_eval():
+        states = [optimizer.init(jnp.asarray(w)) for w in starts]
+        try:
+            found = [slots(optimizer, state) for state in states]
+            rest = [
+                optax.tree_utils.tree_map_params(optimizer, lambda _: None, state)
+                for state in states
+            ]
+        except (ValueError, TypeError, AttributeError) as problem:
+            raise ValueError(f"{_HIDDEN} ({problem})") from problem
+        shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(state)] for state in rest]
+        if shapes[0] != shapes[1]:
+            raise ValueError(_HIDDEN)
+        shares = []
+        for leaves in zip(*found, strict=True):
+            share = float(leaves[0][0] / weights[0])
+            pairs = zip(leaves, starts, strict=True)
+            if not all(np.allclose(leaf, share * w, rtol=1e-5, atol=1e-7) for leaf, w in pairs):
+                raise ValueError(_HIDDEN)
+            shares.append(share)
+    return tuple(shares)

@@ -19,7 +19,7 @@ from jaxttp._checks import check_integer
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.filters import linear_filter
+from jaxttp.dynamics.filters import keep_dtypes, linear_filter
 from jaxttp.losses import Loss
 
 
@@ -87,7 +87,7 @@ def recursion(
     indices = None
     if batch_size is not None:
         indices = batch_indices(key, n, batch_size, steps, protocol=protocol)
-    tangent = _check_tangent(optimizer, initial_tangent, f0)
+    tangent = _check_tangent(optimizer, initial_tangent, f0, steps)
 
     def outputs(coefficients: _Coefficients) -> Array:
         moved = f0 + apply_kernel(kernel, coefficients.dual)
@@ -98,7 +98,8 @@ def recursion(
     def step(carry: tuple, batch: Array | None) -> tuple[tuple, tuple]:
         coefficients, state, f, alive = carry
         gradient = _Coefficients(dual_gradient(loss, f, targets, batch), jnp.zeros((), f.dtype))
-        updates, state = optimizer.update(gradient, state, coefficients)
+        updates, after = optimizer.update(gradient, state, coefficients)
+        state = keep_dtypes(after, state)
         new: Any = optax.apply_updates(coefficients, updates)
         new_f = outputs(new)
         alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
@@ -153,10 +154,10 @@ def output_limit(dtype: Any) -> float:
 
 
 def _check_tangent(
-    optimizer: optax.GradientTransformation, tangent: ArrayLike | None, f0: Array
+    optimizer: optax.GradientTransformation, tangent: ArrayLike | None, f0: Array, steps: int
 ) -> Array | None:
     """J w_0 where the optimiser decays the weights, None where it does not."""
-    response = linear_filter(optimizer)
+    response = linear_filter(optimizer, steps=steps)
     if response.weight_decay is False:
         return None
     if tangent is not None:

@@ -1,6 +1,7 @@
 """The largest learning rate at which the linearised network does not diverge."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,11 +11,13 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_number
 from jaxttp._threads import decompose
-from jaxttp.dynamics._kernels import apply_kernel, check_problem
+from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.losses import Loss
 from jaxttp.ntk._lanczos import lanczos
 
 LANCZOS_STEPS = 64
+DENSE = 256
+"""Outputs of a kernel whose eigenvectors are all computed, at most."""
 
 
 def largest_curvature(
@@ -67,12 +70,43 @@ def curvature_modes(
     return jnp.maximum(values[::-1][:count], 0.0), vectors[:, ::-1][:, :count]
 
 
+@functools.partial(jax.jit, static_argnums=3)
+def curvature_basis(
+    kernel: Array, f: Array, targets: Array, loss: Loss
+) -> tuple[Float[Array, " r"], Float[Array, "nc r"]]:
+    """Eigenvalues and orthonormal eigenvectors of (1/N) H^(1/2) Theta H^(1/2).
+
+    All of them where N C is at most `DENSE`, else the Ritz pairs of the Lanczos iteration.
+    """
+    n, c = f.shape
+    if n * c > DENSE:
+        return _ritz(kernel, f, targets, loss)[:2]
+    matrix = flatten_kernel(kernel, c)
+    root = _hessian_root(f, targets, loss)
+    half = jnp.einsum("nab,nbp->nap", root, matrix.reshape(n, c, n * c), precision="highest")
+    whole = jnp.einsum("pnb,nba->pna", half.reshape(n * c, n, c), root, precision="highest")
+    return tuple(decompose(jnp.linalg.eigh, whole.reshape(n * c, n * c) / n))
+
+
 def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
     """Ritz values, the largest last, and H^(1/2) times their vectors; 0 where there are none."""
-    n, c = f.shape
+    values, vectors, rooted = _ritz(kernel, f, targets, loss)
+    return values, jax.vmap(lambda u: rooted(u).reshape(-1), 1, 1)(vectors)
+
+
+def _hessian_root(f: Array, targets: Array, loss: Loss) -> Float[Array, "n c c"]:
+    """H^(1/2) of every sample."""
     values, vectors = decompose(jnp.linalg.eigh, loss.hessian(f, targets))
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
-    root = jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
+    return jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
+
+
+def _ritz(
+    kernel: Array, f: Array, targets: Array, loss: Loss
+) -> tuple[Array, Array, Callable[[Array], Array]]:
+    """Ritz values, increasing, their vectors, and the product with H^(1/2)."""
+    n, c = f.shape
+    root = _hessian_root(f, targets, loss)
 
     def rooted(flat: Array) -> Array:
         return jnp.einsum("nab,nb->na", root, flat.reshape(n, c), precision="highest")
@@ -84,8 +118,7 @@ def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, 
     start = jax.random.normal(jax.random.key(0), (n * c,), f.dtype)
     # A start inside the range of H^(1/2): outside it the iteration would only meet zeros.
     found = lanczos(product, product(start), min(LANCZOS_STEPS, n * c))
-    values = jnp.where(found.known, found.values, 0.0)
-    return values, jax.vmap(lambda u: rooted(u).reshape(-1), 1, 1)(found.vectors())
+    return jnp.where(found.known, found.values, 0.0), found.vectors(), rooted
 
 
 def max_learning_rate(

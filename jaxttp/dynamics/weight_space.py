@@ -23,7 +23,7 @@ from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._kernels import check_rate, check_times
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.filters import linear_filter
+from jaxttp.dynamics.filters import keep_dtypes, linear_filter
 from jaxttp.dynamics.recursion import dual_gradient, output_limit
 from jaxttp.losses import Loss, encode_targets
 
@@ -137,7 +137,8 @@ def weight_space(
             moved, state, f, alive = carry
             (gradient,) = pull(dual_gradient(loss, f, targets, batch))
             weights = jax.tree.map(jnp.add, params, moved)
-            updates, state = optimizer.update(gradient, state, weights)
+            updates, after = optimizer.update(gradient, state, weights)
+            state = keep_dtypes(after, state)
             new = jax.tree.map(lambda m, u: m + u.astype(m.dtype), moved, updates)
             new_f = f0 + push(new)
             alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
@@ -162,7 +163,9 @@ def weight_space(
 
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
     train, test, *rest = run(params, x, x_test, f0, targets, indices)
-    return WeightSpaceTrajectory(ts, train, test, *rest, linear=_is_linear(optimizer, params))
+    return WeightSpaceTrajectory(
+        ts, train, test, *rest, linear=_is_linear(optimizer, params, steps)
+    )
 
 
 def weight_space_flow(
@@ -261,8 +264,8 @@ def _norm(tree: Params) -> Array:
     return jnp.sqrt(total)
 
 
-def _is_linear(optimizer: optax.GradientTransformation, params: Params) -> bool:
+def _is_linear(optimizer: optax.GradientTransformation, params: Params, steps: int) -> bool:
     try:
-        return linear_filter(optimizer, params).weight_decay is not None
+        return linear_filter(optimizer, params, steps=steps).weight_decay is not None
     except ValueError:
         return False

@@ -161,6 +161,7 @@ def choose_dynamics(
     optimizer: optax.GradientTransformation | None,
     params: Params,
     relinearize: int | str,
+    steps: int,
 ) -> str:
     """What "auto" means for this optimiser; None is gradient descent, which is linear."""
     if optimizer is None or dynamics not in ("auto", "recursion"):
@@ -169,7 +170,7 @@ def choose_dynamics(
         linear_filter(optimizer, params)  # no other can be re-linearised
         return "recursion"
     try:
-        linear_filter(optimizer, params)
+        linear_filter(optimizer, params, steps=steps)
     except ValueError:
         if dynamics == "recursion":
             raise

@@ -25,6 +25,7 @@ from jaxttp._checks import check_finite, check_integer, check_number
 from jaxttp._result import RESULT
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.recursion import output_limit
+from jaxttp.forecast._stability import RISE
 from jaxttp.forecast.crossing import check_reading, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import Loss
@@ -57,7 +58,7 @@ class OnlineForecast:
         time_scale: how many times faster than predicted the outputs move at step k.
         departure: |observed - predicted loss| as a share of the predicted drop, (k + 1,).
         left_at: the step at which the linear regime was left, -1 for not yet.
-        stable: False where the corrected forecast diverges.
+        stable: False where the corrected forecast diverges, or rises above twice what was seen.
         rule: the definition of training time.
         kernels: kernels built for the correction.
     """
@@ -225,7 +226,8 @@ def corrected(
     """The forecast of a curve whose first part was observed and whose rest is predicted."""
     open_loop = np.asarray(open_loop, np.float64)
     curve = np.concatenate([seen, np.asarray(rest, np.float64)])
-    stable = stable and bool(np.all(np.isfinite(curve)) and curve[-1] <= 2 * curve[0])
+    highest = RISE * seen.max()  # a training under way has survived what was seen
+    stable = stable and bool(np.max(curve) <= highest and curve[-1] <= RISE * curve[0])
     drop = abs(float(open_loop[0] - open_loop[-1])) or 1.0
     off = np.abs(seen - open_loop[: len(seen)]) / drop
     beyond = np.flatnonzero(off > departure)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -14,7 +15,6 @@ from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._edge import constant_edge
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.dynamics.closed_form import closed_form
 from jaxttp.dynamics.diffusion import diffusion
@@ -26,6 +26,7 @@ from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast._options import check_model, check_modes, check_options, choose_dynamics
+from jaxttp.forecast._stability import constant_rate, optimizer_rates, rises
 from jaxttp.forecast._trust import learning_speeds, trust_in_path, trust_in_speeds
 from jaxttp.forecast.bands import (
     delete_groups,
@@ -136,8 +137,9 @@ def predict_training_time(
         progress: called with (stage, done, total); a large kernel reports its tiles.
 
     Returns:
-        A `Prediction`. A learning rate beyond stability is no exception: `stable` is False, `steps`
-        are -1, the curves are finite (held at the last representable value).
+        A `Prediction`. A learning rate beyond stability is no exception, be it for one step of a
+        schedule: `stable` is False, `steps` are -1, the curves are finite (held at the last
+        representable value), and `message` says by how much and until when.
 
     Raises:
         ValueError: neither or both of `learning_rate` and `optimizer`; a batch size without a key;
@@ -187,7 +189,7 @@ def predict_training_time(
         optimizer = optax.sgd(learning_rate, momentum or None)
     assert optimizer is not None  # one of both is given, check_options saw to it
     selected, restore = split_trainable(params, trainable)
-    dynamics = choose_dynamics(dynamics, given, selected, relinearize)
+    dynamics = choose_dynamics(dynamics, given, selected, relinearize, steps)
     modes = check_modes(
         dynamics, relinearize, sketch_dim, loss, noise, paths, tolerance, level, kernel_batch_size,
         max_bytes,
@@ -250,7 +252,7 @@ def predict_training_time(
         draws = None
         tangents: dict[str, Any] = {}
         linear = dynamics == "recursion" and (not relinearize or without is not None)
-        if given is not None and linear and linear_filter(given).weight_decay:
+        if given is not None and linear and linear_filter(given, steps=steps).weight_decay:
             push = lambda z: jax.jvp(lambda w: network(w, z), (selected,), (selected,))[1]  # noqa: E731
             tangents["initial_tangent"] = push(x)
             if test:
@@ -315,13 +317,16 @@ def predict_training_time(
             losses = jnp.median(curves, axis=0)
         if outputs.ndim == 4:
             outputs = jnp.mean(outputs, axis=0)
-    stable = diverged_at is None or int(diverged_at) < 0
+    rates = None
     if learning_rate is not None:
-        stable = stable and float(learning_rate) < float(limit)
-    elif dynamics == "recursion" and not relinearize:  # the limit is plain gradient descent's
-        edge = constant_edge(optimizer)
-        stable = stable and (edge is None or 2.0 / float(limit) < edge)
-    stable = stable and bool(losses[-1] <= 2 * losses[0])
+        rates = constant_rate(float(learning_rate), float(limit))
+    elif dynamics == "recursion":  # until here the limit is plain gradient descent's
+        problem = kernel, f0, targets, loss
+        rates = optimizer_rates(optimizer, steps, 2.0 / float(limit), problem, batch_size, protocol)
+        limit = limit if rates is None or not np.isfinite(rates.limit) else rates.limit
+    stable = (diverged_at is None or int(diverged_at) < 0) and not rises(losses)
+    if rates is not None and (learning_rate is not None or not relinearize):
+        stable = stable and not len(rates.above)  # re-linearised, a schedule may pass its limit
     definition = {"metric": metric, "rule": rule, "smooth": smooth, "window": window}
     curve = losses if metric == "loss" else errors
     times = {e: int(metric_time(curve, e, **definition)) if stable else -1 for e in thresholds}
@@ -357,6 +362,7 @@ def predict_training_time(
         error=errors,
         max_learning_rate=float(limit),
         stable=bool(stable),
+        rates=rates,
         cost=Cost(kernels, kernels * c + passes, watch.run_seconds, watch.compile_seconds),
         horizon=steps,
         rule=rule,

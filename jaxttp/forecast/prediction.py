@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from jaxttp._result import RESULT
+from jaxttp.forecast._stability import Rates, stability_message
 from jaxttp.forecast.crossing import read_times
 
 
@@ -48,10 +49,12 @@ class Prediction:
         loss: predicted mean loss L_0, ..., L_T on the training samples, (T + 1,).
         error: predicted error (share misclassified; for regression unexplained variance), (T + 1,).
         max_learning_rate: beyond it the linearised network diverges at the start of training; for
-            an `optimizer` given as such, the limit of plain gradient descent.
-        stable: False when the learning rate is beyond that limit (a constant `optimizer`: its
-            own), the outputs diverged, or the loss ends above twice its start (small batches can
-            diverge below the limit).
+            an `optimizer` given as such its own, at the step that is the farthest beyond (plain
+            gradient descent's where it has none: Adam, accumulated gradients).
+        stable: False when the learning rate of any step is beyond the limit (for a schedule with
+            mini-batches the mean-square limit), the outputs diverged, or the loss exceeds twice
+            its start on the way (small batches can diverge below the limit). A re-linearised
+            schedule is judged by its loss alone.
         cost: what the forecast cost.
         horizon: T.
         rule: the definition of training time, see `training_time`.
@@ -72,6 +75,7 @@ class Prediction:
         trust: how far the forecast can be trusted, where there is doubt; None otherwise. With one
             kernel it compares how fast the network learns at three of the predicted weights,
             re-linearised paths go by their estimated error, "weight_space" always says something.
+        rates: the learning rate of every step (or one for all), and its share of the limit.
     """
 
     steps: Mapping[float, int]
@@ -92,6 +96,7 @@ class Prediction:
     test_loss: Float[Array, " t"] | None = None
     test_error: Float[Array, " t"] | None = None
     trust: str | None = None
+    rates: Rates | None = None
     metric: str = "loss"
 
     def read(
@@ -127,23 +132,10 @@ class Prediction:
     @property
     def message(self) -> str:
         """One line on stability."""
-        rate, limit = self.hyperparameters.get("learning_rate"), f"{self.max_learning_rate:.4g}"
-        if self.stable and rate is None:
-            return f"stable; plain gradient descent is up to learning rate {limit}"
-        if self.stable:
-            return f"stable; largest stable learning rate {limit}"
-        if rate is None:
-            return f"diverges; plain gradient descent diverges above η = {limit}"
-        if rate < self.max_learning_rate:
-            return (
-                f"diverges at learning rate {rate:g} with batches of "
-                f"{self.hyperparameters['batch_size']}; a full batch diverges above η = {limit}"
-            )
-        line = f"diverges above η = {limit} (learning rate {rate:g})"
-        first, highest, last = (float(self.loss[0]), float(self.loss.max()), float(self.loss[-1]))
-        if last < first:  # cross-entropy flattens where the outputs grow
-            line += f", though the predicted loss comes down from {highest:.3g} to {last:.3g}"
-        return line
+        return stability_message(
+            self.loss, self.rates, stable=self.stable,
+            batch_size=self.hyperparameters.get("batch_size"),
+        )  # fmt: skip
 
     def __str__(self) -> str:
         share = self.rule == "relative"

@@ -32,6 +32,7 @@ from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp._result import RESULT
 from jaxttp._threads import limited
 from jaxttp.dynamics._kernels import check_problem
+from jaxttp.forecast._stability import rises
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import squared_error
 from jaxttp.ntk import fit_power_law
@@ -294,4 +295,6 @@ def mode_curve(
             break
         curve.append(loss)
     curve += [curve[-1]] * (setting.steps + 1 - len(curve))
-    return np.array(curve), stable and curve[-1] <= 2 * curve[0]
+    largest = values[residual > 0].max(initial=0.0)  # a mode without residual stays at rest
+    below = setting.rates().max() * largest < 2 * (1 + setting.momentum)
+    return np.array(curve), bool(stable and below and not rises(curve))

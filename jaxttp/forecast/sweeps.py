@@ -32,6 +32,7 @@ from jaxttp.dynamics.batches import PROTOCOLS, batch_indices, check_batches
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast._options import check_memory, check_model
+from jaxttp.forecast._stability import Rates, batch_factor, rises, stability_message
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.crossing import check_reading, metric_time
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
@@ -57,7 +58,8 @@ class Sweep:
             with an error that does not fall.
         final_loss: predicted mean loss on all samples at the horizon, (S,).
         final_error: predicted error at the horizon, (S,).
-        stable: (S,), False where the forecast diverges (as in `Prediction.stable`).
+        stable: (S,), False where the forecast diverges, or any step's rate is beyond its limit (as
+            in `Prediction.stable`); `message` says which. Such settings are not ranked.
         max_learning_rate: (S,), where a constant rate with this momentum and loss diverges at the
             start of training.
         loss: predicted loss curves (S, T + 1), T the longest horizon; a shorter one is held at its
@@ -68,6 +70,8 @@ class Sweep:
         trust: what the network says of the settings that are shown first, where it was asked (by
             `sweep`): a sentence as `Prediction.trust`, or None where there is no doubt. Settings
             that are missing were not looked at.
+        rate_limit: (S,), what every rate is held against: `max_learning_rate`, or for a schedule
+            with mini-batches the mean-square limit, which is lower.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -84,6 +88,29 @@ class Sweep:
     metric: str = "loss"
     error: np.ndarray | None = None
     trust: Mapping[int, str | None] = dataclasses.field(default_factory=dict)
+    rate_limit: np.ndarray | None = None
+
+    def message(self, i: int) -> str:
+        """One line on the stability of setting i."""
+        one = self.settings[i]
+        limits = self.max_learning_rate if self.rate_limit is None else self.rate_limit
+        rates = one.rates()
+        if one.schedule == "constant":
+            rates = rates[:1]
+        in_square = limits[i] < self.max_learning_rate[i]
+        beside = Rates(rates, rates / limits[i], one.batch_size if in_square else None)
+        return stability_message(
+            self.loss[i], beside, stable=bool(self.stable[i]), batch_size=one.batch_size
+        )
+
+    @property
+    def warning(self) -> str | None:
+        """One line on the settings that are not stable; None where all of them are."""
+        unstable = np.flatnonzero(~self.stable)
+        if not len(unstable):
+            return None
+        i = int(unstable[np.argmin(self.final_loss[unstable])])  # the one that looks best
+        return f"{len(unstable)} not stable, as {self.settings[i]}: {self.message(i)}"
 
     def cost(self, threshold: float) -> np.ndarray:
         """What every setting spends to get there, (S,): seconds where known, else samples seen.
@@ -192,6 +219,8 @@ class Sweep:
                 lines.append(f"    trust: {self.trust[i]}")
         if not reached:
             lines.append("  none gets there")
+        if self.warning is not None:
+            lines.append("  " + self.warning.replace(": ", ":\n    ", 1))
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT
@@ -413,6 +442,7 @@ def sweep_kernel(
             problems[one.loss] = check_problem(kernel, f0, y, one.loss)[:4]
     horizon = max(one.steps for one in settings)
     curves, limits = np.zeros((len(settings), horizon + 1)), np.zeros(len(settings))
+    in_square = np.ones(len(settings))  # the limits of schedules with mini-batches, as a share
     by_error = metric == "error"
     errors = np.zeros((len(settings), horizon + 1 if by_error else 1))
     alive = np.zeros(len(settings), bool)
@@ -433,12 +463,19 @@ def sweep_kernel(
             found = _run(matrix, start, targets, exact_loss, some, indices, by_error)
             curves[part] = _held(found[0].T, horizon + 1)
             errors[part], alive[part] = _held(found[1].T, errors.shape[1]), found[2]
+        factors: dict[float, float] = {}
         for i in members:
-            limits[i] = limit * (1.0 + settings[i].momentum)
-    rates = np.array([one.learning_rate for one in settings])
-    constant = np.array([one.schedule == "constant" for one in settings])
+            momentum = settings[i].momentum
+            limits[i] = limit * (1.0 + momentum)
+            if batch_size is None or np.ptp(settings[i].rates()) == 0:
+                continue
+            if momentum not in factors:
+                problem = theta, start, targets, exact_loss
+                factors[momentum] = batch_factor(problem, momentum, batch_size, protocol)
+            in_square[i] = factors[momentum]
     final = curves[:, -1]
-    stable = alive & (final <= 2 * curves[:, 0]) & (~constant | (rates < limits))
+    peaks = np.array([one.rates().max() for one in settings])
+    stable = alive & ~rises(curves) & (peaks < in_square * limits)
     times = np.full((len(settings), len(thresholds)), -1)
     horizons = np.array([one.steps for one in settings])
     for steps in set(horizons):
@@ -452,7 +489,7 @@ def sweep_kernel(
             times[some, column] = jax.vmap(read)(jnp.asarray(read_off))
     return Sweep(
         settings, n, thresholds, rule, times, final, errors[:, -1], stable, limits, curves, seconds,
-        metric, errors if by_error else None,
+        metric, errors if by_error else None, rate_limit=in_square * limits,
     )  # fmt: skip
 
 

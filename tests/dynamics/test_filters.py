@@ -1,4 +1,5 @@
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -73,6 +74,76 @@ LATE = {
     "adam, begun late": optax.adam(optax.join_schedules([lambda _: 0.0, lambda _: 0.1], [10])),
     "nothing ever": optax.set_to_zero(),
 }
+
+BEYOND = {  # what the first 64 steps do not show
+    "clipped from 70 on": optax.chain(
+        optax.conditionally_transform(optax.clip(0.01), lambda t: t >= 70), optax.sgd(0.1)
+    ),
+    "clipped when the rate is tiny": optax.chain(
+        optax.conditionally_transform(optax.clip(0.01), lambda t: t >= 70),
+        optax.sgd(optax.exponential_decay(0.1, 70, 1e-6)),
+    ),
+    "clipped by norm from 70 on": optax.chain(
+        optax.conditionally_transform(optax.clip_by_global_norm(1.0), lambda t: t >= 70),
+        optax.sgd(0.1),
+    ),
+    "biases slow down at 70": optax.multi_transform(
+        {
+            "a": optax.sgd(0.1),
+            "b": optax.sgd(optax.piecewise_constant_schedule(0.1, {70: 0.1})),
+        },
+        lambda p: jax.tree.map(lambda leaf: "a" if leaf.ndim > 1 else "b", p),
+    ),
+}
+LATE_DECAY = optax.chain(
+    optax.add_decayed_weights(lambda t: jnp.where(t >= 70, 0.5, 0.0)), optax.sgd(0.1)
+)
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_the_verdict_is_about_the_whole_horizon(name):
+    linear_filter(BEYOND[name])  # so they are, for 64 steps
+    with pytest.raises(ValueError, match=r"optimizer is not one linear"):
+        linear_filter(BEYOND[name], steps=75)
+
+
+def test_a_long_horizon_is_probed_to_its_end():
+    """In time and memory proportional to it: 10,000 steps take no longer to compile than 64."""
+    clipped = optax.conditionally_transform(optax.clip(0.01), lambda t: t >= 9_990)
+    with pytest.raises(ValueError, match=r"optimizer is not one linear"):
+        linear_filter(optax.chain(clipped, optax.sgd(0.1)), steps=10_000)
+    found = linear_filter(optax.sgd(0.1, 0.9), steps=10_000)
+    assert found.impulse.shape == (64, 64)
+    assert found.decay.shape == (10_000,)
+
+
+def test_names_slow_down_late():
+    late = optax.sgd(optax.piecewise_constant_schedule(0.1, {70: 0.1}))
+    labels = by_name(lambda name: "b" if name == "head/b" else "a")
+    optimizer = optax.multi_transform({"a": optax.sgd(0.1), "b": late}, labels)
+    with pytest.raises(ValueError, match=r"optimizer is not one linear"):
+        linear_filter(optimizer, NETWORK, steps=75)
+
+
+def test_decay_that_begins_after_64_steps_is_followed():
+    assert linear_filter(LATE_DECAY).weight_decay is False
+    assert linear_filter(LATE_DECAY, steps=150).weight_decay is True
+    kernel, f0, w0 = jnp.eye(2).reshape(2, 1, 2, 1), jnp.ones((2, 1)), jnp.ones((2, 1))
+    common = {"loss": "squared_error", "optimizer": LATE_DECAY, "steps": 90}
+    y = jnp.array([[3.0], [-1.0]])
+    with pytest.raises(ValueError, match="initial_tangent"):
+        recursion(kernel, f0, y, **common)
+    got = recursion(kernel, f0, y, initial_tangent=w0, **common).train[-1]
+    w = np.ones(2)  # outputs are the weights themselves
+    for t in range(90):
+        w = w - 0.1 * ((w - y[:, 0]) / 2 + (0.5 * w if t >= 70 else 0))
+    np.testing.assert_allclose(got[:, 0], w, rtol=1e-12)
+
+
+def test_averages_of_weights_need_float64():
+    """Their updates are differences of weights, a thousandth of the learning rate and less."""
+    for rate in (0.1, 1e-4):
+        assert linear_filter(optax.contrib.schedule_free_sgd(rate), steps=200).weight_decay is False
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -10,6 +10,7 @@ import pytest
 from jaxttp import predict_training_time, train
 from jaxttp.dynamics import closed_form, gradient_flow
 from jaxttp.forecast import training_time
+from jaxttp.forecast._options import choose_dynamics
 from tests import oracles
 
 KEYS = jax.random.split(jax.random.key(3), 4)
@@ -268,3 +269,18 @@ def test_bad_input_names_the_argument(name):
     change, words = BAD[name]
     with pytest.raises(ValueError, match=words):
         predict(**change)
+
+
+def test_what_an_optimizer_begins_after_64_steps_is_forecast():
+    def late(t):
+        return jnp.where(t >= 66, 0.5, 0.0)
+
+    optimizer = optax.chain(optax.add_decayed_weights(late), optax.sgd(0.1))
+    start = jnp.ones((4, 3))
+    forecast = predict(linear, start, learning_rate=None, optimizer=optimizer, steps=75)
+    real = train(linear, start, X, Y, loss="cross_entropy", optimizer=optimizer, steps=75)
+    assert forecast.dynamics == "recursion"
+    np.testing.assert_allclose(forecast.loss, real.loss, rtol=1e-6)  # the model is linear
+    clipped = optax.conditionally_transform(optax.clip(0.01), lambda t: t >= 66)
+    assert choose_dynamics("auto", clipped, start, 0, steps=75) == "weight_space"
+    assert choose_dynamics("auto", clipped, start, 0, steps=64) == "recursion"

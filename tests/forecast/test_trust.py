@@ -8,7 +8,6 @@ import pytest
 
 from jaxttp import empirical_ntk, predict_training_time, train
 from jaxttp.dynamics import RelinearizedTrajectory
-from jaxttp.dynamics._edge import constant_edge
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._trust import learning_speeds, trust_in_path, trust_in_speeds
 from jaxttp.forecast.crossing import training_time
@@ -153,50 +152,3 @@ def test_a_path_says_where_it_is_unsure():
     assert "crosses the edge" in trust_in_path(_path(loss, 0.2, edge_at=3), (0.1, 0.4))
     assert "kernel of step 7 was held" in trust_in_path(_path(loss, held_from=7), ())
     assert "oscillates there" in trust_in_path(_path(loss, edge_at=9, held_from=7), ())
-
-
-# --- stability of an optimiser that is given as such ----------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "edge"),
-    [
-        (optax.sgd(0.1), 2 / 0.1), (optax.sgd(0.1, 0.9), 2 * 1.9 / 0.1),
-        (optax.sgd(0.1, 0.9, nesterov=True), 2 * 1.9 / (1 + 1.8) / 0.1),
-    ],
-)  # fmt: skip
-def test_edges_of_constant_optimizers(optimizer, edge):
-    found = constant_edge(optimizer)
-    # By trial over 64 steps: a mode just beyond the edge grows too slowly to be seen.
-    assert found == pytest.approx(edge, rel=0.02)
-    assert constant_edge(optax.sgd(optax.linear_schedule(0.1, 0.2, 5))) is None
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_both_ways_to_give_a_rate_agree_on_stability(momentum):
-    limit = predict_training_time(
-        tanh, PARAMS, X, Y, learning_rate=0.1, momentum=momentum, steps=2
-    ).max_learning_rate
-    for share, stable in ((0.5, True), (2.0, False)):
-        rate = share * limit
-        given = optax.sgd(rate, momentum or None)
-        one, other = (
-            predict_training_time(tanh, PARAMS, X, Y, steps=12, **way)
-            for way in ({"learning_rate": rate, "momentum": momentum}, {"optimizer": given})
-        )
-        np.testing.assert_array_equal(one.loss, other.loss)
-        assert one.stable is other.stable is stable
-        assert one.steps == other.steps
-        words = "stable; plain gradient descent" if stable else "diverges; plain gradient descent"
-        assert other.message.startswith(words)
-
-
-def test_a_rate_beyond_the_limit_whose_loss_comes_down_says_so():
-    """Cross-entropy flattens on the way, so the limit at the start need not be the end of it."""
-    y = (X[:, 0] > 0).astype(int)
-    zero = jnp.zeros((3, 2))
-    limit = predict_training_time(linear, zero, X, y, learning_rate=0.1).max_learning_rate
-    forecast = predict_training_time(linear, zero, X, y, learning_rate=1.5 * limit)
-    assert not forecast.stable
-    assert forecast.loss[-1] < 0.2 * forecast.loss[0]
-    assert "though the predicted loss comes down from" in forecast.message

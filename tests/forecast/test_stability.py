@@ -1,0 +1,201 @@
+"""The verdict on stability: every step's rate against its limit, and the predicted loss."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxttp import predict_training_time
+from jaxttp.forecast import Hyperparameters, grid, online, sweep_kernel
+from jaxttp.forecast._stability import Rates, constant_rate, rises, stability_message
+from jaxttp.forecast.spectra import mode_curve
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((20, 3))
+Y = (X[:, 0] > 0).astype(int)
+ZERO = jnp.zeros((3, 2))
+
+
+def linear(params, x):
+    return x @ params
+
+
+def predict(**options):
+    return predict_training_time(linear, ZERO, X, Y, **{"steps": 40} | options)
+
+
+def limit(momentum=0.0):
+    return predict(learning_rate=0.1, momentum=momentum, steps=2).max_learning_rate
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_both_ways_to_give_a_rate_agree_on_stability(momentum):
+    """`max_learning_rate` and the words included: the limit is the optimiser's own."""
+    largest = limit(momentum)
+    for share, stable in ((0.5, True), (2.0, False)):
+        rate = share * largest
+        one, other = (
+            predict(steps=12, **way)
+            for way in (
+                {"learning_rate": rate, "momentum": momentum},
+                {"optimizer": optax.sgd(rate, momentum or None)},
+            )
+        )
+        np.testing.assert_array_equal(one.loss, other.loss)
+        assert one.stable is other.stable is stable
+        assert one.steps == other.steps
+        assert other.max_learning_rate == pytest.approx(largest, rel=2e-6)
+        assert one.message == other.message
+
+
+def test_a_rate_beyond_the_limit_whose_loss_comes_down_says_so():
+    """Cross-entropy flattens on the way, so the limit at the start need not be the end of it."""
+    forecast = predict(learning_rate=1.5 * limit(), steps=150)
+    assert not forecast.stable
+    assert forecast.loss[-1] < 0.2 * forecast.loss[0]
+    assert "though the predicted loss comes down from" in forecast.message
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_a_schedule_that_begins_beyond_the_limit_is_not_stable(momentum):
+    """Linearised, it comes down again: where it does, the real network may be lost already."""
+    largest = limit(momentum or 0.0)
+    schedule = optax.cosine_decay_schedule(3.0 * largest, 40)
+    forecast = predict(optimizer=optax.sgd(schedule, momentum))
+    assert forecast.loss[-1] < 0.1 * forecast.loss[0]
+    assert forecast.stable is False
+    assert set(forecast.steps.values()) == {-1}
+    assert forecast.max_learning_rate == pytest.approx(largest, rel=1e-5)
+    first = next(t for t in range(40) if float(schedule(t)) < largest)
+    words = f"peak rate {3 * largest:.3g} is 3 times the limit {largest:.3g} until step {first}; "
+    assert forecast.message.startswith(words + "the real network may not survive it")
+    assert "comes down from" in forecast.message
+    np.testing.assert_allclose(forecast.rates.rates, [schedule(t) for t in range(40)], atol=1e-5)
+
+
+def test_a_warm_up_says_from_when_to_when():
+    largest = limit()
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.2 * largest, 10, 40)
+    forecast = predict(optimizer=optax.sgd(schedule))
+    beyond = [t for t in range(40) if float(schedule(t)) >= largest]
+    assert not forecast.stable
+    assert f"from step {beyond[0]} until step {beyond[-1] + 1};" in forecast.message
+
+
+def test_a_schedule_below_the_limit_stays_stable():
+    largest = limit(0.9)
+    forecast = predict(optimizer=optax.sgd(optax.cosine_decay_schedule(0.5 * largest, 40), 0.9))
+    assert forecast.stable
+    assert min(forecast.steps.values()) > 0
+    assert forecast.message == (
+        f"stable at peak rate {0.5 * largest:.4g}; largest stable learning rate {largest:.4g}"
+    )
+
+
+def test_optimizers_without_a_rate_of_their_own_are_judged_too():
+    accumulated = optax.MultiSteps(optax.sgd(3 * limit()), 2).gradient_transformation()
+    forecast = predict(optimizer=accumulated, steps=12)
+    assert not forecast.stable
+    assert forecast.message.startswith("its largest step is 3 times the largest stable one; ")
+    assert predict(optimizer=optax.adam(0.1), steps=12).message == (
+        "stable; no largest learning rate is known for this optimizer"
+    )
+
+
+def one_sample_dominates():
+    """Batches of one meet a curvature of 100 where the mean's is 25: limits of 0.02 and 0.08."""
+    return jnp.diag(jnp.array([100.0, 0.01, 0.01, 0.01])).reshape(4, 1, 4, 1), jnp.zeros((4, 1))
+
+
+def test_batches_of_a_schedule_have_the_mean_square_limit():
+    kernel, f0 = one_sample_dominates()
+    y = jnp.array([[0.0], [1.0], [1.0], [1.0]])  # nothing moves the mode that is not stable
+    settings = grid(
+        learning_rate=(0.019, 0.021), batch_size=(None, 1), schedule=("constant", "cosine"),
+        loss="squared_error", steps=20,
+    )  # fmt: skip
+    found = sweep_kernel(kernel, f0, y, settings, key=jax.random.key(0))
+    for one, stable, largest in zip(found.settings, found.stable, found.rate_limit, strict=True):
+        noisy = one.batch_size == 1 and one.schedule == "cosine"
+        assert largest == pytest.approx(0.02 if noisy else 0.08, rel=1e-3)
+        assert stable == (not noisy or one.learning_rate < 0.02)
+    np.testing.assert_allclose(found.max_learning_rate, 0.08)
+    bad = int(np.flatnonzero(~found.stable)[0])
+    assert "1.1 times the limit 0.02 with batches of 1 until step" in found.message(bad)
+
+
+def test_a_sweep_does_not_rank_what_passes_its_limit():
+    kernel = jnp.eye(3).reshape(3, 1, 3, 1) * 3.0  # curvature 1: the limit is 2 (1 + m)
+    y = jnp.array([[1.0], [-1.0], [0.5]])
+    settings = grid(
+        learning_rate=(0.9, 3.0), momentum=(0.0, 0.5), schedule="cosine", loss="squared_error",
+        steps=60,
+    )  # fmt: skip
+    found = sweep_kernel(kernel, jnp.zeros((3, 1)), y, settings)
+    assert np.all(found.final_loss < 0.01)  # all of them come down in the end
+    assert found.stable.tolist() == [True, True, False, False]
+    assert np.all(found.steps[~found.stable] == -1)
+    assert set(found.ranking(0.1)) == {0, 1}
+    assert "rises" in found.message(3) or "limit 3" in found.message(3)
+    assert found.message(2).startswith("peak rate 3 is 1.5 times the limit 2 until step")
+    assert "2 not stable, as rate 3" in str(found)
+
+
+def test_a_loss_that_doubles_on_the_way_is_said():
+    """Also where it ends below its start again."""
+    curve = np.array([1.0, 0.5, 2.5, 0.1])
+    assert rises(curve)
+    assert rises(np.stack([curve, curve[::-1] * 0 + 1.0])).tolist() == [True, False]
+    assert rises(np.array([1.0, np.nan]))
+    words = "the predicted loss rises from 1 to 2.5 at step 2 before it comes down to 0.1"
+    for rates in (None, constant_rate(0.1, 0.2)):
+        message = stability_message(curve, rates, stable=False)
+        assert message == words + "; the real network may not survive it"
+
+
+def test_words_for_every_case():
+    fine, rising = np.array([1.0, 0.1]), np.array([1.0, 5.0])
+
+    def say(curve, rates, stable, **options):
+        return stability_message(curve, rates, stable=stable, **options)
+
+    constant = constant_rate(0.1, 0.2)
+    assert say(fine, constant, True) == "stable; largest stable learning rate 0.2"
+    assert say(rising, constant, False).startswith(
+        "diverges at learning rate 0.1, below the limit 0.2 at the start: the predicted loss rises"
+    )
+    assert say(rising, constant, False, batch_size=4) == (
+        "diverges at learning rate 0.1 with batches of 4; a full batch diverges above η = 0.2"
+    )
+    assert say(rising, constant_rate(0.2, 0.2), False) == (
+        "diverges above η = 0.2 (learning rate 0.2)"
+    )
+    beyond = Rates(np.array([0.3, 0.1]), np.array([3.0, 1e-3]))
+    assert say(fine, beyond, True) == (
+        "stable with kernels rebuilt, though peak rate 0.3 is 3 times the limit 0.1 at the start "
+        "until step 1"
+    )
+    unknown = Rates(np.full(2, np.nan), np.array([0.5, 0.25]))
+    assert say(fine, unknown, True) == "stable; its largest step is 0.5 of the largest stable one"
+    flat = constant_rate(0.1, np.finfo(np.float64).max)
+    assert say(fine, flat, True) == "stable; without curvature no learning rate is too large"
+
+
+def test_modes_beyond_the_limit_are_seen_before_they_have_grown():
+    setting = Hyperparameters(1.02, loss="squared_error", steps=5)
+    assert mode_curve(np.array([1.0, 2.0]), np.array([1.0, 1e-9]), setting)[1] is False
+    assert mode_curve(np.array([1.0, 2.0]), np.array([1.0, 0.0]), setting)[1] is True
+
+
+def test_a_corrected_forecast_that_doubles_what_was_seen_is_not_stable():
+    kernel = jnp.array([[40.0]]).reshape(1, 1, 1, 1)  # a schedule that rises beyond 2/40
+    setting = Hyperparameters(
+        0.06, schedule=lambda t: jnp.where((t > 3) & (t < 30), 1.0, 0.05), loss="squared_error",
+        steps=200,
+    )  # fmt: skip
+    real = 0.5 * (1 - 40 * 0.003) ** (2 * np.arange(4))
+    found = online(kernel, jnp.zeros((1, 1)), jnp.ones((1, 1)), setting, losses=real)
+    assert found.loss.max() > 2 * found.loss[0] > found.loss[-1]
+    assert not found.stable
+    assert set(found.steps.values()) == {-1}
