@@ -8,6 +8,7 @@ type.
 
 import dataclasses
 import html
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,20 @@ def describe(result: Any) -> str:
     return "\n".join(
         [type(result).__name__, *(f"  {name:<{width}}  {what}" for name, what in rows)]
     )
+
+
+def wrapped(line: str, indent: int) -> str:
+    """A long line in several of at most 110 characters, those after the first indented.
+
+    Args:
+        line: with its own indentation.
+        indent: of the others, in spaces.
+
+    Example:
+        >>> wrapped("  a " + "b" * 100 + " c d e f", 4).splitlines()[1]
+        '    f'
+    """
+    return textwrap.fill(line, 110, subsequent_indent=" " * indent, break_long_words=False)
 
 
 def _rows(result: Any) -> Iterator[tuple[str, str]]:

@@ -167,7 +167,7 @@ def choose_dynamics(
     if optimizer is None or dynamics not in ("auto", "recursion"):
         return "recursion" if dynamics == "auto" else dynamics
     if relinearize:
-        linear_filter(optimizer, params)  # no other can be re-linearised
+        linear_filter(optimizer, params, steps=steps)  # no other can be re-linearised
         return "recursion"
     try:
         linear_filter(optimizer, params, steps=steps)

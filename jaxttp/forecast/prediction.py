@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from jaxttp._result import RESULT
+from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._stability import Rates, stability_message
 from jaxttp.forecast.crossing import read_times
 
@@ -158,9 +158,9 @@ class Prediction:
         if self.test_loss is not None and self.test_error is not None:
             ends = [float(c[i]) for c in (self.test_loss, self.test_error) for i in (0, -1)]
             lines.append("  test   loss {:.4g} -> {:.4g}, error {:.4g} -> {:.4g}".format(*ends))
-        lines.append(f"  {self.message}")
+        lines.append(wrapped(f"  {self.message}", 2))
         if self.trust is not None:
-            lines.append(f"  trust  {self.trust}")
+            lines.append(wrapped(f"  trust  {self.trust}", 9))
         lines.append(f"  cost   {self.cost}")
         return "\n".join(lines)
 

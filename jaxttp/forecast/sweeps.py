@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_number
 from jaxttp._files import replaced
-from jaxttp._result import RESULT
+from jaxttp._result import RESULT, wrapped
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample
 from jaxttp.adapters.inputs import check_samples
@@ -216,11 +216,12 @@ class Sweep:
             times = ", ".join(str(int(t)) for t in self.steps[i])
             lines.append(f"  {self.settings[i]!s:<40} steps {times}; loss {self.final_loss[i]:.4g}")
             if self.trust.get(i) is not None:
-                lines.append(f"    trust: {self.trust[i]}")
+                lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
         if not reached:
             lines.append("  none gets there")
         if self.warning is not None:
-            lines.append("  " + self.warning.replace(": ", ":\n    ", 1))
+            which, why = self.warning.split(": ", 1)
+            lines += [f"  {which}:", wrapped(f"    {why}", 4)]
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT

@@ -96,12 +96,14 @@ def test_random_weights_get_the_averages_of_the_samples(tmp_path):
     assert 0.1 < outputs.std() < 10
 
 
-@pytest.mark.parametrize(("trainable", "count"), [("head", 15), ("lora", None)])
-def test_part_of_the_weights(trainable, count, tmp_path):
+@pytest.mark.parametrize(
+    ("trainable", "count", "options"), [("head", 15, {}), ("lora", None, {"rank": 2})]
+)
+def test_part_of_the_weights(trainable, count, options, tmp_path):
     pictures(tmp_path)
     settings = Settings(
         data="image_folder", folder=str(tmp_path), model="resnet18", trainable=trainable,
-        rank=2, samples_per_class=2, steps=5,
+        samples_per_class=2, steps=5, **options,
     )  # fmt: skip
     task = build_task(settings)
     if trainable == "head":

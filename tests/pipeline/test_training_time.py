@@ -45,7 +45,8 @@ def test_task_for_a_download(stub_tfds):
 @pytest.mark.parametrize("data", TASKS)
 def test_task_for_every_data_set(data):
     shape, outputs = TASKS[data]
-    task = build_task(Settings(data=data, samples_per_class=3))
+    per_class = {} if data == "diabetes" else {"samples_per_class": 3}
+    task = build_task(Settings(data=data, **per_class))
     assert task.x.shape == shape
     assert output_shape(*task.model, task.x) == (shape[0], outputs)
     if data == "diabetes":
