@@ -256,6 +256,10 @@ def _threads() -> tuple[str, ...]:
     import scipy.linalg  # noqa: F401  (its BLAS is jaxlib's)
     from threadpoolctl import threadpool_info
 
+    from jaxttp._threads import settle
+
+    settle()  # as compiled programs have them
+
     def line(pool: Mapping[str, Any]) -> str:
         where = Path(pool["filepath"]).parent.name
         kernels = pool.get("architecture")

@@ -49,7 +49,7 @@ class Ritz(NamedTuple):
     def known(self) -> Bool[Array, " k"]:
         """Which values were computed."""
         steps = self.values.shape[0]
-        return jnp.arange(steps) >= steps - self.made
+        return jnp.arange(steps, dtype=self.made.dtype) >= steps - self.made
 
     def vectors(self) -> Float[Array, "n k"]:
         """The Ritz vectors, as columns; 0 for repeats."""
@@ -126,10 +126,11 @@ def lanczos(
     outside = -2 * jnp.where(bound > 0, bound, jnp.ones((), dtype))
     neighbours = jnp.diag(beside[:-1], 1)
     square = jnp.diag(diagonal) + neighbours + neighbours.T
-    never = jnp.arange(steps) >= count
+    place = jnp.arange(steps, dtype=count.dtype)
+    never = place >= count
     placed = square + jnp.diag(jnp.where(never, outside, 0))
     values, coordinates = decompose(jnp.linalg.eigh, placed)
-    known = jnp.arange(steps) >= steps - count
+    known = place >= steps - count
     values = jnp.where(known, values, values[steps - count])
     values = jnp.where(jnp.isfinite(bound), values, jnp.nan)
     coordinates = jnp.where(known[None], coordinates, 0)
