@@ -95,6 +95,37 @@ def check_integer(
     return int(value)
 
 
+def check_used(name: str, value: Any, used: bool, remedy: str) -> None:
+    """Raise `ValueError` for an option that was given and would do nothing.
+
+    Args:
+        name: of the argument.
+        value: what was given; None for nothing.
+        used: whether the others leave something to do for it.
+        remedy: what it is for.
+
+    Raises:
+        ValueError: it would be ignored.
+
+    Example:
+        >>> check_used("paths", 8, False, "it counts paths of dynamics='sde'")
+        Traceback (most recent call last):
+        ...
+        ValueError: paths=8 does nothing here: it counts paths of dynamics='sde'. Leave it out.
+    """
+    if value is not None and not used:
+        raise ValueError(f"{name}={value!r} does nothing here: {remedy}. Leave it out.")
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raise `TypeError` for what is no optax transformation."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(
+            "optimizer must be an optax.GradientTransformation, such as optax.sgd(0.1); got "
+            f"{optimizer!r}."
+        )
+
+
 def check_key(key: Any, *, optional: bool = True) -> None:
     """Raise `ValueError` for what is no key of `jax.random`; None passes where it is optional."""
     if key is None and optional:

@@ -22,7 +22,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, is_concrete
+from jaxttp._checks import check_integer, check_optimizer, is_concrete
 from jaxttp._result import RESULT
 from jaxttp._types import Params
 
@@ -100,11 +100,7 @@ def linear_filter(
     Source:
         MATH: the dual recursion is exact for this class of optimisers (derived).
     """
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(
-            f"optimizer must be an optax.GradientTransformation, such as optax.sgd(0.1); got "
-            f"{optimizer!r}."
-        )
+    check_optimizer(optimizer)
     steps = max(PROBE_STEPS, check_integer("steps", steps, at_least=1))
     shapes, tree = jax.tree.flatten(jax.tree.map(_small, params))
     try:

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_integer, check_key, check_number
+from jaxttp._checks import (
+    check_choice,
+    check_integer,
+    check_key,
+    check_number,
+    check_optimizer,
+    check_used,
+)
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import output_shape
 from jaxttp.dynamics.diffusion import NOISES
@@ -25,28 +32,6 @@ class Modes(NamedTuple):
     paths: int = 32
     tolerance: float = 0.02
     level: float = 0.9
-
-
-def check_used(name: str, value: Any, used: bool, remedy: str) -> None:
-    """Raise `ValueError` for an option that was given and would do nothing.
-
-    Args:
-        name: of the argument.
-        value: what was given; None for nothing.
-        used: whether the others leave something to do for it.
-        remedy: what it is for.
-
-    Raises:
-        ValueError: it would be ignored.
-
-    Example:
-        >>> check_used("paths", 8, False, "it counts paths of dynamics='sde'")
-        Traceback (most recent call last):
-        ...
-        ValueError: paths=8 does nothing here: it counts paths of dynamics='sde'. Leave it out.
-    """
-    if value is not None and not used:
-        raise ValueError(f"{name}={value!r} does nothing here: {remedy}. Leave it out.")
 
 
 def check_model(
@@ -204,11 +189,8 @@ def check_options(
         )
     if learning_rate is not None:
         check_number("learning_rate", learning_rate, above=0.0)
-    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(
-            f"optimizer must be an optax.GradientTransformation, such as optax.sgd(0.1); got "
-            f"{optimizer!r}."
-        )
+    if optimizer is not None:
+        check_optimizer(optimizer)
     check_key(key)
     check_integer("steps", steps, at_least=1)
     check_choice("dynamics", dynamics, DYNAMICS)

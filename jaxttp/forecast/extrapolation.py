@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._checks import check_finite, check_integer, check_key
+from jaxttp._checks import check_finite, check_integer, check_key, check_used
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample
 from jaxttp.adapters.inputs import check_samples
-from jaxttp.forecast._options import check_memory, check_model, check_used
+from jaxttp.forecast._options import check_memory, check_model
 from jaxttp.forecast.crossing import check_reading, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.spectra import (

@@ -10,13 +10,13 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_number
+from jaxttp._checks import check_choice, check_finite, check_number, check_used
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.relinearize import relinearized_recursion
-from jaxttp.forecast._options import check_memory, check_model, check_used
+from jaxttp.forecast._options import check_memory, check_model
 from jaxttp.forecast.closed_loop import (
     DEPARTURE,
     OnlineForecast,

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_finite, check_number, is_concrete
+from jaxttp._checks import check_choice, check_finite, check_number, check_used, is_concrete
 from jaxttp.gauss_newton._routes import Solve, cholesky_route, measure, spectral_route
 
 MODES = ("exact", "truncate", "damp", "tikhonov", "noise")
@@ -94,10 +94,7 @@ def check_noise(mode: str, noise: Any) -> Any:
     if noise is None:
         return 0.1
     check_number("noise", noise, at_least=0)
-    if mode != "noise":
-        raise ValueError(
-            f"noise={noise!r} does nothing here: it is that of pseudoinverse='noise'. Leave it out."
-        )
+    check_used("noise", noise, mode == "noise", "it is that of pseudoinverse='noise'")
     return noise
 
 

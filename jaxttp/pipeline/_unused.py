@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from jaxttp._checks import check_used
+
 
 def check_unused(settings: Any, names: Iterable[str], why: str) -> None:
     """Raise `ValueError` for settings that were changed and that nothing would read.
@@ -19,5 +21,4 @@ def check_unused(settings: Any, names: Iterable[str], why: str) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     for name in names:
         given = getattr(settings, name)
-        if given is not None and given != defaults[name]:
-            raise ValueError(f"{name}={given!r} does nothing here: {why}. Leave it out.")
+        check_used(name, given, given == defaults[name], why)
