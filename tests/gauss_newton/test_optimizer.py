@@ -101,15 +101,17 @@ def test_what_is_not_measured_is_not_there():
     assert jax.tree.structure(start) == jax.tree.structure(state)  # it can be carried by a scan
 
 
-@pytest.mark.parametrize("call", [train, predict_training_time])
-def test_functions_that_know_gradients_only_name_what_takes_exact_steps(call):
+def test_functions_that_know_gradients_only_name_what_takes_exact_steps():
     w, v, x = network()
     network_of = lambda p, x: revmlp_forward(p, v, x)  # noqa: E731
     dense = lambda p, x: x @ p  # noqa: E731
     for apply_fn, params in ((network_of, w), (dense, jnp.eye(6))):
-        with pytest.raises(ValueError, match=r"forecast_steps.*gauss_newton_task does both"):
-            call(apply_fn, params, x, 0 * x, loss="squared_error", optimizer=gauss_newton(1.0),
-                 steps=2)  # fmt: skip
+        with pytest.raises(ValueError, match=r"jaxttp.train, .*forecast_steps.*gauss_newton_task"):
+            predict_training_time(apply_fn, params, x, 0 * x, loss="squared_error",
+                                  optimizer=gauss_newton(1.0), steps=2)  # fmt: skip
+    with pytest.raises(ValueError, match=r"the weights .* of one RevMLP"):
+        train(dense, jnp.eye(6), x, 0 * x, loss="squared_error", optimizer=gauss_newton(1.0),
+              steps=2)  # fmt: skip
 
 
 @pytest.mark.parametrize(
