@@ -135,11 +135,17 @@ def make_step(
             f = apply_fn(w, x)
             return loss.value(f, targets), f
 
+        def value_fn(
+            w: Params, x: Any = x, y: Any = targets, loss: Any = loss, outputs: Any = None
+        ) -> Array:
+            """The loss of other weights; line searches pass all extra arguments that it names."""
+            return loss.value(apply_fn(w, x), y)
+
         (value, f), gradient = jax.value_and_grad(objective, has_aux=True)(params)
         extra = {}
         if isinstance(optimizer, optax.GradientTransformationExtraArgs):
             extra = {"x": x, "y": targets, "loss": loss, "outputs": f, "value": value,
-                     "grad": gradient, "value_fn": lambda w: objective(w)[0]}  # fmt: skip
+                     "grad": gradient, "value_fn": value_fn}  # fmt: skip
         updates, state = optimizer.update(gradient, state, params, **extra)
         kept = None if record is None else record(state)
         return optax.apply_updates(params, updates), state, f, kept
@@ -156,7 +162,7 @@ def _step_of(*parts: Any) -> Any:
     """`make_step` of these, a kept one where they can be told from others."""
     try:
         return _kept_step(*parts)
-    except TypeError:  # a network or an optimiser that has no hash
+    except TypeError:  # an optimiser without a hash
         return make_step(*parts)
 
 

@@ -11,9 +11,10 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer, check_key, check_number
 from jaxttp.gauss_newton._network import Activation, Couplings
-from jaxttp.gauss_newton.modes import Mode, PseudoInverse, to_mode
+from jaxttp.gauss_newton.modes import Mode
 from jaxttp.gauss_newton.readout import check_readout, read
 from jaxttp.gauss_newton.reversible import forward_states
+from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
 from jaxttp.gauss_newton.update import check_problem, direction_of
 
 

@@ -12,9 +12,10 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_number
 from jaxttp.gauss_newton._network import Activation
-from jaxttp.gauss_newton.modes import ATOL, FULL_RANK_RTOL, PseudoInverse, to_mode
+from jaxttp.gauss_newton.modes import ATOL, FULL_RANK_RTOL
 from jaxttp.gauss_newton.output_space import CURVATURES, change_of
 from jaxttp.gauss_newton.readout import check_readout
+from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
 from jaxttp.gauss_newton.update import StepInfo, check_problem, direction_of
 from jaxttp.losses import Loss, encode_targets, get_loss
 
@@ -25,6 +26,12 @@ INSTEAD = (
     "does both. What passes gradients alone (jaxttp.predict_training_time) cannot take its steps."
 )
 """What to call in place of a function that knows gradients only."""
+
+PARTS = (
+    "give gauss_newton the bottlenecks, readout, activation and embed of the network that is "
+    "trained; those of a RevMLP are gauss_newton(learning_rate, **model.parts)."
+)
+"""What makes the network of the steps the one that is trained."""
 
 
 class GaussNewtonState(NamedTuple):
@@ -230,14 +237,7 @@ def scale_by_gauss_newton(
         **extra: Any,
     ) -> tuple[Any, GaussNewtonState]:
         del updates, extra
-        if x is None and y is None and epsilon is None:
-            raise ValueError(f"gauss_newton needs the batch beside the gradients. {INSTEAD}")
-        if params is None or x is None or (y is None) == (epsilon is None):
-            raise ValueError(
-                "gauss_newton needs the weights, the batch and exactly one of its targets and its "
-                "epsilon: optimizer.update(gradients, state, weights, x=x, y=y, "
-                "bottlenecks=bottlenecks)."
-            )
+        _check_given(params, x, y, epsilon)
         trained = _agreed(own_loss, loss)
         leaf, structure = _single_leaf(params)
         now = mode.fresh(key, state.steps)
@@ -246,24 +246,32 @@ def scale_by_gauss_newton(
         p = check_readout(readout, 2 * network.half, network.weights.dtype)
         classes = states.shape[1] if p is None else p.shape[0]
         shape = jax.ShapeDtypeStruct((states.shape[0], classes), network.weights.dtype)
+        _check_shape(outputs, shape.shape)
         targets, used = _targets(trained, y, epsilon, shape)
 
         def wanted(outputs: Array) -> Array:
             change = targets.astype(outputs.dtype)
             if y is not None:
                 change = change_of(used, outputs, change, curvature, damping)
-            if max_output_change is None:
-                return change
-            largest = jnp.max(jnp.abs(change))
-            limit = jnp.asarray(max_output_change, change.dtype)
-            return change * jnp.where(largest > limit, limit / largest, 1)
+            return _limited(change, max_output_change)
 
         direction, info, own = direction_of(network, states, wanted, names, p, now, measure=measure)
-        if outputs is not None:
-            direction = _check_outputs(direction, own, outputs, states)
+        direction = _check_outputs(direction, own, outputs, states)
         return jax.tree.unflatten(structure, [direction.astype(leaf.dtype)]), _next(state, info)
 
     return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
+
+
+def _check_given(params: Any, x: Any, y: Any, epsilon: Any) -> None:
+    """`ValueError` for an `update` that says too little, or too much."""
+    if x is None and y is None and epsilon is None:
+        raise ValueError(f"gauss_newton needs the batch beside the gradients. {INSTEAD}")
+    if params is None or x is None or (y is None) == (epsilon is None):
+        raise ValueError(
+            "gauss_newton needs the weights, the batch and exactly one of its targets and its "
+            "epsilon: optimizer.update(gradients, state, weights, x=x, y=y, "
+            "bottlenecks=bottlenecks)."
+        )
 
 
 def _agreed(own: Loss | None, trained: Loss | None) -> Loss:
@@ -293,22 +301,33 @@ def _targets(
     return targets, loss
 
 
-def _check_outputs(direction: Array, own: Array, trained: Array, x: Array) -> Array:
-    """`direction`; it is an error if the network known here is not the one that is trained."""
-    remedy = (
-        "give gauss_newton the bottlenecks, readout, activation and embed of the network that is "
-        "trained; those of a RevMLP are gauss_newton(learning_rate, **model.parts)."
-    )
-    if own.shape != trained.shape:
+def _limited(change: Array, limit: ArrayLike | None) -> Array:
+    """The change, scaled down where any of it is beyond the limit."""
+    if limit is None:
+        return change
+    largest = jnp.max(jnp.abs(change))
+    limit = jnp.asarray(limit, change.dtype)
+    return change * jnp.where(largest > limit, limit / largest, 1)
+
+
+def _check_shape(trained: Array | None, shape: tuple[int, ...]) -> None:
+    """`ValueError` where the trained network has other outputs than the one known here."""
+    if trained is not None and trained.shape != shape:
         raise ValueError(
             f"the outputs that are trained have shape {trained.shape}, those of the network that "
-            f"gauss_newton knows {own.shape}; {remedy}"
+            f"gauss_newton knows {shape}; {PARTS}"
         )
+
+
+def _check_outputs(direction: Array, own: Array, trained: Array | None, x: Array) -> Array:
+    """`direction`; it is an error if the network known here is not the one that is trained."""
+    if trained is None:
+        return direction
     off = jnp.max(jnp.abs(own - trained.astype(own.dtype)))
     # Both are the same sums: what differs in more than half the digits is another network.
     size = jnp.maximum(jnp.max(jnp.abs(own)), jnp.max(jnp.abs(x)))
     allowed = float(jnp.finfo(trained.dtype).eps) ** 0.5 * size
-    message = f"the outputs that are trained are not those of gauss_newton's network; {remedy}"
+    message = f"the outputs that are trained are not those of gauss_newton's network; {PARTS}"
     return eqx.error_if(direction, off > allowed, message)
 
 

@@ -15,14 +15,8 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_finite
 from jaxttp.gauss_newton._routes import Solve
-from jaxttp.gauss_newton.modes import (
-    ATOL,
-    FINEST_RTOL,
-    RTOL,
-    Mode,
-    PseudoInverse,
-    to_mode,
-)
+from jaxttp.gauss_newton.modes import ATOL, FINEST_RTOL, RTOL, Mode
+from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
 
 RESIDUAL_LIMIT = 1e-3
 """An exact solve with a larger relative residual counts as failed."""

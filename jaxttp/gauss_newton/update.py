@@ -35,10 +35,11 @@ from jaxttp.gauss_newton._network import (
     split,
 )
 from jaxttp.gauss_newton._routes import Solve
-from jaxttp.gauss_newton.modes import ATOL, RTOL, Mode, PseudoInverse, to_mode
+from jaxttp.gauss_newton.modes import ATOL, RTOL, Mode
 from jaxttp.gauss_newton.pseudoinverse import check_residual, is_too_fine
 from jaxttp.gauss_newton.readout import check_readout, read, right_inverse
 from jaxttp.gauss_newton.reversible import forward_states
+from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
 
 
 class StepInfo(eqx.Module):

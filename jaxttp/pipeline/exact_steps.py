@@ -24,8 +24,9 @@ from jaxttp.gauss_newton import (
     gauss_newton,
     revmlp_forward,
 )
-from jaxttp.gauss_newton.modes import FULL_RANK_RTOL, MODES, Filter, to_mode
+from jaxttp.gauss_newton.modes import FULL_RANK_RTOL, Filter
 from jaxttp.gauss_newton.pseudoinverse import RESIDUAL_LIMIT
+from jaxttp.gauss_newton.shorthands import MODES, to_mode
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
 from jaxttp.pipeline._plain import plain_numbers
@@ -323,7 +324,7 @@ class _Descent:
 
     def run(self, rate: float, rtol: float, *, watched: bool) -> TrainingRun:
         """Steps of one rate; they end early where the loss is infinite or, if watched, rises."""
-        state = self.optimizer.init(self.weights)
+        state: Any = self.optimizer.init(self.weights)
         for name, value in (("learning_rate", rate), ("rtol", rtol)):
             if name in state.hyperparams:
                 state.hyperparams[name] = jnp.asarray(value, self.weights.dtype)
