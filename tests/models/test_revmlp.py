@@ -101,9 +101,11 @@ def test_train_takes_exact_steps_on_its_own_inputs():
     model, x = make(readout="orthonormal", scale=1e-3), inputs()
     y = jnp.ones((4, 3))
     optimizer = gauss_newton(0.5, pseudoinverse=Exact(), **model.parts)
-    run = train(*from_nnx(model), x, y, loss="squared_error", optimizer=optimizer, steps=3)
-    # Each halves the error, but for the curvature of a network that is close to linear.
-    np.testing.assert_allclose(run.loss[1:] / run.loss[:-1], 0.25, rtol=0.05)
+    run = train(*from_nnx(model), x, y, loss="squared_error", optimizer=optimizer, steps=3,
+                record=lambda state: state[0].residual)  # fmt: skip
+    # Each would quarter the error if the network were linear: 1/64 in all; 0.024 seen.
+    assert run.loss[-1] < 0.05 * run.loss[0]
+    assert max(run.recorded) < 1e-6  # Gram of ReLU features of 3 inputs, in float64; exact
 
 
 @pytest.mark.parametrize(
