@@ -1,6 +1,6 @@
 """How sure is a training time? Bands over paths, and what an uncertain curve leaves open."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -10,10 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp.forecast.crossing import metric_time
-from jaxttp.ntk.sketch import sketch_product
 
-GROUPS = 4
-"""Parts of a sketch that its error is told from."""
 SPREAD = 1.5
 """How much wider real runs of mini-batches scatter than those of the linearised network."""
 CENTRE = 0.3
@@ -91,27 +88,6 @@ def widened(band: tuple[int, int], uncertainty: int | None, horizon: int) -> tup
     if uncertainty is None or min(band) < 0:
         return band
     return max(0, band[0] - uncertainty), min(horizon, band[1] + uncertainty)
-
-
-def delete_groups(sketch: Float[Array, "n c k"]) -> Iterator[Float[Array, "n c n c"]]:
-    """Kernels from all columns of a sketch but those of one group, for every group.
-
-    Args:
-        sketch: S with E[S S^T] = Theta, columns alike (N, C, k).
-
-    Yields:
-        k / (k - k_j) (S S^T - S_j S_j^T), each with mean Theta, (N, C, N, C), one at a time.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> [kernel.item() for kernel in delete_groups(jnp.ones((1, 1, 8)))]
-        [8.0, 8.0, 8.0, 8.0]
-    """
-    width = sketch.shape[-1]
-    parts = np.array_split(np.arange(width), min(GROUPS, width))
-    for part in parts:
-        k = np.setdiff1d(np.arange(width), part)
-        yield sketch_product(sketch[..., k], sketch[..., k]) * (width / max(1, len(k)))
 
 
 def jackknife(values: Any) -> np.ndarray:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.typing import ArrayLike
@@ -17,6 +18,8 @@ from jaxttp.forecast import (
     Candidate,
     Comparison,
     Extrapolation,
+    Linearizer,
+    Problem,
     Sweep,
     compare,
     extrapolate,
@@ -25,7 +28,6 @@ from jaxttp.forecast import (
 )
 from jaxttp.forecast.sweeps import with_trust
 from jaxttp.models import lora
-from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk._select import leaf_paths
 from jaxttp.pipeline.tasks import Settings, Task, build_task
 from jaxttp.training import TrainingRun, time_step, train
@@ -131,20 +133,16 @@ def sweep_task(
     check_choice("threshold", threshold, thresholds)
     report = progress or (lambda stage, done, total: None)
     task = build_task(settings) if task is None else task
-    if kernel is None:
-        report("kernel", 0, 1)
-        theta = empirical_ntk(*task.model, task.x)
-    else:
-        theta = kernel
-    f0 = jax.jit(task.model.apply_fn)(task.model.params, task.x)
+    problem = Problem.of(*task.model, task.x, task.y, loss=task.loss)
+    first = None if kernel is None else jnp.asarray(kernel)
+    lines = Linearizer(problem, progress=progress, first=first)
     key = jax.random.split(jax.random.key(settings.seed), 2)[0]
     common: dict[str, Any] = {
         "momentum": momenta, "batch_size": list(batch_sizes), "schedule": list(schedules),
         "loss": task.loss, "steps": settings.steps,
     }  # fmt: skip
     if learning_rates is None:
-        probe = sweep_kernel(theta, f0, task.y, grid(learning_rate=1.0, loss=task.loss, steps=1))
-        limit = float(probe.max_learning_rate[0])
+        limit = lines.limit
         learning_rates = tuple(np.geomspace(RANGE[0] * limit, RANGE[1] * limit, RATES).tolist())
     seconds: dict[int | None, float] | None = None
     if time_steps:
@@ -158,10 +156,10 @@ def sweep_task(
         }  # fmt: skip
     report("sweep", 0, 1)
     swept = sweep_kernel(
-        theta, f0, task.y, grid(learning_rate=learning_rates, **common), thresholds=thresholds,
-        key=key, step_seconds=seconds, metric=metric,
+        lines.first, problem.f0, task.y, grid(learning_rate=learning_rates, **common),
+        thresholds=thresholds, key=key, step_seconds=seconds, metric=metric,
     )  # fmt: skip
-    swept = with_trust(swept, *task.model, task.x, task.y, theta, f0, key=key)
+    swept = with_trust(swept, lines, task.y, key=key)
     return TaskSweep(settings, task, swept, threshold)
 
 
