@@ -9,8 +9,8 @@ import pytest
 
 from jaxttp import predict_training_time, train
 from jaxttp.dynamics import closed_form, gradient_flow
-from jaxttp.forecast import training_time
-from jaxttp.forecast._options import choose_dynamics
+from jaxttp.forecast import Descent, Recursion, WeightSpace, training_time
+from jaxttp.forecast._options import Keywords
 from tests import oracles
 
 KEYS = jax.random.split(jax.random.key(3), 4)
@@ -282,5 +282,5 @@ def test_what_an_optimizer_begins_after_64_steps_is_forecast():
     assert forecast.dynamics == "recursion"
     np.testing.assert_allclose(forecast.loss, real.loss, rtol=1e-6)  # the model is linear
     clipped = optax.conditionally_transform(optax.clip(0.01), lambda t: t >= 66)
-    assert choose_dynamics("auto", clipped, start, 0, steps=75) == "weight_space"
-    assert choose_dynamics("auto", clipped, start, 0, steps=64) == "recursion"
+    for steps, way in ((75, WeightSpace()), (64, Recursion())):
+        assert Keywords().choose(Descent.of(optimizer=clipped, steps=steps), start) == way
