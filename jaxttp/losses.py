@@ -267,6 +267,7 @@ def _as_labels(y: Any) -> np.ndarray:
 def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Array, Loss]:
     is_binary = loss.sample_loss is _binary_cross_entropy
     classes = 2 if c == 1 and is_binary else c
+    y = np.asarray(y) if is_concrete(y) else y
     y = y.astype(np.int32)  # in 8 bits the classes themselves would wrap around
     if c == 1 and not is_binary:
         raise ValueError(
@@ -281,24 +282,27 @@ def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Arra
                 f"y holds labels from {low} to {high}, but the network has {c} output(s): labels "
                 f"must lie in 0..{classes - 1}. Renumber them, or give the network more outputs."
             )
-        y = jnp.asarray(y)
+        y = values
     else:
         y = eqx.error_if(y, jnp.any((y < 0) | (y >= classes)), f"labels beyond 0..{classes - 1}")
     if c == 1:
-        return y.astype(dtype).reshape(n, 1), loss
+        return jnp.asarray(y.astype(dtype).reshape(n, 1)), loss
     if loss is squared_error:
         loss = dataclasses.replace(loss, error=misclassified)
+    if isinstance(y, np.ndarray):
+        return jnp.asarray(np.eye(c, dtype=dtype)[y]), loss
     return jax.nn.one_hot(y, c, dtype=dtype), loss
 
 
 def _check_probabilities(loss: Loss, targets: Array) -> Array:
-    outside = jnp.any((targets < 0) | (targets > 1))
-    sums = jnp.sum(targets, axis=-1)
     has_rows = loss.sample_loss is _cross_entropy
+    known = is_concrete(targets)
+    xp, values = (np, np.asarray(targets)) if known else (jnp, targets)  # no program for a check
+    outside = xp.any((values < 0) | (values > 1))
     if has_rows:
-        outside = outside | jnp.any(jnp.abs(sums - 1) > 1e-3)
+        outside = outside | xp.any(xp.abs(xp.sum(values, axis=-1) - 1) > 1e-3)
     text = "in [0, 1]" + (" with rows that sum to 1" if has_rows else "")
-    if is_concrete(outside):
+    if known:
         if bool(outside):
             raise ValueError(f"y: the targets of {loss.name} must be probabilities, {text}.")
         return targets

@@ -101,16 +101,16 @@ def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "app
     if rows < 2 or not all(map(_is_at_hand, jax.tree.leaves((params, x)))):
         return
     with jax.ensure_compile_time_eval():  # the values are known, also inside somebody's jit
-        batch = jnp.asarray(x[:8])
-        copies = jnp.broadcast_to(batch[:1], batch.shape)
-        if bool(jnp.all(batch == copies)):
+        batch, copies, alike = _first_rows(x)
+        if bool(alike):
             return
         forward = jax.jit(apply_fn)
         outputs = forward(params, batch)
         if not is_concrete(outputs):  # `apply_fn` itself closes over traced values
             return
-        mixed = _differ(outputs[0], forward(params, copies)[0])
-        if not mixed and bool(jnp.all(outputs == outputs[:1])):
+        seen, alone = np.asarray(outputs), np.asarray(forward(params, copies))
+        mixed = _differ(seen[0], alone[0])
+        if not mixed and bool(np.all(seen == seen[:1])):
             gradient = eqx.filter_jit(eqx.filter_grad(functools.partial(_first_row, apply_fn)))
             mixed = _differ(gradient(params, batch), gradient(params, copies))
     if mixed:
@@ -120,6 +120,14 @@ def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "app
             "evaluation mode (running averages): jaxttp.from_nnx, from_linen and from_equinox do. "
             "Statistics over the batch that are computed by hand need a stored value instead."
         )
+
+
+@jax.jit
+def _first_rows(x: Array) -> tuple[Array, Array, Array]:
+    """At most eight rows, as many copies of the first, and whether they are the same."""
+    batch = x[:8]
+    copies = jnp.broadcast_to(batch[:1], batch.shape)
+    return batch, copies, jnp.all(batch == copies)
 
 
 def _first_row(apply_fn: ApplyFn, params: Params, x: Array) -> Array:

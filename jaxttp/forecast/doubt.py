@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxttp.dynamics.recursion import recursion
+from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast.bands import (
     jackknife,
     loss_band,
@@ -18,7 +19,7 @@ from jaxttp.forecast.bands import (
     with_error,
 )
 from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Linearizer, Path, loss_and_error
+from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.rule import Rule
 
 LEVEL = 0.9

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._types import Params
 from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast._stability import Rates, constant_rate, rises
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.problem import Problem
@@ -121,24 +122,6 @@ class Linearizer:
 
 def _push(network: Any, weights: Params, x: Any) -> Array:
     return jax.jvp(lambda w: network(w, x), (weights,), (weights,))[1]
-
-
-def loss_and_error(loss: Loss, outputs: Array, targets: Array) -> tuple[Array, Array]:
-    """Loss and error along a path (T, N, C); their medians over many paths (P, T, N, C)."""
-    if outputs.ndim == 3:
-        return _along(outputs, targets, loss)
-    both = _along_all(outputs, targets, loss)
-    return jnp.median(both[0], axis=0), jnp.median(both[1], axis=0)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _along(path: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
-    return jax.vmap(lambda f: (loss.value(f, targets), loss.error(f, targets)))(path)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _along_all(paths: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
-    return jax.vmap(lambda path: _along(path, targets, loss))(paths)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
