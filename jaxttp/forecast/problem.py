@@ -1,6 +1,7 @@
 """A network and data, looked at once: what every forecast starts from."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.forecast._model import check_model
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk._select import split_trainable
+from jaxttp.ntk._select import select_leaves, split_trainable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,10 +117,7 @@ class Problem:
             test = {"x_test": x_test, "f0_test": f0_test, "targets_test": targets_test,
                     "loss_test": loss_test}  # fmt: skip
 
-        def part(weights: Params, samples: Any) -> Array:
-            return apply_fn(restore(weights), samples)
-
-        network = apply_fn if trainable is None else part  # one identity: what is compiled is kept
+        network = _of_part(apply_fn, params, trainable)
         return cls(
             apply_fn, params, trainable, network, weights, restore, x, f0, targets, exact, **test
         )
@@ -143,3 +141,38 @@ class Problem:
             self, targets=targets, loss=exact, x_test=None, f0_test=None, targets_test=None,
             loss_test=None,
         )  # fmt: skip
+
+
+class _Frozen(tuple):
+    """Arrays that are the same where they are the same objects."""
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Frozen) or len(self) != len(other):
+            return False
+        return all(a is b for a, b in zip(self, other, strict=True))
+
+
+def _of_part(apply_fn: ApplyFn, params: Params, trainable: Any) -> ApplyFn:
+    """The network of the trained weights alone: one function for one part, to keep its programs."""
+    if trainable is None:
+        return apply_fn
+    mask = select_leaves(params, trainable)
+    leaves, tree = jax.tree.flatten(params)
+    frozen = _Frozen(leaf for m, leaf in zip(mask, leaves, strict=True) if not m)
+    try:
+        return _part(apply_fn, mask, tree, frozen)
+    except TypeError:  # a callable without a hash
+        return _part.__wrapped__(apply_fn, mask, tree, frozen)
+
+
+@functools.lru_cache(maxsize=4)
+def _part(apply_fn: ApplyFn, mask: tuple[bool, ...], tree: Any, frozen: _Frozen) -> ApplyFn:
+    def part(weights: Params, samples: Any) -> Array:
+        chosen, rest = iter(jax.tree.leaves(weights)), iter(frozen)
+        leaves = [next(chosen) if m else next(rest) for m in mask]
+        return apply_fn(jax.tree.unflatten(tree, leaves), samples)
+
+    return part
