@@ -205,13 +205,17 @@ def trust_in_loss(loss: Float[Array | np.ndarray, " t"], remedy: str) -> str | N
 
 
 def trust_in_path(
-    path: RelinearizedTrajectory, thresholds: Sequence[float], **definition: Any
+    path: RelinearizedTrajectory,
+    thresholds: Sequence[float],
+    read: Callable[..., Any] = metric_time,
+    **definition: Any,
 ) -> str | None:
     """What a re-linearised path says of itself.
 
     Args:
         path: of `relinearized_recursion`.
         thresholds: the epsilons; none where times are not read off the loss.
+        read: (curve, threshold) -> step or -1.
         **definition: rule, window and smooth of `metric_time`.
 
     Returns:
@@ -236,8 +240,8 @@ def trust_in_path(
         return rising
     worst, time, doubt = None, 0, 0
     for threshold in thresholds:
-        step = int(metric_time(path.loss, threshold, **definition))
-        off = steps_uncertainty(path.loss, path.loss_uncertainty, threshold, **definition)
+        step = int(read(path.loss, threshold, **definition))
+        off = steps_uncertainty(path.loss, path.loss_uncertainty, threshold, read, **definition)
         share = off / max(step, 1) if step >= 0 and off > SLACK else 0.0
         if share > (UNSURE if worst is None else doubt / max(time, 1)):
             worst, time, doubt = threshold, step, off

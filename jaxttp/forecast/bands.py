@@ -1,6 +1,6 @@
 """How sure is a training time? Bands over paths, and what an uncertain curve leaves open."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -157,6 +157,7 @@ def steps_band(
     threshold: float,
     *,
     quantiles: tuple[float, ...] = (0.1, 0.5, 0.9),
+    read: Callable[..., Any] = metric_time,
     **definition: Any,
 ) -> tuple[int, ...]:
     """Quantiles of the training time over many curves.
@@ -165,6 +166,7 @@ def steps_band(
         curves: losses or errors (P, T + 1), one curve a path.
         threshold: epsilon, as in `training_time`.
         quantiles: shares of the paths.
+        read: (curve, threshold) -> step or -1, under `vmap`.
         **definition: metric, rule, window and smooth of `metric_time`.
 
     Returns:
@@ -176,20 +178,27 @@ def steps_band(
         >>> steps_band(curves, 0.6, quantiles=(0.0, 1.0))
         (1, 2)
     """
-    read = jax.vmap(lambda curve: metric_time(curve, threshold, **definition))
-    times, never = np.asarray(read(curves)), curves.shape[1]
+    each = jax.vmap(lambda curve: read(curve, threshold, **definition))
+    times, never = np.asarray(each(curves)), curves.shape[1]
     times = np.where(times < 0, never, times)
     found = np.quantile(times, quantiles, method="nearest")
     return tuple(-1 if t == never else int(t) for t in found)
 
 
-def steps_uncertainty(loss: Any, uncertainty: Any, threshold: float, **definition: Any) -> int:
+def steps_uncertainty(
+    loss: Any,
+    uncertainty: Any,
+    threshold: float,
+    read: Callable[..., Any] = metric_time,
+    **definition: Any,
+) -> int:
     """How far a training time moves when the loss curve moves by its uncertainty.
 
     Args:
         loss: the forecast (T + 1,).
         uncertainty: its estimated error (T + 1,).
         threshold: epsilon, as in `training_time`.
+        read: (curve, threshold) -> step or -1.
         **definition: rule, window and smooth of `metric_time`.
 
     Returns:
@@ -203,7 +212,7 @@ def steps_uncertainty(loss: Any, uncertainty: Any, threshold: float, **definitio
     """
     loss, uncertainty = np.asarray(loss), np.asarray(uncertainty)
     moved = (loss, loss + uncertainty, loss - uncertainty)
-    base, *others = (int(metric_time(curve, threshold, **definition)) for curve in moved)
+    base, *others = (int(read(curve, threshold, **definition)) for curve in moved)
     if base < 0 or min(others) < 0:
         return len(loss) - 1
     return max(1, *(abs(other - base) for other in others))

@@ -66,7 +66,7 @@ class Doubt:
         band = own = bands = None
         if path.uncertainty is not None and rule.metric == "loss":
             own = {
-                e: steps_uncertainty(path.loss, path.uncertainty, e, **rule.definition)
+                e: steps_uncertainty(path.loss, path.uncertainty, e, rule.time)
                 for e in rule.thresholds
             }
         if path.draws is not None:
@@ -75,7 +75,7 @@ class Doubt:
             quantiles = ((1 - level) / 2, 0.5, (1 + level) / 2)
             curves = rule.curve(path.draws.loss, path.draws.error)
             found = {
-                e: steps_band(curves, e, quantiles=quantiles, **rule.definition)
+                e: steps_band(curves, e, quantiles=quantiles, read=rule.time)
                 for e in rule.thresholds
             }
             times = {e: middle for e, (_, middle, _) in found.items()}

@@ -13,6 +13,8 @@ THRESHOLDS = (0.01, 0.1, 0.4)
 class Rule:
     """How training times are read off a loss or an error curve.
 
+    A rule of one's own is a subclass with another `time`.
+
     Attributes:
         thresholds: the epsilons; shares in (0, 1) for the kind "relative", in units of the curve
             otherwise.
@@ -85,20 +87,16 @@ class Rule:
         check_reading(self.thresholds, self.kind, self.metric, self.smooth, self.window, steps)
         return self
 
-    @property
-    def definition(self) -> dict[str, Any]:
-        """What `metric_time` wants."""
-        return {
-            "metric": self.metric, "rule": self.kind, "smooth": self.smooth, "window": self.window
-        }  # fmt: skip
-
     def curve(self, loss: Any, error: Any) -> Any:
         """The one of both curves that is read."""
         return loss if self.metric == "loss" else error
 
     def time(self, curve: Any, threshold: float) -> Any:
         """The first step at which a curve (T + 1,) is there, or -1; works under `vmap`."""
-        return metric_time(curve, threshold, **self.definition)
+        return metric_time(
+            curve, threshold, metric=self.metric, rule=self.kind, smooth=self.smooth,
+            window=self.window,
+        )  # fmt: skip
 
     def read(self, loss: Any, error: Any, *, reached: bool = True) -> dict[float, int]:
         """Training times off one of two curves.
@@ -128,9 +126,10 @@ def goal_words(threshold: float, kind: str, metric: str = "loss") -> str:
         >>> goal_words(0.1, "relative"), goal_words(0.05, "gap", "error")
         ("10 % of the loss's drop", 'error within 0.05 of its end')
     """
-    return {
+    known = {
         "relative": f"{100 * threshold:g} % of the {metric}'s drop",
         "absolute": f"{metric} below {threshold:.4g}",
         "gap": f"{metric} within {threshold:.4g} of its end",
         "plateau": f"{metric} falling by less than {threshold:.4g}",
-    }[kind]
+    }
+    return known.get(kind, f"{metric}, {kind} {threshold:.4g}")

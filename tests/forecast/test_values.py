@@ -109,6 +109,26 @@ class Scaled(KernelEstimator):
         return self.factor * Exact().cross(problem, weights, x)
 
 
+class Halved(Rule):
+    """A rule of one's own: the first step whose loss is below this share of the start's."""
+
+    def time(self, curve, threshold):
+        below = jnp.asarray(curve) < threshold * curve[0]
+        return jnp.where(jnp.any(below), jnp.argmax(below), -1)
+
+
+def test_a_rule_of_ones_own():
+    """Also where bands, error estimates and trust are read."""
+    training, rule = Descent.of(**BATCHES), Halved((0.9, 0.8))
+    around = Noisy(paths=3, centre=Relinearized(1))
+    found = forecast_training(problem(), training, dynamics=around, rule=rule)
+    alone = forecast_training(problem(), training.full, dynamics=Relinearized(1), rule=rule)
+    curve = np.asarray(alone.loss)
+    assert list(alone.steps.values()) == [int(np.argmax(curve < e * curve[0])) for e in (0.9, 0.8)]
+    low, high = found.steps_band[0.8]
+    assert low <= found.steps[0.8] <= high
+
+
 def test_values_of_ones_own():
     training = Descent.of(learning_rate=0.5, steps=8)
     still = forecast_training(problem(), training, dynamics=Frozen(), rule=Rule((0.5,)))

@@ -76,8 +76,8 @@ class Relinearized(Dynamics):
 
     def trust(self, path: Path, rule: Rule) -> str | None:
         """See `Dynamics`."""
-        read = rule.thresholds if rule.metric == "loss" else ()
-        return trust_in_path(path.witness, read, **rule.definition)
+        thresholds = rule.thresholds if rule.metric == "loss" else ()
+        return trust_in_path(path.witness, thresholds, rule.time)
 
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
