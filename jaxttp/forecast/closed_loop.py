@@ -23,10 +23,10 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_finite, check_integer, check_number
 from jaxttp._result import RESULT
+from jaxttp.crossing import check_reading, training_time
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.recursion import output_limit
 from jaxttp.forecast._stability import RISE
-from jaxttp.forecast.crossing import check_reading, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import Loss
 

@@ -22,10 +22,10 @@ from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample
 from jaxttp.adapters.inputs import check_samples
+from jaxttp.crossing import check_reading, check_thresholds
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast._options import check_memory, check_model
-from jaxttp.forecast.crossing import check_reading, check_thresholds
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.forecast.sweeps import Sweep, sweep_kernel

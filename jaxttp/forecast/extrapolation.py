@@ -13,8 +13,8 @@ from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample
 from jaxttp.adapters.inputs import check_samples
+from jaxttp.crossing import check_reading, training_time
 from jaxttp.forecast._options import check_memory, check_model
-from jaxttp.forecast.crossing import check_reading, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.spectra import (
     LEAST,

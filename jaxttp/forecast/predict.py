@@ -15,6 +15,7 @@ from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.crossing import check_reading, metric_time
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.dynamics.closed_form import closed_form
 from jaxttp.dynamics.diffusion import diffusion
@@ -39,7 +40,6 @@ from jaxttp.forecast.bands import (
     widened,
     with_error,
 )
-from jaxttp.forecast.crossing import check_reading, metric_time
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk import empirical_ntk, sketch_jacobian

@@ -25,6 +25,7 @@ from jaxttp._result import RESULT, wrapped
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample
 from jaxttp.adapters.inputs import check_samples
+from jaxttp.crossing import check_reading, metric_time
 from jaxttp.dynamics._heavy_ball import heavy_ball
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics._trajectory import Trajectory
@@ -34,7 +35,6 @@ from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast._options import check_memory, check_model
 from jaxttp.forecast._stability import Rates, batch_factor, rises, stability_message
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
-from jaxttp.forecast.crossing import check_reading, metric_time
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.ntk import empirical_ntk

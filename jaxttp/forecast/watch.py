@@ -15,6 +15,7 @@ from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample
 from jaxttp.adapters.inputs import check_samples
+from jaxttp.crossing import check_reading
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast._options import check_memory, check_model
 from jaxttp.forecast.closed_loop import (
@@ -25,7 +26,6 @@ from jaxttp.forecast.closed_loop import (
     last_move,
     online,
 )
-from jaxttp.forecast.crossing import check_reading
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import encode_targets
 from jaxttp.ntk import empirical_ntk
