@@ -219,12 +219,7 @@ def encode_targets(
         return jnp.asarray(y, outputs.dtype), loss
     is_label = jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_
     if c == 1 and loss.sample_loss is _cross_entropy:
-        what = "give the network one output a class, or use 'binary_cross_entropy'"
-        if jnp.issubdtype(y.dtype, jnp.floating):
-            what = "targets are floats: for a regression loss='squared_error'"
-        elif is_label and is_concrete(y) and len(np.unique(np.asarray(y))) == 1:
-            what = "y holds a single class, and a network learns to tell two or more apart"
-        raise ValueError(f"loss={loss.name!r} with one output is constant; {what}.")
+        raise ValueError(_why_one_output_is_constant(loss, y, is_label))
     if not is_label and not jnp.issubdtype(y.dtype, jnp.floating):
         raise ValueError(f"y must hold integer labels or floating-point targets; got {y.dtype}.")
     if y.ndim == 0 or y.shape[0] != n:
@@ -233,6 +228,21 @@ def encode_targets(
         )
     if is_label and y.ndim == 1:
         return _encode_labels(loss, y, n, c, outputs.dtype)
+    return _check_targets(loss, y, n, c, outputs.dtype), loss
+
+
+def _why_one_output_is_constant(loss: Loss, y: Any, is_label: bool) -> str:
+    """The words of a refusal: a softmax over one class is 1, whatever the network gives."""
+    what = "give the network one output a class, or use 'binary_cross_entropy'"
+    if jnp.issubdtype(y.dtype, jnp.floating):
+        what = "targets are floats: for a regression loss='squared_error'"
+    elif is_label and is_concrete(y) and len(np.unique(np.asarray(y))) == 1:
+        what = "y holds a single class, and a network learns to tell two or more apart"
+    return f"loss={loss.name!r} with one output is constant; {what}."
+
+
+def _check_targets(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> Array:
+    """Targets that are given as such, (N, C), or (N,) for one output, in the outputs' dtype."""
     if y.ndim == 1 and c == 1:
         y = y[:, None]
     if y.shape != (n, c):
@@ -240,10 +250,10 @@ def encode_targets(
         if y.ndim == 1 and is_concrete(y) and np.all(np.asarray(y) == np.round(np.asarray(y))):
             what += f"; these look like labels in {y.dtype}: y.astype(int)"
         raise ValueError(f"y has shape {y.shape}, the outputs {(n, c)}; give {what}.")
-    targets = check_finite_value("y", jnp.asarray(y, outputs.dtype))
+    targets = check_finite_value("y", jnp.asarray(y, dtype))
     if loss.sample_loss in (_cross_entropy, _binary_cross_entropy):
         targets = _check_probabilities(loss, targets)
-    return targets, loss
+    return targets
 
 
 def _as_labels(y: Any) -> np.ndarray:

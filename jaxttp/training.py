@@ -17,6 +17,7 @@ from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import output_shape
 from jaxttp.adapters.inputs import check_samples
+from jaxttp.crossing import read_times
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets, get_loss
 
@@ -66,8 +67,6 @@ class TrainingRun(NamedTuple):
             ValueError: an unknown metric or rule, a threshold, a smoothing or a window that does
                 not fit it.
         """
-        from jaxttp.forecast.crossing import read_times  # jaxttp.forecast imports this module
-
         return read_times(
             self.loss, self.error, thresholds, metric=metric, rule=rule, smooth=smooth,
             window=window, diverged=not self.finite,

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from jaxttp import _known_answers, _machine
 from jaxttp._known_answers import KNOWN_ANSWERS
-from jaxttp._machine import Machine, inspect_machine, problems
+from jaxttp._machine import Machine, faults, inspect_machine
 from jaxttp.cli import app
 
 WELL = Machine(
@@ -142,7 +142,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_does_not_fit_is_said(case):
     machine, what, remedy = CASES[case]
-    (problem,) = problems(machine)
+    (problem,) = faults(machine)
     assert what in problem.what
     assert remedy in problem.remedy
 
@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_said(case):
 )
 def test_what_fits_is_not(machine):
     """Who asks for the CPU gets it; ROCm's plugin has versions of its own."""
-    assert problems(machine) == []
+    assert faults(machine) == []
 
 
 @pytest.mark.parametrize(

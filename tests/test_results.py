@@ -26,7 +26,8 @@ from jaxttp import (
     representation,
     training,
 )
-from jaxttp._result import describe, html_table
+from jaxttp._html import html_table
+from jaxttp._result import describe
 from jaxttp.plots import PREDICTED, dark_color, darken, draw, plot_forecast
 from jaxttp.plots._dark import GROUND
 from tests import results, tiny

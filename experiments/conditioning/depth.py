@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.store import Store
-from jaxttp.conditioning import Sweep, sweep
+from jaxttp.conditioning import ConditionSweep, sweep
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_condition_sweep, plot_draws, tidy
 
 CLAIM = {
@@ -66,7 +66,7 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-Result = dict[str, Sweep]
+Result = dict[str, ConditionSweep]
 
 
 def run(settings: Settings, store: Store | None = None) -> Result:
@@ -77,7 +77,7 @@ def run(settings: Settings, store: Store | None = None) -> Result:
         store: where the sweeps are kept.
 
     Returns:
-        Name of the curve -> `Sweep`.
+        Name of the curve -> `ConditionSweep`.
     """
     store = store or Store()
     key = jax.random.key(settings.seed)
@@ -123,7 +123,7 @@ def plot(result: Result) -> dict[str, Figure]:
     return {"gnc-2a": first, "gnc-2b": second, "gnc-3": third}
 
 
-def exponent(one: Sweep) -> float:
+def exponent(one: ConditionSweep) -> float:
     """The power p of kappa - 1 ~ L^p, by least squares on the logarithms of the means."""
     return float(np.polyfit(np.log(one.values), np.log(one.condition.mean(axis=1) - 1), 1)[0])
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
-from jaxttp.conditioning import Sweep, sweep
+from jaxttp.conditioning import ConditionSweep, sweep
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
 
 CLAIM = {
@@ -71,8 +71,8 @@ class Result:
     """
 
     rank: int
-    width: dict[int, Sweep]
-    slope: dict[tuple[int, int], Sweep]
+    width: dict[int, ConditionSweep]
+    slope: dict[tuple[int, int], ConditionSweep]
 
 
 def run(settings: Settings, store: Store | None = None) -> Result:

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
-from jaxttp.conditioning import Sweep, sweep
+from jaxttp.conditioning import ConditionSweep, sweep
 from jaxttp.plots import PREDICTED, REAL, plot_draws, tidy
 
 CLAIM = {
@@ -62,8 +62,8 @@ class Panel:
 
     covariance_condition: float
     rank: int
-    whitened: Sweep
-    plain: Sweep
+    whitened: ConditionSweep
+    plain: ConditionSweep
 
 
 def run(settings: Settings, store: Store | None = None) -> dict[str, Panel]:
@@ -78,7 +78,7 @@ def run(settings: Settings, store: Store | None = None) -> dict[str, Panel]:
     """
     store = store or Store()
 
-    def one(name: str, side: int, width: int, whiten: bool) -> tuple[Sweep, float, int]:
+    def one(name: str, side: int, width: int, whiten: bool) -> tuple[ConditionSweep, float, int]:
         inputs = load_inputs(name, settings.samples, side=side, whiten=whiten, seed=settings.seed)
         sigma = inputs.covariance
         values = np.linalg.eigvalsh(sigma)[::-1]

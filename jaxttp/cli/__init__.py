@@ -29,7 +29,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> bool:
     if wanted:
-        from jaxttp import __version__
+        from jaxttp._versions import __version__
 
         print(__version__)
         raise typer.Exit

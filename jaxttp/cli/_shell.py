@@ -182,7 +182,7 @@ def _told() -> Iterator[Report]:
 
     import jax
 
-    from jaxttp import __version__
+    from jaxttp._versions import __version__
 
     device = jax.devices()[0].device_kind
     print(f"jaxttp {__version__}, jax {jax.__version__}, {device}", file=sys.stderr)

@@ -15,7 +15,7 @@ from jaxttp.cli._shell import Shell, seconds_text, write_json
 
 if TYPE_CHECKING:
     from jaxttp._known_answers import Answer
-    from jaxttp._machine import Machine, Problem
+    from jaxttp._machine import Fault, Machine
 
 
 def doctor(
@@ -28,7 +28,7 @@ def doctor(
     import time
 
     from jaxttp._known_answers import KNOWN_ANSWERS
-    from jaxttp._machine import Problem, inspect_machine, problems
+    from jaxttp._machine import Fault, faults, inspect_machine
 
     machine = inspect_machine()
     starts = machine.backend != "none"  # else there is no device whose name could be told
@@ -36,7 +36,7 @@ def doctor(
     answers: dict[str, Answer] = {}
     seconds: dict[str, float] = {}
     with shell.work() as report:
-        wrong = problems(machine)
+        wrong = faults(machine)
         if starts:
             for k, (name, ask) in enumerate(KNOWN_ANSWERS.items()):
                 report("known answers", k, len(KNOWN_ANSWERS))
@@ -47,7 +47,7 @@ def doctor(
         if not answer.right:
             rounding = f"where rounding explains {answer.tolerance:.0e}"
             off = answer.failure or f"off by {answer.error:.1e}, {rounding}"
-            wrong.append(Problem(f"{name}: {off}", answer.remedy))
+            wrong.append(Fault(f"{name}: {off}", answer.remedy))
     plain = _plain(machine, answers, wrong)
     shell.deliver(
         plain,
@@ -62,7 +62,7 @@ def doctor(
 
 
 def _plain(
-    machine: "Machine", answers: "dict[str, Answer]", wrong: "list[Problem]"
+    machine: "Machine", answers: "dict[str, Answer]", wrong: "list[Fault]"
 ) -> dict[str, Any]:
     return {
         **dataclasses.asdict(machine),
@@ -90,7 +90,7 @@ def _print(
     machine: "Machine",
     answers: "dict[str, Answer]",
     seconds: dict[str, float],
-    wrong: "list[Problem]",
+    wrong: "list[Fault]",
 ) -> None:
     def say(words: str) -> None:
         console.print(words, soft_wrap=True, markup=False)

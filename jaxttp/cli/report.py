@@ -70,7 +70,7 @@ def report(
     shell.deliver(
         result.to_json(),
         lambda to: _print(to, result),
-        lambda folder: [result.save(folder / "report.html")],
+        lambda folder: _write(folder, result),
         problem=problem,
     )
 
@@ -78,3 +78,9 @@ def report(
 def _print(console: Console, result: Any) -> None:
     console.print(result.forecast.task.description, soft_wrap=True)
     console.print(str(result.forecast.prediction), soft_wrap=True)
+
+
+def _write(folder: Path, result: Any) -> list[Path]:
+    from jaxttp.plots import save_report
+
+    return [save_report(result, folder / "report.html")]

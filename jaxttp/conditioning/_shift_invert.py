@@ -37,7 +37,7 @@ def is_symmetric(matrix: np.ndarray, precision: float) -> bool:
     return True
 
 
-def extreme_eigenvalues(matrix: np.ndarray) -> Ends | None:
+def dense_ends(matrix: np.ndarray) -> Ends | None:
     """The ends of the spectrum; None if the matrix is not numerically positive definite.
 
     Args:

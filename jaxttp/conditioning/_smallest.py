@@ -34,7 +34,7 @@ MEMORY = 2**28
 
 
 class Extremes(NamedTuple):
-    """What `extreme_eigenvalues` finds."""
+    """What `structured_extremes` finds."""
 
     largest: float
     smallest: float
@@ -53,7 +53,7 @@ class _Reduced(NamedTuple):
     groups: list[tuple[int, int, int]]  # rows from, to, and how many columns they own
 
 
-def extreme_eigenvalues(operator: LinearGaussNewton) -> Extremes:
+def structured_extremes(operator: LinearGaussNewton) -> Extremes:
     """The largest and the smallest non-zero eigenvalue, outside jit."""
     k, d = operator.shape
     with limited(max(k, d)):

@@ -15,13 +15,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxttp._checks import check_integer, check_number, is_concrete
+from jaxttp._double import as_double, check_symmetric, double, precision_of
 from jaxttp._result import RESULT, describe
 from jaxttp._sequence import after
 from jaxttp._threads import decompose
-from jaxttp.conditioning._inputs import as_double, check_symmetric, double, precision_of
-from jaxttp.conditioning._shift_invert import TOLERANCE, is_symmetric
-from jaxttp.conditioning._shift_invert import extreme_eigenvalues as dense_ends
-from jaxttp.conditioning._smallest import Extremes, extreme_eigenvalues
+from jaxttp.conditioning._shift_invert import TOLERANCE, dense_ends, is_symmetric
+from jaxttp.conditioning._smallest import Extremes, structured_extremes
 from jaxttp.conditioning.linear import LinearGaussNewton
 from jaxttp.ntk._lanczos import lanczos
 
@@ -288,7 +287,7 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
 
 
 def _of_structure(operator: LinearGaussNewton, rank: Any) -> ConditionNumber:
-    found: Extremes = extreme_eigenvalues(operator)
+    found: Extremes = structured_extremes(operator)
     if rank is not None and int(rank) != found.rank:
         raise ValueError(
             f"rank={rank} contradicts the factors, whose rank is {found.rank}; leave it None, or "

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp.conditioning._inputs import as_double, check_covariance, double
+from jaxttp._covariance import check_covariance
+from jaxttp._double import as_double, double
 from jaxttp.conditioning.linear import matmul
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer, check_number
-from jaxttp.conditioning._inputs import double
+from jaxttp._double import double
 from jaxttp.conditioning.bounds import ratio
 
 

@@ -1,13 +1,13 @@
 """How long will training take?"""
 
+from jaxttp.crossing import smooth_curve as smooth_curve
+from jaxttp.crossing import training_time as training_time
 from jaxttp.forecast.closed_loop import OnlineForecast as OnlineForecast
 from jaxttp.forecast.closed_loop import online as online
 from jaxttp.forecast.comparison import Candidate as Candidate
 from jaxttp.forecast.comparison import Comparison as Comparison
 from jaxttp.forecast.comparison import Explanation as Explanation
 from jaxttp.forecast.comparison import compare as compare
-from jaxttp.forecast.crossing import smooth_curve as smooth_curve
-from jaxttp.forecast.crossing import training_time as training_time
 from jaxttp.forecast.descent import Descent as Descent
 from jaxttp.forecast.extrapolation import Extrapolation as Extrapolation
 from jaxttp.forecast.extrapolation import extrapolate as extrapolate

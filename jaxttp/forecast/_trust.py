@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._types import Params
+from jaxttp.crossing import metric_time, training_time
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._segment import compile_network
 from jaxttp.dynamics._trajectory import Trajectory
@@ -21,7 +22,6 @@ from jaxttp.dynamics._walk import RISE
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast.bands import steps_uncertainty
-from jaxttp.forecast.crossing import metric_time, training_time
 from jaxttp.losses import Loss
 
 Network = Callable[[Params, Any], Array]

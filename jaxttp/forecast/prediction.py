@@ -7,8 +7,8 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from jaxttp._result import RESULT, wrapped
+from jaxttp.crossing import read_times
 from jaxttp.forecast._stability import Rates, stability_message
-from jaxttp.forecast.crossing import read_times
 from jaxttp.forecast.rule import goal_words
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxttp.forecast.crossing import check_reading, metric_time
+from jaxttp.crossing import check_reading, metric_time
 
 THRESHOLDS = (0.01, 0.1, 0.4)
 

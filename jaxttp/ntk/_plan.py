@@ -287,7 +287,7 @@ class _Memory:
     work: Workload
     method: str
     result: int
-    held: int
+    per_sample: int
     transient: int
     entry: int
 
@@ -304,20 +304,22 @@ class _Memory:
         ]
         forward, largest = sum(outputs), max(outputs, default=0)
         sites = {site.leaf: site for site in work.sites}
-        held, patches = 0, 0
+        per_sample, patches = 0, 0
         for leaf, form in forms.items():
             if form in ("direct", "gradient"):
-                held += c * work.leaf_size(leaf)
+                per_sample += c * work.leaf_size(leaf)
             if form == "gradient":
                 patches = max(patches, sites[leaf].input_size)
             if form == "activation":
-                held += sites[leaf].input_size + c * sites[leaf].cotangent_size
+                per_sample += sites[leaf].input_size + c * sites[leaf].cotangent_size
         # All values of the forward pass, a few cotangents, patches of a layer, and the features
         # twice: as they arise and in the block that is copied to its place.
-        transient = forward + 4 * c * largest + width * (patches + 7 * held // 4)
+        transient = forward + 4 * c * largest + width * (patches + 7 * per_sample // 4)
         if method == "vector_product":
-            held, transient = forward // width, 2 * c * work.size * width
-        return cls(work, method, work.n1 * work.n2 * entry, width * held, int(transient), entry)
+            per_sample, transient = forward // width, 2 * c * work.size * width
+        return cls(
+            work, method, work.n1 * work.n2 * entry, width * per_sample, int(transient), entry
+        )
 
     def total(self, rows: int, columns: int, chunk: int) -> int:
         """Estimated peak for these blocks."""
@@ -326,18 +328,18 @@ class _Memory:
         side = rows * (rows if work.symmetric else columns) * self.entry
         if self.method == "vector_product":
             # Every column is a weight tangent and a forward pass over the rows.
-            live = 2 * columns * work.classes * rows * self.held + columns * self.transient
+            live = 2 * columns * work.classes * rows * self.per_sample + columns * self.transient
             return int(self.result + _HEADROOM * (3 * side + live))
         if chunk >= max(work.n1, work.n2):
             # Strips of the features are copied, those of all layers at once.
             copies = 3.5 if work.symmetric else 2.0
-            scratch, features = 3.0 * side, copies * self.held * max(work.n1, work.n2)
+            scratch, features = 3.0 * side, copies * self.per_sample * max(work.n1, work.n2)
         elif work.symmetric and rows == work.n1:
-            scratch, features = 3.0 * side, 3.5 * self.held * rows
+            scratch, features = 3.0 * side, 3.5 * self.per_sample * rows
         else:
             scratch = 2.0 * rows * columns * self.entry
             scratch += 3.0 * rows * rows * self.entry if work.symmetric else 0.0
-            features = self.held * (rows + columns)
+            features = self.per_sample * (rows + columns)
         forward = self.transient * max(chunk, columns)
         return int(self.result + _HEADROOM * (scratch + features + forward))
 

@@ -21,7 +21,7 @@ from jaxttp._checks import check_choice, check_finite
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, traced_outputs
 from jaxttp.ntk._blocks import by_blocks
-from jaxttp.ntk._compiled import Settings, compiled, dtype_of, structure
+from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure
 from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
 from jaxttp.ntk._program import Program, trace
 from jaxttp.ntk._select import leaf_paths, select_leaves
@@ -244,11 +244,11 @@ class _Job:
             method = "layerwise"
         return make_plan(self.work, method, batch_size, max_bytes, layers)
 
-    def settings(self, plan: KernelPlan) -> Settings:
+    def variant(self, plan: KernelPlan) -> Variant:
         """The static side of the compiled functions."""
         index = {path: leaf for leaf, path in enumerate(self.work.paths)}
         forms = tuple((index[path], form) for path, form in plan.forms.items())
-        return Settings(
+        return Variant(
             self.treedef, self.sample_treedef, self.work.trainable, forms, plan.method,
             self.work.output, self.dtype, not self.per_layer,
         )  # fmt: skip
@@ -307,7 +307,7 @@ def _analyse(
 def _compute(
     job: _Job, plan: KernelPlan, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Array]:
-    functions = _cached(compiled, job.apply_fn, job.settings(plan))
+    functions = _cached(compiled, job.apply_fn, job.variant(plan))
     leaves = [jnp.asarray(leaf) for leaf in job.leaves]
     x1 = [jnp.asarray(leaf) for leaf in job.rows]
     x2 = None if job.columns is None else [jnp.asarray(leaf) for leaf in job.columns]

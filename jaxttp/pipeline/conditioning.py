@@ -17,7 +17,7 @@ from jaxttp._result import RESULT
 from jaxttp._threads import limited
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import from_nnx
-from jaxttp.conditioning import ConditionNumber, RankSensitivity, Sweep
+from jaxttp.conditioning import ConditionNumber, ConditionSweep, RankSensitivity
 from jaxttp.data import Dataset, load_dataset, load_whole, select
 from jaxttp.models import MLP, fresh_head, load_pretrained
 from jaxttp.pipeline._plain import plain_number, plain_numbers
@@ -137,7 +137,7 @@ class Conditioning:
         }
 
 
-def sweep_to_json(result: Sweep) -> dict[str, Any]:
+def sweep_to_json(result: ConditionSweep) -> dict[str, Any]:
     """A sweep as plain values; what is not finite becomes None."""
     tables = {"condition_number": result.condition, "bound": result.bound}
     if result.maximum is not None:
@@ -329,7 +329,7 @@ def condition_sweep(
     values: Sequence[Any] | None = None,
     *,
     seeds: int = 3,
-) -> Sweep:
+) -> ConditionSweep:
     """Kappa and its bound as one parameter varies, all else by the settings.
 
     Args:
@@ -339,7 +339,7 @@ def condition_sweep(
         seeds: draws of the weights at every value.
 
     Returns:
-        A `jaxttp.conditioning.Sweep`.
+        A `jaxttp.conditioning.ConditionSweep`.
 
     Raises:
         ValueError: an unknown parameter, one that the network does not have, values out of range.

@@ -291,7 +291,7 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     )  # fmt: skip
 
 
-class _Run(NamedTuple):
+class _StepsTaken(NamedTuple):
     """Losses and errors from the start on; ranks and residuals of the steps between."""
 
     loss: list[float]
@@ -309,9 +309,9 @@ def _descend(
     progress: Progress | None,
     *,
     watched: bool,
-) -> _Run:
+) -> _StepsTaken:
     """Steps of one rate; they end early where the loss is infinite or, if watched, rises."""
-    run = _Run([], [], [], [])
+    run = _StepsTaken([], [], [], [])
     for index in range(steps + 1):
         now, value, error = measure(weights)
         run.loss.append(value)

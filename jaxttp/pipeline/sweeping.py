@@ -166,7 +166,7 @@ def sweep_task(
 START_NAMES = ("all", "head", "last", "bias", "lora")
 """What can be trained: all weights, the head, the head and the last block, the biases, low-rank
 adapters."""
-Network = tuple[str | None, str | None]
+NamedNetwork = tuple[str | None, str | None]
 """A model's name and a file of weights, as in `Settings`."""
 
 
@@ -207,7 +207,7 @@ def starting_points(task: Task, names: Sequence[str] = START_NAMES) -> dict[str,
     return out
 
 
-def pair_networks(models: Sequence[str], weights: Sequence[str]) -> tuple[Network, ...]:
+def pair_networks(models: Sequence[str], weights: Sequence[str]) -> tuple[NamedNetwork, ...]:
     """Names of models and files of weights that belong together.
 
     Args:
@@ -241,7 +241,7 @@ def compare_task(
     settings: Settings,
     names: Sequence[str] | None = None,
     *,
-    networks: Sequence[Network] = (),
+    networks: Sequence[NamedNetwork] = (),
     learning_rate: float | None = None,
     rule: str = "absolute",
     metric: str = "loss",

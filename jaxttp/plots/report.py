@@ -1,14 +1,17 @@
 """Reports: one page about a named task, or about any results."""
 
 import datetime
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp._result import html_table
+from jaxttp._files import replaced
+from jaxttp._versions import versions
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.pipeline import TaskReport
 from jaxttp.plots import _page
@@ -82,6 +85,12 @@ def report_html(result: TaskReport) -> str:
 
     Returns:
         HTML that needs no network and follows the reader's light or dark.
+
+    Example:
+        >>> from jaxttp.pipeline import Settings, report_task
+        >>> small = Settings(data="wine", samples_per_class=4, steps=15, learning_rate=0.1)
+        >>> report_html(report_task(small)).count("<figure>")
+        6
     """
     found, swept = result.forecast, result.sweep
     goal, trust = f"{100 * swept.threshold:g} %", found.prediction.trust
@@ -143,6 +152,23 @@ def report_html(result: TaskReport) -> str:
         ),
     ]
     return _page.page(f"jaxttp: {found.task.description}", "\n".join(parts))
+
+
+def save_report(result: TaskReport, path: str | os.PathLike[str]) -> Path:
+    """Write the page of a report, see `report_html`, to a file.
+
+    Args:
+        result: of `jaxttp.pipeline.report_task`.
+        path: of the file; its folder is made if need be.
+
+    Returns:
+        The path.
+    """
+    path = Path(path)
+    text = report_html(result)
+    with replaced(path) as place:
+        place.write_text(text, encoding="utf-8")
+    return path
 
 
 def _first_numbers(result: TaskReport) -> dict[str, str]:
@@ -252,12 +278,6 @@ def results_html(results: Mapping[str, Any], *, title: str = "jaxttp") -> str:
             f'<div class="table">{result._repr_html_()}</div>',
             _page.figures(drawn, wide=True),
         ]
-    versions = html_table(("", "version"), _versions().items())
-    parts += [_page.heading("Made with"), f'<div class="table">{versions}</div>']
+    made_with = versions() | {"matplotlib": mpl.__version__}
+    parts += [_page.heading("Made with"), _page.table(("", "version"), made_with.items())]
     return _page.page(title, "\n".join(parts))
-
-
-def _versions() -> dict[str, str]:
-    from jaxttp.pipeline import versions
-
-    return versions() | {"matplotlib": mpl.__version__}

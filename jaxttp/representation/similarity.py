@@ -9,8 +9,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite_value
+from jaxttp._double import double
 from jaxttp._result import RESULT
-from jaxttp.representation._inputs import as_rows, double, refuse, refuse_constant
+from jaxttp.representation._inputs import as_rows, refuse, refuse_constant
 
 
 def _kernel(name: str, value: Any) -> Array:

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from jaxttp import Candidate, Online, compare, extrapolate, predict_training_time, sweep, train
+from jaxttp.crossing import read_times
 from jaxttp.forecast import Hyperparameters, grid, online, sweep_kernel
-from jaxttp.forecast.crossing import read_times
 
 X = jax.random.normal(jax.random.key(0), (12, 4))
 Y = np.arange(12) % 3
