@@ -26,13 +26,10 @@ TODO = {
     ("jaxttp/dynamics/_walk.py: advance", "branches"),
     ("jaxttp/dynamics/diffusion.py: diffusion", "branches"),
     ("jaxttp/dynamics/diffusion.py: diffusion", "lines"),
-    ("jaxttp/forecast/_options.py: check_options", "branches"),
     ("jaxttp/forecast/_stability.py: stability_message", "branches"),
     ("jaxttp/forecast/comparison.py: compare", "branches"),
     ("jaxttp/forecast/comparison.py: compare", "lines"),
     ("jaxttp/forecast/extrapolation.py: extrapolate", "lines"),
-    ("jaxttp/forecast/predict.py: predict_training_time", "branches"),
-    ("jaxttp/forecast/predict.py: predict_training_time", "lines"),
     ("jaxttp/gauss_newton/optimizer.py: scale_by_gauss_newton", "lines"),
 }
 

@@ -106,7 +106,7 @@ def learning_speeds(
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _batch(x: Array, cotangent: Array, start: int, size: int) -> tuple[Array, Array]:
+def _batch(x: Array, cotangent: Array, start: Any, size: int) -> tuple[Array, Array]:
     """Samples and cotangents from `start` on; the last batch is filled up with nothing."""
     n = cotangent.shape[0]
     places = start + jnp.arange(size)

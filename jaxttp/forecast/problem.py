@@ -99,12 +99,13 @@ class Problem:
         check_finite(names.format("params"), params)
         weights, restore = split_trainable(params, trainable)
         shape = check_model(apply_fn, params, x, trainable)
-        encode_targets(loss, y, jax.ShapeDtypeStruct(shape, x.dtype))
+        dtype = jax.eval_shape(apply_fn, params, x).dtype
+        encode_targets(loss, y, jax.ShapeDtypeStruct(shape, dtype))
         test: dict[str, Any] = {}
         if x_test is not None:
             x_test = check_samples(names.format("x_test"), x_test)
             check_finite(names.format("x_test"), x_test)
-            outputs = jax.ShapeDtypeStruct(output_shape(apply_fn, params, x_test), x.dtype)
+            outputs = jax.ShapeDtypeStruct(output_shape(apply_fn, params, x_test), dtype)
             encode_targets(loss, y_test, outputs)
         check_per_sample(apply_fn, params, x)
         evaluate = jax.jit(apply_fn)

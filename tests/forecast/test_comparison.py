@@ -123,7 +123,7 @@ def test_samples_of_their_own_and_error_rates():
     assert got.metric == "error"
     first = np.mean(np.argmax(apply_fn(PARAMS, X), axis=1) != Y)
     np.testing.assert_allclose(got.thresholds, [0.1 * first, 0.5 * first])
-    assert "absolute error" in str(got)
+    assert "error below" in str(got)
     with pytest.raises(ValueError, match=r"candidates\['a'\]\.x must hold the 16 samples of x"):
         compare({"a": Candidate(apply_fn, PARAMS, None, X[:3])}, X, Y)
 

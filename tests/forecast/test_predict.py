@@ -101,7 +101,7 @@ def test_what_is_printed():
     assert lines[1].split() == ["1", "%", "of", "the", "loss's", "drop", "step",
                                 str(forecast.steps[0.01])]  # fmt: skip
     assert "relative" not in str(forecast)
-    assert "  gap       0.1 " in str(dataclasses.replace(forecast, rule="gap"))
+    assert "loss within 0.1 of its end" in str(dataclasses.replace(forecast, rule="gap"))
     cost = dataclasses.replace(forecast.cost, gradient_evaluations=1)
     assert "1 gradient evaluation," in str(cost)
     assert "2 gradient evaluations," in str(dataclasses.replace(cost, gradient_evaluations=2))
