@@ -26,10 +26,6 @@ TODO = {
     ("jaxttp/dynamics/_walk.py: advance", "branches"),
     ("jaxttp/dynamics/diffusion.py: diffusion", "branches"),
     ("jaxttp/dynamics/diffusion.py: diffusion", "lines"),
-    ("jaxttp/forecast/_stability.py: stability_message", "branches"),
-    ("jaxttp/forecast/comparison.py: compare", "branches"),
-    ("jaxttp/forecast/comparison.py: compare", "lines"),
-    ("jaxttp/forecast/extrapolation.py: extrapolate", "lines"),
     ("jaxttp/gauss_newton/optimizer.py: scale_by_gauss_newton", "lines"),
 }
 

@@ -227,45 +227,28 @@ def compare(
         TTP Sections 1 and 6 propose it (pre-trained models, hyper-parameters) for single forecasts;
         its Proposition 2 gives the alignment.
     """
-    if not candidates:
-        raise ValueError("candidates must hold at least one Candidate; got none.")
-    for name, one in candidates.items():
-        if not isinstance(one, Candidate):
-            raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
-    named = rule.kind if isinstance(rule, Rule) else rule
-    if thresholds is None and named == "absolute" and not isinstance(rule, Rule):
-        Rule.of(GOALS, rule, metric, smooth, window, steps=steps)  # looks at the others
-    else:
-        Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
+    _check_candidates(candidates)
+    own_goals = thresholds is None and rule == "absolute"
+    Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
     x = check_samples("x", x)
     check_batches(batch_size, key, protocol, len(x))
     rate = 1.0 if learning_rate is None else learning_rate
     setting = Hyperparameters(rate, momentum, batch_size, loss=loss, steps=steps)
     kernel = choose_kernel(sketch_dim, key, None, max_bytes)
     check_finite("x", x)
-    problems = {}
-    for name, one in candidates.items():
-        own = x if one.x is None else check_samples(f"candidates[{name!r}].x", one.x)
-        if len(own) != len(x):
-            raise ValueError(
-                f"candidates[{name!r}].x must hold the {len(x)} samples of x; got {len(own)}."
-            )
-        problems[name] = Problem.of(
-            one.apply_fn, one.params, own, y, loss=loss, trainable=one.trainable,
-            names=f"candidates[{name!r}].{{}}",
-        )  # fmt: skip
-    if thresholds is None and named == "absolute" and not isinstance(rule, Rule):
-        starts = [_start(problem, metric) for problem in problems.values()]
-        thresholds = tuple(share * max(starts) for share in GOALS)
+    problems = {name: _problem(name, one, x, y, loss) for name, one in candidates.items()}
+    if own_goals:
+        worst = max(_start(problem, metric) for problem in problems.values())
+        thresholds = tuple(share * worst for share in GOALS)
     reading = Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
-    drawn = {"key": key, "protocol": protocol}
+    drawn: dict[str, Any] = {"key": key, "protocol": protocol}
     found = {}
     for name, problem in problems.items():
         lines = Linearizer(problem, kernel)
+        choices = _choices(lines, setting, given=learning_rate is not None)
         swept = sweep_kernel(
-            lines.first, problem.f0, problem.targets,
-            _choices(lines, setting, given=learning_rate is not None), rule=reading, **drawn,
-        )  # fmt: skip
+            lines.first, problem.f0, problem.targets, choices, rule=reading, **drawn
+        )
         seconds = _step_seconds(problem, y, loss, swept.settings[0]) if time_steps else np.nan
         best = _best(swept)
         told = with_trust(swept, lines, problem.targets, only=(best,), **drawn)
@@ -288,6 +271,27 @@ def compare(
         metric=reading.metric,
         trust=tuple(swept.trust.get(i) for swept, i, _, _ in parts),
     )
+
+
+def _check_candidates(candidates: Mapping[str, Candidate]) -> None:
+    if not candidates:
+        raise ValueError("candidates must hold at least one Candidate; got none.")
+    for name, one in candidates.items():
+        if not isinstance(one, Candidate):
+            raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
+
+
+def _problem(name: str, one: Candidate, x: Array, y: Any, loss: str | Loss) -> Problem:
+    """A candidate with the samples as it wants them."""
+    own = x if one.x is None else check_samples(f"candidates[{name!r}].x", one.x)
+    if len(own) != len(x):
+        raise ValueError(
+            f"candidates[{name!r}].x must hold the {len(x)} samples of x; got {len(own)}."
+        )
+    return Problem.of(
+        one.apply_fn, one.params, own, y, loss=loss, trainable=one.trainable,
+        names=f"candidates[{name!r}].{{}}",
+    )  # fmt: skip
 
 
 def _start(problem: Problem, metric: str) -> float:

@@ -1,6 +1,7 @@
 """From a subset's kernel to the training time on all the data."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -192,24 +193,10 @@ def extrapolate(
     lines = Linearizer(problem.take(chosen), estimator)
     kernel = np.asarray(lines.first)
     size = float(jnp.sum((problem.f0 - problem.targets) ** 2)) / m
-    f0, targets = np.asarray(lines.problem.f0), np.asarray(lines.problem.targets)
-
-    def curve(rows: np.ndarray) -> tuple[np.ndarray, bool, Spectrum | None]:
-        part = kernel[rows][:, :, rows]
-        if not spectral:
-            found = sweep_kernel(part, f0[rows], targets[rows], (setting,))
-            return found.loss[0], bool(found.stable[0]), None
-        wanted = round(head * len(rows) / subset)
-        spectrum = extrapolate_spectrum(
-            part, f0[rows] - targets[rows], samples=n, size=size, method=method,
-            head=max(1, wanted), alpha=alpha,
-        )  # fmt: skip
-        path, stable = mode_curve(spectrum.values, spectrum.residual, setting)
-        return path, stable, spectrum
-
-    everyone = np.arange(subset)
-    path, stable, spectrum = curve(everyone)
-    read = lambda loss: reading.read(loss, None)  # noqa: E731
+    curve = functools.partial(
+        _curve, lines, kernel, setting, samples=n, size=size, method=method, head=head, alpha=alpha
+    )
+    path, stable, spectrum = curve(np.arange(subset))
     times = reading.read(path, None, reached=stable)
     others = [np.asarray(jax.random.permutation(k, subset))[: subset // 2] for k in halves]
     paths = [half for half, good, _ in map(curve, others) if good]
@@ -217,17 +204,44 @@ def extrapolate(
     loss_spread = np.full(steps + 1, np.inf)
     if stable and len(paths) == resamples:
         loss_spread = _deviation(np.stack(paths), path)
-        reads = [read(half) for half in paths]
-        spread = {
-            e: float(_deviation(np.array([r[e] for r in reads], float), times[e]))
-            if min(times[e], *(r[e] for r in reads)) >= 0
-            else float("inf")
-            for e in times
-        }
+        reads = [reading.read(half, None) for half in paths]
+        spread = {e: _spread([r[e] for r in reads], time) for e, time in times.items()}
     return Extrapolation(
         times, spread, path, loss_spread, subset, n, stable, spectrum, reading.kind,
         _trust(lines, setting) if stable else None,
     )  # fmt: skip
+
+
+def _curve(
+    lines: Linearizer,
+    kernel: np.ndarray,
+    setting: Hyperparameters,
+    rows: np.ndarray,
+    *,
+    samples: int,
+    size: float,
+    method: str,
+    head: int,
+    alpha: float,
+) -> tuple[np.ndarray, bool, Spectrum | None]:
+    """The forecast for all samples from some rows of the subset, and whether it is stable."""
+    problem, part = lines.problem.take(rows), kernel[rows][:, :, rows]
+    if problem.loss is not squared_error:
+        found = sweep_kernel(part, problem.f0, problem.targets, (setting,))
+        return found.loss[0], bool(found.stable[0]), None
+    wanted = round(head * len(rows) / len(kernel))
+    residual = np.asarray(problem.f0) - np.asarray(problem.targets)
+    spectrum = extrapolate_spectrum(
+        part, residual, samples=samples, size=size, method=method, head=max(1, wanted), alpha=alpha
+    )
+    path, stable = mode_curve(spectrum.values, spectrum.residual, setting)
+    return path, stable, spectrum
+
+
+def _spread(halves: list[int], whole: int) -> float:
+    """`_deviation` of times, infinite where one is never reached."""
+    reached = min(whole, *halves) >= 0
+    return float(_deviation(np.array(halves, float), whole)) if reached else float("inf")
 
 
 def _check_head(
