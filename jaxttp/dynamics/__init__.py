@@ -1,9 +1,11 @@
 """How the outputs of a network move while it trains, given its kernel."""
 
+from jaxttp.dynamics._trajectory import RelinearizedTrajectory as RelinearizedTrajectory
 from jaxttp.dynamics._trajectory import Trajectory as Trajectory
-from jaxttp.dynamics._walk import RelinearizedTrajectory as RelinearizedTrajectory
 from jaxttp.dynamics.batches import batch_indices as batch_indices
 from jaxttp.dynamics.closed_form import closed_form as closed_form
+from jaxttp.dynamics.descent import HeavyBall as HeavyBall
+from jaxttp.dynamics.descent import same_program as same_program
 from jaxttp.dynamics.diffusion import Diffusion as Diffusion
 from jaxttp.dynamics.diffusion import diffusion as diffusion
 from jaxttp.dynamics.filters import LinearFilter as LinearFilter
