@@ -39,7 +39,9 @@ PUBLIC = (
 INPUTS = {
     "Model", "Candidate", "Device", "Hyperparameters", "GaussNewtonState", "LinearGaussNewton",
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
-    "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows",
+    "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem", "Descent", "Rule",
+    "Estimate", "Exact", "Sketched", "Recursion", "GradientFlow", "ClosedForm", "WeightSpace",
+    "Relinearized", "Noisy", "Linearizer",
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline

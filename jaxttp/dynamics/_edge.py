@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxttp.dynamics._kernels import apply_kernel
-from jaxttp.dynamics.descent import Descent, keep_dtypes
+from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes
 from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
 
@@ -70,7 +70,7 @@ def damping(kernel: Array, f: Array, targets: Array, loss: Loss, edge: Array) ->
 
 @functools.partial(jax.jit, static_argnames=("shares", "loss"))
 def stabilise(
-    optimizer: Descent,
+    optimizer: Optimizer,
     shares: tuple[float, ...],
     state: optax.OptState,
     kernel: Array,
@@ -83,7 +83,7 @@ def stabilise(
 
 
 def edge_of(
-    optimizer: Descent, shares: tuple[float, ...], state: optax.OptState, dtype: Any
+    optimizer: Optimizer, shares: tuple[float, ...], state: optax.OptState, dtype: Any
 ) -> Float[Array, ""]:
     """The curvature beyond which an optimiser in this state is unstable.
 

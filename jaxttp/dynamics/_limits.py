@@ -27,7 +27,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp.dynamics.descent import Descent, inlined, keep_dtypes, same_program, slots
+from jaxttp.dynamics.optimizers import Optimizer, inlined, keep_dtypes, same_program, slots
 from jaxttp.dynamics.stability import curvature_basis
 from jaxttp.losses import Loss
 
@@ -81,7 +81,7 @@ def step_maps(optimizer: optax.GradientTransformation, steps: int) -> StepMaps:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _step_rows(optimizer: Descent, first: optax.OptState, steps: int) -> Array:
+def _step_rows(optimizer: Optimizer, first: optax.OptState, steps: int) -> Array:
     """The weight and the accumulators (T, k, 1 + k) after one step from each unit vector."""
     basis = jnp.eye(2 + len(slots(optimizer, first)))
 

@@ -19,7 +19,7 @@ from jaxttp._types import Params
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._network import compile_network as compile_network
-from jaxttp.dynamics.descent import Descent, keep_dtypes, slots
+from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes, slots
 from jaxttp.dynamics.recursion import dual_gradient, output_limit
 from jaxttp.losses import Loss
 
@@ -109,7 +109,7 @@ def chord(knot: Knot, products: Array, row: Array) -> Chord:
 
 @functools.partial(jax.jit, static_argnames="loss")
 def run_segment(
-    optimizer: Descent,
+    optimizer: Optimizer,
     loss: Loss,
     knots: list[Knot],
     here: Start,

@@ -23,8 +23,8 @@ from jaxttp.dynamics._edge import Damping, stabilise
 from jaxttp.dynamics._network import compile_network, kept
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, chord, gram, run_segment
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory
-from jaxttp.dynamics.descent import Descent, HeavyBall, inlined, same_program
 from jaxttp.dynamics.filters import linear_filter, start_shares
+from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, same_program
 from jaxttp.losses import Loss, encode_targets
 
 SWEEPS = 3
@@ -76,7 +76,7 @@ class Course:
     kernel_fn: Callable[[Params], Array]
     loss: Loss
     targets: Array
-    optimizer: Descent
+    optimizer: Optimizer
     steps: int
     indices: Array | None
     shares: tuple[float, ...]

@@ -25,9 +25,9 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_integer, check_optimizer, is_concrete
 from jaxttp._result import RESULT
 from jaxttp._types import Params
-from jaxttp.dynamics.descent import (
-    Descent,
+from jaxttp.dynamics.optimizers import (
     HeavyBall,
+    Optimizer,
     TracedError,
     inlined,
     keep_dtypes,
@@ -197,7 +197,7 @@ def _probe(optimizer: Any, params: Params, steps: int) -> tuple[Any, Any, Any]:
 
 
 @jax.jit
-def _responses(optimizer: Descent, inputs: Params, states: optax.OptState) -> Params:
+def _responses(optimizer: Optimizer, inputs: Params, states: optax.OptState) -> Params:
     """Updates (3, T, ...) in all runs, from what drives them."""
     return jax.vmap(functools.partial(_drive, optimizer))(inputs, states)
 
@@ -246,7 +246,7 @@ def _arrays(tree: Params) -> Params:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)
 
 
-def _drive(optimizer: Descent, inputs: Params, state: optax.OptState) -> Params:
+def _drive(optimizer: Optimizer, inputs: Params, state: optax.OptState) -> Params:
     """Updates, stacked over steps, from initial weights (the first row) and gradients."""
     first, grads = (jax.tree.map(lambda leaf, s=s: leaf[s], inputs) for s in (0, slice(1, None)))
 

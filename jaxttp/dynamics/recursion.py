@@ -20,8 +20,8 @@ from jaxttp._checks import check_integer
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.descent import Descent, HeavyBall, inlined, keep_dtypes, same_program
 from jaxttp.dynamics.filters import linear_filter
+from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, keep_dtypes, same_program
 from jaxttp.losses import Loss
 
 
@@ -113,7 +113,7 @@ def recursion(
 
 @functools.partial(jax.jit, static_argnames=("loss", "steps"))
 def _follow(
-    optimizer: Descent,
+    optimizer: Optimizer,
     state: optax.OptState | None,
     kernel: Array,
     f0: Array,

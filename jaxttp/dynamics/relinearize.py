@@ -47,7 +47,7 @@ from jaxttp.dynamics._walk import (
     step,
 )
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.descent import HeavyBall
+from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.losses import Loss
 
 

@@ -26,9 +26,9 @@ from jaxttp.dynamics._kernels import check_rate, check_times
 from jaxttp.dynamics._network import compile_network, kept
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.descent import Descent, HeavyBall, inlined, keep_dtypes, same_program
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.flow import tolerances
+from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, keep_dtypes, same_program
 from jaxttp.dynamics.recursion import dual_gradient, output_limit
 from jaxttp.losses import Loss, encode_targets
 
@@ -147,7 +147,7 @@ def _training(apply_fn: ApplyFn) -> Callable[..., tuple]:
 
     @functools.partial(jax.jit, static_argnames=("loss", "steps"))
     def run(
-        optimizer: Descent,
+        optimizer: Optimizer,
         state: optax.OptState | None,
         params: Params,
         x: Array,

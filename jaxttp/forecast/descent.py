@@ -10,6 +10,7 @@ from jaxttp._checks import check_integer, check_number, check_optimizer
 from jaxttp._types import Params
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.dynamics.filters import LinearFilter, linear_filter
+from jaxttp.dynamics.optimizers import HeavyBall
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -17,7 +18,7 @@ class Descent:
     """One way to train; made by `Descent.of`.
 
     Attributes:
-        optimizer: the optax transformation.
+        optimizer: the optax transformation; a `HeavyBall` where rate and momentum are given.
         steps: the horizon T.
         batch_size: samples a step; None for all of them.
         protocol: how batches are drawn, see `batch_indices`.
@@ -26,7 +27,7 @@ class Descent:
         momentum: heavy-ball, with `learning_rate`.
     """
 
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation | HeavyBall
     steps: int
     batch_size: int | None = None
     protocol: str = "epochs"
@@ -84,7 +85,7 @@ class Descent:
         if learning_rate is not None:
             check_number("learning_rate", learning_rate, above=0.0)
             rate = float(learning_rate)
-            made = optax.sgd(learning_rate, momentum or None)
+            made = HeavyBall(rate, float(momentum) or None)
         else:
             check_optimizer(optimizer)
             assert optimizer is not None  # one of both is given
@@ -109,6 +110,12 @@ class Descent:
         return {"batch_size": self.batch_size, "key": self.key, "protocol": self.protocol}
 
     @property
+    def stepper(self) -> optax.GradientTransformation | HeavyBall:
+        """The optimiser, with a velocity whatever the momentum: one program for all of them."""
+        made = self.optimizer
+        return made.with_velocity() if isinstance(made, HeavyBall) else made
+
+    @property
     def full(self) -> "Descent":
         """The same with all samples in every step."""
         return dataclasses.replace(self, batch_size=None, protocol="epochs")
@@ -127,7 +134,8 @@ class Descent:
         Raises:
             ValueError: it is not one linear filter for all weights.
         """
-        return linear_filter(self.optimizer, weights, steps=self.steps)
+        given: Any = self.optimizer
+        return linear_filter(given, weights, steps=self.steps)
 
     @property
     def decays(self) -> bool:

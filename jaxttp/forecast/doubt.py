@@ -105,7 +105,7 @@ def without_parts(
             problem.loss,
             recursion(
                 kernel, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
-                optimizer=descent.optimizer, initial_tangent=tangent,
+                optimizer=descent.stepper, initial_tangent=tangent,
             ).train,
             problem.targets,
         )

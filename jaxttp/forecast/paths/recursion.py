@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import optax
 
 from jaxttp._types import Params
 from jaxttp.dynamics._trajectory import Trajectory
@@ -21,15 +22,16 @@ def recur(lines: Linearizer, descent: Descent, **more: Any) -> Trajectory:
     problem = lines.problem
     return recursion(
         lines.first, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
-        optimizer=descent.optimizer, **descent.batches, **more,
+        optimizer=descent.stepper, **descent.batches, **more,
     )  # fmt: skip
 
 
 def linear_rates(lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
     """The limit of any linear optimiser, at the step that is the farthest beyond."""
-    problem, limit = lines.problem, lines.limit
+    problem, limit, given = lines.problem, lines.limit, descent.optimizer
+    assert isinstance(given, optax.GradientTransformation)  # those by numbers are plain
     rates = optimizer_rates(
-        descent.optimizer, descent.steps, 2.0 / limit,
+        given, descent.steps, 2.0 / limit,
         (lines.first, problem.f0, problem.targets, problem.loss), descent.batch_size,
         descent.protocol,
     )  # fmt: skip

@@ -25,7 +25,7 @@ class WeightSpace(Dynamics):
         problem = lines.problem
         found = weight_space(
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
-            steps=descent.steps, optimizer=descent.optimizer, **descent.batches,
+            steps=descent.steps, optimizer=descent.stepper, **descent.batches,
             x_test=problem.x_test,
         )  # fmt: skip
         return Path.of(

@@ -93,11 +93,11 @@ class Program(eqx.Module):
         return self.code.optimizer.update(updates, state, params)
 
 
-Descent = HeavyBall | Program
+Optimizer = HeavyBall | Program
 """What compiled functions take for an optimiser."""
 
 
-def same_program(optimizer: Any) -> Descent:
+def same_program(optimizer: Any) -> Optimizer:
     """An optimiser as an argument of compiled functions.
 
     Args:
@@ -142,7 +142,7 @@ class TracedError(Exception):
     """The optimiser holds traced values."""
 
 
-def inlined(function: Any, descent: Descent) -> Any:
+def inlined(function: Any, descent: Optimizer) -> Any:
     """A compiled function of an optimiser, or its body where the optimiser holds traced values.
 
     Such values belong to one trace, and must not be kept with what is compiled.

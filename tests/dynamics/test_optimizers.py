@@ -5,7 +5,7 @@ import optax
 import pytest
 
 from jaxttp.dynamics import HeavyBall, recursion, same_program, weight_space
-from jaxttp.dynamics.descent import TracedError, same_optimizer
+from jaxttp.dynamics.optimizers import TracedError, same_optimizer
 
 INJECTED = optax.inject_hyperparams(optax.sgd)
 RATE = 0.1
