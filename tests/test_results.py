@@ -41,7 +41,7 @@ INPUTS = {
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
     "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem", "Descent", "Rule",
     "Estimate", "Exact", "Sketched", "Recursion", "GradientFlow", "ClosedForm", "WeightSpace",
-    "Relinearized", "Noisy", "Linearizer",
+    "Relinearized", "Noisy", "Linearizer", "HeavyBall",
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline

@@ -226,7 +226,7 @@ def _curve(
 ) -> tuple[np.ndarray, bool, Spectrum | None]:
     """The forecast for all samples from some rows of the subset, and whether it is stable."""
     problem, part = lines.problem.take(rows), kernel[rows][:, :, rows]
-    if problem.loss is not squared_error:
+    if setting.loss is not squared_error:
         found = sweep_kernel(part, problem.f0, problem.targets, (setting,))
         return found.loss[0], bool(found.stable[0]), None
     wanted = round(head * len(rows) / len(kernel))
