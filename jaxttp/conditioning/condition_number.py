@@ -21,6 +21,7 @@ from jaxttp._sequence import after
 from jaxttp._threads import decompose
 from jaxttp.conditioning._shift_invert import TOLERANCE, dense_ends, is_symmetric
 from jaxttp.conditioning._smallest import Extremes, structured_extremes
+from jaxttp.conditioning.bounds import ratio
 from jaxttp.conditioning.linear import LinearGaussNewton
 from jaxttp.ntk._lanczos import lanczos
 
@@ -88,7 +89,7 @@ class ConditionNumber(eqx.Module):
             raise ValueError(f"a {self.kind!r} result knows no other eigenvalues.")
         check_integer("rank", rank, at_least=1, at_most=self.eigenvalues.shape[-1])
         with double():
-            return quotient(self.largest, self.eigenvalues[..., rank - 1])
+            return ratio(self.largest, self.eigenvalues[..., rank - 1])
 
     def __str__(self) -> str:
         sign = "at least " if self.is_lower_bound else ""
@@ -103,13 +104,6 @@ class ConditionNumber(eqx.Module):
             + (f"rank {rank}" if rank >= 0 else "rank not known")
             + (f" ({others})" if others else "")
         )
-
-
-def quotient(largest: Array, smallest: Array) -> Array:
-    """The condition number of two eigenvalues: nan for 0 / 0, +inf for a / 0."""
-    safe = jnp.where(smallest > 0, smallest, 1.0)
-    value = jnp.where(smallest > 0, largest / safe, jnp.inf)
-    return jnp.where(largest > 0, value, jnp.nan)
 
 
 def condition_number(
@@ -209,7 +203,7 @@ def _of_ends(
         (
             jnp.asarray(tolerance),
             jnp.asarray(math.inf),
-            quotient(jnp.asarray(ends.largest), jnp.asarray(ends.second)),
+            ratio(jnp.asarray(ends.largest), jnp.asarray(ends.second)),
         ),
     )
 
@@ -249,15 +243,15 @@ def _of_spectrum(
     logs = jnp.log(jnp.maximum(values, floor))
     gap_rank = jnp.where(largest > 0, jnp.argmax(logs - jnp.append(logs[1:], logs[-1])) + 1, 0)
     return ConditionNumber(
-        value=quotient(largest, smallest),
+        value=ratio(largest, smallest),
         largest=largest,
         smallest=smallest,
         rank=counted,
         tolerance=tolerance,
         gap=jnp.where(counted < n, gap, jnp.inf),
         gap_rank=gap_rank,
-        rank_below=jnp.where(counted > 1, quotient(largest, at(counted - 2)), jnp.nan),
-        rank_above=jnp.where(counted < n, quotient(largest, beyond), jnp.nan),
+        rank_below=jnp.where(counted > 1, ratio(largest, at(counted - 2)), jnp.nan),
+        rank_above=jnp.where(counted < n, ratio(largest, beyond), jnp.nan),
         error=jnp.full_like(largest, error),
         eigenvalues=values,
         kind=kind,
@@ -313,7 +307,7 @@ def _partial(
 ) -> ConditionNumber:
     unknown = jnp.full_like(largest, math.nan)
     return ConditionNumber(
-        value=quotient(largest, smallest),
+        value=ratio(largest, smallest),
         largest=largest,
         smallest=smallest,
         rank=jnp.asarray(rank, jnp.int64),

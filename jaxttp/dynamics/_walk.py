@@ -6,7 +6,6 @@ is told to take and says what came of it (`Outcome`); where segments end is for 
 
 import dataclasses
 import enum
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +20,25 @@ from jaxttp._checks import check_finite_value, is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._edge import Damping, stabilise
 from jaxttp.dynamics._network import compile_network, kept
-from jaxttp.dynamics._segment import Chord, Knot, Run, Start, chord, gram, run_segment
+from jaxttp.dynamics._pieces import (
+    better,
+    compile_combine,
+    compile_survey,
+    empty_path,
+    estimate,
+    freeze,
+    is_finite,
+    loss_curve,
+    loss_drop,
+    loss_values,
+    more_drift,
+    no_vectors,
+    row_of,
+    scaled,
+    settle,
+    splice,
+)
+from jaxttp.dynamics._segment import Chord, Knot, Run, Start, chord, run_segment
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory
 from jaxttp.dynamics.filters import linear_filter, start_shares
 from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, same_program
@@ -196,8 +213,8 @@ def set_out(
     )  # fmt: skip
     kernel, seconds = _timed(kernel_fn, params)
     kernel = check_finite_value("kernel", kernel)  # a later one may not be, where a forecast ends
-    vectors = [params, *(accumulators or [_scaled(params, share) for share in shares])]
-    train = _begin(f, steps)
+    vectors = [params, *(accumulators or [scaled(params, share) for share in shares])]
+    train = empty_path(f, steps)
     state = State(
         Start(params, kernel, vectors, f, inner), None, train, train, jnp.asarray(-1),
         seconds=(seconds,),
@@ -253,9 +270,9 @@ def step(
     state, point = _combine(course, state, [here.point], ahead.run.rows[0])
     kernel, seconds = _timed(course.kernel_fn, point)
     state = state._replace(seconds=(*state.seconds, seconds))
-    if is_concrete(kernel) and not bool(_is_finite(kernel)):
+    if is_concrete(kernel) and not bool(is_finite(kernel)):
         return Step(_stop(course, state), Outcome.DIVERGED)
-    bound = _damping(course, state, kernel, _row(ahead.run.train, end))
+    bound = _damping(course, state, kernel, row_of(ahead.run.train, end))
     in_use = course.in_use(start)
     pushed, _ = _survey(course, here, point, in_use)
     state = state._replace(passes=state.passes + sum(in_use))
@@ -300,10 +317,10 @@ def _confirm(
     for _ in range(SWEEPS):
         if _is_small(course, state, f, run, end):
             break
-        drift = _more_drift(drift, f, run.train, start, end)
+        drift = more_drift(drift, f, run.train, start, end)
         again = _run(course, state, far.knots, ahead.products, far.line, end, drift)
         state, new_weights, new_f = _end_of(course, state, far, again)
-        run, weights, f = _better((run, weights, f), (again, new_weights, new_f), end)
+        run, weights, f = better((run, weights, f), (again, new_weights, new_f), end)
     return state, run, weights, f
 
 
@@ -311,7 +328,7 @@ def _arrive(
     course: Course, state: State, ahead: Ahead, far: Far, run: Run, weights: Params, f: Array
 ) -> State:
     """The state after a segment that was accepted."""
-    train, provisional, diverged_at, f = _settle(
+    train, provisional, diverged_at, f = settle(
         state.provisional, ahead.run.train, state.diverged_at, run, f, state.start, ahead.end
     )
     here, carried = state.here, []
@@ -340,7 +357,7 @@ def _hold(course: Course, state: State, end: int, abandoned: Array) -> State:
         state, plain = look_ahead(course, state, course.steps)
         crossing = state.start, plain.run
     start, run = crossing
-    train, provisional = _splice(state.train, state.provisional, run.train, abandoned, start, end)
+    train, provisional = splice(state.train, state.provisional, run.train, abandoned, start, end)
     return state._replace(
         crossing=crossing, train=train, provisional=provisional, diverged_at=run.diverged_at,
         ends=(*(e for e in state.ends if e <= start), course.steps), held_from=start,
@@ -349,7 +366,7 @@ def _hold(course: Course, state: State, end: int, abandoned: Array) -> State:
 
 def _stop(course: Course, state: State) -> State:
     """Hold the last outputs that can be represented."""
-    train, provisional, diverged_at = _freeze(
+    train, provisional, diverged_at = freeze(
         state.train, state.provisional, state.diverged_at, state.here.f, state.start
     )
     return state._replace(
@@ -404,29 +421,8 @@ def _survey(
     Both are zero for a vector that cannot enter the outputs.
     """
     if not any(in_use):
-        return _nothing(here.f, len(in_use))
-    return kept(_compile_survey, course.apply_fn)(point, course.x, here.vectors, here.f, in_use)
-
-
-@functools.lru_cache(maxsize=8)
-def _compile_survey(apply_fn: ApplyFn) -> Callable[..., tuple[Array, Array]]:
-    @functools.partial(jax.jit, static_argnames="in_use")
-    def survey(
-        point: Params, x: Any, vectors: list[Params], f: Array, in_use: tuple[bool, ...]
-    ) -> tuple[Array, Array]:
-        def push(vector: Params) -> Array:
-            return jax.jvp(lambda w: apply_fn(w, x), (point,), (vector,))[1]
-
-        pairs = zip(in_use, vectors, strict=True)
-        pushed = [push(v) if used else jnp.zeros_like(f) for used, v in pairs]
-        return jnp.stack(pushed), gram(vectors, in_use, f.dtype)
-
-    return survey
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _nothing(f: Array, count: int) -> tuple[Array, Array]:
-    return jnp.zeros((count, *f.shape), f.dtype), jnp.zeros((count, count), f.dtype)
+        return no_vectors(here.f, len(in_use))
+    return kept(compile_survey, course.apply_fn)(point, course.x, here.vectors, here.f, in_use)
 
 
 def _combine(
@@ -434,7 +430,7 @@ def _combine(
 ) -> tuple[State, Params]:
     """The weight-space vector whose coefficients are `row`."""
     here = state.here
-    vector, _ = kept(_compile_combine, course.apply_fn)(
+    vector, _ = kept(compile_combine, course.apply_fn)(
         points, course.x, here.vectors, row, here.f, False
     )
     return state._replace(passes=state.passes + len(points)), vector
@@ -443,59 +439,11 @@ def _combine(
 def _end_of(course: Course, state: State, far: Far, run: Run) -> tuple[State, Params, Array]:
     """The weights at a segment's end, and what the network says there."""
     here = state.here
-    weights, f = kept(_compile_combine, course.apply_fn)(
+    weights, f = kept(compile_combine, course.apply_fn)(
         far.points, course.x, here.vectors, run.rows[0], here.f, True
     )
     assert f is not None  # it was asked for
     return state._replace(passes=state.passes + len(far.points)), weights, f
-
-
-@functools.lru_cache(maxsize=8)
-def _compile_combine(apply_fn: ApplyFn) -> Callable[..., tuple[Params, Array | None]]:
-    @functools.partial(jax.jit, static_argnames="evaluate")
-    def combine(
-        points: list[Params], x: Any, vectors: list[Params], row: Array, f: Array, evaluate: bool
-    ) -> tuple[Params, Array | None]:
-        def pull(point: Params, cotangent: Array) -> Params:
-            return jax.vjp(lambda w: apply_fn(w, x), point)[1](cotangent.reshape(f.shape))[0]
-
-        size = f.size
-        first, last, carried = row[:size], row[size : 2 * size], row[2 * size :]
-        if len(points) == 1:
-            total = pull(points[0], first + last)
-        else:
-            total = jax.tree.map(jnp.add, pull(points[0], first), pull(points[1], last))
-        for weight, vector in zip(carried, vectors, strict=True):
-            total = jax.tree.map(lambda a, b, w=weight: a + w.astype(a.dtype) * b, total, vector)
-        return total, apply_fn(total, x) if evaluate else None
-
-    return combine
-
-
-@jax.jit
-def _scaled(params: Params, share: Any) -> Params:
-    return jax.tree.map(lambda w: (share * w).astype(w.dtype), params)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _begin(f: Array, steps: int) -> Array:
-    return jnp.zeros((steps + 1, *f.shape), f.dtype).at[0].set(f)
-
-
-@jax.jit
-def _row(path: Array, index: Any) -> Array:
-    return path[index]
-
-
-@jax.jit
-def _is_finite(kernel: Array) -> Array:
-    return jnp.all(jnp.isfinite(kernel))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def loss_curve(loss: Loss, path: Array, targets: Array) -> Array:
-    """The loss (T + 1,) along outputs (T + 1, N, C)."""
-    return jax.vmap(lambda f: loss.value(f, targets))(path)
 
 
 def _change(course: Course, provisional: Array, final: Array, end: int) -> float:
@@ -507,15 +455,9 @@ def _change(course: Course, provisional: Array, final: Array, end: int) -> float
     return float(np.max(np.abs(before - after)))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _values(loss: Loss, targets: Array, f: Array, here: Array, path: Array, end: Any) -> Array:
-    """Losses: of outputs f, of the forecast at `end`, where the segment starts, at step 0."""
-    return jnp.stack([loss.value(each, targets) for each in (f, path[end], here, path[0])])
-
-
 def _is_small(course: Course, state: State, f: Array, run: Run, end: int) -> bool:
     """Whether the network agrees with the kernels on the loss; not known under `jit`."""
-    values = _values(course.loss, course.targets, f, state.here.f, run.train, end)
+    values = loss_values(course.loss, course.targets, f, state.here.f, run.train, end)
     if not is_concrete(values):
         return False
     now, then, _, first = np.asarray(values)
@@ -524,7 +466,7 @@ def _is_small(course: Course, state: State, f: Array, run: Run, end: int) -> boo
 
 def _is_contradicted(course: Course, state: State, f: Array, run: Run, end: int) -> bool:
     """Whether the network at a segment's end denies what the kernels say of its loss."""
-    values = _values(course.loss, course.targets, f, state.here.f, run.train, end)
+    values = loss_values(course.loss, course.targets, f, state.here.f, run.train, end)
     now, then, begun, first = map(float, np.asarray(values))
     if not max(now, then) <= RISE * max(first, begun):
         return True
@@ -534,79 +476,13 @@ def _is_contradicted(course: Course, state: State, f: Array, run: Run, end: int)
 
 def predicted_drop(course: Course, ahead: Ahead) -> float:
     """By how much the loss falls from step 0 to the horizon, by a run that goes there."""
-    return float(_drop(course.loss, course.targets, ahead.run.train))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _drop(loss: Loss, targets: Array, path: Array) -> Array:
-    return jnp.abs(loss.value(path[0], targets) - loss.value(path[-1], targets))
-
-
-@jax.jit
-def _more_drift(drift: Array, f: Array, path: Array, start: Any, end: Any) -> Array:
-    return drift + (f - path[end]) / (end - start)
-
-
-@jax.jit
-def _better(
-    before: tuple[Run, Params, Array], after: tuple[Run, Params, Array], end: Any
-) -> tuple[Run, Params, Array]:
-    """The one of two runs that the network contradicts less at the segment's end."""
-    one, two = (jnp.linalg.norm(f - run.train[end]) for run, _, f in (before, after))
-    return jax.tree.map(lambda a, b: jnp.where(two < one, a, b), after, before)
-
-
-@jax.jit
-def _settle(
-    provisional: Array,
-    found: Array,
-    diverged_at: Array,
-    run: Run,
-    f: Array,
-    start: Any,
-    end: Any,
-) -> tuple[Array, Array, Array, Array]:
-    """Train, provisional, diverged_at and the outputs at the end of an accepted segment.
-
-    The outputs of the segment are brought to those of the network at its end without a jump: a
-    jump at the horizon alone would move every training time that is near it. The defect is taken
-    to come up evenly in time (measured: better than along the chord).
-    """
-    ts = jnp.arange(found.shape[0])
-    inside = ((ts > start) & (ts <= end))[:, None, None]
-    alive = diverged_at < 0
-    diverged_at = jnp.where(alive & (run.diverged_at >= 0), run.diverged_at, diverged_at)
-    good = (diverged_at < 0) & jnp.all(jnp.isfinite(f))
-    f = jnp.where(good, f, run.train[end])
-    part = (ts - start).astype(f.dtype)[:, None, None] / (end - start)
-    train = jnp.where(inside, run.train + part * (f - run.train[end])[None], run.train)
-    return train, jnp.where(inside, found, provisional), diverged_at, f
-
-
-@jax.jit
-def _splice(
-    train: Array, provisional: Array, plain: Array, abandoned: Array, start: Any, end: Any
-) -> tuple[Array, Array]:
-    """A held path: `plain` from step `start` on, and what was abandoned as its error estimate."""
-    ts = jnp.arange(train.shape[0])[:, None, None]
-    rest, doubted = ts > start, (ts > start) & (ts <= end)
-    held = jnp.where(rest, plain, train)
-    return held, jnp.where(doubted, abandoned, jnp.where(rest, plain, provisional))
-
-
-@jax.jit
-def _freeze(
-    train: Array, provisional: Array, diverged_at: Array, f: Array, start: Any
-) -> tuple[Array, Array, Array]:
-    rest = jnp.arange(train.shape[0])[:, None, None] > start
-    train, provisional = (jnp.where(rest, f[None], path) for path in (train, provisional))
-    return train, provisional, jnp.where(diverged_at < 0, start + 1, diverged_at)
+    return float(loss_drop(course.loss, course.targets, ahead.run.train))
 
 
 def finish(course: Course, state: State) -> RelinearizedTrajectory:
     """The finished path, its loss and the error estimate."""
     is_end = np.isin(np.arange(course.steps + 1), state.ends)
-    ts, loss, uncertainty, local = _estimate(
+    ts, loss, uncertainty, local = estimate(
         course.loss, course.targets, state.train, state.provisional, is_end
     )
     count = len(state.ends)
@@ -627,23 +503,3 @@ def finish(course: Course, state: State) -> RelinearizedTrajectory:
         kernel_seconds=state.seconds,
         gradient_evaluations=state.passes,
     )
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _estimate(
-    loss: Loss, targets: Array, train: Array, provisional: Array, is_end: Any
-) -> tuple[Array, Array, Array, Array]:
-    """Times, the loss, its uncertainty, and every segment's largest change as a share of the drop.
-
-    Whatever the number of segments, of which there are at most as many as steps.
-    """
-    curve = loss_curve(loss, train, targets)
-    change = jnp.abs(curve - loss_curve(loss, provisional, targets))
-    drop = jnp.abs(curve[0] - curve[-1])
-    drop = jnp.where(drop > 0, drop, 1.0)
-    at_ends = jnp.where(is_end, change, 0.0)
-    before = jnp.concatenate([jnp.zeros(1, curve.dtype), jnp.cumsum(at_ends)[:-1]])
-    segment = jnp.cumsum(is_end) - is_end  # the ends before each step
-    count = curve.shape[0]
-    local = jax.ops.segment_max(change, segment, num_segments=count, indices_are_sorted=True)
-    return jnp.arange(count, dtype=curve.dtype), curve, change + before, local / drop
