@@ -48,7 +48,7 @@ def doctor(
             rounding = f"where rounding explains {answer.tolerance:.0e}"
             off = answer.failure or f"off by {answer.error:.1e}, {rounding}"
             wrong.append(Fault(f"{name}: {off}", answer.remedy))
-    plain = _plain(machine, answers, wrong)
+    plain = _to_json(machine, answers, wrong)
     shell.deliver(
         plain,
         lambda to: _print(to, machine, answers, seconds, wrong),
@@ -61,7 +61,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _plain(
+def _to_json(
     machine: "Machine", answers: "dict[str, Answer]", wrong: "list[Fault]"
 ) -> dict[str, Any]:
     return {

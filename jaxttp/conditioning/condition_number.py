@@ -171,7 +171,12 @@ def condition_number(
                 "matrix_or_operator must be a matrix (n, n), a kernel (N, C, N, C) or a lineax "
                 f"operator; got shape {matrix.shape}."
             )
-        if not spectrum and matrix.shape[0] > LARGE and is_concrete(matrix) and _full(rank, matrix):
+        if (
+            not spectrum
+            and matrix.shape[0] > LARGE
+            and is_concrete(matrix)
+            and _may_have_full_rank(rank, matrix)
+        ):
             found = _of_ends(matrix, rtol, precision, trusted=rank is not None)
             if found is not None:
                 return found
@@ -179,7 +184,7 @@ def condition_number(
         return _of_spectrum(decompose(jnp.linalg.eigvalsh, matrix), rank, rtol, precision)
 
 
-def _full(rank: Any, matrix: Array) -> bool:
+def _may_have_full_rank(rank: Any, matrix: Array) -> bool:
     """Whether nothing says that the matrix is singular."""
     return rank is None or (is_concrete(rank) and int(rank) == matrix.shape[0])
 

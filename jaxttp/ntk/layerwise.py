@@ -138,22 +138,22 @@ def _similarity(x: Array, y: Array, dtype: Any) -> Array:
     return jax.lax.dot_general(x, y, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
 
 
-def _full(a: Array, b: Array, dtype: Any) -> Array:
+def _product_full(a: Array, b: Array, dtype: Any) -> Array:
     return jnp.einsum("ncd,med->ncme", a, b, preferred_element_type=dtype)
 
 
-def _trace(a: Array, b: Array, dtype: Any) -> Array:
+def _product_trace(a: Array, b: Array, dtype: Any) -> Array:
     return jnp.einsum("ncd,mcd->nm", a, b, preferred_element_type=dtype)
 
 
-def _diagonal(a: Array, b: Array, dtype: Any) -> Array:
+def _product_diagonal(a: Array, b: Array, dtype: Any) -> Array:
     return jnp.einsum("ncd,mcd->cnm", a, b, preferred_element_type=dtype)
 
 
 _PRODUCTS: Mapping[str, Callable[[Array, Array, Any], Array]] = {
-    "full": _full,
-    "trace": _trace,
-    "diagonal": _diagonal,
+    "full": _product_full,
+    "trace": _product_trace,
+    "diagonal": _product_diagonal,
 }
 
 
@@ -206,7 +206,7 @@ def square(
     edges = [round(index * rows / strips) for index in range(strips + 1)]
     parts: dict[str, list[Array]] = {}
     for low, high in itertools.pairwise(edges):
-        upper = contract(_rows(features, low, high), _rows(features, low, rows))
+        upper = contract(_rows_of(features, low, high), _rows_of(features, low, rows))
         for name, part in upper.items():
             widths = [(0, 0)] * finish(part, output).ndim
             widths[COLUMN_AXIS[output]] = (low, 0)
@@ -233,5 +233,5 @@ def transposed(kernel: Array, output: str) -> Array:
     return kernel.transpose({"full": (2, 3, 0, 1), "diagonal": (1, 0, 2), "trace": (1, 0)}[output])
 
 
-def _rows(features: Features, low: int, high: int) -> Features:
+def _rows_of(features: Features, low: int, high: int) -> Features:
     return jax.tree.map(lambda value: value[low:high], features)

@@ -176,7 +176,7 @@ def _conj(operator: NTKOperator) -> NTKOperator:
 
 
 @lx.diagonal.register(NTKOperator)
-def _diagonal(operator: NTKOperator) -> Array:
+def _diagonal_of_operator(operator: NTKOperator) -> Array:
     return jnp.diagonal(operator.as_matrix())
 
 
