@@ -117,7 +117,7 @@ def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
 def _as_curve(curve: Any) -> Array:
     curve = jnp.asarray(curve)
     if not jnp.issubdtype(curve.dtype, jnp.inexact):
-        curve = curve.astype(jnp.result_type(float))  # a threshold of 0.5 is no integer
+        curve = curve.astype(jnp.result_type(float))  # as an integer a threshold of 0.5 is 0
     if curve.ndim != 1 or curve.shape[0] < 2:
         raise ValueError(f"curve must be a vector of at least two losses; got shape {curve.shape}.")
     return curve

@@ -220,7 +220,7 @@ class _Job:
                 _analyse, apply_fn, treedef, structs, sample_treedef, samples, mask, _config()
             )
         except Exception:
-            traced_outputs(apply_fn, params, x1)  # says why in one line, where that is known
+            traced_outputs(apply_fn, params, x1)  # where the reason is known: raises in one line
             raise
         network = program.avals[program.output].dtype
         dtype = _accumulation_dtype(accumulation_dtype, network)

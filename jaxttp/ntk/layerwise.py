@@ -160,7 +160,8 @@ _PRODUCTS: Mapping[str, Callable[[Array, Array, Any], Array]] = {
 def _spread(a: Array, output: str, classes: int) -> Array:
     """Give (n, m) the axes of a kernel: the same for every pair of classes."""
     if output == "full":
-        # Repeated once and kept: a broadcast along the minor axis defeats vectorisation.
+        # Repeated in memory, behind a barrier that keeps XLA from fusing it into what follows: a
+        # broadcast along the fastest axis is not vectorised.
         n, m = a.shape
         repeated = jax.lax.optimization_barrier(jnp.repeat(a, classes, axis=1))
         return repeated.reshape(n, 1, m, classes)
@@ -171,7 +172,7 @@ def _sum_over_pairs(x1: Array, g1: Array, x2: Array, g2: Array, output: str, dty
     """Activation form with several positions: a loop over (group, position, position')."""
     n, groups, positions = x1.shape[:3]
     m, classes = x2.shape[0], g1.shape[1]
-    # Position-major copies: the loop reads contiguous slices.
+    # Copies with the positions in front, so that every turn of the loop reads contiguous memory.
     x1, x2 = (x.reshape(*x.shape[:3], -1).transpose(1, 2, 0, 3) for x in (x1, x2))
     g1, g2 = (g.transpose(2, 3, 0, 1, 4) for g in (g1, g2))
     shape = {

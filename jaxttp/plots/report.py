@@ -85,12 +85,6 @@ def report_html(result: TaskReport) -> str:
 
     Returns:
         HTML that needs no network and follows the reader's light or dark.
-
-    Example:
-        >>> from jaxttp.pipeline import Settings, report_task
-        >>> small = Settings(data="wine", samples_per_class=4, steps=15, learning_rate=0.1)
-        >>> report_html(report_task(small)).count("<figure>")
-        6
     """
     found, swept = result.forecast, result.sweep
     goal, trust = f"{100 * swept.threshold:g} %", found.prediction.trust
