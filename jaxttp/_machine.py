@@ -254,7 +254,7 @@ def _threads() -> tuple[str, ...]:
 
     from jaxttp._threads import settle
 
-    settle()  # as compiled programs have them
+    settle()  # so that the numbers are those that compiled programs find
 
     def line(pool: Mapping[str, Any]) -> str:
         where = Path(pool["filepath"]).parent.name

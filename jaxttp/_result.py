@@ -41,7 +41,7 @@ def describe(result: Any) -> str:
           seconds          0.25
           compile_seconds  1
     """
-    rows = list(_rows(result))
+    rows = list(_fields_in_words(result))
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(
         [type(result).__name__, *(f"  {name:<{width}}  {what}" for name, what in rows)]
@@ -62,7 +62,7 @@ def wrapped(line: str, indent: int) -> str:
     return textwrap.fill(line, 110, subsequent_indent=" " * indent, break_long_words=False)
 
 
-def _rows(result: Any) -> Iterator[tuple[str, str]]:
+def _fields_in_words(result: Any) -> Iterator[tuple[str, str]]:
     if dataclasses.is_dataclass(result):
         names = [field.name for field in dataclasses.fields(result)]
     else:
@@ -138,7 +138,7 @@ def _in_html(self: Any) -> str:
         return table + more
     if _has_words(self):
         return f"<pre>{html.escape(str(self))}</pre>"
-    return html_table([type(self).__name__, ""], list(_rows(self)))
+    return html_table([type(self).__name__, ""], list(_fields_in_words(self)))
 
 
 def _plot(self: Any, *, dark: bool = False, **options: Any) -> "Figure":

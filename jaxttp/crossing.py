@@ -127,7 +127,7 @@ def _smoothed(curve: Any, width: int) -> Any:
 def _as_curve(curve: Any) -> Any:
     """A curve of floats: in NumPy where its values are known, since reading it is no computation.
 
-    A threshold of 0.5 is no integer, so a curve of integers becomes one of floats.
+    A curve of integers becomes one of floats: as an integer a threshold of 0.5 is 0.
     """
     if not isinstance(curve, jax.Array) or is_concrete(curve):
         curve = np.asarray(curve)

@@ -278,7 +278,7 @@ def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Arra
     is_binary = loss.sample_loss is _binary_cross_entropy
     classes = 2 if c == 1 and is_binary else c
     y = np.asarray(y) if is_concrete(y) else y
-    y = y.astype(np.int32)  # in 8 bits the classes themselves would wrap around
+    y = y.astype(np.int32)  # 8 bits may not hold the number of classes that labels stay below
     if c == 1 and not is_binary:
         raise ValueError(
             f"y holds integer labels but the network has one output; for regression with "
@@ -329,7 +329,8 @@ def _attach(loss: Loss, targets: Array, weight: Any) -> tuple[Array, Loss]:
     if w.ndim == 2 and loss.sample_loss not in _BY_OUTPUT:
         raise ValueError(f"{loss!r} is no sum over outputs: give weights (N,).")
     w = jnp.broadcast_to(w if w.ndim == 2 else w[:, None], targets.shape)
-    # The cross-entropy of soft targets meets w only in w * y.
+    # In the cross-entropy of soft targets the weights occur only in the products w * y, so the
+    # mean that has to be positive is that of w * y.
     by_class = loss.sample_loss is _cross_entropy
     mean = jnp.sum(w * targets) / targets.shape[0] if by_class else jnp.mean(w)
     if is_concrete(mean):

@@ -184,7 +184,8 @@ def train(
         params, state, before = jax.block_until_ready(step(params, state, *batch))
         seconds += time.perf_counter() - begun
         if t > 0 and not always:
-            history.append(before)  # a full batch shows the outputs that the last step left
+            # A step on the full batch has computed the outputs after the step before it.
+            history.append(before)
         if always or t + 1 == steps:
             history.append(evaluate(params, x))
         call_back(t + 1, history[-1])

@@ -38,6 +38,7 @@ class Import(NamedTuple):
     line: int
     source: str
     target: str
+    late: bool  # inside a function, or for the type checker alone
 
 
 def module_of(file: Path) -> str:
@@ -56,12 +57,20 @@ def imports_of(root: Path) -> list[Import]:
     found = []
     for source, path in sorted(files.items()):
         package = source if path.name == "__init__.py" else source.rpartition(".")[0]
-        for node in ast.walk(ast.parse(path.read_text())):
+        file, tree = str(path.relative_to(root)), ast.parse(path.read_text())
+        late = {id(inner) for node in ast.walk(tree) if waits(node) for inner in ast.walk(node)}
+        for node in ast.walk(tree):
             for target in targets(node, package, files):
                 if target.split(".")[0] == "jaxttp" and target != source:
-                    file = str(path.relative_to(root))
-                    found.append(Import(file, node.lineno, source, target))
+                    found.append(Import(file, node.lineno, source, target, id(node) in late))
     return found
+
+
+def waits(node: ast.AST) -> bool:
+    """Whether what stands inside is not run when the module is imported."""
+    if isinstance(node, ast.If):
+        return "TYPE_CHECKING" in ast.unparse(node.test)
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def targets(node: ast.AST, package: str, files: dict[str, Path]) -> Iterator[str]:
@@ -125,13 +134,26 @@ def test_every_package_stands_on_one_floor():
 
 def test_what_is_declared_is_there_and_waits(imports):
     """The exception is an import inside a function; one that is no longer needed goes."""
-    edges = {(one.source, one.target) for one in imports}
-    assert edges >= DECLARED
-    for source, target in DECLARED:
-        path = ROOT / (source.replace(".", "/") + ".py")
-        top = ast.parse(path.read_text()).body
-        now = {name for node in top for name in targets(node, "", {})}
-        assert target not in now, f"{path} imports {target} at once, not when it is needed"
+    late = {(one.source, one.target): one.late for one in imports}
+    for edge in DECLARED:
+        assert late[edge], f"{edge[0]} imports {edge[1]} at once, not when it is needed"
+
+
+@pytest.mark.parametrize("start", ["jaxttp", "jaxttp.cli"])
+def test_what_takes_long_is_imported_when_it_is_needed(imports, start):
+    """Neither `import jaxttp` nor the shell's completions load networks, data or figures."""
+    seen, queue = {}, [(start, start)]
+    while queue:
+        module, by = queue.pop()
+        if module not in seen:
+            seen[module] = by
+            queue += [(one.target, one.source) for one in imports
+                      if one.source == module and not one.late]  # fmt: skip
+            queue.append((module.rpartition(".")[0] or module, module))
+    assert len(seen) > 80
+    loaded = {f"{module} by {by}" for module, by in seen.items()
+              if package_of(module) in ("data", "models", "pipeline", "plots")}  # fmt: skip
+    assert not loaded, f"import these inside the functions that need them: {sorted(loaded)}"
 
 
 def test_modules_form_no_circle(imports):

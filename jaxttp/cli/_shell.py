@@ -199,7 +199,8 @@ def write_json(path: Path, values: Any) -> None:
 def _json(values: Any) -> str:
     """JSON, a list of numbers on one line."""
     text = json.dumps(values, indent=1, allow_nan=False)
-    # A list of numbers holds no quote and no bracket; no string holds the end of a line.
+    # Finds lists of numbers alone: strings bring quotes, lists and dictionaries brackets. Inside a
+    # string nothing is found, as JSON writes the end of a line there as two characters.
     return re.sub(r"\[\n[^][{}\"]*\]", lambda found: _on_one_line(found[0]), text)
 
 

@@ -31,7 +31,7 @@ def doctor(
     from jaxttp._machine import Fault, faults, inspect_machine
 
     machine = inspect_machine()
-    starts = machine.backend != "none"  # else there is no device whose name could be told
+    starts = machine.backend != "none"  # else `verbose` would name a device that is not there
     shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose and starts)
     answers: dict[str, Answer] = {}
     seconds: dict[str, float] = {}
@@ -48,7 +48,7 @@ def doctor(
             rounding = f"where rounding explains {answer.tolerance:.0e}"
             off = answer.failure or f"off by {answer.error:.1e}, {rounding}"
             wrong.append(Fault(f"{name}: {off}", answer.remedy))
-    plain = _plain(machine, answers, wrong)
+    plain = _to_json(machine, answers, wrong)
     shell.deliver(
         plain,
         lambda to: _print(to, machine, answers, seconds, wrong),
@@ -61,7 +61,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _plain(
+def _to_json(
     machine: "Machine", answers: "dict[str, Answer]", wrong: "list[Fault]"
 ) -> dict[str, Any]:
     return {

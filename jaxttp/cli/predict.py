@@ -72,7 +72,7 @@ def predict(
             data=data,
             model=model,
             weights=None if weights is None else str(weights),
-            classes=_classes(classes),
+            classes=_parse_classes(classes),
             image_size=image_size,
             trainable=trainable,
             rank=rank,
@@ -101,7 +101,7 @@ def predict(
     )
 
 
-def _classes(text: str | None) -> tuple[int, ...] | int | None:
+def _parse_classes(text: str | None) -> tuple[int, ...] | int | None:
     """A number of classes, or labels separated by commas."""
     if text is None:
         return None

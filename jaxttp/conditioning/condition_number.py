@@ -165,7 +165,12 @@ def condition_number(
                 "matrix_or_operator must be a matrix (n, n), a kernel (N, C, N, C) or a lineax "
                 f"operator; got shape {matrix.shape}."
             )
-        if not spectrum and matrix.shape[0] > LARGE and is_concrete(matrix) and _full(rank, matrix):
+        if (
+            not spectrum
+            and matrix.shape[0] > LARGE
+            and is_concrete(matrix)
+            and _may_have_full_rank(rank, matrix)
+        ):
             found = _of_ends(matrix, rtol, precision, trusted=rank is not None)
             if found is not None:
                 return found
@@ -173,7 +178,7 @@ def condition_number(
         return _of_spectrum(decompose(jnp.linalg.eigvalsh, matrix), rank, rtol, precision)
 
 
-def _full(rank: Any, matrix: Array) -> bool:
+def _may_have_full_rank(rank: Any, matrix: Array) -> bool:
     """Whether nothing says that the matrix is singular."""
     return rank is None or (is_concrete(rank) and int(rank) == matrix.shape[0])
 
@@ -187,7 +192,7 @@ def _of_ends(
     """
     values, n = np.asarray(matrix), matrix.shape[0]
     if matrix.shape[1] != n or not is_symmetric(values, precision):
-        return None  # the check that follows says what is wrong
+        return None  # the caller then checks for symmetry, and says what is wrong
     ends = dense_ends(values)
     if ends is None:
         return None
@@ -238,7 +243,8 @@ def _of_spectrum(
     smallest = jnp.where(counted > 0, at(counted - 1), 0.0)
     beyond = at(counted)
     gap = jnp.where(beyond > 0, smallest / jnp.where(beyond > 0, beyond, 1.0), jnp.inf)
-    # Rounding noise has gaps of its own: what is below eps lambda_max is one floor.
+    # Eigenvalues below eps lambda_max are rounding noise. The gaps between them say nothing about
+    # the rank, so all of them are raised to one floor before the largest gap is looked for.
     floor = jnp.where(largest > 0, precision * largest, 1.0)
     logs = jnp.log(jnp.maximum(values, floor))
     gap_rank = jnp.where(largest > 0, jnp.argmax(logs - jnp.append(logs[1:], logs[-1])) + 1, 0)
@@ -416,7 +422,8 @@ def _ends_by_products(operator: Any, n: int, precision: float, rtol: float | Non
     smallest = jnp.where(found.closed, least, bound)
     repeated, spanned = jax.lax.cond(found.closed, copies, lambda: (values, jnp.zeros((), bool)))
     fewest = jnp.min(jnp.where(repeated > tolerance, repeated, jnp.inf))
-    # Of single eigenvalues this close to zero the length that ends a process may hide some.
+    # A Lanczos process ends when its next vector is almost zero. Where eigenvalues without copies
+    # lie this close to zero, it may end before it has met all of them.
     wide = max(share, 10 * n * precision) * largest
     agree = (fewest > 0.5 * least) & (fewest < 2 * least) & (least > wide)
     return _Krylov(
@@ -447,7 +454,8 @@ def _nearest_zero(projected: Array, tolerance: Array, rounding: Array) -> Array:
     inverse = inverse / jnp.where(s >= tolerance, s, jnp.inf)[None]
     inverse = 0.5 * (inverse + inverse.T)
 
-    def power(_: Any, vectors: Array) -> Array:  # its length is a bound from below at every step
+    def power(_: Any, vectors: Array) -> Array:
+        # The length of what comes out is a lower bound of the norm, at every step.
         vectors = vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)
         return keep * jnp.matmul(vectors, inverse, precision="highest")
 

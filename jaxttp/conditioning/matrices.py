@@ -154,20 +154,22 @@ def curvature_matrix(
             form = "parameters" if network.flat.size < rows else "outputs"
         if form == "parameters":
             return _parameter_form(network, batch_size)
-    kernel = _kernel(
+    kernel = _accurate_kernel(
         apply_fn, params, x, promote, trainable=trainable, batch_size=batch_size,
         max_bytes=max_bytes, accumulate=accumulate,
     )  # fmt: skip
     with double():
         kernel = kernel / jnp.asarray(network.samples, kernel.dtype)
         if kind == "generalized":
-            root = _root(network.output_hessian(network.evaluate(network.flat, network.x)))
+            root = _roots_of_blocks(
+                network.output_hessian(network.evaluate(network.flat, network.x))
+            )
             root = root.astype(kernel.dtype)
             kernel = jnp.einsum("nab,nbmc,mcd->namd", root, kernel, root, precision="highest")
         return kernel.reshape(rows, rows)
 
 
-def _kernel(
+def _accurate_kernel(
     apply_fn: ApplyFn, params: Params, x: Any, promote: bool, accumulate: str, **options: Any
 ) -> Array:
     """Theta (N, C, N, C), in float64 unless float32 was asked for."""
@@ -177,7 +179,7 @@ def _kernel(
         return empirical_ntk(apply_fn, _promote(params), _promote(x), **options)
 
 
-def _root(blocks: Array) -> Array:
+def _roots_of_blocks(blocks: Array) -> Array:
     values, vectors = decompose(jnp.linalg.eigh, blocks)
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
     return jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")

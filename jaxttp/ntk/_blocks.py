@@ -1,4 +1,8 @@
-"""Kernels larger than one piece: blocks of rows held, blocks of columns streamed against them."""
+"""Kernels that are too large for one piece, tile by tile.
+
+The features of a block of rows stay in memory, while those of one block of columns after the other
+are computed, multiplied with them and dropped.
+"""
 
 import functools
 from collections.abc import Callable
@@ -26,14 +30,14 @@ def by_blocks(
     dtype: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Array]:
-    """Blocks of rows held, blocks of columns streamed; the last block overlaps the one before.
+    """The kernel by blocks of one size; the last one of an axis overlaps the one before.
 
     `progress` is called with (pairs of samples done, pairs in all).
     """
     kernels: dict[str, Array] = {}
     symmetric, columns = x2 is None, x1 if x2 is None else x2
     pairs = n1 * n2
-    if symmetric:  # what is mirrored costs nothing
+    if symmetric:  # pairs below the diagonal are copied from above it: not counted
         pairs = sum(plan.rows * (n1 - low) for low in range(0, n1, plan.rows))
     done = 0
 
@@ -73,14 +77,15 @@ def by_blocks(
         for column in range(first, n2, plan.columns):
             j = min(column, n2 - plan.columns)
             tiles = functions.stream(leaves, columns, row_features, j, size=plan.columns)
-            # The overlap with the square block just written must not spoil its symmetry.
+            # The last tile may reach back into the square block just written. That part is cut off:
+            # computed in another order, it would spoil the exact symmetry of the block.
             if symmetric and j < first:
                 tiles = {name: _columns(t, first - j, output) for name, t in tiles.items()}
                 j = first
             write(tiles, i, j, symmetric)
         del row_features
     if progress is not None:
-        progress(pairs, pairs)  # blocks that overlap their neighbors have fewer columns
+        progress(pairs, pairs)  # tiles that were cut have fewer pairs than were counted on
     return kernels
 
 

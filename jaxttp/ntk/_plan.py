@@ -34,8 +34,8 @@ class KernelPlan:
         forms: by parameter path, "activation" (no weight gradient is formed), "gradient" (formed
             from patches), "direct" (ordinary per-sample differentiation), "with weight" (a bias
             served by its layer's own products).
-        rows: samples of x1 held at a time.
-        columns: samples of x2 streamed against them.
+        rows: samples of x1 whose features stay in memory at a time.
+        columns: samples of x2 whose features are computed against them at a time, and dropped.
         chunk: samples differentiated at a time.
         flops: estimated floating-point operations of each method that was considered.
         kernel_bytes: size of the result.
@@ -324,10 +324,10 @@ class _Memory:
     def total(self, rows: int, columns: int, chunk: int) -> int:
         """Estimated peak for these blocks."""
         work = self.work
-        # A square block exists as strips, joined strips and the mirrored result.
+        # A square block exists three times: as strips, as the strips joined, and mirrored.
         side = rows * (rows if work.symmetric else columns) * self.entry
         if self.method == "vector_product":
-            # Every column is a weight tangent and a forward pass over the rows.
+            # Every column takes a tangent of the weights and a forward pass over all rows with it.
             live = 2 * columns * work.classes * rows * self.per_sample + columns * self.transient
             return int(self.result + _HEADROOM * (3 * side + live))
         if chunk >= max(work.n1, work.n2):

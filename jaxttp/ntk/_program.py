@@ -166,10 +166,10 @@ def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> Program:
         return outputs[0]
 
     closed = jax.make_jaxpr(one)(params, sample)
-    return _flatten(closed, len(jax.tree.leaves(params)))
+    return _straight_line(closed, len(jax.tree.leaves(params)))
 
 
-def _flatten(closed: Any, n_params: int) -> Program:
+def _straight_line(closed: Any, n_params: int) -> Program:
     constants: dict[int, Any] = {}
     avals: dict[int, Any] = {}
     steps: list[Step] = []

@@ -161,7 +161,7 @@ def _check_mesh(mesh: Any) -> None:
         )
 
 
-def _length(name: str, x: Any) -> int:
+def _count_samples(name: str, x: Any) -> int:
     leaves = jax.tree.leaves(x)
     lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else None for leaf in leaves}
     length = next(iter(lengths), None)
@@ -201,8 +201,8 @@ class _Job:
     ) -> "_Job":
         check_choice("output", output, _OUTPUTS)
         check_choice("method", method, _METHODS)
-        n1 = _length("x1", x1)
-        n2 = n1 if x2 is None else _length("x2", x2)
+        n1 = _count_samples("x1", x1)
+        n2 = n1 if x2 is None else _count_samples("x2", x2)
         first, sample_treedef = jax.tree.flatten(x1)
         second = None if x2 is None else jax.tree.leaves(x2)
         if second is not None:
@@ -220,7 +220,7 @@ class _Job:
                 _analyse, apply_fn, treedef, structs, sample_treedef, samples, mask, _config()
             )
         except Exception:
-            traced_outputs(apply_fn, params, x1)  # says why in one line, where that is known
+            traced_outputs(apply_fn, params, x1)  # where the reason is known: raises in one line
             raise
         network = program.avals[program.output].dtype
         dtype = _accumulation_dtype(accumulation_dtype, network)

@@ -79,7 +79,7 @@ def report_task(
     ahead = forecast(settings, verify=verify, progress=progress)
     if progress is not None:
         progress("kernel", 0, 1)
-    # The forecast's own may be a sketch, and is not kept.
+    # A new kernel: the forecast does not keep the one it built, which may have been a sketch.
     known: dict[str, Any] = {
         "task": ahead.task, "kernel": empirical_ntk(*ahead.task.model, ahead.task.x),
         "progress": progress,

@@ -75,7 +75,7 @@ class TaskSweep:
         """Plain values."""
         return {
             "task": self.task.description,
-            "settings": _plain(self.settings),
+            "settings": dataclasses.asdict(self.settings),
             "thresholds": list(self.sweep.thresholds),
             "threshold": self.threshold,
             "metric": self.sweep.metric,
@@ -329,7 +329,7 @@ class TaskExtrapolation:
         finite = lambda v: float(v) if np.isfinite(v) else None  # noqa: E731
         return {
             "task": self.task.description,
-            "settings": _plain(self.settings),
+            "settings": dataclasses.asdict(self.settings),
             "subset": found.subset,
             "samples": found.samples,
             "steps": {repr(e): t for e, t in found.steps.items()},
@@ -396,7 +396,3 @@ def extrapolate_task(
             progress=None if progress is None else lambda i, n: progress("real training", i, n),
         )  # fmt: skip
     return TaskExtrapolation(settings, task, found, run)
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    return dataclasses.asdict(settings)

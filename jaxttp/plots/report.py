@@ -36,34 +36,34 @@ def plot_report(result: TaskReport) -> Figure:
         A matplotlib figure.
     """
     figure, (left, middle, right) = panels(3, title=result.forecast.task.description, height=5.2)
-    _loss(left, result)
-    _eigenvalues(middle, result)
-    _heat_map(right, result)
+    _loss_panel(left, result)
+    _eigenvalue_panel(middle, result)
+    _heat_map_panel(right, result)
     return figure
 
 
-def _loss(axes: Axes, result: TaskReport) -> None:
+def _loss_panel(axes: Axes, result: TaskReport) -> None:
     found = result.forecast
     plot_loss(axes, found.prediction, run=found.run, real_steps=found.real_steps,
               name=found.task.loss, times=False)  # fmt: skip
 
 
-def _error(axes: Axes, result: TaskReport) -> None:
+def _error_panel(axes: Axes, result: TaskReport) -> None:
     found = result.forecast
     plot_error(axes, found.prediction, run=found.run, classes=has_classes(found))
 
 
-def _eigenvalues(axes: Axes, result: TaskReport) -> None:
+def _eigenvalue_panel(axes: Axes, result: TaskReport) -> None:
     plot_eigenvalues(axes, result.spectrum.values, result.spectrum.rank)
     plot_law(axes, result.spectrum.law)
     legend(axes)
 
 
-def _heat_map(axes: Axes, result: TaskReport) -> None:
+def _heat_map_panel(axes: Axes, result: TaskReport) -> None:
     plot_heat_map(axes, result.sweep.sweep, result.sweep.threshold)
 
 
-def _pareto(axes: Axes, result: TaskReport) -> None:
+def _pareto_panel(axes: Axes, result: TaskReport) -> None:
     plot_pareto(axes, result.sweep.sweep, result.sweep.threshold)
 
 
@@ -85,12 +85,6 @@ def report_html(result: TaskReport) -> str:
 
     Returns:
         HTML that needs no network and follows the reader's light or dark.
-
-    Example:
-        >>> from jaxttp.pipeline import Settings, report_task
-        >>> small = Settings(data="wine", samples_per_class=4, steps=15, learning_rate=0.1)
-        >>> report_html(report_task(small)).count("<figure>")
-        6
     """
     found, swept = result.forecast, result.sweep
     goal, trust = f"{100 * swept.threshold:g} %", found.prediction.trust
@@ -104,8 +98,8 @@ def report_html(result: TaskReport) -> str:
         "" if trust is None else _page.paragraph(f"Trust: {trust}."),
         _page.figures(
             {
-                "loss": (_panel(_loss, result), _loss_caption(result)),
-                "error": (_panel(_error, result), "Error on the training samples by step."),
+                "loss": (_panel(_loss_panel, result), _loss_caption(result)),
+                "error": (_panel(_error_panel, result), "Error on the training samples by step."),
             }
         ),
         _page.heading("Which learning rate?"),
@@ -113,12 +107,12 @@ def report_html(result: TaskReport) -> str:
         _page.figures(
             {
                 "sweep": (
-                    _panel(_heat_map, result),
+                    _panel(_heat_map_panel, result),
                     f"Steps to {goal} of the loss's drop; hatched settings diverge or do not get "
                     "there, the line is the largest stable rate, the star the fewest steps.",
                 ),
                 "pareto": (
-                    _panel(_pareto, result),
+                    _panel(_pareto_panel, result),
                     "Loss at the end against what it takes to get there; the joined settings are "
                     "those that no other one beats in both.",
                 ),
@@ -130,7 +124,7 @@ def report_html(result: TaskReport) -> str:
         _page.figures(
             {
                 "values": (
-                    _panel(_eigenvalues, result),
+                    _panel(_eigenvalue_panel, result),
                     "Eigenvalues of the kernel before training: what lies along small ones is "
                     "learned slowly.",
                 ),

@@ -72,7 +72,7 @@ CASES = {  # how a setting is computed, and two settings
     ),
     "flow, tolerance": (
         lambda line, problem, rtol: flow(line, 0.1, TIMES, rtol=rtol, solver="tsit5"),
-        (1e-3, 1e-4),
+        (1e-3, 1e-9),
     ),
     "curves": (
         lambda line, problem, rate: (
