@@ -1,10 +1,17 @@
-"""Real training, to hold forecasts against: a jitted step in a Python loop, timed honestly."""
+"""Real training, to hold forecasts against: a jitted step in a Python loop, timed honestly.
 
+Optimisers that take more than gradients are given the batch, the loss and the outputs with them
+(optax's extra arguments), so exact Gauss-Newton steps and line searches train here like any other.
+"""
+
+import functools
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +38,10 @@ class TrainingRun(NamedTuple):
         outputs: likewise, (steps + 1, N, C).
         params: the trained weights.
         seconds: wall-clock time of the steps alone (no compilation, no evaluation).
-        compile_seconds: time to trace and compile.
+        compile_seconds: time to trace and compile; next to nothing where the step of the same
+            optimiser, network and loss was compiled before.
+        state: the optimiser's last state.
+        recorded: what `record` took of its state after every step, (steps, ...); None without.
     """
 
     loss: Float[Array, " t"]
@@ -40,6 +50,8 @@ class TrainingRun(NamedTuple):
     params: Params
     seconds: float
     compile_seconds: float
+    state: Any = None
+    recorded: Any = None
 
     def read(
         self,
@@ -94,18 +106,63 @@ class StepTime(NamedTuple):
     plot, _repr_html_, __repr__ = RESULT
 
 
-def _make_step(apply_fn: ApplyFn, loss: Loss, optimizer: optax.GradientTransformation) -> Any:
+def make_step(
+    apply_fn: ApplyFn,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    record: Callable[[Any], Any] | None = None,
+) -> Any:
+    """One step of training, jitted: ``(params, state, x, targets) -> (params, state, f, record)``.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        loss: its mean over the batch is minimised.
+        optimizer: any optax transformation. One that takes extra arguments is given `x`, `y` (the
+            encoded targets), `loss` (the `Loss`), `outputs` (N, C), and, by the names that optax's
+            own use, `value`, `grad` and `value_fn`.
+        record: what to return of the optimiser's new state.
+
+    Returns:
+        The jitted function; f are the outputs before the step.
+    """
+
     @jax.jit
-    def step(params: Params, state: Any, x: Array, targets: Array) -> tuple[Params, Any, Array]:
+    def step(
+        params: Params, state: Any, x: Array, targets: Array
+    ) -> tuple[Params, Any, Array, Any]:
         def objective(w: Params) -> tuple[Array, Array]:
             f = apply_fn(w, x)
             return loss.value(f, targets), f
 
-        gradient, f = jax.grad(objective, has_aux=True)(params)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, f
+        def value_fn(
+            w: Params, x: Any = x, y: Any = targets, loss: Any = loss, outputs: Any = None
+        ) -> Array:
+            """The loss of other weights; line searches pass all extra arguments that it names."""
+            return loss.value(apply_fn(w, x), y)
+
+        (value, f), gradient = jax.value_and_grad(objective, has_aux=True)(params)
+        extra = {}
+        if isinstance(optimizer, optax.GradientTransformationExtraArgs):
+            extra = {"x": x, "y": targets, "loss": loss, "outputs": f, "value": value,
+                     "grad": gradient, "value_fn": value_fn}  # fmt: skip
+        updates, state = optimizer.update(gradient, state, params, **extra)
+        kept = None if record is None else record(state)
+        return optax.apply_updates(params, updates), state, f, kept
 
     return step
+
+
+_kept_step = functools.lru_cache(maxsize=8)(make_step)
+"""The last few, so that the same optimiser trains again without compiling; bounded, as each of them
+holds its network."""
+
+
+def _step_of(*parts: Any) -> Any:
+    """`make_step` of these, a kept one where they can be told from others."""
+    try:
+        return _kept_step(*parts)
+    except TypeError:  # an optimiser without a hash
+        return make_step(*parts)
 
 
 def train(
@@ -121,9 +178,15 @@ def train(
     key: Array | None = None,
     protocol: str | None = None,
     progress: Callable[[int, int], None] | None = None,
-    callback: Callable[[int, Params, float], None] | None = None,
+    callback: Callable[[int, Params, float], bool | None] | None = None,
+    state: Any = None,
+    record: Callable[[Any], Any] | None = None,
 ) -> TrainingRun:
     """Train all of `params` for real, recording outputs on all samples at every step.
+
+    An optimiser that takes extra arguments (`optax.GradientTransformationExtraArgs`) is given the
+    batch as `x` and `y`, with `loss`, `outputs`, `value`, `grad` and `value_fn`: what
+    `jaxttp.gauss_newton.gauss_newton`, `optax.lbfgs` and their like ask for.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
@@ -131,20 +194,29 @@ def train(
         x: samples (N, ...).
         y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
         loss: a name or a `Loss`; its mean over the batch is minimised.
-        optimizer: any optax transformation.
+        optimizer: any optax transformation. The same one again compiles nothing again; give
+            `optax.inject_hyperparams` of it to change its rate in between, by `state`.
         steps: number of steps.
         batch_size: samples a step; all of them when None.
         key: a `jax.random.key`, needed with `batch_size`.
         protocol: how batches are drawn, "epochs" when None, see `jaxttp.dynamics.batch_indices`.
         progress: called with (steps done, steps in all).
         callback: called with (step, params, loss on all samples) before the first step and after
-            every one, such as a `jaxttp.conditioning.Tracker`; it is not timed.
+            every one, such as a `jaxttp.conditioning.Tracker`; it is not timed. Where it returns
+            True the training ends: the curves are then shorter.
+        state: the optimiser's state to start from, such as the `TrainingRun.state` of an earlier
+            training that goes on; `optimizer.init(params)` when None.
+        record: ``state -> pytree`` of arrays to keep of the optimiser's state after every step, see
+            `TrainingRun.recorded`. It is traced: a function of its own for every call compiles.
 
     Returns:
         A `TrainingRun`.
 
     Raises:
-        ValueError: bad labels, batch size, key or protocol; a protocol without a batch size.
+        ValueError: bad labels, batch size, key or protocol; a protocol without a batch size;
+            whatever the optimiser refuses.
+        equinox.EquinoxRuntimeError: what an optimiser finds wrong at run time, such as features
+            that Gauss-Newton steps cannot invert.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -164,37 +236,54 @@ def train(
     indices = None
     if batch_size is not None:
         indices = batch_indices(key, f.shape[0], batch_size, steps, protocol=protocol)
-    state = optimizer.init(params)
-    step = _make_step(apply_fn, loss, optimizer)
+    state = optimizer.init(params) if state is None else state
+    step = _step_of(apply_fn, loss, optimizer, record)
     first = x if indices is None else x[indices[0]]
     with stopwatch() as compiling:
         step = step.lower(params, state, first, targets[: first.shape[0]]).compile()
 
-    def call_back(t: int, f: Array) -> None:
-        if callback is not None:
-            callback(t, params, float(loss.value(f, targets)))
+    def call_back(t: int, f: Array) -> bool:
+        if callback is None:
+            return False
+        answer = callback(t, params, float(loss.value(f, targets)))
+        return isinstance(answer, bool | np.bool_) and bool(answer)
 
-    history, seconds = [f], 0.0
-    call_back(0, f)
+    history, kept, seconds = [f], [], 0.0
     always = indices is not None or callback is not None
-    for t in range(steps):
+    ended = call_back(0, f)
+    for t in range(0 if ended else steps):
         batch = (x, targets) if indices is None else (x[indices[t]], targets[indices[t]])
         jax.block_until_ready(batch)
         begun = time.perf_counter()
-        params, state, before = jax.block_until_ready(step(params, state, *batch))
+        params, state, before, some = _said(step, params, state, *batch)
         seconds += time.perf_counter() - begun
+        kept.append(some)
         if t > 0 and not always:
             # A step on the full batch has computed the outputs after the step before it.
             history.append(before)
         if always or t + 1 == steps:
             history.append(evaluate(params, x))
-        call_back(t + 1, history[-1])
+        ended = call_back(t + 1, history[-1])
         if progress is not None:
             progress(t + 1, steps)
+        if ended:
+            break
     outputs = jnp.stack(history)
     losses = jax.vmap(lambda f: loss.value(f, targets))(outputs)
     errors = jax.vmap(lambda f: loss.error(f, targets))(outputs)
-    return TrainingRun(losses, errors, outputs, params, seconds, compiling.seconds)
+    recorded = jax.tree.map(lambda *rows: jnp.stack(rows), *kept) if kept else None
+    return TrainingRun(losses, errors, outputs, params, seconds, compiling.seconds, state, recorded)
+
+
+def _said(step: Any, *arguments: Any) -> Any:
+    """The finished results of a compiled step; what failed inside says why, and only that."""
+    try:
+        return jax.block_until_ready(step(*arguments))
+    except jax.errors.JaxRuntimeError as problem:
+        found = re.search(r"EquinoxRuntimeError: (.*?)\n\n\n-----", str(problem), re.DOTALL)
+        if found is None:
+            raise
+        raise eqx.EquinoxRuntimeError(found[1].strip()) from None
 
 
 def time_step(
@@ -286,7 +375,7 @@ def compile_step(
     x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     with stopwatch() as compiling:
-        step = _make_step(apply_fn, loss, optimizer).lower(params, state, x, targets).compile()
+        step = make_step(apply_fn, loss, optimizer).lower(params, state, x, targets).compile()
     return step, compiling.seconds
 
 

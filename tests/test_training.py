@@ -12,6 +12,7 @@ import pytest
 
 from jaxttp import time_step, train, training_time
 from jaxttp.dynamics.batches import PROTOCOLS, batch_indices
+from tests.compilations import counted
 
 STEPS, RATE = 12, 0.2
 RNG = np.random.default_rng(0)
@@ -159,6 +160,78 @@ def test_same_key_same_run(key):
     np.testing.assert_array_equal(first.outputs, second.outputs)
     other = run(batch_size=2, key=jax.random.key(1))
     assert not np.allclose(first.outputs, other.outputs)
+
+
+def test_optimisers_that_take_more_are_given_the_batch(key):
+    """`x`, `y`, the loss and the outputs; what optax's own ask for goes by their names."""
+    seen = []
+
+    def update(updates, state, params=None, **extra):
+        seen.append(extra)
+        rows = jnp.sum(extra["x"]) + jnp.sum(extra["y"] * extra["outputs"]) + extra["value"]
+        again = extra["value_fn"](params)
+        return jax.tree.map(lambda g: -RATE * g, updates), state + jnp.stack([rows, again])
+
+    optimizer = optax.GradientTransformationExtraArgs(lambda _: jnp.zeros(2), update)
+    done = run("cross_entropy", optimizer=optimizer, steps=1, batch_size=3, key=key)
+    plain = run("cross_entropy", steps=1, batch_size=3, key=key)
+    np.testing.assert_array_equal(done.outputs, plain.outputs)
+    rows = np.asarray(batch_indices(key, 7, 3, 1, protocol="epochs"))[0]
+    f = X[rows] @ WEIGHTS
+    first = -np.mean(np.log(softmax(f)[np.arange(3), LABELS[rows]]))
+    assert_close(done.state, [X[rows].sum() + np.sum(ONE_HOT[rows] * f) + first, first])
+    assert seen[0]["loss"].name == "cross_entropy"
+    assert seen[0]["grad"].shape == WEIGHTS.shape
+
+    def known_gradients_only(updates, state, params=None):
+        return jax.tree.map(lambda g: -RATE * g, updates), state
+
+    simple = optax.GradientTransformation(lambda _: (), known_gradients_only)
+    np.testing.assert_array_equal(
+        run("cross_entropy", optimizer=simple, steps=1, batch_size=3, key=key).outputs,
+        plain.outputs,
+    )
+
+
+def test_a_line_search_trains():
+    done = run("squared_error", optimizer=optax.lbfgs(), steps=8)
+    # Seven samples, twelve weights, a quadratic: least squares is reached but for rounding.
+    best = value("squared_error", X @ np.linalg.lstsq(X, ONE_HOT, rcond=None)[0])
+    assert float(done.loss[-1]) - best < 1e-2 * (float(done.loss[0]) - best)
+
+
+def test_a_training_goes_on_from_its_state_and_ends_when_told():
+    optimizer = optax.sgd(RATE, momentum=0.8)
+    whole = run(optimizer=optimizer)
+    ended = run(optimizer=optimizer, callback=lambda step, params, loss: step == 5)
+    assert ended.loss.shape == (6,)
+    np.testing.assert_array_equal(ended.outputs, whole.outputs[:6])
+    with counted() as compiled:
+        train(linear, ended.params, X, LABELS, loss="cross_entropy", optimizer=optimizer,
+              steps=STEPS, callback=lambda step, params, loss: np.bool_(step == 5))  # fmt: skip
+    assert not compiled  # the same optimiser, network and loss
+    rest = train(linear, ended.params, X, LABELS, loss="cross_entropy", optimizer=optimizer,
+                 steps=STEPS - 5, state=ended.state, record=lambda s: s[0].trace)  # fmt: skip
+    assert_close(rest.outputs, whole.outputs[5:])
+    assert rest.recorded.shape == (STEPS - 5, *WEIGHTS.shape)
+    assert_close(rest.recorded[-1], whole.state[0].trace)
+    assert whole.recorded is None
+    none = run(optimizer=optimizer, callback=lambda *_: True)
+    assert (none.loss.shape, none.recorded) == ((1,), None)
+
+
+class NoHash:
+    """An update that cannot be told from others."""
+
+    __hash__ = None
+
+    def __call__(self, updates, state, params=None):
+        return jax.tree.map(lambda g: -RATE * g, updates), state
+
+
+def test_an_optimiser_without_a_hash_trains():
+    optimizer = optax.GradientTransformation(lambda _: (), NoHash())
+    assert_close(run(optimizer=optimizer, steps=2).outputs, run(steps=2).outputs)
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 7])

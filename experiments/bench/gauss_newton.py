@@ -17,6 +17,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxttp.gauss_newton import (
+    Exact,
+    Mode,
+    Truncate,
     gauss_newton,
     orthonormal_readout,
     revmlp_forward,
@@ -68,11 +71,9 @@ def step_functions(
 
     start = adam.init(w)
     functions: dict[str, Callable[[], object]] = {"adam": lambda: adam_step(w, start, v, x)}
-    routes = [("exact", "cholesky"), ("truncate", "eigh")] + [("truncate", "svd")] * svd
-    for mode, method in routes:
-        optimizer = gauss_newton(
-            1.0, readout=p, pseudoinverse=mode, rtol=0.01, method=method, measure=False
-        )
+    modes: list[Mode] = [Exact(), Truncate(0.01)] + [Truncate(0.01, method="svd")] * svd
+    for mode in modes:
+        optimizer = gauss_newton(1.0, readout=p, pseudoinverse=mode, measure=False)
 
         @jax.jit
         def step(w, state, v, x, optimizer=optimizer):
@@ -80,7 +81,9 @@ def step_functions(
             return optax.apply_updates(w, updates), state
 
         state = optimizer.init(w)
-        functions[f"{mode} ({method})"] = lambda step=step, state=state: step(w, state, v, x)
+        functions[f"{mode.name} ({mode.method})"] = lambda step=step, state=state: step(
+            w, state, v, x
+        )
     return functions
 
 
@@ -152,7 +155,7 @@ def large(samples: int = 1024, half: int = 1536, width: int = 8000, blocks: int 
     w, v, x = network(blocks, half, width, samples)
     p = orthonormal_readout(jax.random.key(1), 10, 2 * half)
     y = jax.random.randint(jax.random.key(2), (samples,), 0, 10)
-    optimizer = gauss_newton(1.0, readout=p, rtol=0.01, measure=False)
+    optimizer = gauss_newton(1.0, readout=p, pseudoinverse=Truncate(0.01), measure=False)
     state = optimizer.init(w)
 
     @functools.partial(jax.jit, donate_argnums=0)

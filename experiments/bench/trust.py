@@ -31,7 +31,7 @@ from jaxttp.forecast import Hyperparameters
 from jaxttp.forecast._trust import SLACK, learning_speeds, trust_in_path, trust_in_speeds
 from jaxttp.forecast.sweeps import heavy_ball_path
 from jaxttp.losses import encode_targets
-from jaxttp.training import _make_step
+from jaxttp.training import make_step
 
 STEPS = 120
 THRESHOLDS = (0.01, 0.1, 0.4)
@@ -172,7 +172,7 @@ def _kernel(apply_fn: Any, x: Any, params: Any) -> Any:
 
 @functools.lru_cache(maxsize=2)
 def _stepper(task: str, apply_fn: Any, loss: Any) -> tuple[Any, Any]:
-    return _make_step(apply_fn, loss, BALL.optimizer), jax.jit(apply_fn)
+    return make_step(apply_fn, loss, BALL.optimizer), jax.jit(apply_fn)
 
 
 def _real(
@@ -183,7 +183,7 @@ def _real(
     state, history = BALL.optimizer.init(params), [outputs(params, x)]
     for t in range(STEPS):
         batch = (x, targets) if indices is None else (x[indices[t]], targets[indices[t]])
-        params, state, _ = step(params, state, *batch)
+        params, state, *_ = step(params, state, *batch)
         history.append(outputs(params, x))
     return jax.vmap(lambda f: loss.value(f, targets))(jnp.stack(history)).tolist()
 

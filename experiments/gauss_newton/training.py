@@ -19,7 +19,8 @@ from jaxtyping import Array
 from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp.data import load_dataset, split
 from jaxttp.data.tfds import TRAIN_SIZES
-from jaxttp.gauss_newton import revmlp_forward, scale_by_gauss_newton
+from jaxttp.gauss_newton import Mode, revmlp_forward, scale_by_gauss_newton
+from jaxttp.gauss_newton.shorthands import to_mode
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
 
@@ -136,11 +137,9 @@ class _Method(NamedTuple):
     optimizer: str
     loss: Loss
     activation: Any
-    pseudoinverse: str
-    rtol: float
+    mode: Mode
     damping: float
     weight_decay: float
-    noise: float
 
 
 def load(name: str, *, key: Array, samples: int | None = None, held_out: float = 0.2) -> Samples:
@@ -232,9 +231,11 @@ def train(
     check_integer("evaluate_every", every, at_least=1)
     record = _blank(total, every)
     starts = np.cumsum([0, *(phase.steps for phase in training.phases)])
+    noise = training.noise if training.pseudoinverse == "noise" else None
+    mode = to_mode(training.pseudoinverse, rtol=training.rtol, noise=noise)
     methods = [
-        _Method(phase.optimizer, loss, model.activation, training.pseudoinverse, training.rtol,
-                training.damping, training.weight_decay, training.noise)
+        _Method(phase.optimizer, loss, model.activation, mode, training.damping,
+                training.weight_decay)
         for phase in training.phases
     ]  # fmt: skip
 
@@ -341,9 +342,7 @@ def _optimizer(method: _Method, rate: ArrayLike, readout: Array | None) -> Any:
         readout=readout,
         curvature="identity" if method.optimizer == "gn" else "hessian",
         damping=method.damping,
-        pseudoinverse=method.pseudoinverse,
-        rtol=method.rtol,
-        noise=method.noise if method.pseudoinverse == "noise" else None,
+        pseudoinverse=method.mode,
         measure=False,
     )
     return optax.chain(direction, decay, optax.scale_by_learning_rate(rate))

@@ -37,7 +37,7 @@ def gauss_newton(
         int | None, typer.Option(help="Hidden units m (default: twice the samples, full rank).")
     ] = None,
     pseudoinverse: Annotated[
-        str, typer.Option(help="exact, truncate, damp or tikhonov.")
+        str, typer.Option(help="exact, truncate, damp, tikhonov or noise.")
     ] = "truncate",
     rtol: Annotated[
         float | None,

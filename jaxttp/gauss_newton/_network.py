@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 """The activations that a RevMLP knows by name; any elementwise function will do beside them."""
 
 
-class Network(NamedTuple):
+class Couplings(NamedTuple):
     """Checked arrays of a RevMLP, all of the dtype of the weights.
 
     Attributes:
@@ -53,7 +53,7 @@ class Network(NamedTuple):
         return self.weights.shape[3]
 
 
-def check_network(weights: ArrayLike, bottlenecks: ArrayLike | None) -> Network:
+def check_network(weights: ArrayLike, bottlenecks: ArrayLike | None) -> Couplings:
     """The network's arrays, or a `ValueError` that says which shape does not fit."""
     for name, value in (("weights", weights), ("bottlenecks", bottlenecks)):
         check_finite(name, value)
@@ -77,10 +77,10 @@ def check_network(weights: ArrayLike, bottlenecks: ArrayLike | None) -> Network:
             f"with a bias column, or None where m = d/2; got bottlenecks {given} for weights "
             f"{weights.shape}."
         )
-    return Network(weights, bottlenecks)
+    return Couplings(weights, bottlenecks)
 
 
-def check_states(name: str, x: ArrayLike, network: Network) -> Array:
+def check_states(name: str, x: ArrayLike, network: Couplings) -> Array:
     """Rows (N, d) in the network's dtype, or a `ValueError`."""
     check_finite(name, x)
     x = jnp.asarray(x)

@@ -1,11 +1,13 @@
 """The routes to a pseudo-inverse applied to a wanted change: Cholesky, eigenvectors, SVD.
 
-With features s = U S Vᵀ (N, m) and a change t (N, h) they return u = V φ(S) Uᵀ t (m, h); what φ is
-and which route serves which is said in `jaxttp.gauss_newton.pseudoinverse`.
+With features s = U S Vᵀ (N, m) and a change t (N, h) they return u = V φ(S) Uᵀ t (m, h). They are
+given φ by the modes, see `jaxttp.gauss_newton.modes`: truncating singular values at rtol is
+truncating eigenvalues of a Gram at rtol².
 """
 
 import itertools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -122,19 +124,61 @@ def _refined(s: Array, t: Array, gram: Array) -> tuple[Array, Array]:
     return solution, residual
 
 
-def spectral_route(s: Array, t: Array, mode: str, method: str, rtol: Any, atol: Any) -> Solve:
-    """The filter on the spectrum: in float64, or in float32 where that resolves it."""
+Spectrum: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]
+"""``(singular values, floor) -> (counted, φ)``, in float64; see `invert_above`."""
+
+
+class Kept(NamedTuple):
+    """What a filter makes of squared singular values.
+
+    Attributes:
+        keep: those that count towards the rank.
+        ratio: φ(s)/s.
+        least: the smallest square that the filter tells from zero, a scalar: a Gram has to resolve
+            it.
+    """
+
+    keep: Array
+    ratio: Array
+    least: Array
+
+
+Squares: TypeAlias = Callable[[Array, Array, Array | float], Kept]
+"""``(squares, the largest, floor) -> Kept``."""
+
+
+def invert_above(values: Array, floor: Array) -> tuple[Array, Array]:
+    """The singular values that are kept, those from the floor on, and 1/s of them, else 0."""
+    counted = (values >= floor) & (values > 0)
+    return counted, jnp.where(counted, 1 / jnp.where(values > 0, values, 1.0), 0.0)
+
+
+def spectral_route(
+    s: Array, t: Array, spectrum: Spectrum, method: str, squares: Squares | None = None
+) -> Solve:
+    """The filter on the spectrum: in float64, or in float32 where that resolves it.
+
+    Args:
+        s: features (N, m).
+        t: the wanted change (N, h).
+        spectrum: the filter.
+        method: "eigh" or "svd".
+        squares: the same filter on squares, where it serves in float32; else None.
+
+    Returns:
+        A `Solve`.
+    """
 
     def wide(s: Array) -> Solve:
-        return _spectral_wide(s, t, mode, method, rtol, atol)
+        return _spectral_wide(s, t, spectrum, method)
 
-    if method == "svd" or mode == "damp" or s.dtype.itemsize != 4:
-        return wide(s)  # damp's φ does not vanish with s, so it sees float32's rounding
-    found, resolved = _spectral_narrow(s, t, mode, rtol, atol)
+    if squares is None or method == "svd" or s.dtype.itemsize != 4:
+        return wide(s)
+    found, resolved = _spectral_narrow(s, t, squares)
     return jax.lax.cond(resolved, lambda: found, lambda: wide(after(s, found.residual)))
 
 
-def _spectral_narrow(s: Array, t: Array, mode: str, rtol: Any, atol: Any) -> tuple[Solve, Array]:
+def _spectral_narrow(s: Array, t: Array, squares: Squares) -> tuple[Solve, Array]:
     """The filter by the eigenvectors of a float32 Gram, and whether float32 resolves them.
 
     A Gram is rounded relative to its largest eigenvalue, and for positive features (ReLU) that one,
@@ -149,21 +193,9 @@ def _spectral_narrow(s: Array, t: Array, mode: str, rtol: Any, atol: Any) -> tup
     leading = jnp.sum(along * along)
     eigenvalues, u = decompose(jnp.linalg.eigh, _gram(deflated), symmetrize_input=False)
     largest = jnp.maximum(leading, eigenvalues[-1])
-    tolerance = jnp.asarray(rtol, s.dtype) ** 2 * largest
-    smallest = jnp.maximum(tolerance, jnp.asarray(atol, s.dtype) ** 2)
-    if mode == "truncate":
-        keep = (eigenvalues >= smallest) & (eigenvalues > 0)
-        ratio = jnp.where(keep, 1 / jnp.where(keep, eigenvalues, 1), 0)  # φ(s)/s
-        least = jnp.min(jnp.where(keep, eigenvalues, eigenvalues[-1]))
-        kept_leading = (leading >= smallest) & (leading > 0)
-        leading_ratio = jnp.where(kept_leading, 1 / jnp.where(leading > 0, leading, 1), 0)
-    else:
-        floor = float(jnp.finfo(s.dtype).eps) * max(s.shape) * eigenvalues[-1]
-        keep = eigenvalues > floor
-        ratio = 1 / (jnp.maximum(eigenvalues, 0) + tolerance)
-        least = jnp.maximum(tolerance, jnp.maximum(eigenvalues[0], 0))
-        kept_leading = leading > 0
-        leading_ratio = 1 / (leading + tolerance)
+    floor = float(jnp.finfo(s.dtype).eps) * max(s.shape) * eigenvalues[-1]
+    keep, ratio, least = squares(eigenvalues, largest, floor)
+    kept_leading, leading_ratio, _ = squares(leading, largest, 0.0)
     resolved = (eigenvalues[-1] <= RESOLVED * least) & (eigenvalues[-1] > 0)
 
     def off(b: Array) -> Array:
@@ -199,14 +231,15 @@ def _leading(rows: Array) -> tuple[Array, Array]:
     return jnp.where(sharp, q, 0), jnp.where(sharp, along, 0)
 
 
-def _spectral_wide(s: Array, t: Array, mode: str, method: str, rtol: Any, atol: Any) -> Solve:
+def _spectral_wide(s: Array, t: Array, spectrum: Spectrum, method: str) -> Solve:
     """The filter in float64: on the spectrum of the smaller Gram, or by an SVD."""
     with jax.enable_x64(True):
         wide, wanted = s.astype(jnp.float64), t.astype(jnp.float64)
-        tolerances = jnp.asarray(rtol, jnp.float64), jnp.asarray(atol, jnp.float64)
+        # The share of the largest singular value below which the route gives rounding.
+        rounding = float(jnp.finfo(jnp.float64).eps) * max(s.shape)
         if method == "svd":
             u, values, vt = decompose(jnp.linalg.svd, wide, full_matrices=False)
-            keep, inverse = _filter(values, s, mode, *tolerances, gram=False)
+            keep, inverse = spectrum(values, rounding * jnp.max(values))
             achieved = (values * inverse)[:, None] * (u.T @ wanted)
             solution = vt.T @ (inverse[:, None] * (u.T @ wanted))
             achieved = u @ achieved
@@ -215,7 +248,7 @@ def _spectral_wide(s: Array, t: Array, mode: str, method: str, rtol: Any, atol: 
             gram = _gram(wide.T if thin else wide)
             eigenvalues, u = decompose(jnp.linalg.eigh, gram, symmetrize_input=False)
             values = jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
-            keep, inverse = _filter(values, s, mode, *tolerances, gram=True)
+            keep, inverse = spectrum(values, rounding**0.5 * jnp.max(values))
             # φ(s)/s: the Gram's eigenvectors need one more factor s to be the other singular side.
             ratio = inverse / jnp.where(values > 0, values, 1.0)
             if thin:
@@ -229,24 +262,3 @@ def _spectral_wide(s: Array, t: Array, mode: str, method: str, rtol: Any, atol: 
         found = [x.astype(s.dtype) for x in (solution, achieved, jnp.max(values), residual)]
         rank = jnp.sum(keep, dtype=jnp.int32)
     return Solve(found[0], found[1], rank, found[2], found[3])
-
-
-def _filter(
-    values: Array, s: Array, mode: str, rtol: Array, atol: Array, *, gram: bool
-) -> tuple[Array, Array]:
-    """Which singular values count towards the rank, and φ of each.
-
-    Below the rounding of the route a singular vector is arbitrary, so 1/s and 1/(s + δ) would
-    amplify noise: φ is 0 there. Tikhonov's φ goes to zero with s by itself.
-    """
-    largest = jnp.max(values)
-    rounding = float(jnp.finfo(jnp.float64).eps) * max(s.shape)
-    floor = (rounding**0.5 if gram else rounding) * largest
-    delta = rtol * largest
-    if mode == "truncate":
-        floor = jnp.maximum(floor, jnp.maximum(delta, atol))
-    counted = (values >= floor) & (values > 0)
-    safe = jnp.where(values > 0, values, 1.0)
-    if mode == "tikhonov":
-        return counted, jnp.where(values > 0, safe / (safe**2 + delta**2), 0.0)
-    return counted, jnp.where(counted, 1 / (safe + delta) if mode == "damp" else 1 / safe, 0.0)

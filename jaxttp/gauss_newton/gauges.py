@@ -1,5 +1,6 @@
 """Gauges of exactness: is J J^⊣ the identity, and does training follow ε(t) = e^{−t} ε_0?"""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,11 +9,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, check_number
-from jaxttp.gauss_newton._network import Activation
-from jaxttp.gauss_newton.readout import read
-from jaxttp.gauss_newton.reversible import revmlp_forward
-from jaxttp.gauss_newton.update import gauss_newton_direction
+from jaxttp._checks import check_integer, check_key, check_number
+from jaxttp.gauss_newton._network import Activation, Couplings
+from jaxttp.gauss_newton.modes import Mode
+from jaxttp.gauss_newton.readout import check_readout, read
+from jaxttp.gauss_newton.reversible import forward_states
+from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
+from jaxttp.gauss_newton.update import check_problem, direction_of
 
 
 def inverse_error(
@@ -24,6 +27,7 @@ def inverse_error(
     probes: int = 4,
     activation: Activation | Sequence[Activation] = "relu",
     readout: ArrayLike | None = None,
+    pseudoinverse: PseudoInverse = "truncate",
     **options: Any,
 ) -> Float[Array, ""]:
     """‖(J J^⊣ − 1) v‖/‖v‖, the largest over random probes v.
@@ -36,7 +40,8 @@ def inverse_error(
         probes: how many normal probes.
         activation: as there.
         readout: as there.
-        **options: `pseudoinverse`, `rtol`, `atol` and `method`, as there.
+        pseudoinverse: a mode or its shorthand, as there. `Noise(key)` draws anew for every probe.
+        **options: `rtol`, `atol`, `method` and `noise` of a shorthand, as there.
 
     Returns:
         A scalar: rounding for "exact", the share of a random change that is lost otherwise.
@@ -57,19 +62,37 @@ def inverse_error(
         XGN eq (12): J J^⊣ = 1.
     """
     check_integer("probes", probes, at_least=1)
-    weights = jnp.asarray(weights)
-    p = None if readout is None else jnp.asarray(readout, weights.dtype)
-    out = jax.eval_shape(lambda: _outputs(weights, bottlenecks, x, activation, p))
+    check_key(key, optional=False)
+    mode = to_mode(pseudoinverse, **options)
+    network, x, names = check_problem(weights, bottlenecks, x, activation, mode)
+    p = check_readout(readout, 2 * network.half, network.weights.dtype)
+    return _inverse_error(names, probes, network, x, p, mode, key)
 
-    def error(k: Array) -> Array:
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _inverse_error(
+    activations: tuple[Activation, ...],
+    probes: int,
+    network: Couplings,
+    x: Array,
+    readout: Array | None,
+    mode: Mode,
+    key: Array,
+) -> Array:
+    def forward(weights: Array) -> Array:
+        return _outputs(network, weights, x, activations, readout)
+
+    out = jax.eval_shape(forward, network.weights)
+
+    def error(parts: tuple[Array, Array]) -> Array:
+        index, k = parts
         v = jax.random.normal(k, out.shape, out.dtype)
-        step = gauss_newton_direction(
-            weights, bottlenecks, x, v, activation=activation, readout=readout, **options
-        )
-        made = jax.jvp(lambda w: _outputs(w, bottlenecks, x, activation, p), (weights,), (step,))[1]
+        now = mode.fresh(None, index)
+        step, _, _ = direction_of(network, x, lambda _: v, activations, readout, now, measure=False)
+        made = jax.jvp(forward, (network.weights,), (step,))[1]
         return jnp.sqrt(jnp.sum((made - v) ** 2) / jnp.sum(v**2))
 
-    return jnp.max(jax.lax.map(error, jax.random.split(key, probes)))
+    return jnp.max(jax.lax.map(error, (jnp.arange(probes), jax.random.split(key, probes))))
 
 
 def flow_error(
@@ -82,6 +105,7 @@ def flow_error(
     steps: int,
     activation: Activation | Sequence[Activation] = "relu",
     readout: ArrayLike | None = None,
+    pseudoinverse: PseudoInverse = "truncate",
     **options: Any,
 ) -> Float[Array, ""]:
     """max_t ‖ε(t) − e^{−t} ε_0‖/‖ε_0‖ while the squared error is trained, t = α · step.
@@ -98,7 +122,8 @@ def flow_error(
         steps: how many.
         activation: as there.
         readout: as there.
-        **options: `pseudoinverse`, `rtol`, `atol` and `method`, as there.
+        pseudoinverse: a mode or its shorthand, as there. `Noise(key)` draws anew in every step.
+        **options: `rtol`, `atol`, `method` and `noise` of a shorthand, as there.
 
     Returns:
         A scalar.
@@ -120,32 +145,48 @@ def flow_error(
     """
     check_number("learning_rate", learning_rate, above=0)
     check_integer("steps", steps, at_least=1)
-    w = jnp.asarray(weights)
-    y = jnp.asarray(targets, w.dtype)
-    p = None if readout is None else jnp.asarray(readout, w.dtype)
-    first = _outputs(w, bottlenecks, x, activation, p) - y
-    rate = jnp.asarray(learning_rate, w.dtype)
+    mode = to_mode(pseudoinverse, **options)
+    network, x, names = check_problem(weights, bottlenecks, x, activation, mode)
+    y = jnp.asarray(targets, network.weights.dtype)
+    p = check_readout(readout, 2 * network.half, network.weights.dtype)
+    rate = jnp.asarray(learning_rate, network.weights.dtype)
+    return _flow_error(names, steps, network, x, y, p, mode, rate)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _flow_error(
+    activations: tuple[Activation, ...],
+    steps: int,
+    network: Couplings,
+    x: Array,
+    y: Array,
+    readout: Array | None,
+    mode: Mode,
+    rate: Array,
+) -> Array:
+    first = _outputs(network, network.weights, x, activations, readout) - y
 
     def step(w: Array, k: Array) -> tuple[Array, Array]:
-        epsilon = _outputs(w, bottlenecks, x, activation, p) - y
+        epsilon = _outputs(network, w, x, activations, readout) - y
         wanted = jnp.exp(-rate * k.astype(rate.dtype)) * first
         off = jnp.sqrt(jnp.sum((epsilon - wanted) ** 2))
-        direction = gauss_newton_direction(
-            w, bottlenecks, x, epsilon, activation=activation, readout=readout, **options
-        )
+        direction, _, _ = direction_of(
+            network._replace(weights=w), x, lambda _: epsilon, activations, readout,
+            mode.fresh(None, k), measure=False,
+        )  # fmt: skip
         return w - rate * direction, off
 
-    w, errors = jax.lax.scan(step, w, jnp.arange(steps))
-    last = _outputs(w, bottlenecks, x, activation, p) - y - jnp.exp(-rate * steps) * first
+    w, errors = jax.lax.scan(step, network.weights, jnp.arange(steps))
+    last = _outputs(network, w, x, activations, readout) - y - jnp.exp(-rate * steps) * first
     worst = jnp.maximum(jnp.max(errors), jnp.sqrt(jnp.sum(last**2)))
     return worst / jnp.sqrt(jnp.sum(first**2))
 
 
 def _outputs(
-    weights: ArrayLike,
-    bottlenecks: ArrayLike | None,
-    x: ArrayLike,
-    activation: Activation | Sequence[Activation],
+    network: Couplings,
+    weights: Array,
+    x: Array,
+    activations: tuple[Activation, ...],
     readout: Array | None,
 ) -> Array:
-    return read(readout, revmlp_forward(weights, bottlenecks, x, activation=activation))
+    return read(readout, forward_states(weights, network.bottlenecks, x, activations)[0])

@@ -17,7 +17,7 @@ from jaxtyping import Array
 from jaxttp._checks import check_choice
 from jaxttp.gauss_newton._network import (
     Activation,
-    Network,
+    Couplings,
     check_activation,
     check_network,
     check_states,
@@ -85,7 +85,7 @@ def revmlp_kernel(
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5))
 def _kernel(
-    network: Network,
+    network: Couplings,
     x: Array,
     readout: Array | None,
     activations: tuple[Activation, ...],

@@ -1,8 +1,9 @@
 """Exact Gauss-Newton as an optax transformation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -11,25 +12,26 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_number
 from jaxttp.gauss_newton._network import Activation
+from jaxttp.gauss_newton.modes import ATOL, FULL_RANK_RTOL
 from jaxttp.gauss_newton.output_space import CURVATURES, change_of
-from jaxttp.gauss_newton.pseudoinverse import FULL_RANK_RTOL, MODES
 from jaxttp.gauss_newton.readout import check_readout
-from jaxttp.gauss_newton.update import (
-    StepInfo,
-    check_key,
-    check_options,
-    check_problem,
-    direction_of,
-)
+from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
+from jaxttp.gauss_newton.update import StepInfo, check_problem, direction_of
 from jaxttp.losses import Loss, encode_targets, get_loss
 
 INSTEAD = (
-    "Take exact steps in a loop of your own, optimizer.update(gradients, state, weights, x=x, y=y, "
-    "bottlenecks=bottlenecks), and forecast them by jaxttp.gauss_newton.forecast_steps(outputs, y, "
-    "...); jaxttp.pipeline.gauss_newton_task does both. What passes gradients alone (jaxttp.train, "
-    "jaxttp.predict_training_time) cannot take them."
+    "Train with it by jaxttp.train, which passes the batch, or in a loop of your own, "
+    "optimizer.update(gradients, state, weights, x=x, y=y, bottlenecks=bottlenecks); forecast it "
+    "by jaxttp.gauss_newton.forecast_steps(outputs, y, ...). jaxttp.pipeline.gauss_newton_task "
+    "does both. What passes gradients alone (jaxttp.predict_training_time) cannot take its steps."
 )
 """What to call in place of a function that knows gradients only."""
+
+PARTS = (
+    "give gauss_newton the bottlenecks, readout, activation and embed of the network that is "
+    "trained; those of a RevMLP are gauss_newton(learning_rate, **model.parts)."
+)
+"""What makes the network of the steps the one that is trained."""
 
 
 class GaussNewtonState(NamedTuple):
@@ -52,33 +54,61 @@ class GaussNewtonState(NamedTuple):
 
 
 def gauss_newton(
-    learning_rate: optax.ScalarOrSchedule, **options: Any
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    loss: str | Loss | None = None,
+    activation: Activation | Sequence[Activation] = "relu",
+    readout: ArrayLike | None = None,
+    bottlenecks: ArrayLike | None = None,
+    embed: Callable[[Any], Array] | None = None,
+    curvature: str = "identity",
+    damping: ArrayLike = 1e-3,
+    pseudoinverse: PseudoInverse = "truncate",
+    rtol: ArrayLike = FULL_RANK_RTOL,
+    atol: ArrayLike = ATOL,
+    method: str = "auto",
+    noise: ArrayLike | None = None,
+    max_output_change: ArrayLike | None = None,
+    measure: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Gauss-Newton descent for a RevMLP: W ← W − α J^⊣ ε, exact where nothing is truncated.
 
     A step is exact where every half-layer keeps all N directions: a bottleneck m >= 2 N (more where
     d/2 is 2 or 3: ReLU features of so few inputs are dependent), no repeated samples, and the
-    default `pseudoinverse` and `rtol` (or "exact", which refuses what it cannot do).
+    default `pseudoinverse` and `rtol` (or `Exact()`, which refuses what it cannot do).
     `state[0].residual` says how much of the last step was missed (below 1e-3 in float32, 1e-9 in
     float64, is rounding), `state[0].ranks` how many directions it kept.
 
-    `update(gradients, state, weights, x=, y=, bottlenecks=)` computes the direction from the data;
-    the gradients are not used (pass the weights or zeros) unless they are wanted by what precedes
-    it in a chain.
+    The direction needs the batch, `update(gradients, state, weights, x=, y=, bottlenecks=)`, which
+    `jaxttp.train` passes. The gradients are not used (pass the weights or zeros) unless they are
+    wanted by what precedes it in a chain. Another rate or tolerance compiles nothing through
+    `optax.inject_hyperparams(gauss_newton, static_args=("readout", "bottlenecks"))`.
 
     Args:
         learning_rate: α, or an optax schedule. 1 takes the whole step, which converges
             quadratically where the network is close to linear along it (standardised inputs, small
             weights) and can diverge elsewhere: then lower it, or set `max_output_change`.
-        **options: those of `scale_by_gauss_newton`: loss, activation, readout, curvature, damping,
-            pseudoinverse, rtol, atol, method, noise, max_output_change, measure. The literature
-            truncates at rtol=0.01, which keeps a part of the directions only.
+        loss: as in `scale_by_gauss_newton`, like all that follow.
+        activation: as there.
+        readout: as there.
+        bottlenecks: as there.
+        embed: as there. A `RevMLP` gives these four: `gauss_newton(0.5, **model.parts)`.
+        curvature: as there.
+        damping: as there.
+        pseudoinverse: as there. The literature truncates at rtol = 0.01, which keeps a part of the
+            directions only.
+        rtol: as there.
+        atol: as there.
+        method: as there.
+        noise: as there.
+        max_output_change: as there.
+        measure: as there.
 
     Returns:
         `optax.chain(scale_by_gauss_newton(...), optax.scale_by_learning_rate(learning_rate))`.
 
     Raises:
-        ValueError: options that are not known.
+        ValueError: options that are not known or out of range.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -97,40 +127,52 @@ def gauss_newton(
     Source:
         XGN Algorithm 1, eqs (16)-(17); section 5 truncates at 1 %, the default here does not.
     """
-    return optax.chain(
-        scale_by_gauss_newton(**options), optax.scale_by_learning_rate(learning_rate)
-    )
+    direction = scale_by_gauss_newton(
+        loss=loss, activation=activation, readout=readout, bottlenecks=bottlenecks, embed=embed,
+        curvature=curvature, damping=damping, pseudoinverse=pseudoinverse, rtol=rtol, atol=atol,
+        method=method, noise=noise, max_output_change=max_output_change, measure=measure,
+    )  # fmt: skip
+    return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
 
 
 def scale_by_gauss_newton(
     *,
-    loss: str | Loss = "squared_error",
+    loss: str | Loss | None = None,
     activation: Activation | Sequence[Activation] = "relu",
     readout: ArrayLike | None = None,
+    bottlenecks: ArrayLike | None = None,
+    embed: Callable[[Any], Array] | None = None,
     curvature: str = "identity",
     damping: ArrayLike = 1e-3,
-    pseudoinverse: str = "truncate",
+    pseudoinverse: PseudoInverse = "truncate",
     rtol: ArrayLike = FULL_RANK_RTOL,
-    atol: ArrayLike = 1e-5,
+    atol: ArrayLike = ATOL,
     method: str = "auto",
     noise: ArrayLike | None = None,
-    max_output_change: float | None = None,
+    max_output_change: ArrayLike | None = None,
     measure: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Replaces the updates by the Gauss-Newton direction; chain it with what should follow.
 
     The parameters are the weights (L, 2, d/2, m), alone or as the only leaf of a pytree (such as
-    the `nnx.Param` state of a `RevMLP`). The data are extra arguments of `update`: `x` (N, d), the
-    batch; `bottlenecks` (L, 2, m, d/2); and `y`, the targets, or `epsilon` (N, C) in their place.
+    the `nnx.Param` state of a `RevMLP`). The batch comes as extra arguments of `update`, as
+    `jaxttp.train` passes them: `x` (N, d) and `y`, the targets, or `epsilon` (N, C) in their place.
+    It also takes `bottlenecks`, in place of those given here; a `key` for what draws; and
+    `loss` and `outputs`, the loss that is trained and what the trained network gives: they are
+    held against what is known here.
 
     Args:
-        loss: "squared_error", "cross_entropy", "binary_cross_entropy" or a `Loss`.
+        loss: "squared_error", "cross_entropy", "binary_cross_entropy" or a `Loss`; None for the
+            one that `update` is given, or else the squared error.
         activation: as in `gauss_newton_direction`.
         readout: as there.
+        bottlenecks: V (L, 2, m, d/2), or None for those that `update` is given, or else the
+            identity.
+        embed: makes x_0 (N, d) of the `x` of `update`, such as `RevMLP.embed`; None for `x` itself.
         curvature: "identity" (GN) or "hessian" (generalised GN), see `output_change`.
         damping: of the Hessian, see `output_change`.
-        pseudoinverse: as in `gauss_newton_direction`; "noise" takes a fresh `key` as an extra
-            argument of every `update`.
+        pseudoinverse: a mode or its shorthand, as in `gauss_newton_direction`. `Noise(key)` draws
+            anew in every step; "noise" takes a fresh `key` as an extra argument of every `update`.
         rtol: as there, but 1e-6 by default, which keeps all that float32 resolves; the literature's
             truncation is 0.01, damping and Tikhonov want one like it.
         atol: as there.
@@ -145,8 +187,10 @@ def scale_by_gauss_newton(
         An optax transformation with a `GaussNewtonState`.
 
     Raises:
-        ValueError: options that are not known or out of range; in `update`, missing data or
-            parameters that are not the weights of one RevMLP.
+        ValueError: options that are not known or out of range; in `update`, missing data,
+            parameters that are not the weights of one RevMLP, or another loss than the trained one.
+        equinox.EquinoxRuntimeError: in `update`, `outputs` that are not those of this network;
+            what `gauss_newton_direction` finds at run time.
 
     Example:
         >>> import optax
@@ -158,11 +202,12 @@ def scale_by_gauss_newton(
     Source:
         XGN Algorithm 1; the step control is ours.
     """
-    loss = get_loss(loss)
+    own_loss = None if loss is None else get_loss(loss)
     check_choice("curvature", curvature, CURVATURES)
     check_number("damping", damping, at_least=0)
-    check_choice("pseudoinverse", pseudoinverse, MODES)
-    spread = check_options(pseudoinverse, rtol, atol, method, noise)
+    mode = to_mode(
+        pseudoinverse, rtol=rtol, atol=atol, method=method, noise=noise, usual_rtol=FULL_RANK_RTOL
+    )
     if max_output_change is not None:
         check_number("max_output_change", max_output_change, above=0)
 
@@ -182,56 +227,108 @@ def scale_by_gauss_newton(
         state: GaussNewtonState,
         params: Any = None,
         *,
-        x: ArrayLike | None = None,
+        x: Any = None,
         y: Any = None,
         epsilon: ArrayLike | None = None,
-        bottlenecks: ArrayLike | None = None,
+        bottlenecks: ArrayLike | None = bottlenecks,
         key: Array | None = None,
+        loss: Loss | None = None,
+        outputs: Array | None = None,
         **extra: Any,
     ) -> tuple[Any, GaussNewtonState]:
         del updates, extra
-        if x is None and y is None and epsilon is None:
-            raise ValueError(f"gauss_newton needs the batch beside the gradients. {INSTEAD}")
-        if params is None or x is None or (y is None) == (epsilon is None):
-            raise ValueError(
-                "gauss_newton needs the weights, the batch and exactly one of its targets and its "
-                "epsilon: optimizer.update(gradients, state, weights, x=x, y=y, "
-                "bottlenecks=bottlenecks)."
-            )
-        check_key(pseudoinverse, key)
+        _check_given(params, x, y, epsilon)
+        trained = _agreed(own_loss, loss)
         leaf, structure = _single_leaf(params)
-        network, states, names = check_problem(leaf, bottlenecks, x, activation, pseudoinverse)
+        now = mode.fresh(key, state.steps)
+        start = x if embed is None else embed(x)
+        network, states, names = check_problem(leaf, bottlenecks, start, activation, now)
         p = check_readout(readout, 2 * network.half, network.weights.dtype)
         classes = states.shape[1] if p is None else p.shape[0]
         shape = jax.ShapeDtypeStruct((states.shape[0], classes), network.weights.dtype)
-        if y is not None:
-            targets, used = encode_targets(loss, y, shape)
-        else:
-            check_finite("epsilon", epsilon)
-            targets, used = jnp.asarray(epsilon, shape.dtype), loss
-            if targets.shape != shape.shape:
-                raise ValueError(
-                    f"epsilon must have the shape of the outputs, {shape.shape}; got "
-                    f"{targets.shape}."
-                )
+        _check_shape(outputs, shape.shape)
+        targets, used = _targets(trained, y, epsilon, shape)
 
         def wanted(outputs: Array) -> Array:
             change = targets.astype(outputs.dtype)
             if y is not None:
                 change = change_of(used, outputs, change, curvature, damping)
-            if max_output_change is None:
-                return change
-            largest = jnp.max(jnp.abs(change))
-            limit = jnp.asarray(max_output_change, change.dtype)
-            return change * jnp.where(largest > limit, limit / largest, 1)
+            return _limited(change, max_output_change)
 
-        direction, info, _outputs = direction_of(
-            network, states, wanted, names, p, pseudoinverse, rtol, atol, method, key, spread,
-            measure,
-        )  # fmt: skip
+        direction, info, own = direction_of(network, states, wanted, names, p, now, measure=measure)
+        direction = _check_outputs(direction, own, outputs, states)
         return jax.tree.unflatten(structure, [direction.astype(leaf.dtype)]), _next(state, info)
 
     return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
+
+
+def _check_given(params: Any, x: Any, y: Any, epsilon: Any) -> None:
+    """`ValueError` for an `update` that says too little, or too much."""
+    if x is None and y is None and epsilon is None:
+        raise ValueError(f"gauss_newton needs the batch beside the gradients. {INSTEAD}")
+    if params is None or x is None or (y is None) == (epsilon is None):
+        raise ValueError(
+            "gauss_newton needs the weights, the batch and exactly one of its targets and its "
+            "epsilon: optimizer.update(gradients, state, weights, x=x, y=y, "
+            "bottlenecks=bottlenecks)."
+        )
+
+
+def _agreed(own: Loss | None, trained: Loss | None) -> Loss:
+    """The loss of the steps: the one that is trained, which the optimiser's own has to be."""
+    if trained is None:
+        return get_loss("squared_error") if own is None else own
+    if own is not None and own.name != trained.name:
+        raise ValueError(
+            f"loss={trained.name!r} is trained, but gauss_newton was made for loss={own.name!r}; "
+            "give both the same, or none to gauss_newton."
+        )
+    return trained
+
+
+def _targets(
+    loss: Loss, y: Any, epsilon: ArrayLike | None, shape: jax.ShapeDtypeStruct
+) -> tuple[Array, Loss]:
+    """The encoded targets and their loss; or ε in their place, where it is given."""
+    if y is not None:
+        return encode_targets(loss, y, shape)
+    check_finite("epsilon", epsilon)
+    targets = jnp.asarray(epsilon, shape.dtype)
+    if targets.shape != shape.shape:
+        raise ValueError(
+            f"epsilon must have the shape of the outputs, {shape.shape}; got {targets.shape}."
+        )
+    return targets, loss
+
+
+def _limited(change: Array, limit: ArrayLike | None) -> Array:
+    """The change, scaled down where any of it is beyond the limit."""
+    if limit is None:
+        return change
+    largest = jnp.max(jnp.abs(change))
+    limit = jnp.asarray(limit, change.dtype)
+    return change * jnp.where(largest > limit, limit / largest, 1)
+
+
+def _check_shape(trained: Array | None, shape: tuple[int, ...]) -> None:
+    """`ValueError` where the trained network has other outputs than the one known here."""
+    if trained is not None and trained.shape != shape:
+        raise ValueError(
+            f"the outputs that are trained have shape {trained.shape}, those of the network that "
+            f"gauss_newton knows {shape}; {PARTS}"
+        )
+
+
+def _check_outputs(direction: Array, own: Array, trained: Array | None, x: Array) -> Array:
+    """`direction`; it is an error if the network known here is not the one that is trained."""
+    if trained is None:
+        return direction
+    off = jnp.max(jnp.abs(own - trained.astype(own.dtype)))
+    # Both are the same sums: what differs in more than half the digits is another network.
+    size = jnp.maximum(jnp.max(jnp.abs(own)), jnp.max(jnp.abs(x)))
+    allowed = float(jnp.finfo(trained.dtype).eps) ** 0.5 * size
+    message = f"the outputs that are trained are not those of gauss_newton's network; {PARTS}"
+    return eqx.error_if(direction, off > allowed, message)
 
 
 def _next(state: GaussNewtonState, info: StepInfo) -> GaussNewtonState:

@@ -5,6 +5,7 @@ H being the loss's Hessian in the outputs. Both act on each sample by itself, so
 to the outputs can be forecast without the network.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -159,14 +160,20 @@ def forecast_steps(
     check_choice("curvature", curvature, CURVATURES)
     f0 = jnp.asarray(outputs)
     targets, loss = encode_targets(loss, y, f0)
-    rate = jnp.asarray(learning_rate, f0.dtype)
+    rates = jnp.asarray(learning_rate, f0.dtype), jnp.asarray(damping, f0.dtype)
+    return _follow(loss, curvature, steps, f0, targets, *rates)
 
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _follow(
+    loss: Loss, curvature: str, steps: int, f0: Array, targets: Array, rate: Array, damping: Array
+) -> StepForecast:
     def step(f: Array, _: None) -> tuple[Array, Array]:
         f = f - rate * change_of(loss, f, targets, curvature, damping)
         return f, f
 
     path = jnp.concatenate([f0[None], jax.lax.scan(step, f0, None, length=steps)[1]])
-    return _measured(jnp.arange(steps + 1, dtype=f0.dtype), path, targets, loss)
+    return _measured(loss, jnp.arange(steps + 1, dtype=f0.dtype), path, targets)
 
 
 def forecast_flow(
@@ -220,10 +227,11 @@ def forecast_flow(
             f"loss={loss.name!r} with curvature={curvature!r} has no closed form; use "
             "forecast_steps, which takes the same steps in function space."
         )
-    return _measured(times, path, targets, loss)
+    return _measured(loss, times, path, targets)
 
 
-def _measured(ts: Array, path: Array, targets: Array, loss: Loss) -> StepForecast:
+@functools.partial(jax.jit, static_argnums=0)
+def _measured(loss: Loss, ts: Array, path: Array, targets: Array) -> StepForecast:
     values = jax.vmap(lambda f: loss.value(f, targets))(path)
     errors = jax.vmap(lambda f: loss.error(f, targets))(path)
     return StepForecast(ts, path, values, errors)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxttp.gauss_newton._network import (
     Activation,
-    Network,
+    Couplings,
     check_activation,
     check_network,
     check_states,
@@ -167,7 +167,7 @@ def _check(
     x: ArrayLike,
     name: str,
     activation: Activation | Sequence[Activation],
-) -> tuple[Network, Array, tuple[Activation, ...]]:
+) -> tuple[Couplings, Array, tuple[Activation, ...]]:
     network = check_network(weights, bottlenecks)
     states = check_states(name, x, network)
     return network, states, check_activation(activation, network.blocks)

@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite
+from jaxttp._checks import check_finite
 from jaxttp._result import RESULT
 from jaxttp._sequence import after
 from jaxttp.gauss_newton._network import (
     Activation,
-    Network,
+    Couplings,
     check_activation,
     check_network,
     check_states,
@@ -34,18 +34,12 @@ from jaxttp.gauss_newton._network import (
     scan_activations,
     split,
 )
-from jaxttp.gauss_newton.pseudoinverse import (
-    MODES,
-    check_exact,
-    check_noise,
-    check_residual,
-    check_tolerances,
-    choose_method,
-    needs_float64,
-    solve,
-)
+from jaxttp.gauss_newton._routes import Solve
+from jaxttp.gauss_newton.modes import ATOL, RTOL, Mode
+from jaxttp.gauss_newton.pseudoinverse import check_residual, is_too_fine
 from jaxttp.gauss_newton.readout import check_readout, read, right_inverse
 from jaxttp.gauss_newton.reversible import forward_states
+from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
 
 
 class StepInfo(eqx.Module):
@@ -86,9 +80,9 @@ def gauss_newton_direction(
     *,
     activation: Activation | Sequence[Activation] = "relu",
     readout: ArrayLike | None = None,
-    pseudoinverse: str = "truncate",
-    rtol: ArrayLike = 0.01,
-    atol: ArrayLike = 1e-5,
+    pseudoinverse: PseudoInverse = "truncate",
+    rtol: ArrayLike = RTOL,
+    atol: ArrayLike = ATOL,
     method: str = "auto",
     key: Array | None = None,
     noise: ArrayLike | None = None,
@@ -110,13 +104,15 @@ def gauss_newton_direction(
             for a generalised step: see `output_change`.
         activation: relu, tanh, gelu, identity, an elementwise function, or one of these a block.
         readout: P (C, d) of full row rank, f = P x_L; None for the identity.
-        pseudoinverse: of the features of every half-layer: "exact" (N <= m; J J^⊣ = 1), "truncate"
-            (singular values s >= max(rtol·s_max, atol)), "damp" (1/(s + rtol·s_max)), "tikhonov"
-            (s/(s² + rtol² s_max²)), or "noise" (exact, of disturbed features).
-        rtol: relative tolerance, see there. Below 1e-6 float32 does not resolve it: everything is
-            then promoted to float64 and an SVD taken.
-        atol: absolute tolerance of the truncation.
-        method: "auto", "cholesky", "eigh" or "svd", see `choose_method`.
+        pseudoinverse: of the features of every half-layer, a mode of `jaxttp.gauss_newton.modes`:
+            `Exact()` (N <= m; J J^⊣ = 1), `Truncate(rtol, atol)` (singular values
+            s >= max(rtol·s_max, atol)), `Damp(rtol)` (1/(s + rtol·s_max)), `Tikhonov(rtol)`
+            (s/(s² + rtol² s_max²)) or `Noise(key)` (exact, of disturbed features); or its
+            shorthand, "exact", "truncate", "damp", "tikhonov" or "noise", with the options below.
+        rtol: of a shorthand: relative tolerance. Below 1e-6 float32 does not resolve it:
+            everything is then promoted to float64 and an SVD taken.
+        atol: likewise: absolute tolerance of the truncation.
+        method: likewise: "auto", "cholesky", "eigh" or "svd", see `choose_method`.
         key: a `jax.random.key`, needed by "noise".
         noise: the noise's standard deviation relative to the features', for "noise"; 0.1 when None.
         return_info: whether to return a `StepInfo` too (one more forward tangent pass).
@@ -127,17 +123,19 @@ def gauss_newton_direction(
 
     Raises:
         ValueError: "exact" with N > m; a readout without full row rank; an ε that is not finite;
-            an odd width; shapes or options that do not fit.
+            an odd width; shapes or options that do not fit, or stand beside a mode that holds its
+            own.
         equinox.EquinoxRuntimeError: rank-deficient features in "exact" mode; a traced ε, or a
             direction, that is not finite.
 
     Example:
         >>> import jax, jax.numpy as jnp
+        >>> from jaxttp.gauss_newton import Exact
         >>> keys = jax.random.split(jax.random.key(0), 3)
         >>> weights = 0.1 * jax.random.normal(keys[0], (2, 2, 2, 16))
         >>> bottlenecks = jax.random.normal(keys[1], (2, 2, 16, 2)) / 4
         >>> x = jax.random.normal(keys[2], (3, 4))
-        >>> step = gauss_newton_direction(weights, bottlenecks, x, x, pseudoinverse="exact")
+        >>> step = gauss_newton_direction(weights, bottlenecks, x, x, pseudoinverse=Exact())
         >>> step.shape
         (2, 2, 2, 16)
 
@@ -145,7 +143,8 @@ def gauss_newton_direction(
         XGN eqs (16)-(17). Errata: the inner reshape of eq (17) is the vectorisation of Δ_{l,0},
         column-major by its index; L counts blocks; the matrix inverted is m × n.
     """
-    network, x, names = check_problem(weights, bottlenecks, x, activation, pseudoinverse)
+    mode = to_mode(pseudoinverse, rtol=rtol, atol=atol, method=method, noise=noise, key=key)
+    network, x, names = check_problem(weights, bottlenecks, x, activation, mode)
     readout = check_readout(readout, 2 * network.half, network.weights.dtype)
     check_finite("epsilon", epsilon)
     wanted = jnp.asarray(epsilon)
@@ -154,12 +153,9 @@ def gauss_newton_direction(
         raise ValueError(
             f"epsilon must have the shape of the outputs, {outputs}; got {wanted.shape}."
         )
-    spread = check_options(pseudoinverse, rtol, atol, method, noise)
-    check_key(pseudoinverse, key)
     direction, info, _ = direction_of(
-        network, x, lambda _: wanted, names, readout, pseudoinverse, rtol, atol, method, key,
-        spread, return_info,
-    )  # fmt: skip
+        network, x, lambda _: wanted, names, readout, mode, measure=return_info
+    )
     return (direction, info) if return_info else direction
 
 
@@ -168,47 +164,28 @@ def check_problem(
     bottlenecks: ArrayLike | None,
     x: ArrayLike,
     activation: Activation | Sequence[Activation],
-    pseudoinverse: str,
-) -> tuple[Network, Array, tuple[Activation, ...]]:
+    mode: Mode,
+) -> tuple[Couplings, Array, tuple[Activation, ...]]:
     """The network, its inputs and its activations, checked together."""
     network = check_network(weights, bottlenecks)
     x = check_states("x", x, network)
-    check_choice("pseudoinverse", pseudoinverse, MODES)
-    check_exact(x.shape[0], network.width, pseudoinverse)
+    mode.check(x.shape[0], network.width)
     return network, x, check_activation(activation, network.blocks)
 
 
-def check_options(pseudoinverse: str, rtol: Any, atol: Any, method: str, noise: Any) -> Any:
-    """The noise, 0.1 where none is given; `ValueError` for options that do not fit."""
-    check_tolerances(rtol, atol)
-    choose_method(pseudoinverse, rtol, method)
-    return check_noise(pseudoinverse, noise)
-
-
-def check_key(pseudoinverse: str, key: Array | None) -> None:
-    """`ValueError` where noise has no key."""
-    if pseudoinverse == "noise" and key is None:
-        raise ValueError("pseudoinverse='noise' needs key, a fresh jax.random.key for every step.")
-
-
 def direction_of(
-    network: Network,
+    network: Couplings,
     x: Array,
     wanted: Callable[[Array], Array],
     activations: tuple[Activation, ...],
     readout: Array | None,
-    mode: str,
-    rtol: ArrayLike,
-    atol: ArrayLike,
-    method: str,
-    key: Array | None,
-    noise: ArrayLike,
+    mode: Mode,
+    *,
     measure: bool,
 ) -> tuple[Array, StepInfo, Array]:
     """``(direction, info, outputs)`` of checked arrays; ε = wanted(outputs)."""
-    method = choose_method(mode, rtol, method)
     dtype = network.weights.dtype
-    promote = needs_float64(mode, rtol, dtype)
+    promote = is_too_fine(mode, dtype)
     with jax.enable_x64(True) if promote else contextlib.nullcontext():
         wide = jnp.float64 if promote else dtype
         network, x, readout = jax.tree.map(lambda a: a.astype(wide), (network, x, readout))
@@ -218,9 +195,8 @@ def direction_of(
         epsilon = eqx.error_if(
             epsilon, ~jnp.all(jnp.isfinite(epsilon)), "epsilon holds NaN or infinity"
         )
-        options = (jnp.asarray(rtol), jnp.asarray(atol), jnp.asarray(noise), key)
         direction, info = _sweep(
-            network, final, states, epsilon, readout, options, activations, mode, method, measure
+            network, final, states, epsilon, readout, mode, activations, measure
         )
         direction = check_residual(direction, info.half_residuals, mode)
         direction = eqx.error_if(
@@ -238,31 +214,28 @@ def direction_of(
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _states(network: Network, x: Array, activations: tuple[Activation, ...]) -> tuple[Array, Array]:
+def _states(
+    network: Couplings, x: Array, activations: tuple[Activation, ...]
+) -> tuple[Array, Array]:
     return forward_states(network.weights, network.bottlenecks, x, activations)
 
 
-@functools.partial(jax.jit, static_argnums=(6, 7, 8, 9))
+@functools.partial(jax.jit, static_argnums=(6, 7))
 def _sweep(
-    network: Network,
+    network: Couplings,
     final: Array,
     states: Array,
     epsilon: Array,
     readout: Array | None,
-    options: tuple,
+    mode: Mode,
     activations: tuple[Activation, ...],
-    mode: str,
-    method: str,
     measure: bool,
 ) -> tuple[Array, StepInfo]:
-    rtol, atol, noise, key = options
     target = right_inverse(readout, epsilon)
     indices, function = scan_activations(activations)
-    keys = None if key is None else jax.random.split(key, (network.blocks, 2))
-    free = mode == "exact"  # the correction is then the inverse's own tangent
 
     def block(tangents: tuple, parts: tuple) -> tuple[tuple, tuple]:
-        w, v, index, x2, x1, key = parts
+        w, v, index, x2, x1, modes = parts
         t1, t2 = tangents
 
         def push(i: int, z: Array, dz: Array) -> tuple[Array, Array]:
@@ -274,16 +247,16 @@ def _sweep(
             )
             return s, ds @ w[i].T
 
-        def invert(i: int, s: Array, change: Array):
-            k = None if key is None else key[i]
-            return solve(s, change, mode, method, rtol, atol, key=k, noise=noise)
+        def invert(i: int, s: Array, change: Array) -> Solve:
+            return jax.tree.map(lambda leaf: leaf[i], modes).apply(s, change)
 
         s1, written = push(1, x1, t1)
         before2 = t2 - written
         s0, written = push(0, x2, before2)
         before1 = t1 - written
         first = invert(0, s0, t1)
-        rest = before2 if free else t2 - push(1, x1, first.achieved)[1]
+        # Where the first half makes all that is asked of it, the correction is that of the inverse.
+        rest = before2 if mode.exact else t2 - push(1, x1, first.achieved)[1]
         second = invert(1, after(s1, first.residual), rest)
         both = jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second)
         update = both.solution.swapaxes(1, 2) / network.blocks
@@ -291,7 +264,7 @@ def _sweep(
 
     x2_before = _half_of(states, 1)
     x1_after = _half_of(jnp.concatenate([states[1:], final[None]]), 0)
-    xs = (*network, indices, x2_before, x1_after, keys)
+    xs = (*network, indices, x2_before, x1_after, mode.each((network.blocks, 2)))
     _, (direction, ranks, residuals, largest) = jax.lax.scan(block, split(target), xs, reverse=True)
     residual = None
     if measure:
@@ -303,7 +276,7 @@ def _sweep(
         size = jnp.sqrt(jnp.sum(target**2))
         off = jnp.sqrt(jnp.sum((made - target) ** 2))
         residual = jnp.where(size == 0, jnp.zeros_like(off), off / jnp.where(size == 0, 1, size))
-    info = StepInfo(ranks, residuals, largest, residual, method, str(target.dtype))
+    info = StepInfo(ranks, residuals, largest, residual, mode.method, str(target.dtype))
     return direction, info
 
 

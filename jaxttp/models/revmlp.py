@@ -1,6 +1,7 @@
 """Reversible coupling networks with fixed inverted bottlenecks."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +166,22 @@ class RevMLP(nnx.Module):
     def fixed_readout(self) -> Array | None:
         """P (C, d), or None; what `gauss_newton` asks for as `readout`."""
         return None if self.readout is None else self.readout[...]
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What `gauss_newton` is to know of this network, beside the weights that are trained.
+
+        Example:
+            >>> from jaxttp.gauss_newton import gauss_newton
+            >>> model = RevMLP(3, 2, rngs=nnx.Rngs(0), bottleneck=16)
+            >>> optimizer = gauss_newton(0.5, **model.parts)  # to train *from_nnx(model)
+        """
+        return {
+            "activation": self.activation,
+            "bottlenecks": self.fixed_bottlenecks,
+            "readout": self.fixed_readout,
+            "embed": self.embed,
+        }
 
 
 def _standard_deviation(scale: str | float, units: int, half: int) -> float:

@@ -1,13 +1,13 @@
 """Exact Gauss-Newton steps of a reversible network on a named data set, beside their forecast."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jaxtyping import Array
 
@@ -17,24 +17,22 @@ from jaxttp.data import is_table, load_whole, select
 from jaxttp.data._standardized import standardized
 from jaxttp.forecast import training_time
 from jaxttp.gauss_newton import (
+    GaussNewtonState,
+    Noise,
     StepForecast,
     forecast_steps,
-    gauss_newton_direction,
-    output_change,
+    gauss_newton,
     revmlp_forward,
 )
-from jaxttp.gauss_newton.pseudoinverse import (
-    DIRECT,
-    FULL_RANK_RTOL,
-    MODES,
-    RESIDUAL_LIMIT,
-    check_tolerances,
-)
-from jaxttp.losses import encode_targets
+from jaxttp.gauss_newton.modes import FULL_RANK_RTOL, Filter
+from jaxttp.gauss_newton.pseudoinverse import RESIDUAL_LIMIT
+from jaxttp.gauss_newton.shorthands import MODES, to_mode
+from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
 from jaxttp.pipeline._plain import plain_numbers
 from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.tasks import REGRESSION
+from jaxttp.training import TrainingRun, train
 
 Progress = Callable[[str, int, int], None]
 
@@ -58,7 +56,8 @@ class StepSettings:
         steps: how many.
         blocks: L.
         bottleneck: m; None for twice the number of samples, at least 256: full rank.
-        pseudoinverse: see `jaxttp.gauss_newton.gauss_newton_direction`.
+        pseudoinverse: the shorthand of a mode, see `jaxttp.gauss_newton.gauss_newton_direction`;
+            "noise" draws by the seed.
         rtol: of the pseudo-inverse; None for 1e-6, which is exact at full rank, or, without a
             learning rate, 1e-3 or 1e-2 where every rate diverges with the one before.
         thresholds: shares of the loss's drop that define training times.
@@ -128,7 +127,7 @@ class TaskSteps:
         if self.diverged:  # the rates tried: no rate was given
             where = f"at every learning rate from {rates[0]:g} to {rates[-1]:g}"
             remedies = []
-        if self.settings.pseudoinverse not in DIRECT:
+        if _filters(self.settings):
             where += f" with rtol {rtols[0]:g}" + (f" to {rtols[-1]:g}" if self.too_fine else "")
             remedies += [] if self.too_fine else ["a larger rtol"]
         remedies += ["fewer samples", "more hidden units (bottleneck)"]
@@ -210,21 +209,9 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     Source:
         XGN Algorithm 1 and eq (8).
     """
-    check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
-    check_integer("steps", settings.steps, at_least=1)
-    if settings.learning_rate is not None:
-        check_number("learning_rate", settings.learning_rate, above=0.0)
-    check_choice("pseudoinverse", settings.pseudoinverse, MODES)
-    filtered = settings.pseudoinverse not in DIRECT
-    if settings.rtol is not None:
-        if not filtered:
-            raise ValueError(
-                f"rtol={settings.rtol!r} does nothing with pseudoinverse="
-                f"{settings.pseudoinverse!r}; leave it out."
-            )
-        check_tolerances(settings.rtol, 0.0)
-    dataset = load_whole(settings.data)
+    check_settings(settings)
     keys = jax.random.split(jax.random.key(settings.seed))
+    dataset = load_whole(settings.data)
     if dataset.num_classes is not None:
         dataset = select(
             dataset,
@@ -251,88 +238,125 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
             flat.shape[1], outputs, rngs=nnx.Rngs(settings.seed), blocks=settings.blocks,
             bottleneck=bottleneck, readout="orthonormal", param_dtype=jnp.float64,
         )  # fmt: skip
-        x, fixed, readout = model.embed(flat), model.fixed_bottlenecks, model.fixed_readout
-        assert readout is not None
-        weights, start = model.weights[...], model(flat)
+        start = model(flat)
         targets, loss = encode_targets(loss_name, dataset.y, start)
-
-        def measure(weights: Any) -> tuple[Array, float, float]:
-            now = revmlp_forward(weights, fixed, x) @ readout.T
-            return now, float(loss.value(now, targets)), float(loss.error(now, targets))
-
-        def direction(weights: Any, now: Array, rtol: float) -> tuple[Any, np.ndarray, float]:
-            change, info = gauss_newton_direction(
-                weights, fixed, x, output_change(now, targets, loss=loss), readout=readout,
-                pseudoinverse=settings.pseudoinverse, rtol=rtol, return_info=True,
-            )  # fmt: skip
-            return change, np.asarray(info.ranks), float(info.residual)
-
+        descent = _ExactDescent(
+            model, model.embed(flat), targets, loss, settings, keys[1], progress
+        )
         rates = _RATES if settings.learning_rate is None else (settings.learning_rate,)
-        rtols = _RTOLS if filtered and settings.learning_rate is None else _RTOLS[:1]
-        rtols = rtols if settings.rtol is None else (settings.rtol,)
+        rtols = descent.rtols
         choices = [(rtol, rate) for rtol in rtols for rate in rates]
         tried = 0
         while True:
             (rtol, rate), last = choices[tried], tried + 1 == len(choices)
-            run = _descend(
-                weights, rate, settings.steps, measure, functools.partial(direction, rtol=rtol),
-                progress, watched=not last,
-            )  # fmt: skip
+            run = descent.run(rate, rtol, watched=not last)
             if last or not _rises(run.loss):
                 break
             tried += 1
         ahead = forecast_steps(start, targets, loss=loss, learning_rate=rate, steps=settings.steps)
     missing = settings.steps + 1 - len(run.loss)
+    residuals = np.asarray(run.recorded.residual)
     return TaskSteps(
         dataclasses.replace(settings, learning_rate=rate, rtol=rtol), words, ahead,
-        _padded(run.loss, missing), _padded(run.error, missing), run.ranks[0], run.residuals[0],
-        max(run.residuals), len(flat), bottleneck, rates[: rates.index(rate)],
-        rtols[: rtols.index(rtol)],
+        _padded(run.loss, missing), _padded(run.error, missing),
+        np.asarray(run.recorded.ranks[0]), float(residuals[0]), float(max(residuals)), len(flat),
+        bottleneck, rates[: rates.index(rate)], rtols[: rtols.index(rtol)],
     )  # fmt: skip
 
 
-class _StepsTaken(NamedTuple):
-    """Losses and errors from the start on; ranks and residuals of the steps between."""
-
-    loss: list[float]
-    error: list[float]
-    ranks: list[np.ndarray]
-    residuals: list[float]
-
-
-def _descend(
-    weights: Any,
-    rate: float,
-    steps: int,
-    measure: Callable[[Any], tuple[Array, float, float]],
-    direction: Callable[[Any, Array], tuple[Any, np.ndarray, float]],
-    progress: Progress | None,
-    *,
-    watched: bool,
-) -> _StepsTaken:
-    """Steps of one rate; they end early where the loss is infinite or, if watched, rises."""
-    run = _StepsTaken([], [], [], [])
-    for index in range(steps + 1):
-        now, value, error = measure(weights)
-        run.loss.append(value)
-        run.error.append(error)
-        if index == steps or not np.isfinite(value) or (watched and _rises(run.loss)):
-            break
-        if progress is not None:
-            progress(f"Gauss-Newton steps at rate {rate:g}", index, steps)
-        change, ranks, residual = direction(weights, now)
-        weights = weights - rate * change
-        run.ranks.append(ranks)
-        run.residuals.append(residual)
-    return run
+def check_settings(settings: StepSettings) -> None:
+    """`ValueError` for what is out of range, not known, or of no use, before any work."""
+    check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
+    check_integer("steps", settings.steps, at_least=1)
+    if settings.learning_rate is not None:
+        check_number("learning_rate", settings.learning_rate, above=0.0)
+    check_choice("pseudoinverse", settings.pseudoinverse, MODES)
+    if settings.rtol is not None:
+        if not _filters(settings):
+            raise ValueError(
+                f"rtol={settings.rtol!r} does nothing with pseudoinverse="
+                f"{settings.pseudoinverse!r}; leave it out."
+            )
+        check_number("rtol", settings.rtol, at_least=0, below=1)
 
 
-def _rises(curve: list[float]) -> bool:
+def _filters(settings: StepSettings) -> bool:
+    """Whether the mode has a tolerance."""
+    return issubclass(MODES[settings.pseudoinverse], Filter)
+
+
+class _ExactDescent:
+    """Trainings of one network that differ in rate and tolerance: one program serves them all."""
+
+    def __init__(
+        self,
+        model: RevMLP,
+        x: Array,
+        targets: Array,
+        loss: Loss,
+        settings: StepSettings,
+        key: Array,
+        progress: Progress | None,
+    ):
+        self.weights, self.x, self.targets, self.loss = model.weights[...], x, targets, loss
+        self.steps, self.progress = settings.steps, progress
+        fixed, readout = model.fixed_bottlenecks, model.fixed_readout
+        assert readout is not None
+        self.rtols = _RTOLS[:1] if settings.rtol is None else (settings.rtol,)
+        options: dict[str, Any] = {"pseudoinverse": settings.pseudoinverse}
+        static = ["readout", "bottlenecks"]
+        if not _filters(settings):
+            static.append("rtol")
+            if MODES[settings.pseudoinverse] is Noise:
+                options["pseudoinverse"] = Noise(key)
+        else:
+            if settings.rtol is None and settings.learning_rate is None:
+                self.rtols = _RTOLS
+            # A traced tolerance does not say which route resolves it; all of these take the same.
+            mode = to_mode(settings.pseudoinverse, rtol=self.rtols[0])
+            options |= {"method": mode.method, "rtol": self.rtols[0]}
+
+        def apply_fn(weights: Array, x: Array) -> Array:
+            return revmlp_forward(weights, fixed, x) @ readout.T
+
+        self.apply_fn = apply_fn
+        self.optimizer = optax.inject_hyperparams(gauss_newton, static_args=static)(
+            learning_rate=0.5, readout=readout, bottlenecks=fixed, **options
+        )
+
+    def run(self, rate: float, rtol: float, *, watched: bool) -> TrainingRun:
+        """Steps of one rate; they end early where the loss is infinite or, if watched, rises."""
+        state: Any = self.optimizer.init(self.weights)
+        for name, value in (("learning_rate", rate), ("rtol", rtol)):
+            if name in state.hyperparams:
+                state.hyperparams[name] = jnp.asarray(value, self.weights.dtype)
+        seen: list[float] = []
+
+        def watch(step: int, weights: Array, value: float) -> bool:
+            seen.append(value)
+            over = not np.isfinite(value) or (watched and _rises(seen))
+            if self.progress is not None and step < self.steps and not over:
+                self.progress(f"Gauss-Newton steps at rate {rate:g}", step, self.steps)
+            return bool(over)
+
+        return train(
+            self.apply_fn, self.weights, self.x, self.targets, loss=self.loss,
+            optimizer=self.optimizer, steps=self.steps, callback=watch, state=state,
+            record=_last_step,
+        )  # fmt: skip
+
+
+def _last_step(state: Any) -> GaussNewtonState:
+    """What Gauss-Newton reports, within the states of `inject_hyperparams` and of the chain."""
+    return state.inner_state[0]
+
+
+def _rises(curve: Any) -> bool:
     """Whether the last loss is 1.5 times the lowest, and more than the rounding of the first."""
     last = curve[-1]
-    return not np.isfinite(last) or last > max(1.5 * min(curve), 1e-9 * curve[0])
+    return bool(not np.isfinite(last) or last > max(1.5 * min(curve), 1e-9 * curve[0]))
 
 
-def _padded(values: list[float], missing: int) -> np.ndarray:
+def _padded(values: Any, missing: int) -> np.ndarray:
     found = np.array([*values, *[np.inf] * missing])
     return np.where(np.isfinite(found), found, np.inf)

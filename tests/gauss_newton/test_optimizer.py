@@ -1,5 +1,6 @@
 """The optax transformation: the direction, its chains, and training on digits."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,8 @@ from sklearn.datasets import load_digits
 
 from jaxttp import predict_training_time, train
 from jaxttp.gauss_newton import (
+    Exact,
+    Truncate,
     forecast_steps,
     gauss_newton,
     gauss_newton_direction,
@@ -17,6 +20,7 @@ from jaxttp.gauss_newton import (
     revmlp_forward,
     scale_by_gauss_newton,
 )
+from tests.compilations import counted
 from tests.gauss_newton.networks import network
 
 
@@ -101,15 +105,17 @@ def test_what_is_not_measured_is_not_there():
     assert jax.tree.structure(start) == jax.tree.structure(state)  # it can be carried by a scan
 
 
-@pytest.mark.parametrize("call", [train, predict_training_time])
-def test_functions_that_know_gradients_only_name_what_takes_exact_steps(call):
+def test_functions_that_know_gradients_only_name_what_takes_exact_steps():
     w, v, x = network()
     network_of = lambda p, x: revmlp_forward(p, v, x)  # noqa: E731
     dense = lambda p, x: x @ p  # noqa: E731
     for apply_fn, params in ((network_of, w), (dense, jnp.eye(6))):
-        with pytest.raises(ValueError, match=r"forecast_steps.*gauss_newton_task does both"):
-            call(apply_fn, params, x, 0 * x, loss="squared_error", optimizer=gauss_newton(1.0),
-                 steps=2)  # fmt: skip
+        with pytest.raises(ValueError, match=r"jaxttp.train, .*forecast_steps.*gauss_newton_task"):
+            predict_training_time(apply_fn, params, x, 0 * x, loss="squared_error",
+                                  optimizer=gauss_newton(1.0), steps=2)  # fmt: skip
+    with pytest.raises(ValueError, match=r"the weights .* of one RevMLP"):
+        train(dense, jnp.eye(6), x, 0 * x, loss="squared_error", optimizer=gauss_newton(1.0),
+              steps=2)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -146,6 +152,95 @@ def test_bad_updates():
         optimizer.update(w, state, w, x=np.ones((21, 6)), y=np.ones((21, 6)), bottlenecks=v)
     with pytest.raises(ValueError, match="the shape of the outputs"):
         optimizer.update(w, state, w, x=x, epsilon=np.ones((6, 2)), bottlenecks=v)
+
+
+SMALL = {"blocks": 1, "half": 3, "width": 30, "samples": 5}
+LABELS = np.arange(5) % 3
+
+
+def small_problem():
+    w, v, x = network(**SMALL)
+    p = orthonormal_readout(jax.random.key(1), 3, 6)
+    return w, v, x, p, lambda w, x: revmlp_forward(w, v, x, activation="tanh") @ p.T
+
+
+def last_step(state):
+    """What `gauss_newton` reports, of its chain within `inject_hyperparams`."""
+    return state.inner_state[0]
+
+
+def test_training_is_the_loop_that_was_written_out():
+    """Step for step; and another rate and tolerance, in the state, compile nothing."""
+    w, v, x, p, apply_fn = small_problem()
+    optimizer = optax.inject_hyperparams(gauss_newton, static_args=("readout", "bottlenecks"))(
+        0.5,
+        readout=p,
+        bottlenecks=v,
+        activation="tanh",
+        curvature="hessian",
+        damping=0.1,
+        rtol=1e-6,
+    )
+
+    def trained(rate, rtol):
+        state = optimizer.init(w)
+        state.hyperparams["learning_rate"] = jnp.asarray(rate)
+        state.hyperparams["rtol"] = jnp.asarray(rtol)
+        return train(apply_fn, w, x, LABELS, loss="cross_entropy", optimizer=optimizer, steps=3,
+                     state=state, record=last_step)  # fmt: skip
+
+    def looped(rate, rtol):
+        weights, outputs, infos = w, [apply_fn(w, x)], []
+        for _ in range(3):
+            change = output_change(
+                outputs[-1], LABELS, loss="cross_entropy", curvature="hessian", damping=0.1
+            )
+            direction, info = gauss_newton_direction(
+                weights, v, x, change, readout=p, activation="tanh", pseudoinverse=Truncate(rtol),
+                return_info=True,
+            )  # fmt: skip
+            weights = weights - rate * direction
+            outputs.append(apply_fn(weights, x))
+            infos.append(info)
+        return weights, jnp.stack(outputs), infos
+
+    runs = [trained(0.5, 1e-6)]
+    with counted() as compiled:
+        runs.append(trained(0.25, 0.3))
+    assert not compiled
+    for run, setting in zip(runs, ((0.5, 1e-6), (0.25, 0.3)), strict=True):
+        weights, outputs, infos = looped(*setting)
+        # The same sums in one program; solves of condition 100 repeat rounding to 1e-14 a step.
+        np.testing.assert_allclose(run.outputs, outputs, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(run.params, weights, rtol=0, atol=1e-12)
+        np.testing.assert_array_equal(run.recorded.ranks, [info.ranks for info in infos])
+        residuals = [info.residual for info in infos]
+        np.testing.assert_allclose(run.recorded.residual, residuals, atol=1e-12)
+        assert int(last_step(run.state).steps) == 3
+    assert run.recorded.ranks.max() < 5  # rtol = 0.3 is felt
+
+
+def test_training_with_the_wrong_network_or_loss_is_refused():
+    w, v, x, p, apply_fn = small_problem()
+
+    def run(trained="squared_error", x=x, **options):
+        optimizer = gauss_newton(
+            0.5, **({"readout": p, "bottlenecks": v, "activation": "tanh"} | options)
+        )
+        return train(apply_fn, w, x, LABELS, loss=trained, optimizer=optimizer, steps=1)
+
+    with pytest.raises(ValueError, match=r"loss='cross_entropy' is trained, but gauss_newton was"):
+        run("cross_entropy", loss="squared_error")
+    with pytest.raises(ValueError, match="bottlenecks must be"):
+        run(bottlenecks=None)
+    with pytest.raises(ValueError, match=r"the outputs that are trained have shape \(5, 3\)"):
+        run(readout=p[:2])
+    with pytest.raises(eqx.EquinoxRuntimeError, match=r"^the outputs that are trained are not"):
+        run(activation="gelu")
+    repeated = x.at[1].set(x[0])
+    with pytest.raises(eqx.EquinoxRuntimeError, match=r"^pseudoinverse='exact': a half-") as said:
+        run(x=repeated, pseudoinverse=Exact())
+    assert "Traceback" not in str(said.value)  # XLA's own words hold the whole stack
 
 
 def train_digits(samples, width, steps):

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from jaxttp.gauss_newton import (
+    Exact,
+    Tikhonov,
+    Truncate,
     _routes,
     apply_pseudoinverse,
     choose_method,
@@ -111,6 +114,17 @@ def test_truncation_in_float32_is_that_of_float64():
     assert error < 1e-6  # computed in float64, rounded to float32 once
 
 
+def test_exact_in_float32_is_not_regularised_by_eigenvectors():
+    """It was Tikhonov's with rtol = 0.01: a residual of 0.9 where 1e-4 is to be had."""
+    s = matrix(np.geomspace(1, 1e-3, 6), 6, 20).astype(np.float32)
+    t = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
+    found = apply_pseudoinverse(s, t, pseudoinverse=Exact(method="eigh"))
+    expected = np.linalg.pinv(s.astype(np.float64)) @ t
+    error = np.linalg.norm(np.asarray(found.solution, float) - expected) / np.linalg.norm(expected)
+    assert error < 1e-6  # computed in float64, rounded to float32 once
+    assert int(found.rank) == 6
+
+
 @pytest.mark.parametrize("mode", ["truncate", "tikhonov"])
 @pytest.mark.parametrize("shape", [(160, 300), (300, 160)])
 @pytest.mark.parametrize(
@@ -122,7 +136,8 @@ def test_float32_eigenvectors_serve_where_they_resolve_what_is_kept(mode, shape,
     s = np.asarray(activation(rng.normal(size=(shape[0], 40)) @ rng.normal(size=(40, shape[1]))))
     s, t = s.astype(np.float32), rng.normal(size=(shape[0], 5)).astype(np.float32)
     rtol = 0.03
-    _, resolved = _routes._spectral_narrow(jnp.asarray(s), jnp.asarray(t), mode, rtol, 1e-5)
+    squares = {"truncate": Truncate, "tikhonov": Tikhonov}[mode](rtol).filter_squares
+    _, resolved = _routes._spectral_narrow(jnp.asarray(s), jnp.asarray(t), squares)
     assert bool(resolved)
     found = apply_pseudoinverse(s, t, pseudoinverse=mode, rtol=rtol)
     expected = reference(s.astype(np.float64), t, mode, rtol, 1e-5)
@@ -141,9 +156,11 @@ def test_float64_takes_over_where_float32_resolves_too_little():
     s = matrix(np.geomspace(100, 0.1, 40), 40, 90).astype(np.float32)
     t = np.ones((40, 1), np.float32)
     for rtol, expected in ((0.5, True), (1e-2, False)):
-        _, resolved = _routes._spectral_narrow(jnp.asarray(s), jnp.asarray(t), "truncate", rtol, 0)
+        squares = Truncate(rtol, 0).filter_squares
+        _, resolved = _routes._spectral_narrow(jnp.asarray(s), jnp.asarray(t), squares)
         assert bool(resolved) == expected
-    zero = _routes._spectral_narrow(jnp.zeros((3, 5)), jnp.ones((3, 1)), "truncate", 0.01, 0.0)
+    squares = Truncate(0.01, 0.0).filter_squares
+    zero = _routes._spectral_narrow(jnp.zeros((3, 5)), jnp.ones((3, 1)), squares)
     assert not bool(zero[1])
 
 

@@ -40,6 +40,7 @@ def test_results_are_plain_values():
         ({"bottleneck": 6}, "bottleneck of at least 48"),
         ({"rtol": 0.2}, "rtol 1e-06"),
         ({"pseudoinverse": "damp", "rtol": 0.2}, "pseudoinverse truncate"),
+        ({"pseudoinverse": "noise"}, "pseudoinverse truncate"),  # asked for a key nobody could give
     ],
 )
 def test_steps_that_are_not_exact_say_what_would_do(change, remedy):
