@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
 from jaxttp.conditioning import gaussian_weights, linear_point
@@ -41,13 +42,13 @@ class Settings:
 
     data: str = "digits"
     side: int = 8
-    samples: int = 1000
+    samples: int = cuts.few(32, 1000)
     width: int = 200
-    epochs: int = 500
-    batch_size: int = 250
+    epochs: int = cuts.one(500)
+    batch_size: int = cuts.few(4, 250)
     learning_rate: float = 0.2
-    points: int = 20
-    seeds: int = 3
+    points: int = cuts.points(20)
+    seeds: int = cuts.one(3)
     seed: int = 0
 
 

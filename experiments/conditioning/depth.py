@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from jaxttp.conditioning import Sweep, sweep
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_condition_sweep, plot_draws, tidy
@@ -49,8 +50,8 @@ class Settings:
     factors: tuple[int, ...] = (100, 150, 300)
     bound_width: int = 500
     bound_depths: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8)
-    seeds: int = 3
-    bound_seeds: int = 20
+    seeds: int = cuts.one(3)
+    bound_seeds: int = cuts.one(20)
     seed: int = 0
 
 

@@ -16,6 +16,7 @@ import optax
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
+from experiments import cuts
 from experiments.conditioning.training_time import first_below
 from experiments.store import Store
 from jaxttp import Model, conditioning, from_nnx, train
@@ -47,13 +48,13 @@ class Settings:
         seeds: of samples, heads and adapters.
     """
 
-    classes: tuple[int, ...] = (5, 6, 7, 8, 9)
-    per_class: int = 12
+    classes: tuple[int, ...] = cuts.whole((5, 6, 7, 8, 9))
+    per_class: int = cuts.few(2, 12)
     ranks: tuple[int, ...] = (1, 2, 4, 8)
     whole: bool = True
     share: float = 0.1
-    steps: int = 600
-    seeds: tuple[int, ...] = (0, 1, 2)
+    steps: int = cuts.one(600)
+    seeds: tuple[int, ...] = cuts.one((0, 1, 2))
 
 
 PRESETS = {

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from jaxttp.conditioning import gaussian_weights, layer_spectra, linear_point
 from jaxttp.plots import plot_draws, tidy
@@ -38,7 +39,7 @@ class Settings:
     outputs: int = 10
     width: int = 300
     depths: tuple[int, ...] = (3, 5, 7, 9)
-    seeds: int = 3
+    seeds: int = cuts.one(3)
     seed: int = 0
 
 

@@ -17,6 +17,7 @@ from flax import nnx
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
+from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
 from jaxttp import from_nnx, predict_training_time, train
@@ -47,13 +48,13 @@ class Settings:
     """
 
     data: str = "digits"
-    samples: int = 60
+    samples: int = cuts.few(32, 60)
     widths: tuple[int, ...] = (20, 60, 200)
     depths: tuple[int, ...] = (2, 4)
     activations: tuple[str, ...] = ("relu", "tanh")
     share: float = 0.1
-    steps: int = 600
-    seeds: int = 1
+    steps: int = cuts.one(600)
+    seeds: int = cuts.one(1)
     seed: int = 0
 
 

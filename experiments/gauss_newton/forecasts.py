@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.gauss_newton.training import Phase, Training, load
 from experiments.gauss_newton.training import train as train_reversible
 from experiments.gauss_newton.variants import Case, build
@@ -42,10 +43,10 @@ class Settings:
     """
 
     variants: Variants
-    rates: tuple[float, ...] = (0.1, 0.3, 0.6)
-    steps: int = 60
-    shares: tuple[float, ...] = (0.1, 0.3)
-    horizon: int = 150
+    rates: tuple[float, ...] = cuts.first((0.1, 0.3, 0.6))
+    steps: int = cuts.one(60)
+    shares: tuple[float, ...] = cuts.first((0.1, 0.3))
+    horizon: int = cuts.one(150)
 
 
 PRESETS = {

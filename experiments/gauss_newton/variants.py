@@ -18,6 +18,7 @@ from flax import nnx
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments import cuts
 from experiments.gauss_newton.search import RATES, best_first, first_stable
 from experiments.gauss_newton.training import Phase, Record, Samples, Training, load, train
 from experiments.store import Store
@@ -46,7 +47,7 @@ class Case:
     """
 
     label: str
-    phases: tuple[tuple[str, int], ...]
+    phases: tuple[tuple[str, int], ...] = cuts.phases()
     rate: float | None = None
     bottleneck: int | None = 0
     scale: float | str = 1e-3
@@ -72,16 +73,16 @@ class Settings:
         rates: the grid.
     """
 
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...] = cuts.each()
     data: str = "digits"
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None, otherwise="batch_size")
     blocks: int = 3
     bottleneck: int = 512
-    batch_size: int | None = 128
+    batch_size: int | None = cuts.few(4, 128)
     loss: str = "cross_entropy"
     float64: bool = True
-    seeds: tuple[int, ...] = (0, 1, 2)
-    rates: tuple[float, ...] = RATES
+    seeds: tuple[int, ...] = cuts.one((0, 1, 2))
+    rates: tuple[float, ...] = cuts.first(RATES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import dataclasses
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.bench.adapters import THRESHOLDS, AdapterSettings, Row, compare, digits_job
 from experiments.store import Store
 from experiments.training_time.comparison import CIFAR10, COLORS, Source, load
@@ -34,7 +35,7 @@ class Settings:
         default_factory=lambda: AdapterSettings(samples_per_class=15, adapters=((4, 1.0), (4, 8.0)))
     )
     task: Source | None = None
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None)
 
 
 PRESETS = {

@@ -9,6 +9,7 @@ import functools
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.bench.bands import THRESHOLDS, BandSettings, Runs, simulate
 from experiments.store import Store
 from experiments.training_time.comparison import (
@@ -43,10 +44,10 @@ class Settings:
 
     tasks: tuple[Source, ...] = ("breast cancer, MLP", "wine, MLP", "digits 5-9, MLP")
     rate: float = 1.0
-    batch_size: int = 16
+    batch_size: int = cuts.few(4, 16)
     levels: tuple[float, ...] = (0.3, 0.6, 0.9)
     bench: BandSettings = dataclasses.field(default_factory=BandSettings)
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None, otherwise="batch_size")
 
 
 PRESETS = {

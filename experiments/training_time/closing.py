@@ -9,6 +9,7 @@ import functools
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from experiments.training_time.comparison import (
     CIFAR10,
@@ -53,12 +54,12 @@ class Settings:
         "iris, tanh MLP",
     )
     rate: float = 1.0
-    shares: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
+    shares: tuple[float, ...] = cuts.first((0.05, 0.1, 0.2, 0.4))
     shown: float = 0.1
     kinds: tuple[str, ...] = KINDS
-    steps: int = 150
+    steps: int = cuts.one(150)
     seed: int = 1
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None)
 
 
 PRESETS = {

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.bench.accuracy_tasks import Job
 from experiments.store import Store
 from experiments.training_time.comparison import (
@@ -45,9 +46,9 @@ class Settings:
 
     tasks: tuple[Source, ...] = ("digits even, ResNet", "digits 5-9, MLP")
     rate: float = 0.5
-    steps: int = 150
-    sketch_dim: int = 1000
-    repeats: int = 2
+    steps: int = cuts.one(150)
+    sketch_dim: int = cuts.few(9, 1000)
+    repeats: int = cuts.one(2)
     seed: int = 0
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from experiments.training_time.comparison import CIFAR10, COLORS, Source, kernel_of, load, name_of
 from jaxttp import predict_training_time, train, training_time
@@ -62,10 +63,10 @@ class Settings:
         samples: so many of each task; all when None.
     """
 
-    cases: tuple[Case, ...]
-    steps: int = 150
+    cases: tuple[Case, ...] = cuts.each()
+    steps: int = cuts.one(150)
     seed: int = 0
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None)
 
 
 def _cases(first: Source, second: Source, third: Source) -> tuple[Case, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.bench.accuracy_tasks import Job
 from experiments.bench.extrapolation import make
 from experiments.store import Store
@@ -48,12 +49,12 @@ class Settings:
     """
 
     task: Source = "tanh MLP"
-    per_class: int = 45
-    sizes: tuple[int, int] = (150, 450)
-    small_sizes: tuple[int, int] = (50, 300)
+    per_class: int = cuts.few(2, 45)
+    sizes: tuple[int, int] = cuts.whole((150, 450), small=(4, 8))
+    small_sizes: tuple[int, int] = cuts.whole((50, 300), small=(4, 8))
     rate: float = 1.0
     alpha: float = 0.15
-    steps: int = 1000
+    steps: int = cuts.one(1000)
     seed: int = 0
 
 

@@ -9,6 +9,7 @@ import functools
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from experiments.training_time.comparison import (
     COLORS,
@@ -52,14 +53,14 @@ class Settings:
         "digits even, ResNet", "digits 3-7, ResNet", "digits 5-9, MLP", "wine, MLP",
         "breast cancer, MLP", "iris, tanh MLP", "patches, MLP",
     )  # fmt: skip
-    seeds: tuple[int, ...] = (0,)
-    low: tuple[float, ...] = (0.1, 0.3)
-    high: tuple[float, ...] = (2.0,)
+    seeds: tuple[int, ...] = cuts.one((0,))
+    low: tuple[float, ...] = cuts.first((0.1, 0.3))
+    high: tuple[float, ...] = cuts.first((2.0,))
     relative: bool = True
     batches: tuple[int, ...] = (16, 32)
-    batch_rates: tuple[float, ...] = (0.5,)
-    steps: int = 150
-    paths: int = 8
+    batch_rates: tuple[float, ...] = cuts.first((0.5,))
+    steps: int = cuts.one(150)
+    paths: int = cuts.one(8)
 
 
 PRESETS = {

@@ -13,6 +13,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from experiments.training_time.comparison import (
     CIFAR10,
@@ -50,8 +51,8 @@ class Settings:
     tasks: tuple[Source, ...] = ("digits 5-9, MLP", "digits even, ResNet")
     rate: float = 1.0
     relative: bool = True
-    steps: int = 150
-    every: int = 5
+    steps: int = cuts.one(150)
+    every: int = cuts.one(5)
     seed: int = 0
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from experiments.training_time.comparison import CIFAR10, Source, kernel_of, load, name_of
 from jaxttp import train, training_time
@@ -47,9 +48,9 @@ class Settings:
     high: float = 5.0
     momenta: tuple[float, ...] = (0.0, 0.5, 0.9)
     threshold: float = 0.1
-    steps: int = 150
+    steps: int = cuts.one(150)
     seed: int = 0
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None)
 
 
 PRESETS = {
