@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
-from experiments.store import Store
+from experiments.store import Pieces, listed, runner
 from jaxttp.conditioning import gaussian_weights, linear_point
 from jaxttp.pipeline import tracked_run
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
@@ -85,17 +85,8 @@ def network(weights: list[Any], x: Any) -> Any:
     return x
 
 
-def run(settings: Settings, store: Store | None = None) -> list[Run]:
-    """Train every seed, and measure.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the runs are kept.
-
-    Returns:
-        A `Run` for each seed.
-    """
-    store = store or Store()
+def pieces(settings: Settings) -> Pieces:
+    """Train every seed, and measure."""
     inputs = load_inputs(settings.data, settings.samples, side=settings.side, seed=settings.seed)
     sigma = inputs.covariance
     assert inputs.labels is not None
@@ -129,8 +120,11 @@ def run(settings: Settings, store: Store | None = None) -> list[Run]:
             np.array([float(point.maximum) for point in points]),
         )
 
-    pieces = {f"seed {seed}": functools.partial(one, seed) for seed in range(settings.seeds)}
-    return list(store.all(pieces).values())
+    return {f"seed {seed}": functools.partial(one, seed) for seed in range(settings.seeds)}
+
+
+run = runner(pieces, listed)
+"""A `Run` for each seed."""
 
 
 def plot(result: list[Run]) -> dict[str, Figure]:

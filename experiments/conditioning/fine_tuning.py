@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 
 from experiments import cuts
 from experiments.conditioning.training_time import first_below
-from experiments.store import Store
+from experiments.store import Pieces, runner
 from jaxttp import Model, conditioning, from_nnx, train
 from jaxttp.data import load_dataset
 from jaxttp.dynamics import recursion
@@ -109,17 +109,8 @@ def models(settings: Settings, seed: int) -> dict[tuple[str, int], Model]:
     return {("all", 0): whole} | adapted | {("head", 0): freeze(whole, head_only)}
 
 
-def run(settings: Settings, store: Store | None = None) -> dict[int, list[Row]]:
-    """Measure every way, for every seed.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the rows are kept.
-
-    Returns:
-        Seed -> a `Row` for all weights, for adapters of every rank, and for the head.
-    """
-    store = store or Store()
+def pieces(settings: Settings) -> Pieces:
+    """Measure every way, for every seed."""
 
     def one(seed: int) -> list[Row]:
         data = load_dataset(
@@ -131,8 +122,11 @@ def run(settings: Settings, store: Store | None = None) -> dict[int, list[Row]]:
             for (kind, rank), model in models(settings, seed).items()
         ]
 
-    pieces = {f"seed {seed}": functools.partial(one, seed) for seed in settings.seeds}
-    return dict(zip(settings.seeds, store.all(pieces).values(), strict=True))
+    return {f"seed {seed}": functools.partial(one, seed) for seed in settings.seeds}
+
+
+run = runner(pieces, lambda settings, found: dict(zip(settings.seeds, found.values(), strict=True)))
+"""Seed -> a `Row` for all weights, for adapters of every rank, and for the head."""
 
 
 def _row(

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments import cuts
 from experiments.bench.bands import THRESHOLDS, BandSettings, Runs, simulate
-from experiments.store import Store
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import (
     CIFAR10,
     COLORS,
@@ -73,23 +73,17 @@ class Result:
     runs: dict[str, Runs]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Forecast bands of every level, and train many times.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the runs are kept.
-
-    Returns:
-        A `Result`.
-    """
+def pieces(settings: Settings) -> Pieces:
+    """Forecast bands of every level, and train many times."""
 
     def one(task: Source) -> Runs:
         job = load(task, settings.bench.seed, settings.samples)
         return simulate(job, settings.rate, settings.batch_size, settings.bench, settings.levels)
 
-    pieces = {name_of(task): functools.partial(one, task) for task in settings.tasks}
-    return Result(settings, (store or Store()).all(pieces))
+    return {name_of(task): functools.partial(one, task) for task in settings.tasks}
+
+
+run = runner(pieces, Result)
 
 
 def plot(result: Result) -> dict[str, Figure]:

@@ -13,7 +13,7 @@ import optax
 from matplotlib.figure import Figure
 
 from experiments import cuts
-from experiments.store import Store
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import CIFAR10, COLORS, Source, kernel_of, load, name_of
 from jaxttp import predict_training_time, train, training_time
 from jaxttp.plots import REAL, tidy
@@ -121,23 +121,17 @@ class Result:
     curves: list[Curves]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Train and forecast every case.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the curves are kept.
-
-    Returns:
-        A `Result`.
-    """
-    pieces = {
+def pieces(settings: Settings) -> Pieces:
+    """Train and forecast every case."""
+    return {
         f"{case.picture}/{name_of(case.task)}/{case.rate:g}": functools.partial(
             _measure, case, settings
         )
         for case in settings.cases
     }
-    return Result(settings, list((store or Store()).all(pieces).values()))
+
+
+run = runner(pieces, lambda settings, found: Result(settings, list(found.values())))
 
 
 _load = functools.lru_cache(maxsize=4)(load)  # cases share tasks

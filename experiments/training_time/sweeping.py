@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments import cuts
-from experiments.store import Store
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import CIFAR10, Source, kernel_of, load, name_of
 from jaxttp import train, training_time
 from jaxttp.forecast import grid, sweep_kernel
@@ -94,18 +94,12 @@ class Result:
     grids: list[Grid]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Sweep from one kernel, and train every setting.
+def pieces(settings: Settings) -> Pieces:
+    """Sweep from one kernel, and train every setting."""
+    return {name_of(t): functools.partial(_measure, t, settings) for t in settings.tasks}
 
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the grids are kept.
 
-    Returns:
-        A `Result`.
-    """
-    pieces = {name_of(t): functools.partial(_measure, t, settings) for t in settings.tasks}
-    return Result(settings, list((store or Store()).all(pieces).values()))
+run = runner(pieces, lambda settings, found: Result(settings, list(found.values())))
 
 
 def _measure(task: Source, settings: Settings) -> Grid:

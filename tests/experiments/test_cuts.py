@@ -16,9 +16,9 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
+    horizons: dict = cuts.one()  # noqa: RUF009
     steps: int = cuts.one(150)
     seeds: tuple = cuts.one((4, 5))
-    horizons: dict = cuts.one(dataclasses.MISSING)  # noqa: RUF009
     rates: tuple = cuts.first((0.1, 0.3))
     samples: int | None = cuts.few(32, 1000)
     rows: tuple = cuts.few(8, (20, 40))
