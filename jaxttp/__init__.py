@@ -3,10 +3,11 @@
 Answers before a network is trained, from its outputs, its Jacobian and its kernel.
 """
 
-from jaxttp import _interrupt
+from jaxttp import _interrupt, _programs
 
 if _interrupt.is_command():
     _interrupt.watch()  # first of all: what follows takes seconds
+    _programs.hush()  # before JAX is imported
 
 from jaxttp import _backend as _backend  # before a backend starts
 from jaxttp import conditioning as conditioning

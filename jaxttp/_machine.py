@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxttp import _backend
+from jaxttp import _backend, _programs
 from jaxttp._versions import __version__
 
 PACKAGES = ("jaxttp", "jax", "jaxlib", "numpy", "scipy", "flax", "optax", "diffrax")
@@ -24,7 +24,7 @@ VARIABLES = (
     "XLA_FLAGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION",
     "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "CUDA_VISIBLE_DEVICES",
     "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
-    "OPENBLAS_CORETYPE",
+    "OPENBLAS_CORETYPE", "JAX_COMPILATION_CACHE_DIR", _programs.VARIABLE,
 )  # fmt: skip
 
 
@@ -50,6 +50,7 @@ class Machine:
         backend: "cpu", "gpu", "tpu", or "none".
         accelerators: that the system shows, whether or not JAX uses them: "NVIDIA GPU", "TPU".
         threads: of every BLAS that is loaded: library, version, kernels, threads.
+        programs: where the commands keep compiled ones and how many there are, or why they do not.
         environment: the variables that matter, where they are set.
     """
 
@@ -63,6 +64,7 @@ class Machine:
     backend: str
     accelerators: tuple[str, ...]
     threads: tuple[str, ...]
+    programs: str
     environment: Mapping[str, str]
 
 
@@ -91,6 +93,7 @@ def inspect_machine() -> Machine:
         backend=backend,
         accelerators=_accelerators(),
         threads=_threads(),
+        programs=str(_programs.place()),
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
 

@@ -10,6 +10,7 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 ).strip()
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ["JAXTTP_CACHE"] = "off"  # commands keep nothing in the user's folder; tests are cold
 
 import hypothesis
 import jax

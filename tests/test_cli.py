@@ -325,8 +325,9 @@ def test_verbose_tells_the_stages(forecasts, monkeypatch):
     assert result.exit_code == 0
     lines = result.stderr.splitlines()
     assert lines[0].startswith(f"jaxttp {jaxttp.__version__}, jax ")
-    assert [line.split(":")[0] for line in lines[1:]] == ["loading", "kernel", "real training (3)"]
-    assert all(re.search(r": \d+\.\d\d s$", line) for line in lines[1:])
+    assert lines[1].startswith("compiled programs: ")
+    assert [line.split(":")[0] for line in lines[2:]] == ["loading", "kernel", "real training (3)"]
+    assert all(re.search(r": \d+\.\d\d s$", line) for line in lines[2:])
 
 
 def test_verbose_shows_where_a_problem_comes_from():

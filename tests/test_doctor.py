@@ -15,7 +15,7 @@ from jaxttp.cli import app
 WELL = Machine(
     versions={"jax": "0.10.1", "jaxlib": "0.10.1"}, processor="any", cores=2, cores_there=2,
     memory=1.0, memory_there=2.0, devices=("cpu 0: cpu",), backend="cpu", accelerators=(),
-    threads=(), environment={},
+    threads=(), programs="not kept", environment={},
 )  # fmt: skip
 
 
@@ -37,7 +37,8 @@ def test_all_is_well_here(quick):
     assert result.exit_code == 0, result.stderr
     assert result.stderr == ""
     assert result.stdout.splitlines()[-1] == "all is well"
-    for words in ("jaxlib ", "devices: cpu 0", "cores: ", "memory: ", "threads: ", "XLA_FLAGS="):
+    for words in ("jaxlib ", "devices: cpu 0", "cores: ", "memory: ", "threads: ", "XLA_FLAGS=",
+                  "compiled programs: "):  # fmt: skip
         assert words in result.stdout
     assert result.stdout.count(" right ") == 2
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
 from jaxttp.conditioning import ConditionSweep, sweep
@@ -35,10 +36,10 @@ class Settings:
     """
 
     data: tuple[str, ...] = ("patches", "digits")
-    samples: int = 1000
+    samples: int = cuts.few(32, 1000)
     outputs: int = 10
     widths: tuple[int, ...] = (80, 120, 200, 400, 800, 1600)
-    seeds: int = 5
+    seeds: int = cuts.one(5)
     seed: int = 0
 
 

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments import cuts
 from experiments.store import Store
 from jaxttp.conditioning import ConditionSweep, sweep
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
@@ -52,7 +53,7 @@ class Size:
     inputs: int
     width: int
     depths: tuple[int, ...]
-    seeds: int
+    seeds: int = cuts.one()
 
 
 @dataclasses.dataclass(frozen=True)

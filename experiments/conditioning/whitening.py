@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
 from jaxttp.conditioning import ConditionSweep, sweep
@@ -33,10 +34,10 @@ class Settings:
     """
 
     data: tuple[tuple[str, int, int], ...] = (("digits", 8, 70), ("patches", 8, 200))
-    samples: int = 1500
+    samples: int = cuts.few(32, 1500)
     outputs: int = 10
     depths: tuple[int, ...] = (2, 3, 4, 5)
-    seeds: int = 3
+    seeds: int = cuts.one(3)
     seed: int = 0
 
 

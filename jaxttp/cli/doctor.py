@@ -31,8 +31,9 @@ def doctor(
     from jaxttp._machine import Fault, faults, inspect_machine
 
     machine = inspect_machine()
-    starts = machine.backend != "none"  # else `verbose` would name a device that is not there
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose and starts)
+    starts = machine.backend != "none"  # else there is no device whose name could be told
+    # the known answers are for what is compiled here and now
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose and starts, cache=False)
     answers: dict[str, Answer] = {}
     seconds: dict[str, float] = {}
     with shell.work() as report:
@@ -103,6 +104,7 @@ def _print(
         say(f"memory: {machine.memory:.1f} of {machine.memory_there:.1f} GiB free")
     for line in machine.threads:
         say(f"threads: {line}")
+    say(f"compiled programs: {machine.programs}")
     for name, value in machine.environment.items():
         say(f"{name}={value}")
     table = Table("known answer")

@@ -16,6 +16,7 @@ from jaxttp.cli._options import (
     Loss,
     Model,
     Momentum,
+    NoCache,
     Output,
     Quiet,
     SamplesPerClass,
@@ -62,11 +63,12 @@ def predict(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Forecast how long training takes, in steps and seconds, without training."""
     from jaxttp.pipeline import Settings, forecast
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
     with shell.work() as report:
         settings = Settings(
             data=data,

@@ -15,6 +15,7 @@ from jaxttp.cli._options import (
     Loss,
     Model,
     Momentum,
+    NoCache,
     Quiet,
     SamplesPerClass,
     Seed,
@@ -44,11 +45,12 @@ def report(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Write one HTML page: forecast, sweep, spectrum, settings, versions; it opens offline."""
     from jaxttp.pipeline import Settings, report_task
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
     with shell.work() as tell:
         settings = Settings(
             data=data,
