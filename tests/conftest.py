@@ -2,7 +2,8 @@
 
 Most of what a test waits for is compilation, of programs that then run for microseconds. So the
 suite compiles without optimisation and with XLA's older, quicker emitter (a third of the time);
-``--optimised`` compiles as users do. Processes that a test starts always do.
+``--optimised`` compiles as users do. Processes that a test starts do so in any case, unless it asks
+for `quick_processes`.
 """
 
 import ctypes
@@ -41,6 +42,10 @@ SLOW_EXAMPLES = (
     "jaxttp.forecast.watch.Online",
     "jaxttp.models.vit.ViT",
     "jaxttp.models.vgg.VGG",
+    "jaxttp.models.resnet.",
+    "jaxttp.dynamics.two_factor.two_factor_flow",
+    "jaxttp.conditioning.points.convolution_point",
+    "jaxttp.plots.forecast.plot_forecast",
 )
 
 
@@ -125,6 +130,15 @@ def bounded_memory():
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+@pytest.fixture
+def quick_processes(request, monkeypatch):
+    """Processes that the test starts compile quickly too, on one device."""
+    monkeypatch.delenv("XLA_FLAGS")
+    if not request.config.option.optimised:
+        monkeypatch.setenv("XLA_FLAGS", QUICK_EMITTER.get(jaxlib.__version__, ""))
+        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 @pytest.fixture
