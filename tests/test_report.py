@@ -160,6 +160,7 @@ def test_the_page_says_how_far_to_trust():
     assert doubted.to_json()["trust"] == "crosses the edge"
 
 
+@pytest.mark.slow
 def test_its_parts_are_those_of_their_own_commands():
     small = pipeline.Settings(data="wine", samples_per_class=4, steps=15, learning_rate=0.1)
     page = pipeline.report_task(small)

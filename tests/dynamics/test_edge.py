@@ -130,12 +130,14 @@ def test_the_mean_path_stays_where_the_network_does(rebuilds):
     assert found.ends[-1] == STEPS
 
 
+@pytest.mark.slow
 def test_without_damping_a_kernel_beyond_the_edge_diverges():
     found = forecast(damp=False)
     assert found.edge_at == found.held_from == -1
     assert float(found.loss[-1]) > 1e3 * float(found.loss[0])
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_too_large_from_the_start_still_diverges():
     paths = forecast(rate=5.0), forecast(rate=5.0, damp=False)
     np.testing.assert_array_equal(*(path.loss for path in paths))

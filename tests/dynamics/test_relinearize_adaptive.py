@@ -74,6 +74,7 @@ def test_a_rejected_segment_comes_back_shorter(problem):
     assert path.rejected < 9
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept(problem):
     path = forecast(problem, OPTIMIZERS["sgd"], 60, rebuilds="auto", tolerance=1e-6, max_rebuilds=3)
     assert path.kernels == 4

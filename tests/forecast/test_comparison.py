@@ -54,6 +54,7 @@ def test_ranked_by_steps_then_loss(found):
     assert np.all(found.seconds()[found.steps < 0] == np.inf)
 
 
+@pytest.mark.slow
 def test_explanations_by_hand(found):
     for name, why in zip(found.names, found.explanations, strict=True):
         one = CANDIDATES[name]
@@ -74,6 +75,7 @@ def test_explanations_by_hand(found):
         assert why.largest == pytest.approx(values[-1] / 16)
 
 
+@pytest.mark.slow
 def test_rows_and_text(found):
     rows = found.rows()
     assert [row["name"] for row in rows] == list(found.names)

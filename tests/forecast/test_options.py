@@ -155,6 +155,7 @@ def test_what_is_of_use_or_does_no_harm_is_welcome(options):
     assert predict(lambda w, x: x @ w, **options).stable
 
 
+@pytest.mark.slow
 def test_defaults_are_those_that_can_be_given():
     """What None stands for, said aloud, gives the same forecast to the bit."""
     network = Counted()
