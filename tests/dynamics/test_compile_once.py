@@ -211,3 +211,18 @@ def test_equal_optimizers_are_one_program(line):
     first = recursion(line, optax.sgd(0.1, 0.9), steps=5)
     with nothing_is_compiled():
         np.testing.assert_array_equal(recursion(line, optax.sgd(0.1, 0.9), steps=5), first)
+
+
+def test_segments_of_other_lengths_compile_nothing(problem):
+    """Re-linearised with the same number of kernels, at another rate and so at other steps."""
+    paths = []
+    for rate in (0.02, 0.3):
+        with contextlib.nullcontext() if not paths else nothing_is_compiled():
+            path = dynamics.relinearized_recursion(
+                problem.apply_fn, problem.params, problem.x, problem.labels, loss="cross_entropy",
+                optimizer=HeavyBall(rate, 0.5 + rate), steps=20, rebuilds=3,
+                kernel_fn=lambda _: jnp.asarray(problem.kernel),
+            )  # fmt: skip
+        paths.append(path)
+    assert paths[0].ends != paths[1].ends
+    assert paths[0].kernels == paths[1].kernels == 4
