@@ -51,8 +51,8 @@ SLOW_EXAMPLES = (
 )
 
 
-# Flags that XLA does not know end the process: they are for the versions that were tried. AVX has no
-# fused multiply-add, with which this emitter would round a b + c d and c d + a b differently.
+# Flags that XLA does not know end the process: they are for the versions that were tried. AVX has
+# no fused multiply-add, with which this emitter would round a b + c d and c d + a b differently.
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
 if jaxlib.__version__ not in ("0.10.1", "0.10.2") or platform.machine() != "x86_64":
     QUICK = ""
@@ -101,7 +101,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """Compiles quickly, in this process; the environment of others stays as it is."""
-    if config.option.optimised:
+    if config.getoption("optimised", False):
         return
     jax.config.update("jax_disable_most_optimizations", True)
     before = os.environ["XLA_FLAGS"]
@@ -140,7 +140,7 @@ def bounded_memory():
 def quick_processes(request, monkeypatch):
     """Processes that the test starts compile quickly too, on one device."""
     monkeypatch.delenv("XLA_FLAGS")
-    if not request.config.option.optimised:
+    if not request.config.getoption("optimised", False):
         monkeypatch.setenv("XLA_FLAGS", QUICK)
         monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
