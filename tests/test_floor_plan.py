@@ -15,7 +15,17 @@ ROOT = Path(__file__).parents[1]
 # floors; "jaxttp" is jaxttp/__init__.py, which nothing imports.
 FLOORS = (
     ("_backend", "_checks", "_html", "_interrupt", "_timing", "_types", "_versions"),
-    ("_double", "_files", "_result", "_sequence", "_threads", "_weights", "adapters", "crossing"),
+    (
+        "_double",
+        "_files",
+        "_programs",
+        "_result",
+        "_sequence",
+        "_threads",
+        "_weights",
+        "adapters",
+        "crossing",
+    ),
     ("_covariance", "_machine", "losses"),
     ("data", "ntk"),
     ("_known_answers", "conditioning", "dynamics", "gauss_newton", "representation"),

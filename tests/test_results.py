@@ -42,6 +42,7 @@ INPUTS = {
     "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem", "Descent", "Rule",
     "Estimate", "Exact", "Sketched", "Recursion", "GradientFlow", "ClosedForm", "WeightSpace",
     "Relinearized", "Noisy", "Linearizer", "HeavyBall",
+    "Mode", "Filter", "Truncate", "Damp", "Tikhonov", "Noise",
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline

@@ -27,7 +27,7 @@ POWER = 100
 """Steps of power iterations on matrices of LANCZOS_STEPS rows."""
 
 
-class Ends(NamedTuple):
+class KrylovEnds(NamedTuple):
     """What a Lanczos process finds.
 
     Attributes:
@@ -51,7 +51,7 @@ class Ends(NamedTuple):
 
 
 @eqx.filter_jit
-def ends_by_products(operator: Any, n: int, precision: float, rtol: float | None) -> Ends:
+def ends_by_products(operator: Any, n: int, precision: float, rtol: float | None) -> KrylovEnds:
     """A Lanczos process, and where it has met every eigenvalue one that counts their copies.
 
     The second stays in the range, and goes on with new vectors of it until nothing is left.
@@ -88,7 +88,7 @@ def ends_by_products(operator: Any, n: int, precision: float, rtol: float | None
     # Of single eigenvalues this close to zero the length that ends a process may hide some.
     wide = max(share, 10 * n * precision) * largest
     agree = (fewest > 0.5 * least) & (fewest < 2 * least) & (least > wide)
-    return Ends(
+    return KrylovEnds(
         largest=largest,
         smallest=jnp.where(largest > 0, smallest, 0.0),
         values=repeated,

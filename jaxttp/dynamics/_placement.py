@@ -1,8 +1,8 @@
 """Where the segments of a re-linearised path end: at given steps, by path length or by error.
 
 A placement is a value with one interface, as the step-size controllers of an ODE solver are: from
-what is known (`View`) and its own memory it proposes the end of the next segment, and learns from
-the error of a segment that was tried.
+what is known (`PathView`) and its own memory it proposes the end of the next segment, and learns
+from the error of a segment that was tried.
 """
 
 import abc
@@ -26,7 +26,7 @@ REJECT = 2.0
 """A segment whose error estimate exceeds REJECT times the tolerance is done again, shorter."""
 
 
-class View(NamedTuple):
+class PathView(NamedTuple):
     """What is known where a segment starts.
 
     Attributes:
@@ -55,7 +55,7 @@ class Placement(abc.ABC):
     """Where segments end."""
 
     looks_ahead: ClassVar[bool] = True
-    """Whether `View.path` is wanted."""
+    """Whether `PathView.path` is wanted."""
 
     @property
     @abc.abstractmethod
@@ -67,10 +67,10 @@ class Placement(abc.ABC):
         """The memory before the first segment."""
 
     @abc.abstractmethod
-    def propose(self, view: View, memory: Any) -> Proposal:
+    def propose(self, view: PathView, memory: Any) -> Proposal:
         """The next segment to try."""
 
-    def learn(self, view: View, proposal: Proposal, error: float, taken: bool) -> Any:
+    def learn(self, view: PathView, proposal: Proposal, error: float, taken: bool) -> Any:
         """The memory after a segment was tried, with its error estimate."""
         del view, error, taken
         return proposal.memory
@@ -91,7 +91,7 @@ class AtSteps(Placement):
     def begin(self) -> None:
         """Nothing to remember."""
 
-    def propose(self, view: View, memory: None) -> Proposal:
+    def propose(self, view: PathView, memory: None) -> Proposal:
         """The next end."""
         return Proposal(min(end for end in self.ends if end > view.start), None, memory)
 
@@ -111,7 +111,7 @@ class ByLength(Placement):
         """Segments taken, and the length of the path so far."""
         return 0, 0.0
 
-    def propose(self, view: View, memory: tuple[int, float]) -> Proposal:
+    def propose(self, view: PathView, memory: tuple[int, float]) -> Proposal:
         """The step at which the path has come the next share of its length."""
         assert view.path is not None  # it looks ahead
         (taken, come), segments = memory, min(self.segments, view.steps)
@@ -151,7 +151,7 @@ class ByError(Placement):
         """Nothing is known."""
         return _Try(None, None, 0.0)
 
-    def propose(self, view: View, memory: _Try) -> Proposal:
+    def propose(self, view: PathView, memory: _Try) -> Proposal:
         """The last step within the wanted length."""
         assert view.path is not None  # it looks ahead
         rest = view.path - view.path[view.start]
@@ -173,7 +173,7 @@ class ByError(Placement):
         limit = float("inf") if surely else REJECT * self.tolerance
         return Proposal(end, limit, _Try(length, most, float(covered)))
 
-    def learn(self, view: View, proposal: Proposal, error: float, taken: bool) -> _Try:
+    def learn(self, view: PathView, proposal: Proposal, error: float, taken: bool) -> _Try:
         """The length for the tolerance, by the error of the segment that was tried."""
         ratio = SAFETY * (self.tolerance / max(error, 1e-30)) ** 0.5
         length = proposal.memory.covered * min(max(ratio, SHRINK), GROW)

@@ -234,7 +234,7 @@ def look_ahead(course: Course, state: State, end: int) -> tuple[State, Ahead]:
     return state._replace(passes=state.passes + sum(in_use)), Ahead(end, knot, products, run)
 
 
-class Step(NamedTuple):
+class SegmentStep(NamedTuple):
     """What came of a step.
 
     Attributes:
@@ -250,7 +250,7 @@ class Step(NamedTuple):
 
 def step(
     course: Course, state: State, ahead: Ahead, limit: float | None = None, drop: float = 1.0
-) -> Step:
+) -> SegmentStep:
     """Take the segment from here to the end of `ahead`, in second order.
 
     A kernel is built at the provisional end, and the segment is run again with the kernel
@@ -264,14 +264,14 @@ def step(
         drop: what the error is measured by.
 
     Returns:
-        A `Step`. A state that is held or diverged is at the horizon.
+        A `SegmentStep`. A state that is held or diverged is at the horizon.
     """
     here, start, end = state.here, state.start, ahead.end
     state, point = _combine(course, state, [here.point], ahead.run.rows[0])
     kernel, seconds = _timed(course.kernel_fn, point)
     state = state._replace(seconds=(*state.seconds, seconds))
     if is_concrete(kernel) and not bool(is_finite(kernel)):
-        return Step(_stop(course, state), Outcome.DIVERGED)
+        return SegmentStep(_stop(course, state), Outcome.DIVERGED)
     bound = _damping(course, state, kernel, row_of(ahead.run.train, end))
     in_use = course.in_use(start)
     pushed, _ = _survey(course, here, point, in_use)
@@ -287,16 +287,16 @@ def step(
         error = _change(course, ahead.run.train, run.train, end) / max(drop, 1e-30)
         error = error if np.isfinite(error) else float("inf")
         if not error <= limit:
-            return Step(state._replace(rejected=state.rejected + 1), Outcome.REJECTED, error)
+            return SegmentStep(state._replace(rejected=state.rejected + 1), Outcome.REJECTED, error)
     if _is_beyond(bound) and state.crossing is None:
         state, plain = look_ahead(course, state, course.steps)
         state = state._replace(crossing=(start, plain.run), edge_at=end)
     state, run, weights, f = _confirm(course, state, ahead, far, run)
     lost = course.damps and _is_contradicted(course, state, f, run, end)
     if lost or (end == course.steps and _is_beyond(bound)):
-        return Step(_hold(course, state, end, run.train), Outcome.HELD, error)
+        return SegmentStep(_hold(course, state, end, run.train), Outcome.HELD, error)
     arrived = _arrive(course, state, ahead, far, run, weights, f)
-    return Step(arrived, Outcome.ACCEPTED, error)
+    return SegmentStep(arrived, Outcome.ACCEPTED, error)
 
 
 class Far(NamedTuple):

@@ -2,9 +2,9 @@
 
 A fresh `optax.sgd(0.1)` is made of fresh functions, and a compiled function that closes over them
 is compiled anew. Two values help. `HeavyBall` is the optimiser whose rate and momentum are numbers
-on the leaves of a pytree. `Program` is any optax transformation, equal to another one where both
-are the same code of optax over the same values; the numbers that only its INITIAL state holds, such
-as those of `optax.inject_hyperparams`, travel in that state and may differ.
+on the leaves of a pytree. `OptaxProgram` is any optax transformation, equal to another one where
+both are the same code of optax over the same values; the numbers that only its INITIAL state holds,
+such as those of `optax.inject_hyperparams`, travel in that state and may differ.
 """
 
 import functools
@@ -72,7 +72,7 @@ class HeavyBall(eqx.Module):
         return HeavyBall(self.rates, 0.0, self.nesterov)
 
 
-class Program(eqx.Module):
+class OptaxProgram(eqx.Module):
     """An optax transformation as a static argument, equal to others of the same program.
 
     Attributes:
@@ -93,7 +93,7 @@ class Program(eqx.Module):
         return self.code.optimizer.update(updates, state, params)
 
 
-Optimizer = HeavyBall | Program
+Optimizer = HeavyBall | OptaxProgram
 """What compiled functions take for an optimiser."""
 
 
@@ -101,7 +101,7 @@ def same_program(optimizer: Any) -> Optimizer:
     """An optimiser as an argument of compiled functions.
 
     Args:
-        optimizer: an optax transformation, or a `HeavyBall` or `Program`, returned as they are.
+        optimizer: an optax transformation; a `HeavyBall` or `OptaxProgram` is returned as it is.
 
     Returns:
         A pytree; what is compiled for it serves others equal to it. Call `init` of `optimizer`
@@ -120,10 +120,10 @@ def same_program(optimizer: Any) -> Optimizer:
         >>> same_program(injected(0.1)) == same_program(injected(0.2))
         True
     """
-    if isinstance(optimizer, HeavyBall | Program):
+    if isinstance(optimizer, HeavyBall | OptaxProgram):
         return optimizer
     check_optimizer(optimizer)
-    return Program(_Code(optimizer, exact=False))
+    return OptaxProgram(_Code(optimizer, exact=False))
 
 
 def same_optimizer(optimizer: Any) -> "_Code":
@@ -147,7 +147,7 @@ def inlined(function: Any, descent: Optimizer) -> Any:
 
     Such values belong to one trace, and must not be kept with what is compiled.
     """
-    if isinstance(descent, Program) and descent.code.traced:
+    if isinstance(descent, OptaxProgram) and descent.code.traced:
         return function.__wrapped__
     return function
 

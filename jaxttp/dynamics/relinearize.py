@@ -30,8 +30,8 @@ from jaxttp.dynamics._placement import (
     AtSteps,
     ByError,
     ByLength,
+    PathView,
     Placement,
-    View,
     check_ends,
     segment_ends,
 )
@@ -171,7 +171,7 @@ def _follow(
             path, drop = whole.path, predicted_drop(course, whole)
         outcome = Outcome.REJECTED
         while outcome is Outcome.REJECTED:
-            view = View(state.start, course.steps, state.kernels, path)
+            view = PathView(state.start, course.steps, state.kernels, path)
             proposal = placement.propose(view, memory)
             ahead = whole
             if ahead is None or proposal.end < course.steps:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxttp.dynamics import HeavyBall, _walk
-from jaxttp.dynamics._placement import GROW, REJECT, AtSteps, ByError, ByLength, View
+from jaxttp.dynamics._placement import GROW, REJECT, AtSteps, ByError, ByLength, PathView
 from jaxttp.dynamics._walk import Outcome, look_ahead, set_out, step
 from tests.dynamics.test_edge import PARAMS, X, Y, kernel_of, product
 
@@ -68,14 +68,14 @@ PATH = np.linspace(0.0, 1.0, 11)
 
 def test_given_ends_are_taken_in_turn():
     placement = AtSteps((2, 5, 10))
-    assert placement.propose(View(0, 10, 1, None), None).end == 2
-    assert placement.propose(View(5, 10, 3, None), None).end == 10
+    assert placement.propose(PathView(0, 10, 1, None), None).end == 2
+    assert placement.propose(PathView(5, 10, 3, None), None).end == 10
 
 
 def test_segments_by_length_are_early_and_dense():
     placement, memory, ends, start = ByLength(3), (0, 0.0), [], 0
     while start < 10:
-        view = View(start, 10, 1 + len(ends), np.maximum(PATH - PATH[start], 0.0))
+        view = PathView(start, 10, 1 + len(ends), np.maximum(PATH - PATH[start], 0.0))
         proposal = placement.propose(view, memory)
         memory, start = placement.learn(view, proposal, 0.0, True), proposal.end
         ends.append(start)
@@ -85,13 +85,13 @@ def test_segments_by_length_are_early_and_dense():
 
 def test_segments_by_error_shrink_with_it():
     placement = ByError(0.02, 8)
-    view = View(0, 10, 1, PATH)
+    view = PathView(0, 10, 1, PATH)
     first = placement.propose(view, placement.begin())
     assert first.limit == float("inf")  # one step cannot be divided
     quick = placement.learn(view, first, 0.0, True)
     assert quick.length == pytest.approx(GROW * 0.1)  # as fast as it may
-    second = placement.propose(View(1, 10, 2, PATH), quick)
+    second = placement.propose(PathView(1, 10, 2, PATH), quick)
     assert (second.end, second.limit) == (5, REJECT * 0.02)
     again = placement.learn(view, second, 1.0, False)
-    assert placement.propose(View(1, 10, 3, PATH), again).end < 5
-    assert placement.propose(View(1, 10, 8, PATH), again).end == 10  # the last kernel
+    assert placement.propose(PathView(1, 10, 3, PATH), again).end < 5
+    assert placement.propose(PathView(1, 10, 8, PATH), again).end == 10  # the last kernel
