@@ -255,9 +255,9 @@ def train(
         batch = (x, targets) if indices is None else (x[indices[t]], targets[indices[t]])
         jax.block_until_ready(batch)
         begun = time.perf_counter()
-        params, state, before, some = _said(step, params, state, *batch)
+        params, state, before, report = _finished(step, params, state, *batch)
         seconds += time.perf_counter() - begun
-        kept.append(some)
+        kept.append(report)
         if t > 0 and not always:
             # A step on the full batch has computed the outputs after the step before it.
             history.append(before)
@@ -275,7 +275,7 @@ def train(
     return TrainingRun(losses, errors, outputs, params, seconds, compiling.seconds, state, recorded)
 
 
-def _said(step: Any, *arguments: Any) -> Any:
+def _finished(step: Any, *arguments: Any) -> Any:
     """The finished results of a compiled step; what failed inside says why, and only that."""
     try:
         return jax.block_until_ready(step(*arguments))

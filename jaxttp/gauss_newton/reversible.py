@@ -69,8 +69,8 @@ def revmlp_forward(
         XGN eq (14).
     """
     network, x, names = _check(weights, bottlenecks, x, "x", activation)
-    run = _reversible if reversible else _forward
-    return run(network.weights, network.bottlenecks, x, names)
+    forward = _reversible if reversible else _forward
+    return forward(network.weights, network.bottlenecks, x, names)
 
 
 def revmlp_inverse(
@@ -238,13 +238,13 @@ def _reversible_jvp(activations: tuple[Activation, ...], primals: tuple, tangent
         return outputs, jnp.zeros_like(outputs)
 
     def push(given: list[Array]) -> Array:
-        def run(*args: Array) -> Array:
+        def outputs_of(*args: Array) -> Array:
             full = list(primals)
             for i, value in zip(moving, args, strict=True):
                 full[i] = value
             return _forward(*full, activations)
 
-        return jax.jvp(run, tuple(primals[i] for i in moving), tuple(given))[1]
+        return jax.jvp(outputs_of, tuple(primals[i] for i in moving), tuple(given))[1]
 
     def matvec(u: tuple) -> tuple:
         return u[0], u[1] - push(u[0])

@@ -64,7 +64,8 @@ def to_mode(
         options = {"rtol": (rtol, usual_rtol), "atol": (atol, ATOL), "method": (method, "auto"),
                    "noise": (noise, None)}  # fmt: skip
         for name, (value, usual) in options.items():
-            given = value is not usual and not (is_concrete(value) and value == usual)
+            # What is traced cannot be told from the usual: optax.inject_hyperparams traces it all.
+            given = value is not usual and is_concrete(value) and value != usual
             check_used(name, value if given else None, False, "the mode holds its own")
         if isinstance(pseudoinverse, Noise):
             return pseudoinverse if key is None else pseudoinverse.fresh(key, 0)

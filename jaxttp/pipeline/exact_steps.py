@@ -304,12 +304,9 @@ class _ExactDescent:
         assert readout is not None
         self.rtols = _RTOLS[:1] if settings.rtol is None else (settings.rtol,)
         options: dict[str, Any] = {"pseudoinverse": settings.pseudoinverse}
-        static = ["readout", "bottlenecks"]
-        if not _filters(settings):
-            static.append("rtol")
-            if MODES[settings.pseudoinverse] is Noise:
-                options["pseudoinverse"] = Noise(key)
-        else:
+        if MODES[settings.pseudoinverse] is Noise:
+            options["pseudoinverse"] = Noise(key)
+        elif _filters(settings):
             if settings.rtol is None and settings.learning_rate is None:
                 self.rtols = _RTOLS
             # A traced tolerance does not say which route resolves it; all of these take the same.
@@ -320,16 +317,14 @@ class _ExactDescent:
             return revmlp_forward(weights, fixed, x) @ readout.T
 
         self.apply_fn = apply_fn
-        self.optimizer = optax.inject_hyperparams(gauss_newton, static_args=static)(
-            learning_rate=0.5, readout=readout, bottlenecks=fixed, **options
-        )
+        injected = optax.inject_hyperparams(gauss_newton, static_args=("readout", "bottlenecks"))
+        self.optimizer = injected(learning_rate=0.5, readout=readout, bottlenecks=fixed, **options)
 
     def run(self, rate: float, rtol: float, *, watched: bool) -> TrainingRun:
         """Steps of one rate; they end early where the loss is infinite or, if watched, rises."""
         state: Any = self.optimizer.init(self.weights)
         for name, value in (("learning_rate", rate), ("rtol", rtol)):
-            if name in state.hyperparams:
-                state.hyperparams[name] = jnp.asarray(value, self.weights.dtype)
+            state.hyperparams[name] = jnp.asarray(value, self.weights.dtype)
         seen: list[float] = []
 
         def watch(step: int, weights: Array, value: float) -> bool:

@@ -94,6 +94,11 @@ def test_what_a_fine_tolerance_needs_is_kept_where_it_is_traced():
     assert kept(fine) == [True]
 
 
+def test_options_that_are_traced_pass_beside_a_mode():
+    """`optax.inject_hyperparams` traces the defaults too, which were not given."""
+    assert jax.jit(lambda rtol: to_mode(Damp(0.1), rtol=rtol).rtol)(0.5) == 0.1
+
+
 SECONDS = {
     "truncate": (Truncate(0.5, 1e-4), Truncate(0.1, 1e-3)),
     "damp": (Damp(0.5), Damp(np.float32(0.25))),
