@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxttp import _backend
-from jaxttp._versions import __version__
 
 PACKAGES = ("jaxttp", "jax", "jaxlib", "numpy", "scipy", "flax", "optax", "diffrax")
 CUDA = ("jax-cuda13-plugin", "jax-cuda12-plugin")
@@ -172,6 +171,8 @@ def _declined(environment: Mapping[str, str]) -> bool:
 def _versions() -> dict[str, str]:
     import jax
     from jaxlib.version import __version__ as jaxlib
+
+    from jaxttp._versions import __version__
 
     # What runs, which a search path may hide from the metadata.
     running = {"jaxttp": __version__, "jax": jax.__version__, "jaxlib": jaxlib}

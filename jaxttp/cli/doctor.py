@@ -31,7 +31,7 @@ def doctor(
     from jaxttp._machine import Fault, faults, inspect_machine
 
     machine = inspect_machine()
-    starts = machine.backend != "none"  # else `verbose` would name a device that is not there
+    starts = machine.backend != "none"  # else there is no device whose name could be told
     shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose and starts)
     answers: dict[str, Answer] = {}
     seconds: dict[str, float] = {}

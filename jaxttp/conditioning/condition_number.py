@@ -428,8 +428,7 @@ def _ends_by_products(operator: Any, n: int, precision: float, rtol: float | Non
     smallest = jnp.where(found.closed, least, bound)
     repeated, spanned = jax.lax.cond(found.closed, copies, lambda: (values, jnp.zeros((), bool)))
     fewest = jnp.min(jnp.where(repeated > tolerance, repeated, jnp.inf))
-    # A Lanczos process ends when its next vector is almost zero. Where eigenvalues without copies
-    # lie this close to zero, it may end before it has met all of them.
+    # Of single eigenvalues this close to zero the length that ends a process may hide some.
     wide = max(share, 10 * n * precision) * largest
     agree = (fewest > 0.5 * least) & (fewest < 2 * least) & (least > wide)
     return _Krylov(
@@ -460,8 +459,7 @@ def _nearest_zero(projected: Array, tolerance: Array, rounding: Array) -> Array:
     inverse = inverse / jnp.where(s >= tolerance, s, jnp.inf)[None]
     inverse = 0.5 * (inverse + inverse.T)
 
-    def power(_: Any, vectors: Array) -> Array:
-        # The length of what comes out is a lower bound of the norm, at every step.
+    def power(_: Any, vectors: Array) -> Array:  # its length is a bound from below at every step
         vectors = vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)
         return keep * jnp.matmul(vectors, inverse, precision="highest")
 

@@ -125,7 +125,7 @@ class TaskSteps:
         rates, rtols = (*self.diverged, self.settings.learning_rate), (*self.too_fine, self._rtol)
         where = f"at learning rate {rates[0]:g}"
         remedies = ["a smaller one"]
-        if self.diverged:  # the rates tried: no rate was given
+        if self.diverged:  # none was given
             where = f"at every learning rate from {rates[0]:g} to {rates[-1]:g}"
             remedies = []
         if self.settings.pseudoinverse not in DIRECT:
@@ -159,7 +159,7 @@ class TaskSteps:
 
     def times(self) -> dict[float, tuple[int, int]]:
         """Forecast and real training time for every threshold; -1 for real ones that diverge."""
-        with jax.enable_x64(True):  # float32 could not tell losses below 1e-7 of the first apart
+        with jax.enable_x64(True):  # losses far below 1e-7 of the first are told apart
             ahead = [int(training_time(self.forecast.loss, e)) for e in self.settings.thresholds]
             if not self.stable:
                 real = [-1] * len(ahead)
@@ -291,7 +291,7 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     )  # fmt: skip
 
 
-class _StepsTaken(NamedTuple):
+class _Run(NamedTuple):
     """Losses and errors from the start on; ranks and residuals of the steps between."""
 
     loss: list[float]
@@ -309,9 +309,9 @@ def _descend(
     progress: Progress | None,
     *,
     watched: bool,
-) -> _StepsTaken:
+) -> _Run:
     """Steps of one rate; they end early where the loss is infinite or, if watched, rises."""
-    run = _StepsTaken([], [], [], [])
+    run = _Run([], [], [], [])
     for index in range(steps + 1):
         now, value, error = measure(weights)
         run.loss.append(value)
