@@ -156,7 +156,7 @@ def test_the_page_says_how_far_to_trust():
     report = results.TaskReport()
     doubted = dataclasses.replace(report.forecast.prediction, trust="crosses the edge")
     doubted = dataclasses.replace(report.forecast, prediction=doubted)
-    assert "Trust: crosses the edge." in dataclasses.replace(report, forecast=doubted).to_html()
+    assert "Trust: crosses the edge." in report_html(dataclasses.replace(report, forecast=doubted))
     assert doubted.to_json()["trust"] == "crosses the edge"
 
 

@@ -158,7 +158,7 @@ class TaskSteps:
 
     def times(self) -> dict[float, tuple[int, int]]:
         """Forecast and real training time for every threshold; -1 for real ones that diverge."""
-        with jax.enable_x64(True):  # float32 could not tell losses below 1e-7 of the first apart
+        with jax.enable_x64(True):  # losses far below 1e-7 of the first are told apart
             ahead = [int(training_time(self.forecast.loss, e)) for e in self.settings.thresholds]
             if not self.stable:
                 real = [-1] * len(ahead)
