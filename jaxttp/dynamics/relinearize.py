@@ -217,7 +217,7 @@ def _adapt(walk: Walk, steps: int, tolerance: float, budget: int) -> int:
         drop = abs(float(curves[1][0]) - floor)
         error = float(np.max(np.abs(curves[0] - curves[1]))) / max(drop, 1e-30)
         errors.append(error if np.isfinite(error) else float("inf"))
-        return errors[-1] <= REJECT * tolerance or end <= start + 1 or bool(covered <= least)
+        return errors[-1] <= REJECT * tolerance or end <= start + 1 or shortest
 
     while start < steps:
         explored = walk.explore(start, steps)
@@ -238,6 +238,8 @@ def _adapt(walk: Walk, steps: int, tolerance: float, budget: int) -> int:
             if walk.network.kernels >= budget:
                 end = steps
             covered = rest[end]
+            # No shorter one is left: by rounding the last may be longer than the least.
+            shortest = walk.network.kernels >= budget or bool(covered <= least)
             segment = explored if end == steps else walk.explore(start, end)
             taken = walk.advance(start, end, segment, accept)
             if walk.gave_up:
