@@ -7,6 +7,7 @@ both are the same code of optax over the same values; the numbers that only its 
 such as those of `optax.inject_hyperparams`, travel in that state and may differ.
 """
 
+import abc
 import functools
 import types
 from typing import Any
@@ -26,7 +27,19 @@ DEPTH = 5
 """How deep traced values are looked for in what is compared by identity."""
 
 
-class HeavyBall(eqx.Module):
+class Optimizer(eqx.Module):
+    """What compiled functions take for an optimiser: a pytree with `init` and `update`."""
+
+    @abc.abstractmethod
+    def init(self, params: Any) -> optax.OptState:
+        """The state before the first step."""
+
+    @abc.abstractmethod
+    def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, optax.OptState]:
+        """One step."""
+
+
+class HeavyBall(Optimizer):
     """Gradient descent with heavy-ball momentum whose numbers are traced: `optax.sgd`, in effect.
 
         u_{t+1} = m u_t + g_t,     w_{t+1} = w_t - eta_t u_{t+1}
@@ -72,7 +85,7 @@ class HeavyBall(eqx.Module):
         return HeavyBall(self.rates, 0.0, self.nesterov)
 
 
-class OptaxProgram(eqx.Module):
+class OptaxProgram(Optimizer):
     """An optax transformation as a static argument, equal to others of the same program.
 
     Attributes:
@@ -91,10 +104,6 @@ class OptaxProgram(eqx.Module):
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, optax.OptState]:
         """One step."""
         return self.code.optimizer.update(updates, state, params)
-
-
-Optimizer = HeavyBall | OptaxProgram
-"""What compiled functions take for an optimiser."""
 
 
 def same_program(optimizer: Any) -> Optimizer:
@@ -120,7 +129,7 @@ def same_program(optimizer: Any) -> Optimizer:
         >>> same_program(injected(0.1)) == same_program(injected(0.2))
         True
     """
-    if isinstance(optimizer, HeavyBall | OptaxProgram):
+    if isinstance(optimizer, Optimizer):
         return optimizer
     check_optimizer(optimizer)
     return OptaxProgram(_Code(optimizer, exact=False))
