@@ -41,6 +41,7 @@ TWO_MEANINGS = {
     "Exact",  # a whole kernel, an inverse without a filter: public, each in its module
     "Modes",  # TODO: of a kernel (dynamics), of a forecast (forecast)
     "Network",  # TODO: at the data (dynamics), a RevMLP (gauss_newton), any (forecast/_trust)
+    "Run",  # TODO: of a segment (dynamics), of exact steps (pipeline)
 }
 
 SHARED = {"Progress"}  # how work in progress is told: the same in every module
