@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
-from jaxttp.ntk._program import Program, Step
+from jaxttp.ntk._program import NetworkProgram, ProgramStep
 from jaxttp.ntk._sites import Site
 
 _PASS = 32
@@ -93,7 +93,7 @@ class Workload:
         itemsize: bytes of a number of the kernel.
     """
 
-    program: Program
+    program: NetworkProgram
     sites: tuple[Site, ...]
     paths: tuple[str, ...]
     trainable: tuple[bool, ...]
@@ -195,7 +195,7 @@ def method_costs(work: Workload) -> dict[str, float]:
     return {"layerwise": layerwise, "jacobian": jacobian, "vector_product": products}
 
 
-def _step_flops(step: Step) -> float:
+def _step_flops(step: ProgramStep) -> float:
     out = math.prod(step.equation.outvars[0].aval.shape) if step.equation.outvars else 0
     if step.name == "dot_general":
         (contracting, _), _ = step.params["dimension_numbers"]
@@ -207,7 +207,7 @@ def _step_flops(step: Step) -> float:
     for value in step.params.values():
         body = getattr(value, "jaxpr", None)
         if body is not None and hasattr(body, "eqns"):
-            steps = [Step(eqn, (), ()) for eqn in body.eqns]
+            steps = [ProgramStep(eqn, (), ()) for eqn in body.eqns]
             inner += step.params.get("length", 1) * sum(_step_flops(one) for one in steps)
     return inner + out
 

@@ -23,7 +23,7 @@ from jaxttp.adapters.inputs import check_network, traced_outputs
 from jaxttp.ntk._blocks import by_blocks
 from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure
 from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
-from jaxttp.ntk._program import Program, trace
+from jaxttp.ntk._program import NetworkProgram, trace
 from jaxttp.ntk._select import leaf_paths, select_leaves
 from jaxttp.ntk._sites import find_sites
 
@@ -291,7 +291,7 @@ def _analyse(
     samples: Any,
     mask: tuple[bool, ...],
     config: Hashable,
-) -> tuple[Program, Any]:
+) -> tuple[NetworkProgram, Any]:
     """The program and its sites, for planning: shapes only, the constants are dropped."""
     del config
     with jax.default_matmul_precision("highest"):

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp.ntk._program import Program
+from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import Site
 
 _JOIN_BELOW = 1 << 14  # leaves of fewer parameters are joined into one product
@@ -55,7 +55,7 @@ class Layers:
         joined: whether small leaves are joined, so that per-layer kernels are lost.
     """
 
-    program: Program
+    program: NetworkProgram
     activation: tuple[Site, ...]
     gradient: tuple[Site, ...]
     direct: tuple[int, ...]
