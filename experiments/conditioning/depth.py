@@ -92,7 +92,7 @@ def pieces(settings: Settings) -> Pieces:
 
 
 run = runner(pieces, lambda settings, found: found)
-"""Name of the curve -> `Sweep`."""
+"""Name of the curve -> `ConditionSweep`."""
 
 
 def plot(result: Result) -> dict[str, Figure]:
