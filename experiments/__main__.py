@@ -6,6 +6,8 @@ python -m experiments run --all [--jobs 2]
 python -m experiments run NAME... --preset paper --dry-run [--few] [--image-size 64]
 """
 
+import experiments.quiet  # noqa: F401, I001  isort: split
+
 import functools
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from experiments.harness import RESULTS, Outcome, Report, add_to_gallery, load_s
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError
 from jaxttp._interrupt import watch
+from jaxttp._programs import keep
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console()
@@ -59,6 +62,9 @@ def run(
         int | None, typer.Option(min=1, help="of photographs in a dry run, pixels a side")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="scripts at a time, a process each")] = 1,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="neither use nor keep compiled programs")
+    ] = False,
     output: Annotated[Path, typer.Option(help="folder of all results")] = RESULTS,
 ) -> None:
     """Run scripts, or go on with them, and draw their pictures from what is saved."""
@@ -72,6 +78,7 @@ def run(
         raise typer.BadParameter("--dry-run saves nothing: no --plot, --fresh or --gallery.")
     if plot and fresh:
         raise typer.BadParameter("--plot draws what is saved, --fresh throws it away: choose one.")
+    keep(not no_cache)
     chosen = list(names or SCRIPTS)
     if all_of_them:
         for name in [name for name in chosen if preset not in load_script(name).presets]:
@@ -81,7 +88,7 @@ def run(
     task = functools.partial(draw, task) if plot else functools.partial(task, fresh=fresh)
     cut = functools.partial(dry_run, preset=preset, few=few, image_size=image_size)
     failed = []
-    for name, finish in _dries(chosen, cut) if dry else _runs(chosen, task, jobs):
+    for name, finish in _dries(chosen, cut) if dry else _runs(chosen, task, jobs, not no_cache):
         console.rule(f"{name}, {preset}")
         try:
             found = finish()
@@ -123,13 +130,13 @@ def draw(task: Callable[..., Outcome], name: str, **options: Any) -> Outcome:
 
 
 def _runs(
-    names: list[str], task: Callable[..., Outcome], jobs: int
+    names: list[str], task: Callable[..., Outcome], jobs: int, cache: bool
 ) -> Iterator[tuple[str, Callable[[], Outcome]]]:
     """Names, and what gives (or waits for) their outcomes."""
     if jobs > 1:
         # JAX is not safe to fork; a worker keeps what it compiled for its next script.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        with ProcessPoolExecutor(jobs, context, keep, (cache,)) as pool:
             for name, future in [(name, pool.submit(task, name)) for name in names]:
                 yield name, future.result
         return

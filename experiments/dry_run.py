@@ -16,6 +16,7 @@ from unittest import mock
 import jax
 import numpy as np
 
+from experiments import cuts
 from experiments.harness import find, load_script
 from experiments.store import Store
 from jaxttp import pipeline
@@ -31,15 +32,8 @@ SHAPES = {"mnist": ((28, 28, 1), 10, 70_000), "cifar10": ((32, 32, 3), 10, 60_00
           "caltech_birds2011": ((256, 256, 3), 200, 11_788)}  # fmt: skip
 """Images, classes and samples of the data sets of the presets; photographs are of many sizes."""
 
-ONE = ("steps", "horizon", "epochs", "runs", "paths", "repeats", "every", "seeds", "bound_seeds")
-FIRST = ("seeds", "rates", "low", "high", "batch_rates", "shares")
-PAIRS = {"experiments.training_time.larger": ("sizes", "small_sizes")}
-"""Tuples that are no grids, by module; of few samples the pair is `FEW_PAIR`."""
-FEW_PAIR = (4, 8)
-
-FEW = {"samples": 32, "spectrum_samples": 32, "few": 8, "many": 24, "per_class": 2,
-       "samples_per_class": 2, "batch_size": 4, "sizes": 8, "probe": 8,
-       "dim": 9, "sketch_dim": 9}  # fmt: skip
+SAMPLES_PER_CLASS = 2
+"""Of a task, in a run of few samples."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,46 +70,24 @@ def one_step(settings: Any, *, few: bool = False, image_size: int | None = None)
         >>> cut.width, cut.samples, cut.epochs, cut.seeds
         (500, 1000, 1, 1)
     """
-    changes: dict[str, Any] = {}
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    for name, value in values.items():
-        if few and name in FEW and isinstance(value, int):
-            changes[name] = min(value, FEW[name])
-        elif name == "classes":
-            continue
-        elif name in PAIRS.get(type(settings).__module__, ()):
-            changes[name] = FEW_PAIR if few else value
-        else:
-            changes[name] = _cut(name, value, few, image_size)
     if isinstance(settings, pipeline.Settings):
-        kept = {"weights": None, "image_size": image_size or settings.image_size}
-        return dataclasses.replace(settings, samples_per_class=changes["samples_per_class"], **kept)
-    if values.get("samples", 0) is None and values.get("batch_size") is not None:
-        changes["samples"] = changes["batch_size"]  # an epoch of one step
-    return dataclasses.replace(settings, **changes)
-
-
-def _cut(name: str, value: Any, few: bool, image_size: int | None) -> Any:
+        count = settings.samples_per_class
+        return dataclasses.replace(
+            settings,
+            samples_per_class=min(count, SAMPLES_PER_CLASS) if few else count,
+            weights=None,
+            image_size=image_size or settings.image_size,
+        )
     part = functools.partial(one_step, few=few, image_size=image_size)
-    if dataclasses.is_dataclass(value):
-        return part(value)
-    if name == "points":
-        return (0, 1) if isinstance(value, tuple) else 1
-    if name == "phases":
-        return tuple((optimizer, 1) for optimizer, _ in value)
-    if isinstance(value, dict) and name in ONE:
-        return dict.fromkeys(value, 1)
-    if isinstance(value, int) and name in ONE:
-        return 1
-    if isinstance(value, tuple) and value:
-        if name == "cases" and not few:
-            return tuple(part(case) for case in value)
-        first = name in FIRST or few
-        chosen = value[0] if first else value[-1]
-        if few and name in FEW and isinstance(chosen, int):
-            chosen = min(chosen, FEW[name])
-        return (part(chosen) if dataclasses.is_dataclass(chosen) else chosen,)
-    return value
+    changes: dict[str, Any] = {}
+    instead: dict[str, str] = {}
+    for field in dataclasses.fields(settings):
+        value, said = getattr(settings, field.name), field.metadata
+        changes[field.name] = said.get("cut", cuts.grid)(value, few, part)
+        if value is None and said.get("otherwise"):
+            instead[field.name] = said["otherwise"]
+    changes |= {name: changes[other] for name, other in instead.items()}
+    return dataclasses.replace(settings, **changes)
 
 
 @contextlib.contextmanager

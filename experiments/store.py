@@ -20,6 +20,8 @@ import jax
 import numpy as np
 
 Report = Callable[[str, int, int], None]
+Pieces = dict[str, Callable[[], Any]]
+"""Name -> what makes the piece; of a script, in the order in which they are made."""
 
 
 class MissingError(LookupError):
@@ -148,6 +150,37 @@ class Store:
     def seconds(self) -> float:
         """Wall time of all pieces that are kept in the folder."""
         return sum(record["seconds"] for record in self.records.values())
+
+
+def runner(
+    pieces: Callable[[Any], Pieces], gather: Callable[[Any, dict[str, Any]], Any]
+) -> Callable[..., Any]:
+    """The `run` of a script from its pieces.
+
+    Args:
+        pieces: settings -> name -> function that makes the piece.
+        gather: (settings, name -> piece) -> the script's result.
+
+    Returns:
+        ``run(settings, store=None) -> result``; without a store the pieces stay in memory.
+
+    Example:
+        >>> run = runner(lambda n: {f"{k} squared": (lambda k=k: k**2) for k in range(n)},
+        ...              lambda n, found: list(found.values()))
+        >>> run(4)
+        [0, 1, 4, 9]
+    """
+
+    def run(settings: Any, store: Store | None = None) -> Any:
+        made = pieces(settings)
+        return gather(settings, (store or Store()).all(made))
+
+    return run
+
+
+def listed(_settings: Any, found: dict[str, Any]) -> list[Any]:
+    """The pieces themselves, where they are the result."""
+    return list(found.values())
 
 
 def _pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:

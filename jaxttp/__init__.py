@@ -3,10 +3,11 @@
 Answers before a network is trained, from its outputs, its Jacobian and its kernel.
 """
 
-from jaxttp import _interrupt
+from jaxttp import _interrupt, _programs
 
 if _interrupt.is_command():
     _interrupt.watch()  # first of all: what follows takes seconds
+    _programs.hush()  # before JAX is imported
 
 from jaxttp import _backend as _backend  # before a backend starts
 from jaxttp import conditioning as conditioning
@@ -16,6 +17,7 @@ from jaxttp import losses as losses
 from jaxttp import ntk as ntk
 from jaxttp import representation as representation
 from jaxttp._types import Model as Model
+from jaxttp._versions import __version__ as __version__
 from jaxttp.adapters import from_equinox as from_equinox
 from jaxttp.adapters import from_linen as from_linen
 from jaxttp.adapters import from_nnx as from_nnx
@@ -39,5 +41,3 @@ from jaxttp.ntk import ntk_plan as ntk_plan
 from jaxttp.ntk import sketch_jacobian as sketch_jacobian
 from jaxttp.training import time_step as time_step
 from jaxttp.training import train as train
-
-__version__ = "0.1.0"

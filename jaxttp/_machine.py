@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxttp import _backend
+from jaxttp import _backend, _programs
+from jaxttp._versions import __version__
 
 PACKAGES = ("jaxttp", "jax", "jaxlib", "numpy", "scipy", "flax", "optax", "diffrax")
 CUDA = ("jax-cuda13-plugin", "jax-cuda12-plugin")
@@ -23,11 +24,11 @@ VARIABLES = (
     "XLA_FLAGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION",
     "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "CUDA_VISIBLE_DEVICES",
     "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
-    "OPENBLAS_CORETYPE",
+    "OPENBLAS_CORETYPE", "JAX_COMPILATION_CACHE_DIR", _programs.VARIABLE,
 )  # fmt: skip
 
 
-class Problem(NamedTuple):
+class Fault(NamedTuple):
     """What is wrong, and what to do about it."""
 
     what: str
@@ -49,6 +50,7 @@ class Machine:
         backend: "cpu", "gpu", "tpu", or "none".
         accelerators: that the system shows, whether or not JAX uses them: "NVIDIA GPU", "TPU".
         threads: of every BLAS that is loaded: library, version, kernels, threads.
+        programs: where the commands keep compiled ones and how many there are, or why they do not.
         environment: the variables that matter, where they are set.
     """
 
@@ -62,6 +64,7 @@ class Machine:
     backend: str
     accelerators: tuple[str, ...]
     threads: tuple[str, ...]
+    programs: str
     environment: Mapping[str, str]
 
 
@@ -90,34 +93,35 @@ def inspect_machine() -> Machine:
         backend=backend,
         accelerators=_accelerators(),
         threads=_threads(),
+        programs=str(_programs.place()),
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
 
 
-def problems(machine: Machine) -> list[Problem]:
+def faults(machine: Machine) -> list[Fault]:
     """What of a machine does not fit together.
 
     Args:
         machine: as `inspect_machine` found it.
 
     Returns:
-        A `Problem` for each: JAX does not start; jaxlib computes wrongly and nothing was done; a
+        A `Fault` for each: JAX does not start; jaxlib computes wrongly and nothing was done; a
         plugin is not jaxlib's; an accelerator lies idle without anybody having asked for that.
     """
     found = []
     versions = machine.versions
     if machine.backend == "none":
-        found.append(Problem(f"JAX does not start: {machine.devices[0]}", _reinstall(versions)))
+        found.append(Fault(f"JAX does not start: {machine.devices[0]}", _reinstall(versions)))
     flags = machine.environment.get("XLA_FLAGS", "")
     listed = _backend.listed_flags(flags)
     wanted = _backend.protect(versions.get("jaxlib", ""), flags, started=True, listed=listed)
     if wanted.warning is not None:
         what, _, remedy = wanted.warning.partition(": ")
-        found.append(Problem(what, remedy.rstrip(".")))
+        found.append(Fault(what, remedy.rstrip(".")))
     for name in MUST_MATCH:
         if name in versions and versions[name] != versions.get("jaxlib"):
             found.append(
-                Problem(
+                Fault(
                     f"{name} {versions[name]} does not match jaxlib {versions.get('jaxlib')}: JAX "
                     "leaves the GPU alone and computes on the CPU",
                     _reinstall(versions),
@@ -128,13 +132,11 @@ def problems(machine: Machine) -> list[Problem]:
         installed = [name for name in CUDA if name in versions]
         if not installed:
             found.append(
-                Problem(
-                    "there is an NVIDIA GPU, but JAX has no plugin for it", _reinstall(versions)
-                )
+                Fault("there is an NVIDIA GPU, but JAX has no plugin for it", _reinstall(versions))
             )
         else:
             found.append(
-                Problem(
+                Fault(
                     f"there is an NVIDIA GPU and {installed[0]}, but JAX computes on the CPU",
                     f"JAX_PLATFORMS=cuda {_ASK} says why (often the driver: nvidia-smi shows the "
                     "CUDA it bears, jax[cuda12] needs less than jax[cuda13])",
@@ -142,7 +144,7 @@ def problems(machine: Machine) -> list[Problem]:
             )
     if idle and "TPU" in machine.accelerators:
         found.append(
-            Problem(
+            Fault(
                 "there is a TPU, but JAX computes on the CPU",
                 _reinstall(versions, "tpu")
                 if "libtpu" not in versions
@@ -172,17 +174,14 @@ def _declined(environment: Mapping[str, str]) -> bool:
 
 def _versions() -> dict[str, str]:
     import jax
-    import jaxlib
-
-    import jaxttp
+    from jaxlib.version import __version__ as jaxlib
 
     # What runs, which a search path may hide from the metadata.
-    running = {"jaxttp": jaxttp, "jax": jax, "jaxlib": jaxlib}
+    running = {"jaxttp": __version__, "jax": jax.__version__, "jaxlib": jaxlib}
     found = {"python": platform.python_version()}
     for name in (*PACKAGES, *PLUGINS):
         try:
-            module = running.get(name)
-            found[name] = module.__version__ if module else importlib.metadata.version(name)
+            found[name] = running.get(name) or importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             if name in PACKAGES:
                 found[name] = "not installed"
@@ -258,7 +257,7 @@ def _threads() -> tuple[str, ...]:
 
     from jaxttp._threads import settle
 
-    settle()  # as compiled programs have them
+    settle()  # so that the numbers are those that compiled programs find
 
     def line(pool: Mapping[str, Any]) -> str:
         where = Path(pool["filepath"]).parent.name

@@ -16,6 +16,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from jaxttp._html import html_table
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -39,7 +41,7 @@ def describe(result: Any) -> str:
           seconds          0.25
           compile_seconds  1
     """
-    rows = list(_rows(result))
+    rows = list(_fields_in_words(result))
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(
         [type(result).__name__, *(f"  {name:<{width}}  {what}" for name, what in rows)]
@@ -60,7 +62,7 @@ def wrapped(line: str, indent: int) -> str:
     return textwrap.fill(line, 110, subsequent_indent=" " * indent, break_long_words=False)
 
 
-def _rows(result: Any) -> Iterator[tuple[str, str]]:
+def _fields_in_words(result: Any) -> Iterator[tuple[str, str]]:
     if dataclasses.is_dataclass(result):
         names = [field.name for field in dataclasses.fields(result)]
     else:
@@ -136,36 +138,7 @@ def _in_html(self: Any) -> str:
         return table + more
     if _has_words(self):
         return f"<pre>{html.escape(str(self))}</pre>"
-    return html_table([type(self).__name__, ""], list(_rows(self)))
-
-
-def html_table(head: Any, rows: Any) -> str:
-    """A plain HTML table; numbers to four digits, aligned to the right.
-
-    Args:
-        head: titles of the columns.
-        rows: lists of values.
-
-    Returns:
-        HTML text, escaped.
-
-    Example:
-        >>> html_table(["a<b"], [[0.12345]])
-        '<table><thead><tr><th>a&lt;b</th></tr></thead><tbody><tr><td>0.1235</td></tr></tbody></table>'
-    """
-
-    def cell(value: Any) -> str:
-        if value is None:
-            return "–"
-        if isinstance(value, float):
-            return f"{value:.4g}"
-        return html.escape(str(value))
-
-    def line(values: Any, tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{cell(value)}</{tag}>" for value in values) + "</tr>"
-
-    body = "".join(line(row, "td") for row in rows)
-    return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>"
+    return html_table([type(self).__name__, ""], list(_fields_in_words(self)))
 
 
 def _plot(self: Any, *, dark: bool = False, **options: Any) -> "Figure":

@@ -84,10 +84,7 @@ def weighted(
     parts = []
     if mask is not None:
         counts = _weight_array("mask", mask, y.shape) != 0
-        fill = 0 if is_label or y.ndim == 1 or counts.ndim == 2 else 1.0 / y.shape[1]
-        where = counts if counts.ndim == y.ndim else counts[:, None]
-        use = jnp if isinstance(y, jax.Array) else np
-        y = use.where(where, y, use.asarray(fill, y.dtype))
+        y = _fill_masked(y, counts, is_label)
         parts.append(counts.astype(float))
     if sample_weight is not None:
         parts.append(_weight_array("sample_weight", sample_weight, y.shape))
@@ -99,6 +96,18 @@ def weighted(
     if is_concrete(weight) and not np.any(np.asarray(weight) > 0):
         raise ValueError("sample_weight, class_weight and mask leave no sample that counts.")
     return Weighted(y, weight)
+
+
+def _fill_masked(y: Any, counts: Any, is_label: bool) -> Any:
+    """Labels or targets with something harmless where the mask says that nothing counts.
+
+    What stands there may be -1 or NaN, which no check of labels would let pass: a label becomes 0,
+    a row of targets equal shares of all classes, a single target 0.
+    """
+    fill = 0 if is_label or y.ndim == 1 or counts.ndim == 2 else 1.0 / y.shape[1]
+    where = counts if counts.ndim == y.ndim else counts[:, None]
+    use = jnp if isinstance(y, jax.Array) else np
+    return use.where(where, y, use.asarray(fill, y.dtype))
 
 
 def _weight_array(name: str, values: Any, shape: tuple[int, ...]) -> Any:

@@ -219,12 +219,7 @@ def encode_targets(
         return jnp.asarray(y, outputs.dtype), loss
     is_label = jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_
     if c == 1 and loss.sample_loss is _cross_entropy:
-        what = "give the network one output a class, or use 'binary_cross_entropy'"
-        if jnp.issubdtype(y.dtype, jnp.floating):
-            what = "targets are floats: for a regression loss='squared_error'"
-        elif is_label and is_concrete(y) and len(np.unique(np.asarray(y))) == 1:
-            what = "y holds a single class, and a network learns to tell two or more apart"
-        raise ValueError(f"loss={loss.name!r} with one output is constant; {what}.")
+        raise ValueError(_why_one_output_is_constant(loss, y, is_label))
     if not is_label and not jnp.issubdtype(y.dtype, jnp.floating):
         raise ValueError(f"y must hold integer labels or floating-point targets; got {y.dtype}.")
     if y.ndim == 0 or y.shape[0] != n:
@@ -233,6 +228,21 @@ def encode_targets(
         )
     if is_label and y.ndim == 1:
         return _encode_labels(loss, y, n, c, outputs.dtype)
+    return _check_targets(loss, y, n, c, outputs.dtype), loss
+
+
+def _why_one_output_is_constant(loss: Loss, y: Any, is_label: bool) -> str:
+    """The words of a refusal: a softmax over one class is 1, whatever the network gives."""
+    what = "give the network one output a class, or use 'binary_cross_entropy'"
+    if jnp.issubdtype(y.dtype, jnp.floating):
+        what = "targets are floats: for a regression loss='squared_error'"
+    elif is_label and is_concrete(y) and len(np.unique(np.asarray(y))) == 1:
+        what = "y holds a single class, and a network learns to tell two or more apart"
+    return f"loss={loss.name!r} with one output is constant; {what}."
+
+
+def _check_targets(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> Array:
+    """Targets that are given as such, (N, C), or (N,) for one output, in the outputs' dtype."""
     if y.ndim == 1 and c == 1:
         y = y[:, None]
     if y.shape != (n, c):
@@ -240,10 +250,10 @@ def encode_targets(
         if y.ndim == 1 and is_concrete(y) and np.all(np.asarray(y) == np.round(np.asarray(y))):
             what += f"; these look like labels in {y.dtype}: y.astype(int)"
         raise ValueError(f"y has shape {y.shape}, the outputs {(n, c)}; give {what}.")
-    targets = check_finite_value("y", jnp.asarray(y, outputs.dtype))
+    targets = check_finite_value("y", jnp.asarray(y, dtype))
     if loss.sample_loss in (_cross_entropy, _binary_cross_entropy):
         targets = _check_probabilities(loss, targets)
-    return targets, loss
+    return targets
 
 
 def _as_labels(y: Any) -> np.ndarray:
@@ -267,7 +277,8 @@ def _as_labels(y: Any) -> np.ndarray:
 def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Array, Loss]:
     is_binary = loss.sample_loss is _binary_cross_entropy
     classes = 2 if c == 1 and is_binary else c
-    y = y.astype(np.int32)  # in 8 bits the classes themselves would wrap around
+    y = np.asarray(y) if is_concrete(y) else y
+    y = y.astype(np.int32)  # 8 bits may not hold the number of classes that labels stay below
     if c == 1 and not is_binary:
         raise ValueError(
             f"y holds integer labels but the network has one output; for regression with "
@@ -281,24 +292,27 @@ def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Arra
                 f"y holds labels from {low} to {high}, but the network has {c} output(s): labels "
                 f"must lie in 0..{classes - 1}. Renumber them, or give the network more outputs."
             )
-        y = jnp.asarray(y)
+        y = values
     else:
         y = eqx.error_if(y, jnp.any((y < 0) | (y >= classes)), f"labels beyond 0..{classes - 1}")
     if c == 1:
-        return y.astype(dtype).reshape(n, 1), loss
+        return jnp.asarray(y.astype(dtype).reshape(n, 1)), loss
     if loss is squared_error:
         loss = dataclasses.replace(loss, error=misclassified)
+    if isinstance(y, np.ndarray):
+        return jnp.asarray(np.eye(c, dtype=dtype)[y]), loss
     return jax.nn.one_hot(y, c, dtype=dtype), loss
 
 
 def _check_probabilities(loss: Loss, targets: Array) -> Array:
-    outside = jnp.any((targets < 0) | (targets > 1))
-    sums = jnp.sum(targets, axis=-1)
     has_rows = loss.sample_loss is _cross_entropy
+    known = is_concrete(targets)
+    xp, values = (np, np.asarray(targets)) if known else (jnp, targets)  # no program for a check
+    outside = xp.any((values < 0) | (values > 1))
     if has_rows:
-        outside = outside | jnp.any(jnp.abs(sums - 1) > 1e-3)
+        outside = outside | xp.any(xp.abs(xp.sum(values, axis=-1) - 1) > 1e-3)
     text = "in [0, 1]" + (" with rows that sum to 1" if has_rows else "")
-    if is_concrete(outside):
+    if known:
         if bool(outside):
             raise ValueError(f"y: the targets of {loss.name} must be probabilities, {text}.")
         return targets
@@ -315,7 +329,8 @@ def _attach(loss: Loss, targets: Array, weight: Any) -> tuple[Array, Loss]:
     if w.ndim == 2 and loss.sample_loss not in _BY_OUTPUT:
         raise ValueError(f"{loss!r} is no sum over outputs: give weights (N,).")
     w = jnp.broadcast_to(w if w.ndim == 2 else w[:, None], targets.shape)
-    # The cross-entropy of soft targets meets w only in w * y.
+    # In the cross-entropy of soft targets the weights occur only in the products w * y, so the
+    # mean that has to be positive is that of w * y.
     by_class = loss.sample_loss is _cross_entropy
     mean = jnp.sum(w * targets) / targets.shape[0] if by_class else jnp.mean(w)
     if is_concrete(mean):

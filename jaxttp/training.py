@@ -24,6 +24,7 @@ from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import output_shape
 from jaxttp.adapters.inputs import check_samples
+from jaxttp.crossing import read_times
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets, get_loss
 
@@ -78,8 +79,6 @@ class TrainingRun(NamedTuple):
             ValueError: an unknown metric or rule, a threshold, a smoothing or a window that does
                 not fit it.
         """
-        from jaxttp.forecast.crossing import read_times  # jaxttp.forecast imports this module
-
         return read_times(
             self.loss, self.error, thresholds, metric=metric, rule=rule, smooth=smooth,
             window=window, diverged=not self.finite,
@@ -260,7 +259,8 @@ def train(
         seconds += time.perf_counter() - begun
         kept.append(report)
         if t > 0 and not always:
-            history.append(before)  # a full batch shows the outputs that the last step left
+            # A step on the full batch has computed the outputs after the step before it.
+            history.append(before)
         if always or t + 1 == steps:
             history.append(evaluate(params, x))
         ended = call_back(t + 1, history[-1])

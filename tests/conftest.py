@@ -1,7 +1,15 @@
-"""The suite's strict settings: float64, no silent rank promotion, four virtual CPU devices."""
+"""The suite's strict settings: float64, no silent rank promotion, four virtual CPU devices.
 
+Most of what a test waits for is compilation, of programs that then run for microseconds. So the
+suite compiles without optimisation and with XLA's older, quicker emitter (a third of the time);
+``--optimised`` compiles as users do. Processes that a test starts do so in any case, unless it asks
+for `quick_processes`.
+"""
+
+import ctypes
 import gc
 import os
+import platform
 import sys
 import types
 from pathlib import Path
@@ -10,9 +18,11 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 ).strip()
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ["JAXTTP_CACHE"] = "off"  # commands keep nothing in the user's folder; tests are cold
 
 import hypothesis
 import jax
+import jaxlib
 import numpy as np
 import pytest
 
@@ -34,21 +44,82 @@ SLOW_EXAMPLES = (
     "jaxttp.forecast.watch.Online",
     "jaxttp.models.vit.ViT",
     "jaxttp.models.vgg.VGG",
+    "jaxttp.models.resnet.",
+    "jaxttp.dynamics.two_factor.two_factor_flow",
+    "jaxttp.conditioning.points.convolution_point",
+    "jaxttp.plots.forecast.plot_forecast",
 )
 
 
+# Flags that XLA does not know end the process: they are for the versions that were tried. AVX has
+# no fused multiply-add, with which this emitter would round a b + c d and c d + a b differently.
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
+if jaxlib.__version__ not in ("0.10.1", "0.10.2") or platform.machine() != "x86_64":
+    QUICK = ""
+if "xla_cpu_max_isa" in os.environ["XLA_FLAGS"]:  # somebody wants to see other instructions
+    QUICK = ""
+
+# Workers take whole files (--dist=loadfile): these take longest, so they go first.
+LONGEST = (
+    "tests/test_notebooks.py",
+    "tests/experiments/test_dry_run.py",
+    "tests/pipeline/test_sweeping.py",
+    "tests/experiments/test_two_factor.py",
+    "tests/dynamics/test_diffusion.py",
+    "tests/test_report.py",
+    "tests/experiments/test_conditioning.py",
+    "tests/dynamics/test_relinearize_adaptive.py",
+    "tests/dynamics/test_relinearize.py",
+    "tests/forecast/test_predict_dynamics.py",
+    "tests/forecast/test_closed_loop.py",
+    "tests/pipeline/test_exact_steps.py",
+    "tests/pipeline/test_training_time.py",
+    "tests/dynamics/test_two_factor.py",
+    "tests/gauss_newton/test_update.py",
+    "tests/ntk/test_gram.py",
+    "tests/test_weights.py",
+    "tests/dynamics/test_flow.py",
+    "tests/dynamics/test_edge.py",
+    "tests/dynamics/test_states.py",
+    "tests/dynamics/test_weight_space.py",
+    "tests/dynamics/test_flow_options.py",
+    "tests/forecast/test_comparison.py",
+    "tests/forecast/test_sweeps.py",
+    "tests/forecast/test_stability.py",
+    "tests/test_cli_sweep.py",
+    "tests/test_cli_kernel.py",
+    "tests/test_results.py",
+    "tests/conditioning/test_pruning.py",
+    "tests/gauss_newton/test_optimizer.py",
+)
+
+
+def pytest_addoption(parser):
+    """``--optimised``: as users run it."""
+    parser.addoption(
+        "--optimised", action="store_true", help="let XLA optimise what it compiles, as users do"
+    )
+
+
 def pytest_configure(config):
-    """Without the slow tests all others compile quickly; the whole suite is as users run it."""
-    if config.option.markexpr == "not slow":
-        jax.config.update("jax_disable_most_optimizations", True)
+    """Compiles quickly, in this process; the environment of others stays as it is."""
+    if config.getoption("optimised", False):
+        return
+    jax.config.update("jax_disable_most_optimizations", True)
+    before = os.environ["XLA_FLAGS"]
+    os.environ["XLA_FLAGS"] = f"{before} {QUICK}".strip()
+    jax.jit(lambda: 0)()  # XLA reads its flags once
+    os.environ["XLA_FLAGS"] = before
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks examples as slow, which have no place for a mark."""
+    """Marks examples as slow, which have no place for a mark; what takes longest goes first."""
     for item in items:
         if isinstance(item, pytest.DoctestItem) and item.name.startswith(SLOW_EXAMPLES):
             item.add_marker(pytest.mark.slow)
+    place = {path: i for i, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(place)))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,6 +131,20 @@ def bounded_memory():
     if pages * os.sysconf("SC_PAGE_SIZE") > 2.5 * 2**30:
         jax.clear_caches()
         gc.collect()
+        # Without this what was freed stays with the process: too large after every module, it
+        # would drop all programs and compile them again, dozens of times.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+@pytest.fixture
+def quick_processes(request, monkeypatch):
+    """Processes that the test starts compile quickly too, on one device."""
+    monkeypatch.delenv("XLA_FLAGS")
+    if not request.config.getoption("optimised", False):
+        monkeypatch.setenv("XLA_FLAGS", QUICK)
+        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 @pytest.fixture

@@ -273,7 +273,7 @@ def ConditionNumber():
 
 
 @maker
-def conditioning_Sweep():
+def ConditionSweep():
     return conditioning.sweep("depth", (2, 3, 4), inputs=4, outputs=2, width=6,
                               key=jax.random.key(0))  # fmt: skip
 

@@ -174,7 +174,7 @@ BAD = {
     "momentum 1": (["--momentum", "1"], "momentum must be at least 0 and less than 1; got 1.0"),
     "momentum negative": (["--momentum", "-0.1"], "momentum must be at least 0.*got -0.1"),
     "batch too large": (["--batch-size", "13"], "batch_size must be .* 1 and 12; got 13"),
-    "batch 0": (["--batch-size", "0"], "batch_size must be .* 1 and 12; got 0"),
+    "batch 0": (["--batch-size", "0"], "batch_size must be .* at least 1; got 0"),
     "threshold 0": (["--thresholds", "0"], "thresholds must be greater than 0.*got 0.0"),
     "threshold 1.5": (["--thresholds", "0.1,1.5"], "thresholds must be .*less than 1; got 1.5"),
     "threshold nan": (["--thresholds", "nan"], "thresholds must be finite"),
@@ -325,8 +325,9 @@ def test_verbose_tells_the_stages(forecasts, monkeypatch):
     assert result.exit_code == 0
     lines = result.stderr.splitlines()
     assert lines[0].startswith(f"jaxttp {jaxttp.__version__}, jax ")
-    assert [line.split(":")[0] for line in lines[1:]] == ["loading", "kernel", "real training (3)"]
-    assert all(re.search(r": \d+\.\d\d s$", line) for line in lines[1:])
+    assert lines[1].startswith("compiled programs: ")
+    assert [line.split(":")[0] for line in lines[2:]] == ["loading", "kernel", "real training (3)"]
+    assert all(re.search(r": \d+\.\d\d s$", line) for line in lines[2:])
 
 
 def test_verbose_shows_where_a_problem_comes_from():

@@ -29,6 +29,7 @@ def test_table_json_and_figure(arguments, name, words, tmp_path):
     assert json.loads(out.stdout)["task"] == saved["task"]
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_exact_say_so():
     out = RUN.invoke(app, [*STEPS[:-1], "7", "--learning-rate", "0.3"])
     assert out.exit_code == 0, out.output

@@ -43,6 +43,7 @@ def test_sweep_writes_and_prints(tmp_path):
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_sweep_as_json():
     done = call(
         "sweep", *WINE, "--learning-rates", "0.01,0.05", "--momenta", "0,0.5", "--no-seconds",

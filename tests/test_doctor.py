@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from jaxttp import _known_answers, _machine
 from jaxttp._known_answers import KNOWN_ANSWERS
-from jaxttp._machine import Machine, inspect_machine, problems
+from jaxttp._machine import Machine, faults, inspect_machine
 from jaxttp.cli import app
 
 WELL = Machine(
     versions={"jax": "0.10.1", "jaxlib": "0.10.1"}, processor="any", cores=2, cores_there=2,
     memory=1.0, memory_there=2.0, devices=("cpu 0: cpu",), backend="cpu", accelerators=(),
-    threads=(), environment={},
+    threads=(), programs="not kept", environment={},
 )  # fmt: skip
 
 
@@ -37,7 +37,8 @@ def test_all_is_well_here(quick):
     assert result.exit_code == 0, result.stderr
     assert result.stderr == ""
     assert result.stdout.splitlines()[-1] == "all is well"
-    for words in ("jaxlib ", "devices: cpu 0", "cores: ", "memory: ", "threads: ", "XLA_FLAGS="):
+    for words in ("jaxlib ", "devices: cpu 0", "cores: ", "memory: ", "threads: ", "XLA_FLAGS=",
+                  "compiled programs: "):  # fmt: skip
         assert words in result.stdout
     assert result.stdout.count(" right ") == 2
 
@@ -142,7 +143,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_does_not_fit_is_said(case):
     machine, what, remedy = CASES[case]
-    (problem,) = problems(machine)
+    (problem,) = faults(machine)
     assert what in problem.what
     assert remedy in problem.remedy
 
@@ -160,7 +161,7 @@ def test_what_does_not_fit_is_said(case):
 )
 def test_what_fits_is_not(machine):
     """Who asks for the CPU gets it; ROCm's plugin has versions of its own."""
-    assert problems(machine) == []
+    assert faults(machine) == []
 
 
 @pytest.mark.parametrize(

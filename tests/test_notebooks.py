@@ -32,14 +32,11 @@ def test_outputs_are_stripped_and_colab_finds_the_repository(path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_processes")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_from_top_to_bottom(path, monkeypatch, tmp_path):
     monkeypatch.setenv("JAXTTP_FAST", "1")
-    for name in (
-        "XLA_FLAGS",
-        "MPLBACKEND",
-    ):  # the suite's, not a notebook's
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the suite's, not a notebook's
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()
     pictures = [

@@ -3,10 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_python_snippets_run_one_after_the_other(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", TEXT, flags=re.S)

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from jaxttp import conditioning, pipeline
 from jaxttp.cli import app
-from jaxttp.plots import results_html
+from jaxttp.plots import report_html, results_html
 from jaxttp.plots._page import figures, page, palette, svg, table
 from tests import results
 
 
 @pytest.fixture(scope="module")
 def text():
-    return results.TaskReport().to_html()
+    return report_html(results.TaskReport())
 
 
 def alone(text):
@@ -79,7 +79,7 @@ def test_what_diverges_is_said():
     steps = dict.fromkeys(report.forecast.prediction.steps, -1)
     prediction = dataclasses.replace(report.forecast.prediction, steps=steps, stable=False)
     forecast = dataclasses.replace(report.forecast, prediction=prediction, run=None)
-    text = dataclasses.replace(report, forecast=forecast).to_html()
+    text = report_html(dataclasses.replace(report, forecast=forecast))
     assert "<b>diverges</b>at this learning rate" in text
     assert text.count("<td>diverges</td><td>–</td>") == 3
 
@@ -91,7 +91,7 @@ def test_the_command_writes_the_page(monkeypatch, tmp_path):
     done = CliRunner().invoke(app, ["report", "--data", "wine"])
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == "written: report.html"
-    assert (tmp_path / "report.html").read_text() == results.TaskReport().to_html()
+    assert (tmp_path / "report.html").read_text() == report_html(results.TaskReport())
     done = CliRunner().invoke(app, ["report", "--json", "--output", str(tmp_path / "new")])
     assert sorted(json.loads(done.stdout)) == ["forecast", "spectrum", "sweep", "versions"]
     assert (tmp_path / "new" / "report.html").exists()
@@ -156,10 +156,11 @@ def test_the_page_says_how_far_to_trust():
     report = results.TaskReport()
     doubted = dataclasses.replace(report.forecast.prediction, trust="crosses the edge")
     doubted = dataclasses.replace(report.forecast, prediction=doubted)
-    assert "Trust: crosses the edge." in dataclasses.replace(report, forecast=doubted).to_html()
+    assert "Trust: crosses the edge." in report_html(dataclasses.replace(report, forecast=doubted))
     assert doubted.to_json()["trust"] == "crosses the edge"
 
 
+@pytest.mark.slow
 def test_its_parts_are_those_of_their_own_commands():
     small = pipeline.Settings(data="wine", samples_per_class=4, steps=15, learning_rate=0.1)
     page = pipeline.report_task(small)

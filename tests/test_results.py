@@ -26,7 +26,8 @@ from jaxttp import (
     representation,
     training,
 )
-from jaxttp._result import describe, html_table
+from jaxttp._html import html_table
+from jaxttp._result import describe
 from jaxttp.plots import PREDICTED, dark_color, darken, draw, plot_forecast
 from jaxttp.plots._dark import GROUND
 from tests import results, tiny
@@ -38,7 +39,10 @@ PUBLIC = (
 INPUTS = {
     "Model", "Candidate", "Device", "Hyperparameters", "GaussNewtonState", "LinearGaussNewton",
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
-    "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows",
+    "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem", "Descent", "Rule",
+    "Estimate", "Exact", "Sketched", "Recursion", "GradientFlow", "ClosedForm", "WeightSpace",
+    "Relinearized", "Noisy", "Linearizer", "HeavyBall",
+    "Mode", "Filter", "Truncate", "Damp", "Tikhonov", "Noise",
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import optax
 
+from experiments import cuts
 from experiments.bench.accuracy_tasks import Job
 from jaxttp import Model, from_nnx, predict_training_time, train, training_time
 from jaxttp.data import load_dataset, select
@@ -29,9 +30,9 @@ THRESHOLDS = (0.01, 0.1, 0.4)
 class AdapterSettings:
     """What to measure."""
 
-    samples_per_class: int = 30
-    steps: int = 150
-    shares: tuple[float, ...] = (0.003, 0.02)
+    samples_per_class: int = cuts.few(2, 30)
+    steps: int = cuts.one(150)
+    shares: tuple[float, ...] = cuts.first((0.003, 0.02))
     adapters: tuple[tuple[int, float], ...] = ((1, 8.0), (4, 1.0), (4, 8.0), (8, 8.0))
     parts: tuple[str, ...] = ("head", "last block and head", "all weights")
     relinearize: tuple[int, ...] = (0,)

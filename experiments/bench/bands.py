@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import cuts
 from experiments.bench.accuracy_tasks import Job, make
 from jaxttp import empirical_ntk, predict_training_time, training_time
 from jaxttp.dynamics import batch_indices
@@ -40,14 +41,14 @@ class BandSettings:
         "iris, tanh MLP",
         "patches, MLP",
     )
-    rates: tuple[float, ...] = (1.0, 3.0, 0.3)
+    rates: tuple[float, ...] = cuts.first((1.0, 3.0, 0.3))
     batches: tuple[int, ...] = (16, 64)
-    seeds: int = 20
+    seeds: int = cuts.one(20)
     seed: int = 5
     rebuilds: int = 4
     level: float = 0.9
-    steps: int = 150
-    paths: int = 32
+    steps: int = cuts.one(150)
+    paths: int = cuts.one(32)
 
 
 PRESETS = {

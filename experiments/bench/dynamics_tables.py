@@ -107,10 +107,10 @@ def table(rows: Sequence[Row], spreads: Sequence[Row], orders: Sequence[Row]) ->
         noise,
     )
     falls = []
-    for (task, momentum, order), members in _by(orders, "task", "momentum", "order").items():
+    for (task, momentum), members in _by(orders, "task", "momentum").items():
         curve = ", ".join(f"{entry['rebuilds']}: {100 * entry['curve']:.2g}" for entry in members)
-        falls.append(f"| {task} | {momentum:g} | {order} | {curve} | {slope(members):.1f} |")
-    lines += _markdown("| task | m | order | rebuilds: curve error, % | measured order |", falls)
+        falls.append(f"| {task} | {momentum:g} | {curve} | {slope(members):.1f} |")
+    lines += _markdown("| task | m | rebuilds: curve error, % | measured order |", falls)
     return "\n".join(lines[1:])
 
 
@@ -143,14 +143,13 @@ def plot_order(rows: Sequence[Row], path: Path) -> None:
     for axes, task in zip(panels, tasks, strict=True):
         mine = [entry for entry in rows if entry["task"] == task]
         counts = np.array(sorted({entry["rebuilds"] for entry in mine}))
-        for (momentum, order), members in _by(mine, "momentum", "order").items():
+        for (momentum,), members in _by(mine, "momentum").items():
             axes.loglog(
                 [entry["rebuilds"] for entry in members], [entry["curve"] for entry in members],
-                "o-" if order == 2 else "s:",
-                color="C0" if momentum == 0 else "C1", markersize=4,
-                label=f"order {order}, momentum {momentum:g}",
+                "o-", color="C0" if momentum == 0 else "C1", markersize=4,
+                label=f"momentum {momentum:g}",
             )  # fmt: skip
-        first = max(entry["curve"] for entry in mine if entry["order"] == 2)
+        first = max(entry["curve"] for entry in mine)
         for power, style in ((1, ":"), (2, "--")):
             label = f"slope -{power}"
             line = 2 * first * (counts / counts[0]) ** -float(power)

@@ -10,8 +10,9 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
-from experiments.store import Store
+from experiments.store import Pieces, listed, runner
 from jaxttp.conditioning import gaussian_weights, linear_point
 from jaxttp.pipeline import tracked_run
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
@@ -41,13 +42,13 @@ class Settings:
 
     data: str = "digits"
     side: int = 8
-    samples: int = 1000
+    samples: int = cuts.few(32, 1000)
     width: int = 200
-    epochs: int = 500
-    batch_size: int = 250
+    epochs: int = cuts.one(500)
+    batch_size: int = cuts.few(4, 250)
     learning_rate: float = 0.2
-    points: int = 20
-    seeds: int = 3
+    points: int = cuts.points(20)
+    seeds: int = cuts.one(3)
     seed: int = 0
 
 
@@ -84,17 +85,8 @@ def network(weights: list[Any], x: Any) -> Any:
     return x
 
 
-def run(settings: Settings, store: Store | None = None) -> list[Run]:
-    """Train every seed, and measure.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the runs are kept.
-
-    Returns:
-        A `Run` for each seed.
-    """
-    store = store or Store()
+def pieces(settings: Settings) -> Pieces:
+    """Train every seed, and measure."""
     inputs = load_inputs(settings.data, settings.samples, side=settings.side, seed=settings.seed)
     sigma = inputs.covariance
     assert inputs.labels is not None
@@ -128,8 +120,11 @@ def run(settings: Settings, store: Store | None = None) -> list[Run]:
             np.array([float(point.maximum) for point in points]),
         )
 
-    pieces = {f"seed {seed}": functools.partial(one, seed) for seed in range(settings.seeds)}
-    return list(store.all(pieces).values())
+    return {f"seed {seed}": functools.partial(one, seed) for seed in range(settings.seeds)}
+
+
+run = runner(pieces, listed)
+"""A `Run` for each seed."""
 
 
 def plot(result: list[Run]) -> dict[str, Figure]:

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
-from jaxttp.conditioning import Sweep, sweep
+from jaxttp.conditioning import ConditionSweep, sweep
 from jaxttp.plots import PREDICTED, REAL, plot_draws, tidy
 
 CLAIM = {
@@ -35,10 +36,10 @@ class Settings:
     """
 
     data: tuple[str, ...] = ("patches", "digits")
-    samples: int = 1000
+    samples: int = cuts.few(32, 1000)
     outputs: int = 10
     widths: tuple[int, ...] = (80, 120, 200, 400, 800, 1600)
-    seeds: int = 5
+    seeds: int = cuts.one(5)
     seed: int = 0
 
 
@@ -49,7 +50,7 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, store: Store | None = None) -> dict[str, dict[str, Sweep]]:
+def run(settings: Settings, store: Store | None = None) -> dict[str, dict[str, ConditionSweep]]:
     """Two sweeps over the width for each data set.
 
     Args:
@@ -57,11 +58,11 @@ def run(settings: Settings, store: Store | None = None) -> dict[str, dict[str, S
         store: where the sweeps are kept.
 
     Returns:
-        Name of the data -> "without" and "with" -> `Sweep`.
+        Name of the data -> "without" and "with" -> `ConditionSweep`.
     """
     store = store or Store()
 
-    def one(name: str, batch_norm: bool) -> Sweep:
+    def one(name: str, batch_norm: bool) -> ConditionSweep:
         inputs = load_inputs(
             name, settings.samples, side=8, gray=True, whiten=False, seed=settings.seed
         )
@@ -79,7 +80,7 @@ def run(settings: Settings, store: Store | None = None) -> dict[str, dict[str, S
     return {name: {kind: found[f"{name}/{kind}"] for kind in kinds} for name in settings.data}
 
 
-def plot(result: dict[str, dict[str, Sweep]]) -> dict[str, Figure]:
+def plot(result: dict[str, dict[str, ConditionSweep]]) -> dict[str, Figure]:
     """A panel for each data set."""
     figure = Figure(figsize=(5.4 * len(result), 4.2), layout="constrained")
     panels = figure.subplots(1, len(result), squeeze=False)[0]
@@ -98,7 +99,7 @@ def plot(result: dict[str, dict[str, Sweep]]) -> dict[str, Figure]:
     return {"gnc-7": figure}
 
 
-def measure(result: dict[str, dict[str, Sweep]]) -> dict[str, list[str]]:
+def measure(result: dict[str, dict[str, ConditionSweep]]) -> dict[str, list[str]]:
     """Means by width and the factor that batch norm gains."""
     lines = []
     for name, curves in result.items():

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from jaxttp.conditioning import condition_number, curvature_matrix, linear_point, toeplitz
 from jaxttp.plots import PREDICTED, plot_draws, tidy
@@ -45,8 +46,8 @@ class Settings:
 
     side: int = 8
     filters: tuple[int, ...] = (1, 2, 4, 8, 12)
-    sizes: tuple[int, ...] = (2, 3, 4)
-    seeds: int = 5
+    sizes: tuple[int, ...] = cuts.few(8, (2, 3, 4))
+    seeds: int = cuts.one(5)
     seed: int = 0
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from jaxttp.conditioning import (
     condition_number,
@@ -51,7 +52,7 @@ class Settings:
 
     skips: tuple[float, ...] = tuple(np.round(np.arange(0, 2.01, 0.05), 2).tolist())
     depth: int = 3
-    sizes: tuple[int, ...] = (2, 4, 8, 16)
+    sizes: tuple[int, ...] = cuts.few(8, (2, 4, 8, 16))
     draws: int = 200
     slopes: tuple[float, ...] = (0.0, 0.1, 0.5)
     length: int = 12

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.store import Store
-from jaxttp.conditioning import Sweep, sweep
+from experiments import cuts
+from experiments.store import Pieces, runner
+from jaxttp.conditioning import ConditionSweep, sweep
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_condition_sweep, plot_draws, tidy
 
 CLAIM = {
@@ -49,8 +50,8 @@ class Settings:
     factors: tuple[int, ...] = (100, 150, 300)
     bound_width: int = 500
     bound_depths: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8)
-    seeds: int = 3
-    bound_seeds: int = 20
+    seeds: int = cuts.one(3)
+    bound_seeds: int = cuts.one(20)
     seed: int = 0
 
 
@@ -66,37 +67,32 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-Result = dict[str, Sweep]
+Result = dict[str, ConditionSweep]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """One sweep over depth for each curve.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the sweeps are kept.
-
-    Returns:
-        Name of the curve -> `Sweep`.
-    """
-    store = store or Store()
+def pieces(settings: Settings) -> Pieces:
+    """One sweep over depth for each curve."""
     key = jax.random.key(settings.seed)
     common = {"inputs": settings.inputs, "outputs": settings.outputs, "key": key}
-    pieces = {}
+    out: Pieces = {}
     for width in settings.widths:
-        pieces[f"m = {width}"] = functools.partial(
+        out[f"m = {width}"] = functools.partial(
             sweep, "depth", settings.depths, width=width, seeds=settings.seeds, **common
         )
     for factor in settings.factors:
-        pieces[f"m = {factor} L"] = functools.partial(
+        out[f"m = {factor} L"] = functools.partial(
             sweep, "depth", settings.depths, width=lambda depth, factor=factor: factor * depth,
             seeds=settings.seeds, **common,
         )  # fmt: skip
-    pieces["bounds"] = functools.partial(
+    out["bounds"] = functools.partial(
         sweep, "depth", settings.bound_depths, width=settings.bound_width,
         seeds=settings.bound_seeds, **common,
     )  # fmt: skip
-    return store.all(pieces)
+    return out
+
+
+run = runner(pieces, lambda settings, found: found)
+"""Name of the curve -> `ConditionSweep`."""
 
 
 def plot(result: Result) -> dict[str, Figure]:
@@ -123,7 +119,7 @@ def plot(result: Result) -> dict[str, Figure]:
     return {"gnc-2a": first, "gnc-2b": second, "gnc-3": third}
 
 
-def exponent(one: Sweep) -> float:
+def exponent(one: ConditionSweep) -> float:
     """The power p of kappa - 1 ~ L^p, by least squares on the logarithms of the means."""
     return float(np.polyfit(np.log(one.values), np.log(one.condition.mean(axis=1) - 1), 1)[0])
 

@@ -16,8 +16,9 @@ import optax
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
+from experiments import cuts
 from experiments.conditioning.training_time import first_below
-from experiments.store import Store
+from experiments.store import Pieces, runner
 from jaxttp import Model, conditioning, from_nnx, train
 from jaxttp.data import load_dataset
 from jaxttp.dynamics import recursion
@@ -47,13 +48,13 @@ class Settings:
         seeds: of samples, heads and adapters.
     """
 
-    classes: tuple[int, ...] = (5, 6, 7, 8, 9)
-    per_class: int = 12
+    classes: tuple[int, ...] = cuts.whole((5, 6, 7, 8, 9))
+    per_class: int = cuts.few(2, 12)
     ranks: tuple[int, ...] = (1, 2, 4, 8)
     whole: bool = True
     share: float = 0.1
-    steps: int = 600
-    seeds: tuple[int, ...] = (0, 1, 2)
+    steps: int = cuts.one(600)
+    seeds: tuple[int, ...] = cuts.one((0, 1, 2))
 
 
 PRESETS = {
@@ -108,17 +109,8 @@ def models(settings: Settings, seed: int) -> dict[tuple[str, int], Model]:
     return {("all", 0): whole} | adapted | {("head", 0): freeze(whole, head_only)}
 
 
-def run(settings: Settings, store: Store | None = None) -> dict[int, list[Row]]:
-    """Measure every way, for every seed.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the rows are kept.
-
-    Returns:
-        Seed -> a `Row` for all weights, for adapters of every rank, and for the head.
-    """
-    store = store or Store()
+def pieces(settings: Settings) -> Pieces:
+    """Measure every way, for every seed."""
 
     def one(seed: int) -> list[Row]:
         data = load_dataset(
@@ -130,8 +122,11 @@ def run(settings: Settings, store: Store | None = None) -> dict[int, list[Row]]:
             for (kind, rank), model in models(settings, seed).items()
         ]
 
-    pieces = {f"seed {seed}": functools.partial(one, seed) for seed in settings.seeds}
-    return dict(zip(settings.seeds, store.all(pieces).values(), strict=True))
+    return {f"seed {seed}": functools.partial(one, seed) for seed in settings.seeds}
+
+
+run = runner(pieces, lambda settings, found: dict(zip(settings.seeds, found.values(), strict=True)))
+"""Seed -> a `Row` for all weights, for adapters of every rank, and for the head."""
 
 
 def _row(

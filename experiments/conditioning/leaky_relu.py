@@ -7,9 +7,10 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
-from jaxttp.conditioning import Sweep, sweep
+from jaxttp.conditioning import ConditionSweep, sweep
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
 
 CLAIM = {
@@ -40,14 +41,14 @@ class Settings:
 
     data: str = "digits"
     side: int = 8
-    few: int = 50
-    many: int = 120
+    few: int = cuts.few(8, 50)
+    many: int = cuts.few(24, 120)
     outputs: int = 10
     widths: tuple[int, ...] = (60, 100, 200, 400, 800, 1600)
     curves: tuple[int, ...] = (200, 800)
     alpha: float = 0.01
     alphas: tuple[float, ...] = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-    seeds: int = 3
+    seeds: int = cuts.one(3)
     seed: int = 0
 
 
@@ -71,8 +72,8 @@ class Result:
     """
 
     rank: int
-    width: dict[int, Sweep]
-    slope: dict[tuple[int, int], Sweep]
+    width: dict[int, ConditionSweep]
+    slope: dict[tuple[int, int], ConditionSweep]
 
 
 def run(settings: Settings, store: Store | None = None) -> Result:

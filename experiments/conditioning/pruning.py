@@ -17,6 +17,7 @@ import optax
 from flax import nnx
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.harness import Script
 from experiments.store import Store
 from jaxttp import conditioning, from_nnx, models
@@ -58,19 +59,19 @@ class Settings:
     width: int | None = None
     data: str = "digits"
     classes: int = 5
-    per_class: int = 20
+    per_class: int = cuts.few(2, 20)
     enlarge: int = 1
-    rates: tuple[float, ...] = (0.0, 0.6, 0.9)
+    rates: tuple[float, ...] = cuts.first((0.0, 0.6, 0.9))
     optimizer: str = "sgd"
     momentum: float = 0.9
     learning_rate: float = 0.1
     decay_epoch: int | None = None
     weight_decay: float = 1e-4
-    batch_size: int = 50
-    epochs: int = 60
-    points: tuple[int, ...] = (0, 5, 15, 30, 60)
+    batch_size: int = cuts.few(4, 50)
+    epochs: int = cuts.one(60)
+    points: tuple[int, ...] = cuts.points((0, 5, 15, 30, 60))
     promote: bool = False
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = cuts.one((0, 1, 2))
 
 
 def build(settings: Settings, size: int, channels: int, rngs: nnx.Rngs) -> nnx.Module:

@@ -16,8 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments import cuts
 from experiments.store import Store
-from jaxttp.conditioning import Sweep, sweep
+from jaxttp.conditioning import ConditionSweep, sweep
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
 
 CLAIM = {
@@ -52,7 +53,7 @@ class Size:
     inputs: int
     width: int
     depths: tuple[int, ...]
-    seeds: int
+    seeds: int = cuts.one()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-Result = dict[str, dict[str, Sweep]]
+Result = dict[str, dict[str, ConditionSweep]]
 
 
 def run(settings: Settings, store: Store | None = None) -> Result:
@@ -92,7 +93,7 @@ def run(settings: Settings, store: Store | None = None) -> Result:
         store: where the sweeps are kept.
 
     Returns:
-        "d = ..." -> skip -> `Sweep`.
+        "d = ..." -> skip -> `ConditionSweep`.
     """
     store = store or Store()
     pieces = {
@@ -110,7 +111,9 @@ def run(settings: Settings, store: Store | None = None) -> Result:
     return out
 
 
-def _draw(axes: Axes, curves: dict[str, Sweep], names: tuple[str, ...], title: str) -> None:
+def _draw(
+    axes: Axes, curves: dict[str, ConditionSweep], names: tuple[str, ...], title: str
+) -> None:
     for name in names:
         one = curves[name]
         label = "no skip" if name == "0" else f"β = {name}"
@@ -141,7 +144,7 @@ def plot(result: Result) -> dict[str, Figure]:
     return out
 
 
-def _lines(curves: dict[str, Sweep], names: tuple[str, ...]) -> list[str]:
+def _lines(curves: dict[str, ConditionSweep], names: tuple[str, ...]) -> list[str]:
     lines = []
     for name in names:
         one = curves[name]

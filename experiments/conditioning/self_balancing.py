@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.store import Store
+from experiments import cuts
+from experiments.store import Pieces, runner
 from jaxttp.conditioning import gaussian_weights, layer_spectra, linear_point
 from jaxttp.plots import plot_draws, tidy
 
@@ -38,7 +39,7 @@ class Settings:
     outputs: int = 10
     width: int = 300
     depths: tuple[int, ...] = (3, 5, 7, 9)
-    seeds: int = 3
+    seeds: int = cuts.one(3)
     seed: int = 0
 
 
@@ -72,17 +73,8 @@ class Layers:
     condition: np.ndarray
 
 
-def run(settings: Settings, store: Store | None = None) -> dict[int, Layers]:
-    """Spectra of the partial products for each depth.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where they are kept.
-
-    Returns:
-        Depth -> `Layers`.
-    """
-    store = store or Store()
+def pieces(settings: Settings) -> Pieces:
+    """Spectra of the partial products for each depth."""
 
     def one(depth: int) -> Layers:
         widths = (settings.inputs, *(settings.width,) * (depth - 1), settings.outputs)
@@ -98,8 +90,13 @@ def run(settings: Settings, store: Store | None = None) -> dict[int, Layers]:
         )
         return Layers(inner, inner_small, outer, outer_small, terms, shares, kappa)
 
-    found = store.all({f"L = {depth}": functools.partial(one, depth) for depth in settings.depths})
-    return dict(zip(settings.depths, found.values(), strict=True))
+    return {f"L = {depth}": functools.partial(one, depth) for depth in settings.depths}
+
+
+run = runner(
+    pieces, lambda settings, found: dict(zip(settings.depths, found.values(), strict=True))
+)
+"""Depth -> `Layers`."""
 
 
 def plot(result: dict[int, Layers]) -> dict[str, Figure]:

@@ -17,8 +17,9 @@ from flax import nnx
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
+from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
-from experiments.store import Store
+from experiments.store import Pieces, listed, runner
 from jaxttp import from_nnx, predict_training_time, train
 from jaxttp.conditioning import condition_number, curvature_matrix
 from jaxttp.models import MLP
@@ -47,13 +48,13 @@ class Settings:
     """
 
     data: str = "digits"
-    samples: int = 60
+    samples: int = cuts.few(32, 60)
     widths: tuple[int, ...] = (20, 60, 200)
     depths: tuple[int, ...] = (2, 4)
     activations: tuple[str, ...] = ("relu", "tanh")
     share: float = 0.1
-    steps: int = 600
-    seeds: int = 1
+    steps: int = cuts.one(600)
+    seeds: int = cuts.one(1)
     seed: int = 0
 
 
@@ -91,17 +92,8 @@ def first_below(curve: np.ndarray, share: float) -> float:
     return float(below[0]) if below.size else math.inf
 
 
-def run(settings: Settings, store: Store | None = None) -> list[Row]:
-    """Measure every network.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the rows are kept.
-
-    Returns:
-        A `Row` for each network and version of the data.
-    """
-    store = store or Store()
+def pieces(settings: Settings) -> Pieces:
+    """Measure every network."""
 
     def one(whitened: bool, width: int, depth: int, activation: str, seed: int) -> Row:
         inputs = load_inputs(settings.data, whiten=whitened, seed=settings.seed)
@@ -131,12 +123,15 @@ def run(settings: Settings, store: Store | None = None) -> list[Row]:
     cases = itertools.product(
         (True, False), settings.widths, settings.depths, settings.activations, range(settings.seeds)
     )
-    pieces = {
+    return {
         f"{'white' if case[0] else 'plain'}, m = {case[1]}, L = {case[2]}, {case[3]}, {case[4]}":
         functools.partial(one, *case)
         for case in cases
     }  # fmt: skip
-    return list(store.all(pieces).values())
+
+
+run = runner(pieces, listed)
+"""A `Row` for each network and version of the data."""
 
 
 def _columns(result: list[Row]) -> dict[str, np.ndarray]:

@@ -8,9 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
-from jaxttp.conditioning import Sweep, sweep
+from jaxttp.conditioning import ConditionSweep, sweep
 from jaxttp.plots import PREDICTED, REAL, plot_draws, tidy
 
 CLAIM = {
@@ -33,10 +34,10 @@ class Settings:
     """
 
     data: tuple[tuple[str, int, int], ...] = (("digits", 8, 70), ("patches", 8, 200))
-    samples: int = 1500
+    samples: int = cuts.few(32, 1500)
     outputs: int = 10
     depths: tuple[int, ...] = (2, 3, 4, 5)
-    seeds: int = 3
+    seeds: int = cuts.one(3)
     seed: int = 0
 
 
@@ -62,8 +63,8 @@ class Panel:
 
     covariance_condition: float
     rank: int
-    whitened: Sweep
-    plain: Sweep
+    whitened: ConditionSweep
+    plain: ConditionSweep
 
 
 def run(settings: Settings, store: Store | None = None) -> dict[str, Panel]:
@@ -78,7 +79,7 @@ def run(settings: Settings, store: Store | None = None) -> dict[str, Panel]:
     """
     store = store or Store()
 
-    def one(name: str, side: int, width: int, whiten: bool) -> tuple[Sweep, float, int]:
+    def one(name: str, side: int, width: int, whiten: bool) -> tuple[ConditionSweep, float, int]:
         inputs = load_inputs(name, settings.samples, side=side, whiten=whiten, seed=settings.seed)
         sigma = inputs.covariance
         values = np.linalg.eigvalsh(sigma)[::-1]

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
 from jaxttp.conditioning import condition_number, curvature_matrix, rank_sensitivity
@@ -46,15 +47,15 @@ class Settings:
     """
 
     data: str = "digits"
-    samples: int = 100
+    samples: int = cuts.few(32, 100)
     widths: tuple[int, ...] = (15, 20, 30, 60, 120)
-    rates: tuple[float, ...] = (0.3, 0.3, 0.5, 0.5, 0.5)
-    epochs: int = 100
-    batch_size: int = 20
-    points: tuple[int, ...] = (0, 2, 5, 10, 20, 40, 70, 100)
+    rates: tuple[float, ...] = cuts.first((0.3, 0.3, 0.5, 0.5, 0.5))
+    epochs: int = cuts.one(100)
+    batch_size: int = cuts.few(4, 20)
+    points: tuple[int, ...] = cuts.points((0, 2, 5, 10, 20, 40, 70, 100))
     spectrum_width: int = 20
-    spectrum_samples: int = 200
-    seeds: int = 3
+    spectrum_samples: int = cuts.few(32, 200)
+    seeds: int = cuts.one(3)
     seed: int = 0
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from experiments import cuts
 from experiments.bench.gauss_newton import step_costs
 from experiments.gauss_newton.variants import COLORS
 from experiments.store import Store
@@ -37,11 +38,11 @@ class Settings:
         seed: of weights and inputs, the same for all.
     """
 
-    samples: tuple[int, ...] = (128, 256, 512, 1024)
+    samples: tuple[int, ...] = cuts.few(32, (128, 256, 512, 1024))
     half: int = 392
     width: int = 2000
     blocks: int = 2
-    repeats: int = 5
+    repeats: int = cuts.one(5)
     seed: int = 0
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.gauss_newton.training import Phase, Training, load
 from experiments.gauss_newton.training import train as train_reversible
 from experiments.gauss_newton.variants import Case, build
 from experiments.gauss_newton.variants import Settings as Variants
-from experiments.store import Store
+from experiments.store import Pieces, listed, runner
 from jaxttp import empirical_ntk, from_nnx, predict_training_time, train, training_time
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.gauss_newton import forecast_steps
@@ -42,10 +43,10 @@ class Settings:
     """
 
     variants: Variants
-    rates: tuple[float, ...] = (0.1, 0.3, 0.6)
-    steps: int = 60
-    shares: tuple[float, ...] = (0.1, 0.3)
-    horizon: int = 150
+    rates: tuple[float, ...] = cuts.first((0.1, 0.3, 0.6))
+    steps: int = cuts.one(60)
+    shares: tuple[float, ...] = cuts.first((0.1, 0.3))
+    horizon: int = cuts.one(150)
 
 
 PRESETS = {
@@ -88,17 +89,9 @@ class Pair:
         ]
 
 
-def run(settings: Settings, store: Store | None = None) -> list[Pair]:
-    """Forecast, then train.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the pairs are kept.
-
-    Returns:
-        A `Pair` for every rate and seed.
-    """
-    store, variants = store or Store(), settings.variants
+def pieces(settings: Settings) -> Pieces:
+    """Forecast, then train."""
+    variants = settings.variants
 
     def one(optimizer: str, rate: float, seed: int) -> Pair:
         with jax.enable_x64(variants.float64):
@@ -135,13 +128,16 @@ def run(settings: Settings, store: Store | None = None) -> list[Pair]:
             )  # fmt: skip
             return Pair("gd", rate, np.asarray(ahead.loss), np.asarray(real.loss))
 
-    pieces = {
+    return {
         f"{optimizer} {rate:g}/{seed}": functools.partial(one, optimizer, rate, seed)
         for optimizer, rates in (("gn", settings.rates), ("gd", settings.shares))
         for rate in rates
         for seed in variants.seeds
     }
-    return list(store.all(pieces).values())
+
+
+run = runner(pieces, listed)
+"""A `Pair` for every rate and seed."""
 
 
 def plot(result: list[Pair]) -> dict[str, Figure]:

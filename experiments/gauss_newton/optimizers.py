@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from experiments import cuts
 from experiments.gauss_newton.figures import plot, table
 from experiments.gauss_newton.search import RATES, best_first, first_stable, largest_first
 from experiments.gauss_newton.training import Phase, Record, Training, load, train
@@ -55,14 +56,14 @@ class Comparison:
     blocks: tuple[int, ...]
     bottleneck: int
     loss: str
-    samples: int | None
-    batch_size: int | None
-    steps: dict[str, int]
+    samples: int | None = cuts.few(32, otherwise="batch_size")
+    batch_size: int | None = cuts.few(4)
+    steps: dict[str, int] = cuts.one()  # noqa: RUF009
     evaluate_every: int | None = None
     pseudoinverse: str = "truncate"
     float64: bool = False
-    seeds: tuple[int, ...] = (0, 1, 2)
-    rates: tuple[float, ...] = RATES
+    seeds: tuple[int, ...] = cuts.one((0, 1, 2))
+    rates: tuple[float, ...] = cuts.first(RATES)
     search: str = "best"
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.gauss_newton.training import Phase, load, train
 from experiments.gauss_newton.variants import (
     COLORS,
@@ -56,8 +57,8 @@ class Settings:
     """
 
     variants: Variants
-    epochs: int
-    probe: int = 60
+    epochs: int = cuts.one()
+    probe: int = cuts.few(8, 60)
 
 
 PRESETS = {

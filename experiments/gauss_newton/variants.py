@@ -18,9 +18,10 @@ from flax import nnx
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments import cuts
 from experiments.gauss_newton.search import RATES, best_first, first_stable
 from experiments.gauss_newton.training import Phase, Record, Samples, Training, load, train
-from experiments.store import Store
+from experiments.store import Pieces, listed, runner
 from jaxttp.models import RevMLP
 from jaxttp.plots import tidy
 
@@ -46,7 +47,7 @@ class Case:
     """
 
     label: str
-    phases: tuple[tuple[str, int], ...]
+    phases: tuple[tuple[str, int], ...] = cuts.phases()
     rate: float | None = None
     bottleneck: int | None = 0
     scale: float | str = 1e-3
@@ -72,16 +73,16 @@ class Settings:
         rates: the grid.
     """
 
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...] = cuts.each()
     data: str = "digits"
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None, otherwise="batch_size")
     blocks: int = 3
     bottleneck: int = 512
-    batch_size: int | None = 128
+    batch_size: int | None = cuts.few(4, 128)
     loss: str = "cross_entropy"
     float64: bool = True
-    seeds: tuple[int, ...] = (0, 1, 2)
-    rates: tuple[float, ...] = RATES
+    seeds: tuple[int, ...] = cuts.one((0, 1, 2))
+    rates: tuple[float, ...] = cuts.first(RATES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,17 +152,8 @@ def search_rate(settings: Settings, case: Case, optimizer: str, data: Samples, s
     return first_stable(order, whole, rise=rise)[0]
 
 
-def run(settings: Settings, store: Store | None = None) -> list[Curve]:
-    """Search for the rates and train every seed of every case.
-
-    Args:
-        settings: one of the presets, or your own.
-        store: where the curves are kept.
-
-    Returns:
-        A `Curve` for each case.
-    """
-    store = store or Store()
+def pieces(settings: Settings) -> Pieces:
+    """Search for the rates and train every seed of every case."""
 
     def one(case: Case) -> Curve:
         with jax.enable_x64(settings.float64):
@@ -188,7 +180,11 @@ def run(settings: Settings, store: Store | None = None) -> list[Curve]:
         }
         return Curve(case.label, rates, records[0].steps / epoch, **table)
 
-    return list(store.all({c.label: functools.partial(one, c) for c in settings.cases}).values())
+    return {case.label: functools.partial(one, case) for case in settings.cases}
+
+
+run = runner(pieces, listed)
+"""A `Curve` for each case."""
 
 
 def plot(

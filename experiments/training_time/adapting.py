@@ -9,8 +9,9 @@ import dataclasses
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.bench.adapters import THRESHOLDS, AdapterSettings, Row, compare, digits_job
-from experiments.store import Store
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import CIFAR10, COLORS, Source, load
 from jaxttp.plots import MARKERS, tidy
 
@@ -34,7 +35,7 @@ class Settings:
         default_factory=lambda: AdapterSettings(samples_per_class=15, adapters=((4, 1.0), (4, 8.0)))
     )
     task: Source | None = None
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None)
 
 
 PRESETS = {
@@ -60,16 +61,8 @@ class Result:
     rows: list[Row]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Forecast and train every part at every rate.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the rows are kept.
-
-    Returns:
-        A `Result`.
-    """
+def pieces(settings: Settings) -> Pieces:
+    """Forecast and train every part at every rate."""
     bench = settings.bench
 
     def one(share: float) -> list[Row]:
@@ -79,9 +72,13 @@ def run(settings: Settings, store: Store | None = None) -> Result:
             job = load(settings.task, bench.seed, settings.samples)
         return list(compare(dataclasses.replace(bench, shares=(share,)), job))
 
-    pieces = {f"rate {share:g}": (lambda share=share: one(share)) for share in bench.shares}
-    found = (store or Store()).all(pieces)
-    return Result(settings, [row for rows in found.values() for row in rows])
+    return {f"rate {share:g}": (lambda share=share: one(share)) for share in bench.shares}
+
+
+run = runner(
+    pieces,
+    lambda settings, found: Result(settings, [row for rows in found.values() for row in rows]),
+)
 
 
 def plot(result: Result) -> dict[str, Figure]:

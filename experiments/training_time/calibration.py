@@ -9,8 +9,9 @@ import functools
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.bench.bands import THRESHOLDS, BandSettings, Runs, simulate
-from experiments.store import Store
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import (
     CIFAR10,
     COLORS,
@@ -43,10 +44,10 @@ class Settings:
 
     tasks: tuple[Source, ...] = ("breast cancer, MLP", "wine, MLP", "digits 5-9, MLP")
     rate: float = 1.0
-    batch_size: int = 16
+    batch_size: int = cuts.few(4, 16)
     levels: tuple[float, ...] = (0.3, 0.6, 0.9)
     bench: BandSettings = dataclasses.field(default_factory=BandSettings)
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None, otherwise="batch_size")
 
 
 PRESETS = {
@@ -72,23 +73,17 @@ class Result:
     runs: dict[str, Runs]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Forecast bands of every level, and train many times.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the runs are kept.
-
-    Returns:
-        A `Result`.
-    """
+def pieces(settings: Settings) -> Pieces:
+    """Forecast bands of every level, and train many times."""
 
     def one(task: Source) -> Runs:
         job = load(task, settings.bench.seed, settings.samples)
         return simulate(job, settings.rate, settings.batch_size, settings.bench, settings.levels)
 
-    pieces = {name_of(task): functools.partial(one, task) for task in settings.tasks}
-    return Result(settings, (store or Store()).all(pieces))
+    return {name_of(task): functools.partial(one, task) for task in settings.tasks}
+
+
+run = runner(pieces, Result)
 
 
 def plot(result: Result) -> dict[str, Figure]:

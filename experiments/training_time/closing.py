@@ -9,7 +9,8 @@ import functools
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.store import Store
+from experiments import cuts
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import (
     CIFAR10,
     COLORS,
@@ -53,12 +54,12 @@ class Settings:
         "iris, tanh MLP",
     )
     rate: float = 1.0
-    shares: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
+    shares: tuple[float, ...] = cuts.first((0.05, 0.1, 0.2, 0.4))
     shown: float = 0.1
     kinds: tuple[str, ...] = KINDS
-    steps: int = 150
+    steps: int = cuts.one(150)
     seed: int = 1
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None)
 
 
 PRESETS = {
@@ -103,18 +104,12 @@ class Result:
     loops: list[Loop]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Train every task once, and correct its forecast on the way.
+def pieces(settings: Settings) -> Pieces:
+    """Train every task once, and correct its forecast on the way."""
+    return {name_of(t): functools.partial(_measure, t, settings) for t in settings.tasks}
 
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the curves are kept.
 
-    Returns:
-        A `Result`.
-    """
-    pieces = {name_of(t): functools.partial(_measure, t, settings) for t in settings.tasks}
-    return Result(settings, list((store or Store()).all(pieces).values()))
+run = runner(pieces, lambda settings, found: Result(settings, list(found.values())))
 
 
 def _measure(task: Source, settings: Settings) -> Loop:

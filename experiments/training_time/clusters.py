@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_score
 
+from experiments import cuts
 from experiments.store import Store
 from experiments.training_time.comparison import (
     CIFAR10,
@@ -57,7 +58,7 @@ class Settings:
     components: int = 5
     rate: float = 1.0
     relative: bool = True
-    steps: int = 150
+    steps: int = cuts.one(150)
     level: float = 0.5
     clusters: int = 3
     iterations: int = 1000

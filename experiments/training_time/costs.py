@@ -11,8 +11,9 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.bench.accuracy_tasks import Job
-from experiments.store import Store
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import (
     COLORS,
     PAPER_TASKS,
@@ -45,9 +46,9 @@ class Settings:
 
     tasks: tuple[Source, ...] = ("digits even, ResNet", "digits 5-9, MLP")
     rate: float = 0.5
-    steps: int = 150
-    sketch_dim: int = 1000
-    repeats: int = 2
+    steps: int = cuts.one(150)
+    sketch_dim: int = cuts.few(9, 1000)
+    repeats: int = cuts.one(2)
     seed: int = 0
 
 
@@ -89,18 +90,12 @@ class Result:
     seconds: dict[str, Seconds]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Time training and forecasts.
+def pieces(settings: Settings) -> Pieces:
+    """Time training and forecasts."""
+    return {name_of(task): functools.partial(_measure, task, settings) for task in settings.tasks}
 
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the times are kept, a task each.
 
-    Returns:
-        A `Result`.
-    """
-    pieces = {name_of(task): functools.partial(_measure, task, settings) for task in settings.tasks}
-    return Result(settings, (store or Store()).all(pieces))
+run = runner(pieces, Result)
 
 
 def _measure(task: Source, settings: Settings) -> Seconds:

@@ -9,6 +9,7 @@ import functools
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from experiments.training_time.comparison import (
     CIFAR10,
@@ -64,14 +65,14 @@ class Settings:
 
     noise_task: Source = "breast cancer, MLP"
     rate: float = 1.0
-    batch_size: int = 8
-    steps: int = 200
+    batch_size: int = cuts.few(4, 8)
+    steps: int = cuts.one(200)
     tasks: tuple[Source, ...] = ("digits even, ResNet", "digits 5-9, MLP")
     high_rate: float = 3.0
     relative: bool = True
-    horizon: int = 150
-    runs: int = 4
-    paths: int = 20
+    horizon: int = cuts.one(150)
+    runs: int = cuts.one(4)
+    paths: int = cuts.one(20)
     seed: int = 0
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.bench.accuracy_tasks import patches
-from experiments.store import Store
+from experiments.store import Pieces, listed, runner
 from jaxttp.data import load_dataset
 from jaxttp.data.folders import LAYOUTS, folder_source
 from jaxttp.data.registry import LOADERS
@@ -62,18 +62,13 @@ class Row:
         )  # fmt: skip
 
 
-def run(settings: Settings, store: Store | None = None) -> list[Row]:
-    """Count.
+def pieces(settings: Settings) -> Pieces:
+    """A data set each."""
+    return {item[0]: functools.partial(_count, *item) for item in settings.data}
 
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the rows are kept.
 
-    Returns:
-        A `Row` for every data set.
-    """
-    pieces = {item[0]: functools.partial(_count, *item) for item in settings.data}
-    return list((store or Store()).all(pieces).values())
+run = runner(pieces, listed)
+"""A `Row` for every data set."""
 
 
 def _count(name: str, split: str | None, folder: str | None) -> Row:

@@ -12,7 +12,8 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
-from experiments.store import Store
+from experiments import cuts
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import CIFAR10, COLORS, Source, kernel_of, load, name_of
 from jaxttp import predict_training_time, train, training_time
 from jaxttp.plots import REAL, tidy
@@ -62,10 +63,10 @@ class Settings:
         samples: so many of each task; all when None.
     """
 
-    cases: tuple[Case, ...]
-    steps: int = 150
+    cases: tuple[Case, ...] = cuts.each()
+    steps: int = cuts.one(150)
     seed: int = 0
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None)
 
 
 def _cases(first: Source, second: Source, third: Source) -> tuple[Case, ...]:
@@ -120,23 +121,17 @@ class Result:
     curves: list[Curves]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Train and forecast every case.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the curves are kept.
-
-    Returns:
-        A `Result`.
-    """
-    pieces = {
+def pieces(settings: Settings) -> Pieces:
+    """Train and forecast every case."""
+    return {
         f"{case.picture}/{name_of(case.task)}/{case.rate:g}": functools.partial(
             _measure, case, settings
         )
         for case in settings.cases
     }
-    return Result(settings, list((store or Store()).all(pieces).values()))
+
+
+run = runner(pieces, lambda settings, found: Result(settings, list(found.values())))
 
 
 _load = functools.lru_cache(maxsize=4)(load)  # cases share tasks

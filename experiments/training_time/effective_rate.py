@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from experiments.training_time.comparison import (
     COLORS,
@@ -56,13 +57,13 @@ class Settings:
     task: Source = "patches, MLP"
     more: tuple[Source, ...] = ("digits 5-9, MLP", "breast cancer, MLP")
     noisy_rate: float = 4.0
-    batch_size: int = 8
-    runs: int = 4
-    paths: int = 20
-    rates: tuple[float, ...] = (0.3, 1.0, 3.0)
+    batch_size: int = cuts.few(4, 8)
+    runs: int = cuts.one(4)
+    paths: int = cuts.one(20)
+    rates: tuple[float, ...] = cuts.first((0.3, 1.0, 3.0))
     momenta: tuple[float, ...] = (0.0, 0.5, 0.9)
     relative: bool = True
-    steps: int = 150
+    steps: int = cuts.one(150)
     seed: int = 0
 
 

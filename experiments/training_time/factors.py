@@ -9,6 +9,7 @@ import functools
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from experiments.training_time.comparison import (
     COLORS,
@@ -49,15 +50,15 @@ class Settings:
     """
 
     tasks: tuple[Source, ...] = ("wine, MLP", "patches, MLP")
-    seeds: tuple[int, ...] = (0, 1)
-    rates: tuple[float, ...] = (0.1, 0.5, 2.0)
+    seeds: tuple[int, ...] = cuts.one((0, 1))
+    rates: tuple[float, ...] = cuts.first((0.1, 0.5, 2.0))
     batches: tuple[int, ...] = (8, 32)
-    samples: tuple[int, ...] = (30, 120)
+    samples: tuple[int, ...] = cuts.few(32, (30, 120))
     rate: float = 0.5
-    batch_size: int = 16
+    batch_size: int = cuts.few(4, 16)
     relative: bool = True
-    steps: int = 150
-    paths: int = 8
+    steps: int = cuts.one(150)
+    paths: int = cuts.one(8)
 
 
 PRESETS = {

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from experiments.training_time.comparison import (
     COLORS,
@@ -53,14 +54,14 @@ class Settings:
     """
 
     task: Source = "digits 5-9, MLP"
-    dim: int = 1000
+    dim: int = cuts.few(9, 1000)
     kind: str = "achlioptas"
-    sizes: tuple[int, ...] = (20, 40, 80, 150)
+    sizes: tuple[int, ...] = cuts.few(8, (20, 40, 80, 150))
     draws: int = 3
     rate: float = 1.0
     relative: bool = True
-    steps: int = 150
-    repeats: int = 3
+    steps: int = cuts.one(150)
+    repeats: int = cuts.one(3)
     seed: int = 0
 
 

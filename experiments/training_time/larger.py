@@ -12,9 +12,10 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.bench.accuracy_tasks import Job
 from experiments.bench.extrapolation import make
-from experiments.store import Store
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import CIFAR10, Source, load
 from jaxttp import empirical_ntk, extrapolate, train, training_time
 from jaxttp.dynamics import weight_space
@@ -48,12 +49,12 @@ class Settings:
     """
 
     task: Source = "tanh MLP"
-    per_class: int = 45
-    sizes: tuple[int, int] = (150, 450)
-    small_sizes: tuple[int, int] = (50, 300)
+    per_class: int = cuts.few(2, 45)
+    sizes: tuple[int, int] = cuts.whole((150, 450), small=(4, 8))
+    small_sizes: tuple[int, int] = cuts.whole((50, 300), small=(4, 8))
     rate: float = 1.0
     alpha: float = 0.15
-    steps: int = 1000
+    steps: int = cuts.one(1000)
     seed: int = 0
 
 
@@ -110,22 +111,16 @@ class Result:
     pairs: dict[str, Larger]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Predict, and train on all samples.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the curves are kept.
-
-    Returns:
-        A `Result`.
-    """
+def pieces(settings: Settings) -> Pieces:
+    """Predict, and train on all samples."""
     sizes = (settings.sizes, settings.small_sizes)
-    pieces = {
+    return {
         picture: functools.partial(_measure, settings, *pair)
         for picture, pair in zip(PICTURES, sizes, strict=True)
     }
-    return Result(settings, (store or Store()).all(pieces))
+
+
+run = runner(pieces, Result)
 
 
 def _measure(settings: Settings, subset: int, samples: int) -> Larger:

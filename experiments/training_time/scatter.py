@@ -9,7 +9,8 @@ import functools
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.store import Store
+from experiments import cuts
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import (
     COLORS,
     PAPER_TASKS,
@@ -52,14 +53,14 @@ class Settings:
         "digits even, ResNet", "digits 3-7, ResNet", "digits 5-9, MLP", "wine, MLP",
         "breast cancer, MLP", "iris, tanh MLP", "patches, MLP",
     )  # fmt: skip
-    seeds: tuple[int, ...] = (0,)
-    low: tuple[float, ...] = (0.1, 0.3)
-    high: tuple[float, ...] = (2.0,)
+    seeds: tuple[int, ...] = cuts.one((0,))
+    low: tuple[float, ...] = cuts.first((0.1, 0.3))
+    high: tuple[float, ...] = cuts.first((2.0,))
     relative: bool = True
     batches: tuple[int, ...] = (16, 32)
-    batch_rates: tuple[float, ...] = (0.5,)
-    steps: int = 150
-    paths: int = 8
+    batch_rates: tuple[float, ...] = cuts.first((0.5,))
+    steps: int = cuts.one(150)
+    paths: int = cuts.one(8)
 
 
 PRESETS = {
@@ -88,31 +89,27 @@ class Result:
     pairs: list[Pair]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Forecast and train every task in every way.
-
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the pairs are kept, a task and seed each.
-
-    Returns:
-        A `Result`.
-    """
-    store = store or Store()
+def pieces(settings: Settings) -> Pieces:
+    """Forecast and train every task in every way."""
     ways = [Way(rate, relative=settings.relative) for rate in settings.low + settings.high]
     ways += [
         Way(rate, batch, relative=settings.relative)
         for batch in settings.batches
         for rate in settings.batch_rates
     ]
-    pieces = {
+    return {
         f"{name_of(task)}/{seed}": functools.partial(
             compare, task, seed, ways, steps=settings.steps, paths=settings.paths
         )
         for task in settings.tasks
         for seed in settings.seeds
     }
-    return Result(settings, [pair for part in store.all(pieces).values() for pair in part])
+
+
+run = runner(
+    pieces,
+    lambda settings, found: Result(settings, [pair for part in found.values() for pair in part]),
+)
 
 
 def _readings(pairs: list[Pair]) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,8 @@ import optax
 from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure
 
-from experiments.store import Store
+from experiments import cuts
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import (
     CIFAR10,
     COLORS,
@@ -50,8 +51,8 @@ class Settings:
     tasks: tuple[Source, ...] = ("digits 5-9, MLP", "digits even, ResNet")
     rate: float = 1.0
     relative: bool = True
-    steps: int = 150
-    every: int = 5
+    steps: int = cuts.one(150)
+    every: int = cuts.one(5)
     seed: int = 0
 
 
@@ -99,19 +100,12 @@ class Result:
     errors: dict[str, Errors]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Train, and predict outputs and weights by the linearised flow.
+def pieces(settings: Settings) -> Pieces:
+    """Train, and predict outputs and weights by the linearised flow."""
+    return {name_of(task): functools.partial(_measure, task, settings) for task in settings.tasks}
 
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the distances are kept, a task each.
 
-    Returns:
-        A `Result`.
-    """
-    store = store or Store()
-    pieces = {name_of(task): functools.partial(_measure, task, settings) for task in settings.tasks}
-    return Result(settings, store.all(pieces))
+run = runner(pieces, Result)
 
 
 def _measure(task: Source, settings: Settings) -> Errors:

@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.store import Store
+from experiments import cuts
+from experiments.store import Pieces, runner
 from experiments.training_time.comparison import CIFAR10, Source, kernel_of, load, name_of
 from jaxttp import train, training_time
 from jaxttp.forecast import grid, sweep_kernel
@@ -47,9 +48,9 @@ class Settings:
     high: float = 5.0
     momenta: tuple[float, ...] = (0.0, 0.5, 0.9)
     threshold: float = 0.1
-    steps: int = 150
+    steps: int = cuts.one(150)
     seed: int = 0
-    samples: int | None = None
+    samples: int | None = cuts.few(32, None)
 
 
 PRESETS = {
@@ -93,18 +94,12 @@ class Result:
     grids: list[Grid]
 
 
-def run(settings: Settings, store: Store | None = None) -> Result:
-    """Sweep from one kernel, and train every setting.
+def pieces(settings: Settings) -> Pieces:
+    """Sweep from one kernel, and train every setting."""
+    return {name_of(t): functools.partial(_measure, t, settings) for t in settings.tasks}
 
-    Args:
-        settings: one of `PRESETS`, or your own.
-        store: where the grids are kept.
 
-    Returns:
-        A `Result`.
-    """
-    pieces = {name_of(t): functools.partial(_measure, t, settings) for t in settings.tasks}
-    return Result(settings, list((store or Store()).all(pieces).values()))
+run = runner(pieces, lambda settings, found: Result(settings, list(found.values())))
 
 
 def _measure(task: Source, settings: Settings) -> Grid:

@@ -21,6 +21,7 @@ import optax
 from flax import nnx
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from experiments.two_factor.text import Corpus, load_text, windows
 from experiments.two_factor.transformer import Transformer
@@ -72,8 +73,8 @@ class Settings:
     width: int = 48
     depth: int = 2
     heads: int = 4
-    batch_size: int = 32
-    steps: int = 4000
+    batch_size: int = cuts.few(4, 32)
+    steps: int = cuts.one(4000)
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
     probes: int = 512

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import cuts
 from experiments.store import Store
 from jaxttp.dynamics.two_factor import (
     TwoFactorObservables,
@@ -59,14 +60,14 @@ class Settings:
         seed: of W and of the rotation of f.
     """
 
-    samples: int = 240
+    samples: int = cuts.few(32, 240)
     width: int = 8
     classes: int = 24
     scale: float = 0.05
     rate: float = 0.02
     end: float = 400.0
-    points: int = 81
-    rates: tuple[float, ...] = (0.04, 0.02, 0.01, 0.005, 0.0025)
+    points: int = cuts.points(81)
+    rates: tuple[float, ...] = cuts.first((0.04, 0.02, 0.01, 0.005, 0.0025))
     span: float = 4.0
     exponents: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
     seed: int = 0

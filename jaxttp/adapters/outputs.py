@@ -1,6 +1,5 @@
 """What every function here asks of a network: outputs (N, C), each of its own sample alone."""
 
-import functools
 from typing import Any
 
 import equinox as eqx
@@ -101,18 +100,17 @@ def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "app
     if rows < 2 or not all(map(_is_at_hand, jax.tree.leaves((params, x)))):
         return
     with jax.ensure_compile_time_eval():  # the values are known, also inside somebody's jit
-        batch = jnp.asarray(x[:8])
-        copies = jnp.broadcast_to(batch[:1], batch.shape)
-        if bool(jnp.all(batch == copies)):
+        batch, copies, alike = _first_rows(x)
+        if bool(alike):
             return
         forward = jax.jit(apply_fn)
         outputs = forward(params, batch)
         if not is_concrete(outputs):  # `apply_fn` itself closes over traced values
             return
-        mixed = _differ(outputs[0], forward(params, copies)[0])
-        if not mixed and bool(jnp.all(outputs == outputs[:1])):
-            gradient = eqx.filter_jit(eqx.filter_grad(functools.partial(_first_row, apply_fn)))
-            mixed = _differ(gradient(params, batch), gradient(params, copies))
+        seen, alone = np.asarray(outputs), np.asarray(forward(params, copies))
+        mixed = _differ(seen[0], alone[0])
+        if not mixed and bool(np.all(seen == seen[:1])):
+            mixed = _differ(*(_row_gradient(params, apply_fn, rows) for rows in (batch, copies)))
     if mixed:
         raise ValueError(
             f"{name}: an output depends on the other samples of its batch, as with BatchNorm in "
@@ -122,10 +120,29 @@ def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "app
         )
 
 
-def _first_row(apply_fn: ApplyFn, params: Params, x: Array) -> Array:
+@jax.jit
+def _first_rows(x: Array) -> tuple[Array, Array, Array]:
+    """At most eight rows, as many copies of the first, and whether they are the same."""
+    batch = x[:8]
+    copies = jnp.broadcast_to(batch[:1], batch.shape)
+    return batch, copies, jnp.all(batch == copies)
+
+
+def _row_gradient(params: Params, apply_fn: ApplyFn, x: Array) -> Params:
+    """The gradient of `_first_row` in the parameters."""
+    try:
+        return _compiled_gradient(params, apply_fn, x)
+    except TypeError:  # a callable without a hash is compiled for this call alone
+        return eqx.filter_grad(_first_row)(params, apply_fn, x)
+
+
+def _first_row(params: Params, apply_fn: ApplyFn, x: Array) -> Array:
     """A scalar of row 0 with a different weight on every output, so that none cancel."""
     outputs = apply_fn(params, x)[0]
     return jnp.sum(outputs * jnp.cos(jnp.arange(outputs.size, dtype=outputs.dtype)))
+
+
+_compiled_gradient = eqx.filter_jit(eqx.filter_grad(_first_row))
 
 
 def _differ(batch: Any, copies: Any) -> bool:

@@ -29,7 +29,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> bool:
     if wanted:
-        from jaxttp import __version__
+        from jaxttp._versions import __version__
 
         print(__version__)
         raise typer.Exit
@@ -66,7 +66,8 @@ def main() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()  # here, where a reader that has left is noticed
+            sys.stdout.flush()  # inside the `try`: where the reader has left, this raises
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush
+        # Python flushes again at its end, which must not fail a second time.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -82,5 +82,8 @@ Quiet = Annotated[
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Say what is done and how long it takes.")
 ]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Compile anew: neither use nor keep compiled programs.")
+]
 
 THRESHOLDS = "0.01,0.1,0.4"

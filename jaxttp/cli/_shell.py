@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 from jaxttp._files import replaced
 from jaxttp._interrupt import whole
+from jaxttp._programs import Place, keep
 
 Report = Callable[[str, int, int], None]
 
@@ -60,12 +61,14 @@ class Shell:
         as_json: JSON on standard output in place of the table.
         quiet: no progress, no table.
         verbose: what is done and how long it takes, on standard error; problems with their origin.
+        cache: keep compiled programs for the next process, see `jaxttp._programs`.
     """
 
     output: Path | None = None
     as_json: bool = False
     quiet: bool = False
     verbose: bool = False
+    cache: bool = True
 
     @contextlib.contextmanager
     def work(self) -> Iterator[Report]:
@@ -75,9 +78,10 @@ class Shell:
                 raise ValueError("quiet and verbose: choose one of them.")
             if self.output is not None and self.output.exists() and not self.output.is_dir():
                 raise ValueError(f"output={str(self.output)!r} is a file; give a folder.")
+            programs = keep(self.cache)
             with contextlib.ExitStack() as stack:
                 bar = stack.enter_context(_progress_bar(silent=self.quiet or self.verbose))
-                told = stack.enter_context(_told()) if self.verbose else None
+                told = stack.enter_context(_told(programs)) if self.verbose else None
                 yield bar if told is None else told
         except (ValueError, ImportError) as problem:
             if self.verbose:
@@ -164,7 +168,7 @@ def _progress_bar(*, silent: bool) -> Iterator[Report]:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[Report]:
+def _told(programs: Place) -> Iterator[Report]:
     """Every stage on a line of standard error with its seconds, when the next one begins."""
     began, stage = time.perf_counter(), "loading"
     steps = 0
@@ -182,10 +186,11 @@ def _told() -> Iterator[Report]:
 
     import jax
 
-    from jaxttp import __version__
+    from jaxttp._versions import __version__
 
     device = jax.devices()[0].device_kind
     print(f"jaxttp {__version__}, jax {jax.__version__}, {device}", file=sys.stderr)
+    print(f"compiled programs: {programs}", file=sys.stderr)
     yield report
     say()
 
@@ -199,7 +204,8 @@ def write_json(path: Path, values: Any) -> None:
 def _json(values: Any) -> str:
     """JSON, a list of numbers on one line."""
     text = json.dumps(values, indent=1, allow_nan=False)
-    # A list of numbers holds no quote and no bracket; no string holds the end of a line.
+    # Finds lists of numbers alone: strings bring quotes, lists and dictionaries brackets. Inside a
+    # string nothing is found, as JSON writes the end of a line there as two characters.
     return re.sub(r"\[\n[^][{}\"]*\]", lambda found: _on_one_line(found[0]), text)
 
 

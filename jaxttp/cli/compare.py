@@ -13,6 +13,7 @@ from jaxttp.cli._options import (
     Data,
     Loss,
     Momentum,
+    NoCache,
     Output,
     Quiet,
     SamplesPerClass,
@@ -59,11 +60,12 @@ def compare(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Forecast several networks or choices of what to train, ranked, with the kernel's reasons."""
     from jaxttp.pipeline import Settings, compare_task, pair_networks
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
     with shell.work() as report:
         settings = Settings(
             data=data,

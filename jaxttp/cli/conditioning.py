@@ -11,6 +11,7 @@ from rich.table import Table
 from jaxttp.cli._options import (
     AsJson,
     BundledData,
+    NoCache,
     Output,
     Quiet,
     Seed,
@@ -53,12 +54,13 @@ def conditioning(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Condition number of the Gauss-Newton matrix, its bounds and its rank."""
     from jaxttp.pipeline import ConditionSettings, condition, condition_sweep, sweep_to_json
     from jaxttp.pipeline.conditioning import refuse_unused
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
     with shell.work() as report:
         if values is not None and sweep is None:
             raise ValueError("values: say with --sweep which parameter takes them.")

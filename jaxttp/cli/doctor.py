@@ -15,7 +15,7 @@ from jaxttp.cli._shell import Shell, seconds_text, write_json
 
 if TYPE_CHECKING:
     from jaxttp._known_answers import Answer
-    from jaxttp._machine import Machine, Problem
+    from jaxttp._machine import Fault, Machine
 
 
 def doctor(
@@ -28,15 +28,16 @@ def doctor(
     import time
 
     from jaxttp._known_answers import KNOWN_ANSWERS
-    from jaxttp._machine import Problem, inspect_machine, problems
+    from jaxttp._machine import Fault, faults, inspect_machine
 
     machine = inspect_machine()
     starts = machine.backend != "none"  # else there is no device whose name could be told
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose and starts)
+    # the known answers are for what is compiled here and now
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose and starts, cache=False)
     answers: dict[str, Answer] = {}
     seconds: dict[str, float] = {}
     with shell.work() as report:
-        wrong = problems(machine)
+        wrong = faults(machine)
         if starts:
             for k, (name, ask) in enumerate(KNOWN_ANSWERS.items()):
                 report("known answers", k, len(KNOWN_ANSWERS))
@@ -47,8 +48,8 @@ def doctor(
         if not answer.right:
             rounding = f"where rounding explains {answer.tolerance:.0e}"
             off = answer.failure or f"off by {answer.error:.1e}, {rounding}"
-            wrong.append(Problem(f"{name}: {off}", answer.remedy))
-    plain = _plain(machine, answers, wrong)
+            wrong.append(Fault(f"{name}: {off}", answer.remedy))
+    plain = _to_json(machine, answers, wrong)
     shell.deliver(
         plain,
         lambda to: _print(to, machine, answers, seconds, wrong),
@@ -61,8 +62,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _plain(
-    machine: "Machine", answers: "dict[str, Answer]", wrong: "list[Problem]"
+def _to_json(
+    machine: "Machine", answers: "dict[str, Answer]", wrong: "list[Fault]"
 ) -> dict[str, Any]:
     return {
         **dataclasses.asdict(machine),
@@ -90,7 +91,7 @@ def _print(
     machine: "Machine",
     answers: "dict[str, Answer]",
     seconds: dict[str, float],
-    wrong: "list[Problem]",
+    wrong: "list[Fault]",
 ) -> None:
     def say(words: str) -> None:
         console.print(words, soft_wrap=True, markup=False)
@@ -103,6 +104,7 @@ def _print(
         say(f"memory: {machine.memory:.1f} of {machine.memory_there:.1f} GiB free")
     for line in machine.threads:
         say(f"threads: {line}")
+    say(f"compiled programs: {machine.programs}")
     for name, value in machine.environment.items():
         say(f"{name}={value}")
     table = Table("known answer")

@@ -14,6 +14,7 @@ from jaxttp.cli._options import (
     Data,
     LearningRate,
     Momentum,
+    NoCache,
     Output,
     Quiet,
     Seed,
@@ -51,11 +52,12 @@ def extrapolate(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Forecast training on all samples from the kernel of a few; how far off its halves are."""
     from jaxttp.pipeline import Settings, extrapolate_task
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
     with shell.work() as report:
         settings = Settings(
             data=data,

@@ -11,6 +11,7 @@ from jaxttp.cli._options import (
     THRESHOLDS,
     AsJson,
     BundledData,
+    NoCache,
     Output,
     Quiet,
     SamplesPerClass,
@@ -49,11 +50,12 @@ def gauss_newton(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Train a reversible network by exact Gauss-Newton steps, beside their forecast."""
     from jaxttp.pipeline import StepSettings, gauss_newton_task
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
     with shell.work() as report:
         settings = StepSettings(
             data=data,

@@ -16,6 +16,7 @@ from jaxttp.cli._options import (
     Loss,
     Model,
     Momentum,
+    NoCache,
     Output,
     Quiet,
     SamplesPerClass,
@@ -62,17 +63,18 @@ def predict(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Forecast how long training takes, in steps and seconds, without training."""
     from jaxttp.pipeline import Settings, forecast
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
     with shell.work() as report:
         settings = Settings(
             data=data,
             model=model,
             weights=None if weights is None else str(weights),
-            classes=_classes(classes),
+            classes=_parse_classes(classes),
             image_size=image_size,
             trainable=trainable,
             rank=rank,
@@ -101,7 +103,7 @@ def predict(
     )
 
 
-def _classes(text: str | None) -> tuple[int, ...] | int | None:
+def _parse_classes(text: str | None) -> tuple[int, ...] | int | None:
     """A number of classes, or labels separated by commas."""
     if text is None:
         return None

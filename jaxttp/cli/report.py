@@ -15,6 +15,7 @@ from jaxttp.cli._options import (
     Loss,
     Model,
     Momentum,
+    NoCache,
     Quiet,
     SamplesPerClass,
     Seed,
@@ -44,11 +45,12 @@ def report(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Write one HTML page: forecast, sweep, spectrum, settings, versions; it opens offline."""
     from jaxttp.pipeline import Settings, report_task
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
     with shell.work() as tell:
         settings = Settings(
             data=data,
@@ -70,7 +72,7 @@ def report(
     shell.deliver(
         result.to_json(),
         lambda to: _print(to, result),
-        lambda folder: [result.save(folder / "report.html")],
+        lambda folder: _write(folder, result),
         problem=problem,
     )
 
@@ -78,3 +80,9 @@ def report(
 def _print(console: Console, result: Any) -> None:
     console.print(result.forecast.task.description, soft_wrap=True)
     console.print(str(result.forecast.prediction), soft_wrap=True)
+
+
+def _write(folder: Path, result: Any) -> list[Path]:
+    from jaxttp.plots import save_report
+
+    return [save_report(result, folder / "report.html")]

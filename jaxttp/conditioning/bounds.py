@@ -14,21 +14,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_number, is_concrete
+from jaxttp._covariance import Covariance, check_covariance
+from jaxttp._double import as_double, check_symmetric, double, precision_of
 from jaxttp._result import RESULT
 from jaxttp._sequence import after
 from jaxttp._threads import decompose
-from jaxttp.conditioning._inputs import (
-    Covariance,
-    add_skip,
-    as_double,
-    check_covariance,
-    check_scales,
-    check_skip,
-    check_symmetric,
-    check_weights,
-    double,
-    precision_of,
-)
+from jaxttp.conditioning._inputs import add_skip, check_scales, check_skip, check_weights
 from jaxttp.conditioning.linear import prefixes, suffixes
 
 
@@ -360,32 +351,3 @@ def functional_hessian_spectrum(residual_covariance: ArrayLike, width: int) -> F
         values = jnp.repeat(decompose(jnp.linalg.svd, omega, compute_uv=False), width)
         zeros = jnp.zeros(width * abs(omega.shape[0] - omega.shape[1]), jnp.float64)
         return jnp.sort(jnp.concatenate([-values, zeros, values]))
-
-
-def whitening(covariance: ArrayLike) -> Float[Array, "d d"]:
-    """T with T Sigma T^T = I on the range of Sigma; the bounds of T x have kappa(Sigma) = 1.
-
-    Args:
-        covariance: Sigma (d, d), symmetric PSD.
-
-    Returns:
-        Sigma^(-1/2) (d, d), the pseudo-inverse root: directions without data are mapped to zero.
-
-    Raises:
-        ValueError: a covariance that is not a symmetric PSD matrix, or is zero.
-
-    Example:
-        >>> import numpy as np
-        >>> whitening(np.diag([4.0, 0.0])).tolist()
-        [[0.5, 0.0], [0.0, 0.0]]
-
-    Source:
-        GNC Section 4 (its experiments whiten) and Section 6.
-    """
-    with double():
-        size = as_double("covariance", covariance, 2).shape[0]
-        sigma = check_covariance(covariance, size)
-        assert sigma.vectors is not None
-        safe = jnp.where(sigma.values > 0, sigma.values, 1.0)
-        roots = jnp.where(sigma.values > 0, 1 / jnp.sqrt(safe), 0.0)
-        return jnp.matmul(sigma.vectors * roots[None, :], sigma.vectors.T, precision="highest")

@@ -5,7 +5,7 @@ behind the last eigenvalue that counts, and the condition numbers at neighbourin
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,30 +15,20 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxttp._checks import check_integer, check_number, is_concrete
+from jaxttp._double import as_double, check_symmetric, double, precision_of
 from jaxttp._result import RESULT, describe
-from jaxttp._sequence import after
 from jaxttp._threads import decompose
-from jaxttp.conditioning._inputs import as_double, check_symmetric, double, precision_of
-from jaxttp.conditioning._shift_invert import TOLERANCE, is_symmetric
-from jaxttp.conditioning._shift_invert import extreme_eigenvalues as dense_ends
-from jaxttp.conditioning._smallest import Extremes, extreme_eigenvalues
+from jaxttp.conditioning._krylov import ends_by_products
+from jaxttp.conditioning._shift_invert import TOLERANCE, dense_ends, is_symmetric
+from jaxttp.conditioning._smallest import Extremes, structured_extremes
+from jaxttp.conditioning.bounds import ratio
 from jaxttp.conditioning.linear import LinearGaussNewton
-from jaxttp.ntk._lanczos import lanczos
 
 DENSE = 1024
 """Operators up to this size are made dense, and all their eigenvalues computed."""
 
 LARGE = 3000
 """Matrices beyond this, whose values are known, are asked for both ends of the spectrum only."""
-
-LANCZOS_STEPS = 256
-"""Products spent on an operator about which nothing is known."""
-
-CUTS = 16
-"""Levels at which directions are left out of a lower bound."""
-
-POWER = 100
-"""Steps of power iterations on matrices of LANCZOS_STEPS rows."""
 
 
 class ConditionNumber(eqx.Module):
@@ -89,7 +79,7 @@ class ConditionNumber(eqx.Module):
             raise ValueError(f"a {self.kind!r} result knows no other eigenvalues.")
         check_integer("rank", rank, at_least=1, at_most=self.eigenvalues.shape[-1])
         with double():
-            return quotient(self.largest, self.eigenvalues[..., rank - 1])
+            return ratio(self.largest, self.eigenvalues[..., rank - 1])
 
     def __str__(self) -> str:
         sign = "at least " if self.is_lower_bound else ""
@@ -104,13 +94,6 @@ class ConditionNumber(eqx.Module):
             + (f"rank {rank}" if rank >= 0 else "rank not known")
             + (f" ({others})" if others else "")
         )
-
-
-def quotient(largest: Array, smallest: Array) -> Array:
-    """The condition number of two eigenvalues: nan for 0 / 0, +inf for a / 0."""
-    safe = jnp.where(smallest > 0, smallest, 1.0)
-    value = jnp.where(smallest > 0, largest / safe, jnp.inf)
-    return jnp.where(largest > 0, value, jnp.nan)
 
 
 def condition_number(
@@ -172,7 +155,12 @@ def condition_number(
                 "matrix_or_operator must be a matrix (n, n), a kernel (N, C, N, C) or a lineax "
                 f"operator; got shape {matrix.shape}."
             )
-        if not spectrum and matrix.shape[0] > LARGE and is_concrete(matrix) and _full(rank, matrix):
+        if (
+            not spectrum
+            and matrix.shape[0] > LARGE
+            and is_concrete(matrix)
+            and _may_have_full_rank(rank, matrix)
+        ):
             found = _of_ends(matrix, rtol, precision, trusted=rank is not None)
             if found is not None:
                 return found
@@ -180,7 +168,7 @@ def condition_number(
         return _of_spectrum(decompose(jnp.linalg.eigvalsh, matrix), rank, rtol, precision)
 
 
-def _full(rank: Any, matrix: Array) -> bool:
+def _may_have_full_rank(rank: Any, matrix: Array) -> bool:
     """Whether nothing says that the matrix is singular."""
     return rank is None or (is_concrete(rank) and int(rank) == matrix.shape[0])
 
@@ -194,7 +182,7 @@ def _of_ends(
     """
     values, n = np.asarray(matrix), matrix.shape[0]
     if matrix.shape[1] != n or not is_symmetric(values, precision):
-        return None  # the check that follows says what is wrong
+        return None  # the caller then checks for symmetry, and says what is wrong
     ends = dense_ends(values)
     if ends is None:
         return None
@@ -210,7 +198,7 @@ def _of_ends(
         (
             jnp.asarray(tolerance),
             jnp.asarray(math.inf),
-            quotient(jnp.asarray(ends.largest), jnp.asarray(ends.second)),
+            ratio(jnp.asarray(ends.largest), jnp.asarray(ends.second)),
         ),
     )
 
@@ -245,20 +233,21 @@ def _of_spectrum(
     smallest = jnp.where(counted > 0, at(counted - 1), 0.0)
     beyond = at(counted)
     gap = jnp.where(beyond > 0, smallest / jnp.where(beyond > 0, beyond, 1.0), jnp.inf)
-    # Rounding noise has gaps of its own: what is below eps lambda_max is one floor.
+    # Eigenvalues below eps lambda_max are rounding noise. The gaps between them say nothing about
+    # the rank, so all of them are raised to one floor before the largest gap is looked for.
     floor = jnp.where(largest > 0, precision * largest, 1.0)
     logs = jnp.log(jnp.maximum(values, floor))
     gap_rank = jnp.where(largest > 0, jnp.argmax(logs - jnp.append(logs[1:], logs[-1])) + 1, 0)
     return ConditionNumber(
-        value=quotient(largest, smallest),
+        value=ratio(largest, smallest),
         largest=largest,
         smallest=smallest,
         rank=counted,
         tolerance=tolerance,
         gap=jnp.where(counted < n, gap, jnp.inf),
         gap_rank=gap_rank,
-        rank_below=jnp.where(counted > 1, quotient(largest, at(counted - 2)), jnp.nan),
-        rank_above=jnp.where(counted < n, quotient(largest, beyond), jnp.nan),
+        rank_below=jnp.where(counted > 1, ratio(largest, at(counted - 2)), jnp.nan),
+        rank_above=jnp.where(counted < n, ratio(largest, beyond), jnp.nan),
         error=jnp.full_like(largest, error),
         eigenvalues=values,
         kind=kind,
@@ -288,7 +277,7 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
 
 
 def _of_structure(operator: LinearGaussNewton, rank: Any) -> ConditionNumber:
-    found: Extremes = extreme_eigenvalues(operator)
+    found: Extremes = structured_extremes(operator)
     if rank is not None and int(rank) != found.rank:
         raise ValueError(
             f"rank={rank} contradicts the factors, whose rank is {found.rank}; leave it None, or "
@@ -314,7 +303,7 @@ def _partial(
 ) -> ConditionNumber:
     unknown = jnp.full_like(largest, math.nan)
     return ConditionNumber(
-        value=quotient(largest, smallest),
+        value=ratio(largest, smallest),
         largest=largest,
         smallest=smallest,
         rank=jnp.asarray(rank, jnp.int64),
@@ -338,7 +327,7 @@ def _of_products(operator: Any, n: int, rank: Any, rtol: float | None) -> Condit
             f"{DENSE} rows; its input is {structure}."
         )
     precision = float(jnp.finfo(structure.dtype).eps)
-    found = _ends_by_products(operator, n, precision, rtol)
+    found = ends_by_products(operator, n, precision, rtol)
     tolerance = (n * precision if rtol is None else rtol) * found.largest
     if not is_concrete(found.largest) or not is_concrete(rank):
         contradicted = False if rank is None else ~found.spanned & (found.counted > rank)
@@ -363,102 +352,3 @@ def _of_products(operator: Any, n: int, rank: Any, rtol: float | None) -> Condit
         )
     known = -1 if rank is None else int(rank)
     return _partial(found.largest, found.smallest, known, found.error, kind, tolerance)
-
-
-class _Krylov(NamedTuple):
-    """What a Lanczos process finds.
-
-    Attributes:
-        largest: the largest absolute eigenvalue.
-        smallest: at least the smallest that counts; that one where the process is complete.
-        values: absolute eigenvalues, with their copies where `spanned`.
-        counted: how many eigenvalues count, at least.
-        error: rounding of the smallest; nan where it is a bound.
-        complete: whether all distinct eigenvalues were met.
-        spanned: whether `values` are all that are not zero, and no other is below 10 n eps of the
-            largest.
-    """
-
-    largest: Array
-    smallest: Array
-    values: Array
-    counted: Array
-    error: Array
-    complete: Array
-    spanned: Array
-
-
-@eqx.filter_jit
-def _ends_by_products(operator: Any, n: int, precision: float, rtol: float | None) -> _Krylov:
-    """A Lanczos process, and where it has met every eigenvalue one that counts their copies.
-
-    The second stays in the range, and goes on with new vectors of it until nothing is left.
-    """
-    dtype, steps = operator.in_structure().dtype, min(LANCZOS_STEPS, n)
-    keys = jax.random.split(jax.random.key(0), steps + 2)
-
-    def product(vector: Array) -> Array:
-        return operator.mv(vector.astype(dtype)).astype(jnp.float64)
-
-    def draw(index: Any) -> Array:
-        vector = jax.random.normal(keys[index], (n,), jnp.float64)
-        return vector / jnp.linalg.norm(vector)
-
-    def copies() -> tuple[Array, Array]:
-        again = lanczos(
-            product, product(draw(-2)), steps,
-            precision=precision, fresh=lambda index: product(draw(index)),
-        )  # fmt: skip
-        return jnp.where(again.known, jnp.abs(again.values), 0.0), again.spanned
-
-    found = lanczos(product, draw(-1), steps, precision=precision)
-    values = jnp.where(found.known, jnp.abs(found.values), 0.0)
-    largest = jnp.max(values)
-    share = n * precision if rtol is None else rtol
-    tolerance = share * largest
-    least = jnp.min(jnp.where(values > tolerance, values, jnp.inf))
-    bound = _nearest_zero(
-        after(found.projected, values), tolerance, 10 * precision * n**0.5 * largest
-    )
-    smallest = jnp.where(found.closed, least, bound)
-    repeated, spanned = jax.lax.cond(found.closed, copies, lambda: (values, jnp.zeros((), bool)))
-    fewest = jnp.min(jnp.where(repeated > tolerance, repeated, jnp.inf))
-    # Of single eigenvalues this close to zero the length that ends a process may hide some.
-    wide = max(share, 10 * n * precision) * largest
-    agree = (fewest > 0.5 * least) & (fewest < 2 * least) & (least > wide)
-    return _Krylov(
-        largest=largest,
-        smallest=jnp.where(largest > 0, smallest, 0.0),
-        values=repeated,
-        counted=jnp.sum(repeated > tolerance),
-        error=jnp.where(found.closed, 10 * precision * n**0.5 * largest / smallest, math.nan),
-        complete=found.closed,
-        spanned=spanned & (agree | (largest == 0)),
-    )
-
-
-def _nearest_zero(projected: Array, tolerance: Array, rounding: Array) -> Array:
-    """A harmonic Ritz value: at least the smallest absolute eigenvalue that is not zero.
-
-    With A Q = Q_+ T_+ and T_+ = W S V^T, the orthonormal Z = Q_+ W lie in the range of A, where
-    Z^T A^+ Z = W^T [V; 0] S^-1 has no eigenvalue above 1 / min |lambda|. A Ritz value may be nearer
-    to zero than all eigenvalues that count, between positive and negative ones or by its share of a
-    null vector; this one cannot be. Rounding disturbs that matrix by as much over the square of the
-    smallest s; so the bound is the best over several that are left out, less that.
-    """
-    k = projected.shape[1]
-    w, s, vt = decompose(jnp.linalg.svd, projected, full_matrices=False)
-    share = jnp.linspace(0.0, 1.0, CUTS)
-    keep = (s[None] >= (tolerance ** (1 - share) * s[0] ** share)[:, None]).astype(s.dtype)
-    inverse = jnp.einsum("ij,ki->jk", w[:k], vt, precision="highest")
-    inverse = inverse / jnp.where(s >= tolerance, s, jnp.inf)[None]
-    inverse = 0.5 * (inverse + inverse.T)
-
-    def power(_: Any, vectors: Array) -> Array:  # its length is a bound from below at every step
-        vectors = vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)
-        return keep * jnp.matmul(vectors, inverse, precision="highest")
-
-    largest = jnp.linalg.norm(jax.lax.fori_loop(0, POWER, power, keep), axis=1)
-    least = jnp.min(jnp.where(keep > 0, s[None], jnp.inf), axis=1)
-    bounds = largest * (1 - rounding / least) ** 2 - rounding / least**2
-    return 1.0 / jnp.maximum(jnp.max(bounds), 1.0 / s[0])

@@ -9,8 +9,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_number, is_concrete
+from jaxttp._double import double
 from jaxttp._result import RESULT
-from jaxttp.conditioning._inputs import double
 
 
 def _check_condition(condition: Any) -> Array:

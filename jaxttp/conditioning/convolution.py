@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp.conditioning._inputs import as_double, check_covariance, double
+from jaxttp._covariance import check_covariance
+from jaxttp._double import as_double, double
 from jaxttp.conditioning.linear import matmul
 
 
@@ -65,7 +66,9 @@ def toeplitz(filters: ArrayLike, shape: Sequence[int]) -> Float[Array, "rows col
         return _toeplitz(_check_filters("filters", filters, shape), shape)
 
 
-def _chain(layers: list[Any], shape: Sequence[int]) -> tuple[list[Array], list[tuple[int, ...]]]:
+def _check_chain(
+    layers: list[Any], shape: Sequence[int]
+) -> tuple[list[Array], list[tuple[int, ...]]]:
     if not isinstance(layers, Sequence) or len(layers) == 0:
         raise ValueError("filters must be a list of at least one array of filters.")
     shapes, out = [tuple(int(length) for length in shape)], []
@@ -111,7 +114,7 @@ def gauss_newton_convolution(
         GNC Appendix B. Erratum: the fully-connected bounds do not hold for it.
     """
     with double():
-        layers, shapes = _chain(filters, shape)
+        layers, shapes = _check_chain(filters, shape)
         d = layers[0].shape[1] * math.prod(shapes[0])
         root = check_covariance(covariance, d).root
 

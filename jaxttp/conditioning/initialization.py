@@ -7,15 +7,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer, check_number
-from jaxttp.conditioning._inputs import double
+from jaxttp._double import double
 from jaxttp.conditioning.bounds import ratio
 
 
-def _double(value: Any) -> Array:
+def _as_float64(value: Any) -> Array:
     return jnp.asarray(value).astype(jnp.float64)
 
 
-def _check(d: int, k: int, m: int, var_w: Any, var_v: Any, condition: Any) -> None:
+def _check_gaussian_network(d: int, k: int, m: int, var_w: Any, var_v: Any, condition: Any) -> None:
     for name, value in (("d", d), ("k", k), ("m", m)):
         check_integer(name, value, at_least=1)
     check_number("var_w", var_w, at_least=0.0)
@@ -63,15 +63,15 @@ def gaussian_init_bound(
         statement false), and the probability is 1 - 4 exp(-t^2/2): two matrices, two sides.
     """
     check_number("t", t, at_least=0.0)
-    _check(d, k, m, var_w, var_v, covariance_condition)
+    _check_gaussian_network(d, k, m, var_w, var_v, covariance_condition)
     with double():
-        t, var_w, var_v = _double(t), _double(var_w), _double(var_v)
+        t, var_w, var_v = _as_float64(t), _as_float64(var_w), _as_float64(var_v)
         root_d, root_k, root_m = (float(np.sqrt(value)) for value in (d, k, m))
         above = var_w * (root_m + root_k + t) ** 2 + var_v * (root_m + root_d + t) ** 2
         low_w = jnp.maximum(root_m - root_k - t, 0.0)
         low_v = jnp.maximum(root_m - root_d - t, 0.0)
         below = var_w * low_w**2 + var_v * low_v**2
-        return _double(covariance_condition) * ratio(above, below)
+        return _as_float64(covariance_condition) * ratio(above, below)
 
 
 def gaussian_init_probability(t: Any) -> Float[Array, "..."]:
@@ -95,7 +95,7 @@ def gaussian_init_probability(t: Any) -> Float[Array, "..."]:
     """
     check_number("t", t, at_least=0.0)
     with double():
-        return jnp.maximum(0.0, 1.0 - 4.0 * jnp.exp(-(_double(t) ** 2) / 2))
+        return jnp.maximum(0.0, 1.0 - 4.0 * jnp.exp(-(_as_float64(t) ** 2) / 2))
 
 
 def asymptotic_bound(
@@ -127,7 +127,7 @@ def asymptotic_bound(
     Source:
         GNC eq (22); it needs d, k < m.
     """
-    _check(d, k, m, var_w, var_v, covariance_condition)
+    _check_gaussian_network(d, k, m, var_w, var_v, covariance_condition)
     if m <= max(d, k):
         raise ValueError(
             f"m must be larger than d and k for eq (22); got m={m}, d={d}, k={k}. Use "

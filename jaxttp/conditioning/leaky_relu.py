@@ -14,13 +14,13 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer, check_number, is_concrete
+from jaxttp._double import as_double, double
 from jaxttp._sequence import after
-from jaxttp.conditioning._inputs import as_double, double
 from jaxttp.conditioning.bounds import extreme_singular_values, ratio
 from jaxttp.conditioning.linear import matmul
 
 
-def _check(
+def _check_one_hidden_layer(
     output_weights: Any, input_weights: Any, data: Any, alpha: Any
 ) -> tuple[Array, Array, Array]:
     check_number("alpha", alpha, at_least=0.0)
@@ -73,7 +73,7 @@ def leaky_relu_gram(
         GNC Lemma 3, eq (10).
     """
     with double():
-        w, v, x = _check(W, V, X, alpha)
+        w, v, x = _check_one_hidden_layer(W, V, X, alpha)
         hidden = matmul(v, x)  # (m, n)
         slopes = _slopes(hidden, alpha)
         active = slopes * hidden
@@ -120,7 +120,7 @@ def leaky_relu_bound(
         `leaky_relu_product_bound`.
     """
     with double():
-        w, v, x = _check(W, V, X, alpha)
+        w, v, x = _check_one_hidden_layer(W, V, X, alpha)
         hidden = matmul(v, x)
         k, n = w.shape[0], x.shape[1]
         x_max, x_min = extreme_singular_values(x, n)

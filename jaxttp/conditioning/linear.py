@@ -17,15 +17,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_number
-from jaxttp.conditioning._inputs import (
-    Covariance,
-    add_skip,
-    check_covariance,
-    check_scales,
-    check_skip,
-    check_weights,
-    double,
-)
+from jaxttp._covariance import Covariance, check_covariance
+from jaxttp._double import double
+from jaxttp.conditioning._inputs import add_skip, check_scales, check_skip, check_weights
 
 
 def matmul(a: Array, b: Array) -> Array:

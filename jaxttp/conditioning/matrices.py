@@ -23,9 +23,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer
+from jaxttp._double import double
 from jaxttp._threads import decompose
 from jaxttp._types import ApplyFn, Params
-from jaxttp.conditioning._inputs import double
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk._select import leaf_paths, split_trainable
@@ -45,7 +45,7 @@ def _promote(tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-class _Problem:
+class _FlatNetwork:
     """A network on its data in float64, as a function of one flat parameter vector."""
 
     def __init__(
@@ -143,31 +143,33 @@ def curvature_matrix(
     if kind in ("functional_hessian", "hessian") and form == "outputs":
         raise ValueError(f"kind={kind!r} exists in form='parameters' only.")
     with double():
-        problem = _Problem(apply_fn, params, x, y, kind, loss, trainable)
+        network = _FlatNetwork(apply_fn, params, x, y, kind, loss, trainable)
         if kind in ("functional_hessian", "hessian"):
-            full = jax.jit(jax.hessian(problem.value))(problem.flat)
+            full = jax.jit(jax.hessian(network.value))(network.flat)
             if kind == "functional_hessian":
-                full = full - _parameter_form(problem, batch_size)
+                full = full - _parameter_form(network, batch_size)
             return 0.5 * (full + full.T)
-        rows = problem.samples * problem.outputs
+        rows = network.samples * network.outputs
         if form == "auto":
-            form = "parameters" if problem.flat.size < rows else "outputs"
+            form = "parameters" if network.flat.size < rows else "outputs"
         if form == "parameters":
-            return _parameter_form(problem, batch_size)
-    kernel = _kernel(
+            return _parameter_form(network, batch_size)
+    kernel = _accurate_kernel(
         apply_fn, params, x, promote, trainable=trainable, batch_size=batch_size,
         max_bytes=max_bytes, accumulate=accumulate,
     )  # fmt: skip
     with double():
-        kernel = kernel / jnp.asarray(problem.samples, kernel.dtype)
+        kernel = kernel / jnp.asarray(network.samples, kernel.dtype)
         if kind == "generalized":
-            root = _root(problem.output_hessian(problem.evaluate(problem.flat, problem.x)))
+            root = _roots_of_blocks(
+                network.output_hessian(network.evaluate(network.flat, network.x))
+            )
             root = root.astype(kernel.dtype)
             kernel = jnp.einsum("nab,nbmc,mcd->namd", root, kernel, root, precision="highest")
         return kernel.reshape(rows, rows)
 
 
-def _kernel(
+def _accurate_kernel(
     apply_fn: ApplyFn, params: Params, x: Any, promote: bool, accumulate: str, **options: Any
 ) -> Array:
     """Theta (N, C, N, C), in float64 unless float32 was asked for."""
@@ -177,37 +179,37 @@ def _kernel(
         return empirical_ntk(apply_fn, _promote(params), _promote(x), **options)
 
 
-def _root(blocks: Array) -> Array:
+def _roots_of_blocks(blocks: Array) -> Array:
     values, vectors = decompose(jnp.linalg.eigh, blocks)
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
     return jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
 
 
-def _parameter_form(problem: _Problem, batch_size: int | None) -> Array:
+def _parameter_form(network: _FlatNetwork, batch_size: int | None) -> Array:
     """J^T H J / N, accumulated over tiles of samples."""
-    size = problem.flat.size
+    size = network.flat.size
     if batch_size is None:
-        batch_size = max(1, 2**27 // (8 * size * problem.outputs))
+        batch_size = max(1, 2**27 // (8 * size * network.outputs))
     check_integer("batch_size", batch_size, at_least=1)
 
     @jax.jit
     def tile(flat: Array, x: Array, hessian: Array | None) -> Array:
         def single(sample: Array) -> Array:
-            return jax.jacrev(lambda w: problem.evaluate(w, sample[None])[0])(flat)
+            return jax.jacrev(lambda w: network.evaluate(w, sample[None])[0])(flat)
 
         j = jax.vmap(single)(x)  # (b, C, p)
         other = j if hessian is None else jnp.einsum("nab,nbp->nap", hessian, j)
         return jnp.einsum("nap,naq->pq", j, other, precision="highest")
 
     hessian = None
-    if problem.kind != "gauss_newton":
-        hessian = problem.output_hessian(problem.evaluate(problem.flat, problem.x))
+    if network.kind != "gauss_newton":
+        hessian = network.output_hessian(network.evaluate(network.flat, network.x))
     total = jnp.zeros((size, size), jnp.float64)
-    for start in range(0, problem.samples, batch_size):
+    for start in range(0, network.samples, batch_size):
         part = slice(start, start + batch_size)
         block = None if hessian is None else hessian[part]
-        total = total + tile(problem.flat, problem.x[part], block)
-    return 0.5 * (total + total.T) / problem.samples
+        total = total + tile(network.flat, network.x[part], block)
+    return 0.5 * (total + total.T) / network.samples
 
 
 def curvature_operator(
@@ -248,20 +250,20 @@ def curvature_operator(
         GNC eq (1)-(2); a product is one jvp and one vjp.
     """
     with double():
-        problem = _Problem(apply_fn, params, x, y, kind, loss, trainable)
+        network = _FlatNetwork(apply_fn, params, x, y, kind, loss, trainable)
     psd = kind in ("gauss_newton", "generalized")
 
     def outer(vector: Array) -> Array:
         def outputs(flat: Array) -> Array:
-            return problem.evaluate(flat, problem.x)
+            return network.evaluate(flat, network.x)
 
-        f, image = jax.jvp(outputs, (problem.flat,), (vector,))
-        if problem.loss is not None:
-            image = problem.loss.hessian_vector_product(f, problem.targets, image)
-        return jax.vjp(outputs, problem.flat)[1](image / problem.samples)[0]
+        f, image = jax.jvp(outputs, (network.flat,), (vector,))
+        if network.loss is not None:
+            image = network.loss.hessian_vector_product(f, network.targets, image)
+        return jax.vjp(outputs, network.flat)[1](image / network.samples)[0]
 
     def full(vector: Array) -> Array:
-        return jax.jvp(jax.grad(problem.value), (problem.flat,), (vector,))[1]
+        return jax.jvp(jax.grad(network.value), (network.flat,), (vector,))[1]
 
     compiled = jax.jit(
         outer if psd else full if kind == "hessian" else lambda vector: full(vector) - outer(vector)
@@ -273,7 +275,7 @@ def curvature_operator(
 
     tags = (lx.symmetric_tag, lx.positive_semidefinite_tag) if psd else (lx.symmetric_tag,)
     with double():
-        structure = jax.ShapeDtypeStruct(problem.flat.shape, jnp.float64)
+        structure = jax.ShapeDtypeStruct(network.flat.shape, jnp.float64)
         return lx.FunctionLinearOperator(product, structure, tags, closure_convert=False)
 
 

@@ -13,9 +13,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_number
+from jaxttp._double import double
 from jaxttp._result import RESULT
 from jaxttp._sequence import after
-from jaxttp.conditioning._inputs import check_scales, check_weights, double
+from jaxttp.conditioning._inputs import check_scales, check_weights
 from jaxttp.conditioning.bounds import extreme_singular_values, linear_bound, ratio
 from jaxttp.conditioning.condition_number import ConditionNumber, condition_number
 from jaxttp.conditioning.convolution import gauss_newton_convolution

@@ -13,8 +13,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._double import double
 from jaxttp._result import RESULT
-from jaxttp.conditioning._inputs import double
 from jaxttp.conditioning.initialization import asymptotic_bound
 from jaxttp.conditioning.linear import batch_norm_scales
 from jaxttp.conditioning.points import leaky_point, linear_point
@@ -22,7 +22,7 @@ from jaxttp.conditioning.points import leaky_point, linear_point
 PARAMETERS = ("depth", "width", "skip", "alpha")
 
 
-class Sweep(NamedTuple):
+class ConditionSweep(NamedTuple):
     """Condition numbers and bounds over a parameter and over draws of the weights.
 
     Attributes:
@@ -88,7 +88,7 @@ def sweep(
     batch_norm: bool = False,
     seeds: int = 3,
     key: Array,
-) -> Sweep:
+) -> ConditionSweep:
     """Kappa and its bound at Kaiming initialisation, as one parameter varies.
 
     "depth", "width" and "skip" are those of a deep linear network (residual where skip is not 0);
@@ -111,7 +111,7 @@ def sweep(
         key: a `jax.random.key`.
 
     Returns:
-        A `Sweep`.
+        A `ConditionSweep`.
 
     Raises:
         ValueError: an unknown parameter, no values, a parameter that does not fit the network,
@@ -163,7 +163,7 @@ def sweep(
             line = linear_point(weights, covariance, skip=beta, scales=scales)
             rows.append((float(line.condition.value), float(line.convex), float(line.maximum)))
     table = np.array(rows).reshape(len(values), seeds, 3)
-    return Sweep(
+    return ConditionSweep(
         parameter,
         tuple(values),
         table[..., 0],

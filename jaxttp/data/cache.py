@@ -45,7 +45,7 @@ def cached(
     stem = str(settings.get("name", "data")).replace("/", "-").replace(":", "-")
     path = Path(folder) / f"{stem}-{digest}.npz"
     if path.is_file():
-        return _read(path, text)
+        return _read_cached(path, text)
     dataset = build()
     meta = {
         "name": dataset.name,
@@ -61,7 +61,7 @@ def cached(
     return dataset
 
 
-def _read(path: Path, settings: str) -> Dataset:
+def _read_cached(path: Path, settings: str) -> Dataset:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("x", "y", "meta")}

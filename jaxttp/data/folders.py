@@ -53,7 +53,7 @@ def mit67(folder: Path, split: str | None = None) -> ImageSource:
     root = folder / "Images" if (folder / "Images").is_dir() else folder
     classes = sorted(path.name for path in root.iterdir() if path.is_dir())
     listed = []
-    for part in _parts(split, ("train", "test")):
+    for part in _wanted_splits(split, ("train", "test")):
         listed += _lines(folder, {"train": "TrainImages.txt", "test": "TestImages.txt"}[part])
     found = [(root / line, classes.index(_class(line, 0, classes, folder))) for line in listed]
     return _source("mit67", "Indoor scenes", found, classes)
@@ -64,7 +64,7 @@ def fgvc_aircraft(folder: Path, split: str | None = None) -> ImageSource:
     root = folder / "data" if (folder / "data").is_dir() else folder
     classes = _lines(root, "variants.txt")
     found = []
-    for part in _parts(split, ("train", "val", "test")):
+    for part in _wanted_splits(split, ("train", "val", "test")):
         for line in _lines(root, f"images_variant_{part}.txt"):
             number, variant = line.split(" ", 1)
             _class(variant, None, classes, root)
@@ -76,7 +76,7 @@ def minc2500(folder: Path, split: str | None = None) -> ImageSource:
     """images/CLASS/*.jpg with categories.txt and labels/train1.txt; the first of five splits."""
     classes = _lines(folder, "categories.txt")
     found = []
-    for part in _parts(split, ("train", "validate", "test")):
+    for part in _wanted_splits(split, ("train", "validate", "test")):
         for line in _lines(folder, f"labels/{part}1.txt"):
             found.append((folder / line, classes.index(_class(line, 1, classes, folder))))
     return _source("minc2500", "Materials", found, classes)
@@ -139,7 +139,7 @@ def folder_source(name: str, folder: str | Path | None, split: str | None) -> Im
         ) from problem
 
 
-def _parts(split: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
+def _wanted_splits(split: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
     return known if split is None else (split,)
 
 

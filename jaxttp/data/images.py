@@ -172,7 +172,7 @@ def read_images(
             f"{source.name} has images of {len(shapes)} sizes, such as {min(shapes)} and "
             f"{max(shapes)}; give a preprocessing, such as imagenet_preprocessing(64)."
         )
-    scale = "scaled to [0, 1]" if preprocessing is None else _words(preprocessing)
+    scale = "scaled to [0, 1]" if preprocessing is None else _preprocessing_in_words(preprocessing)
     return Dataset(
         x=np.stack(images).astype(np.float32),
         y=np.asarray(labels, np.int32),
@@ -208,7 +208,7 @@ def preprocess(dataset: Dataset, preprocessing: Preprocessing) -> Dataset:
             f"{dataset.x.max():g} has no images (N, H, W, C) in [0, 1]."
         )
     x = np.stack([preprocessing(image) for image in dataset.x])
-    words = f"{dataset.description} Then {_words(preprocessing)}."
+    words = f"{dataset.description} Then {_preprocessing_in_words(preprocessing)}."
     return dataclasses.replace(dataset, x=x, description=words)
 
 
@@ -216,7 +216,7 @@ def _to_unit(image: np.ndarray) -> np.ndarray:
     return image.astype(np.float32) / 255
 
 
-def _words(preprocessing: Preprocessing) -> str:
+def _preprocessing_in_words(preprocessing: Preprocessing) -> str:
     side = preprocessing.crop
     return f"cropped to {side}x{side} and normalised"
 

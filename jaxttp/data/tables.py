@@ -71,7 +71,7 @@ def load_table(path: str | os.PathLike[str]) -> Dataset:
     if x.ndim == 2:
         x = standardized(x)
     words = f"{path.name}, features of mean 0 and deviation 1."
-    names = None if y.ndim == 2 else _classes(path, y)
+    names = None if y.ndim == 2 else _class_labels(path, y)
     if names is None:
         targets = np.asarray(y, np.float64).reshape(len(y), -1)
         return Dataset(x.astype(np.float32), standardized(targets).astype(np.float32), path.name,
@@ -198,7 +198,7 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _classes(path: Path, y: np.ndarray) -> np.ndarray | None:
+def _class_labels(path: Path, y: np.ndarray) -> np.ndarray | None:
     """The labels in their order; None where y are targets."""
     values = np.unique(y)
     if y.dtype.kind == "U":

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from jaxttp._checks import check_integer
+from jaxttp._covariance import whitening
 from jaxttp.data.dataset import Dataset
 
 
@@ -86,8 +87,6 @@ def whiten(dataset: Dataset) -> Dataset:
     Source:
         GNC Section 4, whose experiments whiten MNIST and CIFAR-10.
     """
-    from jaxttp.conditioning import whitening
-
     x = dataset.x.reshape(len(dataset), -1).astype(np.float64)
     x = x - x.mean(axis=0)
     return _with(dataset, x @ np.asarray(whitening(x.T @ x / len(x))), "whitened")

@@ -1,7 +1,7 @@
 """How the outputs of a network move while it trains, given its kernel."""
 
+from jaxttp.dynamics._trajectory import RelinearizedTrajectory as RelinearizedTrajectory
 from jaxttp.dynamics._trajectory import Trajectory as Trajectory
-from jaxttp.dynamics._walk import RelinearizedTrajectory as RelinearizedTrajectory
 from jaxttp.dynamics.batches import batch_indices as batch_indices
 from jaxttp.dynamics.closed_form import closed_form as closed_form
 from jaxttp.dynamics.diffusion import Diffusion as Diffusion
@@ -14,6 +14,8 @@ from jaxttp.dynamics.horizon import crossing_time as crossing_time
 from jaxttp.dynamics.horizon import flow_curves as flow_curves
 from jaxttp.dynamics.noise import diagonal_noise as diagonal_noise
 from jaxttp.dynamics.noise import noise_factor as noise_factor
+from jaxttp.dynamics.optimizers import HeavyBall as HeavyBall
+from jaxttp.dynamics.optimizers import same_program as same_program
 from jaxttp.dynamics.rates import effective_learning_rate as effective_learning_rate
 from jaxttp.dynamics.recursion import recursion as recursion
 from jaxttp.dynamics.relinearize import relinearized_recursion as relinearized_recursion

@@ -8,8 +8,7 @@ forecast damps them, scaling the force on such a mode by what makes it stable.
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxttp.dynamics._kernels import apply_kernel
-from jaxttp.dynamics.filters import keep_dtypes, start_shares
+from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes
 from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
 
@@ -30,7 +29,7 @@ TRIAL = 64
 FAR = 1e6
 """Where a diverging trial is held."""
 GRID = 129
-"""Curvatures tried at once, twice over."""
+"""Curvatures tried at once, twice over: the second time between two of the first."""
 RANGE = (-9.0, 9.0)
 """Decimal logarithms of the curvatures between which the edge is looked for."""
 
@@ -54,7 +53,6 @@ class Damping(NamedTuple):
         return gradient - jnp.einsum("pk,k->p", self.left, along, precision="highest")
 
 
-@functools.partial(jax.jit, static_argnums=(3,))
 def damping(kernel: Array, f: Array, targets: Array, loss: Loss, edge: Array) -> Damping:
     """What keeps a step with this kernel stable at outputs f.
 
@@ -70,20 +68,41 @@ def damping(kernel: Array, f: Array, targets: Array, loss: Loss, edge: Array) ->
     return Damping(left, right, values[0] / edge)
 
 
-@functools.lru_cache(maxsize=8)
-def make_edge(
-    optimizer: optax.GradientTransformation,
-) -> Callable[[optax.OptState, Array], Array]:
-    """A function from the optimiser's state to the curvature beyond which it is unstable.
+@functools.partial(jax.jit, static_argnames=("shares", "loss"))
+def stabilise(
+    optimizer: Optimizer,
+    shares: tuple[float, ...],
+    state: optax.OptState,
+    kernel: Array,
+    f: Array,
+    targets: Array,
+    loss: Loss,
+) -> Damping:
+    """The damping that keeps the optimiser's next steps with this kernel stable at outputs f."""
+    return damping(kernel, f, targets, loss, edge_of(optimizer, shares, state, f.dtype))
+
+
+def edge_of(
+    optimizer: Optimizer, shares: tuple[float, ...], state: optax.OptState, dtype: Any
+) -> Float[Array, ""]:
+    """The curvature beyond which an optimiser in this state is unstable.
 
     It is found by running the optimiser on quadratics of many curvatures, from that state on but
-    at rest, so that momentum, schedules and weight decay count.
+    at rest, so that momentum, schedules and weight decay count. (For filters that begin to grow by
+    changing sign it is 2 / |sum_s (-1)^s k_s| of the impulse response k. Not all do: a gradient
+    that comes one step late grows by turning, from 1 on, where that formula says 2.)
+
+    Args:
+        optimizer: see `same_program`.
+        shares: of `start_shares`.
+        state: the optimiser's state; what it has accumulated does not count.
+        dtype: of the result.
     """
 
-    def is_unstable(state: optax.OptState, curvatures: Array) -> Array:
+    def is_unstable(curvatures: Array) -> Array:
         weights = jnp.ones_like(curvatures)
         # As if training began at these weights: copies of them that a state holds count as well.
-        begun = iter(start_shares(optimizer))
+        begun = iter(shares)
         rest = optax.tree_utils.tree_map_params(
             optimizer, lambda leaf: (next(begun) * weights).astype(leaf.dtype), state
         )
@@ -101,14 +120,11 @@ def make_edge(
         # A slow swing that only begins also grows, but never beyond where it was let go.
         return ((late > early) & (late > 1.0)) | (late >= FAR)
 
-    @jax.jit
-    def edge(state: optax.OptState, like: Array) -> Array:
-        low, high = (jnp.asarray(bound, like.dtype) for bound in RANGE)
-        for _ in range(2):
-            grid = jnp.linspace(low, high, GRID, dtype=like.dtype)
-            unstable = is_unstable(state, 10.0**grid)
-            first = jnp.where(jnp.any(unstable), jnp.argmax(unstable), GRID - 1)
-            low, high = grid[jnp.maximum(first - 1, 0)], grid[first]
-        return 10.0**low
+    def narrow(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        grid = jnp.linspace(*bounds, GRID, dtype=dtype)
+        unstable = is_unstable(10.0**grid)
+        first = jnp.where(jnp.any(unstable), jnp.argmax(unstable), GRID - 1)
+        return grid[jnp.maximum(first - 1, 0)], grid[first]
 
-    return edge
+    bounds = jnp.asarray(RANGE[0], dtype), jnp.asarray(RANGE[1], dtype)
+    return 10.0 ** jax.lax.fori_loop(0, 2, narrow, bounds)[0]

@@ -18,6 +18,7 @@ without, and G_jk the stationary response of modes j and k to unit noise. For a 
 Noise that stays where the samples contradict each other adds to Z and leaves the limit as it is.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp.dynamics.filters import keep_dtypes, slots
+from jaxttp.dynamics.optimizers import Optimizer, inlined, keep_dtypes, same_program, slots
 from jaxttp.dynamics.stability import curvature_basis
 from jaxttp.losses import Loss
 
@@ -67,6 +68,22 @@ def step_maps(optimizer: optax.GradientTransformation, steps: int) -> StepMaps:
     Raises:
         ValueError: a state whose accumulators cannot be told from its counters.
     """
+    descent = same_program(optimizer)
+    with jax.numpy_dtype_promotion("standard"), jax.enable_x64(True):
+        try:
+            count = len(slots(optimizer, optimizer.init(jnp.zeros(1))))
+            first = optimizer.init(jnp.zeros(2 + count))
+            rows = inlined(_step_rows, descent)(descent, first, steps)
+        except (ValueError, TypeError, AttributeError) as problem:
+            raise ValueError(f"optimizer: its steps cannot be taken apart ({problem})") from problem
+    rows = np.asarray(rows, np.float64)
+    return StepMaps(rows[:, :, 1:], rows[:, :, 0])
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _step_rows(optimizer: Optimizer, first: optax.OptState, steps: int) -> Array:
+    """The weight and the accumulators (T, k, 1 + k) after one step from each unit vector."""
+    basis = jnp.eye(2 + len(slots(optimizer, first)))
 
     def step(state: Any, _: None) -> tuple[Any, Array]:
         units = iter(basis[2:])
@@ -77,16 +94,7 @@ def step_maps(optimizer: optax.GradientTransformation, steps: int) -> StepMaps:
         rows = jnp.stack([basis[1] + jnp.asarray(updates), *slots(optimizer, new)])
         return keep_dtypes(new, state), rows
 
-    with jax.numpy_dtype_promotion("standard"), jax.enable_x64(True):
-        try:
-            count = len(slots(optimizer, optimizer.init(jnp.zeros(1))))
-            basis = jnp.eye(2 + count)
-            first = optimizer.init(jnp.zeros(2 + count))
-            rows = jax.jit(lambda s: jax.lax.scan(step, s, None, length=steps)[1])(first)
-        except (ValueError, TypeError, AttributeError) as problem:
-            raise ValueError(f"optimizer: its steps cannot be taken apart ({problem})") from problem
-    rows = np.asarray(rows, np.float64)
-    return StepMaps(rows[:, :, 1:], rows[:, :, 0])
+    return jax.lax.scan(step, first, None, length=steps)[1]
 
 
 def map_of(rate: float, momentum: float) -> StepMaps:

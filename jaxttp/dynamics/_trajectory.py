@@ -1,4 +1,4 @@
-"""The result of every dynamics function."""
+"""The results of the dynamics functions."""
 
 import equinox as eqx
 from jaxtyping import Array, Float
@@ -29,5 +29,48 @@ class Trajectory(eqx.Module):
     diverged_at: Array | None = None
     dual: Float[Array, "t n c"] | None = None
     scale: Float[Array, " t"] | None = None
+
+    plot, _repr_html_, __repr__ = RESULT
+
+
+class RelinearizedTrajectory(eqx.Module):
+    """Predicted outputs with the kernel rebuilt along the path.
+
+    Attributes:
+        ts: 0, 1, ..., steps.
+        train: outputs (steps + 1, N, C).
+        provisional: outputs before the second-order correction, (steps + 1, N, C).
+        loss: the loss curve (steps + 1,).
+        loss_uncertainty: estimated error of `loss`, (steps + 1,): what the correction changed in
+            the segments so far, summed over their ends, and inside the present one.
+        ends: the steps at which segments end and kernels were built.
+        local_errors: for every segment the largest change of the loss curve by the correction, as
+            a share of the curve's drop; what "auto" holds below its tolerance.
+        rejected: segments done again because their local error was too large; each cost a kernel.
+        diverged_at: first step whose outputs could not be represented, -1 for never.
+        edge_at: end of the first segment that crosses the edge of stability, -1 for never. From
+            there on the path is the mean one, without the oscillations of a real training.
+        held_from: the step from which on a kernel was held because the network stays at the edge,
+            or because it denied the forecast, -1 for never.
+        kernels: kernels built, the first and the rejected ones included.
+        kernel_seconds: wall-clock seconds of every kernel, compilation included.
+        gradient_evaluations: passes back through the network over all samples, the kernels' own
+            apart.
+    """
+
+    ts: Float[Array, " t"]
+    train: Float[Array, "t n c"]
+    provisional: Float[Array, "t n c"]
+    loss: Float[Array, " t"]
+    loss_uncertainty: Float[Array, " t"]
+    ends: tuple[int, ...] = eqx.field(static=True)
+    local_errors: Float[Array, " s"]
+    rejected: int = eqx.field(static=True)
+    diverged_at: Array
+    edge_at: int = eqx.field(static=True)
+    held_from: int = eqx.field(static=True)
+    kernels: int = eqx.field(static=True)
+    kernel_seconds: tuple[float, ...] = eqx.field(static=True)
+    gradient_evaluations: int = eqx.field(static=True)
 
     plot, _repr_html_, __repr__ = RESULT

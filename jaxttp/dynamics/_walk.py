@@ -1,21 +1,47 @@
-"""A re-linearised path under construction: segments taken one after another, and the result."""
+"""A re-linearised path under construction: a state, and a step that takes one segment.
 
-import itertools
+As an ODE solver's step is apart from the control of its size, a step here only takes the segment it
+is told to take and says what came of it (`Outcome`); where segments end is for `_placement`.
+"""
+
+import dataclasses
+import enum
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._result import RESULT
+from jaxttp._checks import check_finite_value, is_concrete
 from jaxttp._types import ApplyFn, Params
-from jaxttp.dynamics._edge import Damping, damping, make_edge
-from jaxttp.dynamics._segment import Knot, Network, Run, Start, chord, gram, make_runner
+from jaxttp.dynamics._edge import Damping, stabilise
+from jaxttp.dynamics._network import compile_network, kept
+from jaxttp.dynamics._pieces import (
+    better,
+    compile_combine,
+    compile_survey,
+    empty_path,
+    estimate,
+    freeze,
+    is_finite,
+    loss_curve,
+    loss_drop,
+    loss_values,
+    more_drift,
+    no_vectors,
+    row_of,
+    scaled,
+    settle,
+    splice,
+)
+from jaxttp.dynamics._segment import Chord, Knot, Run, Start, chord, run_segment
+from jaxttp.dynamics._trajectory import RelinearizedTrajectory
 from jaxttp.dynamics.filters import linear_filter, start_shares
+from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, same_program
 from jaxttp.losses import Loss, encode_targets
 
 SWEEPS = 3
@@ -34,306 +60,446 @@ RISE = 2.0
 """A stable forecast whose loss comes to this multiple of its start is not believed."""
 
 
-class RelinearizedTrajectory(eqx.Module):
-    """Predicted outputs with the kernel rebuilt along the path.
+class Outcome(enum.Enum):
+    """What came of a step."""
+
+    ACCEPTED = "the segment is part of the path"
+    REJECTED = "its error is too large, so that nothing was taken"
+    HELD = "a kernel was held to the horizon: the network stays at the edge, or denies the forecast"
+    DIVERGED = "the network left the representable numbers: the last outputs that did not are held"
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """What does not change along a path.
 
     Attributes:
-        ts: 0, 1, ..., steps.
-        train: outputs (steps + 1, N, C).
-        provisional: outputs before the second-order correction, (steps + 1, N, C). Equal to `train`
-            for order 1.
-        loss: the loss curve (steps + 1,).
-        loss_uncertainty: estimated error of `loss`, (steps + 1,): what the correction changed in
-            the segments so far, summed over their ends, and inside the present one. Zero for
-            order 1.
-        ends: the steps at which segments end and kernels were built.
-        local_errors: for every segment the largest change of the loss curve by the correction, as
-            a share of the curve's drop; what "auto" holds below its tolerance.
-        rejected: segments done again because their local error was too large; each cost a kernel.
-        diverged_at: first step whose outputs could not be represented, -1 for never.
-        edge_at: end of the first segment that crosses the edge of stability, -1 for never. From
-            there on the path is the mean one, without the oscillations of a real training.
-        held_from: the step from which on a kernel was held because the network stays at the edge,
-            or because it denied the forecast, -1 for never.
-        kernels: kernels built, the first and the rejected ones included.
-        kernel_seconds: wall-clock seconds of every kernel, compilation included.
-        gradient_evaluations: passes back through the network over all samples, the kernels' own
-            apart.
+        apply_fn: the network.
+        x: samples.
+        kernel_fn: params -> Theta.
+        loss: the loss.
+        targets: as encoded.
+        optimizer: see `same_program`.
+        steps: the horizon T.
+        indices: the batches (T, B), or None.
+        shares: what the accumulators of a fresh state hold, as multiples of the weights.
+        decays: whether the initial weights can enter the outputs.
+        moving: whether accumulators came along.
+        damps: whether modes beyond the edge of stability are damped.
     """
 
-    ts: Float[Array, " t"]
-    train: Float[Array, "t n c"]
-    provisional: Float[Array, "t n c"]
-    loss: Float[Array, " t"]
-    loss_uncertainty: Float[Array, " t"]
-    ends: tuple[int, ...] = eqx.field(static=True)
-    local_errors: Float[Array, " s"]
-    rejected: int = eqx.field(static=True)
-    diverged_at: Array
-    edge_at: int = eqx.field(static=True)
-    held_from: int = eqx.field(static=True)
-    kernels: int = eqx.field(static=True)
-    kernel_seconds: tuple[float, ...] = eqx.field(static=True)
-    gradient_evaluations: int = eqx.field(static=True)
+    apply_fn: ApplyFn
+    x: Any
+    kernel_fn: Callable[[Params], Array]
+    loss: Loss
+    targets: Array
+    optimizer: Optimizer
+    steps: int
+    indices: Array | None
+    shares: tuple[float, ...]
+    decays: bool
+    moving: bool
+    damps: bool
 
-    plot, _repr_html_, __repr__ = RESULT
-
-
-class Walk:
-    """A path under construction, one segment after another."""
-
-    def __init__(
-        self,
-        apply_fn: ApplyFn,
-        params: Params,
-        x: Any,
-        y: Any,
-        loss: str | Loss,
-        optimizer: optax.GradientTransformation,
-        steps: int,
-        kernel_fn: Callable[[Params], Array],
-        order: int,
-        accumulators: Sequence[Params] = (),
-        damp: bool | None = None,
-    ) -> None:
-        self.network = Network(apply_fn, x, kernel_fn)
-        self.order, self.steps = order, steps
-        self.indices: Array | None = None
-        self.report: Callable[[], None] = lambda: None
-        f = self.network.outputs(params)
-        self.targets, self.loss = encode_targets(loss, y, f)
-        self.decays = linear_filter(optimizer, params, steps=steps).weight_decay is not False
-        shares = start_shares(optimizer)
-        self.slots = len(shares)
-        state = optimizer.init(jnp.zeros(2 * f.size + 1 + self.slots, f.dtype))
-        self.run = make_runner(self.loss, optimizer)
-        if accumulators and len(accumulators) != self.slots:
-            raise ValueError(
-                f"accumulators must hold one pytree for each of the optimizer's {self.slots} "
-                f"accumulators; got {len(accumulators)}."
-            )
-        self.moving = bool(accumulators)
-        self.begun = [share != 0 for share in shares]
-        # An average of weights takes its share from the weights themselves.
-        self.decays = self.decays or any(self.begun)
-        copies = [jax.tree.map(lambda w, s=s: jnp.asarray(s * w, w.dtype), params) for s in shares]
-        vectors = [params, *(accumulators or copies)]
-        self.here = Start(params, self.network.kernel(params), vectors, f, state)
-        self.train = jnp.zeros((steps + 1, *f.shape), f.dtype).at[0].set(f)
-        self.provisional = self.train
-        self.diverged_at = jnp.asarray(-1)
-        self.ends: list[int] = []
-        self.gave_up = False
-        self.edge_at, self.held_from = -1, -1
-        self.edge = make_edge(optimizer)
-        self.damps = order == 2 and damp is not False and is_concrete(f)
-        self.damping = self._damping(self.here.kernel, f)
-        if damp is None and _is_beyond(self.damping):  # a rate that is too large from the start
-            self.damps, self.damping = False, None
-        self.crossing: tuple[int, Run] | None = None
-        self.curve = jax.jit(jax.vmap(lambda f: self.loss.value(f, self.targets)))
-
-    def _in_use(self, start: int) -> list[bool]:
+    def in_use(self, start: int) -> tuple[bool, ...]:
         """Which of the vectors that coefficients refer to can enter the outputs."""
-        return [self.decays, *(self.moving or start > 0 or begun for begun in self.begun)]
+        begun = (share != 0 for share in self.shares)
+        return (self.decays, *(self.moving or start > 0 or each for each in begun))
 
-    def explore(self, start: int, end: int) -> tuple[Knot, Array, Run]:
-        """Run from `start` to `end` with the kernel at hand."""
-        in_use = self._in_use(start)
-        pushed = self.network.push_all(self.here, self.here.point, in_use)
-        knot = Knot(self.here.kernel, pushed, self.damping)
-        products = gram(self.here, in_use)
-        return knot, products, self._run([knot], products, None, start, end)
 
-    def _run(
-        self,
-        knots: list[Knot],
-        products: Array,
-        line: Any,
-        start: int,
-        end: int,
-        drift: Array | None = None,
-    ) -> Run:
-        drift = jnp.zeros_like(self.here.f) if drift is None else drift
-        return self.run(
-            knots, self.here, products, line, start, end, self.train, self.targets, self.indices,
-            drift,
-        )  # fmt: skip
+class State(NamedTuple):
+    """A path from step 0 to step `start`.
 
-    def advance(
-        self,
-        start: int,
-        end: int,
-        explored: tuple[Knot, Array, Run],
-        accept: Callable[[Array, Array], bool] | None = None,
-    ) -> bool:
-        """Take a segment, or nothing where `accept` refuses its provisional and final outputs."""
-        self.report()
-        knot, products, result = explored
-        here, network = self.here, self.network
-        provisional, knots, points, line = result.train, [knot], [here.point], None
-        bound = None
-        if self.order == 2:
-            in_use = self._in_use(start)
-            point = network.combine(points, here.vectors, result.rows[0], here.f)
-            kernel = network.kernel(point)
-            if is_concrete(kernel) and not bool(jnp.all(jnp.isfinite(kernel))):
-                self._give_up(start)
-                return True
-            bound = self._damping(kernel, provisional[end])
-            far = Knot(kernel, network.push_all(here, point, in_use), bound)
-            line = chord(knot, products, result.rows[0])
-            knots, points = [knot, far], [here.point, point]
-            result = self._run(knots, products, line, start, end)
-            if accept is not None and not accept(provisional, result.train):
-                return False
-            if _is_beyond(bound) and self.crossing is None:
-                self.crossing, self.edge_at = (start, self.explore(start, self.steps)[2]), end
-        last = end == self.steps and self.order == 1
-        arrived = None if last else self._arrive(points, result)
-        if arrived is not None and self.order == 2:
-            drift = jnp.zeros_like(here.f)
-            for _ in range(SWEEPS):
-                if self._is_small(arrived[1], result.train[end]):
-                    break
-                drift = drift + (arrived[1] - result.train[end]) / (end - start)
-                again = self._run(knots, products, line, start, end, drift)
-                result, arrived = self._better(end, (result, arrived), again, points)
-            lost = self.damps and self._is_contradicted(arrived[1], result.train[end])
-            if lost or (end == self.steps and _is_beyond(bound)):
-                self._hold(start, end, result.train)
-                return True
-        alive = self.diverged_at < 0
-        self.train, inside = result.train, slice(start + 1, end + 1)
-        self.provisional = self.provisional.at[inside].set(provisional[inside])
-        self.diverged_at = jnp.where(
-            alive & (result.diverged_at >= 0), result.diverged_at, self.diverged_at
+    Attributes:
+        here: the point of linearisation and what is carried there.
+        damping: what keeps steps there stable, or None.
+        train: outputs (T + 1, N, C), filled up to `start`.
+        provisional: the same before the second-order correction.
+        diverged_at: first step whose outputs could not be represented, or -1.
+        ends: where segments end.
+        crossing: the start of the first segment that crosses the edge of stability, and a run from
+            there to the horizon with the kernel at hand; None for never.
+        edge_at: the end of that segment, or -1.
+        held_from: the step from which on a kernel is held, or -1.
+        rejected: segments that were not taken.
+        passes: products with a Jacobian so far.
+        seconds: of every kernel built so far.
+    """
+
+    here: Start
+    damping: Damping | None
+    train: Array
+    provisional: Array
+    diverged_at: Array
+    ends: tuple[int, ...] = ()
+    crossing: tuple[int, Run] | None = None
+    edge_at: int = -1
+    held_from: int = -1
+    rejected: int = 0
+    passes: int = 0
+    seconds: tuple[float, ...] = ()
+
+    @property
+    def start(self) -> int:
+        """The step where the next segment starts."""
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def kernels(self) -> int:
+        """Kernels built so far."""
+        return len(self.seconds)
+
+
+class Ahead(NamedTuple):
+    """A run from here on with the kernel at hand alone, to `end`."""
+
+    end: int
+    knot: Knot
+    products: Array
+    run: Run
+
+    @property
+    def path(self) -> np.ndarray:
+        """The length of the path through weight space up to every step (T + 1,), from here."""
+        return np.cumsum(np.asarray(self.run.length, np.float64))
+
+
+def set_out(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    loss: str | Loss,
+    optimizer: optax.GradientTransformation | HeavyBall,
+    steps: int,
+    kernel_fn: Callable[[Params], Array],
+    draw: Callable[[int], Array | None],
+    accumulators: Sequence[Params] = (),
+    damp: bool | None = None,
+) -> tuple[Course, State]:
+    """The course, and the state before the first step.
+
+    Args:
+        apply_fn: the network.
+        params: the weights before training.
+        x: samples.
+        y: labels or targets.
+        loss: a name or a `Loss`.
+        optimizer: linear.
+        steps: the horizon T.
+        kernel_fn: params -> Theta.
+        draw: number of samples -> batches (T, B), or None.
+        accumulators: see `relinearized_recursion`.
+        damp: see there.
+    """
+    f = compile_network(apply_fn)[0](params, x)
+    targets, loss = encode_targets(loss, y, f)
+    decays = False
+    if not isinstance(optimizer, HeavyBall):
+        decays = linear_filter(optimizer, params, steps=steps).weight_decay is not False
+    shares = start_shares(optimizer)
+    descent = same_program(optimizer)
+    inner = optimizer.init(jnp.zeros(2 * f.size + 1 + len(shares), f.dtype))
+    if accumulators and len(accumulators) != len(shares):
+        raise ValueError(
+            f"accumulators must hold one pytree for each of the optimizer's {len(shares)} "
+            f"accumulators; got {len(accumulators)}."
         )
-        self.ends.append(end)
-        if arrived is None:
-            return True
-        weights, f = arrived
-        good = (self.diverged_at < 0) & jnp.all(jnp.isfinite(f))
-        f = jnp.where(good, f, self.train[end])
-        self._spread(f - self.train[end], start, end)
-        if end == self.steps:
-            return True
-        moving = [network.combine(points, here.vectors, row, here.f) for row in result.rows[1:]]
-        vectors = [weights, *moving]
-        if self.order == 1:
-            point, kernel = vectors[0], network.kernel(vectors[0])
-        else:
-            point, kernel = points[-1], knots[-1].kernel
-        self.here = Start(point, kernel, vectors, f, result.state)
-        self.damping = self._damping(kernel, f)
-        return True
+    course = Course(
+        apply_fn, x, kernel_fn, loss, targets, descent, steps, None, shares,
+        # An average of weights takes its share from the weights themselves.
+        decays or any(shares), bool(accumulators), damp is not False and is_concrete(f),
+    )  # fmt: skip
+    kernel, seconds = _timed(kernel_fn, params)
+    kernel = check_finite_value("kernel", kernel)  # a later one may not be, where a forecast ends
+    vectors = [params, *(accumulators or [scaled(params, share) for share in shares])]
+    train = empty_path(f, steps)
+    state = State(
+        Start(params, kernel, vectors, f, inner), None, train, train, jnp.asarray(-1),
+        seconds=(seconds,),
+    )  # fmt: skip
+    bound = _damping(course, state, kernel, f)
+    if damp is None and _is_beyond(bound):  # a rate that is too large from the start
+        course, bound = dataclasses.replace(course, damps=False), None
+    return dataclasses.replace(course, indices=draw(f.shape[0])), state._replace(damping=bound)
 
-    def _damping(self, kernel: Array, f: Array) -> Damping | None:
-        """What keeps steps with this kernel stable; nothing where that is not wanted."""
-        if not self.damps:
-            return None
-        edge = self.edge(self.here.state, f)
-        return damping(kernel, f, self.targets, self.loss, edge)
 
-    def _arrive(self, points: list[Params], result: Run) -> tuple[Params, Array]:
-        """The weights at a segment's end, and what the network says there."""
-        weights = self.network.combine(points, self.here.vectors, result.rows[0], self.here.f)
-        return weights, self.network.outputs(weights)
+def look_ahead(course: Course, state: State, end: int) -> tuple[State, Ahead]:
+    """Run from here to step `end` with the kernel at hand; the path itself stays as it is."""
+    here, in_use = state.here, course.in_use(state.start)
+    pushed, products = _survey(course, here, here.point, in_use)
+    knot = Knot(here.kernel, pushed, state.damping)
+    run = _run(course, state, [knot], products, None, end)
+    return state._replace(passes=state.passes + sum(in_use)), Ahead(end, knot, products, run)
 
-    def _is_small(self, f: Array, forecast: Array) -> bool:
-        """Whether the network agrees with the kernels on the loss; not known under `jit`."""
-        values = [self.loss.value(each, self.targets) for each in (f, forecast, self.train[0])]
-        small = jnp.abs(values[0] - values[1]) <= SMALL_DEFECT * jnp.abs(values[2] - values[0])
-        return is_concrete(small) and bool(small)
 
-    def _is_contradicted(self, f: Array, forecast: Array) -> bool:
-        """Whether the network at a segment's end denies what the kernels say of its loss."""
-        now, then, begun, first = (
-            float(self.loss.value(each, self.targets))
-            for each in (f, forecast, self.here.f, self.train[0])
-        )
-        if not max(now, then) <= RISE * max(first, begun):
-            return True
-        expected = begun - then
-        return expected > DOUBT_FROM * abs(first - then) and begun - now < TRUSTED * expected
+class SegmentStep(NamedTuple):
+    """What came of a step.
 
-    def _hold(self, start: int, end: int, abandoned: Array) -> None:
-        """Follow the last kernel within the edge to the horizon.
+    Attributes:
+        state: the path after it.
+        outcome: what came of it.
+        error: the largest change of the loss curve by the correction, as a share of `drop`.
+    """
 
-        A network that stays at the edge of stability is held there by its own oscillation: its
-        kernel grows no further, while the mean path of damped steps would let it grow on.
-        """
-        if self.crossing is None:
-            self.crossing = start, self.explore(start, self.steps)[2]
-        start, plain = self.crossing
-        rest, doubted = slice(start + 1, self.steps + 1), slice(start + 1, end + 1)
-        self.train = self.train.at[rest].set(plain.train[rest])
-        self.provisional = self.provisional.at[rest].set(plain.train[rest])
-        self.provisional = self.provisional.at[doubted].set(abandoned[doubted])
-        self.diverged_at = plain.diverged_at
-        self.ends = [*(e for e in self.ends if e <= start), self.steps]
-        self.held_from, self.gave_up = start, True
+    state: State
+    outcome: Outcome
+    error: float = 0.0
 
-    def _better(
-        self,
-        end: int,
-        before: tuple[Run, tuple[Params, Array]],
-        again: Run,
-        points: list[Params],
-    ) -> tuple[Run, tuple[Params, Array]]:
-        """The one of two runs that the network contradicts less at the segment's end."""
-        after = (again, self._arrive(points, again))
-        defects = [jnp.linalg.norm(f - run.train[end]) for run, (_, f) in (before, after)]
-        return jax.tree.map(lambda a, b: jnp.where(defects[1] < defects[0], a, b), after, before)
 
-    def _spread(self, defect: Array, start: int, end: int) -> None:
-        """Bring the outputs of a segment to those of the network at its end, without a jump.
+def step(
+    course: Course, state: State, ahead: Ahead, limit: float | None = None, drop: float = 1.0
+) -> SegmentStep:
+    """Take the segment from here to the end of `ahead`, in second order.
 
-        A jump at the horizon alone would move every training time that is near it. The defect is
-        taken to come up evenly in time (measured: better than along the chord).
-        """
-        part = jnp.arange(1, end - start + 1, dtype=defect.dtype) / (end - start)
-        self.train = self.train.at[start + 1 : end + 1].add(part[:, None, None] * defect[None])
+    A kernel is built at the provisional end, and the segment is run again with the kernel
+    interpolated; what the network then says beyond the kernels drives further runs.
 
-    def _give_up(self, start: int) -> None:
-        """The network left the representable numbers: hold the last outputs that did not."""
-        held = jnp.broadcast_to(self.here.f[None], self.train[start + 1 :].shape)
-        self.train = self.train.at[start + 1 :].set(held)
-        self.provisional = self.provisional.at[start + 1 :].set(held)
-        self.diverged_at = jnp.where(self.diverged_at < 0, start + 1, self.diverged_at)
-        self.ends.append(self.steps)
-        self.gave_up = True
+    Args:
+        course: what does not change.
+        state: where the path is.
+        ahead: the provisional run.
+        limit: the largest acceptable error; None accepts all, and the error is not computed.
+        drop: what the error is measured by.
 
-    def result(self, rejected: int) -> RelinearizedTrajectory:
-        """The finished path, its loss and the error estimate."""
-        loss = self.curve(self.train)
-        provisional = self.train if self.order == 1 else self.provisional
-        change = jnp.abs(loss - self.curve(provisional))
-        drop = jnp.abs(loss[0] - loss[-1])
-        drop = jnp.where(drop > 0, drop, 1.0)
-        uncertainty, carried, local = change, jnp.zeros((), loss.dtype), []
-        for start, end in itertools.pairwise((0, *self.ends)):
-            inside = slice(start + 1, end + 1)
-            uncertainty = uncertainty.at[inside].add(carried)
-            carried = uncertainty[end]
-            local.append(jnp.max(change[inside]) / drop)
-        return RelinearizedTrajectory(
-            ts=jnp.arange(self.steps + 1, dtype=loss.dtype),
-            train=self.train,
-            provisional=provisional,
-            loss=loss,
-            loss_uncertainty=uncertainty,
-            ends=tuple(self.ends),
-            local_errors=jnp.stack(local),
-            rejected=rejected,
-            diverged_at=self.diverged_at,
-            edge_at=self.edge_at,
-            held_from=self.held_from,
-            kernels=self.network.kernels,
-            kernel_seconds=tuple(self.network.seconds),
-            gradient_evaluations=self.network.passes,
-        )
+    Returns:
+        A `SegmentStep`. A state that is held or diverged is at the horizon.
+    """
+    here, start, end = state.here, state.start, ahead.end
+    state, point = _combine(course, state, [here.point], ahead.run.rows[0])
+    kernel, seconds = _timed(course.kernel_fn, point)
+    state = state._replace(seconds=(*state.seconds, seconds))
+    if is_concrete(kernel) and not bool(is_finite(kernel)):
+        return SegmentStep(_stop(course, state), Outcome.DIVERGED)
+    bound = _damping(course, state, kernel, row_of(ahead.run.train, end))
+    in_use = course.in_use(start)
+    pushed, _ = _survey(course, here, point, in_use)
+    state = state._replace(passes=state.passes + sum(in_use))
+    far = Far(
+        [ahead.knot, Knot(kernel, pushed, bound)],
+        [here.point, point],
+        chord(ahead.knot, ahead.products, ahead.run.rows[0]),
+    )
+    run = _run(course, state, far.knots, ahead.products, far.line, end)
+    error = 0.0
+    if limit is not None:
+        error = _change(course, ahead.run.train, run.train, end) / max(drop, 1e-30)
+        error = error if np.isfinite(error) else float("inf")
+        if not error <= limit:
+            return SegmentStep(state._replace(rejected=state.rejected + 1), Outcome.REJECTED, error)
+    if _is_beyond(bound) and state.crossing is None:
+        state, plain = look_ahead(course, state, course.steps)
+        state = state._replace(crossing=(start, plain.run), edge_at=end)
+    state, run, weights, f = _confirm(course, state, ahead, far, run)
+    lost = course.damps and _is_contradicted(course, state, f, run, end)
+    if lost or (end == course.steps and _is_beyond(bound)):
+        return SegmentStep(_hold(course, state, end, run.train), Outcome.HELD, error)
+    arrived = _arrive(course, state, ahead, far, run, weights, f)
+    return SegmentStep(arrived, Outcome.ACCEPTED, error)
+
+
+class Far(NamedTuple):
+    """What the second run of a segment knows: both knots, their points, the chord between them."""
+
+    knots: list[Knot]
+    points: list[Params]
+    line: Chord
+
+
+def _confirm(
+    course: Course, state: State, ahead: Ahead, far: Far, run: Run
+) -> tuple[State, Run, Params, Array]:
+    """Do a segment again until the network agrees at its end; the weights and outputs there."""
+    start, end = state.start, ahead.end
+    state, weights, f = _end_of(course, state, far, run)
+    drift = jnp.zeros_like(f)
+    for _ in range(SWEEPS):
+        if _is_small(course, state, f, run, end):
+            break
+        drift = more_drift(drift, f, run.train, start, end)
+        again = _run(course, state, far.knots, ahead.products, far.line, end, drift)
+        state, new_weights, new_f = _end_of(course, state, far, again)
+        run, weights, f = better((run, weights, f), (again, new_weights, new_f), end)
+    return state, run, weights, f
+
+
+def _arrive(
+    course: Course, state: State, ahead: Ahead, far: Far, run: Run, weights: Params, f: Array
+) -> State:
+    """The state after a segment that was accepted."""
+    train, provisional, diverged_at, f = settle(
+        state.provisional, ahead.run.train, state.diverged_at, run, f, state.start, ahead.end
+    )
+    here, carried = state.here, []
+    if ahead.end < course.steps:
+        for row in run.rows[1:]:
+            state, vector = _combine(course, state, far.points, row)
+            carried.append(vector)
+        here = Start(far.points[-1], far.knots[-1].kernel, [weights, *carried], f, run.state)
+    state = state._replace(
+        here=here, train=train, provisional=provisional, diverged_at=diverged_at,
+        ends=(*state.ends, ahead.end),
+    )  # fmt: skip
+    if ahead.end == course.steps:
+        return state
+    return state._replace(damping=_damping(course, state, here.kernel, f))
+
+
+def _hold(course: Course, state: State, end: int, abandoned: Array) -> State:
+    """Follow the last kernel within the edge to the horizon.
+
+    A network that stays at the edge of stability is held there by its own oscillation: its
+    kernel grows no further, while the mean path of damped steps would let it grow on.
+    """
+    crossing = state.crossing
+    if crossing is None:
+        state, plain = look_ahead(course, state, course.steps)
+        crossing = state.start, plain.run
+    start, run = crossing
+    train, provisional = splice(state.train, state.provisional, run.train, abandoned, start, end)
+    return state._replace(
+        crossing=crossing, train=train, provisional=provisional, diverged_at=run.diverged_at,
+        ends=(*(e for e in state.ends if e <= start), course.steps), held_from=start,
+    )  # fmt: skip
+
+
+def _stop(course: Course, state: State) -> State:
+    """Hold the last outputs that can be represented."""
+    train, provisional, diverged_at = freeze(
+        state.train, state.provisional, state.diverged_at, state.here.f, state.start
+    )
+    return state._replace(
+        train=train, provisional=provisional, diverged_at=diverged_at,
+        ends=(*state.ends, course.steps),
+    )  # fmt: skip
+
+
+def _run(
+    course: Course,
+    state: State,
+    knots: list[Knot],
+    products: Array,
+    line: Chord | None,
+    end: int,
+    drift: Array | None = None,
+) -> Run:
+    here = state.here
+    return inlined(run_segment, course.optimizer)(
+        course.optimizer, course.loss, knots, here, products, line, state.start, end, state.train,
+        course.targets, course.indices, jnp.zeros_like(here.f) if drift is None else drift,
+    )  # fmt: skip
+
+
+def _damping(course: Course, state: State, kernel: Array, f: Array) -> Damping | None:
+    """What keeps steps with this kernel stable; nothing where that is not wanted."""
+    if not course.damps:
+        return None
+    return stabilise(
+        course.optimizer, course.shares, state.here.state, kernel, f, course.targets, course.loss
+    )
 
 
 def _is_beyond(bound: Damping | None) -> bool:
     return bound is not None and float(bound.largest) > 1.0
+
+
+def _timed(kernel_fn: Callable[[Params], Array], params: Params) -> tuple[Array, float]:
+    """A kernel, and the seconds that it took."""
+    begun = time.perf_counter()
+    kernel = kernel_fn(params)
+    if is_concrete(kernel):
+        jax.block_until_ready(kernel)
+    return kernel, time.perf_counter() - begun
+
+
+def _survey(
+    course: Course, here: Start, point: Params, in_use: tuple[bool, ...]
+) -> tuple[Array, Array]:
+    """J v at `point` for the vectors in use (k, N, C), and their products with each other (k, k).
+
+    Both are zero for a vector that cannot enter the outputs.
+    """
+    if not any(in_use):
+        return no_vectors(here.f, len(in_use))
+    return kept(compile_survey, course.apply_fn)(point, course.x, here.vectors, here.f, in_use)
+
+
+def _combine(
+    course: Course, state: State, points: list[Params], row: Array
+) -> tuple[State, Params]:
+    """The weight-space vector whose coefficients are `row`."""
+    here = state.here
+    vector, _ = kept(compile_combine, course.apply_fn)(
+        points, course.x, here.vectors, row, here.f, False
+    )
+    return state._replace(passes=state.passes + len(points)), vector
+
+
+def _end_of(course: Course, state: State, far: Far, run: Run) -> tuple[State, Params, Array]:
+    """The weights at a segment's end, and what the network says there."""
+    here = state.here
+    weights, f = kept(compile_combine, course.apply_fn)(
+        far.points, course.x, here.vectors, run.rows[0], here.f, True
+    )
+    assert f is not None  # it was asked for
+    return state._replace(passes=state.passes + len(far.points)), weights, f
+
+
+def _change(course: Course, provisional: Array, final: Array, end: int) -> float:
+    """The largest change of the loss curve up to `end` by the correction."""
+    before, after = (
+        np.asarray(loss_curve(course.loss, path, course.targets))[: end + 1]
+        for path in (provisional, final)
+    )
+    return float(np.max(np.abs(before - after)))
+
+
+def _is_small(course: Course, state: State, f: Array, run: Run, end: int) -> bool:
+    """Whether the network agrees with the kernels on the loss; not known under `jit`."""
+    values = loss_values(course.loss, course.targets, f, state.here.f, run.train, end)
+    if not is_concrete(values):
+        return False
+    now, then, _, first = np.asarray(values)
+    return bool(np.abs(now - then) <= SMALL_DEFECT * np.abs(first - now))
+
+
+def _is_contradicted(course: Course, state: State, f: Array, run: Run, end: int) -> bool:
+    """Whether the network at a segment's end denies what the kernels say of its loss."""
+    values = loss_values(course.loss, course.targets, f, state.here.f, run.train, end)
+    now, then, begun, first = map(float, np.asarray(values))
+    if not max(now, then) <= RISE * max(first, begun):
+        return True
+    expected = begun - then
+    return expected > DOUBT_FROM * abs(first - then) and begun - now < TRUSTED * expected
+
+
+def predicted_drop(course: Course, ahead: Ahead) -> float:
+    """By how much the loss falls from step 0 to the horizon, by a run that goes there."""
+    return float(loss_drop(course.loss, course.targets, ahead.run.train))
+
+
+def finish(course: Course, state: State) -> RelinearizedTrajectory:
+    """The finished path, its loss and the error estimate."""
+    is_end = np.isin(np.arange(course.steps + 1), state.ends)
+    ts, loss, uncertainty, local = estimate(
+        course.loss, course.targets, state.train, state.provisional, is_end
+    )
+    count = len(state.ends)
+    local = jnp.asarray(np.asarray(local)[:count]) if is_concrete(local) else local[:count]
+    return RelinearizedTrajectory(
+        ts=ts,
+        train=state.train,
+        provisional=state.provisional,
+        loss=loss,
+        loss_uncertainty=uncertainty,
+        ends=state.ends,
+        local_errors=local,
+        rejected=state.rejected,
+        diverged_at=state.diverged_at,
+        edge_at=state.edge_at,
+        held_from=state.held_from,
+        kernels=state.kernels,
+        kernel_seconds=state.seconds,
+        gradient_evaluations=state.passes,
+    )

@@ -1,5 +1,7 @@
 """Which samples a step sees: the three batch protocols, the same for forecast and training."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -80,6 +82,11 @@ def batch_indices(
     """
     check_batches(batch_size, key, protocol, n)
     assert key is not None  # checked above
+    return _draw(key, n, batch_size, steps, protocol)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _draw(key: Array, n: int, batch_size: int, steps: int, protocol: str) -> Array:
     if protocol == "replacement":
         return jax.random.randint(key, (steps, batch_size), 0, n)
     if protocol == "independent":

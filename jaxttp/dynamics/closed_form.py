@@ -6,11 +6,14 @@
 phi is finite at l = 0, so test outputs need no inverse of Theta.
 """
 
+import functools
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
+from jaxtyping import Array
 
 from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import (
@@ -78,21 +81,46 @@ def closed_form(
         kernel, f0, y, loss, kernel_test, f0_test
     )
     ts = check_times(ts, f0.dtype)
-    n, c = f0.shape
-    rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / n
+    rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
+    matrix, delta, root, mean = _prepare(kernel, f0, targets, loss.weighted)
+    spectrum = decompose(jnp.linalg.eigh, matrix)
+    return _evaluate(spectrum, delta, root, mean, kernel, f0, rate, ts, kernel_test, f0_test)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _prepare(
+    kernel: Array, f0: Array, targets: Array, is_weighted: bool
+) -> tuple[Array, Array, Array | None, Array]:
+    """The symmetric matrix that drives the residual, the residual, W^(1/2) or None, and y."""
     root = None
-    if loss.weighted:
+    if is_weighted:
         targets, weights = jnp.split(targets, 2, axis=1)
         root = jnp.sqrt(weights)
     scalar = kernel.ndim == 2 and root is None
-    matrix = kernel if scalar else flatten_kernel(kernel, c)
+    matrix = kernel if scalar else flatten_kernel(kernel, f0.shape[1])
     delta = f0 - targets
     if root is not None:  # of weights: u = W^(1/2) (f - y) has the kernel W^(1/2) Theta W^(1/2)
         delta = root * delta
         matrix = root.reshape(-1, 1) * matrix * root.reshape(1, -1)
     delta = delta.reshape(matrix.shape[0], -1)  # (NC, 1), or (N, C) for K ⊗ I
+    return 0.5 * (matrix + matrix.T), delta, root, targets
 
-    values, vectors = decompose(jnp.linalg.eigh, 0.5 * (matrix + matrix.T))
+
+@eqx.filter_jit
+def _evaluate(
+    spectrum: tuple[Array, Array],
+    delta: Array,
+    root: Array | None,
+    targets: Array,
+    kernel: Array,
+    f0: Array,
+    rate: Array,
+    ts: Array,
+    kernel_test: Array | None,
+    f0_test: Array | None,
+) -> Trajectory:
+    """The outputs at all times from the eigendecomposition of the residual's matrix."""
+    (values, vectors), (n, c) = spectrum, f0.shape
     largest = jnp.maximum(values[-1], 0.0)
     values = eqx.error_if(
         values,

@@ -7,7 +7,8 @@ Neither the SDE nor its noise model is needed to FOLLOW mini-batch training, whi
 exactly with given batches; it is for what all possible batches would do.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import diffrax
 import equinox as eqx
@@ -159,7 +160,54 @@ def diffusion(
     starts = (f0,) if f0_test is None else (f0, f0_test)
     kernels = (kernel,) if kernel_test is None else (kernel, kernel_test)
 
-    limit = output_limit(f0.dtype)
+    if paths is not None:
+        check_integer("paths", paths, at_least=1)
+    root = ()
+    if noise in ("diagonal", "constant"):
+        root = _root(kernels, starts, targets, loss, noise, noise_kernel)
+    epoch, kappa = epoch_share(n, batch_size)
+    plan = _Plan(
+        loss, noise, solver, save == "outputs", steps, substeps, paths,
+        epoch if protocol == "epochs" else None, kappa,
+    )  # fmt: skip
+    states, curves, diverged_at = _simulate(
+        kernels, starts, targets, rate, amplitude, root, key, plan
+    )
+    train, test = (None, None) if states is None else (*states, None)[:2]
+    ts = jnp.arange(steps + 1, dtype=f0.dtype)
+    losses, errors = curves
+    return Diffusion(ts, train, test, losses, errors, diverged_at, noise=noise, protocol=protocol)
+
+
+class _Plan(NamedTuple):
+    """What the compiled simulation depends on, beside shapes."""
+
+    loss: Loss
+    noise: str
+    solver: str
+    full: bool
+    steps: int
+    substeps: int
+    paths: int | None
+    epoch: int | None
+    kappa: float
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _simulate(
+    kernels: tuple[Array, ...],
+    starts: tuple[Array, ...],
+    targets: Array,
+    rate: Array,
+    amplitude: Array,
+    root: tuple[Array, ...],
+    key: Array,
+    plan: _Plan,
+) -> tuple[tuple[Array, ...] | None, tuple[Array, Array], Array]:
+    """States (or None), loss and error at every step, and where paths diverge."""
+    loss, steps, substeps = plan.loss, plan.steps, plan.substeps
+    (n, _), dtype = starts[0].shape, starts[0].dtype
+    limit = output_limit(dtype)
 
     def alive(f: Array) -> Array:
         return jnp.all(jnp.abs(f) < limit)
@@ -174,47 +222,42 @@ def diffusion(
         force = -rate / n * gradient(state[0])
         return tuple(apply_kernel(k, force) for k in kernels)
 
-    root, start_norm, size = (), jnp.ones((), f0.dtype), n
-    if noise in ("diagonal", "constant"):
-        root = _root(kernels, starts, targets, loss, noise, noise_kernel)
-        size = root[0].shape[-1]
-        start_norm = jnp.linalg.norm(loss.gradient(f0, targets))
-        start_norm = jnp.where(start_norm > 0, start_norm, 1.0)
+    start_norm = jnp.linalg.norm(loss.gradient(starts[0], targets))
+    start_norm = jnp.where(start_norm > 0, start_norm, 1.0)
+    size = root[0].shape[-1] if root else n
 
     def spread(t: Any, state: tuple, args: Any) -> lx.AbstractLinearOperator:
         force = gradient(state[0])
-        if noise == "full":
+        if plan.noise == "full":
             move = lambda v: tuple(amplitude * apply_noise(k, force, v) for k in kernels)  # noqa: E731
-            return lx.FunctionLinearOperator(move, jax.ShapeDtypeStruct((n,), f0.dtype))
-        now = jnp.linalg.norm(force) / start_norm if noise == "diagonal" else 1.0
+            return lx.FunctionLinearOperator(move, jax.ShapeDtypeStruct((n,), dtype))
+        now = jnp.linalg.norm(force) / start_norm if plan.noise == "diagonal" else 1.0
         now = jnp.where(alive(state[0]), now, 0.0)
         structure = tuple(jax.ShapeDtypeStruct(f.shape, f.dtype) for f in starts)
         return lx.PyTreeLinearOperator(tuple(amplitude * now * r for r in root), structure)
 
-    epoch, kappa = epoch_share(n, batch_size)
-    horizon = float(epoch * -(-steps // epoch)) if protocol == "epochs" else float(steps)
-    grid = jnp.arange(steps * substeps + 1, dtype=f0.dtype) / substeps
-    area = diffrax.BrownianIncrement if solver == "euler" else diffrax.SpaceTimeLevyArea
-    full = save == "outputs"
+    horizon = float(steps) if plan.epoch is None else float(plan.epoch * -(-steps // plan.epoch))
+    grid = jnp.arange(steps * substeps + 1, dtype=dtype) / substeps
+    area = diffrax.BrownianIncrement if plan.solver == "euler" else diffrax.SpaceTimeLevyArea
 
     def read(t: Any, state: tuple, args: Any) -> tuple:
         f = held(state[0])
         curves = (loss.value(f, targets), loss.error(f, targets), alive(state[0]))
-        return (tuple(map(held, state)) if full else None), curves
+        return (tuple(map(held, state)) if plan.full else None), curves
 
     def solve(key: Array) -> tuple:
         terms: Any = diffrax.ODETerm(drift)
-        if noise != "none":
+        if plan.noise != "none":
             path: Any = diffrax.VirtualBrownianTree(
-                jnp.zeros((), f0.dtype), jnp.asarray(horizon, f0.dtype), 0.25 / substeps,
-                jax.ShapeDtypeStruct((size,), f0.dtype), key, levy_area=area,
+                jnp.zeros((), dtype), jnp.asarray(horizon, dtype), 0.25 / substeps,
+                jax.ShapeDtypeStruct((size,), dtype), key, levy_area=area,
             )  # fmt: skip
-            if protocol == "epochs":
-                path = EpochNoise(path, epoch, kappa)
+            if plan.epoch is not None:
+                path = EpochNoise(path, plan.epoch, plan.kappa)
             terms = diffrax.MultiTerm(terms, diffrax.ControlTerm(spread, path))
         solution = diffrax.diffeqsolve(
             terms,
-            SOLVERS[solver]() if noise != "none" else diffrax.Euler(),
+            SOLVERS[plan.solver]() if plan.noise != "none" else diffrax.Euler(),
             t0=grid[0],
             t1=grid[-1],
             dt0=None,
@@ -226,16 +269,12 @@ def diffusion(
         assert solution.ys is not None
         return solution.ys
 
-    states, (losses, errors, fine) = (
-        solve(key) if paths is None else jax.vmap(solve)(
-            jax.random.split(key, check_integer("paths", paths, at_least=1))
-        )
-    )  # fmt: skip
-    train, test = (None, None) if states is None else (*states, None)[:2]
+    if plan.paths is None:
+        states, (losses, errors, fine) = solve(key)
+    else:
+        states, (losses, errors, fine) = jax.vmap(solve)(jax.random.split(key, plan.paths))
     diverged_at = jnp.where(jnp.all(fine, axis=-1), -1, jnp.argmin(fine, axis=-1))
-    return Diffusion(
-        grid[::substeps], train, test, losses, errors, diverged_at, noise=noise, protocol=protocol
-    )
+    return states, (losses, errors), diverged_at
 
 
 def _root(
@@ -259,16 +298,35 @@ def _root(
         values, vectors = decompose(jnp.linalg.eigh, matrix.reshape(rows * c, rows * c))
         root = (vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]).reshape(rows, c, -1)
         return (root,) if len(starts) == 1 else (root[:n], root[n:])
-    force = loss.gradient(starts[0], targets)
-    each = jax.vmap(lambda v: tuple(apply_noise(k, force, v) for k in kernels), out_axes=-1)
-    factor = each(jnp.eye(n, dtype=force.dtype))  # S at the start, (., C, N)
+    factor = _factor(kernels, starts[0], targets, loss)
     if noise == "constant":
         return factor
-    # Theta = V diag(l) V^T: the directions V^T J / sqrt(l) of weight space are orthonormal, and
-    # noise with independent components along them has the root V diag(||v_k^T S||); at the test
-    # samples these directions read Theta* v_k / l_k.
-    values, vectors = decompose(jnp.linalg.eigh, flatten_kernel(kernels[0], c))
-    sizes = jnp.linalg.norm(vectors.T @ factor[0].reshape(n * c, n), axis=1)
+    spectrum = decompose(jnp.linalg.eigh, flatten_kernel(kernels[0], c))
+    return _diagonal_root(kernels, factor[0], tuple(spectrum))
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _factor(
+    kernels: tuple[Array, ...], start: Array, targets: Array, loss: Loss
+) -> tuple[Array, ...]:
+    """S at the start, a block (., C, N) for every set of samples."""
+    force = loss.gradient(start, targets)
+    each = jax.vmap(lambda v: tuple(apply_noise(k, force, v) for k in kernels), out_axes=-1)
+    return each(jnp.eye(start.shape[0], dtype=force.dtype))
+
+
+@jax.jit
+def _diagonal_root(
+    kernels: tuple[Array, ...], factor: Array, spectrum: tuple[Array, Array]
+) -> tuple[Array, ...]:
+    """The root of the part of S S^T that is diagonal in the eigenbasis of Theta.
+
+    Theta = V diag(l) V^T: the directions V^T J / sqrt(l) of weight space are orthonormal, and noise
+    with independent components along them has the root V diag(||v_k^T S||); at the test samples
+    these directions read Theta* v_k / l_k.
+    """
+    (values, vectors), (n, c, _) = spectrum, factor.shape
+    sizes = jnp.linalg.norm(vectors.T @ factor.reshape(n * c, n), axis=1)
     root = [(vectors * sizes[None, :]).reshape(n, c, -1)]
     if len(kernels) == 2:
         kept = values > 1e-6 * values[-1]

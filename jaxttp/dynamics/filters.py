@@ -25,6 +25,16 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_integer, check_optimizer, is_concrete
 from jaxttp._result import RESULT
 from jaxttp._types import Params
+from jaxttp.dynamics.optimizers import (
+    HeavyBall,
+    Optimizer,
+    TracedError,
+    inlined,
+    keep_dtypes,
+    same_optimizer,
+    same_program,
+    slots,
+)
 
 PROBE_STEPS = 64
 """The least number of steps that a verdict is about."""
@@ -103,14 +113,13 @@ def linear_filter(
     check_optimizer(optimizer)
     steps = max(PROBE_STEPS, check_integer("steps", steps, at_least=1))
     shapes, tree = jax.tree.flatten(jax.tree.map(_small, params))
+    shown = tuple(shapes), tree, steps, jnp.result_type(float)
+    if isinstance(optimizer, HeavyBall):  # its numbers are traced: compiled once, and quick
+        return _filter(optimizer, *shown)
     try:
-        return _concrete_filter(optimizer, tuple(shapes), tree, steps)
-    except _TracedError:  # nothing that is traced may be kept
-        return _filter(optimizer, tuple(shapes), tree, steps)
-
-
-class _TracedError(Exception):
-    """The optimiser holds traced values."""
+        return _concrete_filter(same_optimizer(optimizer), *shown)
+    except TracedError:  # nothing that is traced may be kept
+        return _filter(optimizer, *shown)
 
 
 class _Shape(tuple):
@@ -123,25 +132,23 @@ def _small(leaf: Any) -> _Shape:
 
 
 @functools.lru_cache(maxsize=64)
-def _concrete_filter(optimizer: Any, shapes: tuple, tree: Any, steps: int) -> LinearFilter:
-    found = _filter(optimizer, shapes, tree, steps)
+def _concrete_filter(code: Any, shapes: tuple, tree: Any, steps: int, dtype: Any) -> LinearFilter:
+    found = _filter(code.optimizer, shapes, tree, steps, dtype)
     if found.weight_decay is None:
-        raise _TracedError
+        raise TracedError
     return found
 
 
-def _filter(optimizer: Any, shapes: tuple, tree: Any, steps: int) -> LinearFilter:
+def _filter(optimizer: Any, shapes: tuple, tree: Any, steps: int, dtype: Any) -> LinearFilter:
     params = jax.tree.unflatten(tree, shapes)
     try:
-        dtype = jnp.zeros(()).dtype
         with (
             jax.ensure_compile_time_eval(),
             jax.numpy_dtype_promotion("standard"),
             jax.enable_x64(True),
         ):
             impulse, decay, deviation = _probe(optimizer, params, steps)
-            decay = jnp.where(jnp.abs(decay) > _ROUNDING, decay, 0.0).astype(dtype)
-            impulse, deviation = impulse.astype(dtype), deviation.astype(dtype)
+            impulse, decay = jnp.asarray(impulse, dtype), jnp.asarray(decay, dtype)
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise ValueError(f"{_REFUSAL} (The probe failed with: {problem})") from problem
     if is_concrete(deviation):
@@ -153,7 +160,7 @@ def _filter(optimizer: Any, shapes: tuple, tree: Any, steps: int) -> LinearFilte
     return LinearFilter(impulse, decay, None)
 
 
-def _probe(optimizer: Any, params: Params, steps: int) -> tuple[Array, Array, Array]:
+def _probe(optimizer: Any, params: Params, steps: int) -> tuple[Any, Any, Any]:
     """Impulse response and decay of single weights, and how far anything is from ONE linear filter.
 
     A few random sequences of gradients, with random initial weights, drive a few weights of the
@@ -175,31 +182,54 @@ def _probe(optimizer: Any, params: Params, steps: int) -> tuple[Array, Array, Ar
     named = jax.tree.map(lambda shape: rng.standard_normal((_SEQUENCES, *shape)), params)
     first = {"impulse": _reference(sequences)}
     first |= {name: np.tensordot(sequences, mix, 1) for name, mix in weights.items()}
-    updates = jax.vmap(lambda inputs: _run(optimizer, inputs))(_arrays(first))
+    inputs = None
+    if params is not None:
+        inputs = jax.tree.map(lambda mix: np.tensordot(sequences[0], mix, 1), named)
+    descent = same_program(optimizer)
+    respond = inlined(_responses, descent)
+    updates = respond(descent, _arrays(first), jax.vmap(optimizer.init)(_begun(first, 1)))
+    some = None
+    if inputs is not None:
+        some = inlined(_run, descent)(descent, _arrays(inputs), optimizer.init(_begun(inputs, 0)))
+    if is_concrete(updates["impulse"]):  # small arrays: nothing to compile
+        return _compare(np, jax.tree.map(np.asarray, updates), weights, some, named)
+    return _compare(jnp, updates, weights, some, named)
+
+
+@jax.jit
+def _responses(optimizer: Optimizer, inputs: Params, states: optax.OptState) -> Params:
+    """Updates (3, T, ...) in all runs, from what drives them."""
+    return jax.vmap(functools.partial(_drive, optimizer))(inputs, states)
+
+
+def _compare(xp: Any, updates: Params, weights: Params, some: Params, named: Params) -> tuple:
+    """Impulse response, decay, and the deviation; `some` are the updates with the real names."""
     response = updates["impulse"]
     answers, decay = response[:, :, :_SEQUENCES], response[0, :, _SEQUENCES]
-    shown = min(PROBE_STEPS, steps)
+    shown = min(PROBE_STEPS, response.shape[1])
     impulse = response[0, :shown, _SEQUENCES + 1 :][:, :shown]
-    deviation = jnp.where(jnp.any(response != 0), 0.0, jnp.inf)  # no response tells nothing
-    pairs: list[tuple[Array, Array, Any]] = [
+    deviation = xp.where(xp.any(response != 0), 0.0, xp.inf)  # no response tells nothing
+    pairs: list[tuple[Any, Any, Any]] = [
         (updates[name], answers, mix) for name, mix in weights.items()
     ]
     pairs.append((answers[2], answers[:2], None))
-    if params is not None:
-        inputs = jax.tree.map(lambda mix: np.tensordot(sequences[0], mix, 1), named)
-        updates = _run(optimizer, _arrays(inputs))
-        leaves = zip(jax.tree.leaves(updates), jax.tree.leaves(named), strict=True)
-        pairs += [(update, answers[0], mix) for update, mix in leaves]
+    leaves = zip(jax.tree.leaves(some), jax.tree.leaves(named), strict=True)
+    pairs += [(xp.asarray(update), answers[0], mix) for update, mix in leaves]
     for got, answer, mix in pairs:
         if mix is None:
-            want, lead = jnp.tensordot(jnp.asarray(_MIXTURE, got.dtype), answer, 1), 1
+            want, lead = xp.tensordot(xp.asarray(_MIXTURE, got.dtype), answer, 1), 1
         else:
-            want, lead = jnp.tensordot(answer, jnp.asarray(mix, got.dtype), 1), answer.ndim - 1
+            want, lead = xp.tensordot(answer, xp.asarray(mix, got.dtype), 1), answer.ndim - 1
         axes = tuple(range(lead, want.ndim))  # every step by itself: a late one may be small
-        size = jnp.max(jnp.abs(want), axis=axes) + 1e-30
-        off = jnp.max(jnp.abs(got - want), axis=axes) / size
-        deviation = jnp.maximum(deviation, jnp.max(off))  # NaN stays
-    return impulse, decay, deviation
+        size = xp.max(xp.abs(want), axis=axes) + 1e-30
+        off = xp.max(xp.abs(got - want), axis=axes) / size
+        deviation = xp.maximum(deviation, xp.max(off))  # NaN stays
+    return impulse, xp.where(xp.abs(decay) > _ROUNDING, decay, 0.0), deviation
+
+
+def _begun(inputs: Params, axis: int) -> Params:
+    """The initial weights, the first of what drives a run."""
+    return jax.tree.map(lambda rows: jnp.asarray(np.take(rows, 0, axis)), inputs)
 
 
 def _reference(sequences: np.ndarray) -> np.ndarray:
@@ -212,23 +242,11 @@ def _reference(sequences: np.ndarray) -> np.ndarray:
     return np.concatenate([sequences, extra], axis=2)
 
 
-def keep_dtypes(state: Any, like: Any) -> Any:
-    """A state with the dtypes of the one before it: a rate in float64 makes it so, too."""
-
-    def keep(new: Any, old: Any) -> Any:
-        dtype = getattr(old, "dtype", None) or jnp.result_type(old)
-        if jnp.issubdtype(dtype, jax.dtypes.extended):  # a random key
-            return new
-        return jnp.asarray(new, dtype)
-
-    return jax.tree.map(keep, state, like)
-
-
 def _arrays(tree: Params) -> Params:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)
 
 
-def _run(optimizer: Any, inputs: Params) -> Params:
+def _drive(optimizer: Optimizer, inputs: Params, state: optax.OptState) -> Params:
     """Updates, stacked over steps, from initial weights (the first row) and gradients."""
     first, grads = (jax.tree.map(lambda leaf, s=s: leaf[s], inputs) for s in (0, slice(1, None)))
 
@@ -237,17 +255,13 @@ def _run(optimizer: Any, inputs: Params) -> Params:
         updates, new = optimizer.update(gradient, state, params)
         return (optax.apply_updates(params, updates), keep_dtypes(new, state)), updates
 
-    return jax.lax.scan(step, (first, optimizer.init(first)), grads)[1]
+    return jax.lax.scan(step, (first, state), grads)[1]
 
 
-def slots(optimizer: optax.GradientTransformation, state: optax.OptState) -> list[Array]:
-    """The leaves of an optimiser's state that are shaped like its parameters (accumulators)."""
-    found: list[Array] = []
-    optax.tree_utils.tree_map_params(optimizer, lambda leaf: found.append(leaf) or leaf, state)
-    return found
+_run = jax.jit(_drive)
 
 
-def start_shares(optimizer: optax.GradientTransformation) -> tuple[float, ...]:
+def start_shares(optimizer: optax.GradientTransformation | HeavyBall) -> tuple[float, ...]:
     """What the accumulators of a fresh state hold, as multiples of the weights.
 
     A velocity starts at zero, but schedule-free SGD averages a copy of the weights.
@@ -255,13 +269,14 @@ def start_shares(optimizer: optax.GradientTransformation) -> tuple[float, ...]:
     Raises:
         ValueError: a state that starts, or is kept, otherwise.
     """
+    if isinstance(optimizer, HeavyBall):
+        return () if optimizer.momentum is None else (0.0,)
     try:
+        return _kept_shares(same_optimizer(optimizer))
+    except TracedError:
         return _start_shares(optimizer)
-    except TypeError:  # no hash
-        return _start_shares.__wrapped__(optimizer)
 
 
-@functools.lru_cache(maxsize=64)
 def _start_shares(optimizer: optax.GradientTransformation) -> tuple[float, ...]:
     weights = np.array([0.7, -1.3, 0.4, 2.1, -0.6], np.float32)
     starts = (weights, -3.0 * weights[:4])  # of two lengths: a state that mixes weights shows it
@@ -286,3 +301,8 @@ def _start_shares(optimizer: optax.GradientTransformation) -> tuple[float, ...]:
                 raise ValueError(_HIDDEN)
             shares.append(share)
     return tuple(shares)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_shares(code: Any) -> tuple[float, ...]:
+    return _start_shares(code.optimizer)

@@ -1,9 +1,10 @@
 """Gradient flow in function space, df/dt = -(eta/N) Theta g(f), integrated by diffrax."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import functools
+from typing import Any
 
 import diffrax
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,22 +99,47 @@ def gradient_flow(
     if solver == "auto":
         solver = _choose(kernel, f0, rate, ts)
     motion = Motion.of(kernel, f0, targets, loss, rate, kernel_test, f0_test, basis)
-    solution = solve(
-        motion, solver, ts[-1], rtol, atol, max_steps,
-        saveat=diffrax.SaveAt(ts=ts, fn=lambda t, state, args: motion.outputs(state)),
-    )  # fmt: skip
+    return _flow(motion, ts, tolerances(f0.dtype, rtol, atol), solver, max_steps)
+
+
+@eqx.filter_jit
+def _flow(
+    motion: "Motion", ts: Array, accuracy: tuple[Array, Array], solver: str, max_steps: int
+) -> Trajectory:
+    saveat = diffrax.SaveAt(ts=ts, fn=lambda t, state, args: motion.outputs(state))
+    solution = solve(motion, solver, ts[-1], accuracy, max_steps, saveat=saveat)
     assert solution.ys is not None
     train, test = solution.ys
     stats = solution.stats
     return Trajectory(ts, train, test, stats["num_accepted_steps"], stats["num_rejected_steps"])
 
 
-class Motion(NamedTuple):
-    """The ODE of the outputs in some coordinates: where it starts, its field, and the way back."""
+class Motion(eqx.Module):
+    """The ODE of the outputs in some coordinates: where it starts, its field, and the way back.
 
-    start: Any
-    field: Callable[[Any, Any, Any], Any]
-    outputs: Callable[[Any], tuple[Array, Array | None]]
+    Attributes:
+        kernel: Theta, None in the kernel's eigenbasis.
+        f0: outputs at t = 0 (N, C).
+        targets: as encoded.
+        rate: eta / N.
+        kernel_test: Theta(X*, X), or None.
+        f0_test: test outputs at t = 0, or None.
+        values: the kernel's eigenvalues (r,) in its eigenbasis, else None.
+        vectors: their eigenvectors (N C, r).
+        basis_test: what test outputs move by (M, C, r).
+        loss: the loss.
+    """
+
+    kernel: Array | None
+    f0: Array
+    targets: Array
+    rate: Array
+    kernel_test: Array | None
+    f0_test: Array | None
+    values: Array | None
+    vectors: Array | None
+    basis_test: Array | None
+    loss: Loss = eqx.field(static=True)
 
     @classmethod
     def of(
@@ -129,63 +155,82 @@ class Motion(NamedTuple):
     ) -> "Motion":
         """The motion of checked arrays, in outputs or in the kernel's eigenbasis."""
         if basis == "kernel":
-
-            def field(t: Any, state: tuple, args: Any) -> tuple:
-                force = -rate * loss.gradient(state[0], targets)
-                test = None if kernel_test is None else apply_kernel(kernel_test, force)
-                return apply_kernel(kernel, force), test
-
-            return cls((f0, f0_test), field, lambda state: state)
+            return cls(kernel, f0, targets, rate, kernel_test, f0_test, None, None, None, loss)
         n, c = f0.shape
         values, vectors = decompose(jnp.linalg.eigh, flatten_kernel(kernel, c))
-        keep = values > n * c * jnp.finfo(f0.dtype).eps * values[-1]
-        if is_concrete(keep):  # under jit every direction is kept
-            values, vectors = values[np.asarray(keep)], vectors[:, np.asarray(keep)]
+        if is_concrete(values):  # under jit every direction is kept
+            known = np.asarray(values)
+            keep = known > n * c * jnp.finfo(f0.dtype).eps * known[-1]
+            values, vectors = values[keep], vectors[:, keep]
         basis_test = None
-        if kernel_test is not None:  # f* moves by Theta* V l^-1 z
-            each = jnp.moveaxis(vectors.reshape(n, c, -1), -1, 0)
-            moved = jnp.moveaxis(apply_kernel(kernel_test, each), 0, -1)
-            basis_test = moved / jnp.where(values > 0, values, 1.0)[None, None, :]
+        if kernel_test is not None:
+            basis_test = _basis_test(kernel_test, values, vectors, n)
+        return cls(None, f0, targets, rate, None, f0_test, values, vectors, basis_test, loss)
 
-        def outputs(z: Array) -> tuple[Array, Array | None]:
-            train = f0 + jnp.matmul(vectors, z, precision="highest").reshape(n, c)
-            if basis_test is None or f0_test is None:
-                return train, None
-            return train, f0_test + jnp.matmul(basis_test, z, precision="highest")
+    @property
+    def start(self) -> Any:
+        """The state at t = 0."""
+        return (self.f0, self.f0_test) if self.values is None else jnp.zeros_like(self.values)
 
-        def inner(t: Any, z: Array, args: Any) -> Array:
-            force = loss.gradient(outputs(z)[0], targets).reshape(-1)
-            return -rate * values * jnp.matmul(vectors.T, force, precision="highest")
+    def field(self, t: Any, state: Any, args: Any) -> Any:
+        """The velocity of a state."""
+        train, _ = self.outputs(state)
+        if self.kernel is not None:
+            force = -self.rate * self.loss.gradient(train, self.targets)
+            test = None if self.kernel_test is None else apply_kernel(self.kernel_test, force)
+            return apply_kernel(self.kernel, force), test
+        assert self.values is not None  # then in the eigenbasis
+        assert self.vectors is not None
+        force = self.loss.gradient(train, self.targets).reshape(-1)
+        return -self.rate * self.values * jnp.matmul(self.vectors.T, force, precision="highest")
 
-        return cls(jnp.zeros_like(values), inner, outputs)
+    def outputs(self, state: Any) -> tuple[Array, Array | None]:
+        """The outputs on training and test samples in a state."""
+        if self.vectors is None:
+            return state
+        moved = jnp.matmul(self.vectors, state, precision="highest")
+        train = self.f0 + moved.reshape(self.f0.shape)
+        if self.basis_test is None or self.f0_test is None:
+            return train, None
+        return train, self.f0_test + jnp.matmul(self.basis_test, state, precision="highest")
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _basis_test(kernel_test: Array, values: Array, vectors: Array, n: int) -> Array:
+    """Theta* V l^-1 (M, C, r): f* moves by it times z."""
+    each = jnp.moveaxis(vectors.reshape(n, -1, values.shape[0]), -1, 0)
+    moved = jnp.moveaxis(apply_kernel(kernel_test, each), 0, -1)
+    return moved / jnp.where(values > 0, values, 1.0)[None, None, :]
+
+
+def tolerances(dtype: Any, rtol: Any, atol: Any) -> tuple[Array, Array]:
+    """The relative and absolute tolerance, those that suit the dtype where there are none."""
+    single = dtype == jnp.float32
+    rtol = (1e-5 if single else 1e-8) if rtol is None else rtol
+    atol = (1e-6 if single else 1e-9) if atol is None else atol
+    return jnp.asarray(rtol, dtype), jnp.asarray(atol, dtype)
 
 
 def solve(
     motion: Motion,
     solver: str,
     end: Any,
-    rtol: float | None,
-    atol: float | None,
+    accuracy: tuple[Array, Array],
     max_steps: int,
     *,
     saveat: diffrax.SaveAt,
     event: diffrax.Event | None = None,
 ) -> diffrax.Solution:
-    """Integrate a motion from 0 to `end`, with tolerances that suit its dtype."""
-    dtype = jax.tree.leaves(motion.start)[0].dtype
-    single = dtype == jnp.float32
+    """Integrate a motion from 0 to `end`, with the given relative and absolute tolerance."""
     return diffrax.diffeqsolve(
         diffrax.ODETerm(motion.field),
         SOLVERS[solver](),
-        t0=jnp.zeros((), dtype),
+        t0=jnp.zeros((), motion.f0.dtype),
         t1=end,
         dt0=None,
         y0=motion.start,
         saveat=saveat,
-        stepsize_controller=diffrax.PIDController(
-            rtol=(1e-5 if single else 1e-8) if rtol is None else rtol,
-            atol=(1e-6 if single else 1e-9) if atol is None else atol,
-        ),
+        stepsize_controller=diffrax.PIDController(*accuracy),
         event=event,
         max_steps=max_steps,
     )
@@ -196,6 +241,13 @@ def _choose(kernel: Array, f0: Array, rate: Array, ts: Array) -> str:
     if not all(is_concrete(value) for value in (kernel, f0, rate, ts)):
         return "tsit5"
 
+    return "kvaerno5" if float(_stiffness(kernel, f0, rate, ts[-1])) > STIFF else "tsit5"
+
+
+@jax.jit
+def _stiffness(kernel: Array, f0: Array, rate: Array, end: Array) -> Array:
+    """The fastest rate times the horizon, by power iteration."""
+
     def grow(vector: Array, _: None) -> tuple[Array, Array]:
         image = apply_kernel(kernel, vector)
         norm = jnp.linalg.norm(image)
@@ -203,4 +255,4 @@ def _choose(kernel: Array, f0: Array, rate: Array, ts: Array) -> str:
 
     start = jax.random.normal(jax.random.key(0), f0.shape, f0.dtype)
     norms = jax.lax.scan(grow, start / jnp.linalg.norm(start), None, length=10)[1]
-    return "kvaerno5" if float(norms[-1] * rate * ts[-1]) > STIFF else "tsit5"
+    return norms[-1] * rate * end

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_choice, check_number
 from jaxttp._result import RESULT
 from jaxttp.dynamics._kernels import check_problem, check_rate, check_times
-from jaxttp.dynamics.flow import SOLVERS, Motion, solve
+from jaxttp.dynamics.flow import SOLVERS, Motion, solve, tolerances
 from jaxttp.losses import Loss
 
 
@@ -89,13 +89,19 @@ def flow_curves(
     ts = check_times(ts, f0.dtype)
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
     motion = Motion.of(kernel, f0, targets, loss, rate, basis=basis)
+    return _curves(motion, ts, tolerances(f0.dtype, rtol, atol), solver, max_steps)
 
+
+@eqx.filter_jit
+def _curves(
+    motion: Motion, ts: Array, accuracy: tuple[Array, Array], solver: str, max_steps: int
+) -> FlowCurves:
     def curves(t: Any, state: Any, args: Any) -> tuple[Array, Array]:
         f, _ = motion.outputs(state)
-        return loss.value(f, targets), loss.error(f, targets)
+        return motion.loss.value(f, motion.targets), motion.loss.error(f, motion.targets)
 
     saveat = diffrax.SaveAt(ts=ts, fn=curves)
-    solution = solve(motion, solver, ts[-1], rtol, atol, max_steps, saveat=saveat)
+    solution = solve(motion, solver, ts[-1], accuracy, max_steps, saveat=saveat)
     assert solution.ys is not None
     values, errors = solution.ys
     stats = solution.stats
@@ -153,16 +159,26 @@ def crossing_time(
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
     motion = Motion.of(kernel, f0, targets, loss, rate, basis=basis)
-    goal = jnp.asarray(value, f0.dtype)
+    goal, end = jnp.asarray(value, f0.dtype), jnp.asarray(horizon, f0.dtype)
+    return _crossing(motion, goal, end, tolerances(f0.dtype, rtol, atol), solver, max_steps)
 
+
+@eqx.filter_jit
+def _crossing(
+    motion: Motion,
+    goal: Array,
+    end: Array,
+    accuracy: tuple[Array, Array],
+    solver: str,
+    max_steps: int,
+) -> Array:
     def above(t: Any, y: Any, args: Any, **options: Any) -> Array:
-        return loss.value(motion.outputs(y)[0], targets) - goal
+        return motion.loss.value(motion.outputs(y)[0], motion.targets) - goal
 
-    accuracy = float(jnp.finfo(f0.dtype).eps) ** 0.5
-    event = diffrax.Event(above, optx.Newton(accuracy, accuracy))
-    end = jnp.asarray(horizon, f0.dtype)
+    fine = float(jnp.finfo(goal.dtype).eps) ** 0.5
+    event = diffrax.Event(above, optx.Newton(fine, fine))
     saveat = diffrax.SaveAt(t1=True)
-    solution = solve(motion, solver, end, rtol, atol, max_steps, saveat=saveat, event=event)
+    solution = solve(motion, solver, end, accuracy, max_steps, saveat=saveat, event=event)
     assert solution.ts is not None
     reached = jnp.where(solution.ts[-1] < end, solution.ts[-1], jnp.inf)
-    return jnp.where(loss.value(f0, targets) <= goal, 0.0, reached)
+    return jnp.where(motion.loss.value(motion.f0, motion.targets) <= goal, 0.0, reached)

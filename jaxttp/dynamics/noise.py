@@ -10,6 +10,7 @@ so the N-dimensional vector n moves the outputs by S n = Theta (g ∘ (n - mean 
 product with the kernel, and no object of the size of the weights.
 """
 
+import functools
 from typing import Any
 
 import diffrax
@@ -57,6 +58,11 @@ def noise_factor(
         (derived).
     """
     kernel, f, targets, loss, _, _ = check_problem(kernel, f, y, loss)
+    return _noise_factor(kernel, f, targets, loss)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _noise_factor(kernel: Array, f: Array, targets: Array, loss: Loss) -> Array:
     force = loss.gradient(f, targets)
     columns = jax.vmap(lambda n: apply_noise(kernel, force, n))(jnp.eye(f.shape[0], dtype=f.dtype))
     return jnp.moveaxis(columns, 0, -1)

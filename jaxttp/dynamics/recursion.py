@@ -6,6 +6,7 @@ outside the batch) and read f_t = f_0 + Theta a_t. With weight decay the initial
 w_t = c_t w_0 + J^T a_t, and f_t gains (c_t - 1) J w_0.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -19,7 +20,8 @@ from jaxttp._checks import check_integer
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.filters import keep_dtypes, linear_filter
+from jaxttp.dynamics.filters import linear_filter
+from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, keep_dtypes, same_program
 from jaxttp.losses import Loss
 
 
@@ -29,7 +31,7 @@ def recursion(
     y: Any,
     *,
     loss: str | Loss,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation | HeavyBall,
     steps: int,
     batch_size: int | None = None,
     key: Array | None = None,
@@ -47,7 +49,8 @@ def recursion(
         y: integer labels (N,) or targets (N, C).
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.
         optimizer: an optax transformation that is one linear scalar filter for every weight: SGD,
-            momentum, Nesterov, schedules, `add_decayed_weights`, and chains of these.
+            momentum, Nesterov, schedules, `add_decayed_weights`, and chains of these. Or a
+            `HeavyBall`, whose rates and momentum are numbers that compiled code does not hold.
         steps: number of steps.
         batch_size: samples a step; all of them when None.
         key: a `jax.random.key`, needed with `batch_size`.
@@ -88,12 +91,45 @@ def recursion(
     if batch_size is not None:
         indices = batch_indices(key, n, batch_size, steps, protocol=protocol)
     tangent = _check_tangent(optimizer, initial_tangent, f0, steps)
+    if kernel_test is None or tangent is None:
+        initial_tangent_test = None
+    elif initial_tangent_test is None:
+        raise ValueError(
+            "optimizer decays the weights, so initial_tangent_test (J* w_0, as f0_test) is "
+            "needed beside kernel_test."
+        )
+    else:
+        initial_tangent_test = jnp.asarray(initial_tangent_test, f0.dtype)
+    if isinstance(optimizer, HeavyBall):
+        optimizer = optimizer.with_velocity()
+    descent, state = same_program(optimizer), None
+    if descent is not optimizer:  # the numbers of an initial state are its own
+        state = optimizer.init(_start(f0))
+    return inlined(_follow, descent)(
+        descent, state, kernel, f0, targets, indices, tangent, kernel_test, f0_test,
+        initial_tangent_test, loss=loss, steps=steps,
+    )  # fmt: skip
 
+
+@functools.partial(jax.jit, static_argnames=("loss", "steps"))
+def _follow(
+    optimizer: Optimizer,
+    state: optax.OptState | None,
+    kernel: Array,
+    f0: Array,
+    targets: Array,
+    indices: Array | None,
+    tangent: Array | None,
+    kernel_test: Array | None,
+    f0_test: Array | None,
+    tangent_test: Array | None,
+    *,
+    loss: Loss,
+    steps: int,
+) -> Trajectory:
     def outputs(coefficients: _Coefficients) -> Array:
         moved = f0 + apply_kernel(kernel, coefficients.dual)
         return moved if tangent is None else moved + (coefficients.weights - 1.0) * tangent
-
-    start = _Coefficients(jnp.zeros_like(f0), jnp.ones((), f0.dtype))
 
     def step(carry: tuple, batch: Array | None) -> tuple[tuple, tuple]:
         coefficients, state, f, alive = carry
@@ -108,20 +144,15 @@ def recursion(
         )
         return (coefficients, state, f, alive), (coefficients, f, alive)
 
-    first = (start, optimizer.init(start), f0, jnp.asarray(True))
+    start = _start(f0)
+    first = (start, optimizer.init(start) if state is None else state, f0, jnp.asarray(True))
     _, (path, train, alive) = jax.lax.scan(step, first, indices, length=steps)
     train = jnp.concatenate([f0[None], train])
     test = None
     if kernel_test is not None and f0_test is not None:
         moved = f0_test[None] + apply_kernel(kernel_test, path.dual)
-        if tangent is not None:
-            if initial_tangent_test is None:
-                raise ValueError(
-                    "optimizer decays the weights, so initial_tangent_test (J* w_0, as f0_test) is "
-                    "needed beside kernel_test."
-                )
-            decayed = (path.weights - 1.0)[:, None, None]
-            moved = moved + decayed * jnp.asarray(initial_tangent_test, f0.dtype)[None]
+        if tangent_test is not None:
+            moved = moved + (path.weights - 1.0)[:, None, None] * tangent_test[None]
         test = jnp.concatenate([f0_test[None], moved])
     diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
@@ -135,6 +166,10 @@ class _Coefficients(NamedTuple):
 
     dual: Array
     weights: Array
+
+
+def _start(f0: Array) -> _Coefficients:
+    return _Coefficients(jnp.zeros_like(f0), jnp.ones((), f0.dtype))
 
 
 _NOT_FINITE = "optimizer: the response to a weight is not finite"
@@ -154,9 +189,14 @@ def output_limit(dtype: Any) -> float:
 
 
 def _check_tangent(
-    optimizer: optax.GradientTransformation, tangent: ArrayLike | None, f0: Array, steps: int
+    optimizer: optax.GradientTransformation | HeavyBall,
+    tangent: ArrayLike | None,
+    f0: Array,
+    steps: int,
 ) -> Array | None:
     """J w_0 where the optimiser decays the weights, None where it does not."""
+    if isinstance(optimizer, HeavyBall):
+        return None
     response = linear_filter(optimizer, steps=steps)
     if response.weight_decay is False:
         return None

@@ -18,57 +18,37 @@ one oscillates: the forecast follows the mean path there, and where that stays b
 the network denies it, the last kernel within (see `_edge` and `_walk`).
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import optax
 from jaxtyping import Array
 
 from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp._types import ApplyFn, Params
-from jaxttp.dynamics._walk import RelinearizedTrajectory, Walk
+from jaxttp.dynamics._placement import (
+    AtSteps,
+    ByError,
+    ByLength,
+    PathView,
+    Placement,
+    check_ends,
+    segment_ends,
+)
+from jaxttp.dynamics._trajectory import RelinearizedTrajectory
+from jaxttp.dynamics._walk import (
+    Course,
+    Outcome,
+    State,
+    finish,
+    look_ahead,
+    predicted_drop,
+    set_out,
+    step,
+)
 from jaxttp.dynamics.batches import batch_indices
+from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.losses import Loss
-
-PLACEMENT = 2.75
-"""Segment k of K ends at T (k/K)^PLACEMENT where the path is not known."""
-PATH_PLACEMENT = 1.8
-"""Segment k of K ends when the path has (k/K)^PATH_PLACEMENT of its length."""
-FIRST_SHARE = 0.1
-"""Share of the plain forecast's path that the first adaptive segment covers."""
-SAFETY, SHRINK, GROW = 0.9, 0.25, 4.0
-"""The adaptive controller's caution, and bounds on the change of a segment's length."""
-REJECT = 2.0
-"""A segment whose error estimate exceeds REJECT times the tolerance is done again, shorter."""
-
-
-def segment_ends(steps: int, rebuilds: int, *, order: int = 2) -> tuple[int, ...]:
-    """Where segments end if nothing is known of the path: early and dense, late and sparse.
-
-    Args:
-        steps: the horizon T.
-        rebuilds: kernels built after the first.
-        order: 2 builds a kernel at the end of every segment, the last one included; 1 builds none
-            at the horizon, so it has one segment more.
-
-    Returns:
-        Increasing step numbers, the last equal to `steps`.
-
-    Example:
-        >>> segment_ends(150, 4)
-        (3, 22, 68, 150)
-    """
-    check_integer("rebuilds", rebuilds, at_least=0)
-    segments = max(1, rebuilds if order == 2 else rebuilds + 1)
-    segments = min(segments, steps)
-    ends: list[int] = []
-    for k in range(1, segments + 1):
-        wanted = round(steps * (k / segments) ** PLACEMENT)
-        least = ends[-1] + 1 if ends else 1
-        ends.append(min(max(wanted, least), steps - (segments - k)))
-    return tuple(ends)
 
 
 def relinearized_recursion(
@@ -78,11 +58,10 @@ def relinearized_recursion(
     y: Any,
     *,
     loss: str | Loss,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation | HeavyBall,
     steps: int,
     kernel_fn: Callable[[Params], Array],
     rebuilds: int | str,
-    order: int = 2,
     ends: tuple[int, ...] | None = None,
     tolerance: float = 0.02,
     max_rebuilds: int = 16,
@@ -105,8 +84,7 @@ def relinearized_recursion(
         steps: number of steps T.
         kernel_fn: ``params -> Theta``, (N, C, N, C) or (N, N), exact or sketched.
         rebuilds: kernels built after the first one, or "auto": as many as `tolerance` asks for,
-            where it asks for them (order 2 only; not under `jit`).
-        order: 1 or 2.
+            where it asks for them (not under `jit`).
         ends: where segments end. When None they end where the predicted path through weight space
             has come a share (k/K)^1.8 of its length (under `jit`: at `segment_ends`).
         tolerance: for "auto", the largest change of the loss curve by the second-order correction
@@ -120,8 +98,8 @@ def relinearized_recursion(
             `params`, one for every accumulator of its state (heavy-ball has one, the velocity);
             none, or zeros, at the start of training.
         damp: whether the forecast follows the mean path where a kernel along it grows beyond the
-            edge of stability, as a network does that oscillates there without diverging (order 2,
-            not under `jit`). When None, unless the first kernel already is beyond it.
+            edge of stability, as a network does that oscillates there without diverging (not under
+            `jit`). When None, unless the first kernel already is beyond it.
         progress: called with (kernels built, kernels in all; for "auto" at most).
 
     Returns:
@@ -145,109 +123,60 @@ def relinearized_recursion(
         Ours: no paper has it. Measured against real training in experiments/bench.
     """
     check_integer("steps", steps, at_least=1)
-    if order not in (1, 2):
-        raise ValueError(f"order must be 1 or 2; got {order!r}.")
-    auto = isinstance(rebuilds, str)
-    if auto:
+    placement = _placement(rebuilds, ends, steps, tolerance, max_rebuilds)
+
+    def draw(samples: int) -> Array | None:
+        if batch_size is None:
+            return None
+        return batch_indices(key, samples, batch_size, steps, protocol=protocol)
+
+    course, state = set_out(
+        apply_fn, params, x, y, loss=loss, optimizer=optimizer, steps=steps, kernel_fn=kernel_fn,
+        draw=draw, accumulators=accumulators, damp=damp,
+    )  # fmt: skip
+    if not is_concrete(state.train) and placement.looks_ahead:
+        if isinstance(placement, ByError):
+            raise ValueError("rebuilds='auto' looks at values, so it does not work under jit.")
+        placement = AtSteps(segment_ends(steps, placement.planned))
+    report = progress or (lambda built, planned: None)
+    state = _follow(course, state, placement, report)
+    report(state.kernels, state.kernels)
+    return finish(course, state)
+
+
+def _placement(
+    rebuilds: int | str, ends: tuple[int, ...] | None, steps: int, tolerance: Any, most: Any
+) -> Placement:
+    """Where the segments end, from the arguments for it."""
+    if isinstance(rebuilds, str):
         if rebuilds != "auto":
             raise ValueError(f"rebuilds must be an integer or 'auto'; got {rebuilds!r}.")
-        if order != 2 or ends is not None:
-            raise ValueError("rebuilds='auto' needs order=2 and places the ends itself.")
-        check_number("tolerance", tolerance, above=0.0)
-        planned = check_integer("max_rebuilds", max_rebuilds, at_least=1)
-    else:
-        planned = min(check_integer("rebuilds", rebuilds, at_least=1), steps)
         if ends is not None:
-            rising = all(a < b for a, b in itertools.pairwise((0, *ends)))
-            if not rising or len(ends) == 0 or ends[-1] != steps:
-                raise ValueError(f"ends must increase from above 0 to steps={steps}; got {ends}.")
-            planned = len(ends) - 1 + (order == 2)
-    walk = Walk(
-        apply_fn, params, x, y, loss, optimizer, steps, kernel_fn, order, accumulators, damp
-    )
-    if batch_size is not None:
-        n = walk.here.f.shape[0]
-        walk.indices = batch_indices(key, n, batch_size, steps, protocol=protocol)
-    walk.report = lambda: None if progress is None else progress(walk.network.kernels, planned + 1)
-    rejected = 0
-    if ends is None and not auto and not is_concrete(walk.train):
-        ends = segment_ends(steps, planned, order=order)
-    if ends is not None:
-        for start, end in itertools.pairwise((0, *ends)):
-            if not walk.gave_up:
-                walk.advance(start, end, walk.explore(start, end))
-    elif auto:
-        rejected = _adapt(walk, steps, tolerance, planned)
-    else:
-        _divide(walk, steps, planned + (order == 1))
-    if progress is not None:
-        progress(walk.network.kernels, walk.network.kernels)
-    return walk.result(rejected)
+            raise ValueError("rebuilds='auto' places the ends itself; leave ends out.")
+        check_number("tolerance", tolerance, above=0.0)
+        return ByError(tolerance, check_integer("max_rebuilds", most, at_least=1))
+    planned = min(check_integer("rebuilds", rebuilds, at_least=1), steps)
+    return ByLength(planned) if ends is None else AtSteps(check_ends(ends, steps))
 
 
-def _divide(walk: Walk, steps: int, segments: int) -> None:
-    """Place a given number of segments by the length of the path, as it is predicted so far."""
-    segments, start, come = min(segments, steps), 0, 0.0
-    for k in range(1, segments + 1):
-        explored = walk.explore(start, steps)
-        path = come + np.cumsum(np.asarray(explored[2].length, np.float64))
-        end = int(np.searchsorted(path, path[-1] * (k / segments) ** PATH_PLACEMENT))
-        end = steps if k == segments else min(max(end, start + 1), steps - (segments - k))
-        come = float(path[end])
-        walk.advance(start, end, explored if end == steps else walk.explore(start, end))
-        if walk.gave_up:
-            return
-        start = end
-
-
-def _adapt(walk: Walk, steps: int, tolerance: float, budget: int) -> int:
-    """Place segments by their error estimate; returns how many were rejected.
-
-    The estimate of a segment grows with the square of its length in weight space, so the next one
-    gets the length sqrt(tolerance / estimate) times that of the last, and the provisional run to
-    the horizon says at which step that length is reached.
-    """
-    if not is_concrete(walk.train):
-        raise ValueError("rebuilds='auto' looks at values, so it does not work under jit.")
-    start, rejected, length = 0, 0, None
-    errors: list[float] = []
-
-    def accept(provisional: Array, final: Array) -> bool:
-        curves = [np.asarray(walk.curve(path[: end + 1])) for path in (provisional, final)]
-        drop = abs(float(curves[1][0]) - floor)
-        error = float(np.max(np.abs(curves[0] - curves[1]))) / max(drop, 1e-30)
-        errors.append(error if np.isfinite(error) else float("inf"))
-        return errors[-1] <= REJECT * tolerance or end <= start + 1 or shortest
-
-    while start < steps:
-        explored = walk.explore(start, steps)
-        floor = float(walk.loss.value(explored[2].train[-1], walk.targets))
-        path = np.cumsum(np.asarray(explored[2].length, np.float64))
-        rest = path - path[start]
-        if length is None:
-            length = FIRST_SHARE * rest[-1]
-        most = steps
-        while True:
-            # No shorter than where the kernels that are left would reach the horizon just so.
-            used = min(walk.network.kernels - 1, budget - 1) / budget
-            begun, next_end = used**PATH_PLACEMENT, (used + 1 / budget) ** PATH_PLACEMENT
-            least = rest[-1] * (next_end - begun) / (1 - begun)
-            length = max(length, least)
-            end = int(np.searchsorted(rest, length, side="right")) - 1  # the last not beyond it
-            end = min(max(end, start + 1), most)
-            if walk.network.kernels >= budget:
-                end = steps
-            covered = rest[end]
-            # No shorter one is left: by rounding the last may be longer than the least.
-            shortest = walk.network.kernels >= budget or bool(covered <= least)
-            segment = explored if end == steps else walk.explore(start, end)
-            taken = walk.advance(start, end, segment, accept)
-            if walk.gave_up:
-                return rejected
-            ratio = SAFETY * (tolerance / max(errors[-1], 1e-30)) ** 0.5
-            length = covered * min(max(ratio, SHRINK), GROW)
-            if taken:
-                break
-            rejected, most = rejected + 1, end - 1  # one step may be longer than what is asked for
-        start = end
-    return rejected
+def _follow(
+    course: Course, state: State, placement: Placement, report: Callable[[int, int], None]
+) -> State:
+    """The path to the horizon, segment after segment."""
+    memory = placement.begin()
+    while state.start < course.steps:
+        whole, path, drop = None, None, 1.0
+        if placement.looks_ahead:
+            state, whole = look_ahead(course, state, course.steps)
+            path, drop = whole.path, predicted_drop(course, whole)
+        outcome = Outcome.REJECTED
+        while outcome is Outcome.REJECTED:
+            view = PathView(state.start, course.steps, state.kernels, path)
+            proposal = placement.propose(view, memory)
+            ahead = whole
+            if ahead is None or proposal.end < course.steps:
+                state, ahead = look_ahead(course, state, proposal.end)
+            report(state.kernels, placement.planned + 1)
+            state, outcome, error = step(course, state, ahead, proposal.limit, drop)
+            memory = placement.learn(view, proposal, error, outcome is Outcome.ACCEPTED)
+    return state

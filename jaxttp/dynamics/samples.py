@@ -1,5 +1,6 @@
 """Single samples: how the loss of each one falls, and which of them fall alike."""
 
+import functools
 from typing import Any
 
 import jax
@@ -36,6 +37,11 @@ def sample_losses(train: ArrayLike, y: Any, *, loss: str | Loss) -> Float[Array,
     """
     train = jnp.asarray(train)
     targets, loss = encode_targets(loss, y, train[0])
+    return _sample_losses(train, targets, loss)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _sample_losses(train: Array, targets: Array, loss: Loss) -> Array:
     return jax.vmap(lambda f: jax.vmap(loss.sample_loss)(f, targets))(train)
 
 
@@ -68,6 +74,12 @@ def cluster_samples(
     points = jnp.asarray(curves).T  # (N, T)
     n = points.shape[0]
     check_integer("clusters", clusters, at_least=1, at_most=n, remedy=f"There are {n} samples.")
+    return _cluster(points, key, iterations, clusters)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _cluster(points: Array, key: Array, iterations: Any, clusters: int) -> Array:
+    n = points.shape[0]
     distance = lambda centres: jnp.sum((points[:, None] - centres[None]) ** 2, axis=2)  # noqa: E731
     chosen = [points[jax.random.randint(key, (), 0, n)]]
     for _ in range(clusters - 1):

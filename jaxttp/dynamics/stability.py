@@ -161,7 +161,15 @@ def max_learning_rate(
         Standard; the generalisation to (1/N) H^(1/2) Theta H^(1/2) is derived.
     """
     check_number("momentum", momentum, at_least=0.0, below=1.0)
-    curvature = largest_curvature(kernel, f0, y, loss=loss)
+    kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
+    return _max_learning_rate(kernel, f0, targets, momentum, loss=loss, nesterov=nesterov)
+
+
+@functools.partial(jax.jit, static_argnames=("loss", "nesterov"))
+def _max_learning_rate(
+    kernel: Array, f0: Array, targets: Array, momentum: Any, *, loss: Loss, nesterov: bool
+) -> Array:
+    curvature = _largest_curvature(kernel, f0, targets, loss)
     factor = 2.0 * (1.0 + momentum) / (1.0 + 2.0 * momentum if nesterov else 1.0)
     huge = jnp.finfo(curvature.dtype).max
     safe = jnp.where(curvature > 0, curvature, 1.0)

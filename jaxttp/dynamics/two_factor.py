@@ -124,27 +124,38 @@ def two_factor_flow(
     rate = jnp.asarray(check_rate(learning_rate), f.dtype) * scale
     ts = check_times(ts, f.dtype)
     single = f.dtype == jnp.float32
+    rtol = (1e-5 if single else 1e-10) if rtol is None else rtol
+    atol = (1e-6 if single else 1e-12) if atol is None else atol
+    accuracy = jnp.asarray(rtol, f.dtype), jnp.asarray(atol, f.dtype)
+    return TwoFactorTrajectory(ts, *_flow((f, w), targets, rate, ts, accuracy, max_steps))
 
+
+@eqx.filter_jit
+def _flow(
+    start: tuple[Array, Array],
+    targets: Array,
+    rate: Array,
+    ts: Array,
+    accuracy: tuple[Array, Array],
+    max_steps: int,
+) -> tuple[Array, Array]:
     def field(t: Any, state: tuple[Array, Array], args: Any) -> tuple[Array, Array]:
         return _velocity(*state, targets, rate)
 
+    dtype = start[0].dtype
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
-        diffrax.Tsit5() if single else diffrax.Dopri8(),
-        t0=jnp.zeros((), f.dtype),
+        diffrax.Tsit5() if dtype == jnp.float32 else diffrax.Dopri8(),
+        t0=jnp.zeros((), dtype),
         t1=ts[-1],
         dt0=None,
-        y0=(f, w),
+        y0=start,
         saveat=diffrax.SaveAt(ts=ts),
-        stepsize_controller=diffrax.PIDController(
-            rtol=(1e-5 if single else 1e-10) if rtol is None else rtol,
-            atol=(1e-6 if single else 1e-12) if atol is None else atol,
-        ),
+        stepsize_controller=diffrax.PIDController(*accuracy),
         max_steps=max_steps,
     )
-    states = solution.ys
-    assert states is not None
-    return TwoFactorTrajectory(ts, *states)
+    assert solution.ys is not None
+    return solution.ys
 
 
 def two_factor_descent(
@@ -184,18 +195,25 @@ def two_factor_descent(
     check_integer("steps", steps, at_least=1)
     rate = jnp.asarray(check_rate(learning_rate), f.dtype) * scale
 
+    return TwoFactorTrajectory(*_descend((f, w), targets, rate, steps))
+
+
+@eqx.filter_jit
+def _descend(
+    start: tuple[Array, Array], targets: Array, rate: Array, steps: int
+) -> tuple[Array, Array, Array]:
     def step(state: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Any]:
         new = jax.tree.map(jnp.add, state, _velocity(*state, targets, rate))
         return new, new
 
-    _, (fs, ws) = jax.lax.scan(step, (f, w), None, length=steps)
-    fs, ws = jnp.concatenate([f[None], fs]), jnp.concatenate([w[None], ws])
+    _, path = jax.lax.scan(step, start, None, length=steps)
+    fs, ws = (jnp.concatenate([a[None], b]) for a, b in zip(start, path, strict=True))
     fs = eqx.error_if(
         fs,
         ~(jnp.all(jnp.isfinite(fs)) & jnp.all(jnp.isfinite(ws))),
         "two_factor_descent overflows; choose a smaller learning_rate",
     )
-    return TwoFactorTrajectory(jnp.arange(steps + 1, dtype=f.dtype), fs, ws)
+    return jnp.arange(steps + 1, dtype=fs.dtype), fs, ws
 
 
 def two_factor_observables(

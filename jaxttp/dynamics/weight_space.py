@@ -8,6 +8,8 @@ transpose a step, about as much as training: it is the reference for everything 
 only forecast for such optimisers.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import diffrax
@@ -21,9 +23,12 @@ from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._kernels import check_rate, check_times
+from jaxttp.dynamics._network import compile_network, kept
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.filters import keep_dtypes, linear_filter
+from jaxttp.dynamics.filters import linear_filter
+from jaxttp.dynamics.flow import tolerances
+from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, keep_dtypes, same_program
 from jaxttp.dynamics.recursion import dual_gradient, output_limit
 from jaxttp.losses import Loss, encode_targets
 
@@ -75,7 +80,7 @@ def weight_space(
     y: Any,
     *,
     loss: str | Loss,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation | HeavyBall,
     steps: int,
     batch_size: int | None = None,
     key: Array | None = None,
@@ -90,7 +95,8 @@ def weight_space(
         x: samples (N, ...).
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
-        optimizer: any optax transformation: Adam, AdamW, RMSProp, Lion, clipping, masks.
+        optimizer: any optax transformation: Adam, AdamW, RMSProp, Lion, clipping, masks; or a
+            `HeavyBall`.
         steps: number of steps.
         batch_size: samples a step; all of them when None.
         key: a `jax.random.key`, needed with `batch_size`.
@@ -116,16 +122,42 @@ def weight_space(
     """
     check_integer("steps", steps, at_least=1)
     x = jnp.asarray(x)
-    f0 = jax.jit(apply_fn)(params, x)
+    f0 = compile_network(apply_fn)[0](params, x)
     targets, loss = encode_targets(loss, y, f0)
     indices = None
     if batch_size is not None:
         indices = batch_indices(key, f0.shape[0], batch_size, steps, protocol=protocol)
     x_test = None if x_test is None else jnp.asarray(x_test)
+    descent, state = same_program(optimizer), None
+    if descent is not optimizer:  # the numbers of an initial state are its own
+        state = optimizer.init(params)
+    run = inlined(kept(_training, apply_fn), descent)
+    train, test, *rest = run(
+        descent, state, params, x, x_test, f0, targets, indices, loss=loss, steps=steps
+    )
+    ts = jnp.arange(steps + 1, dtype=f0.dtype)
+    return WeightSpaceTrajectory(
+        ts, train, test, *rest, linear=_is_linear(optimizer, params, steps)
+    )
 
-    @jax.jit  # samples are arguments: as constants they would be compiled in, and slowly
+
+@functools.lru_cache(maxsize=8)
+def _training(apply_fn: ApplyFn) -> Callable[..., tuple]:
+    """The compiled training of a network; samples are arguments, as constants compile slowly."""
+
+    @functools.partial(jax.jit, static_argnames=("loss", "steps"))
     def run(
-        params: Params, x: Array, x_test: Array | None, f0: Array, targets: Array, indices: Any
+        optimizer: Optimizer,
+        state: optax.OptState | None,
+        params: Params,
+        x: Array,
+        x_test: Array | None,
+        f0: Array,
+        targets: Array,
+        indices: Array | None,
+        *,
+        loss: Loss,
+        steps: int,
     ) -> tuple:
         _, push = jax.linearize(lambda w: apply_fn(w, x), params)
         pull = jax.linear_transpose(push, params)
@@ -147,7 +179,8 @@ def weight_space(
             return (moved, state, f, alive), (f, test, _norm(moved), alive)
 
         moved = jax.tree.map(jnp.zeros_like, params)
-        first = (moved, optimizer.init(params), f0, jnp.asarray(True))
+        begun = optimizer.init(params) if state is None else state
+        first = (moved, begun, f0, jnp.asarray(True))
         (moved, *_), (train, test, norms, alive) = jax.lax.scan(step, first, indices, length=steps)
         train = jnp.concatenate([f0[None], train])
         if f0_test is not None:
@@ -161,11 +194,7 @@ def weight_space(
         diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
         return train, test, diverged_at, displacement.astype(f0.dtype), end, mismatch
 
-    ts = jnp.arange(steps + 1, dtype=f0.dtype)
-    train, test, *rest = run(params, x, x_test, f0, targets, indices)
-    return WeightSpaceTrajectory(
-        ts, train, test, *rest, linear=_is_linear(optimizer, params, steps)
-    )
+    return run
 
 
 def weight_space_flow(
@@ -218,18 +247,32 @@ def weight_space_flow(
         TTP Figure 9, which compares ODEs in weight space and in function space.
     """
     x = jnp.asarray(x)
-    f0 = jax.jit(apply_fn)(params, x)
+    f0 = compile_network(apply_fn)[0](params, x)
     targets, loss = encode_targets(loss, y, f0)
     ts = check_times(ts, f0.dtype)
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
-    single = f0.dtype == jnp.float32
-    controller = diffrax.PIDController(
-        rtol=(1e-5 if single else 1e-8) if rtol is None else rtol,
-        atol=(1e-6 if single else 1e-9) if atol is None else atol,
-    )
+    run = kept(_flow, apply_fn, linearized)
+    accuracy = tolerances(f0.dtype, rtol, atol)
+    return run(params, x, f0, targets, ts, rate, accuracy, loss=loss, max_steps=max_steps)
 
-    @jax.jit  # everything large is an argument: constants would be compiled in, and slowly
-    def run(params: Params, x: Array, f0: Array, targets: Array, ts: Array, rate: Array) -> tuple:
+
+@functools.lru_cache(maxsize=8)
+def _flow(apply_fn: ApplyFn, linearized: bool) -> Callable[..., Trajectory]:
+    """The compiled flow of a network."""
+
+    @functools.partial(jax.jit, static_argnames=("loss", "max_steps"))
+    def run(
+        params: Params,
+        x: Array,
+        f0: Array,
+        targets: Array,
+        ts: Array,
+        rate: Array,
+        accuracy: tuple[Array, Array],
+        *,
+        loss: Loss,
+        max_steps: int,
+    ) -> Trajectory:
         _, push = jax.linearize(lambda w: apply_fn(w, x), params)
 
         def outputs(moved: Params) -> Array:
@@ -250,13 +293,16 @@ def weight_space_flow(
             dt0=None,
             y0=jax.tree.map(jnp.zeros_like, params),
             saveat=diffrax.SaveAt(ts=ts, fn=lambda t, moved, args: outputs(moved)),
-            stepsize_controller=controller,
+            stepsize_controller=diffrax.PIDController(*accuracy),
             max_steps=max_steps,
         )
         stats = solution.stats
-        return solution.ys, None, stats["num_accepted_steps"], stats["num_rejected_steps"]
+        assert solution.ys is not None
+        return Trajectory(
+            ts, solution.ys, None, stats["num_accepted_steps"], stats["num_rejected_steps"]
+        )
 
-    return Trajectory(ts, *run(params, x, f0, targets, ts, rate))
+    return run
 
 
 def _norm(tree: Params) -> Array:
@@ -264,7 +310,9 @@ def _norm(tree: Params) -> Array:
     return jnp.sqrt(total)
 
 
-def _is_linear(optimizer: optax.GradientTransformation, params: Params, steps: int) -> bool:
+def _is_linear(optimizer: Any, params: Params, steps: int) -> bool:
+    if isinstance(optimizer, HeavyBall):
+        return True
     try:
         return linear_filter(optimizer, params, steps=steps).weight_decay is not None
     except ValueError:

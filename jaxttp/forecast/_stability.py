@@ -55,6 +55,16 @@ class Rates(NamedTuple):
         return np.flatnonzero(self.shares >= 1)
 
     @property
+    def known(self) -> bool:
+        """Whether there are numbers for the rate and its limit."""
+        return bool(np.isfinite(self.rates[self.peak]) and np.isfinite(self.limit))
+
+    @property
+    def batches(self) -> str:
+        """Whose limit it is, in words."""
+        return "" if self.batch_size is None else f" with batches of {self.batch_size}"
+
+    @property
     def constant(self) -> bool:
         """Whether all steps are alike."""
         return bool(np.all(self.shares == self.shares[0]))
@@ -123,47 +133,93 @@ def stability_message(
         stable: the verdict.
         batch_size: of the forecast.
     """
-    loss = np.asarray(loss, np.float64)
-    first, highest, last = (float(loss[0]), float(loss.max()), float(loss[-1]))
-    down = f", though the predicted loss comes down from {highest:.3g} to {last:.3g}"
-    down = down if last < first else ""
-    rose = f"the predicted loss rises from {first:.3g} to {highest:.3g}"
-    back = (
-        f"{rose} at step {int(np.argmax(loss))} before it comes down to {last:.3g}; the real "
-        "network may not survive it"
-    )
-    if rates is None and stable:
-        return "stable; no largest learning rate is known for this optimizer"
+    curve = _Curve.of(loss)
     if rates is None:
-        return back if last <= RISE * first else f"diverges: {rose}"
-    rate, limit, share = float(rates.rates[rates.peak]), rates.limit, rates.shares[rates.peak]
-    known = np.isfinite(rate) and np.isfinite(limit)
-    batches = "" if rates.batch_size is None else f" with batches of {rates.batch_size}"
-    above = rates.above
-    what = f"peak rate {rate:.3g}" if known else "its largest step"
-    of = f"the limit {limit:.3g}" if known else "the largest stable one"
-    begin, end = (int(above[0]), int(above[-1]) + 1) if len(above) else (0, 0)
+        return _unknown(curve, stable=stable)
+    if stable:
+        return _stable(rates)
+    if len(rates.above):
+        return _beyond(rates, curve)
+    if rises(loss) and curve.comes_back:
+        return curve.back
+    rate, limit = float(rates.rates[rates.peak]), rates.limit
+    given = f"learning rate {rate:g}" if rates.known else "this optimizer"
+    if batch_size is None:
+        below = f", below the limit {limit:.4g} at the start" if rates.known else ""
+        return f"diverges at {given}{below}: {curve.rose}"
+    full = f"; a full batch diverges above η = {limit:.4g}" if rates.known else ""
+    return f"diverges at {given} with batches of {batch_size}{full}"
+
+
+class _Curve(NamedTuple):
+    """A loss in words: where it begins, its top, and where it ends."""
+
+    first: float
+    highest: float
+    last: float
+    top: int
+
+    @classmethod
+    def of(cls, loss: Any) -> "_Curve":
+        loss = np.asarray(loss, np.float64)
+        return cls(float(loss[0]), float(loss.max()), float(loss[-1]), int(np.argmax(loss)))
+
+    @property
+    def comes_back(self) -> bool:
+        return self.last <= RISE * self.first
+
+    @property
+    def rose(self) -> str:
+        return f"the predicted loss rises from {self.first:.3g} to {self.highest:.3g}"
+
+    @property
+    def back(self) -> str:
+        return (
+            f"{self.rose} at step {self.top} before it comes down to {self.last:.3g}; the real "
+            "network may not survive it"
+        )
+
+    @property
+    def down(self) -> str:
+        words = f"the predicted loss comes down from {self.highest:.3g} to {self.last:.3g}"
+        return f", though {words}" if self.last < self.first else ""
+
+
+def _unknown(curve: _Curve, *, stable: bool) -> str:
+    """Where the optimiser has no limit."""
+    if stable:
+        return "stable; no largest learning rate is known for this optimizer"
+    return curve.back if curve.comes_back else f"diverges: {curve.rose}"
+
+
+def _stable(rates: Rates) -> str:
+    share = float(rates.shares[rates.peak])
+    if len(rates.above):
+        return f"stable with kernels rebuilt, though {_above(rates, 'at the start')}"
+    if not share > 1e-30:
+        return "stable; without curvature no learning rate is too large"
+    if not rates.known:
+        return f"stable; its largest step is {share:.2g} of the largest stable one{rates.batches}"
+    peak = "" if rates.constant else f" at peak rate {float(rates.rates[rates.peak]):.4g}"
+    return f"stable{peak}; largest stable learning rate {rates.limit:.4g}{rates.batches}"
+
+
+def _beyond(rates: Rates, curve: _Curve) -> str:
+    """Where some step is."""
+    if rates.constant and rates.known:
+        rate = float(rates.rates[rates.peak])
+        return f"diverges above η = {rates.limit:.4g} (learning rate {rate:g}){curve.down}"
+    return f"{_above(rates, rates.batches)}; the real network may not survive it{curve.down}"
+
+
+def _above(rates: Rates, where: str) -> str:
+    """By how much, and when, the rates are beyond their limit."""
+    share, above = float(rates.shares[rates.peak]), rates.above
+    rate = float(rates.rates[rates.peak])
+    what = f"peak rate {rate:.3g}" if rates.known else "its largest step"
+    of = f"the limit {rates.limit:.3g}" if rates.known else "the largest stable one"
+    begin, end = int(above[0]), int(above[-1]) + 1
     when = f" from step {begin}" if begin else ""
     when += f" until step {end}" if end < len(rates.shares) else ""
     times = f"{share:.2g} times" if share < 100 else f"{share:.0f} times"
-    if stable and len(above):
-        return f"stable with kernels rebuilt, though {what} is {times} {of} at the start{when}"
-    if stable and not share > 1e-30:
-        return "stable; without curvature no learning rate is too large"
-    if stable and not known:
-        return f"stable; its largest step is {share:.2g} of the largest stable one{batches}"
-    if stable:
-        peak = "" if rates.constant else f" at peak rate {rate:.4g}"
-        return f"stable{peak}; largest stable learning rate {limit:.4g}{batches}"
-    if len(above) and rates.constant and known:
-        return f"diverges above η = {limit:.4g} (learning rate {rate:g}){down}"
-    if len(above):
-        return f"{what} is {times} {of}{batches}{when}; the real network may not survive it{down}"
-    if rises(loss) and last <= RISE * first:
-        return back
-    given = f"learning rate {rate:g}" if known else "this optimizer"
-    if batch_size is None:
-        below = f", below the limit {limit:.4g} at the start" if known else ""
-        return f"diverges at {given}{below}: {rose}"
-    full = f"; a full batch diverges above η = {limit:.4g}" if known else ""
-    return f"diverges at {given} with batches of {batch_size}{full}"
+    return f"{what} is {times} {of} {where.strip()}".rstrip() + when

@@ -14,13 +14,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._types import Params
+from jaxttp.crossing import metric_time, training_time
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._segment import compile_network
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics._walk import RISE
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
+from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast.bands import steps_uncertainty
-from jaxttp.forecast.crossing import metric_time, training_time
 from jaxttp.losses import Loss
 
 Network = Callable[[Params, Any], Array]
@@ -76,7 +77,7 @@ def learning_speeds(
     assert path.diverged_at is not None
     if int(path.diverged_at) >= 0:
         return {}
-    curve = _losses(path.train, targets, loss)
+    curve = np.asarray(loss_and_error(loss, path.train, targets)[0])
     times = {*(int(training_time(curve, e)) for e in ASKED), len(dual) - 1}
     steps = sorted(t for t in times if t > 0)  # -1: the loss does not change
     n = len(targets)
@@ -84,24 +85,33 @@ def learning_speeds(
     pull = compile_network(network)[1]
 
     def pull_all(weights: Params, cotangent: Array) -> Params:
+        if size == n:
+            return pull(weights, x, cotangent)
         total = None
         for start in range(0, n, size):
-            places = jnp.arange(start, start + size)
-            rows = jnp.minimum(places, n - 1)  # the last batch is filled up with nothing
-            some = jnp.where((places < n)[:, None], cotangent[rows], 0.0)
-            part = pull(weights, x[rows], some)
+            part = pull(weights, *_batch(x, cotangent, start, size))
             total = part if total is None else _sum(total, part)
         return total
 
-    there = path.train[jnp.asarray(steps)]
-    gradients, expected = _expected(kernel, there, targets, loss)
+    asked = jnp.asarray(np.array((steps * 3)[:3] if steps else [0, 0, 0]))  # one shape for all
+    duals, scales, gradients, expected = _ask(kernel, path.train, dual, scale, asked, targets, loss)
     speeds = {}
-    for t, gradient, speed in zip(steps, gradients, np.asarray(expected), strict=True):
+    for i, t in enumerate(steps):
+        speed = float(expected[i])
         if speed > 0:
-            weights = _moved(params, pull_all(params, dual[t]), scale[t])
-            found = float(_square(pull_all(weights, gradient)))
-            speeds[t] = found / float(speed) if np.isfinite(found) else np.inf
+            weights = _moved(params, pull_all(params, duals[i]), scales[i])
+            found = float(_square(pull_all(weights, gradients[i])))
+            speeds[t] = found / speed if np.isfinite(found) else np.inf
     return speeds
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _batch(x: Array, cotangent: Array, start: Any, size: int) -> tuple[Array, Array]:
+    """Samples and cotangents from `start` on; the last batch is filled up with nothing."""
+    n = cotangent.shape[0]
+    places = start + jnp.arange(size)
+    rows = jnp.minimum(places, n - 1)
+    return x[rows], jnp.where((places < n)[:, None], cotangent[rows], 0.0)
 
 
 @jax.jit
@@ -119,16 +129,14 @@ def _square(tree: Params) -> Array:
     return sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _losses(train: Array, targets: Array, loss: Loss) -> Array:
-    return jax.vmap(lambda f: loss.value(f, targets))(train)
-
-
-@functools.partial(jax.jit, static_argnums=3)
-def _expected(kernel: Array, train: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
-    """Gradients g at some outputs, and g^T Theta g."""
-    gradients = jax.vmap(lambda f: loss.gradient(f, targets))(train)
-    return gradients, jnp.sum(gradients * apply_kernel(kernel, gradients), axis=(1, 2))
+@functools.partial(jax.jit, static_argnums=6)
+def _ask(
+    kernel: Array, train: Array, dual: Array, scale: Array, steps: Array, targets: Array, loss: Loss
+) -> tuple[list[Array], list[Array], list[Array], list[Array]]:
+    """At some steps a_t, c_t, the gradients g, and g^T Theta g."""
+    gradients = jax.vmap(lambda f: loss.gradient(f, targets))(train[steps])
+    expected = jnp.sum(gradients * apply_kernel(kernel, gradients), axis=(1, 2))
+    return list(dual[steps]), list(scale[steps]), list(gradients), list(expected)
 
 
 def trust_in_speeds(
@@ -197,13 +205,17 @@ def trust_in_loss(loss: Float[Array | np.ndarray, " t"], remedy: str) -> str | N
 
 
 def trust_in_path(
-    path: RelinearizedTrajectory, thresholds: Sequence[float], **definition: Any
+    path: RelinearizedTrajectory,
+    thresholds: Sequence[float],
+    read: Callable[..., Any] = metric_time,
+    **definition: Any,
 ) -> str | None:
     """What a re-linearised path says of itself.
 
     Args:
         path: of `relinearized_recursion`.
         thresholds: the epsilons; none where times are not read off the loss.
+        read: (curve, threshold) -> step or -1.
         **definition: rule, window and smooth of `metric_time`.
 
     Returns:
@@ -228,8 +240,8 @@ def trust_in_path(
         return rising
     worst, time, doubt = None, 0, 0
     for threshold in thresholds:
-        step = int(metric_time(path.loss, threshold, **definition))
-        off = steps_uncertainty(path.loss, path.loss_uncertainty, threshold, **definition)
+        step = int(read(path.loss, threshold, **definition))
+        off = steps_uncertainty(path.loss, path.loss_uncertainty, threshold, read, **definition)
         share = off / max(step, 1) if step >= 0 and off > SLACK else 0.0
         if share > (UNSURE if worst is None else doubt / max(time, 1)):
             worst, time, doubt = threshold, step, off

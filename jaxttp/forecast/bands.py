@@ -1,6 +1,6 @@
 """How sure is a training time? Bands over paths, and what an uncertain curve leaves open."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -9,11 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp.forecast.crossing import metric_time
-from jaxttp.ntk.sketch import sketch_product
+from jaxttp.crossing import metric_time
 
-GROUPS = 4
-"""Parts of a sketch that its error is told from."""
 SPREAD = 1.5
 """How much wider real runs of mini-batches scatter than those of the linearised network."""
 CENTRE = 0.3
@@ -93,27 +90,6 @@ def widened(band: tuple[int, int], uncertainty: int | None, horizon: int) -> tup
     return max(0, band[0] - uncertainty), min(horizon, band[1] + uncertainty)
 
 
-def delete_groups(sketch: Float[Array, "n c k"]) -> Iterator[Float[Array, "n c n c"]]:
-    """Kernels from all columns of a sketch but those of one group, for every group.
-
-    Args:
-        sketch: S with E[S S^T] = Theta, columns alike (N, C, k).
-
-    Yields:
-        k / (k - k_j) (S S^T - S_j S_j^T), each with mean Theta, (N, C, N, C), one at a time.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> [kernel.item() for kernel in delete_groups(jnp.ones((1, 1, 8)))]
-        [8.0, 8.0, 8.0, 8.0]
-    """
-    width = sketch.shape[-1]
-    parts = np.array_split(np.arange(width), min(GROUPS, width))
-    for part in parts:
-        k = np.setdiff1d(np.arange(width), part)
-        yield sketch_product(sketch[..., k], sketch[..., k]) * (width / max(1, len(k)))
-
-
 def jackknife(values: Any) -> np.ndarray:
     """Standard deviation of what all groups give, from what it is without each (G, ...)."""
     values = np.asarray(values, np.float64)
@@ -181,6 +157,7 @@ def steps_band(
     threshold: float,
     *,
     quantiles: tuple[float, ...] = (0.1, 0.5, 0.9),
+    read: Callable[..., Any] = metric_time,
     **definition: Any,
 ) -> tuple[int, ...]:
     """Quantiles of the training time over many curves.
@@ -189,6 +166,7 @@ def steps_band(
         curves: losses or errors (P, T + 1), one curve a path.
         threshold: epsilon, as in `training_time`.
         quantiles: shares of the paths.
+        read: (curve, threshold) -> step or -1, under `vmap`.
         **definition: metric, rule, window and smooth of `metric_time`.
 
     Returns:
@@ -200,20 +178,27 @@ def steps_band(
         >>> steps_band(curves, 0.6, quantiles=(0.0, 1.0))
         (1, 2)
     """
-    read = jax.vmap(lambda curve: metric_time(curve, threshold, **definition))
-    times, never = np.asarray(read(curves)), curves.shape[1]
+    each = jax.vmap(lambda curve: read(curve, threshold, **definition))
+    times, never = np.asarray(each(curves)), curves.shape[1]
     times = np.where(times < 0, never, times)
     found = np.quantile(times, quantiles, method="nearest")
     return tuple(-1 if t == never else int(t) for t in found)
 
 
-def steps_uncertainty(loss: Any, uncertainty: Any, threshold: float, **definition: Any) -> int:
+def steps_uncertainty(
+    loss: Any,
+    uncertainty: Any,
+    threshold: float,
+    read: Callable[..., Any] = metric_time,
+    **definition: Any,
+) -> int:
     """How far a training time moves when the loss curve moves by its uncertainty.
 
     Args:
         loss: the forecast (T + 1,).
         uncertainty: its estimated error (T + 1,).
         threshold: epsilon, as in `training_time`.
+        read: (curve, threshold) -> step or -1.
         **definition: rule, window and smooth of `metric_time`.
 
     Returns:
@@ -227,7 +212,7 @@ def steps_uncertainty(loss: Any, uncertainty: Any, threshold: float, **definitio
     """
     loss, uncertainty = np.asarray(loss), np.asarray(uncertainty)
     moved = (loss, loss + uncertainty, loss - uncertainty)
-    base, *others = (int(metric_time(curve, threshold, **definition)) for curve in moved)
+    base, *others = (int(read(curve, threshold, **definition)) for curve in moved)
     if base < 0 or min(others) < 0:
         return len(loss) - 1
     return max(1, *(abs(other - base) for other in others))

@@ -26,8 +26,8 @@ from jaxttp._result import RESULT
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.recursion import output_limit
 from jaxttp.forecast._stability import RISE
-from jaxttp.forecast.crossing import check_reading, training_time
 from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.rule import Rule, goal_words
 from jaxttp.losses import Loss
 
 GROWTHS = (*np.linspace(-1.0, 1.0, 21), *np.linspace(1.25, 8.0, 28))
@@ -89,9 +89,9 @@ class OnlineForecast:
     def __str__(self) -> str:
         lines = [f"Forecast after {self.at} of {len(self.loss) - 1} steps, by {self.kind}"]
         for threshold, step in self.steps.items():
-            goal = f"{100 * threshold:g} % of drop" if self.rule == "relative" else f"{threshold:g}"
+            goal = goal_words(threshold, self.rule)
             when = f"step {step}" if step >= 0 else ("not reached" if self.stable else "diverges")
-            lines.append(f"  {self.rule:<9} {goal:<14} {when:>12}")
+            lines.append(f"  {goal:<26} {when:>12}")
         lines.append(
             f"  loss   {self.loss[0]:.4g} -> {self.loss[-1]:.4g} "
             f"(before training: {self.open_loop[-1]:.4g})"
@@ -111,8 +111,10 @@ def online(
     *,
     losses: Any = None,
     outputs: Any = None,
-    thresholds: Sequence[float] = (0.01, 0.1, 0.4),
-    rule: str = "relative",
+    thresholds: Sequence[float] | None = None,
+    rule: str | Rule = "relative",
+    smooth: int = 1,
+    window: int | None = None,
     departure: float = DEPARTURE,
 ) -> OnlineForecast:
     """Correct a forecast by the losses, or by the outputs, of the first k real steps.
@@ -126,8 +128,12 @@ def online(
         setting: rate, momentum, schedule, loss and horizon T.
         losses: L_0, ..., L_k on all samples, (k + 1,). Give either these or `outputs`.
         outputs: f_0, ..., f_k on all samples, (k + 1, N, C).
-        thresholds: the epsilons, shares in (0, 1) for the rule "relative".
-        rule: the definition of training time, see `training_time`.
+        thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
+            None.
+        rule: the definition of training time, see `training_time`; or a `Rule` of the loss, which
+            takes the place of thresholds, smooth and window.
+        smooth: steps over which the curve is averaged first, see `smooth_curve`.
+        window: steps of the rule "plateau".
         departure: the share of the predicted drop by which the loss must be off for the linear
             regime to count as left.
 
@@ -154,7 +160,7 @@ def online(
     if (losses is None) == (outputs is None):
         given = "neither" if losses is None else "both"
         raise ValueError(f"give exactly one of losses and outputs; got {given}.")
-    thresholds = check_reading(thresholds, rule, steps=setting.steps)
+    reading = loss_rule(thresholds, rule, smooth, window, setting.steps)
     check_number("departure", departure, above=0.0)
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, setting.loss)
     matrix = flatten_kernel(kernel, f0.shape[1])
@@ -179,7 +185,7 @@ def online(
         velocity = carried_on(before, force, setting, k)
         rest = begin(mended, path[k], velocity, rates=rates[k:], growths=none, whole=whole)
         return corrected(
-            setting.steps, thresholds, rule, departure, open_loop, seen, rest[0][1:, 0],
+            reading, departure, open_loop, seen, rest[0][1:, 0],
             bool(rest[2][0]), "outputs", scale,
         )  # fmt: skip
     seen = _observed("losses", losses, setting.steps)
@@ -195,7 +201,7 @@ def online(
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
     best = int(np.lexsort((np.abs(GROWTHS), misfit))[0])  # ties: the smallest correction
     return corrected(
-        setting.steps, thresholds, rule, departure, open_loop, seen, curves[k + 1 :, best],
+        reading, departure, open_loop, seen, curves[k + 1 :, best],
         bool(alive[best]), "losses", float(scales[k - 1, best]),
     )  # fmt: skip
 
@@ -210,10 +216,22 @@ def _observed(name: str, losses: Any, steps: int) -> np.ndarray:
     return seen
 
 
-def corrected(
+def loss_rule(
+    thresholds: Sequence[float] | None,
+    rule: str | Rule,
+    smooth: int,
+    window: int | None,
     steps: int,
-    thresholds: Sequence[float],
-    rule: str,
+) -> Rule:
+    """A rule of the loss; the error of what has not been seen is not corrected."""
+    found = Rule.of(thresholds, rule, smooth=smooth, window=window, steps=steps)
+    if found.metric != "loss":
+        raise ValueError("rule: only the loss is corrected by what was seen; read the loss.")
+    return found
+
+
+def corrected(
+    rule: Rule,
     departure: float,
     open_loop: Any,
     seen: np.ndarray,
@@ -232,10 +250,9 @@ def corrected(
     off = np.abs(seen - open_loop[: len(seen)]) / drop
     beyond = np.flatnonzero(off > departure)
     left = int(beyond[0]) if beyond.size else -1
-    times = {e: int(training_time(curve, e, rule=rule)) if stable else -1 for e in thresholds}
-    assert len(curve) == steps + 1
+    times = rule.read(curve, None, reached=stable)
     return OnlineForecast(
-        times, curve, open_loop, len(seen) - 1, kind, scale, off, left, stable, rule, kernels
+        times, curve, open_loop, len(seen) - 1, kind, scale, off, left, stable, rule.kind, kernels
     )
 
 

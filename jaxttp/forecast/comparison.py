@@ -12,26 +12,24 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 from jaxtyping import Array
 
 from jaxttp._checks import check_finite
-from jaxttp._result import RESULT
+from jaxttp._result import RESULT, wrapped
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import check_per_sample
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.batches import check_batches
-from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast._options import check_memory, check_model
-from jaxttp.forecast.crossing import check_reading, check_thresholds
+from jaxttp.forecast._options import choose_kernel
 from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.paths.base import Linearizer
+from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.rule import Rule, goal_words
 from jaxttp.forecast.seconds import readable_time
-from jaxttp.forecast.sweeps import Sweep, sweep_kernel
-from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk import empirical_ntk
-from jaxttp.ntk._select import split_trainable
+from jaxttp.forecast.sweeps import sweep_kernel, with_trust
+from jaxttp.forecast.swept import Sweep
+from jaxttp.losses import Loss
 from jaxttp.ntk.spectrum import eigendecomposition, label_alignment
 from jaxttp.training import time_step
 
@@ -99,6 +97,7 @@ class Comparison:
         final_error: predicted error there (K,).
         loss: predicted loss curves (K, T + 1).
         explanations: what the kernels say (K).
+        trust: how far each forecast can be trusted, where there is doubt (K); None where not.
     """
 
     names: tuple[str, ...]
@@ -112,6 +111,7 @@ class Comparison:
     loss: np.ndarray
     explanations: tuple[Explanation, ...]
     metric: str = "loss"
+    trust: tuple[str | None, ...] = ()
 
     def seconds(self) -> np.ndarray:
         """Seconds to every threshold (K, E); infinite where never reached, NaN where not timed."""
@@ -131,13 +131,13 @@ class Comparison:
                 row[f"steps_{e:.4g}"] = int(t) if t >= 0 else None
                 if np.isfinite(self.step_seconds[i]):
                     row[f"seconds_{e:.4g}"] = float(t * self.step_seconds[i]) if t >= 0 else None
+            row["trust"] = self.trust[i] if self.trust else None
             out.append(row | dataclasses.asdict(self.explanations[i]))
         return out
 
     def __str__(self) -> str:
-        goals = ", ".join(f"{e:.3g}" for e in self.thresholds)
-        what = "" if self.metric == "loss" else " error"
-        lines = [f"Starting points, steps to {self.rule}{what} {goals}:"]
+        goals = ", ".join(goal_words(e, self.rule, self.metric) for e in self.thresholds)
+        lines = [f"Starting points, steps to {goals}:"]
         width = max(map(len, self.names))
         for i, name in enumerate(self.names):
             why = self.explanations[i]
@@ -149,6 +149,8 @@ class Comparison:
                 f"{why.speed:.2g}, {why.alignment:.0%} leading, condition "
                 f"{why.condition_number:.2g}"
             )
+            if self.trust and self.trust[i] is not None:
+                lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT
@@ -165,13 +167,14 @@ def compare(
     loss: str | Loss = "cross_entropy",
     steps: int = 150,
     thresholds: Sequence[float] | None = None,
-    rule: str = "absolute",
+    rule: str | Rule = "absolute",
     metric: str = "loss",
     smooth: int = 1,
     window: int | None = None,
     key: Array | None = None,
     protocol: str | None = None,
     time_steps: bool = True,
+    sketch_dim: int | None = None,
     max_bytes: int | None = None,
 ) -> Comparison:
     """Forecast several starting points on the same data, rank them, and say why.
@@ -189,15 +192,18 @@ def compare(
         thresholds: the goals; for the rule "absolute" losses (or errors), by default a tenth and a
             half of the largest initial one.
         rule: the definition of training time, see `training_time`. "relative" measures each by its
-            own final loss.
+            own final loss. Or a `Rule`, which takes the place of thresholds, metric, smooth and
+            window.
         metric: which curve it is read off, "loss" or "error".
         smooth: steps over which that curve is averaged first, see `smooth_curve`.
         window: steps of the rule "plateau".
-        key: a `jax.random.key`, needed with `batch_size`.
+        key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
         protocol: how batches are drawn, with `batch_size`: "epochs" when None, see
             `jaxttp.dynamics.batch_indices`.
         time_steps: also measure the seconds of a training step of each on this device.
-        max_bytes: bound on a kernel's working memory.
+        sketch_dim: width of a random projection of the Jacobian that stands for every exact
+            kernel, see `sketch_jacobian`.
+        max_bytes: bound on an exact kernel's working memory.
 
     Returns:
         A `Comparison`.
@@ -221,79 +227,38 @@ def compare(
         TTP Sections 1 and 6 propose it (pre-trained models, hyper-parameters) for single forecasts;
         its Proposition 2 gives the alignment.
     """
-    if not candidates:
-        raise ValueError("candidates must hold at least one Candidate; got none.")
-    for name, one in candidates.items():
-        if not isinstance(one, Candidate):
-            raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
-    if thresholds is None and rule != "absolute":
-        thresholds = (0.01, 0.1, 0.4)
-    check_reading(GOALS if thresholds is None else thresholds, rule, metric, smooth, window, steps)
+    _check_candidates(candidates)
+    own_goals = thresholds is None and rule == "absolute"
+    Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
     x = check_samples("x", x)
     check_batches(batch_size, key, protocol, len(x))
     rate = 1.0 if learning_rate is None else learning_rate
-    Hyperparameters(rate, momentum, batch_size, loss=loss, steps=steps)  # looks at them all
-    check_memory(None, max_bytes)
+    setting = Hyperparameters(rate, momentum, batch_size, loss=loss, steps=steps)
+    kernel = choose_kernel(sketch_dim, key, None, max_bytes)
     check_finite("x", x)
-    samples = {
-        name: x if one.x is None else check_samples(f"candidates[{name!r}].x", one.x)
-        for name, one in candidates.items()
-    }
-    starts = {}
-    for name, one in candidates.items():
-        own = samples[name]
-        if len(own) != len(x):
-            raise ValueError(
-                f"candidates[{name!r}].x must hold the {len(x)} samples of x; got {len(own)}."
-            )
-        check_finite(f"candidates[{name!r}].x", own)
-        check_model(one.apply_fn, one.params, own, one.trainable)
-        check_finite(f"candidates[{name!r}].params", one.params)
-        check_per_sample(one.apply_fn, one.params, own)
-        f0 = jax.jit(one.apply_fn)(one.params, own)
-        targets, exact = encode_targets(loss, y, f0)
-        first = exact.value(f0, targets) if metric == "loss" else exact.error(f0, targets)
-        starts[name] = (f0, targets, exact, float(first))
-    if thresholds is None:
-        worst = max(start[3] for start in starts.values())
+    problems = {name: _problem(name, one, x, y, loss) for name, one in candidates.items()}
+    if own_goals:
+        worst = max(_start(problem, metric) for problem in problems.values())
         thresholds = tuple(share * worst for share in GOALS)
-    thresholds = check_thresholds(thresholds, rule)
+    reading = Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
+    drawn: dict[str, Any] = {"key": key, "protocol": protocol}
     found = {}
-    for name, one in candidates.items():
-        f0, targets, exact, _ = starts[name]
-        kernel = empirical_ntk(
-            one.apply_fn, one.params, samples[name], trainable=one.trainable, max_bytes=max_bytes
-        )
-        rates = [learning_rate]
-        if learning_rate is None:
-            limit = float(max_learning_rate(kernel, f0, targets, loss=exact, momentum=momentum))
-            rates = [share * limit for share in RATE_SHARES]
-        choices = [
-            Hyperparameters(float(rate), momentum, batch_size, loss=exact, steps=steps)
-            for rate in rates
-            if rate is not None
-        ]
+    for name, problem in problems.items():
+        lines = Linearizer(problem, kernel)
+        choices = _choices(lines, setting, given=learning_rate is not None)
         swept = sweep_kernel(
-            kernel, f0, targets, choices, thresholds=thresholds, rule=rule, metric=metric,
-            smooth=smooth, window=window, key=key, protocol=protocol,
-        )  # fmt: skip
-        seconds = float("nan")
-        if time_steps:
-            selected, restore = split_trainable(one.params, one.trainable)
-            network: ApplyFn = lambda w, z, a=one.apply_fn, r=restore: a(r(w), z)  # noqa: E731
-            optimizer = optax.sgd(choices[0].learning_rate, momentum or None)
-            seconds = time_step(
-                network, selected, samples[name], y, loss=loss, optimizer=optimizer,
-                batch_size=batch_size,
-            ).seconds  # fmt: skip
+            lines.first, problem.f0, problem.targets, choices, rule=reading, **drawn
+        )
+        seconds = _step_seconds(problem, y, loss, swept.settings[0]) if time_steps else np.nan
         best = _best(swept)
-        found[name] = (swept, best, seconds, _explain(kernel, f0, targets, exact))
+        told = with_trust(swept, lines, problem.targets, only=(best,), **drawn)
+        found[name] = (told, best, seconds, _explain(lines.first, problem))
     order = sorted(found, key=lambda name: _rank(found[name][0], found[name][1]))
     parts = [found[name] for name in order]
     return Comparison(
         names=tuple(order),
-        thresholds=thresholds,
-        rule=rule,
+        thresholds=reading.thresholds,
+        rule=reading.kind,
         steps=np.stack([swept.steps[i] for swept, i, _, _ in parts]),
         step_seconds=np.array([seconds for _, _, seconds, _ in parts]),
         settings=tuple(
@@ -303,8 +268,55 @@ def compare(
         final_error=np.array([swept.final_error[i] for swept, i, _, _ in parts]),
         loss=np.stack([swept.loss[i] for swept, i, _, _ in parts]),
         explanations=tuple(why for _, _, _, why in parts),
-        metric=metric,
+        metric=reading.metric,
+        trust=tuple(swept.trust.get(i) for swept, i, _, _ in parts),
     )
+
+
+def _check_candidates(candidates: Mapping[str, Candidate]) -> None:
+    if not candidates:
+        raise ValueError("candidates must hold at least one Candidate; got none.")
+    for name, one in candidates.items():
+        if not isinstance(one, Candidate):
+            raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
+
+
+def _problem(name: str, one: Candidate, x: Array, y: Any, loss: str | Loss) -> Problem:
+    """A candidate with the samples as it wants them."""
+    own = x if one.x is None else check_samples(f"candidates[{name!r}].x", one.x)
+    if len(own) != len(x):
+        raise ValueError(
+            f"candidates[{name!r}].x must hold the {len(x)} samples of x; got {len(own)}."
+        )
+    return Problem.of(
+        one.apply_fn, one.params, own, y, loss=loss, trainable=one.trainable,
+        names=f"candidates[{name!r}].{{}}",
+    )  # fmt: skip
+
+
+def _start(problem: Problem, metric: str) -> float:
+    """The loss, or the error, before training."""
+    value = problem.loss.value if metric == "loss" else problem.loss.error
+    return float(value(problem.f0, problem.targets))
+
+
+def _choices(lines: Linearizer, setting: Hyperparameters, *, given: bool) -> list[Hyperparameters]:
+    """The settings a starting point may train by: the one given, or nine shares of its limit."""
+    rates = [setting.learning_rate]
+    if not given:
+        limit = lines.momentum_limit(setting.momentum)
+        rates = [share * limit for share in RATE_SHARES]
+    exact = lines.problem.loss
+    return [dataclasses.replace(setting, learning_rate=float(rate), loss=exact) for rate in rates]
+
+
+def _step_seconds(problem: Problem, y: Any, loss: str | Loss, setting: Hyperparameters) -> float:
+    """Seconds of a training step on this device."""
+    optimizer = optax.sgd(setting.learning_rate, setting.momentum or None)
+    return time_step(
+        problem.network, problem.weights, problem.x, y, loss=loss, optimizer=optimizer,
+        batch_size=setting.batch_size,
+    ).seconds  # fmt: skip
 
 
 def _rank(swept: Sweep, i: int) -> tuple[float, ...]:
@@ -320,10 +332,11 @@ def _best(swept: Sweep) -> int:
     return min(range(len(swept.settings)), key=lambda i: _rank(swept, i))
 
 
-def _explain(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Explanation:
+def _explain(kernel: Array, problem: Problem) -> Explanation:
+    f0, gradient = problem.f0, problem.loss.gradient(problem.f0, problem.targets)
     system = eigendecomposition(kernel)
     values = np.asarray(system.values, np.float64)
-    shares = np.asarray(label_alignment(system, loss.gradient(f0, targets)), np.float64)
+    shares = np.asarray(label_alignment(system, gradient), np.float64)
     total, largest, rank = float(shares.sum()), float(values[0]), int(system.rank)
     if not (total > 0 and largest > 0):  # nothing is left to learn, or nothing moves
         return Explanation(0.0, 0.0, float("nan"), rank, largest / f0.shape[0])

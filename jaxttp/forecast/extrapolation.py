@@ -1,21 +1,25 @@
 """From a subset's kernel to the training time on all the data."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._checks import check_finite, check_integer, check_key, check_used
-from jaxttp._result import RESULT
+from jaxttp._checks import check_integer, check_key, check_used
+from jaxttp._result import RESULT, wrapped
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import check_per_sample
 from jaxttp.adapters.inputs import check_samples
-from jaxttp.forecast._options import check_memory, check_model
-from jaxttp.forecast.crossing import check_reading, training_time
+from jaxttp.forecast._options import choose_kernel
+from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.paths.base import Linearizer
+from jaxttp.forecast.paths.recursion import Recursion
+from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.rule import Rule, goal_words
 from jaxttp.forecast.spectra import (
     LEAST,
     Spectrum,
@@ -24,8 +28,7 @@ from jaxttp.forecast.spectra import (
     mode_curve,
 )
 from jaxttp.forecast.sweeps import sweep_kernel
-from jaxttp.losses import Loss, Weighted, encode_targets, get_loss, squared_error
-from jaxttp.ntk import empirical_ntk
+from jaxttp.losses import Loss, Weighted, get_loss, squared_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Extrapolation:
         spectrum: the extrapolated modes (squared error); None where the subset's kernel was used
             as it is.
         rule: the definition of training time, see `training_time`.
+        trust: how far one linearisation of the network can be trusted, as it is trained on the
+            subset; None where there is no doubt.
     """
 
     steps: Mapping[float, int]
@@ -58,20 +63,23 @@ class Extrapolation:
     stable: bool
     spectrum: Spectrum | None
     rule: str
+    trust: str | None = None
 
     def __str__(self) -> str:
         lines = [f"From {self.subset} to {self.samples} samples, {len(self.loss) - 1} steps"]
         for threshold, step in self.steps.items():
-            goal = f"{100 * threshold:g} %" if self.rule == "relative" else f"{threshold:g}"
+            goal = goal_words(threshold, self.rule)
             when = f"step {step}" if step >= 0 else "not reached"
             halves = self.spread[threshold]
             words = f"  (halves of the subset: {halves:.1f} off)" if np.isfinite(halves) else ""
-            lines.append(f"  {self.rule:<9} {goal:<8} {when:>16}{words}")
+            lines.append(f"  {goal:<26} {when:>12}{words}")
         lines.append(f"  loss   {self.loss[0]:.4g} -> {self.loss[-1]:.4g}")
         if not self.stable:
             lines.append("  diverges")
         words = "the subset's kernel, used as it is" if self.spectrum is None else ""
         lines.append(f"  {words or self.spectrum.message}")  # type: ignore[union-attr]
+        if self.trust is not None:
+            lines.append(wrapped(f"  trust  {self.trust}", 9))
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT
@@ -90,13 +98,16 @@ def extrapolate(
     momentum: float = 0.0,
     steps: int = 150,
     samples: int | None = None,
-    thresholds: Sequence[float] = (0.01, 0.1, 0.4),
-    rule: str = "relative",
+    thresholds: Sequence[float] | None = None,
+    rule: str | Rule = "relative",
+    smooth: int = 1,
+    window: int | None = None,
     method: str | None = None,
     head: int | None = None,
     alpha: float | None = None,
     resamples: int = 8,
     trainable: Any = None,
+    sketch_dim: int | None = None,
     max_bytes: int | None = None,
 ) -> Extrapolation:
     """Forecast full-batch training on N samples from the kernel of N0 of them.
@@ -114,8 +125,12 @@ def extrapolate(
         momentum: heavy-ball, in [0, 1).
         steps: the horizon T.
         samples: N, where more data will be trained on than is at hand; M when None.
-        thresholds: the epsilons, shares in (0, 1) for the rule "relative".
-        rule: the definition of training time, see `training_time`.
+        thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
+            None.
+        rule: the definition of training time, see `training_time`; or a `Rule` of the loss, which
+            takes the place of thresholds, smooth and window.
+        smooth: steps over which the curve is averaged first, see `smooth_curve`.
+        window: steps of the rule "plateau".
         method: how the squared error's spectrum is extrapolated, "resolvent" (when None) or
             "power_law" (the paper's), see `jaxttp.forecast.spectra`.
         head: k0, leading modes kept as they are; when None N0 C/50 for "resolvent", N0 C/4 for
@@ -124,7 +139,9 @@ def extrapolate(
             0.2.
         resamples: random halves of the subset that measure `spread`.
         trainable: which parameters train, as in `empirical_ntk`.
-        max_bytes: bound on the kernel's working memory, in bytes.
+        sketch_dim: width of a random projection of the Jacobian that stands for the exact kernel,
+            see `sketch_jacobian`.
+        max_bytes: bound on the exact kernel's working memory, in bytes.
 
     Returns:
         An `Extrapolation`.
@@ -153,73 +170,103 @@ def extrapolate(
         raise ValueError("y: weighted labels cannot be extrapolated; leave the masked samples out.")
     check_key(key, optional=False)
     x = check_samples("x", x)
-    check_finite("x", x)
     m = len(x)
     check_integer("subset", subset, at_least=2, at_most=m, remedy=f"There are {m} samples.")
     n = m if samples is None else check_integer("samples", samples, at_least=m)
     check_integer("resamples", resamples, at_least=2)
     loss = get_loss(loss)
     setting = Hyperparameters(learning_rate, momentum, loss=loss, steps=steps)
-    thresholds = check_reading(thresholds, rule, steps=steps)
+    reading = Rule.of(thresholds, rule, smooth=smooth, window=window, steps=steps)
+    if reading.metric != "loss":
+        raise ValueError("rule: the error on all samples is not extrapolated; read the loss.")
     spectral = loss is squared_error
     for name, value in (("method", method), ("head", head), ("alpha", alpha)):
         remedy = "it is about the spectrum, which is extrapolated for loss='squared_error' alone"
         check_used(name, value, spectral, remedy)
     method, alpha = method or "resolvent", alpha or 0.0
-    check_memory(None, max_bytes)
+    estimator = choose_kernel(sketch_dim, key, None, max_bytes)
     check_method(method, subset, None, alpha)
-    _, c = check_model(apply_fn, params, x, trainable)
-    check_finite("params", params)
-    check_per_sample(apply_fn, params, x)
-    head = check_method(method, subset * c, head, alpha)
-    if spectral:
-        # The smallest kernel to be extrapolated is that of half the subset, with half the head.
-        rows = subset // 2 * c
-        remedy = f"Half a subset of {subset} samples has {rows} modes; raise subset."
-        check_integer("head", head, at_least=1, at_most=max(1, 2 * rows - 2), remedy=remedy)
-        if rows // 2 - rows // 10 < LEAST:
-            raise ValueError(f"subset={subset} is too small for a spectrum. {remedy}")
-    f0 = jax.jit(apply_fn)(params, x)
-    check_finite("apply_fn(params, x)", f0)
-    targets, _ = encode_targets(loss, y, f0)
+    problem = Problem.of(apply_fn, params, x, y, loss=loss, trainable=trainable)
+    head = _check_head(method, subset, problem.classes, head, alpha, spectral=spectral)
     draw, *halves = jax.random.split(key, resamples + 1)
     chosen = np.asarray(jax.random.permutation(draw, m))[:subset]
-    kernel = empirical_ntk(apply_fn, params, x[chosen], trainable=trainable, max_bytes=max_bytes)
-    size = float(jnp.sum((f0 - targets) ** 2)) / m
-    f0, targets = np.asarray(f0)[chosen], np.asarray(targets)[chosen]
-    kernel = np.asarray(kernel)
-
-    def curve(rows: np.ndarray) -> tuple[np.ndarray, bool, Spectrum | None]:
-        part = kernel[rows][:, :, rows]
-        if not spectral:
-            found = sweep_kernel(part, f0[rows], targets[rows], (setting,))
-            return found.loss[0], bool(found.stable[0]), None
-        wanted = round(head * len(rows) / subset)
-        spectrum = extrapolate_spectrum(
-            part, f0[rows] - targets[rows], samples=n, size=size, method=method,
-            head=max(1, wanted), alpha=alpha,
-        )  # fmt: skip
-        path, stable = mode_curve(spectrum.values, spectrum.residual, setting)
-        return path, stable, spectrum
-
-    everyone = np.arange(subset)
-    path, stable, spectrum = curve(everyone)
-    read = _reader(thresholds, rule)
-    times = read(path) if stable else dict.fromkeys(thresholds, -1)
+    lines = Linearizer(problem.take(chosen), estimator)
+    kernel = np.asarray(lines.first)
+    size = float(jnp.sum((problem.f0 - problem.targets) ** 2)) / m
+    curve = functools.partial(
+        _curve, lines, kernel, setting, samples=n, size=size, method=method, head=head, alpha=alpha
+    )
+    path, stable, spectrum = curve(np.arange(subset))
+    times = reading.read(path, None, reached=stable)
     others = [np.asarray(jax.random.permutation(k, subset))[: subset // 2] for k in halves]
     paths = [half for half, good, _ in map(curve, others) if good]
-    spread = dict.fromkeys(thresholds, float("inf"))
+    spread = dict.fromkeys(times, float("inf"))
     loss_spread = np.full(steps + 1, np.inf)
     if stable and len(paths) == resamples:
         loss_spread = _deviation(np.stack(paths), path)
-        reads = [read(half) for half in paths]
-        spread = {
-            e: float(_deviation(np.array([r[e] for r in reads], float), times[e]))
-            if min(times[e], *(r[e] for r in reads)) >= 0
-            else float("inf")
-            for e in thresholds
-        }
-    return Extrapolation(times, spread, path, loss_spread, subset, n, stable, spectrum, rule)
+        reads = [reading.read(half, None) for half in paths]
+        spread = {e: _spread([r[e] for r in reads], time) for e, time in times.items()}
+    return Extrapolation(
+        times, spread, path, loss_spread, subset, n, stable, spectrum, reading.kind,
+        _trust(lines, setting) if stable else None,
+    )  # fmt: skip
+
+
+def _curve(
+    lines: Linearizer,
+    kernel: np.ndarray,
+    setting: Hyperparameters,
+    rows: np.ndarray,
+    *,
+    samples: int,
+    size: float,
+    method: str,
+    head: int,
+    alpha: float,
+) -> tuple[np.ndarray, bool, Spectrum | None]:
+    """The forecast for all samples from some rows of the subset, and whether it is stable."""
+    problem, part = lines.problem.take(rows), kernel[rows][:, :, rows]
+    if setting.loss is not squared_error:
+        found = sweep_kernel(part, problem.f0, problem.targets, (setting,))
+        return found.loss[0], bool(found.stable[0]), None
+    wanted = round(head * len(rows) / len(kernel))
+    residual = np.asarray(problem.f0) - np.asarray(problem.targets)
+    spectrum = extrapolate_spectrum(
+        part, residual, samples=samples, size=size, method=method, head=max(1, wanted), alpha=alpha
+    )
+    path, stable = mode_curve(spectrum.values, spectrum.residual, setting)
+    return path, stable, spectrum
+
+
+def _spread(halves: list[int], whole: int) -> float:
+    """`_deviation` of times, infinite where one is never reached."""
+    reached = min(whole, *halves) >= 0
+    return float(_deviation(np.array(halves, float), whole)) if reached else float("inf")
+
+
+def _check_head(
+    method: str, subset: int, classes: int, head: int | None, alpha: float, *, spectral: bool
+) -> int:
+    """The leading modes that are kept, refused where half a subset has too few to extrapolate."""
+    head = check_method(method, subset * classes, head, alpha)
+    if not spectral:
+        return head
+    # The smallest kernel to be extrapolated is that of half the subset, with half the head.
+    rows = subset // 2 * classes
+    remedy = f"Half a subset of {subset} samples has {rows} modes; raise subset."
+    check_integer("head", head, at_least=1, at_most=max(1, 2 * rows - 2), remedy=remedy)
+    if rows // 2 - rows // 10 < LEAST:
+        raise ValueError(f"subset={subset} is too small for a spectrum. {remedy}")
+    return head
+
+
+def _trust(lines: Linearizer, setting: Hyperparameters) -> str | None:
+    """What the network says of one linearisation, when it is trained on the subset."""
+    descent = Descent.of(
+        learning_rate=setting.learning_rate, momentum=setting.momentum, steps=setting.steps
+    )
+    way = Recursion()
+    return way.trust(way.follow(lines, descent), Rule())
 
 
 def _deviation(halves: np.ndarray, whole: Any) -> Any:
@@ -228,7 +275,3 @@ def _deviation(halves: np.ndarray, whole: Any) -> Any:
     So the whole would scatter about the truth if it differed from that by its draw alone.
     """
     return np.sqrt(np.mean((halves - whole) ** 2, axis=0))
-
-
-def _reader(thresholds: Sequence[float], rule: str) -> Callable[[np.ndarray], Mapping[float, int]]:
-    return lambda curve: {e: int(training_time(curve, e, rule=rule)) for e in thresholds}

@@ -7,8 +7,9 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from jaxttp._result import RESULT, wrapped
+from jaxttp.crossing import read_times
 from jaxttp.forecast._stability import Rates, stability_message
-from jaxttp.forecast.crossing import read_times
+from jaxttp.forecast.rule import goal_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,20 +139,16 @@ class Prediction:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        share = self.rule == "relative"
         lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}"]
         for threshold, step in self.steps.items():
-            goal = (
-                f"{100 * threshold:g} % of the {self.metric}'s drop" if share else f"{threshold:g}"
-            )
+            goal = goal_words(threshold, self.rule, self.metric)
             when = f"step {step}" if step >= 0 else ("not reached" if self.stable else "diverges")
             if step >= 0 and self.steps_uncertainty is not None:
                 when += f" ± {self.steps_uncertainty[threshold]}"
             if step >= 0 and self.steps_band is not None:
                 low, high = self.steps_band[threshold]
                 when += f" ({low}-{high})" if high >= 0 else f" ({low} or later)"
-            rule = "" if share else f"{self.rule:<9} "
-            lines.append(f"  {rule}{goal:<26} {when:>12}")
+            lines.append(f"  {goal:<26} {when:>12}")
         first, last = float(self.loss[0]), float(self.loss[-1])
         lines.append(f"  loss   {first:.4g} -> {last:.4g}")
         lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")

@@ -10,25 +10,24 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_number, check_used
+from jaxttp._checks import check_choice, check_number, check_used
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import check_per_sample
-from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.relinearize import relinearized_recursion
-from jaxttp.forecast._options import check_memory, check_model
+from jaxttp.forecast._options import choose_kernel
 from jaxttp.forecast.closed_loop import (
     DEPARTURE,
     OnlineForecast,
     carried_on,
     corrected,
     last_move,
+    loss_rule,
     online,
 )
-from jaxttp.forecast.crossing import check_reading
 from jaxttp.forecast.hyperparameters import Hyperparameters
-from jaxttp.losses import encode_targets
-from jaxttp.ntk import empirical_ntk
+from jaxttp.forecast.paths.base import Linearizer
+from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.rule import Rule
 from jaxttp.ntk._select import split_trainable
 
 OUT_OF_RANGE = 2.0
@@ -48,11 +47,15 @@ class Online:
         x: training samples (N, ...).
         y: integer labels (N,) or targets (N, C).
         setting: rate, momentum, schedule, batch size, loss and horizon.
-        thresholds: the epsilons.
-        rule: the definition of training time.
+        thresholds: see `online`.
+        rule: see `online`.
+        smooth: see `online`.
+        window: see `online`.
         departure: see `online`.
         trainable: which parameters train, as in `empirical_ntk`.
-        max_bytes: bound on a kernel's working memory.
+        sketch_dim: width of a random projection of the Jacobian that stands for exact kernels.
+        key: a `jax.random.key`, needed with `sketch_dim`.
+        max_bytes: bound on an exact kernel's working memory.
 
     Raises:
         ValueError: whatever `predict_training_time` refuses of model and data.
@@ -81,31 +84,24 @@ class Online:
         y: Any,
         setting: Hyperparameters,
         *,
-        thresholds: Sequence[float] = (0.01, 0.1, 0.4),
-        rule: str = "relative",
+        thresholds: Sequence[float] | None = None,
+        rule: str | Rule = "relative",
+        smooth: int = 1,
+        window: int | None = None,
         departure: float = DEPARTURE,
         trainable: Any = None,
+        sketch_dim: int | None = None,
+        key: Array | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        self._reading: dict[str, Any] = {
-            "thresholds": check_reading(thresholds, rule, steps=setting.steps),
-            "rule": rule,
-            "departure": check_number("departure", departure, above=0.0),
-        }
-        check_memory(None, max_bytes)
-        x = check_samples("x", x)
-        check_finite("x", x)
-        shape = check_model(apply_fn, params, x, trainable)
-        check_finite("params", params)
-        encode_targets(setting.loss, y, jax.ShapeDtypeStruct(shape, x.dtype))
-        check_per_sample(apply_fn, params, x)
-        self._apply, self._x, self._y, self._setting = apply_fn, x, y, setting
-        self._trainable = trainable
-        self._kernel = lambda w: empirical_ntk(
-            apply_fn, w, x, trainable=trainable, max_bytes=max_bytes
-        )
+        self._rule = loss_rule(thresholds, rule, smooth, window, setting.steps)
+        self._departure = check_number("departure", departure, above=0.0)
+        estimator = choose_kernel(sketch_dim, key, None, max_bytes)
+        self._problem = Problem.of(apply_fn, params, x, y, loss=setting.loss, trainable=trainable)
+        self._lines = Linearizer(self._problem, estimator)
+        self._y, self._setting = y, setting
         self._outputs = jax.jit(apply_fn)
-        self.kernel = self._kernel(params)
+        self.kernel = self._lines.first
         self._losses: list[float] = []
         self._path: list[Array] = []
         self._weights: list[Params] = []
@@ -122,7 +118,7 @@ class Online:
                 f"step must be {len(self._losses)}, the one after the last seen; got {step}."
             )
         self._losses.append(float(loss))
-        self._path.append(self._outputs(params, self._x))
+        self._path.append(self._outputs(params, self._problem.x))
         # The last two that differ, for the velocity. A step may write into the arrays it was given,
         # so keep copies.
         moved = step == 0 or last_move(self._setting, step) == step
@@ -156,7 +152,10 @@ class Online:
         known: dict[str, Any] = {"losses": np.array(self._losses)}
         if kind == "outputs":
             known = {"outputs": jnp.stack(self._path)}
-        base = online(self.kernel, f0, self._y, self._setting, **known, **self._reading)
+        base = online(
+            self.kernel, f0, self._y, self._setting, **known, rule=self._rule,
+            departure=self._departure,
+        )  # fmt: skip
         if kind != "weights":
             return base
         found = self._relinearized(base, "auto" if rebuilds is None else rebuilds)
@@ -169,33 +168,23 @@ class Online:
         setting, k = self._setting, base.at
         if k == setting.steps:
             return dataclasses.replace(base, kind="weights")
-        rates = setting.rates()
-        before = split_trainable(self._weights[0], self._trainable)[0]
-        now, restore = split_trainable(self._weights[-1], self._trainable)
-
-        def part(w: Params, x: Any) -> Array:
-            return self._apply(restore(w), x)
-
-        network = self._apply if self._trainable is None else part  # what is compiled is kept
+        rates, problem = setting.rates(), self._problem
+        before, now = (split_trainable(self._weights[i], problem.trainable)[0] for i in (0, -1))
         velocity = move = jax.tree.map(jnp.subtract, before, now)
         if setting.momentum:
-            targets, loss = encode_targets(setting.loss, self._y, self._path[-1])
-            outputs, pull = jax.vjp(lambda w: network(w, self._x), now)
-            gradient = pull(loss.gradient(outputs, targets) / len(outputs))[0]
-            velocity = carried_on(move, gradient, setting, k)
+            outputs, pull = jax.vjp(lambda w: problem.network(w, problem.x), now)
+            force = problem.loss.gradient(outputs, problem.targets) / len(outputs)
+            velocity = carried_on(move, pull(force)[0], setting, k)
         rest = jnp.asarray(rates[k:])
         rate = float(rates[k]) if np.all(rates[k:] == rates[k]) else lambda t: rest[t]
         path = relinearized_recursion(
-            network, now, self._x, self._y, loss=setting.loss,
+            problem.network, now, problem.x, problem.targets, loss=problem.loss,
             optimizer=optax.sgd(rate, setting.momentum or None), steps=setting.steps - k,
-            kernel_fn=lambda w: self._kernel(restore(w)), rebuilds=rebuilds,
+            kernel_fn=self._lines.at, rebuilds=rebuilds,
             accumulators=(velocity,) if setting.momentum else (),
             damp=True,  # a training that is under way may be at the edge, and has not diverged
         )  # fmt: skip
-        thresholds, rule, departure = (
-            self._reading[name] for name in ("thresholds", "rule", "departure")
-        )
         return corrected(
-            setting.steps, thresholds, rule, departure, base.open_loop, base.loss[: k + 1],
+            self._rule, self._departure, base.open_loop, base.loss[: k + 1],
             path.loss[1:], bool(path.diverged_at < 0), "weights", base.time_scale, path.kernels,
         )  # fmt: skip

@@ -33,7 +33,7 @@ def layer_names(module: Any, x: Any) -> tuple[str, ...]:
         >>> layer_names(MLP((4, 8, 8, 3), rngs=nnx.Rngs(0)), jnp.zeros((1, 4)))
         ('hidden.0', 'hidden.1', 'head')
     """
-    _check(module)
+    _check_has_activations(module)
     shapes: list[str] = []
 
     def run(x: Array) -> list[Array]:
@@ -69,7 +69,7 @@ class LayerOutput(nnx.Module):
     """
 
     def __init__(self, module: nnx.Module, layer: str):
-        _check(module)
+        _check_has_activations(module)
         self.module = module
         self.layer = layer
 
@@ -80,7 +80,7 @@ class LayerOutput(nnx.Module):
         return features.reshape(features.shape[0], -1)
 
 
-def _check(module: Any) -> None:
+def _check_has_activations(module: Any) -> None:
     if not callable(getattr(module, "activations", None)):
         raise TypeError(
             f"{type(module).__name__} has no method activations(x) that returns a dict of layers; "

@@ -1,6 +1,7 @@
 """The kernel, and nothing that moves: exact, sketched, matrix-free, and its spectrum."""
 
 from jaxttp.ntk._plan import KernelPlan
+from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
 from jaxttp.ntk.operator import NTKOperator, ntk_operator
 from jaxttp.ntk.sketch import ClassSketch, class_sketch, sketch_error, sketch_jacobian
@@ -25,10 +26,14 @@ __all__ = [
     "ClassSeparation",
     "ClassSketch",
     "Eigensystem",
+    "Estimate",
+    "Exact",
+    "KernelEstimator",
     "KernelPlan",
     "NTKOperator",
     "PSDReport",
     "PowerLaw",
+    "Sketched",
     "SpectralDensity",
     "as_matrix",
     "class_separation",

@@ -1,4 +1,8 @@
-"""Kernels larger than one piece: blocks of rows held, blocks of columns streamed against them."""
+"""Kernels that are too large for one piece, tile by tile.
+
+The features of a block of rows stay in memory, while those of one block of columns after the other
+are computed, multiplied with them and dropped.
+"""
 
 import functools
 from collections.abc import Callable
@@ -26,14 +30,14 @@ def by_blocks(
     dtype: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Array]:
-    """Blocks of rows held, blocks of columns streamed; the last block overlaps the one before.
+    """The kernel by blocks of one size; the last one of an axis overlaps the one before.
 
     `progress` is called with (pairs of samples done, pairs in all).
     """
     kernels: dict[str, Array] = {}
     symmetric, columns = x2 is None, x1 if x2 is None else x2
     pairs = n1 * n2
-    if symmetric:  # what is mirrored costs nothing
+    if symmetric:  # pairs below the diagonal are copied from above it: not counted
         pairs = sum(plan.rows * (n1 - low) for low in range(0, n1, plan.rows))
     done = 0
 
@@ -58,33 +62,34 @@ def by_blocks(
 
     for low in range(0, n1, plan.rows):
         i = min(low, n1 - plan.rows)
-        held = _held(functions, leaves, x1, i, plan.rows, plan.chunk)
+        row_features = _features_of_rows(functions, leaves, x1, i, plan.rows, plan.chunk)
         if symmetric and plan.rows == n1:
-            return functions.square(leaves, x1, held)
+            return functions.square(leaves, x1, row_features)
         if symmetric:
             size = min(plan.columns, plan.rows)
             for column in range(0, plan.rows, size):
                 j = min(column, plan.rows - size)
-                write(functions.within(leaves, x1, held, j, size=size), i, i + j, False)
+                write(functions.within(leaves, x1, row_features, j, size=size), i, i + j, False)
             with wide(dtype):
                 for name, kernel in kernels.items():
                     kernels[name] = _mirror_block(kernel, i, size=plan.rows, output=output)
         first = i + plan.rows if symmetric else 0
         for column in range(first, n2, plan.columns):
             j = min(column, n2 - plan.columns)
-            tiles = functions.stream(leaves, columns, held, j, size=plan.columns)
-            # The overlap with the square block just written must not spoil its symmetry.
+            tiles = functions.stream(leaves, columns, row_features, j, size=plan.columns)
+            # The last tile may reach back into the square block just written. That part is cut off:
+            # computed in another order, it would spoil the exact symmetry of the block.
             if symmetric and j < first:
                 tiles = {name: _columns(t, first - j, output) for name, t in tiles.items()}
                 j = first
             write(tiles, i, j, symmetric)
-        del held
+        del row_features
     if progress is not None:
-        progress(pairs, pairs)  # blocks that overlap their neighbors have fewer columns
+        progress(pairs, pairs)  # tiles that were cut have fewer pairs than were counted on
     return kernels
 
 
-def _held(
+def _features_of_rows(
     functions: Functions, leaves: list[Array], x: list[Array], start: int, rows: int, chunk: int
 ) -> Any:
     """Features of a block of rows, differentiated a chunk at a time.
@@ -93,20 +98,20 @@ def _held(
     """
     if chunk >= rows:
         return functions.features(leaves, x, start, size=rows)
-    held: Any = None
+    row_features: Any = None
     for low in range(0, rows, chunk):
         offset = min(low, rows - chunk)
         part = functions.features(leaves, x, start + offset, size=chunk)
-        if held is None:
-            held = jax.tree.map(lambda a: jnp.zeros((rows, *a.shape[1:]), a.dtype), part)
-        held = jax.block_until_ready(_put(held, part, offset))
-    return held
+        if row_features is None:
+            row_features = jax.tree.map(lambda a: jnp.zeros((rows, *a.shape[1:]), a.dtype), part)
+        row_features = jax.block_until_ready(_put(row_features, part, offset))
+    return row_features
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _put(held: Any, part: Any, offset: Array) -> Any:
+def _put(row_features: Any, part: Any, offset: Array) -> Any:
     return jax.tree.map(
-        lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, offset, 0), held, part
+        lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, offset, 0), row_features, part
     )
 
 

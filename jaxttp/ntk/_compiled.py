@@ -26,8 +26,19 @@ def dtype_of(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
 
 
-class Settings(NamedTuple):
-    """What a compiled function depends on, beside shapes; hashable."""
+class Variant(NamedTuple):
+    """Which of the many possible programs is compiled: all it depends on but shapes; hashable.
+
+    Attributes:
+        treedef: structure of the parameters.
+        sample_treedef: structure of the samples.
+        trainable: which leaves of the parameters the kernel is over.
+        forms: (leaf, form) of the short formula that a leaf's part of the kernel takes.
+        method: of `empirical_ntk`, chosen.
+        output: "full", "trace" or "diagonal".
+        dtype: in which the kernel is summed.
+        joined: whether the parts of all leaves become one kernel, rather than one each.
+    """
 
     treedef: Any
     sample_treedef: Any
@@ -45,9 +56,9 @@ class Functions(NamedTuple):
     Attributes:
         whole: (leaves, x1, x2 or None) -> kernel.
         features: (leaves, x, start, size) -> features of rows.
-        square: (leaves, x, held) -> held features against themselves.
-        within: (leaves, x, held, start, size) -> held features against some of themselves.
-        stream: (leaves, x, held, start, size) -> held features against other rows.
+        square: (leaves, x, row_features) -> features of rows against themselves.
+        within: (leaves, x, row_features, start, size) -> the same against some of themselves.
+        stream: (leaves, x, row_features, start, size) -> the same against other samples.
     """
 
     whole: Callable[..., dict[str, Array]]
@@ -58,31 +69,31 @@ class Functions(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(apply_fn: ApplyFn, settings: Settings) -> Functions:
-    engine: Any = _VectorProducts if settings.method == "vector_product" else _Layerwise
+def compiled(apply_fn: ApplyFn, variant: Variant) -> Functions:
+    engine: Any = _VectorProducts if variant.method == "vector_product" else _Layerwise
 
     def whole(leaves: list[Array], x1: list[Array], x2: list[Array] | None) -> dict[str, Array]:
-        tool = engine(apply_fn, settings, leaves, x1)
+        tool = engine(apply_fn, variant, leaves, x1)
         first = tool.features(x1)
         return tool.square(first) if x2 is None else tool.against(first, tool.features(x2))
 
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
-        return engine(apply_fn, settings, leaves, x).features(_take(x, start, size))
+        return engine(apply_fn, variant, leaves, x).features(_take(x, start, size))
 
-    def square(leaves: list[Array], x: list[Array], held: Any) -> dict[str, Array]:
-        return engine(apply_fn, settings, leaves, x).square(held)
+    def square(leaves: list[Array], x: list[Array], row_features: Any) -> dict[str, Array]:
+        return engine(apply_fn, variant, leaves, x).square(row_features)
 
     def within(
-        leaves: list[Array], x: list[Array], held: Any, start: Array, size: int
+        leaves: list[Array], x: list[Array], row_features: Any, start: Array, size: int
     ) -> dict[str, Array]:
-        part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), held)
-        return engine(apply_fn, settings, leaves, x).against(held, part)
+        part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), row_features)
+        return engine(apply_fn, variant, leaves, x).against(row_features, part)
 
     def stream(
-        leaves: list[Array], x: list[Array], held: Any, start: Array, size: int
+        leaves: list[Array], x: list[Array], row_features: Any, start: Array, size: int
     ) -> dict[str, Array]:
-        tool = engine(apply_fn, settings, leaves, x)
-        return tool.against(held, tool.features(_take(x, start, size)))
+        tool = engine(apply_fn, variant, leaves, x)
+        return tool.against(row_features, tool.features(_take(x, start, size)))
 
     return Functions(
         jax.jit(whole),
@@ -110,71 +121,71 @@ def wide(dtype: str) -> Iterator[None]:
 class _Layerwise:
     """Layerwise and Jacobian methods: they differ in the forms alone."""
 
-    def __init__(self, apply_fn: ApplyFn, settings: Settings, leaves: Any, x: Any) -> None:
-        self.settings, self.leaves = settings, leaves
+    def __init__(self, apply_fn: ApplyFn, variant: Variant, leaves: Any, x: Any) -> None:
+        self.variant, self.leaves = variant, leaves
         samples = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in x]
         program = trace(
             apply_fn,
-            structure(jax.tree.unflatten(settings.treedef, leaves)),
-            jax.tree.unflatten(settings.sample_treedef, samples),
+            structure(jax.tree.unflatten(variant.treedef, leaves)),
+            jax.tree.unflatten(variant.sample_treedef, samples),
         )
-        forms = dict(settings.forms)
-        sites = find_sites(program, settings.trainable)
+        forms = dict(variant.forms)
+        sites = find_sites(program, variant.trainable)
         self.layers = Layers(
             program,
             activation=tuple(site for site in sites if forms[site.leaf] == "activation"),
             gradient=tuple(site for site in sites if forms[site.leaf] == "gradient"),
             direct=tuple(leaf for leaf, form in forms.items() if form == "direct"),
-            joined=settings.joined,
+            joined=variant.joined,
         )
 
     def features(self, x: list[Array]) -> Features:
         return self.layers.features(self.leaves, x)
 
     def _contract(self, first: Features, second: Features) -> dict[str, Array]:
-        output = self.settings.output
-        dtype = jnp.dtype(self.settings.dtype)
-        with wide(self.settings.dtype):
+        output = self.variant.output
+        dtype = jnp.dtype(self.variant.dtype)
+        with wide(self.variant.dtype):
             terms = self.layers.kernels(first, second, output, dtype)
-            if self.settings.joined:
+            if self.variant.joined:
                 terms = {"sum": functools.reduce(jnp.add, terms.values())}
             if output == "trace":
                 classes = jnp.asarray(self.layers.program.outputs, dtype)
                 terms = {name: term / classes for name, term in terms.items()}
         return terms
 
-    def square(self, held: Features) -> dict[str, Array]:
-        rows = jax.tree.leaves(held)[0].shape[0]
+    def square(self, row_features: Features) -> dict[str, Array]:
+        rows = jax.tree.leaves(row_features)[0].shape[0]
         strips = STRIPS if rows >= 8 else 1
-        with wide(self.settings.dtype):
-            return layerwise.square(held, self._contract, self.settings.output, rows, strips)
+        with wide(self.variant.dtype):
+            return layerwise.square(row_features, self._contract, self.variant.output, rows, strips)
 
-    def against(self, held: Features, other: Features) -> dict[str, Array]:
-        terms = self._contract(held, other)
-        with wide(self.settings.dtype):
-            output = self.settings.output
+    def against(self, row_features: Features, other: Features) -> dict[str, Array]:
+        terms = self._contract(row_features, other)
+        with wide(self.variant.dtype):
+            output = self.variant.output
             return {name: layerwise.finish(term, output) for name, term in terms.items()}
 
 
 class _VectorProducts:
     """A column of the kernel is J applied to a row of J; no Jacobian is ever formed."""
 
-    def __init__(self, apply_fn: ApplyFn, settings: Settings, leaves: Any, x: Any) -> None:
+    def __init__(self, apply_fn: ApplyFn, variant: Variant, leaves: Any, x: Any) -> None:
         del x
-        self.apply_fn, self.settings, self.leaves = apply_fn, settings, leaves
+        self.apply_fn, self.variant, self.leaves = apply_fn, variant, leaves
 
     def _network(self, chosen: dict[int, Array], x: list[Array]) -> Array:
         leaves = [chosen.get(index, leaf) for index, leaf in enumerate(self.leaves)]
-        params = jax.tree.unflatten(self.settings.treedef, leaves)
-        return self.apply_fn(params, jax.tree.unflatten(self.settings.sample_treedef, x))
+        params = jax.tree.unflatten(self.variant.treedef, leaves)
+        return self.apply_fn(params, jax.tree.unflatten(self.variant.sample_treedef, x))
 
     def features(self, x: list[Array]) -> list[Array]:
         return x
 
-    def against(self, held: list[Array], x: list[Array]) -> dict[str, Array]:
-        mask = self.settings.trainable
+    def against(self, row_features: list[Array], x: list[Array]) -> dict[str, Array]:
+        mask = self.variant.trainable
         chosen = {i: leaf for i, leaf in enumerate(self.leaves) if mask[i]}
-        outputs, _, push = pull_and_push(lambda leaves: self._network(leaves, held), chosen)
+        outputs, _, push = pull_and_push(lambda leaves: self._network(leaves, row_features), chosen)
         basis = jnp.eye(outputs.shape[-1], dtype=outputs.dtype)
 
         def columns(*row: Array) -> Array:
@@ -183,13 +194,13 @@ class _VectorProducts:
             return jax.vmap(lambda e: push(pull(e)[0]))(basis)  # (C, n1, C)
 
         kernel = jax.vmap(columns)(*x).transpose(2, 3, 0, 1)  # (n1, C, n2, C)
-        kernel = kernel.astype(self.settings.dtype)
-        if self.settings.output == "trace":
+        kernel = kernel.astype(self.variant.dtype)
+        if self.variant.output == "trace":
             kernel = jnp.einsum("ncmc->nm", kernel) / jnp.asarray(len(basis), kernel.dtype)
-        elif self.settings.output == "diagonal":
+        elif self.variant.output == "diagonal":
             kernel = jnp.einsum("ncmc->nmc", kernel)
         return {"sum": kernel}
 
-    def square(self, held: list[Array]) -> dict[str, Array]:
-        kernel = self.against(held, held)["sum"]
-        return {"sum": layerwise.mirror(kernel, self.settings.output)}
+    def square(self, row_features: list[Array]) -> dict[str, Array]:
+        kernel = self.against(row_features, row_features)["sum"]
+        return {"sum": layerwise.mirror(kernel, self.variant.output)}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
-from jaxttp.ntk._program import Program, Step
+from jaxttp.ntk._program import NetworkProgram, ProgramStep
 from jaxttp.ntk._sites import Site
 
 _PASS = 32
@@ -34,8 +34,8 @@ class KernelPlan:
         forms: by parameter path, "activation" (no weight gradient is formed), "gradient" (formed
             from patches), "direct" (ordinary per-sample differentiation), "with weight" (a bias
             served by its layer's own products).
-        rows: samples of x1 held at a time.
-        columns: samples of x2 streamed against them.
+        rows: samples of x1 whose features stay in memory at a time.
+        columns: samples of x2 whose features are computed against them at a time, and dropped.
         chunk: samples differentiated at a time.
         flops: estimated floating-point operations of each method that was considered.
         kernel_bytes: size of the result.
@@ -93,7 +93,7 @@ class Workload:
         itemsize: bytes of a number of the kernel.
     """
 
-    program: Program
+    program: NetworkProgram
     sites: tuple[Site, ...]
     paths: tuple[str, ...]
     trainable: tuple[bool, ...]
@@ -195,7 +195,7 @@ def method_costs(work: Workload) -> dict[str, float]:
     return {"layerwise": layerwise, "jacobian": jacobian, "vector_product": products}
 
 
-def _step_flops(step: Step) -> float:
+def _step_flops(step: ProgramStep) -> float:
     out = math.prod(step.equation.outvars[0].aval.shape) if step.equation.outvars else 0
     if step.name == "dot_general":
         (contracting, _), _ = step.params["dimension_numbers"]
@@ -207,7 +207,7 @@ def _step_flops(step: Step) -> float:
     for value in step.params.values():
         body = getattr(value, "jaxpr", None)
         if body is not None and hasattr(body, "eqns"):
-            steps = [Step(eqn, (), ()) for eqn in body.eqns]
+            steps = [ProgramStep(eqn, (), ()) for eqn in body.eqns]
             inner += step.params.get("length", 1) * sum(_step_flops(one) for one in steps)
     return inner + out
 
@@ -287,7 +287,7 @@ class _Memory:
     work: Workload
     method: str
     result: int
-    held: int
+    per_sample: int
     transient: int
     entry: int
 
@@ -304,40 +304,42 @@ class _Memory:
         ]
         forward, largest = sum(outputs), max(outputs, default=0)
         sites = {site.leaf: site for site in work.sites}
-        held, patches = 0, 0
+        per_sample, patches = 0, 0
         for leaf, form in forms.items():
             if form in ("direct", "gradient"):
-                held += c * work.leaf_size(leaf)
+                per_sample += c * work.leaf_size(leaf)
             if form == "gradient":
                 patches = max(patches, sites[leaf].input_size)
             if form == "activation":
-                held += sites[leaf].input_size + c * sites[leaf].cotangent_size
+                per_sample += sites[leaf].input_size + c * sites[leaf].cotangent_size
         # All values of the forward pass, a few cotangents, patches of a layer, and the features
         # twice: as they arise and in the block that is copied to its place.
-        transient = forward + 4 * c * largest + width * (patches + 7 * held // 4)
+        transient = forward + 4 * c * largest + width * (patches + 7 * per_sample // 4)
         if method == "vector_product":
-            held, transient = forward // width, 2 * c * work.size * width
-        return cls(work, method, work.n1 * work.n2 * entry, width * held, int(transient), entry)
+            per_sample, transient = forward // width, 2 * c * work.size * width
+        return cls(
+            work, method, work.n1 * work.n2 * entry, width * per_sample, int(transient), entry
+        )
 
     def total(self, rows: int, columns: int, chunk: int) -> int:
         """Estimated peak for these blocks."""
         work = self.work
-        # A square block exists as strips, joined strips and the mirrored result.
+        # A square block exists three times: as strips, as the strips joined, and mirrored.
         side = rows * (rows if work.symmetric else columns) * self.entry
         if self.method == "vector_product":
-            # Every column is a weight tangent and a forward pass over the rows.
-            live = 2 * columns * work.classes * rows * self.held + columns * self.transient
+            # Every column takes a tangent of the weights and a forward pass over all rows with it.
+            live = 2 * columns * work.classes * rows * self.per_sample + columns * self.transient
             return int(self.result + _HEADROOM * (3 * side + live))
         if chunk >= max(work.n1, work.n2):
             # Strips of the features are copied, those of all layers at once.
             copies = 3.5 if work.symmetric else 2.0
-            scratch, features = 3.0 * side, copies * self.held * max(work.n1, work.n2)
+            scratch, features = 3.0 * side, copies * self.per_sample * max(work.n1, work.n2)
         elif work.symmetric and rows == work.n1:
-            scratch, features = 3.0 * side, 3.5 * self.held * rows
+            scratch, features = 3.0 * side, 3.5 * self.per_sample * rows
         else:
             scratch = 2.0 * rows * columns * self.entry
             scratch += 3.0 * rows * rows * self.entry if work.symmetric else 0.0
-            features = self.held * (rows + columns)
+            features = self.per_sample * (rows + columns)
         forward = self.transient * max(chunk, columns)
         return int(self.result + _HEADROOM * (scratch + features + forward))
 

@@ -38,7 +38,7 @@ def pull_and_push(
     return outputs, lambda u: pull(u)[0], lambda v: transposed(v)[0]
 
 
-def _inner(value: Any) -> list[Any]:
+def _inner_programs(value: Any) -> list[Any]:
     """The programs among the parameters of an equation."""
     many = value if isinstance(value, tuple | list) else (value,)
     return [one for one in many if isinstance(one, jex.core.Jaxpr | jex.core.ClosedJaxpr)]
@@ -50,7 +50,7 @@ def _promises(jaxpr: Any) -> bool:
         if equation.primitive.name == "scatter-add" and equation.params["mode"] == _PROMISED:
             return True
         for value in equation.params.values():
-            if any(_promises(getattr(one, "jaxpr", one)) for one in _inner(value)):
+            if any(_promises(getattr(one, "jaxpr", one)) for one in _inner_programs(value)):
                 return True
     return False
 
@@ -66,8 +66,8 @@ def _dropping(program: Any) -> Any:
 
     def mended(value: Any) -> Any:
         if isinstance(value, tuple | list):
-            return type(value)(mended(one) for one in value) if _inner(value) else value
-        return _dropping(value) if _inner(value) else value
+            return type(value)(mended(one) for one in value) if _inner_programs(value) else value
+        return _dropping(value) if _inner_programs(value) else value
 
     equations = []
     for equation in program.eqns:

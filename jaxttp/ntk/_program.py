@@ -22,7 +22,7 @@ _GROUPING = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "rema
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+class ProgramStep:
     """One primitive equation between numbered slots.
 
     Attributes:
@@ -83,7 +83,7 @@ def _DEBUG_INFO(invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
+class NetworkProgram:
     """A traced single-sample network.
 
     Attributes:
@@ -95,7 +95,7 @@ class Program:
         avals: shape and dtype of each slot.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     parameters: tuple[int, ...]
     inputs: tuple[int, ...]
     output: int
@@ -142,7 +142,7 @@ class Program:
         return values[self.output], seen
 
 
-def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> Program:
+def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> NetworkProgram:
     """The program of one sample.
 
     Args:
@@ -166,13 +166,13 @@ def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> Program:
         return outputs[0]
 
     closed = jax.make_jaxpr(one)(params, sample)
-    return _flatten(closed, len(jax.tree.leaves(params)))
+    return _straight_line(closed, len(jax.tree.leaves(params)))
 
 
-def _flatten(closed: Any, n_params: int) -> Program:
+def _straight_line(closed: Any, n_params: int) -> NetworkProgram:
     constants: dict[int, Any] = {}
     avals: dict[int, Any] = {}
-    steps: list[Step] = []
+    steps: list[ProgramStep] = []
 
     def new_slot(aval: Any) -> int:
         slot = len(avals)
@@ -211,12 +211,12 @@ def _flatten(closed: Any, n_params: int) -> Program:
                 else:
                     env[var] = new_slot(var.aval)
                     outputs.append(env[var])
-            steps.append(Step(equation, inputs, tuple(outputs)))
+            steps.append(ProgramStep(equation, inputs, tuple(outputs)))
         return [read(env, atom) for atom in jaxpr.outvars]
 
     arguments = [new_slot(var.aval) for var in closed.jaxpr.invars]
     (output,) = walk(closed, arguments)
-    return Program(
+    return NetworkProgram(
         steps=_without_dead_steps(steps, output),
         parameters=tuple(arguments[:n_params]),
         inputs=tuple(arguments[n_params:]),
@@ -226,7 +226,7 @@ def _flatten(closed: Any, n_params: int) -> Program:
     )
 
 
-def _without_dead_steps(steps: Sequence[Step], output: int) -> tuple[Step, ...]:
+def _without_dead_steps(steps: Sequence[ProgramStep], output: int) -> tuple[ProgramStep, ...]:
     wanted = {output}
     kept = []
     for step in reversed(steps):

@@ -22,13 +22,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp.ntk._program import Program, Step
+from jaxttp.ntk._program import NetworkProgram, ProgramStep
 
 _CONSTANT, _PARAMETER, _DATA = 0, 1, 2
 _REARRANGING = ("reshape", "squeeze", "expand_dims", "transpose", "rev", "copy", "broadcast_in_dim")
 
 
-class _View(NamedTuple):
+class _WeightView(NamedTuple):
     """A slot that holds `scale` times the entries of a leaf, each once, in some order."""
 
     leaf: int
@@ -85,7 +85,7 @@ class Site:
         return self.groups * self.positions * self.fan_out
 
 
-def find_sites(program: Program, trainable: Sequence[bool]) -> tuple[Site, ...]:
+def find_sites(program: NetworkProgram, trainable: Sequence[bool]) -> tuple[Site, ...]:
     """The sites of a program, by order of the computation."""
     kinds, leaves, views = _classify(program, trainable)
     uses: dict[int, list[tuple[int, int]]] = {
@@ -121,18 +121,18 @@ def find_sites(program: Program, trainable: Sequence[bool]) -> tuple[Site, ...]:
 
 
 def _classify(
-    program: Program, trainable: Sequence[bool]
-) -> tuple[dict[int, int], dict[int, frozenset[int]], dict[int, _View]]:
+    program: NetworkProgram, trainable: Sequence[bool]
+) -> tuple[dict[int, int], dict[int, frozenset[int]], dict[int, _WeightView]]:
     """For each slot: constant, parameter or data; the leaves behind it; whether it is a view."""
     kinds: dict[int, int] = dict.fromkeys(program.constants, _CONSTANT)
     leaves: dict[int, frozenset[int]] = {}
-    views: dict[int, _View] = {}
+    views: dict[int, _WeightView] = {}
     kinds.update(dict.fromkeys(program.inputs, _DATA))
     for leaf, slot in enumerate(program.parameters):
         kinds[slot] = _PARAMETER if trainable[leaf] else _CONSTANT
         if trainable[leaf]:
             leaves[slot] = frozenset({leaf})
-            views[slot] = _View(leaf, 1.0)
+            views[slot] = _WeightView(leaf, 1.0)
     for step in program.steps:
         slots = [slot for slot in step.inputs if slot is not None]
         kind = max((kinds[slot] for slot in slots), default=_CONSTANT)
@@ -148,7 +148,9 @@ def _classify(
     return kinds, leaves, views
 
 
-def _view_through(program: Program, step: Step, views: dict[int, _View]) -> _View | None:
+def _view_through(
+    program: NetworkProgram, step: ProgramStep, views: dict[int, _WeightView]
+) -> _WeightView | None:
     """The view after a step that only rearranges, casts or rescales the view before it."""
     slots = [slot for slot in step.inputs if slot is not None]
     if len(slots) != 1 or slots[0] not in views or len(step.outputs) != 1:
@@ -162,19 +164,19 @@ def _view_through(program: Program, step: Step, views: dict[int, _View]) -> _Vie
         real = jnp.issubdtype(after.dtype, jnp.floating)
         return view if real else None
     if step.name == "neg":
-        return _View(view.leaf, -view.scale)
+        return _WeightView(view.leaf, -view.scale)
     if step.name in ("mul", "div"):
         position = 0 if step.inputs[0] is None else 1
         factor = step.literal(position)
         if factor is None or jnp.ndim(factor) != 0 or (step.name == "div" and position == 0):
             return None
         factor = float(factor)
-        return _View(view.leaf, view.scale * (factor if step.name == "mul" else 1.0 / factor))
+        return _WeightView(view.leaf, view.scale * (factor if step.name == "mul" else 1.0 / factor))
     return None
 
 
 def _dense_site(
-    step: Step, index: int, position: int, data: Sequence[bool], leaf: int, scale: float
+    step: ProgramStep, index: int, position: int, data: Sequence[bool], leaf: int, scale: float
 ) -> Site | None:
     operand = 1 - position
     if not data[operand]:
@@ -205,7 +207,7 @@ def _dense_site(
 
 
 def _conv_site(
-    step: Step, index: int, position: int, data: Sequence[bool], leaf: int, scale: float
+    step: ProgramStep, index: int, position: int, data: Sequence[bool], leaf: int, scale: float
 ) -> Site | None:
     if position != 1 or not data[0] or step.params["batch_group_count"] != 1:
         return None
@@ -256,7 +258,7 @@ def _conv_site(
 
 
 def _embedding_site(
-    step: Step, index: int, position: int, data: Sequence[bool], leaf: int, scale: float
+    step: ProgramStep, index: int, position: int, data: Sequence[bool], leaf: int, scale: float
 ) -> Site | None:
     """A table (V, d...) indexed along its first axis; other gathers have no rule.
 
@@ -307,10 +309,10 @@ _RULES: dict[str, Callable[..., Site | None]] = {
 
 
 def _with_bias(
-    program: Program,
+    program: NetworkProgram,
     site: Site,
     uses: dict[int, list[tuple[int, int]]],
-    views: dict[int, _View],
+    views: dict[int, _WeightView],
 ) -> Site:
     """Note the bias that is added to the output of a dense site, if that is all that happens to it.
 

@@ -21,9 +21,9 @@ from jaxttp._checks import check_choice, check_finite
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, traced_outputs
 from jaxttp.ntk._blocks import by_blocks
-from jaxttp.ntk._compiled import Settings, compiled, dtype_of, structure
+from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure
 from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
-from jaxttp.ntk._program import Program, trace
+from jaxttp.ntk._program import NetworkProgram, trace
 from jaxttp.ntk._select import leaf_paths, select_leaves
 from jaxttp.ntk._sites import find_sites
 
@@ -161,7 +161,7 @@ def _check_mesh(mesh: Any) -> None:
         )
 
 
-def _length(name: str, x: Any) -> int:
+def _count_samples(name: str, x: Any) -> int:
     leaves = jax.tree.leaves(x)
     lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else None for leaf in leaves}
     length = next(iter(lengths), None)
@@ -201,8 +201,8 @@ class _Job:
     ) -> "_Job":
         check_choice("output", output, _OUTPUTS)
         check_choice("method", method, _METHODS)
-        n1 = _length("x1", x1)
-        n2 = n1 if x2 is None else _length("x2", x2)
+        n1 = _count_samples("x1", x1)
+        n2 = n1 if x2 is None else _count_samples("x2", x2)
         first, sample_treedef = jax.tree.flatten(x1)
         second = None if x2 is None else jax.tree.leaves(x2)
         if second is not None:
@@ -220,7 +220,7 @@ class _Job:
                 _analyse, apply_fn, treedef, structs, sample_treedef, samples, mask, _config()
             )
         except Exception:
-            traced_outputs(apply_fn, params, x1)  # says why in one line, where that is known
+            traced_outputs(apply_fn, params, x1)  # where the reason is known: raises in one line
             raise
         network = program.avals[program.output].dtype
         dtype = _accumulation_dtype(accumulation_dtype, network)
@@ -244,11 +244,11 @@ class _Job:
             method = "layerwise"
         return make_plan(self.work, method, batch_size, max_bytes, layers)
 
-    def settings(self, plan: KernelPlan) -> Settings:
+    def variant(self, plan: KernelPlan) -> Variant:
         """The static side of the compiled functions."""
         index = {path: leaf for leaf, path in enumerate(self.work.paths)}
         forms = tuple((index[path], form) for path, form in plan.forms.items())
-        return Settings(
+        return Variant(
             self.treedef, self.sample_treedef, self.work.trainable, forms, plan.method,
             self.work.output, self.dtype, not self.per_layer,
         )  # fmt: skip
@@ -291,7 +291,7 @@ def _analyse(
     samples: Any,
     mask: tuple[bool, ...],
     config: Hashable,
-) -> tuple[Program, Any]:
+) -> tuple[NetworkProgram, Any]:
     """The program and its sites, for planning: shapes only, the constants are dropped."""
     del config
     with jax.default_matmul_precision("highest"):
@@ -307,7 +307,7 @@ def _analyse(
 def _compute(
     job: _Job, plan: KernelPlan, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Array]:
-    functions = _cached(compiled, job.apply_fn, job.settings(plan))
+    functions = _cached(compiled, job.apply_fn, job.variant(plan))
     leaves = [jnp.asarray(leaf) for leaf in job.leaves]
     x1 = [jnp.asarray(leaf) for leaf in job.rows]
     x2 = None if job.columns is None else [jnp.asarray(leaf) for leaf in job.columns]

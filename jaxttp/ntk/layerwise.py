@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp.ntk._program import Program
+from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import Site
 
 _JOIN_BELOW = 1 << 14  # leaves of fewer parameters are joined into one product
@@ -55,7 +55,7 @@ class Layers:
         joined: whether small leaves are joined, so that per-layer kernels are lost.
     """
 
-    program: Program
+    program: NetworkProgram
     activation: tuple[Site, ...]
     gradient: tuple[Site, ...]
     direct: tuple[int, ...]
@@ -138,29 +138,30 @@ def _similarity(x: Array, y: Array, dtype: Any) -> Array:
     return jax.lax.dot_general(x, y, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
 
 
-def _full(a: Array, b: Array, dtype: Any) -> Array:
+def _product_full(a: Array, b: Array, dtype: Any) -> Array:
     return jnp.einsum("ncd,med->ncme", a, b, preferred_element_type=dtype)
 
 
-def _trace(a: Array, b: Array, dtype: Any) -> Array:
+def _product_trace(a: Array, b: Array, dtype: Any) -> Array:
     return jnp.einsum("ncd,mcd->nm", a, b, preferred_element_type=dtype)
 
 
-def _diagonal(a: Array, b: Array, dtype: Any) -> Array:
+def _product_diagonal(a: Array, b: Array, dtype: Any) -> Array:
     return jnp.einsum("ncd,mcd->cnm", a, b, preferred_element_type=dtype)
 
 
 _PRODUCTS: Mapping[str, Callable[[Array, Array, Any], Array]] = {
-    "full": _full,
-    "trace": _trace,
-    "diagonal": _diagonal,
+    "full": _product_full,
+    "trace": _product_trace,
+    "diagonal": _product_diagonal,
 }
 
 
 def _spread(a: Array, output: str, classes: int) -> Array:
     """Give (n, m) the axes of a kernel: the same for every pair of classes."""
     if output == "full":
-        # Repeated once and kept: a broadcast along the minor axis defeats vectorisation.
+        # Repeated in memory, behind a barrier that keeps XLA from fusing it into what follows: a
+        # broadcast along the fastest axis is not vectorised.
         n, m = a.shape
         repeated = jax.lax.optimization_barrier(jnp.repeat(a, classes, axis=1))
         return repeated.reshape(n, 1, m, classes)
@@ -171,7 +172,7 @@ def _sum_over_pairs(x1: Array, g1: Array, x2: Array, g2: Array, output: str, dty
     """Activation form with several positions: a loop over (group, position, position')."""
     n, groups, positions = x1.shape[:3]
     m, classes = x2.shape[0], g1.shape[1]
-    # Position-major copies: the loop reads contiguous slices.
+    # Copies with the positions in front, so that every turn of the loop reads contiguous memory.
     x1, x2 = (x.reshape(*x.shape[:3], -1).transpose(1, 2, 0, 3) for x in (x1, x2))
     g1, g2 = (g.transpose(2, 3, 0, 1, 4) for g in (g1, g2))
     shape = {
@@ -206,7 +207,7 @@ def square(
     edges = [round(index * rows / strips) for index in range(strips + 1)]
     parts: dict[str, list[Array]] = {}
     for low, high in itertools.pairwise(edges):
-        upper = contract(_rows(features, low, high), _rows(features, low, rows))
+        upper = contract(_rows_of(features, low, high), _rows_of(features, low, rows))
         for name, part in upper.items():
             widths = [(0, 0)] * finish(part, output).ndim
             widths[COLUMN_AXIS[output]] = (low, 0)
@@ -233,5 +234,5 @@ def transposed(kernel: Array, output: str) -> Array:
     return kernel.transpose({"full": (2, 3, 0, 1), "diagonal": (1, 0, 2), "trace": (1, 0)}[output])
 
 
-def _rows(features: Features, low: int, high: int) -> Features:
+def _rows_of(features: Features, low: int, high: int) -> Features:
     return jax.tree.map(lambda value: value[low:high], features)

@@ -65,7 +65,7 @@ class NTKOperator(lx.AbstractLinearOperator):
             _, _, push = products(x)
             return push(direction)
 
-        # Whole batches by a loop, and the ragged rest once.
+        # The whole batches go through a loop; the samples that are left over follow.
         blocks = jax.tree.map(lambda a: a[:whole].reshape(-1, size, *a.shape[1:]), (self.x, vector))
         rest = jax.tree.map(lambda a: a[whole:], (self.x, vector))
         direction, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, chosen), blocks)
@@ -176,7 +176,7 @@ def _conj(operator: NTKOperator) -> NTKOperator:
 
 
 @lx.diagonal.register(NTKOperator)
-def _diagonal(operator: NTKOperator) -> Array:
+def _diagonal_of_operator(operator: NTKOperator) -> Array:
     return jnp.diagonal(operator.as_matrix())
 
 

@@ -119,7 +119,9 @@ def _sketcher(
             return apply_fn(jax.tree.unflatten(treedef, mixed), batch)[0]
 
         gradients = jax.jacrev(network)(chosen)  # each (C, ...)
-        project = _countsketch if kind == "countsketch" else functools.partial(_dense, kind=kind)
+        project = (
+            _countsketch if kind == "countsketch" else functools.partial(_dense_sketch, kind=kind)
+        )
         parts = [
             project(
                 gradients[i].reshape(gradients[i].shape[0], -1), jax.random.fold_in(key, i), dim
@@ -152,7 +154,7 @@ def _countsketch(rows: Array, key: Array, dim: int) -> Array:
     return jax.lax.fori_loop(0, blocks, add, jnp.zeros((classes, dim), rows.dtype))
 
 
-def _dense(rows: Array, key: Array, dim: int, *, kind: str) -> Array:
+def _dense_sketch(rows: Array, key: Array, dim: int, *, kind: str) -> Array:
     """A dense random matrix, drawn for a block of coordinates at a time."""
     classes, size = rows.shape
     width = min(_DENSE_BLOCK, size)

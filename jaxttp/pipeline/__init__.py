@@ -1,5 +1,6 @@
 """The parts composed, from names to one frozen result: what CLI, experiments and notebooks call."""
 
+from jaxttp._versions import versions as versions
 from jaxttp.pipeline.conditioning import NETWORKS as NETWORKS
 from jaxttp.pipeline.conditioning import SWEEP_VALUES as SWEEP_VALUES
 from jaxttp.pipeline.conditioning import Conditioning as Conditioning
@@ -13,7 +14,6 @@ from jaxttp.pipeline.exact_steps import TaskSteps as TaskSteps
 from jaxttp.pipeline.exact_steps import gauss_newton_task as gauss_newton_task
 from jaxttp.pipeline.reporting import TaskReport as TaskReport
 from jaxttp.pipeline.reporting import report_task as report_task
-from jaxttp.pipeline.reporting import versions as versions
 from jaxttp.pipeline.spectra import TaskSpectrum as TaskSpectrum
 from jaxttp.pipeline.spectra import task_spectrum as task_spectrum
 from jaxttp.pipeline.sweeping import START_NAMES as START_NAMES

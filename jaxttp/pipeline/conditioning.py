@@ -17,7 +17,7 @@ from jaxttp._result import RESULT
 from jaxttp._threads import limited
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import from_nnx
-from jaxttp.conditioning import ConditionNumber, RankSensitivity, Sweep
+from jaxttp.conditioning import ConditionNumber, ConditionSweep, RankSensitivity
 from jaxttp.data import Dataset, load_dataset, load_whole, select
 from jaxttp.models import MLP, fresh_head, load_pretrained
 from jaxttp.pipeline._plain import plain_number, plain_numbers
@@ -137,7 +137,7 @@ class Conditioning:
         }
 
 
-def sweep_to_json(result: Sweep) -> dict[str, Any]:
+def sweep_to_json(result: ConditionSweep) -> dict[str, Any]:
     """A sweep as plain values; what is not finite becomes None."""
     tables = {"condition_number": result.condition, "bound": result.bound}
     if result.maximum is not None:
@@ -185,7 +185,7 @@ def refuse_unused(settings: ConditionSettings, sweep: str | None = None) -> None
         check_unused(settings, ("batch_norm",), "a sweep is over networks without it")
 
 
-def _outputs(dataset: Dataset) -> int:
+def _count_outputs(dataset: Dataset) -> int:
     return dataset.num_classes or dataset.y.shape[1]
 
 
@@ -236,7 +236,7 @@ Built = tuple[str, ConditionNumber, dict[str, float], int | None]
 def _linear(settings: ConditionSettings) -> Built:
     dataset, x = _load(settings, linear=True)
     covariance = x.T @ x / len(x)
-    d, k = x.shape[1], _outputs(dataset)
+    d, k = x.shape[1], _count_outputs(dataset)
     widths = (d, *(settings.width,) * (settings.depth - 1), k)
     weights = conditioning.gaussian_weights(widths, key=jax.random.key(settings.seed))
     scales = conditioning.batch_norm_scales(weights, covariance) if settings.batch_norm else None
@@ -255,11 +255,13 @@ def _linear(settings: ConditionSettings) -> Built:
     kind = "residual" if settings.skip else "linear"
     skip = f", skip {settings.skip:g}" if settings.skip else ""
     norm = ", batch norm" if settings.batch_norm else ""
-    words = f"{kind} network {'-'.join(map(str, widths))}{skip}{norm} on {_words(settings, x)}"
+    words = (
+        f"{kind} network {'-'.join(map(str, widths))}{skip}{norm} on {_data_in_words(settings, x)}"
+    )
     return words, found, {"convex": float(bounds.convex), "maximum": float(bounds.maximum)}, rank
 
 
-def _words(settings: ConditionSettings, x: np.ndarray) -> str:
+def _data_in_words(settings: ConditionSettings, x: np.ndarray) -> str:
     return (
         f"{len(x)} samples of {Path(settings.data).name}{', whitened' if settings.whiten else ''}"
     )
@@ -267,20 +269,22 @@ def _words(settings: ConditionSettings, x: np.ndarray) -> str:
 
 def _leaky_relu(settings: ConditionSettings) -> Built:
     dataset, x = _load(settings, linear=False)
-    d, k, m = x.shape[1], _outputs(dataset), settings.width
+    d, k, m = x.shape[1], _count_outputs(dataset), settings.width
     v, w = conditioning.gaussian_weights((d, m, k), key=jax.random.key(settings.seed))
     matrix = conditioning.leaky_relu_gram(w, v, x.T, settings.alpha)
     found = conditioning.condition_number(matrix, spectrum=len(matrix) <= DENSE)
     bound = float(conditioning.leaky_relu_bound(w, v, x.T, settings.alpha))
-    words = f"leaky ReLU network {d}-{m}-{k}, slope {settings.alpha:g} on {_words(settings, x)}"
+    words = (
+        f"leaky ReLU network {d}-{m}-{k}, slope {settings.alpha:g} on {_data_in_words(settings, x)}"
+    )
     return words, found, {"eq (11)": bound}, None
 
 
 def _mlp(settings: ConditionSettings) -> Built:
     dataset, x = _load(settings, linear=False)
-    sizes = (x.shape[1], *(settings.width,) * (settings.depth - 1), _outputs(dataset))
+    sizes = (x.shape[1], *(settings.width,) * (settings.depth - 1), _count_outputs(dataset))
     model = from_nnx(MLP(sizes, rngs=nnx.Rngs(settings.seed)))
-    words = f"ReLU MLP {'-'.join(map(str, sizes))} on {_words(settings, x)}"
+    words = f"ReLU MLP {'-'.join(map(str, sizes))} on {_data_in_words(settings, x)}"
     return words, network_condition(*model, x), {}, None
 
 
@@ -329,7 +333,7 @@ def condition_sweep(
     values: Sequence[Any] | None = None,
     *,
     seeds: int = 3,
-) -> Sweep:
+) -> ConditionSweep:
     """Kappa and its bound as one parameter varies, all else by the settings.
 
     Args:
@@ -339,7 +343,7 @@ def condition_sweep(
         seeds: draws of the weights at every value.
 
     Returns:
-        A `jaxttp.conditioning.Sweep`.
+        A `jaxttp.conditioning.ConditionSweep`.
 
     Raises:
         ValueError: an unknown parameter, one that the network does not have, values out of range.
@@ -364,7 +368,7 @@ def condition_sweep(
     return conditioning.sweep(
         parameter,
         SWEEP_VALUES[parameter] if values is None else values,
-        outputs=_outputs(dataset),
+        outputs=_count_outputs(dataset),
         depth=settings.depth,
         width=settings.width,
         skip=settings.skip,

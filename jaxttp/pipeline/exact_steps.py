@@ -124,7 +124,7 @@ class TaskSteps:
         rates, rtols = (*self.diverged, self.settings.learning_rate), (*self.too_fine, self._rtol)
         where = f"at learning rate {rates[0]:g}"
         remedies = ["a smaller one"]
-        if self.diverged:  # none was given
+        if self.diverged:  # the rates tried: no rate was given
             where = f"at every learning rate from {rates[0]:g} to {rates[-1]:g}"
             remedies = []
         if _filters(self.settings):
@@ -240,7 +240,9 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
         )  # fmt: skip
         start = model(flat)
         targets, loss = encode_targets(loss_name, dataset.y, start)
-        descent = _Descent(model, model.embed(flat), targets, loss, settings, keys[1], progress)
+        descent = _ExactDescent(
+            model, model.embed(flat), targets, loss, settings, keys[1], progress
+        )
         rates = _RATES if settings.learning_rate is None else (settings.learning_rate,)
         rtols = descent.rtols
         choices = [(rtol, rate) for rtol in rtols for rate in rates]
@@ -283,7 +285,7 @@ def _filters(settings: StepSettings) -> bool:
     return issubclass(MODES[settings.pseudoinverse], Filter)
 
 
-class _Descent:
+class _ExactDescent:
     """Trainings of one network that differ in rate and tolerance: one program serves them all."""
 
     def __init__(

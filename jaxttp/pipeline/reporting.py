@@ -1,17 +1,11 @@
-"""A report of a named task: forecast, spectrum and sweep, on one page that opens offline."""
+"""A report of a named task: forecast, spectrum and sweep; `jaxttp.plots` makes a page of it."""
 
 import dataclasses
-import os
-import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
-from jaxttp._files import replaced
 from jaxttp._result import RESULT
+from jaxttp._versions import versions
 from jaxttp.ntk import empirical_ntk
 from jaxttp.pipeline.spectra import TaskSpectrum, task_spectrum
 from jaxttp.pipeline.sweeping import TaskSweep, sweep_task
@@ -19,27 +13,6 @@ from jaxttp.pipeline.tasks import Settings
 from jaxttp.pipeline.training_time import Forecast, forecast
 
 Progress = Callable[[str, int, int], None]
-
-
-def versions() -> dict[str, str]:
-    """What a result was made with.
-
-    Returns:
-        Name -> version, the device and the Python included.
-
-    Example:
-        >>> sorted(versions())
-        ['Python', 'device', 'jax', 'jaxttp', 'numpy']
-    """
-    from jaxttp import __version__
-
-    return {
-        "jaxttp": __version__,
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "Python": platform.python_version(),
-        "device": jax.devices()[0].device_kind,
-    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,20 +53,6 @@ class TaskReport:
             "versions": self.versions,
         }
 
-    def to_html(self) -> str:
-        """The page, see `jaxttp.plots.report_html`."""
-        from jaxttp.plots import report_html
-
-        return report_html(self)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to a file, its folder made if need be."""
-        path = Path(path)
-        text = self.to_html()
-        with replaced(path) as place:
-            place.write_text(text, encoding="utf-8")
-        return path
-
 
 def report_task(
     settings: Settings, *, verify: bool = False, progress: Progress | None = None
@@ -106,20 +65,21 @@ def report_task(
         progress: called with (stage, done, total).
 
     Returns:
-        A `TaskReport`; its ``save("report.html")`` writes the page.
+        A `TaskReport`; `jaxttp.plots.save_report` writes its page.
 
     Raises:
         ValueError: whatever `forecast`, `sweep_task` and `task_spectrum` refuse.
 
     Example:
         >>> small = Settings(data="wine", samples_per_class=4, steps=15, learning_rate=0.1)
-        >>> report_task(small).to_html().count("<figure>")
-        6
+        >>> report = report_task(small)
+        >>> report.spectrum.rank <= len(report.forecast.task.x) * 3
+        True
     """
     ahead = forecast(settings, verify=verify, progress=progress)
     if progress is not None:
         progress("kernel", 0, 1)
-    # The forecast's own may be a sketch, and is not kept.
+    # A new kernel: the forecast does not keep the one it built, which may have been a sketch.
     known: dict[str, Any] = {
         "task": ahead.task, "kernel": empirical_ntk(*ahead.task.model, ahead.task.x),
         "progress": progress,

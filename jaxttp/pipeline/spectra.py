@@ -66,7 +66,9 @@ class TaskSpectrum:
         """Plain values."""
         return {
             "task": self.task.description,
-            "settings": {k: v for k, v in dataclasses.asdict(self.settings).items() if _plain(v)},
+            "settings": {
+                k: v for k, v in dataclasses.asdict(self.settings).items() if _is_plain(v)
+            },
             "values": self.values.tolist(),
             "residual": self.residual.tolist(),
             "labels": self.labels.tolist(),
@@ -78,7 +80,7 @@ class TaskSpectrum:
         }
 
 
-def _plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, tuple))
 
 

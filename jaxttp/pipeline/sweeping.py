@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.typing import ArrayLike
@@ -17,6 +18,8 @@ from jaxttp.forecast import (
     Candidate,
     Comparison,
     Extrapolation,
+    Linearizer,
+    Problem,
     Sweep,
     compare,
     extrapolate,
@@ -25,7 +28,6 @@ from jaxttp.forecast import (
 )
 from jaxttp.forecast.sweeps import with_trust
 from jaxttp.models import lora
-from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk._select import leaf_paths
 from jaxttp.pipeline.tasks import Settings, Task, build_task
 from jaxttp.training import TrainingRun, time_step, train
@@ -73,7 +75,7 @@ class TaskSweep:
         """Plain values."""
         return {
             "task": self.task.description,
-            "settings": _plain(self.settings),
+            "settings": dataclasses.asdict(self.settings),
             "thresholds": list(self.sweep.thresholds),
             "threshold": self.threshold,
             "metric": self.sweep.metric,
@@ -131,20 +133,16 @@ def sweep_task(
     check_choice("threshold", threshold, thresholds)
     report = progress or (lambda stage, done, total: None)
     task = build_task(settings) if task is None else task
-    if kernel is None:
-        report("kernel", 0, 1)
-        theta = empirical_ntk(*task.model, task.x)
-    else:
-        theta = kernel
-    f0 = jax.jit(task.model.apply_fn)(task.model.params, task.x)
+    problem = Problem.of(*task.model, task.x, task.y, loss=task.loss)
+    first = None if kernel is None else jnp.asarray(kernel)
+    lines = Linearizer(problem, progress=progress, first=first)
     key = jax.random.split(jax.random.key(settings.seed), 2)[0]
     common: dict[str, Any] = {
         "momentum": momenta, "batch_size": list(batch_sizes), "schedule": list(schedules),
         "loss": task.loss, "steps": settings.steps,
     }  # fmt: skip
     if learning_rates is None:
-        probe = sweep_kernel(theta, f0, task.y, grid(learning_rate=1.0, loss=task.loss, steps=1))
-        limit = float(probe.max_learning_rate[0])
+        limit = lines.limit
         learning_rates = tuple(np.geomspace(RANGE[0] * limit, RANGE[1] * limit, RATES).tolist())
     seconds: dict[int | None, float] | None = None
     if time_steps:
@@ -158,17 +156,17 @@ def sweep_task(
         }  # fmt: skip
     report("sweep", 0, 1)
     swept = sweep_kernel(
-        theta, f0, task.y, grid(learning_rate=learning_rates, **common), thresholds=thresholds,
-        key=key, step_seconds=seconds, metric=metric,
+        lines.first, problem.f0, task.y, grid(learning_rate=learning_rates, **common),
+        thresholds=thresholds, key=key, step_seconds=seconds, metric=metric,
     )  # fmt: skip
-    swept = with_trust(swept, *task.model, task.x, task.y, theta, f0, key=key)
+    swept = with_trust(swept, lines, task.y, key=key)
     return TaskSweep(settings, task, swept, threshold)
 
 
 START_NAMES = ("all", "head", "last", "bias", "lora")
 """What can be trained: all weights, the head, the head and the last block, the biases, low-rank
 adapters."""
-Network = tuple[str | None, str | None]
+NamedNetwork = tuple[str | None, str | None]
 """A model's name and a file of weights, as in `Settings`."""
 
 
@@ -209,7 +207,7 @@ def starting_points(task: Task, names: Sequence[str] = START_NAMES) -> dict[str,
     return out
 
 
-def pair_networks(models: Sequence[str], weights: Sequence[str]) -> tuple[Network, ...]:
+def pair_networks(models: Sequence[str], weights: Sequence[str]) -> tuple[NamedNetwork, ...]:
     """Names of models and files of weights that belong together.
 
     Args:
@@ -243,7 +241,7 @@ def compare_task(
     settings: Settings,
     names: Sequence[str] | None = None,
     *,
-    networks: Sequence[Network] = (),
+    networks: Sequence[NamedNetwork] = (),
     learning_rate: float | None = None,
     rule: str = "absolute",
     metric: str = "loss",
@@ -331,7 +329,7 @@ class TaskExtrapolation:
         finite = lambda v: float(v) if np.isfinite(v) else None  # noqa: E731
         return {
             "task": self.task.description,
-            "settings": _plain(self.settings),
+            "settings": dataclasses.asdict(self.settings),
             "subset": found.subset,
             "samples": found.samples,
             "steps": {repr(e): t for e, t in found.steps.items()},
@@ -398,7 +396,3 @@ def extrapolate_task(
             progress=None if progress is None else lambda i, n: progress("real training", i, n),
         )  # fmt: skip
     return TaskExtrapolation(settings, task, found, run)
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    return dataclasses.asdict(settings)

@@ -154,10 +154,10 @@ def build_task(settings: Settings) -> Task:
     check_number("head_scale", settings.head_scale, at_least=0.0)
     samples_key, weights_key = jax.random.split(jax.random.key(settings.seed))
     dataset = _samples(settings, samples_key)
-    loss, outputs = _loss(settings, dataset)
+    loss, outputs = _loss_and_outputs(settings, dataset)
     if dataset.num_classes is None:
         check_unused(settings, ("samples_per_class",), REGRESSION)
-    network, words = _network(settings, dataset, outputs, weights_key)
+    network, words = _untrained_network(settings, dataset, outputs, weights_key)
     model = from_nnx(network)
     if settings.trainable == "head":
         model, words = freeze(model, head_only), f"{words}, head alone trained"
@@ -217,7 +217,7 @@ def _preprocessing(settings: Settings) -> Preprocessing | None:
     return (vit_preprocessing if entry.family == "vit" else imagenet_preprocessing)(size)
 
 
-def _loss(settings: Settings, dataset: Dataset) -> tuple[str, int]:
+def _loss_and_outputs(settings: Settings, dataset: Dataset) -> tuple[str, int]:
     """The name of the loss, and the number of outputs."""
     if settings.loss is not None:
         get_loss(settings.loss)
@@ -241,7 +241,7 @@ def _loss(settings: Settings, dataset: Dataset) -> tuple[str, int]:
     return loss, dataset.num_classes
 
 
-def _network(
+def _untrained_network(
     settings: Settings, dataset: Dataset, outputs: int, key: Array
 ) -> tuple[nnx.Module, str]:
     """The network before training, and what it is in words."""

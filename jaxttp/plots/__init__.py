@@ -63,6 +63,7 @@ from jaxttp.plots.kernel import plot_task_spectrum as plot_task_spectrum
 from jaxttp.plots.report import plot_report as plot_report
 from jaxttp.plots.report import report_html as report_html
 from jaxttp.plots.report import results_html as results_html
+from jaxttp.plots.report import save_report as save_report
 from jaxttp.plots.representation import plot_cka as plot_cka
 from jaxttp.plots.representation import plot_geometry as plot_geometry
 from jaxttp.plots.representation import plot_moments as plot_moments

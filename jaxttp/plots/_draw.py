@@ -71,7 +71,7 @@ def draw(result: Any) -> Figure:
         >>> draw(Sandwich(np.array(2.0), np.array(5.0))).axes[0].get_xlabel()
         'value'
     """
-    numbers, vectors = _parts(result)
+    numbers, vectors = _numbers_and_vectors(result)
     if not numbers and not vectors:
         raise TypeError(f"{type(result).__name__} holds no numbers that could be drawn.")
     height = 4.6 if vectors else 1.4 + 0.5 * len(numbers)
@@ -102,7 +102,7 @@ def figure_of(function: Callable[..., Figure]) -> Callable[..., Figure]:
     return found
 
 
-def _parts(result: Any) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+def _numbers_and_vectors(result: Any) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """The finite numbers and the vectors among a result's fields."""
     if dataclasses.is_dataclass(result):
         fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from jaxttp.conditioning import (
     Bounds,
     ConditionNumber,
+    ConditionSweep,
     LayerSpectra,
     LeakyPoint,
     LinearPoint,
     RankSensitivity,
-    Sweep,
     Tracker,
     rank_sensitivity,
 )
@@ -153,7 +153,7 @@ def plot_draws(
 
 
 @figure_of
-def plot_condition_sweep(result: Sweep, *, title: str = "") -> Figure:
+def plot_condition_sweep(result: ConditionSweep, *, title: str = "") -> Figure:
     """Condition number and bounds over a parameter; lines are medians, bands the range of draws.
 
     Args:

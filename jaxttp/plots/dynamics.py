@@ -23,7 +23,7 @@ SHOWN = 6
 """Lines of a kind that a panel holds before they cover each other."""
 
 
-def _outputs(axes: Axes, ts: Any, train: Any, sample: int) -> None:
+def _draw_outputs(axes: Axes, ts: Any, train: Any, sample: int) -> None:
     """The outputs of one sample over time."""
     path = np.asarray(train)[:, sample]
     for c, color in zip(range(min(path.shape[1], SHOWN)), CYCLE, strict=False):
@@ -32,7 +32,7 @@ def _outputs(axes: Axes, ts: Any, train: Any, sample: int) -> None:
     legend(axes)
 
 
-def _moved(axes: Axes, ts: Any, train: Any, test: Any) -> None:
+def _draw_distance(axes: Axes, ts: Any, train: Any, test: Any) -> None:
     """How far the outputs have moved from their start, as a root mean square."""
     for outputs, color, name in ((train, PREDICTED, "training"), (test, OTHER, "test")):
         if outputs is not None:
@@ -57,8 +57,8 @@ def plot_trajectory(result: Trajectory, *, sample: int = 0) -> Figure:
     """
     figure, (left, right) = panels(2)
     ts = np.asarray(result.ts)
-    _outputs(left, ts, result.train, sample)
-    _moved(right, ts, result.train, result.test)
+    _draw_outputs(left, ts, result.train, sample)
+    _draw_distance(right, ts, result.train, result.test)
     for axes in (left, right):
         tidy(axes)
     return figure
@@ -77,8 +77,8 @@ def plot_weight_space(result: WeightSpaceTrajectory, *, sample: int = 0) -> Figu
     """
     figure, (left, middle, right) = panels(3, title=f"trust: {result.trust}")
     ts = np.asarray(result.ts)
-    _outputs(left, ts, result.train, sample)
-    _moved(middle, ts, result.train, result.test)
+    _draw_outputs(left, ts, result.train, sample)
+    _draw_distance(middle, ts, result.train, result.test)
     right.plot(ts, np.asarray(result.displacement), color=REAL)
     right.set(xlabel="time (steps)", ylabel="weights moved (share of their norm)")
     right.set_ylim(bottom=0)

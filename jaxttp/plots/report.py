@@ -1,14 +1,17 @@
 """Reports: one page about a named task, or about any results."""
 
 import datetime
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp._result import html_table
+from jaxttp._files import replaced
+from jaxttp._versions import versions
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.pipeline import TaskReport
 from jaxttp.plots import _page
@@ -33,34 +36,34 @@ def plot_report(result: TaskReport) -> Figure:
         A matplotlib figure.
     """
     figure, (left, middle, right) = panels(3, title=result.forecast.task.description, height=5.2)
-    _loss(left, result)
-    _eigenvalues(middle, result)
-    _heat_map(right, result)
+    _loss_panel(left, result)
+    _eigenvalue_panel(middle, result)
+    _heat_map_panel(right, result)
     return figure
 
 
-def _loss(axes: Axes, result: TaskReport) -> None:
+def _loss_panel(axes: Axes, result: TaskReport) -> None:
     found = result.forecast
     plot_loss(axes, found.prediction, run=found.run, real_steps=found.real_steps,
               name=found.task.loss, times=False)  # fmt: skip
 
 
-def _error(axes: Axes, result: TaskReport) -> None:
+def _error_panel(axes: Axes, result: TaskReport) -> None:
     found = result.forecast
     plot_error(axes, found.prediction, run=found.run, classes=has_classes(found))
 
 
-def _eigenvalues(axes: Axes, result: TaskReport) -> None:
+def _eigenvalue_panel(axes: Axes, result: TaskReport) -> None:
     plot_eigenvalues(axes, result.spectrum.values, result.spectrum.rank)
     plot_law(axes, result.spectrum.law)
     legend(axes)
 
 
-def _heat_map(axes: Axes, result: TaskReport) -> None:
+def _heat_map_panel(axes: Axes, result: TaskReport) -> None:
     plot_heat_map(axes, result.sweep.sweep, result.sweep.threshold)
 
 
-def _pareto(axes: Axes, result: TaskReport) -> None:
+def _pareto_panel(axes: Axes, result: TaskReport) -> None:
     plot_pareto(axes, result.sweep.sweep, result.sweep.threshold)
 
 
@@ -95,8 +98,8 @@ def report_html(result: TaskReport) -> str:
         "" if trust is None else _page.paragraph(f"Trust: {trust}."),
         _page.figures(
             {
-                "loss": (_panel(_loss, result), _loss_caption(result)),
-                "error": (_panel(_error, result), "Error on the training samples by step."),
+                "loss": (_panel(_loss_panel, result), _loss_caption(result)),
+                "error": (_panel(_error_panel, result), "Error on the training samples by step."),
             }
         ),
         _page.heading("Which learning rate?"),
@@ -104,12 +107,12 @@ def report_html(result: TaskReport) -> str:
         _page.figures(
             {
                 "sweep": (
-                    _panel(_heat_map, result),
+                    _panel(_heat_map_panel, result),
                     f"Steps to {goal} of the loss's drop; hatched settings diverge or do not get "
                     "there, the line is the largest stable rate, the star the fewest steps.",
                 ),
                 "pareto": (
-                    _panel(_pareto, result),
+                    _panel(_pareto_panel, result),
                     "Loss at the end against what it takes to get there; the joined settings are "
                     "those that no other one beats in both.",
                 ),
@@ -121,7 +124,7 @@ def report_html(result: TaskReport) -> str:
         _page.figures(
             {
                 "values": (
-                    _panel(_eigenvalues, result),
+                    _panel(_eigenvalue_panel, result),
                     "Eigenvalues of the kernel before training: what lies along small ones is "
                     "learned slowly.",
                 ),
@@ -143,6 +146,23 @@ def report_html(result: TaskReport) -> str:
         ),
     ]
     return _page.page(f"jaxttp: {found.task.description}", "\n".join(parts))
+
+
+def save_report(result: TaskReport, path: str | os.PathLike[str]) -> Path:
+    """Write the page of a report, see `report_html`, to a file.
+
+    Args:
+        result: of `jaxttp.pipeline.report_task`.
+        path: of the file; its folder is made if need be.
+
+    Returns:
+        The path.
+    """
+    path = Path(path)
+    text = report_html(result)
+    with replaced(path) as place:
+        place.write_text(text, encoding="utf-8")
+    return path
 
 
 def _first_numbers(result: TaskReport) -> dict[str, str]:
@@ -252,12 +272,6 @@ def results_html(results: Mapping[str, Any], *, title: str = "jaxttp") -> str:
             f'<div class="table">{result._repr_html_()}</div>',
             _page.figures(drawn, wide=True),
         ]
-    versions = html_table(("", "version"), _versions().items())
-    parts += [_page.heading("Made with"), f'<div class="table">{versions}</div>']
+    made_with = versions() | {"matplotlib": mpl.__version__}
+    parts += [_page.heading("Made with"), _page.table(("", "version"), made_with.items())]
     return _page.page(title, "\n".join(parts))
-
-
-def _versions() -> dict[str, str]:
-    from jaxttp.pipeline import versions
-
-    return versions() | {"matplotlib": mpl.__version__}

@@ -1,10 +1,8 @@
 """What every measure does first: float64, samples in rows, and refusals that say what to do."""
 
-import contextlib
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -13,11 +11,6 @@ from jaxttp._checks import check_finite_value, is_concrete
 
 ROUNDING = 16 * 2.0**-52
 """Features that differ by less than this share of their size are constant."""
-
-
-def double() -> contextlib.AbstractContextManager[Any]:
-    """Float64 inside the block, whatever the user's process computes in."""
-    return jax.enable_x64(True)
 
 
 def as_rows(name: str, value: Any) -> Array:

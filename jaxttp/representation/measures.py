@@ -15,9 +15,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice
+from jaxttp._double import double
 from jaxttp._result import RESULT, describe
 from jaxttp.ntk.spectrum import PowerLaw, fit_power_law
-from jaxttp.representation._inputs import double, refuse
+from jaxttp.representation._inputs import refuse
 from jaxttp.representation.moments import FeatureMoments, singular_values
 
 NORMALIZATIONS = ("singular_values", "eigenvalues")

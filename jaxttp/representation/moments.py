@@ -12,10 +12,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer
+from jaxttp._double import double
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp._types import ApplyFn, Params
-from jaxttp.representation._inputs import as_rows, double, refuse_constant
+from jaxttp.representation._inputs import as_rows, refuse_constant
 
 
 class FeatureMoments(NamedTuple):

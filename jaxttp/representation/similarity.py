@@ -9,11 +9,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite_value
+from jaxttp._double import double
 from jaxttp._result import RESULT
-from jaxttp.representation._inputs import as_rows, double, refuse, refuse_constant
+from jaxttp.representation._inputs import as_rows, refuse, refuse_constant
 
 
-def _kernel(name: str, value: Any) -> Array:
+def _check_kernel(name: str, value: Any) -> Array:
     """A finite, non-zero kernel in float64, divided by its largest entry."""
     value = value if hasattr(value, "dtype") else np.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.floating) or value.size == 0:
@@ -54,7 +55,7 @@ def kernel_distance(first: ArrayLike, second: ArrayLike) -> Float[Array, ""]:
             f"second must have the shape of first, {jnp.shape(first)}; got {jnp.shape(second)}."
         )
     with double():
-        a, b = _kernel("first", first), _kernel("second", second)
+        a, b = _check_kernel("first", first), _check_kernel("second", second)
         a, b = a / jnp.linalg.norm(a.reshape(-1)), b / jnp.linalg.norm(b.reshape(-1))
         # |a - b|^2 / 2 = 1 - <a, b> without the cancellation near 0.
         return 0.5 * jnp.sum((a - b) ** 2)
@@ -143,10 +144,10 @@ class _Side(NamedTuple):
 
     @classmethod
     def of(cls, rows: Array) -> "_Side":
-        return cls(rows, jnp.sqrt(_inner(rows, rows)))
+        return cls(rows, jnp.sqrt(_inner_product(rows, rows)))
 
 
-def _inner(x: Array, y: Array) -> Array:
+def _inner_product(x: Array, y: Array) -> Array:
     """||Y^T X||_F^2 = <X X^T, Y Y^T>, by the smaller matrices."""
     n = x.shape[0]
     if x.shape[1] * y.shape[1] <= n * n:
@@ -156,7 +157,7 @@ def _inner(x: Array, y: Array) -> Array:
 
 
 def _cka(x: _Side, y: _Side) -> Array:
-    return _inner(x.rows, y.rows) / (x.norm * y.norm)
+    return _inner_product(x.rows, y.rows) / (x.norm * y.norm)
 
 
 class CKATable(NamedTuple):

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite
+from jaxttp._double import double
 from jaxttp._result import RESULT
 from jaxttp._types import Params
 from jaxttp.ntk._select import leaf_paths
-from jaxttp.representation._inputs import double
 
 
 def _leaves(name: str, params: Any) -> tuple[tuple[str, ...], list[Array]]:

@@ -113,7 +113,7 @@ def test_structured_solver_equals_the_dense_spectrum(widths, n, scaled):
     rank = conditioning.generic_rank(widths, None if n is None else min(n, widths[0]))
     dense = conditioning.condition_number(operator, rank=rank)
     assert dense.kind == "dense"
-    found = _smallest.extreme_eigenvalues(operator)
+    found = _smallest.structured_extremes(operator)
     assert found.rank == rank
     assert found.converged
     # the residual tolerance 1e-5 squared over a relative gap of 1e-2
@@ -128,7 +128,7 @@ def test_both_forms_of_product_and_preconditioner(monkeypatch, memory):
     operator = conditioning.gauss_newton_linear_operator(
         brute.draw(rng, (24, 40, 40, 4)), brute.covariance(rng, 24)
     )
-    found = _smallest.extreme_eigenvalues(operator)
+    found = _smallest.structured_extremes(operator)
     values = np.linalg.eigvalsh(np.asarray(operator.as_matrix()))
     assert found.converged
     assert found.largest / found.smallest == pytest.approx(values[-1] / values[0], rel=1e-7)

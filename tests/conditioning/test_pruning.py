@@ -16,12 +16,13 @@ def params():
 
 @pytest.mark.parametrize("rate", [0.0, 0.29, 0.5, 0.9])
 def test_the_smallest_of_every_layer_go(params, rate):
-    masks = conditioning.magnitude_masks(params, rate)
+    masks = jax.tree.map(np.asarray, conditioning.magnitude_masks(params, rate))
     for leaf, mask in ((params["a"]["w"], masks["a"]["w"]), (params["c"], masks["c"])):
-        assert int(jnp.sum(~mask)) == int(rate * leaf.size + 1e-9)
+        assert np.sum(~mask) == int(rate * leaf.size + 1e-9)
         if rate > 0:
-            assert float(jnp.max(jnp.abs(leaf[~mask]))) <= float(jnp.min(jnp.abs(leaf[mask])))
-    assert bool(jnp.all(masks["a"]["b"]))
+            size = np.abs(leaf)
+            assert np.max(size[~mask]) <= np.min(size[mask])
+    assert np.all(masks["a"]["b"])
 
 
 def test_ties_and_selection():

@@ -49,6 +49,7 @@ def test_error_falls_with_the_tolerance(problem):
     assert errors[0] > 10 * errors[1] > 100 * errors[2]
 
 
+@pytest.mark.slow
 def test_starts_at_zero_whatever_the_first_time(problem):
     common = {"loss": "cross_entropy", "learning_rate": 0.2}
     late = gradient_flow(problem.kernel, problem.f0, problem.labels, ts=TS, **common)
@@ -85,6 +86,7 @@ def test_a_loss_of_ones_own(problem):
     assert after < before
 
 
+@pytest.mark.slow
 def test_works_under_jit_and_vmap(problem, strict_dtypes):
     def last(rate):
         return gradient_flow(

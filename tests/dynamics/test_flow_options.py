@@ -17,6 +17,7 @@ def low_rank(problem, rank=5):
     return ((vectors[:, -rank:] * values[-rank:]) @ vectors[:, -rank:].T).reshape(7, 3, 7, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
 def test_eigenbasis_agrees_with_the_kernel(problem, loss):
     """On a kernel of rank 5 the motion has 5 coordinates; the outputs are the same."""

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp.dynamics import recursion, relinearized_recursion
-from jaxttp.dynamics._edge import make_edge
+from jaxttp.dynamics import recursion, relinearized_recursion, same_program
+from jaxttp.dynamics._edge import edge_of
 from jaxttp.dynamics.filters import start_shares
 from jaxttp.ntk import empirical_ntk
 from tests import oracles
@@ -115,5 +115,7 @@ def test_states_that_cannot_be_followed_are_refused_by_name(optimizer):
 def test_the_edge_of_an_average():
     """Schedule-free SGD begins as plain gradient descent, and is stabler later."""
     optimizer = COPIES["schedule-free"]
-    found = make_edge(optimizer)(optimizer.init(jnp.zeros(2)), jnp.zeros(1))
+    found = edge_of(
+        same_program(optimizer), start_shares(optimizer), optimizer.init(jnp.zeros(2)), jnp.float64
+    )
     assert float(found) > 2 / 0.5

@@ -65,6 +65,7 @@ def test_mini_batches_of_adam_use_the_same_indices(problem, key):
     np.testing.assert_allclose(path.train, want, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_linear_network_confirms_everything(problem):
     linear = problem._replace(apply_fn=lambda w, x: x @ w, params=jnp.zeros((4, 3)))
     path = simulate(linear, ADAPTIVE["adam"])

@@ -19,6 +19,7 @@ def test_adapters(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_processes")
 def test_a_full_size_network_in_a_process_of_its_own(capfd):
     full_size.main(["vgg5", "--samples", "5", "--image-size", "32", "--train", "head"])
     row = capfd.readouterr().out.splitlines()[-1]
@@ -26,6 +27,7 @@ def test_a_full_size_network_in_a_process_of_its_own(capfd):
     assert "exact" in row
 
 
+@pytest.mark.slow
 def test_a_network_that_fails_is_said_and_does_not_stop_the_table(capfd):
     full_size.main(["vgg7"])
     out = capfd.readouterr()

@@ -185,7 +185,7 @@ def test_gamma_is_in_the_gauss_newton_matrix():
 def test_growth_with_depth_is_a_power():
     values = (2, 4, 8)
     table = 1 + 3 * np.array(values, float)[:, None] ** 2 * np.ones((1, 2))
-    one = conditioning.Sweep("depth", values, table, table, table)
+    one = conditioning.ConditionSweep("depth", values, table, table, table)
     assert depth.exponent(one) == pytest.approx(2.0)
 
 

@@ -18,20 +18,26 @@ from jaxttp import pipeline
 from jaxttp.data import dataset_names, load_dataset
 from jaxttp.data.tfds import SPLITS, TRAIN_SIZES
 
+# One of a family: every script runs with its preset `smoke` elsewhere, and every preset `paper` is
+# cut to one step below; what only a dry run shows is that a family takes such a preset.
 QUICK = ("ttp-datasets",)
 SLOW = (
-    "gnc-self-balancing", "gnc-along-training", "gnc-leaky-relu", "gnc-batch-norm", "gnc-width",
-    "gnc-pruning-resnet20", "gnc-pruning-vit", "gnc-pruning-mlp", "ours-counterexamples",
-    "ours-training-time", "ours-fine-tuning", "xgn-full-batch", "xgn-learning-rates",
-    "ttp-accuracy",
-)  # fmt: skip
+    "gnc-along-training",  # training, data sets that are not there
+    "gnc-batch-norm",  # statistics of batches
+    "gnc-pruning-mlp",  # phases of training
+    "ours-counterexamples",  # no data
+    "ours-fine-tuning",  # a ResNet of 11 million weights, from its start
+    "xgn-full-batch",  # exact steps, a batch size that is the data's
+    "ttp-accuracy",  # photographs
+)
 
 
 WITH_A_SMALL_NETWORK = (
-    "ttp-effective-rate", "ttp-kernels", "ttp-curves", "ttp-spaces", "ttp-clusters", "ttp-factors",
-    "ttp-costs", "ttp-larger", "ours-dynamics", "ours-online", "ours-adapters", "ours-sweep",
-    "ours-bands",
-)  # fmt: skip
+    "ttp-curves",  # what all of them share: a task, forecasts, real runs
+    "ttp-larger",  # a pair of sizes
+    "ours-dynamics",  # paths, batches and rates, cut to their first
+    "ours-adapters",  # adapters and shares
+)
 """As above, but an MLP stands for the ResNet, which takes a minute or more to compile and run."""
 
 

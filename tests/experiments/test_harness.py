@@ -224,6 +224,7 @@ def test_plot_runs_first_what_is_not_saved(tmp_path, toy, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_processes")  # those of one are compiled here
 def test_two_scripts_at_a_time_are_those_of_one(tmp_path):
     run = ["run", "gnc-leaky-relu", "gnc-batch-norm", "ttp-unknown", "--preset", "smoke"]
     outputs = []

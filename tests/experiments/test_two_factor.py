@@ -44,6 +44,7 @@ def test_imbalance_makes_the_rank_dip(result):
     assert all(np.all(np.diff(loss) < 0) for loss in result.loss.values())
 
 
+@pytest.mark.slow
 def test_figure_and_numbers_are_written(result, tmp_path, monkeypatch):
     monkeypatch.setattr(theorems, "_run", lambda settings: result)
     outcome = run_script("two-factor-theorems", "smoke", results=tmp_path)

@@ -11,13 +11,13 @@ import pytest
 from jaxttp import predict_training_time, sketch_jacobian, training_time
 from jaxttp.forecast.bands import (
     SPREAD,
-    delete_groups,
     jackknife,
     loss_band,
     recentred,
     widened,
     with_error,
 )
+from jaxttp.ntk.estimators import delete_groups
 
 KEYS = jax.random.split(jax.random.key(9), 4)
 X = jax.random.normal(KEYS[0], (16, 4))

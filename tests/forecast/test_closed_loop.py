@@ -151,6 +151,7 @@ def test_divergence_is_no_exception():
     assert "diverges" in str(found)
 
 
+@pytest.mark.slow
 def test_a_forecast_out_of_range_gives_way_to_the_one_by_outputs(linear_run, monkeypatch):
     watch, whole = linear_run
     wild = dataclasses.replace(watch.forecast("losses"), loss=np.full(41, 9.0), kind="weights")

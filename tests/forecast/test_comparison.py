@@ -54,6 +54,7 @@ def test_ranked_by_steps_then_loss(found):
     assert np.all(found.seconds()[found.steps < 0] == np.inf)
 
 
+@pytest.mark.slow
 def test_explanations_by_hand(found):
     for name, why in zip(found.names, found.explanations, strict=True):
         one = CANDIDATES[name]
@@ -74,6 +75,7 @@ def test_explanations_by_hand(found):
         assert why.largest == pytest.approx(values[-1] / 16)
 
 
+@pytest.mark.slow
 def test_rows_and_text(found):
     rows = found.rows()
     assert [row["name"] for row in rows] == list(found.names)
@@ -123,7 +125,7 @@ def test_samples_of_their_own_and_error_rates():
     assert got.metric == "error"
     first = np.mean(np.argmax(apply_fn(PARAMS, X), axis=1) != Y)
     np.testing.assert_allclose(got.thresholds, [0.1 * first, 0.5 * first])
-    assert "absolute error" in str(got)
+    assert "error below" in str(got)
     with pytest.raises(ValueError, match=r"candidates\['a'\]\.x must hold the 16 samples of x"):
         compare({"a": Candidate(apply_fn, PARAMS, None, X[:3])}, X, Y)
 

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from jaxttp import Candidate, Online, compare, extrapolate, predict_training_time, sweep, train
+from jaxttp.crossing import read_times
 from jaxttp.forecast import Hyperparameters, grid, online, sweep_kernel
-from jaxttp.forecast.crossing import read_times
 
 X = jax.random.normal(jax.random.key(0), (12, 4))
 Y = np.arange(12) % 3
@@ -155,6 +155,7 @@ def test_what_is_of_use_or_does_no_harm_is_welcome(options):
     assert predict(lambda w, x: x @ w, **options).stable
 
 
+@pytest.mark.slow
 def test_defaults_are_those_that_can_be_given():
     """What None stands for, said aloud, gives the same forecast to the bit."""
     network = Counted()
@@ -172,9 +173,7 @@ def test_labels_are_looked_at_before_the_kernel(monkeypatch):
     def refuse(*args, **options):
         raise AssertionError("a kernel was built")
 
-    monkeypatch.setattr("jaxttp.forecast.predict.empirical_ntk", refuse)
-    monkeypatch.setattr("jaxttp.forecast.sweeps.empirical_ntk", refuse)
-    monkeypatch.setattr("jaxttp.forecast.watch.empirical_ntk", refuse)
+    monkeypatch.setattr("jaxttp.ntk.estimators.empirical_ntk", refuse)
     bad = np.full(12, 7)
     with pytest.raises(ValueError, match=r"y holds .* 7"):
         predict(Counted(), x_test=X, y_test=bad)

@@ -9,8 +9,8 @@ import pytest
 
 from jaxttp import predict_training_time, train
 from jaxttp.dynamics import closed_form, gradient_flow
-from jaxttp.forecast import training_time
-from jaxttp.forecast._options import choose_dynamics
+from jaxttp.forecast import Descent, Recursion, WeightSpace, training_time
+from jaxttp.forecast._options import Keywords
 from tests import oracles
 
 KEYS = jax.random.split(jax.random.key(3), 4)
@@ -101,7 +101,7 @@ def test_what_is_printed():
     assert lines[1].split() == ["1", "%", "of", "the", "loss's", "drop", "step",
                                 str(forecast.steps[0.01])]  # fmt: skip
     assert "relative" not in str(forecast)
-    assert "  gap       0.1 " in str(dataclasses.replace(forecast, rule="gap"))
+    assert "loss within 0.1 of its end" in str(dataclasses.replace(forecast, rule="gap"))
     cost = dataclasses.replace(forecast.cost, gradient_evaluations=1)
     assert "1 gradient evaluation," in str(cost)
     assert "2 gradient evaluations," in str(dataclasses.replace(cost, gradient_evaluations=2))
@@ -282,5 +282,5 @@ def test_what_an_optimizer_begins_after_64_steps_is_forecast():
     assert forecast.dynamics == "recursion"
     np.testing.assert_allclose(forecast.loss, real.loss, rtol=1e-6)  # the model is linear
     clipped = optax.conditionally_transform(optax.clip(0.01), lambda t: t >= 66)
-    assert choose_dynamics("auto", clipped, start, 0, steps=75) == "weight_space"
-    assert choose_dynamics("auto", clipped, start, 0, steps=64) == "recursion"
+    for steps, way in ((75, WeightSpace()), (64, Recursion())):
+        assert Keywords().choose(Descent.of(optimizer=clipped, steps=steps), start) == way

@@ -7,10 +7,10 @@ import optax
 import pytest
 
 from jaxttp import empirical_ntk, predict_training_time, train
+from jaxttp.crossing import training_time
 from jaxttp.dynamics import RelinearizedTrajectory
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._trust import learning_speeds, trust_in_path, trust_in_speeds
-from jaxttp.forecast.crossing import training_time
 from jaxttp.losses import encode_targets
 
 RNG = np.random.default_rng(0)

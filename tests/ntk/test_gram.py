@@ -1,5 +1,7 @@
 """The kernel against a brute-force float64 Jacobian, on networks of every kind."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +32,13 @@ def symmetric(kernel):
 LARGE = ("conv_net", "attention", "residual_net", "norm_net", "nnx_model")
 
 
+@functools.cache
+def made(name):
+    """A network and its kernel by brute force, once for all methods."""
+    apply_fn, params, x = NETWORKS[name]()
+    return apply_fn, params, x, oracles.kernel(apply_fn, params, x)
+
+
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -39,20 +48,25 @@ LARGE = ("conv_net", "attention", "residual_net", "norm_net", "nnx_model")
     ],
 )
 def test_agrees_with_the_brute_force_jacobian(name, method):
-    apply_fn, params, x = NETWORKS[name]()
+    apply_fn, params, x, wanted = made(name)
     kernel = empirical_ntk(apply_fn, params, x, method=method)
-    close(kernel, oracles.kernel(apply_fn, params, x))
+    close(kernel, wanted)
     assert symmetric(kernel)
 
 
 @pytest.mark.parametrize("method", ["layerwise", "vector_product"])
 @pytest.mark.parametrize("name", ["conv_channels_first", "embedding_bag", "tied_weights"])
 def test_ragged_blocks_change_nothing(name, method):
-    apply_fn, params, x = NETWORKS[name]()
-    whole = empirical_ntk(apply_fn, params, x, method=method)
+    apply_fn, params, x, wanted = made(name)
     blocks = empirical_ntk(apply_fn, params, x, method=method, batch_size=2)
-    close(blocks, whole)
+    close(blocks, wanted)
     assert symmetric(blocks)
+
+
+@functools.cache
+def twelve():
+    apply_fn, params, x = mlp(12)
+    return apply_fn, params, x, oracles.kernel(apply_fn, params, x)
 
 
 @pytest.mark.slow
@@ -61,10 +75,10 @@ def test_ragged_blocks_change_nothing(name, method):
     n1=st.integers(1, 6), n2=st.integers(1, 6), batch_size=st.integers(1, 7), cross=st.booleans()
 )
 def test_any_shape_and_batch_size(n1, n2, batch_size, cross):
-    apply_fn, params, x = mlp(12)
+    apply_fn, params, x, full = twelve()
     x1, x2 = x[:n1], x[6 : 6 + n2] if cross else None
     kernel = empirical_ntk(apply_fn, params, x1, x2, method="layerwise", batch_size=batch_size)
-    close(kernel, oracles.kernel(apply_fn, params, x1, x2))
+    close(kernel, full[:n1, :, 6 : 6 + n2] if cross else full[:n1, :, :n1])
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
@@ -73,8 +87,8 @@ def test_any_shape_and_batch_size(n1, n2, batch_size, cross):
     "name", [pytest.param("conv_channels_first", marks=pytest.mark.slow), "embedding_bag"]
 )
 def test_trace_and_diagonal(name, method, batch_size):
-    apply_fn, params, x = NETWORKS[name]()
-    full = oracles.kernel(apply_fn, params, x, x[:3])
+    apply_fn, params, x, wanted = made(name)
+    full = wanted[:, :, :3]
     options = {"method": method, "batch_size": batch_size}
     diagonal = empirical_ntk(apply_fn, params, x, x[:3], output="diagonal", **options)
     close(diagonal, jnp.einsum("ncmc->nmc", full))

@@ -52,6 +52,7 @@ def test_steps_that_are_not_exact_say_what_would_do(change, remedy):
     assert found.to_json()["shortfall"] == found.shortfall
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_not_given_is_halved_until_the_loss_does_not_rise(tmp_path):
     # Targets that jump between near neighbours ask for large weights: a step of 0.5 is too long.
     x = np.random.default_rng(0).normal(size=(60, 8))
@@ -77,6 +78,7 @@ def twins(tmp_path_factory):
     return StepSettings(data=str(path), steps=3, bottleneck=24)
 
 
+@pytest.mark.slow
 def test_a_tolerance_that_is_not_given_is_raised_where_every_rate_diverges(twins):
     found = gauss_newton_task(twins)
     assert found.too_fine[0] == 1e-6

@@ -45,6 +45,7 @@ def test_a_sweep_advises_a_rate(swept):
     assert np.all(swept.sweep.step_seconds > 0)
 
 
+@pytest.mark.slow
 def test_a_sweep_as_json(swept):
     plain = json.loads(json.dumps(swept.to_json(), allow_nan=False))
     assert len(plain["rows"]) == 64
@@ -83,6 +84,7 @@ PATHS = [f"{layer}/{part}" for layer in ("head", "hidden/0", "hidden/1") for par
          ("bias", "kernel")]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_comparison_of_what_to_train():
     task, found = compare_task(SMALL, ("head", "all"), time_steps=False)
     assert "wine" in task.description

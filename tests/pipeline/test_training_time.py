@@ -334,7 +334,7 @@ BAD = {
     "momentum 1": ({"momentum": 1.0}, "^momentum must be at least 0 and less than 1; got 1"),
     "momentum negative": ({"momentum": -0.1}, "^momentum must be at least 0"),
     "batch too large": ({"batch_size": 13}, "^batch_size must be .* 1 and 12; got 13"),
-    "batch 0": ({"batch_size": 0}, "^batch_size must be an integer between 1 and 12; got 0"),
+    "batch 0": ({"batch_size": 0}, "^batch_size must be an integer of at least 1; got 0"),
     "steps 0": ({"steps": 0}, "^steps must be an integer of at least 1; got 0"),
     "threshold 0": ({"thresholds": (0.1, 0.0)}, "^thresholds must be greater than 0 .* got 0.0"),
     "threshold 1.5": ({"thresholds": (1.5,)}, "^thresholds must be .* less than 1; got 1.5"),

@@ -12,7 +12,7 @@ import numpy as np
 from jaxttp.models.resnet import ResNet
 from jaxttp.models.vit import ViT
 
-Shape = tuple[int, ...]
+Lengths = tuple[int, ...]
 
 
 class Source(NamedTuple):
@@ -26,7 +26,7 @@ class Source(NamedTuple):
     names: tuple[str, ...]
     kind: str
 
-    def file_shape(self, own: Shape) -> Shape:
+    def file_shape(self, own: Lengths) -> Lengths:
         """The shape that each tensor of the file must have."""
         if self.kind == "conv":
             height, width, inputs, outputs = own

@@ -64,7 +64,7 @@ def save_params(
     for name, value in (metadata or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"metadata holds strings by name; got {name!r}: {value!r}.")
-    flat = _flatten(params)
+    flat = _leaves_by_name(params)
     if not flat:
         raise ValueError("params holds no array; there is nothing to save.")
     for name, leaf in flat.items():
@@ -129,7 +129,7 @@ def with_params(module: M, params: Mapping[Any, Any]) -> M:
     state = nnx.to_flat_state(nnx.state(copy, nnx.Param))
     own = {_name(path): (path, leaf) for path, leaf in state}
     wanted = {name: tuple(leaf.shape) for name, (_, leaf) in own.items()}
-    given = _flatten(params)
+    given = _leaves_by_name(params)
     problems = {
         "missing": [name for name in wanted if name not in given],
         "unexpected": [name for name in given if name not in wanted],
@@ -147,12 +147,12 @@ def with_params(module: M, params: Mapping[Any, Any]) -> M:
     return copy
 
 
-def _flatten(tree: Mapping[Any, Any], path: tuple[Any, ...] = ()) -> dict[str, Any]:
+def _leaves_by_name(tree: Mapping[Any, Any], path: tuple[Any, ...] = ()) -> dict[str, Any]:
     """The leaves by dotted name, in the tree's order."""
     flat: dict[str, Any] = {}
     for key, child in tree.items():
         if isinstance(child, Mapping):
-            leaves = _flatten(child, (*path, key))
+            leaves = _leaves_by_name(child, (*path, key))
         else:
             value = child.get_value() if isinstance(child, nnx.Variable) else child
             leaves = {_name((*path, key)): value}

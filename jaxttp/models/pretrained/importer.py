@@ -70,7 +70,7 @@ def load_weights(
         True
     """
     path = Path(path)
-    tensors = _read(path, sha256)
+    tensors = _read_tensors(path, sha256)
     copy = nnx.clone(model)
     state = nnx.to_flat_state(nnx.state(copy, (nnx.Param, nnx.BatchStat)))
     own = {".".join(map(str, keys)): (keys, leaf) for keys, leaf in state}
@@ -99,7 +99,7 @@ def load_weights(
     return copy
 
 
-def _read(path: Path, sha256: str | None) -> dict[str, np.ndarray]:
+def _read_tensors(path: Path, sha256: str | None) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"path={str(path)!r} is not a file; there are no weights there.")
     if sha256 is not None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -106,18 +107,36 @@ def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
     """
     curve = _as_curve(curve)
     _check_smooth(width, curve.shape[0])
+    return _smoothed(jnp.asarray(curve), width)
+
+
+def _smoothed(curve: Any, width: int) -> Any:
+    """The same of a checked curve, in NumPy or JAX as it comes."""
     if width == 1:
         return curve
-    window = jnp.ones(width, curve.dtype)
-    sums = jnp.convolve(curve, window, mode="same", precision="highest")
-    counts = jnp.convolve(jnp.ones_like(curve), window, mode="same", precision="highest")
-    return (sums / counts).at[0].set(curve[0])
+    if isinstance(curve, np.ndarray):
+        xp, exactly = np, {}
+    else:
+        xp, exactly = jnp, {"precision": "highest"}
+    window = xp.ones(width, curve.dtype)
+    sums = xp.convolve(curve, window, mode="same", **exactly)
+    counts = xp.convolve(xp.ones_like(curve), window, mode="same", **exactly)
+    return xp.concatenate([curve[:1], (sums / counts)[1:]])
 
 
-def _as_curve(curve: Any) -> Array:
-    curve = jnp.asarray(curve)
-    if not jnp.issubdtype(curve.dtype, jnp.inexact):
-        curve = curve.astype(jnp.result_type(float))  # a threshold of 0.5 is no integer
+def _as_curve(curve: Any) -> Any:
+    """A curve of floats: in NumPy where its values are known, since reading it is no computation.
+
+    A curve of integers becomes one of floats: as an integer a threshold of 0.5 is 0.
+    """
+    if not isinstance(curve, jax.Array) or is_concrete(curve):
+        curve = np.asarray(curve)
+        if curve.dtype.kind in "biu":
+            curve = curve.astype(jnp.result_type(float))
+        elif not isinstance(curve.dtype, np.dtype) or curve.dtype == np.float64:
+            curve = curve.astype(jax.dtypes.canonicalize_dtype(curve.dtype))
+    elif not jnp.issubdtype(curve.dtype, jnp.inexact):
+        curve = curve.astype(jnp.result_type(float))
     if curve.ndim != 1 or curve.shape[0] < 2:
         raise ValueError(f"curve must be a vector of at least two losses; got shape {curve.shape}.")
     return curve
@@ -171,26 +190,36 @@ def training_time(
         )
     else:
         check_number("threshold", threshold, above=0.0)
-    if is_concrete(curve):
-        check_finite("curve", np.asarray(curve))
+    known = isinstance(curve, np.ndarray) and is_concrete(threshold)
+    if isinstance(curve, np.ndarray):
+        check_finite("curve", curve)
     else:
         curve = eqx.error_if(curve, ~jnp.all(jnp.isfinite(curve)), "curve holds NaN or infinity")
-    curve = smooth_curve(curve, smooth)
-    threshold = jnp.asarray(threshold, curve.dtype)
+    _check_smooth(smooth, curve.shape[0])
+    _check_window(window, rule, curve.shape[0] - 1)
+    if not known:
+        curve = jnp.asarray(curve)
+    return jnp.asarray(
+        _first(np if known else jnp, _smoothed(curve, smooth), threshold, rule, window)
+    )
+
+
+def _first(xp: Any, curve: Any, threshold: Any, rule: str, window: int | None) -> Any:
+    """The first step that counts, of a checked and smoothed curve, in NumPy or JAX."""
+    threshold = xp.asarray(threshold, curve.dtype)
     last = curve.shape[0] - 1
-    _check_window(window, rule, last)
     if rule == "plateau":
         window = max(1, last // 10) if window is None else window
         reached = curve[:-window] - curve[window:] < threshold
-        return jnp.where(jnp.any(reached), jnp.argmax(reached) + window, -1)
+        return xp.where(xp.any(reached), xp.argmax(reached) + window, -1)
     if rule == "absolute":
         reached = curve < threshold
-        return jnp.where(jnp.any(reached), jnp.argmax(reached), -1)
-    distance = jnp.abs(curve - curve[-1])
+        return xp.where(xp.any(reached), xp.argmax(reached), -1)
+    distance = xp.abs(curve - curve[-1])
     if rule == "gap":
-        return jnp.argmax((distance < threshold) | (distance == 0))
+        return xp.argmax((distance < threshold) | (distance == 0))
     reached = (distance < threshold * distance[0]) | (distance == 0)
-    return jnp.where((distance[0] > 0) | (curve[-1] == 0), jnp.argmax(reached), -1)
+    return xp.where((distance[0] > 0) | (curve[-1] == 0), xp.argmax(reached), -1)
 
 
 def metric_time(
@@ -230,8 +259,11 @@ def metric_time(
     time = training_time(curve, threshold, rule=rule, window=window, smooth=smooth)
     if metric == "loss" or rule != "relative":
         return time
-    ends = smooth_curve(curve, smooth)
-    return jnp.where(ends[-1] > ends[0], -1, time)
+    ends = _smoothed(_as_curve(curve), smooth)
+    rose = ends[-1] > ends[0]
+    if is_concrete(rose):
+        return jnp.asarray(-1) if bool(rose) else time
+    return jnp.where(rose, -1, time)
 
 
 def read_times(

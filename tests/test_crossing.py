@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxttp.crossing import RULES, metric_time, read_times
 from jaxttp.forecast import smooth_curve, training_time
 from jaxttp.forecast.bands import steps_band
-from jaxttp.forecast.crossing import RULES, metric_time, read_times
 from jaxttp.training import TrainingRun
 
 LENGTHS = (2, 3, 12, 31)  # few lengths, so that few shapes are compiled

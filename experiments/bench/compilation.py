@@ -1,0 +1,97 @@
+"""How much is compiled, and how long a first and a second forecast take.
+
+    python -m experiments.bench.compilation
+
+README's first example, then one that differs in rate and momentum, for every dynamics; then the
+main job (`jaxttp predict`'s own task), with one kernel and re-linearised. Everything in one process
+that has compiled nothing before, each dynamics after the ones above it. A busy machine makes the
+seconds worthless; the counts are the same everywhere.
+"""
+
+import argparse
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxttp import predict_training_time
+from jaxttp.pipeline import Settings, build_task
+
+EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[float]]:
+    """Seconds of every program that is compiled inside."""
+    seen: list[float] = []
+
+    def record(event: str, duration_secs: float, **_: Any) -> None:
+        if event == EVENT:
+            seen.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(record)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(record)
+
+
+def example() -> tuple:
+    """README's first example: network, weights, samples, labels."""
+    x = jax.random.normal(jax.random.key(0), (60, 5))
+    params = {"w": jax.random.normal(jax.random.key(1), (5, 32)), "v": jnp.zeros((32, 2))}
+    y = (x[:, 0] * x[:, 1] > 0).astype(int)
+    return (lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"]), params, x, y
+
+
+def measured(job: tuple, **options: Any) -> tuple[int, float, float]:
+    """Programs, their seconds, and seconds in all of one forecast."""
+    begun = time.perf_counter()
+    with compilations() as seen:
+        found = predict_training_time(*job, **options)
+        jax.block_until_ready(found.loss)
+    return len(seen), sum(seen), time.perf_counter() - begun
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "recursion": {},
+    "gradient flow": {"dynamics": "ode"},
+    "4 kernels": {"relinearize": 4},
+    "SDE": {"dynamics": "sde", "batch_size": 20},
+    "weight space": {"dynamics": "weight_space"},
+}
+
+
+def main() -> None:
+    """Run from the command line."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    print("| forecast | programs | compiling | in all | the second: programs | in all |")
+    print("|---|---|---|---|---|---|")
+    job = jax.block_until_ready(example()[1:])
+    job = (example()[0], *job)
+    for name, options in WAYS.items():
+        lines = []
+        for i, (rate, momentum) in enumerate(((0.5, 0.9), (0.4, 0.8))):
+            key = {"key": jax.random.key(i)} if "batch_size" in options else {}
+            lines.append(measured(job, learning_rate=rate, momentum=momentum, steps=200,
+                                  **options, **key))  # fmt: skip
+        (count, compiling, whole), (again, _, second) = lines
+        print(
+            f"| {name} | {count} | {compiling:.2f} s | {whole:.2f} s | {again} | {second:.3f} s |"
+        )
+    settings = Settings()
+    task = build_task(settings)
+    main_job = (*task.model, task.x, task.y)
+    for name, options in (("main job", {}), ('main job, "auto"', {"relinearize": "auto"})):
+        common = {"loss": task.loss, "learning_rate": settings.learning_rate}
+        found = measured(main_job, momentum=settings.momentum, steps=settings.steps, **common,
+                         **options)  # fmt: skip
+        print(f"| {name} | {found[0]} | {found[1]:.2f} s | {found[2]:.2f} s | | |")
+        jax.clear_caches()
+
+
+if __name__ == "__main__":
+    main()

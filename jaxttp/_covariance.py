@@ -1,0 +1,100 @@
+"""Second moments of inputs: their eigendecomposition, their root, and what removes them."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jaxttp._checks import is_concrete
+from jaxttp._double import as_double, check_symmetric, double, precision_of
+from jaxttp._threads import decompose
+
+NEGATIVE = 1e-5
+"""Eigenvalues below -NEGATIVE times the largest are no rounding (of float32 data, at worst)."""
+
+
+class Covariance(eqx.Module):
+    """Sigma (d, d) with its eigendecomposition; `matrix` None stands for the identity.
+
+    Attributes:
+        values: eigenvalues (d,), ascending, what is below the tolerance set to zero.
+        vectors: eigenvectors (d, d) in columns, or None.
+        root: Sigma^(1/2) (d, d), or None.
+    """
+
+    values: Array
+    vectors: Array | None
+    root: Array | None
+    matrix: Array | None
+
+    def condition(self) -> Array:
+        """The largest eigenvalue over the smallest positive one."""
+        return self.largest() / self.smallest()
+
+    def largest(self) -> Array:
+        """The largest eigenvalue."""
+        return self.values[-1]
+
+    def smallest(self) -> Array:
+        """The smallest positive eigenvalue."""
+        return jnp.min(jnp.where(self.values > 0, self.values, jnp.inf))
+
+
+def check_covariance(covariance: Any, d: int) -> Covariance:
+    """Sigma with its root, or `ValueError` if it does not fit, is zero or not PSD."""
+    if covariance is None:
+        return Covariance(jnp.ones(d, jnp.float64), None, None, None)
+    precision = precision_of(covariance)
+    matrix = as_double("covariance", covariance, 2)
+    if matrix.shape != (d, d):
+        raise ValueError(
+            f"covariance has shape {matrix.shape}, but the network reads {d} inputs; give the "
+            f"({d}, {d}) second moments of the inputs."
+        )
+    matrix = check_symmetric("covariance", matrix, precision)
+    values, vectors = decompose(jnp.linalg.eigh, matrix)
+    bad = (values[0] < -NEGATIVE * jnp.abs(values[-1])) | (values[-1] <= 0)
+    text = "covariance must be positive semi-definite and not zero"
+    if is_concrete(bad):
+        if bool(np.asarray(bad)):
+            raise ValueError(
+                f"{text}; its eigenvalues lie between {float(values[0]):.3g} and "
+                f"{float(values[-1]):.3g}. Use X @ X.T / n."
+            )
+    else:
+        values = eqx.error_if(values, bad, text)
+    values = jnp.where(values > d * precision * values[-1], values, 0.0)
+    root = jnp.matmul(vectors * jnp.sqrt(values)[None, :], vectors.T, precision="highest")
+    return Covariance(values, vectors, root, matrix)
+
+
+def whitening(covariance: ArrayLike) -> Float[Array, "d d"]:
+    """T with T Sigma T^T = I on the range of Sigma; the bounds of T x have kappa(Sigma) = 1.
+
+    Args:
+        covariance: Sigma (d, d), symmetric PSD.
+
+    Returns:
+        Sigma^(-1/2) (d, d), the pseudo-inverse root: directions without data are mapped to zero.
+
+    Raises:
+        ValueError: a covariance that is not a symmetric PSD matrix, or is zero.
+
+    Example:
+        >>> import numpy as np
+        >>> whitening(np.diag([4.0, 0.0])).tolist()
+        [[0.5, 0.0], [0.0, 0.0]]
+
+    Source:
+        GNC Section 4 (its experiments whiten) and Section 6.
+    """
+    with double():
+        size = as_double("covariance", covariance, 2).shape[0]
+        sigma = check_covariance(covariance, size)
+        assert sigma.vectors is not None
+        safe = jnp.where(sigma.values > 0, sigma.values, 1.0)
+        roots = jnp.where(sigma.values > 0, 1 / jnp.sqrt(safe), 0.0)
+        return jnp.matmul(sigma.vectors * roots[None, :], sigma.vectors.T, precision="highest")

@@ -1,0 +1,49 @@
+"""The network at the data, compiled: outputs, and products with its Jacobian."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from jaxttp._types import ApplyFn
+
+T = TypeVar("T")
+
+
+def kept(make: Callable[..., T], apply_fn: ApplyFn, *others: Any) -> T:
+    """`make(apply_fn, *others)` of a cached `make`, or made anew for a network without a hash.
+
+    A callable without a hash is, for example, a module that holds arrays.
+
+    Args:
+        make: a function under `functools.lru_cache`, of hashable arguments.
+        apply_fn: the network.
+        others: further arguments of `make`.
+
+    Example:
+        >>> @functools.lru_cache(maxsize=8)
+        ... def make(apply_fn):
+        ...     return jax.jit(apply_fn)
+        >>> kept(make, abs) is kept(make, abs)
+        True
+    """
+    try:
+        hash(apply_fn)
+    except TypeError:
+        return make.__wrapped__(apply_fn, *others)  # type: ignore
+    return make(apply_fn, *others)
+
+
+def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
+    """Outputs, J^T a and J v; the compiled functions are kept for a few networks."""
+    return kept(_compile_network, apply_fn)
+
+
+@functools.lru_cache(maxsize=8)
+def _compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
+    return (
+        jax.jit(apply_fn),
+        jax.jit(lambda w, x, a: jax.vjp(lambda v: apply_fn(v, x), w)[1](a)[0]),
+        jax.jit(lambda w, x, v: jax.jvp(lambda u: apply_fn(u, x), (w,), (v,))[1]),
+    )

@@ -1,0 +1,115 @@
+"""How sure is a forecast? Draws of batches, rebuilt kernels and sketches, each with its band."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxttp.dynamics.recursion import recursion
+from jaxttp.forecast._curves import loss_and_error
+from jaxttp.forecast.bands import (
+    jackknife,
+    loss_band,
+    steps_band,
+    steps_uncertainty,
+    steps_with_error,
+    widened,
+    with_error,
+)
+from jaxttp.forecast.descent import Descent
+from jaxttp.forecast.paths.base import Linearizer, Path
+from jaxttp.forecast.rule import Rule
+
+LEVEL = 0.9
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Doubt:
+    """Training times, and how sure they and the loss are.
+
+    Attributes:
+        steps: by threshold; the median over draws where there are some.
+        loss_band: where the loss of a share of all runs lies (2, T + 1), or None.
+        steps_band: the same for every training time, or None.
+        steps_uncertainty: the error of a re-linearised time by its own estimate, or None.
+    """
+
+    steps: Mapping[float, int]
+    loss_band: Float[Array, "2 t"] | None = None
+    steps_band: Mapping[float, tuple[int, int]] | None = None
+    steps_uncertainty: Mapping[float, int] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        rule: Rule,
+        *,
+        stable: bool,
+        level: float = LEVEL,
+        sketched: tuple[Array, Array] | None = None,
+    ) -> "Doubt":
+        """Read a path.
+
+        Args:
+            path: of any dynamics.
+            rule: how times are read.
+            stable: whether they count as reached.
+            level: the share that bands hold, in (0, 1).
+            sketched: losses and errors (G, T + 1) without each part of a sketch, see
+                `without_parts`.
+        """
+        horizon = path.loss.shape[0] - 1
+        times = rule.read(path.loss, path.error, reached=stable)
+        band = own = bands = None
+        if path.uncertainty is not None and rule.metric == "loss":
+            own = {
+                e: steps_uncertainty(path.loss, path.uncertainty, e, rule.time)
+                for e in rule.thresholds
+            }
+        if path.draws is not None:
+            band = loss_band(path.draws.loss, level, path.uncertainty)
+        if path.draws is not None and stable:
+            quantiles = ((1 - level) / 2, 0.5, (1 + level) / 2)
+            curves = rule.curve(path.draws.loss, path.draws.error)
+            found = {
+                e: steps_band(curves, e, quantiles=quantiles, read=rule.time)
+                for e in rule.thresholds
+            }
+            times = {e: middle for e, (_, middle, _) in found.items()}
+            more: Mapping[float, Any] = dict.fromkeys(times) if own is None else own
+            bands = {
+                e: widened((low, high), more[e], horizon) for e, (low, _, high) in found.items()
+            }
+        if sketched is not None:
+            whole = jnp.stack([path.loss, path.loss]) if band is None else band
+            ends = with_error(whole, path.loss, jackknife(sketched[0]), level)
+            band = jnp.maximum(jnp.asarray(ends, path.loss.dtype), 0.0)
+        if sketched is not None and stable:
+            curves = rule.curve(*sketched)
+            reads = {e: [int(rule.time(curve, e)) for curve in curves] for e in rule.thresholds}
+            bands = steps_with_error(bands, times, reads, level, horizon)
+        return cls(times, band, bands, own)
+
+
+def without_parts(
+    lines: Linearizer, descent: Descent, parts: Iterable[Array]
+) -> tuple[Array, Array]:
+    """Losses and errors (G, T + 1) of full-batch training, a curve for each kernel."""
+    problem = lines.problem
+    tangent = lines.tangents["initial_tangent"] if descent.decays else None
+    curves = [
+        loss_and_error(
+            problem.loss,
+            recursion(
+                kernel, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
+                optimizer=descent.stepper, initial_tangent=tangent,
+            ).train,
+            problem.targets,
+        )
+        for kernel in parts
+    ]  # fmt: skip
+    losses, errors = zip(*curves, strict=True)
+    return jnp.stack(losses), jnp.stack(errors)

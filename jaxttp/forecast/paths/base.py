@@ -1,0 +1,229 @@
+"""What every dynamics shares: the kernels it may ask for, the path it returns, its four duties.
+
+A dynamics is a value. It refuses what it cannot follow before a kernel exists (`check`), follows a
+training (`follow`), knows what its rates are held against (`rates`), and says how far its path can
+be trusted (`trust`). A new one is one class in a file of its own; see CONTRIBUTING.
+"""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxttp._types import Params
+from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.forecast._curves import loss_and_error
+from jaxttp.forecast._stability import Rates, constant_rate, rises
+from jaxttp.forecast.descent import Descent
+from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.rule import Rule
+from jaxttp.losses import Loss
+from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
+
+Progress = Callable[[str, int, int], None]
+
+
+class Linearizer:
+    """Linearisations of a problem: kernels, built when they are asked for, kept once, and counted.
+
+    Args:
+        problem: network and data.
+        estimator: how kernels come about.
+        progress: called with (stage, done, total).
+        first: the kernel before training, where it is at hand.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        estimator: KernelEstimator | None = None,
+        progress: Progress | None = None,
+        first: Array | None = None,
+    ) -> None:
+        self.problem = problem
+        self.estimator = Exact() if estimator is None else estimator
+        self.progress = progress
+        self.kernels = 0
+        if first is not None:
+            self.__dict__["estimate"] = Estimate(first)
+
+    def report(self, stage: str, done: int = 0, total: int = 1) -> None:
+        """Tell whoever listens how far it has come."""
+        if self.progress is not None:
+            self.progress(stage, done, total)
+
+    @functools.cached_property
+    def estimate(self) -> Estimate:
+        """The kernel before training, and kernels that lack a part of its sketch."""
+        self.report("kernel")
+        found = self._estimate(self.problem.weights)
+        self.report("dynamics")
+        return found
+
+    @property
+    def first(self) -> Array:
+        """Theta before training (N, C, N, C)."""
+        return self.estimate.kernel
+
+    def at(self, weights: Params) -> Array:
+        """Theta at these weights of the trained part; the one before training is kept."""
+        return self.first if weights is self.problem.weights else self._estimate(weights).kernel
+
+    def _estimate(self, weights: Params) -> Estimate:
+        self.kernels += 1
+        tiles = None
+        if self.progress is not None:
+            tiles = functools.partial(self.progress, "kernel")
+        return self.estimator.estimate(self.problem, weights, tiles)
+
+    @functools.cached_property
+    def cross(self) -> dict[str, Array]:
+        """The cross kernel and test outputs before training, as the dynamics call them; or none."""
+        if self.problem.x_test is None:
+            return {}
+        self.kernels += 1
+        kernel = self.estimator.cross(self.problem, self.problem.weights, self.problem.x_test)
+        return {"kernel_test": kernel, "f0_test": self.problem.f0_test}  # type: ignore[dict-item]
+
+    @functools.cached_property
+    def tangents(self) -> dict[str, Array]:
+        """J w_0 on the samples and, where there are any, on the test samples (for decay)."""
+        problem = self.problem
+        found = {"initial_tangent": _push(problem.network, problem.weights, problem.x)}
+        if problem.x_test is not None:
+            there = _push(problem.network, problem.weights, problem.x_test)
+            found["initial_tangent_test"] = there
+        return found
+
+    @functools.cached_property
+    def limit(self) -> float:
+        """The largest stable rate of plain gradient descent, by the kernel before training."""
+        return float(self._limit(0.0))
+
+    def momentum_limit(self, momentum: float) -> float:
+        """The same with heavy-ball momentum."""
+        return self.limit if momentum == 0 else float(self._limit(momentum))
+
+    def _limit(self, momentum: float) -> Array:
+        problem = self.problem
+        return max_learning_rate(
+            self.first, problem.f0, problem.targets, loss=problem.loss, momentum=momentum
+        )
+
+    def curves(self, outputs: Array) -> tuple[Array, Array]:
+        """Loss and error along a path (T, N, C), or their medians over paths (P, T, N, C)."""
+        return loss_and_error(self.problem.loss, outputs, self.problem.targets)
+
+
+def _push(network: Any, weights: Params, x: Any) -> Array:
+    return jax.jvp(lambda w: network(w, x), (weights,), (weights,))[1]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draws:
+    """Curves under many draws of the batches.
+
+    Attributes:
+        loss: (P, T + 1).
+        error: (P, T + 1).
+    """
+
+    loss: Float[Array, "p t"]
+    error: Float[Array, "p t"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Path:
+    """What every dynamics returns.
+
+    Attributes:
+        outputs: (T + 1, N, C), the mean over draws where there are many.
+        loss: (T + 1,), with draws their median.
+        error: (T + 1,).
+        test_loss: on the test samples (T + 1,), or None.
+        test_error: the same.
+        diverged: whether outputs could not be represented.
+        gradient_evaluations: passes back through the network, those of kernels apart.
+        uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
+        draws: curves of many draws, or None.
+        witness: what the dynamics' own `trust` reads.
+    """
+
+    outputs: Float[Array, "t n c"]
+    loss: Float[Array, " t"]
+    error: Float[Array, " t"]
+    test_loss: Float[Array, " t"] | None = None
+    test_error: Float[Array, " t"] | None = None
+    diverged: bool = False
+    gradient_evaluations: int = 0
+    uncertainty: Float[Array, " t"] | None = None
+    draws: Draws | None = None
+    witness: Any = None
+
+    @classmethod
+    def of(
+        cls, lines: Linearizer, outputs: Array, test: Array | None = None, **more: Any
+    ) -> "Path":
+        """The path of these outputs (T, N, C), or of many paths (P, T, N, C)."""
+        problem = lines.problem
+        loss, error = lines.curves(outputs)
+        if test is not None and problem.loss_test is not None and problem.targets_test is not None:
+            curves = loss_and_error(problem.loss_test, test, problem.targets_test)
+            more |= {"test_loss": curves[0], "test_error": curves[1]}
+        whole = jnp.mean(outputs, axis=0) if outputs.ndim == 4 else outputs
+        return cls(whole, loss, error, **more)
+
+
+class Dynamics(abc.ABC):
+    """How outputs move under a training; see the module."""
+
+    name: ClassVar[str]
+    """What results call it."""
+    kernels: ClassVar[bool] = True
+    """Whether it follows kernels, so that a sketch's error is its error."""
+
+    follows_test: ClassVar[bool] = True
+    """Whether it follows test outputs, too."""
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:  # noqa: B027
+        """Refuse, by name, a training that it cannot follow; before anything is computed.
+
+        Args:
+            descent: the training.
+            weights: what it trains.
+            loss: of it.
+
+        Raises:
+            ValueError: it cannot be followed.
+        """
+
+    @abc.abstractmethod
+    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+        """The path of a training that was checked."""
+
+    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+        """The largest stable rate, and every step's rate beside its own where that is known."""
+        if descent.learning_rate is None:
+            return lines.limit, None
+        limit = lines.momentum_limit(descent.momentum)
+        return limit, constant_rate(descent.learning_rate, limit)
+
+    def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
+        """The one verdict: representable, never above twice its start, no rate beyond its limit."""
+        del descent
+        below = rates is None or not len(rates.above)
+        return below and not path.diverged and not bool(rises(path.loss))
+
+    def trust(self, path: Path, rule: Rule) -> str | None:
+        """How far its path can be trusted, where there is doubt."""
+        del path, rule
+        return None
+
+    def plain_values(self) -> dict[str, Any]:
+        """Its options, as a result keeps them."""
+        return {}

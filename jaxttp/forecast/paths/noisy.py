@@ -1,0 +1,107 @@
+"""Mini-batch noise as an SDE, around the path of the linearised network or of any dynamics."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxttp._checks import check_choice, check_integer
+from jaxttp._types import Params
+from jaxttp.dynamics.diffusion import NOISES, diffusion
+from jaxttp.forecast._stability import Rates
+from jaxttp.forecast.bands import recentred
+from jaxttp.forecast.descent import Descent
+from jaxttp.forecast.paths.base import Draws, Dynamics, Linearizer, Path
+from jaxttp.forecast.paths.recursion import OneKernel, recur
+from jaxttp.forecast.rule import Rule
+from jaxttp.losses import Loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Noisy(OneKernel):
+    """Many draws of the mini-batches, see `jaxttp.dynamics.diffusion`.
+
+    Attributes:
+        noise: the noise model.
+        paths: how many.
+        centre: the dynamics that the draws are moved to, followed with full batches; those of the
+            SDE itself when None.
+
+    Raises:
+        ValueError: an unknown noise, no path, a centre with draws of its own.
+
+    Example:
+        >>> from jaxttp.forecast import Relinearized
+        >>> Noisy(centre=Relinearized(4)).name
+        'sde'
+    """
+
+    noise: str = "full"
+    paths: int = 32
+    centre: Dynamics | None = None
+    name = "sde"
+
+    @property
+    def follows_test(self) -> bool:  # type: ignore[override]
+        """Whether its centre does."""
+        return self.centre is None or self.centre.follows_test
+
+    def __post_init__(self) -> None:
+        check_choice("noise", self.noise, NOISES)
+        check_integer("paths", self.paths, at_least=1)
+        if isinstance(self.centre, Noisy):
+            raise ValueError("centre must be a mean path; got another Noisy, which has its own.")
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
+        """See `Dynamics`: gradient descent with mini-batches."""
+        if not descent.is_plain or descent.batch_size is None:
+            raise ValueError(
+                "dynamics='sde' is for learning_rate (and momentum) with batch_size; use "
+                "'recursion' for other optimisers and for full batches."
+            )
+        if self.centre is not None:
+            self.centre.check(descent.full, weights, loss)
+
+    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+        """See `Dynamics`."""
+        problem, centre = lines.problem, None
+        if self.centre is not None:
+            centre = self.centre.follow(lines, descent.full)
+        assert descent.batch_size is not None  # checked
+        test: Any = lines.cross
+        found = diffusion(
+            lines.first, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
+            learning_rate=descent.learning_rate, momentum=descent.momentum,
+            batch_size=descent.batch_size, key=descent.key, protocol=descent.protocol,
+            noise=self.noise, paths=self.paths, save="outputs" if centre is None else "curves",
+            **test,
+        )  # fmt: skip
+        if centre is None:
+            assert found.train is not None  # the outputs were asked for
+            speeds = self.witness(lines, descent)
+            path = Path.of(
+                lines, found.train, found.test, gradient_evaluations=2 * len(speeds),
+                diverged=int(jnp.max(found.diverged_at)) >= 0, witness=speeds,
+            )  # fmt: skip
+            losses = found.loss
+        else:
+            plain = lines.curves(recur(lines, descent.full).train)[0]
+            losses = recentred(found.loss, plain, centre.loss)
+            path = dataclasses.replace(centre, witness=centre)
+        draws = Draws(losses, found.error)
+        return dataclasses.replace(path, loss=jnp.median(losses, axis=0), draws=draws)
+
+    def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
+        """See `Dynamics`."""
+        judge = super() if self.centre is None else self.centre
+        return judge.is_stable(path, rates, descent)
+
+    def trust(self, path: Path, rule: Rule) -> str | None:
+        """See `Dynamics`: that of the centre, or of one kernel."""
+        if self.centre is None:
+            return super().trust(path, rule)
+        return self.centre.trust(path.witness, rule)
+
+    def plain_values(self) -> dict[str, Any]:
+        """See `Dynamics`."""
+        return {} if self.centre is None else self.centre.plain_values()

@@ -1,0 +1,89 @@
+"""Step for step: the dual recursion of any linear optimiser on one kernel."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import optax
+
+from jaxttp._types import Params
+from jaxttp.dynamics._trajectory import Trajectory
+from jaxttp.dynamics.recursion import recursion
+from jaxttp.forecast._stability import Rates, optimizer_rates
+from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
+from jaxttp.forecast.descent import Descent
+from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
+from jaxttp.forecast.rule import Rule
+from jaxttp.losses import Loss
+
+
+def recur(lines: Linearizer, descent: Descent, **more: Any) -> Trajectory:
+    """`recursion` of a problem's first kernel under a training."""
+    problem = lines.problem
+    return recursion(
+        lines.first, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
+        optimizer=descent.stepper, **descent.batches, **more,
+    )  # fmt: skip
+
+
+def linear_rates(lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+    """The limit of any linear optimiser, at the step that is the farthest beyond."""
+    problem, limit, given = lines.problem, lines.limit, descent.optimizer
+    assert isinstance(given, optax.GradientTransformation)  # those by numbers are plain
+    rates = optimizer_rates(
+        given, descent.steps, 2.0 / limit,
+        (lines.first, problem.f0, problem.targets, problem.loss), descent.batch_size,
+        descent.protocol,
+    )  # fmt: skip
+    return (limit if rates is None or not np.isfinite(rates.limit) else rates.limit), rates
+
+
+class OneKernel(Dynamics):
+    """What the dynamics on one kernel share: the network is asked how fast it learns further on."""
+
+    def witness(
+        self, lines: Linearizer, descent: Descent, plain: Trajectory | None = None
+    ) -> dict[int, float]:
+        """`learning_speeds` along the path of the recursion, whose weights are known."""
+        problem = lines.problem
+        return learning_speeds(
+            problem.network, problem.weights, problem.x, problem.targets, problem.loss,
+            lines.first, recur(lines, descent) if plain is None else plain, descent.batch_size,
+        )  # fmt: skip
+
+    def trust(self, path: Path, rule: Rule) -> str | None:
+        """See `Dynamics`."""
+        return trust_in_speeds(path.witness, path.loss)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recursion(OneKernel):
+    """Step for step, exact for the linearised network under a linear optimiser.
+
+    Example:
+        >>> Recursion().name
+        'recursion'
+    """
+
+    name = "recursion"
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
+        """See `Dynamics`: the optimiser is one linear filter for all weights."""
+        if not descent.is_plain:
+            descent.response(weights)
+
+    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+        """See `Dynamics`."""
+        cross = lines.cross
+        tangents = lines.tangents if descent.decays else {}
+        found = recur(lines, descent, **cross, **tangents)
+        assert found.diverged_at is not None  # steps can diverge
+        speeds = self.witness(lines, descent, found)
+        return Path.of(
+            lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
+            gradient_evaluations=2 * len(speeds), witness=speeds,
+        )  # fmt: skip
+
+    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+        """See `Dynamics`."""
+        return super().rates(lines, descent) if descent.is_plain else linear_rates(lines, descent)

@@ -1,0 +1,84 @@
+"""The recursion with kernels rebuilt along the predicted path."""
+
+import dataclasses
+from typing import Any
+
+from jaxttp._checks import check_integer, check_number
+from jaxttp._types import Params
+from jaxttp.dynamics.relinearize import relinearized_recursion
+from jaxttp.forecast._stability import Rates, rises
+from jaxttp.forecast._trust import trust_in_path
+from jaxttp.forecast.descent import Descent
+from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
+from jaxttp.forecast.paths.recursion import linear_rates
+from jaxttp.forecast.rule import Rule
+from jaxttp.losses import Loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Relinearized(Dynamics):
+    """Second-order re-linearisation, see `jaxttp.dynamics.relinearized_recursion`.
+
+    Attributes:
+        rebuilds: kernels after the first, placed along the path; "auto" for as many as `tolerance`
+            asks for.
+        tolerance: for "auto".
+
+    Raises:
+        ValueError: numbers out of range.
+
+    Example:
+        >>> Relinearized(4)
+        Relinearized(rebuilds=4, tolerance=0.02)
+    """
+
+    rebuilds: int | str = "auto"
+    tolerance: float = 0.02
+    name = "recursion"
+    follows_test = False
+
+    def __post_init__(self) -> None:
+        if self.rebuilds != "auto":
+            remedy = "It counts kernels after the first; 'auto' chooses."
+            check_integer("rebuilds", self.rebuilds, at_least=1, remedy=remedy)
+        check_number("tolerance", self.tolerance, above=0.0)
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
+        """See `Dynamics`: the optimiser is one linear filter for all weights."""
+        if not descent.is_plain:
+            descent.response(weights)
+
+    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+        """See `Dynamics`."""
+        problem = lines.problem
+        lines.estimate  # noqa: B018 - before the network counts passes
+        found = relinearized_recursion(
+            problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
+            steps=descent.steps, optimizer=descent.optimizer, **descent.batches,
+            tolerance=self.tolerance, kernel_fn=lines.at, rebuilds=self.rebuilds,
+            progress=lambda done, total: lines.report("kernels", done, total),
+        )  # fmt: skip
+        return Path.of(
+            lines, found.train, diverged=int(found.diverged_at) >= 0,
+            gradient_evaluations=found.gradient_evaluations, uncertainty=found.loss_uncertainty,
+            witness=found,
+        )  # fmt: skip
+
+    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+        """See `Dynamics`."""
+        return super().rates(lines, descent) if descent.is_plain else linear_rates(lines, descent)
+
+    def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
+        """See `Dynamics`; a schedule may pass its first kernel's limit: its loss judges."""
+        if descent.is_plain:
+            return super().is_stable(path, rates, descent)
+        return not path.diverged and not bool(rises(path.loss))
+
+    def trust(self, path: Path, rule: Rule) -> str | None:
+        """See `Dynamics`."""
+        thresholds = rule.thresholds if rule.metric == "loss" else ()
+        return trust_in_path(path.witness, thresholds, rule.time)
+
+    def plain_values(self) -> dict[str, Any]:
+        """See `Dynamics`."""
+        return {"relinearize": self.rebuilds}

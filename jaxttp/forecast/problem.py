@@ -1,0 +1,179 @@
+"""A network and data, looked at once: what every forecast starts from."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxttp._checks import check_finite
+from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters import check_per_sample, output_shape
+from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.forecast._model import check_model
+from jaxttp.losses import Loss, encode_targets
+from jaxttp.ntk._select import select_leaves, split_trainable
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """A network before training and its data, checked; made by `Problem.of`.
+
+    Attributes:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        params: all of its parameters.
+        trainable: which of them train, as in `empirical_ntk`.
+        network: ``(weights, x) -> outputs``, of the trained weights alone.
+        weights: the part of the parameters that is trained.
+        restore: all parameters from those weights.
+        x: training samples (N, ...).
+        f0: outputs before training (N, C).
+        targets: encoded (N, K), see `jaxttp.losses`.
+        loss: a `Loss`.
+        x_test: test samples (M, ...), or None.
+        f0_test: their outputs before training (M, C), or None.
+        targets_test: their targets, or None.
+        loss_test: the loss on them, or None.
+    """
+
+    apply_fn: ApplyFn
+    params: Params
+    trainable: Any
+    network: ApplyFn
+    weights: Params
+    restore: Callable[[Params], Params]
+    x: Any
+    f0: Float[Array, "n c"]
+    targets: Float[Array, "n k"]
+    loss: Loss
+    x_test: Any = None
+    f0_test: Float[Array, "m c"] | None = None
+    targets_test: Float[Array, "m k"] | None = None
+    loss_test: Loss | None = None
+
+    @classmethod
+    def of(
+        cls,
+        apply_fn: ApplyFn,
+        params: Params,
+        x: Any,
+        y: Any,
+        *,
+        loss: str | Loss = "cross_entropy",
+        trainable: Any = None,
+        x_test: Any = None,
+        y_test: Any = None,
+        names: str = "{}",
+    ) -> "Problem":
+        """Check model and data, shapes before values, and evaluate the network once.
+
+        Args:
+            apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
+            params: pytree of floating-point arrays.
+            x: training samples (N, ...).
+            y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
+            loss: a name or a `Loss`.
+            trainable: which parameters train, as in `empirical_ntk`; all of them when None.
+            x_test: test samples (M, ...).
+            y_test: their labels or targets; give both or neither.
+            names: how the arguments are called in errors, "{}" standing for a name.
+
+        Raises:
+            ValueError: see `jaxttp.predict_training_time`.
+            TypeError: see there.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> problem = Problem.of(lambda w, x: x @ w, jnp.zeros((3, 2)), jnp.eye(3),
+            ...                      jnp.array([0, 1, 1]))
+            >>> problem.f0.shape, problem.targets.shape
+            ((3, 2), (3, 2))
+        """
+        if (x_test is None) != (y_test is None):
+            raise ValueError("x_test and y_test belong together: give both or neither.")
+        x = check_samples(names.format("x"), x)
+        check_network(apply_fn, params)
+        check_finite(names.format("x"), x)
+        check_finite(names.format("params"), params)
+        weights, restore = split_trainable(params, trainable)
+        shape = check_model(apply_fn, params, x, trainable)
+        dtype = jax.eval_shape(apply_fn, params, x).dtype
+        encode_targets(loss, y, jax.ShapeDtypeStruct(shape, dtype))
+        test: dict[str, Any] = {}
+        if x_test is not None:
+            x_test = check_samples(names.format("x_test"), x_test)
+            check_finite(names.format("x_test"), x_test)
+            outputs = jax.ShapeDtypeStruct(output_shape(apply_fn, params, x_test), dtype)
+            encode_targets(loss, y_test, outputs)
+        check_per_sample(apply_fn, params, x)
+        evaluate = jax.jit(apply_fn)
+        f0 = evaluate(params, x)
+        check_finite("apply_fn(params, x)", f0)
+        targets, exact = encode_targets(loss, y, f0)
+        if x_test is not None:
+            f0_test = evaluate(params, x_test)
+            targets_test, loss_test = encode_targets(loss, y_test, f0_test)
+            test = {"x_test": x_test, "f0_test": f0_test, "targets_test": targets_test,
+                    "loss_test": loss_test}  # fmt: skip
+
+        network = _of_part(apply_fn, params, trainable)
+        return cls(
+            apply_fn, params, trainable, network, weights, restore, x, f0, targets, exact, **test
+        )
+
+    @property
+    def classes(self) -> int:
+        """C, the number of outputs."""
+        return self.f0.shape[1]
+
+    def take(self, rows: Any) -> "Problem":
+        """The problem of some of its training samples alone."""
+        return dataclasses.replace(
+            self, x=self.x[rows], f0=self.f0[rows], targets=self.targets[rows], x_test=None,
+            f0_test=None, targets_test=None, loss_test=None,
+        )  # fmt: skip
+
+    def with_loss(self, loss: str | Loss, y: Any) -> "Problem":
+        """The same network and data under another loss; test data are left out."""
+        targets, exact = encode_targets(loss, y, self.f0)
+        return dataclasses.replace(
+            self, targets=targets, loss=exact, x_test=None, f0_test=None, targets_test=None,
+            loss_test=None,
+        )  # fmt: skip
+
+
+class _Frozen(tuple):
+    """Arrays that are the same where they are the same objects."""
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Frozen) or len(self) != len(other):
+            return False
+        return all(a is b for a, b in zip(self, other, strict=True))
+
+
+def _of_part(apply_fn: ApplyFn, params: Params, trainable: Any) -> ApplyFn:
+    """The network of the trained weights alone: one function for one part, to keep its programs."""
+    if trainable is None:
+        return apply_fn
+    mask = select_leaves(params, trainable)
+    leaves, tree = jax.tree.flatten(params)
+    frozen = _Frozen(leaf for m, leaf in zip(mask, leaves, strict=True) if not m)
+    try:
+        return _part(apply_fn, mask, tree, frozen)
+    except TypeError:  # a callable without a hash
+        return _part.__wrapped__(apply_fn, mask, tree, frozen)
+
+
+@functools.lru_cache(maxsize=4)
+def _part(apply_fn: ApplyFn, mask: tuple[bool, ...], tree: Any, frozen: _Frozen) -> ApplyFn:
+    def part(weights: Params, samples: Any) -> Array:
+        chosen, rest = iter(jax.tree.leaves(weights)), iter(frozen)
+        leaves = [next(chosen) if m else next(rest) for m in mask]
+        return apply_fn(jax.tree.unflatten(tree, leaves), samples)
+
+    return part

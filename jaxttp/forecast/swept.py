@@ -1,0 +1,201 @@
+"""What a sweep says: times, curves and verdicts of many settings, and which are the best."""
+
+import csv
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxttp._checks import check_choice
+from jaxttp._files import replaced
+from jaxttp._result import RESULT, wrapped
+from jaxttp.forecast._stability import Rates, stability_message
+from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
+from jaxttp.forecast.rule import goal_words
+from jaxttp.losses import get_loss
+
+SHOWN = 5
+"""Settings that a sweep prints, and asks the network about."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Forecasts of many settings on one kernel; prints its best rows.
+
+    Attributes:
+        settings: what was forecast, S of them.
+        samples: N, of the training data.
+        thresholds: E of them.
+        rule: the definition of training time, see `training_time`.
+        steps: training times (S, E) in steps, -1 where a setting diverges or never gets there, as
+            with an error that does not fall.
+        final_loss: predicted mean loss on all samples at the horizon, (S,).
+        final_error: predicted error at the horizon, (S,).
+        stable: (S,), False where the forecast diverges, or any step's rate is beyond its limit (as
+            in `Prediction.stable`); `message` says which. Such settings are not ranked.
+        max_learning_rate: (S,), where a constant rate with this momentum and loss diverges at the
+            start of training.
+        loss: predicted loss curves (S, T + 1), T the longest horizon; a shorter one is held at its
+            end.
+        step_seconds: seconds of a step (S,), or None.
+        metric: the curve that the training times were read off, "loss" or "error".
+        error: predicted error curves (S, T + 1), with the metric "error"; else None.
+        trust: what the network says of the settings that are shown first, where it was asked (by
+            `sweep`): a sentence as `Prediction.trust`, or None where there is no doubt. Settings
+            that are missing were not looked at.
+        rate_limit: (S,), what every rate is held against: `max_learning_rate`, or for a schedule
+            with mini-batches the mean-square limit, which is lower.
+    """
+
+    settings: tuple[Hyperparameters, ...]
+    samples: int
+    thresholds: tuple[float, ...]
+    rule: str
+    steps: np.ndarray
+    final_loss: np.ndarray
+    final_error: np.ndarray
+    stable: np.ndarray
+    max_learning_rate: np.ndarray
+    loss: np.ndarray
+    step_seconds: np.ndarray | None = None
+    metric: str = "loss"
+    error: np.ndarray | None = None
+    trust: Mapping[int, str | None] = dataclasses.field(default_factory=dict)
+    rate_limit: np.ndarray | None = None
+
+    def message(self, i: int) -> str:
+        """One line on the stability of setting i."""
+        one = self.settings[i]
+        limits = self.max_learning_rate if self.rate_limit is None else self.rate_limit
+        rates = one.rates()
+        if one.schedule == "constant":
+            rates = rates[:1]
+        in_square = limits[i] < self.max_learning_rate[i]
+        beside = Rates(rates, rates / limits[i], one.batch_size if in_square else None)
+        return stability_message(
+            self.loss[i], beside, stable=bool(self.stable[i]), batch_size=one.batch_size
+        )
+
+    @property
+    def warning(self) -> str | None:
+        """One line on the settings that are not stable; None where all of them are."""
+        unstable = np.flatnonzero(~self.stable)
+        if not len(unstable):
+            return None
+        i = int(unstable[np.argmin(self.final_loss[unstable])])  # the one that looks best
+        return f"{len(unstable)} not stable, as {self.settings[i]}: {self.message(i)}"
+
+    def cost(self, threshold: float) -> np.ndarray:
+        """What every setting spends to get there, (S,): seconds where known, else samples seen.
+
+        Infinite where it diverges or never gets there.
+        """
+        column = self._column(threshold)
+        each = self.step_seconds
+        if each is None:
+            each = np.array([one.batch_size or self.samples for one in self.settings])
+        times = self.steps[:, column]
+        return np.where(self.stable & (times >= 0), times * each, np.inf)
+
+    def best(self, threshold: float) -> int:
+        """The index of the setting that gets there with the fewest steps, then the lowest loss.
+
+        With the rule "relative" (or "gap") every setting is measured by its own final loss, so that
+        a slow one can seem early; with the rule "absolute" all go to the same loss.
+
+        Raises:
+            ValueError: an unknown threshold, or no setting that gets there.
+        """
+        ranking = self.ranking(threshold)
+        if not ranking:
+            raise ValueError(
+                f"no setting reaches threshold={threshold:g}: all diverge or are too slow; try "
+                f"learning rates below {self.max_learning_rate.min():.4g} or more steps."
+            )
+        return ranking[0]
+
+    def ranking(self, threshold: float) -> tuple[int, ...]:
+        """The settings that get there, by steps, then by the lowest final loss."""
+        times = self.steps[:, self._column(threshold)]
+        order = np.lexsort((self.final_loss, times))
+        return tuple(int(i) for i in order if self.stable[i] and times[i] >= 0)
+
+    def cheapest(self, threshold: float) -> tuple[int, ...]:
+        """The settings that get there, by what they spend, then by the lowest final loss."""
+        cost = self.cost(threshold)
+        order = np.lexsort((self.final_loss, cost))
+        return tuple(int(i) for i in order if np.isfinite(cost[i]))
+
+    def pareto(self, threshold: float) -> tuple[int, ...]:
+        """The settings that no other one beats in both cost and final loss, cheapest first."""
+        cost = self.cost(threshold)
+        order = [i for i in np.lexsort((self.final_loss, cost)) if np.isfinite(cost[i])]
+        chosen: list[int] = []
+        for i in order:
+            if not chosen or self.final_loss[i] < self.final_loss[chosen[-1]]:
+                chosen.append(int(i))
+        return tuple(chosen)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat dictionary a setting, of plain values; None where there is no number."""
+        out = []
+        for i, one in enumerate(self.settings):
+            row: dict[str, Any] = {
+                "learning_rate": float(one.learning_rate),
+                "momentum": float(one.momentum),
+                "batch_size": one.batch_size,
+                "schedule": schedule_name(one.schedule),
+                "loss": get_loss(one.loss).name,
+                "horizon": one.steps,
+                "stable": bool(self.stable[i]),
+                "max_learning_rate": float(self.max_learning_rate[i]),
+                "final_loss": float(self.final_loss[i]),
+                "final_error": float(self.final_error[i]),
+            }
+            for threshold, time in zip(self.thresholds, self.steps[i], strict=True):
+                row[f"steps_{threshold:g}"] = int(time) if time >= 0 else None
+                if self.step_seconds is not None:
+                    seconds = float(time * self.step_seconds[i]) if time >= 0 else None
+                    row[f"seconds_{threshold:g}"] = seconds
+            row |= {"looked_at": i in self.trust, "trust": self.trust.get(i)}
+            out.append(row)
+        return out
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows to a CSV file."""
+        rows = self.rows()
+        with replaced(path) as place, place.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def goal(self, threshold: float) -> str:
+        """A threshold in words."""
+        return goal_words(threshold, self.rule, self.metric)
+
+    def _column(self, threshold: float) -> int:
+        return self.thresholds.index(check_choice("threshold", threshold, self.thresholds))
+
+    def __str__(self) -> str:
+        middle = self.thresholds[len(self.thresholds) // 2]
+        order = self.cheapest(middle)
+        reached = len(order)
+        lines = [
+            f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable; "
+            f"the first to {self.goal(middle)}:"
+        ]
+        for i in order[:SHOWN]:
+            times = ", ".join(str(int(t)) for t in self.steps[i])
+            lines.append(f"  {self.settings[i]!s:<40} steps {times}; loss {self.final_loss[i]:.4g}")
+            if self.trust.get(i) is not None:
+                lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
+        if not reached:
+            lines.append("  none gets there")
+        if self.warning is not None:
+            which, why = self.warning.split(": ", 1)
+            lines += [f"  {which}:", wrapped(f"    {why}", 4)]
+        return "\n".join(lines)
+
+    plot, _repr_html_, __repr__ = RESULT

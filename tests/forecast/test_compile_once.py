@@ -1,0 +1,155 @@
+"""A forecast that differs from the last one in its numbers alone compiles nothing.
+
+Counted by JAX's own events, for every dynamics, for re-linearised paths with as many kernels, and
+for sweeps: rates, momenta, seeds, noise and thresholds are data, not code.
+"""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxttp import predict_training_time, sweep
+from jaxttp.forecast import grid
+
+EVENT = "/jax/core/compile/backend_compile_duration"
+X = jax.random.normal(jax.random.key(0), (9, 3))
+Y = np.asarray(X[:, 0] > 0).astype(int)
+W = jax.random.normal(jax.random.key(1), (3, 2)) / 2
+
+
+def network(w, x):
+    return jnp.tanh(x @ w)
+
+
+@contextlib.contextmanager
+def compilations():
+    """How many programs were compiled inside."""
+    seen: list[float] = []
+
+    def record(event, duration_secs, **_):
+        if event == EVENT:
+            seen.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(record)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(record)
+
+
+def injected(rate):
+    return optax.inject_hyperparams(optax.sgd)(learning_rate=rate, momentum=0.5)
+
+
+def by_keys(seed, **options):
+    return {"key": jax.random.key(seed), "batch_size": 3, **options}
+
+
+PAIRS = {
+    "recursion": ({"learning_rate": 0.5}, {"learning_rate": 0.7, "momentum": 0.6}),
+    "thresholds": (
+        {"learning_rate": 0.5, "thresholds": (0.1, 0.3)},
+        {"learning_rate": 0.4, "thresholds": (0.6,), "rule": "absolute"},
+    ),
+    "flow": (
+        {"learning_rate": 0.5, "dynamics": "ode"},
+        {"learning_rate": 0.7, "momentum": 0.6, "dynamics": "ode"},
+    ),
+    "batches": (
+        by_keys(1, learning_rate=0.5, momentum=0.1), by_keys(2, learning_rate=0.3, momentum=0.2)
+    ),
+    "noisy": (
+        by_keys(1, learning_rate=0.5, dynamics="sde", paths=3),
+        by_keys(2, learning_rate=0.3, momentum=0.2, dynamics="sde", paths=3),
+    ),
+    "rebuilt": (
+        {"learning_rate": 0.5, "relinearize": 2}, {"learning_rate": 0.7, "relinearize": 2}
+    ),
+    "rebuilt, momentum": (
+        {"learning_rate": 0.5, "momentum": 0.2, "relinearize": 2},
+        {"learning_rate": 0.7, "momentum": 0.4, "relinearize": 2},
+    ),
+    "sketched": (
+        {"learning_rate": 0.5, "sketch_dim": 16, "key": jax.random.key(3)},
+        {"learning_rate": 0.7, "sketch_dim": 16, "key": jax.random.key(4)},
+    ),
+    "injected": ({"optimizer": injected(0.5)}, {"optimizer": injected(0.7)}),
+    "weight space": (
+        {"learning_rate": 0.5, "dynamics": "weight_space"},
+        {"learning_rate": 0.7, "momentum": 0.2, "dynamics": "weight_space"},
+    ),
+    "closed form": (
+        {"learning_rate": 0.1, "dynamics": "closed_form", "loss": "squared_error"},
+        {"learning_rate": 0.2, "dynamics": "closed_form", "loss": "squared_error"},
+    ),
+    "noise model": (
+        by_keys(1, learning_rate=0.5, dynamics="sde", paths=3, relinearize=1),
+        by_keys(2, learning_rate=0.3, dynamics="sde", paths=3, relinearize=1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_second_forecast_compiles_nothing(name):
+    first, second = PAIRS[name]
+    one = predict_training_time(network, W, X, Y, steps=7, **first)
+    with compilations() as seen:
+        other = predict_training_time(network, W, X, Y, steps=7, **second)
+    assert not np.array_equal(one.loss, other.loss)  # the numbers did arrive
+    assert len(seen) == 0
+
+
+def test_a_head_that_starts_at_zero_compiles_nothing_the_second_time():
+    """There the check that outputs depend on their own sample compares gradients."""
+
+    def headed(w, x):
+        return jnp.tanh(x @ w["a"]) @ w["b"]
+
+    zeros = {"a": W, "b": jnp.zeros((2, 2))}
+    for rate in (0.5, 0.7):
+        with compilations() as seen:
+            predict_training_time(headed, zeros, X, Y, learning_rate=rate, steps=7)
+    assert len(seen) == 0
+
+
+def test_the_second_sweep_compiles_nothing():
+    def some(rates):
+        return grid(learning_rate=rates, momentum=(0.0, 0.9), steps=7)
+
+    sweep(network, W, X, Y, some((0.1, 0.5)))
+    with compilations() as seen:
+        sweep(network, W, X, Y, some((0.2, 0.3)), thresholds=(0.2, 0.5, 0.6))
+    assert len(seen) == 0
+
+
+def test_a_trained_part_is_compiled_once():
+    weights = {"a": W, "b": jnp.eye(2)}
+    chosen = lambda path: "a" in path  # noqa: E731
+
+    def deep(w, x):
+        return jnp.tanh(x @ w["a"]) @ w["b"]
+
+    def run(rate):
+        return predict_training_time(deep, weights, X, Y, learning_rate=rate, steps=7,
+                                     trainable=chosen)  # fmt: skip
+
+    run(0.5)
+    with compilations() as seen:
+        run(0.7)
+    assert len(seen) == 0
+
+
+def test_the_first_forecast_compiles_few_programs():
+    """README's first example, in a process that has compiled nothing of it."""
+    jax.clear_caches()
+    params = {"w": jax.random.normal(jax.random.key(1), (3, 8)), "v": jnp.zeros((8, 2))}
+    with compilations() as seen:
+        predict_training_time(
+            lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"], params, X, Y, learning_rate=0.5,
+            momentum=0.9, steps=7,
+        )  # fmt: skip
+    assert len(seen) <= 25

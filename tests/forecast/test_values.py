@@ -1,0 +1,285 @@
+"""The trunk: a forecast composed of values is the one that keywords name, and they refuse alike."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxttp import compare, extrapolate, online, predict_training_time, sweep
+from jaxttp.forecast import (
+    Candidate,
+    ClosedForm,
+    Descent,
+    Dynamics,
+    GradientFlow,
+    Hyperparameters,
+    Linearizer,
+    Noisy,
+    Online,
+    Problem,
+    Recursion,
+    Relinearized,
+    Rule,
+    WeightSpace,
+    forecast_training,
+    grid,
+    sweep_kernel,
+)
+from jaxttp.forecast.paths import Path
+from jaxttp.forecast.rule import goal_words
+from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
+
+KEYS = jax.random.split(jax.random.key(5), 3)
+X = jax.random.normal(KEYS[0], (10, 3))
+Y = np.asarray(X[:, 0] > 0).astype(int)
+W = jax.random.normal(KEYS[1], (3, 2)) / 2
+KEY = jax.random.key(7)
+
+
+def network(w, x):
+    return jnp.tanh(x @ w)
+
+
+def problem(**options):
+    return Problem.of(network, W, X, Y, **options)
+
+
+def same(left, right):
+    np.testing.assert_array_equal(left.loss, right.loss)
+    assert left.steps == right.steps
+    assert left.steps_band == right.steps_band
+    assert left.hyperparameters == right.hyperparameters
+    assert (left.stable, left.dynamics, left.trust) == (right.stable, right.dynamics, right.trust)
+    assert (left.cost.kernels, left.rule) == (right.cost.kernels, right.rule)
+
+
+PLAIN = {"learning_rate": 1.0, "momentum": 0.5, "steps": 12}
+BATCHES = PLAIN | {"batch_size": 4, "key": KEY}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "descent", "way", "kernel"),
+    [
+        ({}, PLAIN, Recursion(), None),
+        ({"dynamics": "ode"}, PLAIN, GradientFlow(), None),
+        ({"relinearize": 2, "sketch_dim": 20, "key": KEY}, PLAIN, Relinearized(2),
+         Sketched(20, KEY)),
+        ({"dynamics": "sde", "paths": 3, "relinearize": 1}, BATCHES,
+         Noisy(paths=3, centre=Relinearized(1)), None),
+        ({"optimizer": optax.adam(0.1)}, {"steps": 12}, WeightSpace(), None),
+    ],
+    ids=["recursion", "flow", "sketched and rebuilt", "noisy", "weight space"],
+)  # fmt: skip
+def test_keywords_are_values(keywords, descent, way, kernel):
+    rule = Rule((0.5,), kind="gap", smooth=3)
+    reading = {"thresholds": (0.5,), "rule": "gap", "smooth": 3}
+    named = predict_training_time(network, W, X, Y, **descent | keywords, **reading)
+    training = Descent.of(**descent | {k: v for k, v in keywords.items() if k == "optimizer"})
+    found = forecast_training(problem(), training, dynamics=way, kernel=kernel, rule=rule)
+    same(named, found)
+    options = descent | {k: v for k, v in keywords.items() if k in ("optimizer", "key")}
+    sketch = {k: v for k, v in keywords.items() if k == "sketch_dim"}
+    same(predict_training_time(network, W, X, Y, dynamics=way, rule=rule, **options, **sketch),
+         found)  # fmt: skip
+
+
+class Frozen(Dynamics):
+    """A dynamics of one's own: nothing moves. Adding one is one class."""
+
+    name = "frozen"
+
+    def follow(self, lines, descent):
+        f0 = lines.problem.f0
+        return Path.of(lines, jnp.broadcast_to(f0, (descent.steps + 1, *f0.shape)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(KernelEstimator):
+    """A kernel estimator of one's own: a multiple of the exact one."""
+
+    factor: float
+
+    def estimate(self, problem, weights, progress=None):
+        return Estimate(self.factor * Exact().estimate(problem, weights).kernel)
+
+    def cross(self, problem, weights, x):
+        return self.factor * Exact().cross(problem, weights, x)
+
+
+class Halved(Rule):
+    """A rule of one's own: the first step whose loss is below this share of the start's."""
+
+    def time(self, curve, threshold):
+        below = jnp.asarray(curve) < threshold * curve[0]
+        return jnp.where(jnp.any(below), jnp.argmax(below), -1)
+
+
+def test_a_rule_of_ones_own():
+    """Also where bands, error estimates and trust are read."""
+    training, rule = Descent.of(**BATCHES), Halved((0.9, 0.8))
+    around = Noisy(paths=3, centre=Relinearized(1))
+    found = forecast_training(problem(), training, dynamics=around, rule=rule)
+    alone = forecast_training(problem(), training.full, dynamics=Relinearized(1), rule=rule)
+    curve = np.asarray(alone.loss)
+    assert list(alone.steps.values()) == [int(np.argmax(curve < e * curve[0])) for e in (0.9, 0.8)]
+    low, high = found.steps_band[0.8]
+    assert low <= found.steps[0.8] <= high
+
+
+def test_values_of_ones_own():
+    training = Descent.of(learning_rate=0.5, steps=8)
+    still = forecast_training(problem(), training, dynamics=Frozen(), rule=Rule((0.5,)))
+    assert still.steps == {0.5: -1}
+    assert still.dynamics == "frozen"
+    double = forecast_training(problem(), training, kernel=Scaled(2.0))
+    faster = forecast_training(problem(), Descent.of(learning_rate=1.0, steps=8))
+    np.testing.assert_allclose(double.loss, faster.loss, rtol=1e-12)  # eta Theta is what counts
+
+
+def test_a_noisy_path_lies_around_any_centre():
+    training = Descent.of(**BATCHES)
+    flow = forecast_training(problem(), training.full, dynamics=GradientFlow())
+    around = forecast_training(problem(), training, dynamics=Noisy(paths=5, centre=GradientFlow()))
+    np.testing.assert_array_equal(around.outputs, flow.outputs)
+    assert around.loss_band is not None
+    assert np.all(around.loss_band[0] <= around.loss_band[1])
+
+
+def test_the_linearizer_builds_what_is_asked_for_once():
+    lines = Linearizer(problem(x_test=X[:4], y_test=Y[:4]))
+    assert lines.kernels == 0
+    first = lines.first
+    assert lines.at(lines.problem.weights) is first is lines.first
+    assert lines.kernels == 1
+    assert lines.cross["kernel_test"].shape == (4, 2, 10, 2)
+    np.testing.assert_allclose(lines.cross["kernel_test"], first[:4], rtol=1e-12)
+    lines.at(W + 1.0)
+    assert lines.kernels == 3
+    known = Linearizer(problem(), first=first)
+    assert known.limit == lines.limit
+    assert known.kernels == 0
+
+
+def test_parts_of_a_problem():
+    part = problem(trainable=None).take(np.array([1, 3]))
+    np.testing.assert_array_equal(part.f0, network(W, X[np.array([1, 3])]))
+    assert part.targets.shape == (2, 2)
+    other = problem().with_loss("squared_error", np.eye(2)[Y])
+    assert other.loss.name == "squared_error"
+    assert other.f0 is not None
+
+
+def test_what_one_front_door_can_do_the_others_can():
+    """Sketches and any rule, where training times are read at all."""
+    rule = Rule((0.6, 0.5), kind="absolute", smooth=3)
+    sketch = {"sketch_dim": 400, "key": KEY, "rule": rule}
+    settings = grid(learning_rate=(0.5, 1.0), steps=20)
+    swept = sweep(network, W, X, Y, settings, **sketch)
+    named = {"thresholds": (0.6, 0.5), "rule": "absolute", "smooth": 3}
+    one = predict_training_time(
+        network, W, X, Y, learning_rate=1.0, steps=20, sketch_dim=400, key=KEY, **named
+    )
+    assert list(one.steps.values()) == swept.steps[1].tolist()
+    candidates = {"it": Candidate(network, W)}
+    ranked = compare(candidates, X, Y, learning_rate=1.0, steps=20, time_steps=False, **sketch)
+    assert ranked.steps.tolist() == [swept.steps[1].tolist()]
+    assert ranked.trust == (one.trust,)
+    far = extrapolate(
+        network, W, X, Y, learning_rate=1.0, steps=20, subset=10, loss="cross_entropy",
+        rule=rule, key=KEY,
+    )  # fmt: skip
+    exact = sweep(network, W, X, Y, settings[1:], rule=rule)
+    assert list(far.steps.values()) == exact.steps[0].tolist()
+    watch = Online(network, W, X, Y, settings[1], **sketch)
+    watch(0, W, 0.8)
+    watch(1, W, 0.7)
+    assert list(watch.forecast("losses").steps) == [0.6, 0.5]
+
+
+def test_goals_in_words():
+    said = [Rule((0.5,), kind=kind).words(0.5) for kind in ("relative", "absolute", "gap")]
+    assert said == ["50 % of the loss's drop", "loss below 0.5", "loss within 0.5 of its end"]
+    assert goal_words(0.1, "plateau", "error") == "error falling by less than 0.1"
+    found = forecast_training(
+        problem(), Descent.of(learning_rate=1.0, steps=9), rule=Rule((0.5,), kind="absolute")
+    )
+    assert "loss below 0.5" in str(found)
+
+
+LOSSES = {"losses": np.array([0.8, 0.7])}
+KERNEL = jnp.eye(2).reshape(2, 1, 2, 1)
+ONLINE = (KERNEL, jnp.zeros((2, 1)), jnp.ones((2, 1)), Hyperparameters(0.1, loss="squared_error"))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Rule((2.0,)), "thresholds must be .* less than 1; got 2"),
+        (lambda: Rule(kind="soon"), "rule='soon' is not known"),
+        (lambda: Rule(window=3), "window=3 is for rule='plateau'"),
+        (lambda: Rule.of((0.1,), Rule()), "rule is a Rule, which says thresholds"),
+        (lambda: Rule(smooth=31).check(9), "smooth must be an integer between 1 and 10; got 31"),
+        (lambda: Descent.of(), "exactly one of learning_rate and optimizer; got neither"),
+        (lambda: Descent.of(learning_rate=0.1, steps=0), "steps must be an integer of at least 1"),
+        (lambda: Descent.of(learning_rate=0.1, batch_size=3), "batch_size=3 needs key"),
+        (lambda: Relinearized(0), "rebuilds must be an integer of at least 1; got 0"),
+        (lambda: Relinearized(tolerance=-1.0), "tolerance must be greater than 0"),
+        (lambda: Noisy("pink"), "noise='pink' is not known"),
+        (lambda: Noisy(paths=0), "paths must be an integer of at least 1"),
+        (lambda: Noisy(centre=Noisy()), "centre must be a mean path; got another Noisy"),
+        (lambda: GradientFlow("euler"), "solver='euler' is not known"),
+        (lambda: Exact(batch_size=0), "kernel_batch_size must be an integer of at least 1"),
+        (lambda: Exact(max_bytes=0), "max_bytes must be greater than 0"),
+        (lambda: Sketched(9, None), "sketch_dim=9 needs key"),
+        (lambda: Sketched(0, KEY), "sketch_dim must be an integer of at least 1"),
+        (lambda: problem(x_test=X), "x_test and y_test belong together"),
+        (lambda: online(*ONLINE, **LOSSES, rule=Rule(metric="error")), "only the loss"),
+        (lambda: extrapolate(network, W, X, Y, learning_rate=1.0, subset=5, key=KEY,
+                             rule=Rule(metric="error")), "the error on all samples is not"),
+    ],
+)  # fmt: skip
+def test_values_check_themselves(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("way", "training", "message"),
+    [
+        (GradientFlow(), BATCHES, "batch_size cannot be used with dynamics='ode'"),
+        (ClosedForm(), PLAIN, "loss='cross_entropy' has no closed form"),
+        (Noisy(), PLAIN, "dynamics='sde' is for learning_rate"),
+        (Noisy(centre=ClosedForm()), BATCHES, "loss='cross_entropy' has no closed form"),
+        (Recursion(), {"optimizer": optax.adam(0.1)}, "not one linear scalar filter"),
+        (Relinearized(1), {"optimizer": optax.adam(0.1)}, "not one linear scalar filter"),
+        (Recursion(), BATCHES | {"batch_size": 11}, "between 1 and 10; got 11"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_before_a_kernel(monkeypatch, way, training, message):
+    monkeypatch.setattr(
+        "jaxttp.ntk.estimators.empirical_ntk", lambda *_, **__: pytest.fail("built")
+    )
+    with pytest.raises(ValueError, match=message):
+        forecast_training(problem(), Descent.of(**training), dynamics=way)
+
+
+def test_test_samples_are_followed_or_refused():
+    given = problem(x_test=X[:4], y_test=Y[:4])
+    training = Descent.of(**BATCHES)
+    for way in (Relinearized(1), Noisy(centre=Relinearized(1))):
+        with pytest.raises(ValueError, match="x_test needs relinearize=0"):
+            forecast_training(given, training, dynamics=way)
+    assert forecast_training(given, training).test_loss is not None
+
+
+def test_a_value_leaves_no_room_for_keywords():
+    common = {"learning_rate": 0.1, "dynamics": Recursion()}
+    with pytest.raises(ValueError, match="relinearize=2 does nothing here"):
+        predict_training_time(network, W, X, Y, relinearize=2, **common)
+    with pytest.raises(ValueError, match="paths=2 does nothing here"):
+        predict_training_time(network, W, X, Y, paths=2, **common)
+    with pytest.raises(ValueError, match="rule is a Rule"):
+        sweep_kernel(KERNEL, *ONLINE[1:3], [ONLINE[3]], thresholds=(0.1,), rule=Rule())
