@@ -42,7 +42,7 @@ def test_both_ways_to_give_a_rate_agree_on_stability(momentum):
                 {"optimizer": optax.sgd(rate, momentum or None)},
             )
         )
-        np.testing.assert_array_equal(one.loss, other.loss)
+        np.testing.assert_allclose(one.loss, other.loss, rtol=1e-12)  # two programs
         assert one.stable is other.stable is stable
         assert one.steps == other.steps
         assert other.max_learning_rate == pytest.approx(largest, rel=2e-6)
