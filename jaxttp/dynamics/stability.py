@@ -34,8 +34,8 @@ def largest_curvature(
         loss: a name or a `Loss`, convex in the outputs.
 
     Returns:
-        A scalar, by Lanczos iteration with full re-orthogonalisation (64 products at most), so from
-        below and accurate to rounding for a kernel with a decaying spectrum.
+        A scalar, for more than 256 outputs by Lanczos iteration with full re-orthogonalisation (64
+        products at most), so from below and accurate to rounding for a decaying spectrum.
 
     Raises:
         ValueError: bad shapes or labels.
@@ -54,7 +54,10 @@ def largest_curvature(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _largest_curvature(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Array:
-    values, _ = _modes(kernel, f0, targets, loss)
+    if f0.size <= DENSE:  # a program that is compiled in a third of the time
+        values = decompose(jnp.linalg.eigvalsh, _dense(kernel, f0, targets, loss))
+    else:
+        values, _ = _modes(kernel, f0, targets, loss)
     return jnp.maximum(values[-1], 0.0)
 
 
@@ -81,11 +84,16 @@ def curvature_basis(
     n, c = f.shape
     if n * c > DENSE:
         return _ritz(kernel, f, targets, loss)[:2]
-    matrix = flatten_kernel(kernel, c)
-    root = _hessian_root(f, targets, loss)
+    return tuple(decompose(jnp.linalg.eigh, _dense(kernel, f, targets, loss)))
+
+
+def _dense(kernel: Array, f: Array, targets: Array, loss: Loss) -> Float[Array, "nc nc"]:
+    """(1/N) H^(1/2) Theta H^(1/2)."""
+    n, c = f.shape
+    matrix, root = flatten_kernel(kernel, c), _hessian_root(f, targets, loss)
     half = jnp.einsum("nab,nbp->nap", root, matrix.reshape(n, c, n * c), precision="highest")
     whole = jnp.einsum("pnb,nba->pna", half.reshape(n * c, n, c), root, precision="highest")
-    return tuple(decompose(jnp.linalg.eigh, whole.reshape(n * c, n * c) / n))
+    return whole.reshape(n * c, n * c) / n
 
 
 def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
@@ -163,6 +171,12 @@ def max_learning_rate(
     check_number("momentum", momentum, at_least=0.0, below=1.0)
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
     return _max_learning_rate(kernel, f0, targets, momentum, loss=loss, nesterov=nesterov)
+
+
+def compile_limit(kernel: Any, f0: Array, targets: Array, loss: Loss) -> None:
+    """Compile `max_learning_rate` for a kernel of which the shape is known, and compute nothing."""
+    program: Any = _max_learning_rate
+    program.lower(kernel, f0, targets, 0.0, loss=loss, nesterov=False).compile()
 
 
 @functools.partial(jax.jit, static_argnames=("loss", "nesterov"))

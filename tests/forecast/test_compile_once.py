@@ -4,8 +4,6 @@ Counted by JAX's own events, for every dynamics, for re-linearised paths with as
 for sweeps: rates, momenta, seeds, noise and thresholds are data, not code.
 """
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +12,8 @@ import pytest
 
 from jaxttp import predict_training_time, sweep
 from jaxttp.forecast import grid
+from tests.compilations import counted
 
-EVENT = "/jax/core/compile/backend_compile_duration"
 X = jax.random.normal(jax.random.key(0), (9, 3))
 Y = np.asarray(X[:, 0] > 0).astype(int)
 W = jax.random.normal(jax.random.key(1), (3, 2)) / 2
@@ -23,22 +21,6 @@ W = jax.random.normal(jax.random.key(1), (3, 2)) / 2
 
 def network(w, x):
     return jnp.tanh(x @ w)
-
-
-@contextlib.contextmanager
-def compilations():
-    """How many programs were compiled inside."""
-    seen: list[float] = []
-
-    def record(event, duration_secs, **_):
-        if event == EVENT:
-            seen.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(record)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(record)
 
 
 def injected(rate):
@@ -97,7 +79,7 @@ PAIRS = {
 def test_the_second_forecast_compiles_nothing(name):
     first, second = PAIRS[name]
     one = predict_training_time(network, W, X, Y, steps=7, **first)
-    with compilations() as seen:
+    with counted() as seen:
         other = predict_training_time(network, W, X, Y, steps=7, **second)
     assert not np.array_equal(one.loss, other.loss)  # the numbers did arrive
     assert len(seen) == 0
@@ -111,7 +93,7 @@ def test_a_head_that_starts_at_zero_compiles_nothing_the_second_time():
 
     zeros = {"a": W, "b": jnp.zeros((2, 2))}
     for rate in (0.5, 0.7):
-        with compilations() as seen:
+        with counted() as seen:
             predict_training_time(headed, zeros, X, Y, learning_rate=rate, steps=7)
     assert len(seen) == 0
 
@@ -121,7 +103,7 @@ def test_the_second_sweep_compiles_nothing():
         return grid(learning_rate=rates, momentum=(0.0, 0.9), steps=7)
 
     sweep(network, W, X, Y, some((0.1, 0.5)))
-    with compilations() as seen:
+    with counted() as seen:
         sweep(network, W, X, Y, some((0.2, 0.3)), thresholds=(0.2, 0.5, 0.6))
     assert len(seen) == 0
 
@@ -138,7 +120,7 @@ def test_a_trained_part_is_compiled_once():
                                      trainable=chosen)  # fmt: skip
 
     run(0.5)
-    with compilations() as seen:
+    with counted() as seen:
         run(0.7)
     assert len(seen) == 0
 
@@ -147,7 +129,7 @@ def test_the_first_forecast_compiles_few_programs():
     """README's first example, in a process that has compiled nothing of it."""
     jax.clear_caches()
     params = {"w": jax.random.normal(jax.random.key(1), (3, 8)), "v": jnp.zeros((8, 2))}
-    with compilations() as seen:
+    with counted() as seen:
         predict_training_time(
             lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"], params, X, Y, learning_rate=0.5,
             momentum=0.9, steps=7,
