@@ -42,6 +42,7 @@ SLOW_EXAMPLES = (
     "jaxttp.conditioning.sweeps.sweep",
     "jaxttp.forecast.comparison.compare",
     "jaxttp.forecast.watch.Online",
+    "jaxttp.forecast.predict.forecast_training",
     "jaxttp.models.vit.ViT",
     "jaxttp.models.vgg.VGG",
     "jaxttp.models.resnet.",

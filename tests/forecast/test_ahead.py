@@ -59,14 +59,3 @@ def test_what_cannot_be_compiled_ahead_is_compiled_when_it_is_needed(monkeypatch
     monkeypatch.setattr(_ahead, "compile_limit", broken)
     monkeypatch.setattr(_ahead, "compile_recursion", broken)
     assert forecast(lambda w, x: jnp.cos(x @ w)).loss.shape == (7,)
-
-
-def test_a_network_without_a_hash_is_forecast_alike():
-    class Network:
-        __hash__ = None  # type: ignore[assignment]
-
-        def __call__(self, w, x):
-            return jnp.tanh(x @ w)
-
-    reference = forecast(lambda w, x: jnp.tanh(x @ w))
-    np.testing.assert_array_equal(forecast(Network()).loss, reference.loss)

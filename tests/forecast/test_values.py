@@ -172,6 +172,7 @@ def test_parts_of_a_problem():
     assert other.f0 is not None
 
 
+@pytest.mark.slow  # six front doors, each with a kernel of its own
 def test_what_one_front_door_can_do_the_others_can():
     """Sketches and any rule, where training times are read at all."""
     rule = Rule((0.6, 0.5), kind="absolute", smooth=3)
