@@ -114,10 +114,10 @@ def test_a_real_command_with_its_output_piped(tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
     ) as process:
         assert process.stderr is not None
-        lines = [process.stderr.readline(), process.stderr.readline()]  # versions; loading: ... s
+        lines = [process.stderr.readline() for _ in range(3)]  # versions; programs; loading: ... s
         process.send_signal(signal.SIGINT)
         out, rest = process.communicate(timeout=120)
-    assert lines[1].startswith("loading")
+    assert lines[2].startswith("loading")
     assert (process.returncode, out) == (130, "")
     assert rest.splitlines()[-1] == "jaxttp: interrupted"
     assert not folder.exists()

@@ -124,10 +124,10 @@ def _print(console: Console, result: Any) -> None:
     cost = swept.cost(result.threshold)
     for heading, chosen in (
         (f"fewest steps to {goal}", swept.ranking(result.threshold)[:FASTEST]),
-        (f"cheapest to {goal} for their loss at the end", swept.pareto(result.threshold)),
+        (f"cheapest to {goal}", swept.pareto(result.threshold)),
     ):
         table = Table("setting", title=heading)
-        for title in (f"steps to {goal}", "seconds", "loss at the end", "error"):
+        for title in ("steps", "seconds", "loss at the end", "error"):
             table.add_column(title, justify="right")
         for i in chosen:
             timed = "-" if swept.step_seconds is None else seconds_text(cost[i])
@@ -138,8 +138,8 @@ def _print(console: Console, result: Any) -> None:
         console.print(table)
     console.print(
         f"steps to {goal}: each setting is measured by its own drop, so look at the loss at the "
-        "end, too (in Python, rule='absolute' measures all by the same loss); cheapest for their "
-        "loss: those that no other setting beats in both",
+        "end, too (in Python, rule='absolute' measures all by the same loss); cheapest: those that "
+        "no other setting beats in both cost and loss at the end",
         soft_wrap=True,
     )
     console.print(f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable")

@@ -111,17 +111,6 @@ def recursion(
     )  # fmt: skip
 
 
-def compile_recursion(
-    optimizer: HeavyBall, kernel: Any, f0: Array, targets: Array, *, loss: Loss, steps: int
-) -> None:
-    """Compile `recursion` of full batches for a kernel of which the shape is known."""
-    program: Any = _follow
-    program.lower(
-        optimizer.with_velocity(), None, kernel, f0, targets, None, None, None, None, None,
-        loss=loss, steps=steps,
-    ).compile()  # fmt: skip
-
-
 @functools.partial(jax.jit, static_argnames=("loss", "steps"))
 def _follow(
     optimizer: Optimizer,

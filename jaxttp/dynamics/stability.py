@@ -173,12 +173,6 @@ def max_learning_rate(
     return _max_learning_rate(kernel, f0, targets, momentum, loss=loss, nesterov=nesterov)
 
 
-def compile_limit(kernel: Any, f0: Array, targets: Array, loss: Loss) -> None:
-    """Compile `max_learning_rate` for a kernel of which the shape is known, and compute nothing."""
-    program: Any = _max_learning_rate
-    program.lower(kernel, f0, targets, 0.0, loss=loss, nesterov=False).compile()
-
-
 @functools.partial(jax.jit, static_argnames=("loss", "nesterov"))
 def _max_learning_rate(
     kernel: Array, f0: Array, targets: Array, momentum: Any, *, loss: Loss, nesterov: bool

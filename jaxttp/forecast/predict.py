@@ -14,7 +14,6 @@ from jaxtyping import Array
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.forecast._ahead import compiling_ahead
 from jaxttp.forecast._options import (
     Keywords,
     check_level,
@@ -25,7 +24,7 @@ from jaxttp.forecast._options import (
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.doubt import LEVEL, Doubt, without_parts
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Progress
-from jaxttp.forecast.paths.recursion import OneKernel, Recursion
+from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.rule import Rule
@@ -236,9 +235,6 @@ def forecast_training(
     kernel = Exact() if kernel is None else kernel
     with stopwatch() as watch:
         lines = Linearizer(problem, kernel, progress)
-        if way.kernels:
-            with compiling_ahead(problem, descent, follows=isinstance(way, OneKernel)):
-                _ = lines.first
         path = way.follow(lines, descent)
         limit, rates = way.rates(lines, descent)
         stable = way.is_stable(path, rates, descent)
