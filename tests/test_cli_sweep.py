@@ -32,7 +32,9 @@ def test_sweep_writes_and_prints(tmp_path):
     assert "fewest steps to 10 % of the loss's drop" in done.stdout
     first = done.stdout[: done.stdout.index("cheapest to 10 % of the loss's drop")]
     assert first.count("│ rate") == 5
-    assert "steps to 10 % of the loss's drop: each setting is measured by its own drop" in done.stdout
+    assert (
+        "steps to 10 % of the loss's drop: each setting is measured by its own drop" in done.stdout
+    )
     written = json.loads((tmp_path / "sweep.json").read_text())
     assert len(written["rows"]) == 64
     best = written["rows"][written["fastest"]]

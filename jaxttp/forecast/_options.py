@@ -75,9 +75,24 @@ class Keywords(NamedTuple):
 
 
 def choose_kernel(
-    sketch_dim: int | None, key: Array | None, batch_size: int | None, max_bytes: int | None
+    sketch_dim: int | None,
+    key: Array | None,
+    batch_size: int | None,
+    max_bytes: int | None,
+    kernel: KernelEstimator | None = None,
 ) -> KernelEstimator:
-    """The estimator that keywords name."""
+    """The estimator that keywords name, or the one that is given in their place."""
+    if kernel is not None:
+        if not isinstance(kernel, KernelEstimator):
+            raise TypeError(
+                f"kernel must say how kernels come about, as jaxttp.ntk.Exact() and Sketched(dim, "
+                f"key) do; got {type(kernel).__name__}. A kernel that is at hand goes to "
+                "jaxttp.dynamics.recursion, or to sweep_kernel."
+            )
+        given = {"sketch_dim": sketch_dim, "kernel_batch_size": batch_size, "max_bytes": max_bytes}
+        for name, value in given.items():
+            check_used(name, value, False, "kernel is a value, which says it itself")
+        return kernel
     if sketch_dim is None:
         return Exact(batch_size, max_bytes)
     check_key(key)

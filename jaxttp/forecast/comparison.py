@@ -30,6 +30,7 @@ from jaxttp.forecast.seconds import readable_time
 from jaxttp.forecast.sweeps import sweep_kernel, with_trust
 from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss
+from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.spectrum import eigendecomposition, label_alignment
 from jaxttp.training import time_step
 
@@ -175,6 +176,7 @@ def compare(
     protocol: str | None = None,
     time_steps: bool = True,
     sketch_dim: int | None = None,
+    kernel: KernelEstimator | None = None,
     max_bytes: int | None = None,
 ) -> Comparison:
     """Forecast several starting points on the same data, rank them, and say why.
@@ -203,6 +205,8 @@ def compare(
         time_steps: also measure the seconds of a training step of each on this device.
         sketch_dim: width of a random projection of the Jacobian that stands for every exact
             kernel, see `sketch_jacobian`.
+        kernel: how kernels come about, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of the
+            keywords that name it.
         max_bytes: bound on an exact kernel's working memory.
 
     Returns:
@@ -234,7 +238,7 @@ def compare(
     check_batches(batch_size, key, protocol, len(x))
     rate = 1.0 if learning_rate is None else learning_rate
     setting = Hyperparameters(rate, momentum, batch_size, loss=loss, steps=steps)
-    kernel = choose_kernel(sketch_dim, key, None, max_bytes)
+    estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     check_finite("x", x)
     problems = {name: _problem(name, one, x, y, loss) for name, one in candidates.items()}
     if own_goals:
@@ -244,7 +248,7 @@ def compare(
     drawn: dict[str, Any] = {"key": key, "protocol": protocol}
     found = {}
     for name, problem in problems.items():
-        lines = Linearizer(problem, kernel)
+        lines = Linearizer(problem, estimator)
         choices = _choices(lines, setting, given=learning_rate is not None)
         swept = sweep_kernel(
             lines.first, problem.f0, problem.targets, choices, rule=reading, **drawn

@@ -29,6 +29,7 @@ from jaxttp.forecast.spectra import (
 )
 from jaxttp.forecast.sweeps import sweep_kernel
 from jaxttp.losses import Loss, Weighted, get_loss, squared_error
+from jaxttp.ntk.estimators import KernelEstimator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +109,7 @@ def extrapolate(
     resamples: int = 8,
     trainable: Any = None,
     sketch_dim: int | None = None,
+    kernel: KernelEstimator | None = None,
     max_bytes: int | None = None,
 ) -> Extrapolation:
     """Forecast full-batch training on N samples from the kernel of N0 of them.
@@ -141,6 +143,8 @@ def extrapolate(
         trainable: which parameters train, as in `empirical_ntk`.
         sketch_dim: width of a random projection of the Jacobian that stands for the exact kernel,
             see `sketch_jacobian`.
+        kernel: how kernels come about, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of the
+            keywords that name it.
         max_bytes: bound on the exact kernel's working memory, in bytes.
 
     Returns:
@@ -184,17 +188,17 @@ def extrapolate(
         remedy = "it is about the spectrum, which is extrapolated for loss='squared_error' alone"
         check_used(name, value, spectral, remedy)
     method, alpha = method or "resolvent", alpha or 0.0
-    estimator = choose_kernel(sketch_dim, key, None, max_bytes)
+    estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     check_method(method, subset, None, alpha)
     problem = Problem.of(apply_fn, params, x, y, loss=loss, trainable=trainable)
     head = _check_head(method, subset, problem.classes, head, alpha, spectral=spectral)
     draw, *halves = jax.random.split(key, resamples + 1)
     chosen = np.asarray(jax.random.permutation(draw, m))[:subset]
     lines = Linearizer(problem.take(chosen), estimator)
-    kernel = np.asarray(lines.first)
+    theta = np.asarray(lines.first)
     size = float(jnp.sum((problem.f0 - problem.targets) ** 2)) / m
     curve = functools.partial(
-        _curve, lines, kernel, setting, samples=n, size=size, method=method, head=head, alpha=alpha
+        _curve, lines, theta, setting, samples=n, size=size, method=method, head=head, alpha=alpha
     )
     path, stable, spectrum = curve(np.arange(subset))
     times = reading.read(path, None, reached=stable)

@@ -50,6 +50,7 @@ def predict_training_time(
     relinearize: int | str = 0,
     tolerance: float | None = None,
     sketch_dim: int | None = None,
+    kernel: KernelEstimator | None = None,
     key: Array | None = None,
     rule: str | Rule = "relative",
     metric: str = "loss",
@@ -102,6 +103,8 @@ def predict_training_time(
         sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
             exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim), is estimated
             by leaving out parts of the projection, and widens the bands.
+        kernel: how kernels come about, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of the
+            keywords that name it.
         key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
         rule: the definition of training time, see `training_time`; or a `Rule`, which takes the
             place of thresholds, metric, smooth and window.
@@ -159,7 +162,7 @@ def predict_training_time(
         learning_rate=learning_rate, momentum=momentum, optimizer=optimizer, steps=steps,
         batch_size=batch_size, protocol=protocol, key=key,
     )  # fmt: skip
-    kernel = choose_kernel(sketch_dim, key, kernel_batch_size, max_bytes)
+    estimator = choose_kernel(sketch_dim, key, kernel_batch_size, max_bytes, kernel)
     reading = Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
     exact = get_loss(loss)
     x = check_samples("x", x)
@@ -169,13 +172,13 @@ def predict_training_time(
     way = keywords.choose(descent, weights)
     way.check(descent, weights, exact)
     check_test(x_test, way)
-    level = check_level(level, way, kernel)
+    level = check_level(level, way, estimator)
     with stopwatch() as watch:
         problem = Problem.of(
             apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test, y_test=y_test
         )
         found = forecast_training(
-            problem, descent, dynamics=way, kernel=kernel, rule=reading, level=level,
+            problem, descent, dynamics=way, kernel=estimator, rule=reading, level=level,
             progress=progress,
         )  # fmt: skip
     cost = dataclasses.replace(

@@ -35,6 +35,7 @@ from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.rule import Rule
 from jaxttp.forecast.swept import SHOWN, Sweep
 from jaxttp.losses import Loss, get_loss
+from jaxttp.ntk.estimators import KernelEstimator
 
 _CHUNK_BYTES = 64 << 20
 
@@ -55,6 +56,7 @@ def sweep(
     protocol: str | None = None,
     trainable: Any = None,
     sketch_dim: int | None = None,
+    kernel: KernelEstimator | None = None,
     max_bytes: int | None = None,
     step_seconds: float | Mapping[int | None, float] | None = None,
 ) -> Sweep:
@@ -80,6 +82,8 @@ def sweep(
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         sketch_dim: width of a random projection of the Jacobian that stands for the exact kernel,
             see `sketch_jacobian`.
+        kernel: how kernels come about, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of the
+            keywords that name it.
         max_bytes: bound on the exact kernel's working memory, in bytes.
         step_seconds: seconds of one training step, as `time_step` measures them: one number, or one
             for every batch size that occurs.
@@ -109,12 +113,12 @@ def sweep(
     x = check_samples("x", x)
     reading = Rule.of(thresholds, rule, metric, smooth, window)
     wanted = _Wanted.of(settings, len(x), reading, key, protocol, step_seconds)
-    kernel = choose_kernel(sketch_dim, key, None, max_bytes)
+    estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     losses = list(dict.fromkeys(one.loss for one in wanted.settings))
     problem = Problem.of(apply_fn, params, x, y, loss=losses[0], trainable=trainable)
     for loss in losses[1:]:
         problem.with_loss(loss, y)  # refuses labels that do not suit it
-    lines = Linearizer(problem, kernel)
+    lines = Linearizer(problem, estimator)
     swept = _sweep(lines.first, problem.f0, y, wanted)
     return with_trust(swept, lines, y, key=key, protocol=protocol)
 

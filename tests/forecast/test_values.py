@@ -276,6 +276,20 @@ def test_test_samples_are_followed_or_refused():
     assert forecast_training(given, training).test_loss is not None
 
 
+def test_a_kernel_estimator_takes_the_place_of_its_keywords():
+    common = {"learning_rate": 1.0, "steps": 8}
+    named = predict_training_time(network, W, X, Y, sketch_dim=20, key=KEY, **common)
+    same(named, predict_training_time(network, W, X, Y, kernel=Sketched(20, KEY), **common))
+    double = predict_training_time(network, W, X, Y, kernel=Scaled(2.0), **common)
+    settings = grid(learning_rate=1.0, steps=8)
+    swept = sweep(network, W, X, Y, settings, kernel=Scaled(2.0))
+    np.testing.assert_allclose(swept.loss[0], double.loss, rtol=1e-12)
+    with pytest.raises(ValueError, match="max_bytes=100 does nothing here: kernel is a value"):
+        predict_training_time(network, W, X, Y, kernel=Exact(), max_bytes=100, **common)
+    with pytest.raises(TypeError, match="kernel"):
+        sweep(network, W, X, Y, settings, kernel=jnp.eye(10))
+
+
 def test_a_value_leaves_no_room_for_keywords():
     common = {"learning_rate": 0.1, "dynamics": Recursion()}
     with pytest.raises(ValueError, match="relinearize=2 does nothing here"):
