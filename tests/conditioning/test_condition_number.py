@@ -229,8 +229,11 @@ def test_few_distinct_eigenvalues_of_many_copies(distinct):
     values = np.random.default_rng(1).permutation(np.resize(distinct, ROWS))
     counted = np.abs([v for v in distinct if v != 0.0])
     found = conditioning.condition_number(diagonal(values))
-    # 10 eps sqrt(n) over the smallest; found even where rounding hides that these are all.
-    assert float(found.value) == pytest.approx(counted.max() / counted.min(), rel=1e-7)
+    # 10 eps sqrt(n) over the smallest. Where rounding hides that these are all it is a bound, which
+    # depends on the CPU: some give the value to 1e-7 in all four cases, SSE4.2 one 2e-5 below.
+    known = counted.max() / counted.min()
+    assert float(found.value) <= known * (1 + 1e-7)
+    assert float(found.value) >= known * (1 - (1e-4 if found.is_lower_bound else 1e-7))
 
 
 @pytest.mark.parametrize(
