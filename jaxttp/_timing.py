@@ -61,3 +61,26 @@ def stopwatch() -> Iterator[Stopwatch]:
         end = time.perf_counter()
         jax.monitoring.unregister_event_duration_listener(watch._record)
         watch._close(start, end)
+
+
+@contextmanager
+def compilations() -> Iterator[list[float]]:
+    """Seconds of every program that XLA compiles inside a block; one entry each.
+
+    Example:
+        >>> with compilations() as seen:
+        ...     _ = sum(range(10))
+        >>> seen
+        []
+    """
+    seen: list[float] = []
+
+    def record(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(record)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(record)

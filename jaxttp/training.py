@@ -24,9 +24,9 @@ from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import output_shape
 from jaxttp.adapters.inputs import check_samples
-from jaxttp.crossing import read_times
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets, get_loss
+from jaxttp.rule import Rule
 
 
 class TrainingRun(NamedTuple):
@@ -79,10 +79,8 @@ class TrainingRun(NamedTuple):
             ValueError: an unknown metric or rule, a threshold, a smoothing or a window that does
                 not fit it.
         """
-        return read_times(
-            self.loss, self.error, thresholds, metric=metric, rule=rule, smooth=smooth,
-            window=window, diverged=not self.finite,
-        )  # fmt: skip
+        wanted = Rule.of(thresholds, rule, metric, smooth, window, steps=len(self.loss) - 1)
+        return wanted.read(self.loss, self.error, reached=self.finite)
 
     @property
     def finite(self) -> bool:

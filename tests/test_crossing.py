@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp.crossing import RULES, metric_time, read_times
+from jaxttp.crossing import RULES, metric_time
 from jaxttp.forecast import smooth_curve, training_time
 from jaxttp.forecast.bands import steps_band
+from jaxttp.rule import Rule
 from jaxttp.training import TrainingRun
 
 LENGTHS = (2, 3, 12, 31)  # few lengths, so that few shapes are compiled
@@ -223,7 +224,7 @@ def test_errors_that_do_not_fall(name):
     read = jax.jit(jax.vmap(lambda curve: metric_time(curve, 0.1, metric="error", **options)))
     assert read(jnp.array([error])).tolist() == [expected]
     loss = np.linspace(1.0, 0.0, len(error))
-    times = read_times(loss, error, 0.1, metric="error", window=None, diverged=False, **options)
+    times = Rule.of(0.1, metric="error", **options).read(loss, error)
     assert times == {0.1: expected}
     run = TrainingRun(jnp.array(loss), jnp.array(error), None, None, 1.0, 1.0)
     assert run.read(0.1, metric="error", **options) == {0.1: expected}

@@ -26,7 +26,7 @@ FLOORS = (
         "adapters",
         "crossing",
     ),
-    ("_covariance", "_machine", "losses"),
+    ("_covariance", "_machine", "losses", "rule"),
     ("data", "ntk"),
     ("_known_answers", "conditioning", "dynamics", "gauss_newton", "representation"),
     ("models", "training"),
@@ -186,24 +186,30 @@ def test_contributing_shows_the_plan():
 @pytest.mark.parametrize(
     ("statement", "target"),
     [
-        ("import jaxttp.forecast.rule", "jaxttp.forecast.rule"),
-        ("from jaxttp.forecast import rule", "jaxttp.forecast.rule"),
-        ("from jaxttp.forecast.rule import Rule", "jaxttp.forecast.rule"),
-        ("from ..forecast import rule", "jaxttp.forecast.rule"),
+        ("import jaxttp.forecast.problem", "jaxttp.forecast.problem"),
+        ("from jaxttp.forecast import problem", "jaxttp.forecast.problem"),
+        ("from jaxttp.forecast.problem import Problem", "jaxttp.forecast.problem"),
+        ("from ..forecast import problem", "jaxttp.forecast.problem"),
         ("from .. import forecast", "jaxttp.forecast"),
-        ("def late():\n    import jaxttp.forecast.rule", "jaxttp.forecast.rule"),
+        ("def late():\n    import jaxttp.forecast.problem", "jaxttp.forecast.problem"),
         ("def late():\n    return importlib.import_module('jaxttp.plots')", "jaxttp.plots"),
         ("def late():\n    return __import__('jaxttp.plots')", "jaxttp.plots"),
-        ("if TYPE_CHECKING:\n    from jaxttp.forecast.rule import Rule", "jaxttp.forecast.rule"),
+        (
+            "if TYPE_CHECKING:\n    from jaxttp.forecast.problem import Problem",
+            "jaxttp.forecast.problem",
+        ),
         ("def late(name):\n    return import_module(name)", "jaxttp.?"),
-        ("def late():\n    return importlib.import_module('.rule', 'jaxttp.forecast')", "jaxttp.?"),
+        (
+            "def late():\n    return importlib.import_module('.problem', 'jaxttp.forecast')",
+            "jaxttp.?",
+        ),
         ("from jaxttp import sweep", "jaxttp"),
         ("from jaxttp.later import more", "jaxttp.later"),
         ("from jaxttp.dynamics import flow", "jaxttp.dynamics"),
     ],
 )
 def test_an_import_that_goes_up_is_found(tmp_path, statement, target):
-    for name in ("__init__", "ntk/__init__", "ntk/one", "forecast/__init__", "forecast/rule"):
+    for name in ("__init__", "ntk/__init__", "ntk/one", "forecast/__init__", "forecast/problem"):
         path = tmp_path / "jaxttp" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("from jaxttp._checks import check_integer\n")

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from jaxttp import time_step, train, training_time
+from jaxttp._timing import compilations
 from jaxttp.dynamics.batches import PROTOCOLS, batch_indices
-from tests.compilations import counted
 
 STEPS, RATE = 12, 0.2
 RNG = np.random.default_rng(0)
@@ -206,7 +206,7 @@ def test_a_training_goes_on_from_its_state_and_ends_when_told():
     ended = run(optimizer=optimizer, callback=lambda step, params, loss: step == 5)
     assert ended.loss.shape == (6,)
     np.testing.assert_array_equal(ended.outputs, whole.outputs[:6])
-    with counted() as compiled:
+    with compilations() as compiled:
         train(linear, ended.params, X, LABELS, loss="cross_entropy", optimizer=optimizer,
               steps=STEPS, callback=lambda step, params, loss: np.bool_(step == 5))  # fmt: skip
     assert not compiled  # the same optimiser, network and loss

@@ -9,34 +9,15 @@ seconds worthless; the counts are the same everywhere.
 """
 
 import argparse
-import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxttp import predict_training_time
+from jaxttp._timing import compilations
 from jaxttp.pipeline import Settings, build_task
-
-EVENT = "/jax/core/compile/backend_compile_duration"
-
-
-@contextlib.contextmanager
-def compilations() -> Iterator[list[float]]:
-    """Seconds of every program that is compiled inside."""
-    seen: list[float] = []
-
-    def record(event: str, duration_secs: float, **_: Any) -> None:
-        if event == EVENT:
-            seen.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(record)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(record)
 
 
 def example() -> tuple:

@@ -26,7 +26,6 @@ from jaxttp.forecast.predict import predict_training_time as predict_training_ti
 from jaxttp.forecast.prediction import Cost as Cost
 from jaxttp.forecast.prediction import Prediction as Prediction
 from jaxttp.forecast.problem import Problem as Problem
-from jaxttp.forecast.rule import Rule as Rule
 from jaxttp.forecast.seconds import DEVICES as DEVICES
 from jaxttp.forecast.seconds import Device as Device
 from jaxttp.forecast.seconds import WallClock as WallClock
@@ -38,3 +37,4 @@ from jaxttp.forecast.sweeps import sweep as sweep
 from jaxttp.forecast.sweeps import sweep_kernel as sweep_kernel
 from jaxttp.forecast.swept import Sweep as Sweep
 from jaxttp.forecast.watch import Online as Online
+from jaxttp.rule import Rule as Rule

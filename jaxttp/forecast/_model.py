@@ -1,11 +1,10 @@
-"""What every forecast asks of a model, and of bounds on memory, before anything is computed."""
+"""What every forecast asks of a model before anything is computed."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxttp._checks import check_integer, check_number
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import output_shape
 from jaxttp.ntk._select import leaf_paths, select_leaves
@@ -13,8 +12,8 @@ from jaxttp.ntk._select import leaf_paths, select_leaves
 
 def check_model(
     apply_fn: ApplyFn, params: Params, x: Any, trainable: Any = None
-) -> tuple[int, int]:
-    """The outputs' shape (N, C) of a network that is fit for a forecast, from shapes alone.
+) -> jax.ShapeDtypeStruct:
+    """What a network that is fit for a forecast returns, from shapes alone.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
@@ -23,7 +22,7 @@ def check_model(
         trainable: which parameters train, as in `empirical_ntk`.
 
     Returns:
-        ``(N, C)``.
+        Shape (N, C) and dtype of the outputs.
 
     Raises:
         TypeError: see `output_shape`.
@@ -47,12 +46,4 @@ def check_model(
             f"apply_fn returns {dtype}, too coarse for a forecast; let it return float32: "
             "lambda params, x: apply_fn(params, x).astype('float32')."
         )
-    return shape
-
-
-def check_memory(batch_size: int | None, max_bytes: int | None) -> None:
-    """Refuse bounds on a kernel's working memory that are out of range."""
-    if batch_size is not None:
-        check_integer("kernel_batch_size", batch_size, at_least=1)
-    if max_bytes is not None:
-        check_number("max_bytes", max_bytes, above=0.0)
+    return jax.ShapeDtypeStruct(shape, dtype)

@@ -16,7 +16,14 @@ from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.paths.weight_space import WeightSpace
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 
-DYNAMICS = ("auto", "recursion", "ode", "closed_form", "sde", "weight_space")
+WAYS: dict[str, type[Dynamics]] = {
+    "auto": Recursion,
+    "recursion": Recursion,
+    "ode": GradientFlow,
+    "closed_form": ClosedForm,
+    "sde": Noisy,
+    "weight_space": WeightSpace,
+}
 
 
 class Keywords(NamedTuple):
@@ -36,7 +43,7 @@ class Keywords(NamedTuple):
                 check_used(name, getattr(self, name), False, remedy)
             check_used("relinearize", self.relinearize or None, False, "give dynamics=Relinearized")
             return
-        check_choice("dynamics", self.dynamics, DYNAMICS)
+        check_choice("dynamics", self.dynamics, WAYS)
         if self.relinearize != "auto":
             remedy = "It counts kernels after the first; 'auto' chooses."
             check_integer("relinearize", self.relinearize, at_least=0, remedy=remedy)
@@ -68,10 +75,7 @@ class Keywords(NamedTuple):
                 descent.response(weights)
             except ValueError:
                 return WeightSpace()
-        ways = (Recursion(), GradientFlow(), ClosedForm(), WeightSpace())
-        return {"auto": ways[0]}.get(self.dynamics) or next(
-            way for way in ways if way.name == self.dynamics
-        )
+        return WAYS[self.dynamics]()
 
 
 def choose_kernel(

@@ -27,8 +27,8 @@ from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.recursion import output_limit
 from jaxttp.forecast._stability import RISE
 from jaxttp.forecast.hyperparameters import Hyperparameters
-from jaxttp.forecast.rule import Rule, goal_words
 from jaxttp.losses import Loss
+from jaxttp.rule import Rule, goal_words
 
 GROWTHS = (*np.linspace(-1.0, 1.0, 21), *np.linspace(1.25, 8.0, 28))
 """The gammas that a fit to losses chooses from."""

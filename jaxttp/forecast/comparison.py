@@ -25,13 +25,13 @@ from jaxttp.forecast._options import choose_kernel
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.rule import Rule, goal_words
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.forecast.sweeps import sweep_kernel, with_trust
 from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss
 from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.spectrum import eigendecomposition, label_alignment
+from jaxttp.rule import Rule, goal_words
 from jaxttp.training import time_step
 
 RATE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)

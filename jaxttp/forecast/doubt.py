@@ -20,7 +20,7 @@ from jaxttp.forecast.bands import (
 )
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Linearizer, Path
-from jaxttp.forecast.rule import Rule
+from jaxttp.rule import Rule
 
 LEVEL = 0.9
 

@@ -19,7 +19,6 @@ from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.rule import Rule, goal_words
 from jaxttp.forecast.spectra import (
     LEAST,
     Spectrum,
@@ -30,6 +29,7 @@ from jaxttp.forecast.spectra import (
 from jaxttp.forecast.sweeps import sweep_kernel
 from jaxttp.losses import Loss, Weighted, get_loss, squared_error
 from jaxttp.ntk.estimators import KernelEstimator
+from jaxttp.rule import Rule, goal_words
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,10 +27,10 @@ from jaxttp.forecast.paths.base import Dynamics, Linearizer, Progress
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.rule import Rule
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk._select import split_trainable
 from jaxttp.ntk.estimators import Exact, KernelEstimator
+from jaxttp.rule import Rule
 
 
 def predict_training_time(

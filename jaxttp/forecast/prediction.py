@@ -7,9 +7,8 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from jaxttp._result import RESULT, wrapped
-from jaxttp.crossing import read_times
 from jaxttp.forecast._stability import Rates, stability_message
-from jaxttp.forecast.rule import goal_words
+from jaxttp.rule import Rule, goal_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,10 +124,8 @@ class Prediction:
             ValueError: an unknown metric or rule, a threshold, a smoothing or a window that does
                 not fit it.
         """
-        return read_times(
-            self.loss, self.error, thresholds, metric=metric, rule=rule, smooth=smooth,
-            window=window, diverged=not self.stable,
-        )  # fmt: skip
+        wanted = Rule.of(thresholds, rule, metric, smooth, window, steps=len(self.loss) - 1)
+        return wanted.read(self.loss, self.error, reached=self.stable)
 
     @property
     def message(self) -> str:

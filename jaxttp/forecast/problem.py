@@ -12,9 +12,10 @@ from jaxttp._checks import check_finite
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.dynamics._network import kept
 from jaxttp.forecast._model import check_model
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk._select import select_leaves, split_trainable
+from jaxttp.ntk._select import split_trainable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,15 +99,14 @@ class Problem:
         check_finite(names.format("x"), x)
         check_finite(names.format("params"), params)
         weights, restore = split_trainable(params, trainable)
-        shape = check_model(apply_fn, params, x, trainable)
-        dtype = jax.eval_shape(apply_fn, params, x).dtype
-        encode_targets(loss, y, jax.ShapeDtypeStruct(shape, dtype))
+        outputs = check_model(apply_fn, params, x, trainable)
+        encode_targets(loss, y, outputs)
         test: dict[str, Any] = {}
         if x_test is not None:
             x_test = check_samples(names.format("x_test"), x_test)
             check_finite(names.format("x_test"), x_test)
-            outputs = jax.ShapeDtypeStruct(output_shape(apply_fn, params, x_test), dtype)
-            encode_targets(loss, y_test, outputs)
+            shape = output_shape(apply_fn, params, x_test)
+            encode_targets(loss, y_test, jax.ShapeDtypeStruct(shape, outputs.dtype))
         check_per_sample(apply_fn, params, x)
         evaluate = jax.jit(apply_fn)
         f0 = evaluate(params, x)
@@ -118,7 +118,7 @@ class Problem:
             test = {"x_test": x_test, "f0_test": f0_test, "targets_test": targets_test,
                     "loss_test": loss_test}  # fmt: skip
 
-        network = _of_part(apply_fn, params, trainable)
+        network = apply_fn if weights is params else _of_part(apply_fn, restore)
         return cls(
             apply_fn, params, trainable, network, weights, restore, x, f0, targets, exact, **test
         )
@@ -144,36 +144,11 @@ class Problem:
         )  # fmt: skip
 
 
-class _Frozen(tuple):
-    """Arrays that are the same where they are the same objects."""
-
-    def __hash__(self) -> int:
-        return hash(tuple(map(id, self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Frozen) or len(self) != len(other):
-            return False
-        return all(a is b for a, b in zip(self, other, strict=True))
-
-
-def _of_part(apply_fn: ApplyFn, params: Params, trainable: Any) -> ApplyFn:
+def _of_part(apply_fn: ApplyFn, restore: Callable[[Params], Params]) -> ApplyFn:
     """The network of the trained weights alone: one function for one part, to keep its programs."""
-    if trainable is None:
-        return apply_fn
-    mask = select_leaves(params, trainable)
-    leaves, tree = jax.tree.flatten(params)
-    frozen = _Frozen(leaf for m, leaf in zip(mask, leaves, strict=True) if not m)
-    try:
-        return _part(apply_fn, mask, tree, frozen)
-    except TypeError:  # a callable without a hash
-        return _part.__wrapped__(apply_fn, mask, tree, frozen)
+    return kept(_part, apply_fn, restore)
 
 
 @functools.lru_cache(maxsize=4)
-def _part(apply_fn: ApplyFn, mask: tuple[bool, ...], tree: Any, frozen: _Frozen) -> ApplyFn:
-    def part(weights: Params, samples: Any) -> Array:
-        chosen, rest = iter(jax.tree.leaves(weights)), iter(frozen)
-        leaves = [next(chosen) if m else next(rest) for m in mask]
-        return apply_fn(jax.tree.unflatten(tree, leaves), samples)
-
-    return part
+def _part(apply_fn: ApplyFn, restore: Callable[[Params], Params]) -> ApplyFn:
+    return lambda weights, samples: apply_fn(restore(weights), samples)

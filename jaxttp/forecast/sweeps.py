@@ -32,10 +32,10 @@ from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.rule import Rule
 from jaxttp.forecast.swept import SHOWN, Sweep
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.estimators import KernelEstimator
+from jaxttp.rule import Rule
 
 _CHUNK_BYTES = 64 << 20
 

@@ -13,8 +13,8 @@ from jaxttp._files import replaced
 from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._stability import Rates, stability_message
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
-from jaxttp.forecast.rule import goal_words
 from jaxttp.losses import get_loss
+from jaxttp.rule import goal_words
 
 SHOWN = 5
 """Settings that a sweep prints, and asks the network about."""

@@ -27,8 +27,8 @@ from jaxttp.forecast.closed_loop import (
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.rule import Rule
 from jaxttp.ntk._select import split_trainable
+from jaxttp.rule import Rule
 
 OUT_OF_RANGE = 2.0
 """A re-linearised forecast whose loss exceeds all observed ones by this factor is not believed."""

@@ -74,10 +74,30 @@ def split_trainable(
     if all(mask):
         return params, lambda chosen: chosen
     leaves, treedef = jax.tree.flatten(params)
+    pairs = list(zip(mask, leaves, strict=True))
+    chosen, frozen = [x for m, x in pairs if m], tuple(x for m, x in pairs if not m)
+    return chosen, Restore(mask, treedef, frozen)
 
-    def restore(chosen: Params) -> Params:
-        given = iter(chosen)
-        pairs = zip(mask, leaves, strict=True)
-        return jax.tree.unflatten(treedef, [next(given) if m else leaf for m, leaf in pairs])
 
-    return [leaf for m, leaf in zip(mask, leaves, strict=True) if m], restore
+class Restore:
+    """Puts the parameters that do not count back; equal where they are the same arrays.
+
+    So what is compiled for a part of a network is found again.
+    """
+
+    def __init__(self, mask: tuple[bool, ...], treedef: Any, frozen: tuple[Any, ...]) -> None:
+        self._mask, self._treedef, self._frozen = mask, treedef, frozen
+
+    def __call__(self, chosen: Params) -> Params:
+        """The whole parameters."""
+        given, rest = iter(chosen), iter(self._frozen)
+        return jax.tree.unflatten(self._treedef, [next(given if m else rest) for m in self._mask])
+
+    def _key(self) -> tuple:
+        return self._mask, self._treedef, tuple(map(id, self._frozen))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Restore) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())

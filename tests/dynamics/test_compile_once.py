@@ -9,22 +9,16 @@ import optax
 import pytest
 
 from jaxttp import dynamics
+from jaxttp._timing import compilations
 from jaxttp.dynamics import HeavyBall
 from jaxttp.dynamics.stability import max_learning_rate
-
-_built = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: (
-        _built.append(seconds) if event == "/jax/core/compile/backend_compile_duration" else None
-    )
-)
 
 
 @contextlib.contextmanager
 def nothing_is_compiled():
-    before = len(_built)
-    yield
-    assert len(_built) == before
+    with compilations() as seen:
+        yield
+    assert len(seen) == 0
 
 
 @pytest.fixture(scope="module")

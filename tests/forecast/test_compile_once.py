@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time, sweep
+from jaxttp._timing import compilations
 from jaxttp.forecast import grid
-from tests.compilations import counted
 
 X = jax.random.normal(jax.random.key(0), (9, 3))
 Y = np.asarray(X[:, 0] > 0).astype(int)
@@ -79,7 +79,7 @@ PAIRS = {
 def test_the_second_forecast_compiles_nothing(name):
     first, second = PAIRS[name]
     one = predict_training_time(network, W, X, Y, steps=7, **first)
-    with counted() as seen:
+    with compilations() as seen:
         other = predict_training_time(network, W, X, Y, steps=7, **second)
     assert not np.array_equal(one.loss, other.loss)  # the numbers did arrive
     assert len(seen) == 0
@@ -93,7 +93,7 @@ def test_a_head_that_starts_at_zero_compiles_nothing_the_second_time():
 
     zeros = {"a": W, "b": jnp.zeros((2, 2))}
     for rate in (0.5, 0.7):
-        with counted() as seen:
+        with compilations() as seen:
             predict_training_time(headed, zeros, X, Y, learning_rate=rate, steps=7)
     assert len(seen) == 0
 
@@ -103,7 +103,7 @@ def test_the_second_sweep_compiles_nothing():
         return grid(learning_rate=rates, momentum=(0.0, 0.9), steps=7)
 
     sweep(network, W, X, Y, some((0.1, 0.5)))
-    with counted() as seen:
+    with compilations() as seen:
         sweep(network, W, X, Y, some((0.2, 0.3)), thresholds=(0.2, 0.5, 0.6))
     assert len(seen) == 0
 
@@ -120,7 +120,7 @@ def test_a_trained_part_is_compiled_once():
                                      trainable=chosen)  # fmt: skip
 
     run(0.5)
-    with counted() as seen:
+    with compilations() as seen:
         run(0.7)
     assert len(seen) == 0
 
@@ -129,7 +129,7 @@ def test_the_first_forecast_compiles_few_programs():
     """README's first example, in a process that has compiled nothing of it."""
     jax.clear_caches()
     params = {"w": jax.random.normal(jax.random.key(1), (3, 8)), "v": jnp.zeros((8, 2))}
-    with counted() as seen:
+    with compilations() as seen:
         predict_training_time(
             lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"], params, X, Y, learning_rate=0.5,
             momentum=0.9, steps=7,

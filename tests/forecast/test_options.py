@@ -7,8 +7,7 @@ import optax
 import pytest
 
 from jaxttp import Candidate, Online, compare, extrapolate, predict_training_time, sweep, train
-from jaxttp.crossing import read_times
-from jaxttp.forecast import Hyperparameters, grid, online, sweep_kernel
+from jaxttp.forecast import Hyperparameters, Rule, grid, online, sweep_kernel
 
 X = jax.random.normal(jax.random.key(0), (12, 4))
 Y = np.arange(12) % 3
@@ -184,12 +183,10 @@ def test_labels_are_looked_at_before_the_kernel(monkeypatch):
 
 
 def test_readings_of_results():
-    curves = ([1.0, 0.5, 0.0], [1.0, 0.0, 0.0], 0.1)
-    common = {"metric": "loss", "smooth": 1, "diverged": True}
     with pytest.raises(ValueError, match="window=1 is for rule='plateau'"):
-        read_times(*curves, rule="relative", window=1, **common)
+        Rule.of(0.1, "relative", window=1, steps=2)
     with pytest.raises(ValueError, match="window must be an integer between 1 and 2; got 3"):
-        read_times(*curves, rule="plateau", window=3, **common)
+        Rule.of(0.1, "plateau", window=3, steps=2)
 
 
 def test_online_options():

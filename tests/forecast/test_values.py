@@ -29,8 +29,8 @@ from jaxttp.forecast import (
     sweep_kernel,
 )
 from jaxttp.forecast.paths import Path
-from jaxttp.forecast.rule import goal_words
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
+from jaxttp.rule import goal_words
 
 KEYS = jax.random.split(jax.random.key(5), 3)
 X = jax.random.normal(KEYS[0], (10, 3))

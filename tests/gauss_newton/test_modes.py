@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxttp._timing import compilations
 from jaxttp.gauss_newton import (
     Damp,
     Exact,
@@ -22,7 +23,6 @@ from jaxttp.gauss_newton import (
     scale_by_gauss_newton,
 )
 from jaxttp.gauss_newton.shorthands import MODES, to_mode
-from tests.compilations import counted
 from tests.gauss_newton.networks import ACTIVATIONS, brute_direction, filtered_pinv, network
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -118,7 +118,7 @@ def test_other_numbers_and_keys_compile_nothing(name):
         )
 
     first = step(SECONDS[name][0])
-    with counted() as compiled:
+    with compilations() as compiled:
         second = step(SECONDS[name][1])
     assert not compiled
     assert all(np.any(a != b) for a, b in zip(first, second, strict=True))
@@ -133,7 +133,7 @@ def test_gauges_and_forecasts_with_other_numbers_compile_nothing():
         return float(lost), float(path.loss[-1])
 
     first = measured(0, 0.1, 0.5)
-    with counted() as compiled:
+    with compilations() as compiled:
         second = measured(1, 0.2, 0.4)
     assert not compiled
     assert first[0] != second[0]

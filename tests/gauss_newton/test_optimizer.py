@@ -9,6 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from jaxttp import predict_training_time, train
+from jaxttp._timing import compilations
 from jaxttp.gauss_newton import (
     Exact,
     Truncate,
@@ -20,7 +21,6 @@ from jaxttp.gauss_newton import (
     revmlp_forward,
     scale_by_gauss_newton,
 )
-from tests.compilations import counted
 from tests.gauss_newton.networks import network
 
 
@@ -205,7 +205,7 @@ def test_training_is_the_loop_that_was_written_out():
         return weights, jnp.stack(outputs), infos
 
     runs = [trained(0.5, 1e-6)]
-    with counted() as compiled:
+    with compilations() as compiled:
         runs.append(trained(0.25, 0.3))
     assert not compiled
     for run, setting in zip(runs, ((0.5, 1e-6), (0.25, 0.3)), strict=True):

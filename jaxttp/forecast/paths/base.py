@@ -21,9 +21,9 @@ from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast._stability import Rates, constant_rate, rises
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.rule import Rule
 from jaxttp.losses import Loss
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
+from jaxttp.rule import Rule
 
 Progress = Callable[[str, int, int], None]
 

@@ -1,5 +1,6 @@
 """Gradient flow: the limit of small steps, integrated by diffrax or in closed form."""
 
+import abc
 import dataclasses
 from typing import Any
 
@@ -32,9 +33,9 @@ class _Flow(OneKernel):
                     f"{name} cannot be used with dynamics={self.name!r}; use 'recursion'."
                 )
 
+    @abc.abstractmethod
     def solve(self, lines: Linearizer, **common: Any) -> Trajectory:
         """The flow of a problem's first kernel."""
-        raise NotImplementedError
 
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""

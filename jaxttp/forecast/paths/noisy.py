@@ -13,8 +13,8 @@ from jaxttp.forecast.bands import recentred
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Draws, Dynamics, Linearizer, Path
 from jaxttp.forecast.paths.recursion import OneKernel, recur
-from jaxttp.forecast.rule import Rule
 from jaxttp.losses import Loss
+from jaxttp.rule import Rule
 
 
 @dataclasses.dataclass(frozen=True)

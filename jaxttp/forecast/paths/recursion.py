@@ -13,8 +13,8 @@ from jaxttp.forecast._stability import Rates, optimizer_rates
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
-from jaxttp.forecast.rule import Rule
 from jaxttp.losses import Loss
+from jaxttp.rule import Rule
 
 
 def recur(lines: Linearizer, descent: Descent, **more: Any) -> Trajectory:

@@ -11,8 +11,8 @@ from jaxttp.forecast._trust import trust_in_path
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
 from jaxttp.forecast.paths.recursion import linear_rates
-from jaxttp.forecast.rule import Rule
 from jaxttp.losses import Loss
+from jaxttp.rule import Rule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import dataclasses
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
-from jaxttp.forecast.rule import Rule
+from jaxttp.rule import Rule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,8 +74,9 @@ class Rule:
                 )
             found = rule
         else:
-            wanted: Any = THRESHOLDS if thresholds is None else thresholds
-            found = cls(wanted, rule, metric, smooth, window)
+            wanted = THRESHOLDS if thresholds is None else thresholds
+            several = (wanted,) if isinstance(wanted, int | float) else tuple(wanted)
+            found = cls(several, rule, metric, smooth, window)
         return found if steps is None else found.check(steps)
 
     def check(self, steps: int) -> "Rule":
