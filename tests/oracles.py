@@ -84,8 +84,8 @@ def train_linearised(apply_fn, params, x, y, name, optimizer, steps, batches=Non
     return train, np.asarray(apply_fn(params, x_test)) + np.einsum("mcd,td->tmc", j_test, moved)
 
 
-def train_network(apply_fn, params, x, y, name, optimizer, steps):
-    """Weight-space training of the network itself; outputs (T+1, N, C)."""
+def train_network(apply_fn, params, x, y, name, optimizer, steps, x_test=None):
+    """Weight-space training of the network itself; outputs (T+1, N, C), or those on x_test."""
     import optax
 
     flat, unravel = ravel_pytree(params)
@@ -93,7 +93,7 @@ def train_network(apply_fn, params, x, y, name, optimizer, steps):
     update = jax.jit(optimizer.update)
     for _ in range(steps + 1):
         out, pull = jax.vjp(lambda v: apply_fn(unravel(v), x), w)
-        history.append(np.asarray(out))
+        history.append(np.asarray(out if x_test is None else apply_fn(unravel(w), x_test)))
         g = jnp.asarray(gradient(name, np.asarray(out), y)) / len(y)
         updates, state = update(pull(g)[0], state, w)
         w = optax.apply_updates(w, updates)

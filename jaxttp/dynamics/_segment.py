@@ -69,6 +69,9 @@ class Run(NamedTuple):
         state: the optimiser's state in these coefficients.
         diverged_at: first step whose outputs could not be represented, or -1.
         length: ||w_t - w_{t-1}|| by the kernel at the segment's start, (T + 1,).
+        moves: coefficients of the updates (T + 1, 2 N C + k), row t that from step t to t + 1, zero
+            outside the segment; None where no other samples are followed.
+        shares: tau of each (T + 1,), or None.
     """
 
     train: Array
@@ -76,6 +79,8 @@ class Run(NamedTuple):
     state: optax.OptState
     diverged_at: Array
     length: Array
+    moves: Array | None = None
+    shares: Array | None = None
 
 
 def inner(left: Params, right: Params) -> Array:
@@ -107,7 +112,7 @@ def chord(knot: Knot, products: Array, row: Array) -> Chord:
     return Chord(dual, along, jnp.vdot(both, dual) + jnp.vdot(carried, along))
 
 
-@functools.partial(jax.jit, static_argnames="loss")
+@functools.partial(jax.jit, static_argnames=("loss", "record"))
 def run_segment(
     optimizer: Optimizer,
     loss: Loss,
@@ -121,6 +126,7 @@ def run_segment(
     targets: Array,
     indices: Array | None,
     drift: Array,
+    record: bool = False,
 ) -> Run:
     """One segment of the recursion, from step `start` to `end`, compiled once for all segments.
 
@@ -130,7 +136,8 @@ def run_segment(
     order; the chord is truer on a long segment, of which most is covered in the first steps). An
     update made at tau of gradients met earlier moves the outputs by J(tau) J(earlier)^T, for which
     the mean of both kernels stands, exact to second order in its symmetric part. `drift` (N, C) is
-    added to the outputs at every step: what the linearisation was found to miss.
+    added to the outputs at every step: what the linearisation was found to miss. With `record` the
+    updates are kept, for `follow_beside`.
     """
     ends = (knots[0], knots[-1])
     shape, count, dtype = here.f.shape, len(here.vectors), train.dtype
@@ -154,7 +161,7 @@ def run_segment(
         return jnp.where(line.size > 0, jnp.clip(come / safe, *OVERSHOOT), timed)
 
     def step(t: Array, carry: tuple) -> tuple:
-        weights, state, f, train, length, diverged_at = carry
+        weights, state, f, train, length, diverged_at, moves, shares = carry
         tau = share(weights, t)
         batch = None if indices is None else indices[t]
         gradient = dual_gradient(loss, f, targets, batch).reshape(-1)
@@ -168,14 +175,55 @@ def run_segment(
         good = (diverged_at < 0) & jnp.all(jnp.abs(new_f) < output_limit(dtype))
         diverged_at = jnp.where(good | (diverged_at >= 0), diverged_at, t + 1)
         f = jnp.where(good, new_f, f)
-        return weights, state, f, train.at[t + 1].set(f), length, diverged_at
+        if record:
+            moves = moves.at[t].set(jnp.where(good, updates, 0.0))
+            shares = shares.at[t].set(tau)
+        return weights, state, f, train.at[t + 1].set(f), length, diverged_at, moves, shares
 
     zeros = jnp.zeros(train.shape[0], dtype)
-    first = (weights, state, here.f, train, zeros, jnp.asarray(-1))
+    kept = (jnp.zeros((len(zeros), len(weights)), dtype), zeros) if record else (None, None)
+    first = (weights, state, here.f, train, zeros, jnp.asarray(-1), *kept)
     out = jax.lax.fori_loop(start, end, step, first)
-    weights, state, _, train, length, diverged_at = out
+    weights, state, _, train, length, diverged_at, *kept = out
     rows = [weights, *(row.astype(dtype) for row in slots(optimizer, state))]
-    return Run(train, rows, state, diverged_at, length)
+    return Run(train, rows, state, diverged_at, length, *kept)
+
+
+@jax.jit
+def follow_beside(
+    knots: list[Knot],
+    run: Run,
+    f: Array,
+    path: Array,
+    start: Array,
+    end: Array,
+    arrived: Array | None,
+) -> Array:
+    """Outputs on other samples (T + 1, M, C) along a segment, moved by the updates of its run.
+
+    Args:
+        knots: of the run, with cross kernels (M, C, N, C) and products with the Jacobian there.
+        run: of `run_segment`, recorded.
+        f: outputs where the segment starts (M, C).
+        path: outputs up to there (T + 1, M, C).
+        start: the segment's first step.
+        end: its last.
+        arrived: what the network says at its end (M, C); what the kernels miss of it is taken to
+            come up evenly in time, as for the training samples. None where that is not known.
+    """
+    assert run.moves is not None  # it was recorded
+    assert run.shares is not None
+    ts, limit = jnp.arange(path.shape[0]), output_limit(path.dtype)
+    each = jax.vmap(lambda update, tau: _move(knots, update, tau, run.train.shape[1:]))
+    moved = jnp.cumsum(each(run.moves, run.shares), axis=0)
+    begun = f[None]
+    moved = begun + jnp.concatenate([jnp.zeros_like(moved[:1]), moved[:-1]])
+    moved = jnp.where(jnp.isnan(moved), begun, jnp.clip(moved, -limit, limit))
+    if arrived is not None:
+        arrived = jnp.where(jnp.all(jnp.isfinite(arrived)), arrived, moved[end])
+        part = (ts - start).astype(f.dtype)[:, None, None] / (end - start)
+        moved = moved + part * (arrived - moved[end])[None]
+    return jnp.where(((ts > start) & (ts <= end))[:, None, None], moved, path)
 
 
 OVERSHOOT = (-0.5, 1.5)

@@ -56,6 +56,7 @@ class RelinearizedTrajectory(eqx.Module):
         kernel_seconds: wall-clock seconds of every kernel, compilation included.
         gradient_evaluations: passes back through the network over all samples, the kernels' own
             apart.
+        test: outputs on the test samples (steps + 1, M, C), or None.
     """
 
     ts: Float[Array, " t"]
@@ -72,5 +73,6 @@ class RelinearizedTrajectory(eqx.Module):
     kernels: int = eqx.field(static=True)
     kernel_seconds: tuple[float, ...] = eqx.field(static=True)
     gradient_evaluations: int = eqx.field(static=True)
+    test: Float[Array, "t m c"] | None = None
 
     plot, _repr_html_, __repr__ = RESULT

@@ -38,7 +38,15 @@ from jaxttp.dynamics._pieces import (
     settle,
     splice,
 )
-from jaxttp.dynamics._segment import Chord, Knot, Run, Start, chord, run_segment
+from jaxttp.dynamics._segment import (
+    Chord,
+    Knot,
+    Run,
+    Start,
+    chord,
+    follow_beside,
+    run_segment,
+)
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory
 from jaxttp.dynamics.filters import linear_filter, start_shares
 from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, same_program
@@ -86,6 +94,8 @@ class Course:
         decays: whether the initial weights can enter the outputs.
         moving: whether accumulators came along.
         damps: whether modes beyond the edge of stability are damped.
+        x_test: samples whose outputs are followed beside, or None.
+        cross_fn: params -> Theta(x_test, x), with them.
     """
 
     apply_fn: ApplyFn
@@ -100,11 +110,41 @@ class Course:
     decays: bool
     moving: bool
     damps: bool
+    x_test: Any = None
+    cross_fn: Callable[[Params], Array] | None = None
 
     def in_use(self, start: int) -> tuple[bool, ...]:
         """Which of the vectors that coefficients refer to can enter the outputs."""
         begun = (share != 0 for share in self.shares)
         return (self.decays, *(self.moving or start > 0 or each for each in begun))
+
+
+class Beside(NamedTuple):
+    """Test samples along a path from step 0 to step `start`.
+
+    Attributes:
+        kernel: Theta(x_test, x) at the point of linearisation.
+        f: outputs there (M, C).
+        path: outputs (T + 1, M, C), filled up to `start`.
+    """
+
+    kernel: Array
+    f: Array
+    path: Array
+
+
+class Crossing(NamedTuple):
+    """Where a path first crosses the edge of stability, and what is held if it stays there.
+
+    Attributes:
+        start: of the segment that crosses it.
+        run: from there to the horizon with the kernel at hand.
+        test: the test samples along it (T + 1, M, C), or None.
+    """
+
+    start: int
+    run: Run
+    test: Array | None
 
 
 class State(NamedTuple):
@@ -117,13 +157,13 @@ class State(NamedTuple):
         provisional: the same before the second-order correction.
         diverged_at: first step whose outputs could not be represented, or -1.
         ends: where segments end.
-        crossing: the start of the first segment that crosses the edge of stability, and a run from
-            there to the horizon with the kernel at hand; None for never.
+        crossing: the first segment that crosses the edge of stability; None for never.
         edge_at: the end of that segment, or -1.
         held_from: the step from which on a kernel is held, or -1.
         rejected: segments that were not taken.
         passes: products with a Jacobian so far.
         seconds: of every kernel built so far.
+        beside: the test samples, or None.
     """
 
     here: Start
@@ -132,12 +172,13 @@ class State(NamedTuple):
     provisional: Array
     diverged_at: Array
     ends: tuple[int, ...] = ()
-    crossing: tuple[int, Run] | None = None
+    crossing: Crossing | None = None
     edge_at: int = -1
     held_from: int = -1
     rejected: int = 0
     passes: int = 0
     seconds: tuple[float, ...] = ()
+    beside: Beside | None = None
 
     @property
     def start(self) -> int:
@@ -177,6 +218,8 @@ def set_out(
     draw: Callable[[int], Array | None],
     accumulators: Sequence[Params] = (),
     damp: bool | None = None,
+    x_test: Any = None,
+    cross_fn: Callable[[Params], Array] | None = None,
 ) -> tuple[Course, State]:
     """The course, and the state before the first step.
 
@@ -192,6 +235,8 @@ def set_out(
         draw: number of samples -> batches (T, B), or None.
         accumulators: see `relinearized_recursion`.
         damp: see there.
+        x_test: see there.
+        cross_fn: params -> Theta(x_test, x), with them.
     """
     f = compile_network(apply_fn)[0](params, x)
     targets, loss = encode_targets(loss, y, f)
@@ -209,7 +254,8 @@ def set_out(
     course = Course(
         apply_fn, x, kernel_fn, loss, targets, descent, steps, None, shares,
         # An average of weights takes its share from the weights themselves.
-        decays or any(shares), bool(accumulators), damp is not False and is_concrete(f),
+        decays or any(shares), bool(accumulators), damp is not False and is_concrete(f), x_test,
+        cross_fn,
     )  # fmt: skip
     kernel, seconds = _timed(kernel_fn, params)
     kernel = check_finite_value("kernel", kernel)  # a later one may not be, where a forecast ends
@@ -217,7 +263,7 @@ def set_out(
     train = empty_path(f, steps)
     state = State(
         Start(params, kernel, vectors, f, inner), None, train, train, jnp.asarray(-1),
-        seconds=(seconds,),
+        seconds=(seconds,), beside=_beside(course, params),
     )  # fmt: skip
     bound = _damping(course, state, kernel, f)
     if damp is None and _is_beyond(bound):  # a rate that is too large from the start
@@ -289,8 +335,8 @@ def step(
         if not error <= limit:
             return SegmentStep(state._replace(rejected=state.rejected + 1), Outcome.REJECTED, error)
     if _is_beyond(bound) and state.crossing is None:
-        state, plain = look_ahead(course, state, course.steps)
-        state = state._replace(crossing=(start, plain.run), edge_at=end)
+        state, crossing = _cross_edge(course, state)
+        state = state._replace(crossing=crossing, edge_at=end)
     state, run, weights, f = _confirm(course, state, ahead, far, run)
     lost = course.damps and _is_contradicted(course, state, f, run, end)
     if lost or (end == course.steps and _is_beyond(bound)):
@@ -331,6 +377,8 @@ def _arrive(
     train, provisional, diverged_at, f = settle(
         state.provisional, ahead.run.train, state.diverged_at, run, f, state.start, ahead.end
     )
+    if state.beside is not None:
+        state = _arrive_beside(course, state, far, run, weights, ahead.end)
     here, carried = state.here, []
     if ahead.end < course.steps:
         for row in run.rows[1:]:
@@ -346,6 +394,40 @@ def _arrive(
     return state._replace(damping=_damping(course, state, here.kernel, f))
 
 
+def _arrive_beside(
+    course: Course, state: State, far: Far, run: Run, weights: Params, end: int
+) -> State:
+    """The test samples after a segment: kernels and outputs there, and the way between."""
+    beside, (here, there) = state.beside, far.points
+    assert beside is not None  # it is asked for where there are any
+    assert course.cross_fn is not None
+    kernel = course.cross_fn(there)
+    state, near = _push_beside(course, state, here)
+    state, remote = _push_beside(course, state, there)
+    f = compile_network(course.apply_fn)[0](weights, course.x_test)
+    knots = [Knot(beside.kernel, near), Knot(kernel, remote)]
+    path = follow_beside(knots, run, beside.f, beside.path, state.start, end, f)
+    return state._replace(beside=Beside(kernel, row_of(path, end), path))
+
+
+def _push_beside(course: Course, state: State, point: Params) -> tuple[State, Array]:
+    """J v on the test samples at `point` for the vectors that are carried (k, M, C)."""
+    in_use, beside = course.in_use(state.start), state.beside
+    assert beside is not None
+    here = state.here._replace(f=beside.f)
+    pushed, _ = _survey(dataclasses.replace(course, x=course.x_test), here, point, in_use)
+    return state._replace(passes=state.passes + sum(in_use)), pushed
+
+
+def _beside(course: Course, params: Params) -> Beside | None:
+    """The test samples before training."""
+    if course.x_test is None or course.cross_fn is None:
+        return None
+    f = compile_network(course.apply_fn)[0](params, course.x_test)
+    kernel = check_finite_value("kernel_test", course.cross_fn(params))
+    return Beside(kernel, f, empty_path(f, course.steps))
+
+
 def _hold(course: Course, state: State, end: int, abandoned: Array) -> State:
     """Follow the last kernel within the edge to the horizon.
 
@@ -354,24 +436,40 @@ def _hold(course: Course, state: State, end: int, abandoned: Array) -> State:
     """
     crossing = state.crossing
     if crossing is None:
-        state, plain = look_ahead(course, state, course.steps)
-        crossing = state.start, plain.run
-    start, run = crossing
+        state, crossing = _cross_edge(course, state)
+    start, run, test = crossing
     train, provisional = splice(state.train, state.provisional, run.train, abandoned, start, end)
     return state._replace(
         crossing=crossing, train=train, provisional=provisional, diverged_at=run.diverged_at,
         ends=(*(e for e in state.ends if e <= start), course.steps), held_from=start,
+        beside=None if test is None else state.beside._replace(path=test),  # type: ignore[union-attr]
     )  # fmt: skip
+
+
+def _cross_edge(course: Course, state: State) -> tuple[State, Crossing]:
+    """What would be held from here on."""
+    state, plain = look_ahead(course, state, course.steps)
+    beside = state.beside
+    if beside is None:
+        return state, Crossing(state.start, plain.run, None)
+    state, pushed = _push_beside(course, state, state.here.point)
+    knot = Knot(beside.kernel, pushed)
+    test = follow_beside([knot], plain.run, beside.f, beside.path, state.start, course.steps, None)
+    return state, Crossing(state.start, plain.run, test)
 
 
 def _stop(course: Course, state: State) -> State:
     """Hold the last outputs that can be represented."""
+    beside, start = state.beside, state.start
     train, provisional, diverged_at = freeze(
-        state.train, state.provisional, state.diverged_at, state.here.f, state.start
+        state.train, state.provisional, state.diverged_at, state.here.f, start
     )
+    if beside is not None:
+        test, _, _ = freeze(beside.path, beside.path, state.diverged_at, beside.f, start)
+        beside = beside._replace(path=test)
     return state._replace(
         train=train, provisional=provisional, diverged_at=diverged_at,
-        ends=(*state.ends, course.steps),
+        ends=(*state.ends, course.steps), beside=beside,
     )  # fmt: skip
 
 
@@ -388,6 +486,7 @@ def _run(
     return inlined(run_segment, course.optimizer)(
         course.optimizer, course.loss, knots, here, products, line, state.start, end, state.train,
         course.targets, course.indices, jnp.zeros_like(here.f) if drift is None else drift,
+        record=state.beside is not None,
     )  # fmt: skip
 
 
@@ -490,6 +589,7 @@ def finish(course: Course, state: State) -> RelinearizedTrajectory:
     return RelinearizedTrajectory(
         ts=ts,
         train=state.train,
+        test=None if state.beside is None else state.beside.path,
         provisional=state.provisional,
         loss=loss,
         loss_uncertainty=uncertainty,

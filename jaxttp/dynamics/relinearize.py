@@ -70,6 +70,8 @@ def relinearized_recursion(
     protocol: str = "epochs",
     accumulators: Sequence[Params] = (),
     damp: bool | None = None,
+    x_test: Any = None,
+    kernel_test_fn: Callable[[Params], Array] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RelinearizedTrajectory:
     """The dual recursion with the kernel rebuilt along the predicted path.
@@ -100,6 +102,11 @@ def relinearized_recursion(
         damp: whether the forecast follows the mean path where a kernel along it grows beyond the
             edge of stability, as a network does that oscillates there without diverging (not under
             `jit`). When None, unless the first kernel already is beyond it.
+        x_test: test samples (M, ...), whose outputs are followed, too: between kernels by the cross
+            kernel, interpolated as the kernel is, and at every end of a segment as the network has
+            them. Give `kernel_test_fn` with them.
+        kernel_test_fn: ``params -> Theta(x_test, x)``, (M, C, N, C) or (M, N); called where a
+            segment was accepted.
         progress: called with (kernels built, kernels in all; for "auto" at most).
 
     Returns:
@@ -107,7 +114,7 @@ def relinearized_recursion(
 
     Raises:
         ValueError: an optimiser that is not linear, bad labels, segments not ending at `steps`, a
-            wrong number of accumulators.
+            wrong number of accumulators, one of x_test and kernel_test_fn alone.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -124,6 +131,8 @@ def relinearized_recursion(
     """
     check_integer("steps", steps, at_least=1)
     placement = _placement(rebuilds, ends, steps, tolerance, max_rebuilds)
+    if (x_test is None) != (kernel_test_fn is None):
+        raise ValueError("x_test and kernel_test_fn belong together: give both or neither.")
 
     def draw(samples: int) -> Array | None:
         if batch_size is None:
@@ -132,7 +141,7 @@ def relinearized_recursion(
 
     course, state = set_out(
         apply_fn, params, x, y, loss=loss, optimizer=optimizer, steps=steps, kernel_fn=kernel_fn,
-        draw=draw, accumulators=accumulators, damp=damp,
+        draw=draw, accumulators=accumulators, damp=damp, x_test=x_test, cross_fn=kernel_test_fn,
     )  # fmt: skip
     if not is_concrete(state.train) and placement.looks_ahead:
         if isinstance(placement, ByError):

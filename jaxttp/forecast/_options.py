@@ -119,12 +119,6 @@ def check_level(level: float | None, way: Dynamics, kernel: KernelEstimator) -> 
     return found
 
 
-def check_test(x_test: Any, way: Dynamics) -> None:
-    """Refuse test samples that the dynamics would not follow."""
-    if x_test is not None and not way.follows_test:
-        raise ValueError("x_test needs relinearize=0: the cross kernel is not rebuilt.")
-
-
 def plain_kernel(kernel: KernelEstimator) -> dict[str, Any]:
     """An estimator's options, as a result keeps them."""
     return {"sketch_dim": kernel.sketch_dim if isinstance(kernel, Sketched) else None}

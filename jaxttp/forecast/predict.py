@@ -17,7 +17,6 @@ from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.forecast._options import (
     Keywords,
     check_level,
-    check_test,
     choose_kernel,
     plain_kernel,
 )
@@ -114,8 +113,8 @@ def predict_training_time(
         window: steps of the rule "plateau".
         protocol: how batches are drawn, with `batch_size`: "epochs" when None, see
             `jaxttp.dynamics.batch_indices`.
-        x_test: test samples (M, ...), whose loss and error are forecast too (without
-            re-linearisation). Give `y_test` with them.
+        x_test: test samples (M, ...), whose loss and error are forecast too. Give
+            `y_test` with them.
         y_test: their labels (M,) or targets (M, C).
         noise: for "sde", the noise model of `jaxttp.dynamics.diffusion`; "full" when None.
         paths: for "sde", how many paths; 32 when None.
@@ -171,7 +170,6 @@ def predict_training_time(
     weights, _ = split_trainable(params, trainable)
     way = keywords.choose(descent, weights)
     way.check(descent, weights, exact)
-    check_test(x_test, way)
     level = check_level(level, way, estimator)
     with stopwatch() as watch:
         problem = Problem.of(
@@ -212,8 +210,8 @@ def forecast_training(
         A `Prediction`.
 
     Raises:
-        ValueError: a training that the dynamics cannot follow, test samples beside
-            re-linearisation, a rule or batches that do not fit the horizon or the data.
+        ValueError: a training that the dynamics cannot follow, a rule or batches that do not fit
+            the horizon or the data.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -234,7 +232,6 @@ def forecast_training(
     rule = (Rule() if rule is None else rule).check(descent.steps)
     descent.check(problem.f0.shape[0])
     way.check(descent, problem.weights, problem.loss)
-    check_test(problem.x_test, way)
     kernel = Exact() if kernel is None else kernel
     with stopwatch() as watch:
         lines = Linearizer(problem, kernel, progress)

@@ -120,7 +120,10 @@ def test_the_mean_path_stays_where_the_network_does(rebuilds):
     real = jaxttp.train(
         product, PARAMS, X, Y, loss="squared_error", optimizer=optax.sgd(RATE), steps=STEPS
     ).loss
-    found = forecast(rebuilds=rebuilds)
+    beside = {"x_test": X, "kernel_test_fn": lambda w: kernel_of(w)} if rebuilds == 3 else {}
+    found = forecast(rebuilds=rebuilds, **beside)
+    if beside:  # the training samples themselves, held where those are
+        np.testing.assert_allclose(found.test, found.train, rtol=1e-9, atol=1e-12)
     # The oscillation has hardly begun at the horizon: the mean path is the real one to 1 %.
     assert float(jnp.mean(jnp.abs(found.loss - real))) < 0.01 * float(real[0] - real[-1])
     assert float(found.loss[-1]) < 0.05 * float(found.loss[0])
@@ -153,8 +156,10 @@ def test_what_the_network_denies_is_not_followed(monkeypatch):
         built.append(w)
         return kernel_of(w) * (1.0 if len(built) == 1 else 20.0)
 
-    path = forecast(rate=0.02, kernel_fn=lying)
+    beside = {"x_test": X, "kernel_test_fn": lambda w: kernel_of(w)}
+    path = forecast(rate=0.02, kernel_fn=lying, **beside)
     assert (path.held_from, path.edge_at, path.ends) == (0, -1, (STEPS,))
+    np.testing.assert_allclose(path.test, path.train, rtol=1e-12)  # held as well
     np.testing.assert_allclose(path.train, plain(0.02).train, atol=1e-12)
     assert float(path.loss_uncertainty.max()) > 0
 

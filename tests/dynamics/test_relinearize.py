@@ -24,11 +24,18 @@ OPTIMIZERS = {
 }
 
 
+def dense_kernel(apply_fn, params, x1, x2):
+    rows, columns = (
+        [leaf.reshape(len(x), 3, -1) for leaf in jax.tree.leaves(jax.jacrev(apply_fn)(params, x))]
+        for x in (x1, x2)
+    )
+    pairs = zip(rows, columns, strict=True)
+    return sum(jnp.einsum("iap,jbp->iajb", left, right) for left, right in pairs)
+
+
 def forecast(problem, optimizer, steps, **options):
     def kernel_fn(params):
-        flat = jax.jacrev(problem.apply_fn)(params, problem.x)
-        parts = [leaf.reshape(7, 3, -1) for leaf in jax.tree.leaves(flat)]
-        return sum(jnp.einsum("iap,jbp->iajb", part, part) for part in parts)
+        return dense_kernel(problem.apply_fn, params, problem.x, problem.x)
 
     return relinearized_recursion(
         problem.apply_fn, problem.params, problem.x, problem.labels, loss="cross_entropy",
@@ -36,10 +43,10 @@ def forecast(problem, optimizer, steps, **options):
     )  # fmt: skip
 
 
-def truth(problem, optimizer, steps):
+def truth(problem, optimizer, steps, x_test=None):
     return oracles.train_network(
         problem.apply_fn, problem.params, problem.x, problem.targets, "cross_entropy", optimizer,
-        steps,
+        steps, x_test=x_test,
     )  # fmt: skip
 
 
@@ -50,6 +57,55 @@ def test_a_kernel_at_every_step_is_training_itself(problem, name):
     path = forecast(problem, OPTIMIZERS[name], 6, rebuilds=6, ends=(1, 2, 3, 4, 5, 6))
     want = truth(problem, OPTIMIZERS[name], 6)
     np.testing.assert_allclose(path.train, want, atol=1e-10)  # float64 rounding
+
+
+def cross_fn(problem, x_test):
+    return jax.jit(lambda w: dense_kernel(problem.apply_fn, w, x_test, problem.x))
+
+
+@pytest.mark.parametrize("name", ["momentum", "decay, nesterov, schedule"])
+def test_training_samples_followed_beside_are_the_path_itself(problem, name):
+    """Test samples that are training samples go the same way."""
+    some = problem.x[:3]
+    path = forecast(
+        problem, OPTIMIZERS[name], 24, rebuilds=3, x_test=some,
+        kernel_test_fn=cross_fn(problem, some),
+    )  # fmt: skip
+    scale = np.abs(np.asarray(path.train)).max()
+    np.testing.assert_allclose(path.test, path.train[:, :3], atol=1e-12 * scale)  # rounding
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_test_samples_with_a_kernel_at_every_step(problem, name):
+    path = forecast(
+        problem, OPTIMIZERS[name], 6, rebuilds=6, ends=(1, 2, 3, 4, 5, 6), x_test=problem.x_test,
+        kernel_test_fn=cross_fn(problem, problem.x_test),
+    )  # fmt: skip
+    want = truth(problem, OPTIMIZERS[name], 6, x_test=problem.x_test)
+    np.testing.assert_allclose(path.test, want, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_order_of_convergence_on_test_samples(problem):
+    """As on the training samples; between the ends of segments as well as at them."""
+    optimizer = OPTIMIZERS["momentum"]
+    want = truth(problem, optimizer, 64, x_test=problem.x_test)
+    errors = []
+    for segments in (8, 32):
+        path = forecast(
+            problem, optimizer, 64, rebuilds=segments,
+            ends=tuple(range(64 // segments, 65, 64 // segments)), x_test=problem.x_test,
+            kernel_test_fn=cross_fn(problem, problem.x_test),
+        )  # fmt: skip
+        errors.append(np.abs(np.asarray(path.test) - want).max())
+    measured = np.log2(errors[0] / errors[1]) / 2
+    assert measured > 1.7, (errors, measured)
+
+
+def test_half_of_what_test_samples_need_is_refused(problem):
+    with pytest.raises(ValueError, match="x_test and kernel_test_fn belong together"):
+        forecast(problem, OPTIMIZERS["sgd"], 4, rebuilds=2, x_test=problem.x_test)
 
 
 @pytest.mark.slow

@@ -267,13 +267,17 @@ def test_what_cannot_be_followed_is_refused_before_a_kernel(monkeypatch, way, tr
         forecast_training(problem(), Descent.of(**training), dynamics=way)
 
 
-def test_test_samples_are_followed_or_refused():
-    given = problem(x_test=X[:4], y_test=Y[:4])
+def test_test_samples_are_followed_along_a_rebuilt_kernel():
+    """Training samples as test samples have its loss; noise moves around the same centre."""
+    given = problem(x_test=X, y_test=Y)
     training = Descent.of(**BATCHES)
-    for way in (Relinearized(1), Noisy(centre=Relinearized(1))):
-        with pytest.raises(ValueError, match="x_test needs relinearize=0"):
-            forecast_training(given, training, dynamics=way)
-    assert forecast_training(given, training).test_loss is not None
+    found = forecast_training(given, training, dynamics=Relinearized(1))
+    np.testing.assert_allclose(found.test_loss, found.loss, rtol=1e-12)
+    np.testing.assert_array_equal(found.test_error, found.error)
+    assert found.cost.kernels == 4  # two points, each with its cross kernel
+    full = forecast_training(given, training.full, dynamics=Relinearized(1))
+    noisy = forecast_training(given, training, dynamics=Noisy(paths=2, centre=Relinearized(1)))
+    np.testing.assert_allclose(noisy.test_loss, full.test_loss, rtol=1e-12)
 
 
 def test_a_kernel_estimator_takes_the_place_of_its_keywords():

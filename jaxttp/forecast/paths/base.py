@@ -86,9 +86,17 @@ class Linearizer:
         """The cross kernel and test outputs before training, as the dynamics call them; or none."""
         if self.problem.x_test is None:
             return {}
-        self.kernels += 1
-        kernel = self.estimator.cross(self.problem, self.problem.weights, self.problem.x_test)
+        kernel = self._cross(self.problem.weights)
         return {"kernel_test": kernel, "f0_test": self.problem.f0_test}  # type: ignore[dict-item]
+
+    def cross_at(self, weights: Params) -> Array:
+        """Theta(x_test, x) at these weights of the trained part; that before training is kept."""
+        is_first = weights is self.problem.weights
+        return self.cross["kernel_test"] if is_first else self._cross(weights)
+
+    def _cross(self, weights: Params) -> Array:
+        self.kernels += 1
+        return self.estimator.cross(self.problem, weights, self.problem.x_test)
 
     @functools.cached_property
     def tangents(self) -> dict[str, Array]:
@@ -186,9 +194,6 @@ class Dynamics(abc.ABC):
     """What results call it."""
     kernels: ClassVar[bool] = True
     """Whether it follows kernels, so that a sketch's error is its error."""
-
-    follows_test: ClassVar[bool] = True
-    """Whether it follows test outputs, too."""
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:  # noqa: B027
         """Refuse, by name, a training that it cannot follow; before anything is computed.

@@ -41,11 +41,6 @@ class Noisy(OneKernel):
     centre: Dynamics | None = None
     name = "sde"
 
-    @property
-    def follows_test(self) -> bool:  # type: ignore[override]
-        """Whether its centre does."""
-        return self.centre is None or self.centre.follows_test
-
     def __post_init__(self) -> None:
         check_choice("noise", self.noise, NOISES)
         check_integer("paths", self.paths, at_least=1)
@@ -68,7 +63,7 @@ class Noisy(OneKernel):
         if self.centre is not None:
             centre = self.centre.follow(lines, descent.full)
         assert descent.batch_size is not None  # checked
-        test: Any = lines.cross
+        test: Any = lines.cross if centre is None else {}  # else the centre follows them
         found = diffusion(
             lines.first, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
             learning_rate=descent.learning_rate, momentum=descent.momentum,

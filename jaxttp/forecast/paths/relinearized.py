@@ -35,7 +35,6 @@ class Relinearized(Dynamics):
     rebuilds: int | str = "auto"
     tolerance: float = 0.02
     name = "recursion"
-    follows_test = False
 
     def __post_init__(self) -> None:
         if self.rebuilds != "auto":
@@ -56,10 +55,12 @@ class Relinearized(Dynamics):
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
             steps=descent.steps, optimizer=descent.optimizer, **descent.batches,
             tolerance=self.tolerance, kernel_fn=lines.at, rebuilds=self.rebuilds,
+            x_test=problem.x_test,
+            kernel_test_fn=None if problem.x_test is None else lines.cross_at,
             progress=lambda done, total: lines.report("kernels", done, total),
         )  # fmt: skip
         return Path.of(
-            lines, found.train, diverged=int(found.diverged_at) >= 0,
+            lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
             gradient_evaluations=found.gradient_evaluations, uncertainty=found.loss_uncertainty,
             witness=found,
         )  # fmt: skip
