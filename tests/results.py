@@ -74,7 +74,7 @@ def Prediction():
 @maker
 def banded_Prediction():
     return jaxttp.predict_training_time(
-        *problem(), learning_rate=0.1, steps=STEPS, dynamics="sde", batch_size=6,
+        *problem(), relinearize=0, learning_rate=0.1, steps=STEPS, dynamics="sde", batch_size=6,
         key=jax.random.key(0), paths=8,
     )  # fmt: skip
 

@@ -35,7 +35,9 @@ def linear(params, x):
 
 
 CALLS = {
-    "predict": lambda f, w, x, y: predict_training_time(f, w, x, y, learning_rate=0.1, steps=3),
+    "predict": lambda f, w, x, y: predict_training_time(
+        f, w, x, y, relinearize=0, learning_rate=0.1, steps=3
+    ),
     "sweep": lambda f, w, x, y: sweep(f, w, x, y, SETTINGS),
     "compare": lambda f, w, x, y: compare({"a": Candidate(f, w)}, x, y, steps=3, time_steps=False),
     "train": lambda f, w, x, y: train(f, w, x, y, steps=2, **SGD),
@@ -199,7 +201,14 @@ def test_coarse_weights_that_are_frozen_do_no_harm():
     base = {"base": W.astype("bfloat16"), "more": W}
     network = lambda p, x: x @ p["more"] + (x.astype("bfloat16") @ p["base"]).astype(x.dtype)  # noqa: E731
     found = predict_training_time(
-        network, base, X, Y, learning_rate=0.1, steps=3, trainable=lambda path: path == "more"
+        network,
+        base,
+        X,
+        Y,
+        relinearize=0,
+        learning_rate=0.1,
+        steps=3,
+        trainable=lambda path: path == "more",
     )
     assert found.stable
 

@@ -148,7 +148,7 @@ def test_every_forecast_agrees(case):
     found = weight_space(apply_fn, PARAMS, X, y, **options).train
     np.testing.assert_allclose(found, want, atol=1e-9)
     forecast = jaxttp.predict_training_time(
-        apply_fn, PARAMS, X, y, loss=name, learning_rate=0.05, momentum=0.8, steps=25
+        apply_fn, PARAMS, X, y, relinearize=0, loss=name, learning_rate=0.05, momentum=0.8, steps=25
     )
     np.testing.assert_allclose(forecast.loss, values, rtol=1e-9)
     swept = sweep_kernel(KERNEL, F0, y, grid(learning_rate=0.05, momentum=0.8, loss=name, steps=25))
@@ -184,8 +184,12 @@ def test_masked_samples_are_as_if_absent(name):
     keep = WEIGHT > 0
     y = np.where(keep, LABELS, -1)
     options = {"loss": name, "learning_rate": 0.1, "steps": 30}
-    masked = jaxttp.predict_training_time(apply_fn, PARAMS, X, weighted(y, mask=keep), **options)
-    absent = jaxttp.predict_training_time(apply_fn, PARAMS, X[keep], LABELS[keep], **options)
+    masked = jaxttp.predict_training_time(
+        apply_fn, PARAMS, X, weighted(y, mask=keep), relinearize=0, **options
+    )
+    absent = jaxttp.predict_training_time(
+        apply_fn, PARAMS, X[keep], LABELS[keep], relinearize=0, **options
+    )
     np.testing.assert_allclose(masked.loss, absent.loss, rtol=1e-10)
     np.testing.assert_allclose(masked.error, absent.error, rtol=1e-10)
     assert masked.steps == absent.steps
@@ -195,7 +199,7 @@ def test_masked_samples_are_as_if_absent(name):
     ]
     np.testing.assert_allclose(*both, atol=1e-10)
     soft = weighted(np.where(keep[:, None], np.eye(C)[LABELS], np.nan), mask=keep)
-    again = jaxttp.predict_training_time(apply_fn, PARAMS, X, soft, **options)
+    again = jaxttp.predict_training_time(apply_fn, PARAMS, X, soft, relinearize=0, **options)
     np.testing.assert_allclose(again.loss, absent.loss, rtol=1e-10)
 
 

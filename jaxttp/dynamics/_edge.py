@@ -53,22 +53,6 @@ class Damping(NamedTuple):
         return gradient - jnp.einsum("pk,k->p", self.left, along, precision="highest")
 
 
-def damping(kernel: Array, f: Array, targets: Array, loss: Loss, edge: Array) -> Damping:
-    """What keeps a step with this kernel stable at outputs f.
-
-    The coordinate of a mode u is z = u^T H^(1/2) df, and the force on it u^T H^(1/2) Theta g. With
-    left = H^(1/2) U and right = Theta H^(1/2) U D / s the force becomes (1 - D) times that.
-    """
-    n, c = f.shape
-    values, left = curvature_modes(kernel, f, targets, loss, min(MODES, n * c))
-    beyond = values > edge
-    share = jnp.where(beyond, 1.0 - DAMPED * edge / jnp.where(beyond, values, 1.0), 0.0)
-    image = apply_kernel(kernel, left.T.reshape(-1, n, c)).reshape(-1, n * c).T / n
-    right = image * (share / jnp.where(beyond, values, 1.0))[None]
-    return Damping(left, right, values[0] / edge)
-
-
-@functools.partial(jax.jit, static_argnames=("shares", "loss"))
 def stabilise(
     optimizer: Optimizer,
     shares: tuple[float, ...],
@@ -79,7 +63,35 @@ def stabilise(
     loss: Loss,
 ) -> Damping:
     """The damping that keeps the optimiser's next steps with this kernel stable at outputs f."""
-    return damping(kernel, f, targets, loss, edge_of(optimizer, shares, state, f.dtype))
+    return damping(kernel, f, targets, loss, find_edge(optimizer, shares, state, f.dtype))
+
+
+def damping(kernel: Array, f: Array, targets: Array, loss: Loss, edge: Array) -> Damping:
+    """What keeps a step with this kernel stable at outputs f.
+
+    The coordinate of a mode u is z = u^T H^(1/2) df, and the force on it u^T H^(1/2) Theta g. With
+    left = H^(1/2) U and right = Theta H^(1/2) U D / s the force becomes (1 - D) times that.
+    """
+    modes = curvature_modes(kernel, f, targets, loss, min(MODES, f.size))
+    return _slow_down(kernel, *modes, edge, f.shape[1])
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _slow_down(kernel: Array, values: Array, left: Array, edge: Array, c: int) -> Damping:
+    n = left.shape[0] // c
+    beyond = values > edge
+    share = jnp.where(beyond, 1.0 - DAMPED * edge / jnp.where(beyond, values, 1.0), 0.0)
+    image = apply_kernel(kernel, left.T.reshape(-1, n, c)).reshape(-1, n * c).T / n
+    right = image * (share / jnp.where(beyond, values, 1.0))[None]
+    return Damping(left, right, values[0] / edge)
+
+
+@functools.partial(jax.jit, static_argnames=("shares", "dtype"))
+def find_edge(
+    optimizer: Optimizer, shares: tuple[float, ...], state: optax.OptState, dtype: Any
+) -> Float[Array, ""]:
+    """`edge_of`, compiled."""
+    return edge_of(optimizer, shares, state, dtype)
 
 
 def edge_of(

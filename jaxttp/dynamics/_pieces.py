@@ -1,32 +1,27 @@
 """The compiled pieces of a re-linearised walk: few programs, whatever the lengths of segments."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._types import ApplyFn, Params
+from jaxttp._checks import is_concrete
+from jaxttp._types import Params
 from jaxttp.dynamics._segment import Run, gram
 from jaxttp.losses import Loss
 
 
-@functools.lru_cache(maxsize=8)
-def compile_survey(apply_fn: ApplyFn) -> Callable[..., tuple[Array, Array]]:
-    @functools.partial(jax.jit, static_argnames="in_use")
-    def survey(
-        point: Params, x: Any, vectors: list[Params], f: Array, in_use: tuple[bool, ...]
-    ) -> tuple[Array, Array]:
-        def push(vector: Params) -> Array:
-            return jax.jvp(lambda w: apply_fn(w, x), (point,), (vector,))[1]
+@functools.partial(jax.jit, static_argnames=("in_use", "dtype"))
+def gram_of(vectors: list[Params], in_use: tuple[bool, ...], dtype: Any) -> Array:
+    return gram(vectors, in_use, dtype)
 
-        pairs = zip(in_use, vectors, strict=True)
-        pushed = [push(v) if used else jnp.zeros_like(f) for used, v in pairs]
-        return jnp.stack(pushed), gram(vectors, in_use, f.dtype)
 
-    return survey
+@jax.jit
+def stacked(parts: list[Array | None], f: Array) -> Array:
+    """Parts like f (k, N, C), zero where there is none."""
+    return jnp.stack([jnp.zeros_like(f) if part is None else part for part in parts])
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -34,26 +29,23 @@ def no_vectors(f: Array, count: int) -> tuple[Array, Array]:
     return jnp.zeros((count, *f.shape), f.dtype), jnp.zeros((count, count), f.dtype)
 
 
-@functools.lru_cache(maxsize=8)
-def compile_combine(apply_fn: ApplyFn) -> Callable[..., tuple[Params, Array | None]]:
-    @functools.partial(jax.jit, static_argnames="evaluate")
-    def combine(
-        points: list[Params], x: Any, vectors: list[Params], row: Array, f: Array, evaluate: bool
-    ) -> tuple[Params, Array | None]:
-        def pull(point: Params, cotangent: Array) -> Params:
-            return jax.vjp(lambda w: apply_fn(w, x), point)[1](cotangent.reshape(f.shape))[0]
+@functools.partial(jax.jit, static_argnames="joined")
+def split_row(row: Array, f: Array, joined: bool) -> tuple[Array, Array, Array]:
+    """Coefficients of the Jacobians at both ends of a segment (N, C), and of the vectors (k,).
 
-        size = f.size
-        first, last, carried = row[:size], row[size : 2 * size], row[2 * size :]
-        if len(points) == 1:
-            total = pull(points[0], first + last)
-        else:
-            total = jax.tree.map(jnp.add, pull(points[0], first), pull(points[1], last))
-        for weight, vector in zip(carried, vectors, strict=True):
-            total = jax.tree.map(lambda a, b, w=weight: a + w.astype(a.dtype) * b, total, vector)
-        return total, apply_fn(total, x) if evaluate else None
+    With `joined` both Jacobians are one, and the first coefficients are those of both.
+    """
+    size = f.size
+    first, last = (row[part * size :][:size].reshape(f.shape) for part in range(2))
+    return (first + last if joined else first), last, row[2 * size :]
 
-    return combine
+
+@jax.jit
+def add_vectors(total: Params, vectors: list[Params], weights: Array) -> Params:
+    """Total + sum_k weights_k vectors_k."""
+    for weight, vector in zip(weights, vectors, strict=True):
+        total = jax.tree.map(lambda a, b, w=weight: a + w.astype(a.dtype) * b, total, vector)
+    return total
 
 
 @jax.jit
@@ -83,14 +75,8 @@ def loss_curve(loss: Loss, path: Array, targets: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def loss_values(loss: Loss, targets: Array, f: Array, here: Array, path: Array, end: Any) -> Array:
-    """Losses: of outputs f, of the forecast at `end`, where the segment starts, at step 0."""
-    return jnp.stack([loss.value(each, targets) for each in (f, path[end], here, path[0])])
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def loss_drop(loss: Loss, targets: Array, path: Array) -> Array:
-    return jnp.abs(loss.value(path[0], targets) - loss.value(path[-1], targets))
+def loss_value(loss: Loss, f: Array, targets: Array) -> Array:
+    return loss.value(f, targets)
 
 
 @jax.jit
@@ -98,13 +84,19 @@ def more_drift(drift: Array, f: Array, path: Array, start: Any, end: Any) -> Arr
     return drift + (f - path[end]) / (end - start)
 
 
-@jax.jit
 def better(
     before: tuple[Run, Params, Array], after: tuple[Run, Params, Array], end: Any
 ) -> tuple[Run, Params, Array]:
     """The one of two runs that the network contradicts less at the segment's end."""
-    one, two = (jnp.linalg.norm(f - run.train[end]) for run, _, f in (before, after))
+    one, two = (_missed(f, run.train, end) for run, _, f in (before, after))
+    if is_concrete(two):  # no program for it
+        return after if float(two) < float(one) else before
     return jax.tree.map(lambda a, b: jnp.where(two < one, a, b), after, before)
+
+
+@jax.jit
+def _missed(f: Array, path: Array, end: Any) -> Array:
+    return jnp.linalg.norm(f - path[end])
 
 
 @jax.jit
@@ -154,16 +146,13 @@ def freeze(
     return train, provisional, jnp.where(diverged_at < 0, start + 1, diverged_at)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def estimate(
-    loss: Loss, targets: Array, train: Array, provisional: Array, is_end: Any
-) -> tuple[Array, Array, Array, Array]:
-    """Times, the loss, its uncertainty, and every segment's largest change as a share of the drop.
+@jax.jit
+def estimate(curve: Array, provisional: Array, is_end: Any) -> tuple[Array, Array, Array]:
+    """Times, the loss's uncertainty, and every segment's largest change as a share of the drop.
 
     Whatever the number of segments, of which there are at most as many as steps.
     """
-    curve = loss_curve(loss, train, targets)
-    change = jnp.abs(curve - loss_curve(loss, provisional, targets))
+    change = jnp.abs(curve - provisional)
     drop = jnp.abs(curve[0] - curve[-1])
     drop = jnp.where(drop > 0, drop, 1.0)
     at_ends = jnp.where(is_end, change, 0.0)
@@ -171,4 +160,4 @@ def estimate(
     segment = jnp.cumsum(is_end) - is_end  # the ends before each step
     count = curve.shape[0]
     local = jax.ops.segment_max(change, segment, num_segments=count, indices_are_sorted=True)
-    return jnp.arange(count, dtype=curve.dtype), curve, change + before, local / drop
+    return jnp.arange(count, dtype=curve.dtype), change + before, local / drop

@@ -52,12 +52,15 @@ def largest_curvature(
     return _largest_curvature(kernel, f0, targets, loss)
 
 
-@functools.partial(jax.jit, static_argnums=3)
 def _largest_curvature(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Array:
     if f0.size <= DENSE:  # a program that is compiled in a third of the time
-        values = decompose(jnp.linalg.eigvalsh, _dense(kernel, f0, targets, loss))
-    else:
-        values, _ = _modes(kernel, f0, targets, loss)
+        return _largest_dense(kernel, f0, targets, loss)
+    return jnp.maximum(_modes(kernel, f0, targets, loss)[0][-1], 0.0)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _largest_dense(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Array:
+    values = decompose(jnp.linalg.eigvalsh, _dense(kernel, f0, targets, loss))
     return jnp.maximum(values[-1], 0.0)
 
 
@@ -96,6 +99,7 @@ def _dense(kernel: Array, f: Array, targets: Array, loss: Loss) -> Float[Array, 
     return whole.reshape(n * c, n * c) / n
 
 
+@functools.partial(jax.jit, static_argnums=3)
 def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
     """Ritz values, the largest last, and H^(1/2) times their vectors; 0 where there are none."""
     values, vectors, rooted = _ritz(kernel, f, targets, loss)
@@ -170,14 +174,11 @@ def max_learning_rate(
     """
     check_number("momentum", momentum, at_least=0.0, below=1.0)
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
-    return _max_learning_rate(kernel, f0, targets, momentum, loss=loss, nesterov=nesterov)
+    return _limit(_largest_curvature(kernel, f0, targets, loss), momentum, nesterov)
 
 
-@functools.partial(jax.jit, static_argnames=("loss", "nesterov"))
-def _max_learning_rate(
-    kernel: Array, f0: Array, targets: Array, momentum: Any, *, loss: Loss, nesterov: bool
-) -> Array:
-    curvature = _largest_curvature(kernel, f0, targets, loss)
+@functools.partial(jax.jit, static_argnums=2)
+def _limit(curvature: Array, momentum: Any, nesterov: bool) -> Array:
     factor = 2.0 * (1.0 + momentum) / (1.0 + 2.0 * momentum if nesterov else 1.0)
     huge = jnp.finfo(curvature.dtype).max
     safe = jnp.where(curvature > 0, curvature, 1.0)

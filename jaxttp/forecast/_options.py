@@ -26,11 +26,15 @@ WAYS: dict[str, type[Dynamics]] = {
 }
 
 
+REBUILT = ("auto", "recursion", "sde")
+"""Dynamics whose kernel can be rebuilt."""
+
+
 class Keywords(NamedTuple):
     """Those that say how a path is followed, see `predict_training_time`."""
 
     dynamics: str | Dynamics = "auto"
-    relinearize: int | str = 0
+    relinearize: int | str = "auto"
     tolerance: float | None = None
     noise: str | None = None
     paths: int | None = None
@@ -41,41 +45,43 @@ class Keywords(NamedTuple):
             for name in ("tolerance", "noise", "paths"):
                 remedy = "dynamics is a value, which says it itself"
                 check_used(name, getattr(self, name), False, remedy)
-            check_used("relinearize", self.relinearize or None, False, "give dynamics=Relinearized")
+            given = None if self.relinearize == "auto" else self.relinearize
+            check_used("relinearize", given, False, "give dynamics=Relinearized")
             return
         check_choice("dynamics", self.dynamics, WAYS)
         if self.relinearize != "auto":
             remedy = "It counts kernels after the first; 'auto' chooses."
             check_integer("relinearize", self.relinearize, at_least=0, remedy=remedy)
-        if self.relinearize and self.dynamics not in ("auto", "recursion", "sde"):
-            raise ValueError(
-                f"relinearize needs dynamics='recursion' or 'sde'; got {self.dynamics!r}."
-            )
+            if self.relinearize and self.dynamics not in REBUILT:
+                raise ValueError(
+                    f"relinearize needs dynamics='recursion' or 'sde'; got {self.dynamics!r}."
+                )
         sde = self.dynamics == "sde"
         check_used("noise", self.noise, sde, "it is the noise of dynamics='sde'")
         check_used("paths", self.paths, sde, "it counts the paths of dynamics='sde'")
-        remedy = "it is the goal of relinearize='auto'"
-        check_used("tolerance", self.tolerance, self.relinearize == "auto", remedy)
+        self._check_tolerance(self.relinearize == "auto" and self.dynamics in REBUILT)
+
+    def _check_tolerance(self, used: bool) -> None:
+        check_used("tolerance", self.tolerance, used, "it is the goal of relinearize='auto'")
 
     def choose(self, descent: Descent, weights: Params) -> Dynamics:
         """The dynamics that they name; "auto" looks at the optimiser."""
         if isinstance(self.dynamics, Dynamics):
             return self.dynamics
         rebuilt = None
-        if self.relinearize:
+        if self.relinearize and self.dynamics in REBUILT:
             given = {} if self.tolerance is None else {"tolerance": self.tolerance}
             rebuilt = Relinearized(self.relinearize, **given)
         if self.dynamics == "sde":
             found = {"noise": self.noise, "paths": self.paths, "centre": rebuilt}
             return Noisy(**{k: v for k, v in found.items() if v is not None})
-        if rebuilt is not None:
-            return rebuilt
-        if self.dynamics == "auto" and not descent.is_plain:
+        if self.dynamics == "auto" and not descent.is_plain and self.relinearize in (0, "auto"):
             try:
                 descent.response(weights)
             except ValueError:
+                self._check_tolerance(False)
                 return WeightSpace()
-        return WAYS[self.dynamics]()
+        return WAYS[self.dynamics]() if rebuilt is None else rebuilt
 
 
 def choose_kernel(

@@ -16,7 +16,8 @@ from jaxtyping import Array, Float
 from jaxttp._types import Params
 from jaxttp.crossing import metric_time, training_time
 from jaxttp.dynamics._kernels import apply_kernel
-from jaxttp.dynamics._segment import compile_network
+from jaxttp.dynamics._network import compile_network
+from jaxttp.dynamics._pieces import add_vectors
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics._walk import RISE
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
@@ -90,7 +91,7 @@ def learning_speeds(
         total = None
         for start in range(0, n, size):
             part = pull(weights, *_batch(x, cotangent, start, size))
-            total = part if total is None else _sum(total, part)
+            total = part if total is None else add_vectors(total, [part], np.ones(1, dual.dtype))
         return total
 
     asked = jnp.asarray(np.array((steps * 3)[:3] if steps else [0, 0, 0]))  # one shape for all
@@ -112,11 +113,6 @@ def _batch(x: Array, cotangent: Array, start: Any, size: int) -> tuple[Array, Ar
     places = start + jnp.arange(size)
     rows = jnp.minimum(places, n - 1)
     return x[rows], jnp.where((places < n)[:, None], cotangent[rows], 0.0)
-
-
-@jax.jit
-def _sum(left: Params, right: Params) -> Params:
-    return jax.tree.map(jnp.add, left, right)
 
 
 @jax.jit

@@ -46,7 +46,7 @@ def predict_training_time(
     steps: int = 150,
     thresholds: Sequence[float] | None = None,
     dynamics: str | Dynamics = "auto",
-    relinearize: int | str = 0,
+    relinearize: int | str = "auto",
     tolerance: float | None = None,
     sketch_dim: int | None = None,
     kernel: KernelEstimator | None = None,
@@ -69,8 +69,8 @@ def predict_training_time(
     """How many steps will training take? No update of the network's weights is evaluated.
 
     The network is linearised in its weights, so that its outputs on the training samples follow
-    from its kernel Theta = J J^T alone (see `jaxttp.dynamics`), and the predicted loss curve is
-    read off.
+    from its kernel Theta = J J^T alone (see `jaxttp.dynamics`); the kernel is rebuilt along the
+    predicted path, as often as it takes, and the predicted loss curve is read off.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode: row i depends on sample i
@@ -88,7 +88,7 @@ def predict_training_time(
         steps: the horizon T.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
-        dynamics: "recursion" (step for step, exact for the linearised network), "ode" (gradient
+        dynamics: "recursion" (step for step, exact for a linear network), "ode" (gradient
             flow, momentum by the effective learning rate eta/(1 - m)), "closed_form" (the same for
             squared error, exactly), "sde" (mini-batch noise as an SDE: medians and bands of many
             paths), "weight_space" (the linearised network under any optimiser) or "auto", which is
@@ -96,8 +96,9 @@ def predict_training_time(
             such as ``Noisy(centre=Relinearized(4))``, which takes the place of the keywords
             relinearize, tolerance, noise and paths.
         relinearize: kernels built after the first, placed by the library along the predicted path
-            (second order); "auto" for as many as `tolerance` asks for; 0 is plain linearisation.
-            With "recursion" or, for their mean path, "sde".
+            (second order); "auto" for as many as `tolerance` asks for; 0 for one kernel alone,
+            which costs the least and tells the least. With "recursion" or, for their mean path,
+            "sde"; the other dynamics follow one kernel, and "auto" asks for no more of them.
         tolerance: for relinearize="auto", see `relinearized_recursion`; 0.02 when None.
         sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
             exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim), is estimated
@@ -153,7 +154,8 @@ def predict_training_time(
 
     Source:
         TTP Algorithm 1, with the exact recursion in place of the ODE and of the effective learning
-        rate, and an exact kernel in place of random projections.
+        rate, an exact kernel in place of random projections, and kernels rebuilt along the path;
+        with relinearize=0 one kernel, as there.
     """
     keywords = Keywords(dynamics, relinearize, tolerance, noise, paths)
     keywords.check()

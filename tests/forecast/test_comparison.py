@@ -96,8 +96,8 @@ def test_a_given_rate_and_the_relative_rule_are_the_forecast_of_each():
     for i, name in enumerate(got.names):
         one = CANDIDATES[name]
         single = predict_training_time(
-            one.apply_fn, one.params, X, Y, learning_rate=0.2, momentum=0.5, steps=40,
-            trainable=one.trainable,
+            one.apply_fn, one.params, X, Y, relinearize=0, learning_rate=0.2, momentum=0.5,
+            steps=40, trainable=one.trainable,
         )  # fmt: skip
         np.testing.assert_allclose(got.loss[i], single.loss, rtol=1e-9)
         assert dict(zip(got.thresholds, got.steps[i].tolist(), strict=True)) == single.steps

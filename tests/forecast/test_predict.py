@@ -33,7 +33,7 @@ def linear(params, x):
 
 def predict(apply_fn=network, params=PARAMS, x=X, y=Y, **options):
     options = {"learning_rate": 0.1, "steps": 20} | options
-    return predict_training_time(apply_fn, params, x, y, **options)
+    return predict_training_time(apply_fn, params, x, y, relinearize=0, **options)
 
 
 def test_linear_network_is_forecast_exactly():

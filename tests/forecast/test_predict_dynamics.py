@@ -28,7 +28,7 @@ def predict(job, **options):
     options = {"steps": 30} | options
     if "optimizer" not in options:
         options = {"learning_rate": 0.3} | options
-    return predict_training_time(*job[:4], **options)
+    return predict_training_time(*job[:4], relinearize=0, **options)
 
 
 @pytest.mark.slow
@@ -68,8 +68,8 @@ def test_sde_gives_bands(job, key):
 def test_an_sde_beyond_the_limit_is_no_exception(job, key, loss):
     y = job[3] if loss == "cross_entropy" else jax.nn.one_hot(job[3], 3)
     got = predict_training_time(
-        *job[:3], y, loss=loss, learning_rate=1e6, steps=30, dynamics="sde", batch_size=3,
-        key=key, paths=4,
+        *job[:3], y, relinearize=0, loss=loss, learning_rate=1e6, steps=30, dynamics="sde",
+        batch_size=3, key=key, paths=4,
     )  # fmt: skip
     assert not got.stable
     assert set(got.steps.values()) == {-1}
@@ -137,9 +137,15 @@ def test_a_wide_sketch_forecasts_nearly_what_the_exact_kernel_does(job):
 def test_a_sketch_of_4000_is_within_two_steps_on_the_main_job():
     task = build_task(Settings())
     options = {"loss": task.loss, "learning_rate": 0.005}
-    exact = predict_training_time(*task.model, task.x, task.y, **options)
+    exact = predict_training_time(*task.model, task.x, task.y, relinearize=0, **options)
     found = predict_training_time(
-        *task.model, task.x, task.y, sketch_dim=4000, key=jax.random.key(2), **options
+        *task.model,
+        task.x,
+        task.y,
+        sketch_dim=4000,
+        key=jax.random.key(2),
+        relinearize=0,
+        **options,
     )
     for threshold, steps in exact.steps.items():
         assert abs(found.steps[threshold] - steps) <= 2  # the required figure

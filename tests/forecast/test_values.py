@@ -76,7 +76,7 @@ BATCHES = PLAIN | {"batch_size": 4, "key": KEY}
 def test_keywords_are_values(keywords, descent, way, kernel):
     rule = Rule((0.5,), kind="gap", smooth=3)
     reading = {"thresholds": (0.5,), "rule": "gap", "smooth": 3}
-    named = predict_training_time(network, W, X, Y, **descent | keywords, **reading)
+    named = predict_training_time(network, W, X, Y, relinearize=0, **descent | keywords, **reading)
     training = Descent.of(**descent | {k: v for k, v in keywords.items() if k == "optimizer"})
     found = forecast_training(problem(), training, dynamics=way, kernel=kernel, rule=rule)
     same(named, found)
@@ -181,7 +181,16 @@ def test_what_one_front_door_can_do_the_others_can():
     swept = sweep(network, W, X, Y, settings, **sketch)
     named = {"thresholds": (0.6, 0.5), "rule": "absolute", "smooth": 3}
     one = predict_training_time(
-        network, W, X, Y, learning_rate=1.0, steps=20, sketch_dim=400, key=KEY, **named
+        network,
+        W,
+        X,
+        Y,
+        learning_rate=1.0,
+        steps=20,
+        sketch_dim=400,
+        key=KEY,
+        relinearize=0,
+        **named,
     )
     assert list(one.steps.values()) == swept.steps[1].tolist()
     candidates = {"it": Candidate(network, W)}
@@ -282,14 +291,19 @@ def test_test_samples_are_followed_along_a_rebuilt_kernel():
 
 def test_a_kernel_estimator_takes_the_place_of_its_keywords():
     common = {"learning_rate": 1.0, "steps": 8}
-    named = predict_training_time(network, W, X, Y, sketch_dim=20, key=KEY, **common)
-    same(named, predict_training_time(network, W, X, Y, kernel=Sketched(20, KEY), **common))
-    double = predict_training_time(network, W, X, Y, kernel=Scaled(2.0), **common)
+    named = predict_training_time(network, W, X, Y, sketch_dim=20, key=KEY, relinearize=0, **common)
+    same(
+        named,
+        predict_training_time(network, W, X, Y, kernel=Sketched(20, KEY), relinearize=0, **common),
+    )
+    double = predict_training_time(network, W, X, Y, kernel=Scaled(2.0), relinearize=0, **common)
     settings = grid(learning_rate=1.0, steps=8)
     swept = sweep(network, W, X, Y, settings, kernel=Scaled(2.0))
     np.testing.assert_allclose(swept.loss[0], double.loss, rtol=1e-12)
     with pytest.raises(ValueError, match="max_bytes=100 does nothing here: kernel is a value"):
-        predict_training_time(network, W, X, Y, kernel=Exact(), max_bytes=100, **common)
+        predict_training_time(
+            network, W, X, Y, kernel=Exact(), max_bytes=100, relinearize=0, **common
+        )
     with pytest.raises(TypeError, match="kernel"):
         sweep(network, W, X, Y, settings, kernel=jnp.eye(10))
 
@@ -299,6 +313,6 @@ def test_a_value_leaves_no_room_for_keywords():
     with pytest.raises(ValueError, match="relinearize=2 does nothing here"):
         predict_training_time(network, W, X, Y, relinearize=2, **common)
     with pytest.raises(ValueError, match="paths=2 does nothing here"):
-        predict_training_time(network, W, X, Y, paths=2, **common)
+        predict_training_time(network, W, X, Y, paths=2, relinearize=0, **common)
     with pytest.raises(ValueError, match="rule is a Rule"):
         sweep_kernel(KERNEL, *ONLINE[1:3], [ONLINE[3]], thresholds=(0.1,), rule=Rule())

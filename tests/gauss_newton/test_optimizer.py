@@ -111,7 +111,7 @@ def test_functions_that_know_gradients_only_name_what_takes_exact_steps():
     dense = lambda p, x: x @ p  # noqa: E731
     for apply_fn, params in ((network_of, w), (dense, jnp.eye(6))):
         with pytest.raises(ValueError, match=r"jaxttp.train, .*forecast_steps.*gauss_newton_task"):
-            predict_training_time(apply_fn, params, x, 0 * x, loss="squared_error",
+            predict_training_time(apply_fn, params, x, 0 * x, relinearize=0, loss="squared_error",
                                   optimizer=gauss_newton(1.0), steps=2)  # fmt: skip
     with pytest.raises(ValueError, match=r"the weights .* of one RevMLP"):
         train(dense, jnp.eye(6), x, 0 * x, loss="squared_error", optimizer=gauss_newton(1.0),

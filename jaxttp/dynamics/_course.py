@@ -1,0 +1,225 @@
+"""What a re-linearised path consists of: its course, its state, and the network's part in it."""
+
+import dataclasses
+import enum
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxttp._checks import is_concrete
+from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics._edge import Damping, stabilise
+from jaxttp.dynamics._network import compile_network
+from jaxttp.dynamics._pieces import add_vectors, gram_of, no_vectors, split_row, stacked
+from jaxttp.dynamics._segment import Chord, Knot, Run, Start, run_segment
+from jaxttp.dynamics.optimizers import Optimizer, inlined
+from jaxttp.losses import Loss
+
+
+class Outcome(enum.Enum):
+    """What came of a step."""
+
+    ACCEPTED = "the segment is part of the path"
+    REJECTED = "its error is too large, so that nothing was taken"
+    HELD = "a kernel was held to the horizon: the network stays at the edge, or denies the forecast"
+    DIVERGED = "the network left the representable numbers: the last outputs that did not are held"
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """What does not change along a path.
+
+    Attributes:
+        apply_fn: the network.
+        x: samples.
+        kernel_fn: params -> Theta.
+        loss: the loss.
+        targets: as encoded.
+        optimizer: see `same_program`.
+        steps: the horizon T.
+        indices: the batches (T, B), or None.
+        shares: what the accumulators of a fresh state hold, as multiples of the weights.
+        decays: whether the initial weights can enter the outputs.
+        moving: whether accumulators came along.
+        damps: whether modes beyond the edge of stability are damped.
+        x_test: samples whose outputs are followed beside, or None.
+        cross_fn: params -> Theta(x_test, x), with them.
+    """
+
+    apply_fn: ApplyFn
+    x: Any
+    kernel_fn: Callable[[Params], Array]
+    loss: Loss
+    targets: Array
+    optimizer: Optimizer
+    steps: int
+    indices: Array | None
+    shares: tuple[float, ...]
+    decays: bool
+    moving: bool
+    damps: bool
+    x_test: Any = None
+    cross_fn: Callable[[Params], Array] | None = None
+
+    def in_use(self, start: int) -> tuple[bool, ...]:
+        """Which of the vectors that coefficients refer to can enter the outputs."""
+        begun = (share != 0 for share in self.shares)
+        return (self.decays, *(self.moving or start > 0 or each for each in begun))
+
+
+class Beside(NamedTuple):
+    """Test samples along a path from step 0 to step `start`.
+
+    Attributes:
+        kernel: Theta(x_test, x) at the point of linearisation.
+        f: outputs there (M, C).
+        path: outputs (T + 1, M, C), filled up to `start`.
+    """
+
+    kernel: Array
+    f: Array
+    path: Array
+
+
+class Crossing(NamedTuple):
+    """Where a path first crosses the edge of stability, and what is held if it stays there.
+
+    Attributes:
+        start: of the segment that crosses it.
+        run: from there to the horizon with the kernel at hand.
+        test: the test samples along it (T + 1, M, C), or None.
+    """
+
+    start: int
+    run: Run
+    test: Array | None
+
+
+class State(NamedTuple):
+    """A path from step 0 to step `start`.
+
+    Attributes:
+        here: the point of linearisation and what is carried there.
+        damping: what keeps steps there stable, or None.
+        train: outputs (T + 1, N, C), filled up to `start`.
+        provisional: the same before the second-order correction.
+        diverged_at: first step whose outputs could not be represented, or -1.
+        ends: where segments end.
+        crossing: the first segment that crosses the edge of stability; None for never.
+        edge_at: the end of that segment, or -1.
+        held_from: the step from which on a kernel is held, or -1.
+        rejected: segments that were not taken.
+        passes: products with a Jacobian so far.
+        seconds: of every kernel built so far.
+        beside: the test samples, or None.
+    """
+
+    here: Start
+    damping: Damping | None
+    train: Array
+    provisional: Array
+    diverged_at: Array
+    ends: tuple[int, ...] = ()
+    crossing: Crossing | None = None
+    edge_at: int = -1
+    held_from: int = -1
+    rejected: int = 0
+    passes: int = 0
+    seconds: tuple[float, ...] = ()
+    beside: Beside | None = None
+
+    @property
+    def start(self) -> int:
+        """The step where the next segment starts."""
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def kernels(self) -> int:
+        """Kernels built so far."""
+        return len(self.seconds)
+
+
+class Ahead(NamedTuple):
+    """A run from here on with the kernel at hand alone, to `end`."""
+
+    end: int
+    knot: Knot
+    products: Array
+    run: Run
+
+    @property
+    def path(self) -> np.ndarray:
+        """The length of the path through weight space up to every step (T + 1,), from here."""
+        return np.cumsum(np.asarray(self.run.length, np.float64))
+
+
+def run_to(
+    course: Course,
+    state: State,
+    knots: list[Knot],
+    products: Array,
+    line: Chord | None,
+    end: int,
+    drift: Array | None = None,
+) -> Run:
+    """A run from where the path is to step `end`."""
+    here = state.here
+    return inlined(run_segment, course.optimizer)(
+        course.optimizer, course.loss, knots, here, products, line, state.start, end, state.train,
+        course.targets, course.indices, jnp.zeros_like(here.f) if drift is None else drift,
+        record=state.beside is not None,
+    )  # fmt: skip
+
+
+def damping_at(course: Course, state: State, kernel: Array, f: Array) -> Damping | None:
+    """What keeps steps with this kernel stable; nothing where that is not wanted."""
+    if not course.damps:
+        return None
+    return stabilise(
+        course.optimizer, course.shares, state.here.state, kernel, f, course.targets, course.loss
+    )
+
+
+def is_beyond(bound: Damping | None) -> bool:
+    """Whether there is a mode beyond the edge of stability."""
+    return bound is not None and float(bound.largest) > 1.0
+
+
+def timed(kernel_fn: Callable[[Params], Array], params: Params) -> tuple[Array, float]:
+    """A kernel, and the seconds that it took."""
+    begun = time.perf_counter()
+    kernel = kernel_fn(params)
+    if is_concrete(kernel):
+        jax.block_until_ready(kernel)
+    return kernel, time.perf_counter() - begun
+
+
+def survey(
+    course: Course, here: Start, point: Params, in_use: tuple[bool, ...]
+) -> tuple[Array, Array]:
+    """J v at `point` for the vectors in use (k, N, C), and their products with each other (k, k).
+
+    Both are zero for a vector that cannot enter the outputs.
+    """
+    if not any(in_use):
+        return no_vectors(here.f, len(in_use))
+    push = compile_network(course.apply_fn)[2]
+    pairs = zip(in_use, here.vectors, strict=True)
+    pushed = [push(point, course.x, vector) if used else None for used, vector in pairs]
+    return stacked(pushed, here.f), gram_of(here.vectors, in_use, here.f.dtype)
+
+
+def combine(course: Course, state: State, points: list[Params], row: Array) -> tuple[State, Params]:
+    """The weight-space vector whose coefficients are `row`, with Jacobians at one point or two."""
+    pull, here = compile_network(course.apply_fn)[1], state.here
+    first, last, carried = split_row(row, here.f, len(points) == 1)
+    total = pull(points[0], course.x, first)
+    if len(points) > 1:
+        total = add_vectors(total, [pull(points[1], course.x, last)], np.ones(1, row.dtype))
+    vector = add_vectors(total, here.vectors, carried)
+    return state._replace(passes=state.passes + len(points)), vector
