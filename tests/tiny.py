@@ -7,7 +7,9 @@ import jax.numpy as jnp
 
 from jaxttp.pipeline import Forecast, Settings, forecast
 
-SETTINGS = Settings(data="wine", samples_per_class=4, steps=15, learning_rate=0.1)
+SETTINGS = Settings(
+    data="wine", samples_per_class=4, steps=15, learning_rate=0.1, relinearize=0
+)  # fmt: skip
 
 
 @functools.cache
@@ -19,7 +21,8 @@ def verified() -> Forecast:
 @functools.cache
 def regression() -> Forecast:
     """All of diabetes, forecast only."""
-    return forecast(Settings(data="diabetes", steps=10, learning_rate=0.02, thresholds=(0.3,)))
+    one = {"relinearize": 0, "thresholds": (0.3,)}
+    return forecast(Settings(data="diabetes", steps=10, learning_rate=0.02, **one))
 
 
 def real_run_diverged() -> Forecast:

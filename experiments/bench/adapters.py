@@ -109,7 +109,9 @@ def compare(settings: AdapterSettings, data: Job) -> Iterator[Row]:
         for share in settings.shares:
             rate = share * limit if limit else 1e-3
             if limit is None:
-                first = predict_training_time(*model, data.x, data.y, learning_rate=rate, **options)
+                first = predict_training_time(
+                    *model, data.x, data.y, learning_rate=rate, relinearize=0, **options
+                )
                 limit = first.max_learning_rate
                 rate = share * limit
             run = train(*model, data.x, data.y, optimizer=optax.sgd(rate), **options)

@@ -38,10 +38,10 @@ def measured(job: tuple, **options: Any) -> tuple[int, float, float]:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "recursion": {},
+    "recursion": {"relinearize": 0},
     "gradient flow": {"dynamics": "ode"},
     "4 kernels": {"relinearize": 4},
-    "SDE": {"dynamics": "sde", "batch_size": 20},
+    "SDE": {"dynamics": "sde", "batch_size": 20, "relinearize": 0},
     "weight space": {"dynamics": "weight_space"},
 }
 
@@ -66,7 +66,7 @@ def main() -> None:
     settings = Settings()
     task = build_task(settings)
     main_job = (*task.model, task.x, task.y)
-    for name, options in (("main job", {}), ('main job, "auto"', {"relinearize": "auto"})):
+    for name, options in (("main job, one kernel", {"relinearize": 0}), ("main job", {})):
         common = {"loss": task.loss, "learning_rate": settings.learning_rate}
         found = measured(main_job, momentum=settings.momentum, steps=settings.steps, **common,
                          **options)  # fmt: skip

@@ -119,13 +119,14 @@ def measure(
     part = Job(job.model, job.x[chosen], job.y[chosen])
     report("subset")
     options["loss"] = "squared_error"
-    curves["subset"] = predict_training_time(*part.model, part.x, part.y, **options).loss
+    one: dict[str, Any] = options | {"relinearize": 0}
+    curves["subset"] = predict_training_time(*part.model, part.x, part.y, **one).loss
     report("linearised network")
     common: dict[str, Any] = {
         "loss": "squared_error", "optimizer": optax.sgd(eta, momentum or None), "steps": horizon
     }  # fmt: skip
     if network == "ResNet":  # a convolution in a scan over steps is slow on CPUs
-        curves["linearised"] = predict_training_time(*job.model, job.x, job.y, **options).loss
+        curves["linearised"] = predict_training_time(*job.model, job.x, job.y, **one).loss
     else:
         path = np.array(weight_space(*job.model, job.x, job.y, **common).train)
         path[..., np.arange(len(job.y)), job.y] -= 1.0

@@ -44,7 +44,7 @@ def measure(name: str, options: argparse.Namespace) -> dict:
     size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
     begun, used = time.perf_counter(), time.process_time()
     found = predict_training_time(
-        *model, x, y, learning_rate=options.learning_rate, steps=150,
+        *model, x, y, relinearize=0, learning_rate=options.learning_rate, steps=150,
         sketch_dim=options.sketch_dim, key=jax.random.key(0), max_bytes=options.max_bytes,
         kernel_batch_size=options.batch_size,
     )  # fmt: skip

@@ -107,7 +107,14 @@ def pieces(settings: Settings) -> Pieces:
         found = condition_number(matrix, rank=len(matrix))
         rate = 1 / float(found.largest)
         forecast = predict_training_time(
-            apply_fn, params, x, y, loss="squared_error", learning_rate=rate, steps=settings.steps
+            apply_fn,
+            params,
+            x,
+            y,
+            loss="squared_error",
+            learning_rate=rate,
+            steps=settings.steps,
+            relinearize=0,
         )
         real = train(
             apply_fn, params, x, y, loss="squared_error", optimizer=optax.sgd(rate),

@@ -120,7 +120,7 @@ def pieces(settings: Settings) -> Pieces:
             eta = rate * float(max_learning_rate(kernel, outputs, targets, loss="squared_error"))
             ahead = predict_training_time(
                 apply_fn, params, x, targets, loss="squared_error", learning_rate=eta,
-                steps=settings.horizon,
+                steps=settings.horizon, relinearize=0,
             )  # fmt: skip
             real = train(
                 apply_fn, params, x, targets, loss="squared_error", optimizer=optax.sgd(eta),

@@ -125,7 +125,13 @@ def _forecasts(job: Job, eta: float, settings: Settings, i: int) -> list[tuple[f
     out = []
     for options in ({}, {"sketch_dim": settings.sketch_dim, "key": jax.random.key(i)}):
         cost = predict_training_time(
-            *job.model, job.x, job.y, learning_rate=eta, steps=settings.steps, **options
+            *job.model,
+            job.x,
+            job.y,
+            learning_rate=eta,
+            steps=settings.steps,
+            relinearize=0,
+            **options,
         ).cost
         out.append((cost.seconds, cost.compile_seconds))
     return out

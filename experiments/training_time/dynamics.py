@@ -158,7 +158,8 @@ def _measure(case: Case, settings: Settings) -> Curves:
         ways[name] = descent | {"relinearize": number}
     forecasts, kernels = {}, {}
     for name, options in ways.items():
-        found = predict_training_time(*job.model, job.x, job.y, **common, **options)
+        given = {"relinearize": 0} | common | options
+        found = predict_training_time(*job.model, job.x, job.y, **given)
         forecasts[name], kernels[name] = np.asarray(found.loss), found.cost.kernels
     real = train(*job.model, job.x, job.y, optimizer=optimizer, **common)
     return Curves(case, np.asarray(real.loss), forecasts, kernels)

@@ -55,8 +55,8 @@ def predict(
     samples_per_class: SamplesPerClass = 30,
     loss: Loss = None,
     relinearize: Annotated[
-        str, typer.Option(help="Kernels rebuilt along the predicted path (0: none), or auto.")
-    ] = "0",
+        str, typer.Option(help="Kernels rebuilt along the predicted path: 0 for none, or auto.")
+    ] = "auto",
     seed: Seed = 0,
     verify: Verify = False,
     output: Output = None,

@@ -1,7 +1,9 @@
 """The keywords of a forecast, turned into values; the only table of strings."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_integer, check_key, check_number, check_used
@@ -14,6 +16,7 @@ from jaxttp.forecast.paths.noisy import Noisy
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.paths.weight_space import WeightSpace
+from jaxttp.forecast.problem import Problem
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 
 WAYS: dict[str, type[Dynamics]] = {
@@ -28,6 +31,12 @@ WAYS: dict[str, type[Dynamics]] = {
 
 REBUILT = ("auto", "recursion", "sde")
 """Dynamics whose kernel can be rebuilt."""
+REBUILDS, PRODUCTS = 8, 5
+"""Kernels that relinearize="auto" takes as a rule, and products with a Jacobian beside each."""
+PROPORTION = 3.0
+"""They may cost this many times the training's passes through the network."""
+LARGE = 1e10
+"""Below so many entries of the Jacobian, N C P, everything is a matter of minutes at most."""
 
 
 class Keywords(NamedTuple):
@@ -82,6 +91,34 @@ class Keywords(NamedTuple):
                 self._check_tolerance(False)
                 return WeightSpace()
         return WAYS[self.dynamics]() if rebuilt is None else rebuilt
+
+
+def in_proportion(way: Dynamics, problem: Problem, descent: Descent) -> tuple[Dynamics, str | None]:
+    """A dynamics that was chosen by default, or one kernel where rebuilding costs too much.
+
+    Args:
+        way: as the keywords have it with relinearize="auto".
+        problem: network and data.
+        descent: the training.
+
+    Returns:
+        The dynamics, and a sentence where it is another one.
+    """
+    rebuilt = way.centre if isinstance(way, Noisy) else way
+    if not isinstance(rebuilt, Relinearized):
+        return way, None
+    n, c = problem.f0.shape
+    count = sum(leaf.size for leaf in jax.tree.leaves(problem.weights))
+    passes = REBUILDS * (c + PRODUCTS)
+    training = descent.steps * (descent.batch_size or n) / n
+    if n * c * count <= LARGE or passes <= PROPORTION * training:
+        return way, None
+    plain = dataclasses.replace(way, centre=None) if isinstance(way, Noisy) else Recursion()
+    return plain, (
+        f"one kernel was followed: to rebuild it along the way takes about {passes} passes back "
+        f"through the network, where training takes {training:.0f}; relinearize=4, or another "
+        "number, does it all the same"
+    )
 
 
 def choose_kernel(

@@ -18,6 +18,7 @@ from jaxttp.forecast._options import (
     Keywords,
     check_level,
     choose_kernel,
+    in_proportion,
     plain_kernel,
 )
 from jaxttp.forecast.descent import Descent
@@ -97,8 +98,9 @@ def predict_training_time(
             relinearize, tolerance, noise and paths.
         relinearize: kernels built after the first, placed by the library along the predicted path
             (second order); "auto" for as many as `tolerance` asks for; 0 for one kernel alone,
-            which costs the least and tells the least. With "recursion" or, for their mean path,
-            "sde"; the other dynamics follow one kernel, and "auto" asks for no more of them.
+            which costs the least and tells the least, and which "auto" keeps, and says so, where to
+            rebuild a large network's would cost several trainings. With "recursion" or, for their
+            mean path, "sde"; the others follow one kernel, and "auto" asks for no more.
         tolerance: for relinearize="auto", see `relinearized_recursion`; 0.02 when None.
         sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
             exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim), is estimated
@@ -177,14 +179,18 @@ def predict_training_time(
         problem = Problem.of(
             apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test, y_test=y_test
         )
+        spared = None
+        if relinearize == "auto" and not isinstance(dynamics, Dynamics):
+            way, spared = in_proportion(way, problem, descent)
         found = forecast_training(
             problem, descent, dynamics=way, kernel=estimator, rule=reading, level=level,
             progress=progress,
         )  # fmt: skip
+    trust = "; ".join(line for line in (spared, found.trust) if line is not None) or None
     cost = dataclasses.replace(
         found.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds
     )
-    return dataclasses.replace(found, cost=cost)
+    return dataclasses.replace(found, cost=cost, trust=trust)
 
 
 def forecast_training(

@@ -61,7 +61,7 @@ class Settings:
         batch_size: samples a step; None for all of them.
         steps: the horizon T.
         thresholds: shares of the loss's drop that define training times.
-        relinearize: kernels built after the first, or "auto".
+        relinearize: kernels built after the first, or "auto" for as many as it takes.
         sketch_dim: width of a random projection of the Jacobian; None for the exact kernel.
         head_scale: size of the fresh head's initial outputs.
         seed: draws the samples, the fresh weights and the batches.
@@ -87,7 +87,7 @@ class Settings:
     batch_size: int | None = None
     steps: int = 150
     thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
-    relinearize: int | str = 0
+    relinearize: int | str = "auto"
     sketch_dim: int | None = None
     head_scale: float = 1.0
     seed: int = 0

@@ -1,5 +1,7 @@
 """Every option is used, or refused by name before the network is looked at."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import optax
 import pytest
 
 from jaxttp import Candidate, Online, compare, extrapolate, predict_training_time, sweep, train
-from jaxttp.forecast import Hyperparameters, Rule, grid, online, sweep_kernel
+from jaxttp.forecast import Hyperparameters, Rule, _options, grid, online, sweep_kernel
 
 X = jax.random.normal(jax.random.key(0), (12, 4))
 Y = np.arange(12) % 3
@@ -29,7 +31,8 @@ class Counted:
 
 def predict(network, **options):
     rate = {} if "optimizer" in options else {"learning_rate": 0.1}
-    return predict_training_time(network, W, X, Y, steps=20, relinearize=0, **rate, **options)
+    given = {"relinearize": 0} | rate | options
+    return predict_training_time(network, W, X, Y, steps=20, **given)
 
 
 def swept(network, **options):
@@ -76,6 +79,10 @@ PREDICT = {
     "noise": ({"noise": "full"}, "noise='full' does nothing here: it is the noise of dynamics="),
     "paths": ({"paths": 8}, "paths=8 does nothing here: it counts the paths of dynamics='sde'"),
     "tolerance": ({"tolerance": 0.1}, "tolerance=0.1 does nothing here: .* relinearize='auto'"),
+    "tolerance of another dynamics": (
+        {"tolerance": 0.1, "relinearize": "auto", "dynamics": "ode"},
+        "tolerance=0.1 does nothing",
+    ),
     "tolerance of a number": ({"tolerance": 0.1, "relinearize": 2}, "tolerance=0.1 does nothing"),
     "level": ({"level": 0.5}, "level=0.5 does nothing here: .* dynamics='sde' and"),
     "level of one column": ({"level": 0.5, "sketch_dim": 1, "key": KEY}, "level=0.5 does nothing"),
@@ -164,6 +171,41 @@ def test_defaults_are_those_that_can_be_given():
     assert left.steps_band == right.steps_band
     assert left.hyperparameters == right.hyperparameters
     assert left.hyperparameters["protocol"] == "epochs"
+
+
+def curved(params, x):
+    return jnp.tanh(x @ params["a"]) @ params["b"]
+
+
+BENT = {"a": jnp.eye(4) + 0.1, "b": jnp.ones((4, 3)) - jnp.eye(4)[:, :3]}
+
+
+def test_the_kernel_is_rebuilt_unless_it_was_said_otherwise(monkeypatch):
+    """For what is not named otherwise; not where it would cost several trainings."""
+    call = functools.partial(predict_training_time, curved, BENT, X, Y, steps=20)
+    found = call(learning_rate=0.5)
+    assert found.cost.kernels > 2
+    assert found.loss_uncertainty is not None
+    np.testing.assert_array_equal(found.loss, call(learning_rate=0.5, relinearize="auto").loss)
+    assert call(learning_rate=0.5, relinearize=0).cost.kernels == 1
+    assert call(learning_rate=0.5, dynamics="ode").cost.kernels == 1
+    monkeypatch.setattr(_options, "LARGE", 0)
+    few = call(learning_rate=0.5)  # 8 (3 + 5) passes for 20
+    assert few.cost.kernels == 1
+    assert few.trust is not None
+    assert "about 64 passes back through the network, where training takes 20" in few.trust
+    assert call(learning_rate=0.5, relinearize=2).cost.kernels == 3
+    long = {"learning_rate": 0.5, "steps": 24}  # 64 < 3 x 24
+    assert predict_training_time(curved, BENT, X, Y, **long).cost.kernels > 2
+
+
+def test_optimizers_that_are_not_linear_are_simulated(monkeypatch):
+    found = predict_training_time(curved, BENT, X, Y, steps=3, optimizer=optax.adam(0.01))
+    assert (found.dynamics, found.cost.kernels) == ("weight_space", 1)
+    with pytest.raises(ValueError, match="does nothing here: it is the goal"):
+        predict_training_time(
+            curved, BENT, X, Y, steps=3, optimizer=optax.adam(0.01), tolerance=0.1
+        )
 
 
 def test_labels_are_looked_at_before_the_kernel(monkeypatch):

@@ -76,7 +76,8 @@ BATCHES = PLAIN | {"batch_size": 4, "key": KEY}
 def test_keywords_are_values(keywords, descent, way, kernel):
     rule = Rule((0.5,), kind="gap", smooth=3)
     reading = {"thresholds": (0.5,), "rule": "gap", "smooth": 3}
-    named = predict_training_time(network, W, X, Y, relinearize=0, **descent | keywords, **reading)
+    given = {"relinearize": 0} | descent | keywords | reading
+    named = predict_training_time(network, W, X, Y, **given)
     training = Descent.of(**descent | {k: v for k, v in keywords.items() if k == "optimizer"})
     found = forecast_training(problem(), training, dynamics=way, kernel=kernel, rule=rule)
     same(named, found)
@@ -313,6 +314,6 @@ def test_a_value_leaves_no_room_for_keywords():
     with pytest.raises(ValueError, match="relinearize=2 does nothing here"):
         predict_training_time(network, W, X, Y, relinearize=2, **common)
     with pytest.raises(ValueError, match="paths=2 does nothing here"):
-        predict_training_time(network, W, X, Y, paths=2, relinearize=0, **common)
+        predict_training_time(network, W, X, Y, paths=2, **common)
     with pytest.raises(ValueError, match="rule is a Rule"):
         sweep_kernel(KERNEL, *ONLINE[1:3], [ONLINE[3]], thresholds=(0.1,), rule=Rule())
