@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 Row = dict[str, Any]
+CONSTANT = "the median time of other tasks"
+LEVELS = (0.5, 0.25, 0.1)
 FEW = 2
 """Steps that count as right however short the training time is."""
 
@@ -72,6 +74,77 @@ def accuracy_table(rows: list[Row]) -> str:
             ]  # fmt: skip
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
+
+
+def goal_table(rows: list[Row]) -> str:
+    """What a sceptic asks: times to absolute losses, end losses, and what a constant would do.
+
+    The constant forecasts the median time of all runs of OTHER tasks, for every goal its own.
+    Losses are `LEVELS` of the initial one, which forecast and training share; a goal counts where
+    the real training reaches it, and a forecast that does not get there counts as the horizon.
+    """
+    lines = [
+        "| forecast | times to 1 / 10 / 40 % of the drop: mean error | times to "
+        + " / ".join(f"{level:g}" for level in LEVELS)
+        + " of the initial loss: mean error (readings) | within 15 % | end loss over the real one: "
+        "median factor | largest |",
+        "|" + "---|" * 6,
+    ]
+    for method in [*_methods(rows), CONSTANT]:
+        off = _constant_errors(rows) if method == CONSTANT else errors(rows, method)[0]
+        cells = [method, f"{np.abs(off).mean():.1f}" if len(off) else "-"]
+        pairs = [pair for level in LEVELS for pair in _level_times(rows, method, level)]
+        if not pairs:
+            continue
+        found, real = np.array(pairs, float).T
+        size = np.abs(found - real)
+        near = np.mean(size <= np.maximum(0.15 * real, FEW))
+        cells += [f"{size.mean():.1f} ({len(size)})", f"{100 * near:.0f} %"]
+        if method == CONSTANT:
+            cells += ["", ""]
+        else:
+            ends = [(r["forecasts"][method]["loss"][-1], r["real"]["loss"][-1]) for r in rows]
+            factor = np.exp(np.abs(np.log([max(a, 1e-12) / max(b, 1e-12) for a, b in ends])))
+            cells += [f"{np.median(factor):.2f}", f"{factor.max():.1f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _constant_errors(rows: list[Row]) -> np.ndarray:
+    """Errors (runs, 3) of the median real times of other tasks."""
+    out = []
+    for row in rows:
+        others = [r["real"]["steps"] for r in rows if r["task"] != row["task"]]
+        if others:
+            out.append(np.median(others, axis=0) - np.array(row["real"]["steps"]))
+    return np.array(out).reshape(-1, 3)
+
+
+def _level_times(rows: list[Row], method: str, level: float) -> list[tuple[float, float]]:
+    """Predicted and real steps to this share of the initial loss, where the training gets there."""
+    real = {row["name"]: _below(row["real"]["loss"], level) for row in rows}
+    out = []
+    for row in rows:
+        if real[row["name"]] < 0:
+            continue
+        if method == CONSTANT:
+            times = [real[r["name"]] for r in rows if r["task"] != row["task"]]
+            reached = [t for t in times if t >= 0]
+            if not reached:
+                continue
+            found = float(np.median(reached))
+        else:
+            one = row["forecasts"][method]
+            found = _below(one["loss"], level) if one["stable"] else -1
+            found = row["horizon"] if found < 0 else found
+        out.append((found, real[row["name"]]))
+    return out
+
+
+def _below(curve: list[float], level: float) -> int:
+    """The first step below a share of the initial loss, or -1."""
+    reached = np.array(curve) < level * curve[0]
+    return int(np.argmax(reached)) if reached.any() else -1
 
 
 def error_rate_table(rows: list[Row]) -> str:
@@ -166,7 +239,7 @@ def report(rows: list[Row]) -> str:
         f"{len(rows)} runs of {tasks} tasks ({counts}), T = {rows[0]['horizon']}, effective "
         f"η λmax/N in {', '.join(f'{rate:g}' for rate in rates)}; {gone} more diverged for real."
     )
-    tables = (accuracy_table, task_table, error_rate_table, online_table, cost_table)
+    tables = (accuracy_table, goal_table, task_table, error_rate_table, online_table, cost_table)
     return "\n\n".join([head, *(make(rows) for make in tables)])
 
 

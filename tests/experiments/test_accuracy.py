@@ -58,6 +58,16 @@ def test_tables_by_hand():
         "MLP", "plain", "1", "5", "0.50 (1.50)", "2.00 (1.00)", "4", "1.5"
     ]  # fmt: skip
     assert cells(accuracy_tables.task_table(rows), "wine, MLP") == ["wine, MLP", "2", "1.3"]
+    other = row(task="b", name="b")
+    other["real"] = other["real"] | {"steps": [4, 4, 4], "loss": [1.0, 0.2, 0.05]}
+    forecasts = other["forecasts"]
+    plain = forecasts["plain"] | {"loss": [1.0, 0.8, 0.1]}
+    other["forecasts"] = forecasts | {"plain": plain}
+    table = accuracy_tables.goal_table([row(), other])
+    # 0.5 and 0.25 of the start are reached at 2 and 1, a tenth at 2 and 2; forecasts say 2, and 2, 2, never (10)
+    assert cells(table, "plain") == ["plain", "2.7", "1.7 (6)", "83 %", "1.50", "2.0"]
+    constant = "the median time of other tasks"
+    assert cells(table, constant) == [constant, "2.7", "0.7 (6)", "100 %", "", ""]
     text = accuracy_tables.report([*rows, {"diverged": True, "name": "b"}])
     assert text.startswith("2 runs of 1 tasks (1 GD, 1 SGD), T = 10")
     assert "1 more diverged" in text
