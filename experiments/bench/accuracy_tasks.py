@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from jaxtyping import Array
 from sklearn import datasets
 
 from jaxttp import Model, from_nnx
@@ -108,13 +109,19 @@ def _apply(name: str) -> Any:
     return make(name, 0, 1.0, apply_fn=False).model.apply_fn
 
 
+def samples(name: str, seed: int) -> tuple[Dataset, Array]:
+    """The samples that this seed draws, and a key for the weights."""
+    recipe = (REPORTED | TUNING)[name]
+    key, weights_key = jax.random.split(jax.random.key(1000 + seed))
+    return select(_data(name), classes=recipe.classes, per_class=recipe.per_class, key=key), (
+        weights_key
+    )
+
+
 def make(name: str, seed: int, head_scale: float, *, apply_fn: Any = None) -> Job:
     """The task of that name; `seed` draws samples and weights."""
     recipe = (REPORTED | TUNING)[name]
-    samples_key, weights_key = jax.random.split(jax.random.key(1000 + seed))
-    data = select(
-        _data(name), classes=recipe.classes, per_class=recipe.per_class, key=samples_key
-    )  # fmt: skip
+    data, weights_key = samples(name, seed)
     outputs = data.num_classes
     assert outputs is not None
     if recipe.network == "resnet":

@@ -64,7 +64,8 @@ def test_tables_by_hand():
     plain = forecasts["plain"] | {"loss": [1.0, 0.8, 0.1]}
     other["forecasts"] = forecasts | {"plain": plain}
     table = accuracy_tables.goal_table([row(), other])
-    # 0.5 and 0.25 of the start are reached at 2 and 1, a tenth at 2 and 2; forecasts say 2, and 2, 2, never (10)
+    # 0.5 and 0.25 of the start are reached at 2 and 1, a tenth at 2; forecasts say 2, and
+    # 2, 2 and never, which is 10
     assert cells(table, "plain") == ["plain", "2.7", "1.7 (6)", "83 %", "1.50", "2.0"]
     constant = "the median time of other tasks"
     assert cells(table, constant) == [constant, "2.7", "0.7 (6)", "100 %", "", ""]
