@@ -90,20 +90,23 @@ def test_jit_vmap_and_traced_rank():
 
 
 @pytest.mark.parametrize(
-    ("widths", "n"),
+    ("widths", "n", "scaled"),
     [
-        ((20, 30, 25, 4), None),
-        ((20, 30, 3, 25, 6), None),
-        ((20, 12, 3, 7, 6), 15),
-        ((20, 5, 9, 6), None),
-        ((12, 30, 4, 6, 8), 7),
-        ((30, 8), 11),
-        ((6, 4, 3, 9), None),
-        ((6, 2, 2), None),
-        ((16, 3, 30, 40, 5), 9),
+        ((20, 30, 25, 4), None, False),
+        ((20, 30, 3, 25, 6), None, False),
+        ((20, 12, 3, 7, 6), 15, False),
+        ((20, 5, 9, 6), None, False),
+        ((12, 30, 4, 6, 8), 7, False),
+        ((30, 8), 11, False),
+        ((6, 4, 3, 9), None, False),
+        ((6, 2, 2), None, False),
+        ((16, 3, 30, 40, 5), 9, False),
+        # Scales are products with the weights: wide, through a bottleneck, of less than full rank.
+        ((20, 30, 25, 4), None, True),
+        ((12, 30, 4, 6, 8), 7, True),
+        ((6, 2, 2), None, True),
     ],
 )
-@pytest.mark.parametrize("scaled", [False, True])
 def test_structured_solver_equals_the_dense_spectrum(widths, n, scaled):
     rng = np.random.default_rng(0)
     weights = brute.draw(rng, widths)
