@@ -1,12 +1,22 @@
-"""What counts as done: thresholds, a definition, a curve; the one place that reads a curve."""
+"""What counts as done: thresholds, a definition, a curve; the one place that reads a curve.
+
+A `Rule` measures a curve by itself, as a share of its own drop by default. A `Target` is a value
+that a curve is to get below, wherever it ends: results have both.
+"""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from jaxttp.crossing import check_reading, metric_time
+import numpy as np
+
+from jaxttp._checks import check_choice, check_number
+from jaxttp.crossing import METRICS, check_reading, metric_time
 
 THRESHOLDS = (0.01, 0.1, 0.4)
+SAMPLES = ("train", "test")
+TRAIN_CURVES = ("loss", "error")
+ALL_CURVES = (*TRAIN_CURVES, "test_loss", "test_error")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,3 +144,193 @@ def goal_words(threshold: float, kind: str, metric: str = "loss") -> str:
         "plateau": f"{metric} falling by less than {threshold:.4g}",
     }
     return known.get(kind, f"{metric}, {kind} {threshold:.4g}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A loss or an error to get below, on the training or on the test samples.
+
+    Attributes:
+        value: in units of the curve: a loss above 0, an error in (0, 1].
+        metric: which curve, "loss" or "error".
+        on: "train" or "test".
+
+    Raises:
+        ValueError: an unknown metric or kind of samples, a value out of range.
+
+    Example:
+        >>> wanted = Target(0.3)
+        >>> wanted.words(), int(wanted.time([1.0, 0.5, 0.2]))
+        ('loss below 0.3', 2)
+        >>> Target(0.05, "error", on="test").words()
+        'test error below 0.05'
+    """
+
+    value: float
+    metric: str = "loss"
+    on: str = "train"
+
+    def __post_init__(self) -> None:
+        check_choice("metric", self.metric, METRICS)
+        check_choice("on", self.on, SAMPLES)
+        object.__setattr__(self, "value", _target_value("value", self.value, self.metric))
+
+    @property
+    def curve_name(self) -> str:
+        """The field of a result that holds its curve, such as "loss" or "test_error"."""
+        return self.metric if self.on == "train" else f"test_{self.metric}"
+
+    @property
+    def column(self) -> str:
+        """A name for tables and files, such as "loss_0.3" or "test_error_0.05"."""
+        return f"{self.curve_name}_{self.value!r}"
+
+    def rule(self, smooth: int = 1) -> Rule:
+        """The rule that reads its curve, averaged first as `smooth_curve` does."""
+        return Rule((self.value,), "absolute", self.metric, smooth)
+
+    def time(self, curve: Any, smooth: int = 1) -> Any:
+        """The first step at which a curve (T + 1,) is below, or -1; works under `vmap`."""
+        return self.rule(smooth).time(curve, self.value)
+
+    def words(self) -> str:
+        """The target in words."""
+        return ("" if self.on == "train" else "test ") + self.rule().words(self.value)
+
+
+Values = float | Sequence[float] | None
+"""What a keyword for targets takes: a number, several, or None for none."""
+
+
+def targets_of(
+    target_loss: Values = None,
+    target_error: Values = None,
+    target_test_loss: Values = None,
+    target_test_error: Values = None,
+    *,
+    known: Sequence[str] = ALL_CURVES,
+    remedy: str = "",
+) -> tuple[Target, ...]:
+    """The targets that the keywords of the front doors name, in the order of these.
+
+    Args:
+        target_loss: losses on the training samples, each above 0.
+        target_error: errors on them, each in (0, 1].
+        target_test_loss: as `target_loss`, on the test samples.
+        target_test_error: as `target_error`, on the test samples.
+        known: the curves that there will be, see `check_targets`.
+        remedy: what to do about another one.
+
+    Returns:
+        The targets, each once.
+
+    Raises:
+        ValueError: no number, or one out of range; a target of a curve that there will not be.
+
+    Example:
+        >>> [target.words() for target in targets_of((0.3, 0.1), target_test_error=0.05)]
+        ['loss below 0.3', 'loss below 0.1', 'test error below 0.05']
+    """
+    given = (target_loss, target_error, target_test_loss, target_test_error)
+    found = []
+    for curve, values in zip(ALL_CURVES, given, strict=True):
+        on, metric = ("test" if curve.startswith("test_") else "train"), curve.split("_")[-1]
+        if values is None:
+            continue
+        for value in (values,) if np.ndim(values) == 0 else values:  # type: ignore[union-attr]
+            found.append(Target(_target_value(f"target_{curve}", value, metric), metric, on))
+    return check_targets(found, known=known, remedy=remedy)
+
+
+def check_targets(
+    targets: Iterable[Target],
+    *,
+    known: Sequence[str] = ALL_CURVES,
+    remedy: str = "",
+) -> tuple[Target, ...]:
+    """Targets as a tuple, each once, where there will be curves to read them off.
+
+    Args:
+        targets: as values, or as keys, such as `Prediction.targets`.
+        known: names of the curves that there will be, of `ALL_CURVES`.
+        remedy: what to do about another one.
+
+    Raises:
+        TypeError: something that is no `Target`.
+        ValueError: a target of a curve that there will not be.
+
+    Example:
+        >>> check_targets([Target(0.3, on="test")], known=("loss", "error"), remedy="Give x_test.")
+        Traceback (most recent call last):
+        ...
+        ValueError: target_test_loss=0.3 cannot be read here. Give x_test.
+    """
+    if isinstance(targets, Target):
+        raise TypeError("targets must hold Target values; put the one into a list.")
+    several = tuple(targets)
+    for target in several:
+        if not isinstance(target, Target):
+            raise TypeError(f"targets must hold Target, such as Target(0.3); got {target!r}.")
+        if target.curve_name not in known:
+            raise ValueError(
+                f"target_{target.curve_name}={target.value:g} cannot be read here. {remedy}"
+            )
+    return tuple(dict.fromkeys(several))
+
+
+class Curves(NamedTuple):
+    """What targets are read off, where there is no result that holds it.
+
+    Attributes:
+        loss: (T + 1,).
+        error: likewise, or None, as the others.
+        test_loss: likewise.
+        test_error: likewise.
+    """
+
+    loss: Any
+    error: Any = None
+    test_loss: Any = None
+    test_error: Any = None
+
+
+def reach(
+    curves: Any,
+    targets: Iterable[Target],
+    *,
+    smooth: int = 1,
+    reached: bool = True,
+) -> dict[Target, int]:
+    """The first steps at which the curves of a result are below targets.
+
+    Args:
+        curves: a `Prediction`, a `TrainingRun` or `Curves`: what has those that targets are of.
+        targets: as values, or as keys.
+        smooth: steps over which every curve is averaged first, see `smooth_curve`.
+        reached: False where nothing counts as reached, since the training diverges.
+
+    Returns:
+        Steps for every target, -1 for never.
+
+    Raises:
+        ValueError: a target of a curve that is not there, a smoothing that does not fit it.
+
+    Example:
+        >>> curves = Curves(loss=[1.0, 0.5, 0.2], error=[0.5, 0.1, 0.0])
+        >>> reach(curves, [Target(0.3)]), reach(curves, [Target(0.1, "error")], reached=False)
+        ({Target(value=0.3, metric='loss', on='train'): 2}, {Target(value=0.1, ...): -1})
+    """
+    known = [name for name in ALL_CURVES if getattr(curves, name, None) is not None]
+    remedy = f"The curves at hand are {', '.join(known)}."
+    several = check_targets(targets, known=known, remedy=remedy)
+    if not reached:
+        return dict.fromkeys(several, -1)
+    return {t: int(t.time(getattr(curves, t.curve_name), smooth)) for t in several}
+
+
+def _target_value(name: str, value: Any, metric: str) -> float:
+    """A target that can be reached, and asks for something."""
+    check_number(name, value, above=0.0)
+    if metric == "error" and value > 1:
+        raise ValueError(f"{name} must be at most 1, as an error is a share; got {value!r}.")
+    return float(value)

@@ -8,7 +8,7 @@ import functools
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -26,7 +26,7 @@ from jaxttp.adapters import output_shape
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets, get_loss
-from jaxttp.rule import Rule
+from jaxttp.rule import Rule, Target, reach
 
 
 class TrainingRun(NamedTuple):
@@ -81,6 +81,22 @@ class TrainingRun(NamedTuple):
         """
         wanted = Rule.of(thresholds, rule, metric, smooth, window, steps=len(self.loss) - 1)
         return wanted.read(self.loss, self.error, reached=self.finite)
+
+    def reach(self, targets: Iterable[Target], *, smooth: int = 1) -> dict[Target, int]:
+        """The steps at which this run is below targets, as `Prediction.targets` has them.
+
+        Args:
+            targets: of the training samples; `Prediction.targets` will do.
+            smooth: steps over which the curves are averaged first.
+
+        Returns:
+            Steps for every target, -1 where the run never gets there, or diverged.
+
+        Raises:
+            ValueError: a target of the test samples, which are not recorded; a smoothing that does
+                not fit.
+        """
+        return reach(self, targets, smooth=smooth, reached=self.finite)
 
     @property
     def finite(self) -> bool:

@@ -19,6 +19,7 @@ FRONT_DOORS = {
     "jaxttp/forecast/extrapolation.py: extrapolate",
     "jaxttp/forecast/predict.py: predict_training_time",
     "jaxttp/forecast/sweeps.py: sweep",
+    "jaxttp/forecast/watch.py: __init__",
 }
 
 # A class name has one meaning in the whole library, with and without an underscore in front.

@@ -38,3 +38,4 @@ from jaxttp.forecast.sweeps import sweep_kernel as sweep_kernel
 from jaxttp.forecast.swept import Sweep as Sweep
 from jaxttp.forecast.watch import Online as Online
 from jaxttp.rule import Rule as Rule
+from jaxttp.rule import Target as Target

@@ -28,7 +28,7 @@ from jaxttp.dynamics.recursion import output_limit
 from jaxttp.forecast._stability import RISE
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import Loss
-from jaxttp.rule import Rule, goal_words
+from jaxttp.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
 
 GROWTHS = (*np.linspace(-1.0, 1.0, 21), *np.linspace(1.25, 8.0, 28))
 """The gammas that a fit to losses chooses from."""
@@ -61,6 +61,7 @@ class OnlineForecast:
         stable: False where the corrected forecast diverges, or rises above twice what was seen.
         rule: the definition of training time.
         kernels: kernels built for the correction.
+        targets: the step at which every target is reached, -1 as in `steps`.
     """
 
     steps: Mapping[float, int]
@@ -74,6 +75,7 @@ class OnlineForecast:
     stable: bool
     rule: str
     kernels: int = 0
+    targets: Mapping[Target, int] = dataclasses.field(default_factory=dict)
 
     @property
     def message(self) -> str:
@@ -88,8 +90,9 @@ class OnlineForecast:
 
     def __str__(self) -> str:
         lines = [f"Forecast after {self.at} of {len(self.loss) - 1} steps, by {self.kind}"]
-        for threshold, step in self.steps.items():
-            goal = goal_words(threshold, self.rule)
+        goals = [(goal_words(threshold, self.rule), step) for threshold, step in self.steps.items()]
+        goals += [(target.words(), step) for target, step in self.targets.items()]
+        for goal, step in goals:
             when = f"step {step}" if step >= 0 else ("not reached" if self.stable else "diverges")
             lines.append(f"  {goal:<26} {when:>12}")
         lines.append(
@@ -112,6 +115,7 @@ def online(
     losses: Any = None,
     outputs: Any = None,
     thresholds: Sequence[float] | None = None,
+    target_loss: Values = None,
     rule: str | Rule = "relative",
     smooth: int = 1,
     window: int | None = None,
@@ -130,6 +134,8 @@ def online(
         outputs: f_0, ..., f_k on all samples, (k + 1, N, C).
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
+        target_loss: losses on the training samples to get below, one or several, each above 0; the
+            error is not corrected.
         rule: the definition of training time, see `training_time`; or a `Rule` of the loss, which
             takes the place of thresholds, smooth and window.
         smooth: steps over which the curve is averaged first, see `smooth_curve`.
@@ -161,6 +167,7 @@ def online(
         given = "neither" if losses is None else "both"
         raise ValueError(f"give exactly one of losses and outputs; got {given}.")
     reading = loss_rule(thresholds, rule, smooth, window, setting.steps)
+    wanted = targets_of(target_loss)
     check_number("departure", departure, above=0.0)
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, setting.loss)
     matrix = flatten_kernel(kernel, f0.shape[1])
@@ -185,7 +192,7 @@ def online(
         velocity = carried_on(before, force, setting, k)
         rest = begin(mended, path[k], velocity, rates=rates[k:], growths=none, whole=whole)
         return corrected(
-            reading, departure, open_loop, seen, rest[0][1:, 0],
+            reading, wanted, departure, open_loop, seen, rest[0][1:, 0],
             bool(rest[2][0]), "outputs", scale,
         )  # fmt: skip
     seen = _observed("losses", losses, setting.steps)
@@ -201,7 +208,7 @@ def online(
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
     best = int(np.lexsort((np.abs(GROWTHS), misfit))[0])  # ties: the smallest correction
     return corrected(
-        reading, departure, open_loop, seen, curves[k + 1 :, best],
+        reading, wanted, departure, open_loop, seen, curves[k + 1 :, best],
         bool(alive[best]), "losses", float(scales[k - 1, best]),
     )  # fmt: skip
 
@@ -232,6 +239,7 @@ def loss_rule(
 
 def corrected(
     rule: Rule,
+    targets: tuple[Target, ...],
     departure: float,
     open_loop: Any,
     seen: np.ndarray,
@@ -251,9 +259,11 @@ def corrected(
     beyond = np.flatnonzero(off > departure)
     left = int(beyond[0]) if beyond.size else -1
     times = rule.read(curve, None, reached=stable)
+    below = reach(Curves(curve), targets, smooth=rule.smooth, reached=stable)
     return OnlineForecast(
-        times, curve, open_loop, len(seen) - 1, kind, scale, off, left, stable, rule.kind, kernels
-    )
+        times, curve, open_loop, len(seen) - 1, kind, scale, off, left, stable, rule.kind, kernels,
+        below,
+    )  # fmt: skip
 
 
 @functools.partial(jax.jit, static_argnames="loss")

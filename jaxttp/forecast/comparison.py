@@ -31,7 +31,7 @@ from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss
 from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.spectrum import eigendecomposition, label_alignment
-from jaxttp.rule import Rule, goal_words
+from jaxttp.rule import Rule, Target, Values, goal_words, targets_of
 from jaxttp.training import time_step
 
 RATE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
@@ -86,8 +86,9 @@ class Comparison:
     """Starting points side by side, the fastest first; prints itself as a table.
 
     Attributes:
-        names: the starting points, ranked by steps to the smallest threshold, then to the next one,
-            then by the final loss; those that never get there, or diverge, come last.
+        names: the starting points, ranked by steps to the first target, then to the next one, then
+            to the smallest threshold, the next one, then by the final loss; those that never get
+            there, or diverge, come last.
         thresholds: the goals.
         rule: the definition of training time.
         metric: the curve that it is read off, "loss" or "error".
@@ -99,6 +100,10 @@ class Comparison:
         loss: predicted loss curves (K, T + 1).
         explanations: what the kernels say (K).
         trust: how far each forecast can be trusted, where there is doubt (K); None where not.
+        targets: losses and errors to get below, L of them.
+        target_steps: steps to every target (K, L), -1 as in `steps`.
+        error: predicted error curves (K, T + 1), with the metric "error" or a target of it; else
+            None.
     """
 
     names: tuple[str, ...]
@@ -113,6 +118,9 @@ class Comparison:
     explanations: tuple[Explanation, ...]
     metric: str = "loss"
     trust: tuple[str | None, ...] = ()
+    targets: tuple[Target, ...] = ()
+    target_steps: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0), int))
+    error: np.ndarray | None = None
 
     def seconds(self) -> np.ndarray:
         """Seconds to every threshold (K, E); infinite where never reached, NaN where not timed."""
@@ -128,21 +136,28 @@ class Comparison:
                 "final_loss": float(self.final_loss[i]),
                 "final_error": float(self.final_error[i]),
             }
-            for e, t in zip(self.thresholds, self.steps[i], strict=True):
-                row[f"steps_{e:.4g}"] = int(t) if t >= 0 else None
+            columns = [*(f"{e:.4g}" for e in self.thresholds), *(t.column for t in self.targets)]
+            for column, t in zip(columns, self._times(i), strict=True):
+                row[f"steps_{column}"] = int(t) if t >= 0 else None
                 if np.isfinite(self.step_seconds[i]):
-                    row[f"seconds_{e:.4g}"] = float(t * self.step_seconds[i]) if t >= 0 else None
+                    row[f"seconds_{column}"] = float(t * self.step_seconds[i]) if t >= 0 else None
             row["trust"] = self.trust[i] if self.trust else None
             out.append(row | dataclasses.asdict(self.explanations[i]))
         return out
 
+    def _times(self, i: int) -> list[int]:
+        """Steps of one to every threshold, then to every target."""
+        to_targets = [int(t) for t in self.target_steps[i]] if self.targets else []
+        return [int(t) for t in self.steps[i]] + to_targets
+
     def __str__(self) -> str:
-        goals = ", ".join(goal_words(e, self.rule, self.metric) for e in self.thresholds)
+        words = [goal_words(e, self.rule, self.metric) for e in self.thresholds]
+        goals = ", ".join([*words, *(target.words() for target in self.targets)])
         lines = [f"Starting points, steps to {goals}:"]
         width = max(map(len, self.names))
         for i, name in enumerate(self.names):
             why = self.explanations[i]
-            times = ", ".join(str(t) if t >= 0 else "-" for t in self.steps[i])
+            times = ", ".join(str(t) if t >= 0 else "-" for t in self._times(i))
             each = self.step_seconds[i]
             each = f", {readable_time(float(each))} a step" if np.isfinite(each) else ""
             lines.append(
@@ -168,6 +183,8 @@ def compare(
     loss: str | Loss = "cross_entropy",
     steps: int = 150,
     thresholds: Sequence[float] | None = None,
+    target_loss: Values = None,
+    target_error: Values = None,
     rule: str | Rule = "absolute",
     metric: str = "loss",
     smooth: int = 1,
@@ -193,6 +210,9 @@ def compare(
         steps: the horizon T.
         thresholds: the goals; for the rule "absolute" losses (or errors), by default a tenth and a
             half of the largest initial one.
+        target_loss: losses on the training samples to get below, one or several, each above 0.
+            Where there are targets they rank before the thresholds, the first one before all.
+        target_error: the same of errors, each in (0, 1].
         rule: the definition of training time, see `training_time`. "relative" measures each by its
             own final loss. Or a `Rule`, which takes the place of thresholds, metric, smooth and
             window.
@@ -234,6 +254,7 @@ def compare(
     _check_candidates(candidates)
     own_goals = thresholds is None and rule == "absolute"
     Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
+    targets = targets_of(target_loss, target_error)
     x = check_samples("x", x)
     check_batches(batch_size, key, protocol, len(x))
     rate = 1.0 if learning_rate is None else learning_rate
@@ -251,8 +272,9 @@ def compare(
         lines = Linearizer(problem, estimator)
         choices = _choices(lines, setting, given=learning_rate is not None)
         swept = sweep_kernel(
-            lines.first, problem.f0, problem.targets, choices, rule=reading, **drawn
-        )
+            lines.first, problem.f0, problem.targets, choices, rule=reading, targets=targets,
+            **drawn,
+        )  # fmt: skip
         seconds = _step_seconds(problem, y, loss, swept.settings[0]) if time_steps else np.nan
         best = _best(swept)
         told = with_trust(swept, lines, problem.targets, only=(best,), **drawn)
@@ -274,7 +296,16 @@ def compare(
         explanations=tuple(why for _, _, _, why in parts),
         metric=reading.metric,
         trust=tuple(swept.trust.get(i) for swept, i, _, _ in parts),
+        targets=targets,
+        target_steps=np.stack([swept.target_steps[i] for swept, i, _, _ in parts]),
+        error=_errors([(swept, i) for swept, i, _, _ in parts]),
     )
+
+
+def _errors(chosen: Sequence[tuple[Sweep, int]]) -> np.ndarray | None:
+    """Error curves of the settings chosen (K, T + 1), where sweeps have them."""
+    curves = [swept.error[i] for swept, i in chosen if swept.error is not None]
+    return np.stack(curves) if curves else None
 
 
 def _check_candidates(candidates: Mapping[str, Candidate]) -> None:
@@ -324,12 +355,17 @@ def _step_seconds(problem: Problem, y: Any, loss: str | Loss, setting: Hyperpara
 
 
 def _rank(swept: Sweep, i: int) -> tuple[float, ...]:
-    """Smaller is better: the hardest goals that are reached decide, then the final loss."""
+    """Smaller is better: targets as given, then the hardest goals reached, then the final loss."""
     never = float("inf")
     good = swept.stable[i]
-    times = [float(t) if good and t >= 0 else never for t in swept.steps[i]]
+    timed = lambda steps: [float(t) if good and t >= 0 else never for t in steps]  # noqa: E731
+    times = timed(swept.steps[i])
     hardest_first = [t for _, t in sorted(zip(swept.thresholds, times, strict=True))]
-    return (*hardest_first, float(swept.final_loss[i]) if good else never)
+    return (
+        *timed(swept.target_steps[i]),
+        *hardest_first,
+        float(swept.final_loss[i]) if good else never,
+    )
 
 
 def _best(swept: Sweep) -> int:

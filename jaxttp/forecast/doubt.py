@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -20,7 +20,7 @@ from jaxttp.forecast.bands import (
 )
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Linearizer, Path
-from jaxttp.rule import Rule
+from jaxttp.rule import Rule, Target
 
 LEVEL = 0.9
 
@@ -34,12 +34,18 @@ class Doubt:
         loss_band: where the loss of a share of all runs lies (2, T + 1), or None.
         steps_band: the same for every training time, or None.
         steps_uncertainty: the error of a re-linearised time by its own estimate, or None.
+        targets: steps by target.
+        targets_band: the same as `steps_band`, for the targets that have one.
+        targets_uncertainty: the same as `steps_uncertainty`, for the targets that have one.
     """
 
     steps: Mapping[float, int]
     loss_band: Float[Array, "2 t"] | None = None
     steps_band: Mapping[float, tuple[int, int]] | None = None
     steps_uncertainty: Mapping[float, int] | None = None
+    targets: Mapping[Target, int] = dataclasses.field(default_factory=dict)
+    targets_band: Mapping[Target, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    targets_uncertainty: Mapping[Target, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -50,6 +56,7 @@ class Doubt:
         stable: bool,
         level: float = LEVEL,
         sketched: tuple[Array, Array] | None = None,
+        targets: Iterable[Target] = (),
     ) -> "Doubt":
         """Read a path.
 
@@ -60,38 +67,78 @@ class Doubt:
             level: the share that bands hold, in (0, 1).
             sketched: losses and errors (G, T + 1) without each part of a sketch, see
                 `without_parts`.
+            targets: read off the same curves, averaged as the rule's; those of the test samples
+                have neither band nor uncertainty.
         """
-        horizon = path.loss.shape[0] - 1
-        times = rule.read(path.loss, path.error, reached=stable)
-        band = own = bands = None
-        if path.uncertainty is not None and rule.metric == "loss":
-            own = {
-                e: steps_uncertainty(path.loss, path.uncertainty, e, rule.time)
-                for e in rule.thresholds
-            }
+        band = None
         if path.draws is not None:
             band = loss_band(path.draws.loss, level, path.uncertainty)
-        if path.draws is not None and stable:
-            quantiles = ((1 - level) / 2, 0.5, (1 + level) / 2)
-            curves = rule.curve(path.draws.loss, path.draws.error)
-            found = {
-                e: steps_band(curves, e, quantiles=quantiles, read=rule.time)
-                for e in rule.thresholds
-            }
-            times = {e: middle for e, (_, middle, _) in found.items()}
-            more: Mapping[float, Any] = dict.fromkeys(times) if own is None else own
-            bands = {
-                e: widened((low, high), more[e], horizon) for e, (low, _, high) in found.items()
-            }
         if sketched is not None:
             whole = jnp.stack([path.loss, path.loss]) if band is None else band
             ends = with_error(whole, path.loss, jackknife(sketched[0]), level)
             band = jnp.maximum(jnp.asarray(ends, path.loss.dtype), 0.0)
-        if sketched is not None and stable:
-            curves = rule.curve(*sketched)
-            reads = {e: [int(rule.time(curve, e)) for curve in curves] for e in rule.thresholds}
-            bands = steps_with_error(bands, times, reads, level, horizon)
-        return cls(times, band, bands, own)
+        own = _read(path, rule, stable=stable, level=level, sketched=sketched)
+        asked = {}
+        for target in targets:
+            seen, parts = (path, sketched) if target.on == "train" else (_test(path), None)
+            found = _read(seen, target.rule(rule.smooth), stable=stable, level=level,
+                          sketched=parts)  # fmt: skip
+            asked[target] = _Times(*(None if v is None else v[target.value] for v in found))
+        return cls(
+            own.steps, band, own.band, own.uncertainty,
+            targets={target: one.steps for target, one in asked.items()},
+            targets_band={t: one.band for t, one in asked.items() if one.band is not None},
+            targets_uncertainty={
+                t: one.uncertainty for t, one in asked.items() if one.uncertainty is not None
+            },
+        )  # fmt: skip
+
+
+class _Times(NamedTuple):
+    """Times by threshold, where they lie, and their error by the path's own estimate."""
+
+    steps: Any
+    band: Any
+    uncertainty: Any
+
+
+def _test(path: Path) -> Path:
+    """The curves on the test samples in the place of those on the training samples."""
+    assert path.test_loss is not None  # checked
+    assert path.test_error is not None
+    return Path(path.outputs, path.test_loss, path.test_error)
+
+
+def _read(
+    path: Path,
+    rule: Rule,
+    *,
+    stable: bool,
+    level: float,
+    sketched: tuple[Array, Array] | None,
+) -> _Times:
+    """What a rule reads off a path, its draws and its rebuilt sketches."""
+    horizon = path.loss.shape[0] - 1
+    times = rule.read(path.loss, path.error, reached=stable)
+    own = bands = None
+    if path.uncertainty is not None and rule.metric == "loss":
+        own = {
+            e: steps_uncertainty(path.loss, path.uncertainty, e, rule.time) for e in rule.thresholds
+        }
+    if path.draws is not None and stable:
+        quantiles = ((1 - level) / 2, 0.5, (1 + level) / 2)
+        curves = rule.curve(path.draws.loss, path.draws.error)
+        found = {
+            e: steps_band(curves, e, quantiles=quantiles, read=rule.time) for e in rule.thresholds
+        }
+        times = {e: middle for e, (_, middle, _) in found.items()}
+        more: Mapping[float, Any] = dict.fromkeys(times) if own is None else own
+        bands = {e: widened((low, high), more[e], horizon) for e, (low, _, high) in found.items()}
+    if sketched is not None and stable:
+        curves = rule.curve(*sketched)
+        reads = {e: [int(rule.time(curve, e)) for curve in curves] for e in rule.thresholds}
+        bands = steps_with_error(bands, times, reads, level, horizon)
+    return _Times(times, bands, own)
 
 
 def without_parts(

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,9 @@ from jaxttp.forecast.spectra import (
 from jaxttp.forecast.sweeps import sweep_kernel
 from jaxttp.losses import Loss, Weighted, get_loss, squared_error
 from jaxttp.ntk.estimators import KernelEstimator
-from jaxttp.rule import Rule, goal_words
+from jaxttp.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
+
+Goal = TypeVar("Goal", float, Target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Extrapolation:
         rule: the definition of training time, see `training_time`.
         trust: how far one linearisation of the network can be trusted, as it is trained on the
             subset; None where there is no doubt.
+        targets: the step at which every target is reached, -1 as in `steps`.
+        targets_spread: the same as `spread`, for every target.
     """
 
     steps: Mapping[float, int]
@@ -65,13 +69,15 @@ class Extrapolation:
     spectrum: Spectrum | None
     rule: str
     trust: str | None = None
+    targets: Mapping[Target, int] = dataclasses.field(default_factory=dict)
+    targets_spread: Mapping[Target, float] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"From {self.subset} to {self.samples} samples, {len(self.loss) - 1} steps"]
-        for threshold, step in self.steps.items():
-            goal = goal_words(threshold, self.rule)
+        goals = [(goal_words(e, self.rule), t, self.spread[e]) for e, t in self.steps.items()]
+        goals += [(e.words(), t, self.targets_spread[e]) for e, t in self.targets.items()]
+        for goal, step, halves in goals:
             when = f"step {step}" if step >= 0 else "not reached"
-            halves = self.spread[threshold]
             words = f"  (halves of the subset: {halves:.1f} off)" if np.isfinite(halves) else ""
             lines.append(f"  {goal:<26} {when:>12}{words}")
         lines.append(f"  loss   {self.loss[0]:.4g} -> {self.loss[-1]:.4g}")
@@ -100,6 +106,7 @@ def extrapolate(
     steps: int = 150,
     samples: int | None = None,
     thresholds: Sequence[float] | None = None,
+    target_loss: Values = None,
     rule: str | Rule = "relative",
     smooth: int = 1,
     window: int | None = None,
@@ -129,6 +136,8 @@ def extrapolate(
         samples: N, where more data will be trained on than is at hand; M when None.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
+        target_loss: losses on all samples to get below, one or several, each above 0; the error is
+            not extrapolated.
         rule: the definition of training time, see `training_time`; or a `Rule` of the loss, which
             takes the place of thresholds, smooth and window.
         smooth: steps over which the curve is averaged first, see `smooth_curve`.
@@ -183,6 +192,7 @@ def extrapolate(
     reading = Rule.of(thresholds, rule, smooth=smooth, window=window, steps=steps)
     if reading.metric != "loss":
         raise ValueError("rule: the error on all samples is not extrapolated; read the loss.")
+    targets = targets_of(target_loss)
     spectral = loss is squared_error
     for name, value in (("method", method), ("head", head), ("alpha", alpha)):
         remedy = "it is about the spectrum, which is extrapolated for loss='squared_error' alone"
@@ -202,17 +212,19 @@ def extrapolate(
     )
     path, stable, spectrum = curve(np.arange(subset))
     times = reading.read(path, None, reached=stable)
+    below = reach(Curves(path), targets, smooth=reading.smooth, reached=stable)
     others = [np.asarray(jax.random.permutation(k, subset))[: subset // 2] for k in halves]
     paths = [half for half, good, _ in map(curve, others) if good]
-    spread = dict.fromkeys(times, float("inf"))
+    spread, targets_spread = dict.fromkeys(times, np.inf), dict.fromkeys(below, np.inf)
     loss_spread = np.full(steps + 1, np.inf)
     if stable and len(paths) == resamples:
         loss_spread = _deviation(np.stack(paths), path)
-        reads = [reading.read(half, None) for half in paths]
-        spread = {e: _spread([r[e] for r in reads], time) for e, time in times.items()}
+        spread = _spreads([reading.read(half, None) for half in paths], times)
+        near = [reach(Curves(half), targets, smooth=reading.smooth) for half in paths]
+        targets_spread = _spreads(near, below)
     return Extrapolation(
         times, spread, path, loss_spread, subset, n, stable, spectrum, reading.kind,
-        _trust(lines, setting) if stable else None,
+        _trust(lines, setting) if stable else None, below, targets_spread,
     )  # fmt: skip
 
 
@@ -242,10 +254,14 @@ def _curve(
     return path, stable, spectrum
 
 
-def _spread(halves: list[int], whole: int) -> float:
-    """`_deviation` of times, infinite where one is never reached."""
-    reached = min(whole, *halves) >= 0
-    return float(_deviation(np.array(halves, float), whole)) if reached else float("inf")
+def _spreads(halves: list[dict[Goal, int]], whole: dict[Goal, int]) -> dict[Goal, float]:
+    """`_deviation` of the times to every goal, infinite where one is never reached."""
+    out = {}
+    for goal, time in whole.items():
+        times = [half[goal] for half in halves]
+        reached = min(time, *times) >= 0
+        out[goal] = float(_deviation(np.array(times, float), time)) if reached else float("inf")
+    return out
 
 
 def _check_head(

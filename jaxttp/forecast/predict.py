@@ -5,7 +5,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import optax
@@ -30,7 +30,7 @@ from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk._select import split_trainable
 from jaxttp.ntk.estimators import Exact, KernelEstimator
-from jaxttp.rule import Rule
+from jaxttp.rule import ALL_CURVES, TRAIN_CURVES, Rule, Target, Values, check_targets, targets_of
 
 
 def predict_training_time(
@@ -46,6 +46,10 @@ def predict_training_time(
     optimizer: optax.GradientTransformation | None = None,
     steps: int = 150,
     thresholds: Sequence[float] | None = None,
+    target_loss: Values = None,
+    target_error: Values = None,
+    target_test_loss: Values = None,
+    target_test_error: Values = None,
     dynamics: str | Dynamics = "auto",
     relinearize: int | str = "auto",
     tolerance: float | None = None,
@@ -89,6 +93,11 @@ def predict_training_time(
         steps: the horizon T.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
+        target_loss: losses on the training samples to get below, one or several, each above 0: when
+            they are reached is in `Prediction.targets`, beside the thresholds' times.
+        target_error: the same of errors, each in (0, 1].
+        target_test_loss: as `target_loss`, on the test samples.
+        target_test_error: as `target_error`, on the test samples.
         dynamics: "recursion" (step for step, exact for a linear network), "ode" (gradient
             flow, momentum by the effective learning rate eta/(1 - m)), "closed_form" (the same for
             squared error, exactly), "sde" (mini-batch noise as an SDE: medians and bands of many
@@ -138,11 +147,12 @@ def predict_training_time(
 
     Raises:
         ValueError: neither or both of `learning_rate` and `optimizer`; a batch size without a key;
-            rates, momentum, thresholds, steps out of range; labels out of range; mismatched
-            lengths; non-finite data or parameters; an `apply_fn` that returns no (N, C), or whose
-            outputs depend on the other samples of the batch, or are coarser than float32; options
-            that do not go together, or that would do nothing; an optimiser that is not linear where
-            the dynamics need one. Options are looked at before `apply_fn` is called.
+            rates, momentum, thresholds, targets, steps out of range; test targets without `x_test`;
+            labels out of range; mismatched lengths; non-finite data or parameters; an `apply_fn`
+            that returns no (N, C), or whose outputs depend on the other samples of the batch, or
+            are coarser than float32; options that do not go together, or that would do nothing; an
+            optimiser that is not linear where the dynamics need one. Options are looked at before
+            `apply_fn` is called.
         TypeError: dictionaries, modules or tensors in place of arrays and functions.
 
     Example:
@@ -167,6 +177,9 @@ def predict_training_time(
     )  # fmt: skip
     estimator = choose_kernel(sketch_dim, key, kernel_batch_size, max_bytes, kernel)
     reading = Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
+    targets = targets_of(
+        target_loss, target_error, target_test_loss, target_test_error, **_curves(x_test)
+    )
     exact = get_loss(loss)
     x = check_samples("x", x)
     check_network(apply_fn, params)
@@ -183,8 +196,8 @@ def predict_training_time(
         if relinearize == "auto" and not isinstance(dynamics, Dynamics):
             way, spared = in_proportion(way, problem, descent)
         found = forecast_training(
-            problem, descent, dynamics=way, kernel=estimator, rule=reading, level=level,
-            progress=progress,
+            problem, descent, dynamics=way, kernel=estimator, rule=reading, targets=targets,
+            level=level, progress=progress,
         )  # fmt: skip
     trust = "; ".join(line for line in (spared, found.trust) if line is not None) or None
     cost = dataclasses.replace(
@@ -200,6 +213,7 @@ def forecast_training(
     dynamics: Dynamics | None = None,
     kernel: KernelEstimator | None = None,
     rule: Rule | None = None,
+    targets: Iterable[Target] = (),
     level: float = LEVEL,
     progress: Progress | None = None,
 ) -> Prediction:
@@ -211,6 +225,7 @@ def forecast_training(
         dynamics: how its path is followed; step for step on one kernel when None.
         kernel: how kernels come about; exactly when None.
         rule: how training times are read; as `Rule()` when None.
+        targets: losses and errors to get below, read off the same curves.
         level: the share that bands hold, in (0, 1), where there are bands.
         progress: called with (stage, done, total).
 
@@ -218,8 +233,8 @@ def forecast_training(
         A `Prediction`.
 
     Raises:
-        ValueError: a training that the dynamics cannot follow, a rule or batches that do not fit
-            the horizon or the data.
+        ValueError: a training that the dynamics cannot follow, test targets without test samples,
+            a rule or batches that do not fit the horizon or the data.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -238,6 +253,7 @@ def forecast_training(
     """
     way = Recursion() if dynamics is None else dynamics
     rule = (Rule() if rule is None else rule).check(descent.steps)
+    wanted = check_targets(targets, **_curves(problem.x_test))
     descent.check(problem.f0.shape[0])
     way.check(descent, problem.weights, problem.loss)
     kernel = Exact() if kernel is None else kernel
@@ -248,7 +264,7 @@ def forecast_training(
         stable = way.is_stable(path, rates, descent)
         parts = lines.estimate.parts if way.kernels else None
         sketched = None if parts is None else without_parts(lines, descent, parts)
-        doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched)
+        doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=wanted)
         trust = way.trust(path, rule)
     passes = lines.kernels * problem.classes + path.gradient_evaluations
     plain = {**descent.plain_values(), "relinearize": 0, **way.plain_values()}
@@ -274,4 +290,13 @@ def forecast_training(
         trust=trust,
         rates=rates,
         metric=rule.metric,
+        targets=doubt.targets,
+        targets_band=doubt.targets_band,
+        targets_uncertainty=doubt.targets_uncertainty,
     )
+
+
+def _curves(x_test: Any) -> dict[str, Any]:
+    """What targets can be read off, for `check_targets`."""
+    known = TRAIN_CURVES if x_test is None else ALL_CURVES
+    return {"known": known, "remedy": "Give x_test and y_test, the samples that it is about."}

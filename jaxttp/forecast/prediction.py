@@ -1,14 +1,14 @@
 """What a forecast says: training times, curves, how sure it is and what it cost."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Array, Float
 
 from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._stability import Rates, stability_message
-from jaxttp.rule import Rule, goal_words
+from jaxttp.rule import Rule, Target, goal_words, reach
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +76,10 @@ class Prediction:
             kernel it compares how fast the network learns at three of the predicted weights,
             re-linearised paths go by their estimated error, "weight_space" always says something.
         rates: the learning rate of every step (or one for all), and its share of the limit.
+        targets: the step at which every target is reached, -1 for never; empty where none was
+            asked for. See `reach` for others of the same forecast.
+        targets_uncertainty: as `steps_uncertainty`, for targets of the training loss.
+        targets_band: as `steps_band`, for targets on the training samples.
     """
 
     steps: Mapping[float, int]
@@ -98,6 +102,9 @@ class Prediction:
     trust: str | None = None
     rates: Rates | None = None
     metric: str = "loss"
+    targets: Mapping[Target, int] = dataclasses.field(default_factory=dict)
+    targets_uncertainty: Mapping[Target, int] = dataclasses.field(default_factory=dict)
+    targets_band: Mapping[Target, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
     def read(
         self,
@@ -127,6 +134,22 @@ class Prediction:
         wanted = Rule.of(thresholds, rule, metric, smooth, window, steps=len(self.loss) - 1)
         return wanted.read(self.loss, self.error, reached=self.stable)
 
+    def reach(self, targets: Iterable[Target], *, smooth: int = 1) -> dict[Target, int]:
+        """When losses and errors are below targets, off the curves that are here.
+
+        Args:
+            targets: such as ``[Target(0.05, "error", on="test")]``.
+            smooth: steps over which the curves are averaged first, see `smooth_curve`.
+
+        Returns:
+            Steps for every target, -1 where the forecast diverges or never gets there.
+
+        Raises:
+            ValueError: a target of the test samples where none were given, a smoothing that does
+                not fit.
+        """
+        return reach(self, targets, smooth=smooth, reached=self.stable)
+
     @property
     def message(self) -> str:
         """One line on stability."""
@@ -135,17 +158,26 @@ class Prediction:
             batch_size=self.hyperparameters.get("batch_size"),
         )  # fmt: skip
 
+    def _when(self, step: int, off: int | None, band: tuple[int, int] | None) -> str:
+        """A time in words, with its error and its band where it is reached."""
+        if step < 0:
+            return "not reached" if self.stable else "diverges"
+        words = f"step {step}" if off is None else f"step {step} ± {off}"
+        if band is None:
+            return words
+        low, high = band
+        return words + (f" ({low}-{high})" if high >= 0 else f" ({low} or later)")
+
     def __str__(self) -> str:
         lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}"]
         for threshold, step in self.steps.items():
             goal = goal_words(threshold, self.rule, self.metric)
-            when = f"step {step}" if step >= 0 else ("not reached" if self.stable else "diverges")
-            if step >= 0 and self.steps_uncertainty is not None:
-                when += f" ± {self.steps_uncertainty[threshold]}"
-            if step >= 0 and self.steps_band is not None:
-                low, high = self.steps_band[threshold]
-                when += f" ({low}-{high})" if high >= 0 else f" ({low} or later)"
-            lines.append(f"  {goal:<26} {when:>12}")
+            off = None if self.steps_uncertainty is None else self.steps_uncertainty[threshold]
+            band = None if self.steps_band is None else self.steps_band[threshold]
+            lines.append(f"  {goal:<26} {self._when(step, off, band):>12}")
+        for target, step in self.targets.items():
+            off, band = self.targets_uncertainty.get(target), self.targets_band.get(target)
+            lines.append(f"  {target.words():<26} {self._when(step, off, band):>12}")
         first, last = float(self.loss[0]), float(self.loss[-1])
         lines.append(f"  loss   {first:.4g} -> {last:.4g}")
         lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")

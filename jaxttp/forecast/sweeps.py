@@ -7,7 +7,7 @@ all of them is one matrix product.
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +35,7 @@ from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.swept import SHOWN, Sweep
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.estimators import KernelEstimator
-from jaxttp.rule import Rule
+from jaxttp.rule import TRAIN_CURVES, Rule, Target, Values, check_targets, targets_of
 
 _CHUNK_BYTES = 64 << 20
 
@@ -48,6 +48,8 @@ def sweep(
     settings: Sequence[Hyperparameters],
     *,
     thresholds: Sequence[float] | None = None,
+    target_loss: Values = None,
+    target_error: Values = None,
     rule: str | Rule = "relative",
     metric: str = "loss",
     smooth: int = 1,
@@ -70,6 +72,9 @@ def sweep(
         settings: what to forecast; `grid` makes combinations.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
+        target_loss: losses on the training samples to get below, one or several, each above 0. The
+            first target is what settings are ranked by.
+        target_error: the same of errors, each in (0, 1].
         rule: the definition of training time, see `training_time`; or a `Rule`, which takes the
             place of thresholds, metric, smooth and window.
         metric: which curve it is read off, "loss" or "error".
@@ -112,7 +117,8 @@ def sweep(
     """
     x = check_samples("x", x)
     reading = Rule.of(thresholds, rule, metric, smooth, window)
-    wanted = _Wanted.of(settings, len(x), reading, key, protocol, step_seconds)
+    targets = targets_of(target_loss, target_error)
+    wanted = _Wanted.of(settings, len(x), reading, targets, key, protocol, step_seconds)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     losses = list(dict.fromkeys(one.loss for one in wanted.settings))
     problem = Problem.of(apply_fn, params, x, y, loss=losses[0], trainable=trainable)
@@ -134,8 +140,9 @@ def with_trust(
 ) -> Sweep:
     """The same sweep, with `Sweep.trust` for the settings that it shows first.
 
-    Those are the five cheapest to the middle threshold and the first to every other one, each for
-    six gradient evaluations (`learning_speeds`); what is compiled serves all of a batch size.
+    Those are the five cheapest to what the sweep is ranked by (`Sweep.ranked_by`) and the first to
+    every other threshold and target, each for six gradient evaluations (`learning_speeds`); what is
+    compiled serves all of a batch size.
 
     Args:
         swept: of `sweep_kernel`, on this first kernel.
@@ -148,9 +155,9 @@ def with_trust(
     Returns:
         A `Sweep`.
     """
-    middle = swept.thresholds[len(swept.thresholds) // 2]
-    chosen = {i for e in swept.thresholds for i in swept.ranking(e)[:1]}
-    chosen |= set(swept.cheapest(middle)[:SHOWN])
+    goals = (*swept.targets, *swept.thresholds)
+    chosen = {i for goal in goals for i in swept.ranking(goal)[:1]}
+    chosen |= set(swept.cheapest()[:SHOWN])
     chosen = chosen if only is None else set(only)
     problem = lines.problem
     trust: dict[int, str | None] = {}
@@ -200,6 +207,7 @@ def sweep_kernel(
     settings: Sequence[Hyperparameters],
     *,
     thresholds: Sequence[float] | None = None,
+    targets: Iterable[Target] = (),
     rule: str | Rule = "relative",
     metric: str = "loss",
     smooth: int = 1,
@@ -216,6 +224,8 @@ def sweep_kernel(
         y: integer labels (N,) or targets (N, C).
         settings: what to forecast.
         thresholds: see `sweep`.
+        targets: losses and errors on the training samples to get below; the first is what settings
+            are ranked by.
         rule: see `sweep`.
         metric: see `sweep`.
         smooth: see `sweep`.
@@ -228,7 +238,7 @@ def sweep_kernel(
         A `Sweep`.
 
     Raises:
-        ValueError: see `sweep`; bad shapes.
+        ValueError: see `sweep`; bad shapes; targets of test samples.
 
     Example:
         >>> import jax.numpy as jnp
@@ -240,7 +250,7 @@ def sweep_kernel(
     """
     n = np.shape(f0)[0] if np.ndim(f0) else None
     reading = Rule.of(thresholds, rule, metric, smooth, window)
-    wanted = _Wanted.of(settings, n, reading, key, protocol, step_seconds)
+    wanted = _Wanted.of(settings, n, reading, targets, key, protocol, step_seconds)
     return _sweep(kernel, f0, y, wanted)
 
 
@@ -254,20 +264,31 @@ def _sweep(kernel: ArrayLike, f0: ArrayLike, y: Any, wanted: "_Wanted") -> Sweep
     found = _follow(problems, wanted)
     peaks = np.array([one.rates().max() for one in settings])
     stable = found.alive & ~rises(found.losses) & (peaks < found.in_square * found.limits)
-    times = np.full((len(settings), len(reading.thresholds)), -1)
     horizons = np.array([one.steps for one in settings])
+    times = _times(found, stable, horizons, reading)
+    to_targets = [
+        _times(found, stable, horizons, target.rule(reading.smooth)) for target in wanted.targets
+    ]
+    return Sweep(
+        settings, len(next(iter(problems.values()))[1]), reading.thresholds, reading.kind, times,
+        found.losses[:, -1], found.errors[:, -1], stable, found.limits, found.losses,
+        wanted.seconds, reading.metric, found.errors if wanted.by_error else None,
+        rate_limit=found.in_square * found.limits, targets=wanted.targets,
+        target_steps=np.concatenate([times[:, :0], *to_targets], axis=1),
+    )  # fmt: skip
+
+
+def _times(
+    found: "_Followed", stable: np.ndarray, horizons: np.ndarray, reading: Rule
+) -> np.ndarray:
+    """Steps of every setting to every threshold (S, E), each within its own horizon."""
+    times = np.full((len(horizons), len(reading.thresholds)), -1)
     for steps in set(horizons):
         some = np.flatnonzero(stable & (horizons == steps))
         curves = jnp.asarray(reading.curve(found.losses, found.errors)[some, : steps + 1])
         for column, threshold in enumerate(reading.thresholds):
             times[some, column] = jax.vmap(lambda c, e=threshold: reading.time(c, e))(curves)
-    by_error = reading.metric == "error"
-    return Sweep(
-        settings, len(next(iter(problems.values()))[1]), reading.thresholds, reading.kind, times,
-        found.losses[:, -1], found.errors[:, -1], stable, found.limits, found.losses,
-        wanted.seconds, reading.metric, found.errors if by_error else None,
-        rate_limit=found.in_square * found.limits,
-    )  # fmt: skip
+    return times
 
 
 class _Wanted(NamedTuple):
@@ -275,9 +296,15 @@ class _Wanted(NamedTuple):
 
     settings: tuple[Hyperparameters, ...]
     rule: Rule
+    targets: tuple[Target, ...]
     key: Array | None
     protocol: str
     seconds: np.ndarray | None
+
+    @property
+    def by_error(self) -> bool:
+        """Whether the error of every step is read."""
+        return "error" in (self.rule.metric, *(target.metric for target in self.targets))
 
     @classmethod
     def of(
@@ -285,6 +312,7 @@ class _Wanted(NamedTuple):
         settings: Sequence[Hyperparameters],
         n: int | None,
         rule: Rule,
+        targets: Iterable[Target],
         key: Array | None,
         protocol: str | None,
         step_seconds: float | Mapping[int | None, float] | None,
@@ -299,10 +327,12 @@ class _Wanted(NamedTuple):
         for one in settings:
             if not isinstance(one, Hyperparameters):
                 raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
+        remedy = "A sweep is about the training samples; ask predict_training_time, with x_test."
+        targets = check_targets(targets, known=TRAIN_CURVES, remedy=remedy)
         rule.check(min(one.steps for one in settings))
         sizes = [one.batch_size for one in settings if one.batch_size is not None]
         protocol = check_batches(max(sizes, default=None), key, protocol, n)
-        return cls(settings, rule, key, protocol, _step_seconds(step_seconds, settings))
+        return cls(settings, rule, targets, key, protocol, _step_seconds(step_seconds, settings))
 
 
 class _Followed(NamedTuple):
@@ -317,7 +347,7 @@ class _Followed(NamedTuple):
 
 def _follow(problems: Mapping[Any, tuple], wanted: _Wanted) -> _Followed:
     """All settings, those of a loss and a batch size together."""
-    settings, by_error = wanted.settings, wanted.rule.metric == "error"
+    settings, by_error = wanted.settings, wanted.by_error
     groups: dict[tuple, list[int]] = defaultdict(list)
     for i, one in enumerate(settings):
         groups[get_loss(one.loss), one.batch_size].append(i)

@@ -14,7 +14,7 @@ from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._stability import Rates, stability_message
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
 from jaxttp.losses import get_loss
-from jaxttp.rule import goal_words
+from jaxttp.rule import Target, goal_words
 
 SHOWN = 5
 """Settings that a sweep prints, and asks the network about."""
@@ -41,12 +41,16 @@ class Sweep:
             end.
         step_seconds: seconds of a step (S,), or None.
         metric: the curve that the training times were read off, "loss" or "error".
-        error: predicted error curves (S, T + 1), with the metric "error"; else None.
+        error: predicted error curves (S, T + 1), with the metric "error" or a target of it; else
+            None.
         trust: what the network says of the settings that are shown first, where it was asked (by
             `sweep`): a sentence as `Prediction.trust`, or None where there is no doubt. Settings
             that are missing were not looked at.
         rate_limit: (S,), what every rate is held against: `max_learning_rate`, or for a schedule
             with mini-batches the mean-square limit, which is lower.
+        targets: losses and errors to get below, K of them; the first is what settings are ranked
+            by.
+        target_steps: steps to every target (S, K), -1 as in `steps`.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -64,6 +68,30 @@ class Sweep:
     error: np.ndarray | None = None
     trust: Mapping[int, str | None] = dataclasses.field(default_factory=dict)
     rate_limit: np.ndarray | None = None
+    targets: tuple[Target, ...] = ()
+    target_steps: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0), int))
+
+    @property
+    def ranked_by(self) -> float | Target:
+        """What settings are ranked by unless told: the first target, or the middle threshold."""
+        return self.targets[0] if self.targets else self.thresholds[len(self.thresholds) // 2]
+
+    def times(self, threshold: float | Target | None = None) -> np.ndarray:
+        """Steps of every setting to a threshold or a target (S,), -1 as in `steps`.
+
+        Args:
+            threshold: one of those asked for; `ranked_by` when None, here and in what follows.
+
+        Raises:
+            ValueError: another one.
+        """
+        goal = self.ranked_by if threshold is None else threshold
+        if isinstance(goal, Target):
+            remedy = "Targets are read when the sweep is made: give it target_loss, target_error."
+            known = check_choice("target", goal, self.targets, remedy=remedy)
+            return self.target_steps[:, self.targets.index(known)]
+        known = check_choice("threshold", goal, self.thresholds)
+        return self.steps[:, self.thresholds.index(known)]
 
     def message(self, i: int) -> str:
         """One line on the stability of setting i."""
@@ -87,48 +115,49 @@ class Sweep:
         i = int(unstable[np.argmin(self.final_loss[unstable])])  # the one that looks best
         return f"{len(unstable)} not stable, as {self.settings[i]}: {self.message(i)}"
 
-    def cost(self, threshold: float) -> np.ndarray:
+    def cost(self, threshold: float | Target | None = None) -> np.ndarray:
         """What every setting spends to get there, (S,): seconds where known, else samples seen.
 
         Infinite where it diverges or never gets there.
         """
-        column = self._column(threshold)
+        times = self.times(threshold)
         each = self.step_seconds
         if each is None:
             each = np.array([one.batch_size or self.samples for one in self.settings])
-        times = self.steps[:, column]
         return np.where(self.stable & (times >= 0), times * each, np.inf)
 
-    def best(self, threshold: float) -> int:
+    def best(self, threshold: float | Target | None = None) -> int:
         """The index of the setting that gets there with the fewest steps, then the lowest loss.
 
         With the rule "relative" (or "gap") every setting is measured by its own final loss, so that
-        a slow one can seem early; with the rule "absolute" all go to the same loss.
+        a slow one can seem early; a target is the same for all, as is the rule "absolute".
 
         Raises:
             ValueError: an unknown threshold, or no setting that gets there.
         """
         ranking = self.ranking(threshold)
         if not ranking:
+            goal = self.ranked_by if threshold is None else threshold
+            name = goal.words() if isinstance(goal, Target) else f"threshold={goal:g}"
             raise ValueError(
-                f"no setting reaches threshold={threshold:g}: all diverge or are too slow; try "
+                f"no setting reaches {name}: all diverge or are too slow; try "
                 f"learning rates below {self.max_learning_rate.min():.4g} or more steps."
             )
         return ranking[0]
 
-    def ranking(self, threshold: float) -> tuple[int, ...]:
+    def ranking(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that get there, by steps, then by the lowest final loss."""
-        times = self.steps[:, self._column(threshold)]
+        times = self.times(threshold)
         order = np.lexsort((self.final_loss, times))
         return tuple(int(i) for i in order if self.stable[i] and times[i] >= 0)
 
-    def cheapest(self, threshold: float) -> tuple[int, ...]:
+    def cheapest(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that get there, by what they spend, then by the lowest final loss."""
         cost = self.cost(threshold)
         order = np.lexsort((self.final_loss, cost))
         return tuple(int(i) for i in order if np.isfinite(cost[i]))
 
-    def pareto(self, threshold: float) -> tuple[int, ...]:
+    def pareto(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that no other one beats in both cost and final loss, cheapest first."""
         cost = self.cost(threshold)
         order = [i for i in np.lexsort((self.final_loss, cost)) if np.isfinite(cost[i])]
@@ -154,11 +183,13 @@ class Sweep:
                 "final_loss": float(self.final_loss[i]),
                 "final_error": float(self.final_error[i]),
             }
-            for threshold, time in zip(self.thresholds, self.steps[i], strict=True):
-                row[f"steps_{threshold:g}"] = int(time) if time >= 0 else None
+            for goal in (*self.thresholds, *self.targets):
+                time = self.times(goal)[i]
+                name = goal.column if isinstance(goal, Target) else f"{goal:g}"
+                row[f"steps_{name}"] = int(time) if time >= 0 else None
                 if self.step_seconds is not None:
                     seconds = float(time * self.step_seconds[i]) if time >= 0 else None
-                    row[f"seconds_{threshold:g}"] = seconds
+                    row[f"seconds_{name}"] = seconds
             row |= {"looked_at": i in self.trust, "trust": self.trust.get(i)}
             out.append(row)
         return out
@@ -171,23 +202,25 @@ class Sweep:
             writer.writeheader()
             writer.writerows(rows)
 
-    def goal(self, threshold: float) -> str:
-        """A threshold in words."""
+    def goal(self, threshold: float | Target) -> str:
+        """A threshold or a target in words."""
+        if isinstance(threshold, Target):
+            return threshold.words()
         return goal_words(threshold, self.rule, self.metric)
 
-    def _column(self, threshold: float) -> int:
-        return self.thresholds.index(check_choice("threshold", threshold, self.thresholds))
-
     def __str__(self) -> str:
-        middle = self.thresholds[len(self.thresholds) // 2]
-        order = self.cheapest(middle)
+        order = self.cheapest()
         reached = len(order)
         lines = [
             f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable; "
-            f"the first to {self.goal(middle)}:"
+            f"the first to {self.goal(self.ranked_by)}:"
         ]
         for i in order[:SHOWN]:
             times = ", ".join(str(int(t)) for t in self.steps[i])
+            if self.targets:
+                below = [f"{t.words()}: step {self.times(t)[i]}" for t in self.targets
+                         if self.times(t)[i] >= 0]  # fmt: skip
+                times = f"{times}; {', '.join(below)}"
             lines.append(f"  {self.settings[i]!s:<40} steps {times}; loss {self.final_loss[i]:.4g}")
             if self.trust.get(i) is not None:
                 lines.append(wrapped(f"    trust: {self.trust[i]}", 11))

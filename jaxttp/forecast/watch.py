@@ -28,7 +28,7 @@ from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
 from jaxttp.ntk._select import split_trainable
-from jaxttp.rule import Rule
+from jaxttp.rule import Rule, Values, targets_of
 
 OUT_OF_RANGE = 2.0
 """A re-linearised forecast whose loss exceeds all observed ones by this factor is not believed."""
@@ -48,6 +48,7 @@ class Online:
         y: integer labels (N,) or targets (N, C).
         setting: rate, momentum, schedule, batch size, loss and horizon.
         thresholds: see `online`.
+        target_loss: see `online`.
         rule: see `online`.
         smooth: see `online`.
         window: see `online`.
@@ -85,6 +86,7 @@ class Online:
         setting: Hyperparameters,
         *,
         thresholds: Sequence[float] | None = None,
+        target_loss: Values = None,
         rule: str | Rule = "relative",
         smooth: int = 1,
         window: int | None = None,
@@ -95,6 +97,7 @@ class Online:
         max_bytes: int | None = None,
     ) -> None:
         self._rule = loss_rule(thresholds, rule, smooth, window, setting.steps)
+        self._targets = targets_of(target_loss)
         self._departure = check_number("departure", departure, above=0.0)
         estimator = choose_kernel(sketch_dim, key, None, max_bytes)
         self._problem = Problem.of(apply_fn, params, x, y, loss=setting.loss, trainable=trainable)
@@ -154,7 +157,7 @@ class Online:
             known = {"outputs": jnp.stack(self._path)}
         base = online(
             self.kernel, f0, self._y, self._setting, **known, rule=self._rule,
-            departure=self._departure,
+            target_loss=[target.value for target in self._targets], departure=self._departure,
         )  # fmt: skip
         if kind != "weights":
             return base
@@ -185,6 +188,6 @@ class Online:
             damp=True,  # a training that is under way may be at the edge, and has not diverged
         )  # fmt: skip
         return corrected(
-            self._rule, self._departure, base.open_loop, base.loss[: k + 1],
+            self._rule, self._targets, self._departure, base.open_loop, base.loss[: k + 1],
             path.loss[1:], bool(path.diverged_at < 0), "weights", base.time_scale, path.kernels,
         )  # fmt: skip
