@@ -26,6 +26,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._placement import (
     AtSteps,
     ByError,
@@ -77,7 +78,7 @@ def relinearized_recursion(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
         params: the weights before training.
-        x: samples (N, ...).
+        x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
         optimizer: a linear optax transformation, as in `recursion`.
@@ -123,6 +124,7 @@ def relinearized_recursion(
         Ours: no paper has it. Measured against real training in experiments/bench.
     """
     check_integer("steps", steps, at_least=1)
+    x = check_samples("x", x)
     placement = _placement(rebuilds, ends, steps, tolerance, max_rebuilds)
 
     def draw(samples: int) -> Array | None:
