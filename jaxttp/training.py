@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
+from jaxttp._samples import count, take
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import output_shape
@@ -141,9 +142,7 @@ def make_step(
     """
 
     @jax.jit
-    def step(
-        params: Params, state: Any, x: Array, targets: Array
-    ) -> tuple[Params, Any, Array, Any]:
+    def step(params: Params, state: Any, x: Any, targets: Array) -> tuple[Params, Any, Array, Any]:
         def objective(w: Params) -> tuple[Array, Array]:
             f = apply_fn(w, x)
             return loss.value(f, targets), f
@@ -205,7 +204,7 @@ def train(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
         params: the weights to start from (they are not changed).
-        x: samples (N, ...).
+        x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
         loss: a name or a `Loss`; its mean over the batch is minimised.
         optimizer: any optax transformation. The same one again compiles nothing again; give
@@ -242,7 +241,7 @@ def train(
     check_integer("steps", steps, at_least=1)
     get_loss(loss)
     x = check_samples("x", x)
-    protocol = check_batches(batch_size, key, protocol, len(x))
+    protocol = check_batches(batch_size, key, protocol, count(x))
     output_shape(apply_fn, params, x)
     evaluate = jax.jit(apply_fn)
     f = evaluate(params, x)
@@ -252,9 +251,9 @@ def train(
         indices = batch_indices(key, f.shape[0], batch_size, steps, protocol=protocol)
     state = optimizer.init(params) if state is None else state
     step = _step_of(apply_fn, loss, optimizer, record)
-    first = x if indices is None else x[indices[0]]
+    first = x if indices is None else take(x, indices[0])
     with stopwatch() as compiling:
-        step = step.lower(params, state, first, targets[: first.shape[0]]).compile()
+        step = step.lower(params, state, first, targets[: count(first)]).compile()
 
     def call_back(t: int, f: Array) -> bool:
         if callback is None:
@@ -266,7 +265,7 @@ def train(
     always = indices is not None or callback is not None
     ended = call_back(0, f)
     for t in range(0 if ended else steps):
-        batch = (x, targets) if indices is None else (x[indices[t]], targets[indices[t]])
+        batch = (x, targets) if indices is None else (take(x, indices[t]), targets[indices[t]])
         jax.block_until_ready(batch)
         begun = time.perf_counter()
         params, state, before, report = _finished(step, params, state, *batch)
@@ -316,7 +315,7 @@ def time_step(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
         params: weights; they are not changed.
-        x: samples (N, ...).
+        x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
         optimizer: any optax transformation.
@@ -395,12 +394,12 @@ def compile_step(
 
 def _batch(
     apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss, batch_size: int | None
-) -> tuple[Array, Array, Loss]:
+) -> tuple[Any, Array, Loss]:
     """The first batch, its encoded targets, and the loss."""
     x = check_samples("x", x)
     output_shape(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, jax.eval_shape(apply_fn, params, x))
     if batch_size is not None:
-        check_integer("batch_size", batch_size, at_least=1, at_most=x.shape[0])
-        x, targets = x[:batch_size], targets[:batch_size]
+        check_integer("batch_size", batch_size, at_least=1, at_most=count(x))
+        x, targets = take(x, slice(batch_size)), targets[:batch_size]
     return x, targets, loss

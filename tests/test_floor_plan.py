@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 # The ground first. A package, or a module directly in jaxttp/, imports from itself and from lower
 # floors; "jaxttp" is jaxttp/__init__.py, which nothing imports.
 FLOORS = (
-    ("_backend", "_checks", "_html", "_interrupt", "_timing", "_types", "_versions"),
+    ("_backend", "_checks", "_html", "_interrupt", "_samples", "_timing", "_types", "_versions"),
     (
         "_double",
         "_files",

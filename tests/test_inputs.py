@@ -83,7 +83,7 @@ WRONG = {
     "NNX": ((nnx.Linear(3, 2, rngs=nnx.Rngs(0)), W, X), r"params = jaxttp.from_nnx\(module\)"),
     "Linen": ((Strict(), W, X), r"apply_fn, params = jaxttp.from_linen\(module, variables\)"),
     "swapped": ((wrong_way, W, X), r"called as apply_fn\(params, x\). Give lambda params, x: "),
-    "dictionary": ((linear, W, {"ids": X, "mask": X}), r"x must be one array .* a dict of 'ids'"),
+    "lengths": ((linear, W, {"a": X, "b": X[:7]}), r"x\['b'\] has 7 rows, x\['a'\] 8: every array"),
     "ragged": ((linear, W, RAGGED), "x must be one array .*this list .* pad or crop them"),
     "text": ((linear, W, [["a", "b", "c"]] * 8), "x must hold numbers; got text. Convert it"),
     "objects": ((linear, W, np.array([[1, None, 2]] * 8)), "x must hold numbers; got dtype object"),

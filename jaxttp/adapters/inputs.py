@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
+from jaxttp._samples import count
 
 _ADAPTERS = {
     "flax.nnx": "apply_fn, params = jaxttp.from_nnx(module)",
@@ -21,33 +22,68 @@ _TORCH = (
 )
 
 
-def check_samples(name: str, x: Any) -> Array:
-    """Samples (N, ...) as one array of numbers: arrays, lists, data frames, tensors on the CPU.
+def check_samples(name: str, x: Any) -> Any:
+    """Samples (N, ...) as one array of numbers, or as a pytree of such arrays.
+
+    Arrays, lists, data frames and tensors on the CPU become one array. What is a pytree: a mapping
+    (as tokenizers give, ``{"input_ids": ..., "attention_mask": ...}``), a NamedTuple, a tuple of
+    arrays, a class that JAX knows as a pytree. A list is data, nested or not, also inside of one.
 
     Args:
         name: what the messages call them.
         x: whatever was given.
 
     Returns:
-        A JAX array, integers left as they are (they may be tokens).
+        A JAX array, or a pytree of them in which a mapping that JAX does not know is a dict;
+        integers left as they are (they may be tokens).
 
     Raises:
-        TypeError: a dictionary of arrays.
-        ValueError: rows of different shapes, text, mixed columns.
+        ValueError: rows of different shapes, text, mixed columns; in a pytree, arrays of different
+            lengths, scalars, no array at all.
 
     Example:
         >>> check_samples("x", [[1.0, 2.0], [3.0, 4.0]]).shape
         (2, 2)
+        >>> tokens = {"ids": [[1, 2], [3, 0]], "mask": [[1, 1], [1, 0]]}
+        >>> jax.tree.map(jnp.shape, check_samples("x", tokens))
+        {'ids': (2, 2), 'mask': (2, 2)}
     """
+    if not _is_tree(x):
+        return _as_array(name, x)
+    tree = _as_arrays(name, x)
+    count(tree, name)
+    return tree
+
+
+def _is_tree(x: Any) -> bool:
+    """Whether samples are a pytree of arrays, rather than what one array is made of."""
+    if isinstance(x, Mapping):
+        return True
+    if x is None or isinstance(x, list | jax.Array | np.ndarray):
+        return False
+    if type(x) is tuple:  # of arrays; one of numbers or of lists is data
+        leaves = jax.tree.leaves(x)
+        return any(isinstance(leaf, jax.Array | np.ndarray) and leaf.ndim > 0 for leaf in leaves)
+    return not jax.tree_util.treedef_is_leaf(jax.tree.structure(x))
+
+
+def _as_arrays(name: str, x: Any) -> Any:
+    """A pytree with all that it holds as arrays; None, which JAX takes for nothing, stays."""
+    if isinstance(x, Mapping) and jax.tree_util.treedef_is_leaf(jax.tree.structure(x)):
+        x = dict(x)  # such as the BatchEncoding of a tokenizer
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda node: node is not x)
+    children = []
+    for path, child in pairs:
+        label = name + jax.tree_util.keystr(path)
+        convert = _as_arrays if _is_tree(child) else _as_array
+        children.append(None if child is None else convert(label, child))
+    return jax.tree.unflatten(treedef, children)
+
+
+def _as_array(name: str, x: Any) -> Array:
+    """One array of numbers."""
     if isinstance(x, jax.Array):
         return x
-    if isinstance(x, Mapping):
-        names = ", ".join(repr(key) for key in x)
-        raise TypeError(
-            f"{name} must be one array (N, ...); got a {type(x).__name__} of {names}. Put its "
-            "arrays into one, with np.concatenate(..., axis=1) or np.stack, and take them apart in "
-            "apply_fn."
-        )
     try:
         array = np.asarray(x)
     except Exception as problem:  # NumPy's words, or those of the library that it comes from

@@ -1,5 +1,6 @@
 """What every function here asks of a network: outputs (N, C), each of its own sample alone."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -9,6 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
+from jaxttp._samples import count, shape_words, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
 
@@ -21,26 +23,29 @@ def output_shape(
     Args:
         apply_fn: ``(params, x) -> outputs``.
         params: its parameters.
-        x: inputs (N, ...), an array or a ``jax.ShapeDtypeStruct``; may be traced.
+        x: inputs (N, ...), an array, a ``jax.ShapeDtypeStruct`` or a pytree; may be traced.
         name: what the messages call `apply_fn`.
 
     Returns:
         ``(N, C)``.
 
     Raises:
-        TypeError: `x` is not an array, `apply_fn` no function of its parameters.
-        ValueError: `x` is a scalar, or the outputs are not one floating-point array (N, C); see
-            `jaxttp.adapters.inputs.traced_outputs`.
+        TypeError: `x` is no array or pytree of arrays, `apply_fn` no function of its parameters.
+        ValueError: `x` is a scalar, or holds arrays of different lengths; the outputs are not one
+            floating-point array (N, C); see `jaxttp.adapters.inputs.traced_outputs`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> output_shape(lambda params, x: x @ params, jnp.ones((3, 2)), jnp.ones((5, 3)))
         (5, 2)
     """
-    if not hasattr(x, "shape"):
-        raise TypeError(f"x must be an array (N, ...); got {type(x).__name__}.")
-    if len(x.shape) == 0:
-        raise ValueError("x must have a row for every sample, (N, ...); got a scalar.")
+    strange = [leaf for leaf in jax.tree.leaves(x) or [x] if not hasattr(leaf, "shape")]
+    if strange:
+        raise TypeError(
+            "x must be an array (N, ...) or a pytree of arrays; got "
+            f"{type(x if isinstance(x, list) else strange[0]).__name__}."
+        )
+    n = count(x)
     outputs = traced_outputs(apply_fn, params, x, name)
     if not isinstance(outputs, jax.ShapeDtypeStruct):
         raise ValueError(
@@ -48,12 +53,12 @@ def output_shape(
             f"the outputs, for instance with lambda params, x: {name}(params, x)[0]."
         )
     shape = outputs.shape
-    if len(shape) != 2 or shape[0] != x.shape[0]:
+    if len(shape) != 2 or shape[0] != n:
         if is_swapped(apply_fn, params, x):
             raise ValueError(swapped_words(name))
         raise ValueError(
-            f"{name} must return outputs (N, C), one row for every row of x; for x of shape "
-            f"{x.shape} it returned {shape}. Flatten to (N, C), add an axis with "
+            f"{name} must return outputs (N, C), one row for every row of x; for "
+            f"{shape_words(x)} it returned {shape}. Flatten to (N, C), add an axis with "
             "outputs[:, None], or select outputs."
         )
     if not jnp.issubdtype(outputs.dtype, jnp.floating):
@@ -121,14 +126,15 @@ def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "app
 
 
 @jax.jit
-def _first_rows(x: Array) -> tuple[Array, Array, Array]:
+def _first_rows(x: Any) -> tuple[Any, Any, Array]:
     """At most eight rows, as many copies of the first, and whether they are the same."""
-    batch = x[:8]
-    copies = jnp.broadcast_to(batch[:1], batch.shape)
-    return batch, copies, jnp.all(batch == copies)
+    batch = take(x, slice(8))
+    copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), batch)
+    same = jax.tree.map(lambda leaf, copy: jnp.all(leaf == copy), batch, copies)
+    return batch, copies, functools.reduce(jnp.logical_and, jax.tree.leaves(same))
 
 
-def _row_gradient(params: Params, apply_fn: ApplyFn, x: Array) -> Params:
+def _row_gradient(params: Params, apply_fn: ApplyFn, x: Any) -> Params:
     """The gradient of `_first_row` in the parameters."""
     try:
         return _compiled_gradient(params, apply_fn, x)
@@ -136,7 +142,7 @@ def _row_gradient(params: Params, apply_fn: ApplyFn, x: Array) -> Params:
         return eqx.filter_grad(_first_row)(params, apply_fn, x)
 
 
-def _first_row(params: Params, apply_fn: ApplyFn, x: Array) -> Array:
+def _first_row(params: Params, apply_fn: ApplyFn, x: Any) -> Array:
     """A scalar of row 0 with a different weight on every output, so that none cancel."""
     outputs = apply_fn(params, x)[0]
     return jnp.sum(outputs * jnp.cos(jnp.arange(outputs.size, dtype=outputs.dtype)))

@@ -22,7 +22,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer
+from jaxttp._samples import concatenate, count
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.losses import Loss, encode_targets
@@ -93,7 +95,7 @@ def diagonal_noise(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
         params: the weights before training.
-        x: samples (N, ...).
+        x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
         x_test: test samples (M, ...), whose rows follow those of `x`.
@@ -117,13 +119,14 @@ def diagonal_noise(
         TTP Section 3.1 and Appendix B. It keeps a few hundredths of the trace of J Sigma J^T in
         our checks, so it is an approximation to compare with and no default.
     """
-    x = jnp.asarray(x)
+    x = check_samples("x", x)
     targets, loss = encode_targets(loss, y, jax.eval_shape(apply_fn, params, x))
 
     @jax.jit
-    def deviation(params: Params, x: Array, targets: Array) -> Params:
-        def gradient(sample: Array, target: Array) -> Params:
-            objective = lambda w: loss.sample_loss(apply_fn(w, sample[None])[0], target)  # noqa: E731
+    def deviation(params: Params, x: Any, targets: Array) -> Params:
+        def gradient(sample: Any, target: Array) -> Params:
+            one = jax.tree.map(lambda leaf: leaf[None], sample)
+            objective = lambda w: loss.sample_loss(apply_fn(w, one)[0], target)  # noqa: E731
             return jax.grad(objective)(params)
 
         def add(sums: tuple, pair: tuple) -> tuple:
@@ -133,17 +136,17 @@ def diagonal_noise(
 
         zero = jax.tree.map(jnp.zeros_like, params)
         (first, second), _ = jax.lax.scan(add, (zero, zero), (x, targets))
-        n = x.shape[0]
+        n = count(x)
         return jax.tree.map(
             lambda a, b: jnp.sqrt(jnp.maximum(b / n - (a / n) ** 2, 0.0)), first, second
         )
 
     sigma = deviation(params, x, targets)
 
-    def scaled(v: Params, samples: Array) -> Array:
+    def scaled(v: Params, samples: Any) -> Array:
         return apply_fn(jax.tree.map(lambda w, s, u: w + s * u, params, sigma, v), samples)
 
-    every = x if x_test is None else jnp.concatenate([x, jnp.asarray(x_test)])
+    every = x if x_test is None else concatenate([x, check_samples("x_test", x_test)])
     start = jax.tree.map(jnp.zeros_like, params)
     return empirical_ntk(scaled, start, every, batch_size=batch_size, max_bytes=max_bytes)
 

@@ -26,6 +26,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._placement import (
     AtSteps,
     ByError,
@@ -79,7 +80,7 @@ def relinearized_recursion(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
         params: the weights before training.
-        x: samples (N, ...).
+        x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
         optimizer: a linear optax transformation, as in `recursion`.
@@ -130,6 +131,7 @@ def relinearized_recursion(
         Ours: no paper has it. Measured against real training in experiments/bench.
     """
     check_integer("steps", steps, at_least=1)
+    x = check_samples("x", x)
     placement = _placement(rebuilds, ends, steps, tolerance, max_rebuilds)
     if (x_test is None) != (kernel_test_fn is None):
         raise ValueError("x_test and kernel_test_fn belong together: give both or neither.")

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._kernels import check_rate, check_times
 from jaxttp.dynamics._network import compile_network, kept
 from jaxttp.dynamics._trajectory import Trajectory
@@ -92,7 +93,7 @@ def weight_space(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
         params: the weights before training, where the network is linearised.
-        x: samples (N, ...).
+        x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
         optimizer: any optax transformation: Adam, AdamW, RMSProp, Lion, clipping, masks; or a
@@ -121,13 +122,13 @@ def weight_space(
         TTP Section 3 and Figure 9 (gradient descent); other optimisers are derived.
     """
     check_integer("steps", steps, at_least=1)
-    x = jnp.asarray(x)
+    x = check_samples("x", x)
     f0 = compile_network(apply_fn)[0](params, x)
     targets, loss = encode_targets(loss, y, f0)
     indices = None
     if batch_size is not None:
         indices = batch_indices(key, f0.shape[0], batch_size, steps, protocol=protocol)
-    x_test = None if x_test is None else jnp.asarray(x_test)
+    x_test = None if x_test is None else check_samples("x_test", x_test)
     descent, state = same_program(optimizer), None
     if descent is not optimizer:  # the numbers of an initial state are its own
         state = optimizer.init(params)
@@ -150,8 +151,8 @@ def _training(apply_fn: ApplyFn) -> Callable[..., tuple]:
         optimizer: Optimizer,
         state: optax.OptState | None,
         params: Params,
-        x: Array,
-        x_test: Array | None,
+        x: Any,
+        x_test: Any,
         f0: Array,
         targets: Array,
         indices: Array | None,
@@ -219,7 +220,7 @@ def weight_space_flow(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
         params: the weights before training.
-        x: samples (N, ...).
+        x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
         learning_rate: eta > 0; one unit of time is one step of that size.
@@ -246,7 +247,7 @@ def weight_space_flow(
     Source:
         TTP Figure 9, which compares ODEs in weight space and in function space.
     """
-    x = jnp.asarray(x)
+    x = check_samples("x", x)
     f0 = compile_network(apply_fn)[0](params, x)
     targets, loss = encode_targets(loss, y, f0)
     ts = check_times(ts, f0.dtype)
@@ -263,7 +264,7 @@ def _flow(apply_fn: ApplyFn, linearized: bool) -> Callable[..., Trajectory]:
     @functools.partial(jax.jit, static_argnames=("loss", "max_steps"))
     def run(
         params: Params,
-        x: Array,
+        x: Any,
         f0: Array,
         targets: Array,
         ts: Array,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxttp._samples import take
 from jaxttp._types import Params
 from jaxttp.crossing import metric_time, training_time
 from jaxttp.dynamics._kernels import apply_kernel
@@ -107,12 +108,12 @@ def learning_speeds(
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _batch(x: Array, cotangent: Array, start: Any, size: int) -> tuple[Array, Array]:
+def _batch(x: Any, cotangent: Array, start: Any, size: int) -> tuple[Any, Array]:
     """Samples and cotangents from `start` on; the last batch is filled up with nothing."""
     n = cotangent.shape[0]
     places = start + jnp.arange(size)
     rows = jnp.minimum(places, n - 1)
-    return x[rows], jnp.where((places < n)[:, None], cotangent[rows], 0.0)
+    return take(x, rows), jnp.where((places < n)[:, None], cotangent[rows], 0.0)
 
 
 @jax.jit

@@ -18,6 +18,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_finite
 from jaxttp._result import RESULT, wrapped
+from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.batches import check_batches
@@ -200,7 +201,8 @@ def compare(
 
     Args:
         candidates: starting points by name.
-        x: training samples (N, ...); a candidate may have them in a form of its own.
+        x: training samples (N, ...), an array or a pytree of arrays with N rows each; a candidate
+            may have them in a form of its own.
         y: integer labels (N,) or targets (N, C).
         learning_rate: eta of all of them; when None each gets the best of nine rates below its own
             largest stable one.
@@ -256,7 +258,7 @@ def compare(
     Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
     targets = targets_of(target_loss, target_error)
     x = check_samples("x", x)
-    check_batches(batch_size, key, protocol, len(x))
+    check_batches(batch_size, key, protocol, count(x))
     rate = 1.0 if learning_rate is None else learning_rate
     setting = Hyperparameters(rate, momentum, batch_size, loss=loss, steps=steps)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
@@ -316,12 +318,12 @@ def _check_candidates(candidates: Mapping[str, Candidate]) -> None:
             raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
 
 
-def _problem(name: str, one: Candidate, x: Array, y: Any, loss: str | Loss) -> Problem:
+def _problem(name: str, one: Candidate, x: Any, y: Any, loss: str | Loss) -> Problem:
     """A candidate with the samples as it wants them."""
     own = x if one.x is None else check_samples(f"candidates[{name!r}].x", one.x)
-    if len(own) != len(x):
+    if count(own) != count(x):
         raise ValueError(
-            f"candidates[{name!r}].x must hold the {len(x)} samples of x; got {len(own)}."
+            f"candidates[{name!r}].x must hold the {count(x)} samples of x; got {count(own)}."
         )
     return Problem.of(
         one.apply_fn, one.params, own, y, loss=loss, trainable=one.trainable,

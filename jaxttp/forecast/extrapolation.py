@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxttp._checks import check_integer, check_key, check_used
 from jaxttp._result import RESULT, wrapped
+from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.forecast._options import choose_kernel
@@ -124,7 +125,8 @@ def extrapolate(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
         params: pytree of floating-point arrays, the weights before training.
-        x: the samples at hand (M, ...); all of them are passed forward once.
+        x: the samples at hand (M, ...), an array or a pytree of arrays with M rows each; all of
+            them are passed forward once.
         y: their integer labels (M,) or targets (M, C).
         learning_rate: eta > 0.
         subset: N0, samples of the kernel, drawn at random; at most M.
@@ -183,7 +185,7 @@ def extrapolate(
         raise ValueError("y: weighted labels cannot be extrapolated; leave the masked samples out.")
     check_key(key, optional=False)
     x = check_samples("x", x)
-    m = len(x)
+    m = count(x)
     check_integer("subset", subset, at_least=2, at_most=m, remedy=f"There are {m} samples.")
     n = m if samples is None else check_integer("samples", samples, at_least=m)
     check_integer("resamples", resamples, at_least=2)

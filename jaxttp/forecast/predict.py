@@ -11,6 +11,7 @@ from typing import Any
 import optax
 from jaxtyping import Array
 
+from jaxttp._samples import count
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
@@ -81,7 +82,8 @@ def predict_training_time(
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode: row i depends on sample i
             alone. `from_nnx`, `from_linen` and `from_equinox` make it from a module.
         params: pytree of floating-point arrays, the weights before training.
-        x: training samples (N, ...).
+        x: training samples (N, ...): an array, or a pytree of arrays with N rows each, such as the
+            ids and masks of a tokenizer, which `apply_fn` is given as it is.
         y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" (binary or multi-label) or a
             `Loss`; the mean over the batch.
@@ -153,7 +155,7 @@ def predict_training_time(
             are coarser than float32; options that do not go together, or that would do nothing; an
             optimiser that is not linear where the dynamics need one. Options are looked at before
             `apply_fn` is called.
-        TypeError: dictionaries, modules or tensors in place of arrays and functions.
+        TypeError: modules or tensors in place of functions and parameters.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -183,7 +185,7 @@ def predict_training_time(
     exact = get_loss(loss)
     x = check_samples("x", x)
     check_network(apply_fn, params)
-    descent.check(len(x))
+    descent.check(count(x))
     weights, _ = split_trainable(params, trainable)
     way = keywords.choose(descent, weights)
     way.check(descent, weights, exact)

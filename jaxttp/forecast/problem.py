@@ -9,6 +9,7 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite
+from jaxttp._samples import take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.adapters.inputs import check_network, check_samples
@@ -29,7 +30,7 @@ class Problem:
         network: ``(weights, x) -> outputs``, of the trained weights alone.
         weights: the part of the parameters that is trained.
         restore: all parameters from those weights.
-        x: training samples (N, ...).
+        x: training samples (N, ...), an array or a pytree of arrays with N rows each.
         f0: outputs before training (N, C).
         targets: encoded (N, K), see `jaxttp.losses`.
         loss: a `Loss`.
@@ -73,7 +74,7 @@ class Problem:
         Args:
             apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
             params: pytree of floating-point arrays.
-            x: training samples (N, ...).
+            x: training samples (N, ...), an array or a pytree of arrays with N rows each.
             y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
             loss: a name or a `Loss`.
             trainable: which parameters train, as in `empirical_ntk`; all of them when None.
@@ -131,7 +132,7 @@ class Problem:
     def take(self, rows: Any) -> "Problem":
         """The problem of some of its training samples alone."""
         return dataclasses.replace(
-            self, x=self.x[rows], f0=self.f0[rows], targets=self.targets[rows], x_test=None,
+            self, x=take(self.x, rows), f0=self.f0[rows], targets=self.targets[rows], x_test=None,
             f0_test=None, targets_test=None, loss_test=None,
         )  # fmt: skip
 

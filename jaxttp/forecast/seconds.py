@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from jaxttp._checks import check_choice, check_integer, check_number
@@ -156,7 +155,6 @@ def wall_clock(
         name = device if isinstance(device, str) else "the given device"
         if isinstance(device, str):
             device = DEVICES[check_choice("device", device, DEVICES)]
-        x = jnp.asarray(x)
         compiled, compiling = compile_step(
             apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
         )

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_number
+from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._heavy_ball import heavy_ball
@@ -67,7 +68,7 @@ def sweep(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
         params: pytree of floating-point arrays, the weights before training.
-        x: training samples (N, ...).
+        x: training samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         settings: what to forecast; `grid` makes combinations.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
@@ -118,7 +119,7 @@ def sweep(
     x = check_samples("x", x)
     reading = Rule.of(thresholds, rule, metric, smooth, window)
     targets = targets_of(target_loss, target_error)
-    wanted = _Wanted.of(settings, len(x), reading, targets, key, protocol, step_seconds)
+    wanted = _Wanted.of(settings, count(x), reading, targets, key, protocol, step_seconds)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     losses = list(dict.fromkeys(one.loss for one in wanted.settings))
     problem = Problem.of(apply_fn, params, x, y, loss=losses[0], trainable=trainable)

@@ -44,7 +44,7 @@ class Online:
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
         params: the weights before training.
-        x: training samples (N, ...).
+        x: training samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         setting: rate, momentum, schedule, batch size, loss and horizon.
         thresholds: see `online`.

@@ -10,7 +10,7 @@ symmetric kernel is computed.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite
+from jaxttp._samples import count, leaf_shapes
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters.inputs import check_network, traced_outputs
+from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.ntk._blocks import by_blocks
 from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure
 from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
@@ -59,7 +60,7 @@ def empirical_ntk(
     Args:
         apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``; row i depends on row i of x alone.
         params: pytree of arrays; the integer ones are never trainable.
-        x1: inputs (N1, ...), an array or a pytree of arrays with that leading axis.
+        x1: inputs (N1, ...), an array or a pytree of arrays with N1 rows each.
         x2: inputs (N2, ...); None for x1.
         output: "full" (N1, C, N2, C); "trace" (N1, N2), the mean over c of Θ[n, c, m, c];
             "diagonal" (N1, N2, C), the Θ[n, c, m, c] themselves.
@@ -161,15 +162,24 @@ def _check_mesh(mesh: Any) -> None:
         )
 
 
-def _count_samples(name: str, x: Any) -> int:
+def _as_samples(name: str, x: Any) -> Any:
+    """Mappings as dicts of arrays; shapes, arrays and other pytrees as they are."""
     leaves = jax.tree.leaves(x)
-    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else None for leaf in leaves}
-    length = next(iter(lengths), None)
-    if len(lengths) != 1 or not length:
-        shapes = ", ".join(dict.fromkeys(str(jnp.shape(leaf)) for leaf in leaves)) or "no array"
-        remedy = " Make lists one array: np.asarray(x)." if isinstance(x, list | tuple) else ""
-        raise ValueError(f"{name} must be (N, ...) with at least one sample; got {shapes}.{remedy}")
-    return length
+    if isinstance(x, Mapping) and not any(isinstance(a, jax.ShapeDtypeStruct) for a in leaves):
+        return check_samples(name, x)
+    return x
+
+
+def _count_samples(name: str, x: Any) -> int:
+    remedy = " Make lists one array: np.asarray(x)." if isinstance(x, list | tuple) else ""
+    shapes = leaf_shapes(x, name)
+    if not shapes or any(not shape or shape[0] == 0 for shape in shapes.values()):
+        found = ", ".join(dict.fromkeys(map(str, shapes.values()))) or "no array"
+        raise ValueError(f"{name} must be (N, ...) with at least one sample; got {found}.{remedy}")
+    try:
+        return count(x, name)
+    except ValueError as problem:
+        raise ValueError(f"{problem}{remedy}") from None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,6 +211,7 @@ class _Job:
     ) -> "_Job":
         check_choice("output", output, _OUTPUTS)
         check_choice("method", method, _METHODS)
+        x1, x2 = _as_samples("x1", x1), _as_samples("x2", x2)
         n1 = _count_samples("x1", x1)
         n2 = n1 if x2 is None else _count_samples("x2", x2)
         first, sample_treedef = jax.tree.flatten(x1)

@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_integer
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.inputs import check_samples
 from jaxttp.ntk._products import pull_and_push
 from jaxttp.ntk._select import select_leaves
 
@@ -26,7 +27,7 @@ class NTKOperator(lx.AbstractLinearOperator):
 
     Attributes:
         leaves: parameter leaves.
-        x: inputs (N, ...).
+        x: inputs (N, ...), an array or a pytree of arrays with N rows each.
     """
 
     leaves: list[Array]
@@ -112,7 +113,7 @@ def ntk_operator(
     Args:
         apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``; row i depends on row i of x alone.
         params: pytree of arrays.
-        x: inputs (N, ...).
+        x: inputs (N, ...), an array or a pytree of arrays with N rows each.
         trainable: see `empirical_ntk`.
         batch_size: samples at a time, for less memory; None for all at once.
 
@@ -133,7 +134,7 @@ def ntk_operator(
     mask = select_leaves(params, trainable)
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
-    return NTKOperator(leaves, jax.tree.map(jnp.asarray, x), apply_fn, treedef, mask, batch_size)
+    return NTKOperator(leaves, check_samples("x", x), apply_fn, treedef, mask, batch_size)
 
 
 def _always(value: bool) -> Callable[[Any], bool]:

@@ -21,8 +21,9 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_integer
 from jaxttp._result import RESULT
+from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters.inputs import check_network
+from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.ntk._select import select_leaves
 from jaxttp.ntk.gram import empirical_ntk
 
@@ -53,7 +54,7 @@ def sketch_jacobian(
     Args:
         apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``; row i depends on row i of x alone.
         params: pytree of arrays.
-        x: inputs (N, ...).
+        x: inputs (N, ...), an array or a pytree of arrays with N rows each.
         key: a JAX random key.
         dim: width of the sketch, k.
         kind: "countsketch" (cheapest), "rademacher" (±1), "gaussian" or "achlioptas"
@@ -82,8 +83,8 @@ def sketch_jacobian(
     mask = select_leaves(params, trainable)
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
-    x = jax.tree.map(jnp.asarray, x)
-    n = jax.tree.leaves(x)[0].shape[0]
+    x = check_samples("x", x)
+    n = count(x)
     if batch_size is None:
         outputs = jax.eval_shape(apply_fn, params, x).shape[-1]
         size = sum(
@@ -99,10 +100,7 @@ def sketch_jacobian(
         else:
             run = _sketcher
         sketch = run(apply_fn, treedef, mask, dim, kind)
-        parts = [
-            sketch(leaves, jax.tree.map(lambda a, low=low: a[low : low + size], x), key)
-            for low in range(0, n, size)
-        ]
+        parts = [sketch(leaves, take(x, slice(low, low + size)), key) for low in range(0, n, size)]
     return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
@@ -244,7 +242,7 @@ def class_sketch(
     Args:
         apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.
         params: pytree of arrays.
-        x: inputs (N, ...).
+        x: inputs (N, ...), an array or a pytree of arrays with N rows each.
         key: a JAX random key.
         trainable: see `empirical_ntk`.
         check: samples of the exact block.
@@ -264,7 +262,8 @@ def class_sketch(
     """
     check = check_integer("check", check, at_least=1)
     mask = select_leaves(params, trainable)
-    n = jax.tree.leaves(x)[0].shape[0]
+    x = check_samples("x", x)
+    n = count(x)
     outputs = jax.eval_shape(apply_fn, params, x)
     classes = outputs.shape[-1]
     signs = jax.random.rademacher(key, (classes, 1), outputs.dtype)
@@ -279,7 +278,7 @@ def class_sketch(
         batch_size=batch_size, max_bytes=max_bytes,
     )  # fmt: skip
     few = min(check, n)
-    block = jax.tree.map(lambda a: a[:few], x)
+    block = take(x, slice(few))
     exact = empirical_ntk(apply_fn, params, block, trainable=tree, max_bytes=max_bytes)
 
     def error(small: Array) -> Array:

@@ -1,0 +1,288 @@
+"""Samples that are several arrays: everything agrees with the same network of one packed array."""
+
+import functools
+from collections import UserDict
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxttp import (
+    Candidate,
+    class_sketch,
+    compare,
+    empirical_ntk,
+    ntk_operator,
+    ntk_plan,
+    predict_training_time,
+    sketch_jacobian,
+    sweep,
+    time_step,
+    train,
+    wall_clock,
+)
+from jaxttp._samples import concatenate, count, shape_words, take
+from jaxttp.adapters import check_per_sample, output_shape
+from jaxttp.adapters.inputs import check_samples
+from jaxttp.dynamics import relinearized_recursion, weight_space, weight_space_flow
+from jaxttp.dynamics.noise import diagonal_noise
+from jaxttp.forecast import Hyperparameters, Online, extrapolate, grid
+
+N, LENGTH, WORDS, WIDTH, CLASSES = 12, 5, 7, 8, 2
+RANDOM = np.random.default_rng(0)
+LENGTHS = RANDOM.integers(2, LENGTH + 1, N)
+MASK = (np.arange(LENGTH) < LENGTHS[:, None]).astype(int)
+TOKENS = {"input_ids": RANDOM.integers(1, WORDS, (N, LENGTH)) * MASK, "attention_mask": MASK}
+PACKED = np.stack([TOKENS["input_ids"], MASK], axis=1)
+Y = np.arange(N) % CLASSES
+SHAPES = {
+    "table": (WORDS, WIDTH), "query": (WIDTH, WIDTH), "key": (WIDTH, WIDTH),
+    "value": (WIDTH, WIDTH), "in": (WIDTH, WIDTH), "out": (WIDTH, WIDTH), "head": (WIDTH, CLASSES),
+}  # fmt: skip
+PARAMS = {name: jnp.asarray(RANDOM.normal(size=s) / s[0] ** 0.5) for name, s in SHAPES.items()}
+
+
+def transformer(params, tokens):
+    """One block of masked attention and an MLP, and the mean over the words of each sentence."""
+    mask = tokens["attention_mask"].astype(params["table"].dtype)
+    h = params["table"][tokens["input_ids"]]
+    q, k, v = (h @ params[name] for name in ("query", "key", "value"))
+    scores = jnp.einsum("nqd,nkd->nqk", q, k) / WIDTH**0.5 - 30.0 * (1.0 - mask[:, None, :])
+    h = h + jax.nn.softmax(scores) @ v
+    h = h + jnp.tanh(h @ params["in"]) @ params["out"]
+    pooled = jnp.einsum("ntd,nt->nd", h, mask) / jnp.sum(mask, axis=1)[:, None]
+    return pooled @ params["head"]
+
+
+def bag(params, tokens):
+    """The words of a sentence without their order: a network that compiles in no time."""
+    h = jnp.tanh(params["table"][tokens["input_ids"]])
+    return jnp.einsum("ntd,nt->nd", h, tokens["attention_mask"].astype(h.dtype)) @ params["head"]
+
+
+def unpacked(x):
+    return {"input_ids": x[:, 0], "attention_mask": x[:, 1]}
+
+
+def packed(params, x):
+    """The same network of one array, which it takes apart: the oracle."""
+    return transformer(params, unpacked(x))
+
+
+def packed_bag(params, x):
+    return bag(params, unpacked(x))
+
+
+def both(call, networks=(transformer, packed)):
+    """What `call(network, samples)` gives for the tokens, held against the packed array's."""
+    found, expected = call(networks[0], TOKENS), call(networks[1], jnp.asarray(PACKED))
+    np.testing.assert_allclose(found, expected, atol=1e-10)  # the same sums: rounding of float64
+    return found
+
+
+BAGS = (bag, packed_bag)
+
+
+@functools.cache
+def jacobian():
+    """Brute force, of the packed array: (N, C, P)."""
+    rows = jax.jit(jax.jacrev(lambda w: packed(w, jnp.asarray(PACKED))))(PARAMS)
+    return jnp.concatenate([a.reshape(N, CLASSES, -1) for a in jax.tree.leaves(rows)], axis=-1)
+
+
+def kernel():
+    return np.einsum("ncp,mdp->ncmd", jacobian(), jacobian())
+
+
+@pytest.mark.parametrize("method", ["layerwise", "jacobian", "vector_product"])
+def test_kernels_of_every_method_in_tiles_too(method):
+    """In one piece, and x1 against x2 in tiles of 5; rounding of float64."""
+    whole = empirical_ntk(transformer, PARAMS, TOKENS, method=method)
+    np.testing.assert_allclose(whole, kernel(), atol=1e-10)
+    other = take(TOKENS, slice(7))
+    tiles = empirical_ntk(transformer, PARAMS, TOKENS, other, method=method, batch_size=5)
+    np.testing.assert_allclose(tiles, kernel()[:, :, :7], atol=1e-10)
+
+
+def test_a_kernel_within_a_bound_and_its_plan():
+    structs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), TOKENS)
+    plan = ntk_plan(bag, PARAMS, structs, method="jacobian", batch_size=4)
+    assert plan.forms == ntk_plan(packed_bag, PARAMS, PACKED, method="jacobian").forms
+    bounded = {"method": "jacobian", "max_bytes": 2 * plan.bytes}
+    assert ntk_plan(bag, PARAMS, TOKENS, **bounded).rows < N
+    found = empirical_ntk(bag, PARAMS, TOKENS, **bounded)
+    np.testing.assert_allclose(found, empirical_ntk(packed_bag, PARAMS, PACKED), atol=1e-10)
+
+
+def test_an_operator():
+    """Products 5 samples at a time, which leaves 2 over."""
+    vector = RANDOM.normal(size=(N, CLASSES))
+    found = ntk_operator(transformer, PARAMS, TOKENS, batch_size=5).mv(jnp.asarray(vector))
+    np.testing.assert_allclose(found, np.einsum("ncmd,md->nc", kernel(), vector), atol=1e-10)
+
+
+@pytest.mark.slow
+def test_sketches():
+    """A sketch of three batches, and the sketch of classes: the same projections, the same sums."""
+    key = jax.random.key(0)
+    both(lambda f, x: sketch_jacobian(f, PARAMS, x, key=key, dim=64, batch_size=4))
+    both(lambda f, x: class_sketch(f, PARAMS, x, key=key, check=4).kernel, BAGS)
+
+
+def test_a_forecast_with_test_samples_and_batches():
+    def forecast(network, x):
+        x_test = take(jax.tree.map(jnp.asarray, x), slice(4))
+        found = predict_training_time(
+            network, PARAMS, x, Y, learning_rate=0.1, batch_size=4, key=jax.random.key(1), steps=6,
+            relinearize=0, x_test=x_test, y_test=Y[:4],
+        )  # fmt: skip
+        return np.concatenate([found.loss, found.test_loss])
+
+    both(forecast)
+
+
+def test_a_training_and_its_batches():
+    """A step of 4 samples at a time; the seconds of one step are measured."""
+    sgd = optax.sgd(0.1)
+
+    def losses(network, x):
+        return train(
+            network, PARAMS, x, Y, loss="cross_entropy", optimizer=sgd, steps=4, batch_size=4,
+            key=jax.random.key(1),
+        ).loss  # fmt: skip
+
+    both(losses)
+    timed = {"loss": "cross_entropy", "optimizer": sgd, "batch_size": 4}
+    assert time_step(bag, PARAMS, TOKENS, Y, repeats=1, **timed).seconds > 0
+    clock = wall_clock(
+        bag, PARAMS, TOKENS, Y, steps={}, horizon=1, device="A100", **timed
+    )  # fmt: skip
+    assert clock.total_seconds > 0
+
+
+def test_sweeps_and_comparisons():
+    """Batches of 4: the trust of a setting pulls back through them."""
+    settings, key = grid(learning_rate=(0.1, 0.2), batch_size=4, steps=6), jax.random.key(0)
+    both(lambda f, x: sweep(f, PARAMS, x, Y, settings, key=key).loss)
+    candidates = {"tokens": Candidate(bag, PARAMS, x=TOKENS)}
+    found = compare(candidates, PACKED, Y, learning_rate=0.1, steps=6, time_steps=False)
+    alone = sweep(packed_bag, PARAMS, PACKED, Y, grid(learning_rate=0.1, steps=6))
+    np.testing.assert_allclose(found.loss, alone.loss, atol=1e-10)
+    candidates = {"tokens": Candidate(transformer, PARAMS, x=take(TOKENS, slice(5)))}
+    with pytest.raises(ValueError, match=r"\['tokens'\].x must hold the 12 samples of x; got 5"):
+        compare(candidates, PACKED, Y, time_steps=False)
+
+
+@pytest.mark.slow
+def test_extrapolations():
+    both(
+        lambda f, x: extrapolate(
+            f, PARAMS, x, Y, learning_rate=0.05, subset=10, key=jax.random.key(0), steps=5,
+            loss="cross_entropy", resamples=2,
+        ).loss,
+        BAGS,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_dynamics_that_evaluate_the_network():
+    given = {"loss": "cross_entropy", "optimizer": optax.sgd(0.1), "steps": 4}
+    both(lambda f, x: weight_space(f, PARAMS, x, Y, x_test=take(x, slice(3)), **given).test, BAGS)
+    noise = {"loss": "cross_entropy", "batch_size": N + 3}
+    both(lambda f, x: diagonal_noise(f, PARAMS, x, Y, x_test=take(x, slice(3)), **noise), BAGS)
+    ts = jnp.array([1.0, 2.0])
+    flow = {"loss": "cross_entropy", "learning_rate": 0.1, "ts": ts}
+    both(lambda f, x: weight_space_flow(f, PARAMS, x, Y, **flow).train, BAGS)
+
+
+@pytest.mark.slow
+def test_relinearisation_and_the_callback():
+    def path(network, x):
+        return relinearized_recursion(
+            network, PARAMS, x, Y, loss="cross_entropy", optimizer=optax.sgd(0.3), steps=6,
+            kernel_fn=lambda w: empirical_ntk(network, w, x), rebuilds=1,
+        ).train  # fmt: skip
+
+    both(path, BAGS)
+    setting = Hyperparameters(0.1, loss="cross_entropy", steps=4)
+    watch = Online(bag, PARAMS, TOKENS, Y, setting)
+    train(
+        bag, PARAMS, TOKENS, Y, loss="cross_entropy", optimizer=setting.optimizer(),
+        steps=2, callback=watch,
+    )  # fmt: skip
+    assert watch.forecast("outputs").at == 2
+
+
+def test_samples_that_mix_are_refused():
+    """The check looks at all arrays of the samples: here only the masks of others matter."""
+    check_per_sample(transformer, PARAMS, check_samples("x", TOKENS))
+
+    def mixing(params, tokens):
+        return transformer(params, tokens) + jnp.mean(tokens["attention_mask"])
+
+    with pytest.raises(ValueError, match="depends on the other samples"):
+        check_per_sample(mixing, PARAMS, check_samples("x", TOKENS))
+    with pytest.raises(ValueError, match=r"for x\['attention_mask'\] \(12, 5\), x\['input_ids'\]"):
+        output_shape(lambda p, x: transformer(p, x)[0], PARAMS, TOKENS)
+
+
+class Batch(NamedTuple):
+    ids: list
+    mask: object = None
+
+
+def test_what_is_a_pytree_and_what_is_data():
+    ids, mask = TOKENS["input_ids"], TOKENS["attention_mask"]
+    encoding = check_samples("x", UserDict({"ids": ids.tolist(), "mask": mask}))
+    assert type(encoding) is dict
+    np.testing.assert_array_equal(encoding["ids"], ids)
+    batch = check_samples("x", Batch(ids.tolist()))
+    assert isinstance(batch, Batch)
+    assert batch.ids.shape == (N, LENGTH)
+    assert batch.mask is None
+    assert isinstance(check_samples("x", (ids, mask)), tuple)
+    for data in (((1.0, 2.0), (3.0, 4.0)), [(1, 2), (3, 4)], [ids, mask], [[ids[0]], [ids[1]]]):
+        np.testing.assert_array_equal(check_samples("x", data), np.asarray(data))
+    nested = check_samples("x", {"text": {"ids": ids}, "more": (mask, mask)})
+    assert count(nested) == N
+    assert shape_words(nested).startswith("x['more'][0] (12, 5), ")
+    assert count(concatenate([nested, take(nested, slice(3))])) == N + 3
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        ({"ids": [[1, 2], [3]]}, r"x\['ids'\] must be one array .*this list .* pad or crop them"),
+        ({"ids": ["a", "b"]}, r"x\['ids'\] must hold numbers; got text"),
+        ({"ids": np.ones((3, 2)), "scale": 2.0}, r"x\['scale'\] must have a row .*; got a scalar"),
+        ({"ids": np.ones((3, 2)), "mask": np.ones(2)}, r"x\['mask'\] has 2 rows, x\['ids'\] 3"),
+        ({}, "x must have a row for every sample.*it holds no array"),
+        (Batch([[1.0]], [[1.0], [2.0]]), "x.mask has 2 rows, x.ids 1"),
+        (np.float64(3.0), "x must have a row for every sample.*got a scalar"),
+    ],
+)
+def test_samples_that_are_none(x, message):
+    for call in (
+        lambda: train(transformer, PARAMS, x, Y, loss="cross_entropy", optimizer=optax.sgd(1.0),
+                      steps=1),
+        lambda: predict_training_time(transformer, PARAMS, x, Y, learning_rate=1.0, relinearize=0),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_values_and_lengths_are_named():
+    bad = {**TOKENS, "weights": np.full(N, np.nan)}
+    message = r"x\['weights'\] holds 12 value\(s\) that are NaN"
+    with pytest.raises(ValueError, match=message):
+        predict_training_time(transformer, PARAMS, bad, Y, learning_rate=1.0, relinearize=0)
+    with pytest.raises(ValueError, match=r"x1\['weights'\] holds 12"):
+        empirical_ntk(transformer, PARAMS, bad)
+    short = {**TOKENS, "attention_mask": MASK[:9]}
+    with pytest.raises(ValueError, match=r"x1\['input_ids'\] has 12 rows, x1\['attention_mask'\]"):
+        empirical_ntk(transformer, PARAMS, short)
+    with pytest.raises(ValueError, match="x2 must look like x1 but for its length"):
+        empirical_ntk(transformer, PARAMS, TOKENS, {**TOKENS, "more": MASK})
