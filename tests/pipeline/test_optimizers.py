@@ -169,9 +169,9 @@ def test_what_diverges_reaches_no_target():
 def test_a_ranking_has_one_kind_of_goal():
     given = {"thresholds": (0.1,), "rule": "relative", "metric": "loss"}
     assert reading(Settings(), **given) == given
-    with pytest.raises(ValueError, match="^target_loss and target_error: a ranking has one kind"):
+    with pytest.raises(ValueError, match=r"^target_loss and target_error: a ranking has one kind"):
         reading(Settings(target_loss=(0.1,), target_error=(0.1,)), **given)
-    with pytest.raises(ValueError, match="^metric='error' does nothing here: the goal is target_l"):
+    with pytest.raises(ValueError, match=r"^metric='error' does nothing here: the goal is target_l"):
         reading(Settings(target_loss=(0.1,)), **given | {"metric": "error"})
 
 
