@@ -22,7 +22,7 @@ app = typer.Typer(
     cls=OneLine,
     add_completion=True,
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 

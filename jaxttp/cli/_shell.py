@@ -32,6 +32,13 @@ Report = Callable[[str, int, int], None]
 class OneLine(TyperGroup):
     """Commands whose refusal of an argument is one line on standard error, too."""
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help of all commands, on one screen: without what is there for shells."""
+        for one in self.params:
+            if one.name == "show_completion":
+                vars(one)["hidden"] = True
+        super().format_help(ctx, formatter)
+
     def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
         """Run, and leave with 0 for good, 2 for bad input, 1 for anything else."""
         if not standalone_mode:
@@ -138,6 +145,12 @@ def parse_numbers(name: str, text: str, example: str) -> tuple[float, ...]:
 def seconds_text(seconds: float) -> str:
     """Seconds to hundredths; below one second to two digits."""
     return f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.2g}"
+
+
+def print_task(console: Console, task: Any) -> None:
+    """What was looked at, and what of a table was left out."""
+    for line in filter(None, (task.description, task.note)):
+        console.print(line, soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -3,92 +3,87 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import (
-    AsJson,
-    BatchSize,
-    Data,
-    Loss,
-    Momentum,
-    NoCache,
-    Output,
-    Quiet,
-    SamplesPerClass,
-    Seconds,
-    Seed,
-    Steps,
-    Verbose,
-)
-from jaxttp.cli._shell import Shell, seconds_text, write_json
+from jaxttp.cli._options import GOALS, MODELS, Given, Instead, because, model_choices, option, takes
+from jaxttp.cli._shell import print_task, seconds_text, write_json
 
 
+@takes(
+    without={
+        "trainable": "`--train` names several",
+        **because(
+            "every start is forecast by heavy-ball descent at one rate on its own kernel; "
+            "`predict` forecasts other trainings",
+            "optimizer", "nesterov", "weight_decay", "schedule", "warmup", "relinearize",
+        ),
+        "verify": "it forecasts several trainings: give one of them to `predict --verify`",
+    },
+    instead={
+        "model": Instead(
+            "several may be given",
+            annotation=Annotated[
+                list[str] | None,
+                option("Task", f"Again for more: {MODELS}", autocompletion=model_choices),
+            ],
+        ),
+        "weights": Instead(
+            "several may be given, and `random`",
+            annotation=Annotated[
+                list[str] | None,
+                option("Task", "safetensors, or random; one a model, or several for one model."),
+            ],
+        ),
+        "learning_rate": Instead(
+            "every start gets its own best one",
+            annotation=Annotated[
+                float | None, option("Training", "Of all of them (default: the best for each).")
+            ],
+        ),
+        "thresholds": Instead(
+            "its goals are the same losses for all: a tenth and a half of the largest first one",
+            annotation=Annotated[
+                str | None,
+                option("Goals", "For --rule (default: 0.1 and 0.5 of the largest first loss)."),
+            ],
+        ),
+    },
+)  # fmt: skip
 def compare(
-    data: Data = "digits",
+    given: Given,
+    *,
     train: Annotated[
         str | None,
-        typer.Option(
-            help="Of all, head, last (head and last block), bias (biases only), lora (default: the "
-            "first four, or all of several networks)."
+        option(
+            "Task",
+            "Of all, head, last (head and last block), bias (biases only), lora (default: the "
+            "first four, or all of several networks).",
         ),
     ] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="As in `jaxttp predict`; give it again for more.")
-    ] = None,
-    weights: Annotated[
-        list[str] | None,
-        typer.Option(help="A safetensors file, or random; one a model, or several for one model."),
-    ] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels a side, for all models.")] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="Of all of them (default: the best for each).")
-    ] = None,
-    momentum: Momentum = 0.0,
-    batch_size: BatchSize = None,
-    steps: Steps = 150,
     rule: Annotated[
-        str, typer.Option(help="absolute (the same loss for all), relative, gap or plateau.")
+        str, option("Goals", "absolute (the same loss for all), relative, gap or plateau.")
     ] = "absolute",
-    metric: Annotated[str, typer.Option(help="loss, or error (misclassified share).")] = "loss",
-    samples_per_class: SamplesPerClass = 30,
-    loss: Loss = None,
-    seed: Seed = 0,
-    seconds: Seconds = True,
-    output: Output = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    no_cache: NoCache = False,
 ) -> None:
     """Forecast several networks or choices of what to train, ranked, with the kernel's reasons."""
-    from jaxttp.pipeline import Settings, compare_task, pair_networks
+    from jaxttp.pipeline import compare_task, pair_networks
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
+    shell = given.shell
     with shell.work() as report:
-        settings = Settings(
-            data=data,
-            samples_per_class=samples_per_class,
-            loss=loss,
-            momentum=momentum,
-            batch_size=batch_size,
-            steps=steps,
-            seed=seed,
-            image_size=image_size,
-        )
+        asked, goals = given["thresholds"], GOALS["thresholds"].parse
         task, found = compare_task(
-            settings,
+            given.settings(leave=("model", "weights", "learning_rate", "thresholds")),
             None if train is None else [name.strip() for name in train.split(",")],
-            networks=pair_networks(model or (), weights or ()),
-            learning_rate=learning_rate,
+            networks=pair_networks(given["model"] or (), given["weights"] or ()),
+            learning_rate=given["learning_rate"],
+            thresholds=None if asked is None or goals is None else goals(asked),
             rule=rule,
-            metric=metric,
-            time_steps=seconds,
+            time_steps=given["seconds"],
             progress=report,
         )
     plain = {
         "task": task.description,
+        "note": task.note,
         "rule": found.rule,
         "metric": found.metric,
         "thresholds": list(found.thresholds),
@@ -120,7 +115,7 @@ def _print(console: Console, task: Any, found: Any) -> None:
 
     from jaxttp.adapters import output_shape
 
-    console.print(task.description, soft_wrap=True)
+    print_task(console, task)
     spent = found.seconds()
     # The hardest goal that anybody reaches: one target for all.
     reached = [k for k in range(len(found.thresholds)) if np.any(found.steps[:, k] >= 0)]

@@ -4,63 +4,59 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import (
-    AsJson,
-    BundledData,
-    NoCache,
-    Output,
-    Quiet,
-    Seed,
-    Verbose,
-)
-from jaxttp.cli._shell import Shell, parse_numbers, write_json
+from jaxttp.cli._options import FORECAST, GOALS, TRAINING, Given, because, option, takes
+from jaxttp.cli._shell import parse_numbers, write_json
 
 
+@takes(
+    without={
+        **because(
+            "`--network`, `--depth` and `--width` say which: networks whose bounds are known",
+            "model", "weights", "image_size", "trainable", "rank",
+        ),
+        **because("the data are bundled ones, or a table", "split", "folder", "cache"),
+        **because("`--samples` counts inputs, whose classes do not matter", "samples_per_class",
+                  "classes"),
+        "loss": "the Gauss-Newton matrix of the outputs, whatever the loss",
+        **because("a matrix before training depends on no training", TRAINING, GOALS, FORECAST),
+    }
+)  # fmt: skip
 def conditioning(
-    data: BundledData = "digits",
+    given: Given,
+    *,
     network: Annotated[
-        str,
-        typer.Option(help="linear, leaky_relu, mlp, or resnet (pre-trained; digits only)."),
+        str, option("Task", "linear, leaky_relu, mlp, or resnet (pre-trained; digits only).")
     ] = "linear",
     samples: Annotated[
-        int | None, typer.Option(help="Default: all (linear) or 50 (the others).")
+        int | None, option("Task", "Default: all (linear) or 50 (the others).")
     ] = None,
-    depth: Annotated[int, typer.Option(help="Weight matrices of linear and mlp.")] = 3,
-    width: Annotated[int, typer.Option(help="Hidden units.")] = 100,
-    skip: Annotated[float, typer.Option(help="Weight of the skips of linear.")] = 0.0,
-    alpha: Annotated[float, typer.Option(help="Negative slope of leaky_relu.")] = 0.01,
-    whiten: Annotated[bool, typer.Option(help="Centre and whiten the inputs.")] = True,
+    depth: Annotated[int, option("Task", "Weight matrices of linear and mlp.")] = 3,
+    width: Annotated[int, option("Task", "Hidden units.")] = 100,
+    skip: Annotated[float, option("Task", "Weight of the skips of linear.")] = 0.0,
+    alpha: Annotated[float, option("Task", "Negative slope of leaky_relu.")] = 0.01,
+    whiten: Annotated[bool, option("Task", "Centre and whiten the inputs.")] = True,
     batch_norm: Annotated[
-        bool, typer.Option("--batch-norm", help="Frozen batch norm in linear.")
+        bool, option("Task", "Frozen batch norm in linear.", "--batch-norm")
     ] = False,
-    accuracy: Annotated[
-        float, typer.Option(help="Of the steps that gradient descent needs.")
-    ] = 0.01,
+    accuracy: Annotated[float, option("Goals", "Of the steps that gradient descent needs.")] = 0.01,
     sweep: Annotated[
-        str | None, typer.Option(help="Also vary depth, width, skip or alpha.")
+        str | None, option("Forecast", "Also vary depth, width, skip or alpha.")
     ] = None,
     values: Annotated[
-        str | None, typer.Option(help="What the swept parameter takes, as 1,2,4.")
+        str | None, option("Forecast", "What the swept parameter takes, as 1,2,4.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Draws of the weights at every value (default: 3).")
+        int | None, option("Forecast", "Draws of the weights at every value (default: 3).")
     ] = None,
-    seed: Seed = 0,
-    output: Output = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    no_cache: NoCache = False,
 ) -> None:
     """Condition number of the Gauss-Newton matrix, its bounds and its rank."""
     from jaxttp.pipeline import ConditionSettings, condition, condition_sweep, sweep_to_json
     from jaxttp.pipeline.conditioning import refuse_unused
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
+    shell = given.shell
     with shell.work() as report:
         if values is not None and sweep is None:
             raise ValueError("values: say with --sweep which parameter takes them.")
@@ -68,19 +64,10 @@ def conditioning(
             raise ValueError(f"seeds={seeds} are those of --sweep; say which parameter it varies.")
         if sweep == "alpha" and network == "linear":
             network = "leaky_relu"  # the only network that has a slope
-        settings = ConditionSettings(
-            data=data,
-            network=network,
-            samples=samples,
-            depth=depth,
-            width=width,
-            skip=skip,
-            alpha=alpha,
-            whiten=whiten,
-            batch_norm=batch_norm,
-            accuracy=accuracy,
-            seed=seed,
-        )
+        settings = given.make(
+            ConditionSettings, network=network, samples=samples, depth=depth, width=width,
+            skip=skip, alpha=alpha, whiten=whiten, batch_norm=batch_norm, accuracy=accuracy,
+        )  # fmt: skip
         refuse_unused(settings, sweep)
         chosen = None if values is None or sweep is None else _parse(sweep, values)
         report("condition number", 0, 1)

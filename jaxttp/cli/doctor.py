@@ -10,20 +10,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import AsJson, Output, Quiet, Verbose
-from jaxttp.cli._shell import Shell, seconds_text, write_json
+from jaxttp.cli._options import FORECAST, GOALS, TASK, TRAINING, Given, because, takes
+from jaxttp.cli._shell import seconds_text, write_json
 
 if TYPE_CHECKING:
     from jaxttp._known_answers import Answer
     from jaxttp._machine import Fault, Machine
 
 
-def doctor(
-    output: Output = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
+@takes(
+    without=because(
+        "it examines the machine, not a task", TASK, TRAINING, GOALS, FORECAST, "no_cache"
+    )
+)
+def doctor(given: Given) -> None:
     """Versions, devices, threads; small computations against known answers; what to mend."""
     import time
 
@@ -33,7 +33,7 @@ def doctor(
     machine = inspect_machine()
     starts = machine.backend != "none"  # else there is no device whose name could be told
     # the known answers are for what is compiled here and now
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose and starts, cache=False)
+    shell = dataclasses.replace(given.shell, verbose=given["verbose"] and starts, cache=False)
     answers: dict[str, Answer] = {}
     seconds: dict[str, float] = {}
     with shell.work() as report:

@@ -4,77 +4,55 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from jaxttp.cli._options import (
-    THRESHOLDS,
-    AsJson,
-    Data,
-    LearningRate,
-    Momentum,
-    NoCache,
-    Output,
-    Quiet,
-    Seed,
-    Steps,
-    Thresholds,
-    Verbose,
-    Verify,
-)
-from jaxttp.cli._shell import Shell, parse_numbers, write_json
+from jaxttp.cli._goals import add_targets, cells
+from jaxttp.cli._options import Given, Instead, because, option, takes
+from jaxttp.cli._shell import print_task, write_json
 
 
+@takes(
+    without={
+        **because(
+            "full-batch descent at one rate is extrapolated, with or without momentum",
+            "batch_size", "schedule", "warmup", "optimizer", "nesterov", "weight_decay",
+        ),
+        **because("the error on all samples is not known", "metric", "target_error"),
+        "relinearize": "one kernel, of the subset at the start, is extrapolated",
+    },
+    instead={
+        "samples_per_class": Instead("it forecasts for all the data, from a part", default="all")
+    },
+)  # fmt: skip
 def extrapolate(
-    data: Data = "digits",
-    subset: Annotated[int, typer.Option(help="Samples of the kernel, N0.")] = 100,
-    samples_per_class: Annotated[
-        int | None, typer.Option(help="Images a class to forecast for (default: all).")
-    ] = None,
-    learning_rate: LearningRate = 0.005,
-    momentum: Momentum = 0.0,
-    steps: Steps = 150,
-    thresholds: Thresholds = THRESHOLDS,
-    loss: Annotated[
-        str, typer.Option(help="squared_error extrapolates the spectrum; others use the subset's.")
-    ] = "squared_error",
+    given: Given,
+    *,
+    subset: Annotated[int, option("Forecast", "Samples of the kernel, N0.")] = 100,
     method: Annotated[
         str | None,
-        typer.Option(help="resolvent (default) or power_law, for the squared error's spectrum."),
+        option("Forecast", "resolvent (default) or power_law; of the squared error's spectrum."),
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="Correction of the power law's slope (default: none).")
+        float | None, option("Forecast", "Correction of the power law's slope (default: none).")
     ] = None,
-    seed: Seed = 0,
-    verify: Verify = False,
-    output: Output = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    no_cache: NoCache = False,
 ) -> None:
-    """Forecast training on all samples from the kernel of a few; how far off its halves are."""
-    from jaxttp.pipeline import Settings, extrapolate_task
+    """Forecast training on all samples from the kernel of a few; how far off its halves are.
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
+    The squared error's spectrum is extrapolated; for other losses the subset's curve is taken.
+    """
+    from jaxttp.pipeline import extrapolate_task
+
+    shell = given.shell
     with shell.work() as report:
-        settings = Settings(
-            data=data,
-            samples_per_class=samples_per_class,
-            loss=loss,
-            learning_rate=learning_rate,
-            momentum=momentum,
-            steps=steps,
-            thresholds=parse_numbers("thresholds", thresholds, THRESHOLDS),
-            seed=seed,
-        )
+        settings = given.settings()
         result = extrapolate_task(
-            settings, subset=subset, verify=verify, method=method, alpha=alpha, progress=report
-        )
+            settings, subset=subset, verify=given["verify"], method=method, alpha=alpha,
+            time_steps=given["seconds"], progress=report,
+        )  # fmt: skip
     problem = None
     if not result.found.stable:
-        problem = f"diverges at learning rate {learning_rate:g}; choose a smaller one."
+        problem = f"diverges at learning rate {settings.learning_rate:g}; choose a smaller one."
     shell.deliver(
         result.to_json(),
         lambda to: _print(to, result),
@@ -93,22 +71,21 @@ def _write(result: Any, folder: Path) -> list[Path]:
 
 
 def _print(console: Console, result: Any) -> None:
-    found, real = result.found, result.real_steps
-    console.print(result.task.description, soft_wrap=True)
-    table = Table("loss within")
-    for title in ("steps", "halves of the subset off by") + (
-        ("real steps",) if real is not None else ()
-    ):
+    found, real, run = result.found, result.real_steps, result.run
+    print_task(console, result.task)
+    table = Table(Column("loss within", no_wrap=True))
+    extra = ("real steps", "real seconds") if real is not None else ()
+    for title in ("steps", "seconds", "halves of the subset off by", *extra):
         table.add_column(title, justify="right")
+    timed, spent = result.seconds or {}, result.real_seconds or {}
     for threshold, step in found.steps.items():
         spread = found.spread[threshold]
-        halves = f"{spread:.1f}" if math.isfinite(spread) else "-"
-        row = [f"{100 * threshold:g} % of its drop"]
-        row += [str(step), halves] if step >= 0 else ["not reached", "-"]
+        halves = f"{spread:.1f}" if math.isfinite(spread) and step >= 0 else "-"
+        row = [f"{100 * threshold:g} % of its drop", *cells(step, timed.get(threshold)), halves]
         if real is not None:
-            never = "not reached" if result.run.finite else "diverges"
-            row.append(str(real[threshold]) if real[threshold] >= 0 else never)
+            row += cells(real[threshold], spent.get(threshold), stable=run.finite)
         table.add_row(*row)
+    add_targets(table, result.targets, stable=run is None or run.finite, between=1)
     console.print(table)
     console.print(f"from {found.subset} to {found.samples} samples")
     final = f"final loss: predicted {found.loss[-1]:.4g}"

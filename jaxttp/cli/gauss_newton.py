@@ -3,73 +3,64 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import (
-    THRESHOLDS,
-    AsJson,
-    BundledData,
-    NoCache,
-    Output,
-    Quiet,
-    SamplesPerClass,
-    Seed,
-    Thresholds,
-    Verbose,
-)
-from jaxttp.cli._shell import Shell, parse_numbers, write_json
+from jaxttp.cli._options import Given, Instead, because, option, takes
+from jaxttp.cli._shell import write_json
 
 
+@takes(
+    without={
+        **because(
+            "reversible networks alone have these steps: `--blocks`, `--bottleneck`",
+            "model", "weights", "image_size", "trainable", "rank",
+        ),
+        **because("the data are bundled ones, or a table", "split", "folder", "cache"),
+        **because(
+            "an exact step is of all samples, at one share of a whole step, without a memory",
+            "momentum", "nesterov", "optimizer", "weight_decay", "schedule", "warmup", "batch_size",
+        ),
+        "metric": "the thresholds are about the loss; `--target-error` asks for an error",
+        "relinearize": "the forecast needs no kernel",
+        "seconds": "steps are compared, in double precision, not seconds",
+        "verify": "it always trains for real, beside the forecast",
+    },
+    instead={
+        "learning_rate": Instead(
+            "a share of a whole step",
+            annotation=Annotated[
+                float | None,
+                option("Training", "Share of a whole step (default: 0.5, halved until stable)."),
+            ],
+        ),
+        "steps": Instead("exact steps are few", default=12),
+    },
+)  # fmt: skip
 def gauss_newton(
-    data: BundledData = "digits",
-    samples_per_class: SamplesPerClass = 30,
-    loss: Annotated[
-        str | None, typer.Option(help="squared_error (default) or cross_entropy.")
-    ] = None,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(help="Share of a whole step (default: 0.5, halved until it is stable)."),
-    ] = None,
-    steps: Annotated[int, typer.Option(help="How many.")] = 12,
-    blocks: Annotated[int, typer.Option(help="Of the reversible network.")] = 2,
+    given: Given,
+    *,
+    blocks: Annotated[int, option("Task", "Of the reversible network.")] = 2,
     bottleneck: Annotated[
-        int | None, typer.Option(help="Hidden units m (default: twice the samples, full rank).")
+        int | None, option("Task", "Hidden units m (default: twice the samples, full rank).")
     ] = None,
     pseudoinverse: Annotated[
-        str, typer.Option(help="exact, truncate, damp, tikhonov or noise.")
+        str, option("Training", "exact, truncate, damp, tikhonov or noise.")
     ] = "truncate",
     rtol: Annotated[
         float | None,
-        typer.Option(help="Of the pseudo-inverse (default: 1e-6, or the first that is stable)."),
+        option("Training", "Of the pseudo-inverse (default: 1e-6, or the first that is stable)."),
     ] = None,
-    thresholds: Thresholds = THRESHOLDS,
-    seed: Seed = 0,
-    output: Output = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    no_cache: NoCache = False,
 ) -> None:
     """Train a reversible network by exact Gauss-Newton steps, beside their forecast."""
     from jaxttp.pipeline import StepSettings, gauss_newton_task
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
+    shell = given.shell
     with shell.work() as report:
-        settings = StepSettings(
-            data=data,
-            samples_per_class=samples_per_class,
-            loss=loss,
-            learning_rate=learning_rate,
-            steps=steps,
-            blocks=blocks,
-            bottleneck=bottleneck,
-            pseudoinverse=pseudoinverse,
+        settings = given.make(
+            StepSettings, blocks=blocks, bottleneck=bottleneck, pseudoinverse=pseudoinverse,
             rtol=rtol,
-            thresholds=parse_numbers("thresholds", thresholds, THRESHOLDS),
-            seed=seed,
-        )
+        )  # fmt: skip
         result = gauss_newton_task(settings, progress=report)
     shell.deliver(
         result.to_json(),
@@ -96,6 +87,9 @@ def _print(console: Console, result: Any) -> None:
     for threshold, (ahead, real) in result.times().items():
         cells = [str(time) if time >= 0 else "not reached" for time in (ahead, real)]
         table.add_row(f"{100 * threshold:g} % of its drop", *cells)
+    for one in result.targets:
+        times = (one.steps, one.real_steps)
+        table.add_row(one.words, *(str(t) if t >= 0 else "not reached" for t in times))
     console.print(table)
     ranks = result.ranks
     console.print(

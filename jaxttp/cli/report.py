@@ -3,69 +3,29 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 
-from jaxttp.cli._options import (
-    THRESHOLDS,
-    AsJson,
-    BatchSize,
-    Data,
-    LearningRate,
-    Loss,
-    Model,
-    Momentum,
-    NoCache,
-    Quiet,
-    SamplesPerClass,
-    Seed,
-    Steps,
-    Thresholds,
-    Verbose,
-    Verify,
-    Weights,
-)
-from jaxttp.cli._shell import Shell, parse_numbers
+from jaxttp.cli._options import Given, Instead, because, option, takes
+from jaxttp.cli._shell import print_task
 
 
-def report(
-    data: Data = "digits",
-    model: Model = None,
-    weights: Weights = None,
-    learning_rate: LearningRate = 0.005,
-    momentum: Momentum = 0.0,
-    batch_size: BatchSize = None,
-    steps: Steps = 150,
-    thresholds: Thresholds = THRESHOLDS,
-    samples_per_class: SamplesPerClass = 30,
-    loss: Loss = None,
-    seed: Seed = 0,
-    verify: Verify = False,
-    output: Annotated[Path, typer.Option(help="Folder for report.html.")] = Path("."),
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    no_cache: NoCache = False,
-) -> None:
-    """Write one HTML page: forecast, sweep, spectrum, settings, versions; it opens offline."""
-    from jaxttp.pipeline import Settings, report_task
-
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
-    with shell.work() as tell:
-        settings = Settings(
-            data=data,
-            model=model,
-            weights=None if weights is None else str(weights),
-            samples_per_class=samples_per_class,
-            loss=loss,
-            learning_rate=learning_rate,
-            momentum=momentum,
-            batch_size=batch_size,
-            steps=steps,
-            thresholds=parse_numbers("thresholds", thresholds, THRESHOLDS),
-            seed=seed,
+@takes(
+    without=because("it always times a step: seconds are half of the answer", "seconds"),
+    instead={
+        "output": Instead(
+            "it makes a page in any case",
+            default=Path("."),
+            annotation=Annotated[Path, option("Output", "Folder for report.html.")],
         )
-        result = report_task(settings, verify=verify, progress=tell)
+    },
+)
+def report(given: Given) -> None:
+    """Write one HTML page: forecast, sweep, spectrum, settings, versions; it opens offline."""
+    from jaxttp.pipeline import report_task
+
+    shell = given.shell
+    with shell.work() as tell:
+        result = report_task(given.settings(), verify=given["verify"], progress=tell)
     prediction, problem = result.forecast.prediction, None
     if not prediction.stable:
         problem = f"{prediction.message}; choose a smaller learning rate."
@@ -78,8 +38,11 @@ def report(
 
 
 def _print(console: Console, result: Any) -> None:
-    console.print(result.forecast.task.description, soft_wrap=True)
+    print_task(console, result.forecast.task)
     console.print(str(result.forecast.prediction), soft_wrap=True)
+    for one in result.forecast.targets:
+        when = f"step {one.steps}" if one.steps >= 0 else "not reached"
+        console.print(f"  {one.words:<26} {when:>12}")
 
 
 def _write(folder: Path, result: Any) -> list[Path]:

@@ -6,38 +6,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import (
-    AsJson,
-    Data,
-    Loss,
-    NoCache,
-    Output,
-    Quiet,
-    SamplesPerClass,
-    Seed,
-    Verbose,
+from jaxttp.cli._options import FORECAST, GOALS, TRAINING, Given, because, takes
+from jaxttp.cli._shell import print_task, write_json
+
+
+@takes(
+    without=because("a kernel before training depends on no training", TRAINING, GOALS, FORECAST)
 )
-from jaxttp.cli._shell import Shell, write_json
-
-
-def spectrum(
-    data: Data = "digits",
-    samples_per_class: SamplesPerClass = 30,
-    loss: Loss = None,
-    seed: Seed = 0,
-    output: Output = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    no_cache: NoCache = False,
-) -> None:
+def spectrum(given: Given) -> None:
     """Eigenvalues of the kernel before training, and how much is learned along which."""
-    from jaxttp.pipeline import Settings, task_spectrum
+    from jaxttp.pipeline import task_spectrum
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
+    shell = given.shell
     with shell.work() as report:
-        settings = Settings(data=data, samples_per_class=samples_per_class, loss=loss, seed=seed)
-        result = task_spectrum(settings, progress=report)
+        result = task_spectrum(given.settings(), progress=report)
     shell.deliver(
         result.to_json(), lambda to: _print(to, result), lambda folder: _write(result, folder)
     )
@@ -53,7 +35,7 @@ def _write(result: Any, folder: Path) -> list[Path]:
 
 
 def _print(console: Console, result: Any) -> None:
-    console.print(result.task.description, soft_wrap=True)
+    print_task(console, result.task)
     table = Table("share")
     for title in ("eigenvectors for the residual", "for the centred labels"):
         table.add_column(title, justify="right")

@@ -3,84 +3,63 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import (
-    THRESHOLDS,
-    AsJson,
-    Data,
-    Loss,
-    NoCache,
-    Output,
-    Quiet,
-    SamplesPerClass,
-    Seconds,
-    Seed,
-    Steps,
-    Thresholds,
-    Verbose,
-)
-from jaxttp.cli._shell import Shell, parse_numbers, seconds_text, write_json
+from jaxttp.cli._options import Given, because, option, takes
+from jaxttp.cli._shell import parse_numbers, print_task, seconds_text, write_json
 
 FASTEST = 5
 """Settings in the first table."""
 
 
+@takes(
+    without={
+        "learning_rate": "`--learning-rates` names several",
+        "momentum": "`--momenta` names several",
+        "batch_size": "`--batch-sizes` names several",
+        "schedule": "`--schedules` names several",
+        **because(
+            "all settings are heavy-ball descent on one kernel; `predict` forecasts others one by "
+            "one", "optimizer", "nesterov", "weight_decay", "relinearize",
+        ),
+        "verify": "it forecasts several trainings: give one of them to `predict --verify`",
+    }
+)  # fmt: skip
 def sweep(
-    data: Data = "digits",
+    given: Given,
+    *,
     learning_rates: Annotated[
-        str | None, typer.Option(help="As 0.001,0.01 (default: 16 around the largest stable one).")
+        str | None, option("Training", "As 0.001,0.01 (default: 16 around the largest stable one).")
     ] = None,
-    momenta: Annotated[str, typer.Option(help="Heavy-ball momenta in [0, 1).")] = "0,0.9",
+    momenta: Annotated[str, option("Training", "Heavy-ball, from 0 to below 1.")] = "0,0.9",
     batch_sizes: Annotated[
-        str | None, typer.Option(help="As 16,64; 0 stands for all samples (default: all).")
+        str | None, option("Training", "As 16,64; 0 stands for all samples (default: all).")
     ] = None,
     schedules: Annotated[
-        str, typer.Option(help="Of constant, linear, cosine, warmup_cosine.")
+        str, option("Training", "Of constant, linear, cosine, warmup_cosine.")
     ] = "constant",
-    steps: Steps = 150,
-    thresholds: Thresholds = THRESHOLDS,
     threshold: Annotated[
-        float | None, typer.Option(help="The one that the advice is for (default: the middle one).")
+        float | None,
+        option("Goals", "What the advice is for (default: middle one, or first target)."),
     ] = None,
-    metric: Annotated[str, typer.Option(help="loss, or error (misclassified share).")] = "loss",
-    samples_per_class: SamplesPerClass = 30,
-    loss: Loss = None,
-    seed: Seed = 0,
-    seconds: Seconds = True,
-    output: Output = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    no_cache: NoCache = False,
 ) -> None:
     """Forecast a grid of settings from one kernel, and advise a learning rate."""
-    from jaxttp.pipeline import Settings, sweep_task
+    from jaxttp.pipeline import sweep_task
 
-    shell = Shell(output, as_json=as_json, quiet=quiet, verbose=verbose, cache=not no_cache)
+    shell = given.shell
     with shell.work() as report:
-        settings = Settings(
-            data=data,
-            samples_per_class=samples_per_class,
-            loss=loss,
-            steps=steps,
-            thresholds=parse_numbers("thresholds", thresholds, THRESHOLDS),
-            seed=seed,
-        )
         rates = None
         if learning_rates is not None:
             rates = parse_numbers("learning_rates", learning_rates, "0.001,0.01")
         result = sweep_task(
-            settings,
+            given.settings(),
             learning_rates=rates,
             momenta=parse_numbers("momenta", momenta, "0,0.9"),
             batch_sizes=_batches(batch_sizes),
             schedules=[name.strip() for name in schedules.split(",")],
             threshold=threshold,
-            metric=metric,
-            time_steps=seconds,
+            time_steps=given["seconds"],
             progress=report,
         )
     problem = None
@@ -118,7 +97,7 @@ def _write(result: Any, folder: Path) -> list[Path]:
 
 def _print(console: Console, result: Any) -> None:
     swept = result.sweep
-    console.print(result.task.description, soft_wrap=True)
+    print_task(console, result.task)
     goal = swept.goal(result.threshold)
     column = swept.thresholds.index(result.threshold)
     cost = swept.cost(result.threshold)
@@ -136,10 +115,15 @@ def _print(console: Console, result: Any) -> None:
                 f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",
             )  # fmt: skip
         console.print(table)
+    own = ""
+    if swept.rule == "relative":
+        own = (
+            "each setting is measured by its own drop, so look at the loss at the end, too "
+            "(--target-loss measures all by the same loss); "
+        )
     console.print(
-        f"steps to {goal}: each setting is measured by its own drop, so look at the loss at the "
-        "end, too (in Python, rule='absolute' measures all by the same loss); cheapest: those that "
-        "no other setting beats in both cost and loss at the end",
+        f"steps to {goal}: {own}cheapest: those that no other setting beats in both cost and loss "
+        "at the end",
         soft_wrap=True,
     )
     console.print(f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable")

@@ -31,6 +31,8 @@ from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
 from jaxttp.pipeline._plain import plain_numbers
 from jaxttp.pipeline._unused import check_unused
+from jaxttp.pipeline.goals import Arrival, arrivals, targets_of
+from jaxttp.pipeline.settings import check_targets
 from jaxttp.pipeline.tasks import REGRESSION
 from jaxttp.training import TrainingRun, train
 
@@ -50,7 +52,7 @@ class StepSettings:
     Attributes:
         data: a data set of `jaxttp.data.dataset_names`, or a file for `jaxttp.data.load_table`.
         samples_per_class: samples of each class; None for all. Regression takes all samples.
-        loss: "squared_error" or "cross_entropy"; None for the squared error (of one-hot labels).
+        loss: "squared_error" or "cross_entropy"; None chooses as in `Settings`.
         learning_rate: share of a whole step; None for 0.5, halved (at most five times) until
             the loss does not rise to 1.5 times its lowest.
         steps: how many.
@@ -62,6 +64,9 @@ class StepSettings:
             learning rate, 1e-3 or 1e-2 where every rate diverges with the one before.
         thresholds: shares of the loss's drop that define training times.
         seed: draws samples and weights.
+        classes: the labels to keep, or a number of random ones; None for all.
+        target_loss: losses to get below, beside the thresholds.
+        target_error: likewise errors (shares misclassified).
     """
 
     data: str = "digits"
@@ -75,6 +80,9 @@ class StepSettings:
     rtol: float | None = None
     thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
     seed: int = 0
+    classes: tuple[int, ...] | int | None = None
+    target_loss: tuple[float, ...] = ()
+    target_error: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +90,7 @@ class TaskSteps:
     """Exact steps, and what was forecast of them from the first outputs alone.
 
     Attributes:
-        settings: what was asked for, with the learning rate and the rtol that were taken.
+        settings: what was asked for, with the loss, the learning rate and the rtol that were taken.
         description: network and data in words.
         forecast: losses and outputs of steps in function space.
         loss: of the network, on all samples (T + 1,); infinite after divergence.
@@ -166,6 +174,16 @@ class TaskSteps:
                 real = [int(training_time(self.loss, e)) for e in self.settings.thresholds]
         return dict(zip(self.settings.thresholds, zip(ahead, real, strict=True), strict=True))
 
+    @property
+    def targets(self) -> tuple[Arrival, ...]:
+        """When the losses and errors aimed at are reached, forecast and real."""
+        aims = targets_of(self.settings)
+        with jax.enable_x64(True):
+            ahead = arrivals(aims, self.forecast, reached=True, step_seconds=None)
+            real = arrivals(aims, self, reached=self.stable, step_seconds=None)
+        pairs = zip(ahead, real, strict=True)
+        return tuple(one._replace(real_steps=other.steps) for one, other in pairs)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values; a loss that is not finite is None."""
         times = self.times()
@@ -177,6 +195,7 @@ class TaskSteps:
             "real": {"steps": {repr(e): time[1] for e, time in times.items()},
                      "loss": plain_numbers(self.loss),
                      "error": plain_numbers(self.error)},
+            "targets": [one._asdict() for one in self.targets],
             "stable": self.stable,
             "ranks": self.ranks.tolist(),
             "residual": self.residual,
@@ -215,6 +234,7 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     if dataset.num_classes is not None:
         dataset = select(
             dataset,
+            classes=settings.classes,
             per_class=settings.samples_per_class,
             fewer=is_table(settings.data),
             key=keys[0],
@@ -222,10 +242,9 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     elif settings.loss == "cross_entropy":
         raise ValueError(f"loss={settings.loss!r} needs classes, and {dataset.name} has none.")
     else:
-        check_unused(settings, ("samples_per_class",), REGRESSION)
-    loss_name = check_choice(
-        "loss", settings.loss or "squared_error", ("squared_error", "cross_entropy")
-    )
+        check_unused(settings, ("samples_per_class", "classes"), REGRESSION)
+    usual = "squared_error" if dataset.num_classes is None else "cross_entropy"
+    loss_name = check_choice("loss", settings.loss or usual, ("squared_error", "cross_entropy"))
     flat = standardized(dataset.x.reshape(len(dataset.x), -1))
     outputs = dataset.num_classes or dataset.y.shape[1]
     bottleneck = settings.bottleneck or max(2 * len(flat), 256)
@@ -257,7 +276,7 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     missing = settings.steps + 1 - len(run.loss)
     residuals = np.asarray(run.recorded.residual)
     return TaskSteps(
-        dataclasses.replace(settings, learning_rate=rate, rtol=rtol), words, ahead,
+        dataclasses.replace(settings, loss=loss_name, learning_rate=rate, rtol=rtol), words, ahead,
         _padded(run.loss, missing), _padded(run.error, missing),
         np.asarray(run.recorded.ranks[0]), float(residuals[0]), float(max(residuals)), len(flat),
         bottleneck, rates[: rates.index(rate)], rtols[: rtols.index(rtol)],
@@ -270,6 +289,7 @@ def check_settings(settings: StepSettings) -> None:
     check_integer("steps", settings.steps, at_least=1)
     if settings.learning_rate is not None:
         check_number("learning_rate", settings.learning_rate, above=0.0)
+    check_targets(settings)
     check_choice("pseudoinverse", settings.pseudoinverse, MODES)
     if settings.rtol is not None:
         if not _filters(settings):

@@ -7,9 +7,9 @@ from typing import Any
 from jaxttp._result import RESULT
 from jaxttp._versions import versions
 from jaxttp.ntk import empirical_ntk
+from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.spectra import TaskSpectrum, task_spectrum
 from jaxttp.pipeline.sweeping import TaskSweep, sweep_task
-from jaxttp.pipeline.tasks import Settings
 from jaxttp.pipeline.training_time import Forecast, forecast
 
 Progress = Callable[[str, int, int], None]
@@ -21,7 +21,7 @@ class TaskReport:
 
     Attributes:
         forecast: its training time, with the real training where that was asked for.
-        sweep: the same for a grid of settings.
+        sweep: the same for a grid of settings of heavy-ball descent, with its batches and schedule.
         spectrum: of its kernel.
         versions: what it was made with.
     """
@@ -39,7 +39,10 @@ class TaskReport:
         given = dataclasses.asdict(settings)
         if settings.trainable != "lora":
             del given["rank"]
-        given["thresholds"] = ", ".join(f"{e:g}" for e in settings.thresholds)
+        for name in ("thresholds", "target_loss", "target_error"):
+            given[name] = ", ".join(f"{e:g}" for e in given[name]) or None
+        for name in ("nesterov", "warmup"):
+            given[name] = given[name] or None
         return {
             name.replace("_", " "): str(value) for name, value in given.items() if value is not None
         }
@@ -84,5 +87,12 @@ def report_task(
         "task": ahead.task, "kernel": empirical_ntk(*ahead.task.model, ahead.task.x),
         "progress": progress,
     }  # fmt: skip
-    swept = sweep_task(settings, batch_sizes=(settings.batch_size,), time_steps=False, **known)
+    around = dataclasses.replace(
+        settings, optimizer="sgd", weight_decay=None, nesterov=False, target_loss=(),
+        target_error=(),
+    )  # fmt: skip
+    swept = sweep_task(
+        around, batch_sizes=(settings.batch_size,), schedules=(settings.schedule,),
+        time_steps=False, **known,
+    )  # fmt: skip
     return TaskReport(ahead, swept, task_spectrum(settings, **known), versions())

@@ -20,7 +20,8 @@ from jaxttp.ntk import (
     fit_power_law,
     label_alignment,
 )
-from jaxttp.pipeline.tasks import Settings, Task, build_task
+from jaxttp.pipeline.settings import Settings
+from jaxttp.pipeline.tasks import Task, build_task
 
 Progress = Callable[[str, int, int], None]
 

@@ -1,36 +1,38 @@
-"""From the name of a task to a sweep, a comparison of starting points, or more data."""
+"""From the name of a task to a sweep, or to a comparison of starting points."""
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.typing import ArrayLike
 
-from jaxttp._checks import check_choice, check_integer
+from jaxttp._checks import check_choice
 from jaxttp._result import RESULT
 from jaxttp.forecast import (
     Candidate,
     Comparison,
-    Extrapolation,
     Linearizer,
     Problem,
     Sweep,
     compare,
-    extrapolate,
     grid,
     sweep_kernel,
 )
+from jaxttp.forecast.hyperparameters import SCHEDULES
 from jaxttp.forecast.sweeps import with_trust
 from jaxttp.models import lora
 from jaxttp.ntk._select import leaf_paths
-from jaxttp.pipeline.tasks import Settings, Task, build_task
-from jaxttp.training import TrainingRun, time_step, train
+from jaxttp.pipeline._unused import check_unused
+from jaxttp.pipeline.goals import reading
+from jaxttp.pipeline.optimizers import make_optimizer, warmed
+from jaxttp.pipeline.settings import Settings
+from jaxttp.pipeline.tasks import Task, build_task
+from jaxttp.training import time_step
 
 Progress = Callable[[str, int, int], None]
 RATES = 16
@@ -44,7 +46,7 @@ class TaskSweep:
     """A sweep over a named task.
 
     Attributes:
-        settings: the task; its rate, momentum and batch size are not used.
+        settings: the task; its rate, momentum, schedule and batch size are not used.
         task: the network and data.
         sweep: the forecasts.
         threshold: the goal that the advice is for.
@@ -75,9 +77,11 @@ class TaskSweep:
         """Plain values."""
         return {
             "task": self.task.description,
+            "note": self.task.note,
             "settings": dataclasses.asdict(self.settings),
             "thresholds": list(self.sweep.thresholds),
             "threshold": self.threshold,
+            "rule": self.sweep.rule,
             "metric": self.sweep.metric,
             "max_learning_rate": self.max_learning_rate,
             "fastest": self.fastest,
@@ -94,7 +98,7 @@ def sweep_task(
     batch_sizes: Sequence[int | None] = (None,),
     schedules: Sequence[str] = ("constant",),
     threshold: float | None = None,
-    metric: str = "loss",
+    metric: str | None = None,
     time_steps: bool = True,
     task: Task | None = None,
     kernel: ArrayLike | None = None,
@@ -103,13 +107,15 @@ def sweep_task(
     """Forecast a grid of settings for a named task from one kernel.
 
     Args:
-        settings: data, samples, loss, horizon, thresholds and seed.
+        settings: data, samples, loss, horizon, warm-up of every schedule, thresholds, metric, seed;
+            target losses (or errors) take the place of the thresholds, and the advice is for the
+            first of them. Their optimiser is "sgd": a sweep is of heavy-ball descent.
         learning_rates: when None 16, from a hundredth of the largest stable rate to twice it.
         momenta: heavy-ball.
         batch_sizes: None for full batches.
         schedules: names of `jaxttp.forecast.hyperparameters.SCHEDULES`.
         threshold: one of the settings' thresholds, for the advice; their middle one when None.
-        metric: which curve the training times are read off, "loss" or "error".
+        metric: which curve the training times are read off; that of the settings when None.
         time_steps: also measure the seconds of a step, for every batch size.
         task: what `build_task` makes of the settings, where it is at hand.
         kernel: its kernel (N, C, N, C), likewise.
@@ -127,10 +133,14 @@ def sweep_task(
         >>> len(result.sweep.settings), result.max_learning_rate > 0
         (16, True)
     """
-    thresholds = settings.thresholds
-    if threshold is None:
-        threshold = thresholds[len(thresholds) // 2]
-    check_choice("threshold", threshold, thresholds)
+    check_unused(settings, ("optimizer", "weight_decay", "nesterov"), OTHERS)
+    goals = reading(
+        settings, thresholds=settings.thresholds, rule="relative", metric=metric or settings.metric
+    )
+    thresholds = goals["thresholds"]
+    usual = thresholds[0 if goals["rule"] == "absolute" else len(thresholds) // 2]
+    goal = usual if threshold is None else threshold
+    check_choice("threshold", goal, thresholds)
     report = progress or (lambda stage, done, total: None)
     task = build_task(settings) if task is None else task
     problem = Problem.of(*task.model, task.x, task.y, loss=task.loss)
@@ -138,8 +148,11 @@ def sweep_task(
     lines = Linearizer(problem, progress=progress, first=first)
     key = jax.random.split(jax.random.key(settings.seed), 2)[0]
     common: dict[str, Any] = {
-        "momentum": momenta, "batch_size": list(batch_sizes), "schedule": list(schedules),
-        "loss": task.loss, "steps": settings.steps,
+        "momentum": momenta, "batch_size": list(batch_sizes), "loss": task.loss,
+        "steps": settings.steps, "schedule": [
+            warmed(check_choice("schedule", name, SCHEDULES), settings.warmup, settings.steps)
+            for name in schedules
+        ],
     }  # fmt: skip
     if learning_rates is None:
         limit = lines.limit
@@ -149,20 +162,22 @@ def sweep_task(
         report("timing a step", 0, len(batch_sizes))
         seconds = {
             size: time_step(
-                *task.model, task.x, task.y, loss=task.loss, optimizer=optax.sgd(1e-3),
-                batch_size=size,
+                *task.model, task.x, task.y, loss=task.loss, batch_size=size,
+                optimizer=make_optimizer(Settings()).transformation,
             ).seconds
             for size in batch_sizes
         }  # fmt: skip
     report("sweep", 0, 1)
     swept = sweep_kernel(
         lines.first, problem.f0, task.y, grid(learning_rate=learning_rates, **common),
-        thresholds=thresholds, key=key, step_seconds=seconds, metric=metric,
+        key=key, step_seconds=seconds, **goals,
     )  # fmt: skip
     swept = with_trust(swept, lines, task.y, key=key)
-    return TaskSweep(settings, task, swept, threshold)
+    return TaskSweep(settings, task, swept, goal)
 
 
+STARTS = "every start is forecast by heavy-ball descent at one rate, its own best if none is given"
+OTHERS = "a sweep is of heavy-ball descent; jaxttp predict forecasts others one by one"
 START_NAMES = ("all", "head", "last", "bias", "lora")
 """What can be trained: all weights, the head, the head and the last block, the biases, low-rank
 adapters."""
@@ -170,12 +185,15 @@ NamedNetwork = tuple[str | None, str | None]
 """A model's name and a file of weights, as in `Settings`."""
 
 
-def starting_points(task: Task, names: Sequence[str] = START_NAMES) -> dict[str, Candidate]:
+def starting_points(
+    task: Task, names: Sequence[str] = START_NAMES, *, rank: int = Settings.rank
+) -> dict[str, Candidate]:
     """Choices of what to train, by name, for the network of a task.
 
     Args:
         task: a `Task` whose network has a "head".
-        names: of `START_NAMES`; the adapters have rank 4.
+        names: of `START_NAMES`.
+        rank: of the adapters of "lora".
 
     Returns:
         Candidates for `jaxttp.compare`.
@@ -200,7 +218,7 @@ def starting_points(task: Task, names: Sequence[str] = START_NAMES) -> dict[str,
     out = {}
     for name in names:
         if check_choice("start", name, START_NAMES) == "lora":
-            adapted = lora(task.model, rank=Settings.rank, key=jax.random.key(0))
+            adapted = lora(task.model, rank=rank, key=jax.random.key(0))
             out[name] = Candidate(*adapted, x=task.x)
         else:
             out[name] = Candidate(*task.model, trainable=chosen[name], x=task.x)
@@ -243,20 +261,23 @@ def compare_task(
     *,
     networks: Sequence[NamedNetwork] = (),
     learning_rate: float | None = None,
+    thresholds: Sequence[float] | None = None,
     rule: str = "absolute",
-    metric: str = "loss",
+    metric: str | None = None,
     time_steps: bool = True,
     progress: Progress | None = None,
 ) -> tuple[Task, Comparison]:
     """Which network, and what of it, to train: forecasts for a named task, ranked and explained.
 
     Args:
-        settings: data, samples, loss, momentum, batch size, horizon and seed.
+        settings: data, samples, loss, momentum, batch size, horizon, metric, rank of adapters and
+            seed; target losses (or errors) take the place of thresholds and rule.
         names: of `START_NAMES`; when None "all" of several networks, all but "lora" of one.
         networks: models and weights to compare; that of the settings when empty.
         learning_rate: of all; each gets its own best when None.
-        rule: the definition of training time; its thresholds are the defaults of `compare`.
-        metric: which curve it is read off, "loss" or "error".
+        thresholds: the goals; the defaults of `compare` when None.
+        rule: the definition of training time.
+        metric: which curve it is read off; that of the settings when None.
         time_steps: also measure the seconds of a step.
         progress: called with (stage, done, total).
 
@@ -272,16 +293,21 @@ def compare_task(
         >>> len(found.names)
         2
     """
+    check_unused(settings, ("optimizer", "weight_decay", "nesterov", "schedule", "warmup"), STARTS)
+    check_unused(settings, ("trainable",), "names say what is trained")
+    goals = reading(settings, thresholds=thresholds, rule=rule, metric=metric or settings.metric)
     several = len(networks) > 1
     names = names or (("all",) if several else START_NAMES[:-1])
     tasks: dict[str, Task] = {}
     for model, weights in networks or ((settings.model, settings.weights),):
         label = ", ".join(filter(None, (model, weights and Path(weights).stem))) or "default"
-        one = dataclasses.replace(settings, model=model, weights=weights)
+        one = dataclasses.replace(settings, model=model, weights=weights, rank=Settings.rank)
         tasks[label if label not in tasks else f"{label} ({len(tasks) + 1})"] = build_task(one)
+    if "lora" not in names:
+        check_unused(settings, ("rank",), "it is that of the adapters of 'lora'")
     candidates = {}
     for label, task in tasks.items():
-        for name, one in starting_points(task, names).items():
+        for name, one in starting_points(task, names, rank=settings.rank).items():
             words = (label, name) if several and len(names) > 1 else (label if several else name,)
             candidates[", ".join(words)] = one
     task = next(iter(tasks.values()))
@@ -292,107 +318,7 @@ def compare_task(
         progress("comparing", 0, 1)
     found = compare(
         candidates, task.x, task.y, loss=task.loss, learning_rate=learning_rate,
-        momentum=settings.momentum, batch_size=settings.batch_size, steps=settings.steps, rule=rule,
-        metric=metric, key=jax.random.key(settings.seed), time_steps=time_steps,
+        momentum=settings.momentum, batch_size=settings.batch_size, steps=settings.steps,
+        key=jax.random.key(settings.seed), time_steps=time_steps, **goals,
     )  # fmt: skip
     return task, found
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskExtrapolation:
-    """A forecast for all samples of a task from a few of them.
-
-    Attributes:
-        settings: the task, with all of its samples.
-        task: the network and data.
-        found: the forecast.
-        run: the real training on all samples, or None.
-    """
-
-    settings: Settings
-    task: Task
-    found: Extrapolation
-    run: TrainingRun | None = None
-
-    plot, _repr_html_, __repr__ = RESULT
-
-    @property
-    def real_steps(self) -> Mapping[float, int] | None:
-        """Real training times, None without a real run; -1 where it diverged."""
-        if self.run is None:
-            return None
-        return self.run.read(tuple(self.found.steps))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; thresholds become strings, a spread that is not known becomes None."""
-        found, real = self.found, self.real_steps
-        finite = lambda v: float(v) if np.isfinite(v) else None  # noqa: E731
-        return {
-            "task": self.task.description,
-            "settings": dataclasses.asdict(self.settings),
-            "subset": found.subset,
-            "samples": found.samples,
-            "steps": {repr(e): t for e, t in found.steps.items()},
-            "spread": {repr(e): finite(s) for e, s in found.spread.items()},
-            "stable": found.stable,
-            "loss": [finite(v) for v in found.loss],
-            "loss_spread": [finite(v) for v in found.loss_spread],
-            "verified": None if real is None or self.run is None else {
-                "steps": {repr(e): t for e, t in real.items()},
-                "loss": [finite(v) for v in np.asarray(self.run.loss)],
-            },
-        }  # fmt: skip
-
-
-def extrapolate_task(
-    settings: Settings,
-    *,
-    subset: int,
-    verify: bool = False,
-    method: str | None = None,
-    alpha: float | None = None,
-    progress: Progress | None = None,
-) -> TaskExtrapolation:
-    """Forecast full-batch training on all samples of a task from the kernel of a subset.
-
-    Args:
-        settings: data, samples (all with ``samples_per_class=None``), loss, rate, momentum,
-            horizon, thresholds and seed. The loss is the squared error when None.
-        subset: N0, samples of the kernel.
-        verify: also train on all samples for real.
-        method: as in `extrapolate`.
-        alpha: as in `extrapolate`.
-        progress: called with (stage, done, total).
-
-    Returns:
-        A `TaskExtrapolation`.
-
-    Raises:
-        ValueError: a batch size, and whatever `build_task` and `extrapolate` refuse.
-
-    Example:
-        >>> small = Settings(data="wine", samples_per_class=20, steps=20, learning_rate=0.05)
-        >>> extrapolate_task(small, subset=24).found.samples
-        60
-    """
-    if settings.batch_size is not None:
-        raise ValueError("batch_size cannot be extrapolated: full batches only.")
-    settings = dataclasses.replace(settings, loss=settings.loss or "squared_error")
-    task = build_task(settings)
-    check_integer("subset", subset, at_least=2, at_most=len(task.x))
-    if progress is not None:
-        progress("kernel of the subset", 0, 1)
-    found = extrapolate(
-        *task.model, task.x, task.y, learning_rate=settings.learning_rate, subset=subset,
-        key=jax.random.key(settings.seed), loss=task.loss, momentum=settings.momentum,
-        steps=settings.steps, thresholds=settings.thresholds, method=method,
-        alpha=alpha,
-    )  # fmt: skip
-    run = None
-    if verify and found.stable:
-        run = train(
-            *task.model, task.x, task.y, loss=task.loss, steps=settings.steps,
-            optimizer=optax.sgd(settings.learning_rate, settings.momentum or None),
-            progress=None if progress is None else lambda i, n: progress("real training", i, n),
-        )  # fmt: skip
-    return TaskExtrapolation(settings, task, found, run)

@@ -39,81 +39,33 @@ from jaxttp.models import (
 )
 from jaxttp.models.catalog import MODELS
 from jaxttp.pipeline._unused import check_unused
+from jaxttp.pipeline.settings import TRAINABLE, Settings, check_training
 
-TRAINABLE = ("all", "head", "lora")
 REGRESSION = "a regression has no classes and takes all samples"
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What to forecast, by names and numbers.
+class Task:
+    """A network before training, its data, and its loss.
 
     Attributes:
-        data: a data set of `jaxttp.data.dataset_names`, "tfds:NAME", or a file for
-            `jaxttp.data.load_table` (of a class all samples where it has fewer). Without a `model`,
-            "digits" fine-tunes the shipped ResNet, pre-trained on the digits 0-4, on the digits
-            5-9; the others train a small MLP from random weights.
-        samples_per_class: images of each class; None for all. Regression takes all samples.
-        loss: "cross_entropy", "squared_error" or "binary_cross_entropy"; None chooses cross-entropy
-            for classes and squared error for regression.
-        learning_rate: of gradient descent.
-        momentum: heavy-ball, in [0, 1).
-        batch_size: samples a step; None for all of them.
-        steps: the horizon T.
-        thresholds: shares of the loss's drop that define training times.
-        relinearize: kernels built after the first, or "auto" for as many as it takes.
-        sketch_dim: width of a random projection of the Jacobian; None for the exact kernel.
-        head_scale: size of the fresh head's initial outputs.
-        seed: draws the samples, the fresh weights and the batches.
-        classes: the labels to keep, or a number of random ones; None for all, and for 5-9 of the
-            digits without a `model`.
-        model: a network for images of `jaxttp.models.model_names`; None as under `data`.
-        weights: a safetensors file with the weights of `model`, but for its last layer, which is
-            fresh; None for random weights, with batch norm at the averages of the samples.
-        image_size: pixels a side that images are resized to for `model`; that of its pre-training
-            when None.
-        trainable: "all" weights, the "head" alone, or "lora": low-rank adapters alone.
-        rank: of the adapters.
-        split: a part of the data set, see `jaxttp.data.load_dataset`.
-        folder: of the image files, likewise.
-        cache: a folder for preprocessed samples, likewise.
+        model: the network, and what of it is trained.
+        x: samples (N, ...).
+        y: integer labels (N,) or targets (N, C).
+        loss: its name.
+        description: all of it in words.
+        note: how many rows of a table were left out, and how they come in; None where none was.
     """
-
-    data: str = "digits"
-    samples_per_class: int | None = 30
-    loss: str | None = None
-    learning_rate: float = 0.005
-    momentum: float = 0.0
-    batch_size: int | None = None
-    steps: int = 150
-    thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
-    relinearize: int | str = "auto"
-    sketch_dim: int | None = None
-    head_scale: float = 1.0
-    seed: int = 0
-    classes: tuple[int, ...] | int | None = None
-    model: str | None = None
-    weights: str | None = None
-    image_size: int | None = None
-    trainable: str = "all"
-    rank: int = 4
-    split: str | None = None
-    folder: str | None = None
-    cache: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A network before training, its data, and its loss."""
 
     model: Model
     x: np.ndarray
     y: np.ndarray
     loss: str
     description: str
+    note: str | None = None
 
     def __str__(self) -> str:
-        return self.description
+        return "\n".join(filter(None, (self.description, self.note)))
 
     __repr__ = __str__
 
@@ -122,7 +74,8 @@ def build_task(settings: Settings) -> Task:
     """The network before training and its samples, from their names.
 
     Args:
-        settings: data, samples a class, loss, network, scale of the head, seed.
+        settings: data, samples a class, loss, network, scale of the head, seed; how they say to
+            train is looked at too (`check_training`), so that nothing is loaded for what is wrong.
 
     Returns:
         A `Task`.
@@ -147,13 +100,14 @@ def build_task(settings: Settings) -> Task:
                 raise ValueError(
                     f"{name}={given!r} needs a model, one of {', '.join(model_names())}."
                 )
+    check_training(settings)
     check_choice("trainable", settings.trainable, TRAINABLE)
     if settings.trainable != "lora":
         check_unused(settings, ("rank",), "it is that of the adapters of trainable='lora'")
     check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     check_number("head_scale", settings.head_scale, at_least=0.0)
     samples_key, weights_key = jax.random.split(jax.random.key(settings.seed))
-    dataset = _samples(settings, samples_key)
+    dataset, note = _samples(settings, samples_key)
     loss, outputs = _loss_and_outputs(settings, dataset)
     if dataset.num_classes is None:
         check_unused(settings, ("samples_per_class",), REGRESSION)
@@ -165,10 +119,11 @@ def build_task(settings: Settings) -> Task:
         model = lora(model, rank=settings.rank, key=jax.random.fold_in(weights_key, 1))
         words += f", adapters of rank {settings.rank} alone trained"
     description = f"{words}, {len(dataset.x)} samples, {loss}"
-    return Task(model, dataset.x, dataset.y, loss, description)
+    return Task(model, dataset.x, dataset.y, loss, description, note)
 
 
-def _samples(settings: Settings, key: Array) -> Dataset:
+def _samples(settings: Settings, key: Array) -> tuple[Dataset, str | None]:
+    """The samples, and a note on what was left out of a table."""
     pretrained = settings.data == "digits" and settings.model is None
     options: dict[str, Any] = {
         "split": settings.split,
@@ -181,7 +136,7 @@ def _samples(settings: Settings, key: Array) -> Dataset:
     if settings.data == "diabetes":
         if settings.classes is not None:
             raise ValueError(f"classes={settings.classes!r}: diabetes is a regression.")
-        return load_dataset(settings.data, **options)
+        return load_dataset(settings.data, **options), None
     per_class = settings.samples_per_class
     default = (5, 6, 7, 8, 9) if pretrained else None
     classes = default if settings.classes is None else settings.classes
@@ -191,10 +146,13 @@ def _samples(settings: Settings, key: Array) -> Dataset:
             at_most = int(min(np.bincount(load_dataset(settings.data, classes=classes).y)))
             remedy = f"The rarest class of {settings.data} has {at_most}."
         check_integer("samples_per_class", per_class, at_least=1, at_most=at_most, remedy=remedy)
-    return load_dataset(settings.data, classes=classes, per_class=per_class, key=key, **options)
+    found = load_dataset(settings.data, classes=classes, per_class=per_class, key=key, **options)
+    return found, None
 
 
-def _own_samples(settings: Settings, options: dict[str, Any], key: Array) -> Dataset:
+def _own_samples(
+    settings: Settings, options: dict[str, Any], key: Array
+) -> tuple[Dataset, str | None]:
     for name, given in options.items():
         if given is not None:
             raise ValueError(f"{name} is for images; {settings.data} is a table.")
@@ -202,10 +160,14 @@ def _own_samples(settings: Settings, options: dict[str, Any], key: Array) -> Dat
     if dataset.num_classes is None:
         if settings.classes is not None:
             raise ValueError(f"classes={settings.classes!r}: {dataset.name} is a regression.")
-        return dataset
-    return select(
-        dataset, classes=settings.classes, per_class=settings.samples_per_class, fewer=True, key=key
-    )
+        return dataset, None
+    each, chosen = settings.samples_per_class, {"classes": settings.classes, "key": key}
+    found = select(dataset, per_class=each, fewer=True, **chosen)
+    whole = len(dataset.x) if settings.classes is None else len(select(dataset, **chosen).x)
+    if len(found.x) == whole:
+        return found, None
+    words = f"{len(found.x)} of {whole} rows: {each} a class"
+    return found, f"{words}; --samples-per-class all keeps them"
 
 
 def _preprocessing(settings: Settings) -> Preprocessing | None:

@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import optax
 
 from jaxttp._result import RESULT
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.pipeline._plain import plain_numbers
-from jaxttp.pipeline.tasks import Settings, Task, build_task
+from jaxttp.pipeline.goals import Arrival, arrivals, targets_of
+from jaxttp.pipeline.optimizers import make_optimizer, rebuilt_kernels
+from jaxttp.pipeline.settings import Settings
+from jaxttp.pipeline.tasks import Task, build_task
 from jaxttp.training import StepTime, TrainingRun, time_step, train
 
 Progress = Callable[[str, int, int], None]
@@ -50,7 +52,8 @@ class Forecast:
         """
         if self.run is None:
             return None
-        return self.run.read(tuple(self.prediction.steps), rule=self.prediction.rule)
+        found = self.prediction
+        return self.run.read(tuple(found.steps), rule=found.rule, metric=found.metric)
 
     @property
     def real_seconds(self) -> dict[float, float] | None:
@@ -61,6 +64,14 @@ class Forecast:
         each = self.run.seconds / self.prediction.horizon
         return {e: t * each for e, t in real.items() if t >= 0}
 
+    @property
+    def targets(self) -> tuple[Arrival, ...]:
+        """When the losses and errors that the settings aim at are reached, forecast and real."""
+        return arrivals(
+            targets_of(self.settings), self.prediction, reached=self.prediction.stable,
+            step_seconds=self.step_time.seconds, run=self.run,
+        )  # fmt: skip
+
     def to_json(self) -> dict[str, Any]:
         """Plain values; thresholds become strings, seconds have an entry "horizon" too.
 
@@ -68,26 +79,29 @@ class Forecast:
         """
         prediction = self.prediction
         cost = dataclasses.asdict(prediction.cost)
+        asked = dataclasses.asdict(self.settings) | {"loss": self.task.loss}
         out: dict[str, Any] = {
             "steps": _keys(prediction.steps),
             "horizon": prediction.horizon,
             "loss": plain_numbers(prediction.loss),
             "error": plain_numbers(prediction.error),
-            "hyperparameters": {**prediction.hyperparameters, **dataclasses.asdict(self.settings)},
+            "hyperparameters": {**prediction.hyperparameters, **asked},
             "max_learning_rate": prediction.max_learning_rate,
             "stable": prediction.stable,
             "trust": prediction.trust,
             "rule": prediction.rule,
+            "metric": prediction.metric,
+            "targets": [one._asdict() for one in self.targets],
             "dynamics": prediction.dynamics,
             "seconds": _keys(self.seconds)
             | {"horizon": prediction.horizon * self.step_time.seconds},
             "step_seconds": self.step_time.seconds,
             "cost": cost,
             "task": self.task.description,
+            "note": self.task.note,
             "versions": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
             "verified": None,
         }
-        out["hyperparameters"]["loss"] = self.task.loss
         if self.run is not None:
             out["verified"] = {
                 "steps": _keys(self.real_steps or {}),
@@ -126,28 +140,28 @@ def forecast(
     """
     task = build_task(settings)
     keys = jax.random.split(jax.random.key(settings.seed), 2)
-    batch_size = settings.batch_size
+    batch_size, trainer = settings.batch_size, make_optimizer(settings)
     prediction = predict_training_time(
         *task.model,
         task.x,
         task.y,
         loss=task.loss,
-        learning_rate=settings.learning_rate,
-        momentum=settings.momentum,
+        **trainer.keywords,
         steps=settings.steps,
         thresholds=settings.thresholds,
-        relinearize=settings.relinearize,
+        metric=settings.metric,
+        relinearize=rebuilt_kernels(settings),
         sketch_dim=settings.sketch_dim,
         key=keys[0],
         batch_size=batch_size,
         progress=progress,
     )
-    optimizer = optax.sgd(settings.learning_rate, settings.momentum or None)
     if progress is not None:
         progress("timing a step", 0, 1)
     step_time = time_step(
-        *task.model, task.x, task.y, loss=task.loss, optimizer=optimizer, batch_size=batch_size
-    )
+        *task.model, task.x, task.y, loss=task.loss, optimizer=trainer.transformation,
+        batch_size=batch_size,
+    )  # fmt: skip
     run = None
     if verify and prediction.stable:
         report = None if progress is None else lambda i, n: progress("real training", i, n)
@@ -156,7 +170,7 @@ def forecast(
             task.x,
             task.y,
             loss=task.loss,
-            optimizer=optimizer,
+            optimizer=trainer.transformation,
             batch_size=batch_size,
             steps=settings.steps,
             key=keys[1],  # another draw of batches than the forecast's: nobody knows those ahead

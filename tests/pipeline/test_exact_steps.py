@@ -8,7 +8,10 @@ import pytest
 
 from jaxttp.pipeline import StepSettings, gauss_newton_task
 
-WINE = StepSettings(data="wine", samples_per_class=8, steps=6, learning_rate=0.3, bottleneck=64)
+WINE = StepSettings(
+    data="wine", samples_per_class=8, steps=6, learning_rate=0.3, bottleneck=64,
+    loss="squared_error", target_loss=(1.0,), target_error=(0.1,),
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -30,6 +33,9 @@ def test_results_are_plain_values():
     found = gauss_newton_task(WINE)
     text = json.dumps(found.to_json(), allow_nan=False)
     assert json.loads(text)["real"]["steps"]["0.1"] == found.times()[0.1][1]
+    below = np.flatnonzero(found.loss < 1.0)[0]
+    words = {one["metric"]: one["real_steps"] for one in json.loads(text)["targets"]}
+    assert words == {"loss": below, "error": np.flatnonzero(found.error < 0.1)[0]}
     assert found.shortfall is None
     assert json.loads(text)["shortfall"] is None
 

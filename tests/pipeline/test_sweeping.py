@@ -103,10 +103,18 @@ def test_networks_and_files_are_paired():
 
 @pytest.mark.slow
 def test_extrapolation_beside_the_real_training():
-    settings = Settings(data="wine", samples_per_class=20, steps=30, learning_rate=0.05)
+    settings = Settings(
+        data="wine", samples_per_class=20, steps=30, learning_rate=0.05, loss="squared_error",
+        target_loss=(0.5,),
+    )  # fmt: skip
     result = extrapolate_task(settings, subset=24, verify=True)
     assert result.found.samples == 60
     assert result.task.loss == "squared_error"
+    assert result.targets[0].words == "loss below 0.5"
+    assert result.targets[0].real_steps == result.run.read(0.5, rule="absolute")[0.5]
+    assert result.seconds == {
+        e: t * result.step_time.seconds for e, t in result.found.steps.items() if t >= 0
+    }
     assert result.real_steps == {
         e: int(training_time(result.run.loss, e)) for e in (0.01, 0.1, 0.4)
     }

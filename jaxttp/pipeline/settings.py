@@ -1,0 +1,141 @@
+"""What is asked for, by names and numbers: one vocabulary for every pipeline and command."""
+
+import dataclasses
+from typing import Any
+
+from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp.forecast.hyperparameters import SCHEDULES
+from jaxttp.pipeline._unused import check_unused
+
+TRAINABLE = ("all", "head", "lora")
+OPTIMIZERS = ("sgd", "adamw", "adam")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What to forecast, by names and numbers.
+
+    Attributes:
+        data: a data set of `jaxttp.data.dataset_names`, "tfds:NAME", or a file for
+            `jaxttp.data.load_table` (of a class all samples where it has fewer). Without a `model`,
+            "digits" fine-tunes the shipped ResNet, pre-trained on the digits 0-4, on the digits
+            5-9; the others train a small MLP from random weights.
+        samples_per_class: images of each class; None for all. Regression takes all samples.
+        loss: "cross_entropy", "squared_error" or "binary_cross_entropy"; None chooses cross-entropy
+            for classes and squared error for regression.
+        learning_rate: eta > 0, the schedule's largest value.
+        momentum: heavy-ball, in [0, 1); of "sgd".
+        batch_size: samples a step; None for all of them.
+        steps: the horizon T.
+        thresholds: shares of the loss's drop that define training times.
+        relinearize: kernels built after the first, or "auto" for as many as it takes.
+        sketch_dim: width of a random projection of the Jacobian; None for the exact kernel.
+        head_scale: size of the fresh head's initial outputs.
+        seed: draws the samples, the fresh weights and the batches.
+        classes: the labels to keep, or a number of random ones; None for all, and for 5-9 of the
+            digits without a `model`.
+        model: a network for images of `jaxttp.models.model_names`; None as under `data`.
+        weights: a safetensors file with the weights of `model`, but for its last layer, which is
+            fresh; None for random weights, with batch norm at the averages of the samples.
+        image_size: pixels a side that images are resized to for `model`; that of its pre-training
+            when None.
+        trainable: "all" weights, the "head" alone, or "lora": low-rank adapters alone.
+        rank: of the adapters.
+        split: a part of the data set, see `jaxttp.data.load_dataset`.
+        folder: of the image files, likewise.
+        cache: a folder for preprocessed samples, likewise.
+        optimizer: "sgd" (gradient descent), "adamw" or "adam", as `make_optimizer` makes them.
+        weight_decay: of "sgd" (added to the gradient) and of "adamw" (decoupled); None for 0 and
+            0.01, as in PyTorch.
+        nesterov: whether the momentum of "sgd" is Nesterov's.
+        schedule: of the learning rate, by a name of `jaxttp.forecast.hyperparameters.SCHEDULES`.
+        warmup: first steps in which the rate rises linearly from 0, and the schedule begins after
+            them; 0 for none, or for a tenth of the horizon with "warmup_cosine".
+        target_loss: losses to get below, beside the thresholds.
+        target_error: likewise errors (shares misclassified).
+        metric: which curve the thresholds are about, "loss" or "error".
+    """
+
+    data: str = "digits"
+    samples_per_class: int | None = 30
+    loss: str | None = None
+    learning_rate: float = 0.005
+    momentum: float = 0.0
+    batch_size: int | None = None
+    steps: int = 150
+    thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
+    relinearize: int | str = "auto"
+    sketch_dim: int | None = None
+    head_scale: float = 1.0
+    seed: int = 0
+    classes: tuple[int, ...] | int | None = None
+    model: str | None = None
+    weights: str | None = None
+    image_size: int | None = None
+    trainable: str = "all"
+    rank: int = 4
+    split: str | None = None
+    folder: str | None = None
+    cache: str | None = None
+    optimizer: str = "sgd"
+    weight_decay: float | None = None
+    nesterov: bool = False
+    schedule: str = "constant"
+    warmup: int = 0
+    target_loss: tuple[float, ...] = ()
+    target_error: tuple[float, ...] = ()
+    metric: str = "loss"
+
+
+def check_training(settings: Settings) -> None:
+    """Refuse how to train, and until when, where it is out of range or would do nothing.
+
+    Args:
+        settings: whose rate, momentum, optimiser, schedule, batches, horizon and targets are
+            looked at, without the data.
+
+    Raises:
+        ValueError: a number out of range, an unknown name, or an option that would do nothing.
+
+    Example:
+        >>> check_training(Settings(optimizer="adamw", momentum=0.9))
+        Traceback (most recent call last):
+        ...
+        ValueError: momentum=0.9 does nothing here: it is that of optimizer='sgd'. Leave it out.
+    """
+    check_choice("optimizer", settings.optimizer, OPTIMIZERS)
+    check_number("learning_rate", settings.learning_rate, above=0.0)
+    check_number("momentum", settings.momentum, at_least=0.0, below=1.0)
+    check_integer("steps", settings.steps, at_least=1)
+    if settings.batch_size is not None:
+        check_integer("batch_size", settings.batch_size, at_least=1)
+    if settings.optimizer != "sgd":
+        check_unused(settings, ("momentum", "nesterov"), "it is that of optimizer='sgd'")
+    elif not settings.momentum:
+        check_unused(settings, ("nesterov",), "it is about momentum, which is 0")
+    if settings.weight_decay is not None:
+        if settings.optimizer == "adam":
+            check_unused(settings, ("weight_decay",), "choose optimizer='adamw' or 'sgd' for it")
+        check_number("weight_decay", settings.weight_decay, at_least=0.0)
+    check_choice("schedule", settings.schedule, SCHEDULES)
+    remedy = f"It is a part of the horizon of {settings.steps} steps."
+    check_integer("warmup", settings.warmup, at_least=0, at_most=settings.steps - 1, remedy=remedy)
+    check_choice("metric", settings.metric, ("loss", "error"))
+    check_targets(settings)
+
+
+def check_targets(settings: Any) -> None:
+    """Refuse losses and errors to get below that nothing can be below.
+
+    Args:
+        settings: with `target_loss` and `target_error`.
+
+    Raises:
+        ValueError: one of them is not a positive number.
+
+    Example:
+        >>> check_targets(Settings(target_loss=(0.3,)))
+    """
+    for name in ("target_loss", "target_error"):
+        for value in getattr(settings, name):
+            check_number(name, value, above=0.0)

@@ -1,0 +1,208 @@
+"""One optimiser for forecast, training and timing; schedules as in sweeps; targets."""
+
+import dataclasses
+import json
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxttp.forecast.hyperparameters import SCHEDULES, Hyperparameters
+from jaxttp.pipeline import Settings, build_task, forecast, make_optimizer, sweep_task
+from jaxttp.pipeline.goals import arrivals, reading, targets_of
+from jaxttp.pipeline.optimizers import hyperparameters, rebuilt_kernels, training_words
+from tests import tiny
+
+
+def path(transformation, gradients, start=1.0):
+    """Weights under an optax transformation whose gradients are given."""
+    weights, state = jnp.asarray(start), None
+    state = transformation.init(weights)
+    out = []
+    for gradient in gradients:
+        step, state = transformation.update(jnp.asarray(gradient), state, weights)
+        weights = optax.apply_updates(weights, step)
+        out.append(float(weights))
+    return np.array(out)
+
+
+GRADIENTS = np.random.default_rng(0).normal(size=8)
+BASE = Settings(learning_rate=0.1, steps=8)
+
+
+def by_hand(settings, rates):
+    """PyTorch's SGD: decay into the gradient, then momentum, then the rate; in float64."""
+    weight, velocity, out = 1.0, 0.0, []
+    for gradient, rate in zip(GRADIENTS, rates, strict=True):
+        gradient = gradient + (settings.weight_decay or 0.0) * weight
+        velocity = settings.momentum * velocity + gradient
+        nesterov = gradient + settings.momentum * velocity
+        weight -= rate * (nesterov if settings.nesterov else velocity)
+        out.append(weight)
+    return np.array(out)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.3},
+     {"momentum": 0.5, "weight_decay": 0.3, "schedule": "cosine", "warmup": 3}],
+)  # fmt: skip
+def test_gradient_descent_is_what_pytorch_does(options):
+    settings = dataclasses.replace(BASE, **options)
+    made = make_optimizer(settings)
+    assert made.linear
+    rates = hyperparameters(settings).rates()
+    # optax computes the schedule in float32: rtol 1e-6
+    found = path(made.transformation, GRADIENTS)
+    np.testing.assert_allclose(found, by_hand(settings, rates), rtol=1e-6)
+    plain = set(options) <= {"momentum"}
+    assert set(made.keywords) == ({"learning_rate", "momentum"} if plain else {"optimizer"})
+
+
+@pytest.mark.parametrize(("decay", "known"), [(None, 0.01), (0.0, 0.0), (0.2, 0.2)])
+def test_adamw_decays_as_in_pytorch_unless_told(decay, known):
+    settings = dataclasses.replace(BASE, optimizer="adamw", weight_decay=decay, schedule="linear")
+    made = make_optimizer(settings)
+    assert not made.linear
+    # With gradients of one size and sign Adam's step is the rate; the decay is beside it.
+    weight, expected = 1.0, []
+    for rate in 0.1 * (1 - np.arange(8) / 8):
+        weight -= rate * (1 + known * weight)
+        expected.append(weight)
+    np.testing.assert_allclose(path(made.transformation, np.ones(8)), expected, rtol=1e-5)
+
+
+def test_schedules_are_those_of_sweeps():
+    for name in SCHEDULES:
+        settings = dataclasses.replace(BASE, schedule=name, steps=40)
+        expected = Hyperparameters(0.1, schedule=name, steps=40).rates()
+        np.testing.assert_array_equal(hyperparameters(settings).rates(), expected)
+    warm = dataclasses.replace(BASE, schedule="cosine", warmup=4, steps=40)
+    same = dataclasses.replace(warm, schedule="warmup_cosine", warmup=0)  # warms up for a tenth
+    np.testing.assert_allclose(
+        hyperparameters(warm).rates(), hyperparameters(same).rates(), rtol=1e-6, atol=1e-9
+    )
+    rates = hyperparameters(dataclasses.replace(warm, schedule="constant")).rates()
+    np.testing.assert_allclose(rates, 0.1 * np.minimum(1, np.arange(40) / 4), rtol=1e-6)
+
+
+def test_kernels_are_rebuilt_for_linear_optimisers_alone():
+    """Whatever the default of `relinearize` is, an optimiser without a recursion does without."""
+    assert rebuilt_kernels(Settings()) == Settings.relinearize
+    assert rebuilt_kernels(Settings(relinearize=3, momentum=0.9, nesterov=True)) == 3
+    assert rebuilt_kernels(Settings(optimizer="adamw")) == 0
+    assert rebuilt_kernels(Settings(optimizer="adamw", relinearize=0)) == 0
+    with pytest.raises(ValueError, match=r"^relinearize=3 does nothing here: optimizer='adam' is"):
+        rebuilt_kernels(Settings(optimizer="adam", relinearize=3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "lion"}, "^optimizer='lion' is not known; choose one of 'sgd', 'adamw'"),
+        ({"optimizer": "adam", "momentum": 0.9}, "^momentum=0.9 does nothing here: .*'sgd'"),
+        ({"optimizer": "adamw", "nesterov": True}, "^nesterov=True does nothing here"),
+        ({"nesterov": True}, "^nesterov=True does nothing here: it is about momentum"),
+        ({"optimizer": "adam", "weight_decay": 0.1}, "^weight_decay=0.1 does nothing.*'adamw'"),
+        ({"weight_decay": -1.0}, "^weight_decay must be at least 0; got -1"),
+        ({"schedule": "step"}, "^schedule='step' is not known; choose one of 'constant'"),
+        ({"warmup": 150}, "^warmup must be an integer between 0 and 149; got 150"),
+        ({"target_loss": (0.1, 0.0)}, "^target_loss must be greater than 0; got 0"),
+        ({"target_error": (float("nan"),)}, "^target_error must be finite"),
+        ({"metric": "speed"}, "^metric='speed' is not known"),
+    ],
+)
+def test_training_that_does_not_fit_is_refused_before_data_are_loaded(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_task(Settings(**({"data": "wine"} | options)))
+
+
+def test_training_in_words():
+    settings = Settings(optimizer="adamw", weight_decay=0.1, warmup=5, learning_rate=0.01)
+    words = "adamw, learning rate 0.01, weight decay 0.1, constant, warm-up 5"
+    assert training_words(settings) == words
+    assert training_words(Settings()) == "learning rate 0.005"
+
+
+def test_rows_of_a_table_that_are_left_out_are_told(tmp_path):
+    file = tmp_path / "own.csv"
+    rows = [f"{i % 7},{i % 3},{'ab'[i % 4 == 0]}" for i in range(40)]
+    file.write_text("\n".join(rows))
+    settings = Settings(data=str(file), samples_per_class=8)
+    task = build_task(settings)
+    assert task.note == "16 of 40 rows: 8 a class; --samples-per-class all keeps them"
+    assert str(task).splitlines() == [task.description, task.note]
+    for each in (None, 30):
+        assert build_task(dataclasses.replace(settings, samples_per_class=each)).note is None
+    one = dataclasses.replace(settings, classes=(1, 0), samples_per_class=30)
+    assert build_task(one).note is None
+
+
+def test_targets_beside_the_thresholds():
+    shown = tiny.verified()
+    below = float(shown.run.loss[5]), float(shown.prediction.loss[3])
+    asked = dataclasses.replace(tiny.SETTINGS, target_loss=below, target_error=(1e-9,))
+    found = dataclasses.replace(shown, settings=asked).targets
+    assert [one.words for one in found[:2]] == [f"loss below {value:.4g}" for value in below]
+    for one in found[:2]:
+        for steps, curve in ((one.steps, shown.prediction.loss), (one.real_steps, shown.run.loss)):
+            under = np.flatnonzero(np.asarray(curve) < one.value)
+            assert steps == (under[0] if len(under) else -1)
+        assert one.seconds == one.steps * shown.step_time.seconds
+    assert found[2].words == "error below 1e-09"
+    plain = json.loads(json.dumps(dataclasses.replace(shown, settings=asked).to_json()))
+    assert [one["steps"] for one in plain["targets"]] == [one.steps for one in found]
+    assert shown.targets == ()
+
+
+def test_what_diverges_reaches_no_target():
+    curve = types.SimpleNamespace(loss=[1.0, 0.1], error=[0.5, 0.0])
+    aims = targets_of(Settings(target_loss=(0.5,), target_error=(0.1,)))
+    found = arrivals(aims, curve, reached=False, step_seconds=1.0)
+    assert [(one.metric, one.steps, one.seconds) for one in found] == [
+        ("loss", -1, None), ("error", -1, None)
+    ]  # fmt: skip
+
+
+def test_a_ranking_has_one_kind_of_goal():
+    given = {"thresholds": (0.1,), "rule": "relative", "metric": "loss"}
+    assert reading(Settings(), **given) == given
+    with pytest.raises(ValueError, match=r"^target_loss and target_error: a ranking has one kind"):
+        reading(Settings(target_loss=(0.1,), target_error=(0.1,)), **given)
+    with pytest.raises(ValueError, match=r"^metric='error' does nothing here: the goal is targ"):
+        reading(Settings(target_loss=(0.1,)), **given | {"metric": "error"})
+
+
+@pytest.mark.slow
+def test_a_schedule_by_name_is_the_same_in_forecasts_and_sweeps():
+    settings = dataclasses.replace(
+        tiny.SETTINGS, schedule="cosine", warmup=3, momentum=0.5, relinearize=0, target_loss=(0.7,)
+    )
+    single = forecast(settings)
+    swept = sweep_task(
+        dataclasses.replace(settings, schedule="constant", momentum=0.0),
+        learning_rates=(settings.learning_rate,), momenta=(0.5,), schedules=("cosine",),
+        time_steps=False,
+    )  # fmt: skip
+    # Two programs in float32 networks: rtol 1e-5.
+    np.testing.assert_allclose(swept.sweep.loss[0], single.prediction.loss, rtol=1e-5)
+    assert swept.threshold == 0.7
+    assert swept.sweep.rule == "absolute"
+    assert swept.sweep.steps[0, 0] == single.targets[0].steps > 0
+
+
+@pytest.mark.slow
+def test_adamw_is_forecast_trained_and_timed():
+    settings = dataclasses.replace(
+        tiny.SETTINGS, optimizer="adamw", learning_rate=0.01, schedule="cosine", warmup=2
+    )
+    found = forecast(settings, verify=True)
+    assert found.prediction.dynamics == "weight_space"
+    assert found.prediction.trust is not None
+    np.testing.assert_allclose(found.prediction.loss[0], found.run.loss[0], rtol=1e-5)
+    # The first step's rate is 0: nothing moves, forecast and real, so the schedule is in both.
+    assert found.run.loss[1] == found.run.loss[0]
+    np.testing.assert_allclose(found.prediction.loss[1], found.prediction.loss[0], rtol=1e-6)
+    assert found.run.loss[-1] < 0.7 * found.run.loss[0]
