@@ -81,7 +81,7 @@ def twins(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "twins.npz"
     x = np.random.default_rng(0).normal(size=(6, 6))
     np.savez(path, x=np.concatenate([x, x + 1e-4]), y=np.repeat([[1.0], [-1.0]], 6, axis=0))
-    return StepSettings(data=str(path), steps=3, bottleneck=24)
+    return StepSettings(data=str(path), steps=3, bottleneck=24, loss="squared_error")
 
 
 @pytest.mark.slow
