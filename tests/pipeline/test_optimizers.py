@@ -171,7 +171,7 @@ def test_a_ranking_has_one_kind_of_goal():
     assert reading(Settings(), **given) == given
     with pytest.raises(ValueError, match=r"^target_loss and target_error: a ranking has one kind"):
         reading(Settings(target_loss=(0.1,), target_error=(0.1,)), **given)
-    with pytest.raises(ValueError, match=r"^metric='error' does nothing here: the goal is"):
+    with pytest.raises(ValueError, match=r"^metric='error' does nothing here: the goal is targ"):
         reading(Settings(target_loss=(0.1,)), **given | {"metric": "error"})
 
 
