@@ -63,7 +63,9 @@ def test_a_rate_that_is_not_given_is_halved_until_the_loss_does_not_rise(tmp_pat
     # Targets that jump between near neighbours ask for large weights: a step of 0.5 is too long.
     x = np.random.default_rng(0).normal(size=(60, 8))
     np.savez(tmp_path / "rough.npz", x=x, y=np.sign(np.sin(9 * x[:, :1])))
-    settings = StepSettings(data=str(tmp_path / "rough.npz"), steps=8, bottleneck=120)
+    settings = StepSettings(
+        data=str(tmp_path / "rough.npz"), steps=8, bottleneck=120, loss="squared_error"
+    )
     found = gauss_newton_task(settings)
     assert found.diverged[:1] == (0.5,)
     assert found.settings.learning_rate == 0.5 ** (1 + len(found.diverged))
