@@ -125,6 +125,16 @@ def test_the_forecast_s_own_error_is_shown(forecasts):
     assert cells == [f"{steps[e]} ± {unsure.steps_uncertainty[e]}" for e in steps]
 
 
+def test_targets_are_rows_of_their_own(forecasts):
+    asked = dataclasses.replace(tiny.SETTINGS, target_loss=(0.5,))
+    forecasts(dataclasses.replace(tiny.verified(), settings=asked))
+    row = table(call("predict", *SMALL, columns=120).stdout)[4]
+    (one,) = dataclasses.replace(tiny.verified(), settings=asked).targets
+    assert row[0] == "loss below 0.5"
+    wanted = [str(t) if t >= 0 else "not reached" for t in (one.steps, one.real_steps)]
+    assert [row[1], row[3]] == wanted
+
+
 @pytest.mark.parametrize(("given", "wanted"), [("auto", "auto"), ("2", 2)])
 def test_kernels_are_a_number_or_auto(given, wanted, monkeypatch):
     asked = []
