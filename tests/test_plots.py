@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
+from jaxttp.forecast import Target
 from jaxttp.plots import MARKERS, plot_forecast, save
 from tests import tiny
 
@@ -75,6 +76,46 @@ def test_more_thresholds_than_markers():
     left, _ = plot_forecast(dataclasses.replace(result, prediction=prediction, run=None)).axes
     assert len(marks(left)) == len(steps)
     assert sum("of the drop" in text for text in legend(left)) == len(steps)
+
+
+def test_targets_are_lines_and_stars():
+    result = tiny.verified()
+    targets = (Target(0.3), Target(1e-9), Target(0.1, "error"))
+    found = result.prediction.reach(targets)
+    prediction = dataclasses.replace(result.prediction, targets=found)
+    left, right = plot_forecast(dataclasses.replace(result, prediction=prediction)).axes
+    real = result.run.reach(targets)
+    assert found[targets[0]] >= 0
+    assert real[targets[0]] >= 0
+    for axes, target, predicted, really, scale in (
+        (left, targets[0], prediction.loss, result.run.loss, 1),
+        (right, targets[2], prediction.error, result.run.error, 100),
+    ):
+        # Percent of a float32: 1e-6 is its rounding, here and below.
+        heights = [line.get_ydata()[0] for line in axes.get_lines() if line.get_linestyle() == ":"]
+        assert scale * target.value in [pytest.approx(height) for height in heights]
+        stars = [line.get_xydata()[0] for line in axes.get_lines()
+                 if line.get_marker() == "*" and len(line.get_xdata())]  # fmt: skip
+        want = [(s[target], scale * c[s[target]]) for s, c in ((found, predicted), (real, really))]
+        np.testing.assert_allclose(sorted(map(tuple, stars)), sorted(want), rtol=1e-6)
+        words = f"step {found[target]} forecast, step {real[target]} real"
+        name = "loss below 0.3" if axes is left else "error below 10 %"
+        assert f"{name}: {words}" in legend(axes)
+    assert "loss below 1e-09: not reached forecast, not reached real" in legend(left)
+
+
+def test_ends_are_written_beside_the_curves():
+    result = tiny.verified()
+    for axes, curves, scale, unit in zip(
+        plot_forecast(result).axes, ("loss", "error"), (1, 100), ("", " %"), strict=True
+    ):
+        ends = [scale * float(getattr(one, curves)[-1]) for one in (result.prediction, result.run)]
+        assert sorted(text.get_text() for text in axes.texts) == sorted(
+            f"{end:.3g}{unit}" for end in ends
+        )
+        heights = sorted(text.xy[1] for text in axes.texts)
+        low, high = axes.get_ylim()
+        assert heights[1] - heights[0] > 0.05 * (high - low)  # a line of text is that high
 
 
 @pytest.mark.slow

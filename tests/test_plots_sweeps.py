@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp.forecast import Candidate, compare, grid, sweep_kernel
+from jaxttp.forecast import Candidate, Target, compare, grid, sweep_kernel
 from jaxttp.plots import plot_comparison, plot_sweep
 
 SWEEP = sweep_kernel(
@@ -40,17 +40,43 @@ def test_unknown_thresholds_are_refused():
         plot_sweep(SWEEP, 0.2)
 
 
+def test_targets_of_a_sweep():
+    target = Target(0.2)
+    found = sweep_kernel(
+        jnp.eye(2).reshape(2, 1, 2, 1), jnp.zeros((2, 1)), jnp.array([[1.0], [2.0]]),
+        SWEEP.settings, targets=[target, Target(0.5, "error")],
+    )  # fmt: skip
+    heat, pareto, _ = plot_sweep(found).axes  # the first target unless told
+    assert heat.get_title() == "steps to loss below 0.2"
+    table = np.ma.asarray(heat.collections[0].get_array()).reshape(2, 3)
+    steps = found.target_steps[:, 0].reshape(3, 2).T
+    assert np.array_equal(table.compressed(), steps[steps >= 0])
+    line = next(line for line in pareto.get_lines() if line.get_label() == "loss below 0.2")
+    assert set(line.get_ydata()) == {0.2}
+    heat, pareto, _ = plot_sweep(found, Target(0.5, "error")).axes
+    assert heat.get_title() == "steps to error below 0.5"
+    assert not any("below" in line.get_label() for line in pareto.get_lines())
+    assert plot_sweep(found, 0.1).axes[0].get_title() == plot_sweep(SWEEP).axes[0].get_title()
+
+
 @pytest.mark.slow
 def test_the_comparison_shows_curves_and_reasons():
     x, y = jnp.eye(4), jnp.array([0, 1, 0, 1])
     found = compare(
         {"a": Candidate(lambda w, x: x @ w, jnp.zeros((4, 2))),
          "b": Candidate(lambda w, x: 0.1 * x @ w, jnp.zeros((4, 2)))},
-        x, y, learning_rate=0.5, steps=20, time_steps=False,
+        x, y, learning_rate=0.5, steps=20, time_steps=False, target_loss=0.5, target_error=0.3,
     )  # fmt: skip
-    left, right = plot_comparison(found, title="two").axes
+    left, middle, right = plot_comparison(found, title="two").axes
     curves = [line.get_ydata() for line in left.get_lines() if len(line.get_ydata()) == 21]
     np.testing.assert_allclose(np.stack(curves), found.loss)
     assert [label.get_text() for label in right.get_yticklabels()] == list(found.names)
     widths = [bar.get_width() for bar in right.patches[:2]]
     np.testing.assert_allclose(widths, [why.speed for why in found.explanations])
+    for axes, curves, k in ((left, found.loss, 0), (middle, found.error, 1)):
+        assert found.targets[k].words() in [text.get_text() for text in axes.texts]
+        stars = [line.get_xydata()[0] for line in axes.get_lines() if line.get_marker() == "*"]
+        steps = found.target_steps[:, k]
+        want = [(t, curve[t]) for t, curve in zip(steps, curves, strict=True) if t >= 0]
+        assert len(want) > 0
+        np.testing.assert_allclose(stars, want)

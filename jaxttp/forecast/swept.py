@@ -87,9 +87,11 @@ class Sweep:
         """
         goal = self.ranked_by if threshold is None else threshold
         if isinstance(goal, Target):
-            remedy = "Targets are read when the sweep is made: give it target_loss, target_error."
-            known = check_choice("target", goal, self.targets, remedy=remedy)
-            return self.target_steps[:, self.targets.index(known)]
+            if goal not in self.targets:
+                raise ValueError(
+                    f"{goal.words()!r} was not asked for; give it as target_loss or target_error."
+                )
+            return self.target_steps[:, self.targets.index(goal)]
         known = check_choice("threshold", goal, self.thresholds)
         return self.steps[:, self.thresholds.index(known)]
 

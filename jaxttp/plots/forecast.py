@@ -1,5 +1,6 @@
 """Forecasts, beside what really happened where that is known."""
 
+from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxttp.gauss_newton import StepForecast
 from jaxttp.pipeline import Forecast, PrunedRun, TaskExtrapolation
 from jaxttp.plots._draw import figure_of, styled
 from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, tidy
+from jaxttp.rule import Target
 from jaxttp.training import TrainingRun
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
@@ -38,7 +40,7 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
         run: the real training, if there was one.
         real_steps: its training times.
         name: of the loss.
-        times: name the training times in the legend.
+        times: name the training times and the targets in the legend.
     """
     loss, steps = np.asarray(prediction.loss), np.arange(prediction.horizon + 1)
     if run is not None:
@@ -67,10 +69,12 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
         _mark(axes, loss, prediction.steps, PREDICTED, filled=False)
     if run is not None and marked:
         _mark(axes, np.asarray(run.loss), real_steps or {}, REAL, filled=True)
+    rows = mark_targets(axes, prediction, metric="loss", run=run)
+    mark_ends(axes, {PREDICTED: loss, REAL: None if run is None else run.loss,
+                     OTHER: prediction.test_loss})  # fmt: skip
     if not times:
         legend(axes)
         return
-    rows = []
     for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
         goal = _goal(threshold, prediction.rule, prediction.metric)
         text = f"{goal}: {_when(step, prediction.stable)}"
@@ -79,12 +83,7 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
             text += f" forecast, {_when(real_steps[threshold], finite)} real"
         handle = axes.plot([], [], marker, color="0.25", mfc="none", ms=8)[0]
         rows.append((handle, text))
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(
-        [*handles, *(handle for handle, _ in rows)],
-        [*labels, *(text for _, text in rows)],
-        frameon=False,
-    )
+    _legend_with(axes, rows)
 
 
 def plot_error(
@@ -115,7 +114,96 @@ def plot_error(
     axes.set_xlim(0, 1.02 * prediction.horizon)
     axes.set_ylim(bottom=0)
     tidy(axes)
-    legend(axes)
+    rows = mark_targets(axes, prediction, metric="error", run=run, scale=scale)
+    curves = [None if c is None else scale * np.asarray(c) for c in (
+        prediction.error, None if run is None else run.error, prediction.test_error
+    )]  # fmt: skip
+    mark_ends(axes, dict(zip((PREDICTED, REAL, OTHER), curves, strict=True)),
+              unit="%" if classes else "")  # fmt: skip
+    _legend_with(axes, rows)
+
+
+def mark_ends(axes: Axes, curves: Mapping[str, Any], *, unit: str = "") -> None:
+    """The last values of curves, written beside them where they do not cover each other.
+
+    Args:
+        axes: where they are drawn, by step.
+        curves: by colour (T + 1,); None for one that there is not.
+        unit: behind every number.
+    """
+    ends = {color: np.asarray(c) for color, c in curves.items() if c is not None}
+    ends = {color: (len(c) - 1, c[-1]) for color, c in ends.items() if np.isfinite(c[-1])}
+    low, high = axes.get_ylim()
+    apart, last = 0.055 * (high - low), -np.inf
+    for color, (step, value) in sorted(ends.items(), key=lambda item: item[1][1]):
+        last = max(last + apart, value)  # the height of a line of text
+        axes.annotate(f"{value:.3g}{unit and ' ' + unit}", (step, last), xytext=(9, 0), color=color,
+                      textcoords="offset points", va="center", annotation_clip=False)  # fmt: skip
+
+
+def mark_targets(
+    axes: Axes,
+    result: Any,
+    *,
+    metric: str = "loss",
+    run: Any = None,
+    scale: float = 1.0,
+) -> list[tuple[Any, str]]:
+    """A line at every target of a metric, and a star where the forecast and the real run reach it.
+
+    Args:
+        axes: where the curves are drawn, by step.
+        result: what has `targets` and the curves that they are of.
+        metric: "loss" or "error".
+        run: the real training, if there was one.
+        scale: of the axis, such as 100 for percent.
+
+    Returns:
+        What the legend says of them: pairs of handles and words.
+    """
+    rows = []
+    for target, step in result.targets.items():
+        if target.metric != metric:
+            continue
+        axes.axhline(scale * target.value, color=GREY, lw=1.2, ls=":", zorder=1)
+        words = f"{_target(target, scale)}: {_when(step, result.stable)}"
+        known = getattr(run, target.curve_name, None)
+        if known is not None:
+            real = run.reach([target])[target]
+            words += f" forecast, {_when(real, run.finite)} real"
+            _star(axes, scale * np.asarray(known), real, REAL)
+        color = PREDICTED if target.on == "train" else OTHER
+        handle = _star(axes, scale * np.asarray(getattr(result, target.curve_name)), step, color)
+        rows.append((handle, words))
+    return rows
+
+
+def _target(target: Target, scale: float) -> str:
+    """A target in words, in the units of the axis."""
+    if scale == 1.0:
+        return target.words()
+    return target.words().rsplit(" ", 1)[0] + f" {scale * target.value:.4g} %"
+
+
+def _star(axes: Axes, curve: np.ndarray, step: int, color: str) -> Any:
+    """A star on a curve, on its ground where it is reached; what the legend shows of it."""
+    style: dict[str, Any] = {"marker": "*", "color": color, "ls": "none", "zorder": 6}
+    if step >= 0:
+        axes.plot(step, curve[step], mec="white", mew=0.8, ms=17, clip_on=False, **style)
+    return axes.plot([], [], ms=12, **style)[0]
+
+
+def _legend_with(axes: Axes, rows: list[tuple[Any, str]]) -> None:
+    """The legend of what has a label, and these rows."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles or rows:
+        axes.legend(
+            [*handles, *(handle for handle, _ in rows)],
+            [*labels, *(text for _, text in rows)],
+            frameon=True,
+            framealpha=0.85,
+            edgecolor="none",  # lines of targets lie behind it
+        )
 
 
 def _mark(axes: Axes, curve: np.ndarray, steps: Any, color: str, *, filled: bool) -> None:
@@ -271,7 +359,7 @@ def plot_online(result: OnlineForecast) -> Figure:
     _mark(axes, result.loss, result.steps, PREDICTED, filled=False)
     axes.set(xlabel="training step", ylabel="training loss")
     axes.set_ylim(bottom=0)
-    legend(axes)
+    _legend_with(axes, mark_targets(axes, result))
     tidy(axes)
     return figure
 
@@ -319,7 +407,7 @@ def plot_extrapolated(
     name = f" ({name.replace('_', '-')})" if name else ""
     axes.set(xlabel="training step", ylabel=f"training loss{name}")
     axes.set_ylim(bottom=0)
-    legend(axes)
+    _legend_with(axes, mark_targets(axes, result, run=run))
     tidy(axes)
     return figure
 

@@ -20,6 +20,7 @@ from jaxttp.plots._style import legend, panels
 from jaxttp.plots.forecast import has_classes, plot_error, plot_loss, rates_in_words
 from jaxttp.plots.kernel import plot_eigenvalues, plot_law, plot_shares
 from jaxttp.plots.sweeps import plot_heat_map, plot_pareto
+from jaxttp.rule import Target
 
 WIDTH, HEIGHT = 4.2, 3.6
 """Inches of a panel: a phone shows its text at about its own size."""
@@ -167,12 +168,16 @@ def save_report(result: TaskReport, path: str | os.PathLike[str]) -> Path:
 
 def _first_numbers(result: TaskReport) -> dict[str, str]:
     found = result.forecast
-    steps = found.prediction.steps
+    steps, targets = found.prediction.steps, found.prediction.targets
     middle = list(steps)[len(steps) // 2]
+    words, step = f"{100 * middle:g} % of the drop", steps[middle]
+    if targets:
+        first, step = next(iter(targets.items()))
+        words = first.words()
     numbers = {}
-    if steps[middle] >= 0:
-        numbers[f"steps to {100 * middle:g} % of the drop"] = str(steps[middle])
-        numbers["until there, on this device"] = readable_time(found.seconds[middle])
+    if step >= 0:
+        numbers[f"steps to {words}"] = str(step)
+        numbers["until there, on this device"] = readable_time(step * found.step_time.seconds)
     else:
         stable = found.prediction.stable
         numbers["at this learning rate"] = "does not get there" if stable else "diverges"
@@ -183,7 +188,8 @@ def _first_numbers(result: TaskReport) -> dict[str, str]:
 
 def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
     found = result.forecast
-    head = ["left of the drop", "steps", "time"]
+    head = ["left of the drop, or target" if found.prediction.targets else "left of the drop"]
+    head += ["steps", "time"]
     if found.real_steps is not None:
         head += ["real steps", "real time"]
     never = {True: "not reached", False: "diverges"}
@@ -197,6 +203,16 @@ def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
             spent = (found.real_seconds or {}).get(e)
             row += [words, None] if spent is None else [real, readable_time(spent)]
         rows.append(row)
+    for target, step in found.prediction.targets.items():
+        row = [target.words()]
+        words, each = never[found.prediction.stable], found.step_time.seconds
+        row += [step, readable_time(step * each)] if step >= 0 else [words, None]
+        known = getattr(found.run, target.curve_name, None)
+        if found.run is not None and known is not None:
+            real, words = found.run.reach([target])[target], never[found.run.finite]
+            each = found.run.seconds / found.prediction.horizon
+            row += [real, readable_time(real * each)] if real >= 0 else [words, None]
+        rows.append(row + [None] * (len(head) - len(row)))
     return head, rows
 
 
@@ -211,20 +227,20 @@ def _advice(result: TaskReport) -> str:
     if swept.fastest is None:
         return f"None of {len(swept.sweep.settings)} settings gets there in time. {limit}"
     best = swept.sweep.settings[swept.fastest]
-    column = swept.sweep.thresholds.index(swept.threshold)
     return (
         f"Of {len(swept.sweep.settings)} settings forecast from one kernel, {best} needs the "
-        f"fewest steps: {swept.sweep.steps[swept.fastest, column]}. {limit}"
+        f"fewest steps: {swept.sweep.times(swept.threshold)[swept.fastest]}. {limit}"
     )
 
 
 def _best_settings(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
     swept, threshold = result.sweep.sweep, result.sweep.threshold
-    column = swept.thresholds.index(threshold)
-    goal = f"steps to {100 * threshold:g} %"
+    times = swept.times(threshold)
+    target = isinstance(threshold, Target)
+    goal = f"steps to {threshold.words()}" if target else f"steps to {100 * threshold:g} %"
     head = ["cheapest for their loss", goal, "loss at the end", "error"]
     rows = [
-        [str(swept.settings[i]), int(swept.steps[i, column]), float(swept.final_loss[i]),
+        [str(swept.settings[i]), int(times[i]), float(swept.final_loss[i]),
          float(swept.final_error[i])]
         for i in swept.pareto(threshold)
     ]  # fmt: skip

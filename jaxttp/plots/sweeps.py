@@ -9,12 +9,13 @@ from matplotlib.figure import Figure
 from jaxttp.forecast import Comparison, Sweep
 from jaxttp.pipeline import TaskSweep
 from jaxttp.plots._draw import figure_of
-from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, panels, tidy
+from jaxttp.plots._style import CYCLE, GREY, OTHER, PREDICTED, REAL, panels, tidy
+from jaxttp.rule import Target
 
 
 @figure_of
-def plot_sweep(sweep: Sweep, threshold: float | None = None, *, title: str = "") -> Figure:
-    """Steps to a threshold by learning rate and all else, with advice, and the Pareto set.
+def plot_sweep(sweep: Sweep, threshold: float | Target | None = None, *, title: str = "") -> Figure:
+    """Steps to a goal by learning rate and all else, with advice, and the Pareto set.
 
     Every row of the heat map is one combination of momentum, batch size, schedule, loss and
     horizon. Settings that diverge or never get there are hatched; the line is the largest stable
@@ -22,14 +23,15 @@ def plot_sweep(sweep: Sweep, threshold: float | None = None, *, title: str = "")
 
     Args:
         sweep: a `jaxttp.forecast.Sweep`.
-        threshold: one of its thresholds; the middle one when None.
+        threshold: one of its thresholds or targets; the first target, or else the middle threshold,
+            when None.
         title: above the figure.
 
     Returns:
         A matplotlib figure.
 
     Raises:
-        ValueError: a threshold that was not forecast.
+        ValueError: a threshold or a target that was not forecast.
 
     Example:
         >>> import jax.numpy as jnp
@@ -39,12 +41,11 @@ def plot_sweep(sweep: Sweep, threshold: float | None = None, *, title: str = "")
         >>> len(plot_sweep(found, 0.1).axes)  # heat map, Pareto set, colour bar
         3
     """
-    if threshold is None:
-        threshold = sweep.thresholds[len(sweep.thresholds) // 2]
-    sweep.cost(threshold)  # checks the threshold
+    goal = sweep.ranked_by if threshold is None else threshold
+    sweep.times(goal)  # checks it
     figure, (left, right) = panels(2, title=title, height=5.2, width_ratios=(3, 2))
-    plot_heat_map(left, sweep, threshold)
-    plot_pareto(right, sweep, threshold)
+    plot_heat_map(left, sweep, goal)
+    plot_pareto(right, sweep, goal)
     return figure
 
 
@@ -61,22 +62,22 @@ def plot_task_sweep(result: TaskSweep) -> Figure:
     return plot_sweep(result.sweep, result.threshold, title=result.task.description)
 
 
-def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float) -> None:
-    """Steps to a threshold by learning rate and all else, with a colour bar.
+def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
+    """Steps to a goal by learning rate and all else, with a colour bar.
 
     Args:
         axes: where to draw.
         sweep: the forecasts.
-        threshold: one of its thresholds.
+        threshold: one of its thresholds or targets.
     """
     rates = sorted({float(one.learning_rate) for one in sweep.settings})
     rows = list(dict.fromkeys(_label(one) for one in sweep.settings))
     table = np.full((len(rows), len(rates)), np.nan)
-    column = sweep.thresholds.index(threshold)
+    times = sweep.times(threshold)
     where = [(rows.index(_label(s)), rates.index(float(s.learning_rate))) for s in sweep.settings]
     for i, place in enumerate(where):
-        if sweep.stable[i] and sweep.steps[i, column] >= 0:
-            table[place] = sweep.steps[i, column]
+        if sweep.stable[i] and times[i] >= 0:
+            table[place] = times[i]
     edges = _edges(rates)
     axes.patch.set(hatch="///", facecolor="0.93", edgecolor="0.8")
     image = axes.pcolormesh(
@@ -119,13 +120,13 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float) -> None:
         bar.solids.set_rasterized(True)
 
 
-def plot_pareto(axes: Axes, sweep: Sweep, threshold: float) -> None:
+def plot_pareto(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
     """Final loss against cost; the settings that no other one beats in both are joined.
 
     Args:
         axes: where to draw.
         sweep: the forecasts.
-        threshold: one of its thresholds.
+        threshold: one of its thresholds or targets; a loss to get below is a line.
     """
     cost = sweep.cost(threshold)
     chosen = list(sweep.pareto(threshold))
@@ -143,6 +144,8 @@ def plot_pareto(axes: Axes, sweep: Sweep, threshold: float) -> None:
             str(sweep.settings[i]), (cost[i], sweep.final_loss[i]), xytext=(7, 5), fontsize=10,
             textcoords="offset points",
         )  # fmt: skip
+    if isinstance(threshold, Target) and threshold.metric == "loss":
+        axes.axhline(threshold.value, color=GREY, lw=1.2, ls=":", label=threshold.words())
     unit = "samples seen" if sweep.step_seconds is None else "seconds"
     axes.set_xlabel(f"{unit} until there")
     axes.set_ylabel("predicted loss at the horizon")
@@ -178,6 +181,9 @@ def _edges(rates: list[float]) -> np.ndarray:
 def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
     """Loss curves of the starting points, with the goals, and what their kernels say.
 
+    Targets are lines, with a star where a starting point gets below; those of the error have a
+    panel of their own.
+
     Args:
         found: a `jaxttp.forecast.Comparison`.
         title: above the figure.
@@ -192,9 +198,19 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
         >>> len(plot_comparison(found).axes)
         2
     """
-    figure, (left, right) = panels(2, title=title, width_ratios=(3, 2))
-    for name, curve, one in zip(found.names, found.loss, found.settings, strict=True):
-        left.plot(curve, lw=2, label=f"{name} (rate {one.learning_rate:.3g})")
+    by_error = any(target.metric == "error" for target in found.targets)
+    widths = (3, 3, 2) if by_error else (3, 2)
+    figure, (left, *middle, right) = panels(len(widths), title=title, width_ratios=widths)
+    labels = [
+        f"{name} (rate {one.learning_rate:.3g})"
+        for name, one in zip(found.names, found.settings, strict=True)
+    ]
+    _curves_to_targets(left, found, found.loss, "loss", labels)
+    for axes in middle:
+        _curves_to_targets(axes, found, found.error, "error", labels)
+        axes.set(xlabel="training step", ylabel="predicted training error")
+        axes.set_ylim(bottom=0)
+        tidy(axes)
     if (found.rule, found.metric) == ("absolute", "loss"):
         for goal in found.thresholds:
             left.axhline(goal, color=GREY, lw=1, ls=":")
@@ -215,3 +231,22 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
     for axes in (left, right):
         tidy(axes)
     return figure
+
+
+def _curves_to_targets(
+    axes: Axes, found: Comparison, curves: Any, metric: str, labels: list[str]
+) -> None:
+    """The curves of all starting points, with lines and stars for the targets of this metric."""
+    for i, label in enumerate(labels):
+        axes.plot(curves[i], color=CYCLE[i % len(CYCLE)], lw=2, label=label)
+    for column, target in enumerate(found.targets):
+        if target.metric != metric:
+            continue
+        axes.axhline(target.value, color=GREY, lw=1.2, ls=":", zorder=1)
+        axes.annotate(target.words(), (1, target.value), xycoords=("axes fraction", "data"),
+                      xytext=(-2, 3), textcoords="offset points", ha="right", color=GREY,
+                      fontsize=10)  # fmt: skip
+        for i, step in enumerate(found.target_steps[:, column]):
+            if step >= 0:
+                axes.plot(step, curves[i][step], "*", color=CYCLE[i % len(CYCLE)], ms=17,
+                          mec="white", mew=0.8, clip_on=False, zorder=6)  # fmt: skip

@@ -1,0 +1,272 @@
+"""Targets, from keywords to results: read off the curves of the thresholds, as sure as these."""
+
+import csv
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp import compare, extrapolate, online, predict_training_time, sweep, train
+from jaxttp.forecast import (
+    Candidate,
+    Descent,
+    Hyperparameters,
+    Online,
+    Problem,
+    Rule,
+    Target,
+    forecast_training,
+    grid,
+    sweep_kernel,
+)
+from jaxttp.forecast.doubt import Doubt
+from jaxttp.forecast.paths import Path
+from jaxttp.forecast.paths.base import Draws
+
+KEYS = jax.random.split(jax.random.key(11), 4)
+X, X_TEST = jax.random.normal(KEYS[0], (12, 3)), jax.random.normal(KEYS[1], (6, 3))
+Y, Y_TEST = (np.asarray(x[:, 0] > 0).astype(int) for x in (X, X_TEST))
+W = jax.random.normal(KEYS[2], (3, 2)) / 4
+
+
+def network(w, x):
+    return jnp.tanh(x @ w)
+
+
+def first_below(curve, value):
+    below = np.flatnonzero(np.asarray(curve) < value)
+    return int(below[0]) if len(below) else -1
+
+
+def predicted(learning_rate=1.0, **options):
+    return predict_training_time(
+        network, W, X, Y, learning_rate=learning_rate, steps=25, relinearize=0,
+        x_test=X_TEST, y_test=Y_TEST, **options,
+    )  # fmt: skip
+
+
+ASKED = {
+    "target_loss": (0.5, 1e-3), "target_error": 0.2, "target_test_loss": 0.55,
+    "target_test_error": [0.3],
+}  # fmt: skip
+
+
+def test_predictions_read_every_curve():
+    found = predicted(**ASKED)
+    curves = {
+        Target(0.5): found.loss, Target(1e-3): found.loss, Target(0.2, "error"): found.error,
+        Target(0.55, on="test"): found.test_loss, Target(0.3, "error", "test"): found.test_error,
+    }  # fmt: skip
+    assert found.targets == {t: first_below(c, t.value) for t, c in curves.items()}
+    assert list(found.targets) == list(curves)
+    assert found.targets[Target(0.5)] > 0  # it says something
+    assert found.targets[Target(1e-3)] == -1
+    assert found.reach(found.targets) == found.targets
+    table = str(found).splitlines()
+    assert table.index(next(row for row in table if row.startswith("  loss below 0.5 "))) == 4
+    assert any(row.split() == ["loss", "below", "0.001", "not", "reached"] for row in table)
+    assert any(row.startswith("  test error below 0.3 ") for row in table)
+    ends = [float(c[-1]) for c in (found.loss, found.error, found.test_loss, found.test_error)]
+    for end in ends:
+        assert f"-> {end:.4g}" in str(found)
+    assert predicted().targets == {}
+    # What diverges reaches nothing, though its loss is below the target on the way.
+    beyond = predicted(1.01 * found.max_learning_rate, **ASKED)
+    assert not beyond.stable
+    assert set(beyond.targets.values()) == set(beyond.reach(ASKED_TARGETS).values()) == {-1}
+
+
+ASKED_TARGETS = (Target(0.5), Target(0.3, "error", "test"))
+
+
+def test_smoothing_is_the_rules():
+    found = predicted(target_loss=0.5, thresholds=(0.5,), rule="absolute", smooth=5)
+    assert found.targets[Target(0.5)] == found.steps[0.5]
+    assert found.reach([Target(0.5)], smooth=5) == found.targets
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"target_loss": 0.0}, "target_loss must be greater than 0"),
+        ({"target_error": 1.5}, "target_error must be at most 1"),
+        ({"target_test_loss": 0.3}, r"target_test_loss=0\.3 cannot be read here\. Give x_test"),
+        ({"target_test_error": 0.3}, r"target_test_error=0\.3 cannot be read here"),
+    ],
+)
+def test_bad_targets_are_refused_before_any_work(options, words):
+    def never(w, x):
+        raise AssertionError("the network was called")
+
+    for door in (
+        lambda: predict_training_time(never, W, X, Y, learning_rate=1.0, relinearize=0, **options),
+        lambda: sweep(never, W, X, Y, grid(learning_rate=0.1), **options),
+        lambda: compare({"one": Candidate(never, W)}, X, Y, **options),
+    ):
+        if "test" in words and door.__code__.co_names[0] != "predict_training_time":
+            continue  # these have no such keyword
+        with pytest.raises(ValueError, match=words):
+            door()
+
+
+def test_test_targets_need_test_samples():
+    problem = Problem.of(network, W, X, Y)
+    descent = Descent.of(learning_rate=1.0, steps=5)
+    with pytest.raises(ValueError, match=r"target_test_loss=0\.3 .* Give x_test and y_test"):
+        forecast_training(problem, descent, targets=[Target(0.3, on="test")])
+    with pytest.raises(TypeError):
+        forecast_training(problem, descent, targets=[0.3])
+
+
+def test_targets_are_as_sure_as_thresholds():
+    # Oracle: the absolute rule of the same number, with all that widens its times.
+    rng = np.random.default_rng(0)
+    loss = np.exp(-np.linspace(0.0, 3.0, 31))
+    draws = loss * np.exp(0.1 * rng.standard_normal((7, 1)))
+    path = Path(
+        jnp.zeros((31, 1, 1)), jnp.asarray(loss), jnp.asarray(loss / 2), jnp.asarray(loss + 0.1),
+        jnp.asarray(loss), uncertainty=jnp.asarray(0.1 * loss),
+        draws=Draws(jnp.asarray(draws), jnp.asarray(draws / 2)),
+    )  # fmt: skip
+    parts = loss * np.linspace(0.97, 1.03, 4)[:, None]
+    sketched = (jnp.asarray(parts), jnp.asarray(parts / 2))
+    on_train = [Target(0.3), Target(0.01), Target(0.2, "error")]
+    on_test = Target(0.3, on="test")
+    found = Doubt.of(path, Rule(), stable=True, sketched=sketched, targets=[*on_train, on_test])
+    assert Doubt.of(path, Rule(), stable=True, sketched=sketched).steps == found.steps
+    for target in on_train:
+        alone = Doubt.of(path, target.rule(), stable=True, sketched=sketched)
+        assert found.targets[target] == alone.steps[target.value]
+        assert found.targets_band[target] == alone.steps_band[target.value]
+        if target.metric == "loss":
+            assert found.targets_uncertainty[target] == alone.steps_uncertainty[target.value]
+    assert found.targets[on_test] == first_below(loss + 0.1, 0.3)
+    assert on_test not in found.targets_band
+    assert set(found.targets_uncertainty) == {Target(0.3), Target(0.01)}
+    low, high = found.targets_band[Target(0.3)]
+    assert low < found.targets[Target(0.3)] < high
+
+
+KERNEL, START = jnp.diag(jnp.array([1.0, 0.5])), jnp.zeros((2, 1))
+VALUES = jnp.array([[1.0], [2.0]])
+SETTINGS = grid(learning_rate=(0.2, 1.0, 5.0), momentum=(0.0, 0.5), loss="squared_error", steps=30)
+
+
+def swept(**options):
+    return sweep_kernel(KERNEL, START, VALUES, SETTINGS, **options)
+
+
+def test_sweeps_rank_by_the_first_target(tmp_path):
+    targets = (Target(0.3), Target(0.01), Target(0.5, "error"))
+    found = swept(targets=targets, step_seconds=0.5)
+    assert found.targets == targets
+    assert found.target_steps.shape == (6, 3)
+    for i, good in enumerate(found.stable):
+        for k, target in enumerate(targets):
+            curve = found.loss[i] if target.metric == "loss" else found.error[i]
+            assert found.target_steps[i, k] == (first_below(curve, target.value) if good else -1)
+    times = found.times(targets[0])
+    assert times[found.best()] == min(t for t in times if t >= 0)
+    assert found.best() == found.best(targets[0]) == found.ranking()[0]
+    assert found.ranking(targets[1]) == tuple(sorted(
+        (i for i in range(6) if found.target_steps[i, 1] >= 0),
+        key=lambda i: (found.target_steps[i, 1], found.final_loss[i]),
+    ))  # fmt: skip
+    np.testing.assert_array_equal(found.cost()[found.stable & (times >= 0)],
+                                  0.5 * times[found.stable & (times >= 0)])  # fmt: skip
+    assert found.cheapest() == found.cheapest(targets[0])
+    assert found.pareto() == found.pareto(targets[0])
+    assert "the first to loss below 0.3" in str(found)
+    assert f"loss below 0.3: step {times[found.best()]}" in str(found)
+    found.to_csv(tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row, steps in zip(rows, found.target_steps, strict=True):
+        assert row["steps_loss_0.3"] == (str(steps[0]) if steps[0] >= 0 else "")
+        assert row["seconds_error_0.5"] == (str(0.5 * steps[2]) if steps[2] >= 0 else "")
+
+
+def test_sweeps_without_targets_rank_by_the_middle_threshold():
+    found = swept()
+    assert found.target_steps.shape == (6, 0)
+    assert found.error is None
+    assert found.best() == found.best(0.1)
+    assert found.pareto() == found.pareto(0.1)
+    assert not any(name.startswith("steps_loss") for name in found.rows()[0])
+    with pytest.raises(
+        ValueError, match=r"'loss below 0\.3' was not asked for; give .* target_loss"
+    ):
+        found.best(Target(0.3))
+    with pytest.raises(ValueError, match="no setting reaches loss below 1e-300"):
+        swept(targets=[Target(1e-300)]).best()
+    with pytest.raises(ValueError, match=r"target_test_loss=0\.3 .* about the training samples"):
+        swept(targets=[Target(0.3, on="test")])
+
+
+def test_the_door_of_sweeps_takes_numbers():
+    found = sweep(network, W, X, Y, grid(learning_rate=(0.3, 1.0), steps=12), target_error=0.25)
+    assert found.targets == (Target(0.25, "error"),)
+    assert found.error.shape == (2, 13)
+    assert found.times()[1] == first_below(found.error[1], 0.25)
+
+
+def test_comparisons_rank_by_targets_first():
+    starts = {
+        "slow": Candidate(lambda w, x: 0.3 * jnp.tanh(x @ w), W),
+        "fast": Candidate(network, W),
+    }
+    found = compare(
+        starts, X, Y, learning_rate=1.0, steps=20, time_steps=False, target_loss=0.55,
+        target_error=0.25,
+    )  # fmt: skip
+    assert found.targets == (Target(0.55), Target(0.25, "error"))
+    for i in range(2):
+        assert found.target_steps[i, 0] == first_below(found.loss[i], 0.55)
+        assert found.target_steps[i, 1] == first_below(found.error[i], 0.25)
+    assert found.names == ("fast", "slow")
+    assert found.target_steps[0, 0] >= 0
+    row = found.rows()[0]
+    assert row["steps_loss_0.55"] == found.target_steps[0, 0]
+    assert "loss below 0.55, error below 0.25" in str(found)
+    assert len(found.thresholds) == 2  # a tenth and a half of the start, as ever
+
+
+def test_extrapolated_targets_are_the_absolute_rules():
+    x = jax.random.normal(KEYS[3], (40, 3))
+    y = jnp.tanh(x[:, :1])
+    found = extrapolate(
+        network, W[:, :1], x, y, learning_rate=0.5, subset=30, key=jax.random.key(0), steps=20,
+        thresholds=(0.1,), rule="absolute", target_loss=(0.1, 1e-9), resamples=2,
+    )  # fmt: skip
+    assert found.targets == {Target(0.1): found.steps[0.1], Target(1e-9): -1}
+    assert found.targets[Target(0.1)] >= 0
+    assert found.targets_spread == {Target(0.1): found.spread[0.1], Target(1e-9): np.inf}
+    assert str(found).count("loss below 0.1 ") == 2
+    with pytest.raises(ValueError, match="target_loss must be greater than 0"):
+        extrapolate(
+            network, W[:, :1], x, y, learning_rate=0.5, subset=30, key=jax.random.key(0),
+            target_loss=0.0,
+        )  # fmt: skip
+
+
+def test_corrected_forecasts_read_the_corrected_curve():
+    setting = Hyperparameters(0.2, loss="squared_error", steps=40)
+    real = 0.5 * 0.85 ** (2 * np.arange(9))
+    ones = jnp.ones((2, 1))
+    found = online(
+        jnp.eye(2), jnp.zeros((2, 1)), ones, setting, losses=real, target_loss=(0.3, 0.01)
+    )
+    assert found.targets == {Target(v): first_below(found.loss, v) for v in (0.3, 0.01)}
+    assert found.targets[Target(0.3)] < 8 < found.targets[Target(0.01)]
+    assert "loss below 0.01" in str(found)
+
+
+def test_the_callback_takes_targets():
+    setting = Hyperparameters(1.0, steps=12)
+    watch = Online(network, W, X, Y, setting, target_loss=0.5)
+    train(network, W, X, Y, loss="cross_entropy", optimizer=setting.optimizer(), steps=4,
+          callback=watch)  # fmt: skip
+    for kind in ("losses", "weights"):
+        found = watch.forecast(kind, **({"rebuilds": 1} if kind == "weights" else {}))
+        assert found.targets == {Target(0.5): first_below(found.loss, 0.5)}

@@ -1,0 +1,112 @@
+"""Targets: what is below a value, off which curve, and what the keywords of front doors name."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp.crossing import smooth_curve
+from jaxttp.rule import Curves, Rule, Target, check_targets, reach, targets_of
+from jaxttp.training import TrainingRun
+
+LOSS = np.array([2.0, 1.0, 0.5, 0.6, 0.25, 0.1])
+ERROR = np.array([0.75, 0.5, 0.5, 0.25, 0.0, 0.0])
+CURVES = Curves(LOSS, ERROR, test_loss=LOSS + 0.1, test_error=ERROR[::-1])
+
+
+def first_below(curve, value):
+    below = np.flatnonzero(np.asarray(curve) < value)
+    return int(below[0]) if len(below) else -1
+
+
+@pytest.mark.parametrize("value", [2.5, 1.0, 0.55, 0.3, 0.1])
+@pytest.mark.parametrize("smooth", [1, 3])
+def test_targets_are_read_off_their_own_curve(value, smooth):
+    targets = [Target(value), Target(value, on="test")]
+    found = reach(CURVES, targets, smooth=smooth)
+    for target, curve in zip(targets, (CURVES.loss, CURVES.test_loss), strict=True):
+        assert found[target] == first_below(smooth_curve(curve, smooth), value)
+    errors = [Target(min(value, 1.0), "error", on) for on in ("train", "test")]
+    found = reach(CURVES, errors, smooth=smooth)
+    for target, curve in zip(errors, (CURVES.error, CURVES.test_error), strict=True):
+        assert found[target] == first_below(smooth_curve(curve, smooth), target.value)
+
+
+def test_a_target_is_the_absolute_rule():
+    target = Target(0.3)
+    assert target.rule(3) == Rule((0.3,), "absolute", smooth=3)
+    assert reach(CURVES, [target])[target] == Rule((0.3,), "absolute").read(LOSS, ERROR)[0.3]
+    assert reach(CURVES, [target], reached=False) == {target: -1}
+
+
+def test_targets_are_values():
+    assert Target(1) == Target(1.0) != Target(1.0, "error") != Target(1.0, "error", "test")
+    assert len({Target(0.5), Target(0.5, "loss", "train"), Target(0.5, on="test")}) == 2
+    assert Target(0.3).words() == "loss below 0.3"
+    assert Target(0.05, "error", "test").words() == "test error below 0.05"
+    assert Target(0.05, "error", "test").column == "test_error_0.05"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((0.0,), "value must be greater than 0"),
+        ((-1.0,), "value must be greater than 0"),
+        ((float("nan"),), "value must be finite"),
+        ((float("inf"),), "value must be finite"),
+        (("0.3",), "value must be a number"),
+        ((5, "error"), "value must be at most 1"),
+        ((0.3, "accuracy"), "metric='accuracy' is not known"),
+        ((0.3, "loss", "validation"), "on='validation' is not known"),
+    ],
+)
+def test_bad_targets_are_refused(arguments, words):
+    # Shape checks, on under pytest alone, refuse a text as a number before the library does.
+    with pytest.raises(Exception, match=words if arguments != ("0.3",) else "value"):
+        Target(*arguments)
+
+
+def test_keywords_name_targets_in_order():
+    found = targets_of([0.3, 0.1, 0.3], 0.5, 2, (0.25,))
+    assert found == (
+        Target(0.3), Target(0.1), Target(0.5, "error"), Target(2.0, on="test"),
+        Target(0.25, "error", "test"),
+    )  # fmt: skip
+    assert targets_of() == targets_of(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"target_loss": 0}, r"target_loss must be greater than 0; got 0"),
+        ({"target_loss": (0.3, -1.0)}, r"target_loss must be greater than 0; got -1"),
+        ({"target_error": 5}, r"target_error must be at most 1, as an error is a share; got 5"),
+        ({"target_test_error": float("inf")}, "target_test_error must be finite"),
+    ],
+)
+def test_keywords_are_named_in_errors(keywords, words):
+    with pytest.raises(ValueError, match=words):
+        targets_of(**keywords)
+
+
+def test_targets_of_curves_that_are_not_there():
+    with pytest.raises(ValueError, match=r"target_test_loss=0\.3 cannot be read here\. Give x"):
+        targets_of(target_test_loss=0.3, known=("loss", "error"), remedy="Give x_test.")
+    with pytest.raises(ValueError, match=r"target_error=0\.1 .* The curves at hand are loss\."):
+        reach(Curves(LOSS), [Target(0.1, "error")])
+    for bad in (Target(0.3), [0.3]):
+        # Not a ValueError of ours: a value in the place of a list is a slip of the program.
+        with pytest.raises(TypeError):
+            check_targets(bad)
+    with pytest.raises(ValueError, match="smooth"):
+        reach(CURVES, [Target(0.3)], smooth=99)
+
+
+def test_a_real_run_is_read_alike():
+    none = jnp.zeros((6, 1, 1))
+    run = TrainingRun(jnp.asarray(LOSS), jnp.asarray(ERROR), none, None, 1.0, 0.0)
+    targets = (Target(0.3), Target(0.3, "error"), Target(0.01))
+    assert run.reach(targets) == dict(zip(targets, (4, 3, -1), strict=True))
+    assert run.reach({Target(0.6): 9}) == {Target(0.6): 2}  # as the keys of Prediction.targets
+    assert run._replace(loss=run.loss.at[-1].set(jnp.nan)).reach(targets[:1]) == {targets[0]: -1}
+    with pytest.raises(ValueError, match=r"target_test_loss=0\.3 .* curves at hand"):
+        run.reach([Target(0.3, on="test")])
