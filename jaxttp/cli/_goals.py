@@ -28,7 +28,7 @@ def add_targets(table: Table, targets: Iterable[Any], *, stable: bool, between: 
         between: columns of the table that say nothing of targets, before those of the real run.
     """
     for one in targets:
-        row = [one.words, *cells(one.steps, one.seconds), *["-"] * between]
+        row = [one.words, *cells(one.steps, one.seconds, one.unsure), *["-"] * between]
         if one.real_steps is not None:
             row += cells(one.real_steps, one.real_seconds, stable=stable)
         table.add_row(*row)

@@ -87,6 +87,7 @@ def compare(
         "rule": found.rule,
         "metric": found.metric,
         "thresholds": list(found.thresholds),
+        "targets": [target.words() for target in found.targets],
         "rows": [_finite(row) for row in found.rows()],
     }
     shell.deliver(
@@ -116,14 +117,18 @@ def _print(console: Console, task: Any, found: Any) -> None:
     from jaxttp.adapters import output_shape
 
     print_task(console, task)
-    spent = found.seconds()
-    # The hardest goal that anybody reaches: one target for all.
-    reached = [k for k in range(len(found.thresholds)) if np.any(found.steps[:, k] >= 0)]
+    # Targets, where there are any, say all; else the hardest goal that anybody reaches is timed.
+    steps, spent = found.steps, found.seconds()
+    goals = [f"{found.metric} {goal:.3g}" for goal in found.thresholds]
+    reached = [k for k in range(len(goals)) if np.any(steps[:, k] >= 0)]
     column = min(reached, key=lambda k: found.thresholds[k], default=0)
+    if found.targets:
+        steps, spent, column = found.target_steps, found.target_seconds(), 0
+        goals = [f"{target.metric} {target.value:.3g}" for target in found.targets]
     table = Table("train")
-    for goal in found.thresholds:
-        table.add_column(f"steps to {found.metric} {goal:.3g}", justify="right")
-    timed = f"seconds to {found.metric} {found.thresholds[column]:.3g}"
+    for goal in goals:
+        table.add_column(f"steps to {goal}", justify="right")
+    timed = f"seconds to {goals[column]}"
     for title in (timed, "rate", "final loss"):
         table.add_column(title, justify="right")
     why = Table("why")
@@ -133,7 +138,7 @@ def _print(console: Console, task: Any, found: Any) -> None:
     rounding = np.prod(outputs) * np.finfo(np.float32).eps
     for i, name in enumerate(found.names):
         reason = found.explanations[i]
-        times = [str(t) if t >= 0 else "-" for t in found.steps[i]]
+        times = [str(t) if t >= 0 else "-" for t in steps[i]]
         seconds = spent[i, column]
         hidden = reason.condition_number * rounding > 0.5
         table.add_row(

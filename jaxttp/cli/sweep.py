@@ -65,7 +65,7 @@ def sweep(
     problem = None
     if result.fastest is None:
         problem = (
-            f"no setting reaches {result.threshold:g} stably; try rates below "
+            f"no setting gets to {result.sweep.goal(result.threshold)} stably; try rates below "
             f"{result.max_learning_rate:.4g}, or more steps."
         )
     shell.deliver(
@@ -96,10 +96,12 @@ def _write(result: Any, folder: Path) -> list[Path]:
 
 
 def _print(console: Console, result: Any) -> None:
+    from jaxttp.rule import Target
+
     swept = result.sweep
     print_task(console, result.task)
     goal = swept.goal(result.threshold)
-    column = swept.thresholds.index(result.threshold)
+    times = swept.times(result.threshold)
     cost = swept.cost(result.threshold)
     for heading, chosen in (
         (f"fewest steps to {goal}", swept.ranking(result.threshold)[:FASTEST]),
@@ -111,12 +113,12 @@ def _print(console: Console, result: Any) -> None:
         for i in chosen:
             timed = "-" if swept.step_seconds is None else seconds_text(cost[i])
             table.add_row(
-                str(swept.settings[i]), str(swept.steps[i, column]), timed,
+                str(swept.settings[i]), str(times[i]), timed,
                 f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",
             )  # fmt: skip
         console.print(table)
     own = ""
-    if swept.rule == "relative":
+    if swept.rule == "relative" and not isinstance(result.threshold, Target):
         own = (
             "each setting is measured by its own drop, so look at the loss at the end, too "
             "(--target-loss measures all by the same loss); "
@@ -132,6 +134,6 @@ def _print(console: Console, result: Any) -> None:
     console.print(f"largest stable learning rate: {result.max_learning_rate:.4g} (no momentum)")
     if result.fastest is not None:
         best = swept.settings[result.fastest]
-        console.print(f"fastest to {goal}: {best} ({swept.steps[result.fastest, column]} steps)")
+        console.print(f"fastest to {goal}: {best} ({times[result.fastest]} steps)")
         if swept.trust.get(result.fastest) is not None:
             console.print(f"trust: {swept.trust[result.fastest]}", soft_wrap=True)

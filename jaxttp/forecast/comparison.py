@@ -125,7 +125,14 @@ class Comparison:
 
     def seconds(self) -> np.ndarray:
         """Seconds to every threshold (K, E); infinite where never reached, NaN where not timed."""
-        return np.where(self.steps >= 0, self.steps * self.step_seconds[:, None], np.inf)
+        return self._seconds(self.steps)
+
+    def target_seconds(self) -> np.ndarray:
+        """Seconds to every target (K, L), likewise."""
+        return self._seconds(self.target_steps)
+
+    def _seconds(self, steps: np.ndarray) -> np.ndarray:
+        return np.where(steps >= 0, steps * self.step_seconds[: len(steps), None], np.inf)
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat dictionary a starting point, of plain values; None where there is no number."""

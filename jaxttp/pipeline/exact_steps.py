@@ -31,7 +31,7 @@ from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
 from jaxttp.pipeline._plain import plain_numbers
 from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.goals import Arrival, arrivals, targets_of
+from jaxttp.pipeline.goals import Arrival, aims, arrivals
 from jaxttp.pipeline.settings import check_targets
 from jaxttp.pipeline.tasks import REGRESSION
 from jaxttp.training import TrainingRun, train
@@ -177,10 +177,10 @@ class TaskSteps:
     @property
     def targets(self) -> tuple[Arrival, ...]:
         """When the losses and errors aimed at are reached, forecast and real."""
-        aims = targets_of(self.settings)
+        targets = aims(self.settings)
         with jax.enable_x64(True):
-            ahead = arrivals(aims, self.forecast, reached=True, step_seconds=None)
-            real = arrivals(aims, self, reached=self.stable, step_seconds=None)
+            ahead = arrivals(targets, self.forecast, reached=True, step_seconds=None)
+            real = arrivals(targets, self, reached=self.stable, step_seconds=None)
         pairs = zip(ahead, real, strict=True)
         return tuple(one._replace(real_steps=other.steps) for one, other in pairs)
 

@@ -11,7 +11,7 @@ from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
 from jaxttp.forecast import Extrapolation, extrapolate
 from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.goals import Arrival, arrivals, targets_of
+from jaxttp.pipeline.goals import Arrival, aims, arrivals
 from jaxttp.pipeline.optimizers import make_optimizer
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
@@ -69,7 +69,7 @@ class TaskExtrapolation:
         """When the losses that the settings aim at are reached."""
         each = None if self.step_time is None else self.step_time.seconds
         return arrivals(
-            targets_of(self.settings),
+            aims(self.settings),
             self.found,
             reached=self.found.stable,
             step_seconds=each,

@@ -88,8 +88,7 @@ def report_task(
         "progress": progress,
     }  # fmt: skip
     around = dataclasses.replace(
-        settings, optimizer="sgd", weight_decay=None, nesterov=False, target_loss=(),
-        target_error=(),
+        settings, optimizer="sgd", weight_decay=None, nesterov=False,
     )  # fmt: skip
     swept = sweep_task(
         around, batch_sizes=(settings.batch_size,), schedules=(settings.schedule,),

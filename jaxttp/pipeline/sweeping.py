@@ -28,10 +28,11 @@ from jaxttp.forecast.sweeps import with_trust
 from jaxttp.models import lora
 from jaxttp.ntk._select import leaf_paths
 from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.goals import reading
+from jaxttp.pipeline.goals import aims
 from jaxttp.pipeline.optimizers import make_optimizer, warmed
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
+from jaxttp.rule import Target
 from jaxttp.training import time_step
 
 Progress = Callable[[str, int, int], None]
@@ -49,13 +50,13 @@ class TaskSweep:
         settings: the task; its rate, momentum, schedule and batch size are not used.
         task: the network and data.
         sweep: the forecasts.
-        threshold: the goal that the advice is for.
+        threshold: the goal that the advice is for, a threshold or a `Target`.
     """
 
     settings: Settings
     task: Task
     sweep: Sweep
-    threshold: float
+    threshold: float | Target
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -80,7 +81,11 @@ class TaskSweep:
             "note": self.task.note,
             "settings": dataclasses.asdict(self.settings),
             "thresholds": list(self.sweep.thresholds),
-            "threshold": self.threshold,
+            "threshold": (
+                goal.value if isinstance(goal := self.threshold, Target) else self.threshold
+            ),
+            "goal": self.sweep.goal(self.threshold),
+            "targets": [one.words() for one in self.sweep.targets],
             "rule": self.sweep.rule,
             "metric": self.sweep.metric,
             "max_learning_rate": self.max_learning_rate,
@@ -108,13 +113,14 @@ def sweep_task(
 
     Args:
         settings: data, samples, loss, horizon, warm-up of every schedule, thresholds, metric, seed;
-            target losses (or errors) take the place of the thresholds, and the advice is for the
-            first of them. Their optimiser is "sgd": a sweep is of heavy-ball descent.
+            where there are target losses or errors, the advice is for the first of them. Their
+            optimiser is "sgd": a sweep is of heavy-ball descent.
         learning_rates: when None 16, from a hundredth of the largest stable rate to twice it.
         momenta: heavy-ball.
         batch_sizes: None for full batches.
         schedules: names of `jaxttp.forecast.hyperparameters.SCHEDULES`.
-        threshold: one of the settings' thresholds, for the advice; their middle one when None.
+        threshold: one of the settings' thresholds, or of their targets' values, for the advice;
+            the first target when None, or the middle threshold where there is none.
         metric: which curve the training times are read off; that of the settings when None.
         time_steps: also measure the seconds of a step, for every batch size.
         task: what `build_task` makes of the settings, where it is at hand.
@@ -134,13 +140,8 @@ def sweep_task(
         (16, True)
     """
     check_unused(settings, ("optimizer", "weight_decay", "nesterov"), OTHERS)
-    goals = reading(
-        settings, thresholds=settings.thresholds, rule="relative", metric=metric or settings.metric
-    )
-    thresholds = goals["thresholds"]
-    usual = thresholds[0 if goals["rule"] == "absolute" else len(thresholds) // 2]
-    goal = usual if threshold is None else threshold
-    check_choice("threshold", goal, thresholds)
+    targets = aims(settings)
+    goal = _goal(threshold, settings.thresholds, targets)
     report = progress or (lambda stage, done, total: None)
     task = build_task(settings) if task is None else task
     problem = Problem.of(*task.model, task.x, task.y, loss=task.loss)
@@ -170,10 +171,23 @@ def sweep_task(
     report("sweep", 0, 1)
     swept = sweep_kernel(
         lines.first, problem.f0, task.y, grid(learning_rate=learning_rates, **common),
-        key=key, step_seconds=seconds, **goals,
+        key=key, step_seconds=seconds, thresholds=settings.thresholds, targets=targets,
+        metric=metric or settings.metric,
     )  # fmt: skip
     swept = with_trust(swept, lines, task.y, key=key)
     return TaskSweep(settings, task, swept, goal)
+
+
+def _goal(
+    wanted: float | None, thresholds: Sequence[float], targets: Sequence[Target]
+) -> float | Target:
+    """What advice is for."""
+    if wanted is None:
+        return targets[0] if targets else thresholds[len(thresholds) // 2]
+    for target in targets:
+        if target.value == wanted:
+            return target
+    return check_choice("threshold", wanted, (*thresholds, *(one.value for one in targets)))
 
 
 STARTS = "every start is forecast by heavy-ball descent at one rate, its own best if none is given"
@@ -271,7 +285,7 @@ def compare_task(
 
     Args:
         settings: data, samples, loss, momentum, batch size, horizon, metric, rank of adapters and
-            seed; target losses (or errors) take the place of thresholds and rule.
+            seed; target losses and errors, which rank before the thresholds.
         names: of `START_NAMES`; when None "all" of several networks, all but "lora" of one.
         networks: models and weights to compare; that of the settings when empty.
         learning_rate: of all; each gets its own best when None.
@@ -295,7 +309,6 @@ def compare_task(
     """
     check_unused(settings, ("optimizer", "weight_decay", "nesterov", "schedule", "warmup"), STARTS)
     check_unused(settings, ("trainable",), "names say what is trained")
-    goals = reading(settings, thresholds=thresholds, rule=rule, metric=metric or settings.metric)
     several = len(networks) > 1
     names = names or (("all",) if several else START_NAMES[:-1])
     tasks: dict[str, Task] = {}
@@ -319,6 +332,8 @@ def compare_task(
     found = compare(
         candidates, task.x, task.y, loss=task.loss, learning_rate=learning_rate,
         momentum=settings.momentum, batch_size=settings.batch_size, steps=settings.steps,
-        key=jax.random.key(settings.seed), time_steps=time_steps, **goals,
+        key=jax.random.key(settings.seed), time_steps=time_steps, thresholds=thresholds, rule=rule,
+        metric=metric or settings.metric, target_loss=settings.target_loss,
+        target_error=settings.target_error,
     )  # fmt: skip
     return task, found

@@ -9,7 +9,7 @@ import jax
 from jaxttp._result import RESULT
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.pipeline._plain import plain_numbers
-from jaxttp.pipeline.goals import Arrival, arrivals, targets_of
+from jaxttp.pipeline.goals import Arrival, aims, arrivals
 from jaxttp.pipeline.optimizers import make_optimizer, rebuilt_kernels
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
@@ -68,7 +68,7 @@ class Forecast:
     def targets(self) -> tuple[Arrival, ...]:
         """When the losses and errors that the settings aim at are reached, forecast and real."""
         return arrivals(
-            targets_of(self.settings), self.prediction, reached=self.prediction.stable,
+            aims(self.settings), self.prediction, reached=self.prediction.stable,
             step_seconds=self.step_time.seconds, run=self.run,
         )  # fmt: skip
 
@@ -150,6 +150,8 @@ def forecast(
         steps=settings.steps,
         thresholds=settings.thresholds,
         metric=settings.metric,
+        target_loss=settings.target_loss,
+        target_error=settings.target_error,
         relinearize=rebuilt_kernels(settings),
         sketch_dim=settings.sketch_dim,
         key=keys[0],

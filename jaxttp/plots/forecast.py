@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from jaxttp.forecast import Extrapolation, Online, OnlineForecast, Prediction, WallClock
 from jaxttp.gauss_newton import StepForecast
 from jaxttp.pipeline import Forecast, PrunedRun, TaskExtrapolation
+from jaxttp.pipeline.optimizers import training_words
 from jaxttp.plots._draw import figure_of, styled
 from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, tidy
 from jaxttp.rule import Target
@@ -257,19 +258,13 @@ def plot_forecast(result: Forecast) -> Figure:
         >>> len(plot_forecast(result).axes)
         2
     """
-    figure, (left, right) = panels(2, title=f"{result.task.description}\n{rates_in_words(result)}")
+    figure, (left, right) = panels(
+        2, title=f"{result.task.description}\n{training_words(result.settings)}"
+    )
     run, real = result.run, result.real_steps
     plot_loss(left, result.prediction, run=run, real_steps=real, name=result.task.loss)
     plot_error(right, result.prediction, run=run, classes=has_classes(result))
     return figure
-
-
-def rates_in_words(result: Forecast) -> str:
-    """Rate, momentum and batch size of a forecast."""
-    settings = result.settings
-    momentum = f", momentum {settings.momentum:g}" if settings.momentum else ""
-    batch = f", batch {settings.batch_size}" if settings.batch_size else ""
-    return f"learning rate {settings.learning_rate:g}{momentum}{batch}"
 
 
 def has_classes(result: Forecast) -> bool:

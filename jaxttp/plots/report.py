@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,16 +15,19 @@ from jaxttp._files import replaced
 from jaxttp._versions import versions
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.pipeline import TaskReport
+from jaxttp.pipeline.optimizers import training_words
 from jaxttp.plots import _page
 from jaxttp.plots._draw import draw, figure_of, styled
 from jaxttp.plots._style import legend, panels
-from jaxttp.plots.forecast import has_classes, plot_error, plot_loss, rates_in_words
+from jaxttp.plots.forecast import has_classes, plot_error, plot_loss
 from jaxttp.plots.kernel import plot_eigenvalues, plot_law, plot_shares
 from jaxttp.plots.sweeps import plot_heat_map, plot_pareto
 from jaxttp.rule import Target
 
 WIDTH, HEIGHT = 4.2, 3.6
 """Inches of a panel: a phone shows its text at about its own size."""
+WORTH = 0.01
+"""More steps are worth it where the last tenth of them brings more than this share of the fall."""
 
 
 @figure_of
@@ -88,11 +92,14 @@ def report_html(result: TaskReport) -> str:
         HTML that needs no network and follows the reader's light or dark.
     """
     found, swept = result.forecast, result.sweep
-    goal, trust = f"{100 * swept.threshold:g} %", found.prediction.trust
+    goal, trust = swept.sweep.goal(swept.threshold), found.prediction.trust
     parts = [
         _page.heading("How long will it train?", 1),
         _page.paragraph(found.task.description),
-        _page.paragraph(f"{rates_in_words(found)}, {found.prediction.horizon} steps", soft=True),
+        _page.paragraph(
+            f"{training_words(found.settings)}, {found.prediction.horizon} steps", soft=True
+        ),
+        _page.paragraph(" ".join(_to_act_on(result))),
         _page.cards(_first_numbers(result)),
         _page.heading("Forecast"),
         _page.table(*_times(result)),
@@ -109,7 +116,7 @@ def report_html(result: TaskReport) -> str:
             {
                 "sweep": (
                     _panel(_heat_map_panel, result),
-                    f"Steps to {goal} of the loss's drop; hatched settings diverge or do not get "
+                    f"Steps to {goal}; hatched settings diverge or do not get "
                     "there, the line is the largest stable rate, the star the fewest steps.",
                 ),
                 "pareto": (
@@ -164,6 +171,46 @@ def save_report(result: TaskReport, path: str | os.PathLike[str]) -> Path:
     with replaced(path) as place:
         place.write_text(text, encoding="utf-8")
     return path
+
+
+def _to_act_on(result: TaskReport) -> list[str]:
+    """When it is done, whether a faster rate is at hand, and whether more steps are worth it."""
+    found, swept = result.forecast, result.sweep
+    prediction, each = found.prediction, found.step_time.seconds
+    loss = np.asarray(prediction.loss, float)
+    if not prediction.stable:
+        return [
+            f"Do not train with these settings: {prediction.message}.",
+            f"Without momentum, rates up to {swept.max_learning_rate:.3g} are stable.",
+        ]
+    targets = prediction.targets
+    times = {t.words(): step for t, step in targets.items()} or {
+        f"{100 - 100 * e:g} % of its fall": step for e, step in prediction.steps.items()
+    }
+    words, step = list(times.items())[0 if targets else len(times) // 2]
+    when = f"is there at step {step}, after {readable_time(step * each)} on this device"
+    out = [
+        f"The {found.task.loss.replace('_', '-')} loss falls from {loss[0]:.3g} to {loss[-1]:.3g} "
+        f"in {prediction.horizon} steps; {words} " + (when if step >= 0 else "is not reached") + "."
+    ]
+    here, best = None if step < 0 else step, swept.fastest
+    if best is not None:
+        faster = int(swept.sweep.times(swept.threshold)[best])
+        one = swept.sweep.settings[best]
+        if here is None or faster < 0.8 * here:
+            out.append(
+                f"By one kernel, {one} would take {faster} steps to "
+                f"{swept.sweep.goal(swept.threshold)}: forecast it, and train it if that holds."
+            )
+        else:
+            out.append("By one kernel, no other rate or momentum tried is a fifth faster.")
+    tenth = max(1, prediction.horizon // 10)
+    left = (loss[-1 - tenth] - loss[-1]) / max(loss[0] - loss[-1], 1e-30)
+    out.append(
+        f"In its last tenth the loss still falls by {100 * left:.1f} % of the whole: more steps are "
+        + ("worth it." if left > WORTH else "hardly worth it.")
+    )
+    return out
 
 
 def _first_numbers(result: TaskReport) -> dict[str, str]:
