@@ -41,10 +41,11 @@ def test_the_bounds_are_never_violated(widths):
 @pytest.mark.parametrize("n", [3, 5, 20])
 def test_the_bounds_hold_with_a_covariance_singular_or_not(n):
     rng = np.random.default_rng(n)
+    compiled = jax.jit(lambda ws, s: conditioning.linear_bound(ws, s))
     for _ in range(40):
         weights = brute.draw(rng, (5, 8, 6, 3))
         sigma = brute.covariance(rng, 5, n)
-        bounds = conditioning.linear_bound(weights, sigma)
+        bounds = compiled(weights, sigma)
         kappa = brute.pseudo_condition(brute.gauss_newton(weights, sigma), 1e-13)
         assert kappa <= float(bounds.convex) * (1 + 1e-9)
         values = np.linalg.eigvalsh(sigma)[-min(n, 5) :]
@@ -88,12 +89,13 @@ def test_bounds_by_hand():
 def test_unpadded_singular_values_would_violate_the_bound():
     """The erratum: with svd(...)[-1] many random networks violate the printed bound."""
     rng, violated, padded = np.random.default_rng(2), 0, 0
+    bound = jax.jit(lambda ws: conditioning.linear_bound(ws).convex)
     for _ in range(100):
         v, w = brute.draw(rng, (5, 2, 3))
         kappa = brute.pseudo_condition(brute.gauss_newton([v, w]))
         s, t = (np.linalg.svd(m, compute_uv=False) for m in (w, v))
         violated += kappa > (s[0] ** 2 + t[0] ** 2) / (s[-1] ** 2 + t[-1] ** 2)
-        padded += kappa > float(conditioning.linear_bound([v, w]).convex)
+        padded += kappa > float(bound([v, w]))
     assert violated > 10
     assert padded == 0
 
@@ -205,8 +207,8 @@ def test_functional_hessian(k, d, m):
         return 0.5 * jnp.sum((out - z @ x) ** 2) / 30
 
     flat, unravel = jax.flatten_util.ravel_pytree((jnp.asarray(w), jnp.asarray(v)))
-    full = jax.hessian(lambda p: loss(unravel(p)))(flat)
-    j = jax.jacfwd(lambda p: (unravel(p)[0] @ (unravel(p)[1] @ x)).reshape(-1))(flat)
+    full = jax.jit(jax.hessian(lambda p: loss(unravel(p))))(flat)
+    j = jax.jit(jax.jacfwd(lambda p: (unravel(p)[0] @ (unravel(p)[1] @ x)).reshape(-1)))(flat)
     want = np.linalg.eigvalsh(np.asarray(full - j.T @ j / 30))
     got = conditioning.functional_hessian_spectrum((w @ v - z) @ sigma, m)
     np.testing.assert_allclose(got, want, atol=1e-12 * np.abs(want).max())

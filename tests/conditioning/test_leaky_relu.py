@@ -18,7 +18,7 @@ def test_gram_equals_the_sum_over_units_and_autodiff(alpha, d, k, m, n):
     def network(parameters):
         return (parameters[0] @ jax.nn.leaky_relu(parameters[1] @ x, alpha)).T.reshape(-1)
 
-    parts = jax.jacrev(network)((jnp.asarray(w), jnp.asarray(v)))
+    parts = jax.jit(jax.jacrev(network))((jnp.asarray(w), jnp.asarray(v)))
     j = np.concatenate([np.asarray(part).reshape(n * k, -1) for part in parts], axis=1)
     np.testing.assert_allclose(got, j @ j.T, atol=1e-12)  # rounding of sums of ten terms
 

@@ -90,7 +90,7 @@ def test_scales_are_fixed_factors_and_batch_norm_normalises():
             total = total * scales[index][:, None] if index < len(scales) else total
         return total.reshape(-1)
 
-    parts = jax.jacrev(network)([jnp.asarray(w) for w in weights])
+    parts = jax.jit(jax.jacrev(network))([jnp.asarray(w) for w in weights])
     j = np.concatenate([np.asarray(p).reshape(12, -1) for p in parts], axis=1)
     got = conditioning.gauss_newton_linear(weights, sigma, scales=scales)
     np.testing.assert_allclose(got, j @ j.T, rtol=1e-11, atol=1e-12)  # rounding

@@ -38,7 +38,7 @@ def brute(task, kind, loss):
             return 0.5 * jnp.sum((f - y) ** 2) / 5
         return -jnp.sum(y * jax.nn.log_softmax(f)) / 5
 
-    full = np.asarray(jax.hessian(value)(flat))
+    full = np.asarray(jax.jit(jax.hessian(value))(flat))
     if kind == "gauss_newton":
         return np.einsum("nap,naq->pq", j, j) / 5
     if kind == "hessian":

@@ -191,7 +191,12 @@ CASES = {  # how a setting is computed, and two settings
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("diffusion", "diffusion, fixed noise")  # forecasts with noise are counted in any case
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in CASES]
+)
 def test_the_second_setting_compiles_nothing(problem, line, name):
     compute, (one, other) = CASES[name]
     first = compute(line, problem, one)

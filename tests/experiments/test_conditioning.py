@@ -215,7 +215,7 @@ def test_condition_of_the_head_by_brute_force():
     np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-5)  # float32 weights
     np.testing.assert_allclose(outputs[2], outputs[0], atol=1e-5)
     head = ways["head", 0]
-    jacobian = jax.jacrev(lambda w: head.apply_fn(w, x))(head.params)
+    jacobian = jax.jit(jax.jacrev(lambda w: head.apply_fn(w, x)))(head.params)
     flat = np.concatenate([np.reshape(j, (8, -1)) for j in jax.tree.leaves(jacobian)], axis=1)
     values = np.linalg.svd(flat.astype(np.float64), compute_uv=False) ** 2 / 4
     row = fine_tuning._row(head, "head", 0, x, np.array([0, 1, 0, 1]), settings)

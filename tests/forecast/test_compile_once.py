@@ -75,7 +75,9 @@ PAIRS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "noise model" else ()) for n in PAIRS]
+)
 def test_the_second_forecast_compiles_nothing(name):
     first, second = ({"relinearize": 0} | options for options in PAIRS[name])
     one = predict_training_time(network, W, X, Y, steps=7, **first)

@@ -60,7 +60,7 @@ def test_the_loss_of_j_plus_and_of_the_right_inverse_agree_to_first_order():
     w, v, x = network(blocks=2, half=2, width=16, samples=4)
     f = revmlp_forward(w, v, x, activation="tanh")
     epsilon = f - 1
-    dense = jax.jacrev(lambda w: revmlp_forward(w, v, x, activation="tanh"))(w)
+    dense = jax.jit(jax.jacrev(lambda w: revmlp_forward(w, v, x, activation="tanh")))(w)
     plus = np.linalg.pinv(np.asarray(dense).reshape(f.size, -1)) @ np.ravel(epsilon)
     ours = gauss_newton_direction(w, v, x, epsilon, activation="tanh", pseudoinverse="exact")
     gaps = []

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.usefixtures("strict_dtypes")
 def brute(w, v, x1, x2, readout, activation):
     def j(x):
         p = jnp.eye(x.shape[1], dtype=x.dtype) if readout is None else readout
-        dense = jax.jacrev(lambda w: revmlp_forward(w, v, x, activation=activation) @ p.T)(w)
+        whole = jax.jacrev(lambda w: revmlp_forward(w, v, x, activation=activation) @ p.T)
+        dense = jax.jit(whole)(w)
         return np.asarray(dense, float).reshape(x.shape[0], p.shape[0], -1)
 
     return np.einsum("iap,jbp->iajb", j(x1), j(x2))

@@ -94,8 +94,8 @@ def test_every_mode_of_differentiation_works():
         return jax.jvp(jax.grad(loss), (w,), (w,))[1]
 
     np.testing.assert_allclose(curvature(True), curvature(False), atol=1e-12)  # the same sums
-    dense = jax.jacrev(lambda w: revmlp_forward(w, v, x, activation="tanh"))(w)
-    forward = jax.jacfwd(lambda w: revmlp_forward(w, v, x, activation="tanh"))(w)
+    dense = jax.jit(jax.jacrev(lambda w: revmlp_forward(w, v, x, activation="tanh")))(w)
+    forward = jax.jit(jax.jacfwd(lambda w: revmlp_forward(w, v, x, activation="tanh")))(w)
     np.testing.assert_allclose(dense, forward, atol=1e-13)  # two orders of the same sums
     stacked = jnp.stack([x, 2 * x])
     each = jax.jit(

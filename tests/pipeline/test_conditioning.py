@@ -222,7 +222,7 @@ def test_pruned_networks_are_worse_conditioned_and_stay_pruned():
     masks = conditioning.magnitude_masks(params, 0.7)
     start = conditioning.apply_masks(params, masks)
     flat, unravel = jax.flatten_util.ravel_pytree(start)
-    jacobian = jax.jacrev(lambda w: apply_fn(unravel(w), jnp.asarray(x)))(flat)
+    jacobian = jax.jit(jax.jacrev(lambda w: apply_fn(unravel(w), jnp.asarray(x))))(flat)
     kept = np.asarray(jax.flatten_util.ravel_pytree(masks)[0]).astype(bool)
     values = np.linalg.svd(np.asarray(jacobian, np.float64).reshape(-1, flat.size)[:, kept],
                            compute_uv=False)  # fmt: skip

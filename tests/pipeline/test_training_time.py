@@ -123,7 +123,7 @@ def test_limit_of_the_learning_rate_against_a_dense_matrix():
     """
     task = tiny.verified().task
     flat, unravel = ravel_pytree(task.model.params)
-    jacobian = jax.jacrev(lambda w: task.model.apply_fn(unravel(w), task.x))(flat)
+    jacobian = jax.jit(jax.jacrev(lambda w: task.model.apply_fn(unravel(w), task.x)))(flat)
     jacobian = np.asarray(jacobian, np.float64)  # (N, C, D)
     f = np.asarray(task.model.apply_fn(task.model.params, task.x), np.float64)
     p = np.exp(f) / np.exp(f).sum(axis=1, keepdims=True)
