@@ -207,8 +207,8 @@ def _to_act_on(result: TaskReport) -> list[str]:
     tenth = max(1, prediction.horizon // 10)
     left = (loss[-1 - tenth] - loss[-1]) / max(loss[0] - loss[-1], 1e-30)
     out.append(
-        f"In its last tenth the loss still falls by {100 * left:.1f} % of the whole: more steps are "
-        + ("worth it." if left > WORTH else "hardly worth it.")
+        f"In its last tenth the loss still falls by {100 * left:.1f} % of the whole: more steps "
+        + ("are worth it." if left > WORTH else "are hardly worth it.")
     )
     return out
 

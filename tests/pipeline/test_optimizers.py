@@ -11,8 +11,9 @@ import pytest
 
 from jaxttp.forecast.hyperparameters import SCHEDULES, Hyperparameters
 from jaxttp.pipeline import Settings, build_task, forecast, make_optimizer, sweep_task
-from jaxttp.pipeline.goals import arrivals, reading, targets_of
+from jaxttp.pipeline.goals import aims, arrivals
 from jaxttp.pipeline.optimizers import hyperparameters, rebuilt_kernels, training_words
+from jaxttp.rule import Target
 from tests import tiny
 
 
@@ -159,20 +160,11 @@ def test_targets_beside_the_thresholds():
 
 def test_what_diverges_reaches_no_target():
     curve = types.SimpleNamespace(loss=[1.0, 0.1], error=[0.5, 0.0])
-    aims = targets_of(Settings(target_loss=(0.5,), target_error=(0.1,)))
-    found = arrivals(aims, curve, reached=False, step_seconds=1.0)
+    targets = aims(Settings(target_loss=(0.5,), target_error=(0.1,)))
+    found = arrivals(targets, curve, reached=False, step_seconds=1.0)
     assert [(one.metric, one.steps, one.seconds) for one in found] == [
         ("loss", -1, None), ("error", -1, None)
     ]  # fmt: skip
-
-
-def test_a_ranking_has_one_kind_of_goal():
-    given = {"thresholds": (0.1,), "rule": "relative", "metric": "loss"}
-    assert reading(Settings(), **given) == given
-    with pytest.raises(ValueError, match=r"^target_loss and target_error: a ranking has one kind"):
-        reading(Settings(target_loss=(0.1,), target_error=(0.1,)), **given)
-    with pytest.raises(ValueError, match=r"^metric='error' does nothing here: the goal is targ"):
-        reading(Settings(target_loss=(0.1,)), **given | {"metric": "error"})
 
 
 @pytest.mark.slow
@@ -188,9 +180,9 @@ def test_a_schedule_by_name_is_the_same_in_forecasts_and_sweeps():
     )  # fmt: skip
     # Two programs in float32 networks: rtol 1e-5.
     np.testing.assert_allclose(swept.sweep.loss[0], single.prediction.loss, rtol=1e-5)
-    assert swept.threshold == 0.7
-    assert swept.sweep.rule == "absolute"
-    assert swept.sweep.steps[0, 0] == single.targets[0].steps > 0
+    assert swept.threshold == swept.sweep.targets[0] == Target(0.7)
+    assert swept.sweep.target_steps[0, 0] == single.targets[0].steps > 0
+    assert json.loads(json.dumps(swept.to_json()))["goal"] == "loss below 0.7"
 
 
 @pytest.mark.slow
