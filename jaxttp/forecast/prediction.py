@@ -76,6 +76,8 @@ class Prediction:
             kernel it compares how fast the network learns at three of the predicted weights,
             re-linearised paths go by their estimated error, "weight_space" always says something.
         rates: the learning rate of every step (or one for all), and its share of the limit.
+        notes: how the network was evaluated, where that is not as it was given, such as
+            "2 BatchNorm on running averages" or "parameters promoted from bfloat16".
     """
 
     steps: Mapping[float, int]
@@ -98,6 +100,7 @@ class Prediction:
     trust: str | None = None
     rates: Rates | None = None
     metric: str = "loss"
+    notes: tuple[str, ...] = ()
 
     def read(
         self,
@@ -156,6 +159,8 @@ class Prediction:
         if self.trust is not None:
             lines.append(wrapped(f"  trust  {self.trust}", 9))
         lines.append(f"  cost   {self.cost}")
+        if self.notes:
+            lines.append(wrapped(f"  evaluated with: {', '.join(self.notes)}", 9))
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT
