@@ -10,8 +10,8 @@ Labels that count differently `weighted` (samples, classes, masks); labels of -1
 
 How many steps will training take?             `predict_training_time`
 ... for many rates, momenta, batch sizes?      `sweep`, with the settings of `grid`
-... from which of several starting points?     `compare`, of `Candidate` s
-... on more data than a kernel is affordable?  `extrapolate`
+... from which of several starting points?     `compare`, each a `Candidate`
+... on more data than a kernel can be of?      `extrapolate`
 ... now that it has begun?                     `Online`, a callback of `train`; `online`
 ... in seconds, and in money?                  `wall_clock`; `time_step` measures one step
 What would really happen?                      `train`

@@ -85,19 +85,15 @@ def weighted(
         raise ValueError(f"y must be labels (N,) or targets (N, C); got shape {y.shape}.")
     is_label = y.ndim == 1 and (jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_)
     parts = []
-    marked = _marked(y)
-    if mask is not None or marked is not None:
-        counts = np.ones(y.shape[:1], bool) if marked is None else ~marked
-        if mask is not None:
-            given = _weight_array("mask", mask, y.shape) != 0
-            counts = given if marked is None else given & counts
+    counts = _what_counts(y, mask)
+    if counts is not None:
         y = _fill_masked(y, counts, is_label)
         parts.append(counts.astype(float))
     if sample_weight is not None:
         parts.append(_weight_array("sample_weight", sample_weight, y.shape))
     if class_weight is not None:
-        masked = mask is not None or marked is not None
-        parts.append(_class_weight(class_weight, y, is_label, parts[0] if masked else 1))
+        masked = 1 if counts is None else parts[0]
+        parts.append(_class_weight(class_weight, y, is_label, masked))
     if any(part.ndim == 2 for part in parts):
         parts = [part if part.ndim == 2 else part[:, None] for part in parts]
     weight = functools.reduce(lambda a, b: a * b, parts)
@@ -141,6 +137,15 @@ def _marked(y: Any) -> np.ndarray | None:
         return None
     found = np.asarray(y) == IGNORED
     return found if found.any() else None
+
+
+def _what_counts(y: Any, mask: Any) -> Any:
+    """What the mask and labels of `IGNORED` leave; None for everything."""
+    marked = _marked(y)
+    given = None if mask is None else _weight_array("mask", mask, y.shape) != 0
+    if marked is None:
+        return given
+    return ~marked if given is None else given & ~marked
 
 
 def _fill_masked(y: Any, counts: Any, is_label: bool) -> Any:
