@@ -1,7 +1,46 @@
 """How long will training take, how well conditioned is it, what would an exact step do?
 
-Answers before a network is trained, from its outputs, its Jacobian and its kernel.
+Answers before a network is trained, from its outputs, its Jacobian and its kernel. A network is a
+function ``apply_fn(params, x) -> outputs (N, C)`` and its parameters; `x` is an array (N, ...) or a
+pytree of arrays with N rows each. Every result prints itself and has ``.plot()``.
+
+A network of a framework      `from_nnx`, `from_linen`, `from_equinox`; `jaxttp.models` has some
+Data                          `jaxttp.data.load_dataset`, `load_table`
+Labels that count differently `weighted` (samples, classes, masks); labels of -100 do not count
+
+How many steps will training take?             `predict_training_time`
+... for many rates, momenta, batch sizes?      `sweep`, with the settings of `grid`
+... from which of several starting points?     `compare`, each a `Candidate`
+... on more data than a kernel can be of?      `extrapolate`
+... now that it has begun?                     `Online`, a callback of `train`; `online`
+... in seconds, and in money?                  `wall_clock`; `time_step` measures one step
+What would really happen?                      `train`
+When is a curve there?                         `training_time`, and `read` of every result
+
+The kernel of a network                        `empirical_ntk`; `ntk_plan` says how, and how large
+... without forming it                         `ntk_operator`
+... from random projections                    `sketch_jacobian`, `class_sketch`
+Its spectrum, and what labels see of it        `jaxttp.ntk`
+How outputs move, step by step or as a flow    `jaxttp.dynamics`
+Is the problem well conditioned, and why?      `jaxttp.conditioning`
+What would an exact Gauss-Newton step do?      `jaxttp.gauss_newton`
+What has a network learnt to represent?        `jaxttp.representation`
+Losses, encoded labels                         `jaxttp.losses`
+Figures of all of these                        `jaxttp.plots`, loaded when it is first used
+
+    >>> import jax, jax.numpy as jnp, jaxttp
+    >>> x = jax.random.normal(jax.random.key(0), (20, 3))
+    >>> y = (x[:, 0] > 0).astype(int)
+    >>> forecast = jaxttp.predict_training_time(lambda w, x: x @ w, jnp.zeros((3, 2)), x, y,
+    ...                                         learning_rate=1.0, steps=50, relinearize=0)
+    >>> forecast.stable
+    True
+
+On the command line: ``jaxttp --help``. What needs Flax, matplotlib or a data set on the disk is
+imported when it is first used.
 """
+
+from typing import Any
 
 from jaxttp import _interrupt, _programs
 
@@ -41,3 +80,57 @@ from jaxttp.ntk import ntk_plan as ntk_plan
 from jaxttp.ntk import sketch_jacobian as sketch_jacobian
 from jaxttp.training import time_step as time_step
 from jaxttp.training import train as train
+
+__all__ = [
+    "Candidate",
+    "Cost",
+    "Model",
+    "Online",
+    "Prediction",
+    "class_sketch",
+    "compare",
+    "conditioning",
+    "dynamics",
+    "empirical_ntk",
+    "extrapolate",
+    "from_equinox",
+    "from_linen",
+    "from_nnx",
+    "gauss_newton",
+    "grid",
+    "losses",
+    "ntk",
+    "ntk_operator",
+    "ntk_plan",
+    "online",
+    "predict_training_time",
+    "representation",
+    "sketch_jacobian",
+    "sweep",
+    "time_step",
+    "train",
+    "training_time",
+    "wall_clock",
+    "weighted",
+]
+
+_LATER = ("data", "models", "plots")
+
+
+def __getattr__(name: str) -> Any:
+    """Packages that load Flax, data or figures: imported when somebody asks for them."""
+    import importlib
+
+    from jaxttp._result import figures
+
+    if name == "data":
+        return importlib.import_module("jaxttp.data")
+    if name == "models":
+        return importlib.import_module("jaxttp.models")
+    if name == "plots":
+        return figures()
+    raise AttributeError(f"module 'jaxttp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -8,6 +8,7 @@ type.
 
 import dataclasses
 import html
+import importlib
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -152,10 +153,14 @@ def _plot(self: Any, *, dark: bool = False, **options: Any) -> "Figure":
     Returns:
         A matplotlib figure that is not attached to pyplot; a notebook shows it.
     """
-    from jaxttp.plots import darken, draw
+    plots = figures()
+    figure = plots.draw(self, **options)
+    return plots.darken(figure) if dark else figure
 
-    figure = draw(self, **options)
-    return darken(figure) if dark else figure
+
+def figures() -> Any:
+    """The package `jaxttp.plots`, loaded when somebody wants a figure, and not before."""
+    return importlib.import_module("jaxttp.plots")
 
 
 RESULT = (_plot, _in_html, _in_words)

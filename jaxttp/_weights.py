@@ -14,6 +14,9 @@ import numpy as np
 
 from jaxttp._checks import is_concrete
 
+IGNORED = -100
+"""The label of what does not count, by the convention of token classification."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +50,7 @@ def weighted(
 
     Args:
         y: integer labels (N,) or targets (N, C). Labels that are masked may be anything, such as
-            -1 or NaN.
+            -1 or NaN; integer labels of -100 are masked without a mask.
         sample_weight: non-negative weights (N,), or (N, C) for every output of its own (binary and
             multi-label: ``where(y == 1, p, 1)`` weighs positives p-fold).
         class_weight: weights of the classes (K,), a dictionary from class to weight, or "balanced"
@@ -82,20 +85,67 @@ def weighted(
         raise ValueError(f"y must be labels (N,) or targets (N, C); got shape {y.shape}.")
     is_label = y.ndim == 1 and (jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_)
     parts = []
-    if mask is not None:
-        counts = _weight_array("mask", mask, y.shape) != 0
+    counts = _what_counts(y, mask)
+    if counts is not None:
         y = _fill_masked(y, counts, is_label)
         parts.append(counts.astype(float))
     if sample_weight is not None:
         parts.append(_weight_array("sample_weight", sample_weight, y.shape))
     if class_weight is not None:
-        parts.append(_class_weight(class_weight, y, is_label, parts[0] if mask is not None else 1))
+        masked = 1 if counts is None else parts[0]
+        parts.append(_class_weight(class_weight, y, is_label, masked))
     if any(part.ndim == 2 for part in parts):
         parts = [part if part.ndim == 2 else part[:, None] for part in parts]
     weight = functools.reduce(lambda a, b: a * b, parts)
     if is_concrete(weight) and not np.any(np.asarray(weight) > 0):
         raise ValueError("sample_weight, class_weight and mask leave no sample that counts.")
     return Weighted(y, weight)
+
+
+def without_marked(y: Any) -> Any:
+    """Labels of which some are `IGNORED`, as `Weighted` ones that leave these out; else `y` itself.
+
+    Args:
+        y: an array of labels or targets, or `Weighted` ones.
+
+    Raises:
+        ValueError: all labels are `IGNORED`.
+
+    Example:
+        >>> without_marked(np.array([1, -100, 0])).weight.tolist()
+        [1.0, 0.0, 1.0]
+    """
+    marked = _marked(y.y if isinstance(y, Weighted) else y)
+    if marked is None:
+        return y
+    if marked.all():
+        raise ValueError(
+            f"y holds nothing but {IGNORED}, the label of what does not count; give at least one "
+            "sample a label of 0 or more."
+        )
+    if isinstance(y, Weighted):
+        left = (~marked).reshape(-1, *[1] * (np.ndim(y.weight) - 1))
+        return Weighted(_fill_masked(y.y, ~marked, True), y.weight * left)
+    return weighted(y, mask=~marked)
+
+
+def _marked(y: Any) -> np.ndarray | None:
+    """Which of the integer labels (N,) are `IGNORED`; None for none, and where nobody knows yet."""
+    if not is_concrete(y) or np.ndim(y) != 1:
+        return None
+    if not jnp.issubdtype(getattr(y, "dtype", jnp.float32), jnp.signedinteger):
+        return None
+    found = np.asarray(y) == IGNORED
+    return found if found.any() else None
+
+
+def _what_counts(y: Any, mask: Any) -> Any:
+    """What the mask and labels of `IGNORED` leave; None for everything."""
+    marked = _marked(y)
+    given = None if mask is None else _weight_array("mask", mask, y.shape) != 0
+    if marked is None:
+        return given
+    return ~marked if given is None else given & ~marked
 
 
 def _fill_masked(y: Any, counts: Any, is_label: bool) -> Any:

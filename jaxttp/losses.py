@@ -7,7 +7,7 @@ A loss acts on outputs (N, C) and targets (N, C) and is the MEAN of its per-samp
 while `gradient` and `hessian` are those of the single l(f_i, y_i), not divided by N. Integer
 labels (N,) become one-hot targets in `encode_targets`, once, so that everything after it knows one
 form of target only. Weights of samples, of classes, and masks come with the labels, see `weighted`;
-they travel in the targets, so that whatever takes labels takes them.
+they travel in the targets, so that whatever takes labels takes them. A label of -100 masks, too.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_finite_value, is_concrete
+from jaxttp._weights import IGNORED, without_marked
 from jaxttp._weights import Weighted as Weighted
 from jaxttp._weights import weighted as weighted
 
@@ -188,6 +189,11 @@ def encode_targets(
         loss: a name or a `Loss`.
         y: integer labels (N,) in 0..C-1, or targets (N, C); for C = 1 also (N,) floats, or (N,)
             labels 0/1 with binary cross-entropy. For weights and masks, `weighted` of these.
+            Labels of -100 do not count, as ``weighted(y, mask=y != -100)`` has it: the mean is over
+            the other samples; that of a mini-batch divides the sum over its others by B times the
+            share of others in all of `y`, so that batches are unbiased, forecast and training alike
+            (PyTorch divides by the number of others in the batch, which is not). Where the values
+            of `y` are traced, give the mask.
         outputs: the network's outputs (N, C), or a `jax.ShapeDtypeStruct`: shape and dtype matter.
 
     Returns:
@@ -195,8 +201,8 @@ def encode_targets(
         Targets of weighted labels are (N, 2 C), and the loss is the weighted one.
 
     Raises:
-        ValueError: `y` has the wrong length, shape, dtype, label range, or is not finite; targets
-            of a cross-entropy that are not probabilities.
+        ValueError: `y` has the wrong length, shape, dtype, label range, is not finite, or holds
+            nothing but -100; targets of a cross-entropy that are not probabilities.
 
     Example:
         >>> import jax.numpy as jnp
@@ -206,10 +212,12 @@ def encode_targets(
     """
     loss = get_loss(loss)
     n, c = outputs.shape
+    if not isinstance(y, Weighted | jax.Array):
+        y = _as_labels(y)
+    y = without_marked(y)
     if isinstance(y, Weighted):
         targets, loss = encode_targets(loss, y.y, outputs)
         return _attach(loss, targets, y.weight)
-    y = y if isinstance(y, jax.Array) else _as_labels(y)
     if loss.weighted:  # encoded before
         if y.shape != (n, 2 * c):
             raise ValueError(
@@ -247,6 +255,8 @@ def _check_targets(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> Array:
         y = y[:, None]
     if y.shape != (n, c):
         what = "one column an output" if y.ndim == 2 else "integer labels (N,) or targets (N, C)"
+        if y.ndim == 2 and jnp.issubdtype(y.dtype, jnp.integer):
+            what += ", or one label a sample (N,): a label for every token (N, T) is not there yet"
         if y.ndim == 1 and is_concrete(y) and np.all(np.asarray(y) == np.round(np.asarray(y))):
             what += f"; these look like labels in {y.dtype}: y.astype(int)"
         raise ValueError(f"y has shape {y.shape}, the outputs {(n, c)}; give {what}.")
@@ -291,10 +301,11 @@ def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Arra
             raise ValueError(
                 f"y holds labels from {low} to {high}, but the network has {c} output(s): labels "
                 f"must lie in 0..{classes - 1}. Renumber them, or give the network more outputs."
+                + (f" What does not count has the label {IGNORED}." if low < 0 else "")
             )
         y = values
     else:
-        y = eqx.error_if(y, jnp.any((y < 0) | (y >= classes)), f"labels beyond 0..{classes - 1}")
+        y = eqx.error_if(y, jnp.any((y < 0) | (y >= classes)), _beyond(classes))
     if c == 1:
         return jnp.asarray(y.astype(dtype).reshape(n, 1)), loss
     if loss is squared_error:
@@ -302,6 +313,13 @@ def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Arra
     if isinstance(y, np.ndarray):
         return jnp.asarray(np.eye(c, dtype=dtype)[y]), loss
     return jax.nn.one_hot(y, c, dtype=dtype), loss
+
+
+def _beyond(classes: int) -> str:
+    return (
+        f"labels beyond 0..{classes - 1} (those of {IGNORED} are left out where their values are "
+        f"known; under jit give jaxttp.weighted(y, mask=y != {IGNORED}))"
+    )
 
 
 def _check_probabilities(loss: Loss, targets: Array) -> Array:

@@ -16,7 +16,8 @@ import optax
 import pytest
 from flax import core, nnx, traverse_util
 
-from jaxttp import adapters
+from jaxttp import adapters, models, predict_training_time
+from jaxttp._types import notes_of
 from jaxttp.adapters import check_per_sample, from_equinox, from_linen, from_nnx, output_shape
 
 KEY = jax.random.key(0)
@@ -785,7 +786,9 @@ def test_wrong_outputs_are_refused(case, check):
 
 
 def test_wrong_inputs_are_refused():
-    with pytest.raises(TypeError, match=r"x must be an array \(N, ...\); got list"):
+    with pytest.raises(
+        TypeError, match=r"x must be an array \(N, ...\) or a pytree of arrays; got list"
+    ):
         output_shape(lambda p, x: x, None, [1.0])
     with pytest.raises(ValueError, match="got a scalar"):
         output_shape(lambda p, x: x, None, jnp.ones(()))
@@ -803,3 +806,71 @@ def test_adapters_mix_no_dtypes(strict_dtypes):
     zeros = jnp.zeros((3, 2), jnp.float32)
     check_per_sample(lambda p, x: x @ p, zeros, X.astype(jnp.float32))
     assert output_shape(lambda p, x: x @ p, zeros, X.astype(jnp.float32)) == (5, 2)
+
+
+# --- what was changed is said ---------------------------------------------------------------------
+
+
+class LinenNoise(nn.Module):
+    rate: float = 0.2
+
+    @nn.compact
+    def __call__(self, x, train=True):
+        x = nn.BatchNorm(use_running_average=not train, **FLAX)(nn.Dense(4, **FLAX)(x))
+        x = nn.Dropout(self.rate, deterministic=not train)(x)
+        return nn.BatchNorm(use_running_average=not train, **FLAX)(x)
+
+
+def test_layers_in_evaluation_mode_are_named():
+    """By NNX and Equinox before the first call, by Linen once it was traced."""
+    model = from_nnx(NNXNet(nnx.Rngs(0)))
+    assert set(notes_of(model.apply_fn)) == {
+        "1 BatchNorm on running averages",
+        "1 dropout (0.5) off",
+    }
+    module = LinenNoise()
+    linen = from_linen(module, module.init(KEY, X, train=False))
+    assert notes_of(linen.apply_fn) == ()
+    jax.eval_shape(linen.apply_fn, linen.params, X)
+    expected = ("2 BatchNorm on running averages", "1 dropout (0.2) off")
+    assert notes_of(linen.apply_fn) == expected
+    jax.jit(linen.apply_fn)(linen.params, X)
+    assert notes_of(linen.apply_fn) == expected  # not counted again
+    layers = [eqx.nn.Dropout(0.1), eqx.nn.Linear(3, 2, key=KEY), eqx.nn.Dropout(0.0)]
+    equinox = from_equinox(eqx.nn.Sequential(layers))
+    assert notes_of(equinox.apply_fn) == ("1 dropout (0.1) off",)
+    plain = from_equinox(eqx.nn.Linear(3, 2, key=KEY))
+    assert notes_of(plain.apply_fn) == ()
+
+
+def test_switches_of_other_layers_are_named():
+    class Noisy(nnx.Module):
+        def __init__(self):
+            self.training = True
+            self.inner = nnx.MultiHeadAttention(
+                1, 4, rngs=nnx.Rngs(0), dropout_rate=0.3, decode=False, **FLAX
+            )
+
+        def __call__(self, x):
+            return self.inner(x)
+
+    assert set(notes_of(from_nnx(Noisy()).apply_fn)) == {
+        "1 Noisy with training=False",
+        "1 MultiHeadAttention without its dropout (0.3)",
+    }
+
+
+def test_notes_survive_the_makers_of_models_and_reach_the_forecast():
+    base = from_nnx(NNXNet(nnx.Rngs(0)))
+    notes = notes_of(base.apply_fn)
+    for model in (
+        models.map_outputs(base, lambda f: f[:, :1]),
+        models.freeze(base, lambda path: path.startswith("last")),
+        models.lora(base, rank=1, key=KEY),
+    ):
+        assert notes_of(model.apply_fn) == notes
+    found = predict_training_time(
+        *base, X, np.arange(5) % 2, learning_rate=0.1, steps=2, relinearize=0
+    )
+    assert found.notes == notes
+    assert f"evaluated with: {', '.join(notes)}" in str(found)

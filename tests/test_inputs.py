@@ -20,7 +20,7 @@ from jaxttp import (
     train,
 )
 from jaxttp.adapters.inputs import check_samples
-from jaxttp.forecast import grid
+from jaxttp.forecast import Hyperparameters, Online, grid
 from jaxttp.losses import encode_targets
 
 X = np.linspace(-1.0, 1.0, 24).reshape(8, 3)
@@ -36,7 +36,7 @@ def linear(params, x):
 
 CALLS = {
     "predict": lambda f, w, x, y: predict_training_time(
-        f, w, x, y, relinearize=0, learning_rate=0.1, steps=3
+        f, w, x, y, learning_rate=0.1, steps=3, relinearize=0
     ),
     "sweep": lambda f, w, x, y: sweep(f, w, x, y, SETTINGS),
     "compare": lambda f, w, x, y: compare({"a": Candidate(f, w)}, x, y, steps=3, time_steps=False),
@@ -183,17 +183,45 @@ def narrow(dtype):
     return W.astype(dtype), jnp.asarray(X, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("call", ["predict", "sweep", "compare"])
-def test_coarse_parameters_are_refused_by_a_forecast(call, dtype):
+def test_coarse_parameters_are_promoted_and_said(call):
+    """The forecast is that of the same numbers in float32, samples in half precision with them."""
+    params, x = narrow("bfloat16")
+    with pytest.warns(UserWarning, match="parameters promoted from bfloat16 to float32"):
+        found = CALLS[call](linear, params, x, Y)
+    wide = CALLS[call](linear, params.astype("float32"), x.astype("float32"), Y)
+    np.testing.assert_array_equal(found.loss, wide.loss)
+
+
+def test_what_was_promoted_is_in_the_forecast():
+    mixed = {"a": W[:, :1].astype("float16"), "b": W[:, 1:]}
+    network = lambda p, x: jnp.concatenate([x @ p["a"].astype(x.dtype), x @ p["b"]], 1)  # noqa: E731
+    with pytest.warns(UserWarning, match="half precision has no small eigenvalues"):
+        found = predict_training_time(
+            network, mixed, X, Y, learning_rate=0.1, steps=3, relinearize=0, x_test=X, y_test=Y
+        )
+    assert found.notes == ("parameters promoted from float16",)
+    assert str(found).splitlines()[-1] == "  evaluated with: parameters promoted from float16"
+    assert "evaluated with" not in str(CALLS["predict"](linear, W, X, Y))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_coarse_outputs_are_refused_by_a_forecast(dtype):
     """Two or three digits: no small eigenvalues, and steps of the loss that are not there."""
-    params, x = narrow(dtype)
-    with pytest.raises(ValueError, match=f"params are {dtype}, too coarse .*astype.'float32'"):
-        CALLS[call](linear, params, x, Y)
-    with pytest.raises(ValueError, match=f"params at w are {dtype}, too coarse"):
-        CALLS[call](lambda p, x: x @ p["w"], {"w": params}, x, Y)
-    with pytest.raises(ValueError, match=f"apply_fn returns {dtype}, too coarse .*let it return"):
-        CALLS[call](lambda p, x: (x @ p).astype(dtype), W, X, Y)
+    for call in ("predict", "sweep", "compare"):
+        with pytest.raises(ValueError, match=f"apply_fn returns {dtype}, too coarse .*float32"):
+            CALLS[call](lambda p, x: (x @ p).astype(dtype), W, X, Y)
+
+
+def test_a_training_in_half_precision_is_watched():
+    """The callback is given the weights as they train, and corrects the promoted forecast."""
+    params, x = narrow("bfloat16")
+    setting = Hyperparameters(0.1, loss="cross_entropy", steps=6)
+    with pytest.warns(UserWarning, match="promoted"):
+        watch = Online(lambda p, x: jnp.tanh(x @ p), params, x, Y, setting)
+    for step in range(3):
+        watch(step, params, 0.7 - 0.01 * step)
+    assert watch.forecast("outputs").at == 2
 
 
 def test_coarse_weights_that_are_frozen_do_no_harm():

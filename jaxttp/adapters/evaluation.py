@@ -1,8 +1,9 @@
 """One rule that puts modules into evaluation mode: what a switch is called decides its value."""
 
+import collections
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ _SWITCHES = {
     "is_training": False,
     "update_stats": False,
 }
+_KNOWN = ("BatchNorm", "Dropout")
+_RATES = ("rate", "p", "dropout_rate")
 _RANDOMNESS = ("rngs", "rng", "key")
 
 
@@ -57,17 +60,76 @@ def evaluation_arguments(
     return new_args, new_kwargs
 
 
-def evaluation_interceptor(
-    next_call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: Any
-) -> Any:
-    """Linen: every method of every submodule on its way, in evaluation mode.
+class Evaluation:
+    """Linen's interceptor: every method of every submodule on its way, in evaluation mode.
 
-    The module here is one that ``apply`` made for this call, not the user's.
+    It remembers which layers it saw, by their places in the network.
     """
-    decided = switch_attributes(context.module)
-    signature = inspect.signature(context.orig_method)
-    new_args, new_kwargs = evaluation_arguments(signature, args, kwargs, decided)
-    return next_call(*new_args, **new_kwargs)
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, str | None] = {}
+
+    def __call__(
+        self, next_call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: Any
+    ) -> Any:
+        """A call, with its switches on evaluation.
+
+        The module here is one that ``apply`` made for this call, not the user's.
+        """
+        decided = switch_attributes(context.module)
+        self._seen[type(context.module), context.module.path] = describe(context.module)
+        signature = inspect.signature(context.orig_method)
+        new_args, new_kwargs = evaluation_arguments(signature, args, kwargs, decided)
+        return next_call(*new_args, **new_kwargs)
+
+    def notes(self) -> tuple[str, ...]:
+        """What was seen so far: all there is, once the network was traced."""
+        return counted(self._seen.values())
+
+
+def describe(module: Any) -> str | None:
+    """What evaluation mode means for one layer, in words; None where it changes nothing.
+
+    Args:
+        module: of any framework, its switches on evaluation.
+
+    Example:
+        >>> class Dropout:
+        ...     rate, deterministic = 0.2, True
+        >>> describe(Dropout())
+        'dropout (0.2) off'
+    """
+    name = next(
+        (kind.__name__ for kind in type(module).__mro__ if kind.__name__ in _KNOWN),
+        type(module).__name__,
+    )
+    if name == "BatchNorm":
+        return "BatchNorm on running averages"
+    rate = next((value for key in _RATES if _is_rate(value := getattr(module, key, None))), None)
+    if name == "Dropout":
+        return f"dropout ({rate:g}) off" if rate else None
+    if rate and hasattr(module, "dropout_rate"):
+        return f"{name} without its dropout ({rate:g})"
+    set_here = vars(module)
+    found = [key for key in _SWITCHES if isinstance(set_here.get(key), bool)]
+    if not found or name.endswith("Attention"):
+        return None
+    return f"{name} with {found[0]}={set_here[found[0]]}"
+
+
+def counted(descriptions: Iterable[str | None]) -> tuple[str, ...]:
+    """Descriptions with how often each occurs, the most frequent first.
+
+    Example:
+        >>> counted(["dropout (0.2) off", None, "dropout (0.2) off"])
+        ('2 dropout (0.2) off',)
+    """
+    counts = collections.Counter(one for one in descriptions if one is not None)
+    return tuple(f"{count} {text}" for text, count in counts.most_common())
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 @functools.cache

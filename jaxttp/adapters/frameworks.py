@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._types import Model, Params
+from jaxttp._types import Model, Params, noted
 from jaxttp.adapters.evaluation import (
+    Evaluation,
+    counted,
+    describe,
     evaluation_arguments,
     evaluation_class,
-    evaluation_interceptor,
     switch_attributes,
 )
 
@@ -62,8 +64,10 @@ def from_nnx(module: Any) -> Model:
     network = nnx.view(
         nnx.clone(module), deterministic=True, use_running_average=True, raise_if_not_found=False
     )
+    evaluation, described = Evaluation(), []
     for _, part in list(nnx.iter_modules(network)):
         switch_attributes(part)
+        described.append(describe(part))
         # NNX has no interceptors: an argument written into a parent's call, such as
         # self.norm(x, use_running_average=False), is only reachable from the class of the part.
         object.__setattr__(part, "__class__", evaluation_class(type(part)))
@@ -85,9 +89,10 @@ def from_nnx(module: Any) -> Model:
             flat[path] = variables[path].replace(functools.reduce(operator.getitem, keys, params))
         # The copy keeps this pure: what the call writes into its variables is lost with them.
         evaluated = nnx.merge(graphdef, nnx.from_flat_state(flat), copy=True)
-        with linen.intercept_methods(evaluation_interceptor):  # for nnx.bridge.ToNNX
+        with linen.intercept_methods(evaluation):  # for nnx.bridge.ToNNX
             return evaluated(x)
 
+    noted(apply_fn, lambda: counted(described) + evaluation.notes())
     return Model(apply_fn, traverse_util.unflatten_dict(params))
 
 
@@ -132,9 +137,10 @@ def from_linen(module: Any, variables: Any) -> Model:
     module = module.clone(parent=None)
     constants = core.unfreeze(linen.meta.unbox(variables))
     params = constants.pop("params")
+    evaluation = Evaluation()
 
     def apply_fn(params: Params, x: Any) -> Any:
-        with linen.intercept_methods(evaluation_interceptor):
+        with linen.intercept_methods(evaluation):
             try:
                 return module.apply({**constants, "params": params}, x, mutable=False)
             except errors.ScopeCollectionNotFound as error:
@@ -144,7 +150,7 @@ def from_linen(module: Any, variables: Any) -> Model:
                     f"returned. Flax says: {error}"
                 ) from error
 
-    return Model(apply_fn, params)
+    return Model(noted(apply_fn, evaluation.notes), params)
 
 
 def from_equinox(module: Any, state: Any = None) -> Model:
@@ -193,6 +199,7 @@ def from_equinox(module: Any, state: Any = None) -> Model:
     params, constants = eqx.partition(network, eqx.is_inexact_array)
     state = jax.tree.map(jnp.asarray, state)  # a copy: writing to a State makes it unusable
     signature = inspect.signature(network)
+    described = tuple(map(describe, _with_switch(network)))
 
     def apply_fn(params: Params, x: Any) -> Any:
         evaluated = eqx.combine(params, constants)
@@ -205,7 +212,16 @@ def from_equinox(module: Any, state: Any = None) -> Model:
 
         return jax.vmap(evaluate)(x)
 
-    return Model(apply_fn, params)
+    return Model(noted(apply_fn, lambda: counted(described)), params)
+
+
+def _with_switch(network: Any) -> list[Any]:
+    """The layers of an Equinox module that act differently in training."""
+
+    def has(node: Any) -> bool:
+        return isinstance(node, eqx.Module) and isinstance(getattr(node, "inference", None), bool)
+
+    return [node for node in jax.tree.leaves(network, is_leaf=has) if has(node)]
 
 
 def _check_kind(adapter: str, module: Any) -> None:

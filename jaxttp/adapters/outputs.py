@@ -14,6 +14,12 @@ from jaxttp._samples import count, shape_words, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
 
+_TOKENS = (
+    " Losses over the tokens of a sequence, outputs (N, T, V) and labels (N, T), are planned, not "
+    "there yet: give one label a sequence, and take its outputs from the last token, "
+    "jaxttp.models.map_outputs(model, lambda f: f[:, -1]), or from all of them, f.mean(1)."
+)
+
 
 def output_shape(
     apply_fn: ApplyFn, params: Params, x: Any, name: str = "apply_fn"
@@ -56,10 +62,11 @@ def output_shape(
     if len(shape) != 2 or shape[0] != n:
         if is_swapped(apply_fn, params, x):
             raise ValueError(swapped_words(name))
+        tokens = _TOKENS if len(shape) == 3 and shape[0] == n else ""
         raise ValueError(
             f"{name} must return outputs (N, C), one row for every row of x; for "
             f"{shape_words(x)} it returned {shape}. Flatten to (N, C), add an axis with "
-            "outputs[:, None], or select outputs."
+            f"outputs[:, None], or select outputs.{tokens}"
         )
     if not jnp.issubdtype(outputs.dtype, jnp.floating):
         raise ValueError(

@@ -43,8 +43,10 @@ class ConditionNumber(eqx.Module):
         gap: smallest over the next eigenvalue; +inf at full rank; nan where not all are known.
         gap_rank: the rank that the largest gap of the logarithmic spectrum suggests; -1 where not
             all are known. Where it differs from `rank` below full rank, doubt the rank.
-        rank_below: the condition number at rank - 1.
-        rank_above: the condition number at rank + 1; +inf if that eigenvalue is zero.
+        rank_below: the condition number if one eigenvalue less counted, at rank - 1; nan at rank 1
+            or less, or where it is not known.
+        rank_above: the condition number if one more counted, at rank + 1; +inf if that eigenvalue
+            is zero, nan at full rank, where there is none, or where it is not known.
         error: relative error that the residuals of an iteration leave in `value`; 0 for "dense",
             nan where it is not known.
         eigenvalues: absolute eigenvalues, descending; None from an iteration that did not find all.

@@ -4,10 +4,11 @@ import csv
 import os
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxttp._checks import check_choice
+from jaxttp._checks import check_choice, check_used
 from jaxttp.data._standardized import standardized
 from jaxttp.data.dataset import Dataset
 from jaxttp.data.registry import dataset_names, load_dataset
@@ -29,24 +30,31 @@ def is_table(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def load_table(path: str | os.PathLike[str]) -> Dataset:
+def load_table(
+    path: str | os.PathLike[str], *, drop_missing: bool = False, one_hot: bool = False
+) -> Dataset:
     r"""A data set from a file: CSV with the label or target last, or NPZ with x and y.
 
     Words and whole numbers (up to 100 different ones) are labels, other numbers are targets; none
     may be missing. A first line of CSV without a number among its features, or with the only label
-    that is none, names the columns. Features of tables, and targets, get mean 0 and deviation 1;
-    arrays of higher rank stay as they are.
+    that is none, names the columns. Features of tables, indicators too, and targets get mean 0 and
+    deviation 1; arrays of higher rank stay as they are.
 
     Args:
         path: the file.
+        drop_missing: of a CSV, leave out the rows in which a value is missing (empty, "?", "NA",
+            "N/A", "nan", "null"); the description says how many. An error when False.
+        one_hot: of a CSV, put an indicator column for every word, in sorted order, in place of
+            a feature whose values are words. An error when False.
 
     Returns:
         The data set.
 
     Raises:
-        ValueError: no such file, no table in it, rows of different lengths, what is not a number
-            or not finite, labels that are missing, that are numbers for the most part, or more than
-            100 words.
+        ValueError: no such file, no table in it, rows of different lengths, missing values and
+            features of words (named by column and counted), what is not a number or not finite
+            otherwise, labels that are numbers for the most part, or more than 100 words; an option
+            for an NPZ, where it would do nothing.
 
     Example:
         >>> import tempfile
@@ -54,11 +62,22 @@ def load_table(path: str | os.PathLike[str]) -> Dataset:
         ...     _ = Path(folder, "own.csv").write_text("w,h,kind\n1,2,a\n3,4,b\n5,7,a\n")
         ...     load_table(f"{folder}/own.csv")
         Dataset('own.csv': x (3, 2), 2 classes)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "own.csv").write_text("w,sex,kind\n1,f,a\n3,m,b\n?,f,b\n5,m,a\n")
+        ...     found = load_table(f"{folder}/own.csv", drop_missing=True, one_hot=True)
+        >>> found.x.shape, found.description[9:]
+        ((3, 3), '1 of 4 rows with missing values dropped, 1 column of words as 2 indicators, ...')
     """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"data={str(path)!r} is not a file.")
-    x, y = _from_csv(path) if path.suffix.lower() == ".csv" else _from_npz(path)
+    done: list[str] = []
+    if path.suffix.lower() == ".csv":
+        x, y = _from_csv(path, done, drop_missing=drop_missing, one_hot=one_hot)
+    else:
+        for name, value in (("drop_missing", drop_missing), ("one_hot", one_hot)):
+            check_used(name, value or None, False, "it is for the cells of a CSV")
+        x, y = _from_npz(path)
     if len(x) < 2 or x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y):
         raise ValueError(
             f"data={str(path)!r} needs x (N, ...) and y (N,) or (N, K) of one length, at least 2; "
@@ -70,7 +89,7 @@ def load_table(path: str | os.PathLike[str]) -> Dataset:
         raise ValueError(f"data={str(path)!r}: y {y.shape} holds words; labels are (N,).")
     if x.ndim == 2:
         x = standardized(x)
-    words = f"{path.name}, features of mean 0 and deviation 1."
+    words = ", ".join([path.name, *done, "features of mean 0 and deviation 1."])
     names = None if y.ndim == 2 else _class_labels(path, y)
     if names is None:
         targets = np.asarray(y, np.float64).reshape(len(y), -1)
@@ -102,14 +121,68 @@ def load_whole(name: str) -> Dataset:
     return load_dataset(check_choice("data", name, dataset_names()))
 
 
-def _from_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
+class _Cells(NamedTuple):
+    """The rows of a CSV without its head: their lines in the file, their cells, columns' names."""
+
+    path: Path
+    lines: list[int]
+    rows: list[list[str]]
+    names: list[str]
+
+    def column(self, index: int) -> str:
+        """How messages call a column."""
+        return self.names[index] if self.names else f"column {index + 1}"
+
+    def only(self, kept: list[int]) -> "_Cells":
+        """Some of the rows."""
+        lines, rows = [self.lines[i] for i in kept], [self.rows[i] for i in kept]
+        return self._replace(lines=lines, rows=rows)
+
+
+def _from_csv(
+    path: Path, done: list[str], *, drop_missing: bool, one_hot: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Features and labels; what was done to the rows and columns is added to `done`."""
+    table = _read_csv(path)
+    if drop_missing:
+        total = len(table.rows)
+        table = table.only(
+            [i for i, row in enumerate(table.rows) if not any(map(_is_missing, row))]
+        )
+        done.append(f"{total - len(table.rows)} of {total} rows with missing values dropped")
+        if len(table.rows) < 2:
+            raise ValueError(
+                f"data={str(path)!r}: {len(table.rows)} of {total} rows have no missing value; "
+                "drop the columns that miss most, or fill them in."
+            )
+    _refuse_missing(table)
+    parts, encoded = [], 0
+    for index in range(len(table.rows[0]) - 1):
+        cells = [row[index] for row in table.rows]
+        if _is_column_of_words(table, index, cells, one_hot):
+            parts.append(_indicators(table, index, cells))
+            encoded += 1
+        else:
+            parts.append(np.array([[float(cell)] for cell in cells]))
+    if one_hot:
+        width = sum(part.shape[1] for part in parts) - (len(parts) - encoded)
+        columns = f"{encoded} column{'' if encoded == 1 else 's'} of words"
+        done.append(f"{columns} as {width} indicators" if encoded else "no column of words")
+    labels = _last_column(path, table.lines, [row[-1] for row in table.rows])
+    return np.concatenate(parts, axis=1), labels
+
+
+def _read_csv(path: Path) -> _Cells:
+    """All cells, the head apart."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             read = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     except (UnicodeDecodeError, csv.Error) as problem:
         raise ValueError(f"data={str(path)!r} is no CSV in UTF-8: {problem}") from problem
+    names: list[str] = []
     if _is_head([row for _, row in read]):
+        names = [f"column {i} ({name!r})" for i, name in enumerate(read[0][1], start=1)]
         read = read[1:]
     lines, rows = [line for line, _ in read], [row for _, row in read]
     if len(rows) < 2 or len(rows[0]) < 2:
@@ -120,14 +193,61 @@ def _from_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
                 f"data={str(path)!r}: line {line} has {len(row)} cells, the first row of data "
                 f"{len(rows[0])}."
             )
-        for column, cell in enumerate(row[:-1], start=1):
-            if not _is_number(cell):
-                raise ValueError(
-                    f"data={str(path)!r}: line {line}, column {column} holds {cell!r}; features "
-                    "must be finite numbers."
-                )
-    x = np.array([[float(cell) for cell in row[:-1]] for row in rows])
-    return x, _last_column(path, lines, [row[-1] for row in rows])
+    return _Cells(path, lines, rows, names if len(names) == len(rows[0]) else [])
+
+
+def _refuse_missing(table: _Cells) -> None:
+    """Name the features in which values are missing, and count their rows."""
+    gaps = {
+        index: [i for i, row in enumerate(table.rows) if _is_missing(row[index])]
+        for index in range(len(table.rows[0]) - 1)
+    }
+    gaps = {index: rows for index, rows in gaps.items() if rows}
+    if not gaps:
+        return
+    shown = [f"{table.column(index)} in {len(rows)}" for index, rows in list(gaps.items())[:5]]
+    more = f" and {len(gaps) - 5} more columns" if len(gaps) > 5 else ""
+    index, rows = next(iter(gaps.items()))
+    count = len(set().union(*map(set, gaps.values())))
+    raise ValueError(
+        f"data={str(table.path)!r}: values are missing in {count} of {len(table.rows)} rows: "
+        f"{', '.join(shown)}{more}; the first is {table.rows[rows[0]][index]!r} in line "
+        f"{table.lines[rows[0]]}. Drop these rows (load_table(..., drop_missing=True)) or fill "
+        "them in."
+    )
+
+
+def _is_column_of_words(table: _Cells, index: int, cells: list[str], one_hot: bool) -> bool:
+    """Whether a feature's values are words; refused where some are, or where nobody asked."""
+    words = [i for i, cell in enumerate(cells) if not _is_number(cell)]
+    if not words:
+        return False
+    first = words[0]
+    if 2 * len(words) <= len(cells) or any(map(_is_infinite, cells)):
+        raise ValueError(
+            f"data={str(table.path)!r}: line {table.lines[first]}, {table.column(index)} holds "
+            f"{cells[first]!r}, while {len(cells) - len(words)} of {len(cells)} rows hold a "
+            "number; features must be finite numbers, or all words."
+        )
+    if not one_hot:
+        values = len(set(cells))
+        raise ValueError(
+            f"data={str(table.path)!r}: {table.column(index)} holds words, {values} different "
+            f"ones in {len(cells)} rows, such as {cells[first]!r} in line {table.lines[first]}. "
+            "Drop the column, or encode it: load_table(..., one_hot=True) makes one for every word."
+        )
+    return True
+
+
+def _indicators(table: _Cells, index: int, cells: list[str]) -> np.ndarray:
+    """A column for every word of a feature, in sorted order."""
+    values = sorted(set(cells))
+    if len(values) > MOST_CLASSES:
+        raise ValueError(
+            f"data={str(table.path)!r}: {table.column(index)} holds {len(values)} different words, "
+            f"such as {values[0]!r}; a column for every word is for up to {MOST_CLASSES}. Drop it."
+        )
+    return (np.array(cells)[:, None] == np.array(values)).astype(float)
 
 
 def _last_column(path: Path, lines: list[int], cells: list[str]) -> np.ndarray:
@@ -138,7 +258,7 @@ def _last_column(path: Path, lines: list[int], cells: list[str]) -> np.ndarray:
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         raise ValueError(
             f"data={str(path)!r}: the last column, the label or target, is missing in {shown}{more}"
-            "; fill it in, or leave these rows out."
+            "; fill it in, or drop these rows (load_table(..., drop_missing=True))."
         )
     words = [i for i, cell in enumerate(cells) if not _is_number(cell)]
     if not words:
@@ -194,6 +314,13 @@ def _is_missing(cell: str) -> bool:
 def _is_number(cell: str) -> bool:
     try:
         return bool(np.isfinite(float(cell)))
+    except ValueError:
+        return False
+
+
+def _is_infinite(cell: str) -> bool:
+    try:
+        return bool(np.isinf(float(cell)))
     except ValueError:
         return False
 

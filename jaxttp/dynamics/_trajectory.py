@@ -18,7 +18,8 @@ class Trajectory(eqx.Module):
         diverged_at: first step whose outputs could not be represented (they are held at the last
             that could), -1 for never, or None where divergence cannot happen.
         dual: a_t (T, N, C) of the weights w_t = c_t w_0 + J^T a_t, where an optimiser was followed.
-        scale: c_t of them (T,), 1 without weight decay.
+        scale: c_t of them (T,): the share of the weights before training that weight decay has left
+            after t steps; 1 without decay.
     """
 
     ts: Float[Array, " t"]

@@ -1,5 +1,6 @@
 """What every forecast asks of a model before anything is computed."""
 
+import warnings
 from typing import Any
 
 import jax
@@ -7,43 +8,81 @@ import jax.numpy as jnp
 
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import output_shape
-from jaxttp.ntk._select import leaf_paths, select_leaves
+from jaxttp.ntk._select import select_leaves
 
 
-def check_model(
-    apply_fn: ApplyFn, params: Params, x: Any, trainable: Any = None
-) -> jax.ShapeDtypeStruct:
+def check_model(apply_fn: ApplyFn, params: Params, x: Any) -> jax.ShapeDtypeStruct:
     """What a network that is fit for a forecast returns, from shapes alone.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
         params: its parameters.
         x: training samples (N, ...).
-        trainable: which parameters train, as in `empirical_ntk`.
 
     Returns:
         Shape (N, C) and dtype of the outputs.
 
     Raises:
         TypeError: see `output_shape`.
-        ValueError: see `output_shape`; parameters that train, or outputs, of less than float32,
-            whose losses have two or three digits and their kernels no small eigenvalues.
+        ValueError: see `output_shape`; outputs of less than float32, whose losses have two or three
+            digits and their kernels no small eigenvalues.
     """
     shape = output_shape(apply_fn, params, x)
-    chosen = select_leaves(params, trainable)
-    leaves = zip(leaf_paths(params), jax.tree.leaves(params), chosen, strict=True)
-    for path, leaf, counts in leaves:
-        dtype = jnp.result_type(leaf)
-        if counts and dtype.itemsize < 4:
-            raise ValueError(
-                f"params{f' at {path}' if path else ''} are {dtype}, too coarse for a forecast; "
-                "cast them to float32: params = jax.tree.map(lambda a: a.astype('float32'), "
-                "params), and x likewise."
-            )
     dtype = jax.eval_shape(apply_fn, params, x).dtype
     if dtype.itemsize < 4:
         raise ValueError(
-            f"apply_fn returns {dtype}, too coarse for a forecast; let it return float32: "
-            "lambda params, x: apply_fn(params, x).astype('float32')."
+            f"apply_fn returns {dtype}, too coarse for a forecast; let the network compute in "
+            "float32 (modules of Flax: dtype=jnp.float32); if all but its last cast does, undo that"
+            " with lambda params, x: apply_fn(params, x).astype('float32')."
         )
     return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def promote(params: Params, trainable: Any = None) -> tuple[Params, tuple[str, ...]]:
+    """Parameters that train, those in half precision as float32, and what was done in words.
+
+    A forecast needs small differences of outputs and small eigenvalues, which the two or three
+    digits of bfloat16 and float16 do not have; the cast itself is exact. What does not train stays.
+
+    Args:
+        params: pytree of arrays.
+        trainable: which parameters train, as in `empirical_ntk`.
+
+    Returns:
+        ``(params, notes)``; `params` itself and no note where nothing is that coarse.
+
+    Example:
+        >>> promote({"w": jnp.ones(2, "bfloat16")})
+        ({'w': Array([1., 1.], dtype=float32)}, ('parameters promoted from bfloat16',))
+    """
+    leaves, treedef = jax.tree.flatten(params)
+    chosen = select_leaves(params, trainable)
+    coarse = [on and _is_coarse(leaf) for leaf, on in zip(leaves, chosen, strict=True)]
+    if not any(coarse):
+        return params, ()
+    names = dict.fromkeys(jnp.result_type(a).name for a, is_so in zip(leaves, coarse, strict=True)
+                          if is_so)  # fmt: skip
+    pairs = zip(leaves, coarse, strict=True)
+    wide = [jnp.asarray(leaf, jnp.float32) if is_so else leaf for leaf, is_so in pairs]
+    return jax.tree.unflatten(treedef, wide), (f"parameters promoted from {' and '.join(names)}",)
+
+
+def promote_samples(x: Any) -> Any:
+    """Samples in half precision as float32, which goes with parameters that were promoted."""
+    wide = lambda leaf: jnp.asarray(leaf, jnp.float32) if _is_coarse(leaf) else leaf  # noqa: E731
+    return jax.tree.map(wide, x)
+
+
+def warn_of(notes: tuple[str, ...]) -> None:
+    """Say once what was promoted, for results that carry no notes."""
+    for note in notes:
+        warnings.warn(
+            f"{note} to float32 for the forecast: half precision has no small eigenvalues. The "
+            "training itself may go on in half precision; its rounding is not forecast.",
+            UserWarning, stacklevel=4,
+        )  # fmt: skip
+
+
+def _is_coarse(leaf: Any) -> bool:
+    dtype = jnp.result_type(leaf)
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4

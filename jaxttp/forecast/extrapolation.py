@@ -203,6 +203,8 @@ def extrapolate(
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     check_method(method, subset, None, alpha)
     problem = Problem.of(apply_fn, params, x, y, loss=loss, trainable=trainable)
+    if problem.loss.weighted:
+        raise ValueError("y: labels of -100 cannot be extrapolated; leave those samples out.")
     head = _check_head(method, subset, problem.classes, head, alpha, spectral=spectral)
     draw, *halves = jax.random.split(key, resamples + 1)
     chosen = np.asarray(jax.random.permutation(draw, m))[:subset]

@@ -15,6 +15,7 @@ from jaxttp._samples import count
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.forecast._model import promote
 from jaxttp.forecast._options import (
     Keywords,
     check_level,
@@ -81,7 +82,8 @@ def predict_training_time(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode: row i depends on sample i
             alone. `from_nnx`, `from_linen` and `from_equinox` make it from a module.
-        params: pytree of floating-point arrays, the weights before training.
+        params: pytree of floating-point arrays, the weights before training; those in bfloat16 or
+            float16 are promoted to float32, and `Prediction.notes` says so.
         x: training samples (N, ...): an array, or a pytree of arrays with N rows each, such as the
             ids and masks of a tokenizer, which `apply_fn` is given as it is.
         y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
@@ -186,7 +188,7 @@ def predict_training_time(
     x = check_samples("x", x)
     check_network(apply_fn, params)
     descent.check(count(x))
-    weights, _ = split_trainable(params, trainable)
+    weights, _ = split_trainable(promote(params, trainable)[0], trainable)
     way = keywords.choose(descent, weights)
     way.check(descent, weights, exact)
     level = check_level(level, way, estimator)
@@ -295,6 +297,7 @@ def forecast_training(
         targets=doubt.targets,
         targets_band=doubt.targets_band,
         targets_uncertainty=doubt.targets_uncertainty,
+        notes=problem.notes,
     )
 
 

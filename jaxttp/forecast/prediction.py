@@ -80,6 +80,8 @@ class Prediction:
             asked for. See `reach` for others of the same forecast.
         targets_uncertainty: as `steps_uncertainty`, for targets of the training loss.
         targets_band: as `steps_band`, for targets on the training samples.
+        notes: how the network was evaluated, where that is not as it was given, such as
+            "2 BatchNorm on running averages" or "parameters promoted from bfloat16".
     """
 
     steps: Mapping[float, int]
@@ -105,6 +107,7 @@ class Prediction:
     targets: Mapping[Target, int] = dataclasses.field(default_factory=dict)
     targets_uncertainty: Mapping[Target, int] = dataclasses.field(default_factory=dict)
     targets_band: Mapping[Target, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def read(
         self,
@@ -188,6 +191,8 @@ class Prediction:
         if self.trust is not None:
             lines.append(wrapped(f"  trust  {self.trust}", 9))
         lines.append(f"  cost   {self.cost}")
+        if self.notes:
+            lines.append(wrapped(f"  evaluated with: {', '.join(self.notes)}", 9))
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT

@@ -10,11 +10,11 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite
 from jaxttp._samples import take
-from jaxttp._types import ApplyFn, Params
+from jaxttp._types import ApplyFn, Params, notes_of
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import kept
-from jaxttp.forecast._model import check_model
+from jaxttp.forecast._model import check_model, promote, promote_samples, warn_of
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk._select import split_trainable
 
@@ -38,6 +38,8 @@ class Problem:
         f0_test: their outputs before training (M, C), or None.
         targets_test: their targets, or None.
         loss_test: the loss on them, or None.
+        notes: how the network is evaluated, where that is not as it was given: layers put into
+            evaluation mode, parameters promoted from half precision.
     """
 
     apply_fn: ApplyFn
@@ -54,6 +56,7 @@ class Problem:
     f0_test: Float[Array, "m c"] | None = None
     targets_test: Float[Array, "m k"] | None = None
     loss_test: Loss | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -73,7 +76,8 @@ class Problem:
 
         Args:
             apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
-            params: pytree of floating-point arrays.
+            params: pytree of floating-point arrays; those that train and are in half precision are
+                promoted to float32, samples with them, and a warning says so.
             x: training samples (N, ...), an array or a pytree of arrays with N rows each.
             y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
             loss: a name or a `Loss`.
@@ -99,13 +103,18 @@ class Problem:
         check_network(apply_fn, params)
         check_finite(names.format("x"), x)
         check_finite(names.format("params"), params)
+        params, promoted = promote(params, trainable)
+        if promoted:
+            warn_of(promoted)
+            x = promote_samples(x)
         weights, restore = split_trainable(params, trainable)
-        outputs = check_model(apply_fn, params, x, trainable)
+        outputs = check_model(apply_fn, params, x)
         encode_targets(loss, y, outputs)
         test: dict[str, Any] = {}
         if x_test is not None:
             x_test = check_samples(names.format("x_test"), x_test)
             check_finite(names.format("x_test"), x_test)
+            x_test = promote_samples(x_test) if promoted else x_test
             shape = output_shape(apply_fn, params, x_test)
             encode_targets(loss, y_test, jax.ShapeDtypeStruct(shape, outputs.dtype))
         check_per_sample(apply_fn, params, x)
@@ -121,8 +130,9 @@ class Problem:
 
         network = apply_fn if weights is params else _of_part(apply_fn, restore)
         return cls(
-            apply_fn, params, trainable, network, weights, restore, x, f0, targets, exact, **test
-        )
+            apply_fn, params, trainable, network, weights, restore, x, f0, targets, exact,
+            **test, notes=notes_of(apply_fn) + promoted,
+        )  # fmt: skip
 
     @property
     def classes(self) -> int:

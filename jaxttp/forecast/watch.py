@@ -14,6 +14,7 @@ from jaxttp._checks import check_choice, check_number, check_used
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics.relinearize import relinearized_recursion
+from jaxttp.forecast._model import promote
 from jaxttp.forecast._options import choose_kernel
 from jaxttp.forecast.closed_loop import (
     DEPARTURE,
@@ -121,6 +122,7 @@ class Online:
                 f"step must be {len(self._losses)}, the one after the last seen; got {step}."
             )
         self._losses.append(float(loss))
+        params, _ = promote(params, self._problem.trainable)  # as those of the forecast were
         self._path.append(self._outputs(params, self._problem.x))
         # The last two that differ, for the velocity. A step may write into the arrays it was given,
         # so keep copies.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._checks import check_integer, check_number
-from jaxttp._types import Model, Params
+from jaxttp._types import Model, Params, noted, notes_of
 from jaxttp.ntk._select import leaf_paths, select_leaves
 
 Predicate = Callable[[str], bool]
@@ -38,7 +38,11 @@ def map_outputs(model: Model, output_fn: Callable[[Any], Array]) -> Model:
         (5, 1)
     """
     apply_fn, params = model
-    return Model(lambda w, x: output_fn(apply_fn(w, x)), params)
+
+    def apply(w: Params, x: Any) -> Any:
+        return output_fn(apply_fn(w, x))
+
+    return Model(noted(apply, lambda: notes_of(apply_fn)), params)
 
 
 def freeze(model: Model, trainable: Any) -> Model:
@@ -71,6 +75,7 @@ def freeze(model: Model, trainable: Any) -> Model:
         whole = [chosen[path] if leaf is None else leaf for path, leaf in frozen]
         return apply_fn(jax.tree.unflatten(treedef, whole), x)
 
+    noted(apply, lambda: notes_of(apply_fn))
     return Model(apply, {path: leaf for path, leaf, chosen in named if chosen})
 
 
@@ -197,7 +202,7 @@ def lora(
     def apply(adapters: Params, x: Any) -> Any:
         return apply_fn(merge_lora(params, adapters, scale=scale, output_axis=output_axis), x)
 
-    return Model(apply, adapters)
+    return Model(noted(apply, lambda: notes_of(apply_fn)), adapters)
 
 
 def merge_lora(

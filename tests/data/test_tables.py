@@ -81,9 +81,19 @@ def test_arrays(tmp_path):
         ("1,2,a\n", "needs rows of features"),
         ("1,2,a\n3,b\n", "line 2 has 2 cells, the first row of data 3"),
         ("1,2,a\n3,x,b\n", "line 2, column 2 holds 'x'"),
-        ("w,h,k\n1,2,a\n3,nan,b\n", "line 3, column 2 holds 'nan'"),
-        ("1,2,a\n3,,b\n", "line 2, column 2 holds ''"),
-        ("1,NA,a\n3,4,b\n5,6,a\n", "line 1, column 2 holds 'NA'"),  # no header: lost data
+        ("1,2,a\n3,inf,b\n", "line 2, column 2 holds 'inf'"),
+        ("1,x,a\n3,inf,b\n4,y,b\n", "line 1, column 2 holds 'x', while 0 of 3"),
+        ("w,h,k\n1,2,a\n3,nan,b\n", r"1 of 2 rows: column 2 \('h'\) in 1; .*'nan' in line 3. Drop"),
+        ("1,2,a\n3,,b\n", "in 1 of 2 rows: column 2 in 1; the first is '' in line 2. Drop these"),
+        ("1,NA,a\n3,4,b\n5,6,a\n", "column 2 in 1; the first is 'NA' in line 1"),  # no header
+        (
+            "w,h,k\n?,2,a\n3,,b\n,,b\n",
+            r"in 3 of 3 rows: column 1 \('w'\) in 2, column 2 \('h'\) in 2",
+        ),
+        (
+            "w,sex,k\n1,f,a\n2,m,b\n",
+            r"column 2 \('sex'\) holds words, 2 different ones .* encode it",
+        ),
     ],
 )
 def test_bad_tables(text, message, tmp_path):
@@ -216,3 +226,46 @@ def test_the_command_line_takes_it(tmp_path):
     done = CliRunner().invoke(app, ["predict", "--data", str(tmp_path / "absent.csv")])
     assert done.exit_code == 2
     assert "is not a file" in done.stderr
+
+
+MIXED = "age,port,sex,kind\n1,S,f,a\n2,C,m,b\n,S,m,a\n4,Q,f,b\n5,S,?,b\n6,C,f,NA\n7,S,m,a\n"
+
+
+def test_rows_with_gaps_are_dropped_and_words_become_indicators(tmp_path):
+    """Rows 3, 5 and 6 miss a feature or the label; ports C, Q, S and sexes f, m in sorted order."""
+    found = load_table(write(tmp_path, MIXED), drop_missing=True, one_hot=True)
+    assert found.y.tolist() == [0, 1, 1, 0]
+    words = "own.csv, 3 of 7 rows with missing values dropped, 2 columns of words as 5 indicators, "
+    assert found.description == words + "features of mean 0 and deviation 1."
+    columns = [[1, 2, 4, 7], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
+    plain = np.array(columns, float).T
+    expected = (plain - plain.mean(axis=0)) / plain.std(axis=0)
+    np.testing.assert_allclose(found.x, expected, rtol=1e-6)  # float32
+
+
+def test_options_that_find_nothing_to_do(tmp_path):
+    whole = load_table(write(tmp_path, "1,2,a\n3,4,b\n"), drop_missing=True, one_hot=True)
+    assert "0 of 2 rows with missing values dropped, no column of words" in whole.description
+    np.savez(tmp_path / "own.npz", x=np.eye(4), y=np.arange(4))
+    with pytest.raises(ValueError, match="one_hot=True does nothing here: it is for the cells"):
+        load_table(tmp_path / "own.npz", one_hot=True)
+    with pytest.raises(ValueError, match="drop_missing=True does nothing"):
+        load_table(tmp_path / "own.npz", drop_missing=True)
+
+
+def test_what_neither_option_mends(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"values are missing in 2 of 7 rows: column 1 \('age'\) in"
+    ):
+        load_table(write(tmp_path, MIXED), one_hot=True)
+    with pytest.raises(
+        ValueError, match=r"column 2 \('port'\) holds words, 3 different .*'S' in line"
+    ):
+        load_table(write(tmp_path, MIXED), drop_missing=True)
+    with pytest.raises(ValueError, match="1 of 3 rows have no missing value; drop the columns"):
+        load_table(write(tmp_path, "1,,a\n,2,b\n3,4,a\n"), drop_missing=True)
+    many = "".join(f"{i},word{i},{i % 2}\n" for i in range(101))
+    with pytest.raises(ValueError, match="column 2 holds 101 different words, such as 'word0'"):
+        load_table(write(tmp_path, many), one_hot=True)
+    with pytest.raises(ValueError, match="line 3, column 2 holds 'x', while 2 of 3 rows hold"):
+        load_table(write(tmp_path, "1,2,a\n2,3,b\n3,x,b\n"), one_hot=True)
