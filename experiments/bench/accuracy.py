@@ -1,7 +1,7 @@
 """How true are forecasts? Predicted against real training times, many tasks, many ways to train.
 
     python -m experiments.bench.accuracy [--preset smoke|tuning|cpu] [--minutes M] [--store FILE]
-                                         [--report]
+                                         [--few] [--report]
 
 Every run is a task (samples, network, fresh head, seed), a scale of the head's outputs, and a way
 to train: gradient descent, momentum 0.9, or mini-batches of 16 to 64, with the EFFECTIVE rate
@@ -40,7 +40,10 @@ LOSS = "cross_entropy"
 
 @dataclasses.dataclass(frozen=True)
 class AccuracySettings:
-    """What to measure: from every list of ways to train, each task takes every `stride`-th."""
+    """What to measure: from every list of ways to train, each task takes every `stride`-th.
+
+    `others` are Algorithm 1 and the corrected forecasts.
+    """
 
     tasks: tuple[str, ...] = tuple(REPORTED)
     rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
@@ -55,6 +58,7 @@ class AccuracySettings:
     rebuilds: tuple[int | str, ...] = (4, "auto")
     projections: int = 1000
     paths: int = 8
+    others: bool = True
 
 
 PRESETS = {
@@ -151,6 +155,8 @@ def measure(run: Run, settings: AccuracySettings) -> dict[str, Any]:
     found = {"plain": _predicted(job, run, settings, eta, 0)}
     for rebuilds in settings.rebuilds:
         found[f"{rebuilds} rebuilds"] = _predicted(job, run, settings, eta, rebuilds)
+    if not settings.others:
+        return out | {"forecasts": found}
     found["Algorithm 1"] = _algorithm_1(job, run, settings, eta)
     for kind in ("losses", "outputs", "weights"):
         corrected = watch.forecast(kind)
@@ -264,9 +270,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no run after that")
     parser.add_argument("--store", type=Path, help="a file of JSON lines (default: by preset)")
     parser.add_argument("--report", action="store_true", help="print the tables, measure nothing")
+    parser.add_argument("--few", action="store_true", help="one kernel and the default alone")
     arguments = parser.parse_args()
     store = arguments.store or Path(f"accuracy-{arguments.preset}.jsonl")
     settings = PRESETS[arguments.preset]
+    if arguments.few:
+        settings = dataclasses.replace(settings, rebuilds=("auto",), others=False)
     rows = load(store) if arguments.report else run_all(settings, store, arguments.minutes)
     print(report(rows))
 

@@ -192,6 +192,15 @@ TASK: dict[str, Declared] = {
         "30",
         parse_samples,
     ),
+    "drop_missing": Declared(
+        Annotated[
+            bool, option("Task", "Leave out rows of a CSV with empty cells.", "--drop-missing")
+        ],
+        False,
+    ),
+    "one_hot": Declared(
+        Annotated[bool, option("Task", "Make indicators of words in a CSV.", "--one-hot")], False
+    ),
     "loss": Declared(
         Annotated[
             str | None,

@@ -100,24 +100,30 @@ def load_table(
     return Dataset(x.astype(np.float32), labels, path.name, words, len(names), shown)
 
 
-def load_whole(name: str) -> Dataset:
+def load_whole(name: str, *, drop_missing: bool = False, one_hot: bool = False) -> Dataset:
     """A bundled data set or a table of one's own, all of its samples.
 
     Args:
         name: one of `jaxttp.data.dataset_names`, or a file for `load_table`.
+        drop_missing: see `load_table`; for a CSV alone.
+        one_hot: likewise.
 
     Returns:
         The data set.
 
     Raises:
-        ValueError: an unknown name; what `load_table` and `load_dataset` refuse.
+        ValueError: an unknown name; what `load_table` and `load_dataset` refuse; an option for a
+            CSV without one.
 
     Example:
         >>> load_whole("wine")
         Dataset('wine': x (178, 13), 3 classes)
     """
+    options = {"drop_missing": drop_missing, "one_hot": one_hot}
     if is_table(name):
-        return load_table(name)
+        return load_table(name, **options)
+    for option, value in options.items():
+        check_used(option, value or None, False, "it is for a CSV of your own")
     return load_dataset(check_choice("data", name, dataset_names()))
 
 

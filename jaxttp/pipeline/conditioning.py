@@ -62,6 +62,8 @@ class ConditionSettings:
         batch_norm: frozen batch norm behind the hidden layers of "linear".
         accuracy: of the steps that gradient descent needs.
         seed: draws samples and weights.
+        drop_missing: see `Settings`.
+        one_hot: likewise.
     """
 
     data: str = "digits"
@@ -75,6 +77,8 @@ class ConditionSettings:
     batch_norm: bool = False
     accuracy: float = 0.01
     seed: int = 0
+    drop_missing: bool = False
+    one_hot: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +156,9 @@ def sweep_to_json(result: ConditionSweep) -> dict[str, Any]:
 def _load(settings: ConditionSettings, *, linear: bool) -> tuple[Dataset, np.ndarray]:
     """The data set, and its chosen inputs (n, d) in float64, whitened where asked for."""
     check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
-    dataset = load_whole(settings.data)
+    dataset = load_whole(
+        settings.data, drop_missing=settings.drop_missing, one_hot=settings.one_hot
+    )
     count = settings.samples
     if count is None:
         count = len(dataset) if linear else min(50, len(dataset))

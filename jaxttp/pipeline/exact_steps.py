@@ -67,6 +67,8 @@ class StepSettings:
         classes: the labels to keep, or a number of random ones; None for all.
         target_loss: losses to get below, beside the thresholds.
         target_error: likewise errors (shares misclassified).
+        drop_missing: see `Settings`.
+        one_hot: likewise.
     """
 
     data: str = "digits"
@@ -83,6 +85,8 @@ class StepSettings:
     classes: tuple[int, ...] | int | None = None
     target_loss: tuple[float, ...] = ()
     target_error: tuple[float, ...] = ()
+    drop_missing: bool = False
+    one_hot: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +234,9 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     """
     check_settings(settings)
     keys = jax.random.split(jax.random.key(settings.seed))
-    dataset = load_whole(settings.data)
+    dataset = load_whole(
+        settings.data, drop_missing=settings.drop_missing, one_hot=settings.one_hot
+    )
     if dataset.num_classes is not None:
         dataset = select(
             dataset,

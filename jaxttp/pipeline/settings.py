@@ -54,6 +54,8 @@ class Settings:
         target_loss: losses to get below, beside the thresholds.
         target_error: likewise errors (shares misclassified).
         metric: which curve the thresholds are about, "loss" or "error".
+        drop_missing: whether rows of a CSV in which a value is missing are left out.
+        one_hot: whether columns of words in a CSV become indicators.
     """
 
     data: str = "digits"
@@ -85,6 +87,8 @@ class Settings:
     target_loss: tuple[float, ...] = ()
     target_error: tuple[float, ...] = ()
     metric: str = "loss"
+    drop_missing: bool = False
+    one_hot: bool = False
 
 
 def check_training(settings: Settings) -> None:

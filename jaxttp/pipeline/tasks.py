@@ -54,7 +54,8 @@ class Task:
         y: integer labels (N,) or targets (N, C).
         loss: its name.
         description: all of it in words.
-        note: how many rows of a table were left out, and how they come in; None where none was.
+        note: what became of a table's missing values and words, how many rows were left out, and
+            how they come in; None where nothing was done.
     """
 
     model: Model
@@ -133,6 +134,7 @@ def _samples(settings: Settings, key: Array) -> tuple[Dataset, str | None]:
     }
     if is_table(settings.data):
         return _own_samples(settings, options, key)
+    check_unused(settings, ("drop_missing", "one_hot"), "it is for a CSV of your own")
     if settings.data == "diabetes":
         if settings.classes is not None:
             raise ValueError(f"classes={settings.classes!r}: diabetes is a regression.")
@@ -156,18 +158,21 @@ def _own_samples(
     for name, given in options.items():
         if given is not None:
             raise ValueError(f"{name} is for images; {settings.data} is a table.")
-    dataset = load_table(settings.data)
+    dataset = load_table(
+        settings.data, drop_missing=settings.drop_missing, one_hot=settings.one_hot
+    )
+    mended = dataset.description if settings.drop_missing or settings.one_hot else None
     if dataset.num_classes is None:
         if settings.classes is not None:
             raise ValueError(f"classes={settings.classes!r}: {dataset.name} is a regression.")
-        return dataset, None
+        return dataset, mended
     each, chosen = settings.samples_per_class, {"classes": settings.classes, "key": key}
     found = select(dataset, per_class=each, fewer=True, **chosen)
     whole = len(dataset.x) if settings.classes is None else len(select(dataset, **chosen).x)
     if len(found.x) == whole:
-        return found, None
-    words = f"{len(found.x)} of {whole} rows: {each} a class"
-    return found, f"{words}; --samples-per-class all keeps them"
+        return found, mended
+    words = f"{len(found.x)} of {whole} rows: {each} a class; --samples-per-class all keeps them"
+    return found, words if mended is None else f"{mended} {words}"
 
 
 def _preprocessing(settings: Settings) -> Preprocessing | None:

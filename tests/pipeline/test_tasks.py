@@ -166,3 +166,18 @@ def test_settings_that_do_not_fit(options, message):
 def test_weights_of_another_network(weights):
     with pytest.raises(ValueError, match=r"trained\.safetensors' has no naming that is known"):
         build_task(Settings(model="vit_tiny", weights=str(weights[0]), samples_per_class=2))
+
+
+def test_cells_of_a_table_are_mended_and_that_is_said(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("w,sex,kind\n1,f,a\n3,m,b\n?,f,b\n5,m,a\n2,f,b\n")
+    with pytest.raises(ValueError, match="missing"):
+        build_task(Settings(data=str(path)))
+    task = build_task(Settings(data=str(path), drop_missing=True, one_hot=True))
+    assert task.x.shape == (4, 3)
+    assert "1 of 5 rows with missing values dropped" in task.note
+    few = dict(drop_missing=True, one_hot=True, samples_per_class=1)
+    assert "2 of 4 rows: 1 a class" in build_task(Settings(data=str(path), **few)).note
+    for name in ("drop_missing", "one_hot"):
+        with pytest.raises(ValueError, match=f"^{name}=True does nothing here: it is for a CSV"):
+            build_task(Settings(data="wine", **{name: True}))
