@@ -15,7 +15,7 @@ import argparse
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,26 +25,25 @@ from flax import nnx
 
 from experiments.bench.accuracy_tasks import samples
 from jaxttp import empirical_ntk, from_nnx, train, training_time
+from jaxttp.data import load_dataset
 from jaxttp.dynamics import batch_indices
 from jaxttp.losses import get_loss
-from jaxttp.models import calibrate_batch_norm, fresh_head, load_pretrained
+from jaxttp.models import ResNet, calibrate_batch_norm, fresh_head
 
 THRESHOLDS = (0.01, 0.1, 0.4)
-RESNET = "ResNet, pre-trained, BatchNorm"
+RESNET = "ResNet, pre-trained in training mode, BatchNorm"
 
 
 @dataclasses.dataclass(frozen=True)
 class ModeSettings:
-    """What to train: the tasks of MLPs and those of the ResNet, each in two halves."""
+    """What to train: the tasks of MLPs and the digits for the ResNet, each in two halves."""
 
     halves: tuple[tuple[str, ...], tuple[str, ...]] = (
         ("digits 0-4, MLP", "wine, MLP", "moons, MLP"),
         ("digits 5-9, MLP", "breast cancer, MLP", "clusters, tanh MLP"),
     )
-    resnets: tuple[tuple[str, ...], tuple[str, ...]] = (
-        ("digits odd, ResNet",),
-        ("digits even, ResNet", "digits 3-7, ResNet"),
-    )
+    resnets: tuple[tuple[int, ...], tuple[int, ...]] = ((1, 3, 5, 7, 9), (5, 6, 7, 8, 9))
+    pretraining: int = 300
     dropouts: tuple[float, ...] = (0.1, 0.3, 0.5)
     rates: tuple[float, ...] = (0.3, 1.0)
     batches: tuple[int | None, ...] = (None, 32, 16)
@@ -55,7 +54,7 @@ class ModeSettings:
 
 PRESETS = {
     "smoke": ModeSettings(
-        (("wine, MLP",), ("moons, MLP",)), ((), ()), (0.3,), (1.0,), (16,), (0,), 8, 12
+        (("wine, MLP",), ("moons, MLP",)), ((), ()), 0, (0.3,), (1.0,), (16,), (0,), 8, 12
     ),
     "cpu": ModeSettings(),
 }
@@ -96,6 +95,58 @@ class Pair:
     ends: tuple[float, float]
 
 
+class Course(NamedTuple):
+    """A network in training mode, in parts, and a step of it.
+
+    Attributes:
+        graph: of the module in training mode.
+        still: of the module in evaluation mode.
+        weights: what is trained.
+        others: running averages and random streams.
+        step: ``(weights, others, rows) -> (weights, others)``.
+    """
+
+    graph: Any
+    still: Any
+    weights: Any
+    others: Any
+    step: Callable[..., tuple[Any, Any]]
+
+
+def set_out(module: nnx.Module, x: Any, y: Any, eta: float) -> Course:
+    """Gradient descent in training mode; the module is not changed.
+
+    Args:
+        module: before training.
+        x: samples (N, ...).
+        y: labels (N,).
+        eta: its rate.
+    """
+    module, x = nnx.clone(module), jnp.asarray(x)
+    module.train()
+    graph, weights, others = nnx.split(module, nnx.Param, ...)
+    evaluation = nnx.clone(module)
+    evaluation.eval()
+    still, _, _ = nnx.split(evaluation, nnx.Param, ...)
+    exact, targets = get_loss("cross_entropy"), _targets(y)
+
+    @jax.jit
+    def step(weights: Any, others: Any, rows: Any) -> tuple[Any, Any]:
+        def loss(weights: Any) -> tuple[Any, Any]:
+            model = nnx.merge(graph, weights, others, copy=True)
+            value = exact.value(model(x[rows]), targets[rows])
+            return value, nnx.split(model, nnx.Param, ...)[2]
+
+        gradient, after = jax.grad(loss, has_aux=True)(weights)
+        return jax.tree.map(lambda w, g: w - eta * g, weights, gradient), after
+
+    return Course(graph, still, weights, others, step)
+
+
+def _targets(y: Any) -> jax.Array:
+    return jnp.asarray(np.eye(int(np.max(y)) + 1, dtype=np.float32)[np.asarray(y)])
+
+
 def train_in_training_mode(
     module: nnx.Module, x: Any, y: Any, eta: float, batches: np.ndarray
 ) -> np.ndarray:
@@ -108,34 +159,33 @@ def train_in_training_mode(
         eta: rate of gradient descent.
         batches: rows of every step (T, B).
     """
-    module, x = nnx.clone(module), jnp.asarray(x)
-    module.train()
-    graph, weights, others = nnx.split(module, nnx.Param, ...)
-    evaluation = nnx.clone(module)
-    evaluation.eval()
-    still, _, _ = nnx.split(evaluation, nnx.Param, ...)
-    exact = get_loss("cross_entropy")
-    targets = jnp.asarray(np.eye(int(np.max(y)) + 1, dtype=np.float32)[np.asarray(y)])
+    course, exact, targets = set_out(module, x, y, eta), get_loss("cross_entropy"), _targets(y)
 
     @jax.jit
     def loss_of(weights: Any, others: Any) -> Any:
-        return exact.value(nnx.merge(still, weights, others, copy=True)(x), targets)
+        return exact.value(nnx.merge(course.still, weights, others, copy=True)(x), targets)
 
-    @jax.jit
-    def step(weights: Any, others: Any, rows: Any) -> tuple[Any, Any]:
-        def loss(weights: Any) -> tuple[Any, Any]:
-            model = nnx.merge(graph, weights, others, copy=True)
-            value = exact.value(model(x[rows]), targets[rows])
-            return value, nnx.split(model, nnx.Param, ...)[2]
-
-        gradient, after = jax.grad(loss, has_aux=True)(weights)
-        return jax.tree.map(lambda w, g: w - eta * g, weights, gradient), after
-
+    weights, others = course.weights, course.others
     losses = [loss_of(weights, others)]
     for rows in batches:
-        weights, others = step(weights, others, rows)
+        weights, others = course.step(weights, others, rows)
         losses.append(loss_of(weights, others))
     return np.asarray(losses)
+
+
+def pretrained(classes: tuple[int, ...], settings: ModeSettings, seed: int) -> nnx.Module:
+    """A ResNet with BatchNorm, trained in training mode on the digits that are not asked for."""
+    known = tuple(digit for digit in range(10) if digit not in classes)
+    data = load_dataset("digits", classes=known, per_class=100, key=jax.random.key(seed))
+    module = ResNet(
+        len(known), widths=(16, 32), strides=(1, 2), norm="batch", rngs=nnx.Rngs(seed)
+    )  # fmt: skip
+    course = set_out(calibrate_batch_norm(module, data.x), data.x, data.y, 0.1)
+    weights, others = course.weights, course.others
+    key = jax.random.key(seed + 1)
+    for rows in np.asarray(batch_indices(key, len(data.x), 32, settings.pretraining)):
+        weights, others = course.step(weights, others, rows)
+    return nnx.merge(course.still, weights, others, copy=True)
 
 
 def compare_modes(
@@ -188,9 +238,10 @@ def measure(settings: ModeSettings) -> list[Pair]:
                 if "BatchNorm" in kind:
                     module = calibrate_batch_norm(module, data.x)
                 out += compare_modes(kind, half, module, data.x, data.y, settings, seed)
-        for name in settings.resnets[half]:
-            data, key = samples(name, seed)
-            module = fresh_head(load_pretrained(), data.num_classes, key=key)
+        if classes := settings.resnets[half]:
+            key = jax.random.key(seed + 7)
+            data = load_dataset("digits", classes=classes, per_class=15, key=key)
+            module = fresh_head(pretrained(classes, settings, seed), len(classes), key=key)
             out += compare_modes(RESNET, half, module, data.x, data.y, settings, seed)
         jax.clear_caches()
     return out
