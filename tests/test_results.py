@@ -40,7 +40,8 @@ INPUTS = {
     "Model", "Candidate", "Device", "Hyperparameters", "GaussNewtonState", "LinearGaussNewton",
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
     "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem", "Descent", "Rule",
-    "Target", "OptimizerChoice", "Arrival", "Estimate", "Exact", "Sketched", "Recursion", "GradientFlow", "ClosedForm", "WeightSpace",
+    "Target", "OptimizerChoice", "Arrival",
+    "Estimate", "Exact", "Sketched", "Recursion", "GradientFlow", "ClosedForm", "WeightSpace",
     "Relinearized", "Noisy", "Linearizer", "HeavyBall",
     "Mode", "Filter", "Truncate", "Damp", "Tikhonov", "Noise",
 }  # fmt: skip
