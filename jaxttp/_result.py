@@ -93,7 +93,8 @@ def _short(value: Any) -> str:
     if dataclasses.is_dataclass(value) and type(value).__name__.endswith("Settings"):
         given = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)
                  if getattr(value, one.name) != one.default}  # fmt: skip
-        return ", ".join(f"{name}={one!r}" for name, one in given.items()) or "as by default"
+        text = ", ".join(f"{name}={one!r}" for name, one in given.items()) or "as by default"
+        return text if len(text) <= 100 else text[:97] + "..."
     text = str(value).split("\n")[0]
     return text if len(text) <= 100 else text[:97] + "..."
 

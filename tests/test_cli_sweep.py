@@ -123,7 +123,7 @@ BAD = {
     "schedule": (["sweep", *WINE, "--schedules", "step", "--no-seconds"], "schedule='step'"),
     "nothing stable": (
         ["sweep", *WINE, "--learning-rates", "1000", "--momenta", "0", "--no-seconds"],
-        "no setting reaches 0.1 stably",
+        "no setting gets to 10 % of the loss's drop stably",
     ),
     "choice": (["compare", *WINE, "--train", "tail"], "start='tail' is not known"),
     "subset": (["extrapolate", *WINE, "--subset", "90"], "subset must be"),

@@ -65,7 +65,7 @@ def test_training_times_are_marked_on_the_curves():
     np.testing.assert_array_equal(marks(left), sorted(expected))
     for e in result.prediction.steps:
         predicted, real = result.prediction.steps[e], result.real_steps[e]
-        text = f"within {100 * e:g} % of the drop: step {predicted} forecast, step {real} real"
+        text = f"within {100 * e:g} % of the drop: step {predicted}, real {real}"
         assert text in legend(left)
 
 
@@ -98,10 +98,10 @@ def test_targets_are_lines_and_stars():
                  if line.get_marker() == "*" and len(line.get_xdata())]  # fmt: skip
         want = [(s[target], scale * c[s[target]]) for s, c in ((found, predicted), (real, really))]
         np.testing.assert_allclose(sorted(map(tuple, stars)), sorted(want), rtol=1e-6)
-        words = f"step {found[target]} forecast, step {real[target]} real"
+        words = f"step {found[target]}, real {real[target]}"
         name = "loss below 0.3" if axes is left else "error below 10 %"
         assert f"{name}: {words}" in legend(axes)
-    assert "loss below 1e-09: not reached forecast, not reached real" in legend(left)
+    assert "loss below 1e-09: not reached, real not reached" in legend(left)
 
 
 def test_ends_are_written_beside_the_curves():
@@ -133,7 +133,7 @@ def test_a_real_run_that_diverged_is_drawn_as_far_as_it_goes(tmp_path):
     figure = plot_forecast(tiny.real_run_diverged())
     left, _ = figure.axes
     assert len(marks(left)) == 3  # those of the forecast alone
-    assert sum(text.endswith("diverges real") for text in legend(left)) == 3
+    assert sum(text.endswith("real diverges") for text in legend(left)) == 3
     save(figure, tmp_path / "diverged.png")
     assert (tmp_path / "diverged.png").stat().st_size > 0
 

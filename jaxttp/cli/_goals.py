@@ -9,16 +9,33 @@ from jaxttp.cli._shell import seconds_text
 
 
 def cells(
-    step: int, seconds: float | None, unsure: int | None = None, *, stable: bool = True
+    step: int,
+    seconds: float | None,
+    unsure: int | None = None,
+    *,
+    stable: bool = True,
+    horizon: int | None = None,
 ) -> list[str]:
-    """Steps and seconds; of a run that is not stable nothing is reached."""
+    """Steps and seconds; of a run that is not stable nothing is reached.
+
+    A forecast that may be off by the whole horizon may as well never get there.
+    """
     if step < 0:
         return ["not reached" if stable else "diverges", "-"]
     words = str(step) if unsure is None else f"{step} ± {unsure}"
+    if unsure is not None and horizon is not None and unsure >= horizon:
+        words = f"{step} or later"
     return [words, "-" if seconds is None else seconds_text(seconds)]
 
 
-def add_targets(table: Table, targets: Iterable[Any], *, stable: bool, between: int = 0) -> None:
+def add_targets(
+    table: Table,
+    targets: Iterable[Any],
+    *,
+    stable: bool,
+    between: int = 0,
+    horizon: int | None = None,
+) -> None:
     """A row for every `jaxttp.pipeline.Arrival`.
 
     Args:
@@ -26,9 +43,14 @@ def add_targets(table: Table, targets: Iterable[Any], *, stable: bool, between: 
         targets: the arrivals.
         stable: whether the real run was.
         between: columns of the table that say nothing of targets, before those of the real run.
+        horizon: of the forecast.
     """
     for one in targets:
-        row = [one.words, *cells(one.steps, one.seconds, one.unsure), *["-"] * between]
+        row = [
+            one.words,
+            *cells(one.steps, one.seconds, one.unsure, horizon=horizon),
+            *["-"] * between,
+        ]
         if one.real_steps is not None:
             row += cells(one.real_steps, one.real_seconds, stable=stable)
         table.add_row(*row)

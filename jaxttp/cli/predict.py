@@ -53,12 +53,18 @@ def _print(console: Console, result: Any) -> None:
     for threshold, step in prediction.steps.items():
         row = [
             f"{100 * threshold:g} % of its drop",
-            *cells(step, result.seconds.get(threshold), unsure.get(threshold)),
+            *cells(
+                step,
+                result.seconds.get(threshold),
+                unsure.get(threshold),
+                horizon=prediction.horizon,
+            ),
         ]
         if real_steps is not None:
             row += cells(real_steps[threshold], real_seconds.get(threshold), stable=run.finite)
         table.add_row(*row)
-    add_targets(table, result.targets, stable=run is None or run.finite)
+    finite = run is None or run.finite
+    add_targets(table, result.targets, stable=finite, horizon=prediction.horizon)
     whole = prediction.horizon * result.step_time.seconds
     row = ["all steps", str(prediction.horizon), seconds_text(whole)]
     if run is not None:

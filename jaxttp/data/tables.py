@@ -218,8 +218,8 @@ def _refuse_missing(table: _Cells) -> None:
     raise ValueError(
         f"data={str(table.path)!r}: values are missing in {count} of {len(table.rows)} rows: "
         f"{', '.join(shown)}{more}; the first is {table.rows[rows[0]][index]!r} in line "
-        f"{table.lines[rows[0]]}. Drop these rows (load_table(..., drop_missing=True)) or fill "
-        "them in."
+        f"{table.lines[rows[0]]}. Drop these rows (drop_missing=True; --drop-missing on the "
+        "command line) or fill them in."
     )
 
 
@@ -240,7 +240,8 @@ def _is_column_of_words(table: _Cells, index: int, cells: list[str], one_hot: bo
         raise ValueError(
             f"data={str(table.path)!r}: {table.column(index)} holds words, {values} different "
             f"ones in {len(cells)} rows, such as {cells[first]!r} in line {table.lines[first]}. "
-            "Drop the column, or encode it: load_table(..., one_hot=True) makes one for every word."
+            "Drop the column, or encode it: one_hot=True (--one-hot on the command line) makes one "
+            "for every word."
         )
     return True
 
@@ -264,7 +265,8 @@ def _last_column(path: Path, lines: list[int], cells: list[str]) -> np.ndarray:
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         raise ValueError(
             f"data={str(path)!r}: the last column, the label or target, is missing in {shown}{more}"
-            "; fill it in, or drop these rows (load_table(..., drop_missing=True))."
+            "; fill it in, or drop these rows (drop_missing=True; --drop-missing on the command "
+            "line)."
         )
     words = [i for i, cell in enumerate(cells) if not _is_number(cell)]
     if not words:

@@ -92,8 +92,9 @@ def predict_training_time(
         learning_rate: eta > 0 of gradient descent. Give either this or `optimizer`.
         momentum: heavy-ball momentum in [0, 1), with `learning_rate`.
         batch_size: samples a step; all of them when None.
-        optimizer: any linear optax transformation (momentum, Nesterov, schedules, decoupled weight
-            decay), in place of `learning_rate`.
+        optimizer: any optax transformation, in place of `learning_rate`: linear ones (momentum,
+            Nesterov, schedules, decoupled weight decay) are followed by kernels, others (Adam,
+            AdamW, clipping) simulated in the linearised network's weights.
         steps: the horizon T.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
@@ -127,8 +128,8 @@ def predict_training_time(
             the same forecast.
         smooth: steps over which that curve is averaged first, see `smooth_curve`.
         window: steps of the rule "plateau".
-        protocol: how batches are drawn, with `batch_size`: "epochs" when None, see
-            `jaxttp.dynamics.batch_indices`.
+        protocol: how batches are drawn, with `batch_size`: "epochs" (when None), "independent" or
+            "replacement", see `jaxttp.dynamics.batch_indices`.
         x_test: test samples (M, ...), whose loss and error are forecast too. Give
             `y_test` with them.
         y_test: their labels (M,) or targets (M, C).

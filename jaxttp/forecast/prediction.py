@@ -166,6 +166,8 @@ class Prediction:
         if step < 0:
             return "not reached" if self.stable else "diverges"
         words = f"step {step}" if off is None else f"step {step} ± {off}"
+        if off is not None and off >= self.horizon:  # a curve so far off never gets there
+            words = f"step {step} or later"
         if band is None:
             return words
         low, high = band
@@ -177,10 +179,10 @@ class Prediction:
             goal = goal_words(threshold, self.rule, self.metric)
             off = None if self.steps_uncertainty is None else self.steps_uncertainty[threshold]
             band = None if self.steps_band is None else self.steps_band[threshold]
-            lines.append(f"  {goal:<26} {self._when(step, off, band):>12}")
+            lines.append(f"  {goal:<26} {self._when(step, off, band)}")
         for target, step in self.targets.items():
             off, band = self.targets_uncertainty.get(target), self.targets_band.get(target)
-            lines.append(f"  {target.words():<26} {self._when(step, off, band):>12}")
+            lines.append(f"  {target.words():<26} {self._when(step, off, band)}")
         first, last = float(self.loss[0]), float(self.loss[-1])
         lines.append(f"  loss   {first:.4g} -> {last:.4g}")
         lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")

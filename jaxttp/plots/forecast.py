@@ -81,7 +81,7 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
         text = f"{goal}: {_when(step, prediction.stable)}"
         if real_steps is not None:
             finite = run is None or bool(np.all(np.isfinite(np.asarray(run.loss))))
-            text += f" forecast, {_when(real_steps[threshold], finite)} real"
+            text += f", real {_when(real_steps[threshold], finite).removeprefix('step ')}"
         handle = axes.plot([], [], marker, color="0.25", mfc="none", ms=8)[0]
         rows.append((handle, text))
     _legend_with(axes, rows)
@@ -171,7 +171,7 @@ def mark_targets(
         known = getattr(run, target.curve_name, None)
         if known is not None:
             real = run.reach([target])[target]
-            words += f" forecast, {_when(real, run.finite)} real"
+            words += f", real {_when(real, run.finite).removeprefix('step ')}"
             _star(axes, scale * np.asarray(known), real, REAL)
         color = PREDICTED if target.on == "train" else OTHER
         handle = _star(axes, scale * np.asarray(getattr(result, target.curve_name)), step, color)
@@ -202,7 +202,8 @@ def _legend_with(axes: Axes, rows: list[tuple[Any, str]]) -> None:
             [*handles, *(handle for handle, _ in rows)],
             [*labels, *(text for _, text in rows)],
             frameon=True,
-            framealpha=0.85,
+            framealpha=0.7,
+            fontsize="small",
             edgecolor="none",  # lines of targets lie behind it
         )
 

@@ -33,7 +33,7 @@ def apply_fn(w, x):
 
 
 def predict(**options):
-    options = {"learning_rate": 0.5, "steps": 20, "batch_size": 4} | options
+    options = {"learning_rate": 0.5, "steps": 20, "batch_size": 4, "relinearize": 0} | options
     return predict_training_time(
         apply_fn,
         PARAMS,
@@ -42,7 +42,6 @@ def predict(**options):
         dynamics="sde",
         paths=6,
         key=jax.random.key(0),
-        relinearize=0,
         **options,
     )
 
