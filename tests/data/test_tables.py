@@ -213,7 +213,7 @@ def test_other_pipelines_take_it(tmp_path):
     assert found.description.endswith("on 20 samples of own.csv, whitened")
     steps = StepSettings(data=own(tmp_path), steps=1, bottleneck=32)
     assert gauss_newton_task(steps).description.endswith(
-        "on own.csv, 20 samples, full batch, squared_error"
+        "on own.csv, 20 samples, full batch, cross_entropy"
     )
 
 
