@@ -24,7 +24,7 @@ def cells(
         return ["not reached" if stable else "diverges", "-"]
     words = str(step) if unsure is None else f"{step} ± {unsure}"
     if unsure is not None and horizon is not None and unsure >= horizon:
-        words = f"{step} or later"
+        words = f"{step} (or never)"
     return [words, "-" if seconds is None else seconds_text(seconds)]
 
 

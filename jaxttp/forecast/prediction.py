@@ -167,7 +167,7 @@ class Prediction:
             return "not reached" if self.stable else "diverges"
         words = f"step {step}" if off is None else f"step {step} ± {off}"
         if off is not None and off >= self.horizon:  # a curve so far off never gets there
-            words = f"step {step} or later"
+            words = f"step {step} (or never)"
         if band is None:
             return words
         low, high = band

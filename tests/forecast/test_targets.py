@@ -1,6 +1,7 @@
 """Targets, from keywords to results: read off the curves of the thresholds, as sure as these."""
 
 import csv
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxttp import compare, extrapolate, online, predict_training_time, sweep, train
+from jaxttp.cli._goals import cells
 from jaxttp.forecast import (
     Candidate,
     Descent,
@@ -270,3 +272,15 @@ def test_the_callback_takes_targets():
     for kind in ("losses", "weights"):
         found = watch.forecast(kind, **({"rebuilds": 1} if kind == "weights" else {}))
         assert found.targets == {Target(0.5): first_below(found.loss, 0.5)}
+
+
+def test_a_time_that_may_never_come_is_said_so():
+    """The estimated error of the curve is such that it may not get there: no number of steps."""
+    found = predicted(target_loss=0.5)
+    at = found.targets[Target(0.5)]
+    unsure = dataclasses.replace(found, targets_uncertainty={Target(0.5): found.horizon})
+    assert f"step {at} (or never)" in str(unsure)
+    unsure = dataclasses.replace(found, targets_uncertainty={Target(0.5): 3})
+    assert f"step {at} ± 3" in str(unsure)
+    assert cells(at, 0.1, found.horizon, horizon=found.horizon)[0] == f"{at} (or never)"
+    assert cells(at, 0.1, 3, horizon=found.horizon)[0] == f"{at} ± 3"
