@@ -117,15 +117,14 @@ def _print(console: Console, result: Any) -> None:
                 f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",
             )  # fmt: skip
         console.print(table)
-    own = ""
     if swept.rule == "relative" and not isinstance(result.threshold, Target):
-        own = (
-            "each setting is measured by its own drop, so look at the loss at the end, too "
-            "(--target-loss measures all by the same loss); "
+        console.print(
+            f"steps to {goal}: each setting is measured by its own drop, so look at the loss at "
+            "the end, too (--target-loss measures all by the same loss)",
+            soft_wrap=True,
         )
     console.print(
-        f"steps to {goal}: {own}cheapest: those that no other setting beats in both cost and loss "
-        "at the end",
+        "cheapest: those that no other setting beats in both cost and loss at the end",
         soft_wrap=True,
     )
     console.print(f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable")

@@ -149,14 +149,15 @@ def _filter(optimizer: Any, shapes: tuple, tree: Any, steps: int, dtype: Any) ->
         ):
             impulse, decay, deviation = _probe(optimizer, params, steps)
             impulse, decay = jnp.asarray(impulse, dtype), jnp.asarray(decay, dtype)
+            is_linear = deviation < _TOLERANCE  # in double precision, like the probe
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise ValueError(f"{_REFUSAL} (The probe failed with: {problem})") from problem
     if is_concrete(deviation):
-        if not float(deviation) < _TOLERANCE:
+        if not bool(is_linear):
             raise ValueError(_REFUSAL)
         return LinearFilter(impulse, decay, bool(np.any(np.asarray(decay) != 0)))
     # Both carry the check: what nobody reads is not computed.
-    impulse, decay = eqx.error_if((impulse, decay), ~(deviation < _TOLERANCE), _REFUSAL)
+    impulse, decay = eqx.error_if((impulse, decay), ~is_linear, _REFUSAL)
     return LinearFilter(impulse, decay, None)
 
 
