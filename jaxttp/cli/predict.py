@@ -73,6 +73,7 @@ def _print(console: Console, result: Any) -> None:
     console.print(table)
     for name in ("loss", "error"):
         final = f"final {name}: predicted {float(getattr(prediction, name)[-1]):.4g}"
+        final += prediction.end_in_doubt if name == "loss" else ""
         if run is not None:
             final += f", real {float(getattr(run, name)[-1]):.4g}"
         console.print(final)

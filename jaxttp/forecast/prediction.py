@@ -161,6 +161,12 @@ class Prediction:
             batch_size=self.hyperparameters.get("batch_size"),
         )  # fmt: skip
 
+    @property
+    def end_in_doubt(self) -> str:
+        """By how much the loss at the end may be off, in words; empty where that is not known."""
+        off = self.loss_uncertainty
+        return "" if off is None else f" ± {float(off[-1]):.2g}"
+
     def _when(self, step: int, off: int | None, band: tuple[int, int] | None) -> str:
         """A time in words, with its error and its band where it is reached."""
         if step < 0:
@@ -184,7 +190,7 @@ class Prediction:
             off, band = self.targets_uncertainty.get(target), self.targets_band.get(target)
             lines.append(f"  {target.words():<26} {self._when(step, off, band)}")
         first, last = float(self.loss[0]), float(self.loss[-1])
-        lines.append(f"  loss   {first:.4g} -> {last:.4g}")
+        lines.append(f"  loss   {first:.4g} -> {last:.4g}{self.end_in_doubt}")
         lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")
         if self.test_loss is not None and self.test_error is not None:
             ends = [float(c[i]) for c in (self.test_loss, self.test_error) for i in (0, -1)]
