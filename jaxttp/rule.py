@@ -146,6 +146,21 @@ def goal_words(threshold: float, kind: str, metric: str = "loss") -> str:
     return known.get(kind, f"{metric}, {kind} {threshold:.4g}")
 
 
+def step_words(step: int, unsure: int | None, horizon: int | None = None) -> str:
+    """A time that is reached, with by how much it may be off.
+
+    Where that is the whole horizon, a curve so far off never gets there.
+
+    Example:
+        >>> step_words(80, None), step_words(80, 9, 150), step_words(80, 150, 150)
+        ('80', '80 ± 9', '80 (or never)')
+    """
+    if unsure is None:
+        return str(step)
+    never = horizon is not None and unsure >= horizon
+    return f"{step} (or never)" if never else f"{step} ± {unsure}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """A loss or an error to get below, on the training or on the test samples.

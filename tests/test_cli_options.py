@@ -8,9 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from jaxttp.cli import _options, app
-from jaxttp.cli._options import PANELS, SHARED, Given, Instead, takes
+from jaxttp.cli import _vocabulary, app
+from jaxttp.cli._options import Given, Instead, takes
 from jaxttp.cli._table import flag, holes, settings_table, vocabularies
+from jaxttp.cli._vocabulary import PANELS, SHARED
 from jaxttp.pipeline import Settings
 
 COMMANDS = typer.main.get_command(app).commands
@@ -28,7 +29,7 @@ def test_every_command_takes_the_vocabulary():
     assert set(vocabularies()) == set(COMMANDS)
     # the commands that answer a question about training have the task in common, all of it
     for command in ("predict", "sweep", "extrapolate", "spectrum", "report"):
-        assert set(_options.TASK) <= set(options(command)), command
+        assert set(_vocabulary.TASK) <= set(options(command)), command
     for name in ("data", "seed", "output", "as_json", "quiet", "verbose", "no_cache"):
         assert all(name in options(command) for command in WITH_TASK), name
 
@@ -68,7 +69,7 @@ def test_defaults_are_those_of_the_settings():
 
 def test_settings_have_one_name():
     """An option is a field of Settings, or is about how the result is told."""
-    told = {"verify", "seconds", *_options.OUTPUT}
+    told = {"verify", "seconds", *_vocabulary.OUTPUT}
     fields = inspect.signature(Settings).parameters
     assert set(SHARED) - told <= set(fields)
     assert set(fields) - set(SHARED) == {"sketch_dim", "head_scale"}

@@ -12,6 +12,11 @@ FEW = 2
 """Steps that count as right however short the training time is."""
 
 
+def line(cells: Iterable[Any]) -> str:
+    """A line of a table in Markdown."""
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
 def kind(row: Row) -> str:
     """Gradient descent, momentum or mini-batches."""
     if row["batch_size"] is not None:
@@ -72,7 +77,7 @@ def accuracy_table(rows: list[Row]) -> str:
                 f"{100 * np.mean(off > FEW):.0f} / {100 * np.mean(off < -FEW):.0f} %",
                 f"{100 * np.mean([curve_error(row, method) for row in some]):.1f} %",
             ]  # fmt: skip
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
+            lines.append(line(cells))
     return "\n".join(lines)
 
 
@@ -106,7 +111,7 @@ def goal_table(rows: list[Row]) -> str:
             ends = [(r["forecasts"][method]["loss"][-1], r["real"]["loss"][-1]) for r in rows]
             factor = np.exp(np.abs(np.log([max(a, 1e-12) / max(b, 1e-12) for a, b in ends])))
             cells += [f"{np.median(factor):.2f}", f"{factor.max():.1f}"]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(line(cells))
     return "\n".join(lines)
 
 
@@ -165,7 +170,7 @@ def error_rate_table(rows: list[Row]) -> str:
                 share = np.mean(np.abs(off) <= 0.13 * horizon)
                 cells.append(f"{np.abs(off).mean():.1f}, {100 * share:.0f} %")
             if len(cells) == 4:
-                lines.append("| " + " | ".join(cells) + " |")
+                lines.append(line(cells))
     return "\n".join(lines)
 
 
@@ -181,7 +186,7 @@ def online_table(rows: list[Row]) -> str:
             after = float(np.abs(errors(some, method)[0]).mean())
             ratio = after / before if before else float("nan")
             cells = (group, method.removeprefix("online, "), f"{after:.2f}", f"{before:.2f}")
-            lines.append("| " + " | ".join((*cells, f"{ratio:.2f}")) + " |")
+            lines.append(line((*cells, f"{ratio:.2f}")))
     return "\n".join(lines)
 
 
@@ -209,7 +214,7 @@ def cost_table(rows: list[Row]) -> str:
                 f"{alone:.2f} ({more:.2f})", f"{real:.2f} ({real_more:.2f})",
                 f"{real / alone:.2g}", f"{(real + real_more) / (alone + more):.2g}",
             )  # fmt: skip
-            lines.append("| " + " | ".join(cells) + " |")
+            lines.append(line(cells))
     return "\n".join(lines)
 
 
@@ -222,7 +227,7 @@ def task_table(rows: list[Row]) -> str:
     for task in dict.fromkeys(row["task"] for row in rows):
         some = [row for row in rows if row["task"] == task]
         cells = [f"{np.abs(errors(some, method)[0]).mean():.1f}" for method in methods]
-        lines.append("| " + " | ".join([task, str(len(some)), *cells]) + " |")
+        lines.append(line([task, len(some), *cells]))
     return "\n".join(lines)
 
 

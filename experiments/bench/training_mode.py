@@ -23,6 +23,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from experiments.bench.accuracy_tables import line
 from experiments.bench.accuracy_tasks import samples
 from jaxttp import empirical_ntk, from_nnx, train, training_time
 from jaxttp.data import load_dataset
@@ -268,7 +269,7 @@ def table(pairs: list[Pair]) -> str:
             kind, f"{len(good)} of {len(some)}", ", ".join(middles), f"{low:.2f} to {high:.2f}",
             f"{end[0]:.2f} ({end[1]:.2f} to {end[2]:.2f})",
         ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(line(cells))
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from jaxttp.cli._shell import seconds_text
+from jaxttp.rule import step_words
 
 
 def cells(
@@ -16,16 +17,10 @@ def cells(
     stable: bool = True,
     horizon: int | None = None,
 ) -> list[str]:
-    """Steps and seconds; of a run that is not stable nothing is reached.
-
-    A forecast that may be off by the whole horizon may as well never get there.
-    """
+    """Steps and seconds; of a run that is not stable nothing is reached."""
     if step < 0:
         return ["not reached" if stable else "diverges", "-"]
-    words = str(step) if unsure is None else f"{step} ± {unsure}"
-    if unsure is not None and horizon is not None and unsure >= horizon:
-        words = f"{step} (or never)"
-    return [words, "-" if seconds is None else seconds_text(seconds)]
+    return [step_words(step, unsure, horizon), "-" if seconds is None else seconds_text(seconds)]
 
 
 def add_targets(

@@ -3,16 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
-from jaxttp.cli._options import (
-    FORECAST,
-    GOALS,
-    OUTPUT,
-    SHARED,
-    TASK,
-    TRAINING,
-    Declared,
-    Taken,
-)
+from jaxttp.cli._options import Taken
+from jaxttp.cli._vocabulary import FORECAST, GOALS, OUTPUT, SHARED, TASK, TRAINING, Declared
 
 GROUPS: Mapping[str, Mapping[str, Declared]] = {
     "Task": TASK, "Training": TRAINING, "Goals": GOALS, "Forecast": FORECAST, "Output": OUTPUT,

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import GOALS, MODELS, Given, Instead, because, model_choices, option, takes
+from jaxttp.cli._options import Given, Instead, because, takes
 from jaxttp.cli._shell import print_task, seconds_text, write_json
+from jaxttp.cli._vocabulary import GOALS, MODELS, model_choices, option
 
 
 @takes(

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import FORECAST, GOALS, TRAINING, Given, because, option, takes
+from jaxttp.cli._options import Given, because, takes
 from jaxttp.cli._shell import parse_numbers, write_json
+from jaxttp.cli._vocabulary import FORECAST, GOALS, TRAINING, option
 
 
 @takes(

@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import FORECAST, GOALS, TASK, TRAINING, Given, because, takes
+from jaxttp.cli._options import Given, because, takes
 from jaxttp.cli._shell import seconds_text, write_json
+from jaxttp.cli._vocabulary import FORECAST, GOALS, TASK, TRAINING
 
 if TYPE_CHECKING:
     from jaxttp._known_answers import Answer

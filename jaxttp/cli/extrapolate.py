@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from jaxttp.cli._goals import add_targets, cells
-from jaxttp.cli._options import Given, Instead, because, option, takes
+from jaxttp.cli._options import Given, Instead, because, takes
 from jaxttp.cli._shell import print_task, write_json
+from jaxttp.cli._vocabulary import option
 
 
 @takes(

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import Given, Instead, because, option, takes
+from jaxttp.cli._options import Given, Instead, because, takes
 from jaxttp.cli._shell import write_json
+from jaxttp.cli._vocabulary import option
 
 
 @takes(

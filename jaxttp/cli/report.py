@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 from rich.console import Console
 
-from jaxttp.cli._options import Given, Instead, because, option, takes
+from jaxttp.cli._options import Given, Instead, because, takes
 from jaxttp.cli._shell import print_task
+from jaxttp.cli._vocabulary import option
 
 
 @takes(

@@ -6,8 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import FORECAST, GOALS, TRAINING, Given, because, takes
+from jaxttp.cli._options import Given, because, takes
 from jaxttp.cli._shell import print_task, write_json
+from jaxttp.cli._vocabulary import FORECAST, GOALS, TRAINING
 
 
 @takes(

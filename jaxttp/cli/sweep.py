@@ -6,8 +6,10 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import Given, because, option, takes
+from jaxttp.cli._options import Given, because, takes
 from jaxttp.cli._shell import parse_numbers, print_task, seconds_text, write_json
+from jaxttp.cli._vocabulary import option
+from jaxttp.rule import Target
 
 FASTEST = 5
 """Settings in the first table."""
@@ -96,8 +98,6 @@ def _write(result: Any, folder: Path) -> list[Path]:
 
 
 def _print(console: Console, result: Any) -> None:
-    from jaxttp.rule import Target
-
     swept = result.sweep
     print_task(console, result.task)
     goal = swept.goal(result.threshold)

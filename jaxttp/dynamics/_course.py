@@ -15,8 +15,8 @@ from jaxttp._checks import is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._edge import Damping, stabilise
 from jaxttp.dynamics._network import compile_network
-from jaxttp.dynamics._pieces import add_vectors, gram_of, no_vectors, split_row, stacked
-from jaxttp.dynamics._segment import Chord, Knot, Run, Start, run_segment
+from jaxttp.dynamics._pieces import add_vectors, no_vectors, split_row, stacked
+from jaxttp.dynamics._segment import Chord, Knot, Run, Start, gram, run_segment
 from jaxttp.dynamics.optimizers import Optimizer, inlined
 from jaxttp.losses import Loss
 
@@ -211,7 +211,7 @@ def survey(
     push = compile_network(course.apply_fn)[2]
     pairs = zip(in_use, here.vectors, strict=True)
     pushed = [push(point, course.x, vector) if used else None for used, vector in pairs]
-    return stacked(pushed, here.f), gram_of(here.vectors, in_use, here.f.dtype)
+    return stacked(pushed, here.f), gram(here.vectors, in_use, here.f.dtype)
 
 
 def combine(course: Course, state: State, points: list[Params], row: Array) -> tuple[State, Params]:

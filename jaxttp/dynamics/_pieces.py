@@ -9,13 +9,8 @@ from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
 from jaxttp._types import Params
-from jaxttp.dynamics._segment import Run, gram
+from jaxttp.dynamics._segment import Run
 from jaxttp.losses import Loss
-
-
-@functools.partial(jax.jit, static_argnames=("in_use", "dtype"))
-def gram_of(vectors: list[Params], in_use: tuple[bool, ...], dtype: Any) -> Array:
-    return gram(vectors, in_use, dtype)
 
 
 @jax.jit

@@ -89,6 +89,7 @@ def inner(left: Params, right: Params) -> Array:
     return sum((jnp.vdot(a, b) for a, b in leaves), start=jnp.zeros(()))
 
 
+@functools.partial(jax.jit, static_argnames=("in_use", "dtype"))
 def gram(vectors: list[Params], in_use: tuple[bool, ...], dtype: Any) -> Array:
     """Products of vectors with each other (k, k), zero where one is not in use."""
     k = len(in_use)

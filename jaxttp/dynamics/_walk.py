@@ -356,10 +356,8 @@ def _losses(course: Course, state: State, f: Array, run: Run, end: int) -> tuple
     """
     if not is_concrete(f):
         return None
-    loss, targets = course.loss, course.targets
-    now, begun = (float(loss_value(loss, each, targets)) for each in (f, state.here.f))
-    curve = np.asarray(loss_curve(loss, run.train, targets))
-    return now, float(curve[end]), begun, float(curve[0])
+    outputs = (f, row_of(run.train, end), state.here.f, row_of(run.train, 0))
+    return tuple(float(loss_value(course.loss, each, course.targets)) for each in outputs)
 
 
 def _is_small(course: Course, state: State, f: Array, run: Run, end: int) -> bool:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._stability import Rates, stability_message
-from jaxttp.rule import Rule, Target, goal_words, reach
+from jaxttp.rule import Rule, Target, goal_words, reach, step_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,9 +171,7 @@ class Prediction:
         """A time in words, with its error and its band where it is reached."""
         if step < 0:
             return "not reached" if self.stable else "diverges"
-        words = f"step {step}" if off is None else f"step {step} ± {off}"
-        if off is not None and off >= self.horizon:  # a curve so far off never gets there
-            words = f"step {step} (or never)"
+        words = f"step {step_words(step, off, self.horizon)}"
         if band is None:
             return words
         low, high = band

@@ -32,7 +32,6 @@ from jaxttp.models import RevMLP
 from jaxttp.pipeline._plain import plain_numbers
 from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.goals import Arrival, aims, arrivals
-from jaxttp.pipeline.settings import check_targets
 from jaxttp.pipeline.tasks import REGRESSION
 from jaxttp.training import TrainingRun, train
 
@@ -295,7 +294,7 @@ def check_settings(settings: StepSettings) -> None:
     check_integer("steps", settings.steps, at_least=1)
     if settings.learning_rate is not None:
         check_number("learning_rate", settings.learning_rate, above=0.0)
-    check_targets(settings)
+    aims(settings)  # refuses what nothing can be below
     check_choice("pseudoinverse", settings.pseudoinverse, MODES)
     if settings.rtol is not None:
         if not _filters(settings):

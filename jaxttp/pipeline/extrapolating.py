@@ -11,7 +11,7 @@ from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
 from jaxttp.forecast import Extrapolation, extrapolate
 from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.goals import Arrival, aims, arrivals
+from jaxttp.pipeline.goals import Arrival, aims, arrivals, reached_seconds
 from jaxttp.pipeline.optimizers import make_optimizer
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
@@ -53,7 +53,7 @@ class TaskExtrapolation:
         """Predicted seconds for every threshold that is reached; None where no step was timed."""
         if self.step_time is None:
             return None
-        return {e: t * self.step_time.seconds for e, t in self.found.steps.items() if t >= 0}
+        return reached_seconds(self.found.steps, self.step_time.seconds)
 
     @property
     def real_seconds(self) -> dict[float, float] | None:
@@ -61,8 +61,7 @@ class TaskExtrapolation:
         real = self.real_steps
         if real is None or self.run is None:
             return None
-        each = self.run.seconds / self.settings.steps
-        return {e: t * each for e, t in real.items() if t >= 0}
+        return reached_seconds(real, self.run.seconds / self.settings.steps)
 
     @property
     def targets(self) -> tuple[Arrival, ...]:

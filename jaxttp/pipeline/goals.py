@@ -3,7 +3,7 @@
 The one place where targets of settings become those of the front doors.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jaxttp.rule import Curves, Target, reach, targets_of
@@ -77,10 +77,28 @@ def arrivals(
     )  # fmt: skip
 
 
+def reached_seconds(steps: Mapping[float, int], each: float) -> dict[float, float]:
+    """Seconds to every threshold that is reached.
+
+    Args:
+        steps: by threshold, -1 for never.
+        each: seconds of a step.
+
+    Example:
+        >>> reached_seconds({0.1: 4, 0.01: -1}, 0.5)
+        {0.1: 2.0}
+    """
+    return {threshold: step * each for threshold, step in steps.items() if step >= 0}
+
+
 def _seconds(steps: int | None, each: float | None) -> float | None:
     return None if each is None or steps is None or steps < 0 else steps * each
 
 
 def aims(settings: Any) -> tuple[Target, ...]:
-    """The targets of settings, losses first."""
+    """The targets of settings, losses first.
+
+    Raises:
+        ValueError: a value that nothing can be below, see `jaxttp.rule.Target`.
+    """
     return targets_of(settings.target_loss, settings.target_error)

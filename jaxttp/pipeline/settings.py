@@ -1,11 +1,11 @@
 """What is asked for, by names and numbers: one vocabulary for every pipeline and command."""
 
 import dataclasses
-from typing import Any
 
 from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp.forecast.hyperparameters import SCHEDULES
 from jaxttp.pipeline._unused import check_unused
+from jaxttp.pipeline.goals import aims
 
 TRAINABLE = ("all", "head", "lora")
 OPTIMIZERS = ("sgd", "adamw", "adam")
@@ -125,21 +125,4 @@ def check_training(settings: Settings) -> None:
     remedy = f"It is a part of the horizon of {settings.steps} steps."
     check_integer("warmup", settings.warmup, at_least=0, at_most=settings.steps - 1, remedy=remedy)
     check_choice("metric", settings.metric, ("loss", "error"))
-    check_targets(settings)
-
-
-def check_targets(settings: Any) -> None:
-    """Refuse losses and errors to get below that nothing can be below.
-
-    Args:
-        settings: with `target_loss` and `target_error`.
-
-    Raises:
-        ValueError: one of them is not a positive number.
-
-    Example:
-        >>> check_targets(Settings(target_loss=(0.3,)))
-    """
-    for name in ("target_loss", "target_error"):
-        for value in getattr(settings, name):
-            check_number(name, value, above=0.0)
+    aims(settings)  # refuses what nothing can be below

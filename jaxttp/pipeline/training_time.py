@@ -9,7 +9,7 @@ import jax
 from jaxttp._result import RESULT
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.pipeline._plain import plain_numbers
-from jaxttp.pipeline.goals import Arrival, aims, arrivals
+from jaxttp.pipeline.goals import Arrival, aims, arrivals, reached_seconds
 from jaxttp.pipeline.optimizers import make_optimizer, rebuilt_kernels
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
@@ -41,8 +41,7 @@ class Forecast:
     @property
     def seconds(self) -> dict[float, float]:
         """Predicted seconds for every threshold that is reached."""
-        steps = self.prediction.steps
-        return {e: t * self.step_time.seconds for e, t in steps.items() if t >= 0}
+        return reached_seconds(self.prediction.steps, self.step_time.seconds)
 
     @property
     def real_steps(self) -> dict[float, int] | None:
@@ -61,8 +60,7 @@ class Forecast:
         real = self.real_steps
         if real is None or self.run is None:
             return None
-        each = self.run.seconds / self.prediction.horizon
-        return {e: t * each for e, t in real.items() if t >= 0}
+        return reached_seconds(real, self.run.seconds / self.prediction.horizon)
 
     @property
     def targets(self) -> tuple[Arrival, ...]:

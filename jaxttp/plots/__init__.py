@@ -8,6 +8,7 @@ from jaxttp.plots._dark import dark_color as dark_color
 from jaxttp.plots._dark import darken as darken
 from jaxttp.plots._draw import draw as draw
 from jaxttp.plots._draw import figure_of as figure_of
+from jaxttp.plots._marks import MARKERS as MARKERS
 from jaxttp.plots._style import GREY as GREY
 from jaxttp.plots._style import OTHER as OTHER
 from jaxttp.plots._style import PREDICTED as PREDICTED
@@ -34,7 +35,6 @@ from jaxttp.plots.dynamics import plot_relinearized as plot_relinearized
 from jaxttp.plots.dynamics import plot_trajectory as plot_trajectory
 from jaxttp.plots.dynamics import plot_two_factor as plot_two_factor
 from jaxttp.plots.dynamics import plot_weight_space as plot_weight_space
-from jaxttp.plots.forecast import MARKERS as MARKERS
 from jaxttp.plots.forecast import plot_error as plot_error
 from jaxttp.plots.forecast import plot_extrapolated as plot_extrapolated
 from jaxttp.plots.forecast import plot_extrapolation as plot_extrapolation

@@ -1,6 +1,5 @@
 """Forecasts, beside what really happened where that is known."""
 
-from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
@@ -13,16 +12,11 @@ from jaxttp.gauss_newton import StepForecast
 from jaxttp.pipeline import Forecast, PrunedRun, TaskExtrapolation
 from jaxttp.pipeline.optimizers import training_words
 from jaxttp.plots._draw import figure_of, styled
+from jaxttp.plots._marks import MARKERS, legend_with, mark_ends, mark_targets, mark_times, when
 from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, tidy
-from jaxttp.rule import Target
 from jaxttp.training import TrainingRun
 
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0), ("ms", 1e-3), ("µs", 1e-6))
-
-
-def _when(step: int, stable: bool) -> str:
-    return f"step {step}" if step >= 0 else ("not reached" if stable else "diverges")
 
 
 def _goal(threshold: float, rule: str, metric: str = "loss") -> str:
@@ -67,9 +61,9 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
     tidy(axes)
     marked = prediction.metric == "loss"
     if marked:
-        _mark(axes, loss, prediction.steps, PREDICTED, filled=False)
+        mark_times(axes, loss, prediction.steps, PREDICTED, filled=False)
     if run is not None and marked:
-        _mark(axes, np.asarray(run.loss), real_steps or {}, REAL, filled=True)
+        mark_times(axes, np.asarray(run.loss), real_steps or {}, REAL, filled=True)
     rows = mark_targets(axes, prediction, metric="loss", run=run)
     mark_ends(axes, {PREDICTED: loss, REAL: None if run is None else run.loss,
                      OTHER: prediction.test_loss})  # fmt: skip
@@ -78,13 +72,13 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
         return
     for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
         goal = _goal(threshold, prediction.rule, prediction.metric)
-        text = f"{goal}: {_when(step, prediction.stable)}"
+        text = f"{goal}: {when(step, prediction.stable)}"
         if real_steps is not None:
             finite = run is None or bool(np.all(np.isfinite(np.asarray(run.loss))))
-            text += f", real {_when(real_steps[threshold], finite).removeprefix('step ')}"
+            text += f", real {when(real_steps[threshold], finite).removeprefix('step ')}"
         handle = axes.plot([], [], marker, color="0.25", mfc="none", ms=8)[0]
         rows.append((handle, text))
-    _legend_with(axes, rows)
+    legend_with(axes, rows)
 
 
 def plot_error(
@@ -121,99 +115,7 @@ def plot_error(
     )]  # fmt: skip
     mark_ends(axes, dict(zip((PREDICTED, REAL, OTHER), curves, strict=True)),
               unit="%" if classes else "")  # fmt: skip
-    _legend_with(axes, rows)
-
-
-def mark_ends(axes: Axes, curves: Mapping[str, Any], *, unit: str = "") -> None:
-    """The last values of curves, written beside them where they do not cover each other.
-
-    Args:
-        axes: where they are drawn, by step.
-        curves: by colour (T + 1,); None for one that there is not.
-        unit: behind every number.
-    """
-    ends = {color: np.asarray(c) for color, c in curves.items() if c is not None}
-    ends = {color: (len(c) - 1, c[-1]) for color, c in ends.items() if np.isfinite(c[-1])}
-    low, high = axes.get_ylim()
-    apart, last = 0.055 * (high - low), -np.inf
-    for color, (step, value) in sorted(ends.items(), key=lambda item: item[1][1]):
-        last = max(last + apart, value)  # the height of a line of text
-        axes.annotate(f"{value:.3g}{unit and ' ' + unit}", (step, last), xytext=(9, 0), color=color,
-                      textcoords="offset points", va="center", annotation_clip=False)  # fmt: skip
-
-
-def mark_targets(
-    axes: Axes,
-    result: Any,
-    *,
-    metric: str = "loss",
-    run: Any = None,
-    scale: float = 1.0,
-) -> list[tuple[Any, str]]:
-    """A line at every target of a metric, and a star where the forecast and the real run reach it.
-
-    Args:
-        axes: where the curves are drawn, by step.
-        result: what has `targets` and the curves that they are of.
-        metric: "loss" or "error".
-        run: the real training, if there was one.
-        scale: of the axis, such as 100 for percent.
-
-    Returns:
-        What the legend says of them: pairs of handles and words.
-    """
-    rows = []
-    for target, step in result.targets.items():
-        if target.metric != metric:
-            continue
-        axes.axhline(scale * target.value, color=GREY, lw=1.2, ls=":", zorder=1)
-        words = f"{_target(target, scale)}: {_when(step, result.stable)}"
-        known = getattr(run, target.curve_name, None)
-        if known is not None:
-            real = run.reach([target])[target]
-            words += f", real {_when(real, run.finite).removeprefix('step ')}"
-            _star(axes, scale * np.asarray(known), real, REAL)
-        color = PREDICTED if target.on == "train" else OTHER
-        handle = _star(axes, scale * np.asarray(getattr(result, target.curve_name)), step, color)
-        rows.append((handle, words))
-    return rows
-
-
-def _target(target: Target, scale: float) -> str:
-    """A target in words, in the units of the axis."""
-    if scale == 1.0:
-        return target.words()
-    return target.words().rsplit(" ", 1)[0] + f" {scale * target.value:.4g} %"
-
-
-def _star(axes: Axes, curve: np.ndarray, step: int, color: str) -> Any:
-    """A star on a curve, on its ground where it is reached; what the legend shows of it."""
-    style: dict[str, Any] = {"marker": "*", "color": color, "ls": "none", "zorder": 6}
-    if step >= 0:
-        axes.plot(step, curve[step], mec="white", mew=0.8, ms=17, clip_on=False, **style)
-    return axes.plot([], [], ms=12, **style)[0]
-
-
-def _legend_with(axes: Axes, rows: list[tuple[Any, str]]) -> None:
-    """The legend of what has a label, and these rows."""
-    handles, labels = axes.get_legend_handles_labels()
-    if handles or rows:
-        axes.legend(
-            [*handles, *(handle for handle, _ in rows)],
-            [*labels, *(text for _, text in rows)],
-            frameon=True,
-            framealpha=0.7,
-            fontsize="small",
-            edgecolor="none",  # lines of targets lie behind it
-        )
-
-
-def _mark(axes: Axes, curve: np.ndarray, steps: Any, color: str, *, filled: bool) -> None:
-    for marker, step in zip(cycle(MARKERS), steps.values(), strict=False):
-        if step >= 0:
-            face = color if filled else "white"
-            axes.plot(step, curve[step], marker, color=color, mfc=face, mew=1.8, ms=9, zorder=5,
-                      clip_on=False)  # fmt: skip
+    legend_with(axes, rows)
 
 
 @figure_of
@@ -352,10 +254,10 @@ def plot_online(result: OnlineForecast) -> Figure:
     seen = result.loss[: result.at + 1]
     axes.plot(steps[: result.at + 1], seen, color=REAL, label="real so far")
     axes.axvline(result.at, color=GREY, lw=1)
-    _mark(axes, result.loss, result.steps, PREDICTED, filled=False)
+    mark_times(axes, result.loss, result.steps, PREDICTED, filled=False)
     axes.set(xlabel="training step", ylabel="training loss")
     axes.set_ylim(bottom=0)
-    _legend_with(axes, mark_targets(axes, result))
+    legend_with(axes, mark_targets(axes, result))
     tidy(axes)
     return figure
 
@@ -399,11 +301,11 @@ def plot_extrapolated(
         low, high = result.loss - result.loss_spread, result.loss + result.loss_spread
         axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0,
                           label="as far off as halves of the subset")  # fmt: skip
-    _mark(axes, result.loss, result.steps, PREDICTED, filled=False)
+    mark_times(axes, result.loss, result.steps, PREDICTED, filled=False)
     name = f" ({name.replace('_', '-')})" if name else ""
     axes.set(xlabel="training step", ylabel=f"training loss{name}")
     axes.set_ylim(bottom=0)
-    _legend_with(axes, mark_targets(axes, result, run=run))
+    legend_with(axes, mark_targets(axes, result, run=run))
     tidy(axes)
     return figure
 

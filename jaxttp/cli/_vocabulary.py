@@ -1,0 +1,314 @@
+"""The options that several commands have: each declared once, with its name, words and default."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from jaxttp.cli._shell import parse_numbers
+
+PANELS = ("Task", "Training", "Goals", "Forecast", "Output")
+"""Groups of the help, in their order."""
+THRESHOLDS = "0.01,0.1,0.4"
+
+
+class Declared(NamedTuple):
+    """One option, as every command has it.
+
+    Attributes:
+        annotation: its type and its words, as typer reads them.
+        default: what it is when it is not given.
+        parse: what makes a value of `jaxttp.pipeline.Settings` of it; as it is when None.
+    """
+
+    annotation: Any
+    default: Any = None
+    parse: Callable[[Any], Any] | None = None
+
+    @property
+    def panel(self) -> str:
+        """The group of the help that it stands in."""
+        return panel_of(self.annotation)
+
+
+def option(panel: str, words: str, *names: str, **more: Any) -> Any:
+    """An option of a group of the help."""
+    return typer.Option(*names, help=words, rich_help_panel=panel, **more)
+
+
+def panel_of(annotation: Any) -> str:
+    """The group that an annotated option stands in."""
+    return annotation.__metadata__[0].rich_help_panel
+
+
+# --- values out of words --------------------------------------------------------------------------
+
+
+def parse_classes(text: str | None) -> tuple[int, ...] | int | None:
+    """A number of classes, or labels separated by commas."""
+    if text is None:
+        return None
+    numbers = parse_numbers("classes", text, "5 or 0,3,7")
+    if any(number % 1 != 0 for number in numbers):
+        raise ValueError(f"classes={text!r} must be whole numbers.")
+    labels = tuple(int(number) for number in numbers)
+    return labels if "," in text else labels[0]
+
+
+def parse_samples(text: str) -> int | None:
+    """A number of samples; None for all."""
+    if text == "all":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"samples_per_class={text!r} must be a whole number, or all.") from None
+
+
+def parse_kernels(text: str) -> int | str:
+    """A number, or a word for the forecast to judge."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _parse_thresholds(text: str) -> tuple[float, ...]:
+    return parse_numbers("thresholds", text, THRESHOLDS)
+
+
+def _parse_targets(name: str) -> Callable[[str | None], tuple[float, ...]]:
+    return lambda text: () if text is None else parse_numbers(name, text, "0.3,0.1")
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+# --- names for the shell to complete --------------------------------------------------------------
+
+
+def _data_names() -> list[str]:
+    from jaxttp.data import dataset_names
+
+    return list(dataset_names())
+
+
+def model_choices() -> list[str]:
+    from jaxttp.models import model_names
+
+    return list(model_names())
+
+
+def _names(*names: str) -> Callable[[], list[str]]:
+    return lambda: list(names)
+
+
+# --- the vocabulary -------------------------------------------------------------------------------
+
+MODELS = (
+    "resnet18, resnet34, resnet50, resnet20, resnet32, vgg5, vit_tiny, vit_small, vit_base "
+    "(default: by the data)."
+)
+
+TASK: dict[str, Declared] = {
+    "data": Declared(
+        Annotated[
+            str,
+            option(
+                "Task",
+                "digits (pre-trained ResNet); wine, breast_cancer, diabetes (MLP); FILE.csv with "
+                "the label last, FILE.npz with x, y; mnist, cifar10, ..., tfds:NAME (needs the "
+                "extra datasets); image_folder, ...",
+                autocompletion=_data_names,
+            ),
+        ],
+        "digits",
+    ),
+    "model": Declared(Annotated[str | None, option("Task", MODELS, autocompletion=model_choices)]),
+    "weights": Declared(
+        Annotated[
+            Path | None,
+            option("Task", "Of the model: a safetensors file (torchvision, timm, ...)."),
+        ],
+        parse=_text,
+    ),
+    "classes": Declared(
+        Annotated[
+            str | None, option("Task", "How many at random, or labels as 0,3,7 (default: all).")
+        ],
+        parse=parse_classes,
+    ),
+    "image_size": Declared(
+        Annotated[int | None, option("Task", "Pixels a side (default: as in pre-training).")]
+    ),
+    "trainable": Declared(
+        Annotated[
+            str,
+            option(
+                "Task",
+                "all, head, or lora (low-rank adapters).",
+                autocompletion=_names("all", "head", "lora"),
+            ),
+        ],
+        "all",
+    ),
+    "rank": Declared(Annotated[int, option("Task", "Of the adapters.")], 4),
+    "split": Declared(Annotated[str | None, option("Task", "A part of the data, such as train.")]),
+    "folder": Declared(
+        Annotated[Path | None, option("Task", "The unpacked archive of the data.")], parse=_text
+    ),
+    "cache": Declared(
+        Annotated[Path | None, option("Task", "Folder that keeps prepared samples.")], parse=_text
+    ),
+    "samples_per_class": Declared(
+        Annotated[str, option("Task", "Samples of each class, or all.", metavar="<int|all>")],
+        "30",
+        parse_samples,
+    ),
+    "drop_missing": Declared(
+        Annotated[
+            bool, option("Task", "Leave out rows of a CSV with empty cells.", "--drop-missing")
+        ],
+        False,
+    ),
+    "one_hot": Declared(
+        Annotated[bool, option("Task", "Make indicators of words in a CSV.", "--one-hot")], False
+    ),
+    "loss": Declared(
+        Annotated[
+            str | None,
+            option(
+                "Task",
+                "cross_entropy (default for classes), squared_error (default for regression), "
+                "binary_cross_entropy.",
+                autocompletion=_names("cross_entropy", "squared_error", "binary_cross_entropy"),
+            ),
+        ]
+    ),
+    "seed": Declared(
+        Annotated[int, option("Task", "Draws samples, fresh weights and batches.")], 0
+    ),
+}
+
+TRAINING: dict[str, Declared] = {
+    "learning_rate": Declared(Annotated[float, option("Training", "The schedule's peak.")], 0.005),
+    "momentum": Declared(
+        Annotated[float, option("Training", "Heavy-ball, from 0 to below 1.")], 0.0
+    ),
+    "nesterov": Declared(
+        Annotated[bool, option("Training", "Make the momentum Nesterov's.", "--nesterov")], False
+    ),
+    "optimizer": Declared(
+        Annotated[
+            str,
+            option(
+                "Training",
+                "sgd (gradient descent), adamw or adam.",
+                autocompletion=_names("sgd", "adamw", "adam"),
+            ),
+        ],
+        "sgd",
+    ),
+    "weight_decay": Declared(
+        Annotated[float | None, option("Training", "Default: 0 of sgd, 0.01 of adamw.")]
+    ),
+    "schedule": Declared(
+        Annotated[
+            str,
+            option(
+                "Training",
+                "constant, linear, cosine or warmup_cosine.",
+                autocompletion=_names("constant", "linear", "cosine", "warmup_cosine"),
+            ),
+        ],
+        "constant",
+    ),
+    "warmup": Declared(
+        Annotated[int, option("Training", "Steps in which the rate rises from 0.")], 0
+    ),
+    "batch_size": Declared(
+        Annotated[int | None, option("Training", "Samples a step (default: all).")]
+    ),
+    "steps": Declared(Annotated[int, option("Training", "The horizon T in steps.")], 150),
+}
+
+GOALS: dict[str, Declared] = {
+    "thresholds": Declared(
+        Annotated[str, option("Goals", "Shares of the drop that count as done.")],
+        THRESHOLDS,
+        _parse_thresholds,
+    ),
+    "target_loss": Declared(
+        Annotated[str | None, option("Goals", "Losses to get below, as 0.3,0.1.")],
+        parse=_parse_targets("target_loss"),
+    ),
+    "target_error": Declared(
+        Annotated[str | None, option("Goals", "Errors (misclassified shares) to get below.")],
+        parse=_parse_targets("target_error"),
+    ),
+    "metric": Declared(
+        Annotated[
+            str,
+            option(
+                "Goals",
+                "What the thresholds are about: loss or error.",
+                autocompletion=_names("loss", "error"),
+            ),
+        ],
+        "loss",
+    ),
+}
+
+FORECAST: dict[str, Declared] = {
+    "relinearize": Declared(
+        Annotated[
+            str,
+            option("Forecast", "Kernels rebuilt along the path (0: none), or auto."),
+        ],
+        "auto",
+        parse_kernels,
+    ),
+    "seconds": Declared(Annotated[bool, option("Forecast", "Time a step on this device.")], True),
+    "verify": Declared(
+        Annotated[
+            bool,
+            option("Forecast", "Also train for real, beside the forecast.", "--verify"),
+        ],
+        False,
+    ),
+}
+
+OUTPUT: dict[str, Declared] = {
+    "output": Declared(
+        Annotated[
+            Path | None, option("Output", "Folder for the numbers (JSON) and the figures (PNG).")
+        ]
+    ),
+    "as_json": Declared(
+        Annotated[bool, option("Output", "Print the result as JSON, no table.", "--json")], False
+    ),
+    "quiet": Declared(
+        Annotated[
+            bool,
+            option("Output", "No progress, no table: files, JSON, errors.", "--quiet", "-q"),
+        ],
+        False,
+    ),
+    "verbose": Declared(
+        Annotated[
+            bool, option("Output", "Say what is done and how long it takes.", "--verbose", "-v")
+        ],
+        False,
+    ),
+    "no_cache": Declared(
+        Annotated[
+            bool,
+            option("Output", "Compile anew: neither use nor keep programs.", "--no-cache"),
+        ],
+        False,
+    ),
+}
+
+SHARED = {**TASK, **TRAINING, **GOALS, **FORECAST, **OUTPUT}
