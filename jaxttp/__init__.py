@@ -16,6 +16,7 @@ How many steps will training take?             `predict_training_time`
 ... in seconds, and in money?                  `wall_clock`; `time_step` measures one step
 What would really happen?                      `train`
 When is a curve there?                         `training_time`, and `read` of every result
+... a loss or an error to get below            `Target`
 
 The kernel of a network                        `empirical_ntk`; `ntk_plan` says how, and how large
 ... without forming it                         `ntk_operator`
@@ -78,6 +79,7 @@ from jaxttp.ntk import empirical_ntk as empirical_ntk
 from jaxttp.ntk import ntk_operator as ntk_operator
 from jaxttp.ntk import ntk_plan as ntk_plan
 from jaxttp.ntk import sketch_jacobian as sketch_jacobian
+from jaxttp.rule import Target as Target
 from jaxttp.training import time_step as time_step
 from jaxttp.training import train as train
 
@@ -87,6 +89,7 @@ __all__ = [
     "Model",
     "Online",
     "Prediction",
+    "Target",
     "class_sketch",
     "compare",
     "conditioning",

@@ -258,7 +258,7 @@ def targets_of(
 
 
 def check_targets(
-    targets: Iterable[Target],
+    targets: Iterable[Target | float],
     *,
     known: Sequence[str] = ALL_CURVES,
     remedy: str = "",
@@ -266,13 +266,14 @@ def check_targets(
     """Targets as a tuple, each once, where there will be curves to read them off.
 
     Args:
-        targets: as values, or as keys, such as `Prediction.targets`.
+        targets: as values, or as keys, such as `Prediction.targets`; a number stands for a loss on
+            the training samples.
         known: names of the curves that there will be, of `ALL_CURVES`.
         remedy: what to do about another one.
 
     Raises:
-        TypeError: something that is no `Target`.
-        ValueError: a target of a curve that there will not be.
+        TypeError: something that is neither a `Target` nor a number.
+        ValueError: a target of a curve that there will not be, a number out of range.
 
     Example:
         >>> check_targets([Target(0.3, on="test")], known=("loss", "error"), remedy="Give x_test.")
@@ -280,9 +281,9 @@ def check_targets(
         ...
         ValueError: target_test_loss=0.3 cannot be read here. Give x_test.
     """
-    if isinstance(targets, Target):
+    if isinstance(targets, Target | int | float):
         raise TypeError("targets must hold Target values; put the one into a list.")
-    several = tuple(targets)
+    several = tuple(Target(one) if isinstance(one, int | float) else one for one in targets)
     for target in several:
         if not isinstance(target, Target):
             raise TypeError(f"targets must hold Target, such as Target(0.3); got {target!r}.")
@@ -311,7 +312,7 @@ class Curves(NamedTuple):
 
 def reach(
     curves: Any,
-    targets: Iterable[Target],
+    targets: Iterable[Target | float],
     *,
     smooth: int = 1,
     reached: bool = True,
@@ -320,7 +321,7 @@ def reach(
 
     Args:
         curves: a `Prediction`, a `TrainingRun` or `Curves`: what has those that targets are of.
-        targets: as values, or as keys.
+        targets: as values, or as keys; a number stands for a loss on the training samples.
         smooth: steps over which every curve is averaged first, see `smooth_curve`.
         reached: False where nothing counts as reached, since the training diverges.
 

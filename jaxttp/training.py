@@ -83,11 +83,11 @@ class TrainingRun(NamedTuple):
         wanted = Rule.of(thresholds, rule, metric, smooth, window, steps=len(self.loss) - 1)
         return wanted.read(self.loss, self.error, reached=self.finite)
 
-    def reach(self, targets: Iterable[Target], *, smooth: int = 1) -> dict[Target, int]:
+    def reach(self, targets: Iterable[Target | float], *, smooth: int = 1) -> dict[Target, int]:
         """The steps at which this run is below targets, as `Prediction.targets` has them.
 
         Args:
-            targets: of the training samples; `Prediction.targets` will do.
+            targets: of the training samples, numbers for losses; `Prediction.targets` will do.
             smooth: steps over which the curves are averaged first.
 
         Returns:

@@ -97,12 +97,14 @@ def Forecast():
 @maker
 def Sweep():
     settings = jaxttp.grid(learning_rate=(0.1, 0.3, 1.0, 3.0), momentum=(0.0, 0.9), steps=STEPS)
-    return jaxttp.sweep(*problem(), settings)
+    return jaxttp.sweep(*problem(), settings, relinearize=0)
 
 
 @maker
 def TaskSweep():
-    return sweep_task(Settings(data="wine", samples_per_class=4, steps=15), time_steps=False)
+    return sweep_task(
+        Settings(data="wine", samples_per_class=4, steps=15, relinearize=0), time_steps=False
+    )
 
 
 @maker

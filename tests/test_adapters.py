@@ -874,3 +874,61 @@ def test_notes_survive_the_makers_of_models_and_reach_the_forecast():
     )
     assert found.notes == notes
     assert f"evaluated with: {', '.join(notes)}" in str(found)
+
+
+class TwoInputs(nn.Module):
+    @nn.compact
+    def __call__(self, ids, mask, train: bool):
+        rows = nn.Embed(7, 4)(ids) * mask[..., None]
+        rows = nn.Dropout(0.5)(rows, deterministic=not train)
+        return nn.Dense(3)(rows.sum(1) / mask.sum(1, keepdims=True))
+
+
+class TwoInputsNNX(nnx.Module):
+    def __init__(self, rngs):
+        self.embed, self.out = nnx.Embed(7, 4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, ids, mask):
+        rows = self.embed(ids) * mask[..., None]
+        return self.out(rows.sum(1) / mask.sum(1, keepdims=True))
+
+
+class TwoInputsEquinox(eqx.Module):
+    embed: eqx.nn.Embedding
+    out: eqx.nn.Linear
+
+    def __call__(self, ids, mask):
+        rows = jax.vmap(self.embed)(ids) * mask[..., None]
+        return self.out(rows.sum(0) / mask.sum())
+
+
+IDS = jnp.array([[1, 2, 0], [3, 4, 5], [6, 0, 0]])
+TOKENS = {"ids": IDS, "mask": (IDS > 0).astype(jnp.float32)}
+
+
+def two_inputs(library):
+    if library == "linen":
+        module = TwoInputs()
+        return from_linen(module, module.init(KEY, **TOKENS, train=False))
+    if library == "nnx":
+        return from_nnx(TwoInputsNNX(nnx.Rngs(0)))
+    keys = jax.random.split(KEY)
+    layers = eqx.nn.Embedding(7, 4, key=keys[0]), eqx.nn.Linear(4, 3, key=keys[1])
+    return from_equinox(TwoInputsEquinox(*layers))
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx", "equinox"])
+def test_several_inputs_go_by_name_or_in_order(library):
+    apply_fn, params = two_inputs(library)
+    outputs = apply_fn(params, TOKENS)
+    assert outputs.shape == (3, 3)
+    np.testing.assert_array_equal(outputs, apply_fn(params, tuple(TOKENS.values())))
+    changed = IDS.at[0, 2].set(6)  # padding, which the mask leaves out
+    np.testing.assert_array_equal(outputs, apply_fn(params, TOKENS | {"ids": changed}))
+    for wrong, words in (
+        (IDS, r"inputs of the module's call, ids, mask: .*; got one \w+"),
+        ({"ids": IDS}, r"got a mapping with \['ids'\]"),
+        ((IDS,), "got a tuple of 1"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            apply_fn(params, wrong)

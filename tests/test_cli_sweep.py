@@ -24,7 +24,7 @@ def call(*arguments):
 def test_sweep_writes_and_prints(tmp_path):
     done = call(
         "sweep", *WINE, "--momenta", "0", "--batch-sizes", "0,5", "--schedules", "constant,cosine",
-        "--no-seconds", "--output", str(tmp_path),
+        "--no-seconds", "--relinearize", "0", "--output", str(tmp_path),
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "largest stable learning rate" in done.stdout
@@ -49,11 +49,14 @@ def test_sweep_writes_and_prints(tmp_path):
 def test_sweep_as_json():
     done = call(
         "sweep", *WINE, "--learning-rates", "0.01,0.05", "--momenta", "0,0.5", "--no-seconds",
-        "--json",
+        "--relinearize", "1", "--json",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     plain = json.loads(done.stdout)
     assert [row["learning_rate"] for row in plain["rows"]] == [0.01, 0.01, 0.05, 0.05]
+    followed = [row["relinearized"] for row in plain["rows"]]
+    assert 2 <= sum(followed) < 5
+    assert followed[plain["fastest"]]
 
 
 def test_compare_writes_and_prints(tmp_path):

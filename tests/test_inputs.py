@@ -38,7 +38,7 @@ CALLS = {
     "predict": lambda f, w, x, y: predict_training_time(
         f, w, x, y, learning_rate=0.1, steps=3, relinearize=0
     ),
-    "sweep": lambda f, w, x, y: sweep(f, w, x, y, SETTINGS),
+    "sweep": lambda f, w, x, y: sweep(f, w, x, y, SETTINGS, relinearize=0),
     "compare": lambda f, w, x, y: compare({"a": Candidate(f, w)}, x, y, steps=3, time_steps=False),
     "train": lambda f, w, x, y: train(f, w, x, y, steps=2, **SGD),
     "time_step": lambda f, w, x, y: time_step(f, w, x, y, repeats=1, **SGD),

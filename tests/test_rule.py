@@ -93,7 +93,10 @@ def test_targets_of_curves_that_are_not_there():
         targets_of(target_test_loss=0.3, known=("loss", "error"), remedy="Give x_test.")
     with pytest.raises(ValueError, match=r"target_error=0\.1 .* The curves at hand are loss\."):
         reach(Curves(LOSS), [Target(0.1, "error")])
-    for bad in (Target(0.3), [0.3]):
+    assert check_targets([0.3, Target(0.3)]) == (Target(0.3),)  # a number is a training loss
+    with pytest.raises(ValueError, match="value must be greater than 0"):
+        check_targets([-1.0])
+    for bad in (Target(0.3), 0.3, ["0.3"]):
         # Not a ValueError of ours: a value in the place of a list is a slip of the program.
         with pytest.raises(TypeError):
             check_targets(bad)

@@ -256,7 +256,9 @@ def predict(task: Task, options: dict[str, Any]) -> dict[str, Any]:
 def swept(task: Task, options: dict[str, Any]) -> dict[str, Any]:
     """What a sweep says."""
     choices = grid(**({"steps": T} | options["grid"] | {"loss": task.loss}))
-    found = jaxttp.sweep(task.apply_fn, task.params, task.x, task.y, choices, **_given(options))
+    found = jaxttp.sweep(
+        task.apply_fn, task.params, task.x, task.y, choices, relinearize=0, **_given(options)
+    )
     return {
         "loss": found.loss, "final_error": found.final_error, "steps": found.steps.tolist(),
         "stable": found.stable.tolist(), "limits": found.max_learning_rate,

@@ -3,7 +3,7 @@
 import collections
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,57 @@ def switch_attributes(module: Any) -> set[str]:
     for name in decided:
         object.__setattr__(module, name, _SWITCHES[name])
     return decided
+
+
+def call_inputs(signature: inspect.Signature, x: Any) -> tuple[tuple, dict[str, Any]]:
+    """How a module takes samples: one input as it is, several by their places or names.
+
+    A tuple or list goes to the inputs of a call that needs more than one; a mapping goes by its
+    keys where all of them are names of inputs. Switches and sources of randomness are no inputs.
+
+    Args:
+        signature: of the call, without `self`.
+        x: samples, a pytree.
+
+    Returns:
+        Positional arguments, and those by name.
+
+    Raises:
+        TypeError: a call that needs several inputs, and something that does not hold so many.
+
+    Example:
+        >>> signature = inspect.signature(lambda ids, mask, train: ids)
+        >>> call_inputs(signature, {"ids": 1, "mask": 2}), call_inputs(signature, (1, 2))
+        (((), {'ids': 1, 'mask': 2}), ((1, 2), {}))
+        >>> call_inputs(inspect.signature(lambda x: x), (1, 2))
+        (((1, 2),), {})
+    """
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    inputs = [
+        parameter
+        for name, parameter in signature.parameters.items()
+        if name not in {*_SWITCHES, *_RANDOMNESS} and parameter.kind in positional
+    ]
+    needed = [one.name for one in inputs if one.default is one.empty]
+    names = {one.name for one in inputs if one.kind is not one.POSITIONAL_ONLY}
+    if isinstance(x, Mapping) and x and {*needed} <= {*x} <= names:
+        return (), dict(x)
+    if len(needed) < 2:
+        return (x,), {}
+    if isinstance(x, tuple | list) and len(needed) <= len(x) <= len(inputs):
+        return tuple(x), {}
+    found = f"a mapping with {sorted(map(str, x))}" if isinstance(x, Mapping) else _several(x)
+    raise TypeError(
+        f"x must hold the inputs of the module's call, {', '.join(needed)}: a dict with these "
+        f"keys, or a tuple in this order; got {found}."
+    )
+
+
+def _several(x: Any) -> str:
+    """What samples are that do not hold several inputs."""
+    if isinstance(x, tuple | list):
+        return f"a {type(x).__name__} of {len(x)}"
+    return f"one {type(x).__name__}"
 
 
 def evaluation_arguments(

@@ -10,11 +10,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from jaxttp._types import Model, Params, noted
 from jaxttp.adapters.evaluation import (
     Evaluation,
+    call_inputs,
     counted,
     describe,
     evaluation_arguments,
@@ -35,7 +35,8 @@ def from_nnx(module: Any) -> Model:
     The module is copied, neither mutated nor referred to: training it later changes nothing here.
 
     Args:
-        module: an instance of ``flax.nnx.Module`` whose call takes x (N, ...) and returns (N, C).
+        module: an instance of ``flax.nnx.Module`` whose call takes x (N, ...) and returns (N, C);
+            or several inputs, such as ids and a mask, which x holds by name or in order.
 
     Returns:
         ``Model(apply_fn, params)``. `params` holds every floating-point ``nnx.Param`` (subclasses
@@ -71,6 +72,7 @@ def from_nnx(module: Any) -> Model:
         # NNX has no interceptors: an argument written into a parent's call, such as
         # self.norm(x, use_running_average=False), is only reachable from the class of the part.
         object.__setattr__(part, "__class__", evaluation_class(type(part)))
+    signature = inspect.signature(module.__call__)
     graphdef, state = nnx.split(network)
     variables: dict[tuple, Any] = dict(nnx.to_flat_state(state))
     names, params = {}, {}
@@ -90,7 +92,8 @@ def from_nnx(module: Any) -> Model:
         # The copy keeps this pure: what the call writes into its variables is lost with them.
         evaluated = nnx.merge(graphdef, nnx.from_flat_state(flat), copy=True)
         with linen.intercept_methods(evaluation):  # for nnx.bridge.ToNNX
-            return evaluated(x)
+            given, named = call_inputs(signature, x)
+            return evaluated(*given, **named)
 
     noted(apply_fn, lambda: counted(described) + evaluation.notes())
     return Model(apply_fn, traverse_util.unflatten_dict(params))
@@ -100,7 +103,8 @@ def from_linen(module: Any, variables: Any) -> Model:
     """A Flax Linen module in evaluation mode, as a pure function and its parameters.
 
     Args:
-        module: an instance of ``flax.linen.Module`` whose call takes x (N, ...) and returns (N, C).
+        module: an instance of ``flax.linen.Module`` whose call takes x (N, ...) and returns (N, C);
+            or several inputs, such as ids and a mask, which x holds by name or in order.
         variables: all that ``module.init`` returned or training left, such as
             ``{"params": ..., "batch_stats": ...}``.
 
@@ -137,12 +141,14 @@ def from_linen(module: Any, variables: Any) -> Model:
     module = module.clone(parent=None)
     constants = core.unfreeze(linen.meta.unbox(variables))
     params = constants.pop("params")
-    evaluation = Evaluation()
+    evaluation, signature = Evaluation(), inspect.signature(module.__call__)
 
     def apply_fn(params: Params, x: Any) -> Any:
+        given, named = call_inputs(signature, x)
         with linen.intercept_methods(evaluation):
             try:
-                return module.apply({**constants, "params": params}, x, mutable=False)
+                variables = {**constants, "params": params}
+                return module.apply(variables, *given, mutable=False, **named)
             except errors.ScopeCollectionNotFound as error:
                 raise ValueError(
                     "variables lacks a collection that the network reads (BatchNorm reads its "
@@ -160,7 +166,8 @@ def from_equinox(module: Any, state: Any = None) -> Model:
 
     Args:
         module: an instance of ``equinox.Module`` whose call takes one sample (...) and returns
-            (C,). An argument `key` without a default receives None.
+            (C,); or, without `state`, several inputs, which x holds by name or in order. An
+            argument `key` without a default receives None.
         state: the ``equinox.nn.State`` of a module with stateful layers such as
             ``equinox.nn.BatchNorm``, whose running averages are read from it; the module is then
             called as ``module(sample, state)``, and the state that it returns is dropped.
@@ -204,9 +211,11 @@ def from_equinox(module: Any, state: Any = None) -> Model:
     def apply_fn(params: Params, x: Any) -> Any:
         evaluated = eqx.combine(params, constants)
 
-        def evaluate(sample: Array) -> Any:
-            given = (sample,) if state is None else (sample, jax.tree.map(jnp.asarray, state))
-            args, kwargs = evaluation_arguments(signature, given, {})
+        def evaluate(sample: Any) -> Any:
+            given, named = (sample, jax.tree.map(jnp.asarray, state)), {}
+            if state is None:
+                given, named = call_inputs(signature, sample)
+            args, kwargs = evaluation_arguments(signature, given, named)
             outputs = evaluated(*args, **kwargs)
             return outputs if state is None else outputs[0]
 

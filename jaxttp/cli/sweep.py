@@ -22,8 +22,8 @@ FASTEST = 5
         "batch_size": "`--batch-sizes` names several",
         "schedule": "`--schedules` names several",
         **because(
-            "all settings are heavy-ball descent on one kernel; `predict` forecasts others one by "
-            "one", "optimizer", "nesterov", "weight_decay", "relinearize",
+            "all settings are heavy-ball descent; `predict` forecasts others one by one",
+            "optimizer", "nesterov", "weight_decay",
         ),
         "verify": "it forecasts several trainings: give one of them to `predict --verify`",
     }
@@ -46,7 +46,7 @@ def sweep(
         option("Goals", "What the advice is for (default: middle one, or first target)."),
     ] = None,
 ) -> None:
-    """Forecast a grid of settings from one kernel, and advise a learning rate."""
+    """Forecast a grid of settings from one kernel, the leading ones again, and advise a rate."""
     from jaxttp.pipeline import sweep_task
 
     shell = given.shell
@@ -127,7 +127,10 @@ def _print(console: Console, result: Any) -> None:
         "cheapest: those that no other setting beats in both cost and loss at the end",
         soft_wrap=True,
     )
-    console.print(f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable")
+    console.print(
+        f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable; {swept.depth}",
+        soft_wrap=True,
+    )
     if swept.warning is not None:
         console.print(swept.warning, soft_wrap=True)
     console.print(f"largest stable learning rate: {result.max_learning_rate:.4g} (no momentum)")

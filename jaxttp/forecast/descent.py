@@ -83,6 +83,11 @@ class Descent:
                 "optax.sgd(rate, momentum)."
             )
         if learning_rate is not None:
+            if callable(learning_rate):
+                raise ValueError(
+                    "learning_rate must be a number; a schedule goes into the optimizer: "
+                    "optimizer=optax.sgd(schedule, momentum)."
+                )
             check_number("learning_rate", learning_rate, above=0.0)
             rate = float(learning_rate)
             made = HeavyBall(rate, float(momentum) or None)

@@ -137,11 +137,12 @@ class Prediction:
         wanted = Rule.of(thresholds, rule, metric, smooth, window, steps=len(self.loss) - 1)
         return wanted.read(self.loss, self.error, reached=self.stable)
 
-    def reach(self, targets: Iterable[Target], *, smooth: int = 1) -> dict[Target, int]:
+    def reach(self, targets: Iterable[Target | float], *, smooth: int = 1) -> dict[Target, int]:
         """When losses and errors are below targets, off the curves that are here.
 
         Args:
-            targets: such as ``[Target(0.05, "error", on="test")]``.
+            targets: such as ``[Target(0.05, "error", on="test")]``; a number is a loss on the
+                training samples.
             smooth: steps over which the curves are averaged first, see `smooth_curve`.
 
         Returns:

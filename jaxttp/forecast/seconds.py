@@ -12,6 +12,7 @@ from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.losses import Loss
+from jaxttp.rule import Target
 from jaxttp.training import compile_step, time_step
 
 
@@ -60,7 +61,7 @@ class WallClock:
 
     Attributes:
         step_seconds: seconds of one step.
-        seconds: for every threshold that is reached, seconds until then.
+        seconds: for every threshold or target that is reached, seconds until then.
         total_seconds: seconds of the whole horizon.
         cost: the price of the whole horizon, in the currency of `price_per_hour`; None without it.
         source: how the seconds of a step are known.
@@ -68,7 +69,7 @@ class WallClock:
     """
 
     step_seconds: float
-    seconds: Mapping[float, float]
+    seconds: Mapping[float | Target, float]
     total_seconds: float
     cost: float | None
     source: str
@@ -76,7 +77,9 @@ class WallClock:
 
     def __str__(self) -> str:
         lines = [f"{readable_time(self.step_seconds)} a step, {self.source}"]
-        lines += [f"  to {e:g}: {readable_time(t)}" for e, t in self.seconds.items()]
+        for goal, seconds in self.seconds.items():
+            words = goal.words() if isinstance(goal, Target) else f"threshold {goal:g}"
+            lines.append(f"  to {words}: {readable_time(seconds)}")
         money = "" if self.cost is None else f", costs {self.cost:.2f}"
         lines.append(f"  whole horizon: {readable_time(self.total_seconds)}{money}")
         return "\n".join(lines)
@@ -90,7 +93,7 @@ def wall_clock(
     x: Any,
     y: Any,
     *,
-    steps: Mapping[float, int],
+    steps: Mapping[float, int] | Mapping[Target, int] | Mapping[float | Target, int],
     horizon: int,
     optimizer: optax.GradientTransformation,
     loss: str | Loss = "cross_entropy",
@@ -107,7 +110,8 @@ def wall_clock(
         params: weights; they are not changed.
         x: samples (N, ...); a step is timed on the first batch of them.
         y: integer labels (N,) or targets (N, C).
-        steps: training times in steps, such as `Prediction.steps`; negative ones are left out.
+        steps: training times in steps, such as `Prediction.steps`, `Prediction.targets`, or
+            ``{**forecast.steps, **forecast.targets}``; negative ones are left out.
         horizon: T, steps in all.
         optimizer: what trains, any optax transformation.
         loss: a name or a `Loss`.

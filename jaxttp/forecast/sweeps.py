@@ -27,10 +27,11 @@ from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import PROTOCOLS, batch_indices, check_batches
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast._options import choose_kernel
+from jaxttp.forecast._options import Keywords, choose_kernel
 from jaxttp.forecast._stability import batch_factor, rises
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.leaders import follow_leaders
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.swept import SHOWN, Sweep
@@ -57,13 +58,16 @@ def sweep(
     window: int | None = None,
     key: Array | None = None,
     protocol: str | None = None,
+    relinearize: int | str = "auto",
     trainable: Any = None,
     sketch_dim: int | None = None,
     kernel: KernelEstimator | None = None,
     max_bytes: int | None = None,
     step_seconds: float | Mapping[int | None, float] | None = None,
 ) -> Sweep:
-    """Forecast every setting from ONE kernel, without a training step.
+    """Forecast every setting from ONE kernel, and those that lead along rebuilt ones.
+
+    No training step is taken.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
@@ -85,6 +89,9 @@ def sweep(
             Settings of the same batch size see the same batches, so that they can be compared.
         protocol: how batches are drawn, where a setting has a batch size: "epochs" when None, see
             `jaxttp.dynamics.batch_indices`.
+        relinearize: as in `predict_training_time`, for the settings that lead (two to five, see
+            `Sweep.relinearized`): a single kernel ranks many at once, but its times can be several
+            times the real ones. 0 for one kernel alone, which takes seconds for thousands.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         sketch_dim: width of a random projection of the Jacobian that stands for the exact kernel,
             see `sketch_jacobian`.
@@ -108,7 +115,7 @@ def sweep(
         >>> x = jax.random.normal(jax.random.key(0), (20, 3))
         >>> y = (x[:, 0] > 0).astype(int)
         >>> settings = grid(learning_rate=(0.1, 1.0), momentum=(0.0, 0.9), steps=50)
-        >>> result = sweep(lambda w, x: x @ w, jnp.zeros((3, 2)), x, y, settings)
+        >>> result = sweep(lambda w, x: x @ w, jnp.zeros((3, 2)), x, y, settings, relinearize=0)
         >>> result.steps.shape, result.settings[result.best(0.1)].learning_rate > 0
         ((4, 3), True)
 
@@ -118,6 +125,7 @@ def sweep(
     """
     x = check_samples("x", x)
     reading = Rule.of(thresholds, rule, metric, smooth, window)
+    Keywords(relinearize=relinearize).check()
     targets = targets_of(target_loss, target_error)
     wanted = _Wanted.of(settings, count(x), reading, targets, key, protocol, step_seconds)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
@@ -127,7 +135,9 @@ def sweep(
         problem.with_loss(loss, y)  # refuses labels that do not suit it
     lines = Linearizer(problem, estimator)
     swept = _sweep(lines.first, problem.f0, y, wanted)
-    return with_trust(swept, lines, y, key=key, protocol=protocol)
+    drawn: dict[str, Any] = {"key": key, "protocol": protocol}
+    swept = follow_leaders(swept, lines, y, reading, relinearize=relinearize, **drawn)
+    return with_trust(swept, lines, y, **drawn)
 
 
 def with_trust(
@@ -143,7 +153,8 @@ def with_trust(
 
     Those are the five cheapest to what the sweep is ranked by (`Sweep.ranked_by`) and the first to
     every other threshold and target, each for six gradient evaluations (`learning_speeds`); what is
-    compiled serves all of a batch size.
+    compiled serves all of a batch size. Those that were followed along rebuilt kernels have said
+    it already.
 
     Args:
         swept: of `sweep_kernel`, on this first kernel.
@@ -161,8 +172,8 @@ def with_trust(
     chosen |= set(swept.cheapest()[:SHOWN])
     chosen = chosen if only is None else set(only)
     problem = lines.problem
-    trust: dict[int, str | None] = {}
-    for i in sorted(chosen):
+    trust = dict(swept.trust)
+    for i in sorted(chosen - set(swept.relinearized)):
         one = swept.settings[i]
         theta, start, targets, loss, _, _ = check_problem(lines.first, problem.f0, y, one.loss)
         path = heavy_ball_path(

@@ -51,6 +51,8 @@ class Sweep:
         targets: losses and errors to get below, K of them; the first is what settings are ranked
             by.
         target_steps: steps to every target (S, K), -1 as in `steps`.
+        relinearized: the settings that were forecast again along rebuilt kernels, in the order in
+            which they were; the others' times are those of the first kernel.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -70,6 +72,7 @@ class Sweep:
     rate_limit: np.ndarray | None = None
     targets: tuple[Target, ...] = ()
     target_steps: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0), int))
+    relinearized: tuple[int, ...] = ()
 
     @property
     def ranked_by(self) -> float | Target:
@@ -193,6 +196,7 @@ class Sweep:
                     seconds = float(time * self.step_seconds[i]) if time >= 0 else None
                     row[f"seconds_{name}"] = seconds
             row |= {"looked_at": i in self.trust, "trust": self.trust.get(i)}
+            row["relinearized"] = i in self.relinearized
             out.append(row)
         return out
 
@@ -203,6 +207,17 @@ class Sweep:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+
+    @property
+    def depth(self) -> str:
+        """One line on how the settings were forecast."""
+        followed, all_of_them = len(self.relinearized), len(self.settings)
+        if not followed:
+            return f"all {all_of_them} settings on the first kernel"
+        if followed == all_of_them:
+            return "all along rebuilt kernels"
+        one = "1 setting, the one that leads," if followed == 1 else f"{followed} leading settings"
+        return f"{one} along rebuilt kernels, the others on the first kernel alone"
 
     def goal(self, threshold: float | Target) -> str:
         """A threshold or a target in words."""
@@ -223,11 +238,15 @@ class Sweep:
                 below = [f"{t.words()}: step {self.times(t)[i]}" for t in self.targets
                          if self.times(t)[i] >= 0]  # fmt: skip
                 times = f"{times}; {', '.join(below)}"
-            lines.append(f"  {self.settings[i]!s:<40} steps {times}; loss {self.final_loss[i]:.4g}")
+            mark = ", one kernel" if self.relinearized and i not in self.relinearized else ""
+            end = f"loss {self.final_loss[i]:.4g}{mark}"
+            lines.append(f"  {self.settings[i]!s:<40} steps {times}; {end}")
             if self.trust.get(i) is not None:
                 lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
         if not reached:
             lines.append("  none gets there")
+        if self.relinearized:
+            lines.append(wrapped(f"  {self.depth}", 2))
         if self.warning is not None:
             which, why = self.warning.split(": ", 1)
             lines += [f"  {which}:", wrapped(f"    {why}", 4)]

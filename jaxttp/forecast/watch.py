@@ -97,6 +97,12 @@ class Online:
         key: Array | None = None,
         max_bytes: int | None = None,
     ) -> None:
+        if not isinstance(setting, Hyperparameters):
+            raise TypeError(
+                f"setting must be a Hyperparameters, such as Hyperparameters(0.1, 0.9, steps=100), "
+                f"of gradient descent; got {type(setting).__name__}. Other optimisers are forecast "
+                "by predict_training_time."
+            )
         self._rule = loss_rule(thresholds, rule, smooth, window, setting.steps)
         self._targets = targets_of(target_loss)
         self._departure = check_number("departure", departure, above=0.0)

@@ -24,6 +24,7 @@ from jaxttp.forecast import (
     sweep_kernel,
 )
 from jaxttp.forecast.hyperparameters import SCHEDULES
+from jaxttp.forecast.leaders import follow_leaders
 from jaxttp.forecast.sweeps import with_trust
 from jaxttp.models import lora
 from jaxttp.ntk._select import leaf_paths
@@ -32,7 +33,7 @@ from jaxttp.pipeline.goals import aims
 from jaxttp.pipeline.optimizers import make_optimizer, warmed
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
-from jaxttp.rule import Target
+from jaxttp.rule import Rule, Target
 from jaxttp.training import time_step
 
 Progress = Callable[[str, int, int], None]
@@ -109,7 +110,7 @@ def sweep_task(
     kernel: ArrayLike | None = None,
     progress: Progress | None = None,
 ) -> TaskSweep:
-    """Forecast a grid of settings for a named task from one kernel.
+    """Forecast a grid of settings for a named task from one kernel, and those that lead again.
 
     Args:
         settings: data, samples, loss, horizon, warm-up of every schedule, thresholds, metric, seed;
@@ -134,7 +135,7 @@ def sweep_task(
         ValueError: whatever `build_task` and `sweep` refuse; a threshold that is not forecast.
 
     Example:
-        >>> small = Settings(data="wine", samples_per_class=6, steps=20)
+        >>> small = Settings(data="wine", samples_per_class=6, steps=20, relinearize=0)
         >>> result = sweep_task(small, momenta=(0.0,), time_steps=False)
         >>> len(result.sweep.settings), result.max_learning_rate > 0
         (16, True)
@@ -174,6 +175,10 @@ def sweep_task(
         key=key, step_seconds=seconds, thresholds=settings.thresholds, targets=targets,
         metric=metric or settings.metric,
     )  # fmt: skip
+    rule = Rule(settings.thresholds, metric=metric or settings.metric)
+    swept = follow_leaders(
+        swept, lines, task.y, rule, relinearize=settings.relinearize, key=key, progress=progress
+    )
     swept = with_trust(swept, lines, task.y, key=key)
     return TaskSweep(settings, task, swept, goal)
 

@@ -37,7 +37,7 @@ def predict(network, **options):
 
 def swept(network, **options):
     settings = options.pop("settings", grid(learning_rate=(0.1, 0.2), steps=20))
-    return sweep(network, W, X, Y, settings, **options)
+    return sweep(network, W, X, Y, settings, relinearize=0, **options)
 
 
 def compared(network, **options):
@@ -263,7 +263,7 @@ def test_an_error_that_does_not_fall_is_never_there():
     assert found.stable
     assert found.steps == found.read((0.01, 0.1, 0.4), metric="error") == never
     assert "not reached" in str(found)
-    one = sweep(network, weights, X, Y, [Hyperparameters(**still)], metric="error")
+    one = sweep(network, weights, X, Y, [Hyperparameters(**still)], metric="error", relinearize=0)
     assert one.steps.tolist() == [[-1, -1, -1]]
     run = train(network, weights, X, Y, loss="cross_entropy", optimizer=optax.sgd(1e-9), steps=20)
     assert run.read((0.01, 0.1, 0.4), metric="error") == never

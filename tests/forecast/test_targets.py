@@ -207,7 +207,8 @@ def test_sweeps_without_targets_rank_by_the_middle_threshold():
 
 
 def test_the_door_of_sweeps_takes_numbers():
-    found = sweep(network, W, X, Y, grid(learning_rate=(0.3, 1.0), steps=12), target_error=0.25)
+    settings = grid(learning_rate=(0.3, 1.0), steps=12)
+    found = sweep(network, W, X, Y, settings, target_error=0.25, relinearize=0)
     assert found.targets == (Target(0.25, "error"),)
     assert found.error.shape == (2, 13)
     assert found.times()[1] == first_below(found.error[1], 0.25)

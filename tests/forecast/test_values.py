@@ -179,7 +179,7 @@ def test_what_one_front_door_can_do_the_others_can():
     rule = Rule((0.6, 0.5), kind="absolute", smooth=3)
     sketch = {"sketch_dim": 400, "key": KEY, "rule": rule}
     settings = grid(learning_rate=(0.5, 1.0), steps=20)
-    swept = sweep(network, W, X, Y, settings, **sketch)
+    swept = sweep(network, W, X, Y, settings, relinearize=0, **sketch)
     named = {"thresholds": (0.6, 0.5), "rule": "absolute", "smooth": 3}
     one = predict_training_time(
         network,
@@ -202,7 +202,7 @@ def test_what_one_front_door_can_do_the_others_can():
         network, W, X, Y, learning_rate=1.0, steps=20, subset=10, loss="cross_entropy",
         rule=rule, key=KEY,
     )  # fmt: skip
-    exact = sweep(network, W, X, Y, settings[1:], rule=rule)
+    exact = sweep(network, W, X, Y, settings[1:], rule=rule, relinearize=0)
     assert list(far.steps.values()) == exact.steps[0].tolist()
     watch = Online(network, W, X, Y, settings[1], **sketch)
     watch(0, W, 0.8)
@@ -299,7 +299,7 @@ def test_a_kernel_estimator_takes_the_place_of_its_keywords():
     )
     double = predict_training_time(network, W, X, Y, kernel=Scaled(2.0), relinearize=0, **common)
     settings = grid(learning_rate=1.0, steps=8)
-    swept = sweep(network, W, X, Y, settings, kernel=Scaled(2.0))
+    swept = sweep(network, W, X, Y, settings, kernel=Scaled(2.0), relinearize=0)
     np.testing.assert_allclose(swept.loss[0], double.loss, rtol=1e-12)
     with pytest.raises(ValueError, match="max_bytes=100 does nothing here: kernel is a value"):
         predict_training_time(

@@ -17,7 +17,7 @@ from jaxttp.pipeline import (
     sweep_task,
 )
 
-SMALL = Settings(data="wine", samples_per_class=5, steps=30)
+SMALL = Settings(data="wine", samples_per_class=5, steps=30, relinearize=0)
 
 
 @pytest.fixture(scope="module")

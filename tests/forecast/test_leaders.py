@@ -1,0 +1,83 @@
+"""The settings that lead a sweep are forecast again, as `predict_training_time` forecasts them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp import predict_training_time, sweep
+from jaxttp.forecast import grid, leaders
+from jaxttp.forecast.leaders import descent_of
+from jaxttp.rule import Target
+
+KEYS = jax.random.split(jax.random.key(3), 3)
+X = jax.random.normal(KEYS[0], (14, 3))
+Y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
+W = {"in": jax.random.normal(KEYS[1], (3, 8)), "out": jax.random.normal(KEYS[2], (8, 3)) / 3}
+SETTINGS = grid(learning_rate=(0.01, 0.05, 0.1, 0.2, 1e3), steps=25)
+
+
+def network(w, x):
+    return jnp.tanh(x @ w["in"]) @ w["out"]
+
+
+@pytest.mark.slow
+def test_what_leads_is_what_a_forecast_of_its_own_says():
+    options = {"target_loss": (0.9, 0.7), "target_error": 0.2}
+    found = sweep(network, W, X, Y, SETTINGS, relinearize=2, **options)
+    plain = sweep(network, W, X, Y, SETTINGS, relinearize=0, **options)
+    assert plain.relinearized == ()
+    assert leaders.LEAST <= len(found.relinearized) <= leaders.MOST
+    assert found.ranking()[0] in found.relinearized
+    assert found.cheapest()[0] in found.relinearized
+    for i in found.relinearized:
+        one = predict_training_time(
+            network, W, X, Y, learning_rate=SETTINGS[i].learning_rate, steps=25, relinearize=2,
+            **options,
+        )  # fmt: skip
+        # the very computation: rounding of float64 at most
+        np.testing.assert_allclose(found.loss[i], one.loss, rtol=1e-10)
+        np.testing.assert_allclose(found.error[i], one.error, rtol=1e-10)
+        assert dict(zip(found.thresholds, found.steps[i], strict=True)) == dict(one.steps)
+        assert dict(zip(found.targets, found.target_steps[i], strict=True)) == dict(one.targets)
+        assert (found.trust[i], bool(found.stable[i])) == (one.trust, one.stable)
+    rest = sorted({*range(len(SETTINGS))} - {*found.relinearized})
+    np.testing.assert_array_equal(found.loss[rest], plain.loss[rest])
+    assert "leading settings along rebuilt kernels" in str(found)
+    assert str(found).count("one kernel\n") == sum(i in rest for i in found.cheapest())
+    assert [row["relinearized"] for row in found.rows()] == [
+        i in found.relinearized for i in range(len(SETTINGS))
+    ]
+
+
+@pytest.mark.slow
+def test_schedules_losses_and_batches_of_their_own():
+    key = jax.random.key(5)
+    settings = (
+        *grid(learning_rate=0.3, schedule="cosine", momentum=0.5, batch_size=5, steps=20),
+        *grid(learning_rate=0.02, loss="squared_error", steps=12),
+    )
+    found = sweep(network, W, X, Y, settings, relinearize=1, key=key, target_loss=0.9)
+    for i, loss in ((0, "cross_entropy"), (1, "squared_error")):
+        descent = descent_of(settings[i], key, None)
+        trained = {"optimizer": descent.optimizer, "batch_size": 5, "key": key}
+        one = predict_training_time(
+            network, W, X, Y, loss=loss, steps=settings[i].steps, relinearize=1, target_loss=0.9,
+            **(trained if i == 0 else {"learning_rate": 0.02}),
+        )  # fmt: skip
+        np.testing.assert_allclose(found.loss[i, : settings[i].steps + 1], one.loss, rtol=1e-9)
+        assert found.target_steps[i, 0] == one.targets[Target(0.9)]
+
+
+def test_nothing_stable_leaves_nothing_to_follow():
+    found = sweep(network, W, X, Y, grid(learning_rate=1e4, steps=5))
+    assert found.relinearized == ()
+    assert "rebuilt" not in str(found)
+
+
+def test_bad_numbers_of_kernels_are_refused_before_the_network_is_called():
+    def never(w, x):
+        raise AssertionError
+
+    with pytest.raises(ValueError, match="relinearize must be an integer of at least 0"):
+        sweep(never, W, X, Y, SETTINGS, relinearize=-1)
