@@ -94,17 +94,23 @@ def train_linearised(apply_fn, params, x, y, name, optimizer, steps, batches=Non
     return train, np.asarray(apply_fn(params, x_test)) + np.einsum("mcd,td->tmc", j_test, moved)
 
 
-def train_network(apply_fn, params, x, y, name, optimizer, steps, x_test=None):
-    """Weight-space training of the network itself; outputs (T+1, N, C), or those on x_test."""
+def train_network(apply_fn, params, x, y, name, optimizer, steps, x_test=None, indices=None):
+    """Weight-space training of the network itself; outputs (T+1, N, C), or those on x_test.
+
+    `indices` (T, B) are the batches.
+    """
     import optax
 
     flat, unravel = ravel_pytree(params)
     w, state, history = flat, optimizer.init(flat), []
     update = jax.jit(optimizer.update)
-    for _ in range(steps + 1):
+    for t in range(steps + 1):
         out, pull = jax.vjp(lambda v: apply_fn(unravel(v), x), w)
         history.append(np.asarray(out if x_test is None else apply_fn(unravel(w), x_test)))
-        g = jnp.asarray(gradient(name, np.asarray(out), y)) / len(y)
+        share = np.ones(len(y)) / len(y)
+        if indices is not None and t < steps:
+            share = np.bincount(indices[t], minlength=len(y)) / indices.shape[1]
+        g = jnp.asarray(gradient(name, np.asarray(out), y) * share[:, None])
         updates, state = update(pull(g)[0], state, w)
         w = optax.apply_updates(w, updates)
     return np.stack(history)

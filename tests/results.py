@@ -123,8 +123,9 @@ def Explanation():
 def Extrapolation():
     apply_fn, params, x, y = problem()
     return jaxttp.extrapolate(
-        apply_fn, params, x, y, learning_rate=0.05, subset=12, key=jax.random.key(0), steps=STEPS
-    )
+        apply_fn, params, x, y, loss="squared_error", learning_rate=0.05, subset=12, steps=STEPS,
+        key=jax.random.key(0),
+    )  # fmt: skip
 
 
 @maker

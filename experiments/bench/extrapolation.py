@@ -101,7 +101,9 @@ def measure(
     subset = min(settings.subset, len(job.x) // 3)
     eta = _rate(job, seed, settings)
     key = jax.random.key(seed)
-    options: dict[str, Any] = {"learning_rate": eta, "momentum": momentum, "steps": horizon}
+    options: dict[str, Any] = {
+        "learning_rate": eta, "momentum": momentum, "steps": horizon, "loss": "squared_error",
+    }  # fmt: skip
     curves, spreads, messages = {}, {}, {}
     for method in ("power_law", "resolvent"):
         name = method.replace("_", " ")
@@ -118,7 +120,6 @@ def measure(
     chosen = np.asarray(jax.random.permutation(jax.random.split(key, 9)[0], len(job.x)))[:subset]
     part = Job(job.model, job.x[chosen], job.y[chosen])
     report("subset")
-    options["loss"] = "squared_error"
     one: dict[str, Any] = options | {"relinearize": 0}
     curves["subset"] = predict_training_time(*part.model, part.x, part.y, **one).loss
     report("linearised network")

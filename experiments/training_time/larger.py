@@ -136,6 +136,7 @@ def _measure(settings: Settings, subset: int, samples: int) -> Larger:
     eta = settings.rate / parts[0][0][0]
     common = {
         "learning_rate": float(eta), "subset": subset, "key": key, "steps": settings.steps,
+        "loss": "squared_error",
     }  # fmt: skip
     law = {"method": "power_law", "head": subset}  # the paper keeps 100 modes of 100 samples
     found, corrected, resolvent = (

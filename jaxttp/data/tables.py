@@ -161,11 +161,11 @@ def _from_csv(
                 f"data={str(path)!r}: {len(table.rows)} of {total} rows have no missing value; "
                 "drop the columns that miss most, or fill them in."
             )
-    _refuse_missing(table)
+    _refuse_cells(table, one_hot)
     parts, encoded = [], 0
     for index in range(len(table.rows[0]) - 1):
         cells = [row[index] for row in table.rows]
-        if _is_column_of_words(table, index, cells, one_hot):
+        if _is_column_of_words(table, index, cells):
             parts.append(_indicators(table, index, cells))
             encoded += 1
         else:
@@ -202,29 +202,61 @@ def _read_csv(path: Path) -> _Cells:
     return _Cells(path, lines, rows, names if len(names) == len(rows[0]) else [])
 
 
-def _refuse_missing(table: _Cells) -> None:
-    """Name the features in which values are missing, and count their rows."""
+def _refuse_cells(table: _Cells, one_hot: bool) -> None:
+    """Name all at once what nobody said what to do with: missing values, and words."""
+    problems = [_missing_in(table), None if one_hot else _words_in(table)]
+    found = [problem for problem in problems if problem]
+    if found:
+        raise ValueError(f"data={str(table.path)!r}: {' And '.join(found)}")
+
+
+def _missing_in(table: _Cells) -> str | None:
+    """The features in which values are missing, with their rows counted, and what would do."""
     gaps = {
         index: [i for i, row in enumerate(table.rows) if _is_missing(row[index])]
         for index in range(len(table.rows[0]) - 1)
     }
     gaps = {index: rows for index, rows in gaps.items() if rows}
     if not gaps:
-        return
-    shown = [f"{table.column(index)} in {len(rows)}" for index, rows in list(gaps.items())[:5]]
-    more = f" and {len(gaps) - 5} more columns" if len(gaps) > 5 else ""
+        return None
+    shown = [f"{table.column(index)} in {len(rows)}" for index, rows in gaps.items()]
     index, rows = next(iter(gaps.items()))
     count = len(set().union(*map(set, gaps.values())))
-    raise ValueError(
-        f"data={str(table.path)!r}: values are missing in {count} of {len(table.rows)} rows: "
-        f"{', '.join(shown)}{more}; the first is {table.rows[rows[0]][index]!r} in line "
-        f"{table.lines[rows[0]]}. Drop these rows (drop_missing=True; --drop-missing on the "
-        "command line) or fill them in."
+    return (
+        f"values are missing in {count} of {len(table.rows)} rows: {_first_five(shown)}; the first "
+        f"is {table.rows[rows[0]][index]!r} in line {table.lines[rows[0]]}. Drop these rows "
+        "(drop_missing=True; --drop-missing on the command line) or fill them in."
     )
 
 
-def _is_column_of_words(table: _Cells, index: int, cells: list[str], one_hot: bool) -> bool:
-    """Whether a feature's values are words; refused where some are, or where nobody asked."""
+def _words_in(table: _Cells) -> str | None:
+    """The features whose values are words, with the different ones counted, and what would do."""
+    shown = []
+    for index in range(len(table.rows[0]) - 1):
+        cells = [(i, row[index]) for i, row in enumerate(table.rows) if not _is_missing(row[index])]
+        words = [(i, cell) for i, cell in cells if not _is_number(cell)]
+        if 2 * len(words) > len(cells) and not any(_is_infinite(cell) for _, cell in cells):
+            (row, first), values = words[0], len({cell for _, cell in cells})
+            shown.append(
+                f"{table.column(index)} holds words, {values} different ones in {len(cells)} rows, "
+                f"such as {first!r} in line {table.lines[row]}"
+            )
+    if not shown:
+        return None
+    return (
+        f"{_first_five(shown)}. Drop such a column, or encode it: one_hot=True (--one-hot on the "
+        "command line) makes one for every word."
+    )
+
+
+def _first_five(shown: list[str]) -> str:
+    """The first five of a list in words, and how many more there are."""
+    more = f" and {len(shown) - 5} more columns" if len(shown) > 5 else ""
+    return ", ".join(shown[:5]) + more
+
+
+def _is_column_of_words(table: _Cells, index: int, cells: list[str]) -> bool:
+    """Whether a feature's values are words; refused where only some are."""
     words = [i for i, cell in enumerate(cells) if not _is_number(cell)]
     if not words:
         return False
@@ -234,14 +266,6 @@ def _is_column_of_words(table: _Cells, index: int, cells: list[str], one_hot: bo
             f"data={str(table.path)!r}: line {table.lines[first]}, {table.column(index)} holds "
             f"{cells[first]!r}, while {len(cells) - len(words)} of {len(cells)} rows hold a "
             "number; features must be finite numbers, or all words."
-        )
-    if not one_hot:
-        values = len(set(cells))
-        raise ValueError(
-            f"data={str(table.path)!r}: {table.column(index)} holds words, {values} different "
-            f"ones in {len(cells)} rows, such as {cells[first]!r} in line {table.lines[first]}. "
-            "Drop the column, or encode it: one_hot=True (--one-hot on the command line) makes one "
-            "for every word."
         )
     return True
 

@@ -163,7 +163,7 @@ def run_to(
     state: State,
     knots: list[Knot],
     products: Array,
-    line: Chord | None,
+    line: Chord | Array | None,
     end: int,
     drift: Array | None = None,
 ) -> Run:

@@ -145,13 +145,16 @@ def freeze(
 def estimate(curve: Array, provisional: Array, is_end: Any) -> tuple[Array, Array, Array]:
     """Times, the loss's uncertainty, and every segment's largest change as a share of the drop.
 
-    Whatever the number of segments, of which there are at most as many as steps.
+    What a correction changed at a segment's end displaces the path along itself for the most part:
+    later it counts as the same share of the loss, which falls. Whatever the number of segments, of
+    which there are at most as many as steps.
     """
     change = jnp.abs(curve - provisional)
     drop = jnp.abs(curve[0] - curve[-1])
     drop = jnp.where(drop > 0, drop, 1.0)
-    at_ends = jnp.where(is_end, change, 0.0)
-    before = jnp.concatenate([jnp.zeros(1, curve.dtype), jnp.cumsum(at_ends)[:-1]])
+    least = jnp.maximum(jax.lax.cummin(curve), jnp.finfo(curve.dtype).tiny)
+    shares = jnp.cumsum(jnp.where(is_end, change / least, 0.0))
+    before = least * jnp.concatenate([jnp.zeros(1, curve.dtype), shares[:-1]])
     segment = jnp.cumsum(is_end) - is_end  # the ends before each step
     count = curve.shape[0]
     local = jax.ops.segment_max(change, segment, num_segments=count, indices_are_sorted=True)

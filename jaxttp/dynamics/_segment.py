@@ -69,9 +69,9 @@ class Run(NamedTuple):
         state: the optimiser's state in these coefficients.
         diverged_at: first step whose outputs could not be represented, or -1.
         length: ||w_t - w_{t-1}|| by the kernel at the segment's start, (T + 1,).
+        shares: tau of each step (T + 1,), zero outside the segment.
         moves: coefficients of the updates (T + 1, 2 N C + k), row t that from step t to t + 1, zero
             outside the segment; None where no other samples are followed.
-        shares: tau of each (T + 1,), or None.
     """
 
     train: Array
@@ -79,8 +79,8 @@ class Run(NamedTuple):
     state: optax.OptState
     diverged_at: Array
     length: Array
+    shares: Array
     moves: Array | None = None
-    shares: Array | None = None
 
 
 def inner(left: Params, right: Params) -> Array:
@@ -120,7 +120,7 @@ def run_segment(
     knots: list[Knot],
     here: Start,
     products: Array,
-    line: Chord | None,
+    line: Chord | Array | None,
     start: Array,
     end: Array,
     train: Array,
@@ -134,9 +134,10 @@ def run_segment(
     With two knots the kernel is interpolated along the chord of the provisional path: an update
     made at weights w enters through J(tau) = (1 - tau) J_s + tau J_e with tau = (w - w_s) · D /
     D · D, the share of the chord D that the weights have come (linear in time would do for the
-    order; the chord is truer on a long segment, of which most is covered in the first steps). An
-    update made at tau of gradients met earlier moves the outputs by J(tau) J(earlier)^T, for which
-    the mean of both kernels stands, exact to second order in its symmetric part. `drift` (N, C) is
+    order; the chord is truer on a long segment, of which most is covered in the first steps).
+    `line` may be the shares themselves (T + 1,), of another path between the same knots. An update
+    made at tau of gradients met earlier moves the outputs by J(tau) J(earlier)^T, for which the
+    mean of both kernels stands, exact to second order in its symmetric part. `drift` (N, C) is
     added to the outputs at every step: what the linearisation was found to miss. With `record` the
     updates are kept, for `follow_beside`.
     """
@@ -155,6 +156,8 @@ def run_segment(
         timed = ((t - start) / (end - start)).astype(dtype)
         if line is None:
             return timed
+        if not isinstance(line, Chord):
+            return line[t]
         both = weights[:size] + weights[size : 2 * size]
         carried = weights[2 * size :] - unit[0]
         come = jnp.vdot(both, line.dual.reshape(-1)) + jnp.vdot(carried, line.carried)
@@ -162,7 +165,7 @@ def run_segment(
         return jnp.where(line.size > 0, jnp.clip(come / safe, *OVERSHOOT), timed)
 
     def step(t: Array, carry: tuple) -> tuple:
-        weights, state, f, train, length, diverged_at, moves, shares = carry
+        weights, state, f, train, length, diverged_at, shares, moves = carry
         tau = share(weights, t)
         batch = None if indices is None else indices[t]
         gradient = dual_gradient(loss, f, targets, batch).reshape(-1)
@@ -178,16 +181,16 @@ def run_segment(
         f = jnp.where(good, new_f, f)
         if record:
             moves = moves.at[t].set(jnp.where(good, updates, 0.0))
-            shares = shares.at[t].set(tau)
-        return weights, state, f, train.at[t + 1].set(f), length, diverged_at, moves, shares
+        shares = shares.at[t].set(tau)
+        return weights, state, f, train.at[t + 1].set(f), length, diverged_at, shares, moves
 
     zeros = jnp.zeros(train.shape[0], dtype)
-    kept = (jnp.zeros((len(zeros), len(weights)), dtype), zeros) if record else (None, None)
-    first = (weights, state, here.f, train, zeros, jnp.asarray(-1), *kept)
+    moves = jnp.zeros((len(zeros), len(weights)), dtype) if record else None
+    first = (weights, state, here.f, train, zeros, jnp.asarray(-1), zeros, moves)
     out = jax.lax.fori_loop(start, end, step, first)
-    weights, state, _, train, length, diverged_at, *kept = out
+    weights, state, _, train, length, diverged_at, shares, moves = out
     rows = [weights, *(row.astype(dtype) for row in slots(optimizer, state))]
-    return Run(train, rows, state, diverged_at, length, *kept)
+    return Run(train, rows, state, diverged_at, length, shares, moves)
 
 
 @jax.jit
@@ -213,7 +216,6 @@ def follow_beside(
             come up evenly in time, as for the training samples. None where that is not known.
     """
     assert run.moves is not None  # it was recorded
-    assert run.shares is not None
     ts, limit = jnp.arange(path.shape[0]), output_limit(path.dtype)
     each = jax.vmap(lambda update, tau: _move(knots, update, tau, run.train.shape[1:]))
     moved = jnp.cumsum(each(run.moves, run.shares), axis=0)

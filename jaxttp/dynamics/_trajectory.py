@@ -43,7 +43,7 @@ class RelinearizedTrajectory(eqx.Module):
         provisional: outputs before the second-order correction, (steps + 1, N, C).
         loss: the loss curve (steps + 1,).
         loss_uncertainty: estimated error of `loss`, (steps + 1,): what the correction changed in
-            the segments so far, summed over their ends, and inside the present one.
+            the present segment, and at the ends of those before, each as a share of the loss there.
         ends: the steps at which segments end and kernels were built.
         local_errors: for every segment the largest change of the loss curve by the correction, as
             a share of the curve's drop; what "auto" holds below its tolerance.

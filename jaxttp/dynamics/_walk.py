@@ -148,11 +148,13 @@ class SegmentStep(NamedTuple):
         state: the path after it.
         outcome: what came of it.
         error: the largest change of the loss curve by the correction, as a share of `drop`.
+        far: what its second run knew, where it was accepted.
     """
 
     state: State
     outcome: Outcome
     error: float = 0.0
+    far: "Far | None" = None
 
 
 def step(
@@ -178,7 +180,7 @@ def step(
     kernel, seconds = timed(course.kernel_fn, point)
     state = state._replace(seconds=(*state.seconds, seconds))
     if is_concrete(kernel) and not bool(is_finite(kernel)):
-        return SegmentStep(_stop(course, state), Outcome.DIVERGED)
+        return SegmentStep(stop(course, state), Outcome.DIVERGED)
     bound = damping_at(course, state, kernel, row_of(ahead.run.train, end))
     in_use = course.in_use(start)
     pushed, _ = survey(course, here, point, in_use)
@@ -196,25 +198,28 @@ def step(
         if not error <= limit:
             return SegmentStep(state._replace(rejected=state.rejected + 1), Outcome.REJECTED, error)
     if is_beyond(bound) and state.crossing is None:
-        state, crossing = _cross_edge(course, state)
+        state, crossing = cross_edge(course, state)
         state = state._replace(crossing=crossing, edge_at=end)
-    state, run, weights, f = _confirm(course, state, ahead, far, run)
+    state, run, weights, f = confirm(course, state, ahead, far, run)
     lost = course.damps and _is_contradicted(course, state, f, run, end)
     if lost or (end == course.steps and is_beyond(bound)):
-        return SegmentStep(_hold(course, state, end, run.train), Outcome.HELD, error)
-    arrived = _arrive(course, state, ahead, far, run, weights, f)
-    return SegmentStep(arrived, Outcome.ACCEPTED, error)
+        return SegmentStep(hold(course, state, end, run.train), Outcome.HELD, error)
+    arrived = arrive(course, state, ahead, far, run, weights, f)
+    return SegmentStep(arrived, Outcome.ACCEPTED, error, far._replace(line=run.shares))
 
 
 class Far(NamedTuple):
-    """What the second run of a segment knows: both knots, their points, the chord between them."""
+    """What the second run of a segment knows: both knots, their points, the way between them.
+
+    That is the chord, or the shares of it step by step.
+    """
 
     knots: list[Knot]
     points: list[Params]
-    line: Chord
+    line: Chord | Array
 
 
-def _confirm(
+def confirm(
     course: Course, state: State, ahead: Ahead, far: Far, run: Run
 ) -> tuple[State, Run, Params, Array]:
     """Do a segment again until the network agrees at its end; the weights and outputs there."""
@@ -231,7 +236,7 @@ def _confirm(
     return state, run, weights, f
 
 
-def _arrive(
+def arrive(
     course: Course, state: State, ahead: Ahead, far: Far, run: Run, weights: Params, f: Array
 ) -> State:
     """The state after a segment that was accepted."""
@@ -289,7 +294,7 @@ def _beside(course: Course, params: Params) -> Beside | None:
     return Beside(kernel, f, empty_path(f, course.steps))
 
 
-def _hold(course: Course, state: State, end: int, abandoned: Array) -> State:
+def hold(course: Course, state: State, end: int, abandoned: Array) -> State:
     """Follow the last kernel within the edge to the horizon.
 
     A network that stays at the edge of stability is held there by its own oscillation: its
@@ -297,7 +302,7 @@ def _hold(course: Course, state: State, end: int, abandoned: Array) -> State:
     """
     crossing = state.crossing
     if crossing is None:
-        state, crossing = _cross_edge(course, state)
+        state, crossing = cross_edge(course, state)
     start, run, test = crossing
     train, provisional = splice(state.train, state.provisional, run.train, abandoned, start, end)
     return state._replace(
@@ -307,7 +312,7 @@ def _hold(course: Course, state: State, end: int, abandoned: Array) -> State:
     )  # fmt: skip
 
 
-def _cross_edge(course: Course, state: State) -> tuple[State, Crossing]:
+def cross_edge(course: Course, state: State) -> tuple[State, Crossing]:
     """What would be held from here on."""
     state, plain = look_ahead(course, state, course.steps)
     beside = state.beside
@@ -319,7 +324,7 @@ def _cross_edge(course: Course, state: State) -> tuple[State, Crossing]:
     return state, Crossing(state.start, plain.run, test)
 
 
-def _stop(course: Course, state: State) -> State:
+def stop(course: Course, state: State) -> State:
     """Hold the last outputs that can be represented."""
     beside, start = state.beside, state.start
     train, provisional, diverged_at = freeze(

@@ -27,6 +27,7 @@ from jaxtyping import Array
 from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
+from jaxttp.dynamics._accompany import accompany, join, part_ways
 from jaxttp.dynamics._placement import (
     AtSteps,
     ByError,
@@ -94,7 +95,10 @@ def relinearized_recursion(
             of one segment, as a share of the loss's drop. That is the error of FIRST order; the
             corrected curve is better.
         max_rebuilds: for "auto", no more kernels than that after the first.
-        batch_size: samples a step; all of them when None.
+        batch_size: samples a step; all of them when None. A number of rebuilds follows the very
+            batches that the key draws, so that it becomes their training as it grows; "auto"
+            rebuilds kernels along the mean path, that of full batches, and runs the batches with
+            these, which takes fewer kernels and chases no noise.
         key: a `jax.random.key`, needed with `batch_size`.
         protocol: how batches are drawn, see `batch_indices`.
         accumulators: what the optimiser has accumulated before the first step, shaped like
@@ -150,9 +154,13 @@ def relinearized_recursion(
             raise ValueError("rebuilds='auto' looks at values, so it does not work under jit.")
         placement = AtSteps(segment_ends(steps, placement.planned))
     report = progress or (lambda built, planned: None)
-    state = _follow(course, state, placement, report)
+    batches = None
+    if course.indices is not None and isinstance(placement, ByError):
+        (course, state), batches = part_ways(course, state)
+    state, beside = _follow(course, state, placement, report, batches)
     report(state.kernels, state.kernels)
-    return finish(course, state)
+    found = finish(course, state)
+    return found if beside is None else join(found, *beside)
 
 
 def _placement(
@@ -171,9 +179,13 @@ def _placement(
 
 
 def _follow(
-    course: Course, state: State, placement: Placement, report: Callable[[int, int], None]
-) -> State:
-    """The path to the horizon, segment after segment."""
+    course: Course,
+    state: State,
+    placement: Placement,
+    report: Callable[[int, int], None],
+    batches: tuple[Course, State] | None,
+) -> tuple[State, tuple[Course, State] | None]:
+    """The path to the horizon, segment after segment, and that of the batches beside it."""
     memory = placement.begin()
     while state.start < course.steps:
         whole, path, drop = None, None, 1.0
@@ -188,6 +200,10 @@ def _follow(
             if ahead is None or proposal.end < course.steps:
                 state, ahead = look_ahead(course, state, proposal.end)
             report(state.kernels, placement.planned + 1)
-            state, outcome, error = step(course, state, ahead, proposal.limit, drop)
-            memory = placement.learn(view, proposal, error, outcome is Outcome.ACCEPTED)
-    return state
+            before, taken = state, step(course, state, ahead, proposal.limit, drop)
+            state, outcome = taken.state, taken.outcome
+            memory = placement.learn(view, proposal, taken.error, outcome is Outcome.ACCEPTED)
+            if batches is not None and outcome is not Outcome.REJECTED:
+                theirs, where = batches
+                batches = theirs, accompany(theirs, where, before, taken, ahead.end)
+    return state, batches

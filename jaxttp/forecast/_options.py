@@ -31,6 +31,10 @@ WAYS: dict[str, type[Dynamics]] = {
 
 REBUILT = ("auto", "recursion", "sde")
 """Dynamics whose kernel can be rebuilt."""
+NOT_LINEAR = (
+    "optimizer is not linear in the gradients (Adam, clipping, sign and masked ones are not), so "
+    "it is simulated in weight space, where no kernel is rebuilt"
+)
 REBUILDS, PRODUCTS = 8, 5
 """Kernels that relinearize="auto" takes as a rule, and products with a Jacobian beside each."""
 PROPORTION = 3.0
@@ -84,11 +88,13 @@ class Keywords(NamedTuple):
         if self.dynamics == "sde":
             found = {"noise": self.noise, "paths": self.paths, "centre": rebuilt}
             return Noisy(**{k: v for k, v in found.items() if v is not None})
-        if self.dynamics == "auto" and not descent.is_plain and self.relinearize in (0, "auto"):
+        if self.dynamics == "auto" and not descent.is_plain:
             try:
                 descent.response(weights)
             except ValueError:
                 self._check_tolerance(False)
+                given = None if self.relinearize in (0, "auto") else self.relinearize
+                check_used("relinearize", given, False, NOT_LINEAR)
                 return WeightSpace()
         return WAYS[self.dynamics]() if rebuilt is None else rebuilt
 

@@ -102,7 +102,7 @@ def extrapolate(
     learning_rate: float,
     subset: int,
     key: Any,
-    loss: str | Loss = "squared_error",
+    loss: str | Loss = "cross_entropy",
     momentum: float = 0.0,
     steps: int = 150,
     samples: int | None = None,
@@ -131,8 +131,9 @@ def extrapolate(
         learning_rate: eta > 0.
         subset: N0, samples of the kernel, drawn at random; at most M.
         key: a `jax.random.key`, for the draw of the subset and of its halves.
-        loss: for "squared_error" the spectrum is extrapolated; for any other loss the subset's own
-            curve is the forecast, and `spread` says how much that depends on the subset.
+        loss: as in `predict_training_time`. For "squared_error" the spectrum is extrapolated; for
+            any other the subset's own curve is the forecast, and `spread` says how much that
+            depends on the subset.
         momentum: heavy-ball, in [0, 1).
         steps: the horizon T.
         samples: N, where more data will be trained on than is at hand; M when None.
@@ -172,7 +173,8 @@ def extrapolate(
         >>> y = x[:, :1] ** 2
         >>> wide = jax.random.normal(jax.random.key(1), (30, 80))
         >>> found = extrapolate(lambda w, x: jnp.tanh(x @ wide) @ w, jnp.zeros((80, 1)), x, y,
-        ...                     learning_rate=0.02, subset=20, key=jax.random.key(2))
+        ...                     loss="squared_error", learning_rate=0.02, subset=20,
+        ...                     key=jax.random.key(2))
         >>> found.samples, found.stable, found.spectrum.feasible
         (60, True, True)
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from jaxttp._checks import check_used
 from jaxttp.forecast.hyperparameters import SCHEDULES, Hyperparameters, schedule_name
 from jaxttp.pipeline.settings import Settings, check_training
 
@@ -74,36 +73,6 @@ def make_optimizer(settings: Settings) -> OptimizerChoice:
     if one.schedule == "constant" and not (decay or settings.nesterov):
         keywords = {"learning_rate": one.learning_rate, "momentum": one.momentum}
     return OptimizerChoice(made, keywords, True)
-
-
-def rebuilt_kernels(settings: Settings) -> int | str:
-    """How many kernels a forecast of these settings rebuilds: none where there is nothing to.
-
-    Only what is linear in the gradients can be followed by kernels. The other optimisers are
-    simulated in weight space, whatever the default of `Settings.relinearize`.
-
-    Args:
-        settings: the optimiser, and `relinearize`.
-
-    Returns:
-        `relinearize` of `jaxttp.predict_training_time`.
-
-    Raises:
-        ValueError: kernels asked for by another value than the default, and no use for them.
-
-    Example:
-        >>> rebuilt_kernels(Settings(relinearize=2)), rebuilt_kernels(Settings(optimizer="adam"))
-        (2, 0)
-    """
-    if make_optimizer(settings).linear:
-        return settings.relinearize
-    given = settings.relinearize
-    remedy = (
-        f"optimizer={settings.optimizer!r} is not linear, so it is simulated in weight space, "
-        "where no kernel is rebuilt"
-    )
-    check_used("relinearize", None if given in (0, Settings.relinearize) else given, False, remedy)
-    return 0
 
 
 def hyperparameters(settings: Settings) -> Hyperparameters:

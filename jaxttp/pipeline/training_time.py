@@ -10,7 +10,7 @@ from jaxttp._result import RESULT
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.pipeline._plain import plain_numbers
 from jaxttp.pipeline.goals import Arrival, aims, arrivals, reached_seconds
-from jaxttp.pipeline.optimizers import make_optimizer, rebuilt_kernels
+from jaxttp.pipeline.optimizers import make_optimizer
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
 from jaxttp.training import StepTime, TrainingRun, time_step, train
@@ -150,7 +150,7 @@ def forecast(
         metric=settings.metric,
         target_loss=settings.target_loss,
         target_error=settings.target_error,
-        relinearize=rebuilt_kernels(settings),
+        relinearize=settings.relinearize,
         sketch_dim=settings.sketch_dim,
         key=keys[0],
         batch_size=batch_size,

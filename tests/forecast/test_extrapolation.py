@@ -208,7 +208,7 @@ def test_mode_curve_follows_schedules():
     ],
 )
 def test_bad_input(change, message):
-    options = {"learning_rate": 0.1, "subset": 20, "key": KEY} | change
+    options = {"learning_rate": 0.1, "subset": 20, "key": KEY, "loss": "squared_error"} | change
     with pytest.raises(ValueError, match=message):
         extrapolate(apply_fn, PARAMS, X, Y, **options)
 
@@ -240,7 +240,9 @@ def test_halves_that_diverge_leave_the_spread_unknown(monkeypatch):
         return path, stable and len(calls) != 3  # the second half
 
     monkeypatch.setattr(extrapolation, "mode_curve", curve_of)
-    found = extrapolate(apply_fn, PARAMS, X, Y, learning_rate=0.02, subset=20, key=KEY)
+    found = extrapolate(
+        apply_fn, PARAMS, X, Y, loss="squared_error", learning_rate=0.02, subset=20, key=KEY
+    )
     assert found.stable
     assert set(found.spread.values()) == {np.inf}
     assert np.all(np.isinf(found.loss_spread))

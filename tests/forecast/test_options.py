@@ -45,7 +45,7 @@ def compared(network, **options):
 
 
 def extrapolated(network, **options):
-    options = {"subset": 6, "learning_rate": 0.1, "key": KEY} | options
+    options = {"subset": 6, "learning_rate": 0.1, "key": KEY, "loss": "squared_error"} | options
     return extrapolate(network, W, X, Y, steps=20, **options)
 
 
@@ -104,7 +104,7 @@ PREDICT = {
     "unknown loss": ({"loss": "hinge"}, "loss='hinge' is not known"),
     "Adam re-linearised": (
         {"optimizer": optax.adam(0.1), "relinearize": 2},
-        "optimizer is not one linear scalar filter",
+        "relinearize=2 does nothing here: optimizer is not linear in the gradients",
     ),
     "momentum twice": ({"optimizer": optax.sgd(0.1), "momentum": 0.9}, "momentum=0.9 goes with"),
     "x_test alone": ({"x_test": X}, "x_test and y_test belong together"),

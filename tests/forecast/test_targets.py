@@ -239,7 +239,8 @@ def test_extrapolated_targets_are_the_absolute_rules():
     y = jnp.tanh(x[:, :1])
     found = extrapolate(
         network, W[:, :1], x, y, learning_rate=0.5, subset=30, key=jax.random.key(0), steps=20,
-        thresholds=(0.1,), rule="absolute", target_loss=(0.1, 1e-9), resamples=2,
+        loss="squared_error", thresholds=(0.1,), rule="absolute", resamples=2,
+        target_loss=(0.1, 1e-9),
     )  # fmt: skip
     assert found.targets == {Target(0.1): found.steps[0.1], Target(1e-9): -1}
     assert found.targets[Target(0.1)] >= 0
@@ -248,7 +249,7 @@ def test_extrapolated_targets_are_the_absolute_rules():
     with pytest.raises(ValueError, match="target_loss must be greater than 0"):
         extrapolate(
             network, W[:, :1], x, y, learning_rate=0.5, subset=30, key=jax.random.key(0),
-            target_loss=0.0,
+            loss="squared_error", target_loss=0.0,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 from jaxttp.forecast.hyperparameters import SCHEDULES, Hyperparameters
 from jaxttp.pipeline import Settings, build_task, forecast, make_optimizer, sweep_task
 from jaxttp.pipeline.goals import aims, arrivals
-from jaxttp.pipeline.optimizers import hyperparameters, rebuilt_kernels, training_words
+from jaxttp.pipeline.optimizers import hyperparameters, training_words
 from jaxttp.rule import Target
 from tests import tiny
 
@@ -87,16 +87,6 @@ def test_schedules_are_those_of_sweeps():
     )
     rates = hyperparameters(dataclasses.replace(warm, schedule="constant")).rates()
     np.testing.assert_allclose(rates, 0.1 * np.minimum(1, np.arange(40) / 4), rtol=1e-6)
-
-
-def test_kernels_are_rebuilt_for_linear_optimisers_alone():
-    """Whatever the default of `relinearize` is, an optimiser without a recursion does without."""
-    assert rebuilt_kernels(Settings()) == Settings.relinearize
-    assert rebuilt_kernels(Settings(relinearize=3, momentum=0.9, nesterov=True)) == 3
-    assert rebuilt_kernels(Settings(optimizer="adamw")) == 0
-    assert rebuilt_kernels(Settings(optimizer="adamw", relinearize=0)) == 0
-    with pytest.raises(ValueError, match=r"^relinearize=3 does nothing here: optimizer='adam' is"):
-        rebuilt_kernels(Settings(optimizer="adam", relinearize=3))
 
 
 @pytest.mark.parametrize(

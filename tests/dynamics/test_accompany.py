@@ -1,0 +1,134 @@
+"""Mini-batches beside the mean path, with rebuilds="auto"."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxttp.dynamics import batch_indices, recursion
+from jaxttp.dynamics._pieces import estimate
+from tests import oracles
+from tests.dynamics import test_edge
+from tests.dynamics.test_relinearize import OPTIMIZERS, cross_fn, forecast, truth
+from tests.dynamics.test_relinearize_adaptive import loss_curve
+
+BATCHES = {"batch_size": 3, "protocol": "independent"}
+
+
+def linear(problem):
+    return problem._replace(apply_fn=lambda w, s: s @ w, params=jnp.zeros((4, 3)))
+
+
+def drawn(key, steps):
+    return np.asarray(batch_indices(key, 7, 3, steps, protocol="independent"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_linear_network_takes_the_very_steps_of_its_batches(problem, key, name):
+    """Whatever the segments: the kernel stays, and velocities cross from one to the next."""
+    simple, options = linear(problem), {"key": key, **BATCHES}
+    path = forecast(simple, OPTIMIZERS[name], 20, rebuilds="auto", **options)
+    want = oracles.train_network(
+        simple.apply_fn, simple.params, simple.x, simple.targets, "cross_entropy",
+        OPTIMIZERS[name], 20, indices=drawn(key, 20),
+    )  # fmt: skip
+    np.testing.assert_allclose(path.train, want, atol=1e-10)  # float64 rounding
+
+
+@pytest.mark.slow
+def test_batches_of_everything_go_the_mean_path(problem, key):
+    """All samples in another order, up to the defects that sweeps leave.
+
+    They start from others, and stop where a defect moves the loss by a thousandth of its drop.
+    """
+    optimizer = OPTIMIZERS["momentum"]
+    mean = forecast(problem, optimizer, 60, rebuilds="auto")
+    path = forecast(problem, optimizer, 60, rebuilds="auto", batch_size=7, key=key)
+    assert (path.ends, path.kernels) == (mean.ends, mean.kernels)
+    drop = float(mean.loss[0] - mean.loss[-1])
+    np.testing.assert_allclose(path.loss, mean.loss, atol=2e-3 * drop)
+
+
+@pytest.mark.slow
+def test_the_very_batches_of_a_real_training(problem, key):
+    """Closer by far than one kernel, with the mean path's kernels and no more."""
+    optimizer, steps = OPTIMIZERS["momentum"], 60
+    path = forecast(problem, optimizer, steps, rebuilds="auto", key=key, **BATCHES)
+    mean = forecast(problem, optimizer, steps, rebuilds="auto")
+    assert (path.ends, path.kernels) == (mean.ends, mean.kernels)
+    assert path.gradient_evaluations > mean.gradient_evaluations
+    want = loss_curve(
+        problem,
+        oracles.train_network(
+            problem.apply_fn, problem.params, problem.x, problem.targets, "cross_entropy",
+            optimizer, steps, indices=drawn(key, steps),
+        ),
+    )  # fmt: skip
+    one = recursion(
+        oracles.kernel(problem.apply_fn, problem.params, problem.x), problem.f0, problem.labels,
+        loss="cross_entropy", optimizer=optimizer, steps=steps, key=key,
+        **BATCHES,
+    )  # fmt: skip
+    drop = want[0] - want[-1]
+    error = np.abs(np.asarray(path.loss) - want).max() / drop
+    assert error < 0.25 * np.abs(loss_curve(problem, one.train) - want).max() / drop
+    assert error < 0.05
+    assert np.all(np.asarray(path.loss_uncertainty) >= 0)
+
+
+@pytest.mark.slow
+def test_test_samples_follow_the_batches(problem, key):
+    """Training samples given as test samples are the path itself."""
+    path = forecast(
+        problem, OPTIMIZERS["momentum"], 40, rebuilds="auto", key=key, x_test=problem.x,
+        kernel_test_fn=cross_fn(problem, problem.x), **BATCHES,
+    )  # fmt: skip
+    np.testing.assert_allclose(path.test, path.train, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_at_the_edge_the_kernel_is_held_for_both(key):
+    mean = test_edge.forecast(rebuilds="auto")
+    assert mean.held_from >= 0
+    path = test_edge.forecast(rebuilds="auto", batch_size=2, key=key)
+    assert (path.ends, path.held_from, path.edge_at) == (mean.ends, mean.held_from, mean.edge_at)
+    drop = float(mean.loss[0] - mean.loss[-1])
+    np.testing.assert_allclose(path.loss, mean.loss, atol=2e-3 * drop)  # as above
+
+
+@pytest.mark.slow
+def test_where_the_mean_path_ends_the_batches_end(problem, key):
+    calls = []
+
+    def kernel_fn(params):
+        calls.append(0)
+        kernel = jnp.asarray(oracles.kernel(problem.apply_fn, problem.params, problem.x))
+        return kernel if len(calls) < 3 else jnp.full_like(kernel, jnp.nan)
+
+    path = test_edge.relinearized_recursion(
+        problem.apply_fn, problem.params, problem.x, problem.labels, loss="cross_entropy",
+        optimizer=optax.sgd(0.05), steps=30, kernel_fn=kernel_fn, rebuilds="auto", key=key,
+        **BATCHES,
+    )  # fmt: skip
+    last = path.ends[-2]
+    assert int(path.diverged_at) == last + 1
+    assert np.all(np.asarray(path.train[last:]) == np.asarray(path.train[last]))
+
+
+def test_a_doubt_fades_with_the_loss():
+    """It stays its share of a falling loss, and does not grow where the loss rises again."""
+    curve = jnp.array([8.0, 4.0, 2.0, 1.0, 3.0])
+    before = curve.at[1].add(0.4)  # 10 % of the loss there
+    _, found, local = estimate(curve, before, jnp.array([False, True, False, False, True]))
+    np.testing.assert_allclose(found, [0.0, 0.4, 0.2, 0.1, 0.1], rtol=1e-12)
+    np.testing.assert_allclose(local[:2], [0.08, 0.0], atol=1e-12)  # of a drop of 5
+
+
+def test_real_training_is_the_oracle(problem):
+    """The truth of these tests goes where gradient descent on all samples goes."""
+    every = np.tile(np.arange(7), (5, 1))
+    args = (problem.apply_fn, problem.params, problem.x, problem.targets, "cross_entropy")
+    want = truth(problem, OPTIMIZERS["momentum"], 5)
+    found = oracles.train_network(*args, OPTIMIZERS["momentum"], 5, indices=every)
+    np.testing.assert_allclose(found, want, atol=1e-12)
