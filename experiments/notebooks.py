@@ -43,10 +43,6 @@ STEPS = 2
 """By how much whole numbers may differ: a curve that crosses a goal at a shallow angle, or one
 kernel more, moves times by a step or two. Other numbers may differ by 1 in their last digit."""
 
-ERROR_FACTOR = 10
-"""By how much numbers behind ± may differ: estimates of errors, of which the order is meant. They
-add up small differences between kernels, and follow rounding far more than what they belong to."""
-
 ROUNDING = 1e-10
 """Numbers below are rounding errors of float64, of which only the order is meant: all agree."""
 
@@ -163,9 +159,8 @@ def differences(stored: Any, fresh: Any) -> list[str]:
     """Where two runs of a notebook do not say the same; empty where they agree.
 
     Words have to be equal, and numbers to differ by no more than `RELATIVE`, or by `STEPS` where
-    they are whole and by 1 in the last digit where not, unless both are below `ROUNDING`; behind ±
-    by a factor of `ERROR_FACTOR`. Times, bytes and money are left out. Pictures have to be in the
-    same cells, whatever they show.
+    they are whole and by 1 in the last digit where not, unless both are below `ROUNDING`. Times,
+    bytes and money are left out. Pictures have to be in the same cells, whatever they show.
 
     Args:
         stored: a notebook with outputs.
@@ -220,18 +215,15 @@ def text_differences(old: str, new: str) -> Iterator[str]:
         if one != other:
             yield f"{one!r} stored, {other!r} now, in {new.strip()!r}"
             return
-    for one, other in zip(*map(NUMBER.finditer, sides), strict=True):
-        error = sides[0][: one.start()].rstrip().endswith("±")
-        if not agree(one[0], other[0], error=error):
-            yield f"{one[0]} stored, {other[0]} now, in {new.strip()!r}"
+    for one, other in zip(*map(NUMBER.findall, sides), strict=True):
+        if not agree(one, other):
+            yield f"{one} stored, {other} now, in {new.strip()!r}"
 
 
-def agree(one: str, other: str, *, error: bool = False) -> bool:
-    """Whether two printed numbers, or two estimates of errors, are the same for our purposes."""
+def agree(one: str, other: str) -> bool:
+    """Whether two printed numbers are the same for our purposes."""
     a, b = float(one), float(other)
     if max(abs(a), abs(b)) < ROUNDING:
-        return True
-    if error and max(a, b) <= ERROR_FACTOR * min(a, b):
         return True
     # Half a unit on top, since both were rounded when they were printed.
     allowed = max(RELATIVE * max(abs(a), abs(b)), *(1.5 * _unit(text) for text in (one, other)))
