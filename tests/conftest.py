@@ -29,6 +29,11 @@ import pytest
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# Flags of somebody who wants to see how other CPUs compute.
+GIVEN = " ".join(
+    flag for flag in os.environ["XLA_FLAGS"].split() if "host_platform_device_count" not in flag
+)
+
 hypothesis.settings.register_profile(
     "jaxttp", deadline=None, max_examples=25, derandomize=True, print_blob=True
 )
@@ -154,10 +159,10 @@ def bounded_memory():
 
 @pytest.fixture
 def quick_processes(request, monkeypatch):
-    """Processes that the test starts compile quickly too, on one device."""
-    monkeypatch.delenv("XLA_FLAGS")
+    """Processes that the test starts compile quickly too, on one device, with flags given to us."""
+    monkeypatch.setenv("XLA_FLAGS", GIVEN)
     if not request.config.getoption("optimised", False):
-        monkeypatch.setenv("XLA_FLAGS", QUICK)
+        monkeypatch.setenv("XLA_FLAGS", f"{GIVEN} {QUICK}".strip())
         monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 

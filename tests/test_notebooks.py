@@ -1,48 +1,189 @@
-"""The notebooks run from top to bottom, in their fast mode, and keep no outputs."""
+"""The notebooks are readable as they lie there, and running them gives what they say."""
 
-import re
-import tomllib
-from pathlib import Path
+import copy
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
-ROOT = Path(__file__).parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+from experiments.notebooks import (
+    NOTEBOOKS,
+    address,
+    agree,
+    differences,
+    dressed,
+    executed,
+    is_picture,
+    printed,
+    text_differences,
+    unsupported,
+)
+
+PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
+KILOBYTES = 100  # a host shows them at once, and the repository does not grow by every new picture
+
+each = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+
+
+def outputs_of(notebook):
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
 def test_there_are_notebooks():
-    assert len(NOTEBOOKS) == 6
+    assert [path.stem[0] for path in PATHS] == list("1234567")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_outputs_are_stripped_and_colab_finds_the_repository(path):
+@each
+def test_it_can_be_read_without_running_it(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in code)
-    where = ADDRESS.removeprefix("https://github.com/")
-    badge = f"colab.research.google.com/github/{where}/blob/main/notebooks/{path.name}"
-    assert badge in notebook.cells[0].source
-    install = code[0].source
-    assert f"git+{ADDRESS}" in install
-    assert re.search(r'if "google.colab" in sys.modules:\n    %pip', install)
+    outputs = outputs_of(notebook)
+    assert any(map(is_picture, outputs))
+    assert any(output.output_type == "stream" for output in outputs)
+    assert not any(output.output_type == "error" for output in outputs)
+    assert not any(output.get("name") == "stderr" for output in outputs)
+    assert path.stat().st_size < 1000 * KILOBYTES
+    words = path.read_text()
+    assert "/home/" not in words
+    assert "/tmp/" not in words
+
+
+@each
+def test_what_changes_from_run_to_run_is_left_out(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert set(notebook.metadata.language_info) == {"name"}
+    for cell in notebook.cells:
+        assert not cell.metadata
+        assert cell.get("execution_count") is None
+    assert not any(output.get("execution_count") for output in outputs_of(notebook))
+
+
+@each
+def test_badge_and_installation_have_the_address_of_the_repository(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert dressed(notebook, path.name) == notebook
+    where = address().removeprefix("https://github.com/")
+    assert f"/github/{where}/blob/main/notebooks/{path.name})" in notebook.cells[0].source
+    assert f"    %pip install -q git+{address()}" in notebook.cells[1].source
+
+
+@each
+def test_every_number_in_bold_is_one_that_was_printed(path):
+    assert not unsupported(nbformat.read(path, as_version=4))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_processes")
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_from_top_to_bottom(path, monkeypatch, tmp_path):
-    monkeypatch.setenv("JAXTTP_FAST", "1")
-    monkeypatch.delenv("MPLBACKEND", raising=False)  # the suite's, not a notebook's
-    notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()
-    pictures = [
-        output
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    ]
-    assert pictures or path.stem.startswith("2")  # that one prints
+@each
+def test_fresh_and_stored_outputs_agree(path, tmp_path):
+    stored = nbformat.read(path, as_version=4)
+    assert differences(stored, executed(stored, tmp_path)) == []
+
+
+# What the comparison sees, and what it leaves out.
+
+
+@pytest.mark.parametrize(
+    ("stored", "fresh"),
+    [
+        ("loss below 0.5 at step 26", "loss below 0.5 at step 28"),  # a step or two
+        ("loss 0.1015 ± 0.21", "loss 0.1021 ± 0.22"),  # 2 %, or 1 in the last digit
+        ("rate 0.02527", "rate 0.02528"),
+        ("residual 2e-13", "residual -7e-16"),  # rounding
+        ("18.1 ms a step, 2.47 s", "0.2 s a step, 66.78 s"),  # another machine
+        ("to 0.1: 1 h 20 min 3 s", "to 0.1: 55 min"),
+        ("310 kB, costs 0.00, $ 3", "2.1 MB, costs 0.13, $ 4.5"),
+        ("steps [11, 19]", "steps [ 9,  20]"),  # columns move with their numbers
+        ("float32[20,  5]", "float32[20, 5]"),
+    ],
+)
+def test_runs_on_two_machines_agree(stored, fresh):
+    assert list(text_differences(stored, fresh)) == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "fresh"),
+    [
+        ("stable; rate 0.5", "unstable; rate 0.5"),
+        ("loss 0.550", "loss 0.605"),
+        ("loss 0.550", "loss -0.550"),
+        ("step 120", "step 132"),
+        ("residual 2e-13", "residual 2e-9"),
+        ("2e-3", "2e-4"),
+        ("step 26", "step 26 ± 3"),
+        ("step 26", "not reached"),
+        ("float32", "float64"),
+        ("a word", ""),
+        ("[1, 2]", "[1, 2, 3]"),
+    ],
+)
+def test_a_difference_is_seen(stored, fresh):
+    assert len(list(text_differences(stored, fresh))) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("100", "102", True), ("10", "13", False), ("1000", "1019", True),
+        ("0.50", "0.51", True), ("0.50", "0.53", False), ("-3", "3", False),
+        ("1.0e-05", "1.1e-05", True), ("1.0e-05", "1.3e-05", False), ("0", "1e-12", True),
+    ],
+)  # fmt: skip
+def test_numbers_agree_within_the_tolerance(one, other, same):
+    assert agree(one, other) is agree(other, one) is same
+
+
+@pytest.fixture
+def ran():
+    """A notebook with a text, a table, a picture, and a number in its words."""
+    new = nbformat.v4
+    table = {"text/plain": "steps 26", "text/html": "<td>26</td>"}
+    first = new.new_code_cell("print(...)", id="first", outputs=[
+        new.new_output("stream", text="loss 0.55, 3.2 s\n"),
+        new.new_output("execute_result", data=table),
+    ])  # fmt: skip
+    second = new.new_code_cell("draw()", id="second", outputs=[
+        new.new_output("display_data", data={"image/png": "aGVsbG8=", "text/plain": "<Figure>"}),
+    ])  # fmt: skip
+    words = new.new_markdown_cell("**In short**: step **26**, in 3 s; see notebook 2.", id="words")
+    return new.new_notebook(cells=[first, second, words])
+
+
+def test_a_notebook_agrees_with_itself_and_with_other_pixels_and_seconds(ran):
+    other = copy.deepcopy(ran)
+    other.cells[0].outputs[0].text = "loss 0.55, 45.1 s\n"
+    other.cells[1].outputs[0].data["image/png"] = "d29ybGQ="
+    assert differences(ran, other) == []
+
+
+def test_missing_pictures_texts_and_cells_are_seen(ran):
+    other = copy.deepcopy(ran)
+    other.cells[1].outputs = []
+    assert [line.split(": ")[0] for line in differences(ran, other)] == ["second", "second"]
+    assert "1 pictures stored, 0 drawn" in differences(ran, other)[0]
+    other = copy.deepcopy(ran)
+    other.cells[0].outputs[1].data["text/html"] = "<td>36</td>"
+    assert differences(ran, other) == ["first: 26 stored, 36 now, in '<td>36</td>'"]
+    del other.cells[1]
+    assert differences(ran, other)[-1] == "second: there is no such cell in both"
+
+
+def test_quoted_numbers_are_looked_for(ran):
+    assert printed(ran.cells[0]) == ["loss 0.55, 3.2 s\n", "steps 26", "<td>26</td>"]
+    assert unsupported(ran) == []
+    ran.cells[2].source += " The loss was **0.56**."
+    assert unsupported(ran) == ["0.56"]
+
+
+def test_badge_and_installation_are_written_once_and_for_all(ran):
+    new = nbformat.v4
+    title = new.new_markdown_cell("# Title\n\nWords.")
+    ran.cells = [title, new.new_code_cell("", id="install"), *ran.cells]
+    once = dressed(ran, "8_new.ipynb")
+    assert dressed(once, "8_new.ipynb") == once
+    assert once.cells[0].source.startswith("# Title\n\nWords.\n\n[![Open in Colab]")
+    assert once.cells[0].source.count("8_new.ipynb") == 1
+    assert ran.cells[0].source == "# Title\n\nWords."  # a copy
+    once.cells.reverse()
+    with pytest.raises(ValueError, match="'install'"):
+        dressed(once, "8_new.ipynb")
