@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from IPython.core import formatters
+from matplotlib.figure import Figure
 
 from jaxttp.forecast import Target
 from jaxttp.plots import MARKERS, plot_forecast, save
@@ -180,3 +182,10 @@ def test_a_goal_that_is_not_reached_and_the_source_of_a_band():
     )
     texts = legend(plot_forecast(dataclasses.replace(result, prediction=found)).axes[0])
     assert "band over projections" in texts
+
+
+def test_a_notebook_shows_a_figure_before_pyplot_drew_any():
+    """IPython's formatter as it is before the inline backend teaches it matplotlib's figures."""
+    shown = formatters.PNGFormatter()(tiny.verified().plot())
+    assert shown.startswith(b"\x89PNG")
+    assert formatters.PNGFormatter()(Figure()) is None

@@ -1,5 +1,6 @@
 """Colours, sizes, axes and files, the same for every figure."""
 
+import io
 import os
 import textwrap
 from collections.abc import Mapping
@@ -37,6 +38,15 @@ STYLE: Mapping[str, Any] = {
 """What every figure of this package is drawn under."""
 
 
+class ShownFigure(Figure):
+    """A figure that a notebook shows, whether or not it has drawn one of pyplot before."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=72, bbox_inches="tight")
+        return file.getvalue()
+
+
 def panels(count: int = 1, *, title: str = "", height: float = 4.6, **options: Any) -> Any:
     """A figure of panels side by side, 5.5 inches each.
 
@@ -50,7 +60,7 @@ def panels(count: int = 1, *, title: str = "", height: float = 4.6, **options: A
         ``(figure, axes)``, the axes as an array.
     """
     width = 6.8 if count == 1 else 5.5 * count
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = ShownFigure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(1, count, squeeze=False, **options)[0]
     if title:
         lines = (textwrap.fill(line, int(10 * width)) for line in title.splitlines())
