@@ -113,7 +113,7 @@ def Comparison():
         "all": jaxttp.Candidate(*problem()[:2]),
         "head": jaxttp.Candidate(*problem()[:2], trainable=lambda path: path.startswith("head")),
     }
-    return jaxttp.compare(starts, *problem()[2:], steps=STEPS, time_steps=False)
+    return jaxttp.compare(starts, *problem()[2:], steps=STEPS, time_steps=False, relinearize=0)
 
 
 @maker

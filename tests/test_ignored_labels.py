@@ -99,7 +99,7 @@ def test_sweeps_comparisons_and_class_weights():
     found = sweep(network, W, X, Y, settings, relinearize=0)
     alone = sweep(network, W, X[COUNTS], Y[COUNTS], settings, relinearize=0)
     np.testing.assert_allclose(found.loss, alone.loss, rtol=1e-10)
-    found = compare({"a": Candidate(network, W)}, X, Y, learning_rate=0.5, steps=5,
+    found = compare({"a": Candidate(network, W)}, X, Y, learning_rate=0.5, steps=5, relinearize=0,
                     time_steps=False)  # fmt: skip
     np.testing.assert_allclose(found.loss[0], alone.loss[1], rtol=1e-10)
     balanced = weighted(Y, class_weight="balanced")

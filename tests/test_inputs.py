@@ -39,7 +39,9 @@ CALLS = {
         f, w, x, y, learning_rate=0.1, steps=3, relinearize=0
     ),
     "sweep": lambda f, w, x, y: sweep(f, w, x, y, SETTINGS, relinearize=0),
-    "compare": lambda f, w, x, y: compare({"a": Candidate(f, w)}, x, y, steps=3, time_steps=False),
+    "compare": lambda f, w, x, y: compare(
+        {"a": Candidate(f, w)}, x, y, steps=3, time_steps=False, relinearize=0
+    ),
     "train": lambda f, w, x, y: train(f, w, x, y, steps=2, **SGD),
     "time_step": lambda f, w, x, y: time_step(f, w, x, y, repeats=1, **SGD),
 }

@@ -66,6 +66,7 @@ def test_the_comparison_shows_curves_and_reasons():
         {"a": Candidate(lambda w, x: x @ w, jnp.zeros((4, 2))),
          "b": Candidate(lambda w, x: 0.1 * x @ w, jnp.zeros((4, 2)))},
         x, y, learning_rate=0.5, steps=20, time_steps=False, target_loss=0.5, target_error=0.3,
+        relinearize=0,
     )  # fmt: skip
     left, middle, right = plot_comparison(found, title="two").axes
     curves = [line.get_ydata() for line in left.get_lines() if len(line.get_ydata()) == 21]

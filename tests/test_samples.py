@@ -168,7 +168,9 @@ def test_sweeps_and_comparisons():
     settings, key = grid(learning_rate=(0.1, 0.2), batch_size=4, steps=6), jax.random.key(0)
     both(lambda f, x: sweep(f, PARAMS, x, Y, settings, key=key, relinearize=0).loss)
     candidates = {"tokens": Candidate(bag, PARAMS, x=TOKENS)}
-    found = compare(candidates, PACKED, Y, learning_rate=0.1, steps=6, time_steps=False)
+    found = compare(
+        candidates, PACKED, Y, learning_rate=0.1, steps=6, time_steps=False, relinearize=0
+    )
     alone = sweep(packed_bag, PARAMS, PACKED, Y, grid(learning_rate=0.1, steps=6), relinearize=0)
     np.testing.assert_allclose(found.loss, alone.loss, atol=1e-10)
     candidates = {"tokens": Candidate(transformer, PARAMS, x=take(TOKENS, slice(5)))}

@@ -273,7 +273,7 @@ def compared(task: Task, options: dict[str, Any]) -> dict[str, Any]:
         "all": Candidate(task.apply_fn, task.params),
         "head": Candidate(task.apply_fn, task.params, lambda path: "b" in path),
     }
-    given = {"loss": task.loss, "steps": T, "time_steps": False} | _given(options)
+    given = {"loss": task.loss, "steps": T, "time_steps": False, "relinearize": 0} | _given(options)
     found = jaxttp.compare(candidates, task.x, task.y, **given)
     return {
         "loss": found.loss, "steps": found.steps.tolist(), "names": list(found.names),

@@ -78,8 +78,13 @@ def _parse_thresholds(text: str) -> tuple[float, ...]:
     return parse_numbers("thresholds", text, THRESHOLDS)
 
 
-def _parse_targets(name: str) -> Callable[[str | None], tuple[float, ...]]:
-    return lambda text: () if text is None else parse_numbers(name, text, "0.3,0.1")
+def _parse_targets(name: str) -> Callable[[list[str] | None], tuple[float, ...]]:
+    """Numbers with commas between them, or the option several times."""
+
+    def parse(texts: list[str] | None) -> tuple[float, ...]:
+        return tuple(n for text in texts or () for n in parse_numbers(name, text, "0.3,0.1"))
+
+    return parse
 
 
 def _text(path: Path | None) -> str | None:
@@ -241,11 +246,16 @@ GOALS: dict[str, Declared] = {
         _parse_thresholds,
     ),
     "target_loss": Declared(
-        Annotated[str | None, option("Goals", "Losses to get below, as 0.3,0.1.")],
+        Annotated[
+            list[str] | None, option("Goals", "Losses to get below, as 0.3,0.1.", metavar="<str>")
+        ],
         parse=_parse_targets("target_loss"),
     ),
     "target_error": Declared(
-        Annotated[str | None, option("Goals", "Errors (misclassified shares) to get below.")],
+        Annotated[
+            list[str] | None,
+            option("Goals", "Errors (misclassified shares) to get below.", metavar="<str>"),
+        ],
         parse=_parse_targets("target_error"),
     ),
     "metric": Declared(
@@ -265,7 +275,7 @@ FORECAST: dict[str, Declared] = {
     "relinearize": Declared(
         Annotated[
             str,
-            option("Forecast", "Kernels rebuilt along the path (0: none), or auto."),
+            option("Forecast", "Kernels rebuilt on the way (0: none), or auto."),
         ],
         "auto",
         parse_kernels,

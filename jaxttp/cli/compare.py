@@ -15,9 +15,9 @@ from jaxttp.cli._vocabulary import GOALS, MODELS, model_choices, option
     without={
         "trainable": "`--train` names several",
         **because(
-            "every start is forecast by heavy-ball descent at one rate on its own kernel; "
-            "`predict` forecasts other trainings",
-            "optimizer", "nesterov", "weight_decay", "schedule", "warmup", "relinearize",
+            "every start is forecast by heavy-ball descent at one rate; `predict` forecasts other "
+            "trainings",
+            "optimizer", "nesterov", "weight_decay", "schedule", "warmup",
         ),
         "verify": "it forecasts several trainings: give one of them to `predict --verify`",
     },
@@ -26,14 +26,20 @@ from jaxttp.cli._vocabulary import GOALS, MODELS, model_choices, option
             "several may be given",
             annotation=Annotated[
                 list[str] | None,
-                option("Task", f"Again for more: {MODELS}", autocompletion=model_choices),
+                option(
+                    "Task", f"Again for more: {MODELS}", metavar="<str>",
+                    autocompletion=model_choices,
+                ),
             ],
         ),
         "weights": Instead(
             "several may be given, and `random`",
             annotation=Annotated[
                 list[str] | None,
-                option("Task", "safetensors, or random; one a model, or several for one model."),
+                option(
+                    "Task", "safetensors, or random; one a model, or several for one.",
+                    metavar="<str>",
+                ),
             ],
         ),
         "learning_rate": Instead(
@@ -58,8 +64,8 @@ def compare(
         str | None,
         option(
             "Task",
-            "Of all, head, last (head and last block), bias (biases only), lora (default: the "
-            "first four, or all of several networks).",
+            "Of all, head, last (head and last block), bias, lora (default: the first four, or "
+            "all of several networks).",
         ),
     ] = None,
     rule: Annotated[
@@ -152,6 +158,9 @@ def _print(console: Console, task: Any, found: Any) -> None:
         )  # fmt: skip
     console.print(table)
     console.print(why)
+    for name, trust in zip(found.names, found.trust, strict=False):
+        if trust is not None:
+            console.print(f"trust, {name}: {trust}", soft_wrap=True)
     console.print(
         "speed: share of the fastest descent that the labels get; aligned: share of their gradient "
         "along the 10 leading eigenvectors",

@@ -93,5 +93,9 @@ def _print(console: Console, result: Any) -> None:
     if result.run is not None:
         final += f", real {float(result.run.loss[-1]):.4g}"
     console.print(final)
+    words = "the subset's own curve, which knows nothing of the other samples"
     if found.spectrum is not None:
-        console.print(found.spectrum.message, soft_wrap=True)
+        words = found.spectrum.message
+    console.print(words, soft_wrap=True)
+    if found.trust is not None:
+        console.print(f"trust: {found.trust}", soft_wrap=True)

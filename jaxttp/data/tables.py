@@ -175,6 +175,7 @@ def _from_csv(
         columns = f"{encoded} column{'' if encoded == 1 else 's'} of words"
         done.append(f"{columns} as {width} indicators" if encoded else "no column of words")
     labels = _last_column(path, table.lines, [row[-1] for row in table.rows])
+    done.append(f"labels or targets from {table.column(len(table.rows[0]) - 1)}")
     return np.concatenate(parts, axis=1), labels
 
 

@@ -22,8 +22,9 @@ from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.batches import check_batches
-from jaxttp.forecast._options import choose_kernel
+from jaxttp.forecast._options import Keywords, choose_kernel
 from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.leaders import follow_leaders
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.seconds import readable_time
@@ -199,6 +200,7 @@ def compare(
     window: int | None = None,
     key: Array | None = None,
     protocol: str | None = None,
+    relinearize: int | str = "auto",
     time_steps: bool = True,
     sketch_dim: int | None = None,
     kernel: KernelEstimator | None = None,
@@ -231,6 +233,9 @@ def compare(
         key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
         protocol: how batches are drawn, with `batch_size`: "epochs" when None, see
             `jaxttp.dynamics.batch_indices`.
+        relinearize: as in `predict_training_time`: what each is ranked by is forecast along
+            rebuilt kernels, at the few rates that lead on its first one. 0 for first kernels alone,
+            whose times can be several times the real ones.
         time_steps: also measure the seconds of a training step of each on this device.
         sketch_dim: width of a random projection of the Jacobian that stands for every exact
             kernel, see `sketch_jacobian`.
@@ -252,7 +257,7 @@ def compare(
         >>> f = lambda w, x: jnp.tanh(x @ w["a"]) @ w["b"]
         >>> w = {"a": jnp.eye(3), "b": jnp.eye(3)[:, :2]}
         >>> found = compare({"all": Candidate(f, w), "head": Candidate(f, w, lambda p: p == "b")},
-        ...                 x, y, steps=40, time_steps=False)
+        ...                 x, y, steps=40, time_steps=False, relinearize=0)
         >>> sorted(found.names), found.steps.shape
         (['all', 'head'], (2, 2))
 
@@ -261,6 +266,7 @@ def compare(
         its Proposition 2 gives the alignment.
     """
     _check_candidates(candidates)
+    Keywords(relinearize=relinearize).check()
     own_goals = thresholds is None and rule == "absolute"
     Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
     targets = targets_of(target_loss, target_error)
@@ -285,6 +291,9 @@ def compare(
             **drawn,
         )  # fmt: skip
         seconds = _step_seconds(problem, y, loss, swept.settings[0]) if time_steps else np.nan
+        swept = follow_leaders(
+            swept, lines, problem.targets, reading, relinearize=relinearize, **drawn
+        )
         best = _best(swept)
         told = with_trust(swept, lines, problem.targets, only=(best,), **drawn)
         found[name] = (told, best, seconds, _explain(lines.first, problem))
@@ -378,7 +387,9 @@ def _rank(swept: Sweep, i: int) -> tuple[float, ...]:
 
 
 def _best(swept: Sweep) -> int:
-    return min(range(len(swept.settings)), key=lambda i: _rank(swept, i))
+    """The setting of the smallest rank; of those along rebuilt kernels, where one is stable."""
+    followed = [i for i in swept.relinearized if swept.stable[i]]
+    return min(followed or range(len(swept.settings)), key=lambda i: _rank(swept, i))
 
 
 def _explain(kernel: Array, problem: Problem) -> Explanation:

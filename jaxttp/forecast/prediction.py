@@ -168,6 +168,18 @@ class Prediction:
         off = self.loss_uncertainty
         return "" if off is None else f" ± {float(off[-1]):.2g}"
 
+    @property
+    def out_of_reach(self) -> str | None:
+        """What to try where a goal is not reached within the horizon; None where all are."""
+        times = [*self.steps.values(), *self.targets.values()]
+        if not self.stable or all(step >= 0 for step in times):
+            return None
+        rate = self.hyperparameters.get("learning_rate")
+        words = f"not reached within {self.horizon} steps: try more steps"
+        if rate is None or not rate < 0.5 * self.max_learning_rate:
+            return words
+        return f"{words}, or a larger learning rate than {rate:g}"
+
     def _when(self, step: int, off: int | None, band: tuple[int, int] | None) -> str:
         """A time in words, with its error and its band where it is reached."""
         if step < 0:
@@ -195,6 +207,8 @@ class Prediction:
             ends = [float(c[i]) for c in (self.test_loss, self.test_error) for i in (0, -1)]
             lines.append("  test   loss {:.4g} -> {:.4g}, error {:.4g} -> {:.4g}".format(*ends))
         lines.append(wrapped(f"  {self.message}", 2))
+        if self.out_of_reach is not None:
+            lines.append(wrapped(f"  {self.out_of_reach}", 2))
         if self.trust is not None:
             lines.append(wrapped(f"  trust  {self.trust}", 9))
         lines.append(f"  cost   {self.cost}")

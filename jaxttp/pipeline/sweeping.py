@@ -307,7 +307,7 @@ def compare_task(
         ValueError: whatever `build_task` and `compare` refuse.
 
     Example:
-        >>> small = Settings(data="wine", samples_per_class=4, steps=20)
+        >>> small = Settings(data="wine", samples_per_class=4, steps=20, relinearize=0)
         >>> _, found = compare_task(small, ("all", "head"), time_steps=False)
         >>> len(found.names)
         2
@@ -338,6 +338,7 @@ def compare_task(
         candidates, task.x, task.y, loss=task.loss, learning_rate=learning_rate,
         momentum=settings.momentum, batch_size=settings.batch_size, steps=settings.steps,
         key=jax.random.key(settings.seed), time_steps=time_steps, thresholds=thresholds, rule=rule,
+        relinearize=settings.relinearize,
         metric=metric or settings.metric, target_loss=settings.target_loss,
         target_error=settings.target_error,
     )  # fmt: skip

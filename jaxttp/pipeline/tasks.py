@@ -54,8 +54,8 @@ class Task:
         y: integer labels (N,) or targets (N, C).
         loss: its name.
         description: all of it in words.
-        note: what became of a table's missing values and words, how many rows were left out, and
-            how they come in; None where nothing was done.
+        note: of a table, which column holds the labels, what became of missing values and words,
+            how many rows were left out, and how they come in; None of other data.
     """
 
     model: Model
@@ -124,7 +124,7 @@ def build_task(settings: Settings) -> Task:
 
 
 def _samples(settings: Settings, key: Array) -> tuple[Dataset, str | None]:
-    """The samples, and a note on what was left out of a table."""
+    """The samples, and a note on what a table holds, and what of it was left out."""
     pretrained = settings.data == "digits" and settings.model is None
     options: dict[str, Any] = {
         "split": settings.split,
@@ -161,18 +161,18 @@ def _own_samples(
     dataset = load_table(
         settings.data, drop_missing=settings.drop_missing, one_hot=settings.one_hot
     )
-    mended = dataset.description if settings.drop_missing or settings.one_hot else None
+    known = dataset.description
     if dataset.num_classes is None:
         if settings.classes is not None:
             raise ValueError(f"classes={settings.classes!r}: {dataset.name} is a regression.")
-        return dataset, mended
+        return dataset, known
     each, chosen = settings.samples_per_class, {"classes": settings.classes, "key": key}
     found = select(dataset, per_class=each, fewer=True, **chosen)
     whole = len(dataset.x) if settings.classes is None else len(select(dataset, **chosen).x)
     if len(found.x) == whole:
-        return found, mended
+        return found, known
     words = f"{len(found.x)} of {whole} rows: {each} a class; --samples-per-class all keeps them"
-    return found, words if mended is None else f"{mended} {words}"
+    return found, f"{known} {words}"
 
 
 def _preprocessing(settings: Settings) -> Preprocessing | None:

@@ -193,7 +193,7 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
 
     Example:
         >>> from jaxttp.pipeline import Settings, compare_task
-        >>> small = Settings(data="wine", samples_per_class=4, steps=20)
+        >>> small = Settings(data="wine", samples_per_class=4, steps=20, relinearize=0)
         >>> _, found = compare_task(small, ("all", "head"), time_steps=False)
         >>> len(plot_comparison(found).axes)
         2

@@ -236,6 +236,7 @@ def test_rows_with_gaps_are_dropped_and_words_become_indicators(tmp_path):
     found = load_table(write(tmp_path, MIXED), drop_missing=True, one_hot=True)
     assert found.y.tolist() == [0, 1, 1, 0]
     words = "own.csv, 3 of 7 rows with missing values dropped, 2 columns of words as 5 indicators, "
+    words += "labels or targets from column 4 ('kind'), "
     assert found.description == words + "features of mean 0 and deviation 1."
     columns = [[1, 2, 4, 7], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
     plain = np.array(columns, float).T

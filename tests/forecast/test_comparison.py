@@ -35,7 +35,7 @@ CANDIDATES = {
 
 @pytest.fixture(scope="module")
 def found():
-    return compare(CANDIDATES, X, Y, steps=60)
+    return compare(CANDIDATES, X, Y, steps=60, relinearize=0)
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_rows_and_text(found):
 def test_a_given_rate_and_the_relative_rule_are_the_forecast_of_each():
     got = compare(
         CANDIDATES, X, Y, learning_rate=0.2, momentum=0.5, steps=40, rule="relative",
-        time_steps=False,
+        time_steps=False, relinearize=0,
     )  # fmt: skip
     assert np.all(np.isnan(got.step_seconds))
     assert "seconds" not in str(got.rows())
@@ -103,10 +103,29 @@ def test_a_given_rate_and_the_relative_rule_are_the_forecast_of_each():
         assert dict(zip(got.thresholds, got.steps[i].tolist(), strict=True)) == single.steps
 
 
+@pytest.mark.slow
+def test_along_rebuilt_kernels_each_is_what_a_forecast_of_its_own_says():
+    got = compare(
+        CANDIDATES, X, Y, learning_rate=0.2, steps=30, target_loss=0.9, time_steps=False,
+        relinearize=2,
+    )  # fmt: skip
+    for i, name in enumerate(got.names):
+        one = CANDIDATES[name]
+        single = predict_training_time(
+            one.apply_fn, one.params, X, Y, learning_rate=0.2, steps=30, target_loss=0.9,
+            trainable=one.trainable, relinearize=2,
+        )  # fmt: skip
+        np.testing.assert_allclose(got.loss[i], single.loss, rtol=1e-9)  # rounding of float64
+        assert got.target_steps[i].tolist() == list(single.targets.values())
+        assert got.trust[i] == single.trust
+    with pytest.raises(ValueError, match="relinearize must be an integer of at least 0"):
+        compare(CANDIDATES, X, Y, relinearize=-2)
+
+
 def test_unstable_ones_come_last():
     got = compare(
         CANDIDATES, X, np.eye(3)[Y], loss="squared_error", learning_rate=1.5, steps=40,
-        time_steps=False,
+        time_steps=False, relinearize=0,
     )  # fmt: skip
     gone = [bool(np.all(row < 0)) for row in got.steps]
     assert gone == sorted(gone)
@@ -119,7 +138,7 @@ def test_samples_of_their_own_and_error_rates():
     frozen = {"in": False, "out": True}  # the same function of the head, whatever the input's scale
     got = compare(
         {"a": Candidate(apply_fn, PARAMS, frozen), "b": Candidate(apply_fn, halved, frozen, 2 * X)},
-        X, Y, steps=30, metric="error", time_steps=False,
+        X, Y, steps=30, metric="error", time_steps=False, relinearize=0,
     )  # fmt: skip
     np.testing.assert_allclose(got.loss[0], got.loss[1], rtol=1e-9)
     assert got.metric == "error"

@@ -41,7 +41,8 @@ def swept(network, **options):
 
 
 def compared(network, **options):
-    return compare({"one": Candidate(network, W)}, X, Y, steps=20, time_steps=False, **options)
+    given = {"time_steps": False, "relinearize": 0} | options
+    return compare({"one": Candidate(network, W)}, X, Y, steps=20, **given)
 
 
 def extrapolated(network, **options):

@@ -221,7 +221,7 @@ def test_comparisons_rank_by_targets_first():
     }
     found = compare(
         starts, X, Y, learning_rate=1.0, steps=20, time_steps=False, target_loss=0.55,
-        target_error=0.25,
+        target_error=0.25, relinearize=0,
     )  # fmt: skip
     assert found.targets == (Target(0.55), Target(0.25, "error"))
     for i in range(2):
@@ -286,3 +286,18 @@ def test_a_time_that_may_never_come_is_said_so():
     assert f"step {at} ± 3" in str(unsure)
     assert cells(at, 0.1, found.horizon, horizon=found.horizon)[0] == f"{at} (or never)"
     assert cells(at, 0.1, 3, horizon=found.horizon)[0] == f"{at} ± 3"
+
+
+def test_what_is_out_of_reach_says_what_to_try():
+    options = {"steps": 5, "relinearize": 0, "target_loss": 0.01}
+    slow = predict_training_time(network, W, X, Y, learning_rate=0.01, **options)
+    assert slow.out_of_reach == (
+        "not reached within 5 steps: try more steps, or a larger learning rate than 0.01"
+    )
+    assert slow.out_of_reach in str(slow).replace("\n  ", " ")
+    near = predict_training_time(
+        network, W, X, Y, learning_rate=0.9 * slow.max_learning_rate, **options
+    )
+    assert near.out_of_reach == "not reached within 5 steps: try more steps"
+    gone = predict_training_time(network, W, X, Y, learning_rate=1e3, **options)
+    assert gone.out_of_reach is None  # `message` says it
