@@ -13,6 +13,10 @@ kernels as an adaptive ODE solver places its steps, in the length of the path th
 which the provisional run knows beforehand. Velocities cross a segment's end in WEIGHT space; the
 dual velocity re-used with a new kernel would not converge.
 
+Mini-batches have two ways. A number of rebuilds follows the path of the very batches; with "auto"
+kernels are built along the mean path, that of full batches, beside which the batches take their
+steps (see `_accompany`).
+
 A kernel that grows beyond the edge of stability makes the linearised network diverge where the real
 one oscillates: the forecast follows the mean path there, and where that stays beyond the edge, or
 the network denies it, the last kernel within (see `_edge` and `_walk`).
