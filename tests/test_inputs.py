@@ -256,3 +256,17 @@ def test_coarse_kernels_and_trainings_are_what_they_are():
     run = train(linear, params, x, Y, steps=2, **SGD)
     assert run.params.dtype == jnp.bfloat16
     assert np.all(np.isfinite(np.asarray(run.loss, np.float32)))
+
+
+def test_linen_variables_in_place_of_parameters_are_refused():
+    """Running averages would be trained; a choice of what trains is believed."""
+    variables = {"params": W, "batch_stats": {"mean": jnp.zeros(W.shape[0])}}
+
+    def whole(v, x):
+        return (x - v["batch_stats"]["mean"][None]) @ v["params"]
+
+    options = {"learning_rate": 0.1, "steps": 3, "relinearize": 0}
+    with pytest.raises(ValueError, match=r"would be trained like weights; use from_linen"):
+        predict_training_time(whole, variables, X, Y, **options)
+    chosen = {"params": True, "batch_stats": False}
+    assert predict_training_time(whole, variables, X, Y, trainable=chosen, **options).stable

@@ -191,7 +191,9 @@ class Prediction:
         return words + (f" ({low}-{high})" if high >= 0 else f" ({low} or later)")
 
     def __str__(self) -> str:
-        lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}"]
+        batch = self.hyperparameters.get("batch_size")
+        drawn = f", one draw of batches of {batch}" if batch and self.loss_band is None else ""
+        lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}{drawn}"]
         for threshold, step in self.steps.items():
             goal = goal_words(threshold, self.rule, self.metric)
             off = None if self.steps_uncertainty is None else self.steps_uncertainty[threshold]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,9 @@ from jaxttp.dynamics._network import kept
 from jaxttp.forecast._model import check_model, promote, promote_samples, warn_of
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk._select import split_trainable
+
+COLLECTIONS = ("params", "batch_stats")
+"""Keys of Flax's variables, where they were not taken apart."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,6 +106,12 @@ class Problem:
         check_network(apply_fn, params)
         check_finite(names.format("x"), x)
         check_finite(names.format("params"), params)
+        if trainable is None and isinstance(params, Mapping) and {*COLLECTIONS} <= {*params}:
+            raise ValueError(
+                f"{names.format('params')} holds the collections of a Linen module, and what is in "
+                "'batch_stats' would be trained like weights; use from_linen(module, variables), "
+                "or say trainable={'params': True, 'batch_stats': False}."
+            )
         params, promoted = promote(params, trainable)
         if promoted:
             warn_of(promoted)

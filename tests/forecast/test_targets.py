@@ -301,3 +301,11 @@ def test_what_is_out_of_reach_says_what_to_try():
     assert near.out_of_reach == "not reached within 5 steps: try more steps"
     gone = predict_training_time(network, W, X, Y, learning_rate=1e3, **options)
     assert gone.out_of_reach is None  # `message` says it
+
+
+def test_one_draw_of_batches_is_said():
+    options = {"learning_rate": 0.1, "steps": 5, "relinearize": 0}
+    key = jax.random.key(0)
+    drawn = predict_training_time(network, W, X, Y, batch_size=2, key=key, **options)
+    assert "one draw of batches of 2" in str(drawn)
+    assert "draw" not in str(predict_training_time(network, W, X, Y, **options))
