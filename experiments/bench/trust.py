@@ -29,7 +29,7 @@ from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast import Hyperparameters
 from jaxttp.forecast._trust import SLACK, learning_speeds, trust_in_path, trust_in_speeds
-from jaxttp.forecast.sweeps import heavy_ball_path
+from jaxttp.forecast.leaders import heavy_ball_path
 from jaxttp.losses import encode_targets
 from jaxttp.training import make_step
 

@@ -212,9 +212,10 @@ def from_equinox(module: Any, state: Any = None) -> Model:
         evaluated = eqx.combine(params, constants)
 
         def evaluate(sample: Any) -> Any:
-            given, named = (sample, jax.tree.map(jnp.asarray, state)), {}
             if state is None:
                 given, named = call_inputs(signature, sample)
+            else:
+                given, named = (sample, jax.tree.map(jnp.asarray, state)), {}
             args, kwargs = evaluation_arguments(signature, given, named)
             outputs = evaluated(*args, **kwargs)
             return outputs if state is None else outputs[0]

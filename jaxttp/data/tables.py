@@ -65,8 +65,10 @@ def load_table(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = Path(folder, "own.csv").write_text("w,sex,kind\n1,f,a\n3,m,b\n?,f,b\n5,m,a\n")
         ...     found = load_table(f"{folder}/own.csv", drop_missing=True, one_hot=True)
-        >>> found.x.shape, found.description[9:]
-        ((3, 3), '1 of 4 rows with missing values dropped, 1 column of words as 2 indicators, ...')
+        >>> found.x.shape
+        (3, 3)
+        >>> print(found.description)
+        own.csv, 1 of 4 rows with missing values dropped, 1 column of words as 2 indicators, ...
     """
     path = Path(path)
     if not path.is_file():
@@ -236,7 +238,7 @@ def _words_in(table: _Cells) -> str | None:
     for index in range(len(table.rows[0]) - 1):
         cells = [(i, row[index]) for i, row in enumerate(table.rows) if not _is_missing(row[index])]
         words = [(i, cell) for i, cell in cells if not _is_number(cell)]
-        if 2 * len(words) > len(cells) and not any(_is_infinite(cell) for _, cell in cells):
+        if _are_words([cell for _, cell in cells]):
             (row, first), values = words[0], len({cell for _, cell in cells})
             shown.append(
                 f"{table.column(index)} holds words, {values} different ones in {len(cells)} rows, "
@@ -262,7 +264,7 @@ def _is_column_of_words(table: _Cells, index: int, cells: list[str]) -> bool:
     if not words:
         return False
     first = words[0]
-    if 2 * len(words) <= len(cells) or any(map(_is_infinite, cells)):
+    if not _are_words(cells):
         raise ValueError(
             f"data={str(table.path)!r}: line {table.lines[first]}, {table.column(index)} holds "
             f"{cells[first]!r}, while {len(cells) - len(words)} of {len(cells)} rows hold a "
@@ -349,6 +351,12 @@ def _is_number(cell: str) -> bool:
         return bool(np.isfinite(float(cell)))
     except ValueError:
         return False
+
+
+def _are_words(cells: list[str]) -> bool:
+    """Whether most of the cells are words, and none is infinite."""
+    words = sum(not _is_number(cell) for cell in cells)
+    return 2 * words > len(cells) and not any(map(_is_infinite, cells))
 
 
 def _is_infinite(cell: str) -> bool:

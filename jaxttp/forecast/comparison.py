@@ -24,11 +24,11 @@ from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.forecast._options import Keywords, choose_kernel
 from jaxttp.forecast.hyperparameters import Hyperparameters
-from jaxttp.forecast.leaders import follow_leaders
+from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.seconds import readable_time
-from jaxttp.forecast.sweeps import sweep_kernel, with_trust
+from jaxttp.forecast.sweeps import sweep_kernel
 from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss
 from jaxttp.ntk.estimators import KernelEstimator

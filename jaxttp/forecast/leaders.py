@@ -1,32 +1,38 @@
-"""The settings that lead a sweep, forecast again with rebuilt kernels.
+"""The settings that lead a sweep: forecast again with rebuilt kernels, or the network is asked.
 
 One kernel ranks a thousand settings at once, but its times can be three times the real ones, and
 it passes over rates at which the kernel soon outgrows them. So what a sweep would advise is
-followed as `predict_training_time` follows it, best first, until what leads has been looked at.
+followed as `predict_training_time` follows it, best first, until what leads has been looked at;
+of the others that are shown the network is asked how fast it learns (`with_trust`).
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array
 
+from jaxttp.dynamics._kernels import check_problem
+from jaxttp.dynamics._trajectory import Trajectory
+from jaxttp.dynamics.batches import PROTOCOLS
+from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._options import Keywords, in_proportion
+from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.paths.relinearized import Relinearized
-from jaxttp.forecast.swept import Sweep
-from jaxttp.losses import get_loss
-from jaxttp.rule import Rule
+from jaxttp.forecast.swept import SHOWN, Sweep, held_to
+from jaxttp.losses import Loss, get_loss
+from jaxttp.rule import Curves, Rule, reach
 
 SURE, LEAST, MOST = 1, 2, 5
 """So many of the first are to be looked at, and so many settings in all, at least and at most."""
-ARRAYS = ("steps", "target_steps", "stable", "final_loss", "final_error", "loss")
-"""What a `Sweep` holds of every setting, and is replaced."""
 
 
 def descent_of(one: Hyperparameters, key: Array | None, protocol: str | None) -> Descent:
@@ -34,11 +40,9 @@ def descent_of(one: Hyperparameters, key: Array | None, protocol: str | None) ->
     common: dict[str, Any] = {"steps": one.steps, "batch_size": one.batch_size}
     if one.batch_size is not None:
         common |= {"key": key, "protocol": protocol}
-    if one.schedule == "constant":
-        return Descent.of(learning_rate=one.learning_rate, momentum=one.momentum, **common)
-    rates = jnp.asarray(one.rates())
-    schedule = lambda t: rates[t]  # noqa: E731
-    return Descent.of(optimizer=optax.sgd(schedule, one.momentum or None), **common)
+    if one.schedule != "constant":
+        return Descent.of(optimizer=one.optimizer(), **common)
+    return Descent.of(learning_rate=one.learning_rate, momentum=one.momentum, **common)
 
 
 def follow_leaders(
@@ -73,13 +77,11 @@ def follow_leaders(
         verdicts and trust are those of rebuilt kernels.
     """
     keywords = Keywords(relinearize=relinearize)
-    keywords.check()
     report = progress or (lambda stage, done, total: None)
     while len(swept.relinearized) < MOST:
         waiting = _next(swept)
         if waiting is None:
             break
-        report("rebuilding kernels of the leading settings", len(swept.relinearized), MOST)
         one = swept.settings[waiting]
         problem = lines.problem
         if get_loss(one.loss) != problem.loss:
@@ -91,6 +93,7 @@ def follow_leaders(
             way, _ = in_proportion(way, problem, descent)
         if not isinstance(way, Relinearized):
             break
+        report("rebuilding kernels of the leading settings", len(swept.relinearized), MOST)
         path = way.follow(beside, descent)
         _, rates = way.rates(beside, descent)
         stable = way.is_stable(path, rates, descent)
@@ -115,29 +118,95 @@ def _replaced(
     swept: Sweep, i: int, path: Path, rule: Rule, trust: str | None, *, stable: bool
 ) -> Sweep:
     """The sweep with setting i read off a path along rebuilt kernels."""
-    loss, error = (np.asarray(curve, np.float64) for curve in (path.loss, path.error))
-    kept = {name: getattr(swept, name).copy() for name in ARRAYS}
-    kept["steps"][i] = _times(rule, path, stable)
-    for k, target in enumerate(swept.targets):
-        kept["target_steps"][i, k] = _times(target.rule(rule.smooth), path, stable)[0]
-    kept["stable"][i], kept["final_loss"][i], kept["final_error"][i] = stable, loss[-1], error[-1]
-    kept["loss"][i] = _to_length(loss, kept["loss"].shape[1])
+    curves = Curves(*(np.asarray(curve, np.float64) for curve in (path.loss, path.error)))
+    length = swept.loss.shape[1]
+    found: dict[str, Any] = {
+        "steps": list(rule.read(*curves[:2], reached=stable).values()),
+        "stable": stable,
+        "final_loss": curves.loss[-1],
+        "final_error": curves.error[-1],
+        "loss": held_to(curves.loss, length),
+    }
+    if swept.targets:
+        reached = reach(curves, swept.targets, smooth=rule.smooth, reached=stable)
+        found["target_steps"] = list(reached.values())
     if swept.error is not None:
-        kept["error"] = swept.error.copy()
-        kept["error"][i] = _to_length(error, swept.error.shape[1])
+        found["error"] = held_to(curves.error, length)
+    kept = {name: getattr(swept, name).copy() for name in found}
+    for name, value in found.items():
+        kept[name][i] = value
     return dataclasses.replace(
         swept, **kept, trust={**swept.trust, i: trust}, relinearized=(*swept.relinearized, i)
     )
 
 
-def _times(rule: Rule, path: Path, stable: bool) -> list[int]:
-    """Steps to every threshold of a rule, -1 where the path is not stable."""
-    if not stable:
-        return [-1] * len(rule.thresholds)
-    curve = rule.curve(path.loss, path.error)
-    return [int(rule.time(curve, threshold)) for threshold in rule.thresholds]
+def with_trust(
+    swept: Sweep,
+    lines: Linearizer,
+    y: Any,
+    *,
+    key: Array | None = None,
+    protocol: str | None = None,
+    only: Sequence[int] | None = None,
+) -> Sweep:
+    """The same sweep, with `Sweep.trust` for the settings that it shows first.
+
+    Those are the five cheapest to what the sweep is ranked by (`Sweep.ranked_by`) and the first to
+    every other threshold and target, each for six gradient evaluations (`learning_speeds`); what is
+    compiled serves all of a batch size. Those that were followed along rebuilt kernels have said
+    it already.
+
+    Args:
+        swept: of `sweep_kernel`, on this first kernel.
+        lines: of the problem.
+        y: integer labels (N,) or targets (N, C).
+        key: as there.
+        protocol: as there.
+        only: the settings to ask about, where those are known.
+
+    Returns:
+        A `Sweep`.
+    """
+    goals = (*swept.targets, *swept.thresholds)
+    chosen = {i for goal in goals for i in swept.ranking(goal)[:1]}
+    chosen |= set(swept.cheapest()[:SHOWN])
+    chosen = chosen if only is None else set(only)
+    problem = lines.problem
+    trust = dict(swept.trust)
+    for i in sorted(chosen - set(swept.relinearized)):
+        one = swept.settings[i]
+        theta, start, targets, loss, _, _ = check_problem(lines.first, problem.f0, y, one.loss)
+        path = heavy_ball_path(
+            theta, start, targets, jnp.asarray(one.rates(), start.dtype),
+            jnp.asarray(one.momentum, start.dtype), key if one.batch_size else None,
+            loss=loss, batch_size=one.batch_size, protocol=protocol or PROTOCOLS[0],
+        )  # fmt: skip
+        speeds = learning_speeds(
+            problem.network, problem.weights, problem.x, targets, loss, theta, path, one.batch_size
+        )
+        trust[i] = trust_in_speeds(speeds, jnp.asarray(swept.loss[i, : one.steps + 1]))
+    return dataclasses.replace(swept, trust=trust)
 
 
-def _to_length(curve: np.ndarray, length: int) -> np.ndarray:
-    """A curve held at its end until it has this length."""
-    return np.pad(curve, (0, length - len(curve)), mode="edge")
+@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "protocol"))
+def heavy_ball_path(
+    kernel: Array,
+    start: Array,
+    targets: Array,
+    rates: Array,
+    momentum: Array,
+    key: Array | None,
+    *,
+    loss: Loss,
+    batch_size: int | None,
+    protocol: str = "epochs",
+) -> Trajectory:
+    """`recursion` for heavy-ball descent whose rates are arrays, so that settings share it."""
+    optimizer = optax.chain(
+        optax.trace(momentum),  # type: ignore
+        optax.scale_by_schedule(lambda t: -rates[t]),
+    )
+    return recursion(
+        kernel, start, targets, loss=loss, optimizer=optimizer, steps=len(rates),
+        batch_size=batch_size, key=key, protocol=protocol,
+    )  # fmt: skip

@@ -4,8 +4,6 @@ All settings of one loss and batch size move together (`jaxttp.dynamics._heavy_b
 all of them is one matrix product.
 """
 
-import dataclasses
-import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
@@ -23,18 +20,15 @@ from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._heavy_ball import heavy_ball
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
-from jaxttp.dynamics._trajectory import Trajectory
-from jaxttp.dynamics.batches import PROTOCOLS, batch_indices, check_batches
-from jaxttp.dynamics.recursion import recursion
+from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast._options import Keywords, choose_kernel
 from jaxttp.forecast._stability import batch_factor, rises
-from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.hyperparameters import Hyperparameters
-from jaxttp.forecast.leaders import follow_leaders
+from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.swept import SHOWN, Sweep
+from jaxttp.forecast.swept import Sweep, held_to
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.rule import TRAIN_CURVES, Rule, Target, Values, check_targets, targets_of
@@ -138,78 +132,6 @@ def sweep(
     drawn: dict[str, Any] = {"key": key, "protocol": protocol}
     swept = follow_leaders(swept, lines, y, reading, relinearize=relinearize, **drawn)
     return with_trust(swept, lines, y, **drawn)
-
-
-def with_trust(
-    swept: Sweep,
-    lines: Linearizer,
-    y: Any,
-    *,
-    key: Array | None = None,
-    protocol: str | None = None,
-    only: Sequence[int] | None = None,
-) -> Sweep:
-    """The same sweep, with `Sweep.trust` for the settings that it shows first.
-
-    Those are the five cheapest to what the sweep is ranked by (`Sweep.ranked_by`) and the first to
-    every other threshold and target, each for six gradient evaluations (`learning_speeds`); what is
-    compiled serves all of a batch size. Those that were followed along rebuilt kernels have said
-    it already.
-
-    Args:
-        swept: of `sweep_kernel`, on this first kernel.
-        lines: of the problem.
-        y: integer labels (N,) or targets (N, C).
-        key: as there.
-        protocol: as there.
-        only: the settings to ask about, where those are known.
-
-    Returns:
-        A `Sweep`.
-    """
-    goals = (*swept.targets, *swept.thresholds)
-    chosen = {i for goal in goals for i in swept.ranking(goal)[:1]}
-    chosen |= set(swept.cheapest()[:SHOWN])
-    chosen = chosen if only is None else set(only)
-    problem = lines.problem
-    trust = dict(swept.trust)
-    for i in sorted(chosen - set(swept.relinearized)):
-        one = swept.settings[i]
-        theta, start, targets, loss, _, _ = check_problem(lines.first, problem.f0, y, one.loss)
-        path = heavy_ball_path(
-            theta, start, targets, jnp.asarray(one.rates(), start.dtype),
-            jnp.asarray(one.momentum, start.dtype), key if one.batch_size else None,
-            loss=loss, batch_size=one.batch_size, protocol=protocol or PROTOCOLS[0],
-        )  # fmt: skip
-        speeds = learning_speeds(
-            problem.network, problem.weights, problem.x, targets, loss, theta, path, one.batch_size
-        )
-        trust[i] = trust_in_speeds(speeds, jnp.asarray(swept.loss[i, : one.steps + 1]))
-    return dataclasses.replace(swept, trust=trust)
-
-
-@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "protocol"))
-def heavy_ball_path(
-    kernel: Array,
-    start: Array,
-    targets: Array,
-    rates: Array,
-    momentum: Array,
-    key: Array | None,
-    *,
-    loss: Loss,
-    batch_size: int | None,
-    protocol: str = "epochs",
-) -> Trajectory:
-    """`recursion` for heavy-ball descent whose rates are arrays, so that settings share it."""
-    optimizer = optax.chain(
-        optax.trace(momentum),  # type: ignore
-        optax.scale_by_schedule(lambda t: -rates[t]),
-    )
-    return recursion(
-        kernel, start, targets, loss=loss, optimizer=optimizer, steps=len(rates),
-        batch_size=batch_size, key=key, protocol=protocol,
-    )  # fmt: skip
 
 
 def sweep_kernel(
@@ -381,8 +303,8 @@ def _follow(problems: Mapping[Any, tuple], wanted: _Wanted) -> _Followed:
             part = members[low : low + size]
             some = [settings[i] for i in part]
             found = _run(matrix, start, targets, loss, some, indices, by_error)
-            out.losses[part] = _held(found[0].T, horizon + 1)
-            out.errors[part] = _held(found[1].T, out.errors.shape[1])
+            out.losses[part] = held_to(found[0].T, horizon + 1)
+            out.errors[part] = held_to(found[1].T, out.errors.shape[1])
             out.alive[part] = found[2]
         _set_limits(out, problem, settings, members, wanted.protocol)
     return out
@@ -407,11 +329,6 @@ def _set_limits(
         if momentum not in factors:
             factors[momentum] = batch_factor(problem, momentum, batch_size, protocol)
         out.in_square[i] = factors[momentum]
-
-
-def _held(curves: np.ndarray, length: int) -> np.ndarray:
-    """Curves (S, t) held at their ends until they have this length."""
-    return np.pad(curves, ((0, 0), (0, length - curves.shape[1])), mode="edge")
 
 
 def _step_seconds(

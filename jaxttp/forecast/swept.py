@@ -20,6 +20,12 @@ SHOWN = 5
 """Settings that a sweep prints, and asks the network about."""
 
 
+def held_to(curves: np.ndarray, length: int) -> np.ndarray:
+    """Curves (..., t) held at their ends until they have this length."""
+    rest = [(0, 0)] * (curves.ndim - 1)
+    return np.pad(curves, [*rest, (0, length - curves.shape[-1])], mode="edge")
+
+
 @dataclasses.dataclass(frozen=True)
 class Sweep:
     """Forecasts of many settings on one kernel; prints its best rows.

@@ -24,8 +24,7 @@ from jaxttp.forecast import (
     sweep_kernel,
 )
 from jaxttp.forecast.hyperparameters import SCHEDULES
-from jaxttp.forecast.leaders import follow_leaders
-from jaxttp.forecast.sweeps import with_trust
+from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.models import lora
 from jaxttp.ntk._select import leaf_paths
 from jaxttp.pipeline._unused import check_unused
