@@ -7,59 +7,103 @@ full batches, and the batches take their steps with these: every segment is run 
 the batches are, and what the network says at THEIR weights at its end drives it as it drives the
 mean path. Between knots kernels are mixed as on the mean path at the same step: by their own way
 along the chord the noise would enter the kernel. No kernel is built for them.
+
+Beyond the edge of mini-batches (`_batch_edge`) kernels alone would drive both apart, so the modes
+that are beyond it are damped, in the batches' steps and in the mean path, which then stays where
+the batches are; not for a linear network, in which nothing takes a kick back. Where their loss
+rises all the same the batches are left: from there on they go the mean path at the pace at which
+they had come along it so far.
 """
 
 import dataclasses
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
-from jaxttp.dynamics._course import Ahead, Course, Outcome, State, run_to, survey
+from jaxttp.dynamics._course import Ahead, Course, Outcome, State, damping_at, run_to, survey
+from jaxttp.dynamics._edge import Damping
+from jaxttp.dynamics._pieces import loss_curve, loss_value, row_of
 from jaxttp.dynamics._segment import Knot
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory
-from jaxttp.dynamics._walk import Far, SegmentStep, arrive, confirm, cross_edge, finish, hold, stop
+from jaxttp.dynamics._walk import Far, SegmentStep, arrive, confirm, finish, stop
+
+LINEAR = 1e-3
+"""Kernels that differ by less than this share are those of a linear network."""
+RISEN = 0.1
+"""A loss that rises in a segment by more than this share of its start is not believed."""
 
 
-def part_ways(course: Course, state: State) -> tuple[tuple[Course, State], tuple[Course, State]]:
-    """Course and state of the mean path, and of the batches beside it, who follow test samples."""
-    mean = dataclasses.replace(course, indices=None, x_test=None, cross_fn=None)
-    beside = dataclasses.replace(course, damps=False)  # the mean path's knots bring their damping
-    return (mean, state._replace(beside=None)), (beside, state)
+class Batches(NamedTuple):
+    """The batches' path.
+
+    Attributes:
+        course: with the batches.
+        state: where they are.
+        reached: since they were left, at the end of `state`: the step of the mean path at which its
+            loss was theirs; None before.
+    """
+
+    course: Course
+    state: State
+    reached: float | None = None
 
 
-def accompany(course: Course, state: State, before: State, taken: SegmentStep, end: int) -> State:
-    """The batches' path after a segment of the mean path.
+def part_ways(course: Course, state: State) -> tuple[tuple[Course, State], Batches]:
+    """Course and state of the mean path, and the batches beside it."""
+    course = dataclasses.replace(course, noise=course.indices)
+    state = state._replace(damping=damping_at(course, state, state.here.kernel, state.here.f))
+    return (dataclasses.replace(course, indices=None), state), Batches(course, state)
+
+
+def accompany(batches: Batches, before: State, taken: SegmentStep) -> Batches:
+    """The batches after a segment of the mean path.
 
     Args:
-        course: theirs.
-        state: where they are.
+        batches: where they are.
         before: where the mean path was, at the same step.
         taken: what came of its segment.
-        end: the segment's end.
-
-    Returns:
-        Their state where the mean path is now.
     """
+    course, state, reached = batches
+    if reached is not None:
+        return batches
     here = state.here._replace(point=before.here.point, kernel=before.here.kernel)
-    state = state._replace(here=here, damping=before.damping)
+    state = state._replace(here=here)
+    batches = batches._replace(state=state)
     if taken.outcome is Outcome.DIVERGED:
-        return stop(course, state)
-    if before.crossing is None and taken.state.crossing is not None:
-        state, crossing = cross_edge(course, state)
-        state = state._replace(crossing=crossing)
+        return batches._replace(state=stop(course, state))
     if taken.outcome is Outcome.HELD:
-        return hold(course, state, end, state.train)
+        return _leave(batches, before)
     assert taken.far is not None  # it was accepted
-    return _take(course, state, taken.far, end)
+    cross = None if taken.state.beside is None else taken.state.beside.kernel
+    course = dataclasses.replace(course, cross_fn=None if cross is None else lambda _: cross)
+    bounds, far = (None, None), taken.far.knots[-1].kernel
+    bends = bool(_differ(before.here.kernel, far))
+    if course.damps and bends:
+        bounds = (state.damping, damping_at(course, state, far, here.f))
+    found = _take(course, state, taken.far, bounds, taken.state.start)
+    is_denied = bends and _rises(course, state, found)
+    return _leave(batches, before) if is_denied else batches._replace(state=found)
 
 
-def _take(course: Course, state: State, mean: Far, end: int) -> State:
+@jax.jit
+def _differ(near: Array, far: Array) -> Array:
+    """Whether the network is not linear, so that it can take kicks back."""
+    return jnp.linalg.norm(far - near) > LINEAR * jnp.linalg.norm(near)
+
+
+def _take(
+    course: Course, state: State, mean: Far, bounds: tuple[Damping | None, ...], end: int
+) -> State:
     """The segment to `end` between the knots of the mean path."""
     here, in_use = state.here, course.in_use(state.start)
     first, last = mean.points
     pushed, products = survey(course, here, first, in_use)
     remote, _ = survey(course, here, last, in_use)
     near, far = mean.knots
-    knots = [Knot(near.kernel, pushed, near.damping), Knot(far.kernel, remote, far.damping)]
+    knots = [Knot(near.kernel, pushed, bounds[0]), Knot(far.kernel, remote, bounds[1])]
     mine = Far(knots, mean.points, mean.line)
     run = run_to(course, state, knots, products, mine.line, end)
     state = state._replace(passes=state.passes + 2 * sum(in_use))
@@ -68,12 +112,39 @@ def _take(course: Course, state: State, mean: Far, end: int) -> State:
     return arrive(course, state, ahead, mine, run, weights, f)
 
 
-def join(mean: RelinearizedTrajectory, course: Course, state: State) -> RelinearizedTrajectory:
+def _rises(course: Course, state: State, found: State) -> bool:
+    """Whether the loss rises in a segment, by the network at its end."""
+    first = row_of(found.train, 0)
+    outputs = (row_of(found.train, found.start), state.here.f, first)
+    now, begun, first = (float(loss_value(course.loss, f, course.targets)) for f in outputs)
+    return not now <= begun + RISEN * first
+
+
+def _leave(batches: Batches, mean: State) -> Batches:
+    """From here on they go the mean path, at the pace at which they have come so far."""
+    course, state = batches.course, batches.state
+    losses = np.asarray(loss_curve(course.loss, mean.train, course.targets))[: mean.start + 1]
+    loss = float(loss_value(course.loss, state.here.f, course.targets))
+    above = np.flatnonzero(losses >= loss)
+    if len(above) == 0:  # they have come nowhere
+        return batches._replace(reached=0.0)
+    last = int(above[-1])
+    if last == mean.start:
+        return batches._replace(reached=float(last))
+    high, low = losses[last], losses[last + 1]
+    return batches._replace(reached=float(last + (high - loss) / (high - low)))
+
+
+def join(mean: RelinearizedTrajectory, batches: Batches) -> RelinearizedTrajectory:
     """What was found of the batches, with the ends, kernels and costs of the mean path.
 
     The error estimate is the larger of both: what the second order changed in the mean path, and
-    what the network corrected of the batches'.
+    what the network corrected of the batches'; where they were left, what it changes whether they
+    fall further behind or keep their distance.
     """
+    course, state, reached = batches
+    if reached is not None:
+        state = _behind(mean, state, reached)
     found = finish(course, state)
     return dataclasses.replace(
         mean,
@@ -82,6 +153,32 @@ def join(mean: RelinearizedTrajectory, course: Course, state: State) -> Relinear
         provisional=found.provisional,
         loss=found.loss,
         loss_uncertainty=jnp.maximum(mean.loss_uncertainty, found.loss_uncertainty),
-        diverged_at=found.diverged_at,
+        diverged_at=jnp.where(found.diverged_at >= 0, found.diverged_at, mean.diverged_at),
+        left_at=-1 if reached is None else batches.state.start,
         gradient_evaluations=mean.gradient_evaluations + found.gradient_evaluations,
+    )
+
+
+def _behind(mean: RelinearizedTrajectory, state: State, reached: float) -> State:
+    """The batches at the horizon: behind the mean path from where they are on."""
+    ts, start = np.arange(len(mean.ts)), state.start
+    rest = (ts > start)[:, None, None]
+    slower = ts * (reached / start if start else 1.0)
+    later = np.maximum(ts - (start - reached), 0.0)
+
+    def go_on(path: Array, other: Array, at: np.ndarray) -> Array:
+        low = np.floor(at).astype(int)
+        part = jnp.asarray(at - low, path.dtype)[:, None, None]
+        high = np.minimum(low + 1, len(ts) - 1)
+        return jnp.where(rest, (1 - part) * other[low] + part * other[high], path)
+
+    beside = state.beside
+    if beside is not None:
+        assert mean.test is not None  # both follow them
+        beside = beside._replace(path=go_on(beside.path, mean.test, slower))
+    return state._replace(
+        train=go_on(state.train, mean.train, slower),
+        provisional=go_on(state.provisional, mean.train, later),
+        beside=beside,
+        ends=mean.ends,
     )

@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
 from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics._batch_edge import calm
 from jaxttp.dynamics._edge import Damping, stabilise
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import add_vectors, no_vectors, split_row, stacked
@@ -43,6 +44,7 @@ class Course:
         optimizer: see `same_program`.
         steps: the horizon T.
         indices: the batches (T, B), or None.
+        noise: the batches whose noise damped steps must bear, or None for full batches.
         shares: what the accumulators of a fresh state hold, as multiples of the weights.
         decays: whether the initial weights can enter the outputs.
         moving: whether accumulators came along.
@@ -65,6 +67,7 @@ class Course:
     damps: bool
     x_test: Any = None
     cross_fn: Callable[[Params], Array] | None = None
+    noise: Array | None = None
 
     def in_use(self, start: int) -> tuple[bool, ...]:
         """Which of the vectors that coefficients refer to can enter the outputs."""
@@ -180,8 +183,11 @@ def damping_at(course: Course, state: State, kernel: Array, f: Array) -> Damping
     """What keeps steps with this kernel stable; nothing where that is not wanted."""
     if not course.damps:
         return None
-    return stabilise(
-        course.optimizer, course.shares, state.here.state, kernel, f, course.targets, course.loss
+    optimizer, shares, inner = course.optimizer, course.shares, state.here.state
+    if course.noise is None:
+        return stabilise(optimizer, shares, inner, kernel, f, course.targets, course.loss)
+    return calm(
+        optimizer, shares, inner, kernel, f, course.targets, course.loss, course.noise, state.start
     )
 
 

@@ -72,12 +72,13 @@ def damping(kernel: Array, f: Array, targets: Array, loss: Loss, edge: Array) ->
     The coordinate of a mode u is z = u^T H^(1/2) df, and the force on it u^T H^(1/2) Theta g. With
     left = H^(1/2) U and right = Theta H^(1/2) U D / s the force becomes (1 - D) times that.
     """
-    modes = curvature_modes(kernel, f, targets, loss, min(MODES, f.size))
-    return _slow_down(kernel, *modes, edge, f.shape[1])
+    values, left, _ = curvature_modes(kernel, f, targets, loss, min(MODES, f.size))
+    return slow_down(kernel, values, left, edge, f.shape[1])
 
 
 @functools.partial(jax.jit, static_argnums=4)
-def _slow_down(kernel: Array, values: Array, left: Array, edge: Array, c: int) -> Damping:
+def slow_down(kernel: Array, values: Array, left: Array, edge: Array, c: int) -> Damping:
+    """The damping of the modes of `curvature_modes` that are beyond the edge."""
     n = left.shape[0] // c
     beyond = values > edge
     share = jnp.where(beyond, 1.0 - DAMPED * edge / jnp.where(beyond, values, 1.0), 0.0)
@@ -127,8 +128,7 @@ def edge_of(
             return (new, state), jnp.abs(new)
 
         _, sizes = jax.lax.scan(step, (weights, rest), length=TRIAL)
-        early, late = jnp.max(sizes[TRIAL // 4 : TRIAL // 2], axis=0), sizes[-TRIAL // 4 :]
-        late = jnp.max(late, axis=0)
+        early, late = growth(sizes)
         # A slow swing that only begins also grows, but never beyond where it was let go.
         return ((late > early) & (late > 1.0)) | (late >= FAR)
 
@@ -140,3 +140,9 @@ def edge_of(
 
     bounds = jnp.asarray(RANGE[0], dtype), jnp.asarray(RANGE[1], dtype)
     return 10.0 ** jax.lax.fori_loop(0, 2, narrow, bounds)[0]
+
+
+def growth(sizes: Array) -> tuple[Array, Array]:
+    """The largest sizes (TRIAL, ...) of the second quarter of a trial, and of its last."""
+    early, late = sizes[TRIAL // 4 : TRIAL // 2], sizes[-TRIAL // 4 :]
+    return jnp.max(early, axis=0), jnp.max(late, axis=0)

@@ -53,6 +53,8 @@ class RelinearizedTrajectory(eqx.Module):
             there on the path is the mean one, without the oscillations of a real training.
         held_from: the step from which on a kernel was held because the network stays at the edge,
             or because it denied the forecast, -1 for never.
+        left_at: with mini-batches and rebuilds="auto", the step from which on their own steps are
+            not believed: they go the mean path from there on, as late as they were; -1 for never.
         kernels: kernels built, the first and the rejected ones included.
         kernel_seconds: wall-clock seconds of every kernel, compilation included.
         gradient_evaluations: passes back through the network over all samples, the kernels' own
@@ -75,5 +77,6 @@ class RelinearizedTrajectory(eqx.Module):
     kernel_seconds: tuple[float, ...] = eqx.field(static=True)
     gradient_evaluations: int = eqx.field(static=True)
     test: Float[Array, "t m c"] | None = None
+    left_at: int = eqx.field(static=True, default=-1)
 
     plot, _repr_html_, __repr__ = RESULT

@@ -31,7 +31,7 @@ from jaxtyping import Array
 from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
-from jaxttp.dynamics._accompany import accompany, join, part_ways
+from jaxttp.dynamics._accompany import Batches, accompany, join, part_ways
 from jaxttp.dynamics._placement import (
     AtSteps,
     ByError,
@@ -164,7 +164,7 @@ def relinearized_recursion(
     state, beside = _follow(course, state, placement, report, batches)
     report(state.kernels, state.kernels)
     found = finish(course, state)
-    return found if beside is None else join(found, *beside)
+    return found if beside is None else join(found, beside)
 
 
 def _placement(
@@ -187,8 +187,8 @@ def _follow(
     state: State,
     placement: Placement,
     report: Callable[[int, int], None],
-    batches: tuple[Course, State] | None,
-) -> tuple[State, tuple[Course, State] | None]:
+    batches: Batches | None,
+) -> tuple[State, Batches | None]:
     """The path to the horizon, segment after segment, and that of the batches beside it."""
     memory = placement.begin()
     while state.start < course.steps:
@@ -208,6 +208,5 @@ def _follow(
             state, outcome = taken.state, taken.outcome
             memory = placement.learn(view, proposal, taken.error, outcome is Outcome.ACCEPTED)
             if batches is not None and outcome is not Outcome.REJECTED:
-                theirs, where = batches
-                batches = theirs, accompany(theirs, where, before, taken, ahead.end)
+                batches = accompany(batches, before, taken)
     return state, batches

@@ -66,14 +66,15 @@ def _largest_dense(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Arra
 
 def curvature_modes(
     kernel: Array, f: Array, targets: Array, loss: Loss, count: int
-) -> tuple[Float[Array, " k"], Float[Array, "nc k"]]:
-    """The largest eigenvalues of (1/N) H^(1/2) Theta H^(1/2), and H^(1/2) u of their eigenvectors.
+) -> tuple[Float[Array, " k"], Float[Array, "nc k"], Float[Array, "nc k"]]:
+    """The largest eigenvalues of (1/N) H^(1/2) Theta H^(1/2), H^(1/2) u of their eigenvectors, u.
 
     The eigenvalues fall; arguments as validated by `check_problem`, with at most as many modes as
     the iteration has steps (64, or N C where that is less).
     """
-    values, vectors = _modes(kernel, f, targets, loss)
-    return jnp.maximum(values[::-1][:count], 0.0), vectors[:, ::-1][:, :count]
+    values, *vectors = _modes(kernel, f, targets, loss)
+    left, u = (found[:, ::-1][:, :count] for found in vectors)
+    return jnp.maximum(values[::-1][:count], 0.0), left, u
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -100,10 +101,10 @@ def _dense(kernel: Array, f: Array, targets: Array, loss: Loss) -> Float[Array, 
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
-    """Ritz values, the largest last, and H^(1/2) times their vectors; 0 where there are none."""
+def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array, Array]:
+    """Ritz values, the largest last, H^(1/2) times their vectors, these; 0 where there are none."""
     values, vectors, rooted = _ritz(kernel, f, targets, loss)
-    return values, jax.vmap(lambda u: rooted(u).reshape(-1), 1, 1)(vectors)
+    return values, jax.vmap(lambda u: rooted(u).reshape(-1), 1, 1)(vectors), vectors
 
 
 def _hessian_root(f: Array, targets: Array, loss: Loss) -> Float[Array, "n c c"]:

@@ -218,6 +218,11 @@ def trust_in_path(
     Returns:
         A sentence, or None where there is no doubt.
     """
+    if path.left_at >= 0:
+        return (
+            f"from step {path.left_at} on the noise of these batches outgrows what kernels can "
+            "follow: this is the mean path, at the pace at which they had come along it so far"
+        )
     if path.held_from >= 0 and path.edge_at >= 0:
         return (
             f"at the edge of stability by step {path.edge_at}: a real training oscillates there; "

@@ -1,11 +1,12 @@
 """Mini-batches beside the mean path, with rebuilds="auto"."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from jaxttp.dynamics import batch_indices, recursion
+from jaxttp.dynamics import _accompany, batch_indices, recursion
 from jaxttp.dynamics._pieces import estimate
 from tests import oracles
 from tests.dynamics import test_edge
@@ -132,3 +133,26 @@ def test_real_training_is_the_oracle(problem):
     want = truth(problem, OPTIMIZERS["momentum"], 5)
     found = oracles.train_network(*args, OPTIMIZERS["momentum"], 5, indices=every)
     np.testing.assert_allclose(found, want, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_batches_that_cannot_be_followed_go_on_at_their_pace(monkeypatch):
+    """They are left before the second segment: later outputs are the mean path's of before."""
+    answers = iter([False, True])
+    monkeypatch.setattr(_accompany, "_rises", lambda *_: next(answers))
+    beside = {"x_test": test_edge.X, "kernel_test_fn": test_edge.kernel_of}
+    drawn = {"batch_size": 1, "protocol": "replacement", "key": jax.random.key(2)}
+    path = test_edge.forecast(rate=0.05, rebuilds="auto", **drawn, **beside)
+    mean = test_edge.forecast(rate=0.05, rebuilds="auto")
+    where, loss = path.left_at, np.asarray(mean.loss)
+    assert (where, path.ends) == (4, mean.ends)
+    np.testing.assert_allclose(path.test, path.train, atol=1e-10)
+    # Their loss of step 4 the mean path, which falls, had at step 2.1: so at step 8 that of 4.2.
+    pace = np.interp(-float(path.loss[where]), -loss, np.arange(len(loss))) / where
+    assert pace < 0.6
+    ts = np.arange(where + 1, len(loss)) * pace
+    for sample in range(2):
+        want = np.interp(ts, np.arange(len(loss)), mean.train[:, sample, 0])
+        np.testing.assert_allclose(path.train[where + 1 :, sample, 0], want, atol=1e-10)
+    assert float(path.loss_uncertainty[8]) > 0
+    assert np.all(np.isfinite(path.loss_uncertainty))

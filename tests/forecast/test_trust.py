@@ -132,11 +132,11 @@ def test_one_kernel_says_that_the_loss_rises():
     assert "rises again from step 40" in (trust_in_speeds({9: 1.0}, again) or "")
 
 
-def _path(loss, uncertainty=0.0, edge_at=-1, held_from=-1):
+def _path(loss, uncertainty=0.0, edge_at=-1, held_from=-1, left_at=-1):
     loss = jnp.asarray(loss)
     values = dict.fromkeys(RelinearizedTrajectory.__dataclass_fields__) | {
         "loss": loss, "loss_uncertainty": jnp.linspace(0.0, uncertainty, len(loss)),
-        "edge_at": edge_at, "held_from": held_from,
+        "edge_at": edge_at, "held_from": held_from, "left_at": left_at,
     }  # fmt: skip
     path = object.__new__(RelinearizedTrajectory)
     for name, value in values.items():
@@ -165,3 +165,4 @@ def test_a_path_says_where_it_is_unsure():
     assert "crosses the edge" in trust_in_path(_path(loss, 0.2, edge_at=3), (0.1, 0.4))
     assert "kernel of step 7 was held" in trust_in_path(_path(loss, held_from=7), ())
     assert "oscillates there" in trust_in_path(_path(loss, edge_at=9, held_from=7), ())
+    assert "from step 5 on the noise" in trust_in_path(_path(loss, held_from=7, left_at=5), ())
