@@ -105,7 +105,7 @@ def _take(
     near, far = mean.knots
     knots = [Knot(near.kernel, pushed, bounds[0]), Knot(far.kernel, remote, bounds[1])]
     mine = Far(knots, mean.points, mean.line)
-    run = run_to(course, state, knots, products, mine.line, end)
+    state, run = run_to(course, state, knots, products, mine.line, end)
     state = state._replace(passes=state.passes + 2 * sum(in_use))
     ahead = Ahead(end, knots[0], products, run)
     state, run, weights, f = confirm(course, state, ahead, mine, run)
@@ -156,6 +156,7 @@ def join(mean: RelinearizedTrajectory, batches: Batches) -> RelinearizedTrajecto
         diverged_at=jnp.where(found.diverged_at >= 0, found.diverged_at, mean.diverged_at),
         left_at=-1 if reached is None else batches.state.start,
         gradient_evaluations=mean.gradient_evaluations + found.gradient_evaluations,
+        steps_run=mean.steps_run + found.steps_run,
     )
 
 

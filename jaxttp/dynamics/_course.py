@@ -118,6 +118,7 @@ class State(NamedTuple):
         held_from: the step from which on a kernel is held, or -1.
         rejected: segments that were not taken.
         passes: products with a Jacobian so far.
+        run: steps of the recursion that were run so far.
         seconds: of every kernel built so far.
         beside: the test samples, or None.
     """
@@ -133,6 +134,7 @@ class State(NamedTuple):
     held_from: int = -1
     rejected: int = 0
     passes: int = 0
+    run: int = 0
     seconds: tuple[float, ...] = ()
     beside: Beside | None = None
 
@@ -169,14 +171,15 @@ def run_to(
     line: Chord | Array | None,
     end: int,
     drift: Array | None = None,
-) -> Run:
-    """A run from where the path is to step `end`."""
+) -> tuple[State, Run]:
+    """A run from where the path is to step `end`; the path itself stays as it is."""
     here = state.here
-    return inlined(run_segment, course.optimizer)(
+    run = inlined(run_segment, course.optimizer)(
         course.optimizer, course.loss, knots, here, products, line, state.start, end, state.train,
         course.targets, course.indices, jnp.zeros_like(here.f) if drift is None else drift,
         record=state.beside is not None,
     )  # fmt: skip
+    return state._replace(run=state.run + end - state.start), run
 
 
 def damping_at(course: Course, state: State, kernel: Array, f: Array) -> Damping | None:

@@ -60,6 +60,7 @@ class RelinearizedTrajectory(eqx.Module):
         gradient_evaluations: passes back through the network over all samples, the kernels' own
             apart.
         test: outputs on the test samples (steps + 1, M, C), or None.
+        steps_run: steps of the recursion that were run: ahead, again, and those of batches beside.
     """
 
     ts: Float[Array, " t"]
@@ -78,5 +79,6 @@ class RelinearizedTrajectory(eqx.Module):
     gradient_evaluations: int = eqx.field(static=True)
     test: Float[Array, "t m c"] | None = None
     left_at: int = eqx.field(static=True, default=-1)
+    steps_run: int = eqx.field(static=True, default=0)
 
     plot, _repr_html_, __repr__ = RESULT

@@ -137,7 +137,7 @@ def look_ahead(course: Course, state: State, end: int) -> tuple[State, Ahead]:
     here, in_use = state.here, course.in_use(state.start)
     pushed, products = survey(course, here, here.point, in_use)
     knot = Knot(here.kernel, pushed, state.damping)
-    run = run_to(course, state, [knot], products, None, end)
+    state, run = run_to(course, state, [knot], products, None, end)
     return state._replace(passes=state.passes + sum(in_use)), Ahead(end, knot, products, run)
 
 
@@ -190,7 +190,7 @@ def step(
         [here.point, point],
         chord(ahead.knot, ahead.products, ahead.run.rows[0]),
     )
-    run = run_to(course, state, far.knots, ahead.products, far.line, end)
+    state, run = run_to(course, state, far.knots, ahead.products, far.line, end)
     error = 0.0
     if limit is not None:
         error = _change(course, ahead.run.train, run.train, end) / max(drop, 1e-30)
@@ -230,7 +230,7 @@ def confirm(
         if _is_small(course, state, f, run, end):
             break
         drift = more_drift(drift, f, run.train, start, end)
-        again = run_to(course, state, far.knots, ahead.products, far.line, end, drift)
+        state, again = run_to(course, state, far.knots, ahead.products, far.line, end, drift)
         state, new_weights, new_f = _end_of(course, state, far, again)
         run, weights, f = better((run, weights, f), (again, new_weights, new_f), end)
     return state, run, weights, f
@@ -416,4 +416,5 @@ def finish(course: Course, state: State) -> RelinearizedTrajectory:
         kernels=state.kernels,
         kernel_seconds=state.seconds,
         gradient_evaluations=state.passes,
+        steps_run=state.run,
     )

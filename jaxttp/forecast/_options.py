@@ -1,9 +1,9 @@
 """The keywords of a forecast, turned into values; the only table of strings."""
 
 import dataclasses
+import warnings
 from typing import Any, NamedTuple
 
-import jax
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_integer, check_key, check_number, check_used
@@ -16,6 +16,7 @@ from jaxttp.forecast.paths.noisy import Noisy
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.paths.weight_space import WeightSpace
+from jaxttp.forecast.price import Price, share_of
 from jaxttp.forecast.problem import Problem
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 
@@ -35,12 +36,15 @@ NOT_LINEAR = (
     "optimizer is not linear in the gradients (Adam, clipping, sign and masked ones are not), so "
     "it is simulated in weight space, where no kernel is rebuilt"
 )
-REBUILDS, PRODUCTS = 8, 5
-"""Kernels that relinearize="auto" takes as a rule, and products with a Jacobian beside each."""
+REBUILDS, PASSES, RUNS = 12, 25, 16
+"""Kernels that relinearize="auto" takes as a rule, ways through the network beside each, and how
+often it runs the horizon's steps."""
 PROPORTION = 3.0
-"""They may cost this many times the training's passes through the network."""
-LARGE = 1e10
-"""Below so many entries of the Jacobian, N C P, everything is a matter of minutes at most."""
+"""They may cost this many times the training."""
+AFFORDABLE = 5e13
+"""And so many operations in any case, a quarter of an hour of a laptop."""
+LONG = 5e12
+"""More than so many, a minute or two, are announced where training itself costs less."""
 
 
 class Keywords(NamedTuple):
@@ -99,13 +103,16 @@ class Keywords(NamedTuple):
         return WAYS[self.dynamics]() if rebuilt is None else rebuilt
 
 
-def in_proportion(way: Dynamics, problem: Problem, descent: Descent) -> tuple[Dynamics, str | None]:
+def in_proportion(
+    way: Dynamics, problem: Problem, descent: Descent, estimator: KernelEstimator
+) -> tuple[Dynamics, str | None]:
     """A dynamics that was chosen by default, or one kernel where rebuilding costs too much.
 
     Args:
         way: as the keywords have it with relinearize="auto".
         problem: network and data.
         descent: the training.
+        estimator: how kernels come about.
 
     Returns:
         The dynamics, and a sentence where it is another one.
@@ -113,17 +120,23 @@ def in_proportion(way: Dynamics, problem: Problem, descent: Descent) -> tuple[Dy
     rebuilt = way.centre if isinstance(way, Noisy) else way
     if not isinstance(rebuilt, Relinearized):
         return way, None
-    n, c = problem.f0.shape
-    count = sum(leaf.size for leaf in jax.tree.leaves(problem.weights))
-    passes = REBUILDS * (c + PRODUCTS)
-    training = descent.steps * (descent.batch_size or n) / n
-    if n * c * count <= LARGE or passes <= PROPORTION * training:
+    price = Price.of(problem, descent, estimator)
+    expected = price.forecast(REBUILDS, PASSES * REBUILDS, RUNS * descent.steps)
+    share = share_of(expected, price.training)
+    if expected <= max(AFFORDABLE, PROPORTION * price.training):
+        if expected > max(LONG, PROPORTION * price.training):
+            warnings.warn(
+                f"the forecast rebuilds kernels, which takes about {expected:.0e} operations, "
+                f"{share} the training it foresees: relinearize=0, a sketch_dim or fewer samples "
+                "cost less, and training itself may be the quicker answer.",
+                stacklevel=3,
+            )
         return way, None
     plain = dataclasses.replace(way, centre=None) if isinstance(way, Noisy) else Recursion()
     return plain, (
-        f"one kernel was followed: to rebuild it along the way takes about {passes} passes back "
-        f"through the network, where training takes {training:.0f}; relinearize=4, or another "
-        "number, does it all the same"
+        "one kernel was followed: to rebuild it along the way takes about "
+        f"{share} the operations of the training; relinearize=4, or another number, does it all "
+        "the same"
     )
 
 

@@ -90,7 +90,7 @@ def follow_leaders(
         descent = descent_of(one, key, protocol)
         way = keywords.choose(descent, problem.weights)
         if relinearize == "auto":
-            way, _ = in_proportion(way, problem, descent)
+            way, _ = in_proportion(way, problem, descent, lines.estimator)
         if not isinstance(way, Relinearized):
             break
         report("rebuilding kernels of the leading settings", len(swept.relinearized), MOST)

@@ -28,6 +28,7 @@ from jaxttp.forecast.doubt import LEVEL, Doubt, without_parts
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Progress
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.prediction import Cost, Prediction
+from jaxttp.forecast.price import Price
 from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk._select import split_trainable
@@ -201,7 +202,7 @@ def predict_training_time(
         )
         spared = None
         if relinearize == "auto" and not isinstance(dynamics, Dynamics):
-            way, spared = in_proportion(way, problem, descent)
+            way, spared = in_proportion(way, problem, descent, estimator)
         found = forecast_training(
             problem, descent, dynamics=way, kernel=estimator, rule=reading, targets=targets,
             level=level, progress=progress,
@@ -264,6 +265,7 @@ def forecast_training(
     descent.check(problem.f0.shape[0])
     way.check(descent, problem.weights, problem.loss)
     kernel = Exact() if kernel is None else kernel
+    price = Price.of(problem, descent, kernel)
     with stopwatch() as watch:
         lines = Linearizer(problem, kernel, progress)
         path = way.follow(lines, descent)
@@ -282,7 +284,14 @@ def forecast_training(
         error=path.error,
         max_learning_rate=limit,
         stable=stable,
-        cost=Cost(lines.kernels, passes, watch.run_seconds, watch.compile_seconds),
+        cost=Cost(
+            kernels=lines.kernels,
+            gradient_evaluations=passes,
+            seconds=watch.run_seconds,
+            compile_seconds=watch.compile_seconds,
+            operations=price.forecast(lines.kernels, path.gradient_evaluations, path.products),
+            training_operations=price.training,
+        ),
         horizon=descent.steps,
         rule=rule.kind,
         dynamics=way.name,

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._stability import Rates, stability_message
+from jaxttp.forecast.price import share_of
 from jaxttp.rule import Rule, Target, goal_words, reach, step_words
 
 
@@ -21,12 +22,16 @@ class Cost:
             takes one for each of the C outputs, a step of full-batch training takes one.
         seconds: wall-clock time without compilation.
         compile_seconds: time to trace and compile.
+        operations: floating-point operations, counted, see `jaxttp.forecast.price`.
+        training_operations: the same of the training that it foresees.
     """
 
     kernels: int
     gradient_evaluations: int
     seconds: float
     compile_seconds: float
+    operations: float
+    training_operations: float
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -35,7 +40,8 @@ class Cost:
         passes = self.gradient_evaluations
         return (
             f"{kernels}, {passes} gradient evaluation{'' if passes == 1 else 's'}, "
-            f"{self.seconds:.2f} s + {self.compile_seconds:.2f} s to compile"
+            f"{self.seconds:.2f} s + {self.compile_seconds:.2f} s to compile; by count "
+            f"{share_of(self.operations, self.training_operations)} the training"
         )
 
 

@@ -38,6 +38,7 @@ class KernelPlan:
         columns: samples of x2 whose features are computed against them at a time, and dropped.
         chunk: samples differentiated at a time.
         flops: estimated floating-point operations of each method that was considered.
+        forward: the same of one sample's way forward through the network.
         kernel_bytes: size of the result.
         bytes: estimated peak, the result included.
         max_bytes: the bound that was kept, None for the default working space.
@@ -50,6 +51,7 @@ class KernelPlan:
     columns: int
     chunk: int
     flops: Mapping[str, float]
+    forward: float
     kernel_bytes: int
     bytes: int
     max_bytes: int | None
@@ -121,6 +123,11 @@ class Workload:
         return self.n1 if self.symmetric else self.n1 + self.n2
 
     @property
+    def forward(self) -> float:
+        """Estimated operations of one sample's way forward."""
+        return sum(_step_flops(step) for step in self.program.steps)
+
+    @property
     def class_pairs(self) -> int:
         """Pairs of classes to compute for a pair of samples."""
         return self.classes**2 if self.output == "full" else self.classes
@@ -175,8 +182,7 @@ def _product_cost(work: Workload, size: int) -> float:
 
 def method_costs(work: Workload) -> dict[str, float]:
     """Estimated operations of each method."""
-    forward = sum(_step_flops(step) for step in work.program.steps)
-    c = work.classes
+    forward, c = work.forward, work.classes
     sites = {site.leaf: site for site in work.sites}
     layerwise = work.samples * forward * (1 + c)
     for leaf, form in choose_forms(work, "layerwise").items():
@@ -248,6 +254,7 @@ def make_plan(
         columns=blocks[1],
         chunk=blocks[2],
         flops=costs,
+        forward=work.forward,
         kernel_bytes=memory.result,
         bytes=memory.total(*blocks),
         max_bytes=max_bytes,

@@ -16,7 +16,8 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer, check_key, check_number
 from jaxttp._types import Params
-from jaxttp.ntk.gram import empirical_ntk
+from jaxttp.ntk._plan import KernelPlan
+from jaxttp.ntk.gram import empirical_ntk, ntk_plan
 from jaxttp.ntk.sketch import sketch_jacobian, sketch_product
 
 GROUPS = 4
@@ -47,6 +48,10 @@ class KernelEstimator(abc.ABC):
     @abc.abstractmethod
     def cross(self, problem: Any, weights: Params, x: Any) -> Float[Array, "m c n c"]:
         """Theta(x, X) at these weights."""
+
+    def operations(self, problem: Any) -> float:
+        """Estimated floating-point operations of one kernel: those of a full Jacobian and J J^T."""
+        return plan_of(problem).flops["jacobian"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +86,11 @@ class Exact(KernelEstimator):
     def cross(self, problem: Any, weights: Params, x: Any) -> Float[Array, "m c n c"]:
         """See `KernelEstimator`."""
         return self._between(problem, weights, x, problem.x, None)
+
+    def operations(self, problem: Any) -> float:
+        """See `KernelEstimator`."""
+        plan = plan_of(problem, batch_size=self.batch_size, max_bytes=self.max_bytes)
+        return plan.flops[plan.method]
 
     def _between(
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None
@@ -135,12 +145,26 @@ class Sketched(KernelEstimator):
         rows, columns = (self._project(problem, weights, some) for some in (x, problem.x))
         return sketch_product(rows, columns)
 
+    def operations(self, problem: Any) -> float:
+        """See `KernelEstimator`: C ways back a sample, and the product of the projections."""
+        n, c = problem.f0.shape
+        size = sum(leaf.size for leaf in jax.tree.leaves(problem.weights))
+        rows = n * plan_of(problem).forward * (1 + 2 * c) + n * c * size
+        return rows + 2.0 * (n * c) ** 2 * self.sketch_dim
+
     def _project(self, problem: Any, weights: Params, x: Any) -> Array:
         assert self.key is not None  # checked when it was made
         return sketch_jacobian(
             problem.apply_fn, problem.restore(weights), x, key=jax.random.fold_in(self.key, 1),
             dim=self.sketch_dim, trainable=problem.trainable, batch_size=self.batch_size,
         )  # fmt: skip
+
+
+def plan_of(problem: Any, **options: Any) -> KernelPlan:
+    """The plan of a problem's exact kernel; only shapes are looked at."""
+    return ntk_plan(
+        problem.apply_fn, problem.params, problem.x, trainable=problem.trainable, **options
+    )
 
 
 def delete_groups(sketch: Float[Array, "n c k"]) -> Iterator[Float[Array, "n c n c"]]:

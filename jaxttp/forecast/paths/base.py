@@ -157,6 +157,7 @@ class Path:
         test_error: the same.
         diverged: whether outputs could not be represented.
         gradient_evaluations: passes back through the network, those of kernels apart.
+        products: of a kernel with outputs, about.
         uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
         draws: curves of many draws, or None.
         witness: what the dynamics' own `trust` reads.
@@ -169,6 +170,7 @@ class Path:
     test_error: Float[Array, " t"] | None = None
     diverged: bool = False
     gradient_evaluations: int = 0
+    products: int = 0
     uncertainty: Float[Array, " t"] | None = None
     draws: Draws | None = None
     witness: Any = None

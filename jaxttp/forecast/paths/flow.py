@@ -47,8 +47,9 @@ class _Flow(OneKernel):
         )  # fmt: skip
         speeds = self.witness(lines, descent)  # the flow's weights are those of the recursion
         return Path.of(
-            lines, found.train, found.test, gradient_evaluations=2 * len(speeds), witness=speeds
-        )
+            lines, found.train, found.test, gradient_evaluations=2 * len(speeds), witness=speeds,
+            products=descent.steps,
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,12 +77,14 @@ class Noisy(OneKernel):
             path = Path.of(
                 lines, found.train, found.test, gradient_evaluations=2 * len(speeds),
                 diverged=int(jnp.max(found.diverged_at)) >= 0, witness=speeds,
+                products=self.paths * descent.steps,
             )  # fmt: skip
             losses = found.loss
         else:
             plain = lines.curves(recur(lines, descent.full).train)[0]
             losses = recentred(found.loss, plain, centre.loss)
-            path = dataclasses.replace(centre, witness=centre)
+            products = centre.products + self.paths * descent.steps
+            path = dataclasses.replace(centre, witness=centre, products=products)
         draws = Draws(losses, found.error)
         return dataclasses.replace(path, loss=jnp.median(losses, axis=0), draws=draws)
 

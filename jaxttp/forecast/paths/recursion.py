@@ -81,7 +81,7 @@ class Recursion(OneKernel):
         speeds = self.witness(lines, descent, found)
         return Path.of(
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
-            gradient_evaluations=2 * len(speeds), witness=speeds,
+            gradient_evaluations=2 * len(speeds), products=descent.steps, witness=speeds,
         )  # fmt: skip
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:

@@ -62,6 +62,7 @@ class Relinearized(Dynamics):
         return Path.of(
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
             gradient_evaluations=found.gradient_evaluations, uncertainty=found.loss_uncertainty,
+            products=found.steps_run,
             witness=found,
         )  # fmt: skip
 

@@ -1,0 +1,80 @@
+"""What forecasts and trainings cost, by count."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxttp.forecast import Descent, Problem, Relinearized, _options
+from jaxttp.forecast._options import in_proportion
+from jaxttp.forecast.paths.recursion import Recursion
+from jaxttp.forecast.price import Price, share_of
+from jaxttp.ntk import Exact, Sketched
+from tests.forecast.test_values import Scaled
+
+N, D, H, C = 20, 5, 7, 3
+FORWARD = 2 * D * H + H + 2 * H * C  # two products and a tanh
+
+
+def problem():
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {"a": jax.random.normal(keys[0], (D, H)), "b": jax.random.normal(keys[1], (H, C))}
+    x = jax.random.normal(keys[2], (N, D))
+    return Problem.of(lambda w, x: jnp.tanh(x @ w["a"]) @ w["b"], params, x, jnp.arange(N) % C)
+
+
+def descent(**more):
+    return Descent.of(learning_rate=0.1, steps=50, **more)
+
+
+def test_operations_are_those_of_the_layers():
+    full = Price.of(problem(), descent(), Exact())
+    forward = pytest.approx(FORWARD, rel=0.1)  # a sample is also given its shape
+    assert full.training / (50 * N * 3) == forward
+    assert full.whole_pass / (N * 3) == forward
+    assert full.product == 2 * (N * C) ** 2
+    batches = Price.of(problem(), descent(batch_size=4, key=jax.random.key(1)), Exact())
+    assert batches.training == full.training / 5
+    assert batches.kernel == full.kernel
+    whole = full.forecast(kernels=2, passes=3, products=4)
+    assert whole == 2 * full.kernel + 3 * full.whole_pass + 4 * full.product
+
+
+def test_every_estimator_has_a_price():
+    exact, wide, narrow, own = (
+        Price.of(problem(), descent(), estimator).kernel
+        for estimator in (
+            Exact(), Sketched(200, jax.random.key(0)), Sketched(2, jax.random.key(0)), Scaled(2.0)
+        )
+    )  # fmt: skip
+    assert wide - narrow == 198 * 2 * (N * C) ** 2
+    assert 0 < narrow < wide
+    assert 0 < exact <= own  # a whole Jacobian, where nothing better is known
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind", "words"),
+    [
+        ((1e30, 1e30), Relinearized, None),
+        ((1e30, 1.0), Relinearized, "times the training it foresees"),
+        ((1.0, 1.0), Recursion, "one kernel was followed"),
+    ],
+)
+def test_what_is_out_of_proportion_is_said(monkeypatch, limits, kind, words):
+    monkeypatch.setattr(_options, "AFFORDABLE", limits[0])
+    monkeypatch.setattr(_options, "LONG", limits[1])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        way, note = in_proportion(Relinearized(), problem(), descent(), Exact())
+    said = " ".join([note or "", *(str(one.message) for one in caught)])
+    assert type(way) is kind
+    assert (words or "") in said
+    assert bool(said.strip()) == (words is not None)
+
+
+def test_shares_in_words():
+    assert [share_of(x, 1.0) for x in (0.02, 0.3, 1.0, 4.0, 1234.0)] == [
+        "1/50 of", "1/3.3 of", "1 times", "4 times", "1,234 times"
+    ]  # fmt: skip
+    assert share_of(1.0, 0.0) == "1 times"  # nothing is trained
