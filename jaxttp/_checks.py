@@ -5,6 +5,7 @@ array) is left to `equinox.error_if` or to a field of the result: every check of
 tracers pass.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -13,7 +14,6 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 T = TypeVar("T")
 
@@ -156,9 +156,11 @@ def check_finite(name: str, tree: Any) -> None:
             )
 
 
-def check_finite_value(name: str, value: Array) -> Array:
+def check_finite_value(name: str, value: T) -> T:
     """Return `value`; NaN or infinity in it is an error, now if concrete, else at run time."""
-    if is_concrete(value):
+    leaves = jax.tree.leaves(value)
+    if all(is_concrete(leaf) for leaf in leaves):
         check_finite(name, value)
         return value
-    return eqx.error_if(value, ~jnp.all(jnp.isfinite(value)), f"{name} holds NaN or infinity")
+    is_bad = ~functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in leaves])
+    return eqx.error_if(value, is_bad, f"{name} holds NaN or infinity")

@@ -11,8 +11,8 @@ along the chord the noise would enter the kernel. No kernel is built for them.
 Beyond the edge of mini-batches (`_batch_edge`) kernels alone would drive both apart, so the modes
 that are beyond it are damped, in the batches' steps and in the mean path, which then stays where
 the batches are; not for a linear network, in which nothing takes a kick back. Where their loss
-rises all the same the batches are left: from there on they go the mean path at the pace at which
-they had come along it so far.
+rises all the same the batches are left: from there on they go the mean path at half its speed, or
+at the pace at which they had come along it so far where that is lower.
 """
 
 import dataclasses
@@ -25,13 +25,18 @@ from jaxtyping import Array
 
 from jaxttp.dynamics._course import Ahead, Course, Outcome, State, damping_at, run_to, survey
 from jaxttp.dynamics._edge import Damping
+from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._pieces import loss_curve, loss_value, row_of
 from jaxttp.dynamics._segment import Knot
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory
 from jaxttp.dynamics._walk import Far, SegmentStep, arrive, confirm, finish, stop
+from jaxttp.ntk.factored import Kernel
 
 LINEAR = 1e-3
 """Kernels that differ by less than this share are those of a linear network."""
+SPEED = 0.5
+"""Steps of the mean path that batches come a step once they are left, at most: in five trainings of
+a CNN on digits (batches of 16 to 64, momentum 0.9) it was 0.3 to 0.8, the median 0.55."""
 RISEN = 0.1
 """A loss that rises in a segment by more than this share of its start is not believed."""
 
@@ -44,11 +49,13 @@ class Batches(NamedTuple):
         state: where they are.
         reached: since they were left, at the end of `state`: the step of the mean path at which its
             loss was theirs; None before.
+        speed: steps of the mean path that they come a step from there on.
     """
 
     course: Course
     state: State
     reached: float | None = None
+    speed: float = 1.0
 
 
 def part_ways(course: Course, state: State) -> tuple[tuple[Course, State], Batches]:
@@ -66,8 +73,8 @@ def accompany(batches: Batches, before: State, taken: SegmentStep) -> Batches:
         before: where the mean path was, at the same step.
         taken: what came of its segment.
     """
-    course, state, reached = batches
-    if reached is not None:
+    course, state = batches.course, batches.state
+    if batches.reached is not None:
         return batches
     here = state.here._replace(point=before.here.point, kernel=before.here.kernel)
     state = state._replace(here=here)
@@ -85,13 +92,19 @@ def accompany(batches: Batches, before: State, taken: SegmentStep) -> Batches:
         bounds = (state.damping, damping_at(course, state, far, here.f))
     found = _take(course, state, taken.far, bounds, taken.state.start)
     is_denied = bends and _rises(course, state, found)
-    return _leave(batches, before) if is_denied else batches._replace(state=found)
+    if not is_denied:
+        return batches._replace(state=found)
+    left = _leave(batches, before)
+    assert left.reached is not None
+    return left._replace(speed=min(SPEED, left.reached / max(before.start, 1)))
 
 
 @jax.jit
-def _differ(near: Array, far: Array) -> Array:
+def _differ(near: Kernel, far: Kernel) -> Array:
     """Whether the network is not linear, so that it can take kicks back."""
-    return jnp.linalg.norm(far - near) > LINEAR * jnp.linalg.norm(near)
+    probe = jax.random.normal(jax.random.key(0), near.shape[:2], near.dtype)
+    one, two = (apply_kernel(kernel, probe) for kernel in (near, far))
+    return jnp.linalg.norm(two - one) > LINEAR * jnp.linalg.norm(one)
 
 
 def _take(
@@ -121,7 +134,7 @@ def _rises(course: Course, state: State, found: State) -> bool:
 
 
 def _leave(batches: Batches, mean: State) -> Batches:
-    """From here on they go the mean path, at the pace at which they have come so far."""
+    """From here on they go the mean path."""
     course, state = batches.course, batches.state
     losses = np.asarray(loss_curve(course.loss, mean.train, course.targets))[: mean.start + 1]
     loss = float(loss_value(course.loss, state.here.f, course.targets))
@@ -140,11 +153,11 @@ def join(mean: RelinearizedTrajectory, batches: Batches) -> RelinearizedTrajecto
 
     The error estimate is the larger of both: what the second order changed in the mean path, and
     what the network corrected of the batches'; where they were left, what it changes whether they
-    fall further behind or keep their distance.
+    are slower than the mean path from there on.
     """
-    course, state, reached = batches
-    if reached is not None:
-        state = _behind(mean, state, reached)
+    course, state = batches.course, batches.state
+    if batches.reached is not None:
+        state = _behind(mean, batches)
     found = finish(course, state)
     return dataclasses.replace(
         mean,
@@ -154,18 +167,21 @@ def join(mean: RelinearizedTrajectory, batches: Batches) -> RelinearizedTrajecto
         loss=found.loss,
         loss_uncertainty=jnp.maximum(mean.loss_uncertainty, found.loss_uncertainty),
         diverged_at=jnp.where(found.diverged_at >= 0, found.diverged_at, mean.diverged_at),
-        left_at=-1 if reached is None else batches.state.start,
+        left_at=batches.state.start if batches.speed < 1 else -1,
         gradient_evaluations=mean.gradient_evaluations + found.gradient_evaluations,
         steps_run=mean.steps_run + found.steps_run,
     )
 
 
-def _behind(mean: RelinearizedTrajectory, state: State, reached: float) -> State:
+def _behind(mean: RelinearizedTrajectory, batches: Batches) -> State:
     """The batches at the horizon: behind the mean path from where they are on."""
+    state, reached = batches.state, batches.reached
+    assert reached is not None  # they were left
     ts, start = np.arange(len(mean.ts)), state.start
     rest = (ts > start)[:, None, None]
-    slower = ts * (reached / start if start else 1.0)
-    later = np.maximum(ts - (start - reached), 0.0)
+    since = np.maximum(ts - start, 0)
+    later = reached + since  # at the speed of the mean path
+    slower = reached + batches.speed * since
 
     def go_on(path: Array, other: Array, at: np.ndarray) -> Array:
         low = np.floor(at).astype(int)

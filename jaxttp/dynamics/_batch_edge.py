@@ -25,6 +25,7 @@ from jaxttp.dynamics._edge import DAMPED, FAR, TRIAL, Damping, find_edge, growth
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes
 from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Kernel
 
 MODES = 32
 """Stiffest modes that are tried and can be damped."""
@@ -43,7 +44,7 @@ def calm(
     optimizer: Optimizer,
     shares: tuple[float, ...],
     state: optax.OptState,
-    kernel: Array,
+    kernel: Kernel,
     f: Array,
     targets: Array,
     loss: Loss,
@@ -99,9 +100,9 @@ def _calm_share(
 
     def step(carry: tuple, t: Array) -> tuple[tuple, Array]:
         weights, state = carry
-        drawn = modes[indices[(rows + t) % indices.shape[0]]]  # (D, B, C, k)
-        seen = jnp.einsum("dbck,rdk->rdbc", drawn, weights)
-        gradient = force * jnp.einsum("dbck,rdbc->rdk", drawn, seen) * (n / batch)
+        drawn = modes[indices[(rows + t) % indices.shape[0]]].reshape(DRAWS, -1, count)
+        seen = jnp.einsum("dpk,rdk->rdp", drawn, weights)
+        gradient = force * jnp.einsum("dpk,rdp->rdk", drawn, seen) * (n / batch)
         updates, after = optimizer.update(gradient, state, weights)
         new = jnp.clip(jnp.asarray(optax.apply_updates(weights, updates)), -FAR, FAR)
         return (new, keep_dtypes(after, state)), jnp.sqrt(jnp.mean(new**2, axis=(1, 2)))

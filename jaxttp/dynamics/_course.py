@@ -20,6 +20,7 @@ from jaxttp.dynamics._pieces import add_vectors, no_vectors, split_row, stacked
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, gram, run_segment
 from jaxttp.dynamics.optimizers import Optimizer, inlined
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Kernel
 
 
 class Outcome(enum.Enum):
@@ -55,7 +56,7 @@ class Course:
 
     apply_fn: ApplyFn
     x: Any
-    kernel_fn: Callable[[Params], Array]
+    kernel_fn: Callable[[Params], Kernel]
     loss: Loss
     targets: Array
     optimizer: Optimizer
@@ -66,7 +67,7 @@ class Course:
     moving: bool
     damps: bool
     x_test: Any = None
-    cross_fn: Callable[[Params], Array] | None = None
+    cross_fn: Callable[[Params], Kernel] | None = None
     noise: Array | None = None
 
     def in_use(self, start: int) -> tuple[bool, ...]:
@@ -84,7 +85,7 @@ class Beside(NamedTuple):
         path: outputs (T + 1, M, C), filled up to `start`.
     """
 
-    kernel: Array
+    kernel: Kernel
     f: Array
     path: Array
 
@@ -182,7 +183,7 @@ def run_to(
     return state._replace(run=state.run + end - state.start), run
 
 
-def damping_at(course: Course, state: State, kernel: Array, f: Array) -> Damping | None:
+def damping_at(course: Course, state: State, kernel: Kernel, f: Array) -> Damping | None:
     """What keeps steps with this kernel stable; nothing where that is not wanted."""
     if not course.damps:
         return None
@@ -199,7 +200,7 @@ def is_beyond(bound: Damping | None) -> bool:
     return bound is not None and float(bound.largest) > 1.0
 
 
-def timed(kernel_fn: Callable[[Params], Array], params: Params) -> tuple[Array, float]:
+def timed(kernel_fn: Callable[[Params], Kernel], params: Params) -> tuple[Kernel, float]:
     """A kernel, and the seconds that it took."""
     begun = time.perf_counter()
     kernel = kernel_fn(params)

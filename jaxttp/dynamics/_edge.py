@@ -19,6 +19,7 @@ from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes
 from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Kernel
 
 MODES = 16
 """Modes that can be damped at once."""
@@ -57,7 +58,7 @@ def stabilise(
     optimizer: Optimizer,
     shares: tuple[float, ...],
     state: optax.OptState,
-    kernel: Array,
+    kernel: Kernel,
     f: Array,
     targets: Array,
     loss: Loss,
@@ -66,7 +67,7 @@ def stabilise(
     return damping(kernel, f, targets, loss, find_edge(optimizer, shares, state, f.dtype))
 
 
-def damping(kernel: Array, f: Array, targets: Array, loss: Loss, edge: Array) -> Damping:
+def damping(kernel: Kernel, f: Array, targets: Array, loss: Loss, edge: Array) -> Damping:
     """What keeps a step with this kernel stable at outputs f.
 
     The coordinate of a mode u is z = u^T H^(1/2) df, and the force on it u^T H^(1/2) Theta g. With
@@ -77,7 +78,7 @@ def damping(kernel: Array, f: Array, targets: Array, loss: Loss, edge: Array) ->
 
 
 @functools.partial(jax.jit, static_argnums=4)
-def slow_down(kernel: Array, values: Array, left: Array, edge: Array, c: int) -> Damping:
+def slow_down(kernel: Kernel, values: Array, left: Array, edge: Array, c: int) -> Damping:
     """The damping of the modes of `curvature_modes` that are beyond the edge."""
     n = left.shape[0] // c
     beyond = values > edge

@@ -1,7 +1,7 @@
 """What every dynamics function does with its kernel: check it and multiply by it.
 
-A kernel is an array (M, C, N, C), or (M, N), which stands for K ⊗ I_C (the same scalar kernel for
-every output, no mixing), as the class sketch gives it.
+A kernel is an array (M, C, N, C), its factors (`jaxttp.ntk.Factored`), or (M, N), which stands for
+K ⊗ I_C (the same scalar kernel for every output, no mixing), as the class sketch gives it.
 """
 
 from typing import Any
@@ -12,10 +12,13 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite, check_finite_value, check_number, is_concrete
 from jaxttp.losses import Loss, encode_targets
+from jaxttp.ntk.factored import Factored, Kernel
 
 
-def apply_kernel(kernel: Array, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
+def apply_kernel(kernel: Kernel, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
     """Theta v for one v (N, C) or many (T, N, C), as one product of pinned precision."""
+    if isinstance(kernel, Factored):
+        return kernel.apply(vectors)
     if kernel.ndim == 2:
         return jnp.einsum("mn,...nc->...mc", kernel, vectors, precision="highest")
     m, c, n, _ = kernel.shape
@@ -25,12 +28,19 @@ def apply_kernel(kernel: Array, vectors: Float[Array, "*t n c"]) -> Float[Array,
     return out.reshape(*leading, m, c)
 
 
-def flatten_kernel(kernel: Array, c: int) -> Float[Array, "mc nc"]:
+def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
     """The kernel as a matrix (M C, N C), sample-major."""
+    if isinstance(kernel, Factored):
+        kernel = kernel.dense()
     if kernel.ndim == 2:
         return jnp.kron(kernel, jnp.eye(c, dtype=kernel.dtype))
     m, _, n, _ = kernel.shape
     return kernel.reshape(m * c, n * c)
+
+
+def as_kernel(kernel: Any, dtype: Any) -> Kernel:
+    """A kernel in numbers of `dtype`."""
+    return kernel.astype(dtype) if isinstance(kernel, Factored) else jnp.asarray(kernel, dtype)
 
 
 def check_problem(
@@ -40,13 +50,13 @@ def check_problem(
     loss: str | Loss,
     kernel_test: Any = None,
     f0_test: Any = None,
-) -> tuple[Array, Array, Array, Loss, Array | None, Array | None]:
+) -> tuple[Kernel, Array, Array, Loss, Kernel | None, Array | None]:
     """Validated ``(kernel, f0, targets, loss, kernel_test, f0_test)`` as arrays of one dtype."""
     f0 = jnp.asarray(f0)
     if f0.ndim != 2 or not jnp.issubdtype(f0.dtype, jnp.floating):
         raise ValueError(f"f0 must be floating-point outputs (N, C); got {f0.dtype} {f0.shape}.")
     n, c = f0.shape
-    kernel = jnp.asarray(kernel, f0.dtype)
+    kernel = as_kernel(kernel, f0.dtype)
     _check_kernel_shape("kernel", kernel, n, n, c)
     targets, loss = encode_targets(loss, y, f0)
     f0 = check_finite_value("f0", f0)
@@ -57,14 +67,14 @@ def check_problem(
         f0_test = jnp.asarray(f0_test, f0.dtype)
         if f0_test.ndim != 2 or f0_test.shape[1] != c:
             raise ValueError(f"f0_test must be outputs (M, {c}); got shape {f0_test.shape}.")
-        kernel_test = jnp.asarray(kernel_test, f0.dtype)
+        kernel_test = as_kernel(kernel_test, f0.dtype)
         _check_kernel_shape("kernel_test", kernel_test, f0_test.shape[0], n, c)
         f0_test = check_finite_value("f0_test", f0_test)
         kernel_test = check_finite_value("kernel_test", kernel_test)
     return kernel, f0, targets, loss, kernel_test, f0_test
 
 
-def _check_kernel_shape(name: str, kernel: Array, m: int, n: int, c: int) -> None:
+def _check_kernel_shape(name: str, kernel: Kernel, m: int, n: int, c: int) -> None:
     if kernel.shape not in ((m, c, n, c), (m, n)):
         raise ValueError(
             f"{name} must have shape {(m, c, n, c)}, or {(m, n)} for one scalar kernel for "

@@ -11,6 +11,7 @@ from jaxttp._checks import is_concrete
 from jaxttp._types import Params
 from jaxttp.dynamics._segment import Run
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Kernel
 
 
 @jax.jit
@@ -59,8 +60,8 @@ def row_of(path: Array, index: Any) -> Array:
 
 
 @jax.jit
-def is_finite(kernel: Array) -> Array:
-    return jnp.all(jnp.isfinite(kernel))
+def is_finite(kernel: Kernel) -> Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(kernel)]))
 
 
 @functools.partial(jax.jit, static_argnums=0)

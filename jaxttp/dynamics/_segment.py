@@ -22,6 +22,7 @@ from jaxttp.dynamics._network import compile_network as compile_network
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes, slots
 from jaxttp.dynamics.recursion import dual_gradient, output_limit
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Kernel
 
 
 class Start(NamedTuple):
@@ -32,7 +33,7 @@ class Start(NamedTuple):
     """
 
     point: Params
-    kernel: Array
+    kernel: Kernel
     vectors: list[Params]
     f: Array
     state: optax.OptState
@@ -41,7 +42,7 @@ class Start(NamedTuple):
 class Knot(NamedTuple):
     """A point of linearisation: its kernel, J v there for the vectors of the start, the damping."""
 
-    kernel: Array
+    kernel: Kernel
     pushed: Array
     damping: Damping | None = None
 

@@ -49,6 +49,7 @@ from jaxttp.dynamics._trajectory import RelinearizedTrajectory
 from jaxttp.dynamics.filters import linear_filter, start_shares
 from jaxttp.dynamics.optimizers import HeavyBall, same_program
 from jaxttp.losses import Loss, encode_targets
+from jaxttp.ntk.factored import Kernel
 
 SWEEPS = 3
 """How often at most a segment is done again with the defect at its end as a drift.
@@ -75,12 +76,12 @@ def set_out(
     loss: str | Loss,
     optimizer: optax.GradientTransformation | HeavyBall,
     steps: int,
-    kernel_fn: Callable[[Params], Array],
+    kernel_fn: Callable[[Params], Kernel],
     draw: Callable[[int], Array | None],
     accumulators: Sequence[Params] = (),
     damp: bool | None = None,
     x_test: Any = None,
-    cross_fn: Callable[[Params], Array] | None = None,
+    cross_fn: Callable[[Params], Kernel] | None = None,
 ) -> tuple[Course, State]:
     """The course, and the state before the first step.
 

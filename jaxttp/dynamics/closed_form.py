@@ -25,17 +25,18 @@ from jaxttp.dynamics._kernels import (
 )
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss, get_loss
+from jaxttp.ntk.factored import Factored, Kernel
 
 
 def closed_form(
-    kernel: ArrayLike,
+    kernel: ArrayLike | Factored,
     f0: ArrayLike,
     y: Any,
     *,
     loss: str | Loss = "squared_error",
     learning_rate: Any,
     ts: Any,
-    kernel_test: ArrayLike | None = None,
+    kernel_test: ArrayLike | Factored | None = None,
     f0_test: ArrayLike | None = None,
 ) -> Trajectory:
     """Gradient flow of the squared error, exact at any time.
@@ -89,7 +90,7 @@ def closed_form(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _prepare(
-    kernel: Array, f0: Array, targets: Array, is_weighted: bool
+    kernel: Kernel, f0: Array, targets: Array, is_weighted: bool
 ) -> tuple[Array, Array, Array | None, Array]:
     """The symmetric matrix that drives the residual, the residual, W^(1/2) or None, and y."""
     root = None
@@ -97,7 +98,7 @@ def _prepare(
         targets, weights = jnp.split(targets, 2, axis=1)
         root = jnp.sqrt(weights)
     scalar = kernel.ndim == 2 and root is None
-    matrix = kernel if scalar else flatten_kernel(kernel, f0.shape[1])
+    matrix = flatten_kernel(kernel, 1 if scalar else f0.shape[1])
     delta = f0 - targets
     if root is not None:  # of weights: u = W^(1/2) (f - y) has the kernel W^(1/2) Theta W^(1/2)
         delta = root * delta
@@ -112,11 +113,11 @@ def _evaluate(
     delta: Array,
     root: Array | None,
     targets: Array,
-    kernel: Array,
+    kernel: Kernel,
     f0: Array,
     rate: Array,
     ts: Array,
-    kernel_test: Array | None,
+    kernel_test: Kernel | None,
     f0_test: Array | None,
 ) -> Trajectory:
     """The outputs at all times from the eigendecomposition of the residual's matrix."""

@@ -26,6 +26,7 @@ from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol
 from jaxttp.dynamics.rates import effective_learning_rate
 from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Factored, Kernel
 
 NOISES = ("full", "diagonal", "constant", "none")
 SOLVERS = {"euler": diffrax.Euler, "shark": diffrax.ShARK, "sea": diffrax.SEA}
@@ -67,7 +68,7 @@ class Diffusion(eqx.Module):
 
 
 def diffusion(
-    kernel: ArrayLike,
+    kernel: ArrayLike | Factored,
     f0: ArrayLike,
     y: Any,
     *,
@@ -83,7 +84,7 @@ def diffusion(
     substeps: int = 1,
     solver: str = "euler",
     noise_kernel: ArrayLike | None = None,
-    kernel_test: ArrayLike | None = None,
+    kernel_test: ArrayLike | Factored | None = None,
     f0_test: ArrayLike | None = None,
     save: str = "outputs",
 ) -> Diffusion:
@@ -195,7 +196,7 @@ class _Plan(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="plan")
 def _simulate(
-    kernels: tuple[Array, ...],
+    kernels: tuple[Kernel, ...],
     starts: tuple[Array, ...],
     targets: Array,
     rate: Array,
@@ -278,7 +279,7 @@ def _simulate(
 
 
 def _root(
-    kernels: tuple[Array, ...],
+    kernels: tuple[Kernel, ...],
     starts: tuple[Array, ...],
     targets: Array,
     loss: Loss,
@@ -307,7 +308,7 @@ def _root(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _factor(
-    kernels: tuple[Array, ...], start: Array, targets: Array, loss: Loss
+    kernels: tuple[Kernel, ...], start: Array, targets: Array, loss: Loss
 ) -> tuple[Array, ...]:
     """S at the start, a block (., C, N) for every set of samples."""
     force = loss.gradient(start, targets)
@@ -317,7 +318,7 @@ def _factor(
 
 @jax.jit
 def _diagonal_root(
-    kernels: tuple[Array, ...], factor: Array, spectrum: tuple[Array, Array]
+    kernels: tuple[Kernel, ...], factor: Array, spectrum: tuple[Array, Array]
 ) -> tuple[Array, ...]:
     """The root of the part of S S^T that is diagonal in the eigenbasis of Theta.
 

@@ -22,6 +22,7 @@ from jaxttp.dynamics._kernels import (
 )
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Factored, Kernel
 
 SOLVERS = {
     "tsit5": diffrax.Tsit5,
@@ -33,14 +34,14 @@ STIFF = 3e4
 
 
 def gradient_flow(
-    kernel: ArrayLike,
+    kernel: ArrayLike | Factored,
     f0: ArrayLike,
     y: Any,
     *,
     loss: str | Loss,
     learning_rate: Any,
     ts: Any,
-    kernel_test: ArrayLike | None = None,
+    kernel_test: ArrayLike | Factored | None = None,
     f0_test: ArrayLike | None = None,
     solver: str = "auto",
     rtol: float | None = None,
@@ -130,11 +131,11 @@ class Motion(eqx.Module):
         loss: the loss.
     """
 
-    kernel: Array | None
+    kernel: Kernel | None
     f0: Array
     targets: Array
     rate: Array
-    kernel_test: Array | None
+    kernel_test: Kernel | None
     f0_test: Array | None
     values: Array | None
     vectors: Array | None
@@ -144,12 +145,12 @@ class Motion(eqx.Module):
     @classmethod
     def of(
         cls,
-        kernel: Array,
+        kernel: Kernel,
         f0: Array,
         targets: Array,
         loss: Loss,
         rate: Array,
-        kernel_test: Array | None = None,
+        kernel_test: Kernel | None = None,
         f0_test: Array | None = None,
         basis: str = "kernel",
     ) -> "Motion":
@@ -196,7 +197,7 @@ class Motion(eqx.Module):
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _basis_test(kernel_test: Array, values: Array, vectors: Array, n: int) -> Array:
+def _basis_test(kernel_test: Kernel, values: Array, vectors: Array, n: int) -> Array:
     """Theta* V l^-1 (M, C, r): f* moves by it times z."""
     each = jnp.moveaxis(vectors.reshape(n, -1, values.shape[0]), -1, 0)
     moved = jnp.moveaxis(apply_kernel(kernel_test, each), 0, -1)
@@ -236,7 +237,7 @@ def solve(
     )
 
 
-def _choose(kernel: Array, f0: Array, rate: Array, ts: Array) -> str:
+def _choose(kernel: Kernel, f0: Array, rate: Array, ts: Array) -> str:
     """The implicit solver where an explicit one would take tens of thousands of steps."""
     if not all(is_concrete(value) for value in (kernel, f0, rate, ts)):
         return "tsit5"
@@ -245,7 +246,7 @@ def _choose(kernel: Array, f0: Array, rate: Array, ts: Array) -> str:
 
 
 @jax.jit
-def _stiffness(kernel: Array, f0: Array, rate: Array, end: Array) -> Array:
+def _stiffness(kernel: Kernel, f0: Array, rate: Array, end: Array) -> Array:
     """The fastest rate times the horizon, by power iteration."""
 
     def grow(vector: Array, _: None) -> tuple[Array, Array]:

@@ -18,6 +18,7 @@ from jaxttp._result import RESULT
 from jaxttp.dynamics._kernels import check_problem, check_rate, check_times
 from jaxttp.dynamics.flow import SOLVERS, Motion, solve, tolerances
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Factored
 
 
 class FlowCurves(eqx.Module):
@@ -41,7 +42,7 @@ class FlowCurves(eqx.Module):
 
 
 def flow_curves(
-    kernel: ArrayLike,
+    kernel: ArrayLike | Factored,
     f0: ArrayLike,
     y: Any,
     *,
@@ -109,7 +110,7 @@ def _curves(
 
 
 def crossing_time(
-    kernel: ArrayLike,
+    kernel: ArrayLike | Factored,
     f0: ArrayLike,
     y: Any,
     *,

@@ -29,10 +29,11 @@ from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk import empirical_ntk
+from jaxttp.ntk.factored import Factored, Kernel
 
 
 def noise_factor(
-    kernel: ArrayLike, f: ArrayLike, y: Any, *, loss: str | Loss
+    kernel: ArrayLike | Factored, f: ArrayLike, y: Any, *, loss: str | Loss
 ) -> Float[Array, "n c n"]:
     """The factor S (N, C, N) of the mini-batch noise at outputs f: S S^T = J Sigma J^T exactly.
 
@@ -64,13 +65,13 @@ def noise_factor(
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _noise_factor(kernel: Array, f: Array, targets: Array, loss: Loss) -> Array:
+def _noise_factor(kernel: Kernel, f: Array, targets: Array, loss: Loss) -> Array:
     force = loss.gradient(f, targets)
     columns = jax.vmap(lambda n: apply_noise(kernel, force, n))(jnp.eye(f.shape[0], dtype=f.dtype))
     return jnp.moveaxis(columns, 0, -1)
 
 
-def apply_noise(kernel: Array, force: Array, normal: Array) -> Array:
+def apply_noise(kernel: Kernel, force: Array, normal: Array) -> Array:
     """S n for g (N, C) and n (N,); with the cross kernel in place of Theta, at the test samples."""
     centred = normal - jnp.mean(normal)
     return apply_kernel(kernel, force * centred[:, None]) / normal.shape[0] ** 0.5

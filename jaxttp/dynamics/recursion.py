@@ -23,10 +23,11 @@ from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, keep_dtypes, same_program
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Factored, Kernel
 
 
 def recursion(
-    kernel: ArrayLike,
+    kernel: ArrayLike | Factored,
     f0: ArrayLike,
     y: Any,
     *,
@@ -35,7 +36,7 @@ def recursion(
     steps: int,
     batch_size: int | None = None,
     key: Array | None = None,
-    kernel_test: ArrayLike | None = None,
+    kernel_test: ArrayLike | Factored | None = None,
     f0_test: ArrayLike | None = None,
     protocol: str = "epochs",
     initial_tangent: ArrayLike | None = None,
@@ -115,12 +116,12 @@ def recursion(
 def _follow(
     optimizer: Optimizer,
     state: optax.OptState | None,
-    kernel: Array,
+    kernel: Kernel,
     f0: Array,
     targets: Array,
     indices: Array | None,
     tangent: Array | None,
-    kernel_test: Array | None,
+    kernel_test: Kernel | None,
     f0_test: Array | None,
     tangent_test: Array | None,
     *,

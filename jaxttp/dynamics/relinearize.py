@@ -55,6 +55,7 @@ from jaxttp.dynamics._walk import (
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Kernel
 
 
 def relinearized_recursion(
@@ -66,7 +67,7 @@ def relinearized_recursion(
     loss: str | Loss,
     optimizer: optax.GradientTransformation | HeavyBall,
     steps: int,
-    kernel_fn: Callable[[Params], Array],
+    kernel_fn: Callable[[Params], Kernel],
     rebuilds: int | str,
     ends: tuple[int, ...] | None = None,
     tolerance: float = 0.02,
@@ -77,7 +78,7 @@ def relinearized_recursion(
     accumulators: Sequence[Params] = (),
     damp: bool | None = None,
     x_test: Any = None,
-    kernel_test_fn: Callable[[Params], Array] | None = None,
+    kernel_test_fn: Callable[[Params], Kernel] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RelinearizedTrajectory:
     """The dual recursion with the kernel rebuilt along the predicted path.

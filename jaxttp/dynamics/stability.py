@@ -14,6 +14,7 @@ from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.losses import Loss
 from jaxttp.ntk._lanczos import lanczos
+from jaxttp.ntk.factored import Factored, Kernel
 
 LANCZOS_STEPS = 64
 DENSE = 256
@@ -21,7 +22,7 @@ DENSE = 256
 
 
 def largest_curvature(
-    kernel: ArrayLike, f0: ArrayLike, y: Any, *, loss: str | Loss
+    kernel: ArrayLike | Factored, f0: ArrayLike, y: Any, *, loss: str | Loss
 ) -> Float[Array, ""]:
     """The largest eigenvalue of (1/N) H^(1/2) Theta H^(1/2), H the loss's Hessian in f at f0.
 
@@ -52,20 +53,20 @@ def largest_curvature(
     return _largest_curvature(kernel, f0, targets, loss)
 
 
-def _largest_curvature(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Array:
+def _largest_curvature(kernel: Kernel, f0: Array, targets: Array, loss: Loss) -> Array:
     if f0.size <= DENSE:  # a program that is compiled in a third of the time
         return _largest_dense(kernel, f0, targets, loss)
     return jnp.maximum(_modes(kernel, f0, targets, loss)[0][-1], 0.0)
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _largest_dense(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Array:
+def _largest_dense(kernel: Kernel, f0: Array, targets: Array, loss: Loss) -> Array:
     values = decompose(jnp.linalg.eigvalsh, _dense(kernel, f0, targets, loss))
     return jnp.maximum(values[-1], 0.0)
 
 
 def curvature_modes(
-    kernel: Array, f: Array, targets: Array, loss: Loss, count: int
+    kernel: Kernel, f: Array, targets: Array, loss: Loss, count: int
 ) -> tuple[Float[Array, " k"], Float[Array, "nc k"], Float[Array, "nc k"]]:
     """The largest eigenvalues of (1/N) H^(1/2) Theta H^(1/2), H^(1/2) u of their eigenvectors, u.
 
@@ -79,7 +80,7 @@ def curvature_modes(
 
 @functools.partial(jax.jit, static_argnums=3)
 def curvature_basis(
-    kernel: Array, f: Array, targets: Array, loss: Loss
+    kernel: Kernel, f: Array, targets: Array, loss: Loss
 ) -> tuple[Float[Array, " r"], Float[Array, "nc r"]]:
     """Eigenvalues and orthonormal eigenvectors of (1/N) H^(1/2) Theta H^(1/2).
 
@@ -91,7 +92,7 @@ def curvature_basis(
     return tuple(decompose(jnp.linalg.eigh, _dense(kernel, f, targets, loss)))
 
 
-def _dense(kernel: Array, f: Array, targets: Array, loss: Loss) -> Float[Array, "nc nc"]:
+def _dense(kernel: Kernel, f: Array, targets: Array, loss: Loss) -> Float[Array, "nc nc"]:
     """(1/N) H^(1/2) Theta H^(1/2)."""
     n, c = f.shape
     matrix, root = flatten_kernel(kernel, c), _hessian_root(f, targets, loss)
@@ -101,7 +102,7 @@ def _dense(kernel: Array, f: Array, targets: Array, loss: Loss) -> Float[Array, 
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _modes(kernel: Array, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array, Array]:
+def _modes(kernel: Kernel, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array, Array]:
     """Ritz values, the largest last, H^(1/2) times their vectors, these; 0 where there are none."""
     values, vectors, rooted = _ritz(kernel, f, targets, loss)
     return values, jax.vmap(lambda u: rooted(u).reshape(-1), 1, 1)(vectors), vectors
@@ -115,7 +116,7 @@ def _hessian_root(f: Array, targets: Array, loss: Loss) -> Float[Array, "n c c"]
 
 
 def _ritz(
-    kernel: Array, f: Array, targets: Array, loss: Loss
+    kernel: Kernel, f: Array, targets: Array, loss: Loss
 ) -> tuple[Array, Array, Callable[[Array], Array]]:
     """Ritz values, increasing, their vectors, and the product with H^(1/2)."""
     n, c = f.shape
@@ -135,7 +136,7 @@ def _ritz(
 
 
 def max_learning_rate(
-    kernel: ArrayLike,
+    kernel: ArrayLike | Factored,
     f0: ArrayLike,
     y: Any,
     *,

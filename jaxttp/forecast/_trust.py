@@ -25,6 +25,7 @@ from jaxttp.dynamics.relinearize import RelinearizedTrajectory
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast.bands import steps_uncertainty
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Kernel
 
 Network = Callable[[Params, Any], Array]
 ASKED = (0.4, 0.1)
@@ -49,7 +50,7 @@ def learning_speeds(
     x: Any,
     targets: Array,
     loss: Loss,
-    kernel: Array,
+    kernel: Kernel,
     path: Trajectory,
     batch_size: int | None,
 ) -> dict[int, float]:
@@ -128,7 +129,13 @@ def _square(tree: Params) -> Array:
 
 @functools.partial(jax.jit, static_argnums=6)
 def _ask(
-    kernel: Array, train: Array, dual: Array, scale: Array, steps: Array, targets: Array, loss: Loss
+    kernel: Kernel,
+    train: Array,
+    dual: Array,
+    scale: Array,
+    steps: Array,
+    targets: Array,
+    loss: Loss,
 ) -> tuple[list[Array], list[Array], list[Array], list[Array]]:
     """At some steps a_t, c_t, the gradients g, and g^T Theta g."""
     gradients = jax.vmap(lambda f: loss.gradient(f, targets))(train[steps])
@@ -221,7 +228,8 @@ def trust_in_path(
     if path.left_at >= 0:
         return (
             f"from step {path.left_at} on the noise of these batches outgrows what kernels can "
-            "follow: this is the mean path, at the pace at which they had come along it so far"
+            "follow: this is the path of full batches at half its speed, a rule of thumb; smaller "
+            "rates or larger batches are surer"
         )
     if path.held_from >= 0 and path.edge_at >= 0:
         return (

@@ -28,6 +28,7 @@ from jaxttp.dynamics.recursion import output_limit
 from jaxttp.forecast._stability import RISE
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Factored
 from jaxttp.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
 
 GROWTHS = (*np.linspace(-1.0, 1.0, 21), *np.linspace(1.25, 8.0, 28))
@@ -107,7 +108,7 @@ class OnlineForecast:
 
 
 def online(
-    kernel: ArrayLike,
+    kernel: ArrayLike | Factored,
     f0: ArrayLike,
     y: Any,
     setting: Hyperparameters,
@@ -169,8 +170,8 @@ def online(
     reading = loss_rule(thresholds, rule, smooth, window, setting.steps)
     wanted = targets_of(target_loss)
     check_number("departure", departure, above=0.0)
-    kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, setting.loss)
-    matrix = flatten_kernel(kernel, f0.shape[1])
+    theta, f0, targets, loss, _, _ = check_problem(kernel, f0, y, setting.loss)
+    matrix = flatten_kernel(theta, f0.shape[1])
     rates = jnp.asarray(setting.rates(), f0.dtype)
     begin = functools.partial(_run, targets=targets, momentum=setting.momentum, loss=loss)
     still, none = jnp.zeros_like(f0), jnp.zeros(1, f0.dtype)

@@ -32,6 +32,7 @@ from jaxttp.forecast.sweeps import sweep_kernel
 from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss
 from jaxttp.ntk.estimators import KernelEstimator
+from jaxttp.ntk.factored import Kernel
 from jaxttp.ntk.spectrum import eigendecomposition, label_alignment
 from jaxttp.rule import Rule, Target, Values, goal_words, targets_of
 from jaxttp.training import time_step
@@ -392,7 +393,7 @@ def _best(swept: Sweep) -> int:
     return min(followed or range(len(swept.settings)), key=lambda i: _rank(swept, i))
 
 
-def _explain(kernel: Array, problem: Problem) -> Explanation:
+def _explain(kernel: Kernel, problem: Problem) -> Explanation:
     f0, gradient = problem.f0, problem.loss.gradient(problem.f0, problem.targets)
     system = eigendecomposition(kernel)
     values = np.asarray(system.values, np.float64)

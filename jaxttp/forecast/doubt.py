@@ -20,6 +20,7 @@ from jaxttp.forecast.bands import (
 )
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Linearizer, Path
+from jaxttp.ntk.factored import Kernel
 from jaxttp.rule import Rule, Target
 
 LEVEL = 0.9
@@ -142,7 +143,7 @@ def _read(
 
 
 def without_parts(
-    lines: Linearizer, descent: Descent, parts: Iterable[Array]
+    lines: Linearizer, descent: Descent, parts: Iterable[Kernel]
 ) -> tuple[Array, Array]:
     """Losses and errors (G, T + 1) of full-batch training, a curve for each kernel."""
     problem = lines.problem

@@ -29,6 +29,7 @@ from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.swept import SHOWN, Sweep, held_to
 from jaxttp.losses import Loss, get_loss
+from jaxttp.ntk.factored import Kernel
 from jaxttp.rule import Curves, Rule, reach
 
 SURE, LEAST, MOST = 1, 2, 5
@@ -190,7 +191,7 @@ def with_trust(
 
 @functools.partial(jax.jit, static_argnames=("loss", "batch_size", "protocol"))
 def heavy_ball_path(
-    kernel: Array,
+    kernel: Kernel,
     start: Array,
     targets: Array,
     rates: Array,

@@ -45,13 +45,13 @@ class Price:
             descent: the training.
             estimator: how kernels come about.
         """
-        n, c = problem.f0.shape
+        n = problem.f0.shape[0]
         step = STEP * plan_of(problem).forward
         return cls(
             training=step * (descent.batch_size or n) * descent.steps,
             kernel=estimator.operations(problem),
             whole_pass=step * n,
-            product=2.0 * (n * c) ** 2,
+            product=estimator.product(problem),
         )
 
     def forecast(self, kernels: int, passes: int, products: int) -> float:

@@ -31,6 +31,7 @@ from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.swept import Sweep, held_to
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.estimators import KernelEstimator
+from jaxttp.ntk.factored import Factored
 from jaxttp.rule import TRAIN_CURVES, Rule, Target, Values, check_targets, targets_of
 
 _CHUNK_BYTES = 64 << 20
@@ -135,7 +136,7 @@ def sweep(
 
 
 def sweep_kernel(
-    kernel: ArrayLike,
+    kernel: ArrayLike | Factored,
     f0: ArrayLike,
     y: Any,
     settings: Sequence[Hyperparameters],
@@ -188,7 +189,7 @@ def sweep_kernel(
     return _sweep(kernel, f0, y, wanted)
 
 
-def _sweep(kernel: ArrayLike, f0: ArrayLike, y: Any, wanted: "_Wanted") -> Sweep:
+def _sweep(kernel: ArrayLike | Factored, f0: ArrayLike, y: Any, wanted: "_Wanted") -> Sweep:
     """A sweep whose options were checked."""
     settings, reading = wanted.settings, wanted.rule
     problems = {

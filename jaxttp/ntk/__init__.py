@@ -2,6 +2,7 @@
 
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
+from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
 from jaxttp.ntk.operator import NTKOperator, ntk_operator
 from jaxttp.ntk.sketch import ClassSketch, class_sketch, sketch_error, sketch_jacobian
@@ -28,6 +29,7 @@ __all__ = [
     "Eigensystem",
     "Estimate",
     "Exact",
+    "Factored",
     "KernelEstimator",
     "KernelPlan",
     "NTKOperator",

@@ -17,8 +17,9 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_integer, check_key, check_number
 from jaxttp._types import Params
 from jaxttp.ntk._plan import KernelPlan
+from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
-from jaxttp.ntk.sketch import sketch_jacobian, sketch_product
+from jaxttp.ntk.sketch import sketch_jacobian
 
 GROUPS = 4
 """Parts of a sketch that its error is told from."""
@@ -29,13 +30,13 @@ class Estimate(NamedTuple):
     """A kernel, and what it would be without each part of the data that it was estimated from.
 
     Attributes:
-        kernel: Theta (N, C, N, C).
+        kernel: Theta (N, C, N, C), as an array or as its factors.
         parts: kernels that lack a part, each with mean Theta, one at a time; None where the kernel
             is exact, or too narrow a sketch to tell its own error.
     """
 
-    kernel: Float[Array, "n c n c"]
-    parts: Iterator[Array] | None = None
+    kernel: Kernel
+    parts: Iterator[Kernel] | None = None
 
 
 class KernelEstimator(abc.ABC):
@@ -46,12 +47,16 @@ class KernelEstimator(abc.ABC):
         """Theta(X, X) at these weights, with a call (tiles done, tiles in all) where it has any."""
 
     @abc.abstractmethod
-    def cross(self, problem: Any, weights: Params, x: Any) -> Float[Array, "m c n c"]:
+    def cross(self, problem: Any, weights: Params, x: Any) -> Kernel:
         """Theta(x, X) at these weights."""
 
     def operations(self, problem: Any) -> float:
         """Estimated floating-point operations of one kernel: those of a full Jacobian and J J^T."""
         return plan_of(problem).flops["jacobian"]
+
+    def product(self, problem: Any) -> float:
+        """Operations of one product of the kernel with outputs."""
+        return 2.0 * problem.f0.size**2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Exact(KernelEstimator):
         """See `KernelEstimator`."""
         return Estimate(self._between(problem, weights, problem.x, None, progress))
 
-    def cross(self, problem: Any, weights: Params, x: Any) -> Float[Array, "m c n c"]:
+    def cross(self, problem: Any, weights: Params, x: Any) -> Kernel:
         """See `KernelEstimator`."""
         return self._between(problem, weights, x, problem.x, None)
 
@@ -104,6 +109,8 @@ class Exact(KernelEstimator):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sketched(KernelEstimator):
     """S S^T of one random projection S of the Jacobian for all weights, see `sketch_jacobian`.
+
+    Where S is narrower than half the kernel, the kernel is never formed, see `Factored`.
 
     Attributes:
         sketch_dim: width of the projection; the error falls as 1/sqrt(sketch_dim).
@@ -138,19 +145,27 @@ class Sketched(KernelEstimator):
         """See `KernelEstimator`."""
         sketch = self._project(problem, weights, problem.x)
         parts = delete_groups(sketch) if sketch.shape[-1] > 1 else None
-        return Estimate(sketch_product(sketch, sketch), parts)
+        return Estimate(_product(sketch, sketch), parts)
 
-    def cross(self, problem: Any, weights: Params, x: Any) -> Float[Array, "m c n c"]:
+    def cross(self, problem: Any, weights: Params, x: Any) -> Kernel:
         """See `KernelEstimator`."""
         rows, columns = (self._project(problem, weights, some) for some in (x, problem.x))
-        return sketch_product(rows, columns)
+        return _product(rows, columns)
 
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`: C ways back a sample, and the product of the projections."""
         n, c = problem.f0.shape
         size = sum(leaf.size for leaf in jax.tree.leaves(problem.weights))
         rows = n * plan_of(problem).forward * (1 + 2 * c) + n * c * size
-        return rows + 2.0 * (n * c) ** 2 * self.sketch_dim
+        formed = 0.0 if _stays_factored(self.sketch_dim, n * c) else 2.0 * (n * c) ** 2
+        return rows + formed * self.sketch_dim
+
+    def product(self, problem: Any) -> float:
+        """See `KernelEstimator`."""
+        size = problem.f0.size
+        if _stays_factored(self.sketch_dim, size):
+            return 4.0 * size * self.sketch_dim
+        return super().product(problem)
 
     def _project(self, problem: Any, weights: Params, x: Any) -> Array:
         assert self.key is not None  # checked when it was made
@@ -167,22 +182,38 @@ def plan_of(problem: Any, **options: Any) -> KernelPlan:
     )
 
 
-def delete_groups(sketch: Float[Array, "n c k"]) -> Iterator[Float[Array, "n c n c"]]:
+def _stays_factored(width: int, outputs: int) -> bool:
+    """Whether factors of that width are the cheaper kernel of so many outputs N C."""
+    return 2 * width < outputs
+
+
+def _product(rows: Float[Array, "m c k"], columns: Float[Array, "n c k"]) -> Kernel:
+    """The kernel of two sketches of one projection, formed where that is cheaper."""
+    kernel = Factored.of(rows, columns)
+    outputs = columns.shape[0] * columns.shape[1]
+    return kernel if _stays_factored(columns.shape[2], outputs) else kernel.dense()
+
+
+def delete_groups(sketch: Float[Array, "n c k"]) -> Iterator[Kernel]:
     """Kernels from all columns of a sketch but those of one group, for every group.
 
     Args:
         sketch: S with E[S S^T] = Theta, columns alike (N, C, k).
 
     Yields:
-        k / (k - k_j) (S S^T - S_j S_j^T), each with mean Theta, (N, C, N, C), one at a time.
+        k / (k - k_j) (S S^T - S_j S_j^T), each with mean Theta, (N, C, N, C), one at a time; as
+        factors where the whole is kept so.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> [kernel.item() for kernel in delete_groups(jnp.ones((1, 1, 8)))]
+        >>> [round(kernel.item(), 6) for kernel in delete_groups(jnp.ones((1, 1, 8)))]
         [8.0, 8.0, 8.0, 8.0]
     """
     width = sketch.shape[-1]
     parts = np.array_split(np.arange(width), min(GROUPS, width))
     for part in parts:
         k = np.setdiff1d(np.arange(width), part)
-        yield sketch_product(sketch[..., k], sketch[..., k]) * (width / max(1, len(k)))
+        rest = sketch[..., k]
+        kernel = Factored.of(rest * (width / max(1, len(k))), rest)
+        is_factored = _stays_factored(width, sketch.shape[0] * sketch.shape[1])
+        yield kernel if is_factored else kernel.dense()

@@ -300,8 +300,3 @@ def _signed(apply_fn: ApplyFn) -> ApplyFn:
 
 
 __all__ = ["ClassSketch", "class_sketch", "sketch_error", "sketch_jacobian"]
-
-
-def sketch_product(first: Array, second: Array) -> Array:
-    """The kernel (N, C, M, C) that sketches (N, C, k) and (M, C, k) of one projection stand for."""
-    return jnp.einsum("ncd,med->ncme", first, second, precision="highest")

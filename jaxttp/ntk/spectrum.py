@@ -17,6 +17,7 @@ from jaxttp._checks import check_choice, check_integer
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp.ntk._lanczos import lanczos
+from jaxttp.ntk.factored import Factored
 
 
 class PSDReport(NamedTuple):
@@ -98,7 +99,7 @@ class SpectralDensity(NamedTuple):
         return bumps @ self.weights.reshape(-1)
 
 
-def as_matrix(kernel: ArrayLike) -> Array:
+def as_matrix(kernel: ArrayLike | Factored) -> Array:
     """(N, C, N, C) or (N, N) as a square matrix.
 
     Raises:
@@ -109,12 +110,13 @@ def as_matrix(kernel: ArrayLike) -> Array:
         >>> as_matrix(jnp.zeros((3, 2, 3, 2))).shape
         (6, 6)
     """
-    shape = jnp.shape(kernel)
+    shape = kernel.shape if isinstance(kernel, Factored) else jnp.shape(kernel)
     half = shape[: len(shape) // 2]
     if len(shape) not in (2, 4) or half != shape[len(shape) // 2 :]:
         raise ValueError(f"kernel must be (N, C, N, C) or (N, N); got {shape}.")
     size = half[0] * (half[1] if len(half) == 2 else 1)
-    return jnp.asarray(kernel).reshape(size, size)
+    whole = kernel.dense() if isinstance(kernel, Factored) else jnp.asarray(kernel)
+    return whole.reshape(size, size)
 
 
 def psd_report(kernel: ArrayLike) -> PSDReport:
@@ -140,7 +142,7 @@ def _tolerance(matrix: Array, largest: Array) -> Array:
     return largest * matrix.shape[0] * jnp.finfo(matrix.dtype).eps
 
 
-def eigendecomposition(kernel: ArrayLike) -> Eigensystem:
+def eigendecomposition(kernel: ArrayLike | Factored) -> Eigensystem:
     """Θ = Σ_k λ_k v_k v_kᵀ with λ_1 ≥ λ_2 ≥ ... ≥ 0.
 
     Negative eigenvalues are rounding in a kernel that is a Gram matrix; they become zero, and the

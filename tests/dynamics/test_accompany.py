@@ -147,10 +147,10 @@ def test_batches_that_cannot_be_followed_go_on_at_their_pace(monkeypatch):
     where, loss = path.left_at, np.asarray(mean.loss)
     assert (where, path.ends) == (4, mean.ends)
     np.testing.assert_allclose(path.test, path.train, atol=1e-10)
-    # Their loss of step 4 the mean path, which falls, had at step 2.1: so at step 8 that of 4.2.
-    pace = np.interp(-float(path.loss[where]), -loss, np.arange(len(loss))) / where
-    assert pace < 0.6
-    ts = np.arange(where + 1, len(loss)) * pace
+    # Their loss of step 4 the mean path, which falls, had at step 2.1; then they come half a step.
+    reached = np.interp(-float(path.loss[where]), -loss, np.arange(len(loss)))
+    assert where * 0.5 < reached < where * 0.6
+    ts = reached + 0.5 * np.arange(1, len(loss) - where)
     for sample in range(2):
         want = np.interp(ts, np.arange(len(loss)), mean.train[:, sample, 0])
         np.testing.assert_allclose(path.train[where + 1 :, sample, 0], want, atol=1e-10)

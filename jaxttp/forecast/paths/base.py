@@ -23,6 +23,7 @@ from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
+from jaxttp.ntk.factored import Kernel
 from jaxttp.rule import Rule
 
 Progress = Callable[[str, int, int], None]
@@ -43,7 +44,7 @@ class Linearizer:
         problem: Problem,
         estimator: KernelEstimator | None = None,
         progress: Progress | None = None,
-        first: Array | None = None,
+        first: Kernel | None = None,
     ) -> None:
         self.problem = problem
         self.estimator = Exact() if estimator is None else estimator
@@ -66,11 +67,11 @@ class Linearizer:
         return found
 
     @property
-    def first(self) -> Array:
+    def first(self) -> Kernel:
         """Theta before training (N, C, N, C)."""
         return self.estimate.kernel
 
-    def at(self, weights: Params) -> Array:
+    def at(self, weights: Params) -> Kernel:
         """Theta at these weights of the trained part; the one before training is kept."""
         return self.first if weights is self.problem.weights else self._estimate(weights).kernel
 
@@ -82,19 +83,19 @@ class Linearizer:
         return self.estimator.estimate(self.problem, weights, tiles)
 
     @functools.cached_property
-    def cross(self) -> dict[str, Array]:
+    def cross(self) -> dict[str, Any]:
         """The cross kernel and test outputs before training, as the dynamics call them; or none."""
         if self.problem.x_test is None:
             return {}
         kernel = self._cross(self.problem.weights)
         return {"kernel_test": kernel, "f0_test": self.problem.f0_test}  # type: ignore[dict-item]
 
-    def cross_at(self, weights: Params) -> Array:
+    def cross_at(self, weights: Params) -> Kernel:
         """Theta(x_test, x) at these weights of the trained part; that before training is kept."""
         is_first = weights is self.problem.weights
         return self.cross["kernel_test"] if is_first else self._cross(weights)
 
-    def _cross(self, weights: Params) -> Array:
+    def _cross(self, weights: Params) -> Kernel:
         self.kernels += 1
         return self.estimator.cross(self.problem, weights, self.problem.x_test)
 
