@@ -101,7 +101,6 @@ def _print(console: Console, result: Any) -> None:
     swept = result.sweep
     print_task(console, result.task)
     goal = swept.goal(result.threshold)
-    times = swept.times(result.threshold)
     cost = swept.cost(result.threshold)
     for heading, chosen in (
         (f"fewest steps to {goal}", swept.ranking(result.threshold)[:FASTEST]),
@@ -113,7 +112,7 @@ def _print(console: Console, result: Any) -> None:
         for i in chosen:
             timed = "-" if swept.step_seconds is None else seconds_text(cost[i])
             table.add_row(
-                str(swept.settings[i]), str(times[i]), timed,
+                str(swept.settings[i]), swept.time_words(i, result.threshold), timed,
                 f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",
             )  # fmt: skip
         console.print(table)
@@ -136,6 +135,9 @@ def _print(console: Console, result: Any) -> None:
     console.print(f"largest stable learning rate: {result.max_learning_rate:.4g} (no momentum)")
     if result.fastest is not None:
         best = swept.settings[result.fastest]
-        console.print(f"fastest to {goal}: {best} ({times[result.fastest]} steps)")
+        time = swept.time_words(result.fastest, result.threshold)
+        console.print(f"fastest to {goal}: {best} ({time} steps)")
+        if swept.tie and result.threshold == swept.ranked_by:
+            console.print(swept.tie, soft_wrap=True)
         if swept.trust.get(result.fastest) is not None:
             console.print(f"trust: {swept.trust[result.fastest]}", soft_wrap=True)

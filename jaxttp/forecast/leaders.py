@@ -24,6 +24,7 @@ from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._options import Keywords, in_proportion
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.descent import Descent
+from jaxttp.forecast.doubt import LEVEL, Doubt
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.paths.relinearized import Relinearized
@@ -34,6 +35,8 @@ from jaxttp.rule import Curves, Rule, reach
 
 SURE, LEAST, MOST = 1, 2, 5
 """So many of the first are to be looked at, and so many settings in all, at least and at most."""
+FEW = 8
+"""Of at most so many settings all that are stable are followed."""
 
 
 def descent_of(one: Hyperparameters, key: Array | None, protocol: str | None) -> Descent:
@@ -60,7 +63,8 @@ def follow_leaders(
     """The same sweep, with its leading settings forecast again along rebuilt kernels.
 
     Those first in what the sweep is ranked by (`Sweep.ranked_by`), by steps and by cost, are
-    followed until those in front have been, two at least and five at most.
+    followed until those in front have been, two at least and five at most; of eight settings or
+    fewer all that are stable.
     Where rebuilding the kernels is out of proportion (see `predict_training_time`) nothing is done.
 
     Args:
@@ -79,7 +83,8 @@ def follow_leaders(
     """
     keywords = Keywords(relinearize=relinearize)
     report = progress or (lambda stage, done, total: None)
-    while len(swept.relinearized) < MOST:
+    most = len(swept.settings) if len(swept.settings) <= FEW else MOST
+    while len(swept.relinearized) < most:
         waiting = _next(swept)
         if waiting is None:
             break
@@ -94,7 +99,7 @@ def follow_leaders(
             way, _ = in_proportion(way, problem, descent, lines.estimator)
         if not isinstance(way, Relinearized):
             break
-        report("rebuilding kernels of the leading settings", len(swept.relinearized), MOST)
+        report("rebuilding kernels of the leading settings", len(swept.relinearized), most)
         path = way.follow(beside, descent)
         _, rates = way.rates(beside, descent)
         stable = way.is_stable(path, rates, descent)
@@ -110,9 +115,11 @@ def _next(swept: Sweep) -> int | None:
         for i in order[:SURE]:
             if i not in done:
                 return i
-    if len(done) >= LEAST:
+    few = len(swept.settings) <= FEW
+    if len(done) >= LEAST and not few:
         return None
-    return next((i for i in orders[0] if i not in done), None)
+    rest = (*orders[0], *(np.flatnonzero(swept.stable).tolist() if few else ()))
+    return next((i for i in rest if i not in done), None)
 
 
 def _replaced(
@@ -133,12 +140,15 @@ def _replaced(
         found["target_steps"] = list(reached.values())
     if swept.error is not None:
         found["error"] = held_to(curves.error, length)
+    doubt = Doubt.of(path, rule, stable=stable, level=LEVEL, targets=swept.targets)
+    off = {**(doubt.steps_uncertainty or {}), **doubt.targets_uncertainty}
     kept = {name: getattr(swept, name).copy() for name in found}
     for name, value in found.items():
         kept[name][i] = value
     return dataclasses.replace(
-        swept, **kept, trust={**swept.trust, i: trust}, relinearized=(*swept.relinearized, i)
-    )
+        swept, **kept, trust={**swept.trust, i: trust}, relinearized=(*swept.relinearized, i),
+        uncertainty={**swept.uncertainty, i: off},
+    )  # fmt: skip
 
 
 def with_trust(

@@ -59,6 +59,8 @@ class Sweep:
         target_steps: steps to every target (S, K), -1 as in `steps`.
         relinearized: the settings that were forecast again along rebuilt kernels, in the order in
             which they were; the others' times are those of the first kernel.
+        uncertainty: for those settings, by threshold and target, by how many steps the time may be
+            off, as `Prediction.steps_uncertainty`.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -79,6 +81,9 @@ class Sweep:
     targets: tuple[Target, ...] = ()
     target_steps: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0), int))
     relinearized: tuple[int, ...] = ()
+    uncertainty: Mapping[int, Mapping[float | Target, int]] = dataclasses.field(
+        default_factory=dict
+    )
 
     @property
     def ranked_by(self) -> float | Target:
@@ -168,6 +173,26 @@ class Sweep:
         order = np.lexsort((self.final_loss, cost))
         return tuple(int(i) for i in order if np.isfinite(cost[i]))
 
+    def off(self, i: int, threshold: float | Target | None = None) -> int | None:
+        """By how many steps the time of setting i may be off; None where that is not known."""
+        goal = self.ranked_by if threshold is None else threshold
+        return self.uncertainty.get(i, {}).get(goal)
+
+    def tied(self, threshold: float | Target | None = None) -> tuple[int, ...]:
+        """The settings that may get there before `best`, as far as is known."""
+        order, times = self.ranking(threshold), self.times(threshold)
+        if not order:
+            return ()
+        latest = times[order[0]] + (self.off(order[0], threshold) or 0)
+        return tuple(
+            i for i in order[1:] if (off := self.off(i, threshold)) and times[i] - off <= latest
+        )
+
+    def time_words(self, i: int, threshold: float | Target) -> str:
+        """When setting i gets there, with what the time may be off by."""
+        time, off = int(self.times(threshold)[i]), self.off(i, threshold)
+        return f"{time} ± {off}" if off is not None and time >= 0 else str(time)
+
     def pareto(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that no other one beats in both cost and final loss, cheapest first."""
         cost = self.cost(threshold)
@@ -198,6 +223,7 @@ class Sweep:
                 time = self.times(goal)[i]
                 name = goal.column if isinstance(goal, Target) else f"{goal:g}"
                 row[f"steps_{name}"] = int(time) if time >= 0 else None
+                row[f"uncertainty_{name}"] = self.off(i, goal)
                 if self.step_seconds is not None:
                     seconds = float(time * self.step_seconds[i]) if time >= 0 else None
                     row[f"seconds_{name}"] = seconds
@@ -213,6 +239,15 @@ class Sweep:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+
+    @property
+    def tie(self) -> str:
+        """One line on those that cannot be told apart from the best; empty where all can."""
+        rivals = self.tied()
+        if not rivals:
+            return ""
+        names = ", ".join(str(self.settings[i]) for i in rivals[:SHOWN])
+        return f"which is first is not sure: by the ± it may as well be {names}"
 
     @property
     def depth(self) -> str:
@@ -239,9 +274,9 @@ class Sweep:
             f"the first to {self.goal(self.ranked_by)}:"
         ]
         for i in order[:SHOWN]:
-            times = ", ".join(str(int(t)) for t in self.steps[i])
+            times = ", ".join(self.time_words(i, e) for e in self.thresholds)
             if self.targets:
-                below = [f"{t.words()}: step {self.times(t)[i]}" for t in self.targets
+                below = [f"{t.words()}: step {self.time_words(i, t)}" for t in self.targets
                          if self.times(t)[i] >= 0]  # fmt: skip
                 times = f"{times}; {', '.join(below)}"
             mark = ", one kernel" if self.relinearized and i not in self.relinearized else ""
@@ -251,6 +286,8 @@ class Sweep:
                 lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
         if not reached:
             lines.append("  none gets there")
+        if self.tied():
+            lines.append(wrapped(f"  {self.tie}", 2))
         if self.relinearized:
             lines.append(wrapped(f"  {self.depth}", 2))
         if self.warning is not None:

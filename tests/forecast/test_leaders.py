@@ -1,5 +1,7 @@
 """The settings that lead a sweep are forecast again, as `predict_training_time` forecasts them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,8 @@ def network(w, x):
 
 
 @pytest.mark.slow
-def test_what_leads_is_what_a_forecast_of_its_own_says():
+def test_what_leads_is_what_a_forecast_of_its_own_says(monkeypatch):
+    monkeypatch.setattr(leaders, "FEW", 0)
     options = {"target_loss": (0.9, 0.7), "target_error": 0.2}
     found = sweep(network, W, X, Y, SETTINGS, relinearize=2, **options)
     plain = sweep(network, W, X, Y, SETTINGS, relinearize=0, **options)
@@ -41,6 +44,7 @@ def test_what_leads_is_what_a_forecast_of_its_own_says():
         assert dict(zip(found.thresholds, found.steps[i], strict=True)) == dict(one.steps)
         assert dict(zip(found.targets, found.target_steps[i], strict=True)) == dict(one.targets)
         assert (found.trust[i], bool(found.stable[i])) == (one.trust, one.stable)
+        assert found.uncertainty[i] == {**one.steps_uncertainty, **one.targets_uncertainty}
     rest = sorted({*range(len(SETTINGS))} - {*found.relinearized})
     np.testing.assert_array_equal(found.loss[rest], plain.loss[rest])
     assert "leading settings along rebuilt kernels" in str(found)
@@ -81,3 +85,31 @@ def test_bad_numbers_of_kernels_are_refused_before_the_network_is_called():
 
     with pytest.raises(ValueError, match="relinearize must be an integer of at least 0"):
         sweep(never, W, X, Y, SETTINGS, relinearize=-1)
+
+
+@pytest.mark.slow
+def test_a_few_settings_are_all_followed():
+    """Also those that come too late, so that every time is of one kind."""
+    found = sweep(network, W, X, Y, SETTINGS[:4], relinearize=1, target_loss=0.9)
+    assert sorted(found.relinearized) == [0, 1, 2, 3]
+    assert len(found.ranking()) < 4
+    assert found.depth == "all along rebuilt kernels"
+
+
+def test_rivals_that_cannot_be_told_apart_are_named():
+    plain = sweep(network, W, X, Y, SETTINGS[:4], relinearize=0, target_loss=0.9)
+    assert (plain.tied(), plain.tie) == ((), "")
+    first, second = plain.ranking()
+    times, goal = plain.times(), plain.ranked_by
+    gap = int(times[second] - times[first])
+    assert gap > 0
+    known = {i: {goal: off} for i, off in ((first, 1), (second, gap))}
+    unsure = dataclasses.replace(plain, uncertainty=known)
+    assert unsure.tied() == (second,)
+    assert str(SETTINGS[second]) in unsure.tie
+    assert f"{times[second]} ± {gap}" in str(unsure)
+    assert "which is first is not sure" in str(unsure)
+    row = unsure.rows()[second]
+    assert row[f"uncertainty_{goal.column}"] == gap
+    sure = dataclasses.replace(unsure, uncertainty={first: {goal: 1}, second: {goal: gap - 2}})
+    assert sure.tied() == ()
