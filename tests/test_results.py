@@ -41,7 +41,7 @@ INPUTS = {
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
     "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem", "Descent", "Rule",
     "Target", "OptimizerChoice", "Arrival",
-    "Estimate", "Exact", "Sketched", "Recursion", "GradientFlow", "ClosedForm", "WeightSpace",
+    "Estimate", "Exact", "Factored", "Sketched", "Recursion", "GradientFlow", "ClosedForm", "WeightSpace",
     "Relinearized", "Noisy", "Linearizer", "HeavyBall",
     "Mode", "Filter", "Truncate", "Damp", "Tikhonov", "Noise",
 }  # fmt: skip

@@ -84,7 +84,8 @@ class Prediction:
         rates: the learning rate of every step (or one for all), and its share of the limit.
         targets: the step at which every target is reached, -1 for never; empty where none was
             asked for. See `reach` for others of the same forecast.
-        targets_uncertainty: as `steps_uncertainty`, for targets of the training loss.
+        targets_uncertainty: as `steps_uncertainty`, for targets on the training samples; a time of
+            the error may be off by as much as that of the loss of that step.
         targets_band: as `steps_band`, for targets on the training samples.
         notes: how the network was evaluated, where that is not as it was given, such as
             "2 BatchNorm on running averages" or "parameters promoted from bfloat16".

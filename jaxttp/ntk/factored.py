@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._result import RESULT
-
 
 class Factored(eqx.Module):
     """Theta = A B^T from A (M, C, k) and B (N, C, k), which is never formed.
@@ -31,8 +29,6 @@ class Factored(eqx.Module):
     rows: Float[Array, "mc k"]
     columns: Float[Array, "nc k"]
     classes: int = eqx.field(static=True)
-
-    plot, _repr_html_, __repr__ = RESULT
 
     @classmethod
     def of(cls, rows: Float[Array, "m c k"], columns: Float[Array, "n c k"]) -> "Factored":

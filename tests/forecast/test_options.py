@@ -190,14 +190,14 @@ def test_the_kernel_is_rebuilt_unless_it_was_said_otherwise(monkeypatch):
     np.testing.assert_array_equal(found.loss, call(learning_rate=0.5, relinearize="auto").loss)
     assert call(learning_rate=0.5, relinearize=0).cost.kernels == 1
     assert call(learning_rate=0.5, dynamics="ode").cost.kernels == 1
-    monkeypatch.setattr(_options, "LARGE", 0)
-    few = call(learning_rate=0.5)  # 8 (3 + 5) passes for 20
+    monkeypatch.setattr(_options, "AFFORDABLE", 0)
+    few = call(learning_rate=0.5)
     assert few.cost.kernels == 1
     assert few.trust is not None
-    assert "about 64 passes back through the network, where training takes 20" in few.trust
+    assert "one kernel was followed: to rebuild it along the way takes about" in few.trust
     assert call(learning_rate=0.5, relinearize=2).cost.kernels == 3
-    long = {"learning_rate": 0.5, "steps": 24}  # 64 < 3 x 24
-    assert predict_training_time(curved, BENT, X, Y, **long).cost.kernels > 2
+    monkeypatch.setattr(_options, "PROPORTION", 1e6)
+    assert call(learning_rate=0.5).cost.kernels > 2
 
 
 def test_optimizers_that_are_not_linear_are_simulated(monkeypatch):

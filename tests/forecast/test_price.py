@@ -48,8 +48,12 @@ def test_every_estimator_has_a_price():
             Exact(), Sketched(200, jax.random.key(0)), Sketched(2, jax.random.key(0)), Scaled(2.0)
         )
     )  # fmt: skip
-    assert wide - narrow == 198 * 2 * (N * C) ** 2
+    assert wide - narrow == 200 * 2 * (N * C) ** 2  # the narrow one stays as its factors
     assert 0 < narrow < wide
+    products = [
+        Price.of(problem(), descent(), Sketched(dim, jax.random.key(0))).product for dim in (200, 2)
+    ]
+    assert products == [2 * (N * C) ** 2, 4 * N * C * 2]
     assert 0 < exact <= own  # a whole Jacobian, where nothing better is known
 
 

@@ -141,11 +141,16 @@ def test_targets_are_as_sure_as_thresholds():
         alone = Doubt.of(path, target.rule(), stable=True, sketched=sketched)
         assert found.targets[target] == alone.steps[target.value]
         assert found.targets_band[target] == alone.steps_band[target.value]
-        if target.metric == "loss":
-            assert found.targets_uncertainty[target] == alone.steps_uncertainty[target.value]
+        assert found.targets_uncertainty[target] == alone.steps_uncertainty[target.value]
     assert found.targets[on_test] == first_below(loss + 0.1, 0.3)
     assert on_test not in found.targets_band
-    assert set(found.targets_uncertainty) == {Target(0.3), Target(0.01)}
+    assert set(found.targets_uncertainty) == set(on_train)
+    # An error moves in time as the loss of that step: by 10 % up or down it comes to the level
+    # of that step as much later or earlier.
+    level = loss[found.targets[Target(0.2, "error")]]
+    moves = [first_below(loss * factor, level) for factor in (1.0, 0.9, 1.1)]
+    want = max(abs(moves[0] - moves[1]), abs(moves[0] - moves[2]))
+    assert found.targets_uncertainty[Target(0.2, "error")] == want
     low, high = found.targets_band[Target(0.3)]
     assert low < found.targets[Target(0.3)] < high
 

@@ -261,7 +261,8 @@ def test_json_is_complete():
     assert is_finite_list(list(written["seconds"].values()), 4)
     assert written["seconds"]["horizon"] == 15 * written["step_seconds"]
     cost = written["cost"]
-    assert set(cost) == {"kernels", "gradient_evaluations", "seconds", "compile_seconds"}
+    counted = {"kernels", "gradient_evaluations", "operations", "training_operations"}
+    assert set(cost) == counted | {"seconds", "compile_seconds"}
     assert (cost["kernels"], cost["gradient_evaluations"]) == (1, 3 + 2 * 3)
 
 
