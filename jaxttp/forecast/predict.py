@@ -114,14 +114,16 @@ def predict_training_time(
         relinearize: kernels built after the first, placed by the library along the predicted path
             (second order); "auto" for as many as `tolerance` asks for; 0 for one kernel alone,
             which costs the least and tells the least, and which "auto" keeps, and says so, where to
-            rebuild a large network's would cost several trainings. With mini-batches a number
-            rebuilds along the path of the very batches, "auto" along the mean path beside which
-            they take their steps. With "recursion" or, for their mean path, "sde"; the others
-            follow one kernel, and "auto" asks for no more.
+            rebuild it would take 5e13 operations and three times the training's (more than 5e12
+            are announced by a warning). With mini-batches a number rebuilds along the path of the
+            very batches, "auto" along the mean path beside which they take their steps. With
+            "recursion" or, for their mean path, "sde"; the others follow one kernel, and "auto"
+            asks for no more.
         tolerance: for relinearize="auto", see `relinearized_recursion`; 0.02 when None.
         sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
             exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim), is estimated
-            by leaving out parts of the projection, and widens the bands.
+            by leaving out parts of the projection, and widens the bands. Below N C / 2 the kernel
+            is never formed, which is the way to thousands of samples.
         kernel: how kernels come about, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of the
             keywords that name it.
         key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
