@@ -96,7 +96,8 @@ def accompany(batches: Batches, before: State, taken: SegmentStep) -> Batches:
         return batches._replace(state=found)
     left = _leave(batches, before)
     assert left.reached is not None
-    return left._replace(speed=min(SPEED, left.reached / max(before.start, 1)))
+    pace = left.reached / before.start if before.start else 1.0
+    return left._replace(speed=min(SPEED, pace))
 
 
 @jax.jit

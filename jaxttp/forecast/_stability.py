@@ -137,7 +137,7 @@ def stability_message(
     if rates is None:
         return _unknown(curve, stable=stable)
     if stable:
-        return _stable(rates)
+        return _stable(rates, batch_size)
     if len(rates.above):
         return _beyond(rates, curve)
     if rises(loss) and curve.comes_back:
@@ -192,7 +192,7 @@ def _unknown(curve: _Curve, *, stable: bool) -> str:
     return curve.back if curve.comes_back else f"diverges: {curve.rose}"
 
 
-def _stable(rates: Rates) -> str:
+def _stable(rates: Rates, batch_size: int | None) -> str:
     share = float(rates.shares[rates.peak])
     if len(rates.above):
         return f"stable with kernels rebuilt, though {_above(rates, 'at the start')}"
@@ -201,7 +201,8 @@ def _stable(rates: Rates) -> str:
     if not rates.known:
         return f"stable; its largest step is {share:.2g} of the largest stable one{rates.batches}"
     peak = "" if rates.constant else f" at peak rate {float(rates.rates[rates.peak]):.4g}"
-    return f"stable{peak}; largest stable learning rate {rates.limit:.4g}{rates.batches}"
+    whose = " for full batches" if batch_size is not None and not rates.batches else rates.batches
+    return f"stable{peak}; largest stable learning rate {rates.limit:.4g}{whose}"
 
 
 def _beyond(rates: Rates, curve: _Curve) -> str:

@@ -162,6 +162,8 @@ def test_words_for_every_case():
 
     constant = constant_rate(0.1, 0.2)
     assert say(fine, constant, True) == "stable; largest stable learning rate 0.2"
+    small = say(fine, constant, True, batch_size=4)
+    assert small == "stable; largest stable learning rate 0.2 for full batches"
     assert say(rising, constant, False).startswith(
         "diverges at learning rate 0.1, below the limit 0.2 at the start: the predicted loss rises"
     )
