@@ -111,8 +111,9 @@ def _print(console: Console, result: Any) -> None:
             table.add_column(title, justify="right")
         for i in chosen:
             timed = "-" if swept.step_seconds is None else seconds_text(cost[i])
+            risk = " (may not train)" if i in swept.unsure else ""
             table.add_row(
-                str(swept.settings[i]), swept.time_words(i, result.threshold), timed,
+                str(swept.settings[i]) + risk, swept.time_words(i, result.threshold), timed,
                 f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",
             )  # fmt: skip
         console.print(table)

@@ -390,7 +390,8 @@ def _rank(swept: Sweep, i: int) -> tuple[float, ...]:
 def _best(swept: Sweep) -> int:
     """The setting of the smallest rank; of those along rebuilt kernels, where one is stable."""
     followed = [i for i in swept.relinearized if swept.stable[i]]
-    return min(followed or range(len(swept.settings)), key=lambda i: _rank(swept, i))
+    sure = [i for i in followed if i not in swept.unsure]
+    return min(sure or followed or range(len(swept.settings)), key=lambda i: _rank(swept, i))
 
 
 def _explain(kernel: Kernel, problem: Problem) -> Explanation:

@@ -148,6 +148,7 @@ def _replaced(
     return dataclasses.replace(
         swept, **kept, trust={**swept.trust, i: trust}, relinearized=(*swept.relinearized, i),
         uncertainty={**swept.uncertainty, i: off},
+        unsure=swept.unsure if path.unsure_from is None else swept.unsure | {i},
     )  # fmt: skip
 
 

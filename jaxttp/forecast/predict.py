@@ -312,6 +312,7 @@ def forecast_training(
         targets_band=doubt.targets_band,
         targets_uncertainty=doubt.targets_uncertainty,
         notes=problem.notes,
+        unsure_from=path.unsure_from,
     )
 
 

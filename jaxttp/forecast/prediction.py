@@ -87,6 +87,8 @@ class Prediction:
         targets_uncertainty: as `steps_uncertainty`, for targets on the training samples; a time of
             the error may be off by as much as that of the loss of that step.
         targets_band: as `steps_band`, for targets on the training samples.
+        unsure_from: the step from which on the noise of mini-batches outgrows what kernels can
+            follow, and a real training may fail; None for never.
         notes: how the network was evaluated, where that is not as it was given, such as
             "2 BatchNorm on running averages" or "parameters promoted from bfloat16".
     """
@@ -115,6 +117,7 @@ class Prediction:
     targets_uncertainty: Mapping[Target, int] = dataclasses.field(default_factory=dict)
     targets_band: Mapping[Target, tuple[int, int]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unsure_from: int | None = None
 
     def read(
         self,
@@ -164,16 +167,18 @@ class Prediction:
     @property
     def message(self) -> str:
         """One line on stability."""
-        return stability_message(
-            self.loss, self.rates, stable=self.stable,
-            batch_size=self.hyperparameters.get("batch_size"),
-        )  # fmt: skip
+        batch_size = self.hyperparameters.get("batch_size")
+        words = stability_message(self.loss, self.rates, stable=self.stable, batch_size=batch_size)
+        if self.unsure_from is None:
+            return words
+        return f"{words}; with batches of {batch_size} it may fail from step {self.unsure_from} on"
 
     @property
     def end_in_doubt(self) -> str:
         """By how much the loss at the end may be off, in words; empty where that is not known."""
         off = self.loss_uncertainty
-        return "" if off is None else f" ± {float(off[-1]):.2g}"
+        words = "" if off is None else f" ± {float(off[-1]):.2g}"
+        return words if self.unsure_from is None else f"{words}, if it trains at all"
 
     @property
     def out_of_reach(self) -> str | None:

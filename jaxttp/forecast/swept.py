@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ class Sweep:
             which they were; the others' times are those of the first kernel.
         uncertainty: for those settings, by threshold and target, by how many steps the time may be
             off, as `Prediction.steps_uncertainty`.
+        unsure: the settings whose batches' noise outgrows what kernels can follow, so that a real
+            training may fail (`Prediction.unsure_from`): they come after all others.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -84,6 +86,7 @@ class Sweep:
     uncertainty: Mapping[int, Mapping[float | Target, int]] = dataclasses.field(
         default_factory=dict
     )
+    unsure: frozenset[int] = frozenset()
 
     @property
     def ranked_by(self) -> float | Target:
@@ -162,16 +165,19 @@ class Sweep:
         return ranking[0]
 
     def ranking(self, threshold: float | Target | None = None) -> tuple[int, ...]:
-        """The settings that get there, by steps, then by the lowest final loss."""
+        """The settings that get there, by steps, then by the lowest final loss; `unsure` last."""
         times = self.times(threshold)
         order = np.lexsort((self.final_loss, times))
-        return tuple(int(i) for i in order if self.stable[i] and times[i] >= 0)
+        return self._sure_first(int(i) for i in order if self.stable[i] and times[i] >= 0)
+
+    def _sure_first(self, order: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(order, key=lambda i: i in self.unsure))  # which keeps their order
 
     def cheapest(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that get there, by what they spend, then by the lowest final loss."""
         cost = self.cost(threshold)
         order = np.lexsort((self.final_loss, cost))
-        return tuple(int(i) for i in order if np.isfinite(cost[i]))
+        return self._sure_first(int(i) for i in order if np.isfinite(cost[i]))
 
     def off(self, i: int, threshold: float | Target | None = None) -> int | None:
         """By how many steps the time of setting i may be off; None where that is not known."""
@@ -197,6 +203,7 @@ class Sweep:
         """The settings that no other one beats in both cost and final loss, cheapest first."""
         cost = self.cost(threshold)
         order = [i for i in np.lexsort((self.final_loss, cost)) if np.isfinite(cost[i])]
+        order = [i for i in order if i not in self.unsure] or order
         chosen: list[int] = []
         for i in order:
             if not chosen or self.final_loss[i] < self.final_loss[chosen[-1]]:
@@ -228,7 +235,7 @@ class Sweep:
                     seconds = float(time * self.step_seconds[i]) if time >= 0 else None
                     row[f"seconds_{name}"] = seconds
             row |= {"looked_at": i in self.trust, "trust": self.trust.get(i)}
-            row["relinearized"] = i in self.relinearized
+            row |= {"relinearized": i in self.relinearized, "unsure": i in self.unsure}
             out.append(row)
         return out
 
@@ -243,11 +250,15 @@ class Sweep:
     @property
     def tie(self) -> str:
         """One line on those that cannot be told apart from the best; empty where all can."""
-        rivals = self.tied()
-        if not rivals:
-            return ""
-        names = ", ".join(str(self.settings[i]) for i in rivals[:SHOWN])
-        return f"which is first is not sure: by the ± it may as well be {names}"
+        tied, all_risky = self.tied(), {*self.ranking()} <= self.unsure
+        risky = [i for i in tied if i in self.unsure and not all_risky]
+        rivals = [i for i in tied if i not in risky]
+        rival, risk = (
+            ", ".join(str(self.settings[i]) for i in some[:SHOWN]) for some in (rivals, risky)
+        )
+        words = [f"by the ± it may as well be {rival}"] if rivals else []
+        words += [f"sooner, if they train at all, may be {risk}"] if risky else []
+        return f"which is first is not sure: {'; '.join(words)}" if words else ""
 
     @property
     def depth(self) -> str:
@@ -280,6 +291,7 @@ class Sweep:
                          if self.times(t)[i] >= 0]  # fmt: skip
                 times = f"{times}; {', '.join(below)}"
             mark = ", one kernel" if self.relinearized and i not in self.relinearized else ""
+            mark = ", may not train" if i in self.unsure else mark
             end = f"loss {self.final_loss[i]:.4g}{mark}"
             lines.append(f"  {self.settings[i]!s:<40} steps {times}; {end}")
             if self.trust.get(i) is not None:

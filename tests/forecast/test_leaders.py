@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxttp import predict_training_time, sweep
+from jaxttp.dynamics import _accompany
 from jaxttp.forecast import grid, leaders
 from jaxttp.forecast.leaders import descent_of
 from jaxttp.rule import Target
@@ -113,3 +114,41 @@ def test_rivals_that_cannot_be_told_apart_are_named():
     assert row[f"uncertainty_{goal.column}"] == gap
     sure = dataclasses.replace(unsure, uncertainty={first: {goal: 1}, second: {goal: gap - 2}})
     assert sure.tied() == ()
+
+
+def test_what_may_not_train_comes_last():
+    """Whatever its rule of thumb says of its time and its end."""
+    plain = sweep(network, W, X, Y, SETTINGS[:4], relinearize=0, target_loss=0.9)
+    first, second = plain.ranking()
+    goal = plain.ranked_by
+    risky = dataclasses.replace(
+        plain, unsure=frozenset({first}), uncertainty={first: {goal: 1}, second: {goal: 1}}
+    )
+    assert risky.ranking() == risky.cheapest() == (second, first)
+    assert risky.pareto() == (second,)
+    assert risky.best() == second
+    assert risky.tied() == (first,)
+    assert risky.tie == (
+        f"which is first is not sure: sooner, if they train at all, may be {SETTINGS[first]}"
+    )
+    assert "may not train" in str(risky)
+    assert [row["unsure"] for row in risky.rows()] == [i == first for i in range(4)]
+    only = dataclasses.replace(risky, unsure=frozenset({first, second}))
+    assert (only.ranking(), only.pareto()) == (plain.ranking(), plain.pareto())
+
+
+def test_what_is_left_is_unsure(monkeypatch):
+    """The sweep, the forecast alone and what they print."""
+    monkeypatch.setattr(_accompany, "_rises", lambda *_: True)
+    key = jax.random.key(0)
+    settings = grid(learning_rate=(0.1,), batch_size=5, steps=15)
+    found = sweep(network, W, X, Y, settings, key=key, target_loss=1.0)
+    assert found.unsure == {0}
+    one = predict_training_time(
+        network, W, X, Y, learning_rate=0.1, batch_size=5, key=key, steps=15
+    )
+    assert one.unsure_from == 0
+    assert one.message.endswith("with batches of 5 it may fail from step 0 on")
+    assert one.end_in_doubt.endswith("if it trains at all")
+    full = predict_training_time(network, W, X, Y, learning_rate=0.1, steps=15)
+    assert full.unsure_from is None

@@ -162,6 +162,8 @@ class Path:
         uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
         draws: curves of many draws, or None.
         witness: what the dynamics' own `trust` reads.
+        unsure_from: the step from which on the batches' noise is not followed, so that a real
+            training may fail; None for never.
     """
 
     outputs: Float[Array, "t n c"]
@@ -175,6 +177,7 @@ class Path:
     uncertainty: Float[Array, " t"] | None = None
     draws: Draws | None = None
     witness: Any = None
+    unsure_from: int | None = None
 
     @classmethod
     def of(

@@ -63,7 +63,7 @@ class Relinearized(Dynamics):
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
             gradient_evaluations=found.gradient_evaluations, uncertainty=found.loss_uncertainty,
             products=found.steps_run,
-            witness=found,
+            witness=found, unsure_from=found.left_at if found.left_at >= 0 else None,
         )  # fmt: skip
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
