@@ -121,8 +121,11 @@ class Sweep:
             rates = rates[:1]
         in_square = limits[i] < self.max_learning_rate[i]
         beside = Rates(rates, rates / limits[i], one.batch_size if in_square else None)
-        return stability_message(
+        words = stability_message(
             self.loss[i], beside, stable=bool(self.stable[i]), batch_size=one.batch_size
+        )
+        return (
+            f"{words}; with batches of {one.batch_size} it may fail" if i in self.unsure else words
         )
 
     @property
@@ -282,7 +285,8 @@ class Sweep:
         reached = len(order)
         lines = [
             f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable; "
-            f"the first to {self.goal(self.ranked_by)}:"
+            f"the first to {self.goal(self.ranked_by)}:",
+            wrapped(f"  (steps to {', '.join(self.goal(e) for e in self.thresholds)})", 3),
         ]
         for i in order[:SHOWN]:
             times = ", ".join(self.time_words(i, e) for e in self.thresholds)
@@ -298,6 +302,9 @@ class Sweep:
                 lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
         if not reached:
             lines.append("  none gets there")
+        elif len(self.settings) > SHOWN or reached < len(self.settings):
+            rest = len(self.settings) - min(reached, SHOWN)
+            lines.append(f"  {rest} more in rows()")
         if self.tied():
             lines.append(wrapped(f"  {self.tie}", 2))
         if self.relinearized:
