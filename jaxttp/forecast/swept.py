@@ -124,9 +124,8 @@ class Sweep:
         words = stability_message(
             self.loss[i], beside, stable=bool(self.stable[i]), batch_size=one.batch_size
         )
-        return (
-            f"{words}; with batches of {one.batch_size} it may fail" if i in self.unsure else words
-        )
+        risk = f"; with batches of {one.batch_size} it may fail" if i in self.unsure else ""
+        return words + risk
 
     @property
     def warning(self) -> str | None:
