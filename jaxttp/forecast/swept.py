@@ -14,7 +14,7 @@ from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._stability import Rates, stability_message
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
 from jaxttp.losses import get_loss
-from jaxttp.rule import Target, goal_words
+from jaxttp.rule import Target, goal_words, step_words
 
 SHOWN = 5
 """Settings that a sweep prints, and asks the network about."""
@@ -199,7 +199,7 @@ class Sweep:
     def time_words(self, i: int, threshold: float | Target) -> str:
         """When setting i gets there, with what the time may be off by."""
         time, off = int(self.times(threshold)[i]), self.off(i, threshold)
-        return f"{time} ± {off}" if off is not None and time >= 0 else str(time)
+        return step_words(time, off, self.settings[i].steps) if time >= 0 else str(time)
 
     def pareto(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that no other one beats in both cost and final loss, cheapest first."""

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from jaxttp._files import replaced
 from jaxttp._versions import versions
+from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.pipeline import TaskReport
 from jaxttp.pipeline.optimizers import training_words
@@ -22,7 +23,7 @@ from jaxttp.plots._style import legend, panels
 from jaxttp.plots.forecast import has_classes, plot_error, plot_loss
 from jaxttp.plots.kernel import plot_eigenvalues, plot_law, plot_shares
 from jaxttp.plots.sweeps import plot_heat_map, plot_pareto
-from jaxttp.rule import Target
+from jaxttp.rule import Target, step_words
 
 WIDTH, HEIGHT = 4.2, 3.6
 """Inches of a panel: a phone shows its text at about its own size."""
@@ -188,7 +189,12 @@ def _to_act_on(result: TaskReport) -> list[str]:
         f"{100 - 100 * e:g} % of its fall": step for e, step in prediction.steps.items()
     }
     words, step = list(times.items())[0 if targets else len(times) // 2]
-    when = f"is there at step {step}, after {readable_time(step * each)} on this device"
+    goal = next(iter(targets)) if targets else list(prediction.steps)[len(times) // 2]
+    off = _unsure(prediction).get(goal)
+    when = (
+        f"is there at step {step_words(step, off, prediction.horizon)}, after "
+        f"{readable_time(step * each)} on this device"
+    )
     out = [
         f"The {found.task.loss.replace('_', '-')} loss falls from {loss[0]:.3g} to {loss[-1]:.3g} "
         f"in {prediction.horizon} steps; {words} " + (when if step >= 0 else "is not reached") + "."
@@ -198,12 +204,15 @@ def _to_act_on(result: TaskReport) -> list[str]:
         faster = int(swept.sweep.times(swept.threshold)[best])
         one = swept.sweep.settings[best]
         if here is None or faster < 0.8 * here:
+            is_followed = best in swept.sweep.relinearized
+            way = "Along rebuilt kernels" if is_followed else "By one kernel"
+            then = "train with it" if is_followed else "forecast it, and train it if that holds"
             out.append(
-                f"By one kernel, {one} would take {faster} steps to "
-                f"{swept.sweep.goal(swept.threshold)}: forecast it, and train it if that holds."
+                f"{way}, {one} would take {faster} steps to "
+                f"{swept.sweep.goal(swept.threshold)}: {then}."
             )
         else:
-            out.append("By one kernel, no other rate or momentum tried is a fifth faster.")
+            out.append("No other rate or momentum tried is a fifth faster.")
     tenth = max(1, prediction.horizon // 10)
     left = (loss[-1 - tenth] - loss[-1]) / max(loss[0] - loss[-1], 1e-30)
     out.append(
@@ -213,17 +222,23 @@ def _to_act_on(result: TaskReport) -> list[str]:
     return out
 
 
+def _unsure(prediction: Prediction) -> dict[float | Target, int]:
+    """By how many steps times may be off, where that is known."""
+    return {**dict(prediction.steps_uncertainty or {}), **dict(prediction.targets_uncertainty)}
+
+
 def _first_numbers(result: TaskReport) -> dict[str, str]:
     found = result.forecast
     steps, targets = found.prediction.steps, found.prediction.targets
     middle = list(steps)[len(steps) // 2]
     words, step = f"{100 * middle:g} % of the drop", steps[middle]
+    off = _unsure(found.prediction).get(middle)
     if targets:
         first, step = next(iter(targets.items()))
-        words = first.words()
+        words, off = first.words(), _unsure(found.prediction).get(first)
     numbers = {}
     if step >= 0:
-        numbers[f"steps to {words}"] = str(step)
+        numbers[f"steps to {words}"] = step_words(step, off, found.prediction.horizon)
         numbers["until there, on this device"] = readable_time(step * found.step_time.seconds)
     else:
         stable = found.prediction.stable
@@ -240,11 +255,12 @@ def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
     if found.real_steps is not None:
         head += ["real steps", "real time"]
     never = {True: "not reached", False: "diverges"}
-    rows = []
+    rows, off, horizon = [], _unsure(found.prediction), found.prediction.horizon
     for e, step in found.prediction.steps.items():
         row: list[Any] = [f"{100 * e:g} %"]
         words = never[found.prediction.stable]
-        row += [step, readable_time(found.seconds[e])] if step >= 0 else [words, None]
+        ahead = [step_words(step, off.get(e), horizon), readable_time(found.seconds.get(e, 0.0))]
+        row += ahead if step >= 0 else [words, None]
         if found.run is not None and found.real_steps is not None:
             real, words = found.real_steps[e], never[found.run.finite]
             spent = (found.real_seconds or {}).get(e)
@@ -253,7 +269,8 @@ def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
     for target, step in found.prediction.targets.items():
         row = [target.words()]
         words, each = never[found.prediction.stable], found.step_time.seconds
-        row += [step, readable_time(step * each)] if step >= 0 else [words, None]
+        ahead = [step_words(step, off.get(target), horizon), readable_time(step * each)]
+        row += ahead if step >= 0 else [words, None]
         known = getattr(found.run, target.curve_name, None)
         if found.run is not None and known is not None:
             real, words = found.run.reach([target])[target], never[found.run.finite]
@@ -275,19 +292,18 @@ def _advice(result: TaskReport) -> str:
         return f"None of {len(swept.sweep.settings)} settings gets there in time. {limit}"
     best = swept.sweep.settings[swept.fastest]
     return (
-        f"Of {len(swept.sweep.settings)} settings forecast from one kernel, {best} needs the "
-        f"fewest steps: {swept.sweep.times(swept.threshold)[swept.fastest]}. {limit}"
+        f"{best} needs the fewest steps: "
+        f"{swept.sweep.time_words(swept.fastest, swept.threshold)} ({swept.sweep.depth}). {limit}"
     )
 
 
 def _best_settings(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
     swept, threshold = result.sweep.sweep, result.sweep.threshold
-    times = swept.times(threshold)
     target = isinstance(threshold, Target)
     goal = f"steps to {threshold.words()}" if target else f"steps to {100 * threshold:g} %"
     head = ["cheapest for their loss", goal, "loss at the end", "error"]
     rows = [
-        [str(swept.settings[i]), int(times[i]), float(swept.final_loss[i]),
+        [str(swept.settings[i]), swept.time_words(i, threshold), float(swept.final_loss[i]),
          float(swept.final_error[i])]
         for i in swept.pareto(threshold)
     ]  # fmt: skip
