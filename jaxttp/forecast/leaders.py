@@ -28,15 +28,13 @@ from jaxttp.forecast.doubt import LEVEL, Doubt
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.paths.relinearized import Relinearized
-from jaxttp.forecast.swept import SHOWN, Sweep, held_to
+from jaxttp.forecast.swept import FEW, SHOWN, Sweep, held_to
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.factored import Kernel
 from jaxttp.rule import Curves, Rule, reach
 
 SURE, LEAST, MOST = 1, 2, 5
 """So many of the first are to be looked at, and so many settings in all, at least and at most."""
-FEW = 8
-"""Of at most so many settings all that are stable are followed."""
 
 
 def descent_of(one: Hyperparameters, key: Array | None, protocol: str | None) -> Descent:

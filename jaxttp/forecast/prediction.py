@@ -197,6 +197,8 @@ class Prediction:
         if step < 0:
             return "not reached" if self.stable else "diverges"
         words = f"step {step_words(step, off, self.horizon)}"
+        if self.unsure_from is not None and step > self.unsure_from:
+            words = f"step {step} or later"
         if band is None:
             return words
         low, high = band

@@ -18,6 +18,8 @@ from jaxttp.rule import Target, goal_words, step_words
 
 SHOWN = 5
 """Settings that a sweep prints, and asks the network about."""
+FEW = 8
+"""Of at most so many settings all that are stable are followed and printed."""
 
 
 def held_to(curves: np.ndarray, length: int) -> np.ndarray:
@@ -199,7 +201,10 @@ class Sweep:
     def time_words(self, i: int, threshold: float | Target) -> str:
         """When setting i gets there, with what the time may be off by."""
         time, off = int(self.times(threshold)[i]), self.off(i, threshold)
-        return step_words(time, off, self.settings[i].steps) if time >= 0 else str(time)
+        if time < 0:
+            return str(time)
+        late = i in self.unsure
+        return f"{time} or later" if late else step_words(time, off, self.settings[i].steps)
 
     def pareto(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that no other one beats in both cost and final loss, cheapest first."""
@@ -283,11 +288,13 @@ class Sweep:
         order = self.cheapest()
         reached = len(order)
         lines = [
-            f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable; "
+            f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable"
+            f"{f' ({len(self.unsure)} may not train)' if self.unsure else ''}; "
             f"the first to {self.goal(self.ranked_by)}:",
             wrapped(f"  (steps to {', '.join(self.goal(e) for e in self.thresholds)})", 3),
         ]
-        for i in order[:SHOWN]:
+        shown = SHOWN if len(self.settings) > FEW else FEW
+        for i in order[:shown]:
             times = ", ".join(self.time_words(i, e) for e in self.thresholds)
             if self.targets:
                 below = [f"{t.words()}: step {self.time_words(i, t)}" for t in self.targets
@@ -301,9 +308,9 @@ class Sweep:
                 lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
         if not reached:
             lines.append("  none gets there")
-        elif len(self.settings) > SHOWN or reached < len(self.settings):
-            rest = len(self.settings) - min(reached, SHOWN)
-            lines.append(f"  {rest} more in rows()")
+        elif min(reached, shown) < len(self.settings):
+            late = f", {len(self.settings) - reached} of them too late or not stable"
+            lines.append(f"  {len(self.settings) - min(reached, shown)} more in rows(){late}")
         if self.tied():
             lines.append(wrapped(f"  {self.tie}", 2))
         if self.relinearized:
