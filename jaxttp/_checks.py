@@ -5,7 +5,6 @@ array) is left to `equinox.error_if` or to a field of the result: every check of
 tracers pass.
 """
 
-import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 T = TypeVar("T")
 
@@ -158,9 +158,12 @@ def check_finite(name: str, tree: Any) -> None:
 
 def check_finite_value(name: str, value: T) -> T:
     """Return `value`; NaN or infinity in it is an error, now if concrete, else at run time."""
-    leaves = jax.tree.leaves(value)
-    if all(is_concrete(leaf) for leaf in leaves):
+    if all(is_concrete(leaf) for leaf in jax.tree.leaves(value)):
         check_finite(name, value)
         return value
-    is_bad = ~functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in leaves])
-    return eqx.error_if(value, is_bad, f"{name} holds NaN or infinity")
+    return eqx.error_if(value, ~all_finite(value), f"{name} holds NaN or infinity")
+
+
+def all_finite(tree: Any) -> Array:
+    """Whether no array of `tree` holds NaN or infinity, concrete or not."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxttp.dynamics._edge import DAMPED, FAR, TRIAL, Damping, find_edge, growth, slow_down
+from jaxttp.dynamics._edge import DAMPED, FAR, TRIAL, Damping, growth, slow_down
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes
 from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
@@ -50,6 +50,7 @@ def calm(
     loss: Loss,
     indices: Array,
     start: int,
+    edge: Array,
 ) -> Damping:
     """The damping that keeps steps of mini-batches stable with this kernel at outputs f.
 
@@ -63,9 +64,9 @@ def calm(
         loss: the loss.
         indices: the batches (T, B).
         start: the step from which on they are tried.
+        edge: the full batch's, of `find_edge`.
     """
     values, left, modes = curvature_modes(kernel, f, targets, loss, min(MODES, f.size))
-    edge = find_edge(optimizer, shares, state, f.dtype)
     modes = modes.reshape(*f.shape, -1)
     ratio = _calm_share(optimizer, shares, state, values, modes, edge, indices, start)
     bound = slow_down(kernel, values, left, ratio * edge, f.shape[1])

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from jaxttp._checks import is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._batch_edge import calm
-from jaxttp.dynamics._edge import Damping, stabilise
+from jaxttp.dynamics._edge import Damping, damping, find_edge
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import add_vectors, no_vectors, split_row, stacked
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, gram, run_segment
@@ -188,11 +188,13 @@ def damping_at(course: Course, state: State, kernel: Kernel, f: Array) -> Dampin
     if not course.damps:
         return None
     optimizer, shares, inner = course.optimizer, course.shares, state.here.state
+    edge = find_edge(optimizer, shares, inner, f.dtype)
     if course.noise is None:
-        return stabilise(optimizer, shares, inner, kernel, f, course.targets, course.loss)
+        return damping(kernel, f, course.targets, course.loss, edge)
     return calm(
-        optimizer, shares, inner, kernel, f, course.targets, course.loss, course.noise, state.start
-    )
+        optimizer, shares, inner, kernel, f, course.targets, course.loss, course.noise, state.start,
+        edge,
+    )  # fmt: skip
 
 
 def is_beyond(bound: Damping | None) -> bool:

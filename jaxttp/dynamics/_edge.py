@@ -54,19 +54,6 @@ class Damping(NamedTuple):
         return gradient - jnp.einsum("pk,k->p", self.left, along, precision="highest")
 
 
-def stabilise(
-    optimizer: Optimizer,
-    shares: tuple[float, ...],
-    state: optax.OptState,
-    kernel: Kernel,
-    f: Array,
-    targets: Array,
-    loss: Loss,
-) -> Damping:
-    """The damping that keeps the optimiser's next steps with this kernel stable at outputs f."""
-    return damping(kernel, f, targets, loss, find_edge(optimizer, shares, state, f.dtype))
-
-
 def damping(kernel: Kernel, f: Array, targets: Array, loss: Loss, edge: Array) -> Damping:
     """What keeps a step with this kernel stable at outputs f.
 

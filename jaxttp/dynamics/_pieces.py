@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
+from jaxttp._checks import all_finite, is_concrete
 from jaxttp._types import Params
 from jaxttp.dynamics._segment import Run
 from jaxttp.losses import Loss
@@ -61,7 +61,7 @@ def row_of(path: Array, index: Any) -> Array:
 
 @jax.jit
 def is_finite(kernel: Kernel) -> Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(kernel)]))
+    return all_finite(kernel)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -311,7 +311,7 @@ class Sweep:
         elif min(reached, shown) < len(self.settings):
             late = f", {len(self.settings) - reached} of them too late or not stable"
             lines.append(f"  {len(self.settings) - min(reached, shown)} more in rows(){late}")
-        if self.tied():
+        if self.tie:
             lines.append(wrapped(f"  {self.tie}", 2))
         if self.relinearized:
             lines.append(wrapped(f"  {self.depth}", 2))

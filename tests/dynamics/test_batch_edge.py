@@ -8,6 +8,7 @@ import pytest
 
 from jaxttp.dynamics import batch_indices, same_program
 from jaxttp.dynamics._batch_edge import calm
+from jaxttp.dynamics._edge import find_edge
 from jaxttp.dynamics.filters import start_shares
 from jaxttp.losses import squared_error
 
@@ -26,11 +27,11 @@ def problem(top):
 
 def damping(kernel, indices, start=0):
     optimizer = optax.sgd(RATE, MOMENTUM)
+    how = same_program(optimizer), start_shares(optimizer), optimizer.init(jnp.zeros(1))
     f = jnp.zeros((N, C))
     return calm(
-        same_program(optimizer), start_shares(optimizer), optimizer.init(jnp.zeros(1)),
-        jnp.asarray(kernel).reshape(N, C, N, C), f, jnp.zeros((N, C)), squared_error, indices,
-        start,
+        *how, jnp.asarray(kernel).reshape(N, C, N, C), f, jnp.zeros((N, C)), squared_error,
+        indices, start, find_edge(*how, f.dtype),
     )  # fmt: skip
 
 
