@@ -31,7 +31,7 @@ from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.swept import FEW, SHOWN, Sweep, held_to
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.factored import Kernel
-from jaxttp.rule import Curves, Rule, reach
+from jaxttp.rule import Rule
 
 SURE, LEAST, MOST = 1, 2, 5
 """So many of the first are to be looked at, and so many settings in all, at least and at most."""
@@ -124,21 +124,20 @@ def _replaced(
     swept: Sweep, i: int, path: Path, rule: Rule, trust: str | None, *, stable: bool
 ) -> Sweep:
     """The sweep with setting i read off a path along rebuilt kernels."""
-    curves = Curves(*(np.asarray(curve, np.float64) for curve in (path.loss, path.error)))
+    loss, error = (np.asarray(curve, np.float64) for curve in (path.loss, path.error))
+    doubt = Doubt.of(path, rule, stable=stable, level=LEVEL, targets=swept.targets)
     length = swept.loss.shape[1]
     found: dict[str, Any] = {
-        "steps": list(rule.read(*curves[:2], reached=stable).values()),
+        "steps": list(doubt.steps.values()),
         "stable": stable,
-        "final_loss": curves.loss[-1],
-        "final_error": curves.error[-1],
-        "loss": held_to(curves.loss, length),
+        "final_loss": loss[-1],
+        "final_error": error[-1],
+        "loss": held_to(loss, length),
     }
     if swept.targets:
-        reached = reach(curves, swept.targets, smooth=rule.smooth, reached=stable)
-        found["target_steps"] = list(reached.values())
+        found["target_steps"] = list(doubt.targets.values())
     if swept.error is not None:
-        found["error"] = held_to(curves.error, length)
-    doubt = Doubt.of(path, rule, stable=stable, level=LEVEL, targets=swept.targets)
+        found["error"] = held_to(error, length)
     off = {**(doubt.steps_uncertainty or {}), **doubt.targets_uncertainty}
     kept = {name: getattr(swept, name).copy() for name in found}
     for name, value in found.items():
