@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxttp._checks import check_choice, check_number
-from jaxttp.crossing import METRICS, check_reading, metric_time
+from jaxttp.crossing import METRICS, check_reading, metric_time, smooth_curve
 
 THRESHOLDS = (0.01, 0.1, 0.4)
 SAMPLES = ("train", "test")
@@ -129,6 +129,16 @@ class Rule:
         """A threshold in words."""
         return goal_words(threshold, self.kind, self.metric)
 
+    def about(self, targets: "Iterable[Target]") -> "Rule":
+        """The rule that doubts are about: losses to get below, where some were asked for.
+
+        Example:
+            >>> Rule().about([Target(0.3)]).thresholds, Rule().about([]) == Rule()
+            ((0.3,), True)
+        """
+        losses = tuple(t.value for t in targets if t.curve_name == "loss")
+        return Rule(losses, "absolute", smooth=self.smooth) if losses else self
+
 
 def goal_words(threshold: float, kind: str, metric: str = "loss") -> str:
     """A threshold in words, as results say it that keep the names of a rule.
@@ -207,6 +217,19 @@ class Target:
     def time(self, curve: Any, smooth: int = 1) -> Any:
         """The first step at which a curve (T + 1,) is below, or -1; works under `vmap`."""
         return self.rule(smooth).time(curve, self.value)
+
+    def lasting(self, curve: Any, smooth: int = 1) -> int:
+        """The first step from which on a curve (T + 1,) stays below; -1 where its end is above.
+
+        Example:
+            >>> Target(0.3).lasting([1.0, 0.2, 0.4, 0.1]), Target(0.3).lasting([1.0, 0.2, 0.4])
+            (3, -1)
+        """
+        below = np.asarray(smooth_curve(curve, smooth)) <= self.value
+        if not below[-1]:
+            return -1
+        above = np.flatnonzero(~below)
+        return int(above[-1]) + 1 if len(above) else 0
 
     def words(self) -> str:
         """The target in words."""

@@ -56,6 +56,16 @@ def parse_classes(text: str | None) -> tuple[int, ...] | int | None:
     return labels if "," in text else labels[0]
 
 
+def parse_widths(text: str | None) -> tuple[int, ...] | None:
+    """Whole numbers separated by commas."""
+    if text is None:
+        return None
+    numbers = parse_numbers("hidden", text, "64,64")
+    if any(number % 1 != 0 for number in numbers):
+        raise ValueError(f"hidden={text!r} must be whole numbers.")
+    return tuple(int(number) for number in numbers)
+
+
 def parse_samples(text: str) -> int | None:
     """A number of samples; None for all."""
     if text == "all":
@@ -123,15 +133,21 @@ TASK: dict[str, Declared] = {
             str,
             option(
                 "Task",
-                "digits (pre-trained ResNet); wine, breast_cancer, diabetes (MLP); FILE.csv with "
-                "the label last, FILE.npz with x, y; mnist, cifar10, ..., tfds:NAME (needs the "
-                "extra datasets); image_folder, ...",
+                "digits (pre-trained ResNet); wine, diabetes, ... (MLP); FILE.csv, label last, or "
+                "FILE.npz (x, y); image_folder; with the extra datasets mnist, tfds:NAME, ...",
                 autocompletion=_data_names,
             ),
         ],
         "digits",
     ),
     "model": Declared(Annotated[str | None, option("Task", MODELS, autocompletion=model_choices)]),
+    "hidden": Declared(
+        Annotated[
+            str | None,
+            option("Task", "Hidden widths of the MLP for tables (default: 64,64)."),
+        ],
+        parse=parse_widths,
+    ),
     "weights": Declared(
         Annotated[
             Path | None,

@@ -84,6 +84,8 @@ def _print(console: Console, result: Any) -> None:
         )
     else:
         console.print(prediction.message, soft_wrap=True)
+    for line in prediction.returns:
+        console.print(line, soft_wrap=True)
     if prediction.out_of_reach is not None:
         console.print(prediction.out_of_reach, soft_wrap=True)
     if prediction.trust is not None:

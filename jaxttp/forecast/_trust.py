@@ -5,7 +5,7 @@ is measured by `experiments.bench.trust`.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._samples import take
 from jaxttp._types import Params
-from jaxttp.crossing import metric_time, training_time
+from jaxttp.crossing import training_time
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import add_vectors
@@ -26,6 +26,7 @@ from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast.bands import steps_uncertainty
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
+from jaxttp.rule import Rule
 
 Network = Callable[[Params, Any], Array]
 ASKED = (0.4, 0.1)
@@ -208,19 +209,12 @@ def trust_in_loss(loss: Float[Array | np.ndarray, " t"], remedy: str) -> str | N
     return None
 
 
-def trust_in_path(
-    path: RelinearizedTrajectory,
-    thresholds: Sequence[float],
-    read: Callable[..., Any] = metric_time,
-    **definition: Any,
-) -> str | None:
+def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
     """What a re-linearised path says of itself.
 
     Args:
         path: of `relinearized_recursion`.
-        thresholds: the epsilons; none where times are not read off the loss.
-        read: (curve, threshold) -> step or -1.
-        **definition: rule, window and smooth of `metric_time`.
+        rule: how times are read; those of the loss have an error by the path's own estimate.
 
     Returns:
         A sentence, or None where there is no doubt.
@@ -249,15 +243,17 @@ def trust_in_path(
     if rising is not None:
         return rising
     worst, time, doubt = None, 0, 0
-    for threshold in thresholds:
-        step = int(read(path.loss, threshold, **definition))
-        off = steps_uncertainty(path.loss, path.loss_uncertainty, threshold, read, **definition)
+    for threshold in rule.thresholds if rule.metric == "loss" else ():
+        step = int(rule.time(path.loss, threshold))
+        off = steps_uncertainty(path.loss, path.loss_uncertainty, threshold, rule.time)
         share = off / max(step, 1) if step >= 0 and off > SLACK else 0.0
         if share > (UNSURE if worst is None else doubt / max(time, 1)):
             worst, time, doubt = threshold, step, off
     if worst is None:
         return None
-    line = f"step {time} is known to ± {doubt} only, by what the last kernels changed"
+    never = doubt >= len(path.loss) - 1
+    known = "may as well never come" if never else f"is known to ± {doubt} only"
+    line = f"step {time} ({rule.words(worst)}) {known}, by what the last kernels changed"
     if path.edge_at >= 0:
         return (
             f"crosses the edge of stability by step {path.edge_at}: a real training oscillates "

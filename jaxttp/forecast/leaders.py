@@ -101,7 +101,8 @@ def follow_leaders(
         path = way.follow(beside, descent)
         _, rates = way.rates(beside, descent)
         stable = way.is_stable(path, rates, descent)
-        swept = _replaced(swept, waiting, path, rule, way.trust(path, rule), stable=stable)
+        trust = way.trust(path, rule.about(swept.targets))
+        swept = _replaced(swept, waiting, path, rule, trust, stable=stable)
     return swept
 
 

@@ -276,7 +276,7 @@ def forecast_training(
         parts = lines.estimate.parts if way.kernels else None
         sketched = None if parts is None else without_parts(lines, descent, parts)
         doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=wanted)
-        trust = way.trust(path, rule)
+        trust = way.trust(path, rule.about(wanted))
     passes = lines.kernels * problem.classes + path.gradient_evaluations
     plain = {**descent.plain_values(), "relinearize": 0, **way.plain_values()}
     plain |= {**plain_kernel(kernel), "loss": problem.loss.name, "protocol": descent.protocol}

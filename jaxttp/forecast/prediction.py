@@ -192,10 +192,25 @@ class Prediction:
             return words
         return f"{words}, or a larger learning rate than {rate:g}"
 
+    @property
+    def returns(self) -> tuple[str, ...]:
+        """A line for every target that is lost again after the step at which it is first reached.
+
+        Times are those of the first step below a target, see `training_time`.
+        """
+        lines = []
+        for target, step in self.targets.items():
+            last = target.lasting(getattr(self, target.curve_name)) if step >= 0 else step
+            if last < 0 <= step or last > step:
+                when = f"for good from step {last} on" if last >= 0 else "above it at the end"
+                lines.append(f"{target.words()} first at step {step}, {when}")
+        return tuple(lines)
+
     def _when(self, step: int, off: int | None, band: tuple[int, int] | None) -> str:
         """A time in words, with its error and its band where it is reached."""
         if step < 0:
-            return "not reached" if self.stable else "diverges"
+            falls = bool(self.loss[-1] <= self.loss[0])
+            return "not reached" if self.stable else "not stable" if falls else "diverges"
         words = f"step {step_words(step, off, self.horizon)}"
         if self.unsure_from is not None and step > self.unsure_from:
             words = f"step {step} or later"
@@ -222,7 +237,7 @@ class Prediction:
         if self.test_loss is not None and self.test_error is not None:
             ends = [float(c[i]) for c in (self.test_loss, self.test_error) for i in (0, -1)]
             lines.append("  test   loss {:.4g} -> {:.4g}, error {:.4g} -> {:.4g}".format(*ends))
-        lines.append(wrapped(f"  {self.message}", 2))
+        lines += [wrapped(f"  {line}", 4) for line in (*self.returns, self.message)]
         if self.out_of_reach is not None:
             lines.append(wrapped(f"  {self.out_of_reach}", 2))
         if self.trust is not None:

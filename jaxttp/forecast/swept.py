@@ -243,6 +243,7 @@ class Sweep:
                     row[f"seconds_{name}"] = seconds
             row |= {"looked_at": i in self.trust, "trust": self.trust.get(i)}
             row |= {"relinearized": i in self.relinearized, "unsure": i in self.unsure}
+            row |= {"message": self.message(i)}
             out.append(row)
         return out
 
@@ -286,10 +287,10 @@ class Sweep:
 
     def __str__(self) -> str:
         order = self.cheapest()
-        reached = len(order)
+        reached, risky = len(order), sum(bool(self.stable[i]) for i in self.unsure)
         lines = [
-            f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable"
-            f"{f' ({len(self.unsure)} may not train)' if self.unsure else ''}; "
+            f"Sweep of {len(self.settings)} settings, {int(self.stable.sum()) - risky} stable"
+            f"{f', {risky} that may not train' if risky else ''}; "
             f"the first to {self.goal(self.ranked_by)}:",
             wrapped(f"  (steps to {', '.join(self.goal(e) for e in self.thresholds)})", 3),
         ]

@@ -35,6 +35,7 @@ class Settings:
         classes: the labels to keep, or a number of random ones; None for all, and for 5-9 of the
             digits without a `model`.
         model: a network for images of `jaxttp.models.model_names`; None as under `data`.
+        hidden: widths of the hidden layers of that MLP; None for two of 64.
         weights: a safetensors file with the weights of `model`, but for its last layer, which is
             fresh; None for random weights, with batch norm at the averages of the samples.
         image_size: pixels a side that images are resized to for `model`; that of its pre-training
@@ -72,6 +73,7 @@ class Settings:
     seed: int = 0
     classes: tuple[int, ...] | int | None = None
     model: str | None = None
+    hidden: tuple[int, ...] | None = None
     weights: str | None = None
     image_size: int | None = None
     trainable: str = "all"

@@ -41,6 +41,8 @@ from jaxttp.models.catalog import MODELS
 from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.settings import TRAINABLE, Settings, check_training
 
+HIDDEN = (64, 64)
+"""Widths of the MLP that learns data without a model of their own."""
 REGRESSION = "a regression has no classes and takes all samples"
 
 
@@ -101,6 +103,11 @@ def build_task(settings: Settings) -> Task:
                 raise ValueError(
                     f"{name}={given!r} needs a model, one of {', '.join(model_names())}."
                 )
+    if settings.hidden is not None:
+        if settings.model is not None or settings.data == "digits":
+            check_unused(settings, ("hidden",), "it is that of the MLP for data without a model")
+        for width in settings.hidden:
+            check_integer("hidden", width, at_least=1)
     check_training(settings)
     check_choice("trainable", settings.trainable, TRAINABLE)
     if settings.trainable != "lora":
@@ -234,6 +241,7 @@ def _untrained_network(
         digits = "5-9" if chosen is None else ", ".join(dataset.class_names)
         words = f"ResNet pre-trained on digits 0-4, fine-tuned on digits {digits}"
         return fresh_head(load_pretrained(), outputs, key=key, scale=scale), words
-    sizes = (int(np.prod(dataset.x.shape[1:])), 64, 64, outputs)
+    hidden = HIDDEN if settings.hidden is None else settings.hidden
+    sizes = (int(np.prod(dataset.x.shape[1:])), *hidden, outputs)
     network = MLP(sizes, rngs=nnx.Rngs(params=key), head_scale=scale)
     return network, f"MLP {'-'.join(map(str, sizes))} from random weights on {dataset.name}"

@@ -314,3 +314,22 @@ def test_one_draw_of_batches_is_said():
     drawn = predict_training_time(network, W, X, Y, batch_size=2, key=key, **options)
     assert "one draw of batches of 2" in str(drawn)
     assert "draw" not in str(predict_training_time(network, W, X, Y, **options))
+
+
+def test_a_target_that_is_lost_again_says_so():
+    x = jnp.eye(4)
+    found = predict_training_time(
+        lambda w, x: x @ w, jnp.zeros((4, 2)), x, jnp.array([0, 1, 0, 1]), learning_rate=0.5,
+        steps=4, relinearize=0, target_loss=(0.5, 0.3),
+    )  # fmt: skip
+    high, low = Target(0.5), Target(0.3)
+    curve = jnp.array([1.0, 0.4, 0.6, 0.2, 0.4])
+    lost = dataclasses.replace(found, loss=curve, targets={high: 1, low: 3}, targets_uncertainty={})
+    assert lost.returns == (
+        "loss below 0.5 first at step 1, for good from step 3 on",
+        "loss below 0.3 first at step 3, above it at the end",
+    )
+    assert lost.returns[0] in str(lost)
+    never = dataclasses.replace(lost, targets={high: -1})
+    assert never.returns == ()
+    assert found.returns == ()

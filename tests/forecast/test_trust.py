@@ -12,6 +12,7 @@ from jaxttp.dynamics import RelinearizedTrajectory
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._trust import learning_speeds, trust_in_path, trust_in_speeds
 from jaxttp.losses import encode_targets
+from jaxttp.rule import Rule, Target
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((7, 3)), RNG.integers(0, 2, 7)
@@ -146,7 +147,7 @@ def _path(loss, uncertainty=0.0, edge_at=-1, held_from=-1, left_at=-1):
 
 def test_a_loss_that_rises_again():
     def said(loss):
-        return trust_in_path(_path(loss), ()) or ""
+        return trust_in_path(_path(loss), Rule()) or ""
 
     assert said([1.0, 0.1, 0.05, 0.04]) == ""
     assert said([1.0, 0.1, 0.001, 0.003]) == ""  # of no account beside the drop
@@ -157,12 +158,15 @@ def test_a_loss_that_rises_again():
 
 def test_a_path_says_where_it_is_unsure():
     loss = STEADY
-    assert trust_in_path(_path(loss), (0.1, 0.4)) is None
-    assert trust_in_path(_path(loss, 0.01, edge_at=3), (0.1, 0.4)) is None
-    found = trust_in_path(_path(loss, 0.2), (0.1, 0.4))
-    assert "step 24 is known to ±" in found
+    assert trust_in_path(_path(loss), Rule((0.1, 0.4))) is None
+    assert trust_in_path(_path(loss, 0.01, edge_at=3), Rule((0.1, 0.4))) is None
+    found = trust_in_path(_path(loss, 0.2), Rule((0.1, 0.4)))
+    assert "step 24 (10 % of the loss's drop) is known to ±" in found
     assert "tolerance" in found
-    assert "crosses the edge" in trust_in_path(_path(loss, 0.2, edge_at=3), (0.1, 0.4))
-    assert "kernel of step 7 was held" in trust_in_path(_path(loss, held_from=7), ())
-    assert "oscillates there" in trust_in_path(_path(loss, edge_at=9, held_from=7), ())
-    assert "from step 5 on the noise" in trust_in_path(_path(loss, held_from=7, left_at=5), ())
+    asked = Rule((0.1, 0.4)).about([Target(0.1), Target(0.2, "error")])
+    assert "(loss below 0.1) is known to ±" in trust_in_path(_path(loss, 0.04), asked)
+    assert "(loss below 0.1) may as well never come" in trust_in_path(_path(loss, 0.2), asked)
+    assert "crosses the edge" in trust_in_path(_path(loss, 0.2, edge_at=3), Rule((0.1, 0.4)))
+    assert "kernel of step 7 was held" in trust_in_path(_path(loss, held_from=7), Rule())
+    assert "oscillates there" in trust_in_path(_path(loss, edge_at=9, held_from=7), Rule())
+    assert "from step 5 on the noise" in trust_in_path(_path(loss, held_from=7, left_at=5), Rule())

@@ -1,5 +1,6 @@
 """Networks and data by name: weights from a file, images from tensorflow-datasets and folders."""
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -181,3 +182,15 @@ def test_cells_of_a_table_are_mended_and_that_is_said(tmp_path):
     for name in ("drop_missing", "one_hot"):
         with pytest.raises(ValueError, match=f"^{name}=True does nothing here: it is for a CSV"):
             build_task(Settings(data="wine", **{name: True}))
+
+
+def test_the_hidden_widths_of_a_table():
+    task = build_task(Settings(data="wine", samples_per_class=2, hidden=(7, 5)))
+    assert "MLP 13-7-5-3 " in task.description
+    shapes = sorted(leaf.shape for leaf in jax.tree.leaves(task.model.params) if leaf.ndim == 2)
+    assert shapes == [(5, 3), (7, 5), (13, 7)]
+    for more in ({"model": "vgg5", "data": "wine"}, {}):
+        with pytest.raises(ValueError, match=r"^hidden=\(7,\) does nothing here"):
+            build_task(Settings(hidden=(7,), **more))
+    with pytest.raises(ValueError, match="^hidden must be an integer of at least 1; got 0"):
+        build_task(Settings(data="wine", hidden=(8, 0)))

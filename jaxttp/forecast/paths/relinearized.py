@@ -78,8 +78,7 @@ class Relinearized(Dynamics):
 
     def trust(self, path: Path, rule: Rule) -> str | None:
         """See `Dynamics`."""
-        thresholds = rule.thresholds if rule.metric == "loss" else ()
-        return trust_in_path(path.witness, thresholds, rule.time)
+        return trust_in_path(path.witness, rule)
 
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
