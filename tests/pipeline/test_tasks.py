@@ -192,5 +192,5 @@ def test_the_hidden_widths_of_a_table():
     for more in ({"model": "vgg5", "data": "wine"}, {}):
         with pytest.raises(ValueError, match=r"^hidden=\(7,\) does nothing here"):
             build_task(Settings(hidden=(7,), **more))
-    with pytest.raises(ValueError, match="^hidden must be an integer of at least 1; got 0"):
+    with pytest.raises(ValueError, match=r"^hidden must be an integer of at least 1; got 0"):
         build_task(Settings(data="wine", hidden=(8, 0)))

@@ -14,6 +14,9 @@ from jaxttp.forecast.paths.recursion import linear_rates
 from jaxttp.losses import Loss
 from jaxttp.rule import Rule
 
+MOST = 16
+"""Kernels after the first that "auto" takes at most."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Relinearized(Dynamics):
@@ -23,17 +26,20 @@ class Relinearized(Dynamics):
         rebuilds: kernels after the first, placed along the path; "auto" for as many as `tolerance`
             asks for.
         tolerance: for "auto".
+        most: for "auto", no more kernels than that after the first; they reach the horizon all the
+            same, in longer segments.
 
     Raises:
         ValueError: numbers out of range.
 
     Example:
         >>> Relinearized(4)
-        Relinearized(rebuilds=4, tolerance=0.02)
+        Relinearized(rebuilds=4, tolerance=0.02, most=16)
     """
 
     rebuilds: int | str = "auto"
     tolerance: float = 0.02
+    most: int = MOST
     name = "recursion"
 
     def __post_init__(self) -> None:
@@ -41,6 +47,7 @@ class Relinearized(Dynamics):
             remedy = "It counts kernels after the first; 'auto' chooses."
             check_integer("rebuilds", self.rebuilds, at_least=1, remedy=remedy)
         check_number("tolerance", self.tolerance, above=0.0)
+        check_integer("most", self.most, at_least=1)
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
         """See `Dynamics`: the optimiser is one linear filter for all weights."""
@@ -54,7 +61,8 @@ class Relinearized(Dynamics):
         found = relinearized_recursion(
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
             steps=descent.steps, optimizer=descent.optimizer, **descent.batches,
-            tolerance=self.tolerance, kernel_fn=lines.at, rebuilds=self.rebuilds,
+            tolerance=self.tolerance, max_rebuilds=self.most,
+            kernel_fn=lines.at, rebuilds=self.rebuilds,
             x_test=problem.x_test,
             kernel_test_fn=None if problem.x_test is None else lines.cross_at,
             progress=lambda done, total: lines.report("kernels", done, total),
