@@ -2,11 +2,11 @@
 
     python -m experiments.bench.planning [--preset smoke|cpu] [--minutes M] [--store FILE]
 
-On the tuning tasks of `accuracy_tasks`, of which nothing is reported, every training is run for real
-and forecast with at most 0, 1, 2, 4, 8 or 16 kernels after the first, exact or sketched. The tables
-that it prints are the constants of `jaxttp.forecast.planner`: the mean error of a time as a share of
-it by the number of kernels, what a sketch adds to it, and what a kernel costs in ways through the
-network and in runs of the horizon.
+On the tuning tasks of `accuracy_tasks`, of which nothing is reported, every training is run for
+real and forecast with at most 0, 1, 2, 4, 8 or 16 kernels after the first, exact or sketched. The
+tables that it prints are the constants of `jaxttp.forecast.planner`: the mean error of a time as a
+share of it by the number of kernels, what a sketch adds to it, and what a kernel costs in ways
+through the network and in runs of the horizon.
 """
 
 import argparse

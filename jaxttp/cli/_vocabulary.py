@@ -84,6 +84,14 @@ def parse_kernels(text: str) -> int | str:
         return text
 
 
+def _parse_budget(text: str) -> float | str:
+    """A number, or a word for the forecast to judge."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _parse_thresholds(text: str) -> tuple[float, ...]:
     return parse_numbers("thresholds", text, THRESHOLDS)
 
@@ -133,8 +141,9 @@ TASK: dict[str, Declared] = {
             str,
             option(
                 "Task",
-                "digits (pre-trained ResNet); wine, diabetes, ... (MLP); FILE.csv, label last, or "
-                "FILE.npz (x, y); image_folder; with the extra datasets mnist, tfds:NAME, ...",
+                "digits (pre-trained ResNet); wine, ... (MLP); FILE.csv, label last; FILE.npz: "
+                "x, y; image_folder; mnist, tfds:NAME, ... (default: digits)",
+                show_default=False,
                 autocompletion=_data_names,
             ),
         ],
@@ -295,6 +304,11 @@ FORECAST: dict[str, Declared] = {
         ],
         "auto",
         parse_kernels,
+    ),
+    "budget": Declared(
+        Annotated[str, option("Forecast", "Its share of the training's cost, as 0.1, or auto.")],
+        "auto",
+        _parse_budget,
     ),
     "seconds": Declared(Annotated[bool, option("Forecast", "Time a step on this device.")], True),
     "verify": Declared(

@@ -90,4 +90,6 @@ def _print(console: Console, result: Any) -> None:
         console.print(prediction.out_of_reach, soft_wrap=True)
     if prediction.trust is not None:
         console.print(f"trust: {prediction.trust}", soft_wrap=True)
+    if prediction.plan is not None:
+        console.print(f"plan: {prediction.plan}", soft_wrap=True)
     console.print(f"the forecast cost {prediction.cost}", soft_wrap=True)

@@ -1,7 +1,5 @@
 """The keywords of a forecast, turned into values; the only table of strings."""
 
-import dataclasses
-import warnings
 from typing import Any, NamedTuple
 
 from jaxtyping import Array
@@ -16,7 +14,7 @@ from jaxttp.forecast.paths.noisy import Noisy
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.paths.weight_space import WeightSpace
-from jaxttp.forecast.price import Price, share_of
+from jaxttp.forecast.planner import ForecastPlan, plan_forecast
 from jaxttp.forecast.problem import Problem
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 
@@ -36,15 +34,6 @@ NOT_LINEAR = (
     "optimizer is not linear in the gradients (Adam, clipping, sign and masked ones are not), so "
     "it is simulated in weight space, where no kernel is rebuilt"
 )
-REBUILDS, PASSES, RUNS = 12, 25, 16
-"""Kernels that relinearize="auto" takes as a rule, ways through the network beside each, and how
-often it runs the horizon's steps."""
-PROPORTION = 3.0
-"""They may cost this many times the training."""
-AFFORDABLE = 5e13
-"""And so many operations in any case, a quarter of an hour of a laptop."""
-LONG = 5e12
-"""More than so many, a minute or two, are announced where training itself costs less."""
 
 
 class Keywords(NamedTuple):
@@ -87,8 +76,8 @@ class Keywords(NamedTuple):
             return self.dynamics
         rebuilt = None
         if self.relinearize and self.dynamics in REBUILT:
-            given = {} if self.tolerance is None else {"tolerance": self.tolerance}
-            rebuilt = Relinearized(self.relinearize, **given)
+            more: dict[str, Any] = {} if self.tolerance is None else {"tolerance": self.tolerance}
+            rebuilt = Relinearized(self.relinearize, **more)
         if self.dynamics == "sde":
             found = {"noise": self.noise, "paths": self.paths, "centre": rebuilt}
             return Noisy(**{k: v for k, v in found.items() if v is not None})
@@ -103,41 +92,39 @@ class Keywords(NamedTuple):
         return WAYS[self.dynamics]() if rebuilt is None else rebuilt
 
 
-def in_proportion(
-    way: Dynamics, problem: Problem, descent: Descent, estimator: KernelEstimator
-) -> tuple[Dynamics, str | None]:
-    """A dynamics that was chosen by default, or one kernel where rebuilding costs too much.
+def choose_plan(
+    way: Dynamics,
+    problem: Problem,
+    descent: Descent,
+    estimator: KernelEstimator | None,
+    *,
+    budget: float | str,
+    key: Array | None,
+) -> ForecastPlan | None:
+    """How a forecast that keywords ask for is planned; None where they leave nothing open.
 
     Args:
-        way: as the keywords have it with relinearize="auto".
+        way: as the keywords have it.
         problem: network and data.
         descent: the training.
-        estimator: how kernels come about.
+        estimator: how kernels come about; None where that is open.
+        budget: see `plan_forecast`.
+        key: for sketches.
 
-    Returns:
-        The dynamics, and a sentence where it is another one.
+    Raises:
+        ValueError: a budget that is out of range, or that would decide nothing.
     """
-    rebuilt = way.centre if isinstance(way, Noisy) else way
-    if not isinstance(rebuilt, Relinearized):
-        return way, None
-    price = Price.of(problem, descent, estimator)
-    expected = price.forecast(REBUILDS, PASSES * REBUILDS, RUNS * descent.steps)
-    share = share_of(expected, price.training)
-    if expected <= max(AFFORDABLE, PROPORTION * price.training):
-        if expected > max(LONG, PROPORTION * price.training):
-            warnings.warn(
-                f"the forecast rebuilds kernels, which takes about {expected:.0e} operations, "
-                f"{share} the training it foresees: relinearize=0, a sketch_dim or fewer samples "
-                "cost less, and training itself may be the quicker answer.",
-                stacklevel=3,
-            )
-        return way, None
-    plain = dataclasses.replace(way, centre=None) if isinstance(way, Noisy) else Recursion()
-    return plain, (
-        "one kernel was followed: to rebuild it along the way takes about "
-        f"{share} the operations of the training; relinearize=4, or another number, does it all "
-        "the same"
-    )
+    centre = way.centre if isinstance(way, Noisy) else way
+    by_kernels = isinstance(way, Recursion | Relinearized | Noisy)
+    is_open = estimator is None or (isinstance(centre, Relinearized) and centre.rebuilds == "auto")
+    if not (by_kernels and is_open):
+        remedy = (
+            "it chooses kernels and how often they are rebuilt, where relinearize='auto' or no "
+            "sketch_dim leaves that open"
+        )
+        check_used("budget", None if budget == "auto" else budget, False, remedy)
+        return None
+    return plan_forecast(way, problem, descent, estimator, budget=budget, key=key)
 
 
 def choose_kernel(

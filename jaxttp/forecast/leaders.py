@@ -21,13 +21,14 @@ from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.dynamics.recursion import recursion
-from jaxttp.forecast._options import Keywords, in_proportion
+from jaxttp.forecast._options import Keywords
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.doubt import LEVEL, Doubt
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.paths.relinearized import Relinearized
+from jaxttp.forecast.planner import plan_forecast
 from jaxttp.forecast.swept import FEW, SHOWN, Sweep, held_to
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.factored import Kernel
@@ -63,7 +64,7 @@ def follow_leaders(
     Those first in what the sweep is ranked by (`Sweep.ranked_by`), by steps and by cost, are
     followed until those in front have been, two at least and five at most; of eight settings or
     fewer all that are stable.
-    Where rebuilding the kernels is out of proportion (see `predict_training_time`) nothing is done.
+    Kernels are rebuilt as often as the default budget allows (see `predict_training_time`).
 
     Args:
         swept: of `sweep_kernel`, on this first kernel.
@@ -94,7 +95,7 @@ def follow_leaders(
         descent = descent_of(one, key, protocol)
         way = keywords.choose(descent, problem.weights)
         if relinearize == "auto":
-            way, _ = in_proportion(way, problem, descent, lines.estimator)
+            way = plan_forecast(way, problem, descent, lines.estimator).dynamics
         if not isinstance(way, Relinearized):
             break
         report("rebuilding kernels of the leading settings", len(swept.relinearized), most)

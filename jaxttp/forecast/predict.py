@@ -20,13 +20,14 @@ from jaxttp.forecast._options import (
     Keywords,
     check_level,
     choose_kernel,
-    in_proportion,
+    choose_plan,
     plain_kernel,
 )
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.doubt import LEVEL, Doubt, without_parts
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Progress
 from jaxttp.forecast.paths.recursion import Recursion
+from jaxttp.forecast.planner import check_budget
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.forecast.price import Price
 from jaxttp.forecast.problem import Problem
@@ -58,6 +59,7 @@ def predict_training_time(
     tolerance: float | None = None,
     sketch_dim: int | None = None,
     kernel: KernelEstimator | None = None,
+    budget: float | str = "auto",
     key: Array | None = None,
     rule: str | Rule = "relative",
     metric: str = "loss",
@@ -112,13 +114,11 @@ def predict_training_time(
             such as ``Noisy(centre=Relinearized(4))``, which takes the place of the keywords
             relinearize, tolerance, noise and paths.
         relinearize: kernels built after the first, placed by the library along the predicted path
-            (second order); "auto" for as many as `tolerance` asks for; 0 for one kernel alone,
-            which costs the least and tells the least, and which "auto" keeps, and says so, where to
-            rebuild it would take 5e13 operations and three times the training's (more than 5e12
-            are announced by a warning). With mini-batches a number rebuilds along the path of the
-            very batches, "auto" along the mean path beside which they take their steps. With
-            "recursion" or, for their mean path, "sde"; the others follow one kernel, and "auto"
-            asks for no more.
+            (second order); "auto" for as many as `tolerance` asks for and `budget` allows; 0 for
+            one kernel alone, which costs the least and tells the least. With mini-batches a number
+            rebuilds along the path of the very batches, "auto" along the mean path beside which
+            they take their steps. With "recursion" or, for their mean path, "sde"; the others
+            follow one kernel, and "auto" asks for no more.
         tolerance: for relinearize="auto", see `relinearized_recursion`; 0.02 when None.
         sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
             exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim), is estimated
@@ -126,6 +126,11 @@ def predict_training_time(
             is never formed, which is the way to thousands of samples.
         kernel: how kernels come about, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of the
             keywords that name it.
+        budget: what the forecast may cost, as a share of the training that it foresees, both
+            counted in operations: within it the kernel (exact or sketched) and the number of
+            rebuilds are chosen that make the expected error least, where `sketch_dim`, `kernel`,
+            `max_bytes` or `relinearize` do not say them. "auto" is a tenth, and no less than 5e11
+            operations, some seconds of a laptop. See `plan_forecast` and `Prediction.plan`.
         key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
         rule: the definition of training time, see `training_time`; or a `Rule`, which takes the
             place of thresholds, metric, smooth and window.
@@ -186,6 +191,7 @@ def predict_training_time(
         batch_size=batch_size, protocol=protocol, key=key,
     )  # fmt: skip
     estimator = choose_kernel(sketch_dim, key, kernel_batch_size, max_bytes, kernel)
+    check_budget(budget)
     reading = Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
     targets = targets_of(
         target_loss, target_error, target_test_loss, target_test_error, **_curves(x_test)
@@ -202,18 +208,22 @@ def predict_training_time(
         problem = Problem.of(
             apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test, y_test=y_test
         )
-        spared = None
-        if relinearize == "auto" and not isinstance(dynamics, Dynamics):
-            way, spared = in_proportion(way, problem, descent, estimator)
+        is_open = all(v is None for v in (sketch_dim, kernel, kernel_batch_size, max_bytes))
+        plan = None
+        if budget != "auto" or not isinstance(dynamics, Dynamics):
+            fixed = None if is_open else estimator
+            plan = choose_plan(way, problem, descent, fixed, budget=budget, key=key)
+        if plan is not None:
+            way, estimator = plan.dynamics, plan.kernel
         found = forecast_training(
             problem, descent, dynamics=way, kernel=estimator, rule=reading, targets=targets,
             level=level, progress=progress,
         )  # fmt: skip
-    trust = "; ".join(line for line in (spared, found.trust) if line is not None) or None
+    said = plan is not None and (budget != "auto" or not plan.whole)
     cost = dataclasses.replace(
         found.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds
     )
-    return dataclasses.replace(found, cost=cost, trust=trust)
+    return dataclasses.replace(found, cost=cost, plan=str(plan) if said else None)
 
 
 def forecast_training(

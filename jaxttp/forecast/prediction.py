@@ -89,6 +89,8 @@ class Prediction:
         targets_band: as `steps_band`, for targets on the training samples.
         unsure_from: the step from which on the noise of mini-batches outgrows what kernels can
             follow, and a real training may fail; None for never.
+        plan: what was chosen within a budget, see `plan_forecast`; None where nothing had to be
+            left out and no budget was given.
         notes: how the network was evaluated, where that is not as it was given, such as
             "2 BatchNorm on running averages" or "parameters promoted from bfloat16".
     """
@@ -118,6 +120,7 @@ class Prediction:
     targets_band: Mapping[Target, tuple[int, int]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unsure_from: int | None = None
+    plan: str | None = None
 
     def read(
         self,
@@ -242,6 +245,8 @@ class Prediction:
             lines.append(wrapped(f"  {self.out_of_reach}", 2))
         if self.trust is not None:
             lines.append(wrapped(f"  trust  {self.trust}", 9))
+        if self.plan is not None:
+            lines.append(wrapped(f"  plan   {self.plan}", 9))
         lines.append(f"  cost   {self.cost}")
         if self.notes:
             lines.append(wrapped(f"  evaluated with: {', '.join(self.notes)}", 9))

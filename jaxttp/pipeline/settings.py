@@ -29,6 +29,8 @@ class Settings:
         steps: the horizon T.
         thresholds: shares of the loss's drop that define training times.
         relinearize: kernels built after the first, or "auto" for as many as it takes.
+        budget: what a forecast may cost, as a share of the training by count; "auto" for a tenth,
+            and some seconds in any case.
         sketch_dim: width of a random projection of the Jacobian; None for the exact kernel.
         head_scale: size of the fresh head's initial outputs.
         seed: draws the samples, the fresh weights and the batches.
@@ -68,6 +70,7 @@ class Settings:
     steps: int = 150
     thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
     relinearize: int | str = "auto"
+    budget: float | str = "auto"
     sketch_dim: int | None = None
     head_scale: float = 1.0
     seed: int = 0

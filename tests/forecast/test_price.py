@@ -1,14 +1,10 @@
 """What forecasts and trainings cost, by count."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxttp.forecast import Descent, Problem, Relinearized, _options
-from jaxttp.forecast._options import in_proportion
-from jaxttp.forecast.paths.recursion import Recursion
+from jaxttp.forecast import Descent, Problem
 from jaxttp.forecast.price import Price, share_of
 from jaxttp.ntk import Exact, Sketched
 from tests.forecast.test_values import Scaled
@@ -55,26 +51,6 @@ def test_every_estimator_has_a_price():
     ]
     assert products == [2 * (N * C) ** 2, 4 * N * C * 2]
     assert 0 < exact <= own  # a whole Jacobian, where nothing better is known
-
-
-@pytest.mark.parametrize(
-    ("limits", "kind", "words"),
-    [
-        ((1e30, 1e30), Relinearized, None),
-        ((1e30, 1.0), Relinearized, "times the training it foresees"),
-        ((1.0, 1.0), Recursion, "one kernel was followed"),
-    ],
-)
-def test_what_is_out_of_proportion_is_said(monkeypatch, limits, kind, words):
-    monkeypatch.setattr(_options, "AFFORDABLE", limits[0])
-    monkeypatch.setattr(_options, "LONG", limits[1])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        way, note = in_proportion(Relinearized(), problem(), descent(), Exact())
-    said = " ".join([note or "", *(str(one.message) for one in caught)])
-    assert type(way) is kind
-    assert (words or "") in said
-    assert bool(said.strip()) == (words is not None)
 
 
 def test_shares_in_words():

@@ -1,0 +1,256 @@
+"""The truest forecast within a budget: which kernel, and how often it is rebuilt.
+
+Costs are counted, not timed (`jaxttp.forecast.price`), so that the same call plans the same
+forecast on every machine. What more kernels and wider sketches are worth was measured on tasks that
+nothing else is reported of (`experiments/bench/planning.py`).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from jaxttp._checks import check_number
+from jaxttp.forecast.descent import Descent
+from jaxttp.forecast.paths.base import Dynamics
+from jaxttp.forecast.paths.noisy import Noisy
+from jaxttp.forecast.paths.recursion import Recursion
+from jaxttp.forecast.paths.relinearized import MOST, Relinearized
+from jaxttp.forecast.price import Price, share_of
+from jaxttp.forecast.problem import Problem
+from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
+
+SHARE = 0.1
+"""Of the training's operations that a forecast may take unless told otherwise."""
+LEAST = 5e11
+"""And so many operations in any case: some seconds of a laptop."""
+MEMORY = 4e9
+"""Bytes that the kernels of a plan may take where another plan takes less."""
+ERRORS = {0: 0.188, 1: 0.093, 2: 0.026, 4: 0.013, 8: 0.002, 16: 0.001}
+"""By kernels after the first at most, the error of a time as a share of it, beyond two steps."""
+BY_SKETCH, OF_SKETCH = 4.0, 0.14
+"""A sketch of width k makes it 1 + 4/sqrt(k) times as large, and adds 0.14/sqrt(k) in square."""
+WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
+PASSES, BATCH_PASSES = 5.0, 8.0
+"""Ways through the network beside a kernel that is rebuilt; with mini-batches."""
+RUNS, BATCH_RUNS = 1.5, 2.5
+"""Runs of the horizon with such a kernel; with mini-batches."""
+ONE_PASSES, ONE_RUNS = 6.0, 1.0
+"""Both of a forecast with one kernel."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ForecastPlan:
+    """How to forecast within a budget; prints itself in a line.
+
+    Attributes:
+        dynamics: how the path is followed.
+        kernel: how kernels come about.
+        operations: that it takes at most, estimated.
+        budget: that it may take.
+        training: that the training takes.
+        error: the expected error of a training time, as a share of it.
+        whole: whether nothing was left out: an exact kernel, or the one given, rebuilt as often as
+            it takes.
+        more: what twice the budget would buy, in words; empty for nothing.
+    """
+
+    dynamics: Dynamics
+    kernel: KernelEstimator
+    operations: float
+    budget: float
+    training: float
+    error: float
+    whole: bool
+    more: str = ""
+
+    def __str__(self) -> str:
+        cost, allowed = (share_of(n, self.training) for n in (self.operations, self.budget))
+        words = f"{_words(self.dynamics, self.kernel)}: at most {cost} the training by count"
+        words += f"; times are off by {100 * self.error:.0f} % on average"
+        if self.operations > self.budget:
+            words += f"; nothing fits the budget, {allowed} the training"
+        if self.operations > self.training:
+            words += "; training itself costs less"
+        return words + (f"; twice the budget buys {self.more}" if self.more else "")
+
+
+def check_budget(budget: float | str) -> None:
+    """Refuse what is neither "auto" nor a share above 0."""
+    if budget != "auto":
+        check_number("budget", budget, above=0.0, remedy="A tenth of the training is 0.1.")
+
+
+def plan_forecast(
+    dynamics: Dynamics,
+    problem: Problem,
+    descent: Descent,
+    kernel: KernelEstimator | None = None,
+    *,
+    budget: float | str = "auto",
+    key: Array | None = None,
+) -> ForecastPlan:
+    """The forecast with the least expected error within a budget.
+
+    Args:
+        dynamics: as asked for. Where it rebuilds kernels as often as it takes, the plan bounds how
+            often; every other one stays as it is.
+        problem: network and data.
+        descent: the training.
+        kernel: how kernels come about; chosen when None: exactly, or by a sketch.
+        budget: the share of the training's operations that the forecast may take, above 0; "auto"
+            for a tenth, and no less than 5e11 operations, some seconds of a laptop.
+        key: a `jax.random.key` for sketches; ``jax.random.key(0)`` when None.
+
+    Returns:
+        A `ForecastPlan`; the cheapest one where nothing fits.
+
+    Raises:
+        ValueError: a budget out of range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.eye(6)
+        >>> problem = Problem.of(lambda w, x: x @ w, jnp.zeros((6, 2)), x, jnp.arange(6) % 2)
+        >>> plan = plan_forecast(Relinearized(), problem, Descent.of(learning_rate=0.1, steps=50))
+        >>> plan.dynamics, plan.kernel
+        (Relinearized(rebuilds='auto', tolerance=0.02, most=16), Exact(batch_size=None, ...))
+    """
+    check_budget(budget)
+    several = list(_candidates(dynamics, problem, kernel, key))
+    priced = [_priced(dynamics, problem, descent, *one) for one in several]
+    training = Price.of(problem, descent, priced[0].kernel).training
+    share = SHARE if budget == "auto" else float(budget)
+    limit = max(share * training, LEAST if budget == "auto" else 0.0)
+    chosen, twice = (_best(priced, allowed) for allowed in (limit, 2 * limit))
+    whole = chosen.operations <= limit and chosen.error <= priced[0].error
+    more = _words(twice.dynamics, twice.kernel) if twice.error < chosen.error else ""
+    return ForecastPlan(
+        chosen.dynamics,
+        chosen.kernel,
+        chosen.operations,
+        limit,
+        training,
+        chosen.error,
+        whole,
+        more,
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Priced:
+    """A way that is open, what it takes, and how far off it is expected to be."""
+
+    dynamics: Dynamics
+    kernel: KernelEstimator
+    operations: float
+    error: float
+
+
+def _candidates(
+    dynamics: Dynamics, problem: Problem, kernel: KernelEstimator | None, key: Array | None
+) -> Iterator[tuple[KernelEstimator, int | None]]:
+    """Kernels and bounds on how often they are rebuilt; the best of all comes first."""
+    outputs = problem.f0.size
+    kernels: list[KernelEstimator] = [Exact() if kernel is None else kernel]
+    if kernel is None:
+        key = jax.random.key(0) if key is None else key
+        kernels += [Sketched(width, key) for width in reversed(WIDTHS) if 2 * width < outputs]
+        fitting = [one for one in kernels if _bytes(one, outputs) <= MEMORY]
+        kernels = fitting or kernels[-1:]
+    free = _centre(dynamics).rebuilds == "auto" if _rebuilds(dynamics) else False
+    most = sorted(range(MOST + 1), reverse=True) if free else [None]
+    return itertools.product(kernels, most)
+
+
+def _bytes(kernel: KernelEstimator, outputs: int) -> float:
+    """Memory of two kernels and the work on them, in float32."""
+    width = kernel.sketch_dim if isinstance(kernel, Sketched) else outputs
+    return 4.0 * 3 * outputs * width
+
+
+def _rebuilds(dynamics: Dynamics) -> bool:
+    return isinstance(_centre(dynamics), Relinearized)
+
+
+def _centre(dynamics: Dynamics) -> Any:
+    """The mean path of a dynamics."""
+    return dynamics.centre if isinstance(dynamics, Noisy) else dynamics
+
+
+def _priced(
+    dynamics: Dynamics,
+    problem: Problem,
+    descent: Descent,
+    kernel: KernelEstimator,
+    most: int | None,
+) -> _Priced:
+    price = Price.of(problem, descent, kernel)
+    beside = 1.0
+    if problem.x_test is not None:
+        beside += len(jax.tree.leaves(problem.x_test)[0]) / problem.f0.shape[0]
+    if most is None and _rebuilds(dynamics):
+        most = _centre(dynamics).rebuilds
+    if not most:
+        one_kernel = _on_one_kernel(dynamics) if most == 0 else dynamics
+        cost = price.forecast(1, int(ONE_PASSES), int(ONE_RUNS * descent.steps))
+        return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel))
+    batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
+    passes, runs = (BATCH_PASSES, BATCH_RUNS) if batches else (PASSES, RUNS)
+    built = most + 1
+    cost = price.forecast(built, int(passes * built), int(runs * built * descent.steps)) * beside
+    bounded = dynamics
+    if _centre(dynamics).rebuilds == "auto":
+        bounded = _with_centre(dynamics, dataclasses.replace(_centre(dynamics), most=most))
+    return _Priced(bounded, kernel, cost, expected_error(most, kernel))
+
+
+def _on_one_kernel(dynamics: Dynamics) -> Dynamics:
+    return (
+        dataclasses.replace(dynamics, centre=None) if isinstance(dynamics, Noisy) else Recursion()
+    )
+
+
+def _with_centre(dynamics: Dynamics, centre: Relinearized) -> Dynamics:
+    return dataclasses.replace(dynamics, centre=centre) if isinstance(dynamics, Noisy) else centre
+
+
+def expected_error(most: int, kernel: KernelEstimator) -> float:
+    """By how much of itself a time is off on average.
+
+    Args:
+        most: kernels after the first.
+        kernel: how they come about.
+
+    Example:
+        >>> expected_error(16, Exact()) < expected_error(0, Exact())
+        True
+    """
+    of_rebuilds = float(np.interp(most, list(ERRORS), list(ERRORS.values())))
+    if not isinstance(kernel, Sketched):
+        return of_rebuilds
+    width = np.sqrt(kernel.sketch_dim)
+    return float(np.hypot(of_rebuilds * (1 + BY_SKETCH / width), OF_SKETCH / width))
+
+
+def _best(several: list[_Priced], limit: float) -> _Priced:
+    """The least error within the limit, and of equal ones the cheapest; else the cheapest."""
+    within = [one for one in several if one.operations <= limit]
+    if not within:
+        return min(several, key=lambda one: one.operations)
+    return min(within, key=lambda one: (one.error, one.operations))
+
+
+def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:
+    """A way in words."""
+    kernels = f"sketches of width {kernel.sketch_dim:,}" if isinstance(kernel, Sketched) else ""
+    if not _rebuilds(dynamics):
+        return "one kernel" + (f", a sketch of width {kernel.sketch_dim:,}"
+                               if isinstance(kernel, Sketched) else "")  # fmt: skip
+    centre = _centre(dynamics)
+    often = f"at most {centre.most + 1}" if centre.rebuilds == "auto" else f"{centre.rebuilds + 1}"
+    return f"{often} {kernels or 'kernels'}"

@@ -1,0 +1,140 @@
+"""What a budget buys: kernels and how often they are rebuilt, by count."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxttp import predict_training_time
+from jaxttp.forecast import (
+    Descent,
+    ForecastPlan,
+    Noisy,
+    Problem,
+    Recursion,
+    Relinearized,
+    plan_forecast,
+    planner,
+)
+from jaxttp.forecast.price import Price
+from jaxttp.ntk import Exact, Sketched
+
+N, D, H, C = 40, 5, 7, 3
+
+
+def network(w, x):
+    return jnp.tanh(x @ w["a"]) @ w["b"]
+
+
+def parts(n=N):
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {"a": jax.random.normal(keys[0], (D, H)), "b": jax.random.normal(keys[1], (H, C))}
+    return params, jax.random.normal(keys[2], (n, D)), jnp.arange(n) % C
+
+
+def problem(n=N):
+    params, x, y = parts(n)
+    return Problem.of(network, params, x, y)
+
+
+def descent(steps=50, **more):
+    return Descent.of(learning_rate=0.1, steps=steps, **more)
+
+
+def test_small_problems_are_forecast_in_full():
+    plan = plan_forecast(Relinearized(), problem(), descent())
+    assert isinstance(plan.kernel, Exact)
+    assert plan.dynamics == Relinearized()
+    assert plan.whole
+    assert plan.more == ""
+
+
+def test_more_budget_is_never_less_true_and_is_kept(monkeypatch):
+    monkeypatch.setattr(planner, "WIDTHS", (4, 16))
+    long = descent(steps=400)
+    shares = (1e-4, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 100.0)
+    plans = [plan_forecast(Relinearized(), problem(), long, budget=share) for share in shares]
+    errors = [plan.error for plan in plans]
+    assert errors == sorted(errors, reverse=True)
+    assert len(set(errors)) > 3
+    cheapest, *_, dearest = plans
+    assert cheapest.operations > cheapest.budget
+    assert "nothing fits the budget" in str(cheapest)
+    assert dearest.whole
+    assert not cheapest.whole
+    for plan in plans[2:]:
+        assert plan.operations <= plan.budget or plan.operations == cheapest.operations
+        assert plan.training == Price.of(problem(), long, Exact()).training
+    # What twice the budget buys is what the plan with twice the budget is.
+    twice = plan_forecast(Relinearized(), problem(), long, budget=0.6)
+    assert twice.error == plans[4].error or plans[4].more in str(twice)
+
+
+def test_a_plan_leaves_what_is_given(monkeypatch):
+    monkeypatch.setattr(planner, "WIDTHS", (4, 16))
+    sketch = Sketched(8, jax.random.key(3))
+    plan = plan_forecast(Relinearized(), problem(), descent(), sketch, budget=1e-6)
+    assert plan.kernel is sketch
+    assert isinstance(plan.dynamics, Recursion)
+    fixed = plan_forecast(Relinearized(3), problem(), descent(), budget=1e-6)
+    assert fixed.dynamics == Relinearized(3)
+    assert isinstance(fixed.kernel, Sketched)
+    noisy = Noisy(paths=4, centre=Relinearized())
+    batches = descent(batch_size=8, key=jax.random.key(1))
+    assert plan_forecast(noisy, problem(), batches, budget=1e-6).dynamics == Noisy(paths=4)
+    bounded = plan_forecast(noisy, problem(), batches, Exact(), budget=1e6).dynamics
+    assert bounded == noisy
+    # A kernel that does not fit into memory is a sketch, whatever the budget.
+    monkeypatch.setattr(planner, "MEMORY", 4.0 * 3 * (N * C) * 16)
+    assert plan_forecast(Relinearized(), problem(), descent(), budget=1e6).kernel.sketch_dim == 16
+
+
+def test_test_samples_cost_too():
+    params, x, y = parts()
+    beside = Problem.of(network, params, x, y, x_test=x, y_test=y)
+    alone, both = (plan_forecast(Relinearized(), p, descent()) for p in (problem(), beside))
+    assert both.operations == pytest.approx(2 * alone.operations)
+
+
+def test_a_forecast_keeps_within_its_budget_and_says_so(monkeypatch):
+    params, x, y = parts()
+    common = dict(learning_rate=0.3, steps=400)
+    whole = predict_training_time(network, params, x, y, **common)
+    assert whole.plan is None
+    found = predict_training_time(network, params, x, y, **common, budget=20, tolerance=1e-6)
+    assert found.plan is not None
+    assert "at most" in found.plan
+    assert f"  plan   {found.plan[:20]}" in str(found)
+    assert 1 < found.cost.kernels <= 17
+    assert found.cost.operations <= 20 * found.cost.training_operations
+    cheap = predict_training_time(network, params, x, y, **common, budget=3)
+    assert cheap.cost.kernels == 1
+    monkeypatch.setattr(planner, "LEAST", 0.0)  # a default that has to leave something out says so
+    assert predict_training_time(network, params, x, y, learning_rate=0.3, steps=5).plan is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 0.0}, "^budget must be greater than 0"),
+        ({"budget": "much"}, "^budget"),
+        ({"budget": 0.1, "dynamics": "ode"}, "^budget=0.1 does nothing here"),
+        ({"budget": 0.1, "relinearize": 2, "max_bytes": 10**6}, "^budget=0.1 does nothing here"),
+        ({"budget": 0.1, "dynamics": Recursion(), "kernel": Exact()}, "^budget=0.1 does nothing"),
+    ],
+)
+def test_budgets_that_are_none(options, message):
+    params, x, y = parts()
+    with pytest.raises(ValueError, match=message):
+        predict_training_time(network, params, x, y, learning_rate=0.1, **options)
+
+
+def test_a_plan_is_plain_words():
+    plan = plan_forecast(Relinearized(), problem(), descent(), budget=1e9)
+    assert str(plan).startswith("at most 17 kernels: at most ")
+    assert "training itself costs less" in str(plan)
+    fewer = dataclasses.replace(plan, dynamics=Recursion(), operations=1.0, more="the moon")
+    assert str(fewer).startswith("one kernel: at most 1/")
+    assert str(fewer).endswith("twice the budget buys the moon")
+    assert isinstance(plan, ForecastPlan)
