@@ -142,7 +142,7 @@ TASK: dict[str, Declared] = {
             option(
                 "Task",
                 "digits (pre-trained ResNet); wine, ... (MLP); FILE.csv, label last; FILE.npz: "
-                "x, y; image_folder; mnist, tfds:NAME, ... (default: digits)",
+                "x, y; image_folder; mnist, tfds:NAME, ... \\[default: digits]",
                 show_default=False,
                 autocompletion=_data_names,
             ),

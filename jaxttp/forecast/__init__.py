@@ -21,8 +21,6 @@ from jaxttp.forecast.paths import Noisy as Noisy
 from jaxttp.forecast.paths import Recursion as Recursion
 from jaxttp.forecast.paths import Relinearized as Relinearized
 from jaxttp.forecast.paths import WeightSpace as WeightSpace
-from jaxttp.forecast.planner import ForecastPlan as ForecastPlan
-from jaxttp.forecast.planner import plan_forecast as plan_forecast
 from jaxttp.forecast.predict import forecast_training as forecast_training
 from jaxttp.forecast.predict import predict_training_time as predict_training_time
 from jaxttp.forecast.prediction import Cost as Cost

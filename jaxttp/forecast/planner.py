@@ -39,6 +39,11 @@ PASSES, BATCH_PASSES = 5.0, 8.0
 """Ways through the network beside a kernel that is rebuilt; with mini-batches."""
 RUNS, BATCH_RUNS = 1.5, 2.5
 """Runs of the horizon with such a kernel; with mini-batches."""
+READING = 8.0
+"""A product with a kernel takes the time of so many times its operations: every number of the
+kernel is read from memory for one multiplication."""
+ALIKE = 0.005
+"""Expected errors that differ by no more are alike, and the cheaper forecast is planned."""
 ONE_PASSES, ONE_RUNS = 6.0, 1.0
 """Both of a forecast with one kernel."""
 
@@ -50,7 +55,8 @@ class ForecastPlan:
     Attributes:
         dynamics: how the path is followed.
         kernel: how kernels come about.
-        operations: that it takes at most, estimated.
+        operations: that it takes at most, estimated; products with kernels, which wait for memory,
+            count for as many as take their time.
         budget: that it may take.
         training: that the training takes.
         error: the expected error of a training time, as a share of it.
@@ -71,7 +77,8 @@ class ForecastPlan:
     def __str__(self) -> str:
         cost, allowed = (share_of(n, self.training) for n in (self.operations, self.budget))
         words = f"{_words(self.dynamics, self.kernel)}: at most {cost} the training by count"
-        words += f"; times are off by {100 * self.error:.0f} % on average"
+        off = f"{100 * self.error:.{0 if self.error > 0.01 else 1}f} %"
+        words += f"; times were off by {off} on average where this was tuned"
         if self.operations > self.budget:
             words += f"; nothing fits the budget, {allowed} the training"
         if self.operations > self.training:
@@ -128,7 +135,7 @@ def plan_forecast(
     limit = max(share * training, LEAST if budget == "auto" else 0.0)
     chosen, twice = (_best(priced, allowed) for allowed in (limit, 2 * limit))
     whole = chosen.operations <= limit and chosen.error <= priced[0].error
-    more = _words(twice.dynamics, twice.kernel) if twice.error < chosen.error else ""
+    more = _words(twice.dynamics, twice.kernel) if twice.error < chosen.error - ALIKE else ""
     return ForecastPlan(
         chosen.dynamics,
         chosen.kernel,
@@ -197,12 +204,13 @@ def _priced(
         most = _centre(dynamics).rebuilds
     if not most:
         one_kernel = _on_one_kernel(dynamics) if most == 0 else dynamics
-        cost = price.forecast(1, int(ONE_PASSES), int(ONE_RUNS * descent.steps))
+        cost = price.forecast(1, int(ONE_PASSES), int(READING * ONE_RUNS * descent.steps))
         return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel))
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
     passes, runs = (BATCH_PASSES, BATCH_RUNS) if batches else (PASSES, RUNS)
     built = most + 1
-    cost = price.forecast(built, int(passes * built), int(runs * built * descent.steps)) * beside
+    products = int(READING * runs * built * descent.steps)
+    cost = price.forecast(built, int(passes * built), products) * beside
     bounded = dynamics
     if _centre(dynamics).rebuilds == "auto":
         bounded = _with_centre(dynamics, dataclasses.replace(_centre(dynamics), most=most))
@@ -238,11 +246,18 @@ def expected_error(most: int, kernel: KernelEstimator) -> float:
 
 
 def _best(several: list[_Priced], limit: float) -> _Priced:
-    """The least error within the limit, and of equal ones the cheapest; else the cheapest."""
+    """The first where it is within the limit; else the cheapest of those about as true as any.
+
+    Where none is within the limit, the cheapest of all.
+    """
     within = [one for one in several if one.operations <= limit]
     if not within:
         return min(several, key=lambda one: one.operations)
-    return min(within, key=lambda one: (one.error, one.operations))
+    if within[0] is several[0]:
+        return within[0]
+    least = min(one.error for one in within)
+    good = [one for one in within if one.error <= least + ALIKE]
+    return min(good, key=lambda one: (one.operations, one.error))
 
 
 def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:

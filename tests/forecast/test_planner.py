@@ -9,14 +9,13 @@ import pytest
 from jaxttp import predict_training_time
 from jaxttp.forecast import (
     Descent,
-    ForecastPlan,
     Noisy,
     Problem,
     Recursion,
     Relinearized,
-    plan_forecast,
     planner,
 )
+from jaxttp.forecast.planner import ForecastPlan, plan_forecast
 from jaxttp.forecast.price import Price
 from jaxttp.ntk import Exact, Sketched
 

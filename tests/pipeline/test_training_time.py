@@ -232,7 +232,7 @@ PROMISED = {
     "cost",
     "verified",
 }
-BESIDES = {"trust", "stable", "rule", "metric", "dynamics", "step_seconds", "task", "note",
+BESIDES = {"trust", "plan", "stable", "rule", "metric", "dynamics", "step_seconds", "task", "note",
            "targets", "versions"}  # fmt: skip
 
 
