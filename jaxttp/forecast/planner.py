@@ -37,6 +37,8 @@ BY_SKETCH, OF_SKETCH = 4.0, 0.14
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 PASSES, BATCH_PASSES = 5.0, 8.0
 """Ways through the network beside a kernel that is rebuilt; with mini-batches."""
+MEMORIES = 2.0
+"""So many times as many where the optimiser has a memory: a velocity is carried along."""
 RUNS, BATCH_RUNS = 1.5, 2.5
 """Runs of the horizon with such a kernel; with mini-batches."""
 READING = 8.0
@@ -55,8 +57,8 @@ class ForecastPlan:
     Attributes:
         dynamics: how the path is followed.
         kernel: how kernels come about.
-        operations: that it takes at most, estimated; products with kernels, which wait for memory,
-            count for as many as take their time.
+        operations: that it takes, estimated as if all kernels were built; products with kernels,
+            which wait for memory, count for as many as take their time.
         budget: that it may take.
         training: that the training takes.
         error: the expected error of a training time, as a share of it.
@@ -76,7 +78,7 @@ class ForecastPlan:
 
     def __str__(self) -> str:
         cost, allowed = (share_of(n, self.training) for n in (self.operations, self.budget))
-        words = f"{_words(self.dynamics, self.kernel)}: at most {cost} the training by count"
+        words = f"{_words(self.dynamics, self.kernel)}: about {cost} the training by count"
         off = f"{100 * self.error:.{0 if self.error > 0.01 else 1}f} %"
         words += f"; times were off by {off} on average where this was tuned"
         if self.operations > self.budget:
@@ -208,6 +210,8 @@ def _priced(
         return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel))
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
     passes, runs = (BATCH_PASSES, BATCH_RUNS) if batches else (PASSES, RUNS)
+    if not descent.is_plain or descent.momentum:
+        passes *= MEMORIES
     built = most + 1
     products = int(READING * runs * built * descent.steps)
     cost = price.forecast(built, int(passes * built), products) * beside

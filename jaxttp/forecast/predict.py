@@ -130,7 +130,8 @@ def predict_training_time(
             counted in operations: within it the kernel (exact or sketched) and the number of
             rebuilds are chosen that make the expected error least, where `sketch_dim`, `kernel`,
             `max_bytes` or `relinearize` do not say them. "auto" is a tenth, and no less than 5e11
-            operations, some seconds of a laptop. See `jaxttp.forecast.planner` and `Prediction.plan`.
+            operations, some seconds of a laptop. `Prediction.plan` says what was chosen, see
+            `jaxttp.forecast.planner`.
         key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
         rule: the definition of training time, see `training_time`; or a `Rule`, which takes the
             place of thresholds, metric, smooth and window.

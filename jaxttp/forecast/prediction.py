@@ -89,8 +89,8 @@ class Prediction:
         targets_band: as `steps_band`, for targets on the training samples.
         unsure_from: the step from which on the noise of mini-batches outgrows what kernels can
             follow, and a real training may fail; None for never.
-        plan: what was chosen within a budget, see `jaxttp.forecast.planner`; None where nothing had to be
-            left out and no budget was given.
+        plan: what was chosen within a budget, see `jaxttp.forecast.planner`; None where nothing
+            had to be left out and no budget was given.
         notes: how the network was evaluated, where that is not as it was given, such as
             "2 BatchNorm on running averages" or "parameters promoted from bfloat16".
     """
