@@ -53,7 +53,7 @@ def test_small_problems_are_forecast_in_full():
 def test_more_budget_is_never_less_true_and_is_kept(monkeypatch):
     monkeypatch.setattr(planner, "WIDTHS", (4, 16))
     long = descent(steps=400)
-    shares = (1e-4, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 100.0)
+    shares = (1e-4, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)
     plans = [plan_forecast(Relinearized(), problem(), long, budget=share) for share in shares]
     errors = [plan.error for plan in plans]
     assert all(b <= a + planner.ALIKE for a, b in itertools.pairwise(errors))
