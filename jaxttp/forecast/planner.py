@@ -26,8 +26,8 @@ from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 
 SHARE = 0.1
 """Of the training's operations that a forecast may take unless told otherwise."""
-LEAST = 5e11
-"""And so many operations in any case: some seconds of a laptop."""
+LEAST = 5e12
+"""And so many operations in any case: a minute or two of a laptop."""
 MEMORY = 4e9
 """Bytes that the kernels of a plan may take where another plan takes less."""
 ERRORS = {0: 0.188, 1: 0.093, 2: 0.026, 4: 0.013, 8: 0.002, 16: 0.001}
@@ -41,11 +41,11 @@ MEMORIES = 2.0
 """So many times as many where the optimiser has a memory: a velocity is carried along."""
 RUNS, BATCH_RUNS = 1.5, 2.5
 """Runs of the horizon with such a kernel; with mini-batches."""
-READING = 8.0
+READING = 2.0
 """A product with a kernel takes the time of so many times its operations: every number of the
 kernel is read from memory for one multiplication."""
-ALIKE = 0.005
-"""Expected errors that differ by no more are alike, and the cheaper forecast is planned."""
+ALIKE = 1.1
+"""Expected errors that differ by no more times are alike, and the cheaper forecast is planned."""
 ONE_PASSES, ONE_RUNS = 6.0, 1.0
 """Both of a forecast with one kernel."""
 
@@ -112,7 +112,7 @@ def plan_forecast(
         descent: the training.
         kernel: how kernels come about; chosen when None: exactly, or by a sketch.
         budget: the share of the training's operations that the forecast may take, above 0; "auto"
-            for a tenth, and no less than 5e11 operations, some seconds of a laptop.
+            for a tenth, and no less than 5e12 operations, a minute or two of a laptop.
         key: a `jax.random.key` for sketches; ``jax.random.key(0)`` when None.
 
     Returns:
@@ -137,7 +137,7 @@ def plan_forecast(
     limit = max(share * training, LEAST if budget == "auto" else 0.0)
     chosen, twice = (_best(priced, allowed) for allowed in (limit, 2 * limit))
     whole = chosen.operations <= limit and chosen.error <= priced[0].error
-    more = _words(twice.dynamics, twice.kernel) if twice.error < chosen.error - ALIKE else ""
+    more = _words(twice.dynamics, twice.kernel) if ALIKE * twice.error < chosen.error else ""
     return ForecastPlan(
         chosen.dynamics,
         chosen.kernel,
@@ -260,7 +260,7 @@ def _best(several: list[_Priced], limit: float) -> _Priced:
     if within[0] is several[0]:
         return within[0]
     least = min(one.error for one in within)
-    good = [one for one in within if one.error <= least + ALIKE]
+    good = [one for one in within if one.error <= ALIKE * least]
     return min(good, key=lambda one: (one.operations, one.error))
 
 

@@ -30,7 +30,7 @@ class Settings:
         thresholds: shares of the loss's drop that define training times.
         relinearize: kernels built after the first, or "auto" for as many as it takes.
         budget: what a forecast may cost, as a share of the training by count; "auto" for a tenth,
-            and some seconds in any case.
+            and a minute or two in any case.
         sketch_dim: width of a random projection of the Jacobian; None for the exact kernel.
         head_scale: size of the fresh head's initial outputs.
         seed: draws the samples, the fresh weights and the batches.
