@@ -41,7 +41,7 @@ MEMORIES = 2.0
 """So many times as many where the optimiser has a memory: a velocity is carried along."""
 RUNS, BATCH_RUNS = 1.5, 2.5
 """Runs of the horizon with such a kernel; with mini-batches."""
-READING = 2.0
+READING = 8.0
 """A product with a kernel takes the time of so many times its operations: every number of the
 kernel is read from memory for one multiplication."""
 ALIKE = 1.1
