@@ -80,7 +80,7 @@ class ForecastPlan:
         cost, allowed = (share_of(n, self.training) for n in (self.operations, self.budget))
         words = f"{_words(self.dynamics, self.kernel)}: about {cost} the training by count"
         off = f"{100 * self.error:.{0 if self.error > 0.01 else 1}f} %"
-        words += f"; times were off by {off} on average where this was tuned"
+        words += f"; on the small tasks this was tuned on times were off by {off}"
         if self.operations > self.budget:
             words += f"; nothing fits the budget, {allowed} the training"
         if self.operations > self.training:
