@@ -15,12 +15,13 @@ from jaxttp._checks import is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._batch_edge import calm
 from jaxttp.dynamics._edge import Damping, damping, find_edge
+from jaxttp.dynamics._features import run_batches
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import add_vectors, no_vectors, split_row, stacked
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, gram, run_segment
 from jaxttp.dynamics.optimizers import Optimizer, inlined
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.factored import Factored, Kernel
 
 
 class Outcome(enum.Enum):
@@ -175,7 +176,10 @@ def run_to(
 ) -> tuple[State, Run]:
     """A run from where the path is to step `end`; the path itself stays as it is."""
     here = state.here
-    run = inlined(run_segment, course.optimizer)(
+    runner = run_segment
+    if course.indices is not None and all(isinstance(k.kernel, Factored) for k in knots):
+        runner = run_batches
+    run = inlined(runner, course.optimizer)(
         course.optimizer, course.loss, knots, here, products, line, state.start, end, state.train,
         course.targets, course.indices, jnp.zeros_like(here.f) if drift is None else drift,
         record=state.beside is not None,

@@ -69,7 +69,8 @@ class Run(NamedTuple):
         rows: coefficients of the weights and of the accumulators.
         state: the optimiser's state in these coefficients.
         diverged_at: first step whose outputs could not be represented, or -1.
-        length: ||w_t - w_{t-1}|| by the kernel at the segment's start, (T + 1,).
+        length: ||w_t - w_{t-1}|| by the kernel at the segment's start, (T + 1,); zeros with two
+            knots.
         shares: tau of each step (T + 1,), zero outside the segment.
         moves: coefficients of the updates (T + 1, 2 N C + k), row t that from step t to t + 1, zero
             outside the segment; None where no other samples are followed.
@@ -145,29 +146,11 @@ def run_segment(
     ends = (knots[0], knots[-1])
     shape, count, dtype = here.f.shape, len(here.vectors), train.dtype
     size = math.prod(shape)
-    unit = jnp.eye(count, dtype=dtype)
-    zero = jnp.zeros(2 * size, dtype)
-    carried = iter([jnp.concatenate([zero, unit[k]]) for k in range(1, count)])
-    state = optax.tree_utils.tree_map_params(
-        optimizer, lambda leaf: next(carried).astype(leaf.dtype), here.state
-    )
-    weights = jnp.concatenate([zero, unit[0]])
-
-    def share(weights: Array, t: Array) -> Array:
-        timed = ((t - start) / (end - start)).astype(dtype)
-        if line is None:
-            return timed
-        if not isinstance(line, Chord):
-            return line[t]
-        both = weights[:size] + weights[size : 2 * size]
-        carried = weights[2 * size :] - unit[0]
-        come = jnp.vdot(both, line.dual.reshape(-1)) + jnp.vdot(carried, line.carried)
-        safe = jnp.where(line.size > 0, line.size, 1.0)
-        return jnp.where(line.size > 0, jnp.clip(come / safe, *OVERSHOOT), timed)
+    weights, state = begin(optimizer, here)
 
     def step(t: Array, carry: tuple) -> tuple:
         weights, state, f, train, length, diverged_at, shares, moves = carry
-        tau = share(weights, t)
+        tau = share(line, weights, size, t, start, end)
         batch = None if indices is None else indices[t]
         gradient = dual_gradient(loss, f, targets, batch).reshape(-1)
         near, far = (gradient if k.damping is None else k.damping(gradient) for k in ends)
@@ -175,7 +158,8 @@ def run_segment(
         updates, after = optimizer.update(jnp.concatenate(split), state, weights)
         updates, state = jnp.asarray(updates, dtype), keep_dtypes(after, state)
         new_f = f + _move(knots, updates, tau, shape) + drift
-        length = length.at[t + 1].set(_length(knots[0], products, updates, shape))
+        if len(knots) == 1:  # it is asked for ahead only, and shares the product of the move
+            length = length.at[t + 1].set(_length(knots[0], products, updates, shape))
         weights = jnp.asarray(optax.apply_updates(weights, updates))
         good = (diverged_at < 0) & jnp.all(jnp.abs(new_f) < output_limit(dtype))
         diverged_at = jnp.where(good | (diverged_at >= 0), diverged_at, t + 1)
@@ -192,6 +176,41 @@ def run_segment(
     weights, state, _, train, length, diverged_at, shares, moves = out
     rows = [weights, *(row.astype(dtype) for row in slots(optimizer, state))]
     return Run(train, rows, state, diverged_at, length, shares, moves)
+
+
+def begin(optimizer: Optimizer, here: Start, extra: int = 0) -> tuple[Array, optax.OptState]:
+    """The coefficients of the weights where a segment starts, and the optimiser's state in them.
+
+    Args:
+        optimizer: see `same_program`.
+        here: the start.
+        extra: further numbers that the optimiser is to act on, zero so far.
+    """
+    count, dtype = len(here.vectors), here.f.dtype
+    unit = jnp.eye(count, dtype=dtype)
+    zero, rest = jnp.zeros(2 * here.f.size, dtype), jnp.zeros(extra, dtype)
+    rows = [jnp.concatenate([zero, unit[k], rest]) for k in range(count)]
+    carried = iter(rows[1:])
+    state = optax.tree_utils.tree_map_params(
+        optimizer, lambda leaf: next(carried).astype(leaf.dtype), here.state
+    )
+    return rows[0], state
+
+
+def share(
+    line: Chord | Array | None, weights: Array, size: int, t: Array, start: Array, end: Array
+) -> Array:
+    """The share of the chord that weights of these coefficients have come at step t."""
+    timed = ((t - start) / (end - start)).astype(weights.dtype)
+    if line is None:
+        return timed
+    if not isinstance(line, Chord):
+        return line[t]
+    both = weights[:size] + weights[size : 2 * size]
+    carried = weights[2 * size :].at[0].add(-1.0)  # the weights themselves are the start
+    come = jnp.vdot(both, line.dual.reshape(-1)) + jnp.vdot(carried, line.carried)
+    safe = jnp.where(line.size > 0, line.size, 1.0)
+    return jnp.where(line.size > 0, jnp.clip(come / safe, *OVERSHOOT), timed)
 
 
 @jax.jit

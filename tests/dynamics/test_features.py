@@ -1,0 +1,73 @@
+"""Mini-batches in the space of a kernel's factors are the dual recursion, in other words."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxttp.dynamics import _course
+from jaxttp.dynamics import relinearized_recursion as relinearized
+from jaxttp.dynamics._segment import run_segment
+from jaxttp.ntk import sketch_jacobian
+from jaxttp.ntk.factored import Factored
+
+KEY = jax.random.key(3)
+N, C, WIDTH, STEPS = 14, 3, 12, 40
+
+
+def network(w, x):
+    return jnp.tanh(x @ w["a"]) @ w["b"]
+
+
+def weights():
+    a, b = jax.random.split(KEY)
+    return {"a": 0.6 * jax.random.normal(a, (5, 8)), "b": 0.6 * jax.random.normal(b, (8, C))}
+
+
+X = jax.random.normal(jax.random.key(4), (N, 5))
+Y = jnp.arange(N) % C
+
+
+def kernel_at(w, x=X):
+    rows, columns = (
+        sketch_jacobian(network, w, some, key=KEY, dim=WIDTH).reshape(-1, WIDTH) for some in (x, X)
+    )
+    return Factored(rows, columns, C)
+
+
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.5),
+    "momentum": optax.sgd(0.1, momentum=0.8, nesterov=True),
+    "schedule": optax.sgd(optax.cosine_decay_schedule(0.5, STEPS)),
+    "decay": optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.2, momentum=0.5)),
+    "beyond the edge": optax.sgd(6.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "rebuilds"),
+    [("sgd", 3), ("beyond the edge", 3), ("momentum", "auto"), ("schedule", "auto"),
+     ("decay", "auto")],
+)  # fmt: skip
+def test_it_is_the_dual_recursion(name, rebuilds, monkeypatch):
+    """With damping, carried velocities, drifts, test samples and everything."""
+
+    def follow():
+        return relinearized(
+            network, weights(), X, Y, loss="cross_entropy", optimizer=OPTIMIZERS[name],
+            steps=STEPS, kernel_fn=kernel_at, rebuilds=rebuilds, batch_size=4, key=KEY,
+            tolerance=0.1, x_test=X[:5] + 0.1, kernel_test_fn=lambda w: kernel_at(w, X[:5] + 0.1),
+        )  # fmt: skip
+
+    found = follow()
+    monkeypatch.setattr(_course, "run_batches", run_segment)
+    expected = follow()
+    # Both add the same products in another order; a loop of 40 steps beyond the edge multiplies
+    # the roundings of 1e-16 by a few thousands.
+    for name_ in ("train", "test", "provisional", "loss", "loss_uncertainty"):
+        one, two = (np.asarray(getattr(each, name_)) for each in (found, expected))
+        np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-9, err_msg=name_)
+    assert found.ends == expected.ends
+    assert int(found.diverged_at) == int(expected.diverged_at)
+    assert found.left_at == expected.left_at
