@@ -26,6 +26,8 @@ import jaxlib
 import numpy as np
 import pytest
 
+from tests import shortcuts
+
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -118,6 +120,8 @@ def pytest_configure(config):
     if config.getoption("optimised", False):
         return
     jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    shortcuts.install()
     before = os.environ["XLA_FLAGS"]
     os.environ["XLA_FLAGS"] = f"{before} {QUICK}".strip()
     jax.jit(lambda: 0)()  # XLA reads its flags once
@@ -148,7 +152,7 @@ def bounded_memory():
     status = Path("/proc/self/statm")
     pages = int(status.read_text().split()[1]) if status.exists() else 0
     if pages * os.sysconf("SC_PAGE_SIZE") > 2.5 * 2**30:
-        jax.clear_caches()
+        shortcuts.forget()
         gc.collect()
         # Without this what was freed stays with the process: too large after every module, it
         # would drop all programs and compile them again, dozens of times.

@@ -10,12 +10,13 @@ import pytest
 from jaxttp import conditioning, dynamics
 from jaxttp._sequence import after
 from jaxttp.gauss_newton import gauss_newton_direction
+from tests.draws import normal
 
 BATCH = 3
 
 
 def draw(*shape, dtype=jnp.float64):
-    return jax.random.normal(jax.random.key(0), (BATCH, *shape), dtype)
+    return normal(0, (BATCH, *shape), dtype=dtype)
 
 
 def unordered(function, *arguments) -> tuple[int, list[tuple[str, str]]]:

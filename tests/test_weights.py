@@ -23,17 +23,18 @@ from jaxttp.dynamics.stability import largest_curvature
 from jaxttp.forecast import grid, sweep_kernel
 from jaxttp.losses import Loss, encode_targets
 from tests import oracles
+from tests.draws import normal, split
 
 N, C = 9, 3
-KEYS = jax.random.split(jax.random.key(3), 6)
-X = jax.random.normal(KEYS[0], (N, 4))
+KEYS = split(3, 6)
+X = normal(KEYS[0], (N, 4))
 PARAMS = {
-    "in": jax.random.normal(KEYS[1], (4, 14)),
-    "out": jax.random.normal(KEYS[2], (14, C)) / 3,
+    "in": normal(KEYS[1], (4, 14)),
+    "out": normal(KEYS[2], (14, C), 1 / 3),
 }
 LABELS = np.array([0, 1, 2, 0, 1, 0, 0, 2, 1])
 BITS = np.asarray(jax.random.bernoulli(KEYS[3], 0.4, (N, C)), float)
-REAL = np.asarray(jax.random.normal(KEYS[4], (N, C)))
+REAL = np.asarray(normal(KEYS[4], (N, C)))
 WEIGHT = np.array([0.5, 2.0, 0.0, 1.0, 3.0, 0.0, 1.5, 0.2, 1.0])
 WEIGHTS = np.asarray(jax.random.uniform(KEYS[5], (N, C))) * (BITS + 0.5)
 

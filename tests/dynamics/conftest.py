@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
+from tests.draws import normal, split
 
 
 class Problem(NamedTuple):
@@ -29,13 +30,13 @@ def apply_fn(params, x):
 
 @pytest.fixture(scope="package")
 def problem():
-    keys = jax.random.split(jax.random.key(7), 6)
+    keys = split(7, 6)
     params = {
-        "in": jax.random.normal(keys[0], (4, 12)),
-        "bias": 0.1 * jax.random.normal(keys[1], (12,)),
-        "out": jax.random.normal(keys[2], (12, 3)) / 3,
+        "in": normal(keys[0], (4, 12)),
+        "bias": normal(keys[1], (12,), 0.1),
+        "out": normal(keys[2], (12, 3), 1 / 3),
     }
-    x, x_test = jax.random.normal(keys[3], (7, 4)), jax.random.normal(keys[4], (3, 4))
+    x, x_test = normal(keys[3], (7, 4)), normal(keys[4], (3, 4))
     labels = jax.random.randint(keys[5], (7,), 0, 3)
     return Problem(
         apply_fn,

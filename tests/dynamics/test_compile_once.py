@@ -12,6 +12,7 @@ from jaxttp import dynamics
 from jaxttp._timing import compilations
 from jaxttp.dynamics import HeavyBall
 from jaxttp.dynamics.stability import max_learning_rate
+from tests.draws import normal
 
 
 @contextlib.contextmanager
@@ -167,9 +168,7 @@ CASES = {  # how a setting is computed, and two settings
         (0.1, 0.2),
     ),
     "clusters": (
-        lambda line, problem, key: dynamics.cluster_samples(
-            jax.random.normal(key, (5, 9)), 2, key=key
-        ),
+        lambda line, problem, key: dynamics.cluster_samples(normal(key, (5, 9)), 2, key=key),
         KEYS,
     ),
     "two factors": (

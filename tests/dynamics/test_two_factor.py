@@ -13,11 +13,12 @@ from jaxttp.dynamics.two_factor import (
     two_factor_observables,
 )
 from tests import oracles
+from tests.draws import normal, split
 
 B, H, V = 12, 4, 6
-KEYS = jax.random.split(jax.random.key(11), 3)
-W = np.asarray(jax.random.normal(KEYS[0], (H, V))) / 2
-F = np.asarray(jax.random.normal(KEYS[1], (B, H))) / 2
+KEYS = split(11, 3)
+W = np.asarray(normal(KEYS[0], (H, V))) / 2
+F = np.asarray(normal(KEYS[1], (B, H))) / 2
 BALANCED = np.asarray(balanced_features(W, B, key=KEYS[2]))
 LABELS = np.asarray(power_law_labels(B, V))
 ONE_HOT = np.eye(V)[LABELS]
@@ -131,9 +132,9 @@ def test_rates_equal_finite_differences(start):
 @given(seed=st.integers(0, 2**31), scale=st.floats(0.01, 30.0))
 def test_g_is_bounded_by_the_residual_norm(seed, scale):
     """|g_i| <= ||A||_2 <= sqrt(2 b), whatever the factors."""
-    keys = jax.random.split(jax.random.key(seed), 3)
-    f = scale * jax.random.normal(keys[0], (B, H))
-    w = jax.random.normal(keys[1], (H, V))
+    keys = split(seed, 3)
+    f = normal(keys[0], (B, H), scale)
+    w = normal(keys[1], (H, V))
     labels = jax.random.randint(keys[2], (B,), 0, V)
     seen = two_factor_observables(f, w, labels, learning_rate=0.1)
     assert float(jnp.max(jnp.abs(seen.g))) <= float(seen.residual_norm) * (1 + 1e-12)

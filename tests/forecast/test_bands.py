@@ -18,13 +18,14 @@ from jaxttp.forecast.bands import (
     with_error,
 )
 from jaxttp.ntk.estimators import delete_groups
+from tests.draws import normal, split
 
-KEYS = jax.random.split(jax.random.key(9), 4)
-X = jax.random.normal(KEYS[0], (16, 4))
-Y = np.asarray(jnp.argmax(X @ jax.random.normal(KEYS[1], (4, 2)), axis=1))
+KEYS = split(9, 4)
+X = normal(KEYS[0], (16, 4))
+Y = np.asarray(jnp.argmax(X @ normal(KEYS[1], (4, 2)), axis=1))
 PARAMS = {
-    "a": jax.random.normal(KEYS[2], (4, 8)) / 2,
-    "b": jax.random.normal(KEYS[3], (8, 2)) / 3,
+    "a": normal(KEYS[2], (4, 8), 1 / 2),
+    "b": normal(KEYS[3], (8, 2), 1 / 3),
 }
 
 

@@ -16,13 +16,14 @@ import jaxttp
 from jaxttp.dynamics import recursion
 from jaxttp.forecast import Hyperparameters, Online, online, training_time
 from tests import oracles
+from tests.draws import normal, split
 
-KEYS = jax.random.split(jax.random.key(5), 4)
-X = jax.random.normal(KEYS[0], (14, 5))
-Y = np.asarray(jnp.argmax(X @ jax.random.normal(KEYS[1], (5, 3)), axis=1))
+KEYS = split(5, 4)
+X = normal(KEYS[0], (14, 5))
+Y = np.asarray(jnp.argmax(X @ normal(KEYS[1], (5, 3)), axis=1))
 PARAMS = {
-    "in": jax.random.normal(KEYS[2], (5, 10)) / 2,
-    "out": jax.random.normal(KEYS[3], (10, 3)) / 3,
+    "in": normal(KEYS[2], (5, 10), 1 / 2),
+    "out": normal(KEYS[3], (10, 3), 1 / 3),
 }
 SETTING = Hyperparameters(0.3, momentum=0.7, schedule="cosine", steps=40)
 

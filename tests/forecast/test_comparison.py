@@ -8,13 +8,14 @@ import pytest
 from jaxttp import predict_training_time
 from jaxttp.forecast import Candidate, compare
 from tests import oracles
+from tests.draws import normal, split
 
-KEYS = jax.random.split(jax.random.key(2), 5)
-X = jax.random.normal(KEYS[0], (16, 4))
-Y = np.asarray(jnp.argmax(X @ jax.random.normal(KEYS[1], (4, 3)), axis=1))
+KEYS = split(2, 5)
+X = normal(KEYS[0], (16, 4))
+Y = np.asarray(jnp.argmax(X @ normal(KEYS[1], (4, 3)), axis=1))
 PARAMS = {
-    "in": jax.random.normal(KEYS[2], (4, 12)) / 2,
-    "out": jax.random.normal(KEYS[3], (12, 3)) / 4,
+    "in": normal(KEYS[2], (4, 12), 1 / 2),
+    "out": normal(KEYS[3], (12, 3), 1 / 4),
 }
 
 

@@ -13,10 +13,11 @@ import pytest
 from jaxttp import predict_training_time, sweep
 from jaxttp._timing import compilations
 from jaxttp.forecast import grid
+from tests.draws import normal
 
-X = jax.random.normal(jax.random.key(0), (9, 3))
+X = normal(0, (9, 3))
 Y = np.asarray(X[:, 0] > 0).astype(int)
-W = jax.random.normal(jax.random.key(1), (3, 2)) / 2
+W = normal(1, (3, 2), 1 / 2)
 
 
 def network(w, x):
@@ -130,7 +131,7 @@ def test_a_trained_part_is_compiled_once():
 def test_the_first_forecast_compiles_few_programs():
     """README's first example, in a process that has compiled nothing of it."""
     jax.clear_caches()
-    params = {"w": jax.random.normal(jax.random.key(1), (3, 8)), "v": jnp.zeros((8, 2))}
+    params = {"w": normal(1, (3, 8)), "v": jnp.zeros((8, 2))}
     with compilations() as seen:
         predict_training_time(
             lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"], params, X, Y, relinearize=0,

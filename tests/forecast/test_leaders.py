@@ -12,11 +12,12 @@ from jaxttp.dynamics import _accompany
 from jaxttp.forecast import grid, leaders
 from jaxttp.forecast.leaders import descent_of
 from jaxttp.rule import Target
+from tests.draws import normal, split
 
-KEYS = jax.random.split(jax.random.key(3), 3)
-X = jax.random.normal(KEYS[0], (14, 3))
+KEYS = split(3, 3)
+X = normal(KEYS[0], (14, 3))
 Y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
-W = {"in": jax.random.normal(KEYS[1], (3, 8)), "out": jax.random.normal(KEYS[2], (8, 3)) / 3}
+W = {"in": normal(KEYS[1], (3, 8)), "out": normal(KEYS[2], (8, 3), 1 / 3)}
 SETTINGS = grid(learning_rate=(0.01, 0.05, 0.1, 0.2, 1e3), steps=25)
 
 

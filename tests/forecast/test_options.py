@@ -10,8 +10,9 @@ import pytest
 
 from jaxttp import Candidate, Online, compare, extrapolate, predict_training_time, sweep, train
 from jaxttp.forecast import Hyperparameters, Rule, grid, online, planner, sweep_kernel
+from tests.draws import normal
 
-X = jax.random.normal(jax.random.key(0), (12, 4))
+X = normal(0, (12, 4))
 Y = np.arange(12) % 3
 W = jnp.zeros((4, 3))
 KEY = jax.random.key(1)
@@ -256,7 +257,7 @@ def test_a_kernel_that_exists_is_checked_likewise():
 def test_an_error_that_does_not_fall_is_never_there():
     """The same of a forecast, its reading, a sweep, a comparison and the real training."""
     network = lambda w, x: x @ w  # noqa: E731
-    weights = jax.random.normal(jax.random.key(2), (4, 3))  # no ties
+    weights = normal(2, (4, 3))  # no ties
     still = {"learning_rate": 1e-9, "steps": 20}
     found = predict_training_time(network, weights, X, Y, metric="error", relinearize=0, **still)
     never = dict.fromkeys((0.01, 0.1, 0.4), -1)

@@ -19,6 +19,7 @@ from jaxttp.forecast import (
 from jaxttp.forecast.planner import ForecastPlan, plan_forecast
 from jaxttp.forecast.price import Price
 from jaxttp.ntk import Exact, Sketched
+from tests.draws import normal, split
 
 N, D, H, C = 40, 5, 7, 3
 
@@ -28,9 +29,9 @@ def network(w, x):
 
 
 def parts(n=N):
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = {"a": jax.random.normal(keys[0], (D, H)), "b": jax.random.normal(keys[1], (H, C))}
-    return params, jax.random.normal(keys[2], (n, D)), jnp.arange(n) % C
+    keys = split(0, 3)
+    params = {"a": normal(keys[0], (D, H)), "b": normal(keys[1], (H, C))}
+    return params, normal(keys[2], (n, D)), jnp.arange(n) % C
 
 
 def problem(n=N):

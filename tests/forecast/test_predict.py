@@ -12,14 +12,15 @@ from jaxttp.dynamics import closed_form, gradient_flow
 from jaxttp.forecast import Descent, Recursion, WeightSpace, training_time
 from jaxttp.forecast._options import Keywords
 from tests import oracles
+from tests.draws import normal, split
 
-KEYS = jax.random.split(jax.random.key(3), 4)
-X = jax.random.normal(KEYS[0], (12, 4))
+KEYS = split(3, 4)
+X = normal(KEYS[0], (12, 4))
 Y = np.asarray(jax.random.randint(KEYS[1], (12,), 0, 3))
 TARGETS = np.eye(3)[Y]
 PARAMS = {
-    "a": jax.random.normal(KEYS[2], (4, 10)) / 2,
-    "b": jax.random.normal(KEYS[3], (10, 3)) / 3,
+    "a": normal(KEYS[2], (4, 10), 1 / 2),
+    "b": normal(KEYS[3], (10, 3), 1 / 3),
 }
 
 

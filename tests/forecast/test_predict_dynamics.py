@@ -8,14 +8,15 @@ from jaxttp import predict_training_time, training_time
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast.bands import steps_band, steps_uncertainty
 from jaxttp.pipeline import Settings, build_task
+from tests.draws import normal, split
 
 
 @pytest.fixture(scope="module")
 def job():
-    keys = jax.random.split(jax.random.key(3), 4)
-    x, x_test = jax.random.normal(keys[0], (12, 4)), jax.random.normal(keys[1], (6, 4))
-    truth = jax.random.normal(keys[2], (4, 3))
-    params = {"a": jax.random.normal(keys[3], (4, 8)) / 2, "b": jnp.ones((8, 3)) / 8}
+    keys = split(3, 4)
+    x, x_test = normal(keys[0], (12, 4)), normal(keys[1], (6, 4))
+    truth = normal(keys[2], (4, 3))
+    params = {"a": normal(keys[3], (4, 8), 1 / 2), "b": jnp.ones((8, 3)) / 8}
 
     def apply_fn(w, x):
         return jnp.tanh(x @ w["a"]) @ w["b"]
@@ -112,11 +113,11 @@ def test_bad_input_names_the_argument(job, change, words):
 @pytest.mark.slow
 def test_a_wide_sketch_forecasts_nearly_what_the_exact_kernel_does(job):
     # With equal columns in b no gradient reaches a, and a sketch that keeps b apart is exact.
-    b = jax.random.normal(jax.random.key(4), (8, 3)) / 8
+    b = normal(4, (8, 3), 1 / 8)
     job = (job[0], job[1] | {"b": b}, *job[2:])
     common = {"momentum": 0.5, "x_test": job[2][:3], "y_test": job[3][:3]}
     exact = predict(job, **common)
-    keys = jax.random.split(jax.random.key(0), 2)
+    keys = split(0, 2)
     errors = []
     for dim in (50, 5000):
         found = predict(job, sketch_dim=dim, key=keys[0], **common)

@@ -7,6 +7,7 @@ import pytest
 from jaxttp.forecast import Descent, Problem
 from jaxttp.forecast.price import Price, share_of
 from jaxttp.ntk import Exact, Sketched
+from tests.draws import normal, split
 from tests.forecast.test_values import Scaled
 
 N, D, H, C = 20, 5, 7, 3
@@ -14,9 +15,9 @@ FORWARD = 2 * D * H + H + 2 * H * C  # two products and a tanh
 
 
 def problem():
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = {"a": jax.random.normal(keys[0], (D, H)), "b": jax.random.normal(keys[1], (H, C))}
-    x = jax.random.normal(keys[2], (N, D))
+    keys = split(0, 3)
+    params = {"a": normal(keys[0], (D, H)), "b": normal(keys[1], (H, C))}
+    x = normal(keys[2], (N, D))
     return Problem.of(lambda w, x: jnp.tanh(x @ w["a"]) @ w["b"], params, x, jnp.arange(N) % C)
 
 

@@ -25,11 +25,12 @@ from jaxttp.forecast import (
 from jaxttp.forecast.doubt import Doubt
 from jaxttp.forecast.paths import Path
 from jaxttp.forecast.paths.base import Draws
+from tests.draws import normal, split
 
-KEYS = jax.random.split(jax.random.key(11), 4)
-X, X_TEST = jax.random.normal(KEYS[0], (12, 3)), jax.random.normal(KEYS[1], (6, 3))
+KEYS = split(11, 4)
+X, X_TEST = normal(KEYS[0], (12, 3)), normal(KEYS[1], (6, 3))
 Y, Y_TEST = (np.asarray(x[:, 0] > 0).astype(int) for x in (X, X_TEST))
-W = jax.random.normal(KEYS[2], (3, 2)) / 4
+W = normal(KEYS[2], (3, 2), 1 / 4)
 
 
 def network(w, x):
@@ -241,7 +242,7 @@ def test_comparisons_rank_by_targets_first():
 
 
 def test_extrapolated_targets_are_the_absolute_rules():
-    x = jax.random.normal(KEYS[3], (40, 3))
+    x = normal(KEYS[3], (40, 3))
     y = jnp.tanh(x[:, :1])
     found = extrapolate(
         network, W[:, :1], x, y, learning_rate=0.5, subset=30, key=jax.random.key(0), steps=20,

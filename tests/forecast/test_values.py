@@ -31,11 +31,12 @@ from jaxttp.forecast import (
 from jaxttp.forecast.paths import Path
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
 from jaxttp.rule import goal_words
+from tests.draws import normal, split
 
-KEYS = jax.random.split(jax.random.key(5), 3)
-X = jax.random.normal(KEYS[0], (10, 3))
+KEYS = split(5, 3)
+X = normal(KEYS[0], (10, 3))
 Y = np.asarray(X[:, 0] > 0).astype(int)
-W = jax.random.normal(KEYS[1], (3, 2)) / 2
+W = normal(KEYS[1], (3, 2), 1 / 2)
 KEY = jax.random.key(7)
 
 

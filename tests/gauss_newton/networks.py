@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.draws import normal, split
+
 
 def network(blocks=3, half=3, width=20, samples=6, dtype=jnp.float64, scale=0.7, seed=0):
     """(weights, bottlenecks, x), normal entries."""
-    k = jax.random.split(jax.random.key(seed), 3)
-    weights = scale * jax.random.normal(k[0], (blocks, 2, half, width), dtype) / width**0.5
-    bottlenecks = jax.random.normal(k[1], (blocks, 2, width, half), dtype) / half**0.5
-    return weights, bottlenecks, jax.random.normal(k[2], (samples, 2 * half), dtype)
+    k = split(seed, 3)
+    weights = normal(k[0], (blocks, 2, half, width), scale / width**0.5, dtype)
+    bottlenecks = normal(k[1], (blocks, 2, width, half), half**-0.5, dtype)
+    return weights, bottlenecks, normal(k[2], (samples, 2 * half), dtype=dtype)
 
 
 def plain_half(w, v, z, act):

@@ -12,6 +12,7 @@ from jaxttp.gauss_newton import (
     orthonormal_readout,
     revmlp_forward,
 )
+from tests.draws import normal
 from tests.gauss_newton.networks import network
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -33,7 +34,7 @@ def test_inverse_error_is_rounding_or_the_share_that_is_lost(key):
 def test_halving_the_step_halves_the_flow_error(activation, key):
     w, v, x = network(blocks=2, samples=6, width=40)
     p = orthonormal_readout(key, 2, 6)
-    y = 0.3 * jax.random.normal(jax.random.key(3), (6, 2)) + x @ p.T
+    y = normal(3, (6, 2), 0.3) + x @ p.T
     errors = [
         float(
             flow_error(

@@ -23,6 +23,7 @@ from jaxttp.gauss_newton import (
     scale_by_gauss_newton,
 )
 from jaxttp.gauss_newton.shorthands import MODES, to_mode
+from tests.draws import normal
 from tests.gauss_newton.networks import ACTIVATIONS, brute_direction, filtered_pinv, network
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -50,7 +51,7 @@ def _spectrum():
 
 def test_noise_is_the_exact_inverse_of_disturbed_features(key):
     found = apply_pseudoinverse(S, T, pseudoinverse=Noise(key, 0.2))
-    disturbed = S + 0.2 * S.std() * np.asarray(jax.random.normal(key, S.shape))
+    disturbed = S + 0.2 * S.std() * np.asarray(normal(key, S.shape))
     np.testing.assert_allclose(found.solution, np.linalg.pinv(disturbed) @ T, atol=1e-12)
 
 
@@ -68,7 +69,7 @@ def test_a_shorthand_is_its_value(name, key):
 
 def test_directions_by_values_against_dense_jacobians():
     w, v, x = network(**SMALL)
-    epsilon = jax.random.normal(jax.random.key(7), x.shape)
+    epsilon = normal(7, x.shape)
     for name, mode in VALUES.items():
         direction = gauss_newton_direction(w, v, x, epsilon, activation="tanh", pseudoinverse=mode)
         expected = brute_direction(w, v, x, epsilon, ACTIVATIONS["tanh"], None, name, 0.5)

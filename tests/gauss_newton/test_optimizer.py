@@ -21,6 +21,7 @@ from jaxttp.gauss_newton import (
     revmlp_forward,
     scale_by_gauss_newton,
 )
+from tests.draws import normal, split
 from tests.gauss_newton.networks import network
 
 
@@ -249,10 +250,10 @@ def train_digits(samples, width, steps):
     x = jnp.asarray(data.data[:samples])
     x = (x - jnp.mean(x, axis=0)[None]) / (jnp.std(x, axis=0) + 1e-8)[None]
     y = jnp.asarray(data.target[:samples])
-    k = jax.random.split(jax.random.key(0), 3)
+    k = split(0, 3)
     blocks, half = 3, 32
-    w = 1e-3 * jax.random.normal(k[0], (blocks, 2, half, width), jnp.float64)
-    v = jax.random.normal(k[1], (blocks, 2, width, half), jnp.float64) / width**0.5
+    w = normal(k[0], (blocks, 2, half, width), 1e-3)
+    v = normal(k[1], (blocks, 2, width, half), width**-0.5)
     p = orthonormal_readout(k[2], 10, 64)
     optimizer = gauss_newton(1.0, pseudoinverse="exact", readout=p)
     targets = jax.nn.one_hot(y, 10, dtype=x.dtype)

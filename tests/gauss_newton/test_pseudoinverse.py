@@ -14,6 +14,7 @@ from jaxttp.gauss_newton import (
     choose_method,
     scale_by_gauss_newton,
 )
+from tests.draws import normal
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -188,7 +189,7 @@ def test_a_rank_deficient_exact_solve_shows_in_the_residual():
 def test_noise_is_the_exact_inverse_of_a_disturbed_matrix(key):
     s, t = matrix(SPECTRUM, 6, 20), np.ones((6, 2))
     found = apply_pseudoinverse(s, t, pseudoinverse="noise", key=key, noise=0.1)
-    disturbed = s + 0.1 * s.std() * np.asarray(jax.random.normal(key, s.shape))
+    disturbed = s + 0.1 * s.std() * np.asarray(normal(key, s.shape))
     np.testing.assert_allclose(found.solution, np.linalg.pinv(disturbed) @ t, atol=1e-9)  # as above
     np.testing.assert_allclose(found.achieved, s @ np.asarray(found.solution), atol=1e-12)
     assert float(found.residual) > 1e-3  # the noise is felt

@@ -12,6 +12,7 @@ from jaxttp import empirical_ntk, from_nnx, ntk_operator
 from jaxttp.gauss_newton import inverse_jvp, revmlp_forward, revmlp_inverse
 from jaxttp.models import RevMLP
 from tests import oracles
+from tests.draws import normal
 from tests.gauss_newton.networks import ACTIVATIONS, network, plain_forward
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -48,7 +49,7 @@ def test_input_reconstruction_in_float32_at_64_blocks():
 def test_tangents_of_the_inverse_are_those_of_the_dense_jacobian():
     w, v, x = network(half=2, samples=2)
     states = plain_forward(w, v, x, jnp.tanh)
-    tangent = jax.random.normal(jax.random.key(3), x.shape)
+    tangent = normal(3, x.shape)
     rebuilt, moved = inverse_jvp(
         w, v, jnp.concatenate(states[-1], axis=1), tangent, activation="tanh"
     )
@@ -68,7 +69,7 @@ def test_tangents_of_the_inverse_are_those_of_the_dense_jacobian():
 @pytest.mark.parametrize("activation", ["relu", "tanh", ("gelu", "tanh", "relu")])
 def test_the_frugal_backward_pass_is_the_ordinary_one(activation):
     arguments = network()
-    out = jax.random.normal(jax.random.key(9), arguments[2].shape)
+    out = normal(9, arguments[2].shape)
 
     def loss(reversible):
         return lambda *a: jnp.sum(
@@ -124,7 +125,7 @@ def test_memory_of_the_backward_pass_does_not_grow_with_depth():
 
 def test_a_last_column_is_a_bias_and_no_bottleneck_the_identity():
     w, v, x = network()
-    bias = jax.random.normal(jax.random.key(4), (3, 2, 3, 1))
+    bias = normal(4, (3, 2, 3, 1))
     with_bias = revmlp_forward(jnp.concatenate([w, bias], axis=3), v, x)
     x1, x2 = x[:, :3], x[:, 3:]
     for wl, vl, bl in zip(w, v, bias, strict=True):
@@ -173,11 +174,11 @@ def test_the_reversible_backward_pass_can_be_transposed_again(method):
         param_dtype=jnp.float64,
     )  # fmt: skip
     apply_fn, params = from_nnx(model)
-    x = jax.random.normal(jax.random.key(0), (4, 6))
+    x = normal(0, (4, 6))
     theta = oracles.kernel(apply_fn, params, x)
     got = empirical_ntk(apply_fn, params, x, method=method)
     np.testing.assert_allclose(got, theta, atol=1e-11)  # the same float64 sums in another order
-    v = jax.random.normal(jax.random.key(1), (4, 2))
+    v = normal(1, (4, 2))
     np.testing.assert_allclose(
         ntk_operator(apply_fn, params, x).mv(v), jnp.einsum("ncmd,md->nc", theta, v), atol=1e-11
     )

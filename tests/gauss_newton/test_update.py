@@ -12,6 +12,7 @@ from jaxttp.gauss_newton import (
     revmlp_forward,
     selection_readout,
 )
+from tests.draws import normal
 from tests.gauss_newton.networks import ACTIVATIONS, brute_direction, network
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -20,7 +21,7 @@ READOUTS = {
     "none": None,
     "selection": selection_readout(3, 6),
     "orthonormal": orthonormal_readout(jax.random.key(5), 3, 6),
-    "general": jax.random.normal(jax.random.key(6), (3, 6)),
+    "general": normal(6, (3, 6)),
 }
 
 
@@ -78,7 +79,7 @@ def test_softmax_directions_plain_and_generalised(curvature, mode):
 def test_regularised_directions(mode, activation, samples):
     # 14 samples of 10 features: no right inverse, the thin side of the Gram.
     w, v, x = network(samples=samples, width=10, seed=2)
-    epsilon = jax.random.normal(jax.random.key(7), x.shape)
+    epsilon = normal(7, x.shape)
     options = {"activation": activation, "pseudoinverse": mode, "rtol": 0.1}
     direction, info = gauss_newton_direction(w, v, x, epsilon, **options, return_info=True)
     close(direction, brute_direction(w, v, x, epsilon, ACTIVATIONS[activation], None, mode, 0.1))
@@ -93,7 +94,7 @@ def test_regularised_directions(mode, activation, samples):
 def test_the_correction_is_that_of_the_change_really_made():
     # Under truncation the inverse's tangent is not the braces of eq (17).
     w, v, x = network(seed=3)
-    epsilon = jax.random.normal(jax.random.key(8), x.shape)
+    epsilon = normal(8, x.shape)
     direction = gauss_newton_direction(w, v, x, epsilon, activation="tanh", rtol=0.5)
     expected = brute_direction(w, v, x, epsilon, jnp.tanh, None, "truncate", 0.5)
     close(direction, expected)
@@ -122,7 +123,7 @@ def test_the_direction_is_a_right_inverse():
 def test_a_last_block_is_the_moore_penrose_inverse_of_its_second_half():
     # With one block, J_{1,1} has orthonormal-by-kron structure and J^⊣_{1,1} = J⁺_{1,1}.
     w, v, x = network(blocks=1, seed=4)
-    epsilon = jax.random.normal(jax.random.key(8), x.shape).at[:, :3].set(0.0)
+    epsilon = normal(8, x.shape).at[:, :3].set(0.0)
     direction = gauss_newton_direction(w, v, x, epsilon, pseudoinverse="exact")
     dense = jax.jit(jax.jacrev(lambda w1: revmlp_forward(w.at[:, 1].set(w1), v, x)))(w[:, 1])
     expected = np.linalg.pinv(np.asarray(dense).reshape(36, -1)) @ np.ravel(epsilon)
@@ -147,7 +148,7 @@ def test_biases_a_missing_bottleneck_and_activations_by_block():
 @pytest.mark.slow
 def test_float32_agrees_with_float64_and_promotes_where_it_must():
     w, v, x = network(samples=8, width=24)
-    epsilon = jax.random.normal(jax.random.key(8), x.shape)
+    epsilon = normal(8, x.shape)
     narrow = [a.astype(jnp.float32) for a in (w, v, x, epsilon)]
     wide = [a.astype(jnp.float64) for a in narrow]
     for mode, tolerance in (("exact", 1e-4), ("truncate", 1e-3)):

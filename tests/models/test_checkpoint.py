@@ -7,16 +7,17 @@ from flax import nnx
 
 from jaxttp.adapters import from_nnx
 from jaxttp.models import MLP, load_params, save_params, with_params
+from tests.draws import normal
 
 
 def test_round_trip_is_exact_in_structure_dtype_and_bits(tmp_path, key):
     params = {
         "blocks": {
-            "0": {"kernel": jax.random.normal(key, (3, 4), jnp.float32)},
+            "0": {"kernel": normal(key, (3, 4), dtype=jnp.float32)},
             "10": jnp.arange(3),
         },
         "head": {
-            "kernel": jax.random.normal(key, (2, 5), jnp.float64),
+            "kernel": normal(key, (2, 5), dtype=jnp.float64),
             "scale": jnp.asarray(1.5, jnp.bfloat16),
         },
         "odd": jnp.asarray([0.0, -0.0, jnp.nan, jnp.inf, 1e-45], jnp.float32),
@@ -74,7 +75,7 @@ def test_what_from_nnx_gives_saves_loads_and_evaluates(tmp_path, key):
     save_params(tmp_path / "a", params)
     loaded = load_params(tmp_path / "a").params
     assert jax.tree.structure(loaded) == jax.tree.structure(params)
-    x = jax.random.normal(key, (5, 4), jnp.float32)
+    x = normal(key, (5, 4), dtype=jnp.float32)
     np.testing.assert_array_equal(apply_fn(loaded, x), apply_fn(params, x))
     other = MLP((4, 8, 8, 3), rngs=nnx.Rngs(1))
     np.testing.assert_array_equal(with_params(other, params)(x), model(x))
@@ -84,7 +85,7 @@ def test_the_state_of_a_module_saves_as_it_is(tmp_path, key):
     model = MLP((4, 8, 3), rngs=nnx.Rngs(0))
     save_params(tmp_path / "a", nnx.state(model, nnx.Param))
     copy = with_params(MLP((4, 8, 3), rngs=nnx.Rngs(1)), load_params(tmp_path / "a").params)
-    x = jax.random.normal(key, (5, 4), jnp.float32)
+    x = normal(key, (5, 4), dtype=jnp.float32)
     np.testing.assert_array_equal(copy(x), model(x))
 
 

@@ -24,6 +24,7 @@ from jaxttp.models import (
 )
 from jaxttp.ntk._select import leaf_paths
 from tests import oracles
+from tests.draws import normal
 from tests.models.filled import filled
 
 
@@ -48,7 +49,7 @@ def shaken(params, key):
     """B starts at zero, which hides mistakes in A: move everything."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
-    drawn = [w + 0.3 * jax.random.normal(k, w.shape) for k, w in zip(keys, leaves, strict=True)]
+    drawn = [w + normal(k, w.shape, 0.3) for k, w in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(tree, drawn)
 
 
@@ -115,7 +116,7 @@ def test_output_axis_of_equinox(key):
     assert jax.tree.map(jnp.shape, parts) == {"a": (4, 2), "b": (2, 3)}
     moved = shaken(model.params, key)
     (parts,) = moved.values()
-    x = np.asarray(jax.random.normal(key, (5, 4)))
+    x = np.asarray(normal(key, (5, 4)))
     expected = base.apply_fn(base.params, x) + x @ np.asarray(parts["a"]) @ np.asarray(parts["b"])
     np.testing.assert_allclose(model.apply_fn(moved, x), expected, rtol=1e-6)
 
@@ -218,7 +219,7 @@ def test_label_words_at_the_last_token(key):
     module = transformer()
     words = jnp.array([3, 7])
     model = map_outputs(from_nnx(module), lambda f: f[:, -1, words])
-    x = jax.random.normal(key, (3, 5, 8))
+    x = normal(key, (3, 5, 8))
     found = model.apply_fn(model.params, x)
     np.testing.assert_allclose(found, module(x)[:, 4][:, words], rtol=1e-12, atol=1e-13)
     every = from_nnx(module)
@@ -230,7 +231,7 @@ def test_label_words_at_the_last_token(key):
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_position_sees_what_is_before_it(causal, key):
     module = transformer(causal=causal)
-    x = np.array(jax.random.normal(key, (1, 6, 8)))
+    x = np.array(normal(key, (1, 6, 8)))
     before = module(jnp.asarray(x))
     x[0, 3] += 1
     moved = np.abs(module(jnp.asarray(x)) - before).max(axis=-1)[0] > 1e-9

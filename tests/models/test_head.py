@@ -5,6 +5,7 @@ import pytest
 from flax import nnx
 
 from jaxttp.models import MLP, ResNet, fresh_head, linear_head
+from tests.draws import normal
 
 MODELS = {
     "mlp": lambda: MLP((6, 400, 3), rngs=nnx.Rngs(0)),
@@ -39,7 +40,7 @@ def test_only_the_head_is_new_and_the_old_module_is_untouched(model, key):
 def test_the_new_module_computes_with_the_new_head(key):
     old = MODELS["mlp"]()
     new = fresh_head(old, 2, key=key)
-    x = jax.random.normal(key, (4, 6), jnp.float32)
+    x = normal(key, (4, 6), dtype=jnp.float32)
     h = jax.nn.relu(old.hidden[0](x))
     np.testing.assert_array_equal(new(x), new.head(h))
     assert new(x).shape == (4, 2)

@@ -11,6 +11,7 @@ import safetensors.numpy
 from flax import nnx
 
 from jaxttp.models import MLP, ResNet, ViT, calibrate_batch_norm, load_weights, save_params
+from tests.draws import normal
 from tests.models.filled import filled
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
@@ -115,7 +116,7 @@ def test_positions_that_are_no_grid_of_the_width_are_listed(tmp_path):
 
 
 def test_our_own_files_keep_the_running_averages(tmp_path, key):
-    x = jax.random.normal(key, (6, 32, 32, 3), jnp.float32)
+    x = normal(key, (6, 32, 32, 3), dtype=jnp.float32)
     model = calibrate_batch_norm(build("torchvision-basic"), x)
     save_params(tmp_path / "a.safetensors", nnx.state(model))
     loaded = load_weights(build("torchvision-basic", seed=1), tmp_path / "a.safetensors")

@@ -1,6 +1,5 @@
 """Every model shows what its layers give, and a layer is a model again."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,8 +7,9 @@ from flax import nnx
 
 from jaxttp import empirical_ntk, from_nnx
 from jaxttp.models import MLP, LayerOutput, ResNet, RevMLP, layer_names
+from tests.draws import normal
 
-X = jax.random.normal(jax.random.key(0), (6, 6, 6, 1))
+X = normal(0, (6, 6, 6, 1))
 MODELS = {
     "mlp": (
         MLP((36, 8, 5, 3), rngs=nnx.Rngs(0), param_dtype=jnp.float64),

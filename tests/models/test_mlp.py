@@ -6,11 +6,12 @@ from flax import nnx
 
 from jaxttp.models import MLP
 from jaxttp.models.activations import get_activation
+from tests.draws import normal
 
 
 def test_outputs_are_the_layers_written_out(key):
     model = MLP((3, 5, 4, 2), activation="tanh", rngs=nnx.Rngs(1), param_dtype=jnp.float64)
-    x = np.asarray(jax.random.normal(key, (7, 3)))
+    x = np.asarray(normal(key, (7, 3)))
     h = x
     for layer in model.hidden:
         h = np.tanh(h @ np.asarray(layer.kernel) + np.asarray(layer.bias))
@@ -22,7 +23,7 @@ def test_outputs_are_the_layers_written_out(key):
 @pytest.mark.parametrize("shape", [(6, 64), (6, 8, 8), (6, 8, 8, 1)])
 def test_inputs_of_any_shape_are_flattened(key, shape):
     model = MLP((64, 10, 3), rngs=nnx.Rngs(0))
-    x = jax.random.normal(key, shape, jnp.float32)
+    x = normal(key, shape, dtype=jnp.float32)
     outputs = model(x)
     assert outputs.shape == (6, 3)
     assert outputs.dtype == jnp.float32
@@ -31,14 +32,14 @@ def test_inputs_of_any_shape_are_flattened(key, shape):
 
 def test_without_hidden_layers_it_is_linear(key):
     model = MLP((4, 2), rngs=nnx.Rngs(0), use_bias=False, param_dtype=jnp.float64)
-    x = jax.random.normal(key, (5, 4))
+    x = normal(key, (5, 4))
     np.testing.assert_allclose(model(x), x @ model.head.kernel[...], rtol=0, atol=1e-15)
     assert len(jax.tree.leaves(nnx.state(model))) == 1
 
 
 def test_a_sample_does_not_depend_on_its_batch(key):
     model = MLP((4, 16, 3), activation="gelu", rngs=nnx.Rngs(0), param_dtype=jnp.float64)
-    x = jax.random.normal(key, (5, 4))
+    x = normal(key, (5, 4))
     single = jnp.concatenate([model(row[None]) for row in x])
     # BLAS may sum in another order for other batch sizes.
     np.testing.assert_allclose(single, model(x), rtol=0, atol=1e-14)
@@ -65,14 +66,14 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others():
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu", "softplus", "identity"])
 def test_depth_keeps_the_size_of_the_signal(key, activation):
     model = MLP((50,) + (300,) * 10 + (50,), activation=activation, rngs=nnx.Rngs(0))
-    x = jax.random.normal(key, (50, 50), jnp.float32)
+    x = normal(key, (50, 50), dtype=jnp.float32)
     # Features have second moment 1/gain at infinite width, and a head of scale 1 keeps it; widths
     # of 300 and ten layers leave a few 10 % of fluctuation.
     assert 0.5 < float(jnp.mean(model(x) ** 2)) * get_activation(activation).gain < 2
 
 
 def test_head_scale_is_the_standard_deviation_of_the_outputs(key):
-    x = jax.random.normal(key, (20, 30), jnp.float32)
+    x = normal(key, (20, 30), dtype=jnp.float32)
     small, large = (
         MLP((30, 40, 10), head_scale=scale, rngs=nnx.Rngs(0))(x) for scale in (0.5, 1.0)
     )

@@ -5,6 +5,7 @@ import pytest
 from flax import nnx
 
 from jaxttp.models import ResidualBlock, ResNet, digits_resnet
+from tests.draws import normal
 
 
 def count(module):
@@ -53,9 +54,9 @@ def test_a_block_is_its_formula(key, stride):
     params = nnx.state(block)
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
-    drawn = [jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)]
+    drawn = [normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)]
     nnx.update(block, jax.tree.unflatten(tree, drawn))
-    x = np.asarray(jax.random.normal(key, (2, 5, 6, 3)))
+    x = np.asarray(normal(key, (2, 5, 6, 3)))
 
     def conv(layer, x, stride):
         return brute_force_conv(x, np.asarray(layer.kernel), np.asarray(layer.bias), stride)
@@ -68,7 +69,7 @@ def test_a_block_is_its_formula(key, stride):
 
 def test_branch_scale_zero_leaves_the_identity(key):
     block = ResidualBlock(4, 4, stride=1, branch_scale=0.0, rngs=nnx.Rngs(0))
-    x = jnp.abs(jax.random.normal(key, (2, 5, 5, 4), jnp.float32))
+    x = jnp.abs(normal(key, (2, 5, 5, 4), dtype=jnp.float32))
     np.testing.assert_array_equal(block(x), x)
 
 
@@ -106,7 +107,7 @@ def test_float64_parameters_give_float64_outputs(strict_dtypes):
 def test_a_sample_does_not_depend_on_its_batch(key):
     model = small(widths=(4, 4), strides=(1, 2), activation="gelu", param_dtype=jnp.float64)
     evaluate = nnx.jit(lambda model, x: model(x))
-    x = jax.random.normal(key, (4, 5, 5, 4))
+    x = normal(key, (4, 5, 5, 4))
     single = jnp.concatenate([evaluate(model, image[None]) for image in x])
     # float64, but the convolution may sum in another order for another batch size.
     np.testing.assert_allclose(single, evaluate(model, x), rtol=0, atol=1e-13)
@@ -132,7 +133,7 @@ def test_the_signal_stays_in_bounds_whatever_the_depth(key, blocks):
             features.append(block(features[-1]))
         return jnp.stack([jnp.mean(h**2) for h in features])
 
-    sizes = second_moments(jax.random.normal(key, (8, 12, 12, 8), jnp.float32))
+    sizes = second_moments(normal(key, (8, 12, 12, 8), dtype=jnp.float32))
     # The bound of the module's docstring, and the padding (zeros around the image) takes some away.
     assert np.all((0.2 < sizes / sizes[0]) & (sizes / sizes[0] < np.e**2))
 

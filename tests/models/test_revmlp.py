@@ -11,6 +11,7 @@ from jaxttp.adapters import from_nnx
 from jaxttp.gauss_newton import Exact, gauss_newton, revmlp_kernel
 from jaxttp.models import RevMLP
 from jaxttp.ntk import empirical_ntk
+from tests.draws import normal
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -21,7 +22,7 @@ def make(inputs=5, outputs=3, **options):
 
 
 def inputs(samples=4, features=5):
-    return jax.random.normal(jax.random.key(1), (samples, features))
+    return normal(1, (samples, features))
 
 
 @pytest.mark.parametrize("readout", ["selection", "orthonormal"])

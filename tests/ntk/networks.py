@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from tests.draws import normal
+
 
 def as_users_write(make):
     """People's networks broadcast over ranks; the library's own code must not."""
@@ -27,11 +29,11 @@ def as_users_write(make):
 
 
 def _normal(seed, *shape):
-    return jax.random.normal(jax.random.key(seed), shape) / jnp.sqrt(max(shape[0], 1))
+    return normal(seed, shape, max(shape[0], 1) ** -0.5)
 
 
 def _images(n=5, size=6, channels=2):
-    return jax.random.normal(jax.random.key(99), (n, size, size, channels))
+    return normal(99, (n, size, size, channels))
 
 
 def _tokens(n=5, length=4, vocabulary=7):
@@ -57,7 +59,7 @@ def mlp(n=5):
             x = jax.nn.relu(x @ layer["w"] + layer["b"])
         return x @ params[-1]["w"] + params[-1]["b"]
 
-    return apply_fn, params, jax.random.normal(jax.random.key(0), (n, 4))
+    return apply_fn, params, normal(0, (n, 4))
 
 
 @as_users_write
@@ -69,7 +71,7 @@ def ntk_parametrisation(n=5):
         h = jnp.tanh(x @ (params["a"] * 0.5).T + 0.1 * params["b"])
         return h @ (-params["c"].reshape(6, 3) / 2.0) - params["d"]
 
-    return apply_fn, params, jax.random.normal(jax.random.key(0), (n, 4))
+    return apply_fn, params, normal(0, (n, 4))
 
 
 @as_users_write
@@ -217,7 +219,7 @@ def batched_dense():
         h = jnp.tanh(jnp.einsum("nlgi,gio->nlgo", x, p["a"]))
         return jnp.einsum("ngo,goc->nc", h.sum(1), p["b"])
 
-    return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 2, 3, 4))
+    return apply_fn, params, normal(0, (5, 2, 3, 4))
 
 
 @as_users_write
@@ -230,7 +232,7 @@ def tied_weights():
         h = jnp.tanh(h @ p["w"].T + p["b"].reshape(1, 4))
         return (h @ p["w"])[:, :3]
 
-    return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
+    return apply_fn, params, normal(0, (5, 4))
 
 
 @as_users_write
@@ -244,7 +246,7 @@ def scanned():
         h, _ = jax.lax.scan(body, x, p["layers"])
         return h @ p["head"]
 
-    return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
+    return apply_fn, params, normal(0, (5, 4))
 
 
 @as_users_write
@@ -261,7 +263,7 @@ def rematerialised():
         h = jax.jit(block)(block(x, p["a"], p["b"]), p["c"], p["d"])
         return block(h, p["d"].T, p["c"].T) @ p["head"]
 
-    return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
+    return apply_fn, params, normal(0, (5, 4))
 
 
 @as_users_write
@@ -288,7 +290,7 @@ def custom_derivatives():
         h = clipped(x @ p["a"])
         return straight_through(h, p["b"]) @ p["head"]
 
-    return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
+    return apply_fn, params, normal(0, (5, 4))
 
 
 @as_users_write
@@ -310,7 +312,7 @@ def odd_uses():
         )
         return h * p["twice"].reshape(1, 3) + jnp.broadcast_to(jnp.sin(p["alone"]), h.shape)
 
-    return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
+    return apply_fn, params, normal(0, (5, 4))
 
 
 @as_users_write
@@ -322,7 +324,7 @@ def shared_output():
         h = x @ p["w"]
         return jnp.tanh(h + p["b"].reshape(1, 3)) * h
 
-    return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
+    return apply_fn, params, normal(0, (5, 4))
 
 
 @as_users_write
@@ -363,7 +365,7 @@ def equinox_model():
     def apply_fn(params, x):
         return jax.vmap(eqx.combine(params, static))(x)
 
-    return apply_fn, params, jax.random.normal(jax.random.key(0), (5, 4))
+    return apply_fn, params, normal(0, (5, 4))
 
 
 NETWORKS = {

@@ -19,12 +19,13 @@ from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast.sweeps import sweep_kernel
 from jaxttp.ntk import Factored, Sketched, as_matrix, eigendecomposition, empirical_ntk
 from jaxttp.ntk.estimators import delete_groups
+from tests.draws import normal, split
 
 M, N, C, K = 3, 6, 2, 4
-KEYS = jax.random.split(jax.random.key(0), 4)
-A, B = jax.random.normal(KEYS[0], (M, C, K)), jax.random.normal(KEYS[1], (N, C, K))
+KEYS = split(0, 4)
+A, B = normal(KEYS[0], (M, C, K)), normal(KEYS[1], (N, C, K))
 SQUARE, CROSS = Factored.of(B, B), Factored.of(A, B)
-F0, Y = jax.random.normal(KEYS[2], (N, C)), jnp.arange(N) % C
+F0, Y = normal(KEYS[2], (N, C)), jnp.arange(N) % C
 
 
 def test_it_is_the_product_of_its_factors():
@@ -32,7 +33,7 @@ def test_it_is_the_product_of_its_factors():
     np.testing.assert_allclose(CROSS.dense(), want, atol=1e-12)
     np.testing.assert_allclose(np.asarray(CROSS), want, atol=1e-12)
     assert (CROSS.shape, CROSS.ndim) == (want.shape, 4)
-    many = jax.random.normal(KEYS[3], (5, N, C))
+    many = normal(KEYS[3], (5, N, C))
     np.testing.assert_allclose(
         CROSS.apply(many), np.einsum("mcnd,tnd->tmc", want, many), atol=1e-12
     )
@@ -73,8 +74,8 @@ def test_sweeps_take_it():
 
 @pytest.mark.slow
 def test_it_is_followed_along_a_path():
-    w = jax.random.normal(KEYS[3], (3, C))
-    x = jax.random.normal(KEYS[0], (N, 3))
+    w = normal(KEYS[3], (3, C))
+    x = normal(KEYS[0], (N, 3))
 
     def network(w, x):
         return jnp.tanh(x @ w)
@@ -105,7 +106,7 @@ def test_what_is_not_finite_is_seen():
 
 
 def test_sketches_stay_factored_where_that_is_cheaper():
-    x, params = jax.random.normal(KEYS[2], (N, 5)), jax.random.normal(KEYS[3], (5, C))
+    x, params = normal(KEYS[2], (N, 5)), normal(KEYS[3], (5, C))
     y = jnp.arange(N) % C
     problem = jaxttp.forecast.Problem.of(lambda w, x: x @ w, params, x, y)
     for dim, kind in ((4, Factored), (8, jax.Array)):  # N C / 2 = 6

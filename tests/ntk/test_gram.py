@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jaxttp.ntk import empirical_ntk, ntk_operator, ntk_plan, psd_report
 from jaxttp.ntk._compiled import compiled
 from tests import oracles
+from tests.draws import normal
 from tests.ntk.networks import NETWORKS, conv_channels_first, mlp, residual_net
 
 # Both sides sum the same float64 products in another order: a few hundred roundings of 1e-16.
@@ -117,7 +118,7 @@ LOOKUPS = {
 @pytest.mark.parametrize("lookup", LOOKUPS)
 def test_tokens_outside_the_table_are_as_in_reverse_mode(lookup):
     """Dropped, clipped or wrapped; the layerwise trace once clipped what `table[tokens]` drops."""
-    table, head = (jax.random.normal(jax.random.key(i), s) for i, s in ((0, (30, 4)), (1, (4, 3))))
+    table, head = (normal(i, s) for i, s in ((0, (30, 4)), (1, (4, 3))))
     tokens = jnp.array([[0, 3, 35], [29, -1, -45], [30, 2, 29]])
 
     def apply_fn(table, tokens):
@@ -137,7 +138,7 @@ def test_tokens_outside_the_table_are_as_in_reverse_mode(lookup):
 @pytest.mark.slow
 @pytest.mark.parametrize("output", ["full", "diagonal", "trace"])
 def test_activation_form_with_several_positions(output):
-    params = {"w": jax.random.normal(jax.random.key(1), (1, 1, 40, 40)), "h": jnp.ones((40, 2))}
+    params = {"w": normal(1, (1, 1, 40, 40)), "h": jnp.ones((40, 2))}
 
     def apply_fn(p, x):
         h = jax.lax.conv_general_dilated(
@@ -145,7 +146,7 @@ def test_activation_form_with_several_positions(output):
         )
         return jnp.tanh(h).mean((1, 2)) @ p["h"]
 
-    x = jax.random.normal(jax.random.key(0), (5, 1, 2, 40))
+    x = normal(0, (5, 1, 2, 40))
     assert ntk_plan(apply_fn, params, x, output=output).forms["w"] == "activation"
     full = oracles.kernel(apply_fn, params, x)
     spec = {"full": "ncmd->ncmd", "diagonal": "ncmc->nmc", "trace": "ncmc->nm"}[output]
@@ -214,8 +215,8 @@ def test_integer_parameters_are_constants():
 
 
 def test_inputs_may_be_a_pytree():
-    params = {"w": jax.random.normal(jax.random.key(0), (3, 2))}
-    x = {"a": jnp.ones((4, 3)), "b": jax.random.normal(jax.random.key(1), (4, 3))}
+    params = {"w": normal(0, (3, 2))}
+    x = {"a": jnp.ones((4, 3)), "b": normal(1, (4, 3))}
     kernel = empirical_ntk(lambda p, x: (x["a"] * x["b"]) @ p["w"], params, x)
     close(kernel[:, 0, :, 0], x["b"] @ x["b"].T)
 
@@ -238,7 +239,7 @@ def test_under_jit_and_vmap(method, batch_size):
 
 
 def test_network_that_closes_over_a_tracer():
-    x = jax.random.normal(jax.random.key(0), (4, 3))
+    x = normal(0, (4, 3))
 
     @jax.jit
     def kernel(scale):

@@ -8,6 +8,7 @@ import pytest
 
 from jaxttp.ntk import ntk_operator
 from tests import oracles
+from tests.draws import normal
 from tests.ntk.networks import NETWORKS, mlp
 
 
@@ -17,7 +18,7 @@ from tests.ntk.networks import NETWORKS, mlp
 def test_products(name, batch_size):
     apply_fn, params, x = NETWORKS[name]()
     theta = oracles.kernel(apply_fn, params, x)
-    v = jax.random.normal(jax.random.key(7), theta.shape[:2])
+    v = normal(7, theta.shape[:2])
     operator = ntk_operator(apply_fn, params, x, batch_size=batch_size)
     got = jax.jit(lambda v: operator.mv(v))(v)
     # The same float64 sums in another order.

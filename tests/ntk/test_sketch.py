@@ -7,6 +7,7 @@ import pytest
 
 from jaxttp.ntk import class_sketch, empirical_ntk, sketch_error, sketch_jacobian
 from tests import oracles
+from tests.draws import normal
 from tests.ntk.networks import mlp
 
 KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
@@ -16,9 +17,7 @@ DIM = 24
 
 def _linear(d=240, n=4):
     """J is the data itself: every moment of the sketch is known."""
-    x = jax.random.normal(jax.random.key(3), (n, d)) * jnp.exp(
-        jax.random.normal(jax.random.key(4), (1, d))
-    )
+    x = normal(3, (n, d)) * jnp.exp(normal(4, (1, d)))
     return lambda w, x: x @ w, jnp.zeros((d, 1)), x
 
 

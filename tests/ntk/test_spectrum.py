@@ -18,11 +18,12 @@ from jaxttp.ntk import (
     spectral_density,
 )
 from tests import oracles
+from tests.draws import normal
 from tests.ntk.networks import mlp
 
 
 def prescribed(values, seed=0):
-    basis, _ = jnp.linalg.qr(jax.random.normal(jax.random.key(seed), (len(values), len(values))))
+    basis, _ = jnp.linalg.qr(normal(seed, (len(values), len(values))))
     return basis, (basis * jnp.asarray(values)[None]) @ basis.T
 
 
@@ -99,7 +100,7 @@ def test_alignment_components_and_separation():
     apply_fn, params, x = mlp(8)
     theta = oracles.kernel(apply_fn, params, x)
     system = eigendecomposition(theta)
-    residual = jax.random.normal(jax.random.key(4), theta.shape[:2])
+    residual = normal(4, theta.shape[:2])
     p = label_alignment(system, residual)
     np.testing.assert_allclose(jnp.sum(p), jnp.sum(residual**2), rtol=1e-12)  # Parseval
     # (g_i . u_k)_i from the singular vectors of J itself, up to a sign for each k.
