@@ -74,7 +74,12 @@ def train_linearised(apply_fn, params, x, y, name, optimizer, steps, batches=Non
     n, _, d = j.shape
     flat = np.asarray(ravel_pytree(params)[0])
     w, state = jnp.asarray(flat), optimizer.init(jnp.asarray(flat))
-    update = jax.jit(optimizer.update)  # optax's schedules round to float32, eager not as compiled
+
+    @jax.jit  # optax's schedules round to float32, eager not as compiled
+    def move(g, state, w):
+        updates, state = optimizer.update(g, state, w)
+        return optax.apply_updates(w, updates), state
+
     weights = [flat]
     for t in range(steps):
         f = f0 + np.einsum("ncd,d->nc", j, np.asarray(w) - flat)
@@ -83,8 +88,7 @@ def train_linearised(apply_fn, params, x, y, name, optimizer, steps, batches=Non
         total = np.zeros(d)
         for i in keep:
             total += j[i].T @ g[i] / len(keep)
-        updates, state = update(jnp.asarray(total), state, w)
-        w = optax.apply_updates(w, updates)
+        w, state = move(total, state, w)
         weights.append(np.asarray(w))
     moved = np.stack(weights) - flat
     train = f0 + np.einsum("ncd,td->tnc", j, moved)
@@ -103,14 +107,20 @@ def train_network(apply_fn, params, x, y, name, optimizer, steps, x_test=None, i
 
     flat, unravel = ravel_pytree(params)
     w, state, history = flat, optimizer.init(flat), []
-    update = jax.jit(optimizer.update)
+    forward = jax.jit(lambda w, x: apply_fn(unravel(w), x))
+    pull = jax.jit(lambda w, g: jax.vjp(lambda v: apply_fn(unravel(v), x), w)[1](g)[0])
+
+    @jax.jit
+    def move(g, state, w):
+        updates, state = optimizer.update(g, state, w)
+        return optax.apply_updates(w, updates), state
+
     for t in range(steps + 1):
-        out, pull = jax.vjp(lambda v: apply_fn(unravel(v), x), w)
-        history.append(np.asarray(out if x_test is None else apply_fn(unravel(w), x_test)))
+        out = forward(w, x)
+        history.append(np.asarray(out if x_test is None else forward(w, x_test)))
         share = np.ones(len(y)) / len(y)
         if indices is not None and t < steps:
             share = np.bincount(indices[t], minlength=len(y)) / indices.shape[1]
-        g = jnp.asarray(gradient(name, np.asarray(out), y) * share[:, None])
-        updates, state = update(pull(g)[0], state, w)
-        w = optax.apply_updates(w, updates)
+        g = gradient(name, np.asarray(out), y) * share[:, None]
+        w, state = move(pull(w, g), state, w)
     return np.stack(history)

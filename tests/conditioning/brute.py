@@ -60,13 +60,13 @@ def gauss_newton(weights, sigma=None):
 def leaky_gram(w, v, x, alpha):
     """The Gram matrix of the Jacobian of W s(V x), index sample * k + out, unit by unit."""
     k, n = w.shape[0], x.shape[1]
-    total = np.zeros((k * n, k * n))
+    total = np.zeros((n, k, n, k))
     for i in range(w.shape[1]):
-        slopes = np.diag(np.where(v[i] @ x >= 0, 1.0, alpha))
-        total += np.kron(slopes @ x.T @ x @ slopes, np.outer(w[:, i], w[:, i]))
-        active = slopes @ x.T @ v[i]
-        total += np.kron(np.outer(active, active), np.eye(k))
-    return total
+        slopes = np.where(v[i] @ x >= 0, 1.0, alpha)
+        outer = np.outer(slopes, slopes)[:, None, :, None]
+        total += outer * (x.T @ x)[:, None, :, None] * np.outer(w[:, i], w[:, i])[None, :, None]
+        total += outer * np.outer(v[i] @ x, v[i] @ x)[:, None, :, None] * np.eye(k)[None, :, None]
+    return total.reshape(k * n, k * n)
 
 
 def pseudo_condition(matrix, rtol=None):

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,7 +58,7 @@ def test_the_bounds_hold_with_a_covariance_singular_or_not(n):
 def test_one_hidden_layer_with_identity_covariance_is_an_equality(widths):
     weights = brute.draw(np.random.default_rng(0), widths)
     kappa = brute.pseudo_condition(brute.gauss_newton(weights))
-    bound = float(conditioning.one_hidden_layer_bound(weights[1], weights[0]))
+    bound = float(jax.jit(conditioning.one_hidden_layer_bound)(weights[1], weights[0]))
     assert bound == pytest.approx(float(kappa), rel=1e-10)
 
 
@@ -127,10 +129,13 @@ def test_gain_invariance_of_linear_networks_but_not_with_skips(gain):
     weights, sigma = brute.draw(rng, (4, 6, 7, 3)), brute.covariance(rng, 4)
     scaled = [gain * w for w in weights]
 
+    @functools.partial(jax.jit, static_argnums=1)
+    def value(ws, skip):
+        matrix = conditioning.gauss_newton_linear(ws, sigma, skip=skip)
+        return conditioning.condition_number(matrix).value
+
     def kappa(ws, skip=0.0):
-        return float(conditioning.condition_number(
-            conditioning.gauss_newton_linear(ws, sigma, skip=skip)
-        ).value)  # fmt: skip
+        return float(value(ws, skip))
 
     assert kappa(scaled) == pytest.approx(kappa(weights), rel=1e-10)
     bounds = [float(conditioning.linear_bound(ws, sigma).convex) for ws in (weights, scaled)]

@@ -18,7 +18,7 @@ def test_matrix_equals_kronecker_products_and_the_jacobian(widths, with_covarian
     rng = np.random.default_rng(0)
     weights = brute.draw(rng, widths)
     sigma = brute.covariance(rng, widths[0]) if with_covariance else None
-    got = np.asarray(conditioning.gauss_newton_linear(weights, sigma))
+    got = np.asarray(jax.jit(conditioning.gauss_newton_linear)(weights, sigma))
     want = brute.gauss_newton(weights, sigma)
     j = brute.jacobian(weights, sigma)
     scale = np.abs(want).max()
@@ -34,15 +34,22 @@ def test_operator_equals_the_matrix(widths):
     rng = np.random.default_rng(1)
     weights, sigma = brute.draw(rng, widths), brute.covariance(rng, widths[0])
     scales = [rng.uniform(0.5, 2, w.shape[0]) for w in weights[:-1]]
-    options = {"skip": 0.3, "scales": scales}
-    matrix = np.asarray(conditioning.gauss_newton_linear(weights, sigma, **options))
-    operator = conditioning.gauss_newton_linear_operator(weights, sigma, **options)
-    v = rng.standard_normal(len(matrix))
+    v = rng.standard_normal(widths[-1] * widths[0])
+
+    @jax.jit  # one program instead of one for every operation and shape
+    def both(weights, sigma, scales, v):
+        options = {"skip": 0.3, "scales": scales}
+        operator = conditioning.gauss_newton_linear_operator(weights, sigma, **options)
+        block = operator.mv(v.reshape(widths[-1], widths[0])).reshape(-1)
+        matrix = conditioning.gauss_newton_linear(weights, sigma, **options)
+        return operator, matrix, operator.mv(v), block, operator.as_matrix()
+
+    operator, matrix, product, block, dense = both(weights, sigma, scales, v)
+    wanted = np.asarray(matrix) @ v
     # rounding
-    np.testing.assert_allclose(operator.mv(v), matrix @ v, rtol=1e-11, atol=1e-12)
-    block = v.reshape(widths[-1], widths[0])
-    np.testing.assert_allclose(operator.mv(block).reshape(-1), matrix @ v, rtol=1e-11, atol=1e-12)
-    np.testing.assert_allclose(operator.as_matrix(), matrix, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(product, wanted, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(block, wanted, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(dense, matrix, rtol=1e-11, atol=1e-12)
     assert lx.is_symmetric(operator)
     assert lx.is_positive_semidefinite(operator)
     assert operator.T is operator
