@@ -1,9 +1,9 @@
 """The suite's strict settings: float64, no silent rank promotion, four virtual CPU devices.
 
 Most of what a test waits for is compilation, of programs that then run for microseconds. So the
-suite compiles without optimisation and with XLA's older, quicker emitter (a third of the time);
-``--optimised`` compiles as users do. Processes that a test starts do so in any case, unless it asks
-for `quick_processes`.
+suite compiles without optimisation and with XLA's older, quicker emitter (a third of the time), and
+equal programs once (`tests/shortcuts.py`); ``--optimised`` compiles as users do. Processes that a
+test starts do so in any case, unless it asks for `quick_processes`.
 """
 
 import ctypes
@@ -120,7 +120,7 @@ def pytest_configure(config):
     if config.getoption("optimised", False):
         return
     jax.config.update("jax_disable_most_optimizations", True)
-    jax.config.update("jax_traceback_in_locations_limit", 0)
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # the shared context keeps them
     shortcuts.install()
     before = os.environ["XLA_FLAGS"]
     os.environ["XLA_FLAGS"] = f"{before} {QUICK}".strip()

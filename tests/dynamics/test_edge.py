@@ -20,7 +20,7 @@ from jaxttp.losses import cross_entropy
 from jaxttp.ntk import empirical_ntk
 from tests import oracles
 
-X, Y = jnp.eye(2), jnp.array([[0.5], [0.6]])
+X, Y = jnp.asarray(np.eye(2)), jnp.array([[0.5], [0.6]])
 PARAMS = {"a": jnp.array(0.1), "v": jnp.array(1.0)}
 RATE, STEPS = 1.2, 120
 

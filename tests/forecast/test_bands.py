@@ -22,7 +22,7 @@ from tests.draws import normal, split
 
 KEYS = split(9, 4)
 X = normal(KEYS[0], (16, 4))
-Y = np.asarray(jnp.argmax(X @ normal(KEYS[1], (4, 2)), axis=1))
+Y = np.argmax(np.asarray(X) @ np.asarray(normal(KEYS[1], (4, 2))), axis=1)
 PARAMS = {
     "a": normal(KEYS[2], (4, 8), 1 / 2),
     "b": normal(KEYS[3], (8, 2), 1 / 3),

@@ -20,7 +20,7 @@ from tests.draws import normal, split
 
 KEYS = split(5, 4)
 X = normal(KEYS[0], (14, 5))
-Y = np.asarray(jnp.argmax(X @ normal(KEYS[1], (5, 3)), axis=1))
+Y = np.argmax(np.asarray(X) @ np.asarray(normal(KEYS[1], (5, 3))), axis=1)
 PARAMS = {
     "in": normal(KEYS[2], (5, 10), 1 / 2),
     "out": normal(KEYS[3], (10, 3), 1 / 3),

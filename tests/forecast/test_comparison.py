@@ -12,7 +12,7 @@ from tests.draws import normal, split
 
 KEYS = split(2, 5)
 X = normal(KEYS[0], (16, 4))
-Y = np.asarray(jnp.argmax(X @ normal(KEYS[1], (4, 3)), axis=1))
+Y = np.argmax(np.asarray(X) @ np.asarray(normal(KEYS[1], (4, 3))), axis=1)
 PARAMS = {
     "in": normal(KEYS[2], (4, 12), 1 / 2),
     "out": normal(KEYS[3], (12, 3), 1 / 4),

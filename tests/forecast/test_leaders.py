@@ -16,7 +16,7 @@ from tests.draws import normal, split
 
 KEYS = split(3, 3)
 X = normal(KEYS[0], (14, 3))
-Y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
+Y = jnp.asarray(np.sum(np.asarray(X)[:, :2] > [[0.0, 0.5]], axis=1))
 W = {"in": normal(KEYS[1], (3, 8)), "out": normal(KEYS[2], (8, 3), 1 / 3)}
 SETTINGS = grid(learning_rate=(0.01, 0.05, 0.1, 0.2, 1e3), steps=25)
 

@@ -179,7 +179,7 @@ def curved(params, x):
     return jnp.tanh(x @ params["a"]) @ params["b"]
 
 
-BENT = {"a": jnp.eye(4) + 0.1, "b": jnp.ones((4, 3)) - jnp.eye(4)[:, :3]}
+BENT = {"a": jnp.asarray(np.eye(4) + 0.1), "b": jnp.asarray(1.0 - np.eye(4)[:, :3])}
 
 
 def test_the_kernel_is_rebuilt_unless_it_was_said_otherwise(monkeypatch):

@@ -25,7 +25,7 @@ M, N, C, K = 3, 6, 2, 4
 KEYS = split(0, 4)
 A, B = normal(KEYS[0], (M, C, K)), normal(KEYS[1], (N, C, K))
 SQUARE, CROSS = Factored.of(B, B), Factored.of(A, B)
-F0, Y = normal(KEYS[2], (N, C)), jnp.arange(N) % C
+F0, Y = normal(KEYS[2], (N, C)), jnp.asarray(np.arange(N) % C)
 
 
 def test_it_is_the_product_of_its_factors():
