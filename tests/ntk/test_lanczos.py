@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from jaxttp.ntk import extreme_eigenvalues, spectral_density
 from jaxttp.ntk._lanczos import lanczos, length
-from tests.draws import normal
 
 SIZE = 20
 KEY = jax.random.key(0)
@@ -29,7 +28,7 @@ def symmetric(values, dtype=np.float64):
 
 @jax.jit
 def with_fresh(matrix, start):
-    draws = normal(1, (SIZE, SIZE), dtype=start.dtype)
+    draws = jax.random.normal(jax.random.key(1), (SIZE, SIZE), start.dtype)
     return lanczos(lambda v: matrix @ v, start, SIZE, fresh=lambda i: draws[i])
 
 
