@@ -8,7 +8,7 @@ in other words: the same numbers to rounding.
 """
 
 import functools
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,53 +44,26 @@ def run_batches(
 ) -> Run:
     """`run_segment` where there are batches and all kernels are factored."""
     ends = (knots[0], knots[-1])
+    folded = [[_fold(_factors(knot), end.damping) for end in ends] for knot in knots]
+    space = _Space(knots, folded, here.f, drift, start)
     shape, count, dtype = here.f.shape, len(here.vectors), train.dtype
     size, rows = here.f.size, 2 * here.f.size + len(here.vectors)
     # One kernel sees what both knots' gradients came to; two see each of them.
     many, width = len(knots) ** 2, _factors(knots[0]).columns.shape[1]
     weights, state = begin(optimizer, here, many * width)
-    folded = [[_fold(_factors(knot), end.damping) for end in ends] for knot in knots]
     limit = output_limit(dtype)
-
-    def picked(values: Array, batch: Array) -> Array:
-        """The batch's rows (B C, ...) of (N C, ...)."""
-        return values[(batch[:, None] * shape[1] + jnp.arange(shape[1])[None]).reshape(-1)]
-
-    def outputs(steps: Array, moved: list[Array], carried: list[Array], batch: Any) -> Array:
-        """Outputs (S, B C) after many steps, on the batch or, with None, on all samples."""
-
-        def of(values: Array) -> Array:
-            return values if batch is None else picked(values, batch)
-
-        since = (steps - start).astype(dtype)[:, None]
-        f = of(here.f.reshape(-1))[None] + since * of(drift.reshape(-1))[None]
-        for knot, q, c in zip(knots, moved, carried, strict=True):
-            f = f + jnp.dot(q, of(_factors(knot).rows).T, precision="highest")
-            pushed = of(knot.pushed.reshape(count, size).T)
-            f = f + jnp.dot(c, pushed.T, precision="highest")
-        return f
 
     def step(t: Array, carry: tuple) -> tuple:
         weights, state, moved, carried, is_alive, length, shares, moves, path = carry
         tau, batch = share(line, weights[:rows], size, t, start, end), indices[t]
-        there = outputs(t[None], [q[None] for q in moved], [c[None] for c in carried], batch)
+        there = space.outputs(t[None], [each[None] for each in moved + carried], batch)
         f = there.reshape(batch.shape[0], -1)
         is_alive = is_alive & jnp.all(jnp.abs(f) < limit)
         gradient = loss.gradient(f, targets[batch]) / batch.shape[0]
         whole = jnp.zeros(shape, dtype).at[batch].add(gradient).reshape(-1)
         near, far = (whole if end.damping is None else end.damping(whole) for end in ends)
         split = [(1 - tau) * near, tau * far, jnp.zeros(count, dtype)]
-        flat, parts = gradient.reshape(-1), (1 - tau, tau)
-        for knot, each in zip(knots, folded, strict=True):
-            image = jnp.dot(flat, picked(_factors(knot).columns, batch), precision="highest")
-            seen = []
-            for knot_, fold, part in zip(ends, each, parts, strict=True):
-                damped = image
-                if knot_.damping is not None and fold is not None:
-                    along = jnp.dot(flat, picked(knot_.damping.right, batch), precision="highest")
-                    damped = image - jnp.dot(fold, along, precision="highest")
-                seen.append(part * damped)
-            split += [seen[0] + seen[1]] if len(knots) == 1 else seen
+        split += space.images(gradient.reshape(-1), batch, tau)
         updates, after = optimizer.update(jnp.concatenate(split), state, weights)
         updates = jnp.where(is_alive, jnp.asarray(updates, dtype), 0.0)
         state = keep_dtypes(after, state)
@@ -114,24 +87,94 @@ def run_batches(
     weights, state, _, _, _, length, shares, moves, path = jax.lax.fori_loop(
         start, end, step, first
     )
-
-    def fill(chunk: Array, train: Array) -> Array:
-        low = start + 1 + chunk * CHUNK
-        steps = low + jnp.arange(CHUNK)
-        some = [jax.lax.dynamic_slice_in_dim(each, low, CHUNK) for each in path]
-        found = outputs(steps, some[: len(knots)], some[len(knots) :], None)
-        old = jax.lax.dynamic_slice_in_dim(train, low, CHUNK)
-        found = jnp.where((steps <= end)[:, None, None], found.reshape(CHUNK, *shape), old)
-        return jax.lax.dynamic_update_slice_in_dim(train, found, low, 0)
-
-    padded = jnp.concatenate([train, jnp.zeros((CHUNK, *shape), dtype)])
-    chunks = (end - start + CHUNK - 1) // CHUNK
-    train, diverged_at = _held(
-        jax.lax.fori_loop(0, chunks, fill, padded)[:horizon], start, end, limit
-    )
+    train, diverged_at = _held(space.fill(train, path, end), start, end, limit)
     kept = [row.astype(dtype)[:rows] for row in (weights, *slots(optimizer, state))]
     state = optax.tree_utils.tree_map_params(optimizer, lambda leaf: leaf[:rows], state)
     return Run(train, kept, state, diverged_at, length, shares, moves)
+
+
+class _Space(NamedTuple):
+    """A segment in its kernels' factors.
+
+    Attributes:
+        knots: with factored kernels.
+        folded: by knot and by the knot whose damping it is, see `_fold`.
+        f: outputs where the segment starts (N, C).
+        drift: added to them at every step.
+        start: the step.
+    """
+
+    knots: list[Knot]
+    folded: list[list[Array | None]]
+    f: Array
+    drift: Array
+    start: Array
+
+    def outputs(self, steps: Array, at: list[Array], batch: Array | None) -> Array:
+        """Outputs (S, B C) on a batch or, with None, on all samples.
+
+        Args:
+            steps: (S,).
+            at: displacement then, of every knot's factors (S, k) and then of its vectors.
+            batch: indices (B,).
+        """
+        shape = self.f.shape
+
+        def of(values: Array) -> Array:
+            return values if batch is None else _picked(values, batch, shape[1])
+
+        since = (steps - self.start).astype(self.f.dtype)[:, None]
+        f = of(self.f.reshape(-1))[None] + since * of(self.drift.reshape(-1))[None]
+        count = len(self.knots)
+        for knot, moved, carried in zip(self.knots, at[:count], at[count:], strict=True):
+            f = f + jnp.dot(moved, of(_factors(knot).rows).T, precision="highest")
+            pushed = of(knot.pushed.reshape(len(knot.pushed), -1).T)
+            f = f + jnp.dot(carried, pushed.T, precision="highest")
+        return f
+
+    def images(self, gradient: Array, batch: Array, tau: Array) -> list[Array]:
+        """B^T of what a batch's gradient (B C,) becomes at both knots, by all kernels' factors."""
+        ends, images, classes = (self.knots[0], self.knots[-1]), [], self.f.shape[1]
+        for knot, each in zip(self.knots, self.folded, strict=True):
+            columns = _picked(_factors(knot).columns, batch, classes)
+            image, seen = jnp.dot(gradient, columns, precision="highest"), []
+            for end, fold, part in zip(ends, each, (1 - tau, tau), strict=True):
+                damped = image
+                if end.damping is not None and fold is not None:
+                    right = _picked(end.damping.right, batch, classes)
+                    along = jnp.dot(gradient, right, precision="highest")
+                    damped = image - jnp.dot(fold, along, precision="highest")
+                seen.append(part * damped)
+            images += [seen[0] + seen[1]] if len(self.knots) == 1 else seen
+        return images
+
+    def fill(self, train: Array, path: list[Array], end: Array) -> Array:
+        """Outputs (T + 1, N, C) with those of the segment.
+
+        Args:
+            train: up to its start.
+            path: displacements (T + 1 + CHUNK, ...) as in `outputs`.
+            end: its end.
+        """
+
+        def chunk(number: Array, train: Array) -> Array:
+            low = self.start + 1 + number * CHUNK
+            steps = low + jnp.arange(CHUNK)
+            some = [jax.lax.dynamic_slice_in_dim(each, low, CHUNK) for each in path]
+            found = self.outputs(steps, some, None).reshape(CHUNK, *self.f.shape)
+            old = jax.lax.dynamic_slice_in_dim(train, low, CHUNK)
+            found = jnp.where((steps <= end)[:, None, None], found, old)
+            return jax.lax.dynamic_update_slice_in_dim(train, found, low, 0)
+
+        horizon = train.shape[0]
+        padded = jnp.concatenate([train, jnp.zeros((CHUNK, *self.f.shape), train.dtype)])
+        chunks = (end - self.start + CHUNK - 1) // CHUNK
+        return jax.lax.fori_loop(0, chunks, chunk, padded)[:horizon]
+
+
+def _picked(values: Array, batch: Array, classes: int) -> Array:
+    """A batch's rows (B C, ...) of (N C, ...)."""
+    return values[(batch[:, None] * classes + jnp.arange(classes)[None]).reshape(-1)]
 
 
 def _factors(knot: Knot) -> Factored:
