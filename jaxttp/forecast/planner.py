@@ -26,7 +26,7 @@ from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 
 SHARE = 0.1
 """Of the training's operations that a forecast may take unless told otherwise."""
-LEAST = 5e12
+LEAST = 4.5e12
 """And so many operations in any case: a minute or two of a laptop."""
 MEMORY = 4e9
 """Bytes that the kernels of a plan may take where another plan takes less."""
@@ -40,7 +40,8 @@ PASSES, BATCH_PASSES = 5.0, 8.0
 MEMORIES = 2.0
 """So many times as many where the optimiser has a memory: a velocity is carried along."""
 RUNS, BATCH_RUNS = 1.5, 2.5
-"""Runs of the horizon with such a kernel; with mini-batches."""
+"""Runs of the horizon with such a kernel; with mini-batches, which cost next to nothing where the
+kernel is kept as factors (`jaxttp.dynamics._features`)."""
 READING = 8.0
 """A product with a kernel takes the time of so many times its operations: every number of the
 kernel is read from memory for one multiplication."""
@@ -112,7 +113,7 @@ def plan_forecast(
         descent: the training.
         kernel: how kernels come about; chosen when None: exactly, or by a sketch.
         budget: the share of the training's operations that the forecast may take, above 0; "auto"
-            for a tenth, and no less than 5e12 operations, a minute or two of a laptop.
+            for a tenth, and no less than 4.5e12 operations, a minute or two of a laptop.
         key: a `jax.random.key` for sketches; ``jax.random.key(0)`` when None.
 
     Returns:
@@ -209,7 +210,8 @@ def _priced(
         cost = price.forecast(1, int(ONE_PASSES), int(READING * ONE_RUNS * descent.steps))
         return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel))
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
-    passes, runs = (BATCH_PASSES, BATCH_RUNS) if batches else (PASSES, RUNS)
+    passes = BATCH_PASSES if batches else PASSES
+    runs = BATCH_RUNS if batches and not isinstance(kernel, Sketched) else RUNS
     if not descent.is_plain or descent.momentum:
         passes *= MEMORIES
     built = most + 1

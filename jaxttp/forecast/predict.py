@@ -129,7 +129,7 @@ def predict_training_time(
         budget: what the forecast may cost, as a share of the training that it foresees, both
             counted in operations: within it the kernel (exact or sketched) and the number of
             rebuilds are chosen that make the expected error least, where `sketch_dim`, `kernel`,
-            `max_bytes` or `relinearize` do not say them. "auto" is a tenth, and no less than 5e12
+            `max_bytes` or `relinearize` do not say them. "auto" is a tenth, and no less than 4.5e12
             operations, a minute or two of a laptop. `Prediction.plan` says what was chosen, see
             `jaxttp.forecast.planner`.
         key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
