@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
+from jaxttp._convolutions import quick
 from jaxttp._samples import count, shape_words, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
@@ -115,14 +116,16 @@ def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "app
         batch, copies, alike = _first_rows(x)
         if bool(alike):
             return
-        forward = jax.jit(apply_fn)
+        forward = jax.jit(quick(apply_fn))
         outputs = forward(params, batch)
         if not is_concrete(outputs):  # `apply_fn` itself closes over traced values
             return
         seen, alone = np.asarray(outputs), np.asarray(forward(params, copies))
         mixed = _differ(seen[0], alone[0])
         if not mixed and bool(np.all(seen == seen[:1])):
-            mixed = _differ(*(_row_gradient(params, apply_fn, rows) for rows in (batch, copies)))
+            mixed = _differ(
+                *(_row_gradient(params, quick(apply_fn), rows) for rows in (batch, copies))
+            )
     if mixed:
         raise ValueError(
             f"{name}: an output depends on the other samples of its batch, as with BatchNorm in "

@@ -1,7 +1,7 @@
 """The kernel, and nothing that moves: exact, sketched, matrix-free, and its spectrum."""
 
 from jaxttp.ntk._plan import KernelPlan
-from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
+from jaxttp.ntk.estimators import ClassSketched, Estimate, Exact, KernelEstimator, Sketched
 from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
 from jaxttp.ntk.operator import NTKOperator, ntk_operator
@@ -26,6 +26,7 @@ from jaxttp.ntk.spectrum import (
 __all__ = [
     "ClassSeparation",
     "ClassSketch",
+    "ClassSketched",
     "Eigensystem",
     "Estimate",
     "Exact",

@@ -1,9 +1,11 @@
 """Kernels that are too large for one piece, tile by tile.
 
-The features of a block of rows stay in memory, while those of one block of columns after the other
-are computed, multiplied with them and dropped.
+Where the features of all samples fit into memory they are computed once, and blocks of them are
+multiplied with each other. Else those of a block of rows stay in memory, while those of one block
+of columns after the other are computed, multiplied with them and dropped.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -34,34 +36,19 @@ def by_blocks(
 
     `progress` is called with (pairs of samples done, pairs in all).
     """
-    kernels: dict[str, Array] = {}
+    found = _Unfinished(n1, n2, output, dtype, _pairs(plan, n1, n2, x2 is None), progress)
+    starts = [min(low, n1 - plan.rows) for low in range(0, n1, plan.rows)]
+    if plan.kept:
+        held = []
+        for j in starts:  # what overlaps in the last block is written again with its own square
+            held.append(_features_of_rows(functions, leaves, x1, j, plan.rows, plan.chunk))
+            for i, row_features in zip(starts, held, strict=False):
+                tiles = functions.against(leaves, x1, row_features, held[-1])
+                found.write(tiles, i, j, also_mirrored=i != j)
+            found.make_symmetric(j, plan.rows)
+        return found.kernels
     symmetric, columns = x2 is None, x1 if x2 is None else x2
-    pairs = n1 * n2
-    if symmetric:  # pairs below the diagonal are copied from above it: not counted
-        pairs = sum(plan.rows * (n1 - low) for low in range(0, n1, plan.rows))
-    done = 0
-
-    def write(tiles: dict[str, Array], i: int, j: int, also_mirrored: bool) -> None:
-        with wide(dtype):
-            for name, tile in tiles.items():
-                if name not in kernels:
-                    shape = list(tile.shape)
-                    shape[0], shape[layerwise.COLUMN_AXIS[output]] = n1, n2
-                    kernels[name] = jnp.zeros(shape, tile.dtype)
-                kernels[name] = _write(
-                    kernels[name], tile, i, j, output=output, also_mirrored=also_mirrored
-                )
-        if all(is_concrete(kernel) for kernel in kernels.values()):
-            # Dispatch is asynchronous: without waiting, blocks to come would be allocated already.
-            jax.block_until_ready(kernels)
-        if progress is not None:
-            nonlocal done
-            tile = next(iter(tiles.values()))
-            done = min(pairs, done + tile.shape[0] * tile.shape[layerwise.COLUMN_AXIS[output]])
-            progress(done, pairs)
-
-    for low in range(0, n1, plan.rows):
-        i = min(low, n1 - plan.rows)
+    for i in starts:
         row_features = _features_of_rows(functions, leaves, x1, i, plan.rows, plan.chunk)
         if symmetric and plan.rows == n1:
             return functions.square(leaves, x1, row_features)
@@ -69,10 +56,9 @@ def by_blocks(
             size = min(plan.columns, plan.rows)
             for column in range(0, plan.rows, size):
                 j = min(column, plan.rows - size)
-                write(functions.within(leaves, x1, row_features, j, size=size), i, i + j, False)
-            with wide(dtype):
-                for name, kernel in kernels.items():
-                    kernels[name] = _mirror_block(kernel, i, size=plan.rows, output=output)
+                tiles = functions.within(leaves, x1, row_features, j, size=size)
+                found.write(tiles, i, i + j, also_mirrored=False)
+            found.make_symmetric(i, plan.rows)
         first = i + plan.rows if symmetric else 0
         for column in range(first, n2, plan.columns):
             j = min(column, n2 - plan.columns)
@@ -82,11 +68,58 @@ def by_blocks(
             if symmetric and j < first:
                 tiles = {name: _columns(t, first - j, output) for name, t in tiles.items()}
                 j = first
-            write(tiles, i, j, symmetric)
+            found.write(tiles, i, j, also_mirrored=symmetric)
         del row_features
-    if progress is not None:
-        progress(pairs, pairs)  # tiles that were cut have fewer pairs than were counted on
-    return kernels
+    if progress is not None:  # tiles that were cut have fewer pairs than were counted on
+        progress(found.pairs, found.pairs)
+    return found.kernels
+
+
+def _pairs(plan: KernelPlan, n1: int, n2: int, symmetric: bool) -> int:
+    """Pairs of samples to compute: those below the diagonal are copied from above it."""
+    if symmetric:
+        return sum(plan.rows * (n1 - low) for low in range(0, n1, plan.rows))
+    return n1 * n2
+
+
+@dataclasses.dataclass
+class _Unfinished:
+    """A kernel, one array or one a layer, into which tiles are written."""
+
+    n1: int
+    n2: int
+    output: str
+    dtype: str
+    pairs: int
+    progress: Callable[[int, int], None] | None
+    done: int = 0
+    kernels: dict[str, Array] = dataclasses.field(default_factory=dict)
+
+    def write(self, tiles: dict[str, Array], i: int, j: int, *, also_mirrored: bool) -> None:
+        """Put tiles with their first entry at samples i and j; transposed at j and i as well."""
+        axis = layerwise.COLUMN_AXIS[self.output]
+        with wide(self.dtype):
+            for name, tile in tiles.items():
+                if name not in self.kernels:
+                    shape = list(tile.shape)
+                    shape[0], shape[axis] = self.n1, self.n2
+                    self.kernels[name] = jnp.zeros(shape, tile.dtype)
+                self.kernels[name] = _write(
+                    self.kernels[name], tile, i, j, output=self.output, also_mirrored=also_mirrored
+                )
+        if all(is_concrete(kernel) for kernel in self.kernels.values()):
+            # Dispatch is asynchronous: without waiting, blocks to come would be allocated already.
+            jax.block_until_ready(self.kernels)
+        if self.progress is not None:
+            tile = next(iter(tiles.values()))
+            self.done = min(self.pairs, self.done + tile.shape[0] * tile.shape[axis])
+            self.progress(self.done, self.pairs)
+
+    def make_symmetric(self, start: int, size: int) -> None:
+        """Make a square block on the diagonal exactly symmetric."""
+        with wide(self.dtype):
+            for name, kernel in self.kernels.items():
+                self.kernels[name] = _mirror_block(kernel, start, size=size, output=self.output)
 
 
 def _features_of_rows(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxttp._convolutions import quick
 from jaxttp._types import ApplyFn
 from jaxttp.ntk import layerwise
 from jaxttp.ntk._plan import STRIPS
@@ -59,6 +60,7 @@ class Functions(NamedTuple):
         square: (leaves, x, row_features) -> features of rows against themselves.
         within: (leaves, x, row_features, start, size) -> the same against some of themselves.
         stream: (leaves, x, row_features, start, size) -> the same against other samples.
+        against: (leaves, x, row_features, column_features) -> the same against others' features.
     """
 
     whole: Callable[..., dict[str, Array]]
@@ -66,6 +68,7 @@ class Functions(NamedTuple):
     square: Callable[..., dict[str, Array]]
     within: Callable[..., dict[str, Array]]
     stream: Callable[..., dict[str, Array]]
+    against: Callable[..., dict[str, Array]]
 
 
 @functools.lru_cache(maxsize=64)
@@ -95,12 +98,18 @@ def compiled(apply_fn: ApplyFn, variant: Variant) -> Functions:
         tool = engine(apply_fn, variant, leaves, x)
         return tool.against(row_features, tool.features(_take(x, start, size)))
 
+    def against(
+        leaves: list[Array], x: list[Array], row_features: Any, column_features: Any
+    ) -> dict[str, Array]:
+        return engine(apply_fn, variant, leaves, x).against(row_features, column_features)
+
     return Functions(
         jax.jit(whole),
         jax.jit(features, static_argnames="size"),
         jax.jit(square),
         jax.jit(within, static_argnames="size"),
         jax.jit(stream, static_argnames="size"),
+        jax.jit(against),
     )
 
 
@@ -172,7 +181,7 @@ class _VectorProducts:
 
     def __init__(self, apply_fn: ApplyFn, variant: Variant, leaves: Any, x: Any) -> None:
         del x
-        self.apply_fn, self.variant, self.leaves = apply_fn, variant, leaves
+        self.apply_fn, self.variant, self.leaves = quick(apply_fn), variant, leaves
 
     def _network(self, chosen: dict[int, Array], x: list[Array]) -> Array:
         leaves = [chosen.get(index, leaf) for index, leaf in enumerate(self.leaves)]

@@ -9,6 +9,7 @@ The memory model counts live arrays; `_HEADROOM` covers what XLA keeps beside th
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
@@ -17,10 +18,11 @@ from jaxttp.ntk._sites import Site
 
 _PASS = 32
 _HEADROOM = 1.35
-_CHUNK_BYTES = 256 << 20
+_CHUNK_BYTES = 512 << 20
 _ONE_PIECE_BYTES = 1 << 30
 _COMPILER_BYTES = 256 << 20
-_DEFAULT_WORK_BYTES = 2 << 30
+_DEFAULT_WORK_BYTES = 4 << 30
+_KEPT_ROWS = 64
 STRIPS = 2  # upper-triangle strips of a square block: 3/4 of the work of a full one
 
 
@@ -37,6 +39,8 @@ class KernelPlan:
         rows: samples of x1 whose features stay in memory at a time.
         columns: samples of x2 whose features are computed against them at a time, and dropped.
         chunk: samples differentiated at a time.
+        kept: whether the features of all samples stay in memory, so that each is differentiated
+            once; else those of the columns are computed anew for every block of rows.
         flops: estimated floating-point operations of each method that was considered.
         forward: the same of one sample's way forward through the network.
         kernel_bytes: size of the result.
@@ -50,6 +54,7 @@ class KernelPlan:
     rows: int
     columns: int
     chunk: int
+    kept: bool
     flops: Mapping[str, float]
     forward: float
     kernel_bytes: int
@@ -60,10 +65,12 @@ class KernelPlan:
 
     def __str__(self) -> str:
         costs = ", ".join(f"{name} {flops:.2e}" for name, flops in self.flops.items())
+        once = ", all features kept" if self.kept else ""
+        blocks = f"{self.rows} rows x {self.columns} columns, {self.chunk} samples at a time"
         lines = [
             f"kernel by {self.method}: {self.reason}",
             f"operations: {costs}",
-            f"blocks: {self.rows} rows x {self.columns} columns, {self.chunk} samples at a time",
+            f"blocks: {blocks}{once}",
             f"memory: about {_readable(self.bytes)}, kernel {_readable(self.kernel_bytes)}",
         ]
         width = max((len(path) for path in self.forms), default=0)
@@ -236,7 +243,7 @@ def make_plan(
     memory = _Memory.of(work, method, forms, layers)
     if batch_size is not None:
         size = check_integer("batch_size", batch_size, at_least=1)
-        blocks = (min(size, work.n1), min(size, work.n2), size)
+        blocks = Blocks(min(size, work.n1), min(size, work.n2), size)
         needed = memory.total(*blocks)
         if max_bytes is not None and needed > max_bytes:
             raise ValueError(
@@ -250,9 +257,10 @@ def make_plan(
         method=method,
         reason=reason,
         forms={work.paths[leaf]: form for leaf, form in forms.items()},
-        rows=blocks[0],
-        columns=blocks[1],
-        chunk=blocks[2],
+        rows=blocks.rows,
+        columns=blocks.columns,
+        chunk=blocks.chunk,
+        kept=blocks.kept,
         flops=costs,
         forward=work.forward,
         kernel_bytes=memory.result,
@@ -287,14 +295,27 @@ def _even(total: int, most: int) -> int:
     return math.ceil(total / math.ceil(total / max(1, min(most, total))))
 
 
+class Blocks(NamedTuple):
+    """How a kernel is cut, see `KernelPlan`."""
+
+    rows: int
+    columns: int
+    chunk: int
+    kept: bool = False
+
+
 @dataclasses.dataclass(frozen=True)
 class _Memory:
-    """Bytes: of the result, of a sample's features, of differentiating one sample."""
+    """Bytes: of the result, of a sample's features, of differentiating one sample.
+
+    Of the features those in activation form are `copied` when tiles are made of them.
+    """
 
     work: Workload
     method: str
     result: int
     per_sample: int
+    copied: int
     transient: int
     entry: int
 
@@ -311,24 +332,26 @@ class _Memory:
         ]
         forward, largest = sum(outputs), max(outputs, default=0)
         sites = {site.leaf: site for site in work.sites}
-        per_sample, patches = 0, 0
+        per_sample, copied, patches = 0, 0, 0
         for leaf, form in forms.items():
             if form in ("direct", "gradient"):
                 per_sample += c * work.leaf_size(leaf)
             if form == "gradient":
                 patches = max(patches, sites[leaf].input_size)
             if form == "activation":
-                per_sample += sites[leaf].input_size + c * sites[leaf].cotangent_size
+                copied += sites[leaf].input_size + c * sites[leaf].cotangent_size
+        per_sample += copied
         # All values of the forward pass, a few cotangents, patches of a layer, and the features
         # twice: as they arise and in the block that is copied to its place.
         transient = forward + 4 * c * largest + width * (patches + 7 * per_sample // 4)
         if method == "vector_product":
             per_sample, transient = forward // width, 2 * c * work.size * width
         return cls(
-            work, method, work.n1 * work.n2 * entry, width * per_sample, int(transient), entry
-        )
+            work, method, work.n1 * work.n2 * entry, width * per_sample, width * copied,
+            int(transient), entry,
+        )  # fmt: skip
 
-    def total(self, rows: int, columns: int, chunk: int) -> int:
+    def total(self, rows: int, columns: int, chunk: int, kept: bool = False) -> int:
         """Estimated peak for these blocks."""
         work = self.work
         # A square block exists three times: as strips, as the strips joined, and mirrored.
@@ -337,6 +360,10 @@ class _Memory:
             # Every column takes a tangent of the weights and a forward pass over all rows with it.
             live = 2 * columns * work.classes * rows * self.per_sample + columns * self.transient
             return int(self.result + _HEADROOM * (3 * side + live))
+        if kept:
+            scratch = 5.0 * rows * rows * self.entry + 2.0 * rows * self.copied
+            features = 1.15 * self.per_sample * work.n1  # in blocks that are never copied whole
+            return int(self.result + features + _HEADROOM * (scratch + self.transient * chunk))
         if chunk >= max(work.n1, work.n2):
             # Strips of the features are copied, those of all layers at once.
             copies = 3.5 if work.symmetric else 2.0
@@ -350,18 +377,18 @@ class _Memory:
         forward = self.transient * max(chunk, columns)
         return int(self.result + _HEADROOM * (scratch + features + forward))
 
-    def fit(self, bound: int, *, strict: bool) -> tuple[int, int, int]:
+    def fit(self, bound: int, *, strict: bool) -> Blocks:
         """The largest blocks within `bound` bytes."""
         work = self.work
         asked, bound = bound, bound - min(_COMPILER_BYTES, bound // 8)
-        one_piece = (work.n1, work.n2, max(work.n1, work.n2))
+        one_piece = Blocks(work.n1, work.n2, max(work.n1, work.n2))
         live = self.total(*one_piece) - self.result
         if self.total(*one_piece) <= bound and live <= _ONE_PIECE_BYTES:
             return one_piece
         if self.method == "vector_product":
             wanted = min(bound, self.result + _ONE_PIECE_BYTES)
             size = _largest(max(work.n1, work.n2), lambda b: self.total(b, b, b) <= wanted)
-            blocks = (min(size, work.n1), min(size, work.n2), size)
+            blocks = Blocks(min(size, work.n1), min(size, work.n2), size)
         else:
             # Differentiating and streaming get at most a quarter of the space.
             least = self.total(1, 1, 1)
@@ -369,8 +396,13 @@ class _Memory:
             chunk = _largest(min(work.n1, work.n2), lambda q: self.total(1, q, q) - least <= spare)
             rows = _largest(work.n1, lambda r: self.total(r, min(chunk, r), min(chunk, r)) <= bound)
             rows = _even(work.n1, rows)
+            if work.symmetric and rows < work.n1:
+                side = _even(work.n1, _KEPT_ROWS)
+                blocks = Blocks(side, side, min(side, _even(side, chunk)), kept=True)
+                if self.total(*blocks) <= bound:
+                    return blocks
             chunk = min(rows, _even(rows, chunk))
-            blocks = (rows, min(chunk, work.n2), chunk)
+            blocks = Blocks(rows, min(chunk, work.n2), chunk)
         if self.total(*blocks) <= bound or not strict:
             return blocks
         least = self.total(1, 1, 1)

@@ -16,9 +16,10 @@ import jax.extend as jex
 import numpy as np
 from jaxtyping import Array
 
+from jaxttp._convolutions import GROUPING, run_equation
 from jaxttp._types import ApplyFn
 
-_GROUPING = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
+_GROUPING = GROUPING | {"remat", "remat2", "checkpoint"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,30 +57,9 @@ class ProgramStep:
 
     def evaluate(self, values: Mapping[int, Any]) -> list[Any]:
         """The outputs that somebody reads, from the values of the slots."""
-        equation = self.equation
-        pairs = zip(equation.invars, self.inputs, strict=True)
-        invars, slots = [], []
-        for atom, slot in pairs:
-            if slot is not None:
-                invars.append(atom)
-                slots.append(slot)
-        outvars = [v for v, s in zip(equation.outvars, self.outputs, strict=True) if s is not None]
-        single = jex.core.Jaxpr(
-            constvars=(),
-            invars=invars,
-            outvars=outvars,
-            eqns=[equation],
-            effects=equation.effects,
-            debug_info=_DEBUG_INFO(invars, outvars),
-        )
-        function = jex.core.jaxpr_as_fun(jex.core.ClosedJaxpr(single, ()))
-        return function(*[values[slot] for slot in slots])
-
-
-def _DEBUG_INFO(invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
-    return jex.core.DebugInfo(
-        "jaxttp step", "one equation", tuple("" for _ in invars), tuple("" for _ in outvars)
-    )
+        given = [values[slot] for slot in self.inputs if slot is not None]
+        pairs = zip(self.equation.outvars, self.outputs, strict=True)
+        return run_equation(self.equation, given, [one for one, slot in pairs if slot is not None])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -70,7 +70,7 @@ def empirical_ntk(
         trainable: which parameters count: None for all, a pytree of bools (a prefix is enough), or
             a predicate on the path, such as ``lambda path: path.startswith("head/")``.
         batch_size: samples at a time; None to let the plan decide.
-        max_bytes: bound on the peak memory, the result included; None for 2 GiB beside the result.
+        max_bytes: bound on the peak memory, the result included; None for 4 GiB beside the result.
         mesh: a device mesh of one device, or None.
         accumulation_dtype: dtype of the sums and of the result, "float32" or "float64"; None for
             the network's (at least float32). "float64" needs no global switch.

@@ -16,6 +16,7 @@ matrix products of a CPU like (a third of their time otherwise goes into copies)
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from jaxtyping import Array
 from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import Site
 
+_TURN = 1 << 21  # numbers that a turn of a loop over pairs of positions makes at most
 _JOIN_BELOW = 1 << 14  # leaves of fewer parameters are joined into one product
 
 
@@ -135,15 +137,22 @@ def _similarity(x: Array, y: Array, dtype: Any) -> Array:
     """<x_i, y_j> of rows; for tokens (integers) whether they are the same."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         return (x[:, 0, None] == y[None, :, 0]).astype(dtype)
-    return jax.lax.dot_general(x, y, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+    return _rows_product(x, y, dtype)
+
+
+def _rows_product(a: Array, b: Array, dtype: Any) -> Array:
+    """A B^T: twice as fast on a CPU as the same product of arrays with more axes."""
+    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
 
 
 def _product_full(a: Array, b: Array, dtype: Any) -> Array:
-    return jnp.einsum("ncd,med->ncme", a, b, preferred_element_type=dtype)
+    (n, c, size), m = a.shape, len(b)
+    found = _rows_product(a.reshape(n * c, size), b.reshape(m * c, size), dtype)
+    return found.reshape(n, c, m, c)
 
 
 def _product_trace(a: Array, b: Array, dtype: Any) -> Array:
-    return jnp.einsum("ncd,mcd->nm", a, b, preferred_element_type=dtype)
+    return _rows_product(a.reshape(len(a), -1), b.reshape(len(b), -1), dtype)
 
 
 def _product_diagonal(a: Array, b: Array, dtype: Any) -> Array:
@@ -169,26 +178,47 @@ def _spread(a: Array, output: str, classes: int) -> Array:
 
 
 def _sum_over_pairs(x1: Array, g1: Array, x2: Array, g2: Array, output: str, dtype: Any) -> Array:
-    """Activation form with several positions: a loop over (group, position, position')."""
+    """Activation form with several positions: a loop over (group, position, some positions')."""
     n, groups, positions = x1.shape[:3]
     m, classes = x2.shape[0], g1.shape[1]
-    # Copies with the positions in front, so that every turn of the loop reads contiguous memory.
-    x1, x2 = (x.reshape(*x.shape[:3], -1).transpose(1, 2, 0, 3) for x in (x1, x2))
-    g1, g2 = (g.transpose(2, 3, 0, 1, 4) for g in (g1, g2))
     shape = {
-        "full": (n, classes, m, classes),
+        "full": (n, classes, classes, m),
         "diagonal": (classes, n, m),
         "trace": (n, m),
     }[output]
+    most = max(1, _TURN // math.prod(shape))
+    turn = max(t for t in range(1, positions + 1) if positions % t == 0 and t <= most)
+    turns = positions // turn
+    # Copies with the positions in front, so that every turn of the loop reads contiguous memory,
+    # and is one product of two matrices.
+    x1, x2 = (x.reshape(*x.shape[:3], -1).transpose(1, 2, 0, 3) for x in (x1, x2))
+    x2 = x2.reshape(groups, turns, turn * m, -1)
+    if output == "full":
+        g1 = g1.transpose(2, 3, 0, 1, 4).reshape(groups, positions, n * classes, -1)
+        g2 = g2.transpose(2, 3, 1, 0, 4).reshape(groups, turns, turn * classes * m, -1)
+    elif output == "diagonal":
+        g1 = g1.transpose(2, 3, 1, 0, 4)
+        g2 = g2.transpose(2, 1, 3, 0, 4).reshape(groups, classes, turns, turn * m, -1)
+        g2 = g2.swapaxes(1, 2)
+    else:
+        g1 = g1.transpose(2, 3, 0, 1, 4).reshape(groups, positions, n, -1)
+        g2 = g2.transpose(2, 3, 0, 1, 4).reshape(groups, turns, turn * m, -1)
 
-    def add_pair(index: Array, total: Array) -> Array:
-        b, rest = index // positions**2, index % positions**2
-        s, t = rest // positions, rest % positions
-        a = _similarity(x1[b, s], x2[b, t], dtype)
-        g = _PRODUCTS[output](g1[b, s], g2[b, t], dtype)
-        return total + _spread(a, output, classes) * g
+    def add(index: Array, total: Array) -> Array:
+        b, rest = index // (positions * turns), index % (positions * turns)
+        s, t = rest // turns, rest % turns
+        a = _similarity(x1[b, s], x2[b, t], dtype).reshape(n, turn, m)
+        if output == "diagonal":
+            g = jnp.einsum("cno,cmo->cnm", g1[b, s], g2[b, t], preferred_element_type=dtype)
+            return total + jnp.sum(a[None] * g.reshape(classes, n, turn, m), axis=2)
+        g = _rows_product(g1[b, s], g2[b, t], dtype)
+        if output == "trace":
+            return total + jnp.sum(a * g.reshape(n, turn, m), axis=1)
+        g = g.reshape(n, classes, turn, classes, m)
+        return total + jnp.sum(a[:, None, :, None] * g, axis=2)
 
-    return jax.lax.fori_loop(0, groups * positions**2, add_pair, jnp.zeros(shape, dtype))
+    found = jax.lax.fori_loop(0, groups * positions * turns, add, jnp.zeros(shape, dtype))
+    return found.swapaxes(2, 3) if output == "full" else found
 
 
 def finish(kernel: Array, output: str) -> Array:

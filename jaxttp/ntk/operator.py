@@ -16,6 +16,7 @@ import lineax as lx
 from jaxtyping import Array
 
 from jaxttp._checks import check_integer
+from jaxttp._convolutions import quick
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.ntk._products import pull_and_push
@@ -47,7 +48,7 @@ class NTKOperator(lx.AbstractLinearOperator):
 
     def _network(self, chosen: dict[int, Array], x: Any) -> Array:
         leaves = [chosen.get(index, leaf) for index, leaf in enumerate(self.leaves)]
-        return self.apply_fn(jax.tree.unflatten(self.treedef, leaves), x)
+        return quick(self.apply_fn)(jax.tree.unflatten(self.treedef, leaves), x)
 
     def _products(self, vector: Array) -> Array:
         chosen = {i: leaf for i, leaf in enumerate(self.leaves) if self.trainable[i]}

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer
+from jaxttp._convolutions import quick
 from jaxttp._result import RESULT
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
@@ -30,6 +31,8 @@ from jaxttp.ntk.gram import empirical_ntk
 _KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
 _DENSE_BLOCK = 1024  # coordinates whose projection is drawn at once
 _GRADIENT_BYTES = 256 << 20
+
+Projections = dict[int, tuple[Array, Array]]
 
 
 def sketch_jacobian(
@@ -100,7 +103,11 @@ def sketch_jacobian(
         else:
             run = _sketcher
         sketch = run(apply_fn, treedef, mask, dim, kind)
-        parts = [sketch(leaves, take(x, slice(low, low + size)), key) for low in range(0, n, size)]
+        sizes = tuple((i, leaf.size) for i, leaf in enumerate(leaves) if mask[i])
+        draws = _draws(key, sizes, dim) if kind == "countsketch" else {}
+        parts = [
+            sketch(leaves, take(x, slice(low, low + size)), draws, key) for low in range(0, n, size)
+        ]
     return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
@@ -108,48 +115,64 @@ def sketch_jacobian(
 def _sketcher(
     apply_fn: ApplyFn, treedef: Any, mask: tuple[bool, ...], dim: int, kind: str
 ) -> Callable[..., Array]:
-    def row(leaves: list[Array], key: Array, sample: Any) -> Array:
+    quick_fn = quick(apply_fn)
+
+    def row(leaves: list[Array], draws: Projections, key: Array, sample: Any) -> Array:
         chosen = {i: leaf for i, leaf in enumerate(leaves) if mask[i]}
 
         def network(chosen: dict[int, Array]) -> Array:
             mixed = [chosen.get(i, leaf) for i, leaf in enumerate(leaves)]
             batch = jax.tree.map(lambda a: a[None], sample)
-            return apply_fn(jax.tree.unflatten(treedef, mixed), batch)[0]
+            return quick_fn(jax.tree.unflatten(treedef, mixed), batch)[0]
+
+        def project(leaf: int, rows: Array) -> Array:
+            rows = rows.reshape(rows.shape[0], -1)
+            if kind == "countsketch":
+                return _countsketch(rows, *draws[leaf])
+            return _dense_sketch(rows, jax.random.fold_in(key, leaf), dim, kind=kind)
 
         gradients = jax.jacrev(network)(chosen)  # each (C, ...)
-        project = (
-            _countsketch if kind == "countsketch" else functools.partial(_dense_sketch, kind=kind)
-        )
-        parts = [
-            project(
-                gradients[i].reshape(gradients[i].shape[0], -1), jax.random.fold_in(key, i), dim
-            )
-            for i in chosen
-        ]
-        return functools.reduce(jnp.add, parts)
+        return functools.reduce(jnp.add, [project(i, gradients[i]) for i in chosen])
 
     @jax.jit
-    def sketch(leaves: list[Array], x: Any, key: Array) -> Array:
-        return jax.vmap(lambda sample: row(leaves, key, sample))(x)
+    def sketch(leaves: list[Array], x: Any, draws: Projections, key: Array) -> Array:
+        return jax.vmap(lambda sample: row(leaves, draws, key, sample))(x)
 
     return sketch
 
 
-def _countsketch(rows: Array, key: Array, dim: int) -> Array:
+@functools.partial(jax.jit, static_argnames=("sizes", "dim"))
+def _draws(key: Array, sizes: tuple[tuple[int, int], ...], dim: int) -> Projections:
+    """By leaf, of its number and size: signs (blocks, dim) of coordinates, shifts (blocks,)."""
+
+    def draw(key: Array) -> tuple[Array, Array]:
+        sign_key, shift_key = jax.random.split(key)
+        signs = jax.random.rademacher(sign_key, (1, dim), "int8")[0]
+        return signs, jax.random.randint(shift_key, (), 0, dim)
+
+    def of(leaf: int, size: int) -> tuple[Array, Array]:
+        own = jax.random.fold_in(key, leaf)
+        keys = jax.vmap(lambda index: jax.random.fold_in(own, index))(jnp.arange(-(-size // dim)))
+        return jax.vmap(draw)(keys)
+
+    return {leaf: of(leaf, size) for leaf, size in sizes}
+
+
+def _countsketch(rows: Array, signs: Array, shifts: Array) -> Array:
     """Signs for coordinates, a roll for each block of `dim`, and the sum of the blocks."""
-    classes, size = rows.shape
-    blocks = -(-size // dim)
+    many, size = rows.shape
+    blocks, dim = signs.shape
     padded = jnp.pad(rows, ((0, 0), (0, blocks * dim - size)))
 
     def add(index: Array, total: Array) -> Array:
-        sign_key, shift_key = jax.random.split(jax.random.fold_in(key, index))
-        signs = jax.random.rademacher(sign_key, (1, dim), rows.dtype)
-        shift = jax.random.randint(shift_key, (), 0, dim)
-        block = jax.lax.dynamic_slice_in_dim(padded, index * dim, dim, axis=1) * signs
-        doubled = jnp.concatenate([block, block], axis=1)
-        return total + jax.lax.dynamic_slice_in_dim(doubled, shift, dim, axis=1)
+        block = jax.lax.dynamic_slice_in_dim(padded, index * dim, dim, axis=1)
+        block = block * signs[index][None].astype(rows.dtype)
+        start = dim - shifts[index]  # of two turns, which are laid over each other at the end
+        there = jax.lax.dynamic_slice_in_dim(total, start, dim, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(total, there + block, start, axis=1)
 
-    return jax.lax.fori_loop(0, blocks, add, jnp.zeros((classes, dim), rows.dtype))
+    turns = jax.lax.fori_loop(0, blocks, add, jnp.zeros((many, 2 * dim), rows.dtype))
+    return turns[:, :dim] + turns[:, dim:]
 
 
 def _dense_sketch(rows: Array, key: Array, dim: int, *, kind: str) -> Array:
@@ -264,19 +287,11 @@ def class_sketch(
     mask = select_leaves(params, trainable)
     x = check_samples("x", x)
     n = count(x)
-    outputs = jax.eval_shape(apply_fn, params, x)
-    classes = outputs.shape[-1]
-    signs = jax.random.rademacher(key, (classes, 1), outputs.dtype)
-    signs = signs / jnp.sqrt(jnp.asarray(classes, outputs.dtype))
-    try:
-        signed = _signed(apply_fn)
-    except TypeError:
-        signed = _signed.__wrapped__(apply_fn)
+    classes = jax.eval_shape(apply_fn, params, x).shape[-1]
     tree = jax.tree.unflatten(jax.tree.structure(params), mask)
-    kernel = empirical_ntk(
-        signed, (params, signs), x, output="trace", trainable=(tree, False),
-        batch_size=batch_size, max_bytes=max_bytes,
-    )  # fmt: skip
+    kernel = signed_kernel(
+        apply_fn, params, x, key=key, trainable=tree, batch_size=batch_size, max_bytes=max_bytes
+    )
     few = min(check, n)
     block = take(x, slice(few))
     exact = empirical_ntk(apply_fn, params, block, trainable=tree, max_bytes=max_bytes)
@@ -288,6 +303,48 @@ def class_sketch(
 
     best = jnp.einsum("ncmc->nm", exact) / jnp.asarray(classes, exact.dtype)
     return ClassSketch(kernel, error(kernel[:few, :few]), error(best), few)
+
+
+def signed_kernel(
+    apply_fn: ApplyFn,
+    params: Params,
+    x1: Any,
+    x2: Any = None,
+    *,
+    key: Array,
+    trainable: Any = None,
+    **options: Any,
+) -> Float[Array, "n m"]:
+    """The kernel of Σ_c s_c f_c / √C between two sets of samples, one backward pass a sample.
+
+    Args:
+        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.
+        params: pytree of arrays.
+        x1: samples (N, ...).
+        x2: samples (M, ...); `x1` when None.
+        key: draws the signs s.
+        trainable: see `empirical_ntk`.
+        **options: batch_size and max_bytes of `empirical_ntk`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> weights = jnp.ones((4, 3))  # of its own for every class: K is X X^T
+        >>> kernel = signed_kernel(lambda w, x: x @ w, weights, jnp.eye(4), key=jax.random.key(0))
+        >>> kernel[0].round(3).tolist()
+        [1.0, 0.0, 0.0, 0.0]
+    """
+    outputs = jax.eval_shape(apply_fn, params, x1)
+    classes = outputs.shape[-1]
+    signs = jax.random.rademacher(key, (classes, 1), outputs.dtype)
+    signs = signs / jnp.sqrt(jnp.asarray(classes, outputs.dtype))
+    try:
+        signed = _signed(apply_fn)
+    except TypeError:
+        signed = _signed.__wrapped__(apply_fn)
+    mask = jax.tree.unflatten(jax.tree.structure(params), select_leaves(params, trainable))
+    return empirical_ntk(
+        signed, (params, signs), x1, x2, output="trace", trainable=(mask, False), **options
+    )
 
 
 @functools.lru_cache(maxsize=64)
