@@ -19,6 +19,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer
+from jaxttp._convolutions import quick
 from jaxttp._result import RESULT
 from jaxttp._samples import count, take
 from jaxttp._timing import stopwatch
@@ -140,18 +141,19 @@ def make_step(
     Returns:
         The jitted function; f are the outputs before the step.
     """
+    network = quick(apply_fn)
 
     @jax.jit
     def step(params: Params, state: Any, x: Any, targets: Array) -> tuple[Params, Any, Array, Any]:
         def objective(w: Params) -> tuple[Array, Array]:
-            f = apply_fn(w, x)
+            f = network(w, x)
             return loss.value(f, targets), f
 
         def value_fn(
             w: Params, x: Any = x, y: Any = targets, loss: Any = loss, outputs: Any = None
         ) -> Array:
             """The loss of other weights; line searches pass all extra arguments that it names."""
-            return loss.value(apply_fn(w, x), y)
+            return loss.value(network(w, x), y)
 
         (value, f), gradient = jax.value_and_grad(objective, has_aux=True)(params)
         extra = {}
@@ -243,7 +245,7 @@ def train(
     x = check_samples("x", x)
     protocol = check_batches(batch_size, key, protocol, count(x))
     output_shape(apply_fn, params, x)
-    evaluate = jax.jit(apply_fn)
+    evaluate = jax.jit(quick(apply_fn))
     f = evaluate(params, x)
     targets, loss = encode_targets(loss, y, f)
     indices = None

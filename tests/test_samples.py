@@ -112,7 +112,7 @@ def test_a_kernel_within_a_bound_and_its_plan():
     plan = ntk_plan(bag, PARAMS, structs, method="jacobian", batch_size=4)
     assert plan.forms == ntk_plan(packed_bag, PARAMS, PACKED, method="jacobian").forms
     bounded = {"method": "jacobian", "max_bytes": 2 * plan.bytes}
-    assert ntk_plan(bag, PARAMS, TOKENS, **bounded).rows < N
+    assert ntk_plan(bag, PARAMS, TOKENS, **bounded).chunk < N
     found = empirical_ntk(bag, PARAMS, TOKENS, **bounded)
     np.testing.assert_allclose(found, empirical_ntk(packed_bag, PARAMS, PACKED), atol=1e-10)
 

@@ -23,13 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxttp.dynamics._confirm import Far, confirm
 from jaxttp.dynamics._course import Ahead, Course, Outcome, State, damping_at, run_to, survey
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._pieces import loss_curve, loss_value, row_of
 from jaxttp.dynamics._segment import Knot
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory
-from jaxttp.dynamics._walk import Far, SegmentStep, arrive, confirm, finish, stop
+from jaxttp.dynamics._walk import SegmentStep, arrive, finish, stop
 from jaxttp.ntk.factored import Kernel
 
 LINEAR = 1e-3

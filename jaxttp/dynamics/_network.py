@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from jaxttp._convolutions import quick
 from jaxttp._types import ApplyFn
 
 T = TypeVar("T")
@@ -42,8 +43,9 @@ def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
 
 @functools.lru_cache(maxsize=8)
 def _compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
+    network = quick(apply_fn)
     return (
-        jax.jit(apply_fn),
-        jax.jit(lambda w, x, a: jax.vjp(lambda v: apply_fn(v, x), w)[1](a)[0]),
-        jax.jit(lambda w, x, v: jax.jvp(lambda u: apply_fn(u, x), (w,), (v,))[1]),
+        jax.jit(network),
+        jax.jit(lambda w, x, a: jax.vjp(lambda v: network(v, x), w)[1](a)[0]),
+        jax.jit(lambda w, x, v: jax.jvp(lambda u: network(u, x), (w,), (v,))[1]),
     )

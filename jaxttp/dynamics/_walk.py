@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_finite_value, is_concrete
 from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics._confirm import Far, confirm, is_contradicted
 from jaxttp.dynamics._course import (
     Ahead,
     Beside,
@@ -31,40 +32,22 @@ from jaxttp.dynamics._course import (
 )
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import (
-    better,
     empty_path,
     estimate,
     freeze,
     is_finite,
     loss_curve,
-    loss_value,
-    more_drift,
     row_of,
     scaled,
     settle,
     splice,
 )
-from jaxttp.dynamics._segment import Chord, Knot, Run, Start, chord, follow_beside
+from jaxttp.dynamics._segment import Knot, Run, Start, chord, follow_beside
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory
 from jaxttp.dynamics.filters import linear_filter, start_shares
 from jaxttp.dynamics.optimizers import HeavyBall, same_program
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk.factored import Kernel
-
-SWEEPS = 3
-"""How often at most a segment is done again with the defect at its end as a drift.
-
-The defect is what the network says there beyond what the kernels do. Along stiff directions
-training would have contracted it at once; added to the outputs afterwards it would stay.
-"""
-SMALL_DEFECT = 1e-3
-"""A defect that moves the loss by less than this share of the drop so far is left as it is."""
-TRUSTED = 0.25
-"""Least share of the predicted fall of the loss that the network must confirm (trust regions)."""
-DOUBT_FROM = 0.05
-"""Falls of less than this share of the drop so far are not held against the network."""
-RISE = 2.0
-"""A stable forecast whose loss comes to this multiple of its start is not believed."""
 
 
 def set_out(
@@ -202,39 +185,11 @@ def step(
         state, crossing = cross_edge(course, state)
         state = state._replace(crossing=crossing, edge_at=end)
     state, run, weights, f = confirm(course, state, ahead, far, run)
-    lost = course.damps and _is_contradicted(course, state, f, run, end)
+    lost = course.damps and is_contradicted(course, state, f, run, end)
     if lost or (end == course.steps and is_beyond(bound)):
         return SegmentStep(hold(course, state, end, run.train), Outcome.HELD, error)
     arrived = arrive(course, state, ahead, far, run, weights, f)
     return SegmentStep(arrived, Outcome.ACCEPTED, error, far._replace(line=run.shares))
-
-
-class Far(NamedTuple):
-    """What the second run of a segment knows: both knots, their points, the way between them.
-
-    That is the chord, or the shares of it step by step.
-    """
-
-    knots: list[Knot]
-    points: list[Params]
-    line: Chord | Array
-
-
-def confirm(
-    course: Course, state: State, ahead: Ahead, far: Far, run: Run
-) -> tuple[State, Run, Params, Array]:
-    """Do a segment again until the network agrees at its end; the weights and outputs there."""
-    start, end = state.start, ahead.end
-    state, weights, f = _end_of(course, state, far, run)
-    drift = jnp.zeros_like(f)
-    for _ in range(SWEEPS):
-        if _is_small(course, state, f, run, end):
-            break
-        drift = more_drift(drift, f, run.train, start, end)
-        state, again = run_to(course, state, far.knots, ahead.products, far.line, end, drift)
-        state, new_weights, new_f = _end_of(course, state, far, again)
-        run, weights, f = better((run, weights, f), (again, new_weights, new_f), end)
-    return state, run, weights, f
 
 
 def arrive(
@@ -340,12 +295,6 @@ def stop(course: Course, state: State) -> State:
     )  # fmt: skip
 
 
-def _end_of(course: Course, state: State, far: Far, run: Run) -> tuple[State, Params, Array]:
-    """The weights at a segment's end, and what the network says there."""
-    state, weights = combine(course, state, far.points, run.rows[0])
-    return state, weights, compile_network(course.apply_fn)[0](weights, course.x)
-
-
 def _change(course: Course, provisional: Array, final: Array, end: int) -> float:
     """The largest change of the loss curve up to `end` by the correction."""
     before, after = (
@@ -353,37 +302,6 @@ def _change(course: Course, provisional: Array, final: Array, end: int) -> float
         for path in (provisional, final)
     )
     return float(np.max(np.abs(before - after)))
-
-
-def _losses(course: Course, state: State, f: Array, run: Run, end: int) -> tuple[float, ...] | None:
-    """Losses: of the network at `end`, of the run there, where the segment starts, at step 0.
-
-    None under `jit`.
-    """
-    if not is_concrete(f):
-        return None
-    outputs = (f, row_of(run.train, end), state.here.f, row_of(run.train, 0))
-    return tuple(float(loss_value(course.loss, each, course.targets)) for each in outputs)
-
-
-def _is_small(course: Course, state: State, f: Array, run: Run, end: int) -> bool:
-    """Whether the network agrees with the kernels on the loss; not known under `jit`."""
-    losses = _losses(course, state, f, run, end)
-    if losses is None:
-        return False
-    now, then, _, first = losses
-    return abs(now - then) <= SMALL_DEFECT * abs(first - now)
-
-
-def _is_contradicted(course: Course, state: State, f: Array, run: Run, end: int) -> bool:
-    """Whether the network at a segment's end denies what the kernels say of its loss."""
-    losses = _losses(course, state, f, run, end)
-    assert losses is not None  # asked where modes are damped, and they are not under `jit`
-    now, then, begun, first = losses
-    if not max(now, then) <= RISE * max(first, begun):
-        return True
-    expected = begun - then
-    return expected > DOUBT_FROM * abs(first - then) and begun - now < TRUSTED * expected
 
 
 def predicted_drop(course: Course, ahead: Ahead) -> float:

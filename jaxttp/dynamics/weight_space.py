@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer
+from jaxttp._checks import check_integer, is_concrete
+from jaxttp._convolutions import quick
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
@@ -134,73 +135,106 @@ def weight_space(
     if batch_size is not None:
         indices = batch_indices(key, f0.shape[0], batch_size, steps, protocol=protocol)
     x_test = None if x_test is None else check_samples("x_test", x_test)
-    descent, state = same_program(optimizer), None
-    if descent is not optimizer:  # the numbers of an initial state are its own
-        state = optimizer.init(params)
-    run = inlined(kept(_training, apply_fn), descent)
-    train, test, *rest = run(
-        descent, state, params, x, x_test, f0, targets, indices, loss=loss, steps=steps
-    )
-    ts = jnp.arange(steps + 1, dtype=f0.dtype)
+    descent = same_program(optimizer)
+    state = optimizer.init(params)
+    begin, step, end = kept(_training, apply_fn)
+    step = functools.partial(inlined(step, descent), descent, loss=loss)
+    f0, push = begin(params, x)
+    f0_test, push_test = (None, None) if x_test is None else begin(params, x_test)
+    given = (push, push_test, params, f0, targets)
+    moved, (train, test, norms, alive) = _walk(step, given, _first(params, state), indices, steps)
+    train = jnp.concatenate([f0[None], train])
+    if f0_test is not None:
+        test = f0_test[None] + jnp.concatenate([jnp.zeros_like(test[:1]), test])
+    size, start = _norm(params), jnp.zeros(1, norms.dtype)
+    displacement = jnp.concatenate([start, norms]) / jnp.where(size > 0, size, 1.0)
+    end_outputs, mismatch = end(params, moved, x, f0, train[-1])
     return WeightSpaceTrajectory(
-        ts, train, test, *rest, linear=_is_linear(optimizer, params, steps)
-    )
+        jnp.arange(steps + 1, dtype=f0.dtype), train, test,
+        jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive)), displacement.astype(f0.dtype),
+        end_outputs, mismatch, linear=_is_linear(optimizer, params, steps),
+    )  # fmt: skip
+
+
+def _first(params: Params, state: optax.OptState) -> tuple:
+    """Displacement and state before the first step, in memory of their own: a step reuses it."""
+    moved = jax.tree.map(jnp.zeros_like, params)
+    return moved, jax.tree.map(lambda a: jnp.array(a, dtype=jnp.asarray(a).dtype, copy=True), state)
+
+
+def _walk(step: Any, given: tuple, first: tuple, indices: Array | None, steps: int) -> tuple:
+    """All steps; on CPUs one by one, as XLA runs a network in a loop on a single core there.
+
+    Args:
+        step: (*given, moved, state, f, alive, batch) -> (moved, state, f, alive), report.
+        given: what all steps share; f0 is the fourth.
+        first: moved, state.
+        indices: of the samples of each batch, or None.
+        steps: how many.
+
+    Returns:
+        moved; reports, stacked.
+    """
+
+    def one(carry: tuple, batch: Array | None) -> tuple:
+        return step(*given, *carry, batch)
+
+    carry = (*first, given[3], jnp.asarray(True))
+    concrete = all(is_concrete(leaf) for leaf in jax.tree.leaves((given, first, indices)))
+    if not concrete or jax.default_backend() != "cpu":
+        (moved, *_), reports = jax.lax.scan(one, carry, indices, length=steps)
+        return moved, reports
+    found = []
+    for t in range(steps):
+        carry, report = one(carry, None if indices is None else indices[t])
+        found.append(report)
+    return carry[0], jax.tree.map(lambda *rows: jnp.stack(rows), *found)
 
 
 @functools.lru_cache(maxsize=8)
-def _training(apply_fn: ApplyFn) -> Callable[..., tuple]:
-    """The compiled training of a network; samples are arguments, as constants compile slowly."""
+def _training(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
+    """Linearisation, step and end of a network's training, compiled."""
+    network = quick(apply_fn)
 
-    @functools.partial(jax.jit, static_argnames=("loss", "steps"))
-    def run(
+    @jax.jit
+    def begin(params: Params, x: Any) -> tuple[Array, Callable[[Params], Array]]:
+        return jax.linearize(lambda w: network(w, x), params)
+
+    @functools.partial(jax.jit, static_argnames="loss", donate_argnames=("moved", "state"))
+    def step(
         optimizer: Optimizer,
-        state: optax.OptState | None,
+        push: Callable[[Params], Array],
+        push_test: Callable[[Params], Array] | None,
         params: Params,
-        x: Any,
-        x_test: Any,
         f0: Array,
         targets: Array,
-        indices: Array | None,
+        moved: Params,
+        state: optax.OptState,
+        f: Array,
+        alive: Array,
+        batch: Array | None,
         *,
         loss: Loss,
-        steps: int,
-    ) -> tuple:
-        _, push = jax.linearize(lambda w: apply_fn(w, x), params)
+    ) -> tuple[tuple, tuple]:
         pull = jax.linear_transpose(push, params)
-        f0_test = push_test = None
-        if x_test is not None:
-            f0_test, push_test = jax.linearize(lambda w: apply_fn(w, x_test), params)
+        (gradient,) = pull(dual_gradient(loss, f, targets, batch))
+        weights = jax.tree.map(jnp.add, params, moved)
+        updates, after = optimizer.update(gradient, state, weights)
+        state = keep_dtypes(after, state)
+        new = jax.tree.map(lambda m, u: m + u.astype(m.dtype), moved, updates)
+        new_f = f0 + push(new)
+        alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
+        moved, f = jax.tree.map(lambda a, b: jnp.where(alive, a, b), (new, new_f), (moved, f))
+        test = None if push_test is None else push_test(moved)
+        return (moved, state, f, alive), (f, test, _norm(moved), alive)
 
-        def step(carry: tuple, batch: Array | None) -> tuple[tuple, tuple]:
-            moved, state, f, alive = carry
-            (gradient,) = pull(dual_gradient(loss, f, targets, batch))
-            weights = jax.tree.map(jnp.add, params, moved)
-            updates, after = optimizer.update(gradient, state, weights)
-            state = keep_dtypes(after, state)
-            new = jax.tree.map(lambda m, u: m + u.astype(m.dtype), moved, updates)
-            new_f = f0 + push(new)
-            alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
-            moved, f = jax.tree.map(lambda a, b: jnp.where(alive, a, b), (new, new_f), (moved, f))
-            test = None if push_test is None else f0_test + push_test(moved)
-            return (moved, state, f, alive), (f, test, _norm(moved), alive)
+    @jax.jit
+    def end(params: Params, moved: Params, x: Any, f0: Array, f: Array) -> tuple[Array, Array]:
+        outputs = network(jax.tree.map(jnp.add, params, moved), x)
+        gone = jnp.linalg.norm(f - f0)
+        return outputs, jnp.linalg.norm(outputs - f) / jnp.where(gone > 0, gone, 1.0)
 
-        moved = jax.tree.map(jnp.zeros_like, params)
-        begun = optimizer.init(params) if state is None else state
-        first = (moved, begun, f0, jnp.asarray(True))
-        (moved, *_), (train, test, norms, alive) = jax.lax.scan(step, first, indices, length=steps)
-        train = jnp.concatenate([f0[None], train])
-        if f0_test is not None:
-            test = jnp.concatenate([jnp.asarray(f0_test)[None], test])
-        size = _norm(params)
-        displacement = jnp.concatenate([jnp.zeros(1, norms.dtype), norms])
-        displacement = displacement / jnp.where(size > 0, size, 1.0)
-        end = apply_fn(jax.tree.map(jnp.add, params, moved), x)
-        gone = jnp.linalg.norm(train[-1] - f0)
-        mismatch = jnp.linalg.norm(end - train[-1]) / jnp.where(gone > 0, gone, 1.0)
-        diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
-        return train, test, diverged_at, displacement.astype(f0.dtype), end, mismatch
-
-    return run
+    return begin, step, end
 
 
 def weight_space_flow(
@@ -265,6 +299,7 @@ def weight_space_flow(
 @functools.lru_cache(maxsize=8)
 def _flow(apply_fn: ApplyFn, linearized: bool) -> Callable[..., Trajectory]:
     """The compiled flow of a network."""
+    network = quick(apply_fn)
 
     @functools.partial(jax.jit, static_argnames=("loss", "max_steps"))
     def run(
@@ -279,12 +314,12 @@ def _flow(apply_fn: ApplyFn, linearized: bool) -> Callable[..., Trajectory]:
         loss: Loss,
         max_steps: int,
     ) -> Trajectory:
-        _, push = jax.linearize(lambda w: apply_fn(w, x), params)
+        _, push = jax.linearize(lambda w: network(w, x), params)
 
         def outputs(moved: Params) -> Array:
             if linearized:
                 return f0 + push(moved)
-            return apply_fn(jax.tree.map(jnp.add, params, moved), x)
+            return network(jax.tree.map(jnp.add, params, moved), x)
 
         def field(t: Any, moved: Params, args: Any) -> Params:
             f, pull = jax.vjp(outputs, moved)

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import jaxttp
-from jaxttp.dynamics import _edge, _walk, recursion, relinearized_recursion, same_program
+from jaxttp.dynamics import _confirm, _edge, recursion, relinearized_recursion, same_program
 from jaxttp.dynamics.filters import start_shares
 from jaxttp.forecast import Hyperparameters, Online
 from jaxttp.losses import cross_entropy
@@ -149,7 +149,7 @@ def test_a_rate_that_is_too_large_from_the_start_still_diverges():
 
 def test_what_the_network_denies_is_not_followed(monkeypatch):
     """Kernels that promise ten times what the network does: the first one's path is held."""
-    monkeypatch.setattr(_walk, "SWEEPS", 0)
+    monkeypatch.setattr(_confirm, "SWEEPS", 0)
     built = []
 
     def lying(w):

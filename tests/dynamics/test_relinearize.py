@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxttp.dynamics._confirm import SWEEPS
 from jaxttp.dynamics._placement import segment_ends
-from jaxttp.dynamics._walk import SWEEPS
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from tests import oracles

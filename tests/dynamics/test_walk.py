@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp.dynamics import HeavyBall, _walk
+from jaxttp.dynamics import HeavyBall, _confirm
 from jaxttp.dynamics._placement import GROW, REJECT, AtSteps, ByError, ByLength, PathView
 from jaxttp.dynamics._walk import Outcome, look_ahead, set_out, step
 from tests.dynamics.test_edge import PARAMS, X, Y, kernel_of, product
@@ -50,7 +50,7 @@ def test_a_rejected_segment_costs_a_kernel_and_nothing_else(begun):
 
 
 def test_a_kernel_that_the_network_denies_is_not_followed(begun, monkeypatch):
-    monkeypatch.setattr(_walk, "SWEEPS", 0)
+    monkeypatch.setattr(_confirm, "SWEEPS", 0)
     after, outcome, _ = take(begun, 10, factor=20.0)
     assert outcome is Outcome.HELD
     assert (after.ends, after.held_from) == ((STEPS,), 0)

@@ -1,0 +1,93 @@
+"""What the network says at the end of a segment, and the segment done again until both agree."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxttp._checks import is_concrete
+from jaxttp._types import Params
+from jaxttp.dynamics._course import Ahead, Course, State, combine, run_to
+from jaxttp.dynamics._network import compile_network
+from jaxttp.dynamics._pieces import better, loss_value, more_drift, row_of
+from jaxttp.dynamics._segment import Chord, Knot, Run
+
+SWEEPS = 3
+"""How often at most a segment is done again with the defect at its end as a drift.
+
+The defect is what the network says there beyond what the kernels do. Along stiff directions
+training would have contracted it at once; added to the outputs afterwards it would stay.
+"""
+SMALL_DEFECT = 1e-3
+"""A defect that moves the loss by less than this share of the drop so far is left as it is."""
+TRUSTED = 0.25
+"""Least share of the predicted fall of the loss that the network must confirm (trust regions)."""
+DOUBT_FROM = 0.05
+"""Falls of less than this share of the drop so far are not held against the network."""
+RISE = 2.0
+"""A stable forecast whose loss comes to this multiple of its start is not believed."""
+
+
+class Far(NamedTuple):
+    """What the second run of a segment knows: both knots, their points, the way between them.
+
+    That is the chord, or the shares of it step by step.
+    """
+
+    knots: list[Knot]
+    points: list[Params]
+    line: Chord | Array
+
+
+def confirm(
+    course: Course, state: State, ahead: Ahead, far: Far, run: Run
+) -> tuple[State, Run, Params, Array]:
+    """Do a segment again until the network agrees at its end; the weights and outputs there."""
+    start, end = state.start, ahead.end
+    state, weights, f = _end_of(course, state, far, run)
+    drift = jnp.zeros_like(f)
+    for _ in range(SWEEPS):
+        if _is_small(course, state, f, run, end):
+            break
+        drift = more_drift(drift, f, run.train, start, end)
+        state, again = run_to(course, state, far.knots, ahead.products, far.line, end, drift)
+        state, new_weights, new_f = _end_of(course, state, far, again)
+        run, weights, f = better((run, weights, f), (again, new_weights, new_f), end)
+    return state, run, weights, f
+
+
+def _end_of(course: Course, state: State, far: Far, run: Run) -> tuple[State, Params, Array]:
+    """The weights at a segment's end, and what the network says there."""
+    state, weights = combine(course, state, far.points, run.rows[0])
+    return state, weights, compile_network(course.apply_fn)[0](weights, course.x)
+
+
+def _losses(course: Course, state: State, f: Array, run: Run, end: int) -> tuple[float, ...] | None:
+    """Losses: of the network at `end`, of the run there, where the segment starts, at step 0.
+
+    None under `jit`.
+    """
+    if not is_concrete(f):
+        return None
+    outputs = (f, row_of(run.train, end), state.here.f, row_of(run.train, 0))
+    return tuple(float(loss_value(course.loss, each, course.targets)) for each in outputs)
+
+
+def _is_small(course: Course, state: State, f: Array, run: Run, end: int) -> bool:
+    """Whether the network agrees with the kernels on the loss; not known under `jit`."""
+    losses = _losses(course, state, f, run, end)
+    if losses is None:
+        return False
+    now, then, _, first = losses
+    return abs(now - then) <= SMALL_DEFECT * abs(first - now)
+
+
+def is_contradicted(course: Course, state: State, f: Array, run: Run, end: int) -> bool:
+    """Whether the network at a segment's end denies what the kernels say of its loss."""
+    losses = _losses(course, state, f, run, end)
+    assert losses is not None  # asked where modes are damped, and they are not under `jit`
+    now, then, begun, first = losses
+    if not max(now, then) <= RISE * max(first, begun):
+        return True
+    expected = begun - then
+    return expected > DOUBT_FROM * abs(first - then) and begun - now < TRUSTED * expected
