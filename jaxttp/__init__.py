@@ -6,6 +6,7 @@ pytree of arrays with N rows each. Every result prints itself and has ``.plot()`
 
 A network of a framework      `from_nnx`, `from_linen`, `from_equinox`; `jaxttp.models` has some
 Data                          `jaxttp.data.load_dataset`, `load_table`
+... of a pipeline of batches  `draw_samples`: some at random, the rest counted
 Labels that count differently `weighted` (samples, classes, masks); labels of -100 do not count
 
 How many steps will training take?             `predict_training_time`
@@ -17,6 +18,7 @@ How many steps will training take?             `predict_training_time`
 What would really happen?                      `train`
 When is a curve there?                         `training_time`, and `read` of every result
 ... a loss or an error to get below            `Target`
+When does the test loss rise again?            `early_stopping`, with `x_test` of a forecast
 
 The kernel of a network                        `empirical_ntk`; `ntk_plan` says how, and how large
 ... without forming it                         `ntk_operator`
@@ -61,6 +63,8 @@ from jaxttp._versions import __version__ as __version__
 from jaxttp.adapters import from_equinox as from_equinox
 from jaxttp.adapters import from_linen as from_linen
 from jaxttp.adapters import from_nnx as from_nnx
+from jaxttp.batches import draw_samples as draw_samples
+from jaxttp.early_stopping import early_stopping as early_stopping
 from jaxttp.forecast import Candidate as Candidate
 from jaxttp.forecast import Cost as Cost
 from jaxttp.forecast import Online as Online
@@ -93,7 +97,9 @@ __all__ = [
     "class_sketch",
     "compare",
     "conditioning",
+    "draw_samples",
     "dynamics",
+    "early_stopping",
     "empirical_ntk",
     "extrapolate",
     "from_equinox",

@@ -4,9 +4,9 @@ from jaxttp.crossing import smooth_curve as smooth_curve
 from jaxttp.crossing import training_time as training_time
 from jaxttp.forecast.closed_loop import OnlineForecast as OnlineForecast
 from jaxttp.forecast.closed_loop import online as online
+from jaxttp.forecast.compared import Comparison as Comparison
+from jaxttp.forecast.compared import Explanation as Explanation
 from jaxttp.forecast.comparison import Candidate as Candidate
-from jaxttp.forecast.comparison import Comparison as Comparison
-from jaxttp.forecast.comparison import Explanation as Explanation
 from jaxttp.forecast.comparison import compare as compare
 from jaxttp.forecast.descent import Descent as Descent
 from jaxttp.forecast.extrapolation import Extrapolation as Extrapolation
@@ -20,6 +20,7 @@ from jaxttp.forecast.paths import Linearizer as Linearizer
 from jaxttp.forecast.paths import Noisy as Noisy
 from jaxttp.forecast.paths import Recursion as Recursion
 from jaxttp.forecast.paths import Relinearized as Relinearized
+from jaxttp.forecast.paths import Scaled as Scaled
 from jaxttp.forecast.paths import WeightSpace as WeightSpace
 from jaxttp.forecast.predict import forecast_training as forecast_training
 from jaxttp.forecast.predict import predict_training_time as predict_training_time

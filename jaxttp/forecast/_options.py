@@ -1,18 +1,21 @@
 """The keywords of a forecast, turned into values; the only table of strings."""
 
+import warnings
 from typing import Any, NamedTuple
 
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_integer, check_key, check_number, check_used
 from jaxttp._types import Params
+from jaxttp.batches import draw_samples
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.doubt import LEVEL
-from jaxttp.forecast.paths.base import Dynamics
+from jaxttp.forecast.paths.base import Dynamics, Progress
 from jaxttp.forecast.paths.flow import ClosedForm, GradientFlow
 from jaxttp.forecast.paths.noisy import Noisy
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.paths.relinearized import Relinearized
+from jaxttp.forecast.paths.scaled import Scaled
 from jaxttp.forecast.paths.weight_space import WeightSpace
 from jaxttp.forecast.planner import ForecastPlan, plan_forecast
 from jaxttp.forecast.problem import Problem
@@ -28,6 +31,8 @@ WAYS: dict[str, type[Dynamics]] = {
 }
 
 
+LONG = 1e12
+"""Operations from which on a forecast that costs more than its training is announced."""
 REBUILT = ("auto", "recursion", "sde")
 """Dynamics whose kernel can be rebuilt."""
 NOT_LINEAR = (
@@ -70,8 +75,14 @@ class Keywords(NamedTuple):
     def _check_tolerance(self, used: bool) -> None:
         check_used("tolerance", self.tolerance, used, "it is the goal of relinearize='auto'")
 
-    def choose(self, descent: Descent, weights: Params) -> Dynamics:
+    def choose(
+        self, descent: Descent, weights: Params, total_samples: int | None = None
+    ) -> Dynamics:
         """The dynamics that they name; "auto" looks at the optimiser."""
+        if total_samples is not None:
+            remedy = "dynamics='sde' is of the samples at hand; leave total_samples or it out"
+            check_used("total_samples", total_samples, self.dynamics != "sde", remedy)
+            return Scaled(total_samples, self.choose(descent, weights))
         if isinstance(self.dynamics, Dynamics):
             return self.dynamics
         rebuilt = None
@@ -92,16 +103,40 @@ class Keywords(NamedTuple):
         return WAYS[self.dynamics]() if rebuilt is None else rebuilt
 
 
+def samples_at_hand(
+    x: Any, y: Any, total_samples: int | None, progress: Progress | None
+) -> tuple[Any, Any, int | None]:
+    """Samples, labels and the number of all: as given, or drawn out of batches without labels."""
+    if y is not None:
+        return x, y, total_samples
+    if hasattr(x, "shape"):
+        raise ValueError(
+            "y must be given: the labels or targets of x. Without it x is an iterable of batches "
+            "(x, y); got an array."
+        )
+    drawn = draw_samples(x, total=total_samples, progress=progress)
+    return drawn.x, drawn.y, drawn.total if drawn.total > len(drawn.y) else None
+
+
+def check_at_hand(way: Dynamics, samples: int, descent: Descent, x_test: Any) -> None:
+    """Refuse what a forecast for more samples than those at hand cannot do."""
+    if isinstance(way, Scaled):
+        way.check_samples(samples, descent)
+        check_used("x_test", x_test, False, "test curves of total_samples are not forecast")
+
+
 def choose_plan(
     way: Dynamics,
     problem: Problem,
     descent: Descent,
     estimator: KernelEstimator | None,
-    *,
     budget: float | str,
     key: Array | None,
+    progress: Progress | None = None,
 ) -> ForecastPlan | None:
     """How a forecast that keywords ask for is planned; None where they leave nothing open.
+
+    One that may take minutes is announced by a warning, where no progress is shown.
 
     Args:
         way: as the keywords have it.
@@ -110,12 +145,13 @@ def choose_plan(
         estimator: how kernels come about; None where that is open.
         budget: see `plan_forecast`.
         key: for sketches.
+        progress: what shows how far a forecast is, if anything does.
 
     Raises:
         ValueError: a budget that is out of range, or that would decide nothing.
     """
-    centre = way.centre if isinstance(way, Noisy) else way
-    by_kernels = isinstance(way, Recursion | Relinearized | Noisy)
+    centre = way.centre if isinstance(way, Noisy | Scaled) else way
+    by_kernels = isinstance(way, Noisy) or isinstance(centre, Recursion | Relinearized)
     is_open = estimator is None or (isinstance(centre, Relinearized) and centre.rebuilds == "auto")
     if not (by_kernels and is_open):
         remedy = (
@@ -124,7 +160,11 @@ def choose_plan(
         )
         check_used("budget", None if budget == "auto" else budget, False, remedy)
         return None
-    return plan_forecast(way, problem, descent, estimator, budget=budget, key=key)
+    plan = plan_forecast(way, problem, descent, estimator, budget=budget, key=key)
+    if progress is None and plan.operations > max(LONG, plan.training):
+        remedy = "budget= bounds that, progress= shows how far it is"
+        warnings.warn(f"this forecast may take minutes ({plan}); {remedy}", stacklevel=3)
+    return plan
 
 
 def choose_kernel(

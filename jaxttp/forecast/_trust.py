@@ -16,11 +16,11 @@ from jaxtyping import Array, Float
 from jaxttp._samples import take
 from jaxttp._types import Params
 from jaxttp.crossing import training_time
+from jaxttp.dynamics._confirm import RISE
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import add_vectors
 from jaxttp.dynamics._trajectory import Trajectory
-from jaxttp.dynamics._walk import RISE
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast.bands import steps_uncertainty

@@ -216,3 +216,25 @@ def steps_uncertainty(
     if base < 0 or min(others) < 0:
         return len(loss) - 1
     return max(1, *(abs(other - base) for other in others))
+
+
+def displaced(loss: Any, uncertainty: Any, time: int) -> int:
+    """How far the loss of a step moves in time; as far, for want of better, other curves do.
+
+    Args:
+        loss: the forecast on the training samples (T + 1,).
+        uncertainty: its estimated error (T + 1,).
+        time: a step; -1 for never.
+
+    Returns:
+        Steps, as `steps_uncertainty`; the horizon for never.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> displaced(jnp.linspace(1.0, 0.0, 11), jnp.full(11, 0.15), 4)
+        2
+    """
+    if time < 0:
+        return len(loss) - 1
+    level = float(loss[time])
+    return steps_uncertainty(loss, uncertainty, level, rule="absolute")

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast.bands import (
+    displaced,
     jackknife,
     loss_band,
     steps_band,
@@ -127,7 +128,7 @@ def _read(
             e: steps_uncertainty(path.loss, path.uncertainty, e, rule.time) for e in rule.thresholds
         }
     elif path.uncertainty is not None:
-        own = {e: _displaced(path, time) for e, time in times.items()}
+        own = {e: displaced(path.loss, path.uncertainty, time) for e, time in times.items()}
     if path.draws is not None and stable:
         quantiles = ((1 - level) / 2, 0.5, (1 + level) / 2)
         curves = rule.curve(path.draws.loss, path.draws.error)
@@ -142,15 +143,6 @@ def _read(
         reads = {e: [int(rule.time(curve, e)) for curve in curves] for e in rule.thresholds}
         bands = steps_with_error(bands, times, reads, level, horizon)
     return _Times(times, bands, own)
-
-
-def _displaced(path: Path, time: int) -> int:
-    """How far the loss of a step moves in time: as far, for want of better, its error does."""
-    if time < 0:
-        return len(path.loss) - 1
-    level = float(path.loss[time])
-    read = Rule((level,), kind="absolute").time
-    return steps_uncertainty(path.loss, path.uncertainty, level, read)
 
 
 def without_parts(

@@ -20,9 +20,10 @@ from jaxttp.forecast.paths.base import Dynamics
 from jaxttp.forecast.paths.noisy import Noisy
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.paths.relinearized import MOST, Relinearized
+from jaxttp.forecast.paths.scaled import Scaled
 from jaxttp.forecast.price import Price, share_of
 from jaxttp.forecast.problem import Problem
-from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
+from jaxttp.ntk.estimators import ClassSketched, Exact, KernelEstimator, Sketched
 
 SHARE = 0.1
 """Of the training's operations that a forecast may take unless told otherwise."""
@@ -32,9 +33,13 @@ MEMORY = 4e9
 """Bytes that the kernels of a plan may take where another plan takes less."""
 ERRORS = {0: 0.188, 1: 0.093, 2: 0.026, 4: 0.013, 8: 0.002, 16: 0.001}
 """By kernels after the first at most, the error of a time as a share of it, beyond two steps."""
+BY_CLASS = {0: 0.196, 1: 0.107, 2: 0.051, 4: 0.018, 8: 0.007, 16: 0.004}
+"""The same of class sketches, which the network itself corrects where they are rebuilt."""
 BY_SKETCH, OF_SKETCH = 4.0, 0.14
 """A sketch of width k makes it 1 + 4/sqrt(k) times as large, and adds 0.14/sqrt(k) in square."""
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
+PER_CLASS = 25
+"""Columns of a sketch for each class at least: it follows no more directions than it has."""
 PASSES, BATCH_PASSES = 5.0, 8.0
 """Ways through the network beside a kernel that is rebuilt; with mini-batches."""
 MEMORIES = 2.0
@@ -79,14 +84,15 @@ class ForecastPlan:
 
     def __str__(self) -> str:
         cost, allowed = (share_of(n, self.training) for n in (self.operations, self.budget))
-        words = f"{_words(self.dynamics, self.kernel)}: about {cost} the training by count"
-        off = f"{100 * self.error:.{0 if self.error > 0.01 else 1}f} %"
-        words += f"; on the small tasks this was tuned on times were off by {off}"
+        words = f"{_words(self.dynamics, self.kernel)}: at most {cost} the training by count"
+        if not _rebuilds(self.dynamics):  # else the forecast estimates its own error
+            off = f"{100 * self.error:.0f} %"
+            words += f"; on the small tasks this was tuned on times were off by {off} on average"
         if self.operations > self.budget:
             words += f"; nothing fits the budget, {allowed} the training"
         if self.operations > self.training:
             words += "; training itself costs less"
-        return words + (f"; twice the budget buys {self.more}" if self.more else "")
+        return words + (f"; twice the budget buys a truer one, {self.more}" if self.more else "")
 
 
 def check_budget(budget: float | str) -> None:
@@ -111,7 +117,7 @@ def plan_forecast(
             often; every other one stays as it is.
         problem: network and data.
         descent: the training.
-        kernel: how kernels come about; chosen when None: exactly, or by a sketch.
+        kernel: how kernels come about; chosen when None: exactly, by a sketch or a class sketch.
         budget: the share of the training's operations that the forecast may take, above 0; "auto"
             for a tenth, and no less than 4.5e12 operations, a minute or two of a laptop.
         key: a `jax.random.key` for sketches; ``jax.random.key(0)`` when None.
@@ -131,13 +137,15 @@ def plan_forecast(
         (Relinearized(rebuilds='auto', tolerance=0.02, most=16), Exact(batch_size=None, ...))
     """
     check_budget(budget)
-    several = list(_candidates(dynamics, problem, kernel, key))
+    several = list(_candidates(dynamics, problem, descent, kernel, key))
     priced = [_priced(dynamics, problem, descent, *one) for one in several]
-    training = Price.of(problem, descent, priced[0].kernel).training
+    samples = dynamics.trained_samples(problem)
+    training = Price.of(problem, descent, priced[0].kernel, samples).training
     share = SHARE if budget == "auto" else float(budget)
     limit = max(share * training, LEAST if budget == "auto" else 0.0)
     chosen, twice = (_best(priced, allowed) for allowed in (limit, 2 * limit))
     whole = chosen.operations <= limit and chosen.error <= priced[0].error
+    whole &= kernel is not None or isinstance(chosen.kernel, Exact)
     more = _words(twice.dynamics, twice.kernel) if ALIKE * twice.error < chosen.error else ""
     return ForecastPlan(
         chosen.dynamics,
@@ -162,25 +170,43 @@ class _Priced:
 
 
 def _candidates(
-    dynamics: Dynamics, problem: Problem, kernel: KernelEstimator | None, key: Array | None
+    dynamics: Dynamics,
+    problem: Problem,
+    descent: Descent,
+    kernel: KernelEstimator | None,
+    key: Array | None,
 ) -> Iterator[tuple[KernelEstimator, int | None]]:
-    """Kernels and bounds on how often they are rebuilt; the best of all comes first."""
-    outputs = problem.f0.size
-    kernels: list[KernelEstimator] = [Exact() if kernel is None else kernel]
-    if kernel is None:
-        key = jax.random.key(0) if key is None else key
-        kernels += [Sketched(width, key) for width in reversed(WIDTHS) if 2 * width < outputs]
-        fitting = [one for one in kernels if _bytes(one, outputs) <= MEMORY]
-        kernels = fitting or kernels[-1:]
+    """Kernels and bounds on how often they are rebuilt; the best of all comes first.
+
+    Class sketches are for full batches, since how a batch's noise grows depends on the stiffest
+    modes, which they know less well; with mini-batches where memory allows nothing else.
+    """
+    kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
     free = _centre(dynamics).rebuilds == "auto" if _rebuilds(dynamics) else False
     most = sorted(range(MOST + 1), reverse=True) if free else [None]
     return itertools.product(kernels, most)
 
 
-def _bytes(kernel: KernelEstimator, outputs: int) -> float:
+def _kernels(problem: Problem, descent: Descent, key: Array | None) -> list[KernelEstimator]:
+    """Those that fit into memory; the one that takes the least of it where none does."""
+    key = jax.random.key(0) if key is None else key
+    classes, outputs = problem.classes, problem.f0.size
+    widths = [k for k in reversed(WIDTHS) if PER_CLASS * classes <= k < outputs / 2]
+    every = [Exact(), *(Sketched(width, key) for width in widths)]
+    fitting = [one for one in every if _bytes(one, problem) <= MEMORY]
+    if classes > 1 and (descent.batch_size is None or not fitting):
+        every.append(ClassSketched(key))
+        fitting += [one for one in every[-1:] if _bytes(one, problem) <= MEMORY]
+    return fitting or [min(every, key=lambda one: _bytes(one, problem))]
+
+
+def _bytes(kernel: KernelEstimator, problem: Problem) -> float:
     """Memory of two kernels and the work on them, in float32."""
-    width = kernel.sketch_dim if isinstance(kernel, Sketched) else outputs
-    return 4.0 * 3 * outputs * width
+    outputs = problem.f0.size
+    numbers = outputs * (kernel.sketch_dim if isinstance(kernel, Sketched) else outputs)
+    if isinstance(kernel, ClassSketched):
+        numbers = problem.f0.shape[0] ** 2
+    return 4.0 * 3 * numbers
 
 
 def _rebuilds(dynamics: Dynamics) -> bool:
@@ -189,7 +215,7 @@ def _rebuilds(dynamics: Dynamics) -> bool:
 
 def _centre(dynamics: Dynamics) -> Any:
     """The mean path of a dynamics."""
-    return dynamics.centre if isinstance(dynamics, Noisy) else dynamics
+    return dynamics.centre if isinstance(dynamics, Noisy | Scaled) else dynamics
 
 
 def _priced(
@@ -203,6 +229,8 @@ def _priced(
     beside = 1.0
     if problem.x_test is not None:
         beside += len(jax.tree.leaves(problem.x_test)[0]) / problem.f0.shape[0]
+    if isinstance(dynamics, Scaled):
+        beside *= 2.0  # whole and halves
     if most is None and _rebuilds(dynamics):
         most = _centre(dynamics).rebuilds
     if not most:
@@ -224,13 +252,14 @@ def _priced(
 
 
 def _on_one_kernel(dynamics: Dynamics) -> Dynamics:
-    return (
-        dataclasses.replace(dynamics, centre=None) if isinstance(dynamics, Noisy) else Recursion()
-    )
+    if isinstance(dynamics, Noisy):
+        return dataclasses.replace(dynamics, centre=None)
+    return _with_centre(dynamics, Recursion())
 
 
-def _with_centre(dynamics: Dynamics, centre: Relinearized) -> Dynamics:
-    return dataclasses.replace(dynamics, centre=centre) if isinstance(dynamics, Noisy) else centre
+def _with_centre(dynamics: Dynamics, centre: Relinearized | Recursion) -> Dynamics:
+    is_around = isinstance(dynamics, Noisy | Scaled)
+    return dataclasses.replace(dynamics, centre=centre) if is_around else centre
 
 
 def expected_error(most: int, kernel: KernelEstimator) -> float:
@@ -244,7 +273,8 @@ def expected_error(most: int, kernel: KernelEstimator) -> float:
         >>> expected_error(16, Exact()) < expected_error(0, Exact())
         True
     """
-    of_rebuilds = float(np.interp(most, list(ERRORS), list(ERRORS.values())))
+    known = BY_CLASS if isinstance(kernel, ClassSketched) else ERRORS
+    of_rebuilds = float(np.interp(most, list(known), list(known.values())))
     if not isinstance(kernel, Sketched):
         return of_rebuilds
     width = np.sqrt(kernel.sketch_dim)
@@ -268,10 +298,13 @@ def _best(several: list[_Priced], limit: float) -> _Priced:
 
 def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:
     """A way in words."""
-    kernels = f"sketches of width {kernel.sketch_dim:,}" if isinstance(kernel, Sketched) else ""
+    one, several = "", "kernels"
+    if isinstance(kernel, Sketched):
+        one, several = (f"{s} of width {kernel.sketch_dim:,}" for s in ("a sketch", "sketches"))
+    elif isinstance(kernel, ClassSketched):
+        one, several = "a class sketch", "class sketches"
     if not _rebuilds(dynamics):
-        return "one kernel" + (f", a sketch of width {kernel.sketch_dim:,}"
-                               if isinstance(kernel, Sketched) else "")  # fmt: skip
+        return f"one kernel, {one}" if one else "one kernel"
     centre = _centre(dynamics)
     often = f"at most {centre.most + 1}" if centre.rebuilds == "auto" else f"{centre.rebuilds + 1}"
-    return f"{often} {kernels or 'kernels'}"
+    return f"{often} {several}"

@@ -18,10 +18,12 @@ from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.forecast._model import promote
 from jaxttp.forecast._options import (
     Keywords,
+    check_at_hand,
     check_level,
     choose_kernel,
     choose_plan,
     plain_kernel,
+    samples_at_hand,
 )
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.doubt import LEVEL, Doubt, without_parts
@@ -41,7 +43,7 @@ def predict_training_time(
     apply_fn: ApplyFn,
     params: Params,
     x: Any,
-    y: Any,
+    y: Any = None,
     *,
     loss: str | Loss = "cross_entropy",
     learning_rate: float | None = None,
@@ -49,6 +51,7 @@ def predict_training_time(
     batch_size: int | None = None,
     optimizer: optax.GradientTransformation | None = None,
     steps: int = 150,
+    total_samples: int | None = None,
     thresholds: Sequence[float] | None = None,
     target_loss: Values = None,
     target_error: Values = None,
@@ -88,7 +91,9 @@ def predict_training_time(
         params: pytree of floating-point arrays, the weights before training; those in bfloat16 or
             float16 are promoted to float32, and `Prediction.notes` says so.
         x: training samples (N, ...): an array, or a pytree of arrays with N rows each, such as the
-            ids and masks of a tokenizer, which `apply_fn` is given as it is.
+            ids and masks of a tokenizer, which `apply_fn` is given as it is. Without `y` an
+            iterable of batches, of which 512 samples are drawn and the rest counted as
+            `total_samples`, see `jaxttp.draw_samples`.
         y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" (binary or multi-label) or a
             `Loss`; the mean over the batch.
@@ -99,6 +104,11 @@ def predict_training_time(
             Nesterov, schedules, decoupled weight decay) are followed by kernels, others (Adam,
             AdamW, clipping) simulated in the linearised network's weights.
         steps: the horizon T.
+        total_samples: how many samples training will see, where `x` and `y` are only some of them,
+            drawn at random: those are followed whole and in halves, and how much later the whole
+            comes to a loss than its halves says how much later all of them do, see
+            `jaxttp.forecast.Scaled`. For any loss, with mini-batches and schedules; when None those
+            of `x`, of batches all that they hold.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
         target_loss: losses on the training samples to get below, one or several, each above 0: when
@@ -197,23 +207,23 @@ def predict_training_time(
     targets = targets_of(
         target_loss, target_error, target_test_loss, target_test_error, **_curves(x_test)
     )
-    exact = get_loss(loss)
+    x, y, total_samples = samples_at_hand(x, y, total_samples, progress)
     x = check_samples("x", x)
     check_network(apply_fn, params)
     descent.check(count(x))
     weights, _ = split_trainable(promote(params, trainable)[0], trainable)
-    way = keywords.choose(descent, weights)
-    way.check(descent, weights, exact)
+    way = keywords.choose(descent, weights, total_samples)
+    way.check(descent, weights, get_loss(loss))
+    check_at_hand(way, count(x), descent, x_test)
     level = check_level(level, way, estimator)
     with stopwatch() as watch:
         problem = Problem.of(
             apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test, y_test=y_test
         )
         is_open = all(v is None for v in (sketch_dim, kernel, kernel_batch_size, max_bytes))
-        plan = None
-        if budget != "auto" or not isinstance(dynamics, Dynamics):
-            fixed = None if is_open else estimator
-            plan = choose_plan(way, problem, descent, fixed, budget=budget, key=key)
+        fixed = None if is_open else estimator
+        named = budget == "auto" and isinstance(dynamics, Dynamics)
+        plan = None if named else choose_plan(way, problem, descent, fixed, budget, key, progress)
         if plan is not None:
             way, estimator = plan.dynamics, plan.kernel
         found = forecast_training(
@@ -278,7 +288,7 @@ def forecast_training(
     descent.check(problem.f0.shape[0])
     way.check(descent, problem.weights, problem.loss)
     kernel = Exact() if kernel is None else kernel
-    price = Price.of(problem, descent, kernel)
+    price = Price.of(problem, descent, kernel, way.trained_samples(problem))
     with stopwatch() as watch:
         lines = Linearizer(problem, kernel, progress)
         path = way.follow(lines, descent)
@@ -288,7 +298,7 @@ def forecast_training(
         sketched = None if parts is None else without_parts(lines, descent, parts)
         doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=wanted)
         trust = way.trust(path, rule.about(wanted))
-    passes = lines.kernels * problem.classes + path.gradient_evaluations
+    passes = lines.kernels * kernel.passes(problem) + path.gradient_evaluations
     plain = {**descent.plain_values(), "relinearize": 0, **way.plain_values()}
     plain |= {**plain_kernel(kernel), "loss": problem.loss.name, "protocol": descent.protocol}
     return Prediction(

@@ -6,8 +6,12 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
+from jaxttp._checks import check_choice
 from jaxttp._result import RESULT, wrapped
+from jaxttp.crossing import METRICS
+from jaxttp.early_stopping import EarlyStopping, early_stopping
 from jaxttp.forecast._stability import Rates, stability_message
+from jaxttp.forecast.bands import displaced
 from jaxttp.forecast.price import share_of
 from jaxttp.rule import Rule, Target, goal_words, reach, step_words
 
@@ -167,6 +171,32 @@ class Prediction:
         """
         return reach(self, targets, smooth=smooth, reached=self.stable)
 
+    def early_stopping(self, *, metric: str = "loss", smooth: int = 1) -> EarlyStopping:
+        """Where the test loss (or test error) is lowest, and whether it rises again from there.
+
+        Args:
+            metric: "loss" or "error".
+            smooth: steps over which the curve is averaged first, see `smooth_curve`.
+
+        Returns:
+            An `EarlyStopping`; with re-linearisation its step may be off by as much as the loss of
+            that step on the training samples.
+
+        Raises:
+            ValueError: no test samples were given, the forecast is not stable, an unknown metric, a
+                smoothing that does not fit.
+        """
+        check_choice("metric", metric, METRICS)
+        curve = self.test_loss if metric == "loss" else self.test_error
+        if curve is None:
+            raise ValueError("early_stopping is about test samples: give x_test and y_test.")
+        if not self.stable:
+            raise ValueError(f"early_stopping needs a training that is stable: {self.message}.")
+        found = early_stopping(curve, metric=metric, smooth=smooth)
+        if self.loss_uncertainty is None:
+            return found
+        return found._replace(unsure=displaced(self.loss, self.loss_uncertainty, found.step))
+
     @property
     def message(self) -> str:
         """One line on stability."""
@@ -187,7 +217,7 @@ class Prediction:
     def out_of_reach(self) -> str | None:
         """What to try where a goal is not reached within the horizon; None where all are."""
         times = [*self.steps.values(), *self.targets.values()]
-        if not self.stable or all(step >= 0 for step in times):
+        if not self.stable or self.unsure_from is not None or all(step >= 0 for step in times):
             return None
         rate = self.hyperparameters.get("learning_rate")
         words = f"not reached within {self.horizon} steps: try more steps"
@@ -213,18 +243,23 @@ class Prediction:
         """A time in words, with its error and its band where it is reached."""
         if step < 0:
             falls = bool(self.loss[-1] <= self.loss[0])
+            if self.stable and self.unsure_from is not None:
+                return f"not before step {self.unsure_from}"
             return "not reached" if self.stable else "not stable" if falls else "diverges"
         words = f"step {step_words(step, off, self.horizon)}"
         if self.unsure_from is not None and step > self.unsure_from:
             words = f"step {step} or later"
-        if band is None:
+        if band is None or band[0] == band[1] == step:
             return words
         low, high = band
-        return words + (f" ({low}-{high})" if high >= 0 else f" ({low} or later)")
+        whose = "" if self.dynamics == "sde" else " by the sketch"
+        return words + (f" ({low}-{high}{whose})" if high >= 0 else f" ({low} or later{whose})")
 
     def __str__(self) -> str:
         batch = self.hyperparameters.get("batch_size")
-        drawn = f", one draw of batches of {batch}" if batch and self.loss_band is None else ""
+        drawn = f", one draw of batches of {batch}" if batch and self.dynamics != "sde" else ""
+        total = self.hyperparameters.get("total_samples")
+        drawn += f", for {total:,} samples, read off {self.outputs.shape[1]:,}" if total else ""
         lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}{drawn}"]
         for threshold, step in self.steps.items():
             goal = goal_words(threshold, self.rule, self.metric)
@@ -240,6 +275,8 @@ class Prediction:
         if self.test_loss is not None and self.test_error is not None:
             ends = [float(c[i]) for c in (self.test_loss, self.test_error) for i in (0, -1)]
             lines.append("  test   loss {:.4g} -> {:.4g}, error {:.4g} -> {:.4g}".format(*ends))
+            if self.stable:
+                lines.append(wrapped(f"  {self.early_stopping()}", 4))
         lines += [wrapped(f"  {line}", 4) for line in (*self.returns, self.message)]
         if self.out_of_reach is not None:
             lines.append(wrapped(f"  {self.out_of_reach}", 2))

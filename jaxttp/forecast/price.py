@@ -37,18 +37,25 @@ class Price:
     product: float
 
     @classmethod
-    def of(cls, problem: Problem, descent: Descent, estimator: KernelEstimator) -> "Price":
+    def of(
+        cls,
+        problem: Problem,
+        descent: Descent,
+        estimator: KernelEstimator,
+        samples: int | None = None,
+    ) -> "Price":
         """From shapes alone.
 
         Args:
             problem: network and data.
             descent: the training.
             estimator: how kernels come about.
+            samples: that are trained on; those of the problem when None.
         """
         n = problem.f0.shape[0]
         step = STEP * plan_of(problem).forward
         return cls(
-            training=step * (descent.batch_size or n) * descent.steps,
+            training=step * (descent.batch_size or samples or n) * descent.steps,
             kernel=estimator.operations(problem),
             whole_pass=step * n,
             product=estimator.product(problem),

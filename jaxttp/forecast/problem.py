@@ -13,7 +13,7 @@ from jaxttp._samples import take
 from jaxttp._types import ApplyFn, Params, notes_of
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._network import kept
+from jaxttp.dynamics._network import compile_network, kept
 from jaxttp.forecast._model import check_model, promote, promote_samples, warn_of
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk._select import split_trainable
@@ -127,7 +127,7 @@ class Problem:
             shape = output_shape(apply_fn, params, x_test)
             encode_targets(loss, y_test, jax.ShapeDtypeStruct(shape, outputs.dtype))
         check_per_sample(apply_fn, params, x)
-        evaluate = jax.jit(apply_fn)
+        evaluate = compile_network(apply_fn)[0]
         f0 = evaluate(params, x)
         check_finite("apply_fn(params, x)", f0)
         targets, exact = encode_targets(loss, y, f0)

@@ -13,6 +13,7 @@ from jaxtyping import Array
 from jaxttp._checks import check_choice, check_number, check_used
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast._model import promote
 from jaxttp.forecast._options import choose_kernel
@@ -110,7 +111,7 @@ class Online:
         self._problem = Problem.of(apply_fn, params, x, y, loss=setting.loss, trainable=trainable)
         self._lines = Linearizer(self._problem, estimator)
         self._y, self._setting = y, setting
-        self._outputs = jax.jit(apply_fn)
+        self._outputs = compile_network(apply_fn)[0]
         self.kernel = self._lines.first
         self._losses: list[float] = []
         self._path: list[Array] = []

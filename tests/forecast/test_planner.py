@@ -2,9 +2,11 @@
 
 import dataclasses
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxttp import predict_training_time
@@ -14,11 +16,12 @@ from jaxttp.forecast import (
     Problem,
     Recursion,
     Relinearized,
+    _options,
     planner,
 )
 from jaxttp.forecast.planner import ForecastPlan, plan_forecast
 from jaxttp.forecast.price import Price
-from jaxttp.ntk import Exact, Sketched
+from jaxttp.ntk import ClassSketched, Exact, Sketched
 from tests.draws import normal, split
 
 N, D, H, C = 40, 5, 7, 3
@@ -53,8 +56,9 @@ def test_small_problems_are_forecast_in_full():
 
 def test_more_budget_is_never_less_true_and_is_kept(monkeypatch):
     monkeypatch.setattr(planner, "WIDTHS", (4, 16))
+    monkeypatch.setattr(planner, "PER_CLASS", 1)
     long = descent(steps=400)
-    shares = (1e-4, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)
+    shares = (1e-4, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 6.0, 10.0, 30.0, 1000.0)
     plans = [plan_forecast(Relinearized(), problem(), long, budget=share) for share in shares]
     errors = [plan.error for plan in plans]
     assert all(b <= a * planner.ALIKE for a, b in itertools.pairwise(errors))
@@ -69,15 +73,65 @@ def test_more_budget_is_never_less_true_and_is_kept(monkeypatch):
         assert plan.training == Price.of(problem(), long, Exact()).training
 
 
+def many_classes(n, classes):
+    keys = split(1, 2)
+    x = normal(keys[0], (n, D))
+    return Problem.of(lambda w, x: x @ w, normal(keys[1], (D, classes)), x, jnp.arange(n) % classes)
+
+
+def kernels(n, classes, **training):
+    """What a plan of so many samples and classes has to choose from."""
+    key = jax.random.key(5)
+    return planner._kernels(many_classes(n, classes), descent(**training), key)
+
+
+def test_class_sketches_are_for_full_batches(monkeypatch):
+    """Bytes of 3 kernels: 12 (N C)^2, 12 N C k, 12 N^2."""
+    batches = {"batch_size": 8, "key": jax.random.key(1)}
+    assert [type(one) for one in kernels(40, 2)] == [Exact, ClassSketched]
+    assert [type(one) for one in kernels(40, 2, **batches)] == [Exact]
+    monkeypatch.setattr(planner, "MEMORY", 12 * 60**2 + 1.0)
+    assert [type(one) for one in kernels(60, 20)] == [ClassSketched]
+    assert [type(one) for one in kernels(60, 20, **batches)] == [ClassSketched]  # nothing else fits
+    monkeypatch.setattr(planner, "MEMORY", 1.0)
+    assert [type(one) for one in kernels(60, 20)] == [ClassSketched]  # the least of all
+
+
+def test_sketches_have_columns_for_every_class(monkeypatch):
+    monkeypatch.setattr(planner, "WIDTHS", (64, 256, 512))
+    for classes, widths in ((2, [512, 256, 64]), (10, [512, 256]), (20, [512]), (30, [])):
+        found = [one.sketch_dim for one in kernels(600, classes) if isinstance(one, Sketched)]
+        assert found == widths
+
+
+def test_many_classes_are_planned_and_forecast_by_a_class_sketch(monkeypatch):
+    monkeypatch.setattr(planner, "MEMORY", 12 * 60**2 + 1.0)
+    some = many_classes(60, 20)
+    plan = plan_forecast(Relinearized(), some, descent(steps=20), key=jax.random.key(2))
+    assert "class sketches" in str(plan)
+    found = predict_training_time(
+        some.apply_fn, some.params, some.x, jnp.arange(60) % 20, learning_rate=0.1, steps=20,
+        relinearize=1, key=jax.random.key(2),
+    )  # fmt: skip
+    # This network is linear with weights of its own for every class: its class sketch is exact.
+    exact = predict_training_time(
+        some.apply_fn, some.params, some.x, jnp.arange(60) % 20, learning_rate=0.1, steps=20,
+        relinearize=0, kernel=Exact(),
+    )  # fmt: skip
+    assert "class sketches" in found.plan
+    np.testing.assert_allclose(found.loss, exact.loss, rtol=1e-9)  # rounding
+
+
 def test_a_plan_leaves_what_is_given(monkeypatch):
     monkeypatch.setattr(planner, "WIDTHS", (4, 16))
+    monkeypatch.setattr(planner, "PER_CLASS", 1)
     sketch = Sketched(8, jax.random.key(3))
     plan = plan_forecast(Relinearized(), problem(), descent(), sketch, budget=1e-6)
     assert plan.kernel is sketch
     assert isinstance(plan.dynamics, Recursion)
     fixed = plan_forecast(Relinearized(3), problem(), descent(), budget=1e-6)
     assert fixed.dynamics == Relinearized(3)
-    assert isinstance(fixed.kernel, Sketched)
+    assert not isinstance(fixed.kernel, Exact)
     noisy = Noisy(paths=4, centre=Relinearized())
     batches = descent(batch_size=8, key=jax.random.key(1))
     assert plan_forecast(noisy, problem(), batches, budget=1e-6).dynamics == Noisy(paths=4)
@@ -112,6 +166,19 @@ def test_a_forecast_keeps_within_its_budget_and_says_so(monkeypatch):
     assert predict_training_time(network, params, x, y, learning_rate=0.3, steps=5).plan is not None
 
 
+def test_what_may_take_minutes_is_announced(monkeypatch):
+    params, x, y = parts()
+    monkeypatch.setattr(_options, "LONG", 0.0)
+    common = dict(learning_rate=0.1, steps=2, relinearize=1)
+    with pytest.warns(UserWarning, match=r"may take minutes \(2 kernels: .*; budget= bounds that"):
+        predict_training_time(network, params, x, y, **common)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict_training_time(network, params, x, y, **common, progress=lambda *_: None)
+        monkeypatch.setattr(_options, "LONG", 1e12)
+        predict_training_time(network, params, x, y, **common)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -130,9 +197,9 @@ def test_budgets_that_are_none(options, message):
 
 def test_a_plan_is_plain_words():
     plan = plan_forecast(Relinearized(), problem(), descent(), budget=1e9)
-    assert str(plan).startswith("at most 17 kernels: about ")
+    assert str(plan).startswith("at most 17 kernels: at most ")
     assert "training itself costs less" in str(plan)
     fewer = dataclasses.replace(plan, dynamics=Recursion(), operations=1.0, more="the moon")
-    assert str(fewer).startswith("one kernel: about 1/")
-    assert str(fewer).endswith("twice the budget buys the moon")
+    assert str(fewer).startswith("one kernel: at most 1/")
+    assert str(fewer).endswith("twice the budget buys a truer one, the moon")
     assert isinstance(plan, ForecastPlan)

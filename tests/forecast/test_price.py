@@ -8,7 +8,7 @@ from jaxttp.forecast import Descent, Problem
 from jaxttp.forecast.price import Price, share_of
 from jaxttp.ntk import Exact, Sketched
 from tests.draws import normal, split
-from tests.forecast.test_values import Scaled
+from tests.forecast.test_values import Multiplied
 
 N, D, H, C = 20, 5, 7, 3
 FORWARD = 2 * D * H + H + 2 * H * C  # two products and a tanh
@@ -42,7 +42,8 @@ def test_every_estimator_has_a_price():
     exact, wide, narrow, own = (
         Price.of(problem(), descent(), estimator).kernel
         for estimator in (
-            Exact(), Sketched(200, jax.random.key(0)), Sketched(2, jax.random.key(0)), Scaled(2.0)
+            Exact(), Sketched(200, jax.random.key(0)), Sketched(2, jax.random.key(0)),
+            Multiplied(2.0),
         )
     )  # fmt: skip
     assert wide - narrow == 200 * 2 * (N * C) ** 2  # the narrow one stays as its factors

@@ -99,7 +99,7 @@ class Frozen(Dynamics):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaled(KernelEstimator):
+class Multiplied(KernelEstimator):
     """A kernel estimator of one's own: a multiple of the exact one."""
 
     factor: float
@@ -136,7 +136,7 @@ def test_values_of_ones_own():
     still = forecast_training(problem(), training, dynamics=Frozen(), rule=Rule((0.5,)))
     assert still.steps == {0.5: -1}
     assert still.dynamics == "frozen"
-    double = forecast_training(problem(), training, kernel=Scaled(2.0))
+    double = forecast_training(problem(), training, kernel=Multiplied(2.0))
     faster = forecast_training(problem(), Descent.of(learning_rate=1.0, steps=8))
     np.testing.assert_allclose(double.loss, faster.loss, rtol=1e-12)  # eta Theta is what counts
 
@@ -300,9 +300,11 @@ def test_a_kernel_estimator_takes_the_place_of_its_keywords():
         named,
         predict_training_time(network, W, X, Y, kernel=Sketched(20, KEY), relinearize=0, **common),
     )
-    double = predict_training_time(network, W, X, Y, kernel=Scaled(2.0), relinearize=0, **common)
+    double = predict_training_time(
+        network, W, X, Y, kernel=Multiplied(2.0), relinearize=0, **common
+    )
     settings = grid(learning_rate=1.0, steps=8)
-    swept = sweep(network, W, X, Y, settings, kernel=Scaled(2.0), relinearize=0)
+    swept = sweep(network, W, X, Y, settings, kernel=Multiplied(2.0), relinearize=0)
     np.testing.assert_allclose(swept.loss[0], double.loss, rtol=1e-12)
     with pytest.raises(ValueError, match="max_bytes=100 does nothing here: kernel is a value"):
         predict_training_time(

@@ -9,4 +9,5 @@ from jaxttp.forecast.paths.flow import GradientFlow as GradientFlow
 from jaxttp.forecast.paths.noisy import Noisy as Noisy
 from jaxttp.forecast.paths.recursion import Recursion as Recursion
 from jaxttp.forecast.paths.relinearized import Relinearized as Relinearized
+from jaxttp.forecast.paths.scaled import Scaled as Scaled
 from jaxttp.forecast.paths.weight_space import WeightSpace as WeightSpace

@@ -217,6 +217,10 @@ class Dynamics(abc.ABC):
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """The path of a training that was checked."""
 
+    def trained_samples(self, problem: Problem) -> int:
+        """On how many samples the training runs that it foresees."""
+        return problem.f0.shape[0]
+
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
         """The largest stable rate, and every step's rate beside its own where that is known."""
         if descent.learning_rate is None:

@@ -1,0 +1,156 @@
+"""Samples out of a pipeline of batches: a few at random, and how many there are in all."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxttp._checks import check_integer
+from jaxttp._samples import count, take
+
+SAMPLES = 512
+"""Drawn when no number is given."""
+LABELS = ("label", "labels", "y", "target", "targets")
+"""Keys under which the batches of a data set may have their labels."""
+
+
+class Drawn(NamedTuple):
+    """Some samples of a pipeline.
+
+    Attributes:
+        x: samples (M, ...), an array or a pytree of arrays, in random order.
+        y: their labels or targets (M, ...).
+        total: N, the samples that were seen, or that training is said to see.
+    """
+
+    x: Any
+    y: np.ndarray
+    total: int
+
+
+def draw_samples(
+    batches: Any,
+    *,
+    samples: int = SAMPLES,
+    total: int | None = None,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Drawn:
+    """Some samples of a pipeline at random, each of all with the same chance; the rest are counted.
+
+    One pass over the batches, of which no more is kept than a few times what is drawn: a pipeline
+    need not be shuffled, nor fit into memory. It may be a Grain or PyTorch loader, a
+    tensorflow-datasets data set, a Hugging Face data set in batches, a generator.
+
+    Args:
+        batches: each ``(x, y)`` with a row for every sample, or a mapping with the labels under
+            "label", "labels", "y", "target" or "targets" and the rest as `x`: an array where that
+            is one entry, else a dictionary of arrays.
+        samples: M, how many to draw; all where there are no more.
+        total: N, how many samples training sees: no more are read. Needed for a pipeline that
+            repeats for ever; the end of the batches when None.
+        seed: of the draw.
+        progress: called with ("samples", read so far, all of them or as many).
+
+    Returns:
+        A `Drawn`; give its `total` to `predict_training_time` as `total_samples`.
+
+    Raises:
+        TypeError: something that is not iterable, or whose batches are neither pairs nor mappings.
+        ValueError: no batch, batches of different structure or shapes, labels of another length
+            than the samples, a mapping without labels, fewer samples than `total`.
+
+    Example:
+        >>> pipeline = ((np.full((8, 3), i), np.full(8, i % 2)) for i in range(100))
+        >>> x, y, total = draw_samples(pipeline, samples=50)
+        >>> x.shape, y.shape, total
+        ((50, 3), (50,), 800)
+        >>> bool(np.all(x[:, 0] % 2 == y))
+        True
+    """
+    check_integer("samples", samples, at_least=1)
+    check_integer("seed", seed, at_least=0)
+    if total is not None:
+        check_integer("total", total, at_least=1)
+    rng, read = np.random.default_rng(seed), 0
+    lots, rows = np.zeros(0), None  # a lot for every sample that is kept: the lowest ones stay
+    for x, y in _pairs(batches):
+        new = {"x": _arrays(x), "y": np.asarray(y)}
+        size = _check(new, rows)
+        if total is not None and read + size > total:
+            size = total - read
+            new = take(new, slice(0, size))
+        read += size
+        drawn = rng.random(size)
+        near = drawn < lots[samples - 1] if len(lots) >= samples else np.full(size, True)
+        if np.any(near):
+            kept = take(new, near)
+            both = kept if rows is None else _joined(rows, kept)
+            lots = np.concatenate([lots, drawn[near]])
+            order = np.argsort(lots)[:samples]
+            lots, rows = lots[order], take(both, order)
+        if progress is not None:
+            progress("samples", read, read if total is None else total)
+        if read == total:
+            break
+    if rows is None:
+        raise ValueError("batches must hold at least one sample; got none.")
+    if total is not None and read < total:
+        raise ValueError(f"total={total} samples were announced; the batches hold {read}.")
+    return Drawn(rows["x"], rows["y"], read)
+
+
+def _arrays(x: Any) -> Any:
+    """Arrays of what a pipeline gives: tensors of any framework, lists of numbers or of rows."""
+    if isinstance(x, Mapping):
+        return {name: _arrays(value) for name, value in x.items()}
+    return tuple(map(_arrays, x)) if isinstance(x, tuple) else np.asarray(x)
+
+
+def _joined(some: Any, more: Any) -> Any:
+    return jax.tree.map(lambda a, b: np.concatenate([a, b]), some, more)
+
+
+def _pairs(batches: Any) -> Iterator[tuple[Any, Any]]:
+    """Samples and labels of every batch."""
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches must be iterable, of pairs (x, y); got {type(batches).__name__}.")
+    for batch in batches:
+        if isinstance(batch, Mapping):
+            yield _of_mapping(batch)
+        elif isinstance(batch, tuple | list) and len(batch) == 2:
+            yield batch[0], batch[1]
+        else:
+            raise TypeError(
+                "batches must hold pairs (x, y), or mappings with the labels under "
+                f"{', '.join(map(repr, LABELS))}; got {type(batch).__name__}."
+            )
+
+
+def _of_mapping(batch: Mapping[str, Any]) -> tuple[Any, Any]:
+    named = [name for name in LABELS if name in batch]
+    rest = {name: value for name, value in batch.items() if name not in named}
+    if len(named) != 1 or not rest:
+        raise ValueError(
+            f"a batch must have samples, and labels under one of {', '.join(map(repr, LABELS))}; "
+            f"got {', '.join(map(repr, batch)) or 'nothing'}."
+        )
+    x = next(iter(rest.values())) if len(rest) == 1 else rest
+    return x, batch[named[0]]
+
+
+def _check(batch: Any, known: Any) -> int:
+    """The rows of a batch that is like those before it."""
+    size = count(batch["x"])
+    if batch["y"].ndim == 0 or len(batch["y"]) != size:
+        raise ValueError(
+            f"a batch must have a label for every sample; got {size} samples and labels of shape "
+            f"{batch['y'].shape}."
+        )
+    if known is None:
+        return size
+    here, before = (jax.tree.map(lambda leaf: leaf.shape[1:], one) for one in (batch, known))
+    if here != before:
+        raise ValueError(f"batches must be alike; after {before} came {here}, shapes of a row.")
+    return size

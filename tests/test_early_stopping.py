@@ -1,0 +1,166 @@
+"""Where the test loss is lowest, and whether it rises again."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxttp import early_stopping, predict_training_time
+
+
+def test_a_curve_that_rises_again():
+    found = early_stopping([2.0, 1.0, 0.505, 0.5, 0.51, 0.6, 1.0])
+    assert (found.step, found.value, found.end, found.horizon) == (3, 0.5, 1.0, 6)
+    assert found.near == (2, 4)  # within 0.015 of 0.5
+    assert found.overfits
+    assert str(found._replace(unsure=2)) == (
+        "test loss is lowest, 0.5, at step 3 ± 2; as good from 2 to 4; then it rises to 1: "
+        "stop early"
+    )
+
+
+def test_a_curve_that_does_not():
+    falling = early_stopping([2.0, 1.0, 0.5, 0.2])
+    assert (falling.step, falling.near, falling.overfits) == (3, (3, 3), False)
+    assert str(falling) == "test loss does not rise again within 3 steps"
+    # 5 % of a fall of 1.5 is 0.075: an end that is above by less is none.
+    for end, risen in ((0.57, False), (0.58, True)):
+        assert early_stopping([2.0, 0.5, end]).overfits is risen
+
+
+def test_a_stretch_around_the_lowest_ends_where_the_curve_leaves_it():
+    # Step 1 is as low as step 4, but the curve was above in between.
+    assert early_stopping([1.0, 0.5, 0.9, 0.505, 0.5, 0.505]).near == (1, 1)
+    assert early_stopping([1.0, 0.51, 0.9, 0.505, 0.5, 0.505]).near == (3, 5)
+
+
+def test_a_curve_that_never_falls_is_best_at_its_start():
+    found = early_stopping([1.0, 1.5, 2.0], metric="error")
+    assert (found.step, found.near, found.overfits) == (0, (0, 0), True)
+    assert str(found).startswith("test error is lowest, 1, at step 0; then it rises to 2")
+    still = early_stopping(np.ones(5))
+    assert (still.step, still.near, still.overfits) == (0, (0, 4), False)
+
+
+def test_noise_is_averaged_away_where_that_is_asked_for():
+    steps = np.arange(101.0)
+    smooth = 1 + ((steps - 50) / 50) ** 2
+    noisy = smooth - 0.4 * (steps == 10) * smooth
+    assert early_stopping(noisy).step == 10
+    assert early_stopping(noisy, smooth=21).step in range(45, 56)
+
+
+curves = st.lists(st.floats(0.015625, 10.0, width=32), min_size=2, max_size=30).map(np.array)
+
+
+@given(curves)
+def test_by_brute_force(curve):
+    found = early_stopping(curve)
+    curve = np.asarray(curve, jnp.result_type(float))
+    assert found.step == min(range(len(curve)), key=lambda t: curve[t])
+    first, last = found.near
+    goal = float(curve[found.step]) + 0.01 * float(curve[0] - curve[found.step])
+    assert first <= found.step <= last
+    assert all(curve[t] <= goal for t in range(first, last + 1))
+    assert first == 0 or curve[first - 1] > goal
+    assert last == len(curve) - 1 or curve[last + 1] > goal
+
+
+@given(curves, st.sampled_from([0.25, 2.0, 8.0]))
+def test_units_do_not_matter(curve, scale):
+    one, other = early_stopping(curve), early_stopping(scale * curve)
+    assert (one.step, one.near, one.overfits) == (other.step, other.near, other.overfits)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([1.0, np.nan],), "curve holds 1 value"),
+        ((np.ones((3, 2)),), "curve must be a vector"),
+        (([1.0],), "at least two"),
+    ],
+)
+def test_bad_curves(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        early_stopping(*arguments)
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match=r"metric=.accuracy. is not known"):
+        early_stopping([1.0, 0.5], metric="accuracy")
+    with pytest.raises(ValueError, match="smooth must be odd"):
+        early_stopping([1.0, 0.5, 0.2], smooth=2)
+
+
+STEPS, RATE = 80, 0.5
+
+
+@pytest.fixture(scope="module")
+def forecast():
+    """Logistic regression on labels of which a third are drawn by lot, and the data."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 12))
+    y = (x[:, 0] > 0).astype(int)
+    noise = rng.random(120) < 0.35
+    y = np.where(noise, rng.integers(0, 2, 120), y)
+    data = (x[:30], y[:30], x[30:], y[30:])
+    found = predict_training_time(
+        lambda w, x: x @ w, jnp.zeros((12, 2)), *data[:2], x_test=data[2], y_test=data[3],
+        learning_rate=RATE, steps=STEPS, relinearize=0,
+    )  # fmt: skip
+    return found, data
+
+
+def test_the_forecast_of_a_linear_network_is_that_of_its_training(forecast):
+    prediction, (x, y, x_test, y_test) = forecast
+    w, losses, errors = np.zeros((12, 2)), [], []
+    for _ in range(STEPS + 1):
+        logits = x_test @ w
+        logits = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        losses.append(-np.mean(logits[np.arange(len(y_test)), y_test]))
+        errors.append(np.mean(logits.argmax(axis=1) != y_test))
+        probabilities = np.exp(x @ w)
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        w = w - RATE * x.T @ (probabilities - np.eye(2)[y]) / len(x)
+    found, real = prediction.early_stopping(), early_stopping(losses)
+    assert real.overfits
+    assert 2 < real.step < STEPS // 2
+    assert (found.step, found.near, found.overfits) == (real.step, real.near, True)
+    np.testing.assert_allclose(found.value, real.value, rtol=1e-9)  # float64 on both sides
+    assert found.unsure is None  # one kernel, and the network is linear: no estimate
+    by_error = prediction.early_stopping(metric="error")
+    assert by_error.step == early_stopping(errors, metric="error").step
+    assert str(found) in " ".join(str(prediction).split())
+
+
+def test_a_figure_marks_it(forecast):
+    words = [text.get_text() for text in forecast[0].plot().axes[0].get_legend().get_texts()]
+    assert f"lowest test loss: step {forecast[0].early_stopping().step}" in words
+
+
+def test_rebuilt_kernels_say_how_sure_it_is(forecast):
+    _, (x, y, x_test, y_test) = forecast
+    found = predict_training_time(
+        lambda w, x: jnp.tanh(x @ w), 0.1 * jnp.ones((12, 2)), x, y, x_test=x_test, y_test=y_test,
+        learning_rate=RATE, steps=20, relinearize=2,
+    )  # fmt: skip
+    off = found.early_stopping().unsure
+    assert off is not None
+    assert 1 <= off <= 20
+
+
+def test_forecasts_without_an_answer(forecast):
+    _, (x, y, x_test, y_test) = forecast
+    common = {"learning_rate": RATE, "steps": 5, "relinearize": 0}
+    network = (lambda w, x: x @ w, jnp.zeros((12, 2)))
+    with pytest.raises(ValueError, match="give x_test and y_test"):
+        predict_training_time(*network, x, y, **common).early_stopping()
+    wild = predict_training_time(
+        *network, x, 100.0 * np.eye(2)[y], loss="squared_error", x_test=x_test,
+        y_test=100.0 * np.eye(2)[y_test], **(common | {"learning_rate": 50.0}),
+    )  # fmt: skip
+    assert not wild.stable
+    with pytest.raises(ValueError, match="needs a training that is stable"):
+        wild.early_stopping()
+    assert "stop early" not in str(wild)
