@@ -117,6 +117,37 @@ def test_what_is_printed(forecasts):
     assert lines[-1] == f"the forecast cost {prediction.cost}"
 
 
+@pytest.mark.slow
+def test_more_samples_than_are_drawn(tmp_path):
+    more = ["--total-samples", "178", "--relinearize", "0", "--target-loss", "0.9"]
+    result = call("predict", *SMALL, *more, "--output", str(tmp_path))
+    assert (result.exit_code, result.stderr) == (0, "")
+    written = json.loads((tmp_path / "prediction.json").read_text())
+    assert written["hyperparameters"]["total_samples"] == 178
+    assert written["dynamics"] == "scaled"
+    assert "for 178 samples, read off" in result.stdout
+    # 178 samples are never ahead of 12 of them.
+    alone = json.loads(call("predict", *SMALL, *more[2:], "--json").stdout)
+    assert all(many >= few for many, few in zip(written["loss"], alone["loss"], strict=True))
+    assert written["loss"][-1] > alone["loss"][-1]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            ["predict", "--total-samples", "6"],
+            "total_samples must be an integer of at least 12; got 6.",
+        ),
+        (["predict", "--total-samples", "178", "--verify"], "would train on the samples at hand"),
+    ],
+)
+def test_totals_that_mean_nothing(command, words):
+    result = call(*command, *SMALL)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
 def test_the_forecast_s_own_error_is_shown(forecasts):
     unsure = dataclasses.replace(
         tiny.verified().prediction, steps_uncertainty={0.01: 3, 0.1: 2, 0.4: 1}

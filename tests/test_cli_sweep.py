@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxttp.cli import app
-from jaxttp.forecast.comparison import Comparison, Explanation
+from jaxttp.forecast.compared import Comparison, Explanation
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.pipeline import Settings, build_task
 

@@ -14,7 +14,17 @@ ROOT = Path(__file__).parents[1]
 # The ground first. A package, or a module directly in jaxttp/, imports from itself and from lower
 # floors; "jaxttp" is jaxttp/__init__.py, which nothing imports.
 FLOORS = (
-    ("_backend", "_checks", "_html", "_interrupt", "_samples", "_timing", "_types", "_versions"),
+    (
+        "_backend",
+        "_checks",
+        "_convolutions",
+        "_html",
+        "_interrupt",
+        "_samples",
+        "_timing",
+        "_types",
+        "_versions",
+    ),
     (
         "_double",
         "_files",
@@ -24,9 +34,10 @@ FLOORS = (
         "_threads",
         "_weights",
         "adapters",
+        "batches",
         "crossing",
     ),
-    ("_covariance", "_machine", "losses", "rule"),
+    ("_covariance", "_machine", "early_stopping", "losses", "rule"),
     ("data", "ntk"),
     ("_known_answers", "conditioning", "dynamics", "gauss_newton", "representation"),
     ("models", "training"),

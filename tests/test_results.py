@@ -41,8 +41,8 @@ INPUTS = {
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
     "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem", "Descent", "Rule",
     "Target", "OptimizerChoice", "Arrival",
-    "Estimate", "Exact", "Factored", "Sketched", "Recursion", "GradientFlow", "ClosedForm",
-    "WeightSpace", "Relinearized", "Noisy", "Linearizer", "HeavyBall",
+    "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion", "GradientFlow",
+    "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Noisy", "Linearizer", "HeavyBall",
     "Mode", "Filter", "Truncate", "Damp", "Tikhonov", "Noise",
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""

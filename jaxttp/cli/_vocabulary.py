@@ -132,7 +132,7 @@ def _names(*names: str) -> Callable[[], list[str]]:
 
 MODELS = (
     "resnet18, resnet34, resnet50, resnet20, resnet32, vgg5, vit_tiny, vit_small, vit_base "
-    "(default: by the data)."
+    "(default: ResNet or MLP)."
 )
 
 TASK: dict[str, Declared] = {
@@ -141,8 +141,8 @@ TASK: dict[str, Declared] = {
             str,
             option(
                 "Task",
-                "digits (pre-trained ResNet); wine, ... (MLP); FILE.csv, label last; FILE.npz: "
-                "x, y; image_folder; mnist, tfds:NAME, ... \\[default: digits]",
+                "digits, wine, ...; FILE.csv, label last; FILE.npz: x, y; image_folder; mnist, "
+                "...; tfds:NAME \\[default: digits]",
                 show_default=False,
                 autocompletion=_data_names,
             ),
@@ -306,9 +306,12 @@ FORECAST: dict[str, Declared] = {
         parse_kernels,
     ),
     "budget": Declared(
-        Annotated[str, option("Forecast", "Its share of the training's cost, as 0.1, or auto.")],
+        Annotated[str, option("Forecast", "Share of the training's cost, as 0.1, or auto.")],
         "auto",
         _parse_budget,
+    ),
+    "total_samples": Declared(
+        Annotated[int | None, option("Forecast", "Samples trained on (default: those drawn).")]
     ),
     "seconds": Declared(Annotated[bool, option("Forecast", "Time a step on this device.")], True),
     "verify": Declared(

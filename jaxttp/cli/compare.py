@@ -19,6 +19,7 @@ from jaxttp.cli._vocabulary import GOALS, MODELS, model_choices, option
             "trainings",
             "optimizer", "nesterov", "weight_decay", "schedule", "warmup",
         ),
+        "total_samples": "starts are compared on the samples drawn; `predict` knows it",
         "budget": "every start is followed alike, as `--relinearize` says",
         "verify": "it forecasts several trainings: give one of them to `predict --verify`",
     },

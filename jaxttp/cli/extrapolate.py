@@ -20,6 +20,7 @@ from jaxttp.cli._vocabulary import option
             "batch_size", "schedule", "warmup", "optimizer", "nesterov", "weight_decay",
         ),
         **because("the error on all samples is not known", "metric", "target_error"),
+        "total_samples": "it is for all the samples that are drawn, from `--subset` of them",
         "budget": "one kernel, exact, is extrapolated",
         "relinearize": "one kernel, of the subset at the start, is extrapolated",
     },

@@ -42,6 +42,8 @@ def _write(result: Any, folder: Path) -> list[Path]:
 def _print(console: Console, result: Any) -> None:
     prediction, run = result.prediction, result.run
     print_task(console, result.task)
+    if (total := result.settings.total_samples) is not None:
+        console.print(f"for {total:,} samples, read off these and their halves")
     table = Table(Column(f"{prediction.metric} within", no_wrap=True))
     for title in ("steps", "seconds"):
         table.add_column(title, justify="right")

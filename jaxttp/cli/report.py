@@ -5,13 +5,16 @@ from typing import Annotated, Any
 
 from rich.console import Console
 
-from jaxttp.cli._options import Given, Instead, because, takes
+from jaxttp.cli._options import Given, Instead, takes
 from jaxttp.cli._shell import print_task
 from jaxttp.cli._vocabulary import option
 
 
 @takes(
-    without=because("it always times a step: seconds are half of the answer", "seconds"),
+    without={
+        "seconds": "it always times a step: seconds are half of the answer",
+        "total_samples": "sweep and spectrum are of the samples drawn; `predict` knows it",
+    },
     instead={
         "output": Instead(
             "it makes a page in any case",

@@ -25,6 +25,7 @@ FASTEST = 5
             "all settings are heavy-ball descent; `predict` forecasts others one by one",
             "optimizer", "nesterov", "weight_decay",
         ),
+        "total_samples": "settings are compared on the samples drawn; `predict` knows it",
         "budget": "every setting that is followed has that of one forecast",
         "verify": "it forecasts several trainings: give one of them to `predict --verify`",
     }

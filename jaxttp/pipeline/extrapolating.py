@@ -18,6 +18,7 @@ from jaxttp.pipeline.tasks import Task, build_task
 from jaxttp.training import StepTime, TrainingRun, time_step, train
 
 Progress = Callable[[str, int, int], None]
+ONE = "one exact kernel of `subset` samples is extrapolated to all that are drawn"
 WHOLE = "full-batch descent at one rate is extrapolated, with or without momentum"
 
 
@@ -138,6 +139,7 @@ def extrapolate_task(
     if settings.batch_size is not None:
         raise ValueError("batch_size cannot be extrapolated: full batches only.")
     check_unused(settings, ("optimizer", "weight_decay", "nesterov", "schedule", "warmup"), WHOLE)
+    check_unused(settings, ("budget", "total_samples"), ONE)
     check_unused(settings, ("metric", "target_error"), "the error on all samples is not known")
     task = build_task(settings)
     check_integer("subset", subset, at_least=2, at_most=len(task.x))

@@ -7,6 +7,7 @@ from typing import Any
 from jaxttp._result import RESULT
 from jaxttp._versions import versions
 from jaxttp.ntk import empirical_ntk
+from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.spectra import TaskSpectrum, task_spectrum
 from jaxttp.pipeline.sweeping import TaskSweep, sweep_task
@@ -79,6 +80,7 @@ def report_task(
         >>> report.spectrum.rank <= len(report.forecast.task.x) * 3
         True
     """
+    check_unused(settings, ("total_samples",), "sweep and spectrum are of the samples drawn")
     ahead = forecast(settings, verify=verify, progress=progress)
     if progress is not None:
         progress("kernel", 0, 1)
@@ -88,7 +90,7 @@ def report_task(
         "progress": progress,
     }  # fmt: skip
     around = dataclasses.replace(
-        settings, optimizer="sgd", weight_decay=None, nesterov=False,
+        settings, optimizer="sgd", weight_decay=None, nesterov=False, budget="auto",
     )  # fmt: skip
     swept = sweep_task(
         around, batch_sizes=(settings.batch_size,), schedules=(settings.schedule,),

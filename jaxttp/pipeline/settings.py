@@ -31,6 +31,8 @@ class Settings:
         relinearize: kernels built after the first, or "auto" for as many as it takes.
         budget: what a forecast may cost, as a share of the training by count; "auto" for a tenth,
             and a minute or two in any case.
+        total_samples: how many samples training will see, of which those drawn are a part; None for
+            those drawn.
         sketch_dim: width of a random projection of the Jacobian; None for the exact kernel.
         head_scale: size of the fresh head's initial outputs.
         seed: draws the samples, the fresh weights and the batches.
@@ -71,6 +73,7 @@ class Settings:
     thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
     relinearize: int | str = "auto"
     budget: float | str = "auto"
+    total_samples: int | None = None
     sketch_dim: int | None = None
     head_scale: float = 1.0
     seed: int = 0

@@ -140,6 +140,7 @@ def sweep_task(
         (16, True)
     """
     check_unused(settings, ("optimizer", "weight_decay", "nesterov"), OTHERS)
+    check_unused(settings, ("budget", "total_samples"), ALIKE)
     targets = aims(settings)
     goal = _goal(threshold, settings.thresholds, targets)
     report = progress or (lambda stage, done, total: None)
@@ -196,6 +197,7 @@ def _goal(
 
 STARTS = "every start is forecast by heavy-ball descent at one rate, its own best if none is given"
 OTHERS = "a sweep is of heavy-ball descent; jaxttp predict forecasts others one by one"
+ALIKE = "all are compared on the samples drawn, by forecasts alike; jaxttp predict knows it"
 START_NAMES = ("all", "head", "last", "bias", "lora")
 """What can be trained: all weights, the head, the head and the last block, the biases, low-rank
 adapters."""
@@ -312,6 +314,7 @@ def compare_task(
         2
     """
     check_unused(settings, ("optimizer", "weight_decay", "nesterov", "schedule", "warmup"), STARTS)
+    check_unused(settings, ("budget", "total_samples"), ALIKE)
     check_unused(settings, ("trainable",), "names say what is trained")
     several = len(networks) > 1
     names = names or (("all",) if several else START_NAMES[:-1])

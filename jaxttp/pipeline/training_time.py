@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
+from jaxttp._checks import check_used
 from jaxttp._result import RESULT
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.pipeline._plain import plain_numbers
@@ -129,7 +131,8 @@ def forecast(
         A `Forecast`.
 
     Raises:
-        ValueError: whatever `build_task` and `predict_training_time` refuse.
+        ValueError: `total_samples` with `verify`; whatever `build_task` and `predict_training_time`
+            refuse.
 
     Example:
         >>> small = Settings(data="wine", samples_per_class=8, steps=20, learning_rate=0.1)
@@ -137,6 +140,9 @@ def forecast(
         >>> result.prediction.loss.shape, result.run is None
         ((21,), True)
     """
+    if settings.total_samples is not None:
+        remedy = "verify=True would train on the samples at hand; leave one of the two out"
+        check_used("total_samples", settings.total_samples, not verify, remedy)
     task = build_task(settings)
     keys = jax.random.split(jax.random.key(settings.seed), 2)
     batch_size, trainer = settings.batch_size, make_optimizer(settings)
@@ -154,14 +160,16 @@ def forecast(
         relinearize=settings.relinearize,
         sketch_dim=settings.sketch_dim,
         budget=settings.budget,
+        total_samples=settings.total_samples,
         key=keys[0],
         batch_size=batch_size,
         progress=progress,
     )
     if progress is not None:
         progress("timing a step", 0, 1)
+    rows = np.arange(settings.total_samples or len(task.x)) % len(task.x)
     step_time = time_step(
-        *task.model, task.x, task.y, loss=task.loss, optimizer=trainer.transformation,
+        *task.model, task.x[rows], task.y[rows], loss=task.loss, optimizer=trainer.transformation,
         batch_size=batch_size,
     )  # fmt: skip
     run = None

@@ -102,6 +102,26 @@ def legend_with(axes: Axes, rows: list[tuple[Any, str]]) -> None:
         )
 
 
+def mark_early_stopping(axes: Axes, prediction: Any) -> list[tuple[Any, str]]:
+    """A triangle where the test loss is lowest, if it rises again from there.
+
+    Args:
+        axes: where the test loss is drawn, by step.
+        prediction: with or without test samples.
+
+    Returns:
+        What the legend says of it: a pair of a handle and words, or nothing.
+    """
+    if prediction.test_loss is None or not prediction.stable:
+        return []
+    found = prediction.early_stopping()
+    if not found.overfits:
+        return []
+    handle = axes.plot(found.step, found.value, "^", color=OTHER, mfc="white", mew=1.8, ms=9,
+                       zorder=5, clip_on=False)[0]  # fmt: skip
+    return [(handle, f"lowest test loss: step {found.step}")]
+
+
 def mark_times(axes: Axes, curve: np.ndarray, steps: Any, color: str, *, filled: bool) -> None:
     """Marks on a curve at its training times, a shape for each."""
     for marker, step in zip(cycle(MARKERS), steps.values(), strict=False):

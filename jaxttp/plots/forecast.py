@@ -12,7 +12,15 @@ from jaxttp.gauss_newton import StepForecast
 from jaxttp.pipeline import Forecast, PrunedRun, TaskExtrapolation
 from jaxttp.pipeline.optimizers import training_words
 from jaxttp.plots._draw import figure_of, styled
-from jaxttp.plots._marks import MARKERS, legend_with, mark_ends, mark_targets, mark_times, when
+from jaxttp.plots._marks import (
+    MARKERS,
+    legend_with,
+    mark_early_stopping,
+    mark_ends,
+    mark_targets,
+    mark_times,
+    when,
+)
 from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, tidy
 from jaxttp.training import TrainingRun
 
@@ -65,6 +73,7 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
     if run is not None and marked:
         mark_times(axes, np.asarray(run.loss), real_steps or {}, REAL, filled=True)
     rows = mark_targets(axes, prediction, metric="loss", run=run)
+    rows += mark_early_stopping(axes, prediction)
     mark_ends(axes, {PREDICTED: loss, REAL: None if run is None else run.loss,
                      OTHER: prediction.test_loss})  # fmt: skip
     if not times:
