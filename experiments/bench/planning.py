@@ -26,7 +26,6 @@ from jaxttp import train
 from jaxttp.crossing import training_time
 from jaxttp.forecast import (
     Descent,
-    Prediction,
     Problem,
     Recursion,
     Relinearized,
@@ -34,7 +33,7 @@ from jaxttp.forecast import (
     forecast_training,
 )
 from jaxttp.forecast.price import Price
-from jaxttp.ntk import Exact, Sketched, empirical_ntk
+from jaxttp.ntk import ClassSketched, Exact, Sketched, empirical_ntk
 from jaxttp.ntk.estimators import KernelEstimator
 
 THRESHOLDS = (0.01, 0.1, 0.4)
@@ -54,11 +53,18 @@ class PlanningSettings:
     kernels: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
     widths: tuple[int, ...] = (128, 512, 2048)
     sketched: tuple[int, ...] = (0, 4)
+    by_class: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
 
 
 PRESETS = {
     "smoke": PlanningSettings(
-        tasks=("moons, MLP",), runs=1, steps=20, kernels=(0, 1), widths=(16,), sketched=(0,)
+        tasks=("moons, MLP",),
+        runs=1,
+        steps=20,
+        kernels=(0, 1),
+        widths=(16,),
+        sketched=(0,),
+        by_class=(0,),
     ),
     "cpu": PlanningSettings(),
 }
@@ -79,11 +85,12 @@ def measure(run: Run, settings: PlanningSettings) -> dict[str, Any]:
     out: dict[str, Any] = {"name": run.name, "batches": run.batch_size is not None}
     if not np.all(np.isfinite(real.loss)):
         return out | {"diverged": True}
-    ways = [(0, most) for most in settings.kernels]
-    ways += [(width, most) for width in settings.widths for most in settings.sketched]
+    ways = [("exact", most) for most in settings.kernels]
+    ways += [(str(width), most) for width in settings.widths for most in settings.sketched]
+    ways += [("class sketch", most) for most in settings.by_class]
     found = []
     for width, most in ways:
-        estimator = Sketched(width, jax.random.key(7)) if width else Exact()
+        estimator = _estimator(width)
         key = None if run.batch_size is None else jax.random.key(run.seed + 90)
         descent = Descent.of(
             learning_rate=eta, momentum=run.momentum, steps=settings.steps,
@@ -91,6 +98,12 @@ def measure(run: Run, settings: PlanningSettings) -> dict[str, Any]:
         )  # fmt: skip
         found.append(_forecast(job, descent, estimator, most, real.loss) | {"width": width})
     return out | {"outputs": size, "forecasts": found}
+
+
+def _estimator(name: str) -> KernelEstimator:
+    if name == "class sketch":
+        return ClassSketched(jax.random.key(7))
+    return Exact() if name == "exact" else Sketched(int(name), jax.random.key(7))
 
 
 def _forecast(
@@ -104,27 +117,32 @@ def _forecast(
     )
     price = Price.of(problem, descent, estimator)
     kernels = guess.cost.kernels
-    passes = guess.cost.gradient_evaluations - kernels * problem.f0.shape[1]
+    passes = guess.cost.gradient_evaluations - kernels * estimator.passes(problem)
     products = guess.cost.operations - price.forecast(kernels, passes, 0)
     return {
         "most": most,
         "kernels": kernels,
         "passes": passes,
         "runs": products / price.product / descent.steps,
-        "times": _errors(guess, np.asarray(real)),
+        "times": reading_errors(np.asarray(guess.loss), guess.stable, np.asarray(real)),
         "end": float(abs(guess.loss[-1] - real[-1]) / max(real[0] - real.min(), 1e-12)),
     }
 
 
-def _errors(guess: Prediction, real: np.ndarray) -> list[float]:
-    """By how much of themselves times are off, at most 1; where the real one gets there."""
+def reading_errors(guess: np.ndarray, stable: bool, real: np.ndarray) -> list[float]:
+    """By how much of themselves times are off, at most 1; where the real one gets there.
+
+    Args:
+        guess: the predicted loss, (T + 1,).
+        stable: whether it is said to come about; else nothing is foreseen.
+        real: the loss, (T + 1,).
+    """
     out = []
-    curve = np.asarray(guess.loss)
     for rule, goals in (("relative", THRESHOLDS), ("absolute", real[0] * np.array(SHARES))):
         for goal in goals:
             true = int(training_time(real, float(goal), rule=rule))
             if true > 0:
-                time = int(training_time(curve, float(goal), rule=rule)) if guess.stable else -1
+                time = int(training_time(guess, float(goal), rule=rule)) if stable else -1
                 off = abs(time - true)
                 share = 1.0 if time < 0 else 0.0 if off <= SLACK else off / true
                 out.append(min(1.0, share))
@@ -134,11 +152,11 @@ def _errors(guess: Prediction, real: np.ndarray) -> list[float]:
 def tables(rows: list[dict[str, Any]]) -> str:
     """The tables that the planner's constants are read off."""
     rows = [row for row in rows if not row.get("diverged")]
-    ways = sorted({(one["width"], one["most"]) for row in rows for one in row["forecasts"]})
+    ways = dict.fromkeys((one["width"], one["most"]) for row in rows for one in row["forecasts"])
     lines = [
         f"{len(rows)} trainings of {len({row['name'].split('/')[0] for row in rows})} tasks",
         "",
-        "| sketch | kernels after the first, at most | built | error of a time | of the end | "
+        "| kernel | kernels after the first, at most | built | error of a time | of the end | "
         "ways through the network a kernel (batches) | runs a kernel (batches) |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -148,7 +166,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
             if (one["width"], one["most"]) == (width, most)
         ]  # fmt: skip
         times = np.mean([share for _, one in own for share in one["times"]])
-        cells = [f"{width or 'exact'}", f"{most}", f"{_mean(one['kernels'] for _, one in own):.1f}"]
+        cells = [width, f"{most}", f"{_mean(one['kernels'] for _, one in own):.1f}"]
         cells += [f"{times:.3f}", f"{_mean(min(1.0, one['end']) for _, one in own):.3f}"]
         for name in ("passes", "runs"):
             full, noisy = (

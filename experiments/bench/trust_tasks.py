@@ -20,6 +20,7 @@ from jaxtyping import Array
 from sklearn import datasets
 
 from jaxttp import Model, from_nnx
+from jaxttp._convolutions import quick
 from jaxttp.data import load_dataset
 from jaxttp.losses import get_loss
 from jaxttp.models import MLP, Transformer, fresh_head, load_pretrained
@@ -106,28 +107,39 @@ class Reader(nnx.Module):
         return self.head(self.body(x)[:, -1])
 
 
-def pretrained(network: nnx.Module, samples: Samples, loss: str = "cross_entropy") -> nnx.Module:
+def pretrained(
+    network: nnx.Module,
+    samples: Samples,
+    loss: str = "cross_entropy",
+    *,
+    steps: int = int(PRETRAINING["steps"]),
+    rate: float = PRETRAINING["rate"],
+) -> nnx.Module:
     """The network after some hundred steps of Adam in training mode, BatchNorm included."""
     network.train()
     graph, params, rest = nnx.split(network, nnx.Param, ...)
-    optimizer = optax.adam(PRETRAINING["rate"])
+    optimizer = optax.adam(rate)
     value = get_loss(loss).value
     x, y = jnp.asarray(samples.x), jnp.asarray(samples.y)
     targets = jax.nn.one_hot(y, int(y.max()) + 1) if loss == "cross_entropy" else y
 
+    def forward(weights: Any, given: tuple[Any, Array]) -> tuple[Array, Any]:
+        model = nnx.merge(graph, weights, given[0], copy=True)
+        outputs = model(given[1])
+        return outputs, nnx.state(model, nnx.Not(nnx.Param))
+
     @jax.jit
     def step(params: Any, rest: Any, state: Any, batch: Array) -> tuple:
         def objective(weights: Any) -> tuple:
-            model = nnx.merge(graph, weights, rest, copy=True)
-            outputs = model(x[batch])
-            return value(outputs, targets[batch]), nnx.state(model, nnx.Not(nnx.Param))
+            outputs, after = quick(forward)(weights, (rest, x[batch]))
+            return value(outputs, targets[batch]), after
 
         gradient, rest = jax.grad(objective, has_aux=True)(params)
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), rest, state
 
     draws, state = np.random.default_rng(7), optimizer.init(params)
-    for _ in range(int(PRETRAINING["steps"])):
+    for _ in range(steps):
         batch = draws.choice(len(x), int(PRETRAINING["batch"]), replace=False)
         params, rest, state = step(params, rest, state, jnp.asarray(batch))
     network = nnx.merge(graph, params, rest)

@@ -1,8 +1,11 @@
 """What the figures of our own forecasts are made of, on hand-made runs."""
 
-import numpy as np
+import dataclasses
 
-from experiments.bench import extrapolation
+import numpy as np
+import pytest
+
+from experiments.bench import early_stopping, extrapolation, scaling
 from experiments.bench.bands import Band, Runs
 from experiments.training_time import adapting, calibration, closing, dynamics, sweeping
 
@@ -77,3 +80,30 @@ def test_the_table_of_larger_data_reads_by_horizon():
     )
     early = extrapolation.table([row | {"horizon": 150}]).splitlines()[-1]
     assert "| 1, 10, 40 % of the drop | 3, 2, 1 |" in early
+
+
+def test_the_law_of_samples_in_a_table():
+    # A quarter late, right to the step, never reached by the subset: two readings, one within 15 %.
+    late = scaling.Reading("a", 2, 10.0, 5.0, 12.5, 0.1)
+    near = scaling.Reading("a", 2, 1.0, 1.0, 2.0, 0.1)
+    never = scaling.Reading("a", 2, 10.0, np.inf, np.inf, 0.1)
+    subset, law = scaling.summary([late, near, never]).splitlines()[2:]
+    assert subset.startswith("| 2 | 2 | subset | 0.49 | 0.35 | 50% |")
+    assert law == "| 2 | 2 | law | 0.16 | 0.11 | 50% | 50%, 50% |"
+
+
+@pytest.mark.slow
+def test_the_law_of_samples_by_real_trainings():
+    settings = dataclasses.replace(scaling.PRESETS["smoke"], forecasts=False)
+    (found,) = scaling.measure("clusters, random MLP", settings)
+    assert found.ratio == 2
+    assert 1 <= found.subset <= found.scaled
+
+
+@pytest.mark.slow
+def test_a_test_loss_that_rises_again_is_foreseen(capsys):
+    (row,) = early_stopping.main(["--preset", "smoke"])
+    assert row.verdict
+    assert row.forecast.overfits
+    assert row.off <= 0.2
+    assert "within 20 % of the real step where it overfits: 1 of 1" in capsys.readouterr().out

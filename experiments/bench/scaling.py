@@ -1,0 +1,234 @@
+"""How much later do N samples come to a loss than a subset of them? Real trainings and forecasts.
+
+    python -m experiments.bench.scaling [--preset smoke|tuning|reported] [--task NAME]
+
+All samples of a task are trained on with mini-batches, and so are a quarter and a half of them and
+the halves of those. What `jaxttp.forecast.scaling` makes of the subset's real curves is compared
+with the real curve of all samples: the law by itself. Its constants were chosen on "tuning"; of
+"reported", which they have never seen, forecasts with ``total_samples`` are made as well.
+"""
+
+import argparse
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from sklearn import datasets
+
+from experiments.bench.accuracy_tasks import Job, digits
+from jaxttp import Model, from_nnx, predict_training_time, train
+from jaxttp.crossing import training_time
+from jaxttp.data import Dataset, select
+from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.forecast.scaling import time_scale
+from jaxttp.models import MLP, fresh_head, load_pretrained
+from jaxttp.ntk import empirical_ntk
+
+MOMENTUM = 0.9
+FRACTION = 0.3
+"""The learning rate as a share of the limit of 200 samples in full batches."""
+SLACK = 1
+"""Errors of so many steps are of no account."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingSettings:
+    """What to measure."""
+
+    tasks: tuple[str, ...]
+    steps: int = 300
+    batch_size: int = 32
+    seeds: int = 3
+    times: tuple[int, ...] = (2, 4)
+    goals: tuple[float, ...] = (0.5, 0.35, 0.25, 0.15, 0.1, 0.06, 0.04)
+    forecasts: bool = False
+
+
+PRESETS = {
+    "smoke": ScalingSettings(
+        ("clusters, random MLP",), steps=12, seeds=1, times=(2,), goals=(0.9,), forecasts=True
+    ),
+    "tuning": ScalingSettings(
+        (
+            "clusters, random MLP",
+            "clusters, relabelled MLP",
+            "breast cancer, MLP",
+            "digits 0-4, MLP",
+        )
+    ),
+    "reported": ScalingSettings(("digits 5-9, ResNet",), forecasts=True),
+}
+
+
+def clusters(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """So many points of so many classes, two clusters each, features of variance 1."""
+    x, y = datasets.make_classification(
+        count, 20, n_informative=10, n_classes=classes, n_clusters_per_class=2, random_state=seed
+    )
+    return (x / x.std(axis=0)).astype(np.float32), y.astype(np.int32)
+
+
+def make(name: str) -> Job:
+    """The task of that name, with all its samples."""
+    key, rngs = jax.random.key(0), nnx.Rngs(0)
+    if name == "clusters, random MLP":
+        x, y = clusters(1200, 4, 5)
+        return Job(from_nnx(MLP((20, 96, 4), rngs=rngs)), x, y)
+    if name == "clusters, relabelled MLP":
+        x, y = clusters(1600, 5, 0)
+        model = from_nnx(MLP((20, 64, 64, 5), rngs=rngs))
+        return Job(pretrained(model, x[:400], (y[:400] + 1) % 5), x[400:], y[400:])
+    if name == "breast cancer, MLP":
+        x, y = datasets.load_breast_cancer(return_X_y=True)
+        x = (x - x.mean(axis=0)) / x.std(axis=0)
+        return Job(from_nnx(MLP((30, 64, 2), rngs=rngs)), x.astype(np.float32), y.astype(np.int32))
+    if name == "digits 0-4, MLP":
+        before, data = (
+            _flat(select(digits(), classes=classes, per_class=None, key=key))
+            for classes in (range(5, 10), range(5))
+        )
+        model = from_nnx(MLP((64, 96, 96, 5), rngs=rngs))
+        return Job(pretrained(model, *before), *data)
+    if name == "digits 5-9, ResNet":
+        data = select(digits(), classes=range(5, 10), per_class=None, key=key)
+        return Job(from_nnx(fresh_head(load_pretrained(), 5, key=key)), data.x, data.y)
+    raise ValueError(f"no task is called {name!r}.")
+
+
+def _flat(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    return data.x.reshape(len(data.x), -1), data.y
+
+
+def pretrained(model: Model, x: np.ndarray, y: np.ndarray) -> Model:
+    """The model after 150 steps on other samples or labels."""
+    found = train(
+        *model, x, y, loss="cross_entropy", optimizer=optax.sgd(0.05, MOMENTUM), steps=150,
+        batch_size=64, key=jax.random.key(9),
+    )  # fmt: skip
+    return Model(model.apply_fn, found.params)
+
+
+class Reading(NamedTuple):
+    """Times to one goal, in steps; infinite for never."""
+
+    task: str
+    ratio: int
+    real: float
+    subset: float
+    scaled: float
+    unsure: float
+
+
+def measure(name: str, settings: ScalingSettings) -> list[Reading]:
+    """The law on the real curves of one task; forecasts are printed."""
+    job = make(name)
+    few = slice(0, 200)
+    kernel = empirical_ntk(*job.model, job.x[few])
+    logits = job.model.apply_fn(job.model.params, job.x[few])
+    limit = max_learning_rate(
+        kernel, loss="cross_entropy", f0=logits, y=job.y[few], momentum=MOMENTUM
+    )
+    eta = FRACTION * float(limit)
+
+    def go(rows: np.ndarray, seed: int) -> np.ndarray:
+        found = train(
+            *job.model, job.x[rows], job.y[rows], loss="cross_entropy",
+            optimizer=optax.sgd(eta, MOMENTUM), steps=settings.steps,
+            batch_size=settings.batch_size, key=jax.random.key(seed),
+        )  # fmt: skip
+        return np.asarray(found.loss, np.float64)
+
+    samples = len(job.x)
+    truth = np.mean([go(np.arange(samples), seed) for seed in range(settings.seeds)], axis=0)
+    goals = tuple(float(truth[0]) * goal for goal in settings.goals)
+    real = _times(truth, goals)
+    print(f"\n{name}: {samples} samples, rate {eta:.3g}, losses {_words(goals, '.3f')} at", end=" ")
+    print(_words(real), flush=True)
+    out = []
+    rng = np.random.default_rng(1)
+    for ratio in settings.times:
+        for draw in range(settings.seeds):
+            rows = rng.permutation(samples)[: samples // ratio]
+            whole = np.mean([go(rows, draw + k) for k in range(settings.seeds)], axis=0)
+            halves = np.stack(
+                [
+                    np.mean([go(half, draw + k) for k in range(2)], axis=0)
+                    for half in np.array_split(rows, 2)
+                ]
+            )
+            scale = time_scale(whole, halves, ratio)
+            subset, scaled = _times(whole, goals), _times(scale.of(whole), goals)
+            print(f"  {len(rows)}: {_words(subset)} -> {_words(scaled)}", flush=True)
+            at = np.where(np.isfinite(scaled), scaled, settings.steps)
+            unsure = np.interp(at, np.arange(settings.steps + 1), scale.unsure)
+            parts = zip(real, subset, scaled, unsure, strict=True)
+            out += [Reading(name, ratio, *map(float, part)) for part in parts]
+            if settings.forecasts:
+                _forecast(job, rows, eta, goals, draw, settings)
+    return out
+
+
+def _forecast(
+    job: Job, rows: np.ndarray, eta: float, goals: tuple[float, ...], draw: int,
+    settings: ScalingSettings,
+) -> None:  # fmt: skip
+    found = predict_training_time(
+        *job.model, job.x[rows], job.y[rows], learning_rate=eta, momentum=MOMENTUM,
+        steps=settings.steps, batch_size=settings.batch_size, key=jax.random.key(77 + draw),
+        target_loss=goals, total_samples=len(job.x),
+    )  # fmt: skip
+    off = found.targets_uncertainty
+    times = (
+        f"{time} ± {off[goal]:.0f}" if time is not None and off is not None else str(time)
+        for goal, time in found.targets.items()
+    )
+    print(f"  {len(rows)} forecast: {', '.join(times)}", flush=True)
+    print(f"  {found.cost}", flush=True)
+
+
+def _times(curve: np.ndarray, goals: tuple[float, ...]) -> np.ndarray:
+    found = [float(training_time(curve, goal, rule="absolute")) for goal in goals]
+    return np.array([time if time >= 0 else np.inf for time in found])
+
+
+def _words(values: tuple[float, ...] | np.ndarray, how: str = ".0f") -> str:
+    return ", ".join(format(value, how) for value in values)
+
+
+def summary(readings: list[Reading]) -> str:
+    """The error of the logarithm of a time, and what `unsure` says of it; both times finite."""
+    lines = ["| N/M | readings | of | root mean square | median | within 15 % | within ±, twice |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for ratio in sorted({one.ratio for one in readings}):
+        every = np.array([one[2:] for one in readings if one.ratio == ratio])
+        real, subset, scaled, unsure = every[np.all(np.isfinite(every), axis=1)].T
+        for name, times in (("subset", subset), ("law", scaled)):
+            off = np.abs(np.log(np.maximum(times, 1) / np.maximum(real, 1)))
+            off[np.abs(times - real) <= SLACK] = 0.0
+            cells = [f"{ratio}", f"{len(off)}", name, f"{np.sqrt(np.mean(off**2)):.2f}"]
+            cells += [f"{np.median(off):.2f}", f"{np.mean(np.expm1(off) <= 0.15):.0%}"]
+            said = "" if name == "subset" else ", ".join(
+                f"{np.mean(off <= k * unsure):.0%}" for k in (1, 2)
+            )  # fmt: skip
+            lines.append(f"| {' | '.join([*cells, said])} |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> list[Reading]:
+    """Measure a preset and print its table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--preset", choices=PRESETS, default="tuning")
+    parser.add_argument("--task", help="only this one")
+    arguments = parser.parse_args(argv)
+    settings = PRESETS[arguments.preset]
+    tasks = settings.tasks if arguments.task is None else (arguments.task,)
+    readings = [one for name in tasks for one in measure(name, settings)]
+    print("\n" + summary(readings))
+    return readings
+
+
+if __name__ == "__main__":
+    main()
