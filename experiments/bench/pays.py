@@ -2,7 +2,7 @@
 
     python -m experiments.bench.pays [--preset smoke|cpu] [--folder F] [--only NETWORK ...]
 
-Networks that know the digits 0-4 are fine-tuned on 150 images of the digits 5-9 in every way of
+Networks that know the digits 0-4 are fine-tuned on 150 images of the digits 5-9, in every way of
 `pays_tasks.WAYS` over 150 and 600 steps, for real and as forecast within several budgets, by the
 paper's equation (1), with one kernel, and from a tenth of the training by a power law. Costs are
 counted (operations) and timed (compilation apart). What is kept in the folder, real runs of
@@ -42,6 +42,7 @@ class PaysSettings:
     Attributes:
         networks: of `pays_tasks.NETWORKS`.
         ways: of `pays_tasks.WAYS`.
+        data_set: of `jaxttp.data`, images of ten classes.
         per_class: samples of each of the five classes.
         steps: horizons.
         budgets: shares of the training's operations.
@@ -50,6 +51,7 @@ class PaysSettings:
 
     networks: tuple[str, ...] = ("MLP", "digits ResNet", "ResNet-18, 32 px", "ResNet20, 16 px")
     ways: tuple[str, ...] = tuple(WAYS)
+    data_set: str = "digits"
     per_class: int = cuts.few(2, 30)
     steps: tuple[int, ...] = cuts.one((150, 600))
     budgets: tuple[float, ...] = cuts.first((0.01, 1 / 30, 0.1, 1 / 3))
@@ -61,6 +63,7 @@ PRESETS = {
         networks=("MLP",), ways=("gradient descent",), per_class=3, steps=(12,), budgets=(0.5,)
     ),
     "cpu": PaysSettings(),
+    "paper": PaysSettings(networks=("ResNet-18, 32 px", "ViT-S, 32 px"), data_set="cifar10"),
 }
 
 
@@ -153,8 +156,9 @@ def _fraction(share: float) -> str:
     return f"1/{round(1 / share)}" if share < 1 else f"{share:g}"
 
 
-def descent(name: str, way: Way, steps: int, per_class: int) -> dict[str, Any]:
+def descent(settings: PaysSettings, name: str, way: Way, steps: int) -> dict[str, Any]:
     """The training in the words of `predict_training_time`."""
+    per_class = settings.per_class
     chosen: dict[str, Any] = {"steps": steps, "loss": "cross_entropy"}
     if way.batch_size is not None:
         chosen |= {
@@ -162,21 +166,22 @@ def descent(name: str, way: Way, steps: int, per_class: int) -> dict[str, Any]:
         }  # fmt: skip
     if way.adam is None and not way.cosine:
         return chosen | {
-            "learning_rate": way.rate(limit(name, per_class)),
+            "learning_rate": way.rate(limit(name, settings.data_set, per_class)),
             "momentum": way.momentum,
         }
-    known = 1.0 if way.adam is not None else limit(name, per_class)
+    known = 1.0 if way.adam is not None else limit(name, settings.data_set, per_class)
     return chosen | {"optimizer": way.optimizer(known, steps)}
 
 
-def run_for_real(name: str, way: Way, steps: int, per_class: int) -> Real:
+def run_for_real(settings: PaysSettings, name: str, way: Way, steps: int) -> Real:
     """The training itself; its batches are others than those of the forecasts."""
-    job = make(name, per_class)
-    given = descent(name, way, steps, per_class)
+    per_class = settings.per_class
+    job = make(name, settings.data_set, per_class)
+    given = descent(settings, name, way, steps)
     rate, momentum = given.pop("learning_rate", None), given.pop("momentum", None)
     if rate is not None:
         given["optimizer"] = dataclasses.replace(way, momentum=momentum).optimizer(
-            limit(name, per_class), steps
+            limit(name, settings.data_set, per_class), steps
         )
     if "key" in given:
         given["key"] = jax.random.key(50)
@@ -242,15 +247,15 @@ def _real_steps(settings: PaysSettings, way: Way) -> tuple[int, ...]:
 
 
 def _real_piece(settings: PaysSettings, name: str, way: Way, steps: int) -> Callable[[], Real]:
-    return lambda: run_for_real(name, way, steps, settings.per_class)
+    return lambda: run_for_real(settings, name, way, steps)
 
 
 def _piece(
     settings: PaysSettings, name: str, way: Way, steps: int, options: dict[str, Any]
 ) -> Callable[[], Guess]:
     def make_it() -> Guess:
-        given = descent(name, way, steps, settings.per_class)
-        return foresee(make(name, settings.per_class), given, options)
+        job = make(name, settings.data_set, settings.per_class)
+        return foresee(job, descent(settings, name, way, steps), options)
 
     return make_it
 

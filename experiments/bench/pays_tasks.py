@@ -1,4 +1,4 @@
-"""What `pays` trains: networks that know the digits 0-4 and are fine-tuned on the digits 5-9.
+"""What `pays` trains: networks that know the classes 0-4 and are fine-tuned on the classes 5-9.
 
 None of it is among the tasks that constants were chosen on, though the digits are.
 """
@@ -29,7 +29,7 @@ class Network:
 
     Attributes:
         model: "digits-resnet" (shipped), "mlp" (random weights) or a name of `make_model`.
-        pixels: to which the digits are enlarged; 8 leaves them as they are.
+        pixels: to which images are scaled; the digits have 8.
         steps: of pre-training, in batches of 64.
         rate: of its Adam.
     """
@@ -89,23 +89,22 @@ WAYS = {
 
 
 @functools.cache
-def enlarged(classes: tuple[int, ...], per_class: int, pixels: int) -> Samples:
-    """Some digits, drawn once for all, in three colours where they are enlarged."""
-    data = select(
-        load_dataset("digits"), classes=classes, per_class=per_class, key=jax.random.key(17)
-    )
+def images(name: str, classes: tuple[int, ...], per_class: int, pixels: int) -> Samples:
+    """Some of a data set, drawn once for all; digits in three colours where they are enlarged."""
+    data = select(load_dataset(name), classes=classes, per_class=per_class, key=jax.random.key(17))
     x = np.asarray(data.x, np.float32)
-    if pixels != 8:
-        x = np.asarray(jax.image.resize(x, (len(x), pixels, pixels, 1), "bilinear"))
+    if pixels != x.shape[1]:
+        x = np.asarray(jax.image.resize(x, (len(x), pixels, pixels, x.shape[3]), "bilinear"))
+    if pixels != 8 and x.shape[3] == 1:
         x = np.repeat(x, 3, axis=-1)
     return Samples(x, np.asarray(data.y, np.int32))
 
 
 @functools.cache
-def make(name: str, per_class: int) -> Job:
+def make(name: str, data_set: str, per_class: int) -> Job:
     """The network of that name before fine-tuning, and its samples."""
     chosen = NETWORKS[name]
-    data = enlarged((5, 6, 7, 8, 9), per_class, chosen.pixels)
+    data = images(data_set, (5, 6, 7, 8, 9), per_class, chosen.pixels)
     key = jax.random.key(3)
     if chosen.model == "mlp":
         sizes = (data.x[0].size, 64, 64, CLASSES)
@@ -121,15 +120,15 @@ def make(name: str, per_class: int) -> Job:
         if not chosen.model.startswith("vit"):
             network = calibrate_batch_norm(network, data.x)
         if chosen.steps:
-            before = enlarged((0, 1, 2, 3, 4), 150, chosen.pixels)
+            before = images(data_set, (0, 1, 2, 3, 4), 150, chosen.pixels)
             network = pretrained(network, before, steps=chosen.steps, rate=chosen.rate)
     return Job(from_nnx(fresh_head(network, CLASSES, key=key)), data.x, data.y)
 
 
 @functools.cache
-def limit(name: str, per_class: int) -> float:
+def limit(name: str, data_set: str, per_class: int) -> float:
     """Gradient descent's largest stable rate, by a class sketch of the kernel."""
-    job = make(name, per_class)
+    job = make(name, data_set, per_class)
     found = predict_training_time(
         *job.model, job.x, job.y, learning_rate=1e-6, steps=1, relinearize=0,
         kernel=ClassSketched(jax.random.key(0)),
