@@ -150,7 +150,7 @@ def _filter(optimizer: Any, shapes: tuple, tree: Any, steps: int, dtype: Any) ->
             impulse, decay, deviation = _probe(optimizer, params, steps)
             impulse, decay = jnp.asarray(impulse, dtype), jnp.asarray(decay, dtype)
             is_linear = deviation < _TOLERANCE  # in double precision, like the probe
-    except (ValueError, TypeError, KeyError, AttributeError) as problem:
+    except (ValueError, TypeError, LookupError, AttributeError) as problem:
         raise ValueError(f"{_REFUSAL} (The probe failed with: {problem})") from problem
     if is_concrete(deviation):
         if not bool(is_linear):

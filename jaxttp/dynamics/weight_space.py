@@ -36,6 +36,8 @@ from jaxttp.losses import Loss, encode_targets
 
 EARLY_ONLY = 0.1
 """Where the network misses more than this share of the predicted change, late times are doubted."""
+CONFIRMED = 1e-3
+"""Where it misses no more than this share, nothing is."""
 
 
 class WeightSpaceTrajectory(eqx.Module):
@@ -66,17 +68,20 @@ class WeightSpaceTrajectory(eqx.Module):
     plot, _repr_html_, __repr__ = RESULT
 
     @property
-    def trust(self) -> str:
-        """In words, how far the forecast can be trusted."""
-        if self.linear:
-            return "exact for the linearized network"
+    def trust(self) -> str | None:
+        """In words, how far to trust the forecast; None where the network confirms its end."""
         mismatch = float(self.mismatch)
+        if mismatch <= CONFIRMED:
+            return None
         advice = "" if mismatch <= EARLY_ONLY else ", so take only early times at their word"
+        known = (
+            "in 12 real trainings with Adam over 150 steps times were off by at most 3 steps at a "
+            "threshold of 40 %, by up to 48 at 10 % and 70 at 1 %; "
+        )
         return (
-            "one linearization, whose kernel is not rebuilt; in 12 real trainings with Adam over "
-            "150 steps times were off by at most 3 steps at a threshold of 40 %, by up to 48 at "
-            "10 % and 70 at 1 %; here, at the last predicted weights, the outputs of the network "
-            f"itself are off by {100 * mismatch:.0f} % of their predicted change{advice}"
+            f"one linearization, whose kernel is not rebuilt; {'' if self.linear else known}here, "
+            "at the last predicted weights, the outputs of the network itself are off by "
+            f"{100 * mismatch:.2g} % of their predicted change{advice}"
         )
 
 
@@ -114,7 +119,8 @@ def weight_space(
         A `WeightSpaceTrajectory`, whose `trust` says how far to believe it.
 
     Raises:
-        ValueError: bad labels, steps, batch size or protocol; a batch size without a key.
+        ValueError: bad labels, steps, batch size or protocol; a batch size without a key; an
+            optimiser that needs more than gradients and weights.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -128,6 +134,7 @@ def weight_space(
         TTP Section 3 and Figure 9 (gradient descent); other optimisers are derived.
     """
     check_integer("steps", steps, at_least=1)
+    check_stepping(optimizer, params)
     x = check_samples("x", x)
     f0 = compile_network(apply_fn)[0](params, x)
     targets, loss = encode_targets(loss, y, f0)
@@ -154,6 +161,22 @@ def weight_space(
         jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive)), displacement.astype(f0.dtype),
         end_outputs, mismatch, linear=_is_linear(optimizer, params, steps),
     )  # fmt: skip
+
+
+def check_stepping(optimizer: optax.GradientTransformation | HeavyBall, weights: Params) -> None:
+    """Raise `ValueError` for an optimiser that cannot step these weights by gradients alone."""
+
+    def step(w: Params) -> Any:
+        return optimizer.update(w, optimizer.init(w), w)
+
+    try:
+        jax.eval_shape(step, weights)
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as problem:
+        raise ValueError(
+            "optimizer cannot step these weights by their gradients alone, as a forecast does: "
+            f"{problem or type(problem).__name__} (line searches and rates that follow the loss "
+            "need more than gradients). Give one that can, such as optax.adam(1e-3)."
+        ) from problem
 
 
 def _first(params: Params, state: optax.OptState) -> tuple:

@@ -70,7 +70,31 @@ def test_a_linear_network_confirms_everything(problem):
     linear = problem._replace(apply_fn=lambda w, x: x @ w, params=jnp.zeros((4, 3)))
     path = simulate(linear, ADAPTIVE["adam"])
     assert float(path.mismatch) < 1e-12
+    assert path.trust is None
     assert float(simulate(problem, ADAPTIVE["adam"]).mismatch) > 0.01
+
+
+def test_gradient_descent_is_doubted_where_the_network_does_not_confirm_it(problem):
+    path = simulate(problem, optax.sgd(0.5), steps=8)
+    assert path.linear
+    missed = f"{100 * float(path.mismatch):.2g} % of their predicted change"
+    assert missed in path.trust
+    assert "Adam" not in path.trust
+
+
+def test_optimisers_that_need_more_than_gradients_are_refused(problem):
+    for optimizer, why in ((optax.lbfgs(), "value_fn"), (optax.polyak_sgd(1.0), "value")):
+        with pytest.raises(ValueError, match=f"optimizer cannot step .*{why}"):
+            simulate(problem, optimizer)
+
+
+def test_weights_that_an_optimiser_cannot_step_are_refused():
+    """sm3 keeps a number for every axis of a weight, and looks at the first."""
+    with pytest.raises(ValueError, match="optimizer cannot step these weights"):
+        weight_space(
+            lambda w, x: x @ w["w"] + w["b"], {"w": jnp.ones((2, 1)), "b": jnp.asarray(0.1)},
+            jnp.eye(2), jnp.ones((2, 1)), loss="squared_error", optimizer=optax.sm3(0.1), steps=3,
+        )  # fmt: skip
 
 
 def test_divergence_is_held(problem):

@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import optax
 
 from jaxttp._types import Params
 from jaxttp.dynamics._trajectory import Trajectory
+from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._stability import Rates, optimizer_rates
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
@@ -29,7 +29,7 @@ def recur(lines: Linearizer, descent: Descent, **more: Any) -> Trajectory:
 def linear_rates(lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
     """The limit of any linear optimiser, at the step that is the farthest beyond."""
     problem, limit, given = lines.problem, lines.limit, descent.optimizer
-    assert isinstance(given, optax.GradientTransformation)  # those by numbers are plain
+    assert not isinstance(given, HeavyBall)  # those by numbers are plain
     rates = optimizer_rates(
         given, descent.steps, 2.0 / limit,
         (lines.first, problem.f0, problem.targets, problem.loss), descent.batch_size,

@@ -2,9 +2,11 @@
 
 import dataclasses
 
-from jaxttp.dynamics.weight_space import weight_space
+from jaxttp._types import Params
+from jaxttp.dynamics.weight_space import check_stepping, weight_space
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
+from jaxttp.losses import Loss
 from jaxttp.rule import Rule
 
 
@@ -19,6 +21,10 @@ class WeightSpace(Dynamics):
 
     name = "weight_space"
     kernels = False
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
+        """See `Dynamics`."""
+        check_stepping(descent.optimizer, weights)
 
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""

@@ -1,0 +1,277 @@
+"""Random calls on linear models, where every forecast has to be the training itself.
+
+    python -m experiments.bench.fuzz [--first 0] [--calls 100] [--folder F]
+
+Call by call, each drawn from a seed of its own: a linear model, a loss with or without weights,
+any of optax's optimisers, batches, and options of `predict_training_time`. The same training is
+then run for real, in float64 with the same batches. A forecast is equal to it (and may say that
+the loss rises, or the rate is beyond the limit), or is refused by the argument's name; everything
+else is printed, and the exit status is 1. What is kept in the folder is not tried again.
+"""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.store import Store
+from jaxttp import predict_training_time, train, weighted
+from jaxttp.dynamics.batches import PROTOCOLS
+
+LOSSES = ("squared_error", "cross_entropy", "binary_cross_entropy")
+HORIZONS = (1, 2, 5, 12, 40, 90)
+SKETCH, OF_SKETCH = 4096, 0.2
+"""A sketch so wide is off by this share of the loss at most: two weights may share a place."""
+ROUNDING = 1e-6
+"""Of everything else, in float64; a filter's response is known to less than the last digit."""
+GOOD = ("equal", "refused", "beyond the limit", "both diverge", "doubts a rising loss")
+_ARGUMENTS = frozenset(inspect.signature(predict_training_time).parameters)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What came of a call.
+
+    Attributes:
+        kind: one of `GOOD`, or what is wrong.
+        call: in words.
+        said: by the forecast, or by what it raised.
+    """
+
+    kind: str
+    call: str
+    said: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A forecast and the training that it foresees.
+
+    Attributes:
+        words: what is asked.
+        model: apply_fn, params, x, y.
+        shared: of both: loss, steps, batches.
+        rate: of gradient descent, with momentum; or None.
+        optimizer: of the training, and of the forecast where there is no rate.
+        options: of the forecast.
+        tolerance: how far the curves may be apart, as a share of the first loss.
+    """
+
+    words: str
+    model: tuple[Any, ...]
+    shared: dict[str, Any]
+    rate: dict[str, float] | None
+    optimizer: Any
+    options: dict[str, Any]
+    tolerance: float
+
+
+def model(rng: np.random.Generator) -> tuple[Callable, Any, int, int]:
+    """A network that is linear in its weights, the weights, and how many inputs and outputs."""
+    d, c = int(rng.integers(1, 6)), int(rng.integers(1, 4))
+    w, v = jnp.asarray(rng.normal(size=(d, c))), jnp.asarray(rng.normal(size=(d, c)))
+    b = jnp.asarray(rng.normal(size=c))
+    made: list[tuple[Callable, Any]] = [
+        (lambda p, x: x @ p, w),
+        (lambda p, x: x @ p["w"] + p["b"][None], {"w": w, "b": b}),
+        (lambda p, x: jnp.sin(3 * x) @ p["w"] + x @ p["v"] + p["b"][None], dict(w=w, v=v, b=b)),
+        (lambda p, x: x @ p["w"] + p["s"], {"w": w, "s": jnp.asarray(0.3)}),
+    ]
+    apply, params = made[rng.integers(len(made))]
+    return apply, params, d, c
+
+
+def optimizers(r: float, m: float, t: int) -> dict[str, Callable[[], Any]]:
+    """Optimisers of optax by name, of rate r and momentum m; some change at step t."""
+    sgd, contrib = functools.partial(optax.sgd, r, m or None), optax.contrib
+    late = optax.piecewise_constant_schedule(r, {t: 0.1})
+    return {
+        "sgd": sgd,
+        "nesterov": lambda: optax.sgd(r, m, nesterov=True),
+        "inject_hyperparams": lambda: optax.inject_hyperparams(optax.sgd)(
+            learning_rate=r, momentum=m
+        ),
+        "cosine": lambda: optax.sgd(optax.cosine_decay_schedule(r, t), m or None),
+        "warm-up": lambda: optax.sgd(
+            optax.warmup_cosine_decay_schedule(0.0, r, t, 3 * t, 0.1 * r), m or None
+        ),
+        "a late drop": lambda: optax.sgd(late, m or None),
+        "weight decay": lambda: optax.chain(optax.add_decayed_weights(0.1), sgd()),
+        "decay behind": lambda: optax.chain(sgd(), optax.add_decayed_weights(-0.01)),
+        "late decay": lambda: optax.chain(
+            optax.add_decayed_weights(lambda s: jnp.where(s >= t, 0.3, 0.0)), sgd()
+        ),
+        "trace": lambda: optax.chain(optax.trace(0.7), optax.scale(-0.3 * r)),
+        "ema": lambda: optax.chain(optax.ema(0.5), optax.sgd(r)),
+        "optimistic": lambda: optax.optimistic_gradient_descent(0.3 * r),
+        "MultiSteps": lambda: optax.MultiSteps(
+            sgd(), every_k_schedule=2
+        ).gradient_transformation(),
+        "apply_if_finite": lambda: optax.apply_if_finite(sgd(), 3),
+        "masked": lambda: optax.masked(sgd(), lambda p: jax.tree.map(lambda _: True, p)),
+        "multi_transform": lambda: optax.multi_transform(
+            {"a": sgd(), "b": optax.sgd(late)},
+            lambda p: jax.tree.map(lambda a: "a" if a.ndim > 1 else "b", p),
+        ),
+        "clip_by_global_norm": lambda: optax.chain(optax.clip_by_global_norm(0.3), sgd()),
+        "clip": lambda: optax.chain(optax.clip(0.05), optax.sgd(r)),
+        "late clip": lambda: optax.chain(
+            optax.transforms.conditionally_transform(optax.clip(0.01), lambda s: s >= t), sgd()
+        ),
+        "centralize": lambda: optax.chain(optax.centralize(), optax.sgd(r)),
+        "sign": lambda: optax.sign_sgd(0.03 * r),
+        "lion": lambda: optax.lion(0.03 * r),
+        "noisy_sgd": lambda: optax.noisy_sgd(r),
+        "adamw, decayed": lambda: optax.adamw(0.1 * r, weight_decay=0.1),
+        "adam, cosine": lambda: optax.adam(optax.cosine_decay_schedule(0.1 * r, t)),
+        **{
+            name: functools.partial(getattr(optax, name), 0.1 * r)
+            for name in (
+                "adam", "adamax", "adabelief", "adadelta", "adafactor", "adagrad", "adan",
+                "amsgrad", "fromage", "lamb", "lars", "nadam", "novograd", "polyak_sgd", "radam",
+                "rmsprop", "rprop", "sm3", "yogi",
+            )
+        },
+        "lbfgs": optax.lbfgs,
+        "schedule_free_sgd": lambda: contrib.schedule_free_sgd(r),
+        "schedule_free_adamw": lambda: contrib.schedule_free_adamw(0.1 * r),
+        "dadapt_adamw": contrib.dadapt_adamw,
+        "prodigy": contrib.prodigy,
+        "dog": lambda: contrib.dog(1.0),
+        "cocob": contrib.cocob,
+        "mechanize": lambda: contrib.mechanize(sgd()),
+        "muon": lambda: contrib.muon(0.1 * r),
+    }  # fmt: skip
+
+
+def targets(rng: np.random.Generator, loss: str, n: int, c: int) -> tuple[Any, str]:
+    """Labels or targets of a loss, some with weights, and what they are."""
+    if loss == "squared_error":
+        y, words = rng.normal(size=(n, c)), "targets"
+    elif loss == "binary_cross_entropy":
+        y, words = rng.integers(0, 2, (n, c)).astype(float), "two classes an output"
+    elif rng.integers(2):
+        y, words = rng.integers(0, c, n), "labels"
+    else:
+        y, words = rng.dirichlet(np.ones(c), n), "soft labels"
+    kind = rng.integers(6)
+    if kind == 0:
+        return weighted(y, sample_weight=rng.uniform(0.1, 2.0, n)), words + ", weighted"
+    if kind == 1 and n > 1:
+        return weighted(y, mask=np.arange(n) != rng.integers(n)), words + ", one masked"
+    return y, words
+
+
+def draw(seed: int) -> Call:
+    """The call of a seed."""
+    rng = np.random.default_rng(seed)
+    apply, params, d, c = model(rng)
+    n, steps = int(rng.integers(1, 13)), int(rng.choice(HORIZONS))
+    loss = str(rng.choice(LOSSES if c > 1 else ("squared_error", "binary_cross_entropy")))
+    x = jnp.asarray(rng.normal(size=(n, d)) * rng.choice([0.3, 1.0]))
+    y, kind = targets(rng, loss, n, c)
+    r, m = float(10 ** rng.uniform(-2.5, 0.5)), float(rng.choice([0.0, 0.5, 0.9]))
+    known = optimizers(r, m, int(rng.integers(1, steps + 1)))
+    name = str(rng.choice(["by its rate", *known]))
+    plain = name == "by its rate"
+    rate = {"learning_rate": r, "momentum": m} if plain else None
+    shared: dict[str, Any] = {"loss": loss, "steps": steps}
+    key = jax.random.key(seed)
+    if rng.integers(2):
+        shared |= {
+            "batch_size": int(rng.integers(1, n + 1)), "key": key,
+            "protocol": str(rng.choice(PROTOCOLS)),
+        }  # fmt: skip
+    some = max(1, n // 2)
+    ways: dict[str, dict[str, Any]] = {
+        "defaults": {},
+        "one kernel": {"relinearize": 0},
+        "three rebuilds": {"relinearize": 3},
+        "tiles": {"kernel_batch_size": int(rng.integers(1, n + 1))},
+        "budget": {"budget": float(rng.choice([0.01, 0.3, 5.0]))},
+        "recursion": {"dynamics": "recursion"},
+        "weight space": {"dynamics": "weight_space"},
+        "test samples": {"x_test": x[:some], "y_test": rng.integers(0, c, some)},
+        "a wide sketch": {"sketch_dim": SKETCH, "relinearize": 0, "key": key},
+        "little memory": {"max_bytes": 1_000_000},
+    }
+    if loss != "cross_entropy":
+        ways["test samples"]["y_test"] = rng.integers(0, 2, (some, c)).astype(float)
+    way = str(rng.choice(list(ways)))
+    words = (
+        f"call {seed}: {n} samples, {d} inputs, {c} outputs, {steps} steps, {loss} ({kind}), "
+        f"{name}, rate {r:.3g}, momentum {m:g}, batches {shared.get('batch_size')} "
+        f"{shared.get('protocol', '')}; {way}"
+    )
+    optimizer = optax.sgd(r, m or None) if plain else known[name]()
+    tolerance = OF_SKETCH if way == "a wide sketch" else ROUNDING
+    return Call(words, (apply, params, x, y), shared, rate, optimizer, ways[way], tolerance)
+
+
+def judge(call: Call) -> Verdict:
+    """Forecast and train, and hold one against the other."""
+    say = functools.partial(Verdict, call=call.words)
+    how = call.rate or {"optimizer": call.optimizer}
+    try:
+        found = predict_training_time(*call.model, **(call.shared | how | call.options))
+    except (ValueError, TypeError) as problem:
+        named = str(problem).partition(" ")[0].partition("=")[0] in _ARGUMENTS
+        return say("refused" if named else "refused, but what?", said=str(problem))
+    except Exception as problem:  # whatever it is, it is found
+        return say("crash", said=repr(problem))
+    real = np.asarray(train(*call.model, optimizer=call.optimizer, **call.shared).loss)
+    loss = np.asarray(found.loss)
+    said = f"{found.message}; {found.trust}"
+    if not np.all(np.isfinite(loss)):
+        return say("not finite", said=said)
+    if not np.all(np.isfinite(real)):
+        return say("called stable" if found.stable else "both diverge", said=said)
+    apart = np.abs(loss - real) / max(1e-3, float(real.max()))
+    if apart.max() > call.tolerance:
+        return say("wrong", said=f"off by {apart.max():.2g} at step {apart.argmax()}; {said}")
+    if not found.stable:
+        return say("beyond the limit" if "limit" in said else "called unstable", said=said)
+    if found.trust is not None and "rises" not in found.trust:
+        return say("doubted", said=said)
+    return say("equal" if found.trust is None else "doubts a rising loss", said=said)
+
+
+def try_call(seed: int) -> Verdict:
+    """Draw and judge, in float64."""
+    with jax.enable_x64(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return judge(draw(seed))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Try calls, print what is wrong, and leave with 1 if anything is."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--calls", type=int, default=100, help="how many")
+    parser.add_argument("--folder", type=Path, help="where to keep what came of them")
+    options = parser.parse_args(arguments)
+    store = Store(options.folder, settings={})
+    seeds = range(options.first, options.first + options.calls)
+    found = store.all({f"call {seed}": functools.partial(try_call, seed) for seed in seeds})
+    bad = [verdict for verdict in found.values() if verdict.kind not in GOOD]
+    for verdict in bad:
+        print(f"{verdict.kind}: {verdict.call}\n    {verdict.said}")
+    counts = collections.Counter(verdict.kind for verdict in found.values())
+    print(", ".join(f"{kind} {count}" for kind, count in counts.most_common()))
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    from experiments.bench import fuzz  # what is kept names its classes by their module
+
+    raise SystemExit(fuzz.main())
