@@ -50,6 +50,9 @@ kernel is kept as factors (`jaxttp.dynamics._features`)."""
 READING = 8.0
 """A product with a kernel takes the time of so many times its operations: every number of the
 kernel is read from memory for one multiplication."""
+WRITING = 200.0
+"""A number of a sample's gradient, which a sketch writes, reads and adds up, takes the time of so
+many operations: 400 on two cores, a hundred on a GPU by its bandwidth."""
 ALIKE = 1.1
 """Expected errors that differ by no more times are alike, and the cheaper forecast is planned."""
 ONE_PASSES, ONE_RUNS = 6.0, 1.0
@@ -63,8 +66,8 @@ class ForecastPlan:
     Attributes:
         dynamics: how the path is followed.
         kernel: how kernels come about.
-        operations: that it takes, estimated as if all kernels were built; products with kernels,
-            which wait for memory, count for as many as take their time.
+        operations: that it takes, estimated as if all kernels were built; products with kernels
+            and sketches of gradients, which wait for memory, count for as many as take their time.
         budget: that it may take.
         training: that the training takes.
         error: the expected error of a training time, as a share of it.
@@ -226,6 +229,9 @@ def _priced(
     most: int | None,
 ) -> _Priced:
     price = Price.of(problem, descent, kernel)
+    if isinstance(kernel, Sketched):
+        numbers = problem.f0.size * sum(leaf.size for leaf in jax.tree.leaves(problem.weights))
+        price = dataclasses.replace(price, kernel=price.kernel + WRITING * numbers)
     beside = 1.0
     if problem.x_test is not None:
         beside += len(jax.tree.leaves(problem.x_test)[0]) / problem.f0.shape[0]

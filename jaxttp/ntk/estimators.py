@@ -19,7 +19,7 @@ from jaxttp._types import Params
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
-from jaxttp.ntk.sketch import signed_kernel, sketch_jacobian
+from jaxttp.ntk.sketch import signed_kernel, signed_network, sketch_jacobian
 
 GROUPS = 4
 """Parts of a sketch that its error is told from."""
@@ -222,10 +222,15 @@ class ClassSketched(KernelEstimator):
         return self._between(problem, weights, x, problem.x, None)
 
     def operations(self, problem: Any) -> float:
-        """See `KernelEstimator`: a way on and back a sample, and the products of the gradients."""
-        n, _ = problem.f0.shape
-        size = sum(leaf.size for leaf in jax.tree.leaves(problem.weights))
-        return self.draws * (3.0 * n * plan_of(problem).forward + 2.0 * n**2 * size)
+        """See `KernelEstimator`: exact kernels of a network with one output."""
+        signed, pair, mask = signed_network(
+            problem.apply_fn, problem.params, problem.x, key=self.key, trainable=problem.trainable
+        )
+        plan = ntk_plan(
+            signed, pair, problem.x, output="trace", trainable=mask, batch_size=self.batch_size,
+            max_bytes=self.max_bytes,
+        )  # fmt: skip
+        return self.draws * plan.flops[plan.method]
 
     def passes(self, problem: Any) -> int:
         """See `KernelEstimator`."""

@@ -333,7 +333,23 @@ def signed_kernel(
         >>> kernel[0].round(3).tolist()
         [1.0, 0.0, 0.0, 0.0]
     """
-    outputs = jax.eval_shape(apply_fn, params, x1)
+    signed, pair, mask = signed_network(apply_fn, params, x1, key=key, trainable=trainable)
+    return empirical_ntk(signed, pair, x1, x2, output="trace", trainable=mask, **options)
+
+
+def signed_network(
+    apply_fn: ApplyFn, params: Params, x: Any, *, key: Array, trainable: Any = None
+) -> tuple[ApplyFn, tuple[Params, Array], tuple[Any, bool]]:
+    """Σ_c s_c f_c / √C as a network: its function, parameters, and which of them train.
+
+    Args:
+        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.
+        params: pytree of arrays.
+        x: samples (N, ...).
+        key: draws the signs s.
+        trainable: see `empirical_ntk`.
+    """
+    outputs = jax.eval_shape(apply_fn, params, x)
     classes = outputs.shape[-1]
     signs = jax.random.rademacher(key, (classes, 1), outputs.dtype)
     signs = signs / jnp.sqrt(jnp.asarray(classes, outputs.dtype))
@@ -342,9 +358,7 @@ def signed_kernel(
     except TypeError:
         signed = _signed.__wrapped__(apply_fn)
     mask = jax.tree.unflatten(jax.tree.structure(params), select_leaves(params, trainable))
-    return empirical_ntk(
-        signed, (params, signs), x1, x2, output="trace", trainable=(mask, False), **options
-    )
+    return signed, (params, signs), (mask, False)
 
 
 @functools.lru_cache(maxsize=64)
