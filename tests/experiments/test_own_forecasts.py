@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from experiments.bench import early_stopping, extrapolation, scaling
+from experiments.bench import early_stopping, extrapolation, pays, scaling
 from experiments.bench.bands import Band, Runs
-from experiments.training_time import adapting, calibration, closing, dynamics, sweeping
+from experiments.training_time import adapting, calibration, closing, dynamics, paying, sweeping
 
 
 def _runs() -> Runs:
@@ -107,3 +107,52 @@ def test_a_test_loss_that_rises_again_is_foreseen(capsys):
     assert row.forecast.overfits
     assert row.off <= 0.2
     assert "within 20 % of the real step where it overfits: 1 of 1" in capsys.readouterr().out
+
+
+def _guess(loss, share=0.1):
+    return pays.Guess(np.asarray(loss), True, share, 1.0, 0.5, "")
+
+
+def test_a_power_law_carries_a_tenth_of_the_training_on():
+    t = np.arange(101)
+    real = pays.Real(0.2 + 2.0 * (1 + t / 3.0) ** -0.7, 10.0, 1.0)
+    found = pays.power_law(real, 100)
+    assert (found.share, found.seconds) == (0.1, 1.0)
+    np.testing.assert_array_equal(found.loss[:11], real.loss[:11])
+    # the law itself is found again; the fit stops where the logarithms agree to 1e-4
+    np.testing.assert_allclose(found.loss[11:], real.loss[11:], rtol=1e-3)
+
+
+def test_what_pays_is_measured_apart_from_the_mlp():
+    real = pays.Real(np.exp(-np.arange(101) / 20.0), 4.0, 1.0)
+    late = np.exp(-np.arange(101) / 40.0)
+    rows = [
+        pays.Row("MLP", "gradient descent", 100, "default", _guess(late, 30.0), real),
+        pays.Row("ResNet", "gradient descent", 100, "default", _guess(real.loss), real),
+        pays.Row("ResNet", "gradient descent", 100, pays.TENTH, _guess(late), real),
+    ]
+    assert max(rows[1].readings) == rows[1].end == 0.0
+    assert min(rows[2].readings) > pays.WITHIN
+    assert rows[2].end == pytest.approx(late[-1] - real.loss[-1], rel=0.02)  # the drop is 0.993
+    resnet, tenth, mlp = paying.measure(rows)["ours-pays"]
+    assert "all but the MLP, default: 1 trainings, by count 0.1 of the training" in resnet
+    assert (
+        "6 of 6 times within 13 %, mean error 0 %; end within 10 % of the drop in 1 of 1" in resnet
+    )
+    assert "0 of 6 times" in tenth
+    assert mlp.startswith("MLP, default: 1 trainings, by count 30 of the training")
+    lines = pays.table(rows)
+    assert lines[3] == (
+        "| ResNet | gradient descent | 100 | default | 0.1 | 0.25, 0.3 | 6 of 6 | 0 % | 0 % |"
+    )
+    panels = [axes.get_title() for axes in paying.plot(rows)["ours-pays"].axes]
+    assert panels == ["MLP", "ResNet"]
+
+
+def test_forecasts_of_a_way_are_those_that_it_allows():
+    settings = pays.PaysSettings(budgets=(0.1, 1 / 3))
+    full = pays.forecasts(settings, pays.WAYS["gradient descent"])
+    assert list(full) == [
+        "default", "budget 1/10", "budget 1/3", "one kernel", "one class sketch", "equation (1)"
+    ]  # fmt: skip
+    assert list(pays.forecasts(settings, pays.WAYS["AdamW, batches of 32"])) == ["default"]
