@@ -41,9 +41,9 @@ INPUTS = {
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
     "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem", "Descent", "Rule",
     "Target", "OptimizerChoice", "Arrival",
-    "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion", "GradientFlow",
-    "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Noisy", "Linearizer", "HeavyBall",
-    "Mode", "Filter", "Truncate", "Damp", "Tikhonov", "Noise",
+    "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion", "Paced",
+    "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Noisy", "Linearizer",
+    "HeavyBall", "Mode", "Filter", "Truncate", "Damp", "Tikhonov", "Noise",
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline

@@ -53,7 +53,7 @@ class PaysSettings:
     ways: tuple[str, ...] = tuple(WAYS)
     data_set: str = "digits"
     per_class: int = cuts.few(2, 30)
-    steps: tuple[int, ...] = cuts.one((150, 600))
+    steps: tuple[int, ...] = cuts.shortest((150, 600))
     budgets: tuple[float, ...] = cuts.first((0.01, 1 / 30, 0.1, 1 / 3))
     whole: bool = True
 

@@ -13,6 +13,7 @@ from jaxttp.forecast.doubt import LEVEL
 from jaxttp.forecast.paths.base import Dynamics, Progress
 from jaxttp.forecast.paths.flow import ClosedForm, GradientFlow
 from jaxttp.forecast.paths.noisy import Noisy
+from jaxttp.forecast.paths.paced import Paced
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.paths.scaled import Scaled
@@ -24,6 +25,7 @@ from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 WAYS: dict[str, type[Dynamics]] = {
     "auto": Recursion,
     "recursion": Recursion,
+    "paced": Paced,
     "ode": GradientFlow,
     "closed_form": ClosedForm,
     "sde": Noisy,
@@ -151,7 +153,7 @@ def choose_plan(
         ValueError: a budget that is out of range, or that would decide nothing.
     """
     centre = way.centre if isinstance(way, Noisy | Scaled) else way
-    by_kernels = isinstance(way, Noisy) or isinstance(centre, Recursion | Relinearized)
+    by_kernels = isinstance(way, Noisy) or isinstance(centre, Paced | Recursion | Relinearized)
     is_open = estimator is None or (isinstance(centre, Relinearized) and centre.rebuilds == "auto")
     if not (by_kernels and is_open):
         remedy = (

@@ -4,31 +4,26 @@ The constants are chosen on `experiments.bench.trust_tasks.FITTING`; how often w
 is measured by `experiments.bench.trust`.
 """
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._samples import take
 from jaxttp._types import Params
 from jaxttp.crossing import training_time
 from jaxttp.dynamics._confirm import RISE
-from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._network import compile_network
-from jaxttp.dynamics._pieces import add_vectors
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
+from jaxttp.forecast._along import Network, ask, moved, pull_in_batches, square
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast.bands import steps_uncertainty
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 from jaxttp.rule import Rule
 
-Network = Callable[[Params, Any], Array]
 ASKED = (0.4, 0.1)
 """The network is asked where these shares of the predicted drop are left, and at the end."""
 DOUBTED = 1.75
@@ -87,61 +82,17 @@ def learning_speeds(
     n = len(targets)
     size = n if batch_size is None else min(batch_size, n)
     pull = compile_network(network)[1]
-
-    def pull_all(weights: Params, cotangent: Array) -> Params:
-        if size == n:
-            return pull(weights, x, cotangent)
-        total = None
-        for start in range(0, n, size):
-            part = pull(weights, *_batch(x, cotangent, start, size))
-            total = part if total is None else add_vectors(total, [part], np.ones(1, dual.dtype))
-        return total
-
     asked = jnp.asarray(np.array((steps * 3)[:3] if steps else [0, 0, 0]))  # one shape for all
-    duals, scales, gradients, expected = _ask(kernel, path.train, dual, scale, asked, targets, loss)
+    duals, scales, gradients, expected = ask(kernel, path.train, dual, scale, asked, targets, loss)
     speeds = {}
     for i, t in enumerate(steps):
         speed = float(expected[i])
         if speed > 0:
-            weights = _moved(params, pull_all(params, duals[i]), scales[i])
-            found = float(_square(pull_all(weights, gradients[i])))
+            step = pull_in_batches(pull, params, x, duals[i], size)
+            weights = moved(params, step, scales[i])
+            found = float(square(pull_in_batches(pull, weights, x, gradients[i], size)))
             speeds[t] = found / speed if np.isfinite(found) else np.inf
     return speeds
-
-
-@functools.partial(jax.jit, static_argnums=3)
-def _batch(x: Any, cotangent: Array, start: Any, size: int) -> tuple[Any, Array]:
-    """Samples and cotangents from `start` on; the last batch is filled up with nothing."""
-    n = cotangent.shape[0]
-    places = start + jnp.arange(size)
-    rows = jnp.minimum(places, n - 1)
-    return take(x, rows), jnp.where((places < n)[:, None], cotangent[rows], 0.0)
-
-
-@jax.jit
-def _moved(params: Params, moved: Params, scale: Array) -> Params:
-    return jax.tree.map(lambda w, m: scale.astype(w.dtype) * w + m, params, moved)
-
-
-@jax.jit
-def _square(tree: Params) -> Array:
-    return sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
-
-
-@functools.partial(jax.jit, static_argnums=6)
-def _ask(
-    kernel: Kernel,
-    train: Array,
-    dual: Array,
-    scale: Array,
-    steps: Array,
-    targets: Array,
-    loss: Loss,
-) -> tuple[list[Array], list[Array], list[Array], list[Array]]:
-    """At some steps a_t, c_t, the gradients g, and g^T Theta g."""
-    gradients = jax.vmap(lambda f: loss.gradient(f, targets))(train[steps])
-    expected = jnp.sum(gradients * apply_kernel(kernel, gradients), axis=(1, 2))
-    return list(dual[steps]), list(scale[steps]), list(gradients), list(expected)
 
 
 def trust_in_speeds(

@@ -224,7 +224,7 @@ class ClassSketched(KernelEstimator):
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`: exact kernels of a network with one output."""
         signed, pair, mask = signed_network(
-            problem.apply_fn, problem.params, problem.x, key=self.key, trainable=problem.trainable
+            problem.apply_fn, problem.params, problem.x, key=None, trainable=problem.trainable
         )
         plan = ntk_plan(
             signed, pair, problem.x, output="trace", trainable=mask, batch_size=self.batch_size,

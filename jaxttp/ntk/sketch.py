@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer
@@ -338,21 +339,23 @@ def signed_kernel(
 
 
 def signed_network(
-    apply_fn: ApplyFn, params: Params, x: Any, *, key: Array, trainable: Any = None
-) -> tuple[ApplyFn, tuple[Params, Array], tuple[Any, bool]]:
+    apply_fn: ApplyFn, params: Params, x: Any, *, key: Array | None, trainable: Any = None
+) -> tuple[ApplyFn, tuple[Params, Array | np.ndarray], tuple[Any, bool]]:
     """Σ_c s_c f_c / √C as a network: its function, parameters, and which of them train.
 
     Args:
         apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.
         params: pytree of arrays.
         x: samples (N, ...).
-        key: draws the signs s.
+        key: draws the signs s; None for signs that are all the same, where only shapes matter.
         trainable: see `empirical_ntk`.
     """
     outputs = jax.eval_shape(apply_fn, params, x)
     classes = outputs.shape[-1]
-    signs = jax.random.rademacher(key, (classes, 1), outputs.dtype)
-    signs = signs / jnp.sqrt(jnp.asarray(classes, outputs.dtype))
+    signs: Array | np.ndarray = np.full((classes, 1), classes**-0.5, outputs.dtype)
+    if key is not None:
+        signs = jax.random.rademacher(key, (classes, 1), outputs.dtype)
+        signs = signs / jnp.sqrt(jnp.asarray(classes, outputs.dtype))
     try:
         signed = _signed(apply_fn)
     except TypeError:

@@ -13,6 +13,7 @@ from jaxttp import predict_training_time
 from jaxttp.forecast import (
     Descent,
     Noisy,
+    Paced,
     Problem,
     Recursion,
     Relinearized,
@@ -128,7 +129,7 @@ def test_a_plan_leaves_what_is_given(monkeypatch):
     sketch = Sketched(8, jax.random.key(3))
     plan = plan_forecast(Relinearized(), problem(), descent(), sketch, budget=1e-6)
     assert plan.kernel is sketch
-    assert isinstance(plan.dynamics, Recursion)
+    assert isinstance(plan.dynamics, Paced)
     fixed = plan_forecast(Relinearized(3), problem(), descent(), budget=1e-6)
     assert fixed.dynamics == Relinearized(3)
     assert not isinstance(fixed.kernel, Exact)
