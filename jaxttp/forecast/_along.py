@@ -1,8 +1,8 @@
 """The network at weights that a forecast predicts."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,13 @@ from jaxttp._samples import take
 from jaxttp._types import Params
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._pieces import add_vectors
+from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
 Network = Callable[[Params, Any], Array]
+MOST = 4
+"""Steps that are asked about together: those of `trust` are three, those of a clock four."""
 
 
 def pull_in_batches(pull: Any, weights: Params, x: Any, cotangent: Array, size: int) -> Params:
@@ -41,7 +44,7 @@ def batch_of(x: Any, cotangent: Array, start: Any, size: int) -> tuple[Any, Arra
 
 
 @jax.jit
-def moved(params: Params, step: Params, scale: Array) -> Params:
+def _moved(params: Params, step: Params, scale: Array) -> Params:
     """C w_0 + the displacement."""
     return jax.tree.map(lambda w, m: scale.astype(w.dtype) * w + m, params, step)
 
@@ -52,8 +55,63 @@ def square(tree: Params) -> Array:
     return sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
 
 
+class Predicted(NamedTuple):
+    """A step of a predicted path.
+
+    Attributes:
+        step: t.
+        weights: w_t = c_t w_0 + J_0^T a_t.
+        gradient: of the loss by the predicted outputs (N, C).
+        expected: g^T Theta g, the speed at which the kernel has the loss fall.
+    """
+
+    step: int
+    weights: Params
+    gradient: Array
+    expected: float
+
+
+def places_of(
+    pull: Any,
+    params: Params,
+    x: Any,
+    targets: Array,
+    loss: Loss,
+    kernel: Kernel,
+    path: Trajectory,
+    steps: Sequence[int],
+    size: int,
+) -> Iterator[Predicted]:
+    """The predicted weights of some steps, one after the other; w_0 itself at step 0.
+
+    Args:
+        pull: (weights, x, cotangent) -> J^T cotangent.
+        params: w_0, the part that is trained.
+        x: samples (N, ...).
+        targets: encoded.
+        loss: exact.
+        kernel: Theta.
+        path: of `recursion`, which knows a_t and c_t.
+        steps: at most `MOST`.
+        size: samples at once.
+    """
+    assert path.dual is not None
+    assert path.scale is not None
+    if not steps:
+        return
+    asked = jnp.asarray(np.resize(np.asarray(steps), MOST))  # one shape for all
+    duals, scales, gradients, expected = _ask(
+        kernel, path.train, path.dual, path.scale, asked, targets, loss
+    )
+    for i, step in enumerate(steps):
+        weights = params
+        if step > 0:
+            weights = _moved(params, pull_in_batches(pull, params, x, duals[i], size), scales[i])
+        yield Predicted(step, weights, gradients[i], float(expected[i]))
+
+
 @functools.partial(jax.jit, static_argnums=6)
-def ask(
+def _ask(
     kernel: Kernel,
     train: Array,
     dual: Array,

@@ -4,7 +4,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+import numpy as np
+from jaxtyping import Array, Float
 
 from jaxttp.losses import Loss
 
@@ -25,3 +26,14 @@ def _along(path: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
 @functools.partial(jax.jit, static_argnums=2)
 def _along_all(paths: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
     return jax.vmap(lambda path: _along(path, targets, loss))(paths)
+
+
+def at_places(
+    curve: Float[np.ndarray, "t ..."], places: Float[np.ndarray, " s"]
+) -> Float[np.ndarray, "s ..."]:
+    """Values at places between the steps of a curve (T + 1, ...); the last one from T on."""
+    last = len(curve) - 1
+    places = np.minimum(places, last)
+    low = np.floor(places).astype(int)
+    part = (places - low).reshape(-1, *[1] * (curve.ndim - 1)).astype(curve.dtype)
+    return (1 - part) * curve[low] + part * curve[np.minimum(low + 1, last)]

@@ -153,7 +153,7 @@ def choose_plan(
         ValueError: a budget that is out of range, or that would decide nothing.
     """
     centre = way.centre if isinstance(way, Noisy | Scaled) else way
-    by_kernels = isinstance(way, Noisy) or isinstance(centre, Paced | Recursion | Relinearized)
+    by_kernels = isinstance(way, Noisy) or isinstance(centre, Recursion | Relinearized)
     is_open = estimator is None or (isinstance(centre, Relinearized) and centre.rebuilds == "auto")
     if not (by_kernels and is_open):
         remedy = (

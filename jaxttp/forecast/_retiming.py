@@ -29,8 +29,8 @@ from jaxttp._samples import count
 from jaxttp._types import Params
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._trajectory import Trajectory
-from jaxttp.forecast._along import Network, ask, batch_of, moved, pull_in_batches, square
-from jaxttp.forecast._curves import loss_and_error
+from jaxttp.forecast._along import Network, batch_of, places_of, pull_in_batches, square
+from jaxttp.forecast._curves import at_places, loss_and_error
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
@@ -81,11 +81,7 @@ class Clock(NamedTuple):
 
     def of(self, values: Float[np.ndarray, "t ..."]) -> Float[np.ndarray, "t ..."]:
         """Values of the predicted steps (T + 1, ...) at these; the last one from its step on."""
-        last = len(values) - 1
-        places = np.minimum(self.places, last)
-        low = np.minimum(places.astype(int), max(last - 1, 0))
-        share = (places - low).reshape((-1,) + (1,) * (values.ndim - 1)).astype(values.dtype)
-        return (1 - share) * values[low] + share * values[np.minimum(low + 1, last)]
+        return at_places(values, self.places)
 
 
 def places_to_look(loss: Float[np.ndarray, " t"]) -> list[int]:
@@ -134,28 +130,19 @@ def look(
         steps: at which; at step 0 no weights have to be found.
         batch_size: samples at once; all of them when None.
     """
-    assert path.dual is not None
-    assert path.scale is not None
-    if not steps:
-        return []
     n = count(x)
     size = n if batch_size is None else min(batch_size, n)
     apply, pull, *_ = compile_network(network)
-    asked = jnp.asarray(np.resize(np.asarray(steps), PLACES + 1))  # one shape for all
-    duals, scales, _, expected = ask(
-        kernel, path.train, path.dual, path.scale, asked, targets, loss
-    )
     sights = []
-    for i, step in enumerate(steps):
-        weights = params
-        if step > 0:
-            weights = moved(params, pull_in_batches(pull, params, x, duals[i], size), scales[i])
+    for step, weights, _, expected in places_of(
+        pull, params, x, targets, loss, kernel, path, steps, size
+    ):
         parts = [apply(weights, batch_of(x, targets, s, size)[0]) for s in range(0, n, size)]
         outputs = jnp.concatenate(parts)[:n]
         found = pull_in_batches(pull, weights, x, loss.gradient(outputs, targets), size)
         here = float(loss_and_error(loss, outputs[None], targets)[0][0])
-        speed, predicted = float(square(found)), float(expected[i])
-        sights.append(Sight(step, here, speed / predicted if predicted > 0 else np.inf))
+        speed = float(square(found))
+        sights.append(Sight(step, here, speed / expected if expected > 0 else np.inf))
     return sights
 
 

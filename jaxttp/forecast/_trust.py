@@ -7,7 +7,6 @@ is measured by `experiments.bench.trust`.
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -17,7 +16,7 @@ from jaxttp.dynamics._confirm import RISE
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
-from jaxttp.forecast._along import Network, ask, moved, pull_in_batches, square
+from jaxttp.forecast._along import Network, places_of, pull_in_batches, square
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast.bands import steps_uncertainty
 from jaxttp.losses import Loss
@@ -70,28 +69,22 @@ def learning_speeds(
         By step: 1 for a linear network; infinite where the network is not finite. Empty where the
         loss does not change or the forecast diverges; steps without a gradient are left out.
     """
-    dual, scale = path.dual, path.scale
-    assert dual is not None
-    assert scale is not None
     assert path.diverged_at is not None
     if int(path.diverged_at) >= 0:
         return {}
     curve = np.asarray(loss_and_error(loss, path.train, targets)[0])
-    times = {*(int(training_time(curve, e)) for e in ASKED), len(dual) - 1}
+    times = {*(int(training_time(curve, e)) for e in ASKED), len(curve) - 1}
     steps = sorted(t for t in times if t > 0)  # -1: the loss does not change
     n = len(targets)
     size = n if batch_size is None else min(batch_size, n)
     pull = compile_network(network)[1]
-    asked = jnp.asarray(np.array((steps * 3)[:3] if steps else [0, 0, 0]))  # one shape for all
-    duals, scales, gradients, expected = ask(kernel, path.train, dual, scale, asked, targets, loss)
     speeds = {}
-    for i, t in enumerate(steps):
-        speed = float(expected[i])
-        if speed > 0:
-            step = pull_in_batches(pull, params, x, duals[i], size)
-            weights = moved(params, step, scales[i])
-            found = float(square(pull_in_batches(pull, weights, x, gradients[i], size)))
-            speeds[t] = found / speed if np.isfinite(found) else np.inf
+    for step, weights, gradient, expected in places_of(
+        pull, params, x, targets, loss, kernel, path, steps, size
+    ):
+        if expected > 0:
+            found = float(square(pull_in_batches(pull, weights, x, gradient, size)))
+            speeds[step] = found / expected if np.isfinite(found) else np.inf
     return speeds
 
 

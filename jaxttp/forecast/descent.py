@@ -3,11 +3,13 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import optax
 from jaxtyping import Array
 
 from jaxttp._checks import check_integer, check_number, check_optimizer
 from jaxttp._types import Params
+from jaxttp.dynamics._limits import step_maps, step_rates
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.dynamics.filters import LinearFilter, linear_filter
 from jaxttp.dynamics.optimizers import HeavyBall
@@ -156,3 +158,11 @@ class Descent:
             "optimizer": None if self.is_plain else "optax",
             "steps": self.steps,
         }
+
+    def spent_rates(self) -> np.ndarray | None:
+        """The learning rates (T,) of a schedule; None for a constant rate, or without any."""
+        if self.is_plain:
+            return None
+        given: Any = self.optimizer
+        found = step_rates(step_maps(given, self.steps))
+        return found if np.all(np.isfinite(found)) and np.any(found > 0) else None

@@ -21,6 +21,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.optimize import isotonic_regression
 
+from jaxttp.forecast._curves import at_places
+
 GRID = 24
 """Times, evenly spaced in their logarithm, at which whole and halves are compared."""
 SMOOTH = 0.1
@@ -48,10 +50,7 @@ class TimeScale(NamedTuple):
 
     def of(self, curve: Float[np.ndarray, "t ..."]) -> Float[np.ndarray, "t ..."]:
         """A curve of the subset (T + 1, ...) as that of the whole."""
-        low = np.floor(self.at).astype(int)
-        high = np.minimum(low + 1, len(curve) - 1)
-        part = (self.at - low).reshape(-1, *[1] * (curve.ndim - 1)).astype(curve.dtype)
-        return (1 - part) * curve[low] + part * curve[high]
+        return at_places(curve, self.at)
 
     def off(self, loss: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
         """By how much the loss of the whole (T + 1,) may be off, since its times are."""

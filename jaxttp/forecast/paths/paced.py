@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._types import Params
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.forecast._retiming import (
     Clock,
@@ -17,13 +16,10 @@ from jaxttp.forecast._retiming import (
     retime,
     uncertainty,
 )
-from jaxttp.forecast._stability import Rates
 from jaxttp.forecast._trust import trust_in_loss
 from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
-from jaxttp.forecast.paths.recursion import linear_rates, recur
-from jaxttp.forecast.paths.scaled import spent_rates
-from jaxttp.losses import Loss
+from jaxttp.forecast.paths.base import Linearizer, Path
+from jaxttp.forecast.paths.recursion import Recursion, recur
 from jaxttp.ntk.estimators import Exact
 from jaxttp.rule import Rule
 
@@ -32,7 +28,7 @@ DOUBTED = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Paced(Dynamics):
+class Paced(Recursion):
     """The recursion on one kernel, whose steps take as long as the network says along its path.
 
     At three predicted places the network is asked for its loss and its gradient, which costs what
@@ -47,24 +43,17 @@ class Paced(Dynamics):
 
     name = "paced"
 
-    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
-        """See `Dynamics`: the optimiser is one linear filter for all weights."""
-        if not descent.is_plain:
-            descent.response(weights)
-
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
         tangents = lines.tangents if descent.decays else {}
         found = recur(lines, descent, **lines.cross, **tangents)
-        mean = found
+        mean, products = found, descent.steps
         if descent.batch_size is not None:
-            mean = recur(lines, descent.full, **tangents)
+            mean, products = recur(lines, descent.full, **tangents), 2 * descent.steps
         assert found.diverged_at is not None  # steps can diverge
         assert mean.diverged_at is not None
         diverged = int(found.diverged_at) >= 0
-        path = Path.of(lines, found.train, found.test, diverged=diverged, products=descent.steps)
-        if descent.batch_size is not None:
-            path = dataclasses.replace(path, products=2 * descent.steps)
+        path = Path.of(lines, found.train, found.test, diverged=diverged, products=products)
         if diverged or int(mean.diverged_at) >= 0:
             return path
         return self._paced(lines, descent, path, mean)
@@ -81,31 +70,27 @@ class Paced(Dynamics):
             problem.network, problem.weights, problem.x, problem.targets, problem.loss,
             lines.first, mean, steps, descent.batch_size,
         )  # fmt: skip
-        clock = retime(curve, sights, spent_rates(descent))
+        clock = retime(curve, sights, descent.spent_rates())
 
-        def at_places(values: Array | None, *, falls: bool = False) -> Any:
+        def retimed(values: Array | None, *, falls: bool = False) -> Any:
             if values is None:
                 return None
             found = clock.of(np.asarray(values))
             return jnp.asarray(found * clock.factors.astype(found.dtype) if falls else found)
 
-        loss = at_places(path.loss, falls=True)
+        loss = retimed(path.loss, falls=True)
         off = uncertainty(np.asarray(loss, np.float64), clock.doubt)
         return dataclasses.replace(
             path,
-            outputs=at_places(path.outputs),
+            outputs=retimed(path.outputs),
             loss=loss,
-            error=at_places(path.error),
-            test_loss=at_places(path.test_loss),
-            test_error=at_places(path.test_error),
+            error=retimed(path.error),
+            test_loss=retimed(path.test_loss),
+            test_error=retimed(path.test_error),
             uncertainty=jnp.asarray(off, path.loss.dtype),
             gradient_evaluations=sum(1 if sight.step == 0 else 2 for sight in sights),
             witness=(sights, clock),
         )
-
-    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
-        """See `Dynamics`."""
-        return super().rates(lines, descent) if descent.is_plain else linear_rates(lines, descent)
 
     def trust(self, path: Path, rule: Rule) -> str | None:
         """See `Dynamics`."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxttp._checks import check_integer
 from jaxttp._types import Params
-from jaxttp.dynamics._limits import step_maps, step_rates
 from jaxttp.forecast._stability import Rates
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
@@ -125,7 +124,7 @@ class Scaled(Dynamics):
             np.asarray(whole.loss),
             np.stack([half.loss for _, half in halves]),
             self.samples / count,
-            spent_rates(descent),
+            descent.spent_rates(),
             np.asarray(subset.loss),
         )
         loss = scale.of(np.asarray(subset.loss))
@@ -174,12 +173,3 @@ class Scaled(Dynamics):
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
         return {**self.centre.plain_values(), "total_samples": self.samples}
-
-
-def spent_rates(descent: Descent) -> np.ndarray | None:
-    """The learning rates (T,) of a schedule; None for a constant rate, or where there are none."""
-    if descent.is_plain:
-        return None
-    given: Any = descent.optimizer
-    found = step_rates(step_maps(given, descent.steps))
-    return found if np.all(np.isfinite(found)) and np.any(found > 0) else None
