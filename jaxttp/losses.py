@@ -307,11 +307,13 @@ def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Arra
     else:
         y = eqx.error_if(y, jnp.any((y < 0) | (y >= classes)), _beyond(classes))
     if c == 1:
-        return jnp.asarray(y.astype(dtype).reshape(n, 1)), loss
+        known = isinstance(y, np.ndarray)
+        column = y.astype(dtype).reshape(n, 1)
+        return jax.device_put(column) if known else column, loss
     if loss is squared_error:
         loss = dataclasses.replace(loss, error=misclassified)
     if isinstance(y, np.ndarray):
-        return jnp.asarray(np.eye(c, dtype=dtype)[y]), loss
+        return jax.device_put(np.eye(c, dtype=dtype)[y]), loss
     return jax.nn.one_hot(y, c, dtype=dtype), loss
 
 

@@ -26,8 +26,6 @@ from jaxttp import train
 from jaxttp.crossing import training_time
 from jaxttp.forecast import (
     Descent,
-    Dynamics,
-    Paced,
     Problem,
     Recursion,
     Relinearized,
@@ -41,8 +39,6 @@ from jaxttp.ntk.estimators import KernelEstimator
 THRESHOLDS = (0.01, 0.1, 0.4)
 SHARES = (0.5, 0.25, 0.1)
 """Absolute goals, as shares of the loss before training."""
-UNPACED = "exact, by its own clock"
-"""One kernel alone, the recursion; other forecasts with one kernel are paced by the network."""
 SLACK = 2
 """Errors of so many steps are of no account."""
 
@@ -89,7 +85,7 @@ def measure(run: Run, settings: PlanningSettings) -> dict[str, Any]:
     out: dict[str, Any] = {"name": run.name, "batches": run.batch_size is not None}
     if not np.all(np.isfinite(real.loss)):
         return out | {"diverged": True}
-    ways = [(UNPACED, 0)] + [("exact", most) for most in settings.kernels]
+    ways = [("exact", most) for most in settings.kernels]
     ways += [(str(width), most) for width in settings.widths for most in settings.sketched]
     ways += [("class sketch", most) for most in settings.by_class]
     found = []
@@ -100,34 +96,31 @@ def measure(run: Run, settings: PlanningSettings) -> dict[str, Any]:
             learning_rate=eta, momentum=run.momentum, steps=settings.steps,
             batch_size=run.batch_size, key=key,
         )  # fmt: skip
-        one = Recursion() if width == UNPACED else Paced()
-        dynamics = Relinearized(most=most) if most else one
-        found.append(_forecast(job, descent, estimator, dynamics, real.loss))
-        found[-1] |= {"width": width, "most": most}
+        found.append(_forecast(job, descent, estimator, most, real.loss) | {"width": width})
     return out | {"outputs": size, "forecasts": found}
 
 
 def _estimator(name: str) -> KernelEstimator:
     if name == "class sketch":
         return ClassSketched(jax.random.key(7))
-    if name in ("exact", UNPACED):
-        return Exact()
-    return Sketched(int(name), jax.random.key(7))
+    return Exact() if name == "exact" else Sketched(int(name), jax.random.key(7))
 
 
 def _forecast(
-    job: Job, descent: Descent, estimator: KernelEstimator, dynamics: Dynamics, real: Any
+    job: Job, descent: Descent, estimator: KernelEstimator, most: int, real: Any
 ) -> dict[str, Any]:
     """The errors of one forecast, and what it did."""
     problem = Problem.of(*job.model, job.x, job.y, loss="cross_entropy")
+    way = Relinearized(most=most) if most else Recursion()
     guess = forecast_training(
-        problem, descent, dynamics=dynamics, kernel=estimator, rule=Rule(THRESHOLDS)
+        problem, descent, dynamics=way, kernel=estimator, rule=Rule(THRESHOLDS)
     )
     price = Price.of(problem, descent, estimator)
     kernels = guess.cost.kernels
     passes = guess.cost.gradient_evaluations - kernels * estimator.passes(problem)
     products = guess.cost.operations - price.forecast(kernels, passes, 0)
     return {
+        "most": most,
         "kernels": kernels,
         "passes": passes,
         "runs": products / price.product / descent.steps,

@@ -13,7 +13,6 @@ from jaxttp.forecast.doubt import LEVEL
 from jaxttp.forecast.paths.base import Dynamics, Progress
 from jaxttp.forecast.paths.flow import ClosedForm, GradientFlow
 from jaxttp.forecast.paths.noisy import Noisy
-from jaxttp.forecast.paths.paced import Paced
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.paths.scaled import Scaled
@@ -25,7 +24,6 @@ from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 WAYS: dict[str, type[Dynamics]] = {
     "auto": Recursion,
     "recursion": Recursion,
-    "paced": Paced,
     "ode": GradientFlow,
     "closed_form": ClosedForm,
     "sde": Noisy,

@@ -116,10 +116,8 @@ def predict_training_time(
         target_error: the same of errors, each in (0, 1].
         target_test_loss: as `target_loss`, on the test samples.
         target_test_error: as `target_error`, on the test samples.
-        dynamics: "recursion" (step for step, exact for a linear network), "paced" (the same on one
-            kernel, at the speed that the network shows at three places of the predicted path: what
-            `budget` chooses where it allows no kernel after the first), "ode" (gradient flow,
-            momentum by the effective learning rate eta/(1 - m)), "closed_form" (the same for
+        dynamics: "recursion" (step for step, exact for a linear network), "ode" (gradient
+            flow, momentum by the effective learning rate eta/(1 - m)), "closed_form" (the same for
             squared error, exactly), "sde" (mini-batch noise as an SDE: medians and bands of many
             paths), "weight_space" (the linearised network under any optimiser) or "auto", which is
             "recursion", or "weight_space" for an optimiser that is not linear (Adam). Or a value

@@ -13,7 +13,6 @@ from jaxttp import predict_training_time
 from jaxttp.forecast import (
     Descent,
     Noisy,
-    Paced,
     Problem,
     Recursion,
     Relinearized,
@@ -129,7 +128,7 @@ def test_a_plan_leaves_what_is_given(monkeypatch):
     sketch = Sketched(8, jax.random.key(3))
     plan = plan_forecast(Relinearized(), problem(), descent(), sketch, budget=1e-6)
     assert plan.kernel is sketch
-    assert isinstance(plan.dynamics, Paced)
+    assert isinstance(plan.dynamics, Recursion)
     fixed = plan_forecast(Relinearized(3), problem(), descent(), budget=1e-6)
     assert fixed.dynamics == Relinearized(3)
     assert not isinstance(fixed.kernel, Exact)
