@@ -54,6 +54,7 @@ def test_small_problems_are_forecast_in_full():
     assert plan.more == ""
 
 
+@pytest.mark.slow
 def test_more_budget_is_never_less_true_and_is_kept(monkeypatch):
     monkeypatch.setattr(planner, "WIDTHS", (4, 16))
     monkeypatch.setattr(planner, "PER_CLASS", 1)
@@ -149,6 +150,7 @@ def test_test_samples_cost_too():
     assert both.operations == pytest.approx(2 * alone.operations)
 
 
+@pytest.mark.slow
 def test_a_forecast_keeps_within_its_budget_and_says_so(monkeypatch):
     params, x, y = parts()
     common = dict(learning_rate=0.3, steps=400)
