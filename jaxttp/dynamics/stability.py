@@ -1,6 +1,7 @@
 """The largest learning rate at which the linearised network does not diverge."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from jaxttp.ntk._lanczos import lanczos
 from jaxttp.ntk.factored import Factored, Kernel
 
 LANCZOS_STEPS = 64
+OPERATOR_STEPS = 31
+"""Of an iteration whose every product goes through the network; with its start they are 32."""
 DENSE = 256
 """Outputs of a kernel whose eigenvectors are all computed, at most."""
 MODES = 32
@@ -92,7 +95,7 @@ def curvature_basis(
     """
     root = _hessian_root(f, targets, loss)
     if f.size > DENSE:
-        return _ritz(kernel, root)
+        return _ritz(functools.partial(apply_kernel, kernel), root)
     return tuple(decompose(jnp.linalg.eigh, _rooted_kernel(kernel, root)))
 
 
@@ -115,7 +118,7 @@ def _modes(kernel: Kernel, f: Array, targets: Array, loss: Loss) -> tuple[Array,
     if f.size <= DENSE:  # a program that is compiled in a third of the time
         values, vectors = decompose(jnp.linalg.eigh, _rooted_kernel(kernel, root))
     else:
-        values, vectors = _ritz(kernel, root)
+        values, vectors = _ritz(functools.partial(apply_kernel, kernel), root)
     n, c = f.shape
     each = jnp.einsum("nab,nbk->nak", root, vectors.reshape(n, c, -1), precision="highest")
     return values, each.reshape(n * c, -1), vectors
@@ -128,20 +131,41 @@ def _hessian_root(f: Array, targets: Array, loss: Loss) -> Float[Array, "n c c"]
     return jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
 
 
-def _ritz(kernel: Kernel, root: Float[Array, "n c c"]) -> tuple[Array, Array]:
-    """Ritz values, increasing, and their vectors; 0 for what was not found."""
+@functools.partial(jax.jit, static_argnums=3)
+def operator_curvature(operator: Any, f: Array, targets: Array, loss: Loss) -> Float[Array, ""]:
+    """`largest_curvature` by 32 products with Theta, which is not formed: from below.
+
+    Args:
+        operator: Theta, such as `jaxttp.ntk.ntk_operator` gives; ``.mv(v)`` for v (N, C).
+        f: outputs (N, C).
+        targets: encoded.
+        loss: the loss.
+    """
+    values, _ = _ritz(operator.mv, _hessian_root(f, targets, loss), OPERATOR_STEPS)
+    return jnp.maximum(values[-1], 0.0)
+
+
+def _ritz(
+    times: Callable[[Array], Array], root: Float[Array, "n c c"], steps: int = LANCZOS_STEPS
+) -> tuple[Array, Array]:
+    """Ritz values, increasing, and their vectors, by products with Theta; 0 for what is not found.
+
+    Args:
+        times: v (N, C) -> Theta v.
+        root: H^(1/2) of every sample.
+        steps: products at most.
+    """
     n, c, _ = root.shape
 
     def rooted(flat: Array) -> Array:
         return jnp.einsum("nab,nb->na", root, flat.reshape(n, c), precision="highest")
 
     def product(flat: Array) -> Array:
-        image = apply_kernel(kernel, rooted(flat))
-        return rooted(image).reshape(-1) / n
+        return rooted(times(rooted(flat))).reshape(-1) / n
 
     start = jax.random.normal(jax.random.key(0), (n * c,), root.dtype)
     # A start inside the range of H^(1/2): outside it the iteration would only meet zeros.
-    found = lanczos(product, product(start), min(LANCZOS_STEPS, n * c))
+    found = lanczos(product, product(start), min(steps, n * c))
     return jnp.where(found.known, found.values, 0.0), found.vectors()
 
 

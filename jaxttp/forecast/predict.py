@@ -298,7 +298,7 @@ def forecast_training(
         sketched = None if parts is None else without_parts(lines, descent, parts)
         doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=wanted)
         trust = way.trust(path, rule.about(wanted))
-    passes = lines.kernels * kernel.passes(problem) + path.gradient_evaluations
+    beside = path.gradient_evaluations + lines.passes
     plain = {**descent.plain_values(), "relinearize": 0, **way.plain_values()}
     plain |= {**plain_kernel(kernel), "loss": problem.loss.name, "protocol": descent.protocol}
     return Prediction(
@@ -309,10 +309,10 @@ def forecast_training(
         stable=stable,
         cost=Cost(
             kernels=lines.kernels,
-            gradient_evaluations=passes,
+            gradient_evaluations=lines.kernels * kernel.passes(problem) + beside,
             seconds=watch.run_seconds,
             compile_seconds=watch.compile_seconds,
-            operations=price.forecast(lines.kernels, path.gradient_evaluations, path.products),
+            operations=price.forecast(lines.kernels, beside, path.products),
             training_operations=price.training,
         ),
         horizon=descent.steps,

@@ -50,6 +50,7 @@ class Linearizer:
         self.estimator = Exact() if estimator is None else estimator
         self.progress = progress
         self.kernels = 0
+        self.passes = 0  # through the network, beside those of kernels and paths
         if first is not None:
             self.__dict__["estimate"] = Estimate(first)
 
