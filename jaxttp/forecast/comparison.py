@@ -171,7 +171,7 @@ def compare(
             lines.first, problem.f0, problem.targets, choices, rule=reading, targets=targets,
             **drawn,
         )  # fmt: skip
-        seconds = _step_seconds(problem, y, loss, swept.settings[0]) if time_steps else np.nan
+        seconds = _step_seconds(problem, loss, swept.settings[0]) if time_steps else np.nan
         swept = follow_leaders(
             swept, lines, problem.targets, reading, relinearize=relinearize, **drawn
         )
@@ -244,11 +244,11 @@ def _choices(lines: Linearizer, setting: Hyperparameters, *, given: bool) -> lis
     return [dataclasses.replace(setting, learning_rate=float(rate), loss=exact) for rate in rates]
 
 
-def _step_seconds(problem: Problem, y: Any, loss: str | Loss, setting: Hyperparameters) -> float:
+def _step_seconds(problem: Problem, loss: str | Loss, setting: Hyperparameters) -> float:
     """Seconds of a training step on this device."""
     optimizer = optax.sgd(setting.learning_rate, setting.momentum or None)
     return time_step(
-        problem.network, problem.weights, problem.x, y, loss=loss, optimizer=optimizer,
+        problem.network, problem.weights, problem.x, problem.labels, loss=loss, optimizer=optimizer,
         batch_size=setting.batch_size,
     ).seconds  # fmt: skip
 

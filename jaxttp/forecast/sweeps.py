@@ -126,6 +126,7 @@ def sweep(
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     losses = list(dict.fromkeys(one.loss for one in wanted.settings))
     problem = Problem.of(apply_fn, params, x, y, loss=losses[0], trainable=trainable)
+    y = problem.labels
     for loss in losses[1:]:
         problem.with_loss(loss, y)  # refuses labels that do not suit it
     lines = Linearizer(problem, estimator)

@@ -110,8 +110,8 @@ class Online:
         estimator = choose_kernel(sketch_dim, key, None, max_bytes)
         self._problem = Problem.of(apply_fn, params, x, y, loss=setting.loss, trainable=trainable)
         self._lines = Linearizer(self._problem, estimator)
-        self._y, self._setting = y, setting
-        self._outputs = compile_network(apply_fn)[0]
+        self._y, self._setting = self._problem.labels, setting
+        self._outputs = compile_network(self._problem.apply_fn)[0]
         self.kernel = self._lines.first
         self._losses: list[float] = []
         self._path: list[Array] = []
