@@ -1,4 +1,4 @@
-"""What people report beside a loss: shares of outputs that are wrong, or of variance unexplained."""
+"""What people report beside a loss: shares of outputs that are wrong, variance unexplained."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -80,8 +80,14 @@ def token_hessian_product(
     chunk = max(1, at_once // logits.shape[1])
     if tokens <= chunk:
         return jax.vmap(_one_token)(logits, u, weights).reshape(outputs.shape)
-    one = lambda given: _one_token(*given)  # noqa: E731
-    return jax.lax.map(one, (logits, u, weights), batch_size=chunk).reshape(outputs.shape)
+
+    def piece(i: Array, done: Array) -> Array:
+        first = jnp.minimum(i * chunk, tokens - chunk)  # the last piece overlaps the one before it
+        parts = (jax.lax.dynamic_slice_in_dim(a, first, chunk) for a in (logits, u, weights))
+        return jax.lax.dynamic_update_slice_in_dim(done, jax.vmap(_one_token)(*parts), first, 0)
+
+    pieces = -(-tokens // chunk)
+    return jax.lax.fori_loop(0, pieces, piece, jnp.zeros_like(u)).reshape(outputs.shape)
 
 
 def _one_token(logits: Array, u: Array, weight: Array) -> Array:

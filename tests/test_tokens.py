@@ -233,6 +233,10 @@ def f_of(x):
     return linear(W, x["x"])[np.arange(N), np.asarray(x["places"])[:, 0]]
 
 
+def many(w, x):
+    return jnp.tile(linear(w, x), (1, 1, 200))
+
+
 def wrong(**changed):
     given = {"apply_fn": linear, "y": Y, "loss": "cross_entropy", "x": X} | changed
     return predict_training_time(
@@ -254,6 +258,7 @@ def wrong(**changed):
         (lambda: wrong(apply_fn=lambda w, x: (x @ w)[..., :1]), "one output a token is constant"),
         (lambda: wrong(apply_fn=lambda w, x: (x @ w)[..., None]), r"must return outputs \(N, C\)"),
         (lambda: empirical_ntk(linear, W, X), r"flatten_tokens\(apply_fn\)"),
+        (lambda: wrong(apply_fn=many), r"\(6, 4, 1000\) are 24,000 numbers.* 2 GB.*tokens=2,"),
         (lambda: label_words(linear, [1]), "ids must be two or more different"),
         (lambda: label_words(linear, [1, 1]), "ids must be two or more different"),
         (lambda: label_words(linear, [1, 5])(W, X), r"ids holds 5, but the network has 5 words"),

@@ -21,7 +21,7 @@ from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.batches import check_batches
-from jaxttp.forecast._options import Keywords, choose_kernel
+from jaxttp.forecast._options import Keywords, check_tokens, choose_kernel
 from jaxttp.forecast.compared import Comparison, Explanation
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.leaders import follow_leaders, with_trust
@@ -165,6 +165,7 @@ def compare(
     drawn: dict[str, Any] = {"key": key, "protocol": protocol}
     found = {}
     for name, problem in problems.items():
+        check_tokens(problem, estimator)
         lines = Linearizer(problem, estimator)
         choices = _choices(lines, setting, given=learning_rate is not None)
         swept = sweep_kernel(

@@ -20,6 +20,7 @@ from jaxttp.forecast._options import (
     Keywords,
     check_at_hand,
     check_level,
+    check_tokens,
     choose_kernel,
     choose_plan,
     plain_kernel,
@@ -222,6 +223,8 @@ def predict_training_time(
         problem = Problem.of(
             apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test, y_test=y_test
         )
+        if way.kernels:
+            check_tokens(problem, estimator)
         is_open = all(v is None for v in (sketch_dim, kernel, kernel_batch_size, max_bytes))
         fixed = None if is_open else estimator
         named = budget == "auto" and isinstance(dynamics, Dynamics)
