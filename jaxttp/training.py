@@ -204,10 +204,11 @@ def train(
     `jaxttp.gauss_newton.gauss_newton`, `optax.lbfgs` and their like ask for.
 
     Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``.
+        apply_fn: ``(params, x) -> outputs (N, C)``, or logits of tokens (N, T, V), C = T V.
         params: the weights to start from (they are not changed).
         x: samples (N, ...), an array or a pytree of arrays with N rows each.
-        y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
+        y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks; of
+            tokens (N, T), see `jaxttp.losses.encode_targets` for what the mean of a batch is.
         loss: a name or a `Loss`; its mean over the batch is minimised.
         optimizer: any optax transformation. The same one again compiles nothing again; give
             `optax.inject_hyperparams` of it to change its rate in between, by `state`.

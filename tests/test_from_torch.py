@@ -121,7 +121,7 @@ def test_outputs_and_kernel_are_those_of_torch(torch, make):
     assert {*params} == {name for name, _ in module.named_parameters()}
     classify = apply_fn if words is None else label_words(apply_fn, words)
     arrays = jax.tree.map(jnp.asarray, x)
-    found, kernel = classify(params, arrays), empirical_ntk(classify, params, arrays)
+    found, kernel = classify(params, x), empirical_ntk(classify, params, arrays)
     outputs, expected = brute_force(torch, module, x, words)
     off = np.abs(found - outputs).max() / np.abs(outputs).max()
     kernel_off = np.abs(kernel - expected).max() / np.abs(expected).max()

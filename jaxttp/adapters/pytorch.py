@@ -64,7 +64,7 @@ def from_torch(
     if not any(kind.__module__ == "torch.nn.modules.module" for kind in type(module).__mro__):
         raise TypeError(f"module must be an instance of torch.nn.Module; got {_kind(module)}.")
     torch, torchax = import_pair()
-    module = copy.deepcopy(module).eval()
+    module = copy.deepcopy(module).cpu().eval()
     described = [_describe(torch, name, part) for name, part in module.named_modules()]
     if hasattr(module, "set_attn_implementation"):  # of transformers
         module.set_attn_implementation("eager")
@@ -91,9 +91,10 @@ def from_torch(
 
         # PyTorch's operations broadcast, and mix dtypes.
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-            return _selected(_called(forward, signature, x), select, lambda found: found)
+            found = _called(forward, signature, check_samples("x", x))
+            return _selected(found, select, lambda found: found)
 
-    _compare(np.asarray(apply_fn(params, check_samples("example", example))), expected)
+    _compare(np.asarray(apply_fn(params, example)), expected)
     return Model(noted(apply_fn, lambda: counted(described)), params)
 
 

@@ -218,7 +218,7 @@ def check_tokens(problem: Problem, kernel: KernelEstimator) -> None:
         f"outputs (N, T, V) = {(n, t, c // t)} are {n * c:,} numbers, of which a kernel takes "
         f"{4e-9 * (n * c) ** 2:,.0f} GB. Forecast the logits of a few words at the last token, "
         f"jaxttp.label_words(apply_fn, ids), or {sampled if each else ''}fewer sequences; or say "
-        "sketch_dim= or max_bytes=."
+        "sketch_dim=, or max_bytes= for a kernel all the same."
     )
 
 
