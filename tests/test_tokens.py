@@ -119,6 +119,14 @@ def test_comparisons_take_tokens():
     assert both.step_seconds[0] > 0
 
 
+def test_more_sequences_than_at_hand():
+    """Samples are sequences: halves of them say how much later more of them are learnt."""
+    found = predict_training_time(linear, W, X, Y, learning_rate=0.3, steps=6, relinearize=0,
+                                  total_samples=60)  # fmt: skip
+    assert found.loss.shape == (7,)
+    np.testing.assert_allclose(found.loss[0], by_hand(W)[0], rtol=1e-8)
+
+
 @pytest.mark.slow
 def test_sweeps_and_running_trainings_take_tokens():
     """The same curve as a training's, from the start and after a step of it."""
@@ -259,6 +267,11 @@ def wrong(**changed):
         (lambda: wrong(apply_fn=lambda w, x: (x @ w)[..., None]), r"must return outputs \(N, C\)"),
         (lambda: empirical_ntk(linear, W, X), r"flatten_tokens\(apply_fn\)"),
         (lambda: wrong(apply_fn=many), r"\(6, 4, 1000\) are 24,000 numbers.* 2 GB.*tokens=2,"),
+        (
+            lambda: jaxttp.extrapolate(linear, W, X, Y, learning_rate=0.1, subset=4, key=KEY,
+                                       loss="cross_entropy"),
+            r"labels of tokens .*total_samples=\) alone",
+        ),
         (lambda: label_words(linear, [1]), "ids must be two or more different"),
         (lambda: label_words(linear, [1, 1]), "ids must be two or more different"),
         (lambda: label_words(linear, [1, 5])(W, X), r"ids holds 5, but the network has 5 words"),

@@ -165,6 +165,7 @@ def choose_plan(
         check_used("budget", None if budget == "auto" else budget, False, remedy)
         return None
     plan = plan_forecast(way, problem, descent, estimator, budget=budget, key=key)
+    check_tokens(problem, plan.kernel)
     if progress is None and plan.operations > max(LONG, plan.training):
         remedy = "budget= bounds that, progress= shows how far it is"
         warnings.warn(f"this forecast may take minutes ({plan}); {remedy}", stacklevel=3)
