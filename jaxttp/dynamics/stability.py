@@ -125,8 +125,19 @@ def _modes(kernel: Kernel, f: Array, targets: Array, loss: Loss) -> tuple[Array,
 
 
 def _hessian_root(f: Array, targets: Array, loss: Loss) -> Float[Array, "n c c"]:
-    """H^(1/2) of every sample."""
-    values, vectors = decompose(jnp.linalg.eigh, loss.hessian(f, targets))
+    """H^(1/2) of every sample; of a loss over tokens block by block."""
+    hessian = loss.hessian(f, targets)
+    if not loss.tokens:
+        return _roots(hessian)
+    (n, c), t = f.shape, loss.tokens
+    blocks = jnp.einsum("ntatb->ntab", hessian.reshape(n, t, c // t, t, c // t))
+    roots = jax.vmap(_roots)(blocks)
+    apart = jnp.eye(t, dtype=f.dtype)
+    return jnp.einsum("ntab,ts->ntasb", roots, apart, precision="highest").reshape(n, c, c)
+
+
+def _roots(blocks: Float[Array, "n c c"]) -> Float[Array, "n c c"]:
+    values, vectors = decompose(jnp.linalg.eigh, blocks)
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
     return jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
 

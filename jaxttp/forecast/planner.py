@@ -182,7 +182,8 @@ def _candidates(
     """Kernels and bounds on how often they are rebuilt; the best of all comes first.
 
     Class sketches are for full batches, since how a batch's noise grows depends on the stiffest
-    modes, which they know less well; with mini-batches where memory allows nothing else.
+    modes, which they know less well; with mini-batches where memory allows nothing else. They take
+    all outputs of a sample for alike, which tokens are not.
     """
     kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
     free = _centre(dynamics).rebuilds == "auto" if _rebuilds(dynamics) else False
@@ -197,7 +198,7 @@ def _kernels(problem: Problem, descent: Descent, key: Array | None) -> list[Kern
     widths = [k for k in reversed(WIDTHS) if PER_CLASS * classes <= k < outputs / 2]
     every = [Exact(), *(Sketched(width, key) for width in widths)]
     fitting = [one for one in every if _bytes(one, problem) <= MEMORY]
-    if classes > 1 and (descent.batch_size is None or not fitting):
+    if classes > 1 and not problem.loss.tokens and (descent.batch_size is None or not fitting):
         every.append(ClassSketched(key))
         fitting += [one for one in every[-1:] if _bytes(one, problem) <= MEMORY]
     return fitting or [min(every, key=lambda one: _bytes(one, problem))]
