@@ -1,6 +1,7 @@
 """What every function here asks of a network: outputs (N, C), each of its own sample alone."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -15,6 +16,8 @@ from jaxttp._samples import count, shape_words, take
 from jaxttp._types import ApplyFn, Params, noted, notes_of
 from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
 
+FEW, WHOLE = 8, 1024
+"""Samples that tell whether outputs mix them; of whole batches at most."""
 TOKENS = (
     " For outputs over tokens (N, T, V) give jaxttp.flatten_tokens(apply_fn); one label a sequence "
     "goes with jaxttp.label_words(apply_fn, ids), the logits of a few words at the last token."
@@ -146,7 +149,14 @@ def _traced(apply_fn: ApplyFn, params: Params, x: Any, name: str) -> jax.ShapeDt
     return outputs
 
 
-def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "apply_fn") -> None:
+def check_per_sample(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    name: str = "apply_fn",
+    *,
+    evaluate: Callable[[Params, Any], Array] | None = None,
+) -> None:
     """Raise `ValueError` unless outputs are (N, C) and each depends on its own sample alone.
 
     The network sees two batches of k = min(N, 8) rows with the same first row: ``x[:k]``, and k
@@ -164,6 +174,8 @@ def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "app
         params: its parameters.
         x: inputs (N, ...).
         name: what the messages call `apply_fn`.
+        evaluate: `apply_fn`, compiled, where all of `x` goes through it anyway: then k is N, up to
+            1,024 samples, and nothing more is compiled.
 
     Raises:
         TypeError: see `output_shape`.
@@ -182,19 +194,19 @@ def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "app
     if rows < 2 or not all(map(_is_at_hand, jax.tree.leaves((params, x)))):
         return
     with values_known():
-        batch, copies, alike = _first_rows(x)
+        size = rows if evaluate is not None and rows <= WHOLE else min(rows, FEW)
+        forward = jax.jit(quick(apply_fn)) if evaluate is None or size < rows else evaluate
+        batch, copies, alike = _first_rows(x, size)
         if bool(alike):
             return
-        forward = jax.jit(quick(apply_fn))
         outputs = forward(params, batch)
         if not is_concrete(outputs):  # `apply_fn` itself closes over traced values
             return
         seen, alone = np.asarray(outputs), np.asarray(forward(params, copies))
         mixed = _differ(seen[0], alone[0])
         if not mixed and bool(np.all(seen == seen[:1])):
-            mixed = _differ(
-                *(_row_gradient(params, quick(apply_fn), rows) for rows in (batch, copies))
-            )
+            few = [_first_rows(each, min(rows, FEW))[0] for each in (batch, copies)]
+            mixed = _differ(*(_row_gradient(params, quick(apply_fn), each) for each in few))
     if mixed:
         raise ValueError(
             f"{name}: an output depends on the other samples of its batch, as with BatchNorm in "
@@ -204,10 +216,10 @@ def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "app
         )
 
 
-@jax.jit
-def _first_rows(x: Any) -> tuple[Any, Any, Array]:
-    """At most eight rows, as many copies of the first, and whether they are the same."""
-    batch = take(x, slice(8))
+@functools.partial(jax.jit, static_argnums=1)
+def _first_rows(x: Any, size: int) -> tuple[Any, Any, Array]:
+    """Some rows, as many copies of the first, and whether they are the same."""
+    batch = take(x, slice(size))
     copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), batch)
     same = jax.tree.map(lambda leaf, copy: jnp.all(leaf == copy), batch, copies)
     return batch, copies, functools.reduce(jnp.logical_and, jax.tree.leaves(same))

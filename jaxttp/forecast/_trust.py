@@ -164,10 +164,12 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
         A sentence, or None where there is no doubt.
     """
     if path.left_at >= 0:
+        # Where full batches are at the edge of stability themselves, larger ones do not help.
+        remedy = "smaller rates" if path.edge_at >= 0 else "smaller rates or larger batches"
         return (
             f"from step {path.left_at} on the noise of these batches outgrows what kernels can "
-            "follow: this is the path of full batches at half its speed, a rule of thumb; smaller "
-            "rates or larger batches are surer"
+            "follow: this is the mean path at half its speed, a rule of thumb (real times were "
+            f"earlier as often as later); {remedy} are surer"
         )
     if path.held_from >= 0 and path.edge_at >= 0:
         return (

@@ -204,6 +204,7 @@ class Prediction:
         words = stability_message(self.loss, self.rates, stable=self.stable, batch_size=batch_size)
         if self.unsure_from is None:
             return words
+        words = words.replace("stable", "stable at first", 1)  # the limit is that of the start
         return f"{words}; with batches of {batch_size} it may fail from step {self.unsure_from} on"
 
     @property
@@ -248,7 +249,7 @@ class Prediction:
             return "not reached" if self.stable else "not stable" if falls else "diverges"
         words = f"step {step_words(step, off, self.horizon)}"
         if self.unsure_from is not None and step > self.unsure_from:
-            words = f"step {step} or later"
+            words = f"about step {step}"
         if band is None or band[0] == band[1] == step:
             return words
         low, high = band

@@ -136,8 +136,8 @@ class Problem:
                     "one length."
                 )
             test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, beside)
-        check_per_sample(apply_fn, params, x)
         evaluate = compile_network(apply_fn)[0]
+        check_per_sample(apply_fn, params, x, evaluate=evaluate)
         f0 = evaluate(params, x)
         check_finite("apply_fn(params, x)", f0)
         if x_test is not None:

@@ -203,8 +203,8 @@ class Sweep:
         time, off = int(self.times(threshold)[i]), self.off(i, threshold)
         if time < 0:
             return str(time)
-        late = i in self.unsure
-        return f"{time} or later" if late else step_words(time, off, self.settings[i].steps)
+        rough = i in self.unsure
+        return f"about {time}" if rough else step_words(time, off, self.settings[i].steps)
 
     def pareto(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that no other one beats in both cost and final loss, cheapest first."""
