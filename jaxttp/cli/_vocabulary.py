@@ -132,7 +132,7 @@ def _names(*names: str) -> Callable[[], list[str]]:
 
 MODELS = (
     "resnet18, resnet34, resnet50, resnet20, resnet32, vgg5, vit_tiny, vit_small, vit_base "
-    "(default: ResNet or MLP)."
+    "(default: ResNet or MLP); or a Hugging Face FOLDER of a language model."
 )
 
 TASK: dict[str, Declared] = {
@@ -141,8 +141,8 @@ TASK: dict[str, Declared] = {
             str,
             option(
                 "Task",
-                "digits, wine, ...; FILE.csv, label last; FILE.npz: x, y; image_folder; mnist, "
-                "...; tfds:NAME \\[default: digits]",
+                "digits, wine, ...; FILE.csv, label last, or text and label; FILE.npz: x, y; "
+                "image_folder; mnist, ...; tfds:NAME \\[default: digits]",
                 show_default=False,
                 autocompletion=_data_names,
             ),
@@ -172,6 +172,9 @@ TASK: dict[str, Declared] = {
     ),
     "image_size": Declared(
         Annotated[int | None, option("Task", "Pixels a side (default: as in pre-training).")]
+    ),
+    "max_length": Declared(
+        Annotated[int | None, option("Task", "Tokens to keep of each text (default: all).")]
     ),
     "trainable": Declared(
         Annotated[

@@ -11,6 +11,7 @@ from jaxttp.models.combinators import (
     merge_lora,
 )
 from jaxttp.models.head import fresh_head, linear_head
+from jaxttp.models.language import Architecture, Decoder, Encoder, load_transformer
 from jaxttp.models.layers import LayerOutput, layer_names
 from jaxttp.models.mlp import MLP
 from jaxttp.models.normalization import calibrate_batch_norm
@@ -61,6 +62,10 @@ __all__ = [
     "Transformer",
     "Attention",
     "TransformerBlock",
+    "Architecture",
+    "Encoder",
+    "Decoder",
+    "load_transformer",
     "map_outputs",
     "freeze",
     "head_only",

@@ -243,4 +243,4 @@ def merge_lora(
 
 
 def _is_kernel(path: str) -> bool:
-    return path.split("/")[0] not in ("head", "positions", "cls_token", "embed")
+    return path.split("/")[0] not in ("head", "positions", "cls_token", "embed", "segments")
