@@ -154,7 +154,7 @@ def read_architecture(
                 f"{key}={allowed[0]!r} are."
             )
     try:
-        return ARCHITECTURES[name](_Reader(config), name)
+        return ARCHITECTURES[name](_Config(config), name)
     except KeyError as problem:
         raise ValueError(f"{where} has no {problem.args[0]!r}, which a {name} needs.") from None
     except (ValueError, TypeError) as problem:
@@ -173,7 +173,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 """Settings that change what a network computes, and their values that are computed here."""
 
 
-class _Reader:
+class _Config:
     """Settings by name, with defaults where a file may leave them out."""
 
     def __init__(self, config: Mapping[str, Any]):
@@ -199,7 +199,7 @@ class _Reader:
         return len(labels) if labels else self("num_labels", 2)
 
 
-def _bert(read: _Reader, family: str) -> Architecture:
+def _bert(read: _Config, family: str) -> Architecture:
     pad = read("pad_token_id", 1 if family == "roberta" else 0)
     length = read("max_position_embeddings")
     return Architecture(
@@ -219,7 +219,7 @@ def _bert(read: _Reader, family: str) -> Architecture:
     )
 
 
-def _gpt2(read: _Reader, family: str) -> Architecture:
+def _gpt2(read: _Config, family: str) -> Architecture:
     width = read("n_embd")
     return Architecture(
         family,
@@ -238,7 +238,7 @@ def _gpt2(read: _Reader, family: str) -> Architecture:
     )
 
 
-def _llama(read: _Reader, family: str) -> Architecture:
+def _llama(read: _Config, family: str) -> Architecture:
     biases = {
         "llama": ("qkv", "o") * bool(read("attention_bias", False))
         + ("mlp",) * bool(read("mlp_bias", False)),
@@ -271,7 +271,7 @@ def _llama(read: _Reader, family: str) -> Architecture:
     )
 
 
-def _windows(read: _Reader, family: str, depth: int) -> tuple[int | None, ...] | None:
+def _windows(read: _Config, family: str, depth: int) -> tuple[int | None, ...] | None:
     """How far back each block sees."""
     window = read("sliding_window", None)
     if family == "llama" or window is None or not read("use_sliding_window", family == "mistral"):
@@ -290,7 +290,7 @@ def _windows(read: _Reader, family: str, depth: int) -> tuple[int | None, ...] |
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-ARCHITECTURES: dict[str, Callable[[_Reader, str], Architecture]] = {
+ARCHITECTURES: dict[str, Callable[[_Config, str], Architecture]] = {
     "bert": _bert,
     "roberta": _bert,
     "gpt2": _gpt2,

@@ -19,7 +19,7 @@ from jaxttp.models.head import linear_head
 from jaxttp.models.language.architecture import Architecture, read_architecture
 from jaxttp.models.language.decoder import HEADS, Decoder
 from jaxttp.models.language.encoder import Encoder
-from jaxttp.models.language.naming import PREFIXES, UNUSED, Place, place_of
+from jaxttp.models.language.naming import PREFIXES, UNUSED, Tensor, tensor_of
 from jaxttp.models.pretrained.importer import list_problems
 
 INDEX, WEIGHTS, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
@@ -131,7 +131,7 @@ class _Tensors:
         self.folder = folder
         self.files = _files(folder)
         self.handles: dict[str, Any] = {}
-        self.names: dict[str, str] = {}  # as place_of has them -> as the file has them
+        self.names: dict[str, str] = {}  # as tensor_of has them -> as the file has them
         prefix = PREFIXES.get(shape.family, "model.")
         bare = not any(name.startswith(prefix) for name in self.files)
         for name in self.files:
@@ -211,7 +211,7 @@ def _filled(
     """The network with the folder's weights, a head drawn where there is none or a key is given."""
     state = nnx.to_flat_state(nnx.state(model, nnx.Param))
     own = {".".join(map(str, keys)): (keys, leaf) for keys, leaf in state}
-    places = {name: place_of(name, model.shape, model.kind) for name in own}
+    places = {name: tensor_of(name, model.shape, model.kind) for name in own}
     drawn = _drawn(model, places, tensors, key)
     _check_fit(
         tensors,
@@ -232,7 +232,7 @@ def _filled(
 
 
 def _drawn(
-    model: Encoder | Decoder, places: Mapping[str, Place], tensors: _Tensors, key: Array | None
+    model: Encoder | Decoder, places: Mapping[str, Tensor], tensors: _Tensors, key: Array | None
 ) -> set[str]:
     """The arrays of the head that are not of the folder."""
     after = {name: place.name for name, place in places.items() if place.head}
@@ -271,7 +271,7 @@ def _fresh(name: str, leaf: Any, key: Array | None, head_scale: float) -> Array:
     return made.kernel[...]
 
 
-def _check_fit(tensors: _Tensors, wanted: Mapping[Place, tuple[int, ...]]) -> None:
+def _check_fit(tensors: _Tensors, wanted: Mapping[Tensor, tuple[int, ...]]) -> None:
     """Raise `ValueError` with all that is missing, unexpected or of another shape."""
     shapes = {place.name: place.file_shape(own) for place, own in wanted.items()}
     problems = {

@@ -4,10 +4,8 @@ from typing import NamedTuple
 
 from jaxttp.models.language.architecture import Architecture
 
-Lengths = tuple[int, ...]
 
-
-class Place(NamedTuple):
+class Tensor(NamedTuple):
     """Where one of our arrays is in a file.
 
     Attributes:
@@ -20,7 +18,7 @@ class Place(NamedTuple):
     transposed: bool = False
     head: bool = False
 
-    def file_shape(self, own: Lengths) -> Lengths:
+    def file_shape(self, own: tuple[int, ...]) -> tuple[int, ...]:
         """The shape that the file's tensor must have."""
         return own[::-1] if self.transposed else own
 
@@ -90,7 +88,7 @@ UNUSED = (
 """What files hold besides a body and the head that was asked for: other heads, and constants."""
 
 
-def place_of(name: str, shape: Architecture, head: str) -> Place:
+def tensor_of(name: str, shape: Architecture, head: str) -> Tensor:
     """Where the file has one of our arrays.
 
     Args:
@@ -103,7 +101,7 @@ def place_of(name: str, shape: Architecture, head: str) -> Place:
 
     Example:
         >>> shape = Architecture("gpt2", 50, width=8, depth=1, heads=2, hidden=8, length=16)
-        >>> place_of("blocks.0.mlp.up_proj.kernel", shape, "states").name
+        >>> tensor_of("blocks.0.mlp.up_proj.kernel", shape, "states").name
         'transformer.h.0.mlp.c_fc.weight'
     """
     family = shape.family
@@ -113,14 +111,14 @@ def place_of(name: str, shape: Architecture, head: str) -> Place:
     *path, leaf = name.split(".")
     ending = "bias" if leaf == "bias" else "weight"
     if not path:  # an array of its own, not of a layer
-        return Place(heads[leaf], head=True) if leaf in heads else Place(prefix + body[leaf])
+        return Tensor(heads[leaf], head=True) if leaf in heads else Tensor(prefix + body[leaf])
     first = path[0]
     if first in heads:
-        return Place(f"{heads[first]}.{ending}", leaf == "kernel", head=True)
+        return Tensor(f"{heads[first]}.{ending}", leaf == "kernel", head=True)
     if first != "blocks":
-        return Place(f"{prefix}{body[first]}.{ending}")
+        return Tensor(f"{prefix}{body[first]}.{ending}")
     part = ".".join(path[2:])
     top = body.get(path[2], path[2])
     inner = body.get(part, ".".join([top, *path[3:]]))
     transposed = leaf == "kernel" and family != "gpt2"
-    return Place(f"{prefix}{body['blocks']}.{path[1]}.{inner}.{ending}", transposed)
+    return Tensor(f"{prefix}{body['blocks']}.{path[1]}.{inner}.{ending}", transposed)
