@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -225,45 +225,76 @@ def _read_weights(
 ) -> dict[str, Any]:
     """The adapters, by the paths of the network's parameters."""
     path = folder / WEIGHTS
+    tensors = _open(path)
+    leaves = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+    places, prefix = _places(network), PREFIXES.get(network.shape.family, "model.")
+    parts = {name: _part(name, prefix, places) for name in tensors}
+    shapes = {name: part.file_shape(leaves, rank) for name, part in parts.items() if part}
+    pairs = {(part.path, part.half) for part in parts.values() if part}
+    halves = {where: {half for one, half in pairs if one == where} for where, _ in pairs}
+    problems = {
+        "unexpected": [name for name, part in parts.items() if part is None],
+        "missing": [
+            f"the other half of {where}"
+            for where, found in halves.items()
+            if len(found & {*"ab"}) == 1
+        ],
+        "of another shape": [
+            f"{name} {tensors[name].shape} instead of {shape}"
+            for name, shape in shapes.items()
+            if tensors[name].shape != shape
+        ],
+    }
+    if any(problems.values()) or not tensors:
+        found = list_problems(problems) if tensors else "it holds no adapter"
+        raise ValueError(f"{path} does not fit this network: {found}.")
+    adapters: dict[str, Any] = {}
+    for name, part in parts.items():
+        assert part is not None
+        value = tensors[name].T if part.transposed else tensors[name]
+        array = jnp.asarray(value, leaves[part.path].dtype)
+        check_finite(f"{path}: {name}", array)
+        if part.half:
+            adapters.setdefault(part.path, {})[part.half] = array
+        else:
+            adapters[part.path] = array
+    return adapters
+
+
+class _Part(NamedTuple):
+    """What a tensor of an adapter's file is of a network: "a" or "b" of a kernel, or all of it."""
+
+    path: str
+    half: str
+    transposed: bool
+
+    def file_shape(self, leaves: Mapping[str, Any], rank: int) -> tuple[int, ...]:
+        """The shape that the file's tensor must have."""
+        own = leaves[self.path].shape
+        if self.half:
+            return (rank, own[0]) if self.half == "a" else (own[1], rank)
+        return own[::-1] if self.transposed else own
+
+
+def _part(name: str, prefix: str, places: Mapping[str, Tensor]) -> _Part | None:
+    """The part that a tensor's name stands for; None for none."""
+    own = name.removeprefix(START)
+    module, _, half = own.removesuffix(".weight").rpartition(".lora_")
+    wanted = f"{module}.weight" if module else own
+    paths = {place.name: path for path, place in places.items()}
+    path = paths.get(wanted, paths.get(prefix + wanted))
+    if path is None:
+        return None
+    if not module:
+        return _Part(path, "", places[path].transposed)
+    kernel = path.endswith("/kernel") and half in ("A", "B")
+    return _Part(path, half.lower(), True) if kernel else None
+
+
+def _open(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
-        raise FileNotFoundError(f"folder={str(folder)!r} has no {WEIGHTS}.")
+        raise FileNotFoundError(f"folder={str(path.parent)!r} has no {path.name}.")
     try:
-        tensors = safetensors.numpy.load_file(path)
+        return safetensors.numpy.load_file(path)
     except safetensors.SafetensorError as problem:
         raise ValueError(f"{path} is not a safetensors file: {problem}.") from problem
-    prefix = PREFIXES.get(network.shape.family, "model.")
-    leaves = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
-    places, modules = _places(network), _modules(network)
-    whole = {place.name: where for where, place in places.items()}
-    adapters: dict[str, Any] = {}
-    problems: dict[str, list[str]] = {"unexpected": [], "of another shape": []}
-    for name, value in tensors.items():
-        own = name.removeprefix(START)
-        module, _, kind = own.removesuffix(".weight").rpartition(".lora_")
-        lookup = modules if module else whole
-        key = module or own
-        where = lookup.get(key, lookup.get(prefix + key))
-        if where is None or (module and kind not in ("A", "B")):
-            problems["unexpected"].append(name)
-            continue
-        leaf = leaves[where]
-        if module:
-            wanted = (rank, leaf.shape[0]) if kind == "A" else (leaf.shape[1], rank)
-        else:
-            wanted = places[where].file_shape(leaf.shape)
-        if value.shape != wanted:
-            problems["of another shape"].append(f"{name} {value.shape} instead of {wanted}")
-            continue
-        turned = value.T if module or places[where].transposed else value
-        array = jnp.asarray(turned, leaf.dtype)
-        check_finite(f"{path}: {name}", array)
-        if module:
-            adapters.setdefault(where, {})[kind.lower()] = array
-        else:
-            adapters[where] = array
-    halves = [where for where, pair in adapters.items() if isinstance(pair, dict) and len(pair) < 2]
-    problems["missing"] = [f"the other half of {where}" for where in halves]
-    if any(problems.values()) or not adapters:
-        found = list_problems(problems) if any(problems.values()) else "it holds no adapter"
-        raise ValueError(f"{path} does not fit this network: {found}.")
-    return adapters
