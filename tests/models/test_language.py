@@ -316,6 +316,9 @@ def test_what_files_may_leave_out():
     assert load_shape("qwen2-window", use_sliding_window=False).windows == (None, None)
     assert load_shape("mistral-lm").windows == (3, 3)
     assert load_shape("mistral-lm", sliding_window=None).windows == (None, None)
+    assert read_architecture(
+        LLAMA | {"model_type": "mistral", "num_key_value_heads": 2}
+    ).windows == (4096,)
     assert load_shape("gpt2-lm", n_inner=None).hidden == 64
     assert load_shape("roberta-mlm").length == 16
     assert read_architecture(LLAMA | {"model_type": "smol"}, architecture="llama").key_heads == 2

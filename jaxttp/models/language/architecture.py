@@ -273,7 +273,7 @@ def _llama(read: _Config, family: str) -> Architecture:
 
 def _windows(read: _Config, family: str, depth: int) -> tuple[int | None, ...] | None:
     """How far back each block sees."""
-    window = read("sliding_window", None)
+    window = read.config.get("sliding_window", 4096)  # transformers' own default; null is none
     if family == "llama" or window is None or not read("use_sliding_window", family == "mistral"):
         return None
     check_integer("sliding_window", window, at_least=1)
