@@ -4,10 +4,12 @@ Answers before a network is trained, from its outputs, its Jacobian and its kern
 function ``apply_fn(params, x) -> outputs (N, C)`` and its parameters; `x` is an array (N, ...) or a
 pytree of arrays with N rows each. Every result prints itself and has ``.plot()``.
 
-A network of a framework      `from_nnx`, `from_linen`, `from_equinox`; `jaxttp.models` has some
+A network of a framework      `from_nnx`, `from_linen`, `from_equinox`, `from_keras`, `from_torch`;
+                              `jaxttp.models` has some
 Data                          `jaxttp.data.load_dataset`, `load_table`
 ... of a pipeline of batches  `draw_samples`: some at random, the rest counted
 Labels that count differently `weighted` (samples, classes, masks); labels of -100 do not count
+Logits of tokens (N, T, V)    labels (N, T); or `label_words`, `sample_tokens`, `flatten_tokens`
 
 How many steps will training take?             `predict_training_time`
 ... for many rates, momenta, batch sizes?      `sweep`, with the settings of `grid`
@@ -60,9 +62,12 @@ from jaxttp import ntk as ntk
 from jaxttp import representation as representation
 from jaxttp._types import Model as Model
 from jaxttp._versions import __version__ as __version__
+from jaxttp.adapters import flatten_tokens as flatten_tokens
 from jaxttp.adapters import from_equinox as from_equinox
+from jaxttp.adapters import from_keras as from_keras
 from jaxttp.adapters import from_linen as from_linen
 from jaxttp.adapters import from_nnx as from_nnx
+from jaxttp.adapters import from_torch as from_torch
 from jaxttp.batches import draw_samples as draw_samples
 from jaxttp.early_stopping import early_stopping as early_stopping
 from jaxttp.forecast import Candidate as Candidate
@@ -84,6 +89,8 @@ from jaxttp.ntk import ntk_operator as ntk_operator
 from jaxttp.ntk import ntk_plan as ntk_plan
 from jaxttp.ntk import sketch_jacobian as sketch_jacobian
 from jaxttp.rule import Target as Target
+from jaxttp.tokens import label_words as label_words
+from jaxttp.tokens import sample_tokens as sample_tokens
 from jaxttp.training import time_step as time_step
 from jaxttp.training import train as train
 
@@ -102,11 +109,15 @@ __all__ = [
     "early_stopping",
     "empirical_ntk",
     "extrapolate",
+    "flatten_tokens",
     "from_equinox",
+    "from_keras",
     "from_linen",
     "from_nnx",
+    "from_torch",
     "gauss_newton",
     "grid",
+    "label_words",
     "losses",
     "ntk",
     "ntk_operator",
@@ -114,6 +125,7 @@ __all__ = [
     "online",
     "predict_training_time",
     "representation",
+    "sample_tokens",
     "sketch_jacobian",
     "sweep",
     "time_step",

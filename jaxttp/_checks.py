@@ -5,6 +5,7 @@ array) is left to `equinox.error_if` or to a field of the result: every check of
 tracers pass.
 """
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -24,6 +25,16 @@ def is_concrete(value: Any) -> bool:
     Look at them with NumPy: inside `jit` a jnp function turns even a known value into a tracer.
     """
     return not isinstance(value, jax.core.Tracer)
+
+
+def values_known() -> contextlib.AbstractContextManager[Any]:
+    """A context in which what known arrays are computed into is known, also in somebody's `jit`.
+
+    Outside a trace it changes nothing: constants of programs would be evaluated one by one there,
+    each by a small program of its own.
+    """
+    traced = isinstance(jax.device_put(np.zeros(())), jax.core.Tracer)
+    return jax.ensure_compile_time_eval() if traced else contextlib.nullcontext()
 
 
 def check_choice(name: str, value: T, choices: Iterable[T], *, remedy: str = "") -> T:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,10 +27,13 @@ class Weighted:
     Attributes:
         y: integer labels (N,) or targets (N, C).
         weight: (N,), or (N, C) for every output of its own; zero for what does not count.
+        vocabulary: V, where `y` are labels of tokens (N, T) that are known to go with outputs
+            (N, T, V), flattened to (N, T V); 0 elsewhere. `token_labels` sets it.
     """
 
     y: Any
     weight: Any
+    vocabulary: int = dataclasses.field(default=0, metadata={"static": True})
 
 
 def weighted(
@@ -50,7 +54,8 @@ def weighted(
 
     Args:
         y: integer labels (N,) or targets (N, C). Labels that are masked may be anything, such as
-            -1 or NaN; integer labels of -100 are masked without a mask.
+            -1 or NaN; integer labels of -100 are masked without a mask. Labels of tokens (N, T),
+            for outputs (N, T, V), with weights and masks (N,) or (N, T).
         sample_weight: non-negative weights (N,), or (N, C) for every output of its own (binary and
             multi-label: ``where(y == 1, p, 1)`` weighs positives p-fold).
         class_weight: weights of the classes (K,), a dictionary from class to weight, or "balanced"
@@ -127,6 +132,90 @@ def without_marked(y: Any) -> Any:
         left = (~marked).reshape(-1, *[1] * (np.ndim(y.weight) - 1))
         return Weighted(_fill_masked(y.y, ~marked, True), y.weight * left)
     return weighted(y, mask=~marked)
+
+
+def token_labels(y: Any, shape: tuple[int, ...]) -> Any:
+    """Labels that know how many outputs a token has, where outputs are (N, T, V); else `y` itself.
+
+    Args:
+        y: integer labels (N, T), or `Weighted` ones with weights (N,) or (N, T).
+        shape: of the outputs, (N, T, V) or (N, C).
+
+    Raises:
+        ValueError: labels that are no integers (N, T).
+
+    Example:
+        >>> token_labels(np.array([[3, -100]]), (1, 2, 5)).vocabulary
+        5
+    """
+    if len(shape) != 3:
+        return y
+    n, t, v = shape
+    weight = y.weight if isinstance(y, Weighted) else 1.0
+    y = y.y if isinstance(y, Weighted) else y
+    y = y if isinstance(y, jax.Array) else np.asarray(y)
+    if y.shape == (n, t) and jnp.issubdtype(y.dtype, jnp.integer):
+        return Weighted(y, weight, v)
+    remedy = ""
+    if y.shape == (n,):
+        remedy = (
+            " One label a sample goes with outputs (N, C): jaxttp.label_words(apply_fn, ids) "
+            "takes the logits of a few words at the last token."
+        )
+    elif y.ndim == 2 and y.shape[0] == n and y.shape[1] != t:
+        remedy = f" The outputs have {t} tokens a sample: pad the labels with {IGNORED}, or cut."
+    raise ValueError(
+        f"y must be integer labels of tokens {(n, t)}, as the outputs are {shape}; got "
+        f"{y.dtype} {y.shape}.{remedy}"
+    )
+
+
+def token_targets(y: Weighted, dtype: Any) -> jax.Array:
+    """Labels of tokens and their weights, side by side: T labels, T weights of a sample.
+
+    The weights are zero for labels of `IGNORED`, and scaled so that their sum is N: a mean over
+    samples of what they weigh is the mean over all tokens that count.
+
+    Args:
+        y: from `token_labels`; values may be traced.
+        dtype: of the outputs; the targets are in it, and in float32 at least.
+
+    Returns:
+        Targets (N, 2 T).
+
+    Raises:
+        ValueError: labels out of range, nothing that counts.
+
+    Example:
+        >>> labels = token_labels(np.array([[3, -100]]), (1, 2, 5))
+        >>> token_targets(labels, "float32").tolist()
+        [[3.0, 0.0, 1.0, 0.0]]
+    """
+    labels, weight, v = y.y, y.weight, y.vocabulary
+    known = is_concrete(labels) and is_concrete(weight)
+    xp: Any = np if known else jnp
+    labels, weight = xp.asarray(labels), xp.asarray(weight, float)
+    weight = weight[:, None] if weight.ndim == 1 else weight
+    weights = xp.where(labels != IGNORED, weight, 0.0)
+    outside = (weights > 0) & ((labels < 0) | (labels >= v))
+    total = xp.sum(weights)
+    if not known:
+        words = f"token labels must lie in 0..{v - 1} or be {IGNORED}, and one at least must count"
+        weights = eqx.error_if(weights, xp.any(outside) | ~(total > 0), words)
+    elif outside.any():
+        raise ValueError(
+            f"y holds token labels such as {labels[outside][0]}, but the network has {v} outputs a "
+            f"token: labels must lie in 0..{v - 1}, or be {IGNORED} for what does not count."
+        )
+    elif not total > 0:
+        raise ValueError(
+            f"y leaves no token that counts: all are {IGNORED} or of weight 0; give at least one a "
+            "label of 0 or more."
+        )
+    dtype = jnp.promote_types(dtype, jnp.float32)
+    labels = xp.where(weights > 0, labels, 0).astype(dtype)
+    scaled = (weights * (len(labels) / total)).astype(dtype)
+    return jnp.asarray(xp.concatenate([labels, scaled], axis=1))
 
 
 def _marked(y: Any) -> np.ndarray | None:

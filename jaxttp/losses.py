@@ -8,11 +8,15 @@ while `gradient` and `hessian` are those of the single l(f_i, y_i), not divided 
 labels (N,) become one-hot targets in `encode_targets`, once, so that everything after it knows one
 form of target only. Weights of samples, of classes, and masks come with the labels, see `weighted`;
 they travel in the targets, so that whatever takes labels takes them. A label of -100 masks, too.
+
+Outputs (N, T, V) with labels (N, T) are a cross-entropy over tokens, the mean over all that count;
+the loss then acts on outputs flattened to (N, T V), with targets (N, 2 T): labels and weights.
 """
 
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +27,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_finite_value, is_concrete
-from jaxttp._weights import IGNORED, without_marked
+from jaxttp._error_rates import misclassified as misclassified
+from jaxttp._error_rates import unexplained_variance as unexplained_variance
+from jaxttp._error_rates import wrong_bits as wrong_bits
+from jaxttp._tokens import token_hessian_product, token_loss, wrong_tokens
+from jaxttp._weights import IGNORED, token_labels, token_targets, without_marked
 from jaxttp._weights import Weighted as Weighted
 from jaxttp._weights import weighted as weighted
 
@@ -43,15 +51,19 @@ class Loss:
             the share of misclassified samples, or for regression the share of the targets'
             variance that is not explained.
         weighted: whether its targets are (N, 2 C), C targets and C weights a sample.
+        tokens: T where it is over the T tokens of a sample: outputs are then (N, T V), targets
+            (N, 2 T), labels and weights, and the Hessian is one block a token; 0 elsewhere.
     """
 
     name: str
     sample_loss: Callable[[Array, Array], Array]
     error: Callable[..., Array]
     weighted: bool = False
+    tokens: int = 0
 
     def __repr__(self) -> str:
-        return f"Loss({self.name!r}{', weighted' if self.weighted else ''})"
+        kind = f", {self.tokens} tokens" if self.tokens else ", weighted" if self.weighted else ""
+        return f"Loss({self.name!r}{kind})"
 
     @_jit
     def value(self, outputs: Float[Array, "n c"], targets: Float[Array, "n k"]) -> Float[Array, ""]:
@@ -80,51 +92,9 @@ class Loss:
         vector: Float[Array, "n c"],
     ) -> Float[Array, "n c"]:
         """H_i v_i for every sample, without forming H."""
+        if self.tokens:
+            return token_hessian_product(outputs, targets, vector)
         return jax.jvp(lambda f: self.gradient(f, targets), (outputs,), (vector,))[1]
-
-
-def misclassified(
-    outputs: Float[Array, "n c"],
-    targets: Float[Array, "n c"],
-    weights: Float[Array, "n c"] | None = None,
-) -> Float[Array, ""]:
-    """Share of samples whose largest output is not the largest target, in [0, 1]."""
-    wrong = jnp.argmax(outputs, axis=-1) != jnp.argmax(targets, axis=-1)
-    each = None if weights is None else jnp.sum(weights * targets, axis=-1)
-    return _mean(wrong.astype(outputs.dtype), each)
-
-
-def wrong_bits(
-    outputs: Float[Array, "n c"],
-    targets: Float[Array, "n c"],
-    weights: Float[Array, "n c"] | None = None,
-) -> Float[Array, ""]:
-    """Share of (sample, output) pairs on the wrong side of zero, in [0, 1]."""
-    return _mean(((outputs > 0) != (targets > 0.5)).astype(outputs.dtype), weights)
-
-
-def unexplained_variance(
-    outputs: Float[Array, "n c"],
-    targets: Float[Array, "n c"],
-    weights: Float[Array, "n c"] | None = None,
-) -> Float[Array, ""]:
-    """||f - y||^2 / ||y - mean(y)||^2, that is 1 - R^2; relative to ||y||^2 where y is constant."""
-    w = jnp.ones_like(targets) if weights is None else weights
-    first = jnp.take_along_axis(targets, jnp.argmax(w > 0, axis=0)[None], axis=0)
-    total = jnp.sum(w, axis=0, keepdims=True)
-    mean = jnp.sum(w * targets, axis=0, keepdims=True) / jnp.where(total > 0, total, 1.0)
-    spread = jnp.sum(w * (targets - mean) ** 2)
-    # The rounded mean of equal numbers is not always that number.
-    spread = jnp.where(jnp.any((w > 0) & (targets != first)), spread, 0.0)
-    size = jnp.sum(w * targets**2)
-    scale = jnp.where(spread > 0, spread, jnp.where(size > 0, size, 1.0))
-    return jnp.sum(w * (outputs - targets) ** 2) / scale
-
-
-def _mean(values: Array, weights: Array | None) -> Array:
-    if weights is None:
-        return jnp.mean(values)
-    return jnp.sum(weights * values) / jnp.sum(weights)
 
 
 def _cross_entropy(outputs: Array, targets: Array) -> Array:
@@ -181,9 +151,17 @@ def get_loss(loss: str | Loss) -> Loss:
 
 
 def encode_targets(
-    loss: str | Loss, y: Any, outputs: Float[Array | jax.ShapeDtypeStruct, "n c"]
+    loss: str | Loss, y: Any, outputs: Float[Array | jax.ShapeDtypeStruct, "n *c"]
 ) -> tuple[Array, Loss]:
     """Targets (N, C) in the outputs' dtype, and the loss whose error suits them.
+
+    For outputs (N, T, V) and integer labels (N, T), -100 for what does not count, the loss is the
+    mean cross-entropy of all the tokens that count, M of them (w_it = 0 for the others):
+
+        L = (1/M) sum_it w_it l_it,    of a mini-batch of B samples:  N/(B M) sum_(i in batch) ...,
+
+    so that the mean over batches is L, as for samples of -100 (PyTorch divides a batch's sum by
+    what counts in it). It acts on outputs flattened to (N, T V).
 
     Args:
         loss: a name or a `Loss`.
@@ -195,10 +173,12 @@ def encode_targets(
             (PyTorch divides by the number of others in the batch, which is not). Where the values
             of `y` are traced, give the mask.
         outputs: the network's outputs (N, C), or a `jax.ShapeDtypeStruct`: shape and dtype matter.
+            For labels of tokens (N, T), which may be `weighted` by (N,) or (N, T), (N, T, V).
 
     Returns:
         ``(targets, loss)``; with integer labels the squared error counts misclassified samples.
-        Targets of weighted labels are (N, 2 C), and the loss is the weighted one.
+        Targets of weighted labels are (N, 2 C), and the loss is the weighted one; those of tokens
+        (N, 2 T).
 
     Raises:
         ValueError: `y` has the wrong length, shape, dtype, label range, is not finite, or holds
@@ -211,6 +191,9 @@ def encode_targets(
         [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
     loss = get_loss(loss)
+    y = token_labels(y, outputs.shape)
+    if isinstance(y, Weighted) and y.vocabulary:
+        return _encode_tokens(loss, y, outputs)
     n, c = outputs.shape
     if not isinstance(y, Weighted | jax.Array):
         y = _as_labels(y)
@@ -219,10 +202,10 @@ def encode_targets(
         targets, loss = encode_targets(loss, y.y, outputs)
         return _attach(loss, targets, y.weight)
     if loss.weighted:  # encoded before
-        if y.shape != (n, 2 * c):
+        if y.shape != (n, 2 * (loss.tokens or c)):
             raise ValueError(
                 f"y has shape {y.shape}, but {loss!r} takes what encode_targets made of weighted "
-                f"labels, {(n, 2 * c)}; give it those, or the loss by its name."
+                f"labels, {(n, 2 * (loss.tokens or c))}; give it those, or the loss by its name."
             )
         return jnp.asarray(y, outputs.dtype), loss
     is_label = jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_
@@ -237,6 +220,27 @@ def encode_targets(
     if is_label and y.ndim == 1:
         return _encode_labels(loss, y, n, c, outputs.dtype)
     return _check_targets(loss, y, n, c, outputs.dtype), loss
+
+
+def _encode_tokens(loss: Loss, y: Weighted, outputs: Any) -> tuple[Array, Loss]:
+    """Labels and weights (N, 2 T) of the tokens, and the loss that reads them."""
+    n, t = y.y.shape
+    if loss.sample_loss is not _cross_entropy and not loss.tokens:
+        raise ValueError(
+            f"loss={loss.name!r} takes no labels of tokens {(n, t)}, only 'cross_entropy' does. "
+            "For others flatten outputs and targets to (N, C): jaxttp.flatten_tokens(apply_fn)."
+        )
+    if y.vocabulary < 2:
+        raise ValueError(
+            f"loss={loss.name!r} with one output a token is constant: give a token one a class."
+        )
+    if outputs.shape[0] != n or math.prod(outputs.shape[1:]) != t * y.vocabulary:
+        raise ValueError(
+            f"y holds labels of {n} x {t} tokens with {y.vocabulary} outputs each; the outputs are "
+            f"{tuple(outputs.shape)}."
+        )
+    targets = token_targets(y, outputs.dtype)
+    return targets, Loss(loss.name, token_loss, wrong_tokens, weighted=True, tokens=t)
 
 
 def _why_one_output_is_constant(loss: Loss, y: Any, is_label: bool) -> str:
@@ -256,7 +260,7 @@ def _check_targets(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> Array:
     if y.shape != (n, c):
         what = "one column an output" if y.ndim == 2 else "integer labels (N,) or targets (N, C)"
         if y.ndim == 2 and jnp.issubdtype(y.dtype, jnp.integer):
-            what += ", or one label a sample (N,): a label for every token (N, T) is not there yet"
+            what += ", or one label a sample (N,); labels of tokens (N, T) go with (N, T, V)"
         if y.ndim == 1 and is_concrete(y) and np.all(np.asarray(y) == np.round(np.asarray(y))):
             what += f"; these look like labels in {y.dtype}: y.astype(int)"
         raise ValueError(f"y has shape {y.shape}, the outputs {(n, c)}; give {what}.")
@@ -307,11 +311,13 @@ def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Arra
     else:
         y = eqx.error_if(y, jnp.any((y < 0) | (y >= classes)), _beyond(classes))
     if c == 1:
-        return jnp.asarray(y.astype(dtype).reshape(n, 1)), loss
+        known = isinstance(y, np.ndarray)
+        column = y.astype(dtype).reshape(n, 1)
+        return jax.device_put(column) if known else column, loss
     if loss is squared_error:
         loss = dataclasses.replace(loss, error=misclassified)
     if isinstance(y, np.ndarray):
-        return jnp.asarray(np.eye(c, dtype=dtype)[y]), loss
+        return jax.device_put(np.eye(c, dtype=dtype)[y]), loss
     return jax.nn.one_hot(y, c, dtype=dtype), loss
 
 

@@ -24,7 +24,7 @@ from jaxttp._result import RESULT
 from jaxttp._samples import count, take
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import output_shape
+from jaxttp.adapters import as_rows
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets, get_loss
@@ -204,10 +204,11 @@ def train(
     `jaxttp.gauss_newton.gauss_newton`, `optax.lbfgs` and their like ask for.
 
     Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``.
+        apply_fn: ``(params, x) -> outputs (N, C)``, or logits of tokens (N, T, V), C = T V.
         params: the weights to start from (they are not changed).
         x: samples (N, ...), an array or a pytree of arrays with N rows each.
-        y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
+        y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks; of
+            tokens (N, T), see `jaxttp.losses.encode_targets` for what the mean of a batch is.
         loss: a name or a `Loss`; its mean over the batch is minimised.
         optimizer: any optax transformation. The same one again compiles nothing again; give
             `optax.inject_hyperparams` of it to change its rate in between, by `state`.
@@ -244,10 +245,10 @@ def train(
     get_loss(loss)
     x = check_samples("x", x)
     protocol = check_batches(batch_size, key, protocol, count(x))
-    output_shape(apply_fn, params, x)
+    apply_fn, outputs = as_rows(apply_fn, params, x)
+    targets, loss = encode_targets(loss, y, outputs)
     evaluate = jax.jit(quick(apply_fn))
     f = evaluate(params, x)
-    targets, loss = encode_targets(loss, y, f)
     indices = None
     if batch_size is not None:
         indices = batch_indices(key, f.shape[0], batch_size, steps, protocol=protocol)
@@ -341,7 +342,7 @@ def time_step(
     step, compiling = compile_step(
         apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
     )
-    x, targets, _ = _batch(apply_fn, params, x, y, loss, batch_size)
+    _, x, targets, _ = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     jax.block_until_ready(step(params, state, x, targets))
     times = []
@@ -387,7 +388,7 @@ def compile_step(
         >>> compiled.cost_analysis()["flops"] > 0
         True
     """
-    x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
+    apply_fn, x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     with stopwatch() as compiling:
         step = make_step(apply_fn, loss, optimizer).lower(params, state, x, targets).compile()
@@ -396,12 +397,12 @@ def compile_step(
 
 def _batch(
     apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss, batch_size: int | None
-) -> tuple[Any, Array, Loss]:
-    """The first batch, its encoded targets, and the loss."""
+) -> tuple[ApplyFn, Any, Array, Loss]:
+    """The network with outputs (N, C), the first batch, its encoded targets, and the loss."""
     x = check_samples("x", x)
-    output_shape(apply_fn, params, x)
-    targets, loss = encode_targets(loss, y, jax.eval_shape(apply_fn, params, x))
+    apply_fn, outputs = as_rows(apply_fn, params, x)
+    targets, loss = encode_targets(loss, y, outputs)
     if batch_size is not None:
         check_integer("batch_size", batch_size, at_least=1, at_most=count(x))
         x, targets = take(x, slice(batch_size)), targets[:batch_size]
-    return x, targets, loss
+    return apply_fn, x, targets, loss

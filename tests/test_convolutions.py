@@ -30,6 +30,7 @@ def convolutions(function, *arguments):
     return text.count("conv_general_dilated[")
 
 
+@pytest.mark.slow
 @given(
     taps=st.tuples(st.integers(1, 4), st.integers(1, 3)),
     size=st.tuples(st.integers(1, 5), st.integers(1, 5)),

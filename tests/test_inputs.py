@@ -79,7 +79,7 @@ def wrong_way(x, params):
 
 RAGGED = [[1.0, 2.0], [3.0]]
 WRONG = {
-    "PyTorch": ((TorchLike(), W, X), r"is a module of PyTorch .*torchax.*load_weights"),
+    "PyTorch": ((TorchLike(), W, X), r"is a module of PyTorch .*from_torch.*load_weights"),
     "its method": ((TorchLike().forward, W, X), r"is a module of PyTorch"),
     "its tensors": ((linear, {"w": TensorLike()}, X), "params holds tensors of PyTorch.*numpy"),
     "NNX": ((nnx.Linear(3, 2, rngs=nnx.Rngs(0)), W, X), r"params = jaxttp.from_nnx\(module\)"),

@@ -41,7 +41,7 @@ INPUTS = {
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
     "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem", "Descent", "Rule",
     "Target", "OptimizerChoice", "Arrival",
-    "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion", "Paced",
+    "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
     "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Noisy", "Linearizer",
     "HeavyBall", "Mode", "Filter", "Truncate", "Damp", "Tikhonov", "Noise",
 }  # fmt: skip

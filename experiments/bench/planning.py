@@ -2,11 +2,11 @@
 
     python -m experiments.bench.planning [--preset smoke|cpu] [--minutes M] [--store FILE]
 
-On the tuning tasks of `accuracy_tasks`, of which nothing is reported, every training is run for
-real and forecast with at most 0, 1, 2, 4, 8 or 16 kernels after the first, exact or sketched. The
-tables that it prints are the constants of `jaxttp.forecast.planner`: the mean error of a time as a
-share of it by the number of kernels, what a sketch adds to it, and what a kernel costs in ways
-through the network and in runs of the horizon.
+On the tuning tasks of `accuracy_tasks` and the fitting half of `trust_tasks`, of whose accuracy
+nothing is reported, every training is run for real and forecast with at most 0, 1, 2, 4, 8 or 16
+kernels after the first, exact or sketched. The tables that it prints are the constants of
+`jaxttp.forecast.planner`: the mean error of a time as a share of it by the number of kernels, what
+a sketch adds to it, and what a kernel costs in ways through the network and in runs of the horizon.
 """
 
 import argparse
@@ -21,13 +21,14 @@ import numpy as np
 import optax
 
 from experiments.bench.accuracy import AccuracySettings, Run, load, plan
-from experiments.bench.accuracy_tasks import TUNING, Job, make
+from experiments.bench.accuracy_tasks import TUNING
+from experiments.bench.accuracy_tasks import make as make_tuning
+from experiments.bench.trust_tasks import FITTING, Job
+from experiments.bench.trust_tasks import make as make_fitting
 from jaxttp import train
 from jaxttp.crossing import training_time
 from jaxttp.forecast import (
     Descent,
-    Dynamics,
-    Paced,
     Problem,
     Recursion,
     Relinearized,
@@ -41,10 +42,10 @@ from jaxttp.ntk.estimators import KernelEstimator
 THRESHOLDS = (0.01, 0.1, 0.4)
 SHARES = (0.5, 0.25, 0.1)
 """Absolute goals, as shares of the loss before training."""
-UNPACED = "exact, by its own clock"
-"""One kernel alone, the recursion; other forecasts with one kernel are paced by the network."""
 SLACK = 2
 """Errors of so many steps are of no account."""
+WAYS = ((0.0, None, 0.3), (0.9, None, 0.1), (0.0, 32, 0.2), (0.9, 32, 0.05), (0.0, None, 0.8))
+"""How the fitting tasks are trained, in turns: momentum, samples a batch, effective rate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,7 @@ class PlanningSettings:
     """What to measure."""
 
     tasks: tuple[str, ...] = tuple(TUNING)
+    fitting: tuple[str, ...] = tuple(FITTING)
     runs: int = 3
     steps: int = 150
     kernels: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
@@ -63,6 +65,7 @@ class PlanningSettings:
 PRESETS = {
     "smoke": PlanningSettings(
         tasks=("moons, MLP",),
+        fitting=(),
         runs=1,
         steps=20,
         kernels=(0, 1),
@@ -74,22 +77,38 @@ PRESETS = {
 }
 
 
+def runs_of(settings: PlanningSettings) -> list[Run]:
+    """The trainings, the tuning tasks' first."""
+    tuning = AccuracySettings(tasks=settings.tasks, runs=settings.runs, steps=settings.steps)
+    return plan(tuning) + [
+        Run(task, i, 1.0, *WAYS[(place + i) % len(WAYS)])
+        for place, task in enumerate(settings.fitting)
+        for i in range(settings.runs)
+    ]
+
+
+def _job(run: Run) -> Job:
+    if run.task in FITTING:
+        return make_fitting(run.task, run.seed)
+    return Job(*make_tuning(run.task, run.seed, run.head_scale), "cross_entropy")
+
+
 def measure(run: Run, settings: PlanningSettings) -> dict[str, Any]:
     """One training and all its forecasts; plain values."""
-    job = make(run.task, run.seed, run.head_scale)
+    job = _job(run)
     kernel = np.asarray(empirical_ntk(*job.model, job.x), np.float64)
     size = kernel.shape[0] * kernel.shape[1]
     largest = float(np.linalg.eigvalsh(kernel.reshape(size, size))[-1]) / len(job.x)
     eta = run.rate * (1 - run.momentum) / largest
     real = train(
-        *job.model, job.x, job.y, loss="cross_entropy", steps=settings.steps,
+        *job.model, job.x, job.y, loss=job.loss, steps=settings.steps,
         optimizer=optax.sgd(eta, run.momentum or None), batch_size=run.batch_size,
         key=jax.random.key(run.seed + 50),
     )  # fmt: skip
     out: dict[str, Any] = {"name": run.name, "batches": run.batch_size is not None}
     if not np.all(np.isfinite(real.loss)):
         return out | {"diverged": True}
-    ways = [(UNPACED, 0)] + [("exact", most) for most in settings.kernels]
+    ways = [("exact", most) for most in settings.kernels]
     ways += [(str(width), most) for width in settings.widths for most in settings.sketched]
     ways += [("class sketch", most) for most in settings.by_class]
     found = []
@@ -100,34 +119,31 @@ def measure(run: Run, settings: PlanningSettings) -> dict[str, Any]:
             learning_rate=eta, momentum=run.momentum, steps=settings.steps,
             batch_size=run.batch_size, key=key,
         )  # fmt: skip
-        one = Recursion() if width == UNPACED else Paced()
-        dynamics = Relinearized(most=most) if most else one
-        found.append(_forecast(job, descent, estimator, dynamics, real.loss))
-        found[-1] |= {"width": width, "most": most}
+        found.append(_forecast(job, descent, estimator, most, real.loss) | {"width": width})
     return out | {"outputs": size, "forecasts": found}
 
 
 def _estimator(name: str) -> KernelEstimator:
     if name == "class sketch":
         return ClassSketched(jax.random.key(7))
-    if name in ("exact", UNPACED):
-        return Exact()
-    return Sketched(int(name), jax.random.key(7))
+    return Exact() if name == "exact" else Sketched(int(name), jax.random.key(7))
 
 
 def _forecast(
-    job: Job, descent: Descent, estimator: KernelEstimator, dynamics: Dynamics, real: Any
+    job: Job, descent: Descent, estimator: KernelEstimator, most: int, real: Any
 ) -> dict[str, Any]:
     """The errors of one forecast, and what it did."""
-    problem = Problem.of(*job.model, job.x, job.y, loss="cross_entropy")
+    problem = Problem.of(*job.model, job.x, job.y, loss=job.loss)
+    way = Relinearized(most=most) if most else Recursion()
     guess = forecast_training(
-        problem, descent, dynamics=dynamics, kernel=estimator, rule=Rule(THRESHOLDS)
+        problem, descent, dynamics=way, kernel=estimator, rule=Rule(THRESHOLDS)
     )
     price = Price.of(problem, descent, estimator)
     kernels = guess.cost.kernels
     passes = guess.cost.gradient_evaluations - kernels * estimator.passes(problem)
     products = guess.cost.operations - price.forecast(kernels, passes, 0)
     return {
+        "most": most,
         "kernels": kernels,
         "passes": passes,
         "runs": products / price.product / descent.steps,
@@ -200,8 +216,7 @@ def main() -> None:
     settings = PRESETS[arguments.preset]
     store = arguments.store or Path(f"planning-{arguments.preset}.jsonl")
     begun, rows = time.monotonic(), load(store)
-    tasks = AccuracySettings(tasks=settings.tasks, runs=settings.runs, steps=settings.steps)
-    for run in plan(tasks):
+    for run in runs_of(settings):
         if run.name in {row["name"] for row in rows}:
             continue
         if time.monotonic() - begun > 60 * arguments.minutes:
@@ -210,7 +225,10 @@ def main() -> None:
         with store.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
         print(run.name, flush=True)
-    print(tables(rows))
+    for words, part in (("tuning", TUNING), ("fitting", FITTING)):
+        some = [row for row in rows if row["name"].split("/")[0] in part]
+        if some:
+            print(f"\n{words}: {tables(some)}")
 
 
 if __name__ == "__main__":

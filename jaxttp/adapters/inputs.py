@@ -17,8 +17,8 @@ _ADAPTERS = {
     "equinox": "apply_fn, params = jaxttp.from_equinox(module)",
 }
 _TORCH = (
-    "jaxttp differentiates functions of JAX. Wrap it as docs/pytorch.md says "
-    "(torchax.extract_jax), or load its weights into a network of JAX (jaxttp.models.load_weights)."
+    "jaxttp differentiates functions of JAX: apply_fn, params = jaxttp.from_torch(module, x) makes "
+    "it one, or load its weights into a network of JAX (jaxttp.models.load_weights)."
 )
 
 

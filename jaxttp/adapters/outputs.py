@@ -9,17 +9,80 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
+from jaxttp._checks import is_concrete, values_known
 from jaxttp._convolutions import quick
 from jaxttp._samples import count, shape_words, take
-from jaxttp._types import ApplyFn, Params
+from jaxttp._types import ApplyFn, Params, noted, notes_of
 from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
 
-_TOKENS = (
-    " Losses over the tokens of a sequence, outputs (N, T, V) and labels (N, T), are planned, not "
-    "there yet: give one label a sequence, and take its outputs from the last token, "
-    "jaxttp.models.map_outputs(model, lambda f: f[:, -1]), or from all of them, f.mean(1)."
+TOKENS = (
+    " For outputs over tokens (N, T, V) give jaxttp.flatten_tokens(apply_fn); one label a sequence "
+    "goes with jaxttp.label_words(apply_fn, ids), the logits of a few words at the last token."
 )
+
+
+def flatten_tokens(apply_fn: ApplyFn) -> ApplyFn:
+    """The network with outputs (N, T, V), of every token, as one row a sample (N, T V).
+
+    Kernels, sketches and products take it so: `empirical_ntk` of it is (N, T V, N, T V), index
+    token * V + word. Forecasts, `train` and curvature matrices need no such call.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, T, V)``.
+
+    Returns:
+        ``(params, x) -> outputs (N, T V)``; the same function for the same network, so that its
+        compiled programs are found again.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> rows = flatten_tokens(lambda w, x: w[x])
+        >>> rows(jnp.ones((7, 5)), jnp.zeros((2, 3), int)).shape
+        (2, 15)
+    """
+    try:
+        return _flat(apply_fn)
+    except TypeError:  # a network without a hash
+        return _flat.__wrapped__(apply_fn)
+
+
+@functools.lru_cache(maxsize=16)
+def _flat(apply_fn: ApplyFn) -> ApplyFn:
+    def rows(params: Params, x: Any) -> Array:
+        outputs = apply_fn(params, x)
+        return outputs.reshape(outputs.shape[0], -1)
+
+    return noted(rows, lambda: notes_of(apply_fn))
+
+
+def as_rows(
+    apply_fn: ApplyFn, params: Params, x: Any, name: str = "apply_fn"
+) -> tuple[ApplyFn, jax.ShapeDtypeStruct]:
+    """A network with outputs (N, C), and the outputs' own shape: (N, C), or (N, T, V) of tokens.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs``.
+        params: its parameters.
+        x: inputs (N, ...).
+        name: what the messages call `apply_fn`.
+
+    Returns:
+        `apply_fn` itself, or `flatten_tokens` of it, with shape and dtype of what `apply_fn` gives.
+
+    Raises:
+        TypeError: see `output_shape`.
+        ValueError: see `output_shape`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> rows, outputs = as_rows(lambda w, x: w[x], jnp.ones((7, 5)), jnp.zeros((2, 3), int))
+        >>> outputs.shape, output_shape(rows, jnp.ones((7, 5)), jnp.zeros((2, 3), int))
+        ((2, 3, 5), (2, 15))
+    """
+    outputs = _traced(apply_fn, params, x, name)
+    rows = flatten_tokens(apply_fn) if len(outputs.shape) == 3 else apply_fn
+    output_shape(rows, params, x, name)
+    return rows, outputs
 
 
 def output_shape(
@@ -46,24 +109,12 @@ def output_shape(
         >>> output_shape(lambda params, x: x @ params, jnp.ones((3, 2)), jnp.ones((5, 3)))
         (5, 2)
     """
-    strange = [leaf for leaf in jax.tree.leaves(x) or [x] if not hasattr(leaf, "shape")]
-    if strange:
-        raise TypeError(
-            "x must be an array (N, ...) or a pytree of arrays; got "
-            f"{type(x if isinstance(x, list) else strange[0]).__name__}."
-        )
-    n = count(x)
-    outputs = traced_outputs(apply_fn, params, x, name)
-    if not isinstance(outputs, jax.ShapeDtypeStruct):
-        raise ValueError(
-            f"{name} must return one array (N, C); it returned a {type(outputs).__name__}. Select "
-            f"the outputs, for instance with lambda params, x: {name}(params, x)[0]."
-        )
-    shape = outputs.shape
+    outputs = _traced(apply_fn, params, x, name)
+    shape, n = outputs.shape, count(x)
     if len(shape) != 2 or shape[0] != n:
         if is_swapped(apply_fn, params, x):
             raise ValueError(swapped_words(name))
-        tokens = _TOKENS if len(shape) == 3 and shape[0] == n else ""
+        tokens = TOKENS if len(shape) == 3 and shape[0] == n else ""
         raise ValueError(
             f"{name} must return outputs (N, C), one row for every row of x; for "
             f"{shape_words(x)} it returned {shape}. Flatten to (N, C), add an axis with "
@@ -75,6 +126,24 @@ def output_shape(
             f"{outputs.dtype} of shape {shape}. Return what comes before the argmax or the cast."
         )
     return shape
+
+
+def _traced(apply_fn: ApplyFn, params: Params, x: Any, name: str) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the outputs, one array of any shape."""
+    strange = [leaf for leaf in jax.tree.leaves(x) or [x] if not hasattr(leaf, "shape")]
+    if strange:
+        raise TypeError(
+            "x must be an array (N, ...) or a pytree of arrays; got "
+            f"{type(x if isinstance(x, list) else strange[0]).__name__}."
+        )
+    count(x)
+    outputs = traced_outputs(apply_fn, params, x, name)
+    if not isinstance(outputs, jax.ShapeDtypeStruct):
+        raise ValueError(
+            f"{name} must return one array (N, C); it returned a {type(outputs).__name__}. Select "
+            f"the outputs, for instance with lambda params, x: {name}(params, x)[0]."
+        )
+    return outputs
 
 
 def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "apply_fn") -> None:
@@ -112,7 +181,7 @@ def check_per_sample(apply_fn: ApplyFn, params: Params, x: Any, name: str = "app
     rows, _ = output_shape(apply_fn, params, x, name)
     if rows < 2 or not all(map(_is_at_hand, jax.tree.leaves((params, x)))):
         return
-    with jax.ensure_compile_time_eval():  # the values are known, also inside somebody's jit
+    with values_known():
         batch, copies, alike = _first_rows(x)
         if bool(alike):
             return
@@ -155,7 +224,7 @@ def _row_gradient(params: Params, apply_fn: ApplyFn, x: Any) -> Params:
 def _first_row(params: Params, apply_fn: ApplyFn, x: Any) -> Array:
     """A scalar of row 0 with a different weight on every output, so that none cancel."""
     outputs = apply_fn(params, x)[0]
-    return jnp.sum(outputs * jnp.cos(jnp.arange(outputs.size, dtype=outputs.dtype)))
+    return jnp.sum(outputs * np.cos(np.arange(outputs.size)).astype(outputs.dtype))
 
 
 _compiled_gradient = eqx.filter_jit(eqx.filter_grad(_first_row))

@@ -12,6 +12,7 @@ G_O and H_O have the non-zero eigenvalues of J J^T / N and H^(1/2) J J^T H^(1/2)
 and the smaller of the two forms is built. Everything is evaluated in float64.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,19 +20,22 @@ import jax
 import jax.numpy as jnp
 import lineax as lx
 from jax.flatten_util import ravel_pytree
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer
 from jaxttp._double import double
+from jaxttp._samples import take
 from jaxttp._threads import decompose
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters import as_rows
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk._select import leaf_paths, split_trainable
 
 KINDS = ("gauss_newton", "generalized", "functional_hessian", "hessian")
 FORMS = ("auto", "outputs", "parameters")
+AT_ONCE = 2**24
+"""Outputs that a product holds at a time unless told otherwise: 128 MiB each time they occur."""
 
 
 def _promote(tree: Any) -> Any:
@@ -53,16 +57,13 @@ class _FlatNetwork:
     ):
         check_choice("kind", kind, KINDS)
         self.params, self.x = _promote(params), _promote(x)
-        shape = jax.eval_shape(apply_fn, self.params, self.x)
-        if len(shape.shape) != 2 or self.x.ndim == 0 or shape.shape[0] != self.x.shape[0]:
-            raise ValueError(
-                f"apply_fn must return outputs (N, C) for x {self.x.shape}; got {shape.shape}."
-            )
+        apply_fn, shape = as_rows(apply_fn, self.params, self.x)
         selected, restore = split_trainable(self.params, use)
         self.flat, unravel = ravel_pytree(selected)
-        self.samples, self.outputs = shape.shape
+        self.apply_fn = apply_fn
+        self.samples, self.outputs = shape.shape[0], math.prod(shape.shape[1:])
         self.loss: Loss | None = None
-        self.targets = jnp.zeros(shape.shape, jnp.float64)
+        self.targets = jnp.zeros((self.samples, 1), jnp.float64)
         if kind != "gauss_newton":
             if loss is None or y is None:
                 raise ValueError(f"kind={kind!r} needs y and loss.")
@@ -73,9 +74,11 @@ class _FlatNetwork:
             restore(unravel(flat)), x
         ).astype(jnp.float64)
 
-    def value(self, flat: Array) -> Array:
+    def value(self, flat: Array, x: Any, targets: Array) -> Array:
+        """What some samples add to the mean loss of all."""
         assert self.loss is not None
-        return self.loss.value(self.evaluate(flat, self.x), self.targets)
+        share = len(targets) / self.samples
+        return share * self.loss.value(self.evaluate(flat, x), targets)
 
     def output_hessian(self, outputs: Array) -> Array:
         assert self.loss is not None
@@ -85,7 +88,7 @@ class _FlatNetwork:
 def curvature_matrix(
     apply_fn: ApplyFn,
     params: Params,
-    x: ArrayLike,
+    x: Any,
     y: Any = None,
     *,
     kind: str = "gauss_newton",
@@ -100,10 +103,11 @@ def curvature_matrix(
     """A curvature matrix of a network, dense.
 
     Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``; row i depends on sample i alone.
+        apply_fn: ``(params, x) -> outputs (N, C)``, or (N, T, V) flattened to C = T V; row i
+            depends on sample i alone.
         params: pytree of floating-point arrays, promoted to float64.
         x: samples (N, ...).
-        y: labels or targets, for every kind but "gauss_newton".
+        y: labels or targets, for every kind but "gauss_newton"; of tokens (N, T).
         kind: "gauss_newton", "generalized", "functional_hessian" or "hessian", see the module.
         loss: a name or a `Loss`, for every kind but "gauss_newton".
         form: "outputs" (N C, N C), index sample * C + out; "parameters" (p, p), in the order of
@@ -145,7 +149,7 @@ def curvature_matrix(
     with double():
         network = _FlatNetwork(apply_fn, params, x, y, kind, loss, trainable)
         if kind in ("functional_hessian", "hessian"):
-            full = jax.jit(jax.hessian(network.value))(network.flat)
+            full = jax.jit(jax.hessian(network.value))(network.flat, network.x, network.targets)
             if kind == "functional_hessian":
                 full = full - _parameter_form(network, batch_size)
             return 0.5 * (full + full.T)
@@ -155,7 +159,7 @@ def curvature_matrix(
         if form == "parameters":
             return _parameter_form(network, batch_size)
     kernel = _accurate_kernel(
-        apply_fn, params, x, promote, trainable=trainable, batch_size=batch_size,
+        network.apply_fn, params, x, promote, trainable=trainable, batch_size=batch_size,
         max_bytes=max_bytes, accumulate=accumulate,
     )  # fmt: skip
     with double():
@@ -193,9 +197,10 @@ def _parameter_form(network: _FlatNetwork, batch_size: int | None) -> Array:
     check_integer("batch_size", batch_size, at_least=1)
 
     @jax.jit
-    def tile(flat: Array, x: Array, hessian: Array | None) -> Array:
-        def single(sample: Array) -> Array:
-            return jax.jacrev(lambda w: network.evaluate(w, sample[None])[0])(flat)
+    def tile(flat: Array, x: Any, hessian: Array | None) -> Array:
+        def single(sample: Any) -> Array:
+            one = jax.tree.map(lambda leaf: leaf[None], sample)
+            return jax.jacrev(lambda w: network.evaluate(w, one)[0])(flat)
 
         j = jax.vmap(single)(x)  # (b, C, p)
         other = j if hessian is None else jnp.einsum("nab,nbp->nap", hessian, j)
@@ -208,30 +213,33 @@ def _parameter_form(network: _FlatNetwork, batch_size: int | None) -> Array:
     for start in range(0, network.samples, batch_size):
         part = slice(start, start + batch_size)
         block = None if hessian is None else hessian[part]
-        total = total + tile(network.flat, network.x[part], block)
+        total = total + tile(network.flat, take(network.x, part), block)
     return 0.5 * (total + total.T) / network.samples
 
 
 def curvature_operator(
     apply_fn: ApplyFn,
     params: Params,
-    x: ArrayLike,
+    x: Any,
     y: Any = None,
     *,
     kind: str = "gauss_newton",
     loss: str | Loss | None = None,
     trainable: Any = None,
+    batch_size: int | None = None,
 ) -> lx.FunctionLinearOperator:
     """A curvature matrix of a network as a linear operator on flat parameter vectors.
 
     Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``.
+        apply_fn: ``(params, x) -> outputs (N, C)``, or (N, T, V).
         params: pytree of floating-point arrays, promoted to float64.
         x: samples (N, ...), all of them in every product.
-        y: labels or targets, for every kind but "gauss_newton".
+        y: labels or targets, for every kind but "gauss_newton"; of tokens (N, T).
         kind: "gauss_newton", "generalized", "functional_hessian" or "hessian".
         loss: a name or a `Loss`, for every kind but "gauss_newton".
         trainable: the parameters to differentiate by, as in `jaxttp.empirical_ntk`.
+        batch_size: samples at a time; memory beyond the parameters is that of their outputs and
+            activations. None for as many as have 2^24 outputs, at least one.
 
     Returns:
         A symmetric `lineax` operator on (p,) float64 vectors in the order of
@@ -247,27 +255,36 @@ def curvature_operator(
         [2.0, 6.0]
 
     Source:
-        GNC eq (1)-(2); a product is one jvp and one vjp.
+        GNC eq (1)-(2); a product is one jvp and one vjp. Of a cross-entropy over tokens
+        H u = p∘u - p (p·u) token by token, see `jaxttp.losses`.
     """
     with double():
         network = _FlatNetwork(apply_fn, params, x, y, kind, loss, trainable)
     psd = kind in ("gauss_newton", "generalized")
+    if batch_size is None:
+        batch_size = max(1, AT_ONCE // network.outputs)
+    check_integer("batch_size", batch_size, at_least=1)
 
-    def outer(vector: Array) -> Array:
-        def outputs(flat: Array) -> Array:
-            return network.evaluate(flat, network.x)
-
-        f, image = jax.jvp(outputs, (network.flat,), (vector,))
+    def outer(vector: Array, x: Any, targets: Array) -> Array:
+        f, push = jax.linearize(lambda flat: network.evaluate(flat, x), network.flat)
+        image = push(vector)
         if network.loss is not None:
-            image = network.loss.hessian_vector_product(f, network.targets, image)
-        return jax.vjp(outputs, network.flat)[1](image / network.samples)[0]
+            image = network.loss.hessian_vector_product(f, targets, image)
+        return jax.linear_transpose(push, network.flat)(image / network.samples)[0]
 
-    def full(vector: Array) -> Array:
-        return jax.jvp(jax.grad(network.value), (network.flat,), (vector,))[1]
+    def full(vector: Array, x: Any, targets: Array) -> Array:
+        slope = jax.grad(lambda flat: network.value(flat, x, targets))
+        return jax.jvp(slope, (network.flat,), (vector,))[1]
 
-    compiled = jax.jit(
-        outer if psd else full if kind == "hessian" else lambda vector: full(vector) - outer(vector)
-    )
+    def part(vector: Array, x: Any, targets: Array) -> Array:
+        if psd:
+            return outer(vector, x, targets)
+        whole = full(vector, x, targets)
+        return whole if kind == "hessian" else whole - outer(vector, x, targets)
+
+    @jax.jit
+    def compiled(vector: Array) -> Array:
+        return _by_batches(part, vector, network.x, network.targets, batch_size)
 
     def product(vector: Array) -> Array:
         with double():
@@ -279,8 +296,23 @@ def curvature_operator(
         return lx.FunctionLinearOperator(product, structure, tags, closure_convert=False)
 
 
+def _by_batches(
+    part: Callable[[Array, Any, Array], Array], vector: Array, x: Any, targets: Array, size: int
+) -> Array:
+    """The sum of ``part(vector, x, targets)`` over batches of samples, one after the other."""
+    whole, rest = divmod(len(targets), size)
+    if whole == 0 or (whole == 1 and rest == 0):
+        return part(vector, x, targets)
+    cut = whole * size
+    batches = jax.tree.map(lambda leaf: leaf[:cut].reshape(whole, size, *leaf.shape[1:]),
+                           (x, targets))  # fmt: skip
+    step = lambda total, batch: (total + part(vector, *batch), None)  # noqa: E731
+    total = jax.lax.scan(step, jnp.zeros_like(vector), batches)[0]
+    return total + part(vector, take(x, slice(cut, None)), targets[cut:]) if rest else total
+
+
 def layer_terms(
-    apply_fn: ApplyFn, params: Params, x: ArrayLike, y: Any = None, **options: Any
+    apply_fn: ApplyFn, params: Params, x: Any, y: Any = None, **options: Any
 ) -> dict[str, Array]:
     """What each leaf of the parameters adds to, or its block of, a curvature matrix.
 

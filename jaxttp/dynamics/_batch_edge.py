@@ -27,8 +27,6 @@ from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
-MODES = 32
-"""Stiffest modes that are tried and can be damped."""
 SHARES = tuple(2.0 ** (-k / 2) for k in range(15))
 """Shares of the full batch's edge that are tried, the largest first."""
 DRAWS = 4
@@ -66,7 +64,7 @@ def calm(
         start: the step from which on they are tried.
         edge: the full batch's, of `find_edge`.
     """
-    values, left, modes = curvature_modes(kernel, f, targets, loss, min(MODES, f.size))
+    values, left, modes = curvature_modes(kernel, f, targets, loss)
     modes = modes.reshape(*f.shape, -1)
     ratio = _calm_share(optimizer, shares, state, values, modes, edge, indices, start)
     bound = slow_down(kernel, values, left, ratio * edge, f.shape[1])

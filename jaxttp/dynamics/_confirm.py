@@ -2,14 +2,13 @@
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
 from jaxttp._types import Params
 from jaxttp.dynamics._course import Ahead, Course, State, combine, run_to
 from jaxttp.dynamics._network import compile_network
-from jaxttp.dynamics._pieces import better, loss_value, more_drift, row_of
+from jaxttp.dynamics._pieces import better, loss_value, more_drift, row_of, zeros
 from jaxttp.dynamics._segment import Chord, Knot, Run
 
 SWEEPS = 3
@@ -45,7 +44,7 @@ def confirm(
     """Do a segment again until the network agrees at its end; the weights and outputs there."""
     start, end = state.start, ahead.end
     state, weights, f = _end_of(course, state, far, run)
-    drift = jnp.zeros_like(f)
+    drift = zeros(f.shape, f.dtype)
     for _ in range(SWEEPS):
         if _is_small(course, state, f, run, end):
             break

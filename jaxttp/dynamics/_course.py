@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -17,8 +16,8 @@ from jaxttp.dynamics._batch_edge import calm
 from jaxttp.dynamics._edge import Damping, damping, find_edge
 from jaxttp.dynamics._features import run_batches
 from jaxttp.dynamics._network import compile_network
-from jaxttp.dynamics._pieces import add_vectors, no_vectors, split_row, stacked
-from jaxttp.dynamics._segment import Chord, Knot, Run, Start, gram, run_segment
+from jaxttp.dynamics._pieces import add_vectors, split_row, surveyed, zeros
+from jaxttp.dynamics._segment import Chord, Knot, Run, Start, run_segment
 from jaxttp.dynamics.optimizers import Optimizer, inlined
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Factored, Kernel
@@ -176,12 +175,13 @@ def run_to(
 ) -> tuple[State, Run]:
     """A run from where the path is to step `end`; the path itself stays as it is."""
     here = state.here
+    drift = zeros(here.f.shape, here.f.dtype) if drift is None else drift
     runner = run_segment
     if course.indices is not None and all(isinstance(k.kernel, Factored) for k in knots):
         runner = run_batches
     run = inlined(runner, course.optimizer)(
         course.optimizer, course.loss, knots, here, products, line, state.start, end, state.train,
-        course.targets, course.indices, jnp.zeros_like(here.f) if drift is None else drift,
+        course.targets, course.indices, drift,
         record=state.beside is not None,
     )  # fmt: skip
     return state._replace(run=state.run + end - state.start), run
@@ -223,19 +223,19 @@ def survey(
     Both are zero for a vector that cannot enter the outputs.
     """
     if not any(in_use):
-        return no_vectors(here.f, len(in_use))
+        k, f = len(in_use), here.f
+        return zeros((k, *f.shape), f.dtype), zeros((k, k), f.dtype)
     push = compile_network(course.apply_fn)[2]
     pairs = zip(in_use, here.vectors, strict=True)
     pushed = [push(point, course.x, vector) if used else None for used, vector in pairs]
-    return stacked(pushed, here.f), gram(here.vectors, in_use, here.f.dtype)
+    return surveyed(pushed, here.vectors, here.f, in_use)
 
 
 def combine(course: Course, state: State, points: list[Params], row: Array) -> tuple[State, Params]:
     """The weight-space vector whose coefficients are `row`, with Jacobians at one point or two."""
     pull, here = compile_network(course.apply_fn)[1], state.here
-    first, last, carried = split_row(row, here.f, len(points) == 1)
+    first, last, weights = split_row(row, here.f, len(points) == 1)
     total = pull(points[0], course.x, first)
-    if len(points) > 1:
-        total = add_vectors(total, [pull(points[1], course.x, last)], np.ones(1, row.dtype))
-    vector = add_vectors(total, here.vectors, carried)
+    beside = pull(points[1], course.x, last) if len(points) > 1 else here.vectors[0]
+    vector = add_vectors(total, [beside, *here.vectors], weights)  # one program for both
     return state._replace(passes=state.passes + len(points)), vector

@@ -21,8 +21,6 @@ from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
-MODES = 16
-"""Modes that can be damped at once."""
 DAMPED = 0.5
 """A damped mode moves as one whose eigenvalue is this share of the edge."""
 TRIAL = 64
@@ -60,7 +58,7 @@ def damping(kernel: Kernel, f: Array, targets: Array, loss: Loss, edge: Array) -
     The coordinate of a mode u is z = u^T H^(1/2) df, and the force on it u^T H^(1/2) Theta g. With
     left = H^(1/2) U and right = Theta H^(1/2) U D / s the force becomes (1 - D) times that.
     """
-    values, left, _ = curvature_modes(kernel, f, targets, loss, min(MODES, f.size))
+    values, left, _ = curvature_modes(kernel, f, targets, loss)
     return slow_down(kernel, values, left, edge, f.shape[1])
 
 

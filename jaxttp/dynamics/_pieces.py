@@ -5,35 +5,39 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import all_finite, is_concrete
 from jaxttp._types import Params
-from jaxttp.dynamics._segment import Run
+from jaxttp.dynamics._segment import Run, gram
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
 
+@functools.partial(jax.jit, static_argnums=3)
+def surveyed(
+    pushed: list[Array | None], vectors: list[Params], f: Array, in_use: tuple[bool, ...]
+) -> tuple[Array, Array]:
+    """J v of some vectors (k, N, C), and the products of the vectors with each other (k, k).
+
+    Both are zero for a vector that is not in use.
+    """
+    parts = [jnp.zeros_like(f) if part is None else part for part in pushed]
+    return jnp.stack(parts), gram(vectors, in_use, f.dtype)
+
+
 @jax.jit
-def stacked(parts: list[Array | None], f: Array) -> Array:
-    """Parts like f (k, N, C), zero where there is none."""
-    return jnp.stack([jnp.zeros_like(f) if part is None else part for part in parts])
+def split_row(row: Array, f: Array, joined: Any) -> tuple[Array, Array, Array]:
+    """Coefficients of the Jacobians at both ends (N, C), and of all other vectors (1 + k,).
 
-
-@functools.partial(jax.jit, static_argnums=1)
-def no_vectors(f: Array, count: int) -> tuple[Array, Array]:
-    return jnp.zeros((count, *f.shape), f.dtype), jnp.zeros((count, count), f.dtype)
-
-
-@functools.partial(jax.jit, static_argnames="joined")
-def split_row(row: Array, f: Array, joined: bool) -> tuple[Array, Array, Array]:
-    """Coefficients of the Jacobians at both ends of a segment (N, C), and of the vectors (k,).
-
-    With `joined` both Jacobians are one, and the first coefficients are those of both.
+    The first of those vectors is J^T of the second coefficients. With `joined` both Jacobians are
+    one, the first coefficients are those of both, and that vector does not count.
     """
     size = f.size
     first, last = (row[part * size :][:size].reshape(f.shape) for part in range(2))
-    return (first + last if joined else first), last, row[2 * size :]
+    ones = jnp.where(joined, 0.0, jnp.ones(1, row.dtype))
+    return jnp.where(joined, first + last, first), last, jnp.concatenate([ones, row[2 * size :]])
 
 
 @jax.jit
@@ -44,9 +48,22 @@ def add_vectors(total: Params, vectors: list[Params], weights: Array) -> Params:
     return total
 
 
-@jax.jit
-def scaled(params: Params, share: Any) -> Params:
-    return jax.tree.map(lambda w: (share * w).astype(w.dtype), params)
+def zeros(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Zeros for which no program is compiled."""
+    return jax.device_put(np.zeros(shape, dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def blank(
+    params: Params, f: Array, shares: tuple[float, ...], steps: int
+) -> tuple[list[Params], Array, Array]:
+    """Accumulators that hold shares of the weights, a path of outputs f alone, empty coefficients.
+
+    The path is (T + 1, N, C), the coefficients (2 N C + 1 + k,).
+    """
+    begun = [jax.tree.map(lambda w, s=s: (s * w).astype(w.dtype), params) for s in shares]
+    rows = jnp.zeros(2 * f.size + 1 + len(shares), f.dtype)
+    return begun, empty_path(f, steps), rows
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -64,10 +81,15 @@ def is_finite(kernel: Kernel) -> Array:
     return all_finite(kernel)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=2)
+def curves(path: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
+    """Loss and error (T + 1,) along outputs (T + 1, N, C)."""
+    return jax.vmap(lambda f: (loss.value(f, targets), loss.error(f, targets)))(path)
+
+
 def loss_curve(loss: Loss, path: Array, targets: Array) -> Array:
-    """The loss (T + 1,) along outputs (T + 1, N, C)."""
-    return jax.vmap(lambda f: loss.value(f, targets))(path)
+    """The loss (T + 1,) along outputs (T + 1, N, C), by the program that `curves` is."""
+    return curves(path, targets, loss)[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -84,15 +106,12 @@ def better(
     before: tuple[Run, Params, Array], after: tuple[Run, Params, Array], end: Any
 ) -> tuple[Run, Params, Array]:
     """The one of two runs that the network contradicts less at the segment's end."""
-    one, two = (_missed(f, run.train, end) for run, _, f in (before, after))
-    if is_concrete(two):  # no program for it
-        return after if float(two) < float(one) else before
+    pairs = [(f, row_of(run.train, end)) for run, _, f in (before, after)]
+    if all(is_concrete(each) for pair in pairs for each in pair):  # no program for it
+        one, two = (np.linalg.norm(np.asarray(f) - np.asarray(there)) for f, there in pairs)
+        return after if two < one else before
+    one, two = (jnp.linalg.norm(f - there) for f, there in pairs)
     return jax.tree.map(lambda a, b: jnp.where(two < one, a, b), after, before)
-
-
-@jax.jit
-def _missed(f: Array, path: Array, end: Any) -> Array:
-    return jnp.linalg.norm(f - path[end])
 
 
 @jax.jit

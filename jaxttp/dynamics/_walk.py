@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import optax
 from jaxtyping import Array
@@ -32,13 +32,13 @@ from jaxttp.dynamics._course import (
 )
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import (
+    blank,
     empty_path,
     estimate,
     freeze,
     is_finite,
     loss_curve,
     row_of,
-    scaled,
     settle,
     splice,
 )
@@ -90,7 +90,8 @@ def set_out(
         decays = linear_filter(optimizer, params, steps=steps).weight_decay is not False
     shares = start_shares(optimizer)
     descent = same_program(optimizer)
-    inner = optimizer.init(jnp.zeros(2 * f.size + 1 + len(shares), f.dtype))
+    begun, train, rows = blank(params, f, shares, steps)
+    inner = optimizer.init(rows)
     if accumulators and len(accumulators) != len(shares):
         raise ValueError(
             f"accumulators must hold one pytree for each of the optimizer's {len(shares)} "
@@ -104,10 +105,9 @@ def set_out(
     )  # fmt: skip
     kernel, seconds = timed(kernel_fn, params)
     kernel = check_finite_value("kernel", kernel)  # a later one may not be, where a forecast ends
-    vectors = [params, *(accumulators or [scaled(params, share) for share in shares])]
-    train = empty_path(f, steps)
+    vectors = [params, *(accumulators or begun)]
     state = State(
-        Start(params, kernel, vectors, f, inner), None, train, train, jnp.asarray(-1),
+        Start(params, kernel, vectors, f, inner), None, train, train, jax.device_put(-1),
         seconds=(seconds,), beside=_beside(course, params),
     )  # fmt: skip
     bound = damping_at(course, state, kernel, f)
@@ -318,7 +318,7 @@ def finish(course: Course, state: State) -> RelinearizedTrajectory:
     )
     ts, uncertainty, local = estimate(loss, before, is_end)
     count = len(state.ends)
-    local = jnp.asarray(np.asarray(local)[:count]) if is_concrete(local) else local[:count]
+    local = jax.device_put(np.asarray(local)[:count]) if is_concrete(local) else local[:count]
     return RelinearizedTrajectory(
         ts=ts,
         train=state.train,

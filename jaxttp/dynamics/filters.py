@@ -22,7 +22,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, check_optimizer, is_concrete
+from jaxttp._checks import check_integer, check_optimizer, is_concrete, values_known
 from jaxttp._result import RESULT
 from jaxttp._types import Params
 from jaxttp.dynamics.optimizers import (
@@ -143,7 +143,7 @@ def _filter(optimizer: Any, shapes: tuple, tree: Any, steps: int, dtype: Any) ->
     params = jax.tree.unflatten(tree, shapes)
     try:
         with (
-            jax.ensure_compile_time_eval(),
+            values_known(),
             jax.numpy_dtype_promotion("standard"),
             jax.enable_x64(True),
         ):
@@ -281,7 +281,7 @@ def start_shares(optimizer: optax.GradientTransformation | HeavyBall) -> tuple[f
 def _start_shares(optimizer: optax.GradientTransformation) -> tuple[float, ...]:
     weights = np.array([0.7, -1.3, 0.4, 2.1, -0.6], np.float32)
     starts = (weights, -3.0 * weights[:4])  # of two lengths: a state that mixes weights shows it
-    with jax.ensure_compile_time_eval():
+    with values_known():
         states = [optimizer.init(jnp.asarray(w)) for w in starts]
         try:
             found = [slots(optimizer, state) for state in states]

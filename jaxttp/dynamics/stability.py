@@ -6,10 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_number
+from jaxttp._checks import check_number, is_concrete
 from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.losses import Loss
@@ -17,8 +18,12 @@ from jaxttp.ntk._lanczos import lanczos
 from jaxttp.ntk.factored import Factored, Kernel
 
 LANCZOS_STEPS = 64
+OPERATOR_STEPS = 31
+"""Of an iteration whose every product goes through the network; with its start they are 32."""
 DENSE = 256
 """Outputs of a kernel whose eigenvectors are all computed, at most."""
+MODES = 32
+"""Stiffest modes of the curvature: so many can be tried and damped at once."""
 
 
 def largest_curvature(
@@ -56,26 +61,28 @@ def largest_curvature(
 def _largest_curvature(kernel: Kernel, f0: Array, targets: Array, loss: Loss) -> Array:
     if f0.size <= DENSE:  # a program that is compiled in a third of the time
         return _largest_dense(kernel, f0, targets, loss)
-    return jnp.maximum(_modes(kernel, f0, targets, loss)[0][-1], 0.0)
+    return curvature_modes(kernel, f0, targets, loss)[0][0]
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _largest_dense(kernel: Kernel, f0: Array, targets: Array, loss: Loss) -> Array:
-    values = decompose(jnp.linalg.eigvalsh, _dense(kernel, f0, targets, loss))
+    root = _hessian_root(f0, targets, loss)
+    values = decompose(jnp.linalg.eigvalsh, _rooted_kernel(kernel, root))
     return jnp.maximum(values[-1], 0.0)
 
 
+@functools.partial(jax.jit, static_argnums=3)
 def curvature_modes(
-    kernel: Kernel, f: Array, targets: Array, loss: Loss, count: int
+    kernel: Kernel, f: Array, targets: Array, loss: Loss
 ) -> tuple[Float[Array, " k"], Float[Array, "nc k"], Float[Array, "nc k"]]:
     """The largest eigenvalues of (1/N) H^(1/2) Theta H^(1/2), H^(1/2) u of their eigenvectors, u.
 
-    The eigenvalues fall; arguments as validated by `check_problem`, with at most as many modes as
-    the iteration has steps (64, or N C where that is less).
+    The eigenvalues fall; arguments as validated by `check_problem`. There are `MODES`, or N C where
+    that is less.
     """
     values, *vectors = _modes(kernel, f, targets, loss)
-    left, u = (found[:, ::-1][:, :count] for found in vectors)
-    return jnp.maximum(values[::-1][:count], 0.0), left, u
+    left, u = (found[:, ::-1][:, :MODES] for found in vectors)
+    return jnp.maximum(values[::-1][:MODES], 0.0), left, u
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -86,16 +93,16 @@ def curvature_basis(
 
     All of them where N C is at most `DENSE`, else the Ritz pairs of the Lanczos iteration.
     """
-    n, c = f.shape
-    if n * c > DENSE:
-        return _ritz(kernel, f, targets, loss)[:2]
-    return tuple(decompose(jnp.linalg.eigh, _dense(kernel, f, targets, loss)))
+    root = _hessian_root(f, targets, loss)
+    if f.size > DENSE:
+        return _ritz(functools.partial(apply_kernel, kernel), root)
+    return tuple(decompose(jnp.linalg.eigh, _rooted_kernel(kernel, root)))
 
 
-def _dense(kernel: Kernel, f: Array, targets: Array, loss: Loss) -> Float[Array, "nc nc"]:
+def _rooted_kernel(kernel: Kernel, root: Float[Array, "n c c"]) -> Float[Array, "nc nc"]:
     """(1/N) H^(1/2) Theta H^(1/2)."""
-    n, c = f.shape
-    matrix, root = flatten_kernel(kernel, c), _hessian_root(f, targets, loss)
+    n, c, _ = root.shape
+    matrix = flatten_kernel(kernel, c)
     half = jnp.einsum("nab,nbp->nap", root, matrix.reshape(n, c, n * c), precision="highest")
     whole = jnp.einsum("pnb,nba->pna", half.reshape(n * c, n, c), root, precision="highest")
     return whole.reshape(n * c, n * c) / n
@@ -103,36 +110,74 @@ def _dense(kernel: Kernel, f: Array, targets: Array, loss: Loss) -> Float[Array,
 
 @functools.partial(jax.jit, static_argnums=3)
 def _modes(kernel: Kernel, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array, Array]:
-    """Ritz values, the largest last, H^(1/2) times their vectors, these; 0 where there are none."""
-    values, vectors, rooted = _ritz(kernel, f, targets, loss)
-    return values, jax.vmap(lambda u: rooted(u).reshape(-1), 1, 1)(vectors), vectors
+    """Eigenvalues, the largest last, H^(1/2) times their vectors, these.
+
+    Of more than `DENSE` outputs those of Lanczos' iteration; 0 where it found none.
+    """
+    root = _hessian_root(f, targets, loss)
+    if f.size <= DENSE:  # a program that is compiled in a third of the time
+        values, vectors = decompose(jnp.linalg.eigh, _rooted_kernel(kernel, root))
+    else:
+        values, vectors = _ritz(functools.partial(apply_kernel, kernel), root)
+    n, c = f.shape
+    each = jnp.einsum("nab,nbk->nak", root, vectors.reshape(n, c, -1), precision="highest")
+    return values, each.reshape(n * c, -1), vectors
 
 
 def _hessian_root(f: Array, targets: Array, loss: Loss) -> Float[Array, "n c c"]:
-    """H^(1/2) of every sample."""
-    values, vectors = decompose(jnp.linalg.eigh, loss.hessian(f, targets))
+    """H^(1/2) of every sample; of a loss over tokens block by block."""
+    hessian = loss.hessian(f, targets)
+    if not loss.tokens:
+        return _roots(hessian)
+    (n, c), t = f.shape, loss.tokens
+    blocks = jnp.einsum("ntatb->ntab", hessian.reshape(n, t, c // t, t, c // t))
+    roots = jax.vmap(_roots)(blocks)
+    apart = jnp.eye(t, dtype=f.dtype)
+    return jnp.einsum("ntab,ts->ntasb", roots, apart, precision="highest").reshape(n, c, c)
+
+
+def _roots(blocks: Float[Array, "n c c"]) -> Float[Array, "n c c"]:
+    values, vectors = decompose(jnp.linalg.eigh, blocks)
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
     return jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
 
 
+@functools.partial(jax.jit, static_argnums=3)
+def operator_curvature(operator: Any, f: Array, targets: Array, loss: Loss) -> Float[Array, ""]:
+    """`largest_curvature` by 32 products with Theta, which is not formed: from below.
+
+    Args:
+        operator: Theta, such as `jaxttp.ntk.ntk_operator` gives; ``.mv(v)`` for v (N, C).
+        f: outputs (N, C).
+        targets: encoded.
+        loss: the loss.
+    """
+    values, _ = _ritz(operator.mv, _hessian_root(f, targets, loss), OPERATOR_STEPS)
+    return jnp.maximum(values[-1], 0.0)
+
+
 def _ritz(
-    kernel: Kernel, f: Array, targets: Array, loss: Loss
-) -> tuple[Array, Array, Callable[[Array], Array]]:
-    """Ritz values, increasing, their vectors, and the product with H^(1/2)."""
-    n, c = f.shape
-    root = _hessian_root(f, targets, loss)
+    times: Callable[[Array], Array], root: Float[Array, "n c c"], steps: int = LANCZOS_STEPS
+) -> tuple[Array, Array]:
+    """Ritz values, increasing, and their vectors, by products with Theta; 0 for what is not found.
+
+    Args:
+        times: v (N, C) -> Theta v.
+        root: H^(1/2) of every sample.
+        steps: products at most.
+    """
+    n, c, _ = root.shape
 
     def rooted(flat: Array) -> Array:
         return jnp.einsum("nab,nb->na", root, flat.reshape(n, c), precision="highest")
 
     def product(flat: Array) -> Array:
-        image = apply_kernel(kernel, rooted(flat))
-        return rooted(image).reshape(-1) / n
+        return rooted(times(rooted(flat))).reshape(-1) / n
 
-    start = jax.random.normal(jax.random.key(0), (n * c,), f.dtype)
+    start = jax.random.normal(jax.random.key(0), (n * c,), root.dtype)
     # A start inside the range of H^(1/2): outside it the iteration would only meet zeros.
-    found = lanczos(product, product(start), min(LANCZOS_STEPS, n * c))
-    return jnp.where(found.known, found.values, 0.0), found.vectors(), rooted
+    found = lanczos(product, product(start), min(steps, n * c))
+    return jnp.where(found.known, found.values, 0.0), found.vectors()
 
 
 def max_learning_rate(
@@ -176,12 +221,21 @@ def max_learning_rate(
     """
     check_number("momentum", momentum, at_least=0.0, below=1.0)
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
-    return _limit(_largest_curvature(kernel, f0, targets, loss), momentum, nesterov)
+    return rate_limit(_largest_curvature(kernel, f0, targets, loss), momentum, nesterov)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _limit(curvature: Array, momentum: Any, nesterov: bool) -> Array:
+def rate_limit(curvature: Array, momentum: Any, nesterov: bool = False) -> Array:
+    """The limit of `max_learning_rate` by the largest of some eigenvalues."""
+    if is_concrete(curvature) and is_concrete(momentum):  # no program for it
+        return jax.device_put(_limit(np, np.asarray(curvature), np.asarray(momentum), nesterov))
+    return _limit(jnp, curvature, momentum, nesterov)
+
+
+def _limit(xp: Any, curvature: Any, momentum: Any, nesterov: bool) -> Any:
+    """The same in NumPy or in JAX."""
+    curvature = xp.max(curvature)
     factor = 2.0 * (1.0 + momentum) / (1.0 + 2.0 * momentum if nesterov else 1.0)
-    huge = jnp.finfo(curvature.dtype).max
-    safe = jnp.where(curvature > 0, curvature, 1.0)
-    return jnp.where(curvature > 0, jnp.minimum(factor / safe, huge), huge)
+    huge = xp.finfo(curvature.dtype).max
+    safe = xp.where(curvature > 0, curvature, 1.0)
+    limit = xp.where(curvature > 0, xp.minimum(factor / safe, huge), huge)
+    return limit.astype(curvature.dtype)

@@ -18,7 +18,6 @@ from jaxttp.forecast.paths import Dynamics as Dynamics
 from jaxttp.forecast.paths import GradientFlow as GradientFlow
 from jaxttp.forecast.paths import Linearizer as Linearizer
 from jaxttp.forecast.paths import Noisy as Noisy
-from jaxttp.forecast.paths import Paced as Paced
 from jaxttp.forecast.paths import Recursion as Recursion
 from jaxttp.forecast.paths import Relinearized as Relinearized
 from jaxttp.forecast.paths import Scaled as Scaled

@@ -18,8 +18,8 @@ from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
 Network = Callable[[Params, Any], Array]
-MOST = 4
-"""Steps that are asked about together: those of `trust` are three, those of a clock four."""
+MOST = 3
+"""Steps that are asked about together."""
 
 
 def pull_in_batches(pull: Any, weights: Params, x: Any, cotangent: Array, size: int) -> Params:

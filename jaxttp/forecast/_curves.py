@@ -7,25 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxttp.dynamics._pieces import curves
 from jaxttp.losses import Loss
 
 
 def loss_and_error(loss: Loss, outputs: Array, targets: Array) -> tuple[Array, Array]:
     """Loss and error along a path (T, N, C); their medians over many paths (P, T, N, C)."""
     if outputs.ndim == 3:
-        return _along(outputs, targets, loss)
+        return curves(outputs, targets, loss)
     both = _along_all(outputs, targets, loss)
     return jnp.median(both[0], axis=0), jnp.median(both[1], axis=0)
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _along(path: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
-    return jax.vmap(lambda f: (loss.value(f, targets), loss.error(f, targets)))(path)
-
-
-@functools.partial(jax.jit, static_argnums=2)
 def _along_all(paths: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
-    return jax.vmap(lambda path: _along(path, targets, loss))(paths)
+    return jax.vmap(lambda path: curves(path, targets, loss))(paths)
 
 
 def at_places(

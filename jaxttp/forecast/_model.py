@@ -7,35 +7,34 @@ import jax
 import jax.numpy as jnp
 
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import output_shape
+from jaxttp.adapters import as_rows
 from jaxttp.ntk._select import select_leaves
 
 
-def check_model(apply_fn: ApplyFn, params: Params, x: Any) -> jax.ShapeDtypeStruct:
-    """What a network that is fit for a forecast returns, from shapes alone.
+def check_model(apply_fn: ApplyFn, params: Params, x: Any) -> tuple[ApplyFn, jax.ShapeDtypeStruct]:
+    """A network that is fit for a forecast, and what it returns, from shapes alone.
 
     Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``.
+        apply_fn: ``(params, x) -> outputs (N, C)``, or (N, T, V).
         params: its parameters.
         x: training samples (N, ...).
 
     Returns:
-        Shape (N, C) and dtype of the outputs.
+        The network with outputs (N, C), and the shape and dtype of its own, see `as_rows`.
 
     Raises:
         TypeError: see `output_shape`.
         ValueError: see `output_shape`; outputs of less than float32, whose losses have two or three
             digits and their kernels no small eigenvalues.
     """
-    shape = output_shape(apply_fn, params, x)
-    dtype = jax.eval_shape(apply_fn, params, x).dtype
-    if dtype.itemsize < 4:
+    rows, outputs = as_rows(apply_fn, params, x)
+    if outputs.dtype.itemsize < 4:
         raise ValueError(
-            f"apply_fn returns {dtype}, too coarse for a forecast; let the network compute in "
-            "float32 (modules of Flax: dtype=jnp.float32); if all but its last cast does, undo that"
-            " with lambda params, x: apply_fn(params, x).astype('float32')."
+            f"apply_fn returns {outputs.dtype}, too coarse for a forecast; let the network compute "
+            "in float32 (modules of Flax: dtype=jnp.float32); if all but its last cast does, undo "
+            "that with lambda params, x: apply_fn(params, x).astype('float32')."
         )
-    return jax.ShapeDtypeStruct(shape, dtype)
+    return rows, outputs
 
 
 def promote(params: Params, trainable: Any = None) -> tuple[Params, tuple[str, ...]]:

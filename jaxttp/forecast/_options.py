@@ -13,7 +13,6 @@ from jaxttp.forecast.doubt import LEVEL
 from jaxttp.forecast.paths.base import Dynamics, Progress
 from jaxttp.forecast.paths.flow import ClosedForm, GradientFlow
 from jaxttp.forecast.paths.noisy import Noisy
-from jaxttp.forecast.paths.paced import Paced
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.paths.scaled import Scaled
@@ -25,7 +24,6 @@ from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 WAYS: dict[str, type[Dynamics]] = {
     "auto": Recursion,
     "recursion": Recursion,
-    "paced": Paced,
     "ode": GradientFlow,
     "closed_form": ClosedForm,
     "sde": Noisy,
@@ -35,6 +33,8 @@ WAYS: dict[str, type[Dynamics]] = {
 
 LONG = 1e12
 """Operations from which on a forecast that costs more than its training is announced."""
+MOST_TOKENS = 2**14
+"""Outputs N T V over tokens of which exact kernels are built unasked: 1 GiB each in float32."""
 REBUILT = ("auto", "recursion", "sde")
 """Dynamics whose kernel can be rebuilt."""
 NOT_LINEAR = (
@@ -163,6 +163,7 @@ def choose_plan(
         check_used("budget", None if budget == "auto" else budget, False, remedy)
         return None
     plan = plan_forecast(way, problem, descent, estimator, budget=budget, key=key)
+    check_tokens(problem, plan.kernel)
     if progress is None and plan.operations > max(LONG, plan.training):
         remedy = "budget= bounds that, progress= shows how far it is"
         warnings.warn(f"this forecast may take minutes ({plan}); {remedy}", stacklevel=3)
@@ -195,6 +196,29 @@ def choose_kernel(
     remedy = "it bounds an exact kernel; with sketch_dim give kernel_batch_size"
     check_used("max_bytes", max_bytes, False, remedy)
     return found
+
+
+def check_tokens(problem: Problem, kernel: KernelEstimator) -> None:
+    """Refuse outputs over tokens of which no exact kernel fits, where nothing else was asked for.
+
+    Args:
+        problem: network and data.
+        kernel: how kernels come about; ``Exact()`` where nobody said.
+
+    Raises:
+        ValueError: too many outputs; says what is linearised in their place.
+    """
+    (n, c), t = problem.f0.shape, problem.loss.tokens
+    if not t or n * c <= MOST_TOKENS or kernel != Exact():
+        return
+    each = MOST_TOKENS // (n * c // t)
+    sampled = f"{each} token(s) of every sequence, sample_tokens(..., tokens={each}, key=key), or "
+    raise ValueError(
+        f"outputs (N, T, V) = {(n, t, c // t)} are {n * c:,} numbers, of which a kernel takes "
+        f"{4e-9 * (n * c) ** 2:,.0f} GB. Forecast the logits of a few words at the last token, "
+        f"jaxttp.label_words(apply_fn, ids), or {sampled if each else ''}fewer sequences; or say "
+        "sketch_dim=, or max_bytes= for a kernel all the same."
+    )
 
 
 def check_level(level: float | None, way: Dynamics, kernel: KernelEstimator) -> float:

@@ -21,7 +21,7 @@ from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.batches import check_batches
-from jaxttp.forecast._options import Keywords, choose_kernel
+from jaxttp.forecast._options import Keywords, check_tokens, choose_kernel
 from jaxttp.forecast.compared import Comparison, Explanation
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.leaders import follow_leaders, with_trust
@@ -165,13 +165,14 @@ def compare(
     drawn: dict[str, Any] = {"key": key, "protocol": protocol}
     found = {}
     for name, problem in problems.items():
+        check_tokens(problem, estimator)
         lines = Linearizer(problem, estimator)
         choices = _choices(lines, setting, given=learning_rate is not None)
         swept = sweep_kernel(
             lines.first, problem.f0, problem.targets, choices, rule=reading, targets=targets,
             **drawn,
         )  # fmt: skip
-        seconds = _step_seconds(problem, y, loss, swept.settings[0]) if time_steps else np.nan
+        seconds = _step_seconds(problem, loss, swept.settings[0]) if time_steps else np.nan
         swept = follow_leaders(
             swept, lines, problem.targets, reading, relinearize=relinearize, **drawn
         )
@@ -244,11 +245,11 @@ def _choices(lines: Linearizer, setting: Hyperparameters, *, given: bool) -> lis
     return [dataclasses.replace(setting, learning_rate=float(rate), loss=exact) for rate in rates]
 
 
-def _step_seconds(problem: Problem, y: Any, loss: str | Loss, setting: Hyperparameters) -> float:
+def _step_seconds(problem: Problem, loss: str | Loss, setting: Hyperparameters) -> float:
     """Seconds of a training step on this device."""
     optimizer = optax.sgd(setting.learning_rate, setting.momentum or None)
     return time_step(
-        problem.network, problem.weights, problem.x, y, loss=loss, optimizer=optimizer,
+        problem.network, problem.weights, problem.x, problem.labels, loss=loss, optimizer=optimizer,
         batch_size=setting.batch_size,
     ).seconds  # fmt: skip
 

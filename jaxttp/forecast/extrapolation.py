@@ -93,6 +93,10 @@ class Extrapolation:
     plot, _repr_html_, __repr__ = RESULT
 
 
+_IGNORED = "y: labels of -100 cannot be extrapolated; leave those samples out."
+_TOKENS = "y: labels of tokens are forecast by predict_training_time(..., total_samples=) alone."
+
+
 def extrapolate(
     apply_fn: ApplyFn,
     params: Params,
@@ -206,7 +210,7 @@ def extrapolate(
     check_method(method, subset, None, alpha)
     problem = Problem.of(apply_fn, params, x, y, loss=loss, trainable=trainable)
     if problem.loss.weighted:
-        raise ValueError("y: labels of -100 cannot be extrapolated; leave those samples out.")
+        raise ValueError(_TOKENS if problem.loss.tokens else _IGNORED)
     head = _check_head(method, subset, problem.classes, head, alpha, spectral=spectral)
     draw, *halves = jax.random.split(key, resamples + 1)
     chosen = np.asarray(jax.random.permutation(draw, m))[:subset]

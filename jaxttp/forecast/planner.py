@@ -18,7 +18,6 @@ from jaxttp._checks import check_number
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics
 from jaxttp.forecast.paths.noisy import Noisy
-from jaxttp.forecast.paths.paced import Paced
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.paths.relinearized import MOST, Relinearized
 from jaxttp.forecast.paths.scaled import Scaled
@@ -32,12 +31,9 @@ LEAST = 4.5e12
 """And so many operations in any case: a minute or two of a laptop."""
 MEMORY = 4e9
 """Bytes that the kernels of a plan may take where another plan takes less."""
-ERRORS = {0: 0.048, 1: 0.093, 2: 0.026, 4: 0.013, 8: 0.002, 16: 0.001}
-"""By kernels after the first at most, the error of a time as a share of it, beyond two steps; one
-kernel alone is paced by the network (`jaxttp.forecast.Paced`)."""
-UNPACED = 0.188
-"""The same of one kernel whose clock is its own."""
-BY_CLASS = {0: 0.049, 1: 0.107, 2: 0.051, 4: 0.018, 8: 0.007, 16: 0.004}
+ERRORS = {0: 0.188, 1: 0.093, 2: 0.026, 4: 0.013, 8: 0.002, 16: 0.001}
+"""By kernels after the first at most, the error of a time as a share of it, beyond two steps."""
+BY_CLASS = {0: 0.196, 1: 0.107, 2: 0.051, 4: 0.018, 8: 0.007, 16: 0.004}
 """The same of class sketches, which the network itself corrects where they are rebuilt."""
 BY_SKETCH, OF_SKETCH = 4.0, 0.14
 """A sketch of width k makes it 1 + 4/sqrt(k) times as large, and adds 0.14/sqrt(k) in square."""
@@ -59,7 +55,7 @@ WRITING = 200.0
 many operations: 400 on two cores, a hundred on a GPU by its bandwidth."""
 ALIKE = 1.1
 """Expected errors that differ by no more times are alike, and the cheaper forecast is planned."""
-ONE_PASSES, ONE_RUNS = 7.0, 2.0
+ONE_PASSES, ONE_RUNS = 6.0, 1.0
 """Both of a forecast with one kernel."""
 
 
@@ -186,7 +182,8 @@ def _candidates(
     """Kernels and bounds on how often they are rebuilt; the best of all comes first.
 
     Class sketches are for full batches, since how a batch's noise grows depends on the stiffest
-    modes, which they know less well; with mini-batches where memory allows nothing else.
+    modes, which they know less well; with mini-batches where memory allows nothing else. They take
+    all outputs of a sample for alike, which tokens are not.
     """
     kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
     free = _centre(dynamics).rebuilds == "auto" if _rebuilds(dynamics) else False
@@ -201,7 +198,7 @@ def _kernels(problem: Problem, descent: Descent, key: Array | None) -> list[Kern
     widths = [k for k in reversed(WIDTHS) if PER_CLASS * classes <= k < outputs / 2]
     every = [Exact(), *(Sketched(width, key) for width in widths)]
     fitting = [one for one in every if _bytes(one, problem) <= MEMORY]
-    if classes > 1 and (descent.batch_size is None or not fitting):
+    if classes > 1 and not problem.loss.tokens and (descent.batch_size is None or not fitting):
         every.append(ClassSketched(key))
         fitting += [one for one in every[-1:] if _bytes(one, problem) <= MEMORY]
     return fitting or [min(every, key=lambda one: _bytes(one, problem))]
@@ -246,8 +243,7 @@ def _priced(
     if not most:
         one_kernel = _on_one_kernel(dynamics) if most == 0 else dynamics
         cost = price.forecast(1, int(ONE_PASSES), int(READING * ONE_RUNS * descent.steps))
-        error = expected_error(0, kernel, paced=isinstance(one_kernel, Paced))
-        return _Priced(one_kernel, kernel, cost * beside, error)
+        return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel))
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
     passes = BATCH_PASSES if batches else PASSES
     runs = BATCH_RUNS if batches and not isinstance(kernel, Sketched) else RUNS
@@ -265,23 +261,20 @@ def _priced(
 def _on_one_kernel(dynamics: Dynamics) -> Dynamics:
     if isinstance(dynamics, Noisy):
         return dataclasses.replace(dynamics, centre=None)
-    if isinstance(dynamics, Scaled):
-        return dataclasses.replace(dynamics, centre=Recursion())
-    return Paced()
+    return _with_centre(dynamics, Recursion())
 
 
-def _with_centre(dynamics: Dynamics, centre: Relinearized) -> Dynamics:
+def _with_centre(dynamics: Dynamics, centre: Relinearized | Recursion) -> Dynamics:
     is_around = isinstance(dynamics, Noisy | Scaled)
     return dataclasses.replace(dynamics, centre=centre) if is_around else centre
 
 
-def expected_error(most: int, kernel: KernelEstimator, *, paced: bool = True) -> float:
+def expected_error(most: int, kernel: KernelEstimator) -> float:
     """By how much of itself a time is off on average.
 
     Args:
         most: kernels after the first.
         kernel: how they come about.
-        paced: whether one kernel alone is paced by the network.
 
     Example:
         >>> expected_error(16, Exact()) < expected_error(0, Exact())
@@ -289,8 +282,6 @@ def expected_error(most: int, kernel: KernelEstimator, *, paced: bool = True) ->
     """
     known = BY_CLASS if isinstance(kernel, ClassSketched) else ERRORS
     of_rebuilds = float(np.interp(most, list(known), list(known.values())))
-    if not most and not paced:
-        of_rebuilds = UNPACED
     if not isinstance(kernel, Sketched):
         return of_rebuilds
     width = np.sqrt(kernel.sketch_dim)
@@ -320,8 +311,7 @@ def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:
     elif isinstance(kernel, ClassSketched):
         one, several = "a class sketch", "class sketches"
     if not _rebuilds(dynamics):
-        words = f"one kernel, {one}" if one else "one kernel"
-        return f"{words}, paced by the network" if isinstance(dynamics, Paced) else words
+        return f"one kernel, {one}" if one else "one kernel"
     centre = _centre(dynamics)
     often = f"at most {centre.most + 1}" if centre.rebuilds == "auto" else f"{centre.rebuilds + 1}"
     return f"{often} {several}"

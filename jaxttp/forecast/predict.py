@@ -20,6 +20,7 @@ from jaxttp.forecast._options import (
     Keywords,
     check_at_hand,
     check_level,
+    check_tokens,
     choose_kernel,
     choose_plan,
     plain_kernel,
@@ -87,14 +88,17 @@ def predict_training_time(
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode: row i depends on sample i
-            alone. `from_nnx`, `from_linen` and `from_equinox` make it from a module.
+            alone. `from_nnx`, `from_linen`, `from_equinox`, `from_keras` and `from_torch` make it
+            from a module. Logits of tokens (N, T, V) are flattened to C = T V.
         params: pytree of floating-point arrays, the weights before training; those in bfloat16 or
             float16 are promoted to float32, and `Prediction.notes` says so.
         x: training samples (N, ...): an array, or a pytree of arrays with N rows each, such as the
             ids and masks of a tokenizer, which `apply_fn` is given as it is. Without `y` an
             iterable of batches, of which 512 samples are drawn and the rest counted as
             `total_samples`, see `jaxttp.draw_samples`.
-        y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
+        y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks. For
+            logits of tokens labels (N, T), -100 for what does not count; for one label a sequence,
+            or where N T V is above some thousands, see `jaxttp.tokens`.
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" (binary or multi-label) or a
             `Loss`; the mean over the batch.
         learning_rate: eta > 0 of gradient descent. Give either this or `optimizer`.
@@ -116,10 +120,8 @@ def predict_training_time(
         target_error: the same of errors, each in (0, 1].
         target_test_loss: as `target_loss`, on the test samples.
         target_test_error: as `target_error`, on the test samples.
-        dynamics: "recursion" (step for step, exact for a linear network), "paced" (the same on one
-            kernel, at the speed that the network shows at three places of the predicted path: what
-            `budget` chooses where it allows no kernel after the first), "ode" (gradient flow,
-            momentum by the effective learning rate eta/(1 - m)), "closed_form" (the same for
+        dynamics: "recursion" (step for step, exact for a linear network), "ode" (gradient
+            flow, momentum by the effective learning rate eta/(1 - m)), "closed_form" (the same for
             squared error, exactly), "sde" (mini-batch noise as an SDE: medians and bands of many
             paths), "weight_space" (the linearised network under any optimiser) or "auto", which is
             "recursion", or "weight_space" for an optimiser that is not linear (Adam). Or a value
@@ -290,6 +292,8 @@ def forecast_training(
     descent.check(problem.f0.shape[0])
     way.check(descent, problem.weights, problem.loss)
     kernel = Exact() if kernel is None else kernel
+    if way.kernels:
+        check_tokens(problem, kernel)
     price = Price.of(problem, descent, kernel, way.trained_samples(problem))
     with stopwatch() as watch:
         lines = Linearizer(problem, kernel, progress)
@@ -300,7 +304,7 @@ def forecast_training(
         sketched = None if parts is None else without_parts(lines, descent, parts)
         doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=wanted)
         trust = way.trust(path, rule.about(wanted))
-    passes = lines.kernels * kernel.passes(problem) + path.gradient_evaluations
+    beside = path.gradient_evaluations + lines.passes
     plain = {**descent.plain_values(), "relinearize": 0, **way.plain_values()}
     plain |= {**plain_kernel(kernel), "loss": problem.loss.name, "protocol": descent.protocol}
     return Prediction(
@@ -311,10 +315,10 @@ def forecast_training(
         stable=stable,
         cost=Cost(
             kernels=lines.kernels,
-            gradient_evaluations=passes,
+            gradient_evaluations=lines.kernels * kernel.passes(problem) + beside,
             seconds=watch.run_seconds,
             compile_seconds=watch.compile_seconds,
-            operations=price.forecast(lines.kernels, path.gradient_evaluations, path.products),
+            operations=price.forecast(lines.kernels, beside, path.products),
             training_operations=price.training,
         ),
         horizon=descent.steps,

@@ -5,13 +5,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite
 from jaxttp._samples import take
 from jaxttp._types import ApplyFn, Params, notes_of
-from jaxttp.adapters import check_per_sample, output_shape
+from jaxttp._weights import token_labels
+from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import compile_network, kept
 from jaxttp.forecast._model import check_model, promote, promote_samples, warn_of
@@ -41,6 +41,7 @@ class Problem:
         f0_test: their outputs before training (M, C), or None.
         targets_test: their targets, or None.
         loss_test: the loss on them, or None.
+        labels: `y`, for others to encode: labels of tokens know how many outputs a token has.
         notes: how the network is evaluated, where that is not as it was given: layers put into
             evaluation mode, parameters promoted from half precision.
     """
@@ -59,6 +60,7 @@ class Problem:
     f0_test: Float[Array, "m c"] | None = None
     targets_test: Float[Array, "m k"] | None = None
     loss_test: Loss | None = None
+    labels: Any = None
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -78,11 +80,12 @@ class Problem:
         """Check model and data, shapes before values, and evaluate the network once.
 
         Args:
-            apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
+            apply_fn: ``(params, x) -> outputs (N, C)``, or (N, T, V), in evaluation mode.
             params: pytree of floating-point arrays; those that train and are in half precision are
                 promoted to float32, samples with them, and a warning says so.
             x: training samples (N, ...), an array or a pytree of arrays with N rows each.
-            y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks.
+            y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks;
+                for outputs (N, T, V) labels of tokens (N, T).
             loss: a name or a `Loss`.
             trainable: which parameters train, as in `empirical_ntk`; all of them when None.
             x_test: test samples (M, ...).
@@ -117,30 +120,33 @@ class Problem:
             warn_of(promoted)
             x = promote_samples(x)
         weights, restore = split_trainable(params, trainable)
-        outputs = check_model(apply_fn, params, x)
-        encode_targets(loss, y, outputs)
+        given = apply_fn
+        apply_fn, outputs = check_model(apply_fn, params, x)
+        y = token_labels(y, outputs.shape)
+        targets, exact = encode_targets(loss, y, outputs)
         test: dict[str, Any] = {}
         if x_test is not None:
             x_test = check_samples(names.format("x_test"), x_test)
             check_finite(names.format("x_test"), x_test)
             x_test = promote_samples(x_test) if promoted else x_test
-            shape = output_shape(apply_fn, params, x_test)
-            encode_targets(loss, y_test, jax.ShapeDtypeStruct(shape, outputs.dtype))
+            beside = as_rows(given, params, x_test)[1]
+            if beside.shape[1:] != outputs.shape[1:]:
+                raise ValueError(
+                    f"x_test gives outputs {beside.shape}, x {outputs.shape}: pad or crop them to "
+                    "one length."
+                )
+            test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, beside)
         check_per_sample(apply_fn, params, x)
         evaluate = compile_network(apply_fn)[0]
         f0 = evaluate(params, x)
         check_finite("apply_fn(params, x)", f0)
-        targets, exact = encode_targets(loss, y, f0)
         if x_test is not None:
-            f0_test = evaluate(params, x_test)
-            targets_test, loss_test = encode_targets(loss, y_test, f0_test)
-            test = {"x_test": x_test, "f0_test": f0_test, "targets_test": targets_test,
-                    "loss_test": loss_test}  # fmt: skip
+            test |= {"x_test": x_test, "f0_test": evaluate(params, x_test)}
 
         network = apply_fn if weights is params else _of_part(apply_fn, restore)
         return cls(
             apply_fn, params, trainable, network, weights, restore, x, f0, targets, exact,
-            **test, notes=notes_of(apply_fn) + promoted,
+            **test, labels=y, notes=notes_of(apply_fn) + promoted,
         )  # fmt: skip
 
     @property

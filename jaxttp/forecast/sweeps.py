@@ -22,7 +22,7 @@ from jaxttp.dynamics._heavy_ball import heavy_ball
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast._options import Keywords, choose_kernel
+from jaxttp.forecast._options import Keywords, check_tokens, choose_kernel
 from jaxttp.forecast._stability import batch_factor, rises
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.leaders import follow_leaders, with_trust
@@ -126,6 +126,8 @@ def sweep(
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     losses = list(dict.fromkeys(one.loss for one in wanted.settings))
     problem = Problem.of(apply_fn, params, x, y, loss=losses[0], trainable=trainable)
+    check_tokens(problem, estimator)
+    y = problem.labels
     for loss in losses[1:]:
         problem.with_loss(loss, y)  # refuses labels that do not suit it
     lines = Linearizer(problem, estimator)

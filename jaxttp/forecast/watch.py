@@ -16,7 +16,7 @@ from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast._model import promote
-from jaxttp.forecast._options import choose_kernel
+from jaxttp.forecast._options import check_tokens, choose_kernel
 from jaxttp.forecast.closed_loop import (
     DEPARTURE,
     OnlineForecast,
@@ -109,9 +109,10 @@ class Online:
         self._departure = check_number("departure", departure, above=0.0)
         estimator = choose_kernel(sketch_dim, key, None, max_bytes)
         self._problem = Problem.of(apply_fn, params, x, y, loss=setting.loss, trainable=trainable)
+        check_tokens(self._problem, estimator)
         self._lines = Linearizer(self._problem, estimator)
-        self._y, self._setting = y, setting
-        self._outputs = compile_network(apply_fn)[0]
+        self._y, self._setting = self._problem.labels, setting
+        self._outputs = compile_network(self._problem.apply_fn)[0]
         self.kernel = self._lines.first
         self._losses: list[float] = []
         self._path: list[Array] = []

@@ -18,6 +18,7 @@ from jaxtyping import Array
 
 from jaxttp._convolutions import GROUPING, run_equation
 from jaxttp._types import ApplyFn
+from jaxttp.adapters.outputs import TOKENS
 
 _GROUPING = GROUPING | {"remat", "remat2", "checkpoint"}
 
@@ -138,10 +139,12 @@ def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> NetworkProgram:
         outputs = apply_fn(params, jax.tree.map(lambda row: row[None], sample))
         shape = getattr(outputs, "shape", None)
         if shape is None or len(shape) != 2 or shape[0] != 1:
+            is_tokens = shape is not None and len(shape) == 3 and shape[0] == 1
             raise ValueError(
                 "apply_fn must map x (N, ...) to outputs (N, C); for a batch of one sample it gave "
                 + (f"shape {shape}." if shape is not None else f"{type(outputs).__name__}.")
                 + " Reshape the outputs, and do not squeeze the batch axis."
+                + (TOKENS if is_tokens else "")
             )
         return outputs[0]
 

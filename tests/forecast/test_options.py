@@ -182,6 +182,7 @@ def curved(params, x):
 BENT = {"a": jnp.asarray(np.eye(4) + 0.1), "b": jnp.asarray(1.0 - np.eye(4)[:, :3])}
 
 
+@pytest.mark.slow
 def test_the_kernel_is_rebuilt_unless_it_was_said_otherwise(monkeypatch):
     """For what is not named otherwise; not where it would cost several trainings."""
     call = functools.partial(predict_training_time, curved, BENT, X, Y, steps=20)

@@ -13,7 +13,6 @@ from jaxttp import predict_training_time
 from jaxttp.forecast import (
     Descent,
     Noisy,
-    Paced,
     Problem,
     Recursion,
     Relinearized,
@@ -55,6 +54,7 @@ def test_small_problems_are_forecast_in_full():
     assert plan.more == ""
 
 
+@pytest.mark.slow
 def test_more_budget_is_never_less_true_and_is_kept(monkeypatch):
     monkeypatch.setattr(planner, "WIDTHS", (4, 16))
     monkeypatch.setattr(planner, "PER_CLASS", 1)
@@ -129,7 +129,7 @@ def test_a_plan_leaves_what_is_given(monkeypatch):
     sketch = Sketched(8, jax.random.key(3))
     plan = plan_forecast(Relinearized(), problem(), descent(), sketch, budget=1e-6)
     assert plan.kernel is sketch
-    assert isinstance(plan.dynamics, Paced)
+    assert isinstance(plan.dynamics, Recursion)
     fixed = plan_forecast(Relinearized(3), problem(), descent(), budget=1e-6)
     assert fixed.dynamics == Relinearized(3)
     assert not isinstance(fixed.kernel, Exact)
@@ -150,6 +150,7 @@ def test_test_samples_cost_too():
     assert both.operations == pytest.approx(2 * alone.operations)
 
 
+@pytest.mark.slow
 def test_a_forecast_keeps_within_its_budget_and_says_so(monkeypatch):
     params, x, y = parts()
     common = dict(learning_rate=0.3, steps=400)

@@ -142,6 +142,7 @@ def final(x, y, way):
                                           dynamics=way).loss[-1]))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_four_times_the_samples_against_the_network_itself():
     """The network is linear in its weights, so that the forecast of all samples is the truth."""
     alone, scaled = [], []
@@ -182,6 +183,7 @@ def test_the_forecast_says_what_it_is_of_and_what_it_cost():
     assert found.outputs.shape == plain.outputs.shape
 
 
+@pytest.mark.slow
 def test_other_paths_are_scaled_too():
     x, y = samples(2)
     problem = Problem.of(network, PARAMS, x[:60], y[:60])

@@ -103,6 +103,24 @@ def test_optimizers_without_a_rate_of_their_own_are_judged_too():
     )
 
 
+def test_weight_space_forms_no_kernel_of_many_outputs_for_its_limit(monkeypatch):
+    """32 products with an operator on 60 outputs: the largest eigenvalue to far below a percent."""
+    x, params = RNG.standard_normal((30, 4)), jnp.asarray(RNG.standard_normal((4, 2)))
+    y = (x[:, 0] > 0).astype(int)
+    network = lambda w, x: jnp.tanh(x @ w)  # noqa: E731
+    common = {"learning_rate": 0.1, "momentum": 0.5, "steps": 3, "dynamics": "weight_space"}
+    formed = predict_training_time(network, params, x, y, **common)
+    monkeypatch.setattr("jaxttp.forecast.paths.weight_space.FORMED", 10)
+    found = predict_training_time(network, params, x, y, **common)
+    assert found.max_learning_rate == pytest.approx(formed.max_learning_rate, rel=1e-6)
+    assert (formed.cost.kernels, found.cost.kernels) == (1, 0)
+    assert found.cost.gradient_evaluations > formed.cost.gradient_evaluations
+    np.testing.assert_array_equal(found.loss, formed.loss)
+    adam = predict_training_time(network, params, x, y, steps=3, optimizer=optax.adam(0.1))
+    plain = formed.max_learning_rate / 1.5  # 2 (1 + m) / lambda
+    assert adam.max_learning_rate == pytest.approx(plain, rel=1e-6)
+
+
 def one_sample_dominates():
     """Batches of one meet a curvature of 100 where the mean's is 25: limits of 0.02 and 0.08."""
     return jnp.diag(jnp.array([100.0, 0.01, 0.01, 0.01])).reshape(4, 1, 4, 1), jnp.zeros((4, 1))

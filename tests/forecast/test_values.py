@@ -119,6 +119,7 @@ class Halved(Rule):
         return jnp.where(jnp.any(below), jnp.argmax(below), -1)
 
 
+@pytest.mark.slow
 def test_a_rule_of_ones_own():
     """Also where bands, error estimates and trust are read."""
     training, rule = Descent.of(**BATCHES), Halved((0.9, 0.8))
@@ -141,6 +142,7 @@ def test_values_of_ones_own():
     np.testing.assert_allclose(double.loss, faster.loss, rtol=1e-12)  # eta Theta is what counts
 
 
+@pytest.mark.slow
 def test_a_noisy_path_lies_around_any_centre():
     training = Descent.of(**BATCHES)
     flow = forecast_training(problem(), training.full, dynamics=GradientFlow())
@@ -280,6 +282,7 @@ def test_what_cannot_be_followed_is_refused_before_a_kernel(monkeypatch, way, tr
         forecast_training(problem(), Descent.of(**training), dynamics=way)
 
 
+@pytest.mark.slow
 def test_test_samples_are_followed_along_a_rebuilt_kernel():
     """Training samples as test samples have its loss; noise moves around the same centre."""
     given = problem(x_test=X, y_test=Y)
@@ -293,6 +296,7 @@ def test_test_samples_are_followed_along_a_rebuilt_kernel():
     np.testing.assert_allclose(noisy.test_loss, full.test_loss, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_kernel_estimator_takes_the_place_of_its_keywords():
     common = {"learning_rate": 1.0, "steps": 8}
     named = predict_training_time(network, W, X, Y, sketch_dim=20, key=KEY, relinearize=0, **common)

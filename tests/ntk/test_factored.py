@@ -44,6 +44,7 @@ def test_it_is_the_product_of_its_factors():
     np.testing.assert_allclose(values, eigendecomposition(SQUARE.dense()).values, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_every_dynamics_takes_it():
     def paths(square, cross):
         test = {"kernel_test": cross, "f0_test": jnp.zeros((M, C))}

@@ -7,7 +7,6 @@ from jaxttp.forecast.paths.base import Path as Path
 from jaxttp.forecast.paths.flow import ClosedForm as ClosedForm
 from jaxttp.forecast.paths.flow import GradientFlow as GradientFlow
 from jaxttp.forecast.paths.noisy import Noisy as Noisy
-from jaxttp.forecast.paths.paced import Paced as Paced
 from jaxttp.forecast.paths.recursion import Recursion as Recursion
 from jaxttp.forecast.paths.relinearized import Relinearized as Relinearized
 from jaxttp.forecast.paths.scaled import Scaled as Scaled

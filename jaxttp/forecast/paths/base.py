@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxttp._types import Params
-from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.dynamics.stability import curvature_modes, rate_limit
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast._stability import Rates, constant_rate, rises
 from jaxttp.forecast.descent import Descent
@@ -50,6 +50,7 @@ class Linearizer:
         self.estimator = Exact() if estimator is None else estimator
         self.progress = progress
         self.kernels = 0
+        self.passes = 0  # through the network, beside those of kernels and paths
         if first is not None:
             self.__dict__["estimate"] = Estimate(first)
 
@@ -120,9 +121,9 @@ class Linearizer:
 
     def _limit(self, momentum: float) -> Array:
         problem = self.problem
-        return max_learning_rate(
-            self.first, problem.f0, problem.targets, loss=problem.loss, momentum=momentum
-        )
+        # The program of the edge of stability, which rebuilt kernels have compiled already.
+        values, *_ = curvature_modes(self.first, problem.f0, problem.targets, problem.loss)
+        return rate_limit(values, momentum)
 
     def curves(self, outputs: Array) -> tuple[Array, Array]:
         """Loss and error along a path (T, N, C), or their medians over paths (P, T, N, C)."""

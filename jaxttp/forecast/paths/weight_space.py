@@ -3,11 +3,17 @@
 import dataclasses
 
 from jaxttp._types import Params
+from jaxttp.dynamics.stability import OPERATOR_STEPS, operator_curvature, rate_limit
 from jaxttp.dynamics.weight_space import check_stepping, weight_space
+from jaxttp.forecast._stability import Rates, constant_rate
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
 from jaxttp.losses import Loss
+from jaxttp.ntk.operator import ntk_operator
 from jaxttp.rule import Rule
+
+FORMED = 2048
+"""Outputs whose kernel is formed for its largest eigenvalue alone, at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +44,21 @@ class WeightSpace(Dynamics):
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
             gradient_evaluations=2 * descent.steps, witness=found.trust,
         )  # fmt: skip
+
+    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+        """See `Dynamics`; of many outputs by products with a kernel that is not formed."""
+        problem = lines.problem
+        if problem.f0.size <= FORMED:
+            return super().rates(lines, descent)
+        operator = ntk_operator(
+            problem.network, problem.weights, problem.x, batch_size=descent.batch_size
+        )
+        curvature = operator_curvature(operator, problem.f0, problem.targets, problem.loss)
+        limit = float(rate_limit(curvature, descent.momentum))
+        lines.passes += 2 * (OPERATOR_STEPS + 1)
+        if descent.learning_rate is None:
+            return limit, None
+        return limit, constant_rate(descent.learning_rate, limit)
 
     def trust(self, path: Path, rule: Rule) -> str | None:
         """See `Dynamics`."""

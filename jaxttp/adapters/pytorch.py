@@ -1,0 +1,205 @@
+"""Modules of PyTorch as `Model`s, by torchax, which runs PyTorch's operations on JAX arrays."""
+
+import copy
+import importlib
+import importlib.metadata
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxttp._types import Model, Params, noted
+from jaxttp.adapters.evaluation import counted
+from jaxttp.adapters.inputs import check_samples
+
+PAIR = ("2.9.1", "0.0.13")
+"""Versions of torch and torchax that were tried together, with jax 0.10.2."""
+INSTALL = f"pip install 'torch=={PAIR[0]}' 'torchax=={PAIR[1]}', or the extra jaxttp[torch]"
+_OUTPUTS = ("logits", "last_hidden_state")
+
+
+def from_torch(
+    module: Any, example: Any, *, select: Callable[[Any], ArrayLike] | None = None
+) -> Model:
+    """A PyTorch module in evaluation mode, as a pure function and its parameters.
+
+    The module is copied, neither mutated nor referred to. The copy is put into evaluation mode
+    (dropout off, batch norm on its running averages) and, where it comes from transformers, onto
+    attention written out in plain operations ("eager"). Its outputs for the example are compared
+    with PyTorch's own.
+
+    Args:
+        module: an instance of ``torch.nn.Module`` whose row i of the outputs depends on sample i.
+        example: a few samples as `apply_fn` will get them, tensors or arrays: an array (N, ...),
+            a dict of inputs by name, such as a tokenizer's, or a tuple of inputs. Images are
+            (N, channels, height, width) in PyTorch.
+        select: from what the module returns (arrays) to its outputs; None for one tensor, or the
+            entry "logits" or "last_hidden_state".
+
+    Returns:
+        ``Model(apply_fn, params)``. `params` is a dict from the parameters' names to arrays, for
+        those with ``requires_grad``; a parameter that two layers share is there once. The others,
+        and the buffers, are frozen in `apply_fn`. Kernels of linear layers are (out, in): with
+        `jaxttp.models.lora` say ``output_axis=0``.
+
+    Raises:
+        ImportError: torch or torchax is missing, or this pair of versions does not import.
+        TypeError: `module` is no instance of ``torch.nn.Module``.
+        ValueError: no outputs are found; batch norm without running averages; no parameter with
+            ``requires_grad``; outputs that differ from PyTorch's.
+
+    Example:
+        >>> from_torch("resnet.pt", None)  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        ...
+        TypeError: module must be an instance of torch.nn.Module; got str...
+
+    Source:
+        torchax (https://github.com/google/torchax), `extract_jax`.
+    """
+    if not any(kind.__module__ == "torch.nn.modules.module" for kind in type(module).__mro__):
+        raise TypeError(f"module must be an instance of torch.nn.Module; got {_kind(module)}.")
+    torch, torchax = import_pair()
+    module = copy.deepcopy(module).cpu().eval()
+    described = [_describe(torch, name, part) for name, part in module.named_modules()]
+    if hasattr(module, "set_attn_implementation"):  # of transformers
+        module.set_attn_implementation("eager")
+    if getattr(getattr(module, "config", None), "use_cache", False):
+        module.config.use_cache = False
+    signature = inspect.signature(module.forward)
+    trained = {
+        name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad
+    }
+    with torch.no_grad():
+        expected = _selected(
+            _called(module, signature, _as_tensors(torch, example)), select, _numbers
+        )
+    with jax.numpy_rank_promotion("allow"):
+        arrays, call = torchax.extract_jax(module)
+    params = {name: array for name, array in arrays.items() if name in trained}
+    constants = {name: array for name, array in arrays.items() if name not in trained}
+    if not params:
+        raise ValueError("module has no parameter with requires_grad; nothing could be trained.")
+
+    def apply_fn(params: Params, x: Any) -> Any:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return call({**constants, **params}, args, kwargs)
+
+        # PyTorch's operations broadcast, and mix dtypes.
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            found = _called(forward, signature, check_samples("x", x))
+            return _selected(found, select, lambda found: found)
+
+    _compare(np.asarray(apply_fn(params, example)), expected)
+    return Model(noted(apply_fn, lambda: counted(described)), params)
+
+
+def import_pair() -> tuple[Any, Any]:
+    """PyTorch and torchax, or one line that says what to install.
+
+    Raises:
+        ImportError: one is missing, or they do not go together.
+    """
+    missing = [name for name in ("torch", "torchax") if _version(name) is None]
+    if missing:
+        raise ImportError(f"from_torch needs {' and '.join(missing)}: {INSTALL}.")
+    try:
+        return importlib.import_module("torch"), importlib.import_module("torchax")
+    except Exception as problem:  # of many kinds: operations that torch has renamed or dropped
+        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
+        raise ImportError(
+            f"torchax {_version('torchax')} does not import with torch {_version('torch')} and jax "
+            f"{jax.__version__} ({first}); torch {PAIR[0]} and torchax {PAIR[1]} do: {INSTALL}."
+        ) from problem
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _describe(torch: Any, name: str, part: Any) -> str | None:
+    """What evaluation mode means for one layer, in words."""
+    if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+        if part.running_mean is None:
+            raise ValueError(
+                f"module: {name or _kind(part)} normalises by its own batch also in evaluation mode"
+                " (track_running_stats=False); such a network has no per-example kernel."
+            )
+        return "BatchNorm on running averages"
+    if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p:
+        return f"dropout ({part.p:g}) off"
+    return None
+
+
+def _called(function: Any, signature: inspect.Signature, x: Any) -> Any:
+    """A module's call on samples: inputs by name, in order, or one."""
+    if isinstance(x, Mapping):
+        unknown = [name for name in x if name not in signature.parameters]
+        if not unknown or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+            return function(**x)
+        raise ValueError(
+            f"x holds {', '.join(map(repr, unknown))}, which module.forward does not take, but "
+            f"{', '.join(signature.parameters)}."
+        )
+    return function(*x) if isinstance(x, tuple) else function(x)
+
+
+def _selected(found: Any, select: Any, convert: Callable[[Any], Any]) -> Any:
+    """The outputs among all that a module returns."""
+    if select is not None:
+        return select(jax.tree.map(convert, dict(found) if isinstance(found, Mapping) else found))
+    if isinstance(found, Mapping):
+        for name in _OUTPUTS:
+            if name in found:
+                return convert(found[name])
+    elif hasattr(found, "shape"):
+        return convert(found)
+    what = f"a mapping with {', '.join(found)}" if isinstance(found, Mapping) else _kind(found)
+    raise ValueError(
+        f"module returns {what}; say which array are its outputs, such as select=lambda found: "
+        "found[0]."
+    )
+
+
+def _as_tensors(torch: Any, x: Any) -> Any:
+    """Samples as tensors of PyTorch, integers as it has them."""
+
+    def one(leaf: Any) -> Any:
+        tensor = torch.as_tensor(leaf if isinstance(leaf, torch.Tensor) else np.array(leaf))
+        is_whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
+        return tensor.long() if is_whole else tensor
+
+    if isinstance(x, Mapping):
+        return {name: one(leaf) for name, leaf in x.items()}
+    return tuple(map(one, x)) if isinstance(x, tuple) else one(x)
+
+
+def _numbers(tensor: Any) -> np.ndarray:
+    return tensor.detach().double().cpu().numpy()
+
+
+def _compare(found: np.ndarray, expected: Any) -> None:
+    """Refuse a network that computes something else here."""
+    expected = np.asarray(expected)
+    size = np.abs(expected).max(initial=1e-30)
+    coarse = float(jnp.finfo(found.dtype).eps) if found.dtype.kind == "f" else 0.01
+    off = np.inf
+    if found.shape == expected.shape:
+        off = np.abs(found.astype(float) - expected).max(initial=0.0) / size
+    if not off <= max(1e4 * coarse, 1e-9):
+        raise ValueError(
+            f"module computes something else on JAX: outputs {found.shape} instead of "
+            f"{expected.shape}, off by {off:.1e} of the largest. An operation of it is wrong in "
+            "torchax; jaxttp cannot forecast it."
+        )
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
