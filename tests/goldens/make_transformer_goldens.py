@@ -178,6 +178,7 @@ def write_adapter(name, model):
     (folder / "README.md").unlink(missing_ok=True)
     path = folder / "adapter_config.json"
     kept = json.loads(path.read_text()) | {"base_model_name_or_path": name}
+    kept = {key: sorted(one) if isinstance(one, list) else one for key, one in kept.items()}
     path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
 

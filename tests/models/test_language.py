@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from jaxttp import empirical_ntk, from_nnx, predict_training_time
+from jaxttp import empirical_ntk, from_nnx, label_words, predict_training_time
 from jaxttp.models import LayerOutput, freeze, head_only, layer_names, load_transformer
 from jaxttp.models.language.architecture import read_architecture
 from jaxttp.models.language.rotary import read_rotary, rotate
@@ -83,6 +83,18 @@ def test_a_folder_becomes_a_forecast_a_kernel_and_layers():
     features = nnx.jit(lambda m, x: LayerOutput(m, "pooler")(x))(model, x)
     kernel = empirical_ntk(*pure, x, output="trace")
     np.testing.assert_allclose(kernel, features @ features.T + 1, rtol=1e-4)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_label_words_are_read_at_the_last_token(side):
+    """Classification by prompt, on padding of either side."""
+    model = from_nnx(load_transformer(GOLDENS / "gpt2-lm", dtype=jnp.float64))
+    prompt = jax.jit(label_words(model.apply_fn, [3, 20]))
+    ids, mask = TOKENS[side]
+    found = prompt(model.params, {"ids": ids, "mask": mask})
+    last = mask.sum(1) - 1 if side == "right" else np.full(3, -1)
+    expected = OUTPUTS[f"gpt2-lm.{side}"][np.arange(3), last][:, [3, 20]]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
 def test_tokens_that_are_not_known_are_named_before_anything_is_computed():
