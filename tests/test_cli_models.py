@@ -9,6 +9,7 @@ from flax import nnx
 import jaxttp.models.catalog as catalog
 from jaxttp.models import save_params
 from tests.models.filled import filled
+from tests.models.texts import write_model, write_texts
 from tests.pipeline.test_tasks import pictures, small_resnet
 from tests.test_cli import call
 
@@ -46,6 +47,27 @@ def test_a_forecast_of_adapters(small):
     assert chosen["classes"] == [0, 2]
     assert chosen["weights"] == str(small / "trained.safetensors")
     assert np.isfinite(written["loss"]).all()
+
+
+@pytest.mark.slow
+def test_a_forecast_of_a_language_model(tmp_path):
+    write_model(tmp_path)
+    write_texts(tmp_path / "text.csv")
+    common = ["--model", str(tmp_path), "--data", str(tmp_path / "text.csv"), "--relinearize", "0",
+              "--learning-rate", "0.02", "--trainable", "head"]  # fmt: skip
+    result = call("predict", *common, "--steps", "8", "--max-length", "6", "--json")
+    assert result.exit_code == 0, result.stderr
+    written = json.loads(result.stdout)
+    assert "(bert) with a fresh head on text.csv, up to 6 tokens" in written["task"]
+    assert written["loss"][-1] < written["loss"][0]
+    result = call("spectrum", *common[:4], "--trainable", "head", "--json")
+    assert result.exit_code == 0, result.stderr
+    for path in ("config.json", "tokenizer.json"):
+        (tmp_path / path).unlink()
+    result = call("predict", *common)
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "has no tokenizer.json" in result.stderr
 
 
 @pytest.mark.slow

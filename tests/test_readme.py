@@ -1,9 +1,16 @@
 """What the README shows runs."""
 
+import functools
 import re
 from pathlib import Path
 
+import jax
 import pytest
+
+from jaxttp import predict_training_time
+from jaxttp.models import load_adapter
+from jaxttp.pipeline import Settings
+from tests.models.texts import write_model, write_texts
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -36,3 +43,27 @@ def test_every_picture_and_command_is_there():
     assert [len(command.strip().splitlines()) for command in commands] == [1, 1]
     assert "jaxttp predict --verify" in commands[0]
     assert "pytest" in commands[1]
+
+
+@pytest.mark.slow
+def test_the_snippets_on_language_models_run(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FOLDER").mkdir()
+    write_model(tmp_path / "FOLDER")
+    write_texts(tmp_path / "text.csv")
+    (short,) = re.findall(r"```py\n(.*?)```", TEXT, flags=re.S)
+    quick = functools.partial(Settings, steps=8, relinearize=0)
+    monkeypatch.setattr("jaxttp.pipeline.Settings", quick)
+    frozen = functools.partial(predict_training_time, relinearize=0)
+    monkeypatch.setattr("jaxttp.predict_training_time", frozen)
+    exec(short, {})
+    page = (ROOT / "docs" / "transformers.md").read_text()
+    (long,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    scope: dict = {}
+    exec(long, scope)
+    shown = capsys.readouterr().out
+    assert "adapters of rank 4 alone trained" in shown
+    assert "largest stable learning rate" in shown
+    network = scope["load_transformer"]("FOLDER", outputs=2, key=jax.random.key(0))
+    again = load_adapter(network, tmp_path / "adapter")
+    assert sorted(again.params) == sorted(scope["adapted"].params)

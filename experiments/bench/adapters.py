@@ -52,7 +52,7 @@ class Row:
     case: str
     parameters: int
     share: float
-    relinearize: int
+    relinearize: int | str
     forecast: dict[float, int]
     real: dict[float, int]
     steps: int

@@ -153,6 +153,8 @@ def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -
     """
     check_network(apply_fn, params, name)
     try:
+        if _are_known_tokens(x):  # the network itself may look at them: ids out of range
+            return jax.eval_shape(lambda params: apply_fn(params, x), params)
         return jax.eval_shape(apply_fn, params, x)
     except Exception as problem:
         if (kind := _module_kind(apply_fn)) is not None:
@@ -170,6 +172,16 @@ def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -
                 f"{scale}."
             ) from problem
         raise
+
+
+def _are_known_tokens(x: Any) -> bool:
+    """Whether samples are arrays of JAX with values, integers all of them."""
+    return all(
+        isinstance(leaf, jax.Array)
+        and is_concrete(leaf)
+        and jnp.issubdtype(leaf.dtype, jnp.integer)
+        for leaf in jax.tree.leaves(x)
+    )
 
 
 def is_swapped(apply_fn: Any, params: Any, x: Any) -> bool:

@@ -131,7 +131,7 @@ def _names(*names: str) -> Callable[[], list[str]]:
 # --- the vocabulary -------------------------------------------------------------------------------
 
 MODELS = (
-    "resnet18, resnet34, resnet50, resnet20, resnet32, vgg5, vit_tiny, vit_small, vit_base "
+    "resnet18, 34, 50, 20, 32, vgg5, vit_tiny, _small, _base, a Hugging Face FOLDER "
     "(default: ResNet or MLP)."
 )
 
@@ -141,8 +141,8 @@ TASK: dict[str, Declared] = {
             str,
             option(
                 "Task",
-                "digits, wine, ...; FILE.csv, label last; FILE.npz: x, y; image_folder; mnist, "
-                "...; tfds:NAME \\[default: digits]",
+                "digits, mnist, ...; FILE.csv, label last, or text, label; FILE.npz: x, y; "
+                "image_folder; tfds:NAME \\[default: digits]",
                 show_default=False,
                 autocompletion=_data_names,
             ),
@@ -172,6 +172,9 @@ TASK: dict[str, Declared] = {
     ),
     "image_size": Declared(
         Annotated[int | None, option("Task", "Pixels a side (default: as in pre-training).")]
+    ),
+    "max_length": Declared(
+        Annotated[int | None, option("Task", "Tokens to keep of each text (default: all).")]
     ),
     "trainable": Declared(
         Annotated[
@@ -211,8 +214,7 @@ TASK: dict[str, Declared] = {
             str | None,
             option(
                 "Task",
-                "cross_entropy (default for classes), squared_error (default for regression), "
-                "binary_cross_entropy.",
+                "cross_entropy (or binary_...); of targets squared_error.",
                 autocompletion=_names("cross_entropy", "squared_error", "binary_cross_entropy"),
             ),
         ]

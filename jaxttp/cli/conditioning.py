@@ -16,7 +16,7 @@ from jaxttp.cli._vocabulary import FORECAST, GOALS, TRAINING, option
     without={
         **because(
             "`--network`, `--depth` and `--width` say which: networks whose bounds are known",
-            "model", "hidden", "weights", "image_size", "trainable", "rank",
+            "model", "hidden", "weights", "image_size", "max_length", "trainable", "rank",
         ),
         **because("the data are bundled ones, or a table", "split", "folder", "cache"),
         **because("`--samples` counts inputs, whose classes do not matter", "samples_per_class",

@@ -15,7 +15,7 @@ from jaxttp.cli._vocabulary import option
     without={
         **because(
             "reversible networks alone have these steps: `--blocks`, `--bottleneck`",
-            "model", "hidden", "weights", "image_size", "trainable", "rank",
+            "model", "hidden", "weights", "image_size", "max_length", "trainable", "rank",
         ),
         **because("the data are bundled ones, or a table", "split", "folder", "cache"),
         **because(

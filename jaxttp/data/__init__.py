@@ -11,6 +11,7 @@ from jaxttp.data.images import (
 from jaxttp.data.registry import dataset_names, load_dataset
 from jaxttp.data.selection import Split, select, split
 from jaxttp.data.tables import is_table, load_table, load_whole
+from jaxttp.data.text import Tokenizer, has_texts, load_texts, load_tokenizer
 from jaxttp.data.transforms import downsample, grayscale, whiten
 
 __all__ = [
@@ -20,6 +21,10 @@ __all__ = [
     "load_table",
     "load_whole",
     "is_table",
+    "Tokenizer",
+    "load_tokenizer",
+    "load_texts",
+    "has_texts",
     "select",
     "split",
     "Split",

@@ -1,8 +1,12 @@
 """What a data set is: NumPy arrays and the words that go with them."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+
+from jaxttp._samples import count, shape_words, take
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -10,7 +14,8 @@ class Dataset:
     """Samples with labels (classification) or targets (regression).
 
     Attributes:
-        x: inputs (N, ...), float32; images are (N, height, width, channels).
+        x: inputs (N, ...), float32, images (N, height, width, channels); or tokens, a dict of
+            int32 arrays (N, T), "ids" and "mask".
         y: labels (N,), int32 in 0..num_classes-1, or targets (N, K), float32.
         name: its name in `load_dataset`.
         description: what it is, and how x and y were scaled.
@@ -26,7 +31,7 @@ class Dataset:
         Dataset('toy': x (2, 3), 2 classes)
     """
 
-    x: np.ndarray
+    x: Any
     y: np.ndarray
     name: str
     description: str
@@ -34,9 +39,15 @@ class Dataset:
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self):
-        if self.x.dtype != np.float32:
+        if isinstance(self.x, Mapping):
+            if count(self.x) != len(self.y):
+                raise ValueError(f"y has {len(self.y)} rows; {shape_words(self.x)}.")
+            for name, array in self.x.items():
+                if array.dtype != np.int32:
+                    raise ValueError(f"x[{name!r}] must be int32; got {array.dtype}.")
+        elif self.x.dtype != np.float32:
             raise ValueError(f"x must be float32; got {self.x.dtype}.")
-        if self.x.ndim < 2 or self.y.ndim < 1 or len(self.x) != len(self.y):
+        elif self.x.ndim < 2 or self.y.ndim < 1 or len(self.x) != len(self.y):
             raise ValueError(
                 f"x is (N, ...) and y has the same length; got {self.x.shape} and {self.y.shape}."
             )
@@ -60,11 +71,12 @@ class Dataset:
             )
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.y)
 
     def __repr__(self) -> str:
         what = f"y {self.y.shape}" if self.num_classes is None else f"{self.num_classes} classes"
-        return f"Dataset({self.name!r}: x {self.x.shape}, {what})"
+        shape = shape_words(self.x) if isinstance(self.x, Mapping) else f"x {self.x.shape}"
+        return f"Dataset({self.name!r}: {shape}, {what})"
 
     def take(self, indices: np.ndarray) -> "Dataset":
         """The same data set with these rows only, in this order.
@@ -75,4 +87,4 @@ class Dataset:
         Returns:
             A data set of M samples; labels are not renumbered.
         """
-        return dataclasses.replace(self, x=self.x[indices], y=self.y[indices])
+        return dataclasses.replace(self, x=take(self.x, indices), y=self.y[indices])

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import check_integer, check_number
+from jaxttp._samples import take
 from jaxttp.data.dataset import Dataset
 
 
@@ -69,7 +70,7 @@ def select(
         fewer=fewer, key=key,
     )  # fmt: skip
     return dataclasses.replace(
-        dataset, x=dataset.x[kept], y=labels, num_classes=len(names), class_names=names
+        dataset, x=take(dataset.x, kept), y=labels, num_classes=len(names), class_names=names
     )
 
 

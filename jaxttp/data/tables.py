@@ -92,7 +92,7 @@ def load_table(
     if x.ndim == 2:
         x = standardized(x)
     words = ", ".join([path.name, *done, "features of mean 0 and deviation 1."])
-    names = None if y.ndim == 2 else _class_labels(path, y)
+    names = None if y.ndim == 2 else class_labels(path, y)
     if names is None:
         targets = np.asarray(y, np.float64).reshape(len(y), -1)
         return Dataset(x.astype(np.float32), standardized(targets).astype(np.float32), path.name,
@@ -176,19 +176,24 @@ def _from_csv(
         width = sum(part.shape[1] for part in parts) - (len(parts) - encoded)
         columns = f"{encoded} column{'' if encoded == 1 else 's'} of words"
         done.append(f"{columns} as {width} indicators" if encoded else "no column of words")
-    labels = _last_column(path, table.lines, [row[-1] for row in table.rows])
+    labels = last_column(path, table.lines, [row[-1] for row in table.rows])
     done.append(f"labels or targets from {table.column(len(table.rows[0]) - 1)}")
     return np.concatenate(parts, axis=1), labels
 
 
-def _read_csv(path: Path) -> _Cells:
-    """All cells, the head apart."""
+def read_rows(path: Path) -> list[tuple[int, list[str]]]:
+    """The lines of a CSV and their cells, those that hold something."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
-            read = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
+            return [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     except (UnicodeDecodeError, csv.Error) as problem:
         raise ValueError(f"data={str(path)!r} is no CSV in UTF-8: {problem}") from problem
+
+
+def _read_csv(path: Path) -> _Cells:
+    """All cells, the head apart."""
+    read = read_rows(path)
     names: list[str] = []
     if _is_head([row for _, row in read]):
         names = [f"column {i} ({name!r})" for i, name in enumerate(read[0][1], start=1)]
@@ -284,7 +289,7 @@ def _indicators(table: _Cells, index: int, cells: list[str]) -> np.ndarray:
     return (np.array(cells)[:, None] == np.array(values)).astype(float)
 
 
-def _last_column(path: Path, lines: list[int], cells: list[str]) -> np.ndarray:
+def last_column(path: Path, lines: list[int], cells: list[str]) -> np.ndarray:
     """The labels or targets: numbers, or words that stand for classes."""
     lost = [i for i, cell in enumerate(cells) if _is_missing(cell)]
     if lost:
@@ -366,7 +371,7 @@ def _is_infinite(cell: str) -> bool:
         return False
 
 
-def _class_labels(path: Path, y: np.ndarray) -> np.ndarray | None:
+def class_labels(path: Path, y: np.ndarray) -> np.ndarray | None:
     """The labels in their order; None where y are targets."""
     values = np.unique(y)
     if y.dtype.kind == "U":

@@ -6,12 +6,20 @@ from jaxttp.models.combinators import (
     freeze,
     head_only,
     last_blocks,
-    lora,
     map_outputs,
-    merge_lora,
 )
 from jaxttp.models.head import fresh_head, linear_head
+from jaxttp.models.language import (
+    Architecture,
+    Decoder,
+    Encoder,
+    adapter_targets,
+    load_adapter,
+    load_transformer,
+    save_adapter,
+)
 from jaxttp.models.layers import LayerOutput, layer_names
+from jaxttp.models.low_rank import lora, lora_scale, merge_lora
 from jaxttp.models.mlp import MLP
 from jaxttp.models.normalization import calibrate_batch_norm
 from jaxttp.models.pretrained import (
@@ -61,12 +69,20 @@ __all__ = [
     "Transformer",
     "Attention",
     "TransformerBlock",
+    "Architecture",
+    "Encoder",
+    "Decoder",
+    "load_transformer",
     "map_outputs",
     "freeze",
     "head_only",
     "last_blocks",
     "lora",
+    "lora_scale",
     "merge_lora",
+    "adapter_targets",
+    "load_adapter",
+    "save_adapter",
     "LayerOutput",
     "layer_names",
     "linear_head",

@@ -36,7 +36,7 @@ def layer_names(module: Any, x: Any) -> tuple[str, ...]:
     _check_has_activations(module)
     shapes: list[str] = []
 
-    def run(x: Array) -> list[Array]:
+    def run(x: Any) -> list[Array]:
         layers = module.activations(x)
         shapes.extend(layers)
         return list(layers.values())

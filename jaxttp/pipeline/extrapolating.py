@@ -142,7 +142,7 @@ def extrapolate_task(
     check_unused(settings, ("budget", "total_samples"), ONE)
     check_unused(settings, ("metric", "target_error"), "the error on all samples is not known")
     task = build_task(settings)
-    check_integer("subset", subset, at_least=2, at_most=len(task.x))
+    check_integer("subset", subset, at_least=2, at_most=len(task.y))
     if progress is not None:
         progress("kernel of the subset", 0, 1)
     found = extrapolate(

@@ -77,7 +77,7 @@ def report_task(
     Example:
         >>> small = Settings(data="wine", samples_per_class=4, steps=15, learning_rate=0.1)
         >>> report = report_task(small)
-        >>> report.spectrum.rank <= len(report.forecast.task.x) * 3
+        >>> report.spectrum.rank <= len(report.forecast.task.y) * 3
         True
     """
     check_unused(settings, ("total_samples",), "sweep and spectrum are of the samples drawn")

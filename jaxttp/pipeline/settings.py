@@ -38,12 +38,15 @@ class Settings:
         seed: draws the samples, the fresh weights and the batches.
         classes: the labels to keep, or a number of random ones; None for all, and for 5-9 of the
             digits without a `model`.
-        model: a network for images of `jaxttp.models.model_names`; None as under `data`.
+        model: a network for images of `jaxttp.models.model_names`, or a Hugging Face folder on disk
+            with a language model, whose `data` is a CSV of texts (`jaxttp.data.load_texts`); None
+            as under `data`.
         hidden: widths of the hidden layers of that MLP; None for two of 64.
         weights: a safetensors file with the weights of `model`, but for its last layer, which is
             fresh; None for random weights, with batch norm at the averages of the samples.
         image_size: pixels a side that images are resized to for `model`; that of its pre-training
             when None.
+        max_length: tokens to keep of each text for a language model; None for all.
         trainable: "all" weights, the "head" alone, or "lora": low-rank adapters alone.
         rank: of the adapters.
         split: a part of the data set, see `jaxttp.data.load_dataset`.
@@ -82,6 +85,7 @@ class Settings:
     hidden: tuple[int, ...] | None = None
     weights: str | None = None
     image_size: int | None = None
+    max_length: int | None = None
     trainable: str = "all"
     rank: int = 4
     split: str | None = None

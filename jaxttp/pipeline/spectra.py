@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -116,7 +117,7 @@ def task_spectrum(
     """
     task = build_task(settings) if task is None else task
     apply_fn, params = task.model
-    x = jnp.asarray(task.x)
+    x = jax.tree.map(jnp.asarray, task.x)
     if kernel is None:
         if progress is not None:
             progress("kernel", 0, 1)

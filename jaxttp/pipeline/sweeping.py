@@ -332,7 +332,7 @@ def compare_task(
             candidates[", ".join(words)] = one
     task = next(iter(tasks.values()))
     if several:
-        words = f"{len(tasks)} networks on {settings.data}, {len(task.x)} samples, {task.loss}"
+        words = f"{len(tasks)} networks on {settings.data}, {len(task.y)} samples, {task.loss}"
         task = dataclasses.replace(task, description=words)
     if progress is not None:
         progress("comparing", 0, 1)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -16,10 +16,13 @@ from jaxttp.data import (
     Dataset,
     Preprocessing,
     dataset_names,
+    has_texts,
     imagenet_preprocessing,
     is_table,
     load_dataset,
     load_table,
+    load_texts,
+    load_tokenizer,
     select,
     vit_preprocessing,
 )
@@ -32,6 +35,7 @@ from jaxttp.models import (
     fresh_head,
     head_only,
     load_pretrained,
+    load_transformer,
     load_weights,
     lora,
     make_model,
@@ -43,6 +47,9 @@ from jaxttp.pipeline.settings import TRAINABLE, Settings, check_training
 
 HIDDEN = (64, 64)
 """Widths of the MLP that learns data without a model of their own."""
+_FOR_IMAGES = (
+    "weights", "image_size", "hidden", "split", "folder", "cache", "drop_missing", "one_hot",
+)  # fmt: skip
 REGRESSION = "a regression has no classes and takes all samples"
 
 
@@ -52,7 +59,7 @@ class Task:
 
     Attributes:
         model: the network, and what of it is trained.
-        x: samples (N, ...).
+        x: samples (N, ...); tokens as a dict of "ids" and "mask" (N, T).
         y: integer labels (N,) or targets (N, C).
         loss: its name.
         description: all of it in words.
@@ -61,7 +68,7 @@ class Task:
     """
 
     model: Model
-    x: np.ndarray
+    x: Any
     y: np.ndarray
     loss: str
     description: str
@@ -93,16 +100,7 @@ def build_task(settings: Settings) -> Task:
         >>> task.x.shape, task.y.max().item()
         ((10, 8, 8, 1), 4)
     """
-    if not (settings.data.startswith("tfds:") or is_table(settings.data)):
-        check_choice("data", settings.data, dataset_names())
-    if settings.model is not None:
-        check_choice("model", settings.model, model_names())
-    else:
-        for name in ("weights", "image_size"):
-            if (given := getattr(settings, name)) is not None:
-                raise ValueError(
-                    f"{name}={given!r} needs a model, one of {', '.join(model_names())}."
-                )
+    _check_names(settings)
     if settings.hidden is not None:
         if settings.model is not None or settings.data == "digits":
             check_unused(settings, ("hidden",), "it is that of the MLP for data without a model")
@@ -126,12 +124,48 @@ def build_task(settings: Settings) -> Task:
     elif settings.trainable == "lora":
         model = lora(model, rank=settings.rank, key=jax.random.fold_in(weights_key, 1))
         words += f", adapters of rank {settings.rank} alone trained"
-    description = f"{words}, {len(dataset.x)} samples, {loss}"
+    description = f"{words}, {len(dataset)} samples, {loss}"
     return Task(model, dataset.x, dataset.y, loss, description, note)
+
+
+def _check_names(settings: Settings) -> None:
+    """Refuse names that are not known, and options without the model that they are for."""
+    if not (settings.data.startswith("tfds:") or is_table(settings.data)):
+        check_choice("data", settings.data, dataset_names())
+    if is_language_folder(settings.model):
+        check_unused(settings, _FOR_IMAGES, f"{settings.model} is a language model")
+        return
+    check_unused(
+        settings, ("max_length",), "it cuts texts for a language model, model=FOLDER (--model)"
+    )
+    if settings.model is not None:
+        remedy = "Or a folder on this machine with a language model."
+        check_choice("model", settings.model, model_names(), remedy=remedy)
+        return
+    for name in ("weights", "image_size"):
+        if (given := getattr(settings, name)) is not None:
+            raise ValueError(f"{name}={given!r} needs a model, one of {', '.join(model_names())}.")
+    if has_texts(settings.data):
+        raise ValueError(
+            f"data={settings.data!r} has a column of texts, which needs a language model: "
+            "model=FOLDER (--model on the command line), a Hugging Face folder on this machine."
+        )
+
+
+def is_language_folder(model: str | None) -> TypeGuard[str]:
+    """Whether a model's name is that of a folder, and no network's.
+
+    Example:
+        >>> is_language_folder("resnet18"), is_language_folder(None)
+        (False, False)
+    """
+    return model is not None and model not in MODELS and Path(model).is_dir()
 
 
 def _samples(settings: Settings, key: Array) -> tuple[Dataset, str | None]:
     """The samples, and a note on what a table holds, and what of it was left out."""
+    if is_language_folder(settings.model):
+        return _selected(settings, _texts(settings, settings.model), key)
     pretrained = settings.data == "digits" and settings.model is None
     options: dict[str, Any] = {
         "split": settings.split,
@@ -168,6 +202,20 @@ def _own_samples(
     dataset = load_table(
         settings.data, drop_missing=settings.drop_missing, one_hot=settings.one_hot
     )
+    return _selected(settings, dataset, key)
+
+
+def _texts(settings: Settings, folder: str) -> Dataset:
+    """The texts of a CSV as tokens of a language model."""
+    try:
+        tokenizer = load_tokenizer(folder)
+    except FileNotFoundError as problem:
+        raise ValueError(f"model: {problem}") from problem
+    return load_texts(settings.data, tokenizer, max_length=settings.max_length)
+
+
+def _selected(settings: Settings, dataset: Dataset, key: Array) -> tuple[Dataset, str | None]:
+    """Rows of a file of one's own, and a note on what was left out."""
     known = dataset.description
     if dataset.num_classes is None:
         if settings.classes is not None:
@@ -175,15 +223,15 @@ def _own_samples(
         return dataset, known
     each, chosen = settings.samples_per_class, {"classes": settings.classes, "key": key}
     found = select(dataset, per_class=each, fewer=True, **chosen)
-    whole = len(dataset.x) if settings.classes is None else len(select(dataset, **chosen).x)
-    if len(found.x) == whole:
+    whole = len(dataset) if settings.classes is None else len(select(dataset, **chosen))
+    if len(found) == whole:
         return found, known
-    words = f"{len(found.x)} of {whole} rows: {each} a class; --samples-per-class all keeps them"
+    words = f"{len(found)} of {whole} rows: {each} a class; --samples-per-class all keeps them"
     return found, f"{known} {words}"
 
 
 def _preprocessing(settings: Settings) -> Preprocessing | None:
-    if settings.model is None:
+    if settings.model is None or is_language_folder(settings.model):
         return None
     entry = MODELS[settings.model]
     size = entry.image_size if settings.image_size is None else settings.image_size
@@ -221,6 +269,16 @@ def _untrained_network(
     """The network before training, and what it is in words."""
     scale = settings.head_scale
     name = settings.model
+    if is_language_folder(name):
+        try:
+            network = load_transformer(name, outputs=outputs, key=key, head_scale=scale)
+        except FileNotFoundError as problem:
+            raise ValueError(f"model: {problem}") from problem
+        # What a transformed program cannot see is looked at before anything is computed.
+        jax.eval_shape(lambda: network(dataset.x["ids"], dataset.x["mask"]))
+        length = dataset.x["ids"].shape[1]
+        words = f"{Path(name).resolve().name} ({network.shape.family}) with a fresh head"
+        return network, f"{words} on {dataset.name}, up to {length} tokens"
     if name is not None:
         rngs = nnx.Rngs(params=key)
         size = dataset.x.shape[1]

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxttp._checks import check_used
 from jaxttp._result import RESULT
+from jaxttp._samples import take
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.pipeline._plain import plain_numbers
 from jaxttp.pipeline.goals import Arrival, aims, arrivals, reached_seconds
@@ -167,10 +168,10 @@ def forecast(
     )
     if progress is not None:
         progress("timing a step", 0, 1)
-    rows = np.arange(settings.total_samples or len(task.x)) % len(task.x)
+    rows = np.arange(settings.total_samples or len(task.y)) % len(task.y)
     step_time = time_step(
-        *task.model, task.x[rows], task.y[rows], loss=task.loss, optimizer=trainer.transformation,
-        batch_size=batch_size,
+        *task.model, take(task.x, rows), task.y[rows], loss=task.loss,
+        optimizer=trainer.transformation, batch_size=batch_size,
     )  # fmt: skip
     run = None
     if verify and prediction.stable:

@@ -1,8 +1,10 @@
 """Small runs of the measurements of adapters and of full-size networks."""
 
+import jax
+import numpy as np
 import pytest
 
-from experiments.bench import adapters, full_size
+from experiments.bench import adapters, full_size, language
 
 
 @pytest.mark.slow
@@ -33,3 +35,23 @@ def test_a_network_that_fails_is_said_and_does_not_stop_the_table(capfd):
     out = capfd.readouterr()
     assert out.out.splitlines()[-1].startswith("| vgg7 | failed with 1")
     assert "model='vgg7'" in out.err
+
+
+@pytest.mark.slow
+def test_a_language_model_learns_bytes_and_starts_every_case_from_them():
+    settings = language.PRESETS["smoke"]
+    draw = np.random.default_rng(0)
+    docs, code, licence = language.texts()
+    assert len(code) > len(docs) > len(licence) > 10_000
+    assert "Apache License" in bytes(licence.astype(np.uint8)).decode()
+    network, loss = language.pretrained(settings, draw)
+    assert 0 < loss < 1.1 * np.log(128)
+    cases = dict(language.cases(network, settings))
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(model.params)) for model in cases.values()]
+    assert sizes == [2216, 112, 512, 24, 136, 2240]
+    x = language.windows(licence, 3, settings.window, draw)
+    first, *_, last = (name for name in cases if name.startswith("prompt"))
+    starts = [np.asarray(jax.jit(cases[name].apply_fn)(cases[name].params, x))
+              for name in (first, last)]  # fmt: skip
+    assert starts[0].shape == (3, 3)
+    np.testing.assert_allclose(*starts, rtol=1e-5, atol=1e-6)

@@ -1,5 +1,7 @@
 """Networks and data by name: weights from a file, images from tensorflow-datasets and folders."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from jaxttp.adapters import output_shape
 from jaxttp.models import ResNet, ViT, save_params
 from jaxttp.pipeline import Settings, build_task, forecast
 from tests.models.filled import filled
+from tests.models.texts import write_model, write_texts
 
 
 def small_resnet(num_classes=1000, *, rngs, **options):
@@ -145,6 +148,8 @@ def test_classes_of_any_data_set():
     ("options", "message"),
     [
         ({"model": "resnet19"}, "^model='resnet19' is not known; choose one of 'resnet18'"),
+        ({"model": "nowhere/bert"}, "^model='nowhere/bert' is not.* Or a folder on this machine"),
+        ({"max_length": 8}, "^max_length=8 does nothing here: it cuts texts for a language model"),
         ({"weights": "x"}, "^weights='x' needs a model, one of resnet18"),
         ({"image_size": 8}, "^image_size=8 needs a model"),
         ({"model": "resnet18", "weights": "nowhere"}, "^weights: path='nowhere' is not a file"),
@@ -194,3 +199,40 @@ def test_the_hidden_widths_of_a_table():
             build_task(Settings(hidden=(7,), **more))
     with pytest.raises(ValueError, match=r"^hidden must be an integer of at least 1; got 0"):
         build_task(Settings(data="wine", hidden=(8, 0)))
+
+
+def test_texts_for_a_language_model(tmp_path):
+    path, folder = tmp_path / "own.csv", tmp_path / "bert"
+    write_texts(path)
+    with pytest.raises(ValueError, match="has a column of texts, which needs a language model: mo"):
+        build_task(Settings(data=str(path)))
+    folder.mkdir()
+    asked = Settings(data=str(path), model=str(folder), samples_per_class=2)
+    with pytest.raises(ValueError, match=r"^model: folder='.*bert' has no tokenizer\.json"):
+        build_task(asked)
+    write_model(folder)
+    task = build_task(asked)
+    assert {name: array.shape for name, array in task.x.items()} == {"ids": (4, 7), "mask": (4, 7)}
+    assert sorted(task.y.tolist()) == [0, 0, 1, 1]
+    assert str(task).startswith(
+        "bert (bert) with a fresh head on own.csv, up to 7 tokens, 4 samples, cross_entropy\n"
+        "own.csv, texts of up to 7 tokens. 4 of 12 rows: 2 a class"
+    )
+    head = build_task(dataclasses.replace(asked, trainable="head", max_length=5))
+    assert sorted(head.model.params) == ["head/bias", "head/kernel"]
+    assert head.x["ids"].shape == (4, 5)
+    adapted = build_task(dataclasses.replace(asked, trainable="lora", rank=2))
+    assert all(path.startswith(("blocks/", "pooler/")) for path in adapted.model.params)
+    assert len(adapted.model.params) == 2 * 6 + 1
+    for name, value in {"weights": "x", "image_size": 8, "hidden": (3,), "one_hot": True}.items():
+        with pytest.raises(ValueError, match=f"^{name}=.* does nothing here: .* is a language mo"):
+            build_task(dataclasses.replace(asked, **{name: value}))
+    with pytest.raises(ValueError, match="data='digits' is not a CSV file"):
+        build_task(dataclasses.replace(asked, data="digits"))
+    long = path.read_text().replace("the film", "the film " * 9)
+    path.write_text(long)
+    with pytest.raises(ValueError, match=r"tokens are longer than the 16 positions.*--max-length"):
+        build_task(asked)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"^model: folder='.*bert' has no model\.safetensors"):
+        build_task(asked)

@@ -172,14 +172,23 @@ def _check_fit(
         ],
     }
     if any(problems.values()):
-        text = "; ".join(f"{what}: {_list(names)}" for what, names in problems.items() if names)
-        hint = ""
+        text, hint = list_problems(problems), ""
         if head and all(name.startswith(naming.head) for name in _flat_names(problems)):
             hint = " head=False keeps the model's own last layer."
         raise ValueError(
             f"path={str(path)!r} (naming of {naming.library}) does not fit this {kind}: {text}."
             + hint
         )
+
+
+def list_problems(problems: Mapping[str, list[str]]) -> str:
+    """Names by kind of problem, a few of each.
+
+    Example:
+        >>> list_problems({"missing": ["a", "b"], "unexpected": []})
+        'missing: a, b'
+    """
+    return "; ".join(f"{what}: {_list(names)}" for what, names in problems.items() if names)
 
 
 def _flat_names(problems: Mapping[str, list[str]]) -> list[str]:

@@ -1,0 +1,213 @@
+"""Texts as tokens: the tokenizer of a Hugging Face folder, and a CSV of texts with labels."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxttp._checks import check_integer
+from jaxttp.data._standardized import standardized
+from jaxttp.data.dataset import Dataset
+from jaxttp.data.tables import class_labels, last_column, read_rows
+
+COLUMNS = ("text", "label")
+
+
+class Tokenizer:
+    """Texts to ids and masks (N, T), padded on the right to the longest.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``.
+        pad: the token of padded positions; the mask hides it, so that any will do.
+
+    Example:
+        >>> load_tokenizer("no-such-folder")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: folder='no-such-folder' has no tokenizer.json...
+    """
+
+    def __init__(self, tokenizer: Any, pad: int = 0):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self.tokenizer = tokenizer
+        self.pad = pad
+
+    def __len__(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def __call__(
+        self, texts: Sequence[str], *, max_length: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """Ids and masks of texts.
+
+        Args:
+            texts: N strings.
+            max_length: tokens to keep of each, those added to the text included; None for all.
+
+        Returns:
+            ``{"ids": (N, T), "mask": (N, T)}``, int32; the mask is 1 where a token is.
+
+        Raises:
+            TypeError: one string in place of several.
+            ValueError: no texts, a text without a token, a `max_length` with no room for one.
+        """
+        if isinstance(texts, str):
+            raise TypeError("texts must be several strings, such as a list; got one.")
+        texts = list(map(str, texts))
+        if not texts:
+            raise ValueError("texts is empty; give at least one.")
+        self.tokenizer.no_truncation()
+        if max_length is not None:
+            added = self.tokenizer.num_special_tokens_to_add(False)
+            check_integer(
+                "max_length", max_length, at_least=added + 1,
+                remedy=f"The tokenizer adds {added} tokens to each text.",
+            )  # fmt: skip
+            self.tokenizer.enable_truncation(max_length)
+        found = [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
+        if empty := [row for row, ids in enumerate(found) if not ids]:
+            raise ValueError(
+                f"texts[{empty[0]}]={texts[empty[0]]!r} has no token, {len(empty)} of {len(texts)} "
+                "have none; leave them out."
+            )
+        ids = np.full((len(found), max(map(len, found))), self.pad, np.int32)
+        mask = np.zeros_like(ids)
+        for row, one in enumerate(found):
+            ids[row, : len(one)], mask[row, : len(one)] = one, 1
+        return {"ids": ids, "mask": mask}
+
+
+def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder, from its ``tokenizer.json``; no download.
+
+    Needs the extra `text`. Tokens that the tokenizer adds to every text ([CLS], [SEP], <s>) are
+    added here, too.
+
+    Args:
+        folder: with ``tokenizer.json``, and perhaps ``config.json``, whose ``pad_token_id`` pads.
+
+    Returns:
+        A `Tokenizer`.
+
+    Raises:
+        FileNotFoundError: there is no ``tokenizer.json``.
+        ImportError: the extra `text` is not installed.
+        ValueError: a file that is no tokenizer.
+    """
+    folder = Path(folder)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"folder={str(folder)!r} has no tokenizer.json; write one with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(folder) of transformers, or give "
+            "ids and masks of your own."
+        )
+    try:
+        import tokenizers  # pyright: ignore[reportMissingImports]
+    except ImportError as problem:
+        raise ImportError(
+            f"{path} needs the package tokenizers ({problem}); install the extra: "
+            "pip install 'jaxttp[text]'."
+        ) from problem
+    try:
+        found = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as problem:  # the package raises Exception itself
+        raise ValueError(f"{path} is no tokenizer: {problem}.") from problem
+    return Tokenizer(found, _pad(folder / "config.json"))
+
+
+def _pad(config: Path) -> int:
+    """The folder's own token of padded positions; 0 where it names none."""
+    try:
+        found = json.loads(config.read_text(encoding="utf-8")).get("pad_token_id")
+    except (OSError, ValueError, AttributeError):
+        return 0
+    return found if isinstance(found, int) and found >= 0 else 0
+
+
+def load_texts(
+    path: str | os.PathLike[str], tokenizer: Tokenizer, *, max_length: int | None = None
+) -> Dataset:
+    """A data set from a CSV with the columns ``text`` and ``label``, by the names in its head.
+
+    Labels are words or whole numbers, other numbers are targets, as in `load_table`; other columns
+    are left out. A text may have commas and line breaks within quotes.
+
+    Args:
+        path: the file.
+        tokenizer: of the network.
+        max_length: tokens to keep of each text; None for all.
+
+    Returns:
+        A data set whose `x` is ``{"ids": (N, T), "mask": (N, T)}``.
+
+    Raises:
+        ValueError: no such file, no head with both names, rows of different lengths, labels that
+            are missing, what `Tokenizer` refuses.
+    """
+    path = Path(path)
+    head, rows, lines = _read(path)
+    places = [_column(path, head, name) for name in COLUMNS]
+    texts, labels = ([row[place] for row in rows] for place in places)
+    if blank := [line for line, text in zip(lines, texts, strict=True) if not text.strip()]:
+        raise ValueError(
+            f"data={str(path)!r}: the text in line {blank[0]} is empty, {len(blank)} of "
+            f"{len(texts)} are; fill them in, or leave them out."
+        )
+    y = last_column(path, lines, labels)
+    names = class_labels(path, y)
+    x = tokenizer(texts, max_length=max_length)
+    left = [name for name in head if name.lower() not in COLUMNS]
+    also = f", {', '.join(left)} left out" if left else ""
+    cut = "" if max_length is None else f", cut at {max_length}"
+    words = f"{path.name}, texts of up to {x['ids'].shape[1]} tokens{cut}{also}."
+    if names is None:
+        targets = standardized(np.asarray(y, np.float64).reshape(len(y), 1)).astype(np.float32)
+        return Dataset(x, targets, path.name, words)
+    shown = tuple(str(int(name)) if names.dtype.kind == "f" else str(name) for name in names)
+    codes = np.searchsorted(names, y).astype(np.int32)
+    return Dataset(x, codes, path.name, words, len(names), shown)
+
+
+def has_texts(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a CSV whose head names a column ``text``.
+
+    Example:
+        >>> has_texts("no-such-file.csv")
+        False
+    """
+    path = Path(path)
+    if path.suffix.lower() != ".csv" or not path.is_file():
+        return False
+    try:
+        return COLUMNS[0] in [name.lower() for name in _read(path)[0]]
+    except ValueError:
+        return False
+
+
+def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
+    """Names of columns, rows, and their lines in the file."""
+    if path.suffix.lower() != ".csv" or not path.is_file():
+        raise ValueError(f"data={str(path)!r} is not a CSV file; texts come as one.")
+    (_, head), *read = read_rows(path) or [(1, [])]
+    for line, row in read:
+        if len(row) != len(head):
+            raise ValueError(
+                f"data={str(path)!r}: line {line} has {len(row)} cells, the head {len(head)}; put "
+                "texts with commas between quotes."
+            )
+    return head, [row for _, row in read], [line for line, _ in read]
+
+
+def _column(path: Path, head: list[str], name: str) -> int:
+    places = [place for place, found in enumerate(head) if found.lower() == name]
+    if len(places) != 1:
+        raise ValueError(
+            f"data={str(path)!r}: texts need one column {name!r} in the first line, which has "
+            f"{', '.join(head) or 'nothing'}."
+        )
+    return places[0]

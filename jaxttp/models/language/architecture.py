@@ -1,0 +1,301 @@
+"""What a language model is built like, as the ``config.json`` of a Hugging Face folder says."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxttp._checks import check_integer, check_number
+from jaxttp.models.language.rotary import Rotary, read_rotary
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+}
+"""transformers' names of the activations, and the functions of `jaxttp.models.language.layers`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """What an `Encoder` or a `Decoder` is built like.
+
+    Attributes:
+        family: "bert", "roberta", "gpt2", "llama", "mistral" or "qwen2": names the tensors of
+            files.
+        vocabulary: V, tokens.
+        width: D, of the states.
+        depth: blocks.
+        heads: of the queries.
+        hidden: units inside a block.
+        length: the longest sequence.
+        kv_heads: of keys and values, a divisor of `heads`.
+        head_width: of a head.
+        activation: "gelu", "gelu_tanh", "silu" or "relu".
+        norm_epsilon: of the norms.
+        types: segments of a sequence, 0 for none.
+        rotary: rotary positions; None for learned ones.
+        rms_norm: whether norms are RMS norms, without means and biases.
+        gated: whether the network of a block is a gated one.
+        fused: whether queries, keys and values come from one kernel.
+        biases: the layers with biases: of "qkv", "o", "mlp".
+        windows: how far back a block's positions see; None for all the way. One for each block.
+        tied: whether the logits of tokens come from the embedding's own matrix.
+        outputs: classes of the checkpoint's own head.
+        pad: the token of padded positions, if the file names it.
+
+    Raises:
+        ValueError: a size below 1, heads that do not divide.
+
+    Example:
+        >>> Architecture("gpt2", vocabulary=50, width=8, depth=1, heads=2, hidden=32, length=16)
+        Architecture(family='gpt2', vocabulary=50, width=8, ...)
+    """
+
+    family: str
+    vocabulary: int
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    length: int
+    kv_heads: int | None = None
+    head_width: int | None = None
+    activation: str = "gelu_tanh"
+    norm_epsilon: float = 1e-5
+    types: int = 0
+    rotary: Rotary | None = None
+    rms_norm: bool = False
+    gated: bool = False
+    fused: bool = False
+    biases: tuple[str, ...] = ("qkv", "o", "mlp")
+    windows: tuple[int | None, ...] | None = None
+    tied: bool = True
+    outputs: int = 2
+    pad: int | None = None
+
+    def __post_init__(self):
+        sizes = ("vocabulary", "width", "depth", "heads", "hidden", "length", "outputs")
+        for name in sizes:
+            check_integer(name, getattr(self, name), at_least=1)
+        check_number("norm_epsilon", self.norm_epsilon, above=0)
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        if self.heads % self.key_heads:
+            raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}.")
+        if self.head_width is None:
+            if self.width % self.heads:
+                raise ValueError(f"heads={self.heads} must divide width={self.width}.")
+            object.__setattr__(self, "head_width", self.width // self.heads)
+        if self.windows is None:
+            object.__setattr__(self, "windows", (None,) * self.depth)
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def encoder(self) -> bool:
+        """Whether every position sees all others."""
+        return self.family in ("bert", "roberta")
+
+    @property
+    def first_position(self) -> int:
+        """The row of the positions' table of a sequence's first token: RoBERTa keeps some free."""
+        return (1 if self.pad is None else self.pad) + 1 if self.family == "roberta" else 0
+
+
+def read_architecture(
+    config: Mapping[str, Any], *, where: str = "config", architecture: str | None = None
+) -> Architecture:
+    """What a ``config.json`` of transformers describes.
+
+    Args:
+        config: its contents.
+        where: what messages call it.
+        architecture: one of `ARCHITECTURES` in place of the file's ``model_type``.
+
+    Returns:
+        The architecture.
+
+    Raises:
+        ValueError: an architecture that is not known here (with the nearest that is), a setting
+            that is not supported, by its name, a size that is missing or out of range.
+
+    Example:
+        >>> sizes = {"vocab_size": 50, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
+        >>> read_architecture({"model_type": "gpt2"} | sizes).hidden
+        32
+        >>> read_architecture({"model_type": "qwen3"} | sizes)
+        Traceback (most recent call last):
+        ...
+        ValueError: config: model_type='qwen3' is not known here; the nearest is 'qwen2'...
+    """
+    name = config.get("model_type") if architecture is None else architecture
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        near = difflib.get_close_matches(str(name), ARCHITECTURES, 1, cutoff=0.5)
+        nearest = f"the nearest is {near[0]!r}" if near else "none is near"
+        raise ValueError(
+            f"{where}: model_type={name!r} is not known here; {nearest} of {known}. Pass "
+            f"architecture={near[0] if near else 'llama'!r} if it is built like that, or bring the "
+            "network as a function of its parameters (docs/pytorch.md)."
+        )
+    refused = {key: allowed for key, allowed in _REFUSED.items() if key in config}
+    for key, allowed in refused.items():
+        if config[key] not in allowed:
+            raise ValueError(
+                f"{where}: {key}={config[key]!r} is not supported; networks with "
+                f"{key}={allowed[0]!r} are."
+            )
+    try:
+        return ARCHITECTURES[name](_Config(config), name)
+    except KeyError as problem:
+        raise ValueError(f"{where} has no {problem.args[0]!r}, which a {name} needs.") from None
+    except (ValueError, TypeError) as problem:
+        raise ValueError(f"{where}: {problem}") from problem
+
+
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "position_embedding_type": ("absolute", None),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "partial_rotary_factor": (1.0, None),
+    "quantization_config": (None,),
+}
+"""Settings that change what a network computes, and their values that are computed here."""
+
+
+class _Config:
+    """Settings by name, with defaults where a file may leave them out."""
+
+    def __init__(self, config: Mapping[str, Any]):
+        self.config = config
+
+    def __call__(self, name: str, default: Any = ...) -> Any:
+        found = self.config.get(name)
+        if found is not None:
+            return found
+        if default is ...:
+            raise KeyError(name)
+        return default
+
+    def activation(self, name: str, default: str) -> str:
+        given = self(name, default)
+        if given not in ACTIVATIONS:
+            raise ValueError(f"{name}={given!r} is not known; known are {', '.join(ACTIVATIONS)}.")
+        return ACTIVATIONS[given]
+
+    @property
+    def outputs(self) -> int:
+        labels = self.config.get("id2label")
+        return len(labels) if labels else self("num_labels", 2)
+
+
+def _bert(read: _Config, family: str) -> Architecture:
+    pad = read("pad_token_id", 1 if family == "roberta" else 0)
+    length = read("max_position_embeddings")
+    return Architecture(
+        family,
+        vocabulary=read("vocab_size"),
+        width=read("hidden_size"),
+        depth=read("num_hidden_layers"),
+        heads=read("num_attention_heads"),
+        hidden=read("intermediate_size"),
+        length=length - (pad + 1 if family == "roberta" else 0),
+        activation=read.activation("hidden_act", "gelu"),
+        norm_epsilon=read("layer_norm_eps", 1e-12),
+        types=read("type_vocab_size", 2),
+        tied=read("tie_word_embeddings", True),
+        outputs=read.outputs,
+        pad=pad,
+    )
+
+
+def _gpt2(read: _Config, family: str) -> Architecture:
+    width = read("n_embd")
+    return Architecture(
+        family,
+        vocabulary=read("vocab_size"),
+        width=width,
+        depth=read("n_layer"),
+        heads=read("n_head"),
+        hidden=read("n_inner", 4 * width),
+        length=read("n_positions"),
+        activation=read.activation("activation_function", "gelu_new"),
+        norm_epsilon=read("layer_norm_epsilon", 1e-5),
+        fused=True,
+        tied=read("tie_word_embeddings", True),
+        outputs=read.outputs,
+        pad=read("pad_token_id", None),
+    )
+
+
+def _llama(read: _Config, family: str) -> Architecture:
+    biases = {
+        "llama": ("qkv", "o") * bool(read("attention_bias", False))
+        + ("mlp",) * bool(read("mlp_bias", False)),
+        "qwen2": ("qkv",),
+        "mistral": (),
+    }[family]
+    heads, width = read("num_attention_heads"), read("hidden_size")
+    head_width = read("head_dim", width // heads)
+    length = read("max_position_embeddings")
+    return Architecture(
+        family,
+        vocabulary=read("vocab_size"),
+        width=width,
+        depth=read("num_hidden_layers"),
+        heads=heads,
+        hidden=read("intermediate_size"),
+        length=length,
+        kv_heads=read("num_key_value_heads", 8 if family == "mistral" else heads),
+        head_width=head_width,
+        activation=read.activation("hidden_act", "silu"),
+        norm_epsilon=read("rms_norm_eps", 1e-6),
+        rotary=read_rotary(read.config, head_width, length),
+        rms_norm=True,
+        gated=True,
+        biases=biases,
+        windows=_windows(read, family, read("num_hidden_layers")),
+        tied=read("tie_word_embeddings", False),
+        outputs=read.outputs,
+        pad=read("pad_token_id", None),
+    )
+
+
+def _windows(read: _Config, family: str, depth: int) -> tuple[int | None, ...] | None:
+    """How far back each block sees."""
+    window = read.config.get("sliding_window", 4096)  # transformers' own default; null is none
+    if family == "llama" or window is None or not read("use_sliding_window", family == "mistral"):
+        return None
+    check_integer("sliding_window", window, at_least=1)
+    if family == "mistral":
+        return (window,) * depth
+    first = read("max_window_layers", 28)
+    kinds = ["sliding_attention" if block >= first else "full_attention" for block in range(depth)]
+    kinds = read("layer_types", kinds)
+    if len(kinds) != depth or {*kinds} - {"sliding_attention", "full_attention"}:
+        raise ValueError(
+            f"layer_types={kinds!r} must say full_attention or sliding_attention for each of "
+            f"{depth} layers."
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+ARCHITECTURES: dict[str, Callable[[_Config, str], Architecture]] = {
+    "bert": _bert,
+    "roberta": _bert,
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _llama,
+}
+"""The architectures that are known, by the ``model_type`` of their ``config.json``."""

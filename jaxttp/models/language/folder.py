@@ -1,0 +1,294 @@
+"""A Hugging Face folder on disk as a network: config.json and safetensors. No download, ever."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from jaxttp._checks import check_choice, check_finite, check_key
+from jaxttp.models.head import linear_head
+from jaxttp.models.language.architecture import Architecture, read_architecture
+from jaxttp.models.language.decoder import HEADS, Decoder
+from jaxttp.models.language.encoder import Encoder
+from jaxttp.models.language.naming import PREFIXES, UNUSED, Tensor, tensor_of
+from jaxttp.models.pretrained.importer import list_problems
+
+INDEX, WEIGHTS, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
+
+
+def load_transformer(
+    folder: str | os.PathLike[str],
+    *,
+    head: str | None = None,
+    outputs: int | None = None,
+    key: Array | None = None,
+    head_scale: float = 1.0,
+    architecture: str | None = None,
+    dtype: DTypeLike = jnp.float32,
+) -> Encoder | Decoder:
+    """A language model from a folder as ``save_pretrained`` of transformers writes it.
+
+    BERT and RoBERTa, GPT-2, Llama (SmolLM too), Mistral and Qwen2, without PyTorch; weights of
+    one or several safetensors files, half precision promoted. Its call takes ids and a mask
+    (N, T), or a mapping of both, as `load_tokenizer` gives it.
+
+    Args:
+        folder: with ``config.json`` and ``model.safetensors``, or shards with their index.
+        head: "classification" (N, C), "language_model" (N, T, V) or "states" (N, T, D); None for
+            "classification" where `outputs` is given, and for what the folder's network is for
+            otherwise.
+        outputs: C of a classification; that of the folder when None.
+        key: a JAX random key, draws a fresh head, in place of the folder's own if there is one.
+        head_scale: standard deviation of a fresh head's outputs for features of unit second moment.
+        architecture: "bert", "roberta", "gpt2", "llama", "mistral" or "qwen2", in place of the
+            ``model_type`` of ``config.json``.
+        dtype: of the parameters.
+
+    Returns:
+        An `Encoder` or a `Decoder`, with the attribute ``shape``, its `Architecture`.
+
+    Raises:
+        FileNotFoundError: no such folder, no ``config.json``, no weights, a missing shard.
+        ValueError: an unknown architecture or a setting that is not supported; names or shapes of
+            tensors that do not fit (all are listed by kind); values that are not finite; a head
+            that the folder does not have, without a `key` to draw one.
+
+    Example:
+        >>> load_transformer("no-such-folder")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: folder='no-such-folder' has no config.json; it must be a folder as ...
+    """
+    folder, config = Path(folder), read_config(folder)
+    shape = read_architecture(config, where=f"{folder.name}/{CONFIG}", architecture=architecture)
+    check_key(key)
+    if head is None:
+        head = _own_head(config) if outputs is None else "classification"
+    check_choice("head", head, HEADS)
+    if outputs is not None and head != "classification":
+        raise ValueError(f"outputs={outputs!r} counts classes; it needs head='classification'.")
+    kind = Encoder if shape.encoder else Decoder
+    options: dict[str, Any] = {"head": head, "outputs": outputs, "param_dtype": dtype}
+    model = nnx.eval_shape(lambda: kind(shape, rngs=nnx.Rngs(0), **options))
+    return _filled(model, _Tensors(folder, shape), key, head_scale)
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The contents of a folder's ``config.json``.
+
+    Args:
+        folder: the folder.
+
+    Returns:
+        A dictionary.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is no JSON object.
+    """
+    path = Path(folder, CONFIG)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"folder={str(folder)!r} has no {CONFIG}; it must be a folder as save_pretrained of "
+            "transformers writes it, on this machine: nothing is downloaded."
+        )
+    return _read_json(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        raise ValueError(f"{path} is no JSON: {problem}") from problem
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold a JSON object; it holds a {type(found).__name__}.")
+    return found
+
+
+def _own_head(config: Mapping[str, Any]) -> str:
+    """What the folder's network is for."""
+    names = " ".join(config.get("architectures") or ())
+    if "ForSequenceClassification" in names:
+        return "classification"
+    if any(end in names for end in ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForPreTraining")):
+        return "language_model"
+    return "states"
+
+
+class _Tensors:
+    """The tensors of a folder by name, in one file or several, read when they are asked for."""
+
+    def __init__(self, folder: Path, shape: Architecture):
+        self.folder = folder
+        self.files = _files(folder)
+        self.handles: dict[str, Any] = {}
+        self.names: dict[str, str] = {}  # as tensor_of has them -> as the file has them
+        prefix = PREFIXES.get(shape.family, "model.")
+        bare = not any(name.startswith(prefix) for name in self.files)
+        for name in self.files:
+            known = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+            known = known.replace("LayerNorm.beta", "LayerNorm.bias")
+            heads = tuple(head for head in UNUSED if head != "pooler.")
+            if bare and not known.startswith(heads):
+                known = prefix + known
+            self.names[known] = name
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def _handle(self, name: str) -> Any:
+        file = self.files[name]
+        if file not in self.handles:
+            self.handles[file] = safetensors.safe_open(self.folder / file, framework="numpy")
+        return self.handles[file]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape, without reading the values."""
+        own = self.names[name]
+        return tuple(self._handle(own).get_slice(own).get_shape())
+
+    def read(self, name: str) -> np.ndarray:
+        """The values."""
+        own = self.names[name]
+        try:
+            return self._handle(own).get_tensor(own)
+        except TypeError as problem:  # a dtype that NumPy does not have
+            raise ValueError(f"{self.folder / self.files[own]}: {own}: {problem}") from problem
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """The file of every tensor."""
+    if (folder / INDEX).is_file():
+        listed = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(listed, dict):
+            raise ValueError(f"{folder / INDEX} has no weight_map from tensors to files.")
+        shards = sorted({*listed.values()})
+        missing = [name for name in shards if not (folder / name).is_file()]
+        if missing:
+            raise FileNotFoundError(
+                f"folder={str(folder)!r} lacks {', '.join(missing)}, of the {len(shards)} shards "
+                f"that {INDEX} names; fetch what is missing."
+            )
+        found = {file: _names(folder / file) for file in shards}
+        lost = [name for name, file in listed.items() if name not in found[file]]
+        if lost:
+            raise ValueError(
+                f"folder={str(folder)!r}: {INDEX} names tensors that its shards do not hold: "
+                f"{list_problems({'missing': [f'{name} in {listed[name]}' for name in lost]})}. "
+                "Index and shards are not of one checkpoint."
+            )
+        return listed
+    if (folder / WEIGHTS).is_file():
+        return dict.fromkeys(_names(folder / WEIGHTS), WEIGHTS)
+    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    words = f"; {pickles[0]} is a pickle, which is not read: " if pickles else "; "
+    raise FileNotFoundError(
+        f"folder={str(folder)!r} has no {WEIGHTS} and no {INDEX}{words}write them with "
+        "save_pretrained of transformers (safetensors is its default)."
+    )
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return list(file.keys())
+    except safetensors.SafetensorError as problem:
+        raise ValueError(f"{path} is not a safetensors file: {problem}.") from problem
+
+
+def _filled(
+    model: Encoder | Decoder, tensors: _Tensors, key: Array | None, head_scale: float
+) -> Encoder | Decoder:
+    """The network with the folder's weights, a head drawn where there is none or a key is given."""
+    state = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    own = {".".join(map(str, keys)): (keys, leaf) for keys, leaf in state}
+    places = {name: tensor_of(name, model.shape, model.kind) for name in own}
+    drawn = _drawn(model, places, tensors, key)
+    _check_fit(
+        tensors,
+        {places[name]: tuple(leaf.shape) for name, (_, leaf) in own.items() if name not in drawn},
+    )
+    new = []
+    for name, (keys, leaf) in own.items():
+        place = places[name]
+        if name in drawn:
+            value = _fresh(name, leaf, key, head_scale)
+        else:
+            value = tensors.read(place.name)
+            value = jnp.asarray(value.T if place.transposed else value, leaf.dtype)
+            check_finite(f"{tensors.folder}: {place.name}", value)
+        new.append((keys, leaf.replace(value)))
+    nnx.update(model, nnx.from_flat_state(new))
+    return model
+
+
+def _drawn(
+    model: Encoder | Decoder, places: Mapping[str, Tensor], tensors: _Tensors, key: Array | None
+) -> set[str]:
+    """The arrays of the head that are not of the folder."""
+    after = {name: place.name for name, place in places.items() if place.head}
+    missing = {name for name, place in after.items() if place not in tensors}
+    if model.kind != "classification":
+        return missing if key is not None else set()
+    last = {name for name in after if name.startswith("head.")}
+    if key is not None:
+        return missing | last
+    if missing:
+        raise ValueError(
+            f"folder={str(tensors.folder)!r} has no head for a classification "
+            f"({', '.join(sorted(after[name] for name in missing))}); give a key to draw one, such "
+            "as jax.random.key(0)."
+        )
+    classes, found = model.head.out_features, tensors.shape(after["head.kernel"])[0]
+    if classes != found:
+        raise ValueError(
+            f"outputs={classes}, but the head in {str(tensors.folder)!r} has {found}; give a key "
+            "to draw another, such as jax.random.key(0)."
+        )
+    return set()
+
+
+def _fresh(name: str, leaf: Any, key: Array | None, head_scale: float) -> Array:
+    """An array of a fresh head: kernels at random, biases 0."""
+    *_, layer, kind = ("", *name.split("."))
+    if kind in ("bias", "head_bias"):
+        return jnp.zeros(leaf.shape, leaf.dtype)
+    if kind == "scale":
+        return jnp.ones(leaf.shape, leaf.dtype)
+    assert key is not None
+    one = jax.random.fold_in(key, 0 if layer == "head" else 1)
+    scale = head_scale if layer == "head" else 1.0
+    made = linear_head(*leaf.shape, rngs=nnx.Rngs(params=one), scale=scale, param_dtype=leaf.dtype)
+    return made.kernel[...]
+
+
+def _check_fit(tensors: _Tensors, wanted: Mapping[Tensor, tuple[int, ...]]) -> None:
+    """Raise `ValueError` with all that is missing, unexpected or of another shape."""
+    shapes = {place.name: place.file_shape(own) for place, own in wanted.items()}
+    problems = {
+        "missing": [name for name in shapes if name not in tensors],
+        "unexpected": [
+            name
+            for name in tensors.names
+            if name not in shapes and not any(part in name for part in UNUSED)
+        ],
+        "of another shape": [
+            f"{name} {tensors.shape(name)} instead of {shape}"
+            for name, shape in shapes.items()
+            if name in tensors and tensors.shape(name) != shape
+        ],
+    }
+    if any(problems.values()):
+        raise ValueError(
+            f"folder={str(tensors.folder)!r}: the weights do not fit {CONFIG}: "
+            f"{list_problems(problems)}."
+        )

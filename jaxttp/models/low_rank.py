@@ -1,0 +1,238 @@
+"""Low-rank adapters on the kernels of any model, named and scaled as PEFT does it."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxttp._checks import check_integer, check_number
+from jaxttp._types import Model, Params, noted, notes_of
+from jaxttp.models.combinators import Predicate
+from jaxttp.ntk._select import leaf_paths
+
+Targets = Predicate | str | Sequence[str]
+"""Which kernels: a predicate on paths, a regular expression or ends of names of modules."""
+
+
+def lora(
+    model: Model,
+    *,
+    rank: int,
+    key: Array,
+    targets: Targets | None = None,
+    alpha: float | None = None,
+    rslora: bool = False,
+    also: Predicate | None = None,
+    output_axis: int = -1,
+) -> Model:
+    """The model with low-rank adapters on its kernels as its only parameters.
+
+        W = W_0 + s A B,    A (fan_in, r) ~ N(0, 1/fan_in),    B (r, fan_out) = 0
+
+    with s = α/r, or α/√r where `rslora` asks for it,
+
+    for each kernel W_0 reshaped to (fan_in, fan_out); of a convolution, fan_in is height times
+    width times channels. The function starts as the model's own. Everything else is frozen.
+
+    Args:
+        model: any model.
+        rank: r, at least 1.
+        key: a JAX random key, draws A.
+        targets: which kernels. None for all leaves with at least two axes, but not positions,
+            tokens and the head. As in PEFT's ``target_modules``: names of modules or their ends,
+            such as ``["q_proj", "v_proj"]``, or a regular expression that fits a whole name; a
+            module's name is the path of its kernel with dots, ``blocks.0.attention.q_proj``. Or a
+            predicate on the path, such as that of `adapter_targets`.
+        alpha: α; the rank when None.
+        rslora: whether the scale is α/√r, which keeps large ranks learning.
+        also: parameters to train in full beside the adapters, a predicate on the path, such as
+            `head_only`.
+        output_axis: the axis of the outputs: -1 in Flax, 0 in Equinox and PyTorch.
+
+    Returns:
+        A model whose parameters are ``{path: {"a": A, "b": B}}``, and ``{path: array}`` of what
+        trains in full; `merge_lora` gives the kernels.
+
+    Raises:
+        ValueError: no kernel is chosen, a name fits none, or a chosen leaf has fewer than two axes;
+            a rank above the smaller side of a kernel; something has an adapter and trains in full.
+
+    Example:
+        >>> base = Model(lambda w, x: x @ w["kernel"], {"kernel": jnp.ones((4, 3))})
+        >>> model = lora(base, rank=2, key=jax.random.key(0))
+        >>> jax.tree.map(jnp.shape, model.params)
+        {'kernel': {'a': (4, 2), 'b': (2, 3)}}
+
+    Source:
+        Hu et al. 2021, "LoRA: Low-rank adaptation of large language models"; Kalajdzievski 2023,
+        "A rank stabilization scaling factor for fine-tuning with LoRA".
+    """
+    scale = lora_scale(rank, alpha=alpha, rslora=rslora)
+    apply_fn, params = model
+    leaves = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+    kernels = {path: leaves[path] for path in _chosen(leaves, targets)}
+    if not kernels:
+        listed = ", ".join(list(leaves)[:8])
+        raise ValueError(f"targets chooses no kernel; params has {listed}.")
+    adapters: dict[str, Any] = {path: leaf for path, leaf in leaves.items() if also and also(path)}
+    if twice := [path for path in kernels if path in adapters]:
+        raise ValueError(
+            f"also: {', '.join(twice)} has an adapter; leave it out of one of the two."
+        )
+    for index, (path, leaf) in enumerate(kernels.items()):
+        if leaf.ndim < 2 or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(f"targets: {path} is {leaf.dtype} {leaf.shape}, not a kernel.")
+        fan_out = leaf.shape[output_axis]
+        fan_in = math.prod(leaf.shape) // fan_out
+        check_integer(
+            "rank", rank, at_least=1, at_most=min(fan_in, fan_out),
+            remedy=f"{path} is a {fan_in} by {fan_out} matrix; leave it out by targets.",
+        )  # fmt: skip
+        drawn = jax.random.normal(jax.random.fold_in(key, index), (fan_in, rank), leaf.dtype)
+        a = drawn / jnp.sqrt(jnp.asarray(fan_in, leaf.dtype))
+        adapters[path] = {"a": a, "b": jnp.zeros((rank, fan_out), leaf.dtype)}
+
+    def apply(adapters: Params, x: Any) -> Any:
+        return apply_fn(merge_lora(params, adapters, scale=scale, output_axis=output_axis), x)
+
+    return Model(noted(apply, lambda: notes_of(apply_fn)), adapters)
+
+
+def lora_scale(rank: int, *, alpha: float | None = None, rslora: bool = False) -> float:
+    """The factor s of A B: α/r, or α/√r.
+
+    Args:
+        rank: r.
+        alpha: α; the rank when None.
+        rslora: whether the root of the rank divides.
+
+    Returns:
+        s.
+
+    Raises:
+        ValueError: a rank below 1, an α that is not positive.
+
+    Example:
+        >>> lora_scale(4, alpha=8), lora_scale(4, alpha=8, rslora=True)
+        (2.0, 4.0)
+    """
+    check_integer("rank", rank, at_least=1)
+    number = check_number("alpha", rank if alpha is None else alpha, above=0)
+    return float(number) / (math.sqrt(rank) if rslora else rank)
+
+
+def merge_lora(
+    params: Params, adapters: Mapping[str, Any], *, scale: float = 1.0, output_axis: int = -1
+) -> Params:
+    """The parameters with the adapters added to their kernels: W_0 + s A B.
+
+    Args:
+        params: of the model that `lora` was given.
+        adapters: the parameters of the model that it returned, trained or not; what trained in
+            full takes the place of what was there.
+        scale: s, as it was there; see `lora_scale`.
+        output_axis: as it was there.
+
+    Returns:
+        Parameters for the model that `lora` was given.
+
+    Raises:
+        ValueError: an adapter for a path that params does not have.
+
+    Example:
+        >>> adapters = {"kernel": {"a": jnp.ones((2, 1)), "b": jnp.ones((1, 3))}}
+        >>> merge_lora({"kernel": jnp.zeros((2, 3))}, adapters)["kernel"].tolist()
+        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
+    paths = leaf_paths(params)
+    if unknown := [path for path in adapters if path not in paths]:
+        raise ValueError(f"adapters: params has no {', '.join(unknown)}.")
+    leaves, treedef = jax.tree.flatten(params)
+    merged = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        found = adapters.get(path)
+        if found is not None and not isinstance(found, Mapping):
+            leaf = found
+        elif found is not None:
+            a, b = found["a"], found["b"]
+            shape = jnp.moveaxis(leaf, output_axis, -1).shape
+            update = jnp.asarray(scale, leaf.dtype) * (a @ b)
+            leaf = leaf + jnp.moveaxis(update.reshape(shape), -1, output_axis)
+        merged.append(leaf)
+    return jax.tree.unflatten(treedef, merged)
+
+
+def _is_kernel(path: str) -> bool:
+    return path.split("/")[0] not in ("head", "positions", "cls_token", "embed", "segments")
+
+
+def fits(name: str, targets: str | Sequence[str]) -> bool:
+    r"""Whether a module is meant, by the rules of PEFT's ``target_modules``.
+
+    Args:
+        name: of the module, with dots.
+        targets: a regular expression for whole names, or ends of names.
+
+    Returns:
+        True or False.
+
+    Example:
+        >>> fits("blocks.0.attention.q_proj", ["q_proj"]), fits("a.q_proj", r"b\..*")
+        (True, False)
+    """
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def chosen_modules(names: Sequence[str], targets: str | Sequence[str]) -> list[str]:
+    """The modules that are meant, in their order.
+
+    Args:
+        names: of all modules with a kernel.
+        targets: as in `fits`.
+
+    Returns:
+        Some of the names.
+
+    Raises:
+        ValueError: a name that fits no module, or an expression that fits none, or is none.
+
+    Example:
+        >>> chosen_modules(["a.q", "a.v"], ["v"])
+        ['a.v']
+    """
+    try:
+        found = [name for name in names if fits(name, targets)]
+    except re.error as problem:
+        raise ValueError(
+            f"targets={targets!r} is no regular expression: {problem}; give ends of names as a "
+            "list."
+        ) from problem
+    wanted = [targets] if isinstance(targets, str) else list(targets)
+    lost = [
+        one for one in wanted if not any(fits(n, one if one is targets else [one]) for n in found)
+    ]
+    if lost:
+        ends = sorted({name.rsplit(".", 1)[-1] for name in names})
+        raise ValueError(f"targets: {', '.join(map(repr, lost))} fits no module; they end in "
+                         f"{', '.join(ends)}.")  # fmt: skip
+    return found
+
+
+def _chosen(leaves: Mapping[str, Any], targets: Targets | None) -> list[str]:
+    """The paths of the kernels that get adapters."""
+    if targets is None:
+        return [path for path, leaf in leaves.items() if leaf.ndim > 1 and _is_kernel(path)]
+    if callable(targets):
+        return [path for path in leaves if targets(path)]
+    modules = {
+        path.replace("/", ".").rpartition(".")[0]: path
+        for path, leaf in leaves.items()
+        if leaf.ndim > 1
+    }
+    return [modules[name] for name in chosen_modules(list(modules), targets)]

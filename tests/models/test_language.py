@@ -1,0 +1,381 @@
+"""Language models from Hugging Face folders: outputs against those of transformers."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from jaxttp import empirical_ntk, from_nnx, label_words, predict_training_time
+from jaxttp.models import LayerOutput, freeze, head_only, layer_names, load_transformer
+from jaxttp.models.language.architecture import read_architecture
+from jaxttp.models.language.rotary import read_rotary, rotate
+
+GOLDENS = pathlib.Path(__file__).parents[1] / "goldens" / "transformers"
+NAMES = sorted(path.name for path in GOLDENS.iterdir() if path.is_dir())
+SINGLE = ("bert-classifier", "roberta-mlm", "gpt2-lm", "llama-lm", "smollm-tied", "qwen2-lm",
+          "mistral-lm")  # fmt: skip
+"""One of each architecture, tied and not; all compute the same in float64."""
+OUTPUTS = safetensors.numpy.load_file(GOLDENS / "outputs.safetensors")
+TOKENS = {side: [OUTPUTS[f"{side}.{what}"] for what in ("ids", "mask")]
+          for side in ("right", "left")}  # fmt: skip
+LLAMA = {
+    "model_type": "llama", "vocab_size": 9, "hidden_size": 4, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "intermediate_size": 4, "max_position_embeddings": 8,
+}  # fmt: skip
+
+run = nnx.jit(lambda model, ids, mask: model(ids, mask))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [(name, "float64", 1e-10) for name in NAMES] + [(name, "float32", 1e-4) for name in SINGLE],
+)
+def test_outputs_are_those_of_transformers_whatever_the_side_of_the_padding(name, dtype, tolerance):
+    model = load_transformer(GOLDENS / name, dtype=jnp.dtype(dtype))
+    both = [np.concatenate(arrays) for arrays in zip(*TOKENS.values(), strict=True)]
+    found = np.asarray(run(model, *both))
+    expected = OUTPUTS[f"{name}.right"]
+    left = OUTPUTS.get(f"{name}.left", expected)
+    assert found.dtype == dtype
+    seen = both[1] != 0
+    if found.ndim == 3:  # at padded positions nothing is promised
+        if model.shape.encoder:  # transformers counts their positions from the padding on
+            found, left, seen = found[:3], left[:0], seen[:3]
+        found, expected = found[seen], np.concatenate([expected, left])[seen]
+    else:
+        expected = np.concatenate([expected, left])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)  # they are of order one
+
+
+def test_the_goldens_together_are_small_and_cover_all_kinds():
+    assert sum(path.stat().st_size for path in GOLDENS.rglob("*.*") if path.is_file()) < 300_000
+    shapes = [load_shape(name) for name in NAMES]
+    assert {shape.tied for shape in shapes} == {True, False}
+    assert {shape.family for shape in shapes} == {
+        "bert", "roberta", "gpt2", "llama", "mistral", "qwen2",
+    }  # fmt: skip
+    assert any(len({*shape.windows}) == 2 for shape in shapes)
+    assert len(list((GOLDENS / "qwen2-lm").glob("*.safetensors"))) > 1
+
+
+def load_shape(name, **changes):
+    return read_architecture(json.loads((GOLDENS / name / "config.json").read_text()) | changes)
+
+
+def test_a_folder_becomes_a_forecast_a_kernel_and_layers():
+    model = load_transformer(GOLDENS / "bert-classifier", outputs=2, key=jax.random.key(0))
+    ids, mask = TOKENS["right"]
+    x, y = {"input_ids": ids, "attention_mask": mask}, np.array([0, 1, 0])
+    assert layer_names(model, x) == ("embed", "blocks.0", "blocks.1", "pooler", "head")
+    pure = freeze(from_nnx(model), head_only)
+    assert sorted(pure.params) == ["head/bias", "head/kernel"]
+    forecast = predict_training_time(*pure, x, y, learning_rate=0.1, steps=20, relinearize=0)
+    assert forecast.stable
+    assert forecast.loss[-1] < forecast.loss[0]
+    # The head is linear in its weights: Θ = (φ φᵀ + 1) ⊗ I, with the features φ of the layer below.
+    features = nnx.jit(lambda m, x: LayerOutput(m, "pooler")(x))(model, x)
+    kernel = empirical_ntk(*pure, x, output="trace")
+    np.testing.assert_allclose(kernel, features @ features.T + 1, rtol=1e-4)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_label_words_are_read_at_the_last_token(side):
+    """Classification by prompt, on padding of either side."""
+    model = from_nnx(load_transformer(GOLDENS / "gpt2-lm", dtype=jnp.float64))
+    prompt = jax.jit(label_words(model.apply_fn, [3, 20]))
+    ids, mask = TOKENS[side]
+    found = prompt(model.params, {"ids": ids, "mask": mask})
+    last = mask.sum(1) - 1 if side == "right" else np.full(3, -1)
+    expected = OUTPUTS[f"gpt2-lm.{side}"][np.arange(3), last][:, [3, 20]]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+def test_tokens_that_are_not_known_are_named_before_anything_is_computed():
+    model = from_nnx(load_transformer(GOLDENS / "gpt2-classifier"))
+    ids, mask = TOKENS["right"]
+    far, empty = np.where(ids == ids[0, 0], 24, ids), mask * (np.arange(3) != 1)[:, None]
+    with pytest.raises(ValueError, match=r"^ids\[0, 0\]=24 is out of range: the vocabulary has 24"):
+        predict_training_time(*model, {"ids": far, "mask": mask}, [0, 1, 2], learning_rate=0.1)
+    with pytest.raises(ValueError, match=r"all tokens of sample 1 are masked, 1 of 3"):
+        predict_training_time(*model, {"ids": ids, "mask": empty}, [0, 1, 2], learning_rate=0.1)
+    found = jax.jit(model.apply_fn)(
+        model.params, {"ids": np.concatenate([far, -ids]), "mask": np.concatenate([empty, mask])}
+    )
+    assert np.isnan(found).any(axis=1).tolist() == [True, True, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "message"),
+    [
+        (([1, 2],), ValueError, r"tokens \(N, T\); got shape \(2,\)"),
+        (
+            (np.ones((1, 17), int),),
+            ValueError,
+            "17 tokens are longer than the 16 positions.*max_le",
+        ),
+        (([[1.0]],), ValueError, "must be integers; got float64"),
+        (([[1, -1]],), ValueError, r"ids\[0, 1\]=-1 is out of range"),
+        (([[1, 2]], [[1]]), ValueError, r"mask of shape \(1, 1\) must have the ids' \(1, 2\)"),
+        (([[1]], [[1]], [[2]]), ValueError, r"types\[0, 0\]=2 is out of range: the network has 2"),
+        (([[1]], None, [[1, 1]]), ValueError, r"types of shape \(1, 2\) must"),
+        (({"ids": [[1]], "labels": [1]},), TypeError, "takes ids, mask and types"),
+    ],
+)
+def test_bad_tokens(arguments, problem, message):
+    model = load_transformer(GOLDENS / "bert-classifier")
+    with pytest.raises(problem, match=message):
+        jax.eval_shape(lambda: model(*arguments))
+
+
+def test_segments_of_bert():
+    model = load_transformer(GOLDENS / "bert-classifier", head="states")
+    ids, mask = TOKENS["right"]
+    first, second = run_types(model, ids, mask)
+    np.testing.assert_array_equal(first, nnx.jit(lambda m: m(ids, mask))(model))
+    assert np.abs(first - second).max() > 0.1
+
+
+@nnx.jit
+def run_types(model, ids, mask):
+    return model(ids, mask, 0 * ids), model(ids, mask, 0 * ids + 1)
+
+
+# --- heads ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert-mlm", "roberta-mlm", "llama-lm", "gpt2-lm"])
+def test_a_head_that_is_not_there_is_drawn(name, key):
+    model = load_transformer(GOLDENS / name, outputs=5, key=key, head_scale=0.0)
+    assert model.head.kernel.shape == (16, 5)
+    assert not np.any(model.head.kernel[...])
+    with pytest.raises(ValueError, match=r"has no head for a classification \(.*give a key"):
+        load_transformer(GOLDENS / name, head="classification")
+
+
+def test_a_key_draws_a_fresh_head_in_place_of_the_folders_own(key):
+    old = load_transformer(GOLDENS / "bert-classifier")
+    new = load_transformer(GOLDENS / "bert-classifier", outputs=3, key=key)
+    assert np.all(old.head.kernel[...] != new.head.kernel[...])
+    np.testing.assert_array_equal(old.pooler.kernel, new.pooler.kernel)
+    with pytest.raises(ValueError, match=r"outputs=5, but the head in .* has 3; give a key"):
+        load_transformer(GOLDENS / "bert-classifier", outputs=5)
+    with pytest.raises(ValueError, match=r"outputs=5 counts classes"):
+        load_transformer(GOLDENS / "bert-classifier", outputs=5, head="states")
+    with pytest.raises(ValueError, match=r"head='tokens' is not known; choose one of 'classific"):
+        load_transformer(GOLDENS / "bert-classifier", head="tokens")
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(tmp_path):
+    def copy(name):
+        shutil.copytree(GOLDENS / name, tmp_path / name)
+        return tmp_path / name
+
+    return copy
+
+
+def rewrite(folder, change, name="model.safetensors"):
+    found = safetensors.numpy.load_file(folder / name)
+    safetensors.numpy.save_file(change(found), folder / name)
+
+
+def reconfigure(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(one), nnx.state(other))
+
+
+@pytest.mark.parametrize("name", ["bert-classifier", "llama-lm", "gpt2-lm"])
+def test_a_body_saved_alone_and_old_names_are_known(name, copied):
+    folder = copied(name)
+    prefix = {"bert": "bert.", "llam": "model.", "gpt2": "transformer."}[name[:4]]
+
+    def body(tensors):
+        old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        out = {}
+        for key, value in tensors.items():
+            for new, before in old.items():
+                key = key.replace(new, before)
+            if key.startswith(prefix):
+                out[key.removeprefix(prefix)] = value
+        return out | {"h.0.attn.bias": np.ones(2), "embeddings.position_ids": np.ones(2)}
+
+    rewrite(folder, body)
+    same(load_transformer(folder, head="states"), load_transformer(GOLDENS / name, head="states"))
+
+
+def test_half_precision_is_promoted(copied):
+    folder = copied("mistral-lm")
+    found = safetensors.numpy.load_file(folder / "model.safetensors")
+    assert {array.dtype for array in found.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    model = load_transformer(folder)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(nnx.state(model))} == {"float32"}
+    kernel = found["model.layers.1.mlp.up_proj.weight"].astype(np.float32).T
+    np.testing.assert_array_equal(model.blocks[1].mlp.up_proj.kernel, kernel)
+
+
+def test_weights_that_do_not_fit_are_listed_by_kind(copied):
+    folder = copied("llama-lm")
+
+    def change(tensors):
+        del tensors["model.norm.weight"]
+        tensors["model.layers.0.self_attn.q_proj.weight"] = np.ones((3, 2), np.float32)
+        return tensors | {"model.layers.9.x": np.ones(2, np.float32)}
+
+    rewrite(folder, change)
+    with pytest.raises(ValueError, match=r"do not fit config.json: missing: model.norm.weight; "
+                       "unexpected: model.layers.9.x; of another shape: .*q_proj.weight "
+                       r"\(3, 2\) instead of \(24, 16\)"):  # fmt: skip
+        load_transformer(folder)
+
+
+def test_values_that_are_not_finite(copied):
+    folder = copied("llama-lm")
+    rewrite(folder, lambda found: {k: np.full_like(v, np.inf) for k, v in found.items()})
+    with pytest.raises(ValueError, match=r"llama-lm: .* holds \d+ value\(s\) that are NaN or infi"):
+        load_transformer(folder)
+
+
+def test_shards(copied):
+    folder = copied("qwen2-lm")
+    index = folder / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())
+    listed["weight_map"]["model.extra"] = "model-00001-of-00003.safetensors"
+    index.write_text(json.dumps(listed))
+    with pytest.raises(ValueError, match=r"names tensors that its shards do not hold: missing: "
+                       "model.extra in model-00001-of-00003.safetensors"):  # fmt: skip
+        load_transformer(folder)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks model-00002-of-00003.* of the 3 shards"):
+        load_transformer(folder)
+    index.write_text("[]")
+    with pytest.raises(ValueError, match=r"must hold a JSON object; it holds a list"):
+        load_transformer(folder)
+    index.write_text("{}")
+    with pytest.raises(ValueError, match=r"has no weight_map"):
+        load_transformer(folder)
+
+
+def test_a_folder_without_weights(copied):
+    folder = copied("llama-lm")
+    path = folder / "model.safetensors"
+    path.write_bytes(b"nonsense" * 4)
+    with pytest.raises(ValueError, match=r"is not a safetensors file"):
+        load_transformer(folder)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no model.safetensors and no model.safetens"):
+        load_transformer(folder)
+    (folder / "pytorch_model.bin").touch()
+    with pytest.raises(FileNotFoundError, match=r"pytorch_model.bin is a pickle"):
+        load_transformer(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no config.json; .*nothing is downloaded"):
+        load_transformer(folder)
+
+
+# --- config.json ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "qwen3"}, "the nearest is 'qwen2' of bert.*architecture='qwen2'"),
+        ({"model_type": "t5"}, "model_type=.t5. is not known here; none is near of bert"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config=.* is not supported"),
+        ({"num_key_value_heads": 3}, "kv_heads=3 must divide heads=2"),
+        ({"hidden_act": "tanh"}, "hidden_act='tanh' is not known; known are gelu"),
+        ({"vocab_size": None}, "has no 'vocab_size', which a llama needs"),
+        ({"hidden_size": 0}, "width must be an integer of at least 1; got 0"),
+        ({"head_dim": 3}, "head_dim=3 must be even"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope_type='yarn' is not known"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_type='linear' needs factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_theta": -1.0}, "rope_theta must be greater than 0"),
+    ],
+)
+def test_configurations_that_are_refused(changes, message):
+    with pytest.raises(ValueError, match=rf"^config.*{message}"):
+        read_architecture(LLAMA | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("bert-mlm", {"position_embedding_type": "relative_key"}, "with .*='absolute' are"),
+        ("bert-mlm", {"is_decoder": True}, "is_decoder=True is not supported"),
+        ("gpt2-lm", {"scale_attn_by_inverse_layer_idx": True}, "is not supported"),
+        ("gpt2-lm", {"n_head": 3}, "heads=3 must divide width=16"),
+        ("qwen2-window", {"layer_types": ["full_attention"]}, "layer_types=.* for each of 2"),
+        ("mistral-lm", {"sliding_window": 0}, "sliding_window must be an integer of at least 1"),
+    ],
+)
+def test_other_configurations_that_are_refused(name, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_shape(name, **changes)
+
+
+def test_what_files_may_leave_out():
+    assert load_shape("qwen2-window").windows == (None, 3)
+    assert load_shape("qwen2-window", layer_types=None).windows == (None, 3)
+    assert load_shape("qwen2-window", use_sliding_window=False).windows == (None, None)
+    assert load_shape("mistral-lm").windows == (3, 3)
+    assert load_shape("mistral-lm", sliding_window=None).windows == (None, None)
+    assert read_architecture(
+        LLAMA | {"model_type": "mistral", "num_key_value_heads": 2}
+    ).windows == (4096,)
+    assert load_shape("gpt2-lm", n_inner=None).hidden == 64
+    assert load_shape("roberta-mlm").length == 16
+    assert read_architecture(LLAMA | {"model_type": "smol"}, architecture="llama").key_heads == 2
+    assert read_architecture(LLAMA | {"id2label": {"0": "a", "1": "b", "2": "c"}}).outputs == 3
+
+
+# --- rotary positions -----------------------------------------------------------------------------
+
+
+def test_rotary_positions_are_relative_and_keep_lengths(key):
+    """Complex numbers as an oracle: (x_j + i x_{j + d/2}) exp(i ω_j position)."""
+    rotary = read_rotary({"rope_theta": 50.0}, 6, 16)
+    queries, keys = np.asarray(jax.random.normal(key, (2, 1, 5, 1, 6)))
+    cosines, sines = (table[None] for table in rotary.tables(5, jnp.float64))
+    turned = np.asarray(rotate(jnp.asarray(queries), cosines, sines))
+    complexes = queries[..., :3] + 1j * queries[..., 3:]
+    angles = np.arange(5)[:, None] * 50.0 ** (-np.arange(3) / 3)
+    expected = complexes * np.exp(1j * angles)[None, :, None]
+    np.testing.assert_allclose(turned[..., :3] + 1j * turned[..., 3:], expected, atol=1e-13)
+    shifted = [np.asarray(table)[None] for table in rotary.tables(9, jnp.float64)]
+    late = [jnp.asarray(table[:, 4:]) for table in shifted]
+    scores = [
+        np.einsum(
+            "nqhd,nkhd->qk", rotate(jnp.asarray(queries), *at), rotate(jnp.asarray(keys), *at)
+        )
+        for at in ((cosines, sines), late)
+    ]
+    np.testing.assert_allclose(*scores, atol=1e-12)
+
+
+def test_scaled_frequencies():
+    plain = np.array(read_rotary({"rope_theta": 1e4}, 64, 100).frequencies)
+    linear = {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    np.testing.assert_allclose(read_rotary(linear, 64, 100).frequencies, plain / 4, rtol=1e-14)
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 100}  # fmt: skip
+    found = np.array(read_rotary({"rope_theta": 1e4, "rope_scaling": scaling}, 64, 800).frequencies)
+    turns = 100 * plain / (2 * np.pi)  # within the length of the pre-training
+    np.testing.assert_allclose(found[turns > 4], plain[turns > 4], rtol=1e-14)
+    np.testing.assert_allclose(found[turns < 1], plain[turns < 1] / 8, rtol=1e-14)
+    between = found[(turns > 1) & (turns < 4)] / plain[(turns > 1) & (turns < 4)]
+    assert len(between) > 2
+    assert np.all((between > 1 / 8) & (between < 1) & (np.diff(between, append=0) < 0))
