@@ -16,6 +16,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float
 
@@ -149,18 +150,11 @@ def weight_space(
     f0, push = begin(params, x)
     f0_test, push_test = (None, None) if x_test is None else begin(params, x_test)
     given = (push, push_test, params, f0, targets)
-    moved, (train, test, norms, alive) = _walk(step, given, _first(params, state), indices, steps)
-    train = jnp.concatenate([f0[None], train])
-    if f0_test is not None:
-        test = f0_test[None] + jnp.concatenate([jnp.zeros_like(test[:1]), test])
-    size, start = _norm(params), jnp.zeros(1, norms.dtype)
-    displacement = jnp.concatenate([start, norms]) / jnp.where(size > 0, size, 1.0)
-    end_outputs, mismatch = end(params, moved, x, f0, train[-1])
+    moved, reports = _walk(step, given, _first(params, state), indices, steps)
+    *curves, last = _collect(params, f0, f0_test, *reports)
     return WeightSpaceTrajectory(
-        jnp.arange(steps + 1, dtype=f0.dtype), train, test,
-        jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive)), displacement.astype(f0.dtype),
-        end_outputs, mismatch, linear=_is_linear(optimizer, params, steps),
-    )  # fmt: skip
+        *curves, *end(params, moved, x, f0, last), linear=_is_linear(optimizer, params, steps)
+    )
 
 
 def check_stepping(optimizer: optax.GradientTransformation | HeavyBall, weights: Params) -> None:
@@ -177,6 +171,27 @@ def check_stepping(optimizer: optax.GradientTransformation | HeavyBall, weights:
             f"{problem or type(problem).__name__} (line searches and rates that follow the loss "
             "need more than gradients). Give one that can, such as optax.adam(1e-3)."
         ) from problem
+
+
+@jax.jit
+def _collect(
+    params: Params,
+    f0: Array,
+    f0_test: Array | None,
+    train: Array,
+    test: Array | None,
+    norms: Array,
+    alive: Array,
+) -> tuple[Array, Array, Array | None, Array, Array, Array]:
+    """What the reports of all steps come to, and the outputs after the last one."""
+    path = jnp.concatenate([f0[None], train])
+    if f0_test is not None and test is not None:
+        test = f0_test[None] + jnp.concatenate([jnp.zeros_like(test[:1]), test])
+    size, start = _norm(params), jnp.zeros(1, norms.dtype)
+    displacement = jnp.concatenate([start, norms]) / jnp.where(size > 0, size, 1.0)
+    diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
+    ts = jnp.arange(len(path), dtype=f0.dtype)
+    return ts, path, test, diverged_at, displacement.astype(f0.dtype), path[-1]
 
 
 def _first(params: Params, state: optax.OptState) -> tuple:
@@ -202,7 +217,7 @@ def _walk(step: Any, given: tuple, first: tuple, indices: Array | None, steps: i
     def one(carry: tuple, batch: Array | None) -> tuple:
         return step(*given, *carry, batch)
 
-    carry = (*first, given[3], jnp.asarray(True))
+    carry = (*first, given[3], jax.device_put(True))
     concrete = all(is_concrete(leaf) for leaf in jax.tree.leaves((given, first, indices)))
     if not concrete or jax.default_backend() != "cpu":
         (moved, *_), reports = jax.lax.scan(one, carry, indices, length=steps)
@@ -211,7 +226,7 @@ def _walk(step: Any, given: tuple, first: tuple, indices: Array | None, steps: i
     for t in range(steps):
         carry, report = one(carry, None if indices is None else indices[t])
         found.append(report)
-    return carry[0], jax.tree.map(lambda *rows: jnp.stack(rows), *found)
+    return carry[0], jax.tree.map(lambda *rows: jax.device_put(np.stack(rows)), *found)
 
 
 @functools.lru_cache(maxsize=8)
