@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy.optimize import isotonic_regression
 
 from jaxttp.forecast._curves import at_places
 
@@ -101,6 +100,8 @@ def time_scale(
     good = np.isfinite(both) & np.isfinite(full) & (full > 0) & (both > 0)
     if not np.any(good):
         return _same(steps)
+    from scipy.optimize import isotonic_regression  # here, since it loads slowly
+
     found = isotonic_regression(np.log(full[good] / both[good])).x
     growth = np.interp(np.arange(len(here)), np.flatnonzero(good), np.maximum(found, 0.0))
     later = np.log2(ratio) * growth
