@@ -16,6 +16,8 @@ from jaxttp.data.registry import dataset_names, load_dataset
 SUFFIXES = (".csv", ".npz")
 MOST_CLASSES = 100
 """Whole numbers with more values than this are targets, not labels; so many words are a mistake."""
+SHOWN_CLASSES = 6
+"""So many are named, with their rows, where a table is described."""
 MISSING = ("", "?", "na", "n/a", "nan", "null")
 """What stands for a value that is not known, in small letters."""
 
@@ -74,8 +76,9 @@ def load_table(
     if not path.is_file():
         raise ValueError(f"data={str(path)!r} is not a file.")
     done: list[str] = []
+    column = ""
     if path.suffix.lower() == ".csv":
-        x, y = _from_csv(path, done, drop_missing=drop_missing, one_hot=one_hot)
+        x, y, column = _from_csv(path, done, drop_missing=drop_missing, one_hot=one_hot)
     else:
         for name, value in (("drop_missing", drop_missing), ("one_hot", one_hot)):
             check_used(name, value or None, False, "it is for the cells of a CSV")
@@ -91,15 +94,22 @@ def load_table(
         raise ValueError(f"data={str(path)!r}: y {y.shape} holds words; labels are (N,).")
     if x.ndim == 2:
         x = standardized(x)
-    words = ", ".join([path.name, *done, "features of mean 0 and deviation 1."])
     names = None if y.ndim == 2 else class_labels(path, y)
+    source = f" from {column}" if column else ""
+
+    def words(target: str) -> str:
+        return ", ".join([path.name, *done, target + source, "features of mean 0 and deviation 1."])
+
     if names is None:
         targets = np.asarray(y, np.float64).reshape(len(y), -1)
         return Dataset(x.astype(np.float32), standardized(targets).astype(np.float32), path.name,
-                       words)  # fmt: skip
+                       words("a regression of numbers"))  # fmt: skip
     labels = np.searchsorted(names, y).astype(np.int32)
     shown = tuple(str(int(name)) if names.dtype.kind == "f" else str(name) for name in names)
-    return Dataset(x.astype(np.float32), labels, path.name, words, len(names), shown)
+    rows = [f"{name!r} {count}" for name, count in zip(shown, np.bincount(labels), strict=True)]
+    classes = f"{len(names)} classes"
+    classes += f" ({', '.join(rows)})" if len(rows) <= SHOWN_CLASSES else ""
+    return Dataset(x.astype(np.float32), labels, path.name, words(classes), len(names), shown)
 
 
 def load_whole(name: str, *, drop_missing: bool = False, one_hot: bool = False) -> Dataset:
@@ -149,8 +159,8 @@ class _Cells(NamedTuple):
 
 def _from_csv(
     path: Path, done: list[str], *, drop_missing: bool, one_hot: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Features and labels; what was done to the rows and columns is added to `done`."""
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """Features, labels and the column of these; what was done to the others is added to `done`."""
     table = _read_csv(path)
     if drop_missing:
         total = len(table.rows)
@@ -177,8 +187,7 @@ def _from_csv(
         columns = f"{encoded} column{'' if encoded == 1 else 's'} of words"
         done.append(f"{columns} as {width} indicators" if encoded else "no column of words")
     labels = last_column(path, table.lines, [row[-1] for row in table.rows])
-    done.append(f"labels or targets from {table.column(len(table.rows[0]) - 1)}")
-    return np.concatenate(parts, axis=1), labels
+    return np.concatenate(parts, axis=1), labels, table.column(len(table.rows[0]) - 1)
 
 
 def read_rows(path: Path) -> list[tuple[int, list[str]]]:

@@ -226,7 +226,9 @@ def _selected(settings: Settings, dataset: Dataset, key: Array) -> tuple[Dataset
     whole = len(dataset) if settings.classes is None else len(select(dataset, **chosen))
     if len(found) == whole:
         return found, known
-    words = f"{len(found)} of {whole} rows: {each} a class; --samples-per-class all keeps them"
+    words = (
+        f"{len(found)} of {whole} rows: at most {each} a class; --samples-per-class all keeps them"
+    )
     return found, f"{known} {words}"
 
 

@@ -236,12 +236,22 @@ def test_rows_with_gaps_are_dropped_and_words_become_indicators(tmp_path):
     found = load_table(write(tmp_path, MIXED), drop_missing=True, one_hot=True)
     assert found.y.tolist() == [0, 1, 1, 0]
     words = "own.csv, 3 of 7 rows with missing values dropped, 2 columns of words as 5 indicators, "
-    words += "labels or targets from column 4 ('kind'), "
+    words += "2 classes ('a' 2, 'b' 2) from column 4 ('kind'), "
     assert found.description == words + "features of mean 0 and deviation 1."
     columns = [[1, 2, 4, 7], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
     plain = np.array(columns, float).T
     expected = (plain - plain.mean(axis=0)) / plain.std(axis=0)
     np.testing.assert_allclose(found.x, expected, rtol=1e-6)  # float32
+
+
+def test_the_last_column_is_said_to_be_what_it_is_taken_for(tmp_path):
+    """A label elsewhere, or a word spelt in two ways, would otherwise go unseen."""
+    first = load_table(write(tmp_path, "risk,sleep\n0,7.25\n1,6.5\n0,8.0\n"))
+    assert "a regression of numbers from column 2 ('sleep')" in first.description
+    odd = load_table(write(tmp_path, "1,low\n2,Low\n3,high\n4,low\n"))
+    assert "3 classes ('Low' 1, 'high' 1, 'low' 2) from column 2, " in odd.description
+    many = load_table(write(tmp_path, "".join(f"{i},{'abcdefg'[i]}\n" for i in range(7))))
+    assert "own.csv, 7 classes from column 2, " in many.description
 
 
 def test_options_that_find_nothing_to_do(tmp_path):

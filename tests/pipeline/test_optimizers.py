@@ -124,12 +124,15 @@ def test_rows_of_a_table_that_are_left_out_are_told(tmp_path):
     settings = Settings(data=str(file), samples_per_class=8)
     task = build_task(settings)
     assert task.note is not None
-    assert task.note.endswith("16 of 40 rows: 8 a class; --samples-per-class all keeps them")
+    assert task.note.endswith(
+        "16 of 40 rows: at most 8 a class; --samples-per-class all keeps them"
+    )
     assert str(task).splitlines() == [task.description, task.note]
     for each in (None, 30):
         whole = build_task(dataclasses.replace(settings, samples_per_class=each))
         assert whole.note is not None
-        assert whole.note.startswith("own.csv, labels or targets from column 3, features of mean 0")
+        words = "own.csv, 2 classes ('a' 30, 'b' 10) from column 3, features of mean 0"
+        assert whole.note.startswith(words)
         assert "rows" not in whole.note
     one = dataclasses.replace(settings, classes=(1, 0), samples_per_class=30)
     assert "rows" not in str(build_task(one).note)
