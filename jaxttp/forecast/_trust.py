@@ -205,4 +205,4 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
             f"crosses the edge of stability by step {path.edge_at}: a real training oscillates "
             f"there, and this is the mean path; {line}"
         )
-    return f"{line}; a smaller tolerance or a shorter horizon would be surer"
+    return f"{line}; a smaller tolerance builds more kernels"

@@ -258,7 +258,9 @@ class Prediction:
 
     def __str__(self) -> str:
         batch = self.hyperparameters.get("batch_size")
-        drawn = f", one draw of batches of {batch}" if batch and self.dynamics != "sde" else ""
+        drawn = ""
+        if batch and self.dynamics != "sde":
+            drawn = f", one draw of batches of {batch} (± is about that draw)"
         total = self.hyperparameters.get("total_samples")
         drawn += f", for {total:,} samples, read off {self.outputs.shape[1]:,}" if total else ""
         lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}{drawn}"]

@@ -28,7 +28,8 @@ class Noisy(OneKernel):
             SDE itself when None.
 
     Raises:
-        ValueError: an unknown noise, no path, a centre with draws of its own.
+        ValueError: an unknown noise, no path, a centre with draws of its own; when it is followed,
+            momentum whose effective rate diverges where heavy-ball descent does not.
 
     Example:
         >>> from jaxttp.forecast import Relinearized
@@ -59,6 +60,7 @@ class Noisy(OneKernel):
 
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
+        _check_effective_rate(lines, descent)
         problem, centre = lines.problem, None
         if self.centre is not None:
             centre = self.centre.follow(lines, descent.full)
@@ -102,3 +104,17 @@ class Noisy(OneKernel):
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
         return {} if self.centre is None else self.centre.plain_values()
+
+
+def _check_effective_rate(lines: Linearizer, descent: Descent) -> None:
+    """Refuse a rate at which the diffusion would diverge and heavy-ball descent does not."""
+    rate, momentum = descent.learning_rate, descent.momentum
+    assert rate is not None  # checked
+    effective = rate / (1.0 - momentum)
+    if momentum and effective > lines.limit and rate < lines.momentum_limit(momentum):
+        raise ValueError(
+            f"dynamics='sde' follows momentum by the effective rate eta/(1 - m) = {effective:.3g}, "
+            f"which is beyond the limit {lines.limit:.3g} of plain descent, while momentum keeps "
+            f"eta = {rate:g} stable: its bands would be those of another training. Use "
+            "dynamics='recursion', with several keys for several draws, or a lower rate."
+        )
