@@ -282,7 +282,8 @@ def _is_column_of_words(table: _Cells, index: int, cells: list[str]) -> bool:
         raise ValueError(
             f"data={str(table.path)!r}: line {table.lines[first]}, {table.column(index)} holds "
             f"{cells[first]!r}, while {len(cells) - len(words)} of {len(cells)} rows hold a "
-            "number; features must be finite numbers, or all words."
+            "number; features must be finite numbers, or all words. Write a number, or empty "
+            "the cell and leave such rows out (drop_missing=True; --drop-missing)."
         )
     return True
 
