@@ -183,7 +183,7 @@ def test_cells_of_a_table_are_mended_and_that_is_said(tmp_path):
     assert task.x.shape == (4, 3)
     assert "1 of 5 rows with missing values dropped" in task.note
     few = dict(drop_missing=True, one_hot=True, samples_per_class=1)
-    assert "2 of 4 rows: 1 a class" in build_task(Settings(data=str(path), **few)).note
+    assert "2 of 4 rows: at most 1 a class" in build_task(Settings(data=str(path), **few)).note
     for name in ("drop_missing", "one_hot"):
         with pytest.raises(ValueError, match=f"^{name}=True does nothing here: it is for a CSV"):
             build_task(Settings(data="wine", **{name: True}))
@@ -216,7 +216,7 @@ def test_texts_for_a_language_model(tmp_path):
     assert sorted(task.y.tolist()) == [0, 0, 1, 1]
     assert str(task).startswith(
         "bert (bert) with a fresh head on own.csv, up to 7 tokens, 4 samples, cross_entropy\n"
-        "own.csv, texts of up to 7 tokens. 4 of 12 rows: 2 a class"
+        "own.csv, texts of up to 7 tokens. 4 of 12 rows: at most 2 a class"
     )
     head = build_task(dataclasses.replace(asked, trainable="head", max_length=5))
     assert sorted(head.model.params) == ["head/bias", "head/kernel"]
