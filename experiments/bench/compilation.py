@@ -41,7 +41,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "recursion": {"relinearize": 0},
     "gradient flow": {"dynamics": "ode"},
     "4 kernels": {"relinearize": 4},
-    "SDE": {"dynamics": "sde", "batch_size": 20, "relinearize": 0},
+    "SDE": {"dynamics": "sde", "batch_size": 20, "relinearize": 0, "momentum": 0.0},
     "weight space": {"dynamics": "weight_space"},
 }
 
@@ -57,8 +57,8 @@ def main() -> None:
         lines = []
         for i, (rate, momentum) in enumerate(((0.5, 0.9), (0.4, 0.8))):
             key = {"key": jax.random.key(i)} if "batch_size" in options else {}
-            lines.append(measured(job, learning_rate=rate, momentum=momentum, steps=200,
-                                  **options, **key))  # fmt: skip
+            common = {"learning_rate": rate, "momentum": momentum, "steps": 200, **key}
+            lines.append(measured(job, **(common | options)))
         (count, compiling, whole), (again, _, second) = lines
         print(
             f"| {name} | {count} | {compiling:.2f} s | {whole:.2f} s | {again} | {second:.3f} s |"
