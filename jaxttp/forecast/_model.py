@@ -5,7 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
+from jaxttp._checks import is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import as_rows
 from jaxttp.ntk._select import select_leaves
@@ -62,14 +65,20 @@ def promote(params: Params, trainable: Any = None) -> tuple[Params, tuple[str, .
     names = dict.fromkeys(jnp.result_type(a).name for a, is_so in zip(leaves, coarse, strict=True)
                           if is_so)  # fmt: skip
     pairs = zip(leaves, coarse, strict=True)
-    wide = [jnp.asarray(leaf, jnp.float32) if is_so else leaf for leaf, is_so in pairs]
+    wide = [_widened(leaf) if is_so else leaf for leaf, is_so in pairs]
     return jax.tree.unflatten(treedef, wide), (f"parameters promoted from {' and '.join(names)}",)
 
 
 def promote_samples(x: Any) -> Any:
     """Samples in half precision as float32, which goes with parameters that were promoted."""
-    wide = lambda leaf: jnp.asarray(leaf, jnp.float32) if _is_coarse(leaf) else leaf  # noqa: E731
-    return jax.tree.map(wide, x)
+    return jax.tree.map(lambda leaf: _widened(leaf) if _is_coarse(leaf) else leaf, x)
+
+
+def _widened(leaf: Any) -> Array:
+    """In float32; on CPUs by NumPy, since XLA converts no float16 where the CPU does not (F16C)."""
+    if is_concrete(leaf) and jax.default_backend() == "cpu":
+        return jax.device_put(np.asarray(leaf).astype(np.float32))
+    return jnp.asarray(leaf, jnp.float32)
 
 
 def warn_of(notes: tuple[str, ...]) -> None:
