@@ -16,8 +16,10 @@ from jaxttp._samples import count, shape_words, take
 from jaxttp._types import ApplyFn, Params, noted, notes_of
 from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
 
-FEW, WHOLE = 8, 1024
-"""Samples that tell whether outputs mix them; of whole batches at most."""
+FEW = 8
+"""Samples that tell whether outputs mix them."""
+WHOLE = 2**26
+"""Bytes of samples of which copies are made, to spare a program for few of them."""
 TOKENS = (
     " For outputs over tokens (N, T, V) give jaxttp.flatten_tokens(apply_fn); one label a sequence "
     "goes with jaxttp.label_words(apply_fn, ids), the logits of a few words at the last token."
@@ -155,7 +157,7 @@ def check_per_sample(
     x: Any,
     name: str = "apply_fn",
     *,
-    evaluate: Callable[[Params, Any], Array] | None = None,
+    evaluated: tuple[Callable[[Params, Any], Array], Array] | None = None,
 ) -> None:
     """Raise `ValueError` unless outputs are (N, C) and each depends on its own sample alone.
 
@@ -174,8 +176,8 @@ def check_per_sample(
         params: its parameters.
         x: inputs (N, ...).
         name: what the messages call `apply_fn`.
-        evaluate: `apply_fn`, compiled, where all of `x` goes through it anyway: then k is N, up to
-            1,024 samples, and nothing more is compiled.
+        evaluated: `apply_fn`, compiled, and what it gives for `x`, where that is at hand: then k is
+            N, for samples of up to 64 MiB, and nothing more is compiled.
 
     Raises:
         TypeError: see `output_shape`.
@@ -194,12 +196,13 @@ def check_per_sample(
     if rows < 2 or not all(map(_is_at_hand, jax.tree.leaves((params, x)))):
         return
     with values_known():
-        size = rows if evaluate is not None and rows <= WHOLE else min(rows, FEW)
-        forward = jax.jit(quick(apply_fn)) if evaluate is None or size < rows else evaluate
-        batch, copies, alike = _first_rows(x, size)
+        is_small = sum(leaf.nbytes for leaf in jax.tree.leaves(x)) <= WHOLE
+        given = evaluated if is_small else None
+        batch, copies, alike = _first_rows(x, min(rows, FEW) if given is None else rows)
         if bool(alike):
             return
-        outputs = forward(params, batch)
+        forward = jax.jit(quick(apply_fn)) if given is None else given[0]
+        outputs = forward(params, batch) if given is None else given[1]
         if not is_concrete(outputs):  # `apply_fn` itself closes over traced values
             return
         seen, alone = np.asarray(outputs), np.asarray(forward(params, copies))

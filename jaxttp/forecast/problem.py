@@ -137,8 +137,8 @@ class Problem:
                 )
             test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, beside)
         evaluate = compile_network(apply_fn)[0]
-        check_per_sample(apply_fn, params, x, evaluate=evaluate)
         f0 = evaluate(params, x)
+        check_per_sample(apply_fn, params, x, evaluated=(evaluate, f0))
         check_finite("apply_fn(params, x)", f0)
         if x_test is not None:
             test |= {"x_test": x_test, "f0_test": evaluate(params, x_test)}

@@ -224,10 +224,14 @@ class Dynamics(abc.ABC):
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
         """The largest stable rate, and every step's rate beside its own where that is known."""
+        limit = self.limit(lines, descent.momentum)
         if descent.learning_rate is None:
-            return lines.limit, None
-        limit = lines.momentum_limit(descent.momentum)
+            return limit, None
         return limit, constant_rate(descent.learning_rate, limit)
+
+    def limit(self, lines: Linearizer, momentum: float) -> float:
+        """The largest stable rate of gradient descent with this momentum."""
+        return lines.momentum_limit(momentum)
 
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
         """The one verdict: representable, never above twice its start, no rate beyond its limit."""

@@ -5,7 +5,6 @@ import dataclasses
 from jaxttp._types import Params
 from jaxttp.dynamics.stability import OPERATOR_STEPS, operator_curvature, rate_limit
 from jaxttp.dynamics.weight_space import check_stepping, weight_space
-from jaxttp.forecast._stability import Rates, constant_rate
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
 from jaxttp.losses import Loss
@@ -45,20 +44,15 @@ class WeightSpace(Dynamics):
             gradient_evaluations=2 * descent.steps, witness=found.trust,
         )  # fmt: skip
 
-    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+    def limit(self, lines: Linearizer, momentum: float) -> float:
         """See `Dynamics`; of many outputs by products with a kernel that is not formed."""
         problem = lines.problem
         if problem.f0.size <= FORMED:
-            return super().rates(lines, descent)
-        operator = ntk_operator(
-            problem.network, problem.weights, problem.x, batch_size=descent.batch_size
-        )
+            return super().limit(lines, momentum)
+        operator = ntk_operator(problem.network, problem.weights, problem.x)
         curvature = operator_curvature(operator, problem.f0, problem.targets, problem.loss)
-        limit = float(rate_limit(curvature, descent.momentum))
         lines.passes += 2 * (OPERATOR_STEPS + 1)
-        if descent.learning_rate is None:
-            return limit, None
-        return limit, constant_rate(descent.learning_rate, limit)
+        return float(rate_limit(curvature, momentum))
 
     def trust(self, path: Path, rule: Rule) -> str | None:
         """See `Dynamics`."""
