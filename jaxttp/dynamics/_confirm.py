@@ -8,11 +8,11 @@ from jaxttp._checks import is_concrete
 from jaxttp._types import Params
 from jaxttp.dynamics._course import Ahead, Course, State, combine, run_to
 from jaxttp.dynamics._network import compile_network
-from jaxttp.dynamics._pieces import better, loss_value, more_drift, row_of, zeros
+from jaxttp.dynamics._pieces import better, loss_value, more_defect, row_of, zeros
 from jaxttp.dynamics._segment import Chord, Knot, Run
 
 SWEEPS = 3
-"""How often at most a segment is done again with the defect at its end as a drift.
+"""How often at most a segment is done again with the defect at its end.
 
 The defect is what the network says there beyond what the kernels do. Along stiff directions
 training would have contracted it at once; added to the outputs afterwards it would stay.
@@ -42,14 +42,14 @@ def confirm(
     course: Course, state: State, ahead: Ahead, far: Far, run: Run
 ) -> tuple[State, Run, Params, Array]:
     """Do a segment again until the network agrees at its end; the weights and outputs there."""
-    start, end = state.start, ahead.end
+    end = ahead.end
     state, weights, f = _end_of(course, state, far, run)
-    drift = zeros(f.shape, f.dtype)
+    defect = zeros(f.shape, f.dtype)
     for _ in range(SWEEPS):
         if _is_small(course, state, f, run, end):
             break
-        drift = more_drift(drift, f, run.train, start, end)
-        state, again = run_to(course, state, far.knots, ahead.products, far.line, end, drift)
+        defect = more_defect(defect, f, run.train, end)
+        state, again = run_to(course, state, far.knots, ahead.products, far.line, end, defect)
         state, new_weights, new_f = _end_of(course, state, far, again)
         run, weights, f = better((run, weights, f), (again, new_weights, new_f), end)
     return state, run, weights, f

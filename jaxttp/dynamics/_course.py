@@ -171,17 +171,17 @@ def run_to(
     products: Array,
     line: Chord | Array | None,
     end: int,
-    drift: Array | None = None,
+    defect: Array | None = None,
 ) -> tuple[State, Run]:
     """A run from where the path is to step `end`; the path itself stays as it is."""
     here = state.here
-    drift = zeros(here.f.shape, here.f.dtype) if drift is None else drift
+    defect = zeros(here.f.shape, here.f.dtype) if defect is None else defect
     runner = run_segment
     if course.indices is not None and all(isinstance(k.kernel, Factored) for k in knots):
         runner = run_batches
     run = inlined(runner, course.optimizer)(
         course.optimizer, course.loss, knots, here, products, line, state.start, end, state.train,
-        course.targets, course.indices, drift,
+        course.targets, course.indices, defect,
         record=state.beside is not None,
     )  # fmt: skip
     return state._replace(run=state.run + end - state.start), run

@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Array
 
 from jaxttp.dynamics._edge import Damping
-from jaxttp.dynamics._segment import Chord, Knot, Run, Start, begin, share
+from jaxttp.dynamics._segment import Chord, Knot, Run, Start, begin, risen, share
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes, slots
 from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
@@ -39,13 +39,13 @@ def run_batches(
     train: Array,
     targets: Array,
     indices: Array,
-    drift: Array,
+    defect: Array,
     record: bool = False,
 ) -> Run:
     """`run_segment` where there are batches and all kernels are factored."""
     ends = (knots[0], knots[-1])
     folded = [[_fold(_factors(knot), end.damping) for end in ends] for knot in knots]
-    space = _Space(knots, folded, here.f, drift, start)
+    space = _Space(knots, folded, here.f, defect, start, end)
     shape, count, dtype = here.f.shape, len(here.vectors), train.dtype
     size, rows = here.f.size, 2 * here.f.size + len(here.vectors)
     # One kernel sees what both knots' gradients came to; two see each of them.
@@ -100,15 +100,17 @@ class _Space(NamedTuple):
         knots: with factored kernels.
         folded: by knot and by the knot whose damping it is, see `_fold`.
         f: outputs where the segment starts (N, C).
-        drift: added to them at every step.
+        defect: what comes up of them by the segment's end, see `risen`.
         start: the step.
+        end: its last.
     """
 
     knots: list[Knot]
     folded: list[list[Array | None]]
     f: Array
-    drift: Array
+    defect: Array
     start: Array
+    end: Array
 
     def outputs(self, steps: Array, at: list[Array], batch: Array | None) -> Array:
         """Outputs (S, B C) on a batch or, with None, on all samples.
@@ -123,8 +125,8 @@ class _Space(NamedTuple):
         def of(values: Array) -> Array:
             return values if batch is None else _picked(values, batch, shape[1])
 
-        since = (steps - self.start).astype(self.f.dtype)[:, None]
-        f = of(self.f.reshape(-1))[None] + since * of(self.drift.reshape(-1))[None]
+        part = risen(steps, self.start, self.end, self.f.dtype)[:, None]
+        f = of(self.f.reshape(-1))[None] + part * of(self.defect.reshape(-1))[None]
         count = len(self.knots)
         for knot, moved, carried in zip(self.knots, at[:count], at[count:], strict=True):
             f = f + jnp.dot(moved, of(_factors(knot).rows).T, precision="highest")

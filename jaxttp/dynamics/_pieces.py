@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import all_finite, is_concrete
 from jaxttp._types import Params
-from jaxttp.dynamics._segment import Run, gram
+from jaxttp.dynamics._segment import Run, gram, risen
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
@@ -98,8 +98,8 @@ def loss_value(loss: Loss, f: Array, targets: Array) -> Array:
 
 
 @jax.jit
-def more_drift(drift: Array, f: Array, path: Array, start: Any, end: Any) -> Array:
-    return drift + (f - path[end]) / (end - start)
+def more_defect(defect: Array, f: Array, path: Array, end: Any) -> Array:
+    return defect + (f - path[end])
 
 
 def better(
@@ -127,8 +127,7 @@ def settle(
     """Train, provisional, diverged_at and the outputs at the end of an accepted segment.
 
     The outputs of the segment are brought to those of the network at its end without a jump: a
-    jump at the horizon alone would move every training time that is near it. The defect is taken
-    to come up evenly in time (measured: better than along the chord).
+    jump at the horizon alone would move every training time that is near it (see `risen`).
     """
     ts = jnp.arange(found.shape[0])
     inside = ((ts > start) & (ts <= end))[:, None, None]
@@ -136,7 +135,7 @@ def settle(
     diverged_at = jnp.where(alive & (run.diverged_at >= 0), run.diverged_at, diverged_at)
     good = (diverged_at < 0) & jnp.all(jnp.isfinite(f))
     f = jnp.where(good, f, run.train[end])
-    part = (ts - start).astype(f.dtype)[:, None, None] / (end - start)
+    part = risen(ts, start, end, f.dtype)[:, None, None]
     train = jnp.where(inside, run.train + part * (f - run.train[end])[None], run.train)
     return train, jnp.where(inside, found, provisional), diverged_at, f
 

@@ -128,7 +128,7 @@ def run_segment(
     train: Array,
     targets: Array,
     indices: Array | None,
-    drift: Array,
+    defect: Array,
     record: bool = False,
 ) -> Run:
     """One segment of the recursion, from step `start` to `end`, compiled once for all segments.
@@ -139,9 +139,9 @@ def run_segment(
     order; the chord is truer on a long segment, of which most is covered in the first steps).
     `line` may be the shares themselves (T + 1,), of another path between the same knots. An update
     made at tau of gradients met earlier moves the outputs by J(tau) J(earlier)^T, for which the
-    mean of both kernels stands, exact to second order in its symmetric part. `drift` (N, C) is
-    added to the outputs at every step: what the linearisation was found to miss. With `record` the
-    updates are kept, for `follow_beside`.
+    mean of both kernels stands, exact to second order in its symmetric part. `defect` (N, C) is
+    what the linearisation was found to miss at the segment's end; it comes up on the way there (see
+    `risen`), so that the steps feel it. With `record` the updates are kept, for `follow_beside`.
     """
     ends = (knots[0], knots[-1])
     shape, count, dtype = here.f.shape, len(here.vectors), train.dtype
@@ -157,7 +157,8 @@ def run_segment(
         split = [(1 - tau) * near, tau * far, jnp.zeros(count, dtype)]
         updates, after = optimizer.update(jnp.concatenate(split), state, weights)
         updates, state = jnp.asarray(updates, dtype), keep_dtypes(after, state)
-        new_f = f + _move(knots, updates, tau, shape) + drift
+        comes = risen(t + 1, start, end, dtype) - risen(t, start, end, dtype)
+        new_f = f + _move(knots, updates, tau, shape) + comes * defect
         if len(knots) == 1:  # it is asked for ahead only, and shares the product of the move
             length = length.at[t + 1].set(_length(knots[0], products, updates, shape))
         weights = jnp.asarray(optax.apply_updates(weights, updates))
@@ -213,6 +214,14 @@ def share(
     return jnp.where(line.size > 0, jnp.clip(come / safe, *OVERSHOOT), timed)
 
 
+def risen(t: Array, start: Array, end: Array, dtype: Any) -> Array:
+    """How much of a segment's defect there is at step t, as a share of that at its end.
+
+    What a linearisation misses grows at least as the square of the way.
+    """
+    return jnp.asarray(((t - start) / (end - start)) ** 2, dtype)
+
+
 @jax.jit
 def follow_beside(
     knots: list[Knot],
@@ -232,8 +241,8 @@ def follow_beside(
         path: outputs up to there (T + 1, M, C).
         start: the segment's first step.
         end: its last.
-        arrived: what the network says at its end (M, C); what the kernels miss of it is taken to
-            come up evenly in time, as for the training samples. None where that is not known.
+        arrived: what the network says at its end (M, C); what the kernels miss of it comes up as
+            for the training samples. None where that is not known.
     """
     assert run.moves is not None  # it was recorded
     ts, limit = jnp.arange(path.shape[0]), output_limit(path.dtype)
@@ -244,7 +253,7 @@ def follow_beside(
     moved = jnp.where(jnp.isnan(moved), begun, jnp.clip(moved, -limit, limit))
     if arrived is not None:
         arrived = jnp.where(jnp.all(jnp.isfinite(arrived)), arrived, moved[end])
-        part = (ts - start).astype(f.dtype)[:, None, None] / (end - start)
+        part = risen(ts, start, end, f.dtype)[:, None, None]
         moved = moved + part * (arrived - moved[end])[None]
     return jnp.where(((ts > start) & (ts <= end))[:, None, None], moved, path)
 

@@ -51,7 +51,7 @@ OPTIMIZERS = {
      ("decay", "auto")],
 )  # fmt: skip
 def test_it_is_the_dual_recursion(name, rebuilds, monkeypatch):
-    """With damping, carried velocities, drifts, test samples and everything."""
+    """With damping, carried velocities, defects, test samples and everything."""
 
     def follow():
         return relinearized(
@@ -63,11 +63,12 @@ def test_it_is_the_dual_recursion(name, rebuilds, monkeypatch):
     found = follow()
     monkeypatch.setattr(_course, "run_batches", run_segment)
     expected = follow()
-    # Both add the same products in another order; a loop of 40 steps beyond the edge multiplies
-    # the roundings of 1e-16 by a few thousands.
+    # Both add the same products in another order; beyond the edge outputs are driven apart in every
+    # step, which makes 1e-8 of roundings of 1e-15 within 20 of them.
+    close = 1e-6 if name == "beyond the edge" else 1e-9
     for name_ in ("train", "test", "provisional", "loss", "loss_uncertainty"):
         one, two = (np.asarray(getattr(each, name_)) for each in (found, expected))
-        np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-9, err_msg=name_)
+        np.testing.assert_allclose(one, two, rtol=close, atol=close, err_msg=name_)
     assert found.ends == expected.ends
     assert int(found.diverged_at) == int(expected.diverged_at)
     assert found.left_at == expected.left_at
