@@ -37,6 +37,11 @@ def option(panel: str, words: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=words, rich_help_panel=panel, **more)
 
 
+def flag(panel: str, words: str, *names: str) -> Any:
+    """A switch of a group of the help, which needs no word for its type."""
+    return option(panel, words, *names, metavar="")
+
+
 def panel_of(annotation: Any) -> str:
     """The group that an annotated option stands in."""
     return annotation.__metadata__[0].rich_help_panel
@@ -202,12 +207,12 @@ TASK: dict[str, Declared] = {
     ),
     "drop_missing": Declared(
         Annotated[
-            bool, option("Task", "Leave out rows of a CSV with empty cells.", "--drop-missing")
+            bool, flag("Task", "Leave out rows of a CSV with empty cells.", "--drop-missing")
         ],
         False,
     ),
     "one_hot": Declared(
-        Annotated[bool, option("Task", "Make indicators of words in a CSV.", "--one-hot")], False
+        Annotated[bool, flag("Task", "Make indicators of words in a CSV.", "--one-hot")], False
     ),
     "loss": Declared(
         Annotated[
@@ -230,7 +235,7 @@ TRAINING: dict[str, Declared] = {
         Annotated[float, option("Training", "Heavy-ball, from 0 to below 1.")], 0.0
     ),
     "nesterov": Declared(
-        Annotated[bool, option("Training", "Make the momentum Nesterov's.", "--nesterov")], False
+        Annotated[bool, flag("Training", "Make the momentum Nesterov's.", "--nesterov")], False
     ),
     "optimizer": Declared(
         Annotated[
@@ -315,11 +320,11 @@ FORECAST: dict[str, Declared] = {
     "total_samples": Declared(
         Annotated[int | None, option("Forecast", "Samples trained on (default: those drawn).")]
     ),
-    "seconds": Declared(Annotated[bool, option("Forecast", "Time a step on this device.")], True),
+    "seconds": Declared(Annotated[bool, flag("Forecast", "Time a step on this device.")], True),
     "verify": Declared(
         Annotated[
             bool,
-            option("Forecast", "Also train for real, beside the forecast.", "--verify"),
+            flag("Forecast", "Also train for real, beside the forecast.", "--verify"),
         ],
         False,
     ),
@@ -332,25 +337,25 @@ OUTPUT: dict[str, Declared] = {
         ]
     ),
     "as_json": Declared(
-        Annotated[bool, option("Output", "Print the result as JSON, no table.", "--json")], False
+        Annotated[bool, flag("Output", "Print the result as JSON, no table.", "--json")], False
     ),
     "quiet": Declared(
         Annotated[
             bool,
-            option("Output", "No progress, no table: files, JSON, errors.", "--quiet", "-q"),
+            flag("Output", "No progress, no table: files, JSON, errors.", "--quiet", "-q"),
         ],
         False,
     ),
     "verbose": Declared(
         Annotated[
-            bool, option("Output", "Say what is done and how long it takes.", "--verbose", "-v")
+            bool, flag("Output", "Say what is done and how long it takes.", "--verbose", "-v")
         ],
         False,
     ),
     "no_cache": Declared(
         Annotated[
             bool,
-            option("Output", "Compile anew: neither use nor keep programs.", "--no-cache"),
+            flag("Output", "Compile anew: neither use nor keep programs.", "--no-cache"),
         ],
         False,
     ),

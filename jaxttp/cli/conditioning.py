@@ -9,7 +9,7 @@ from rich.table import Table
 
 from jaxttp.cli._options import Given, because, takes
 from jaxttp.cli._shell import parse_numbers, write_json
-from jaxttp.cli._vocabulary import FORECAST, GOALS, TRAINING, option
+from jaxttp.cli._vocabulary import FORECAST, GOALS, TRAINING, flag, option
 
 
 @takes(
@@ -38,9 +38,9 @@ def conditioning(
     width: Annotated[int, option("Task", "Hidden units.")] = 100,
     skip: Annotated[float, option("Task", "Weight of the skips of linear.")] = 0.0,
     alpha: Annotated[float, option("Task", "Negative slope of leaky_relu.")] = 0.01,
-    whiten: Annotated[bool, option("Task", "Centre and whiten the inputs.")] = True,
+    whiten: Annotated[bool, flag("Task", "Centre and whiten the inputs.")] = True,
     batch_norm: Annotated[
-        bool, option("Task", "Frozen batch norm in linear.", "--batch-norm")
+        bool, flag("Task", "Frozen batch norm in linear.", "--batch-norm")
     ] = False,
     accuracy: Annotated[float, option("Goals", "Of the steps that gradient descent needs.")] = 0.01,
     sweep: Annotated[
