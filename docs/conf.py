@@ -27,9 +27,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "myst_nb",
     "sphinx_copybutton",
-    "docstrings",
-    "reference",
-    "pages",
+    "extension",
 ]
 
 # What is read.

@@ -1,4 +1,4 @@
-"""`.. public:: jaxttp.ntk`: everything that is public there, module by module, from docstrings.
+"""What is public, and on which page of the reference it stands.
 
 A name is documented once: under its shortest public path, in the section of the module that
 defines it, on the page of that module's package. `PAGES` says which page has which packages; a
@@ -6,6 +6,7 @@ test holds it against the folders.
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -13,11 +14,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
-from docutils.statemachine import StringList
-from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
-from sphinx.util.nodes import nested_parse_with_titles
+from rst import escape
 
 PAGES = {
     "forecast": ("jaxttp.forecast", "jaxttp.forecast.paths"),
@@ -44,6 +41,7 @@ PAGES = {
 PACKAGES = tuple(package for packages in PAGES.values() for package in packages)
 
 
+@functools.cache
 def exported(package: str) -> dict[str, Any]:
     """What a package shows to users: `__all__`, or what it imports under its own name."""
     module = importlib.import_module(package)
@@ -73,9 +71,18 @@ def public_path(package: str, name: str, value: Any) -> str:
     if exported("jaxttp").get(name) is value:
         return f"jaxttp.{name}"
     for other in sorted(PACKAGES, key=lambda one: one.count(".")):
-        if other.count(".") < package.count(".") and exported(other).get(name) is value:
+        if other.count(".") <= package.count(".") and exported(other).get(name) is value:
             return f"{other}.{name}"
     return f"{package}.{name}"
+
+
+@functools.cache
+def assigned(module: str) -> frozenset[str]:
+    """The names that a module assigns."""
+    tree = ast.parse(Path(inspect.getfile(importlib.import_module(module))).read_text())
+    targets = [t for n in tree.body if isinstance(n, ast.Assign) for t in n.targets]
+    targets += [n.target for n in tree.body if isinstance(n, ast.AnnAssign)]
+    return frozenset(t.id for t in targets if isinstance(t, ast.Name))
 
 
 def home(package: str, name: str, value: Any) -> str:
@@ -83,15 +90,11 @@ def home(package: str, name: str, value: Any) -> str:
     module = getattr(value, "__module__", None)
     if module and module.startswith("jaxttp"):
         return module
-    for one in submodules(package):
-        tree = ast.parse(Path(inspect.getfile(importlib.import_module(one))).read_text())
-        targets = [t for n in tree.body if isinstance(n, ast.Assign) for t in n.targets]
-        targets += [n.target for n in tree.body if isinstance(n, ast.AnnAssign)]
-        if any(isinstance(t, ast.Name) and t.id == name for t in targets):
-            return one
-    return package
+    found = [one for one in submodules(package) if name in assigned(one)]
+    return found[0] if found else package
 
 
+@functools.cache
 def submodules(package: str) -> list[str]:
     """The modules of a package, but not those of its packages, the private ones last."""
     module = importlib.import_module(package)
@@ -110,8 +113,6 @@ def page_package(module: str) -> str | None:
 
 def first_line(value: Any) -> str:
     """What a docstring begins with."""
-    from docstrings import escape
-
     text = (inspect.getdoc(value) or "").strip().split("\n\n")[0]
     return escape(" ".join(text.split())) if callable(value) else ""
 
@@ -133,55 +134,32 @@ def documented(path: str, value: Any) -> list[str]:
 def page(package: str) -> list[str]:
     """A package as reStructuredText: its docstring, a table of its names, then every module."""
     names = exported(package)
-    lines = [f".. automodule:: {package}", "   :no-members:", ""]
+    lines = [] if package == "jaxttp" else [f".. automodule:: {package}", "   :no-members:", ""]
     if package.removeprefix("jaxttp.") in exported("jaxttp"):  # a function of the same name
         lines.insert(2, "   :no-index:")
     lines += [".. list-table::", "   :widths: 35 65", "   :class: names", ""]
     by_home: dict[str, list[tuple[str, Any]]] = {}
-    for name, value in names.items():
+    for name, value in sorted(names.items(), key=lambda item: item[0].lower()):
         path = public_path(package, name, value)
-        lines += [f"   * - :py:obj:`{name} <{path}>`", f"     - {first_line(value) or 'Data.'}"]
+        text = first_line(value) or "Data."
+        lines += [f"   * - :py:obj:`{name} <{path}>`", f"     - {text}"]
         by_home.setdefault(home(package, name, value), []).append((path, value))
     lines.append("")
-    modules = [m for m in submodules(package) if "._" not in m or m in by_home]
-    for module in [package, *modules]:
-        members = by_home.get(module, [])
-        if module == package:
+    here = [*by_home.pop(package, [])]
+    modules = [] if package == "jaxttp" else submodules(package)
+    for one in [m for m in by_home if m not in modules and page_package(m) is None]:
+        here += [(p, v) for p, v in by_home[one] if p.rpartition(".")[0] == package]
+    lines += [line for path, value in here for line in documented(path, value)]
+    for module in modules:
+        if module in by_home or "._" not in module:
+            members = by_home.get(module) or own(module)
+            lines += section(module.rpartition(".")[2].lstrip("_"), 1)
+            lines += [f".. automodule:: {module}", "   :no-members:", "   :no-index:", ""]
             lines += [line for path, value in members for line in documented(path, value)]
-            continue
-        if not members:
-            members = _own(module)
-        title = module.rpartition(".")[2].lstrip("_")
-        lines += section(title, 1)
-        lines += [f".. automodule:: {module}", "   :no-members:", "   :no-index:", ""]
-        lines += [line for path, value in members for line in documented(path, value)]
     return lines
 
 
-def _own(module: str) -> list[tuple[str, Any]]:
+def own(module: str) -> list[tuple[str, Any]]:
     """What a module defines that its package does not show: under its own path."""
     found = vars(importlib.import_module(module))
     return [(f"{module}.{n}", v) for n, v in found.items() if _is_of(v, module, n) and callable(v)]
-
-
-class Public(SphinxDirective):
-    """The directive."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        """Parses what `page` writes."""
-        package = self.arguments[0]
-        lines = page(package)
-        source = inspect.getfile(importlib.import_module(package))
-        self.env.note_dependency(source)
-        parent = nodes.section()
-        parent.document = self.state.document
-        nested_parse_with_titles(self.state, StringList(lines, source), parent)
-        return parent.children
-
-
-def setup(app: Sphinx) -> dict[str, Any]:
-    """What Sphinx calls."""
-    app.add_directive("public", Public)
-    return {"parallel_read_safe": True}

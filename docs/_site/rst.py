@@ -6,10 +6,6 @@ each of these means something else.
 """
 
 import re
-from typing import Any
-
-from docutils import nodes
-from sphinx.application import Sphinx
 
 SECTIONS = ("Args", "Returns", "Raises", "Yields", "Attributes", "Example", "Source")
 _CODE = re.compile(r"(``.*?``|`[^`]*`)")
@@ -95,69 +91,3 @@ def _returns(lines: list[str], at: int, found: list[str]) -> int:
     found.extend("    " + line if line.strip() else "" for line in rest)
     found.append("")
     return end
-
-
-def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Before Napoleon sees them."""
-    lines[:] = to_rst(lines)
-
-
-_ARRAY_LIKE = re.compile(
-    r"Array \| ~?(numpy\.)?ndarray \| ~?(numpy\.)?bool \| ~?(numpy\.)?number"
-    r" \| bool \| int \| float \| complex"
-)
-
-
-def plain_type(text: str) -> str:
-    """A type as the code has it: Float[Array, 'n c'], ArrayLike, Callable."""
-    text = re.sub(r"~?(jax\.)?jaxlib\._jax\.Array", "Array", text)
-    text = re.sub(r"~?(jaxtyping|collections\.abc|typing|optax\._src\.base|pathlib)\.", "", text)
-    text = re.sub(r"(?<![~\w.])jaxttp\.", "~jaxttp.", text)
-    return _ARRAY_LIKE.sub("ArrayLike", text)
-
-
-def plain_types(app: Sphinx, domain: str, kind: str, content: nodes.Element) -> None:
-    """Before Sphinx merges the types into the list of arguments."""
-    for found in app.env.current_document.autodoc_annotations.values():
-        found.update({name: plain_type(text) for name, text in found.items()})
-
-
-def say_attributes(app: Sphinx, tree: nodes.document) -> None:
-    """A result has attributes, not variables."""
-    for name in tree.findall(nodes.field_name):
-        if name.astext() == "Variables":
-            name.children = [nodes.Text("Attributes")]
-
-
-def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
-    """Fields of named tuples are told under Attributes."""
-    return True if (getattr(obj, "__doc__", "") or "").startswith("Alias for field") else None
-
-
-def link(app: Sphinx, env: Any, node: Any, text: nodes.Element) -> nodes.Element | None:
-    """A name in backticks is a link to what is public under it, wherever it lives."""
-    if node.get("refdomain") != "py" or node.get("reftype") not in ("obj", "class", "func"):
-        return None
-    target = node["reftarget"].removeprefix("jaxttp.")
-    kinds = ("function", "class", "module", "data", "exception")
-    objects = env.domains["py"].objects
-    fitting = [
-        (len(name), name)
-        for name, entry in objects.items()
-        if name.endswith("." + target) and (entry.objtype in kinds or "." in target)
-    ]
-    if not fitting:
-        return None
-    full = min(fitting)[1]
-    doc = node.get("refdoc", env.docname)
-    return env.domains["py"].resolve_xref(env, doc, app.builder, "obj", full, node, text)
-
-
-def setup(app: Sphinx) -> dict[str, Any]:
-    """What Sphinx calls."""
-    app.connect("autodoc-process-docstring", process, priority=100)
-    app.connect("autodoc-skip-member", skip)
-    app.connect("object-description-transform", plain_types, priority=300)
-    app.connect("doctree-read", say_attributes)
-    app.connect("missing-reference", link)
-    return {"parallel_read_safe": True}
