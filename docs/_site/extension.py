@@ -47,6 +47,19 @@ def say_attributes(app: Sphinx, tree: nodes.document) -> None:
             name.children = [nodes.Text("Attributes")]
 
 
+COLUMN = 736
+"""Pixels that the text is wide: larger pictures are links to themselves."""
+
+
+def link_pictures(app: Sphinx, tree: nodes.document) -> None:
+    """Sphinx links what is scaled, so what is wider than the text is scaled to it."""
+    for image in tree.findall(nodes.image):
+        path = app.srcdir / image["uri"]
+        if path.suffix == ".png" and path.is_file():
+            if int.from_bytes(path.read_bytes()[16:20], "big") > COLUMN:
+                image["width"] = "100%"
+
+
 def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
     """Fields of named tuples are told under Attributes."""
     return True if (getattr(obj, "__doc__", "") or "").startswith("Alias for field") else None
@@ -102,5 +115,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-skip-member", skip)
     app.connect("object-description-transform", plain_types, priority=300)
     app.connect("doctree-read", say_attributes)
+    app.connect("doctree-read", link_pictures)
     app.connect("missing-reference", link)
     return {"parallel_read_safe": True}

@@ -77,12 +77,21 @@ def public_path(package: str, name: str, value: Any) -> str:
 
 
 @functools.cache
-def assigned(module: str) -> frozenset[str]:
-    """The names that a module assigns."""
+def assigned(module: str) -> dict[str, str]:
+    """The names that a module assigns, with the strings that stand below them."""
     tree = ast.parse(Path(inspect.getfile(importlib.import_module(module))).read_text())
-    targets = [t for n in tree.body if isinstance(n, ast.Assign) for t in n.targets]
-    targets += [n.target for n in tree.body if isinstance(n, ast.AnnAssign)]
-    return frozenset(t.id for t in targets if isinstance(t, ast.Name))
+    found: dict[str, str] = {}
+    for node, below in zip(tree.body, [*tree.body[1:], None], strict=True):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        text = below.value.value if _is_text(below) else ""
+        found |= {t.id: text for t in targets if isinstance(t, ast.Name)}
+    return found
+
+
+def _is_text(node: Any) -> bool:
+    """A string that stands by itself."""
+    return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 
 def home(package: str, name: str, value: Any) -> str:
@@ -111,10 +120,12 @@ def page_package(module: str) -> str | None:
     return max((p for p in PACKAGES if f"{module}.".startswith(f"{p}.")), key=len, default=None)
 
 
-def first_line(value: Any) -> str:
+def first_line(package: str, name: str, value: Any) -> str:
     """What a docstring begins with."""
-    text = (inspect.getdoc(value) or "").strip().split("\n\n")[0]
-    return escape(" ".join(text.split())) if callable(value) else ""
+    text = inspect.getdoc(value) or ""
+    if not callable(value):
+        text = assigned(home(package, name, value)).get(name) or f"A {type(value).__name__}."
+    return escape(" ".join(text.strip().split("\n\n")[0].split()))
 
 
 def section(title: str, level: int) -> list[str]:
@@ -141,7 +152,7 @@ def page(package: str) -> list[str]:
     by_home: dict[str, list[tuple[str, Any]]] = {}
     for name, value in sorted(names.items(), key=lambda item: item[0].lower()):
         path = public_path(package, name, value)
-        text = first_line(value) or "Data."
+        text = first_line(package, name, value)
         lines += [f"   * - :py:obj:`{name} <{path}>`", f"     - {text}"]
         by_home.setdefault(home(package, name, value), []).append((path, value))
     lines.append("")
@@ -150,9 +161,11 @@ def page(package: str) -> list[str]:
     for one in [m for m in by_home if m not in modules and page_package(m) is None]:
         here += [(p, v) for p, v in by_home[one] if p.rpartition(".")[0] == package]
     lines += [line for path, value in here for line in documented(path, value)]
-    for module in modules:
-        if module in by_home or "._" not in module:
-            members = by_home.get(module) or own(module)
+    shown = [module for module in modules if module in by_home]
+    inside = [module for module in modules if module not in by_home and "._" not in module]
+    for module in [*shown, *inside]:
+        members = by_home.get(module) or own(module)
+        if members:
             lines += section(module.rpartition(".")[2].lstrip("_"), 1)
             lines += [f".. automodule:: {module}", "   :no-members:", "   :no-index:", ""]
             lines += [line for path, value in members for line in documented(path, value)]
