@@ -58,7 +58,6 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
-python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True

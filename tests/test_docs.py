@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import jaxttp
+from jaxttp.cli import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -23,6 +25,14 @@ PAGES = sorted(
     for path in DOCS.rglob("*.md")
     if BLOCK.search(path.read_text()) and path.name not in ELSEWHERE
 )
+
+
+@pytest.fixture(scope="module")
+def inventory():
+    """What the reference is made of; it needs no Sphinx."""
+    sys.path.insert(0, str(DOCS / "_site"))
+    yield importlib.import_module("inventory")
+    sys.path.remove(str(DOCS / "_site"))
 
 
 def run(page: str) -> dict:
@@ -56,6 +66,29 @@ def test_blocks_that_are_not_run_here_are_run_elsewhere():
     for page, test in ELSEWHERE.items():
         assert BLOCK.search((DOCS / page).read_text())
         assert f'"{page}"' in (ROOT / "tests" / test).read_text()
+
+
+def test_commands_have_the_options_that_pages_give_them():
+    commands = typer.main.get_command(app).commands
+    seen = 0
+    for path in DOCS.rglob("*.md"):
+        for name, rest in re.findall(r"\bjaxttp ([a-z-]+)((?: [^`\n#]+)?)", path.read_text()):
+            if name not in commands and " --" not in rest:
+                continue  # prose
+            known = {flag for option in commands[name].params for flag in option.opts}
+            given = re.findall(r"(?<=\s)--[a-z-]+", rest)
+            assert set(given) <= known, f"{path.name}: jaxttp {name}{rest}"
+            seen += len(given)
+    assert seen > 15
+
+
+def test_notebooks_lose_what_is_for_another_host(inventory):
+    plain = importlib.import_module("notebook").plain_notebook
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        book = json.loads(plain(path.read_text()))
+        text = "\n".join("".join(cell["source"]) for cell in book["cells"])
+        assert "colab" not in text
+        assert len(book["cells"]) == len(json.loads(path.read_text())["cells"]) - 1
 
 
 LINK = re.compile(r"(!?)\[(?:[^\]\[]|\[[^\]]*\])*\]\(<?([^)\s>]+)>?\)")
@@ -151,14 +184,6 @@ def test_guides_quote_the_measurements_exactly(page):
     assert quoted
     for line in "".join(quoted).splitlines():
         assert line in measured
-
-
-@pytest.fixture(scope="module")
-def inventory():
-    """What the reference is made of; it needs no Sphinx."""
-    sys.path.insert(0, str(DOCS / "_site"))
-    yield importlib.import_module("inventory")
-    sys.path.remove(str(DOCS / "_site"))
 
 
 def test_the_reference_has_every_public_package(inventory):

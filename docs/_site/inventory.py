@@ -167,7 +167,7 @@ def page(package: str) -> list[str]:
         members = by_home.get(module) or own(module)
         if members:
             lines += section(module.rpartition(".")[2].lstrip("_"), 1)
-            lines += [f".. automodule:: {module}", "   :no-members:", "   :no-index:", ""]
+            lines += [f".. automodule:: {module}", "   :no-members:", ""]
             lines += [line for path, value in members for line in documented(path, value)]
     return lines
 
