@@ -142,12 +142,16 @@ def documented(path: str, value: Any) -> list[str]:
     return [f".. py:data:: {path}", f"   :type: {type(value).__name__}", ""]
 
 
+def module_docstring(module: str, names: Any) -> list[str]:
+    """What a module says of itself; a link to its name is one to a function of that name."""
+    index = ["   :no-index:"] if module.rpartition(".")[2] in names else []
+    return [f".. automodule:: {module}", "   :no-members:", *index, ""]
+
+
 def page(package: str) -> list[str]:
     """A package as reStructuredText: its docstring, a table of its names, then every module."""
     names = exported(package)
-    lines = [] if package == "jaxttp" else [f".. automodule:: {package}", "   :no-members:", ""]
-    if package.removeprefix("jaxttp.") in exported("jaxttp"):  # a function of the same name
-        lines.insert(2, "   :no-index:")
+    lines = [] if package == "jaxttp" else module_docstring(package, exported("jaxttp"))
     lines += [".. list-table::", "   :widths: 35 65", "   :class: names", ""]
     by_home: dict[str, list[tuple[str, Any]]] = {}
     for name, value in sorted(names.items(), key=lambda item: item[0].lower()):
@@ -167,7 +171,7 @@ def page(package: str) -> list[str]:
         members = by_home.get(module) or own(module)
         if members:
             lines += section(module.rpartition(".")[2].lstrip("_"), 1)
-            lines += [f".. automodule:: {module}", "   :no-members:", ""]
+            lines += module_docstring(module, names)
             lines += [line for path, value in members for line in documented(path, value)]
     return lines
 
