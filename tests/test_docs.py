@@ -20,11 +20,12 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.S | re.M)
 
 # Pages whose blocks other tests run: they need an extra, or a folder with a network.
 ELSEWHERE = {"pytorch.md": "test_from_torch.py", "transformers.md": "test_readme.py"}
-PAGES = sorted(
-    str(path.relative_to(DOCS))
-    for path in DOCS.rglob("*.md")
+SLOW = ("compare.md", "compose.md", "exact-steps.md", "stopping.md")
+PAGES = [
+    pytest.param(str(path.relative_to(DOCS)), marks=[pytest.mark.slow] if path.name in SLOW else [])
+    for path in sorted(DOCS.rglob("*.md"))
     if BLOCK.search(path.read_text()) and path.name not in ELSEWHERE
-)
+]
 
 
 @pytest.fixture(scope="module")
