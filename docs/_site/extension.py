@@ -20,6 +20,13 @@ def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: li
     lines[:] = to_rst(lines)
 
 
+def plain_attributes(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """After Napoleon, which writes the types of attributes itself."""
+    lines[:] = [plain_type(line) if line.startswith(":vartype") else line for line in lines]
+
+
 _ARRAY_LIKE = re.compile(
     r"Array \| ~?(numpy\.)?ndarray \| ~?(numpy\.)?bool \| ~?(numpy\.)?number"
     r" \| bool \| int \| float \| complex"
@@ -112,6 +119,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("public", Public)
     app.connect("source-read", read)
     app.connect("autodoc-process-docstring", process, priority=100)
+    app.connect("autodoc-process-docstring", plain_attributes, priority=900)
     app.connect("autodoc-skip-member", skip)
     app.connect("object-description-transform", plain_types, priority=300)
     app.connect("doctree-read", say_attributes)
