@@ -76,19 +76,27 @@ def link(app: Sphinx, env: Any, node: Any, text: nodes.Element) -> nodes.Element
     """A name in backticks is a link to what is public under it, wherever it lives."""
     if node.get("refdomain") != "py" or node.get("reftype") not in ("obj", "class", "func"):
         return None
-    target = node["reftarget"].removeprefix("jaxttp.")
-    kinds = ("function", "class", "module", "data", "exception")
-    objects = env.domains["py"].objects
-    fitting = [
-        (len(name), name)
-        for name, entry in objects.items()
-        if name.endswith("." + target) and (entry.objtype in kinds or "." in target)
-    ]
-    if not fitting:
+    full = fitting(env.domains["py"].objects, node["reftarget"])
+    if full is None:
         return None
-    full = min(fitting)[1]
     doc = node.get("refdoc", env.docname)
     return env.domains["py"].resolve_xref(env, doc, app.builder, "obj", full, node, text)
+
+
+def fitting(objects: Any, target: str) -> str | None:
+    """The shortest public path that ends in a name; of a field of a result the result's."""
+    kinds = {"function", "class", "data", "exception"}
+    kinds |= {"module"} if target.startswith("jaxttp.") else set()  # else an argument's name
+    name = target.removeprefix("jaxttp.")
+    found = [
+        (len(path), path)
+        for path, entry in objects.items()
+        if path.endswith("." + name) and (entry.objtype in kinds or "." in name)
+    ]
+    if found:
+        return min(found)[1]
+    owner = target.rpartition(".")[0]
+    return fitting(objects, owner) if owner and owner != "jaxttp" else None
 
 
 class Public(SphinxDirective):

@@ -43,7 +43,7 @@ PACKAGES = tuple(package for packages in PAGES.values() for package in packages)
 
 @functools.cache
 def exported(package: str) -> dict[str, Any]:
-    """What a package shows to users: `__all__`, or what it imports under its own name."""
+    """What a package or module shows: `__all__`, or what it imports as such and what it defines."""
     module = importlib.import_module(package)
     if hasattr(module, "__all__"):
         names = list(module.__all__)
@@ -56,7 +56,7 @@ def exported(package: str) -> dict[str, Any]:
             for alias in node.names
             if alias.asname == alias.name and not alias.name.startswith("_")
         ]
-        names = names or [n for n, v in vars(module).items() if _is_of(v, package, n)]
+        names += [n for n, v in vars(module).items() if _is_of(v, package, n) and n not in names]
     found = {name: getattr(module, name) for name in names}
     return {name: v for name, v in found.items() if not isinstance(v, types.ModuleType)}
 
@@ -123,7 +123,7 @@ def page_package(module: str) -> str | None:
 def first_line(package: str, name: str, value: Any) -> str:
     """What a docstring begins with."""
     text = inspect.getdoc(value) or ""
-    if not callable(value):
+    if not (inspect.isclass(value) or inspect.isroutine(value)):
         text = assigned(home(package, name, value)).get(name) or f"A {type(value).__name__}."
     return escape(" ".join(text.strip().split("\n\n")[0].split()))
 
@@ -139,7 +139,10 @@ def documented(path: str, value: Any) -> list[str]:
         return [f".. autoclass:: {path}", "   :members:", ""]
     if callable(value) and hasattr(value, "__name__"):
         return [f".. autofunction:: {path}", ""]
-    return [f".. py:data:: {path}", f"   :type: {type(value).__name__}", ""]
+    package, _, name = path.rpartition(".")
+    about = ["", f"   {first_line(package, name, value)}", ""]
+    kind = f"   :type: {type(value).__name__}"
+    return [".. py:currentmodule:: None", "", f".. py:data:: {path}", kind, *about]
 
 
 def module_docstring(module: str, names: Any) -> list[str]:
