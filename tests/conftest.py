@@ -81,6 +81,7 @@ LONGEST = (
     "tests/experiments/test_two_factor.py",
     "tests/dynamics/test_diffusion.py",
     "tests/test_report.py",
+    "tests/test_docs.py",
     "tests/experiments/test_conditioning.py",
     "tests/dynamics/test_relinearize_adaptive.py",
     "tests/dynamics/test_relinearize.py",

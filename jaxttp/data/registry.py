@@ -70,11 +70,11 @@ def load_dataset(
     ``oxford_flowers102``     of many sizes    102      by `preprocessing`
     ``dtd``                   of many sizes    47       by `preprocessing`
     ``food101``               of many sizes    101      by `preprocessing`
-    ``tfds:NAME``             any of tensorflow-datasets with features "image" and "label"
+    ``tfds:NAME``             of many sizes    any      of tensorflow-datasets; "image" and "label"
     ``mit67``                 of many sizes    67       by `preprocessing`; from `folder`
     ``fgvc_aircraft``         of many sizes    100      by `preprocessing`; from `folder`
     ``minc2500``              362, 362, 3      23       pixels in [0, 1]; from `folder`
-    ``image_folder``          CLASS/*.jpg in `folder`
+    ``image_folder``          of many sizes    any      ``CLASS/*.jpg`` in `folder`
     ========================= ================ ======== ===========================================
 
     The first four come with scikit-learn. Those from ``mnist`` to ``tfds:NAME`` are prepared once

@@ -1,0 +1,253 @@
+"""What the documentation shows runs, and what it links to is there."""
+
+import functools
+import importlib
+import json
+import pkgutil
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import jaxttp
+from jaxttp.cli import app
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.S | re.M)
+
+# Pages whose blocks other tests run: they need an extra, or a folder with a network.
+ELSEWHERE = {"pytorch.md": "test_from_torch.py", "transformers.md": "test_readme.py"}
+SLOW = ("compare.md", "compose.md", "exact-steps.md", "stopping.md")
+PAGES = [
+    pytest.param(str(path.relative_to(DOCS)), marks=[pytest.mark.slow] if path.name in SLOW else [])
+    for path in sorted(DOCS.rglob("*.md"))
+    if BLOCK.search(path.read_text()) and path.name not in ELSEWHERE
+]
+
+
+@pytest.fixture(scope="module")
+def inventory():
+    """What the reference is made of; it needs no Sphinx."""
+    sys.path.insert(0, str(DOCS / "_site"))
+    yield importlib.import_module("inventory")
+    sys.path.remove(str(DOCS / "_site"))
+
+
+def run(page: str) -> dict:
+    """The blocks of a page, one after the other, in one scope."""
+    scope: dict = {}
+    for i, code in enumerate(BLOCK.findall((DOCS / page).read_text())):
+        exec(compile(code, f"{page}, block {i}", "exec"), scope)
+    return scope
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run(page, monkeypatch, tmp_path):
+    """With one kernel where a block does not say how many: the rest is compilation."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("predict_training_time", "sweep", "compare"):
+        quick = functools.partial(getattr(jaxttp, name), relinearize=0)
+        monkeypatch.setattr(jaxttp, name, quick)
+    assert run(page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["index.md", "guides/own-table.md"])
+def test_the_blocks_of_a_page_run_as_they_stand(page, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    scope = run(page)
+    assert "largest stable learning rate" in capsys.readouterr().out
+    assert scope["forecast"].cost.kernels > 1
+
+
+def test_blocks_that_are_not_run_here_are_run_elsewhere():
+    for page, test in ELSEWHERE.items():
+        assert BLOCK.search((DOCS / page).read_text())
+        assert f'"{page}"' in (ROOT / "tests" / test).read_text()
+
+
+def test_commands_have_the_options_that_pages_give_them():
+    commands = typer.main.get_command(app).commands
+    seen = 0
+    for path in DOCS.rglob("*.md"):
+        for name, rest in re.findall(r"\bjaxttp ([a-z-]+)((?: [^`\n#]+)?)", path.read_text()):
+            if name not in commands and " --" not in rest:
+                continue  # prose
+            known = {flag for option in commands[name].params for flag in option.opts}
+            given = re.findall(r"(?<=\s)--[a-z-]+", rest)
+            assert set(given) <= known, f"{path.name}: jaxttp {name}{rest}"
+            seen += len(given)
+    assert seen > 15
+
+
+def test_notebooks_lose_what_is_for_another_host(inventory):
+    plain = importlib.import_module("notebook").plain_notebook
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        book = json.loads(plain(path.read_text()))
+        text = "\n".join("".join(cell["source"]) for cell in book["cells"])
+        assert "colab" not in text
+        assert len(book["cells"]) == len(json.loads(path.read_text())["cells"]) - 1
+
+
+LINK = re.compile(r"(!?)\[(?:[^\]\[]|\[[^\]]*\])*\]\(<?([^)\s>]+)>?\)")
+FENCE = re.compile(r"^(```|~~~).*?^\1", flags=re.S | re.M)
+
+
+def prose(path: Path) -> str:
+    """The text of a page without its code; of a notebook that of its cells of text."""
+    text = path.read_text()
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    return FENCE.sub("", text)
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as MyST and others make them."""
+    heads = re.findall(r"^#{1,6} +(.*?)\s*$", prose(path), flags=re.M)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head).lower() for head in heads]
+    return {re.sub(r"[^\w\- ]", "", head).replace(" ", "-") for head in plain}
+
+
+SITE = [
+    *sorted(DOCS.rglob("*.md")),
+    *sorted((ROOT / "notebooks").glob("*.ipynb")),
+    *(ROOT / name for name in ("experiments/README.md", "experiments/bench/RESULTS.md")),
+    *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")),
+]
+
+
+@pytest.mark.parametrize("path", [*SITE, ROOT / "README.md"], ids=lambda p: p.name)
+def test_no_link_is_dead(path):
+    for picture, target in LINK.findall(prose(path)):
+        if re.match(r"[a-z]+:", target):
+            assert target.startswith("https://"), target
+            assert not picture or path.suffix == ".ipynb", f"{target}: pages need no network"
+            continue
+        name, _, anchor = target.partition("#")
+        found = path if not name else path.parent / name
+        assert found.exists(), f"{path.name}: {target}"
+        assert not anchor or anchor in anchors(found), f"{path.name}: {target}"
+
+
+def test_the_check_of_links_finds_dead_ones(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A head, `code`\n[a](page.md#a-head-code) ![b](https://host/b.png)\n")
+    assert anchors(page) == {"a-head-code"}
+    assert LINK.findall(prose(page)) == [("", "page.md#a-head-code"), ("!", "https://host/b.png")]
+    with pytest.raises(AssertionError, match="network"):
+        test_no_link_is_dead(page)
+    for dead in ("[a](other.md)", "[a](page.md#b)", "[a](#b)"):
+        page.write_text(f"# A\n{dead}\n")
+        with pytest.raises(AssertionError):
+            test_no_link_is_dead(page)
+
+
+def test_every_page_is_in_a_table_of_contents():
+    listed = {DOCS / "index.md"}
+    for path in [*DOCS.rglob("*.md"), *DOCS.rglob("*.rst")]:
+        text = path.read_text()
+        for block in re.findall(r"```\{toctree\}\n(.*?)```", text, flags=re.S) + re.findall(
+            r"\.\. toctree::\n(.*?)\n\n(?=\S|\Z)", text + "\n\n\n", flags=re.S
+        ):
+            names = [line.strip() for line in block.splitlines() if line.strip()]
+            for name in [name for name in names if not name.startswith(":")]:
+                at = ROOT / name[1:] if name.startswith("/") else path.parent / name
+                found = [at.with_name(at.name + end) for end in (".md", ".rst", ".ipynb")]
+                assert any(one.exists() for one in found), f"{path.name}: {name}"
+                listed |= {one for one in found if one.exists()}
+    assert {*SITE, *DOCS.rglob("*.rst")} <= listed
+
+
+def rows(path: Path) -> list[str]:
+    """The rows of a page's tables that hold figures measured, heads apart."""
+    lines = path.read_text().splitlines()
+    found = [line for line in lines if line.startswith("|") and not re.match(r"[|\s:-]+$", line)]
+    return [line for line in found if re.search(r"\d", line)]
+
+
+@pytest.mark.parametrize("page", ["explanations/trust.md"])
+def test_measured_rows_are_quoted_exactly(page):
+    known = {*rows(ROOT / "experiments/bench/RESULTS.md"), *rows(ROOT / "README.md")}
+    assert len(rows(DOCS / page)) > 20
+    assert [row for row in rows(DOCS / page) if row not in known] == []
+
+
+@pytest.mark.parametrize("page", ["which-rate", "budget", "compare", "devices"])
+def test_guides_quote_the_measurements_exactly(page):
+    measured = (ROOT / "experiments/bench/RESULTS.md").read_text()
+    text = (DOCS / "guides" / f"{page}.md").read_text()
+    tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)
+    quoted = [t for t in tables if t.splitlines()[0] in measured]
+    assert quoted
+    for line in "".join(quoted).splitlines():
+        assert line in measured
+
+
+def test_the_reference_has_every_public_package(inventory):
+    def public(prefix, path):
+        for one in pkgutil.iter_modules(path, f"{prefix}."):
+            name = one.name.rpartition(".")[2]
+            if name.startswith("_") or name == "cli":
+                continue
+            if one.ispkg or prefix == "jaxttp":
+                yield one.name
+            if one.ispkg:
+                yield from public(one.name, importlib.import_module(one.name).__path__)
+
+    assert set(public("jaxttp", jaxttp.__path__)) == set(inventory.PACKAGES)
+    for page, packages in inventory.PAGES.items():
+        text = (DOCS / "reference" / f"{page}.rst").read_text()
+        assert re.findall(r"\.\. public:: (\S+)", text) == list(packages)
+
+
+def test_the_reference_has_every_public_name_once(inventory):
+    made = [line for one in ("jaxttp", *inventory.PACKAGES) for line in inventory.page(one)]
+    entry = re.compile(r"\.\. (?:auto(?:class|function)|py:data):: (\S+)")
+    found = [m.group(1) for m in map(entry.match, made) if m]
+    assert len(found) == len(set(found)) > 300
+    for package in ("jaxttp", *inventory.PACKAGES):
+        for name, value in inventory.exported(package).items():
+            assert inventory.public_path(package, name, value) in found
+
+
+def test_docstrings_become_restructured_text(inventory):
+    to_rst = sys.modules["rst"].to_rst
+    text = """One line, |x| and `Model`s.
+
+    f* = x_
+
+- an item
+
+Args:
+    x: (N, ...).
+
+Returns:
+    A `T`: x (N,).
+
+Example:
+    >>> f(*x)
+    1"""
+    assert to_rst(text.splitlines()) == [
+        r"One line, \|x\| and `Model`\ s.",
+        "",
+        "::",
+        "",
+        "    f* = x_",
+        "",
+        "- an item",
+        "",
+        "Args:",
+        "    x: (N, ...).",
+        "",
+        ":returns: A `T`: x (N,).",
+        "",
+        "Example:",
+        "    >>> f(*x)",
+        "    1",
+    ]
+    table = ["== ==", "a* b", "== ==", "1  2", "== ==", "", "x*"]
+    assert to_rst(table) == [*table[:-1], r"x\*"]
