@@ -8,8 +8,8 @@ of the others that are shown the network is asked how fast it learns (`with_trus
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._options import Keywords
+from jaxttp.forecast._stability import rises
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.doubt import LEVEL, Doubt
@@ -29,13 +30,23 @@ from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.planner import plan_forecast
-from jaxttp.forecast.swept import FEW, SHOWN, Sweep, held_to
+from jaxttp.forecast.swept import FEW, SHOWN, Sweep, held_to, with_shared_goal
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.factored import Kernel
 from jaxttp.rule import Rule
 
-SURE, LEAST, MOST = 1, 2, 5
+SURE, LEAST, MOST = 1, 2, 6
 """So many of the first are to be looked at, and so many settings in all, at least and at most."""
+BEYOND = 3.0
+"""Rates up to so many times the first kernel's limit are tried, where lower ones lead."""
+
+
+class Followed(NamedTuple):
+    """A setting along rebuilt kernels."""
+
+    way: Relinearized
+    path: Path
+    stable: bool
 
 
 def descent_of(one: Hyperparameters, key: Array | None, protocol: str | None) -> Descent:
@@ -62,8 +73,10 @@ def follow_leaders(
     """The same sweep, with its leading settings forecast again along rebuilt kernels.
 
     Those first in what the sweep is ranked by (`Sweep.ranked_by`), by steps and by cost, are
-    followed until those in front have been, two at least and five at most; of eight settings or
-    fewer all that are stable.
+    followed until those in front have been, and then the next higher rate of what leads for as long
+    as it leads in turn, also beyond the first kernel's limit, which networks often survive: two
+    settings at least and six at most; of eight or fewer all that are stable. A goal that the sweep
+    chose is chosen again by the ends of those that were followed.
     Kernels are rebuilt as often as the default budget allows (see `predict_training_time`).
 
     Args:
@@ -83,7 +96,8 @@ def follow_leaders(
     keywords = Keywords(relinearize=relinearize)
     report = progress or (lambda stage, done, total: None)
     most = len(swept.settings) if len(swept.settings) <= FEW else MOST
-    while len(swept.relinearized) < most:
+    screened, followed = swept, {}
+    while len(followed) < most:
         waiting = _next(swept)
         if waiting is None:
             break
@@ -98,13 +112,25 @@ def follow_leaders(
             way = plan_forecast(way, problem, descent, lines.estimator).dynamics
         if not isinstance(way, Relinearized):
             break
-        report("rebuilding kernels of the leading settings", len(swept.relinearized), most)
+        report("rebuilding kernels of the leading settings", len(followed), most)
         path = way.follow(beside, descent)
-        _, rates = way.rates(beside, descent)
-        stable = way.is_stable(path, rates, descent)
-        trust = way.trust(path, rule.about(swept.targets))
-        swept = _replaced(swept, waiting, path, rule, trust, stable=stable)
+        stable = not path.diverged and not bool(rises(path.loss))
+        followed[waiting] = Followed(way, path, stable)
+        swept = _read(screened, followed, rule)
     return swept
+
+
+def _read(screened: Sweep, followed: Mapping[int, Followed], rule: Rule) -> Sweep:
+    """The sweep with the settings that were followed in the place of the first kernel's."""
+    swept = screened
+    for i, one in followed.items():
+        swept = _replaced(swept, i, one, rule)
+    if not swept.shared:
+        return swept
+    swept = with_shared_goal(swept, rule, list(followed))
+    for i, one in followed.items():  # with their doubts of this goal
+        swept = _replaced(swept, i, one, rule)
+    return dataclasses.replace(swept, relinearized=tuple(followed))
 
 
 def _next(swept: Sweep) -> int | None:
@@ -115,17 +141,33 @@ def _next(swept: Sweep) -> int | None:
         for i in order[:SURE]:
             if i not in done:
                 return i
+    higher = [_higher(swept, order[0]) for order in orders if order]
     few = len(swept.settings) <= FEW
+    waiting = [i for i in higher if i is not None and i not in done]
+    if waiting:
+        return waiting[0]
     if len(done) >= LEAST and not few:
         return None
     rest = (*orders[0], *(np.flatnonzero(swept.stable).tolist() if few else ()))
     return next((i for i in rest if i not in done), None)
 
 
-def _replaced(
-    swept: Sweep, i: int, path: Path, rule: Rule, trust: str | None, *, stable: bool
-) -> Sweep:
+def _higher(swept: Sweep, leader: int) -> int | None:
+    """The setting with the next higher rate that is like a leader otherwise."""
+    one = swept.settings[leader]
+    limits = swept.max_learning_rate if swept.rate_limit is None else swept.rate_limit
+    above = [
+        i for i, other in enumerate(swept.settings)
+        if one.learning_rate < other.learning_rate <= BEYOND * limits[i]
+        and dataclasses.replace(other, learning_rate=one.learning_rate) == one
+    ]  # fmt: skip
+    return min(above, key=lambda i: swept.settings[i].learning_rate, default=None)
+
+
+def _replaced(swept: Sweep, i: int, one: Followed, rule: Rule) -> Sweep:
     """The sweep with setting i read off a path along rebuilt kernels."""
+    path, stable = one.path, one.stable
+    trust = one.way.trust(path, rule.about(swept.targets))
     loss, error = (np.asarray(curve, np.float64) for curve in (path.loss, path.error))
     doubt = Doubt.of(path, rule, stable=stable, level=LEVEL, targets=swept.targets)
     length = swept.loss.shape[1]

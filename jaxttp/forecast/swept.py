@@ -3,9 +3,11 @@
 import csv
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxttp._checks import check_choice
@@ -14,12 +16,61 @@ from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._stability import Rates, stability_message
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
 from jaxttp.losses import get_loss
-from jaxttp.rule import Target, goal_words, step_words
+from jaxttp.rule import Rule, Target, goal_words, step_words
 
 SHOWN = 5
 """Settings that a sweep prints, and asks the network about."""
 FEW = 8
 """Of at most so many settings all that are stable are followed and printed."""
+
+
+SHARED = "a goal that the sweep chose for all"
+
+
+def shared_goal(curves: np.ndarray, share: float, metric: str = "loss") -> Target | None:
+    """A loss, or an error, that settings can be compared by, whatever each of them ends at.
+
+    It is what the best of them ends at and a share of the way down to there, rounded up to two
+    digits; None where nothing falls.
+
+    Args:
+        curves: of settings with the same start (S, T + 1).
+        share: of the best one's drop, in (0, 1).
+        metric: what they are.
+
+    Example:
+        >>> shared_goal(np.array([[2.0, 1.0, 0.5], [2.0, 0.3, 0.1]]), 0.1)
+        Target(value=0.29, metric='loss', on='train')
+    """
+    if not len(curves):
+        return None
+    first, best = float(np.max(curves[:, 0])), float(np.min(curves[:, -1]))
+    goal = best + share * (first - best)
+    if not (np.isfinite(goal) and 0 < goal < first):
+        return None
+    unit = 10.0 ** (np.floor(np.log10(goal)) - 1)
+    rounded = float(f"{np.ceil(goal / unit - 1e-9) * unit:.2g}")
+    return Target(rounded, metric) if rounded < first else None
+
+
+def read_times(
+    curves: np.ndarray, stable: np.ndarray, horizons: np.ndarray, reading: Rule
+) -> np.ndarray:
+    """Steps of every setting to every threshold of a rule (S, E), each within its own horizon.
+
+    Args:
+        curves: the loss or the error, whichever is read (S, T + 1).
+        stable: the settings that count (S,).
+        horizons: steps of every setting (S,).
+        reading: the rule.
+    """
+    times = np.full((len(horizons), len(reading.thresholds)), -1)
+    for steps in set(horizons):
+        some = np.flatnonzero(stable & (horizons == steps))
+        read = jnp.asarray(curves[some, : steps + 1])
+        for column, threshold in enumerate(reading.thresholds):
+            times[some, column] = jax.vmap(lambda c, e=threshold: reading.time(c, e))(read)
+    return times
 
 
 def held_to(curves: np.ndarray, length: int) -> np.ndarray:
@@ -65,6 +116,7 @@ class Sweep:
             off, as `Prediction.steps_uncertainty`.
         unsure: the settings whose batches' noise outgrows what kernels can follow, so that a real
             training may fail (`Prediction.unsure_from`): they come after all others.
+        shared: whether the target was chosen by the sweep, see `shared_goal`.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -89,6 +141,7 @@ class Sweep:
         default_factory=dict
     )
     unsure: frozenset[int] = frozenset()
+    shared: bool = False
 
     @property
     def ranked_by(self) -> float | Target:
@@ -152,8 +205,9 @@ class Sweep:
     def best(self, threshold: float | Target | None = None) -> int:
         """The index of the setting that gets there with the fewest steps, then the lowest loss.
 
-        With the rule "relative" (or "gap") every setting is measured by its own final loss, so that
-        a slow one can seem early; a target is the same for all, as is the rule "absolute".
+        A target is the same for all settings, as is the rule "absolute". A threshold of the rule
+        "relative" (or "gap") measures every setting by its own final loss, so that a slow one can
+        seem early.
 
         Raises:
             ValueError: an unknown threshold, or no setting that gets there.
@@ -279,6 +333,19 @@ class Sweep:
         one = "1 setting, the one that leads," if followed == 1 else f"{followed} leading settings"
         return f"{one} along rebuilt kernels, the others on the first kernel alone"
 
+    def aimed(self, target: Target, smooth: int = 1) -> "Sweep":
+        """The same sweep, ranked by a target that it chose (`shared_goal`).
+
+        Args:
+            target: a loss, or, where errors of every step are there, an error.
+            smooth: steps over which curves are averaged first.
+        """
+        curves = self.loss if target.metric == "loss" else self.error
+        assert curves is not None  # a shared goal is of the curve that is read
+        horizons = np.array([one.steps for one in self.settings])
+        times = read_times(curves, self.stable, horizons, target.rule(smooth))
+        return dataclasses.replace(self, targets=(target,), target_steps=times, shared=True)
+
     def goal(self, threshold: float | Target) -> str:
         """A threshold or a target in words."""
         if isinstance(threshold, Target):
@@ -287,11 +354,12 @@ class Sweep:
 
     def __str__(self) -> str:
         order = self.cheapest()
+        chosen = f" ({SHARED})" if self.shared else ""
         reached, risky = len(order), sum(bool(self.stable[i]) for i in self.unsure)
         lines = [
             f"Sweep of {len(self.settings)} settings, {int(self.stable.sum()) - risky} stable"
             f"{f', {risky} that may not train' if risky else ''}; "
-            f"the first to {self.goal(self.ranked_by)}:",
+            f"the first to {self.goal(self.ranked_by)}{chosen}:",
             wrapped(f"  (steps to {', '.join(self.goal(e) for e in self.thresholds)})", 3),
         ]
         shown = SHOWN if len(self.settings) > FEW else FEW
@@ -322,3 +390,27 @@ class Sweep:
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT
+
+
+def with_shared_goal(swept: Sweep, rule: Rule, only: Sequence[int] | None = None) -> Sweep:
+    """The sweep ranked by a goal for all (`shared_goal`), where none was given and one makes sense.
+
+    Not where settings have several losses, whose values say nothing of each other, nor where the
+    rule measures all by the same values already.
+
+    Args:
+        swept: with targets, if any, of the user's or of this function's choice.
+        rule: by which it was read.
+        only: the settings whose ends count, if any of them is stable; those of all when None.
+    """
+    losses = {one.loss for one in swept.settings}
+    if (swept.targets and not swept.shared) or len(losses) > 1 or rule.kind != "relative":
+        return swept
+    curves = swept.loss if rule.metric == "loss" else swept.error
+    assert curves is not None  # it was read
+    count = swept.stable.copy()
+    if only is not None and np.any(swept.stable[list(only)]):
+        count[:] = False
+        count[list(only)] = swept.stable[list(only)]
+    goal = shared_goal(curves[count], rule.thresholds[len(rule.thresholds) // 2], rule.metric)
+    return swept if goal is None else swept.aimed(goal, rule.smooth)
