@@ -22,7 +22,7 @@ from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._options import Keywords
-from jaxttp.forecast._stability import rises
+from jaxttp.forecast._shared import with_shared_goal
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.doubt import LEVEL, Doubt
@@ -30,15 +30,20 @@ from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.planner import plan_forecast
-from jaxttp.forecast.swept import FEW, SHOWN, Sweep, held_to, with_shared_goal
+from jaxttp.forecast.swept import FEW, SHOWN, Sweep, held_to
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.factored import Kernel
 from jaxttp.rule import Rule
 
-SURE, LEAST, MOST = 1, 2, 6
+SURE, LEAST, MOST = 1, 2, 8
 """So many of the first are to be looked at, and so many settings in all, at least and at most."""
 BEYOND = 3.0
 """Rates up to so many times the first kernel's limit are tried, where lower ones lead."""
+SHARP = 2.0
+"""Where the curvature along the path comes to so many times the edge of stability, a real training
+is thrown about, and may not come back."""
+FAST = 0.5
+"""Of those the ones whose rate was above this share of their limit at the start did not."""
 
 
 class Followed(NamedTuple):
@@ -74,8 +79,8 @@ def follow_leaders(
 
     Those first in what the sweep is ranked by (`Sweep.ranked_by`), by steps and by cost, are
     followed until those in front have been, and then the next higher rate of what leads for as long
-    as it leads in turn, also beyond the first kernel's limit, which networks often survive: two
-    settings at least and six at most; of eight or fewer all that are stable. A goal that the sweep
+    as it leads in turn, also beyond the first kernel's limit, which networks often survive: two at
+    least and eight at most; of eight settings or fewer all that are stable. A goal that the sweep
     chose is chosen again by the ends of those that were followed.
     Kernels are rebuilt as often as the default budget allows (see `predict_training_time`).
 
@@ -114,7 +119,8 @@ def follow_leaders(
             break
         report("rebuilding kernels of the leading settings", len(followed), most)
         path = way.follow(beside, descent)
-        stable = not path.diverged and not bool(rises(path.loss))
+        _, rates = way.rates(beside, descent)
+        stable = way.is_stable(path, rates, descent)
         followed[waiting] = Followed(way, path, stable)
         swept = _read(screened, followed, rule)
     return swept
@@ -182,6 +188,7 @@ def _replaced(swept: Sweep, i: int, one: Followed, rule: Rule) -> Sweep:
         found["target_steps"] = list(doubt.targets.values())
     if swept.error is not None:
         found["error"] = held_to(error, length)
+    risky, rough = _risks(path, swept.share(i))
     off = {**(doubt.steps_uncertainty or {}), **doubt.targets_uncertainty}
     kept = {name: getattr(swept, name).copy() for name in found}
     for name, value in found.items():
@@ -189,8 +196,20 @@ def _replaced(swept: Sweep, i: int, one: Followed, rule: Rule) -> Sweep:
     return dataclasses.replace(
         swept, **kept, trust={**swept.trust, i: trust}, relinearized=(*swept.relinearized, i),
         uncertainty={**swept.uncertainty, i: off},
-        unsure=swept.unsure if path.unsure_from is None else swept.unsure | {i},
+        unsure=swept.unsure | {i} if risky else swept.unsure,
+        rough=swept.rough | {i} if rough else swept.rough,
     )  # fmt: skip
+
+
+def _risks(path: Path, share: float) -> tuple[bool, bool]:
+    """Whether a real training may fail, and whether it is thrown about.
+
+    Args:
+        path: along rebuilt kernels.
+        share: of the largest stable rate, at the start.
+    """
+    rough = path.witness.sharpest > SHARP
+    return path.unsure_from is not None or (rough and share > FAST), rough
 
 
 def with_trust(

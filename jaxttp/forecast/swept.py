@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -20,37 +20,13 @@ from jaxttp.rule import Rule, Target, goal_words, step_words
 
 SHOWN = 5
 """Settings that a sweep prints, and asks the network about."""
+RISK = 2.0
+"""By how much later than said a setting counts that is thrown about at the edge of stability."""
 FEW = 8
 """Of at most so many settings all that are stable are followed and printed."""
 
 
 SHARED = "a goal that the sweep chose for all"
-
-
-def shared_goal(curves: np.ndarray, share: float, metric: str = "loss") -> Target | None:
-    """A loss, or an error, that settings can be compared by, whatever each of them ends at.
-
-    It is what the best of them ends at and a share of the way down to there, rounded up to two
-    digits; None where nothing falls.
-
-    Args:
-        curves: of settings with the same start (S, T + 1).
-        share: of the best one's drop, in (0, 1).
-        metric: what they are.
-
-    Example:
-        >>> shared_goal(np.array([[2.0, 1.0, 0.5], [2.0, 0.3, 0.1]]), 0.1)
-        Target(value=0.29, metric='loss', on='train')
-    """
-    if not len(curves):
-        return None
-    first, best = float(np.max(curves[:, 0])), float(np.min(curves[:, -1]))
-    goal = best + share * (first - best)
-    if not (np.isfinite(goal) and 0 < goal < first):
-        return None
-    unit = 10.0 ** (np.floor(np.log10(goal)) - 1)
-    rounded = float(f"{np.ceil(goal / unit - 1e-9) * unit:.2g}")
-    return Target(rounded, metric) if rounded < first else None
 
 
 def read_times(
@@ -114,8 +90,11 @@ class Sweep:
             which they were; the others' times are those of the first kernel.
         uncertainty: for those settings, by threshold and target, by how many steps the time may be
             off, as `Prediction.steps_uncertainty`.
-        unsure: the settings whose batches' noise outgrows what kernels can follow, so that a real
-            training may fail (`Prediction.unsure_from`): they come after all others.
+        unsure: the settings whose real training may fail, since the noise of their batches outgrows
+            what kernels can follow (`Prediction.unsure_from`) or the curvature a high rate: they
+            come after all others.
+        rough: the settings along whose path the curvature comes to twice the edge of stability, so
+            that a real training is thrown about: they are ranked by twice their time.
         shared: whether the target was chosen by the sweep, see `shared_goal`.
     """
 
@@ -141,6 +120,7 @@ class Sweep:
         default_factory=dict
     )
     unsure: frozenset[int] = frozenset()
+    rough: frozenset[int] = frozenset()
     shared: bool = False
 
     @property
@@ -202,6 +182,11 @@ class Sweep:
             each = np.array([one.batch_size or self.samples for one in self.settings])
         return np.where(self.stable & (times >= 0), times * each, np.inf)
 
+    def share(self, i: int) -> float:
+        """The largest rate of setting i as a share of its limit at the start."""
+        limits = self.max_learning_rate if self.rate_limit is None else self.rate_limit
+        return float(self.settings[i].rates().max() / limits[i])
+
     def best(self, threshold: float | Target | None = None) -> int:
         """The index of the setting that gets there with the fewest steps, then the lowest loss.
 
@@ -224,16 +209,21 @@ class Sweep:
 
     def ranking(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that get there, by steps, then by the lowest final loss; `unsure` last."""
-        times = self.times(threshold)
+        times = self._weighed(self.times(threshold))
         order = np.lexsort((self.final_loss, times))
         return self._sure_first(int(i) for i in order if self.stable[i] and times[i] >= 0)
+
+    def _weighed(self, times: np.ndarray) -> np.ndarray:
+        """Times or costs as settings are ranked by them: those of rough ones count more."""
+        rough = np.isin(np.arange(len(self.settings)), list(self.rough))
+        return np.where(rough & (times > 0), RISK * times, times)
 
     def _sure_first(self, order: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(order, key=lambda i: i in self.unsure))  # which keeps their order
 
     def cheapest(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that get there, by what they spend, then by the lowest final loss."""
-        cost = self.cost(threshold)
+        cost = self._weighed(self.cost(threshold))
         order = np.lexsort((self.final_loss, cost))
         return self._sure_first(int(i) for i in order if np.isfinite(cost[i]))
 
@@ -370,6 +360,7 @@ class Sweep:
                          if self.times(t)[i] >= 0]  # fmt: skip
                 times = f"{times}; {', '.join(below)}"
             mark = ", one kernel" if self.relinearized and i not in self.relinearized else ""
+            mark = ", thrown about" if i in self.rough else mark
             mark = ", may not train" if i in self.unsure else mark
             end = f"loss {self.final_loss[i]:.4g}{mark}"
             lines.append(f"  {self.settings[i]!s:<40} steps {times}; {end}")
@@ -390,27 +381,3 @@ class Sweep:
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT
-
-
-def with_shared_goal(swept: Sweep, rule: Rule, only: Sequence[int] | None = None) -> Sweep:
-    """The sweep ranked by a goal for all (`shared_goal`), where none was given and one makes sense.
-
-    Not where settings have several losses, whose values say nothing of each other, nor where the
-    rule measures all by the same values already.
-
-    Args:
-        swept: with targets, if any, of the user's or of this function's choice.
-        rule: by which it was read.
-        only: the settings whose ends count, if any of them is stable; those of all when None.
-    """
-    losses = {one.loss for one in swept.settings}
-    if (swept.targets and not swept.shared) or len(losses) > 1 or rule.kind != "relative":
-        return swept
-    curves = swept.loss if rule.metric == "loss" else swept.error
-    assert curves is not None  # it was read
-    count = swept.stable.copy()
-    if only is not None and np.any(swept.stable[list(only)]):
-        count[:] = False
-        count[list(only)] = swept.stable[list(only)]
-    goal = shared_goal(curves[count], rule.thresholds[len(rule.thresholds) // 2], rule.metric)
-    return swept if goal is None else swept.aimed(goal, rule.smooth)
