@@ -133,13 +133,18 @@ def _print(console: Console, result: Any) -> None:
         f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable; {swept.depth}",
         soft_wrap=True,
     )
+    if swept.price:
+        console.print(swept.price, soft_wrap=True)
     if swept.warning is not None:
         console.print(swept.warning, soft_wrap=True)
     console.print(f"largest stable learning rate: {result.max_learning_rate:.4g} (no momentum)")
     if result.fastest is not None:
-        best = swept.settings[result.fastest]
-        time = swept.time_words(result.fastest, result.threshold)
-        console.print(f"fastest to {goal}: {best} ({time} steps)")
+        if result.threshold == swept.ranked_by:
+            console.print(swept.advice, soft_wrap=True)
+        else:
+            best = swept.settings[result.fastest]
+            time = swept.time_words(result.fastest, result.threshold)
+            console.print(f"fastest to {goal}: {best} ({time} steps)")
         if swept.tie and result.threshold == swept.ranked_by:
             console.print(swept.tie, soft_wrap=True)
         if swept.trust.get(result.fastest) is not None:

@@ -21,6 +21,7 @@ from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.dynamics.recursion import recursion
+from jaxttp.forecast._curves import held_to
 from jaxttp.forecast._options import Keywords
 from jaxttp.forecast._shared import with_shared_goal
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
@@ -30,7 +31,8 @@ from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.planner import plan_forecast
-from jaxttp.forecast.swept import FEW, SHOWN, Sweep, held_to
+from jaxttp.forecast.price import Price
+from jaxttp.forecast.swept import FEW, SHOWN, Sweep
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.factored import Kernel
 from jaxttp.rule import Rule
@@ -102,6 +104,9 @@ def follow_leaders(
     report = progress or (lambda stage, done, total: None)
     most = len(swept.settings) if len(swept.settings) <= FEW else MOST
     screened, followed = swept, {}
+    one = swept.settings[0]
+    screening = len(swept.settings) * one.steps
+    spent = _cost(lines, descent_of(one, key, protocol), None, screening)
     while len(followed) < most:
         waiting = _next(swept)
         if waiting is None:
@@ -121,9 +126,25 @@ def follow_leaders(
         path = way.follow(beside, descent)
         _, rates = way.rates(beside, descent)
         stable = way.is_stable(path, rates, descent)
+        spent += _cost(beside, descent, path)
         followed[waiting] = Followed(way, path, stable)
         swept = _read(screened, followed, rule)
-    return swept
+    return dataclasses.replace(swept, trainings=spent)
+
+
+def _cost(lines: Linearizer, descent: Descent, path: Path | None, products: int = 0) -> float:
+    """What was done, in trainings of a setting, by count.
+
+    Args:
+        lines: that were asked for kernels.
+        descent: the training.
+        path: along its kernels, or None.
+        products: with a kernel, beside those of the path.
+    """
+    price = Price.of(lines.problem, descent, lines.estimator)
+    passes = lines.passes if path is None else lines.passes + path.gradient_evaluations
+    products += 0 if path is None else path.products
+    return price.forecast(lines.kernels, passes, products) / price.training
 
 
 def _read(screened: Sweep, followed: Mapping[int, Followed], rule: Rule) -> Sweep:

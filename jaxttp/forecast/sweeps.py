@@ -21,6 +21,7 @@ from jaxttp.dynamics._heavy_ball import heavy_ball
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.forecast._curves import held_to, read_times
 from jaxttp.forecast._options import Keywords, check_tokens, choose_kernel
 from jaxttp.forecast._shared import with_shared_goal
 from jaxttp.forecast._stability import batch_factor, rises
@@ -28,7 +29,7 @@ from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.swept import Sweep, held_to, read_times
+from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.factored import Factored

@@ -6,17 +6,17 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxttp._checks import check_choice
 from jaxttp._files import replaced
 from jaxttp._result import RESULT, wrapped
+from jaxttp.forecast._curves import read_times
 from jaxttp.forecast._stability import Rates, stability_message
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
+from jaxttp.forecast.seconds import readable_time
 from jaxttp.losses import get_loss
-from jaxttp.rule import Rule, Target, goal_words, step_words
+from jaxttp.rule import Target, goal_words, step_words
 
 SHOWN = 5
 """Settings that a sweep prints, and asks the network about."""
@@ -27,32 +27,6 @@ FEW = 8
 
 
 SHARED = "a goal that the sweep chose for all"
-
-
-def read_times(
-    curves: np.ndarray, stable: np.ndarray, horizons: np.ndarray, reading: Rule
-) -> np.ndarray:
-    """Steps of every setting to every threshold of a rule (S, E), each within its own horizon.
-
-    Args:
-        curves: the loss or the error, whichever is read (S, T + 1).
-        stable: the settings that count (S,).
-        horizons: steps of every setting (S,).
-        reading: the rule.
-    """
-    times = np.full((len(horizons), len(reading.thresholds)), -1)
-    for steps in set(horizons):
-        some = np.flatnonzero(stable & (horizons == steps))
-        read = jnp.asarray(curves[some, : steps + 1])
-        for column, threshold in enumerate(reading.thresholds):
-            times[some, column] = jax.vmap(lambda c, e=threshold: reading.time(c, e))(read)
-    return times
-
-
-def held_to(curves: np.ndarray, length: int) -> np.ndarray:
-    """Curves (..., t) held at their ends until they have this length."""
-    rest = [(0, 0)] * (curves.ndim - 1)
-    return np.pad(curves, [*rest, (0, length - curves.shape[-1])], mode="edge")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +69,9 @@ class Sweep:
             come after all others.
         rough: the settings along whose path the curvature comes to twice the edge of stability, so
             that a real training is thrown about: they are ranked by twice their time.
-        shared: whether the target was chosen by the sweep, see `shared_goal`.
+        shared: whether the target was chosen by the sweep.
+        trainings: what the sweep cost, in trainings of its first setting, by count; None where it
+            was made of a kernel.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -122,6 +98,7 @@ class Sweep:
     unsure: frozenset[int] = frozenset()
     rough: frozenset[int] = frozenset()
     shared: bool = False
+    trainings: float | None = None
 
     @property
     def ranked_by(self) -> float | Target:
@@ -313,6 +290,23 @@ class Sweep:
         return f"which is first is not sure: {'; '.join(words)}" if words else ""
 
     @property
+    def advice(self) -> str:
+        """What to use, in one line: the first setting, when it gets there, and the next best."""
+        order, goal = self.ranking(), self.goal(self.ranked_by)
+        if not order:
+            return f"no setting gets to {goal}: try lower rates or more steps"
+        first = f"use {self.settings[order[0]]}: {goal} at {self._time_and_seconds(order[0])}"
+        if len(order) == 1:
+            return f"{first}; no other gets there"
+        return f"{first}; next best {self.settings[order[1]]}: {self._time_and_seconds(order[1])}"
+
+    def _time_and_seconds(self, i: int) -> str:
+        words = f"step {self.time_words(i, self.ranked_by)}"
+        if self.step_seconds is None:
+            return words
+        return f"{words}, {readable_time(float(self.cost()[i]))}"
+
+    @property
     def depth(self) -> str:
         """One line on how the settings were forecast."""
         followed, all_of_them = len(self.relinearized), len(self.settings)
@@ -322,6 +316,14 @@ class Sweep:
             return "all along rebuilt kernels"
         one = "1 setting, the one that leads," if followed == 1 else f"{followed} leading settings"
         return f"{one} along rebuilt kernels, the others on the first kernel alone"
+
+    @property
+    def price(self) -> str:
+        """One line on what it cost; empty where that is not known."""
+        if self.trainings is None:
+            return ""
+        count = len(self.settings)
+        return f"by count this cost {self.trainings:.2g} trainings; training all would be {count}"
 
     def aimed(self, target: Target, smooth: int = 1) -> "Sweep":
         """The same sweep, ranked by a target that it chose (`shared_goal`).
@@ -375,6 +377,9 @@ class Sweep:
             lines.append(wrapped(f"  {self.tie}", 2))
         if self.relinearized:
             lines.append(wrapped(f"  {self.depth}", 2))
+            lines.append(wrapped(f"  {self.price}", 2))
+        if reached:
+            lines.append(wrapped(f"  {self.advice}", 2))
         if self.warning is not None:
             which, why = self.warning.split(": ", 1)
             lines += [f"  {which}:", wrapped(f"    {why}", 4)]
