@@ -34,6 +34,7 @@ from jaxttp.losses import get_loss
 from jaxttp.ntk import empirical_ntk
 
 TENTH, STEEPEST = "a tenth of the lowest point", "the steepest point"
+SEED = 6
 PARTS = {
     "reported": (*accuracy_tasks.REPORTED, *trust_tasks.HELD_OUT),
     "tuning": (*accuracy_tasks.TUNING, *trust_tasks.FITTING),
@@ -59,8 +60,8 @@ PRESETS = {
 def job_of(task: str) -> Job:
     """The task of that name, of either set."""
     if task in trust_tasks.FITTING or task in trust_tasks.HELD_OUT:
-        return trust_tasks.make(task, 5)
-    return Job(*accuracy_tasks.make(task, 5, 1.0), "cross_entropy")
+        return trust_tasks.make(task, SEED)
+    return Job(*accuracy_tasks.make(task, SEED, 1.0), "cross_entropy")
 
 
 def settings_of(job: Job, settings: AdviceSettings) -> tuple[Hyperparameters, ...]:

@@ -35,17 +35,15 @@ from jaxttp.forecast.price import Price
 from jaxttp.forecast.swept import FEW, SHOWN, Sweep
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.factored import Kernel
-from jaxttp.rule import Rule
+from jaxttp.rule import Rule, Target
 
 SURE, LEAST, MOST = 1, 2, 8
 """So many of the first are to be looked at, and so many settings in all, at least and at most."""
 BEYOND = 3.0
 """Rates up to so many times the first kernel's limit are tried, where lower ones lead."""
-SHARP = 2.0
-"""Where the curvature along the path comes to so many times the edge of stability, a real training
-is thrown about, and may not come back."""
-FAST = 0.5
-"""Of those the ones whose rate was above this share of their limit at the start did not."""
+SHARP, FAST = 2.0, 0.5
+"""Where the curvature comes to so many times the edge of stability, with a rate of more than this
+share of its limit at the start, real trainings of the tuning tasks did not come back."""
 
 
 class Followed(NamedTuple):
@@ -81,9 +79,10 @@ def follow_leaders(
 
     Those first in what the sweep is ranked by (`Sweep.ranked_by`), by steps and by cost, are
     followed until those in front have been, and then the next higher rate of what leads for as long
-    as it leads in turn, also beyond the first kernel's limit, which networks often survive: two at
-    least and eight at most; of eight settings or fewer all that are stable. A goal that the sweep
-    chose is chosen again by the ends of those that were followed.
+    as it leads in turn, also beyond the first kernel's limit, which networks often survive, or the
+    next lower one where what leads is thrown about at the edge of stability: two at least and eight
+    at most; of eight settings or fewer all that are stable. A goal that the sweep chose is chosen
+    again by the ends of those that were followed.
     Kernels are rebuilt as often as the default budget allows (see `predict_training_time`).
 
     Args:
@@ -168,9 +167,11 @@ def _next(swept: Sweep) -> int | None:
         for i in order[:SURE]:
             if i not in done:
                 return i
-    higher = [_higher(swept, order[0]) for order in orders if order]
+    leaders = [order[0] for order in orders if order]
+    beside = [_beside(swept, i, higher=True) for i in leaders]
+    beside += [_beside(swept, i, higher=False) for i in leaders if i in swept.rough]
     few = len(swept.settings) <= FEW
-    waiting = [i for i in higher if i is not None and i not in done]
+    waiting = [i for i in beside if i is not None and i not in done]
     if waiting:
         return waiting[0]
     if len(done) >= LEAST and not few:
@@ -179,16 +180,20 @@ def _next(swept: Sweep) -> int | None:
     return next((i for i in rest if i not in done), None)
 
 
-def _higher(swept: Sweep, leader: int) -> int | None:
-    """The setting with the next higher rate that is like a leader otherwise."""
+def _beside(swept: Sweep, leader: int, *, higher: bool) -> int | None:
+    """The setting with the next higher rate, or lower, that is like a leader otherwise."""
     one = swept.settings[leader]
     limits = swept.max_learning_rate if swept.rate_limit is None else swept.rate_limit
-    above = [
-        i for i, other in enumerate(swept.settings)
-        if one.learning_rate < other.learning_rate <= BEYOND * limits[i]
+    rates = {
+        i: other.learning_rate for i, other in enumerate(swept.settings)
+        if other.learning_rate <= BEYOND * limits[i]
         and dataclasses.replace(other, learning_rate=one.learning_rate) == one
-    ]  # fmt: skip
-    return min(above, key=lambda i: swept.settings[i].learning_rate, default=None)
+    }  # fmt: skip
+    if higher:
+        above = [i for i, rate in rates.items() if rate > one.learning_rate]
+        return min(above, key=lambda i: rates[i], default=None)
+    below = [i for i, rate in rates.items() if rate < one.learning_rate]
+    return max(below, key=lambda i: rates[i], default=None)
 
 
 def _replaced(swept: Sweep, i: int, one: Followed, rule: Rule) -> Sweep:
@@ -209,7 +214,9 @@ def _replaced(swept: Sweep, i: int, one: Followed, rule: Rule) -> Sweep:
         found["target_steps"] = list(doubt.targets.values())
     if swept.error is not None:
         found["error"] = held_to(error, length)
-    risky, rough = _risks(path, swept.share(i))
+    goal = swept.ranked_by
+    time = doubt.targets[goal] if isinstance(goal, Target) else doubt.steps[goal]
+    risky, rough = _risks(path, swept.share(i), time)
     off = {**(doubt.steps_uncertainty or {}), **doubt.targets_uncertainty}
     kept = {name: getattr(swept, name).copy() for name in found}
     for name, value in found.items():
@@ -217,20 +224,22 @@ def _replaced(swept: Sweep, i: int, one: Followed, rule: Rule) -> Sweep:
     return dataclasses.replace(
         swept, **kept, trust={**swept.trust, i: trust}, relinearized=(*swept.relinearized, i),
         uncertainty={**swept.uncertainty, i: off},
-        unsure=swept.unsure | {i} if risky else swept.unsure,
-        rough=swept.rough | {i} if rough else swept.rough,
+        unsure=swept.unsure | {i} if risky else swept.unsure - {i},
+        rough=swept.rough | {i} if rough else swept.rough - {i},
     )  # fmt: skip
 
 
-def _risks(path: Path, share: float) -> tuple[bool, bool]:
-    """Whether a real training may fail, and whether it is thrown about.
+def _risks(path: Path, share: float, time: int) -> tuple[bool, bool]:
+    """Whether a real training may fail, and whether it is thrown about on its way to the goal.
 
     Args:
         path: along rebuilt kernels.
         share: of the largest stable rate, at the start.
+        time: the predicted one, -1 for never.
     """
-    rough = path.witness.sharpest > SHARP
-    return path.unsure_from is not None or (rough and share > FAST), rough
+    seen = path.witness
+    rough = any(0 <= step < time for step in (seen.edge_at, seen.held_from))
+    return path.unsure_from is not None or (rough and seen.sharpest > SHARP and share > FAST), rough
 
 
 def with_trust(

@@ -67,8 +67,8 @@ class Sweep:
         unsure: the settings whose real training may fail, since the noise of their batches outgrows
             what kernels can follow (`Prediction.unsure_from`) or the curvature a high rate: they
             come after all others.
-        rough: the settings along whose path the curvature comes to twice the edge of stability, so
-            that a real training is thrown about: they are ranked by twice their time.
+        rough: the settings whose path comes to the edge of stability before the goal, so that a
+            real training is thrown about: they are ranked by twice their time.
         shared: whether the target was chosen by the sweep.
         trainings: what the sweep cost, in trainings of its first setting, by count; None where it
             was made of a kernel.
