@@ -100,6 +100,8 @@ def _write(result: Any, folder: Path) -> list[Path]:
 
 
 def _print(console: Console, result: Any) -> None:
+    from jaxttp.forecast.swept import SHARED
+
     swept = result.sweep
     print_task(console, result.task)
     goal = swept.goal(result.threshold)
@@ -119,6 +121,8 @@ def _print(console: Console, result: Any) -> None:
                 f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",
             )  # fmt: skip
         console.print(table)
+    if swept.shared and result.threshold == swept.ranked_by:
+        console.print(f"{goal} is {SHARED}; --target-loss names another", soft_wrap=True)
     if swept.rule == "relative" and not isinstance(result.threshold, Target):
         console.print(
             f"steps to {goal}: each setting is measured by its own drop, so look at the loss at "
