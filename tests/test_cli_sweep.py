@@ -28,17 +28,18 @@ def test_sweep_writes_and_prints(tmp_path):
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "largest stable learning rate" in done.stdout
-    assert "fastest to 10 % of the loss's drop: rate" in done.stdout
-    assert "fewest steps to 10 % of the loss's drop" in done.stdout
-    first = done.stdout[: done.stdout.index("cheapest to 10 % of the loss's drop")]
-    assert first.count("│ rate") == 5
-    assert (
-        "steps to 10 % of the loss's drop: each setting is measured by its own drop" in done.stdout
-    )
     written = json.loads((tmp_path / "sweep.json").read_text())
+    goal = written["goal"]
+    assert goal.startswith("loss below ")
+    assert f"{goal} is a goal that the sweep chose for all" in done.stdout
+    assert f"fewest steps to {goal}" in done.stdout
+    first = done.stdout[: done.stdout.index(f"cheapest to {goal}")]
+    assert first.count("│ rate") == 5
     assert len(written["rows"]) == 64
     best = written["rows"][written["fastest"]]
-    assert f"({best['steps_0.1']} steps)" in done.stdout
+    time = best[f"steps_loss_{goal.split()[-1]}"]
+    assert f": {goal} at step {time}; next best rate" in done.stdout
+    assert "use rate" in done.stdout
     rows = list(csv.DictReader((tmp_path / "sweep.csv").open()))
     assert len(rows) == 64
     assert rows[0]["schedule"] == "constant"

@@ -100,6 +100,8 @@ def _write(result: Any, folder: Path) -> list[Path]:
 
 
 def _print(console: Console, result: Any) -> None:
+    from jaxttp.forecast.swept import SHARED
+
     swept = result.sweep
     print_task(console, result.task)
     goal = swept.goal(result.threshold)
@@ -119,6 +121,8 @@ def _print(console: Console, result: Any) -> None:
                 f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",
             )  # fmt: skip
         console.print(table)
+    if swept.shared and result.threshold == swept.ranked_by:
+        console.print(f"{goal} is {SHARED}; --target-loss names another", soft_wrap=True)
     if swept.rule == "relative" and not isinstance(result.threshold, Target):
         console.print(
             f"steps to {goal}: each setting is measured by its own drop, so look at the loss at "
@@ -133,13 +137,18 @@ def _print(console: Console, result: Any) -> None:
         f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable; {swept.depth}",
         soft_wrap=True,
     )
+    if swept.price:
+        console.print(swept.price, soft_wrap=True)
     if swept.warning is not None:
         console.print(swept.warning, soft_wrap=True)
     console.print(f"largest stable learning rate: {result.max_learning_rate:.4g} (no momentum)")
     if result.fastest is not None:
-        best = swept.settings[result.fastest]
-        time = swept.time_words(result.fastest, result.threshold)
-        console.print(f"fastest to {goal}: {best} ({time} steps)")
+        if result.threshold == swept.ranked_by:
+            console.print(swept.advice, soft_wrap=True)
+        else:
+            best = swept.settings[result.fastest]
+            time = swept.time_words(result.fastest, result.threshold)
+            console.print(f"fastest to {goal}: {best} ({time} steps)")
         if swept.tie and result.threshold == swept.ranked_by:
             console.print(swept.tie, soft_wrap=True)
         if swept.trust.get(result.fastest) is not None:

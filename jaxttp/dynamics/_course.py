@@ -122,6 +122,8 @@ class State(NamedTuple):
         run: steps of the recursion that were run so far.
         seconds: of every kernel built so far.
         beside: the test samples, or None.
+        sharpest: the largest curvature so far, as a multiple of the edge of stability; 0 where that
+            is not looked at.
     """
 
     here: Start
@@ -138,6 +140,7 @@ class State(NamedTuple):
     run: int = 0
     seconds: tuple[float, ...] = ()
     beside: Beside | None = None
+    sharpest: float = 0.0
 
     @property
     def start(self) -> int:
@@ -204,6 +207,13 @@ def damping_at(course: Course, state: State, kernel: Kernel, f: Array) -> Dampin
 def is_beyond(bound: Damping | None) -> bool:
     """Whether there is a mode beyond the edge of stability."""
     return bound is not None and float(bound.largest) > 1.0
+
+
+def sharper(state: State, bound: Damping | None) -> State:
+    """The state, knowing how sharp it is where a damping was found."""
+    if bound is None:
+        return state
+    return state._replace(sharpest=max(state.sharpest, float(bound.largest)))
 
 
 def timed(kernel_fn: Callable[[Params], Kernel], params: Params) -> tuple[Kernel, float]:

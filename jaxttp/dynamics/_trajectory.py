@@ -61,6 +61,8 @@ class RelinearizedTrajectory(eqx.Module):
             apart.
         test: outputs on the test samples (steps + 1, M, C), or None.
         steps_run: steps of the recursion that were run: ahead, again, and those of batches beside.
+        sharpest: the largest curvature at a kernel, as a multiple of the edge of stability; only at
+            the start where that is beyond it, 0 where it is not looked at (damp=False).
     """
 
     ts: Float[Array, " t"]
@@ -80,5 +82,6 @@ class RelinearizedTrajectory(eqx.Module):
     test: Float[Array, "t m c"] | None = None
     left_at: int = eqx.field(static=True, default=-1)
     steps_run: int = eqx.field(static=True, default=0)
+    sharpest: float = eqx.field(static=True, default=0.0)
 
     plot, _repr_html_, __repr__ = RESULT

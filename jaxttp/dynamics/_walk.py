@@ -27,6 +27,7 @@ from jaxttp.dynamics._course import (
     damping_at,
     is_beyond,
     run_to,
+    sharper,
     survey,
     timed,
 )
@@ -111,6 +112,7 @@ def set_out(
         seconds=(seconds,), beside=_beside(course, params),
     )  # fmt: skip
     bound = damping_at(course, state, kernel, f)
+    state = sharper(state, bound)
     if damp is None and is_beyond(bound):  # a rate that is too large from the start
         course, bound = dataclasses.replace(course, damps=False), None
     return dataclasses.replace(course, indices=draw(f.shape[0])), state._replace(damping=bound)
@@ -181,6 +183,7 @@ def step(
         error = error if np.isfinite(error) else float("inf")
         if not error <= limit:
             return SegmentStep(state._replace(rejected=state.rejected + 1), Outcome.REJECTED, error)
+    state = sharper(state, bound)
     if is_beyond(bound) and state.crossing is None:
         state, crossing = cross_edge(course, state)
         state = state._replace(crossing=crossing, edge_at=end)
@@ -336,4 +339,5 @@ def finish(course: Course, state: State) -> RelinearizedTrajectory:
         kernel_seconds=state.seconds,
         gradient_evaluations=state.passes,
         steps_run=state.run,
+        sharpest=state.sharpest,
     )

@@ -1,4 +1,4 @@
-"""Loss and error along predicted outputs, compiled once for every forecast of a shape."""
+"""Loss and error along predicted outputs, compiled once for every forecast of a shape, and read."""
 
 import functools
 
@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxttp.dynamics._pieces import curves
 from jaxttp.losses import Loss
+from jaxttp.rule import Rule
 
 
 def loss_and_error(loss: Loss, outputs: Array, targets: Array) -> tuple[Array, Array]:
@@ -33,3 +34,29 @@ def at_places(
     low = np.floor(places).astype(int)
     part = (places - low).reshape(-1, *[1] * (curve.ndim - 1)).astype(curve.dtype)
     return (1 - part) * curve[low] + part * curve[np.minimum(low + 1, last)]
+
+
+def read_times(
+    curves: np.ndarray, stable: np.ndarray, horizons: np.ndarray, reading: Rule
+) -> np.ndarray:
+    """Steps of every setting to every threshold of a rule (S, E), each within its own horizon.
+
+    Args:
+        curves: the loss or the error, whichever is read (S, T + 1).
+        stable: the settings that count (S,).
+        horizons: steps of every setting (S,).
+        reading: the rule.
+    """
+    times = np.full((len(horizons), len(reading.thresholds)), -1)
+    for steps in set(horizons):
+        some = np.flatnonzero(stable & (horizons == steps))
+        read = jnp.asarray(curves[some, : steps + 1])
+        for column, threshold in enumerate(reading.thresholds):
+            times[some, column] = jax.vmap(lambda c, e=threshold: reading.time(c, e))(read)
+    return times
+
+
+def held_to(curves: np.ndarray, length: int) -> np.ndarray:
+    """Curves (..., t) held at their ends until they have this length."""
+    rest = [(0, 0)] * (curves.ndim - 1)
+    return np.pad(curves, [*rest, (0, length - curves.shape[-1])], mode="edge")

@@ -8,8 +8,8 @@ of the others that are shown the network is asked how fast it learns (`with_trus
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,9 @@ from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.dynamics.recursion import recursion
+from jaxttp.forecast._curves import held_to
 from jaxttp.forecast._options import Keywords
+from jaxttp.forecast._shared import with_shared_goal
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.doubt import LEVEL, Doubt
@@ -29,13 +31,27 @@ from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.planner import plan_forecast
-from jaxttp.forecast.swept import FEW, SHOWN, Sweep, held_to
+from jaxttp.forecast.price import Price
+from jaxttp.forecast.swept import FEW, SHOWN, Sweep
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.factored import Kernel
-from jaxttp.rule import Rule
+from jaxttp.rule import Rule, Target
 
-SURE, LEAST, MOST = 1, 2, 5
+SURE, LEAST, MOST = 1, 2, 8
 """So many of the first are to be looked at, and so many settings in all, at least and at most."""
+BEYOND = 3.0
+"""Rates up to so many times the first kernel's limit are tried, where lower ones lead."""
+SHARP, FAST = 2.0, 0.5
+"""Where the curvature comes to so many times the edge of stability, with a rate of more than this
+share of its limit at the start, real trainings of the tuning tasks did not come back."""
+
+
+class Followed(NamedTuple):
+    """A setting along rebuilt kernels."""
+
+    way: Relinearized
+    path: Path
+    stable: bool
 
 
 def descent_of(one: Hyperparameters, key: Array | None, protocol: str | None) -> Descent:
@@ -62,8 +78,11 @@ def follow_leaders(
     """The same sweep, with its leading settings forecast again along rebuilt kernels.
 
     Those first in what the sweep is ranked by (`Sweep.ranked_by`), by steps and by cost, are
-    followed until those in front have been, two at least and five at most; of eight settings or
-    fewer all that are stable.
+    followed until those in front have been, and then the next higher rate of what leads for as long
+    as it leads in turn, also beyond the first kernel's limit, which networks often survive, or the
+    next lower one where what leads is thrown about at the edge of stability: two at least and eight
+    at most; of eight settings or fewer all that are stable. A goal that the sweep chose is chosen
+    again by the ends of those that were followed.
     Kernels are rebuilt as often as the default budget allows (see `predict_training_time`).
 
     Args:
@@ -83,7 +102,11 @@ def follow_leaders(
     keywords = Keywords(relinearize=relinearize)
     report = progress or (lambda stage, done, total: None)
     most = len(swept.settings) if len(swept.settings) <= FEW else MOST
-    while len(swept.relinearized) < most:
+    screened, followed = swept, {}
+    one = swept.settings[0]
+    screening = len(swept.settings) * one.steps
+    spent = _cost(lines, descent_of(one, key, protocol), None, screening)
+    while len(followed) < most:
         waiting = _next(swept)
         if waiting is None:
             break
@@ -98,13 +121,42 @@ def follow_leaders(
             way = plan_forecast(way, problem, descent, lines.estimator).dynamics
         if not isinstance(way, Relinearized):
             break
-        report("rebuilding kernels of the leading settings", len(swept.relinearized), most)
+        report("rebuilding kernels of the leading settings", len(followed), most)
         path = way.follow(beside, descent)
         _, rates = way.rates(beside, descent)
         stable = way.is_stable(path, rates, descent)
-        trust = way.trust(path, rule.about(swept.targets))
-        swept = _replaced(swept, waiting, path, rule, trust, stable=stable)
-    return swept
+        spent += _cost(beside, descent, path)
+        followed[waiting] = Followed(way, path, stable)
+        swept = _read(screened, followed, rule)
+    return dataclasses.replace(swept, trainings=spent)
+
+
+def _cost(lines: Linearizer, descent: Descent, path: Path | None, products: int = 0) -> float:
+    """What was done, in trainings of a setting, by count.
+
+    Args:
+        lines: that were asked for kernels.
+        descent: the training.
+        path: along its kernels, or None.
+        products: with a kernel, beside those of the path.
+    """
+    price = Price.of(lines.problem, descent, lines.estimator)
+    passes = lines.passes if path is None else lines.passes + path.gradient_evaluations
+    products += 0 if path is None else path.products
+    return price.forecast(lines.kernels, passes, products) / price.training
+
+
+def _read(screened: Sweep, followed: Mapping[int, Followed], rule: Rule) -> Sweep:
+    """The sweep with the settings that were followed in the place of the first kernel's."""
+    swept = screened
+    for i, one in followed.items():
+        swept = _replaced(swept, i, one, rule)
+    if not swept.shared:
+        return swept
+    swept = with_shared_goal(swept, rule, list(followed))
+    for i, one in followed.items():  # with their doubts of this goal
+        swept = _replaced(swept, i, one, rule)
+    return dataclasses.replace(swept, relinearized=tuple(followed))
 
 
 def _next(swept: Sweep) -> int | None:
@@ -115,17 +167,39 @@ def _next(swept: Sweep) -> int | None:
         for i in order[:SURE]:
             if i not in done:
                 return i
+    leaders = [order[0] for order in orders if order]
+    beside = [_beside(swept, i, higher=True) for i in leaders]
+    beside += [_beside(swept, i, higher=False) for i in leaders if i in swept.rough]
     few = len(swept.settings) <= FEW
+    waiting = [i for i in beside if i is not None and i not in done]
+    if waiting:
+        return waiting[0]
     if len(done) >= LEAST and not few:
         return None
     rest = (*orders[0], *(np.flatnonzero(swept.stable).tolist() if few else ()))
     return next((i for i in rest if i not in done), None)
 
 
-def _replaced(
-    swept: Sweep, i: int, path: Path, rule: Rule, trust: str | None, *, stable: bool
-) -> Sweep:
+def _beside(swept: Sweep, leader: int, *, higher: bool) -> int | None:
+    """The setting with the next higher rate, or lower, that is like a leader otherwise."""
+    one = swept.settings[leader]
+    limits = swept.max_learning_rate if swept.rate_limit is None else swept.rate_limit
+    rates = {
+        i: other.learning_rate for i, other in enumerate(swept.settings)
+        if other.learning_rate <= BEYOND * limits[i]
+        and dataclasses.replace(other, learning_rate=one.learning_rate) == one
+    }  # fmt: skip
+    if higher:
+        above = [i for i, rate in rates.items() if rate > one.learning_rate]
+        return min(above, key=lambda i: rates[i], default=None)
+    below = [i for i, rate in rates.items() if rate < one.learning_rate]
+    return max(below, key=lambda i: rates[i], default=None)
+
+
+def _replaced(swept: Sweep, i: int, one: Followed, rule: Rule) -> Sweep:
     """The sweep with setting i read off a path along rebuilt kernels."""
+    path, stable = one.path, one.stable
+    trust = one.way.trust(path, rule.about(swept.targets))
     loss, error = (np.asarray(curve, np.float64) for curve in (path.loss, path.error))
     doubt = Doubt.of(path, rule, stable=stable, level=LEVEL, targets=swept.targets)
     length = swept.loss.shape[1]
@@ -140,6 +214,9 @@ def _replaced(
         found["target_steps"] = list(doubt.targets.values())
     if swept.error is not None:
         found["error"] = held_to(error, length)
+    goal = swept.ranked_by
+    time = doubt.targets[goal] if isinstance(goal, Target) else doubt.steps[goal]
+    risky, rough = _risks(path, swept.share(i), time)
     off = {**(doubt.steps_uncertainty or {}), **doubt.targets_uncertainty}
     kept = {name: getattr(swept, name).copy() for name in found}
     for name, value in found.items():
@@ -147,8 +224,22 @@ def _replaced(
     return dataclasses.replace(
         swept, **kept, trust={**swept.trust, i: trust}, relinearized=(*swept.relinearized, i),
         uncertainty={**swept.uncertainty, i: off},
-        unsure=swept.unsure if path.unsure_from is None else swept.unsure | {i},
+        unsure=swept.unsure | {i} if risky else swept.unsure - {i},
+        rough=swept.rough | {i} if rough else swept.rough - {i},
     )  # fmt: skip
+
+
+def _risks(path: Path, share: float, time: int) -> tuple[bool, bool]:
+    """Whether a real training may fail, and whether it is thrown about on its way to the goal.
+
+    Args:
+        path: along rebuilt kernels.
+        share: of the largest stable rate, at the start.
+        time: the predicted one, -1 for never.
+    """
+    seen = path.witness
+    rough = any(0 <= step < time for step in (seen.edge_at, seen.held_from))
+    return path.unsure_from is not None or (rough and seen.sharpest > SHARP and share > FAST), rough
 
 
 def with_trust(

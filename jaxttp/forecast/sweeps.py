@@ -8,13 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_number
+from jaxttp._checks import check_choice, check_number
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
@@ -22,19 +21,23 @@ from jaxttp.dynamics._heavy_ball import heavy_ball
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.forecast._curves import held_to, read_times
 from jaxttp.forecast._options import Keywords, check_tokens, choose_kernel
+from jaxttp.forecast._shared import with_shared_goal
 from jaxttp.forecast._stability import batch_factor, rises
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.swept import Sweep, held_to
+from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.factored import Factored
 from jaxttp.rule import TRAIN_CURVES, Rule, Target, Values, check_targets, targets_of
 
 _CHUNK_BYTES = 64 << 20
+RANKINGS = ("shared", "own")
+"""What settings are measured by, where no target is given."""
 
 
 def sweep(
@@ -53,6 +56,7 @@ def sweep(
     window: int | None = None,
     key: Array | None = None,
     protocol: str | None = None,
+    rank_by: str = "shared",
     relinearize: int | str = "auto",
     trainable: Any = None,
     sketch_dim: int | None = None,
@@ -84,6 +88,9 @@ def sweep(
             Settings of the same batch size see the same batches, so that they can be compared.
         protocol: how batches are drawn, where a setting has a batch size: "epochs" when None, see
             `jaxttp.dynamics.batch_indices`.
+        rank_by: where no target is given, "shared" for one that the sweep chooses for all settings
+            (see `shared_goal`; the share is the middle threshold), or "own" for every setting's own
+            drop, by which a slow one can seem early. Settings of several losses have their own.
         relinearize: as in `predict_training_time`, for the settings that lead (two to five, see
             `Sweep.relinearized`): a single kernel ranks many at once, but its times can be several
             times the real ones. 0 for one kernel alone, which takes seconds for thousands.
@@ -122,7 +129,7 @@ def sweep(
     reading = Rule.of(thresholds, rule, metric, smooth, window)
     Keywords(relinearize=relinearize).check()
     targets = targets_of(target_loss, target_error)
-    wanted = _Wanted.of(settings, count(x), reading, targets, key, protocol, step_seconds)
+    wanted = _Wanted.of(settings, count(x), reading, targets, key, protocol, step_seconds, rank_by)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     losses = list(dict.fromkeys(one.loss for one in wanted.settings))
     problem = Problem.of(apply_fn, params, x, y, loss=losses[0], trainable=trainable)
@@ -152,6 +159,7 @@ def sweep_kernel(
     key: Array | None = None,
     protocol: str | None = None,
     step_seconds: float | Mapping[int | None, float] | None = None,
+    rank_by: str = "shared",
 ) -> Sweep:
     """`sweep` for a kernel that exists already.
 
@@ -170,6 +178,7 @@ def sweep_kernel(
         key: see `sweep`.
         protocol: see `sweep`.
         step_seconds: see `sweep`.
+        rank_by: see `sweep`.
 
     Returns:
         A `Sweep`.
@@ -187,7 +196,7 @@ def sweep_kernel(
     """
     n = np.shape(f0)[0] if np.ndim(f0) else None
     reading = Rule.of(thresholds, rule, metric, smooth, window)
-    wanted = _Wanted.of(settings, n, reading, targets, key, protocol, step_seconds)
+    wanted = _Wanted.of(settings, n, reading, targets, key, protocol, step_seconds, rank_by)
     return _sweep(kernel, f0, y, wanted)
 
 
@@ -202,30 +211,18 @@ def _sweep(kernel: ArrayLike | Factored, f0: ArrayLike, y: Any, wanted: "_Wanted
     peaks = np.array([one.rates().max() for one in settings])
     stable = found.alive & ~rises(found.losses) & (peaks < found.in_square * found.limits)
     horizons = np.array([one.steps for one in settings])
-    times = _times(found, stable, horizons, reading)
-    to_targets = [
-        _times(found, stable, horizons, target.rule(reading.smooth)) for target in wanted.targets
-    ]
-    return Sweep(
+    rules = (reading, *(target.rule(reading.smooth) for target in wanted.targets))
+    times, *to_targets = (
+        read_times(one.curve(found.losses, found.errors), stable, horizons, one) for one in rules
+    )
+    swept = Sweep(
         settings, len(next(iter(problems.values()))[1]), reading.thresholds, reading.kind, times,
         found.losses[:, -1], found.errors[:, -1], stable, found.limits, found.losses,
         wanted.seconds, reading.metric, found.errors if wanted.by_error else None,
         rate_limit=found.in_square * found.limits, targets=wanted.targets,
         target_steps=np.concatenate([times[:, :0], *to_targets], axis=1),
     )  # fmt: skip
-
-
-def _times(
-    found: "_Followed", stable: np.ndarray, horizons: np.ndarray, reading: Rule
-) -> np.ndarray:
-    """Steps of every setting to every threshold (S, E), each within its own horizon."""
-    times = np.full((len(horizons), len(reading.thresholds)), -1)
-    for steps in set(horizons):
-        some = np.flatnonzero(stable & (horizons == steps))
-        curves = jnp.asarray(reading.curve(found.losses, found.errors)[some, : steps + 1])
-        for column, threshold in enumerate(reading.thresholds):
-            times[some, column] = jax.vmap(lambda c, e=threshold: reading.time(c, e))(curves)
-    return times
+    return swept if wanted.rank_by == "own" else with_shared_goal(swept, reading)
 
 
 class _Wanted(NamedTuple):
@@ -237,6 +234,7 @@ class _Wanted(NamedTuple):
     key: Array | None
     protocol: str
     seconds: np.ndarray | None
+    rank_by: str
 
     @property
     def by_error(self) -> bool:
@@ -253,7 +251,9 @@ class _Wanted(NamedTuple):
         key: Array | None,
         protocol: str | None,
         step_seconds: float | Mapping[int | None, float] | None,
+        rank_by: str,
     ) -> "_Wanted":
+        check_choice("rank_by", rank_by, RANKINGS)
         if isinstance(settings, Hyperparameters):
             raise TypeError(
                 "settings must hold Hyperparameters (see grid); put the one into a list."
@@ -269,7 +269,9 @@ class _Wanted(NamedTuple):
         rule.check(min(one.steps for one in settings))
         sizes = [one.batch_size for one in settings if one.batch_size is not None]
         protocol = check_batches(max(sizes, default=None), key, protocol, n)
-        return cls(settings, rule, targets, key, protocol, _step_seconds(step_seconds, settings))
+        return cls(
+            settings, rule, targets, key, protocol, _step_seconds(step_seconds, settings), rank_by
+        )
 
 
 class _Followed(NamedTuple):

@@ -11,21 +11,22 @@ import numpy as np
 from jaxttp._checks import check_choice
 from jaxttp._files import replaced
 from jaxttp._result import RESULT, wrapped
+from jaxttp.forecast._curves import read_times
 from jaxttp.forecast._stability import Rates, stability_message
 from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
+from jaxttp.forecast.seconds import readable_time
 from jaxttp.losses import get_loss
 from jaxttp.rule import Target, goal_words, step_words
 
 SHOWN = 5
 """Settings that a sweep prints, and asks the network about."""
+RISK = 2.0
+"""By how much later than said a setting counts that is thrown about at the edge of stability."""
 FEW = 8
 """Of at most so many settings all that are stable are followed and printed."""
 
 
-def held_to(curves: np.ndarray, length: int) -> np.ndarray:
-    """Curves (..., t) held at their ends until they have this length."""
-    rest = [(0, 0)] * (curves.ndim - 1)
-    return np.pad(curves, [*rest, (0, length - curves.shape[-1])], mode="edge")
+SHARED = "a goal that the sweep chose for all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,14 @@ class Sweep:
             which they were; the others' times are those of the first kernel.
         uncertainty: for those settings, by threshold and target, by how many steps the time may be
             off, as `Prediction.steps_uncertainty`.
-        unsure: the settings whose batches' noise outgrows what kernels can follow, so that a real
-            training may fail (`Prediction.unsure_from`): they come after all others.
+        unsure: the settings whose real training may fail, since the noise of their batches outgrows
+            what kernels can follow (`Prediction.unsure_from`) or the curvature a high rate: they
+            come after all others.
+        rough: the settings whose path comes to the edge of stability before the goal, so that a
+            real training is thrown about: they are ranked by twice their time.
+        shared: whether the target was chosen by the sweep.
+        trainings: what the sweep cost, in trainings of its first setting, by count; None where it
+            was made of a kernel.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -89,6 +96,9 @@ class Sweep:
         default_factory=dict
     )
     unsure: frozenset[int] = frozenset()
+    rough: frozenset[int] = frozenset()
+    shared: bool = False
+    trainings: float | None = None
 
     @property
     def ranked_by(self) -> float | Target:
@@ -149,11 +159,17 @@ class Sweep:
             each = np.array([one.batch_size or self.samples for one in self.settings])
         return np.where(self.stable & (times >= 0), times * each, np.inf)
 
+    def share(self, i: int) -> float:
+        """The largest rate of setting i as a share of its limit at the start."""
+        limits = self.max_learning_rate if self.rate_limit is None else self.rate_limit
+        return float(self.settings[i].rates().max() / limits[i])
+
     def best(self, threshold: float | Target | None = None) -> int:
         """The index of the setting that gets there with the fewest steps, then the lowest loss.
 
-        With the rule "relative" (or "gap") every setting is measured by its own final loss, so that
-        a slow one can seem early; a target is the same for all, as is the rule "absolute".
+        A target is the same for all settings, as is the rule "absolute". A threshold of the rule
+        "relative" (or "gap") measures every setting by its own final loss, so that a slow one can
+        seem early.
 
         Raises:
             ValueError: an unknown threshold, or no setting that gets there.
@@ -170,16 +186,21 @@ class Sweep:
 
     def ranking(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that get there, by steps, then by the lowest final loss; `unsure` last."""
-        times = self.times(threshold)
+        times = self._weighed(self.times(threshold))
         order = np.lexsort((self.final_loss, times))
         return self._sure_first(int(i) for i in order if self.stable[i] and times[i] >= 0)
+
+    def _weighed(self, times: np.ndarray) -> np.ndarray:
+        """Times or costs as settings are ranked by them: those of rough ones count more."""
+        rough = np.isin(np.arange(len(self.settings)), list(self.rough))
+        return np.where(rough & (times > 0), RISK * times, times)
 
     def _sure_first(self, order: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(order, key=lambda i: i in self.unsure))  # which keeps their order
 
     def cheapest(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that get there, by what they spend, then by the lowest final loss."""
-        cost = self.cost(threshold)
+        cost = self._weighed(self.cost(threshold))
         order = np.lexsort((self.final_loss, cost))
         return self._sure_first(int(i) for i in order if np.isfinite(cost[i]))
 
@@ -243,6 +264,7 @@ class Sweep:
                     row[f"seconds_{name}"] = seconds
             row |= {"looked_at": i in self.trust, "trust": self.trust.get(i)}
             row |= {"relinearized": i in self.relinearized, "unsure": i in self.unsure}
+            row |= {"rough": i in self.rough}
             row |= {"message": self.message(i)}
             out.append(row)
         return out
@@ -269,6 +291,23 @@ class Sweep:
         return f"which is first is not sure: {'; '.join(words)}" if words else ""
 
     @property
+    def advice(self) -> str:
+        """What to use, in one line: the first setting, when it gets there, and the next best."""
+        order, goal = self.ranking(), self.goal(self.ranked_by)
+        if not order:
+            return f"no setting gets to {goal}: try lower rates or more steps"
+        first = f"use {self.settings[order[0]]}: {goal} at {self._time_and_seconds(order[0])}"
+        if len(order) == 1:
+            return f"{first}; no other gets there"
+        return f"{first}; next best {self.settings[order[1]]}: {self._time_and_seconds(order[1])}"
+
+    def _time_and_seconds(self, i: int) -> str:
+        words = f"step {self.time_words(i, self.ranked_by)}"
+        if self.step_seconds is None:
+            return words
+        return f"{words}, {readable_time(float(self.cost()[i]))}"
+
+    @property
     def depth(self) -> str:
         """One line on how the settings were forecast."""
         followed, all_of_them = len(self.relinearized), len(self.settings)
@@ -279,6 +318,27 @@ class Sweep:
         one = "1 setting, the one that leads," if followed == 1 else f"{followed} leading settings"
         return f"{one} along rebuilt kernels, the others on the first kernel alone"
 
+    @property
+    def price(self) -> str:
+        """One line on what it cost; empty where that is not known."""
+        if self.trainings is None:
+            return ""
+        count = len(self.settings)
+        return f"by count this cost {self.trainings:.2g} trainings; training all would be {count}"
+
+    def aimed(self, target: Target, smooth: int = 1) -> "Sweep":
+        """The same sweep, ranked by a target that it chose (`shared_goal`).
+
+        Args:
+            target: a loss, or, where errors of every step are there, an error.
+            smooth: steps over which curves are averaged first.
+        """
+        curves = self.loss if target.metric == "loss" else self.error
+        assert curves is not None  # a shared goal is of the curve that is read
+        horizons = np.array([one.steps for one in self.settings])
+        times = read_times(curves, self.stable, horizons, target.rule(smooth))
+        return dataclasses.replace(self, targets=(target,), target_steps=times, shared=True)
+
     def goal(self, threshold: float | Target) -> str:
         """A threshold or a target in words."""
         if isinstance(threshold, Target):
@@ -287,11 +347,12 @@ class Sweep:
 
     def __str__(self) -> str:
         order = self.cheapest()
+        chosen = f" ({SHARED})" if self.shared else ""
         reached, risky = len(order), sum(bool(self.stable[i]) for i in self.unsure)
         lines = [
             f"Sweep of {len(self.settings)} settings, {int(self.stable.sum()) - risky} stable"
             f"{f', {risky} that may not train' if risky else ''}; "
-            f"the first to {self.goal(self.ranked_by)}:",
+            f"the first to {self.goal(self.ranked_by)}{chosen}:",
             wrapped(f"  (steps to {', '.join(self.goal(e) for e in self.thresholds)})", 3),
         ]
         shown = SHOWN if len(self.settings) > FEW else FEW
@@ -302,6 +363,7 @@ class Sweep:
                          if self.times(t)[i] >= 0]  # fmt: skip
                 times = f"{times}; {', '.join(below)}"
             mark = ", one kernel" if self.relinearized and i not in self.relinearized else ""
+            mark = ", thrown about" if i in self.rough else mark
             mark = ", may not train" if i in self.unsure else mark
             end = f"loss {self.final_loss[i]:.4g}{mark}"
             lines.append(f"  {self.settings[i]!s:<40} steps {times}; {end}")
@@ -316,6 +378,9 @@ class Sweep:
             lines.append(wrapped(f"  {self.tie}", 2))
         if self.relinearized:
             lines.append(wrapped(f"  {self.depth}", 2))
+            lines.append(wrapped(f"  {self.price}", 2))
+        if reached:
+            lines.append(wrapped(f"  {self.advice}", 2))
         if self.warning is not None:
             which, why = self.warning.split(": ", 1)
             lines += [f"  {which}:", wrapped(f"    {why}", 4)]

@@ -120,7 +120,8 @@ def sweep_task(
         batch_sizes: None for full batches.
         schedules: names of `jaxttp.forecast.hyperparameters.SCHEDULES`.
         threshold: one of the settings' thresholds, or of their targets' values, for the advice;
-            the first target when None, or the middle threshold where there is none.
+            the first target when None, or where there is none a loss that the sweep chooses for
+            all settings.
         metric: which curve the training times are read off; that of the settings when None.
         time_steps: also measure the seconds of a step, for every batch size.
         task: what `build_task` makes of the settings, where it is at hand.
@@ -142,7 +143,7 @@ def sweep_task(
     check_unused(settings, ("optimizer", "weight_decay", "nesterov"), OTHERS)
     check_unused(settings, ("budget", "total_samples"), ALIKE)
     targets = aims(settings)
-    goal = _goal(threshold, settings.thresholds, targets)
+    _goal(threshold, settings.thresholds, targets)  # refuses what will not be forecast
     report = progress or (lambda stage, done, total: None)
     task = build_task(settings) if task is None else task
     problem = Problem.of(*task.model, task.x, task.y, loss=task.loss)
@@ -180,6 +181,7 @@ def sweep_task(
         swept, lines, task.y, rule, relinearize=settings.relinearize, key=key, progress=progress
     )
     swept = with_trust(swept, lines, task.y, key=key)
+    goal = swept.ranked_by if threshold is None else _goal(threshold, settings.thresholds, targets)
     return TaskSweep(settings, task, swept, goal)
 
 

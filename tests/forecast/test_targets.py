@@ -195,8 +195,8 @@ def test_sweeps_rank_by_the_first_target(tmp_path):
         assert row["seconds_error_0.5"] == (str(0.5 * steps[2]) if steps[2] >= 0 else "")
 
 
-def test_sweeps_without_targets_rank_by_the_middle_threshold():
-    found = swept()
+def test_sweeps_rank_by_the_middle_threshold_where_each_is_its_own_measure():
+    found = swept(rank_by="own")
     assert found.target_steps.shape == (6, 0)
     assert found.error is None
     assert found.best() == found.best(0.1)

@@ -31,7 +31,8 @@ def test_a_sweep_advises_a_rate(swept):
     rates = sorted({one.learning_rate for one in swept.sweep.settings})
     assert rates[0] == pytest.approx(0.01 * swept.max_learning_rate)
     assert rates[-1] == pytest.approx(2 * swept.max_learning_rate)
-    assert swept.threshold == 0.1
+    assert swept.threshold == swept.sweep.targets[0]
+    assert swept.sweep.shared
     best = swept.fastest
     assert best is not None
     single = predict_training_time(
@@ -39,7 +40,7 @@ def test_a_sweep_advises_a_rate(swept):
         learning_rate=0.5 * swept.max_learning_rate, steps=30,
     )  # fmt: skip
     assert single.max_learning_rate == pytest.approx(swept.max_learning_rate, rel=1e-6)
-    times = swept.sweep.steps[:, 1]
+    times = swept.sweep.times()
     assert times[best] == min(times[times >= 0])
     assert swept.sweep.step_seconds is not None
     assert np.all(swept.sweep.step_seconds > 0)

@@ -79,9 +79,7 @@ class Relinearized(Dynamics):
         return super().rates(lines, descent) if descent.is_plain else linear_rates(lines, descent)
 
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
-        """See `Dynamics`; a schedule may pass its first kernel's limit: its loss judges."""
-        if descent.is_plain:
-            return super().is_stable(path, rates, descent)
+        """See `Dynamics`; rates may be beyond the first kernel's limit: the loss judges."""
         return not path.diverged and not bool(rises(path.loss))
 
     def trust(self, path: Path, rule: Rule) -> str | None:

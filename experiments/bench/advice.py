@@ -1,0 +1,317 @@
+"""Whether the advice of `jaxttp.sweep` wins: its choice against the whole grid trained for real.
+
+    python -m experiments.bench.advice [--preset smoke|cpu] [--part reported|tuning] [--minutes M]
+                                       [--store FILE]
+
+Every task has a grid of learning rates, as shares of the largest stable one up to beyond it, and
+momenta. All of it is trained for real; the sweep names a goal and chooses a setting before that.
+Beside it stand the first kernel alone, rules of thumb, a learning-rate finder, and what people do
+with real training: a tenth of every training, successive halving, power laws through the first
+tenth. All are asked for the fewest steps to the goal that the sweep named. A rival's cost is real
+training, in trainings of one setting; the sweep's is its operations by count, in the same unit.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import curve_fit
+
+from experiments.bench import accuracy_tasks, trust_tasks
+from experiments.bench.accuracy import load
+from experiments.bench.trust_tasks import Job
+from jaxttp import sweep
+from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.forecast import Hyperparameters, grid
+from jaxttp.forecast.problem import Problem
+from jaxttp.losses import get_loss
+from jaxttp.ntk import empirical_ntk
+
+TENTH, STEEPEST = "a tenth of the lowest point", "the steepest point"
+SEED = 6
+PARTS = {
+    "reported": (*accuracy_tasks.REPORTED, *trust_tasks.HELD_OUT),
+    "tuning": (*accuracy_tasks.TUNING, *trust_tasks.FITTING),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AdviceSettings:
+    """The grid, and which tasks."""
+
+    shares: tuple[float, float, int] = (0.02, 2.5, 10)
+    momenta: tuple[float, ...] = (0.0, 0.6, 0.9)
+    steps: int = 150
+    only: tuple[str, ...] = ()
+
+
+PRESETS = {
+    "smoke": AdviceSettings(shares=(0.1, 1.0, 3), momenta=(0.0,), steps=20, only=("wine, MLP",)),
+    "cpu": AdviceSettings(),
+}
+
+
+def job_of(task: str) -> Job:
+    """The task of that name, of either set."""
+    if task in trust_tasks.FITTING or task in trust_tasks.HELD_OUT:
+        return trust_tasks.make(task, SEED)
+    return Job(*accuracy_tasks.make(task, SEED, 1.0), "cross_entropy")
+
+
+def settings_of(job: Job, settings: AdviceSettings) -> tuple[Hyperparameters, ...]:
+    """The grid of a task, momenta first."""
+    kernel = empirical_ntk(*job.model, job.x)
+    f0 = job.model.apply_fn(job.model.params, job.x)
+    problem = Problem.of(*job.model, job.x, job.y, loss=job.loss)
+    limit = float(max_learning_rate(kernel, f0, problem.targets, loss=job.loss))
+    rates = limit * np.geomspace(*settings.shares)
+    return tuple(
+        one
+        for momentum in settings.momenta
+        for one in grid(
+            learning_rate=rates.tolist(), momentum=(momentum,), loss=job.loss,
+            steps=settings.steps,
+        )
+    )  # fmt: skip
+
+
+class Trainer:
+    """Real training by heavy-ball descent, one program for all settings of a task."""
+
+    def __init__(self, job: Job):
+        loss, targets = (
+            get_loss(job.loss),
+            Problem.of(*job.model, job.x, job.y, loss=job.loss).targets,
+        )
+        x = jnp.asarray(job.x)
+
+        def value(params: Any) -> Any:
+            return loss.value(job.model.apply_fn(params, x), targets)
+
+        @jax.jit
+        def step(params: Any, velocity: Any, rate: Any, momentum: Any) -> tuple:
+            now, gradient = jax.value_and_grad(value)(params)
+            velocity = jax.tree.map(lambda v, g: momentum * v + g, velocity, gradient)
+            params = jax.tree.map(lambda p, v: p - rate * v, params, velocity)
+            return params, velocity, now
+
+        self.params, self.step, self.value = job.model.params, step, jax.jit(value)
+
+    def run(self, rates: Any, momentum: float) -> np.ndarray:
+        """The loss (T + 1,) with these rates (T,)."""
+        params, losses = self.params, []
+        velocity = jax.tree.map(jnp.zeros_like, params)
+        for rate in rates:
+            params, velocity, now = self.step(params, velocity, float(rate), momentum)
+            losses.append(now)
+        return np.array([*map(float, losses), float(self.value(params))])
+
+
+def real_grid(job: Job, choices: tuple[Hyperparameters, ...]) -> np.ndarray:
+    """Loss curves (S, T + 1)."""
+    trainer = Trainer(job)
+    return np.stack([trainer.run(one.rates(), one.momentum) for one in choices])
+
+
+def finder(job: Job, choices: tuple[Hyperparameters, ...]) -> dict[str, float]:
+    """Rates that a learning-rate finder names: momentum 0.9, rates rising over 100 steps."""
+    rates = np.array([one.learning_rate for one in choices])
+    tried = np.geomspace(rates.min() / 10, rates.max() * 10, 100)
+    losses = Trainer(job).run(tried, 0.9)
+    smooth, average = [], 0.0
+    for t, loss in enumerate(losses[:-1]):
+        average = 0.98 * average + 0.02 * loss
+        smooth.append(average / (1 - 0.98 ** (t + 1)))
+        if not np.isfinite(loss) or (t > 0 and smooth[-1] > 4 * min(smooth)):
+            break
+    curve = np.where(np.isfinite(smooth), smooth, np.inf)
+    lowest = int(np.argmin(curve))
+    kept = max(3, lowest + 1)
+    slope = np.gradient(curve[:kept], np.log(tried[:kept]))
+    return {TENTH: float(tried[lowest] / 10), STEEPEST: float(tried[int(np.argmin(slope))])}
+
+
+def measure(task: str, settings: AdviceSettings) -> dict[str, Any]:
+    """The sweep's advice, the first kernel's, and the whole grid for real; plain values."""
+    job = job_of(task)
+    choices = settings_of(job, settings)
+    begun = time.perf_counter()
+    found = sweep(*job.model, job.x, job.y, choices)
+    seconds = time.perf_counter() - begun
+    alone = sweep(*job.model, job.x, job.y, choices, relinearize=0)
+    begun = time.perf_counter()
+    real = real_grid(job, choices)
+    return {
+        "task": task,
+        "goal": found.targets[0].value if found.targets else None,
+        "chosen": _first(found.ranking()),
+        "predicted": int(found.times()[found.best()]) if found.ranking() else None,
+        "followed": list(found.relinearized),
+        "trainings": found.trainings,
+        "seconds": seconds,
+        "grid_seconds": time.perf_counter() - begun,
+        "one_kernel": _first(alone.ranking()),
+        "one_kernel_trainings": alone.trainings,
+        "own_drop": _first(alone.ranking(alone.thresholds[len(alone.thresholds) // 2])),
+        "finder": finder(job, choices),
+        "rates": [one.learning_rate for one in choices],
+        "momenta": [one.momentum for one in choices],
+        "real": [[float(f"{v:.5g}") for v in curve] for curve in real],
+    }
+
+
+def _first(order: Any) -> int | None:
+    return int(order[0]) if len(order) else None
+
+
+def steps_to(curve: Any, goal: float) -> float:
+    """The first step at or below a goal, infinite for never."""
+    curve = np.asarray(curve, np.float64)
+    below = np.flatnonzero(curve <= goal)
+    is_there = len(below) > 0 and bool(np.all(np.isfinite(curve[: below[0]])))
+    return float(below[0]) if is_there else float("inf")
+
+
+def rivals(row: dict[str, Any], fixed: int) -> dict[str, tuple[int | None, float]]:
+    """What others choose, and what that costs in trainings of one setting.
+
+    Args:
+        row: of `measure`.
+        fixed: the place in the grid that was best on other tasks.
+    """
+    real = np.array(row["real"])
+    rates, momenta, steps = np.array(row["rates"]), np.array(row["momenta"]), real.shape[1] - 1
+    tenth, count = max(1, steps // 10), len(real)
+    seen = np.where(np.isfinite(real), real, np.inf)
+
+    def nearest(rate: float, momentum: float) -> int:
+        alike = np.flatnonzero(momenta == momentum)
+        return int(alike[np.argmin(np.abs(np.log(rates[alike] / rate)))])
+
+    limit = rates.max() / AdviceSettings.shares[1]
+    high = float(momenta.max())
+    kernel = row["one_kernel_trainings"]
+    out: dict[str, tuple[int | None, float]] = {
+        "jaxttp.sweep": (row["chosen"], row["trainings"]),
+        "its first kernel alone": (row["one_kernel"], kernel),
+        "that, each by its own drop": (row["own_drop"], kernel),
+        "half the largest stable rate, no momentum": (nearest(0.5 * limit, float(momenta.min())),
+                                                      kernel),
+        "half the largest stable rate, momentum 0.9": (nearest(0.5 * limit, high), kernel),
+        "the share and momentum best on other tasks": (fixed, kernel),
+    }  # fmt: skip
+    for name, rate in row["finder"].items():
+        out[f"rate finder, {name}, momentum 0.9"] = (nearest(rate, high), 100 / steps)
+    out["a tenth of every training, the lowest"] = (
+        int(np.argmin(seen[:, tenth])), count * tenth / steps
+    )  # fmt: skip
+    alive, done, cost = np.arange(count), 0, 0.0
+    for upto in (tenth, 3 * tenth, 9 * tenth):
+        cost += len(alive) * (upto - done) / steps
+        alive, done = alive[np.argsort(seen[alive, upto])][: max(1, len(alive) // 3)], upto
+    out["successive halving, by thirds"] = (int(alive[0]), cost)
+    laws = [power_law(curve[: tenth + 1], row["goal"]) for curve in seen]
+    out["power laws through a tenth of each"] = (int(np.argmin(laws)), count * tenth / steps)
+    return out
+
+
+def power_law(curve: np.ndarray, goal: float) -> float:
+    """When a + b (t + 1)^-c, fitted to the beginning of a curve, is at a goal."""
+    if curve.min() <= goal:
+        return float(np.argmax(curve <= goal))
+    if not np.all(np.isfinite(curve)):
+        return float("inf")
+    t = np.arange(len(curve)) + 1.0
+    try:
+        (a, b, c), _ = curve_fit(
+            lambda t, a, b, c: a + b * t**-c, t, curve, (0.5 * curve.min(), curve[0], 0.5),
+            bounds=((0, 0, 1e-3), (np.inf, np.inf, 5)),
+        )  # fmt: skip
+    except RuntimeError:
+        return float("inf")
+    return float(((goal - a) / b) ** (-1 / c)) if a < goal and b > 0 else float("inf")
+
+
+def best_place(rows: list[dict[str, Any]]) -> int:
+    """The place in the grid with the least mean excess over the best on some tasks."""
+    excess = []
+    for row in rows:
+        times = np.array([steps_to(curve, row["goal"]) for curve in row["real"]])
+        excess.append(np.minimum(times / times.min(), 10.0))
+    return int(np.argmin(np.mean(excess, axis=0)))
+
+
+def tables(rows: list[dict[str, Any]], fixed: int) -> str:
+    """Every task, then every rival."""
+    lines = ["| task | goal | best of the grid | chosen: forecast | real | over the best | cost |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    regrets: dict[str, list[tuple[float, float, float]]] = {}
+    for row in rows:
+        times = np.array([steps_to(curve, row["goal"]) for curve in row["real"]])
+        best = float(times.min())
+        for name, (place, cost) in rivals(row, fixed).items():
+            time_ = float("inf") if place is None else float(times[place])
+            regrets.setdefault(name, []).append((best, time_, cost))
+        _, real, cost = regrets["jaxttp.sweep"][-1]
+        over = f"{100 * (real / best - 1):.0f} %" if np.isfinite(real) else "never"
+        lines.append(
+            f"| {row['task']} | {row['goal']:g} | {best:.0f} | {row['predicted']} | {real:.0f} | "
+            f"{over} | {cost:.2g} |"
+        )
+    heads = (
+        f"of {len(rows)} tasks", "within 10 % of the best, or a step", "twice as many, or never",
+        "of these never", "mean excess, at most 10 times", "cost, trainings",
+    )  # fmt: skip
+    lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, found in regrets.items():
+        best, real, cost = (np.array(part) for part in zip(*found, strict=True))
+        near = np.mean(real <= np.maximum(1.1 * best, best + 1))
+        twice, never = np.mean(real >= 2 * best), np.mean(np.isinf(real))
+        mean = np.mean(np.minimum(real / best, 10)) - 1
+        lines.append(
+            f"| {name} | {near:.0%} | {twice:.0%} | {never:.0%} | {100 * mean:.0f} % | "
+            f"{np.mean(cost):.2g} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what the store lacks, and print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--preset", choices=PRESETS, default="cpu")
+    parser.add_argument("--part", choices=PARTS, default="reported")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no task after that")
+    parser.add_argument("--store", type=Path, help="a file of JSON lines (default: by preset)")
+    arguments = parser.parse_args()
+    settings = PRESETS[arguments.preset]
+    store = arguments.store or Path(f"advice-{arguments.preset}.jsonl")
+    begun, rows = time.monotonic(), load(store)
+    for task in settings.only or PARTS[arguments.part]:
+        if task in {row["task"] for row in rows}:
+            continue
+        if time.monotonic() - begun > 60 * arguments.minutes:
+            print("the time is over; call again to go on")
+            break
+        jax.clear_caches()
+        rows.append(measure(task, settings))
+        with store.open("a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
+        print(task, flush=True)
+    tuned = [row for row in rows if row["task"] in PARTS["tuning"]]
+    wanted = settings.only or PARTS[arguments.part]
+    rows = [row for row in rows if row["task"] in wanted and row["goal"] is not None]
+    print(tables(rows, best_place(tuned or rows)))
+    if not tuned:
+        print(
+            "(the share and momentum are best on these tasks themselves: --part tuning was not run)"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""One goal for all settings of a sweep, the race upwards in rate, and what it costs."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp import predict_training_time, sweep
+from jaxttp.forecast import Problem, grid, sweep_kernel
+from jaxttp.forecast._shared import shared_goal
+from jaxttp.forecast.leaders import _beside, _risks, descent_of
+from jaxttp.forecast.paths.base import Path
+from jaxttp.forecast.price import Price
+from jaxttp.ntk.estimators import Exact
+from jaxttp.rule import Target
+from tests.draws import normal, split
+
+KEYS = split(17, 2)
+X = normal(KEYS[0], (10, 3))
+Y = jnp.asarray(np.asarray(X)[:, 0] > 0).astype(int)
+W = normal(KEYS[1], (3, 2), 1 / 3)
+RATES = (0.05, 0.2, 0.8, 3.0)
+SETTINGS = grid(learning_rate=RATES, momentum=(0.0, 0.5), steps=30)
+
+
+def linear(w, x):
+    return x @ w
+
+
+def first_at(curve, value):
+    there = np.flatnonzero(np.asarray(curve) <= value)
+    return int(there[0]) if len(there) else -1
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return sweep(linear, W, X, Y, SETTINGS, relinearize=0)
+
+
+def test_the_goal_is_a_share_of_the_best_drop_rounded_up():
+    curves = np.array([[2.0, 1.5, 1.4], [2.0, 1.0, 0.2]])
+    assert shared_goal(curves, 0.1) == Target(0.38)  # 0.2 + 0.1 * 1.8 exactly
+    assert shared_goal(curves, 0.1034) == Target(0.39)  # 0.3861
+    assert shared_goal(1e-3 * curves, 0.1) == Target(0.00038)
+    assert shared_goal(curves / 2, 0.5, "error") == Target(0.55, "error")
+    assert shared_goal(curves[:, ::-1], 0.1) is None  # nothing falls
+    assert shared_goal(curves[:0], 0.1) is None
+    assert shared_goal(np.array([[1.0, np.nan]]), 0.1) is None
+
+
+def test_all_settings_are_measured_by_it(plain):
+    (goal,) = plain.targets
+    best = min(plain.final_loss[plain.stable])
+    start = plain.loss[0, 0]
+    exact = best + 0.1 * (start - best)
+    assert exact <= goal.value <= exact * 1.1  # two digits
+    assert plain.ranked_by == goal
+    assert plain.shared
+    expected = [first_at(c, goal.value) if ok else -1
+                for c, ok in zip(plain.loss, plain.stable, strict=True)]  # fmt: skip
+    assert plain.target_steps[:, 0].tolist() == expected
+    assert plain.best() == min(
+        (i for i, t in enumerate(expected) if t >= 0), key=lambda i: expected[i]
+    )
+    assert "a goal that the sweep chose for all" in str(plain)
+    assert plain.advice in " ".join(str(plain).split())
+
+
+def test_each_by_its_own_drop_on_request():
+    found = sweep(linear, W, X, Y, SETTINGS, relinearize=0, rank_by="own")
+    assert (found.targets, found.shared, found.ranked_by) == ((), False, 0.1)
+
+
+def test_where_no_goal_is_for_all():
+    """Losses of two kinds say nothing of each other; some rules have the same goals already."""
+    several = (*SETTINGS[:2], *grid(learning_rate=0.05, loss="squared_error", steps=30))
+    assert sweep(linear, W, X, Y, several, relinearize=0).targets == ()
+    below = sweep(linear, W, X, Y, SETTINGS, relinearize=0, rule="absolute", thresholds=(0.5,))
+    assert below.targets == ()
+    given = sweep(linear, W, X, Y, SETTINGS, relinearize=0, target_loss=0.5)
+    assert (given.targets, given.shared) == ((Target(0.5),), False)
+    hopeless = sweep(linear, W, X, Y, grid(learning_rate=1e6, steps=5), relinearize=0)
+    assert hopeless.targets == ()
+    with pytest.raises(ValueError, match=r"rank_by.*'shared', 'own'"):
+        sweep(linear, W, X, Y, SETTINGS, rank_by="best")
+
+
+def test_errors_have_a_goal_of_their_own():
+    found = sweep(linear, W, X, Y, SETTINGS, relinearize=0, metric="error")
+    (goal,) = found.targets
+    assert goal.metric == "error"
+    assert found.times()[found.best()] == first_at(found.error[found.best()], goal.value)
+
+
+def test_a_linear_network_is_raced_to_its_true_winner(plain):
+    """Its forecasts are exact, so the winner is that of the whole grid trained for real."""
+    found = sweep(linear, W, X, Y, SETTINGS, relinearize=1)
+    goal, best = found.targets[0].value, found.best()
+    targets, times = jnp.eye(2)[Y], []
+    for one in SETTINGS:
+        w, v, losses = np.asarray(W, np.float64), 0.0, []
+        for _ in range(31):
+            f = np.asarray(X, np.float64) @ w
+            p = np.exp(f - f.max(1, keepdims=True))
+            p /= p.sum(1, keepdims=True)
+            losses.append(-np.mean(np.sum(np.asarray(targets) * np.log(p), axis=1)))
+            v = one.momentum * v - np.asarray(X).T @ (p - targets) / len(X)
+            w = w + one.learning_rate * v
+        times.append(first_at(losses, goal))
+    reached = [t for t, ok in zip(times, found.stable, strict=True) if ok and t >= 0]
+    assert times[best] == min(reached)
+    assert found.times()[best] == times[best]
+    assert best in found.relinearized
+    assert found.trainings > plain.trainings
+
+
+def test_what_is_thrown_about_counts_twice(plain):
+    order, times = plain.ranking(), plain.times()
+    leader = order[0]
+    rough = dataclasses.replace(plain, rough=frozenset({leader}))
+    weighed = {i: times[i] * (2 if i == leader else 1) for i in order}
+    ranked = [weighed[i] for i in rough.ranking()]
+    assert ranked == sorted(ranked)
+    assert rough.times().tolist() == times.tolist()
+    assert "thrown about" in str(rough)
+    assert [row["rough"] for row in rough.rows()] == [i == leader for i in range(len(times))]
+
+
+@pytest.mark.parametrize(
+    ("edge", "held", "sharpest", "share", "left", "expected"),
+    [
+        (-1, -1, 0.5, 0.9, None, (False, False)),
+        (7, -1, 1.5, 0.9, None, (False, True)),  # before the goal, at step 10
+        (10, -1, 9.0, 0.9, None, (False, False)),  # not before it
+        (-1, 3, 0.5, 0.2, None, (False, True)),
+        (7, -1, 3.0, 0.9, None, (True, True)),
+        (7, -1, 3.0, 0.4, None, (False, True)),
+        (-1, -1, 0.5, 0.1, 4, (True, False)),
+    ],
+)
+def test_risks(edge, held, sharpest, share, left, expected):
+    witness = SimpleNamespace(edge_at=edge, held_from=held, sharpest=sharpest)
+    curve = jnp.zeros(3)
+    path = Path(jnp.zeros((3, 1, 1)), curve, curve, witness=witness, unsure_from=left)
+    assert _risks(path, share, 10) == expected
+
+
+def test_neighbours_differ_in_nothing_but_the_rate():
+    kernel = jnp.eye(4).reshape(2, 2, 2, 2)
+    settings = grid(learning_rate=(0.1, 4.0, 1.0, 90.0), momentum=(0.0, 0.9), steps=5)
+    found = sweep_kernel(kernel, jnp.zeros((2, 2)), jnp.array([0, 1]), settings)
+    rates = [(one.learning_rate, one.momentum) for one in settings]
+    at = rates.index
+    assert _beside(found, at((1.0, 0.9)), higher=True) == at((4.0, 0.9))
+    assert _beside(found, at((1.0, 0.9)), higher=False) == at((0.1, 0.9))
+    assert _beside(found, at((0.1, 0.0)), higher=False) is None
+    assert found.max_learning_rate[0] < 30  # 90 is out of the question
+    assert _beside(found, at((4.0, 0.0)), higher=True) is None
+
+
+def test_a_constant_rate_beyond_the_first_limit_is_judged_by_its_rebuilt_kernels():
+    """As a schedule's: the limit is that of a kernel that training leaves behind."""
+
+    def network(w, x):
+        return jnp.tanh(x @ w["in"]) @ w["out"]
+
+    w = {"in": normal(KEYS[0], (3, 6)), "out": normal(KEYS[1], (6, 2))}
+    one, rebuilt = (
+        predict_training_time(
+            network, w, X, Y, learning_rate=1.2 * limit_of(network, w), steps=15, relinearize=n
+        )
+        for n in (0, 2)
+    )
+    assert not one.stable
+    assert "diverges above" in one.message
+    assert rebuilt.stable == bool(np.max(rebuilt.loss) <= 2 * rebuilt.loss[0])
+    assert rebuilt.stable
+    assert "with kernels rebuilt, though" in rebuilt.message
+
+
+def limit_of(network, w):
+    found = predict_training_time(network, w, X, Y, learning_rate=1e-3, steps=2, relinearize=0)
+    return found.max_learning_rate
+
+
+def test_the_cost_is_counted(plain):
+    problem = Problem.of(linear, W, X, Y)
+    price = Price.of(problem, descent_of(SETTINGS[0], None, None), Exact())
+    screening = price.kernel + len(SETTINGS) * 30 * price.product
+    assert plain.trainings == pytest.approx(screening / price.training)
+    kernel = jnp.eye(4).reshape(2, 2, 2, 2)
+    found = sweep_kernel(kernel, jnp.zeros((2, 2)), jnp.array([0, 1]), SETTINGS)
+    assert (found.trainings, found.price) == (None, "")
