@@ -20,6 +20,7 @@ from jaxttp.forecast.paths.weight_space import WeightSpace
 from jaxttp.forecast.planner import ForecastPlan, plan_forecast
 from jaxttp.forecast.problem import Problem
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
+from jaxttp.ntk.row_sharded import several
 
 WAYS: dict[str, type[Dynamics]] = {
     "auto": Recursion,
@@ -219,6 +220,30 @@ def check_tokens(problem: Problem, kernel: KernelEstimator) -> None:
         f"jaxttp.label_words(apply_fn, ids), or {sampled if each else ''}fewer sequences; or say "
         "sketch_dim=, or max_bytes= for a kernel all the same."
     )
+
+
+def check_mesh(way: Dynamics, kernel: KernelEstimator) -> None:
+    """Refuse a kernel on many devices where all of it would be needed on one.
+
+    Args:
+        way: how the path is followed.
+        kernel: how kernels come about.
+
+    Raises:
+        ValueError: it has a mesh, and the dynamics asks more than products.
+    """
+    if not way.by_products:
+        refuse_mesh(kernel, f"dynamics={way.name!r}", "dynamics='recursion' or 'ode'")
+
+
+def refuse_mesh(kernel: KernelEstimator, what: str, remedy: str) -> None:
+    """Raise `ValueError` for a mesh of several devices where `what` decomposes the whole kernel."""
+    devices = several(getattr(kernel, "mesh", None))
+    if devices is not None:
+        raise ValueError(
+            f"kernel={type(kernel).__name__}(mesh=...) lies on {devices.size} devices, and {what} "
+            f"decomposes all of it on one; use {remedy}, or leave mesh out."
+        )
 
 
 def check_level(level: float | None, way: Dynamics, kernel: KernelEstimator) -> float:

@@ -20,6 +20,7 @@ from jaxttp.forecast._options import (
     Keywords,
     check_at_hand,
     check_level,
+    check_mesh,
     check_tokens,
     choose_kernel,
     choose_plan,
@@ -220,6 +221,7 @@ def predict_training_time(
     way = keywords.choose(descent, weights, total_samples)
     way.check(descent, weights, get_loss(loss))
     check_at_hand(way, count(x), descent, x_test)
+    check_mesh(way, estimator)
     level = check_level(level, way, estimator)
     with stopwatch() as watch:
         problem = Problem.of(
@@ -293,6 +295,7 @@ def forecast_training(
     descent.check(problem.f0.shape[0])
     way.check(descent, problem.weights, problem.loss)
     kernel = Exact() if kernel is None else kernel
+    check_mesh(way, kernel)
     if way.kernels:
         check_tokens(problem, kernel)
     price = Price.of(problem, descent, kernel, way.trained_samples(problem))

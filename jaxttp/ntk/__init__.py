@@ -5,6 +5,7 @@ from jaxttp.ntk.estimators import ClassSketched, Estimate, Exact, KernelEstimato
 from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
 from jaxttp.ntk.operator import NTKOperator, ntk_operator
+from jaxttp.ntk.row_sharded import RowSharded
 from jaxttp.ntk.sketch import ClassSketch, class_sketch, sketch_error, sketch_jacobian
 from jaxttp.ntk.spectrum import (
     ClassSeparation,
@@ -36,6 +37,7 @@ __all__ = [
     "NTKOperator",
     "PSDReport",
     "PowerLaw",
+    "RowSharded",
     "Sketched",
     "SpectralDensity",
     "as_matrix",

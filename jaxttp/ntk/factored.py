@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxttp.ntk.row_sharded import RowSharded
+
 
 class Factored(eqx.Module):
     """Theta = A B^T from A (M, C, k) and B (N, C, k), which is never formed.
@@ -74,5 +76,5 @@ class Factored(eqx.Module):
         return np.asarray(self.dense(), dtype)
 
 
-Kernel = Array | Factored
-"""A kernel as an array, or as its factors."""
+Kernel = Array | Factored | RowSharded
+"""A kernel as an array, as its factors, or as rows on many devices."""

@@ -6,6 +6,7 @@ every device multiplies its rows, and what is gathered are the N C numbers of th
 """
 
 import functools
+import math
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
+
+from jaxttp._checks import is_concrete
 
 SMALL = 256
 """Outputs of a kernel that may be put together on one device: half a megabyte in float64."""
@@ -145,6 +148,30 @@ def _product(padded: Array, vectors: Array, samples: tuple[int, int], mesh: Mesh
         of_rows, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False
     )
     return run(padded, vectors)[:, : samples[0]]
+
+
+def recognised(kernel: Any) -> Any:
+    """The kernel, as `RowSharded` where it is an array whose rows lie on all devices of a mesh."""
+    if not isinstance(kernel, jax.Array) or not is_concrete(kernel):
+        return kernel
+    sharding = kernel.sharding
+    if kernel.ndim not in (2, 4) or not isinstance(sharding, NamedSharding):
+        return kernel
+    mesh = sharding.mesh
+    if not isinstance(mesh, Mesh) or mesh.size == 1 or len(sharding.device_set) == 1:
+        return kernel
+    rows = sharding.spec[0] if len(sharding.spec) else None
+    is_by_rows = rows is not None and all(axis is None for axis in sharding.spec[1:])
+    covers = math.prod(mesh.shape[axis] for axis in np.atleast_1d(np.array(rows, object)))
+    if is_by_rows and covers == mesh.size:
+        return RowSharded.of(kernel, automatic(mesh))
+    return kernel
+
+
+def on_many_devices(tree: Any) -> bool:
+    """Whether an array of the tree is known to have different parts on different devices."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    return any(is_concrete(leaf) and not leaf.sharding.is_fully_replicated for leaf in leaves)
 
 
 def automatic(mesh: Any) -> Mesh:
