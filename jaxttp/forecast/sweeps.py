@@ -31,7 +31,7 @@ from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.swept import Sweep, held_to
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.estimators import KernelEstimator
-from jaxttp.ntk.factored import Factored, Kernel
+from jaxttp.ntk.factored import Kernel, KernelLike
 from jaxttp.ntk.row_sharded import on_many_devices
 from jaxttp.rule import TRAIN_CURVES, Rule, Target, Values, check_targets, targets_of
 
@@ -139,7 +139,7 @@ def sweep(
 
 
 def sweep_kernel(
-    kernel: ArrayLike | Factored,
+    kernel: KernelLike,
     f0: ArrayLike,
     y: Any,
     settings: Sequence[Hyperparameters],
@@ -192,7 +192,7 @@ def sweep_kernel(
     return _sweep(kernel, f0, y, wanted)
 
 
-def _sweep(kernel: ArrayLike | Factored, f0: ArrayLike, y: Any, wanted: "_Wanted") -> Sweep:
+def _sweep(kernel: KernelLike, f0: ArrayLike, y: Any, wanted: "_Wanted") -> Sweep:
     """A sweep whose options were checked."""
     settings, reading = wanted.settings, wanted.rule
     problems = {

@@ -141,9 +141,7 @@ def _pieces(functions: Functions, mesh: Mesh, output: str) -> _Pieces:
     def on_all(function: Callable, *specs: PartitionSpec) -> Callable:
         # Gradients of parameters are those of each device's own samples. With the check of what
         # varies, JAX would add them up over all devices.
-        return jax.shard_map(
-            function, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False
-        )
+        return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
 
     @functools.partial(jax.jit, static_argnames="size")
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:

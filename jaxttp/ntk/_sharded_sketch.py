@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from jaxttp._samples import count, take
-from jaxttp.ntk._sharded import EVERYWHERE, place, share_of, shard_rows
+from jaxttp.ntk._sharded import EVERYWHERE, place, shard_rows, share_of
 
 
 def check_width(dim: int, mesh: Mesh) -> None:
@@ -70,9 +70,7 @@ def _part(sketch: Callable[..., Array], mesh: Mesh, size: int) -> Callable[..., 
         return sketch(leaves, some, draws, key)
 
     specs = (EVERYWHERE, rows, EVERYWHERE, EVERYWHERE, EVERYWHERE)
-    return jax.jit(
-        jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
-    )
+    return jax.jit(jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

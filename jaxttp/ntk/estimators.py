@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_integer, check_key, check_number
 from jaxttp._types import Params
 from jaxttp.ntk._plan import KernelPlan
-from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk._sharded_sketch import check_width
+from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
 from jaxttp.ntk.row_sharded import RowSharded, on_many_devices, several
 from jaxttp.ntk.sketch import signed_kernel, signed_network, sketch_jacobian
@@ -300,7 +300,9 @@ def _product(
     return kernel if is_factored else kernel.dense()
 
 
-def delete_groups(sketch: Float[Array, "n c k"], is_factored: bool | None = None) -> Iterator[Kernel]:
+def delete_groups(
+    sketch: Float[Array, "n c k"], is_factored: bool | None = None
+) -> Iterator[Kernel]:
     """Kernels from all columns of a sketch but those of one group, for every group.
 
     Args:

@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp.ntk.row_sharded import RowSharded
@@ -78,3 +79,6 @@ class Factored(eqx.Module):
 
 Kernel = Array | Factored | RowSharded
 """A kernel as an array, as its factors, or as rows on many devices."""
+
+KernelLike = ArrayLike | Factored | RowSharded
+"""What becomes one."""

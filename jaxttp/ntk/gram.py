@@ -27,7 +27,7 @@ from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure
 from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
 from jaxttp.ntk._program import NetworkProgram, trace
 from jaxttp.ntk._select import leaf_paths, select_leaves
-from jaxttp.ntk._sharded import share_of, sharded_kernel
+from jaxttp.ntk._sharded import sharded_kernel, share_of
 from jaxttp.ntk._sites import find_sites
 from jaxttp.ntk.row_sharded import RowSharded, several
 

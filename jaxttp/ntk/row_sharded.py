@@ -160,12 +160,12 @@ def recognised(kernel: Any) -> Any:
     mesh = sharding.mesh
     if not isinstance(mesh, Mesh) or mesh.size == 1 or len(sharding.device_set) == 1:
         return kernel
-    rows = sharding.spec[0] if len(sharding.spec) else None
-    is_by_rows = rows is not None and all(axis is None for axis in sharding.spec[1:])
-    covers = math.prod(mesh.shape[axis] for axis in np.atleast_1d(np.array(rows, object)))
-    if is_by_rows and covers == mesh.size:
-        return RowSharded.of(kernel, automatic(mesh))
-    return kernel
+    rows, *others = (*sharding.spec, None)
+    if rows is None or any(axis is not None for axis in others):
+        return kernel
+    axes = rows if isinstance(rows, tuple) else (rows,)
+    is_over_all = math.prod(mesh.shape[axis] for axis in axes) == mesh.size
+    return RowSharded.of(kernel, automatic(mesh)) if is_over_all else kernel
 
 
 def on_many_devices(tree: Any) -> bool:

@@ -29,7 +29,7 @@ from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.ntk._select import select_leaves
 from jaxttp.ntk._sharded_sketch import check_width, sharded_sketch
 from jaxttp.ntk.gram import empirical_ntk
-from jaxttp.ntk.row_sharded import several
+from jaxttp.ntk.row_sharded import RowSharded, several
 
 _KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
 _DENSE_BLOCK = 1024  # coordinates whose projection is drawn at once
@@ -326,7 +326,7 @@ def signed_kernel(
     key: Array,
     trainable: Any = None,
     **options: Any,
-) -> Float[Array, "n m"]:
+) -> Float[Array, "n m"] | RowSharded:
     """The kernel of Σ_c s_c f_c / √C between two sets of samples, one backward pass a sample.
 
     Args:

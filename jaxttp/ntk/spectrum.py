@@ -18,7 +18,7 @@ from jaxttp._checks import check_choice, check_integer
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp.ntk._lanczos import lanczos
-from jaxttp.ntk.factored import Factored
+from jaxttp.ntk.factored import Factored, KernelLike
 from jaxttp.ntk.row_sharded import RowSharded, recognised
 
 
@@ -101,7 +101,7 @@ class SpectralDensity(NamedTuple):
         return bumps @ self.weights.reshape(-1)
 
 
-def as_matrix(kernel: ArrayLike | Factored | RowSharded) -> Array:
+def as_matrix(kernel: KernelLike) -> Array:
     """(N, C, N, C) or (N, N) as a square matrix.
 
     Raises:
@@ -124,7 +124,7 @@ def as_matrix(kernel: ArrayLike | Factored | RowSharded) -> Array:
     return whole.reshape(size, size)
 
 
-def psd_report(kernel: ArrayLike) -> PSDReport:
+def psd_report(kernel: KernelLike) -> PSDReport:
     """λmin, λmax and whether the kernel is positive semi-definite to rounding.
 
     Args:
@@ -147,7 +147,7 @@ def _tolerance(matrix: Array, largest: Array) -> Array:
     return largest * matrix.shape[0] * jnp.finfo(matrix.dtype).eps
 
 
-def eigendecomposition(kernel: ArrayLike | Factored) -> Eigensystem:
+def eigendecomposition(kernel: KernelLike) -> Eigensystem:
     """Θ = Σ_k λ_k v_k v_kᵀ with λ_1 ≥ λ_2 ≥ ... ≥ 0.
 
     Negative eigenvalues are rounding in a kernel that is a Gram matrix; they become zero, and the
@@ -174,7 +174,7 @@ def eigendecomposition(kernel: ArrayLike | Factored) -> Eigensystem:
 
 
 def extreme_eigenvalues(
-    kernel: ArrayLike | RowSharded | lx.AbstractLinearOperator, *, key: Array, depth: int = 64
+    kernel: KernelLike | lx.AbstractLinearOperator, *, key: Array, depth: int = 64
 ) -> tuple[Array, Array]:
     """(smallest, largest) Ritz value of `depth` Lanczos steps with full reorthogonalisation.
 
@@ -200,7 +200,7 @@ def extreme_eigenvalues(
 
 
 def spectral_density(
-    kernel: ArrayLike | RowSharded | lx.AbstractLinearOperator,
+    kernel: KernelLike | lx.AbstractLinearOperator,
     *,
     key: Array,
     depth: int = 32,
@@ -240,7 +240,7 @@ def spectral_density(
 
 @eqx.filter_jit
 def _quadrature(
-    kernel: ArrayLike | RowSharded | lx.AbstractLinearOperator,
+    kernel: KernelLike | lx.AbstractLinearOperator,
     key: Array,
     depth: int,
     probes: int | None,
@@ -259,7 +259,7 @@ def _quadrature(
     return jax.lax.map(of, starts)
 
 
-def _matvec(kernel: ArrayLike | RowSharded | lx.AbstractLinearOperator) -> tuple[Any, int, Any]:
+def _matvec(kernel: KernelLike | lx.AbstractLinearOperator) -> tuple[Any, int, Any]:
     if isinstance(kernel, lx.AbstractLinearOperator):
         structure = kernel.in_structure()
         shape, size = structure.shape, 1
