@@ -23,6 +23,7 @@ from jaxttp.ntk.spectrum import (
     psd_report,
     spectral_density,
 )
+from jaxttp.ntk.stored import StoredKernel, open_kernel, store_kernel
 
 __all__ = [
     "ClassSeparation",
@@ -39,6 +40,7 @@ __all__ = [
     "PowerLaw",
     "RowSharded",
     "Sketched",
+    "StoredKernel",
     "SpectralDensity",
     "as_matrix",
     "class_separation",
@@ -51,8 +53,10 @@ __all__ = [
     "label_alignment",
     "ntk_operator",
     "ntk_plan",
+    "open_kernel",
     "psd_report",
     "sketch_error",
     "sketch_jacobian",
     "spectral_density",
+    "store_kernel",
 ]

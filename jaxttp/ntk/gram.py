@@ -106,9 +106,7 @@ def empirical_ntk(
     check_network(apply_fn, params)
     for name, value in (("params", params), ("x1", x1), ("x2", x2)):
         check_finite(name, value)
-    job = _Job.of(
-        apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer
-    )
+    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer)
     if devices is None:
         result: dict[str, Any] = _compute(job, job.plan(method, batch_size, max_bytes), progress)
     else:
@@ -157,9 +155,7 @@ def ntk_plan(
         >>> plan.method, plan.rows
         ('layerwise', 64)
     """
-    job = _Job.of(
-        apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer
-    )
+    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer)
     return job.plan(method, batch_size, max_bytes)
 
 
@@ -184,7 +180,7 @@ def _count_samples(name: str, x: Any) -> int:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Job:
+class Job:
     """Checked arguments."""
 
     apply_fn: ApplyFn
@@ -209,7 +205,8 @@ class _Job:
         trainable: Any,
         accumulation_dtype: Any,
         per_layer: bool,
-    ) -> "_Job":
+    ) -> "Job":
+        """What `empirical_ntk` is asked for, checked."""
         check_choice("output", output, _OUTPUTS)
         check_choice("method", method, _METHODS)
         x1, x2 = _as_samples("x1", x1), _as_samples("x2", x2)
@@ -228,7 +225,7 @@ class _Job:
         structs = tuple((s.shape, s.dtype) for s in jax.tree.leaves(structure(leaves)))
         samples = tuple((jnp.shape(a)[1:], dtype_of(a)) for a in first)
         try:
-            program, sites = _cached(
+            program, sites = cached(
                 _analyse, apply_fn, treedef, structs, sample_treedef, samples, mask, _config()
             )
         except Exception:
@@ -256,7 +253,7 @@ class _Job:
             method = "layerwise"
         return make_plan(self.work, method, batch_size, max_bytes, layers)
 
-    def on_each(self, mesh: Mesh) -> "_Job":
+    def on_each(self, mesh: Mesh) -> "Job":
         """The share of one device: its rows against all columns."""
         work = self.work
         rows, columns = share_of(work.n1, mesh), mesh.size * share_of(work.n2, mesh)
@@ -292,7 +289,7 @@ def _config() -> Hashable:
     return jax.dtypes.canonicalize_dtype("float64").name
 
 
-def _cached(function: Callable[..., Any], apply_fn: ApplyFn, *rest: Any) -> Any:
+def cached(function: Callable[..., Any], apply_fn: ApplyFn, *rest: Any) -> Any:
     """`function(apply_fn, *rest)` from its bounded cache, or anew if something has no hash."""
     try:
         hash((apply_fn, rest))
@@ -324,9 +321,9 @@ def _analyse(
 
 
 def _compute(
-    job: _Job, plan: KernelPlan, progress: Callable[[int, int], None] | None = None
+    job: Job, plan: KernelPlan, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Array]:
-    functions = _cached(compiled, job.apply_fn, job.variant(plan))
+    functions = cached(compiled, job.apply_fn, job.variant(plan))
     leaves = [jnp.asarray(leaf) for leaf in job.leaves]
     x1 = [jnp.asarray(leaf) for leaf in job.rows]
     x2 = None if job.columns is None else [jnp.asarray(leaf) for leaf in job.columns]
@@ -340,9 +337,9 @@ def _compute(
 
 
 def _compute_sharded(
-    job: _Job, plan: KernelPlan, mesh: Mesh, progress: Callable[[int, int], None] | None
+    job: Job, plan: KernelPlan, mesh: Mesh, progress: Callable[[int, int], None] | None
 ) -> dict[str, Array | RowSharded]:
-    functions = _cached(compiled, job.apply_fn, job.variant(plan))
+    functions = cached(compiled, job.apply_fn, job.variant(plan))
     with jax.default_matmul_precision("highest"):
         found = sharded_kernel(
             functions, plan, mesh, job.leaves, job.rows, job.columns, output=job.work.output,

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxttp.ntk import RowSharded, empirical_ntk, sketch_jacobian
 from jaxttp.ntk._compiled import compiled
 from jaxttp.ntk._sharded import sharded_kernel
-from jaxttp.ntk.gram import _cached, _Job
+from jaxttp.ntk.gram import Job, cached
 from tests import oracles
 from tests.meshes import automatic_four, four, network, samples, weights
 
@@ -117,9 +117,9 @@ def test_a_sketch_is_that_of_one_device():
 def test_blocks_of_rows_on_every_device():
     """Two blocks of rows a device, each against columns of one sample of every device."""
     x, seen = samples(16), []
-    job = _Job.of(network, weights(), x, None, "trace", "auto", None, None, False)
+    job = Job.of(network, weights(), x, None, "trace", "auto", None, None, False)
     plan = job.on_each(automatic_four()).plan("auto", 2, None)
-    functions = _cached(compiled, network, job.variant(plan))
+    functions = cached(compiled, network, job.variant(plan))
     found = sharded_kernel(
         functions, plan, automatic_four(), job.leaves, job.rows, None, output="trace",
         dtype=job.dtype, progress=lambda done, total: seen.append(done),
