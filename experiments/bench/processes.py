@@ -24,6 +24,7 @@ TIMEOUT = 600
 TOLERANCE = 1e-10
 """Of float64 sums in another order, as a share of the largest entry."""
 STEPS = 12
+MODULE = "experiments.bench.processes"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,9 +57,8 @@ def start(count: int, devices: int) -> int:
         port = place.getsockname()[1]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "experiments.bench.processes", "--count", str(count)]
+    command = [sys.executable, "-m", MODULE, "--count", str(count)]
     command += ["--address", f"localhost:{port}", "--index"]
-    # Process 0 is heard; the others say the same.
     running = [
         subprocess.Popen(
             [*command, str(index)], env=environment,

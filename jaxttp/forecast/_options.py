@@ -121,8 +121,11 @@ def samples_at_hand(
     return drawn.x, drawn.y, drawn.total if drawn.total > len(drawn.y) else None
 
 
-def check_at_hand(way: Dynamics, samples: int, descent: Descent, x_test: Any) -> None:
-    """Refuse what a forecast for more samples than those at hand cannot do."""
+def check_at_hand(
+    way: Dynamics, samples: int, descent: Descent, x_test: Any, kernel: KernelEstimator
+) -> None:
+    """Refuse what cannot be done for more samples than those at hand, or over a mesh."""
+    check_mesh(way, kernel)
     if isinstance(way, Scaled):
         way.check_samples(samples, descent)
         check_used("x_test", x_test, False, "test curves of total_samples are not forecast")

@@ -220,8 +220,7 @@ def predict_training_time(
     weights, _ = split_trainable(promote(params, trainable)[0], trainable)
     way = keywords.choose(descent, weights, total_samples)
     way.check(descent, weights, get_loss(loss))
-    check_at_hand(way, count(x), descent, x_test)
-    check_mesh(way, estimator)
+    check_at_hand(way, count(x), descent, x_test, estimator)
     level = check_level(level, way, estimator)
     with stopwatch() as watch:
         problem = Problem.of(

@@ -304,6 +304,7 @@ def class_sketch(
     kernel = signed_kernel(
         apply_fn, params, x, key=key, trainable=tree, batch_size=batch_size, max_bytes=max_bytes
     )
+    assert isinstance(kernel, jax.Array)  # without a mesh
     few = min(check, n)
     block = take(x, slice(few))
     exact = empirical_ntk(apply_fn, params, block, trainable=tree, max_bytes=max_bytes)

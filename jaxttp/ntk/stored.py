@@ -18,9 +18,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import lineax as lx
 import numpy as np
+from jaxlib.version import __version__ as jaxlib_version
 from jaxtyping import Array
 
 from jaxttp._checks import check_finite, check_integer, check_number
@@ -84,9 +84,10 @@ class StoredKernel:
             vector: (N, C), or of a scalar kernel (N, ...).
         """
         vector, axis = np.asarray(vector, self.dtype), self.ndim // 2
-        inner, flat = self.shape[axis:], vector.reshape(self.shape[axis], -1)
-        if self.ndim == 4 and vector.shape != inner:
+        inner = self.shape[axis:]
+        if self.ndim == 3 or vector.shape[: 1 if axis == 1 else None] != inner:
             raise ValueError(f"vector must be {inner}, as the outputs; got {vector.shape}.")
+        flat = vector.reshape(self.shape[axis], -1)
         out = np.zeros((self.shape[0], flat.shape[1]), self.dtype)
         for (rows, columns), numbers in self._tiles():
             some = flat[columns]
@@ -437,7 +438,7 @@ def _fingerprint(job: Job, plan: KernelPlan, tile: int) -> str:
     device = jax.devices()[0]
     said = (
         text, job.work.trainable, job.work.output, job.dtype, plan.method, dict(plan.forms),
-        plan.columns, plan.chunk, tile, jax.__version__, jaxlib.__version__, device.device_kind,
+        plan.columns, plan.chunk, tile, jax.__version__, jaxlib_version, device.device_kind,
     )  # fmt: skip
     found = hashlib.sha256(repr(said).encode())
     groups = (network.consts, job.leaves, job.rows, job.columns or [])
