@@ -1,6 +1,8 @@
 """Forecasts and sweeps with kernels on four devices are those with kernels on one."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -129,3 +131,14 @@ def test_a_mesh_that_is_none_or_does_not_fit_is_refused():
     assert Exact(mesh=four()) == Exact(mesh=four())
     kernel = empirical_ntk(network, weights(), X, mesh=jax.make_mesh((1,), ("rows",)))
     assert not isinstance(kernel, RowSharded)
+
+
+@pytest.mark.slow
+def test_what_the_document_shows_runs():
+    text = Path(__file__).parents[2].joinpath("docs", "devices.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    scope: dict = {}
+    exec(code, scope)
+    assert scope["forecast"].stable
+    assert scope["found"].loss.shape == (4, 51)
+    assert len(scope["kernel"].padded.addressable_shards) == jax.device_count() == 4
