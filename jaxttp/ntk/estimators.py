@@ -104,7 +104,7 @@ class Exact(KernelEstimator):
 
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`."""
-        plan = plan_of(problem, batch_size=self.batch_size, max_bytes=self.max_bytes)
+        plan = plan_of(problem, batch_size=self.batch_size, max_bytes=_of_one(self))
         return plan.flops[plan.method]
 
     def _between(
@@ -252,7 +252,7 @@ class ClassSketched(KernelEstimator):
         )
         plan = ntk_plan(
             signed, pair, problem.x, output="trace", trainable=mask, batch_size=self.batch_size,
-            max_bytes=self.max_bytes,
+            max_bytes=_of_one(self),
         )  # fmt: skip
         return self.draws * plan.flops[plan.method]
 
@@ -284,6 +284,11 @@ def plan_of(problem: Any, **options: Any) -> KernelPlan:
     return ntk_plan(
         problem.apply_fn, problem.params, problem.x, trainable=problem.trainable, **options
     )
+
+
+def _of_one(kernel: Exact | ClassSketched) -> int | None:
+    """The bound of a kernel on one device; on a mesh no device has all of it."""
+    return kernel.max_bytes if several(kernel.mesh) is None else None
 
 
 def _on(mesh: Any, kernel: Any) -> Kernel:

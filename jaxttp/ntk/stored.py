@@ -187,7 +187,8 @@ def store_kernel(
     for name, value in (("params", params), ("x1", x1), ("x2", x2)):
         check_finite(name, value)
     job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, False)
-    bound = check_number("max_bytes", max_bytes or _DEFAULT_BYTES, above=0)
+    bound = _DEFAULT_BYTES if max_bytes is None else max_bytes
+    check_number("max_bytes", bound, above=0)
     tile, plan = _plan(job, method, tile, bound)
     worker = _Worker.of(job, plan, tile)
     name = _fingerprint(job, plan, tile)

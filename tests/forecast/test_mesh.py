@@ -94,6 +94,9 @@ def test_kernels_stay_where_they_are():
         for leaf in jax.tree.leaves(kernel):
             shards = [shard.data.size for shard in leaf.addressable_shards]
             assert shards == [leaf.size // 4] * 4
+    assert Exact(max_bytes=500_000, mesh=four()).operations(problem) > 0  # of one device
+    with pytest.raises(ValueError, match="max_bytes=500000 is too little"):
+        Exact(max_bytes=500_000).operations(problem)
     assert estimator.product(problem) < both("exact")[1].product(problem)
     many, few = (both(name)[i].product(problem) for name, i in (("wide", 1), ("wide", 0)))
     assert many == 4.0 * problem.f0.size * 160

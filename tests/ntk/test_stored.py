@@ -158,7 +158,7 @@ def test_stores_of_other_kernels_are_refused(tmp_path):
 def test_bad_input(tmp_path):
     for options, words in (
         ({"max_bytes": 100}, "max_bytes=100 does not hold a tile"),
-        ({"max_bytes": -1}, "max_bytes must be greater than 0"),
+        ({"max_bytes": 0}, "max_bytes must be greater than 0"),
     ):
         with pytest.raises(ValueError, match=words):
             store_kernel(network, weights(), samples(N), path=tmp_path, **options)
