@@ -29,13 +29,22 @@ from jaxttp.adapters.inputs import check_network
 from jaxttp.ntk._blocks import features_of_rows
 from jaxttp.ntk._compiled import compiled
 from jaxttp.ntk._plan import KernelPlan
+from jaxttp.ntk._tiles import (
+    TileStore,
+    index_of,
+    mirrored_tile,
+    open_arrays,
+    places_of,
+    spec_of,
+    tensorstore_module,
+    turned,
+)
 from jaxttp.ntk.gram import Job, cached
 from jaxttp.ntk.layerwise import COLUMN_AXIS
 
 _TILE_BYTES = 32 << 20  # of the largest tile that is chosen unasked
 _COPIES = 6  # of a tile, on the host and on its way to the disk
 _DEFAULT_BYTES = 1 << 30
-_DIGEST = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,8 +130,8 @@ class StoredKernel:
     def _tiles(self) -> Iterator[tuple[tuple[slice, slice], np.ndarray]]:
         """Every tile with its place, one ahead being read."""
         axis, ahead = self.ndim // 2, None
-        for place in _places(self.shape[0], self.shape[axis], self.tile):
-            reading = place, self.array[_index(*place, self.ndim)].read()
+        for place in places_of(self.shape[0], self.shape[axis], self.tile):
+            reading = place, self.array[index_of(*place, self.ndim)].read()
             if ahead is not None:
                 yield ahead[0], ahead[1].result()
             ahead = reading
@@ -193,9 +202,9 @@ def store_kernel(
     worker = _Worker.of(job, plan, tile)
     name = _fingerprint(job, plan, tile)
     shape = job.work.n1, *worker.inner[0], job.work.n2, *worker.inner[1]
-    kernel, digests = _open(Path(path), name, shape, np.dtype(job.dtype), tile)
-    store = _Store(kernel, digests, name, tile)
-    places = list(_places(job.work.n1, job.work.n2, tile))
+    kernel, digests = open_arrays(Path(path), name, shape, np.dtype(job.dtype), tile)
+    store = TileStore(kernel, digests, name, tile)
+    places = list(places_of(job.work.n1, job.work.n2, tile))
     symmetric = job.work.symmetric
     if symmetric:
         places = [(rows, columns) for rows, columns in places if rows.start <= columns.start]
@@ -206,14 +215,14 @@ def store_kernel(
         if mirrored:
             below = store.read(columns, rows)
         if numbers is None and below is not None:
-            numbers = _turned(below, output)
+            numbers = turned(below, output)
             store.write(rows, columns, numbers)
         elif numbers is None:
             numbers = worker.compute(rows, columns, mirror=symmetric and not mirrored)
             store.write(rows, columns, numbers)
             computed += 1
         if mirrored and below is None:
-            store.write(columns, rows, _turned(numbers, output))
+            store.write(columns, rows, turned(numbers, output))
         del numbers, below
         if progress is not None:
             progress(done, len(places))
@@ -239,7 +248,8 @@ def open_kernel(path: Any) -> StoredKernel:
     """
     try:
         kernel, digests = (
-            _tensorstore().open(_spec(Path(path) / name)).result() for name in ("kernel", "digests")
+            tensorstore_module().open(spec_of(Path(path) / name)).result()
+            for name in ("kernel", "digests")
         )
         tile = int(kernel.spec().to_json()["metadata"]["attributes"]["tile"])
     except (ValueError, KeyError) as problem:
@@ -328,103 +338,13 @@ class _Worker:
                 out[(slice(None),) * axis + (slice(j, j + size),)] = np.asarray(part)
         high, wide = rows.stop - rows.start, columns.stop - columns.start
         cut = out[(slice(high),) + (slice(None),) * (axis - 1) + (slice(wide),)]
-        return _mirrored(cut, job.work.output) if mirror else np.ascontiguousarray(cut)
+        return mirrored_tile(cut, job.work.output) if mirror else np.ascontiguousarray(cut)
 
     def _samples(self, leaves: list[Any], rows: slice) -> list[Array]:
         """Samples of a block; the last one repeats its last sample to be as long as the others."""
         missing = self.tile - (rows.stop - rows.start)
         some = [np.asarray(leaf[rows]) for leaf in leaves]
         return [jnp.asarray(np.concatenate([a, np.repeat(a[-1:], missing, 0)])) for a in some]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Store:
-    """Tiles, and the digests that say whose they are."""
-
-    kernel: Any
-    digests: Any
-    name: str
-    tile: int
-
-    def read(self, rows: slice, columns: slice) -> np.ndarray | None:
-        """A tile, or None where there is none that is whole and ours."""
-        try:
-            kept = self.digests[self._place(rows, columns)].read().result()
-            if not kept.any():
-                return None
-            numbers = self.kernel[_index(rows, columns, len(self.kernel.shape))].read().result()
-        except ValueError:  # cut short, or changed
-            return None
-        good = kept.tobytes() == self._digest(rows, columns, numbers)
-        return numbers if good else None
-
-    def write(self, rows: slice, columns: slice, numbers: np.ndarray) -> None:
-        """A tile, then its digest, each whole or not at all."""
-        self.kernel[_index(rows, columns, len(self.kernel.shape))].write(numbers).result()
-        digest = np.frombuffer(self._digest(rows, columns, numbers), np.uint8)
-        self.digests[self._place(rows, columns)].write(digest).result()
-
-    def _place(self, rows: slice, columns: slice) -> tuple[int, int]:
-        return rows.start // self.tile, columns.start // self.tile
-
-    def _digest(self, rows: slice, columns: slice, numbers: np.ndarray) -> bytes:
-        found = hashlib.sha256(f"{self.name} {rows.start} {columns.start} ".encode())
-        found.update(np.ascontiguousarray(numbers).data)
-        return found.digest()
-
-
-def _tensorstore() -> Any:
-    try:
-        import tensorstore  # here, since few need it
-    except ImportError:
-        raise ImportError(
-            "a kernel in a store needs TensorStore: pip install 'jaxttp[store]'."
-        ) from None
-    return tensorstore
-
-
-def _spec(path: Path) -> dict[str, Any]:
-    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path.absolute()}/"}}
-
-
-def _open(
-    path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype, tile: int
-) -> tuple[Any, Any]:
-    """The arrays of tiles and digests, made or found."""
-    store, axis = _tensorstore(), len(shape) // 2
-    chunk = list(shape)
-    chunk[0] = chunk[axis] = tile
-    counts = [-(-shape[0] // tile), -(-shape[axis] // tile), _DIGEST]
-    attributes = {"kernel": name, "tile": tile}
-    found = []
-    for part, size, piece, kind, empty in (
-        ("kernel", list(shape), chunk, dtype.name, "NaN"),
-        ("digests", counts, [1, 1, _DIGEST], "uint8", 0),
-    ):
-        metadata = {
-            "shape": size,
-            "data_type": kind,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": piece}},
-            "codecs": [
-                {"name": "bytes", "configuration": {"endian": "little"}},
-                {"name": "crc32c"},
-            ],
-            "fill_value": empty,
-            "attributes": attributes,
-        }
-        # What one byte long has no byte order.
-        if kind == "uint8":
-            metadata["codecs"] = [{"name": "bytes"}, {"name": "crc32c"}]
-        spec = {**_spec(path / part), "metadata": metadata}
-        try:
-            found.append(store.open(spec, create=True, open=True).result())
-        except ValueError as problem:
-            reason = str(problem).partition(" [tensorstore_spec")[0]
-            raise ValueError(
-                f"path={str(path)!r} holds another kernel (other parameters, samples, options, "
-                f"tiles or versions) or cannot be read: {reason}. Give another path, or delete it."
-            ) from None
-    return found[0], found[1]
 
 
 def _fingerprint(job: Job, plan: KernelPlan, tile: int) -> str:
@@ -449,33 +369,6 @@ def _fingerprint(job: Job, plan: KernelPlan, tile: int) -> str:
             found.update(f"{number} {host.dtype} {host.shape}".encode())
             found.update(np.ascontiguousarray(host).data)
     return found.hexdigest()
-
-
-def _places(n1: int, n2: int, tile: int) -> Iterator[tuple[slice, slice]]:
-    """The tiles, row by row."""
-    for i in range(0, n1, tile):
-        for j in range(0, n2, tile):
-            yield slice(i, min(i + tile, n1)), slice(j, min(j + tile, n2))
-
-
-def _index(rows: slice, columns: slice, ndim: int) -> tuple[slice, ...]:
-    return (rows, *[slice(None)] * (ndim // 2 - 1), columns)
-
-
-def _turned(numbers: np.ndarray, output: str) -> np.ndarray:
-    """The tile at the mirrored place."""
-    axes = (2, 3, 0, 1) if output == "full" else (1, 0, 2)[: numbers.ndim]
-    return np.ascontiguousarray(numbers.transpose(axes))
-
-
-def _mirrored(numbers: np.ndarray, output: str) -> np.ndarray:
-    """A tile on the diagonal, made exactly symmetric."""
-    size = math.prod(numbers.shape[: COLUMN_AXIS[output]])
-    upper = np.triu(np.ones((size, size), bool))
-    upper = upper.reshape(numbers.shape) if output == "full" else upper
-    if numbers.ndim == 3:
-        upper = upper[..., None]
-    return np.where(upper, numbers, _turned(numbers, output))
 
 
 __all__ = ["StoredKernel", "open_kernel", "store_kernel"]
