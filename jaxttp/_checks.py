@@ -158,7 +158,10 @@ def check_finite(name: str, tree: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not is_concrete(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             continue
-        bad = int(np.sum(~np.isfinite(np.asarray(leaf))))
+        if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1:  # too large for this host
+            bad = int(jnp.sum(~jnp.isfinite(leaf)))
+        else:
+            bad = int(np.sum(~np.isfinite(np.asarray(leaf))))
         if bad:
             where = name + jax.tree_util.keystr(path)
             raise ValueError(

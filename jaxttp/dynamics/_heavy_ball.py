@@ -11,13 +11,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxttp.dynamics._kernels import apply_kernel, columns_of
 from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
+from jaxttp.ntk.factored import Factored
+from jaxttp.ntk.row_sharded import RowSharded
 
 
 @functools.partial(jax.jit, static_argnames=("loss", "all_errors"))
 def heavy_ball(
-    matrix: Float[Array, "nc nc"],
+    matrix: Float[Array, "nc nc"] | Factored | RowSharded,
     start: Float[Array, "n c"],
     targets: Float[Array, "n k"],
     rates: Float[Array, "t s"],
@@ -29,23 +32,31 @@ def heavy_ball(
     """Loss curves (T + 1, S), final errors (1, S), and which settings did not diverge (S,).
 
     With `all_errors` these are curves too (T + 1, S). A setting that diverges is held where its
-    outputs were last representable.
+    outputs were last representable. The kernel is a matrix or, on many devices, what multiplies.
     """
     n, c = start.shape
     count = momenta.shape[0]
-    columns = matrix.reshape(n * c, n, c)
     gradient = jax.vmap(loss.gradient, (2, None), 2)  # settings last: products need no transpose
     value = jax.vmap(loss.value, (2, None))
     error = jax.vmap(loss.error, (2, None))
     limit = output_limit(start.dtype)
 
+    def multiplied(f: Array, batch: Array | None) -> Array:
+        kernel = matrix if batch is None else columns_of(matrix, batch)
+        rows = slice(None) if batch is None else batch
+        pulled = gradient(f[rows], targets[rows])  # (B, C, S)
+        moved = apply_kernel(kernel, jnp.moveaxis(pulled / pulled.shape[0], 2, 0))
+        return jnp.moveaxis(moved, 0, 2)
+
     def force(f: Array, batch: Array | None) -> Array:
+        if not isinstance(matrix, jax.Array):
+            return multiplied(f, batch)
         if batch is None:
             flat = gradient(f, targets).reshape(n * c, count) / n
             moved = jnp.dot(matrix, flat, precision="highest")
         else:
             flat = gradient(f[batch], targets[batch]).reshape(-1, count) / batch.shape[0]
-            some = columns[:, batch].reshape(n * c, -1)
+            some = matrix.reshape(n * c, n, c)[:, batch].reshape(n * c, -1)
             moved = jnp.dot(some, flat, precision="highest")
         return moved.reshape(n, c, count)
 

@@ -1,23 +1,33 @@
 """What every dynamics function does with its kernel: check it and multiply by it.
 
 A kernel is an array (M, C, N, C), its factors (`jaxttp.ntk.Factored`), or (M, N), which stands for
-K ⊗ I_C (the same scalar kernel for every output, no mixing), as the class sketch gives it.
+K ⊗ I_C (the same scalar kernel for every output, no mixing), as the class sketch gives it. Any of
+them may lie on many devices: arrays with other rows on each, or `jaxttp.ntk.RowSharded`.
 """
 
 from typing import Any
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jaxttp._checks import check_finite, check_finite_value, check_number, is_concrete
+from jaxttp._checks import (
+    all_finite,
+    check_finite,
+    check_finite_value,
+    check_number,
+    is_concrete,
+)
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk.factored import Factored, Kernel
+from jaxttp.ntk.row_sharded import RowSharded, recognised
 
 
 def apply_kernel(kernel: Kernel, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
     """Theta v for one v (N, C) or many (T, N, C), as one product of pinned precision."""
-    if isinstance(kernel, Factored):
+    if isinstance(kernel, Factored | RowSharded):
         return kernel.apply(vectors)
     if kernel.ndim == 2:
         return jnp.einsum("mn,...nc->...mc", kernel, vectors, precision="highest")
@@ -28,10 +38,23 @@ def apply_kernel(kernel: Kernel, vectors: Float[Array, "*t n c"]) -> Float[Array
     return out.reshape(*leading, m, c)
 
 
+def columns_of(kernel: Kernel, batch: Int[Array, " b"]) -> Kernel:
+    """Theta[:, :, batch] (M, C, B, C), of a kernel that multiplies."""
+    if isinstance(kernel, Factored):
+        c = kernel.classes
+        picked = (batch[:, None] * c + jnp.arange(c)[None]).reshape(-1)
+        return Factored(kernel.rows, kernel.columns[picked], c)
+    if isinstance(kernel, RowSharded):
+        return kernel.some_columns(batch)
+    return jnp.take(kernel, batch, axis=kernel.ndim // 2)
+
+
 def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
     """The kernel as a matrix (M C, N C), sample-major."""
     if isinstance(kernel, Factored):
         kernel = kernel.dense()
+    if isinstance(kernel, RowSharded):
+        kernel = kernel.on_one_device()
     if kernel.ndim == 2:
         return jnp.kron(kernel, jnp.eye(c, dtype=kernel.dtype))
     m, _, n, _ = kernel.shape
@@ -40,7 +63,9 @@ def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
 
 def as_kernel(kernel: Any, dtype: Any) -> Kernel:
     """A kernel in numbers of `dtype`."""
-    return kernel.astype(dtype) if isinstance(kernel, Factored) else jnp.asarray(kernel, dtype)
+    kernel = recognised(kernel)
+    is_array = not isinstance(kernel, Factored | RowSharded)
+    return jnp.asarray(kernel, dtype) if is_array else kernel.astype(dtype)
 
 
 def check_problem(
@@ -59,8 +84,7 @@ def check_problem(
     kernel = as_kernel(kernel, f0.dtype)
     _check_kernel_shape("kernel", kernel, n, n, c)
     targets, loss = encode_targets(loss, y, f0)
-    f0 = check_finite_value("f0", f0)
-    kernel = check_finite_value("kernel", kernel)
+    f0 = _check_kernel_finite("kernel", kernel, check_finite_value("f0", f0))
     if (kernel_test is None) != (f0_test is None):
         raise ValueError("kernel_test and f0_test belong together: give both or neither.")
     if kernel_test is not None:
@@ -70,8 +94,19 @@ def check_problem(
         kernel_test = as_kernel(kernel_test, f0.dtype)
         _check_kernel_shape("kernel_test", kernel_test, f0_test.shape[0], n, c)
         f0_test = check_finite_value("f0_test", f0_test)
-        kernel_test = check_finite_value("kernel_test", kernel_test)
+        f0_test = _check_kernel_finite("kernel_test", kernel_test, f0_test)
     return kernel, f0, targets, loss, kernel_test, f0_test
+
+
+def _check_kernel_finite(name: str, kernel: Kernel, outputs: Array) -> Array:
+    """The outputs, with an error at run time for a traced kernel that is not finite.
+
+    The error hangs on them: what `error_if` returns was on one device for a moment.
+    """
+    if all(is_concrete(leaf) for leaf in jax.tree.leaves(kernel)):
+        check_finite(name, kernel)
+        return outputs
+    return eqx.error_if(outputs, ~all_finite(kernel), f"{name} holds NaN or infinity")
 
 
 def _check_kernel_shape(name: str, kernel: Kernel, m: int, n: int, c: int) -> None:

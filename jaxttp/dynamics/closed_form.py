@@ -25,18 +25,18 @@ from jaxttp.dynamics._kernels import (
 )
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss, get_loss
-from jaxttp.ntk.factored import Factored, Kernel
+from jaxttp.ntk.factored import Kernel, KernelLike
 
 
 def closed_form(
-    kernel: ArrayLike | Factored,
+    kernel: KernelLike,
     f0: ArrayLike,
     y: Any,
     *,
     loss: str | Loss = "squared_error",
     learning_rate: Any,
     ts: Any,
-    kernel_test: ArrayLike | Factored | None = None,
+    kernel_test: KernelLike | None = None,
     f0_test: ArrayLike | None = None,
 ) -> Trajectory:
     """Gradient flow of the squared error, exact at any time.

@@ -26,7 +26,7 @@ from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol
 from jaxttp.dynamics.rates import effective_learning_rate
 from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Factored, Kernel
+from jaxttp.ntk.factored import Kernel, KernelLike
 
 NOISES = ("full", "diagonal", "constant", "none")
 SOLVERS = {"euler": diffrax.Euler, "shark": diffrax.ShARK, "sea": diffrax.SEA}
@@ -68,7 +68,7 @@ class Diffusion(eqx.Module):
 
 
 def diffusion(
-    kernel: ArrayLike | Factored,
+    kernel: KernelLike,
     f0: ArrayLike,
     y: Any,
     *,
@@ -84,7 +84,7 @@ def diffusion(
     substeps: int = 1,
     solver: str = "euler",
     noise_kernel: ArrayLike | None = None,
-    kernel_test: ArrayLike | Factored | None = None,
+    kernel_test: KernelLike | None = None,
     f0_test: ArrayLike | None = None,
     save: str = "outputs",
 ) -> Diffusion:

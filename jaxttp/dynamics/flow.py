@@ -22,7 +22,7 @@ from jaxttp.dynamics._kernels import (
 )
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Factored, Kernel
+from jaxttp.ntk.factored import Kernel, KernelLike
 
 SOLVERS = {
     "tsit5": diffrax.Tsit5,
@@ -34,14 +34,14 @@ STIFF = 3e4
 
 
 def gradient_flow(
-    kernel: ArrayLike | Factored,
+    kernel: KernelLike,
     f0: ArrayLike,
     y: Any,
     *,
     loss: str | Loss,
     learning_rate: Any,
     ts: Any,
-    kernel_test: ArrayLike | Factored | None = None,
+    kernel_test: KernelLike | None = None,
     f0_test: ArrayLike | None = None,
     solver: str = "auto",
     rtol: float | None = None,

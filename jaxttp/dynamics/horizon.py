@@ -18,7 +18,7 @@ from jaxttp._result import RESULT
 from jaxttp.dynamics._kernels import check_problem, check_rate, check_times
 from jaxttp.dynamics.flow import SOLVERS, Motion, solve, tolerances
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Factored
+from jaxttp.ntk.factored import KernelLike
 
 
 class FlowCurves(eqx.Module):
@@ -42,7 +42,7 @@ class FlowCurves(eqx.Module):
 
 
 def flow_curves(
-    kernel: ArrayLike | Factored,
+    kernel: KernelLike,
     f0: ArrayLike,
     y: Any,
     *,
@@ -110,7 +110,7 @@ def _curves(
 
 
 def crossing_time(
-    kernel: ArrayLike | Factored,
+    kernel: KernelLike,
     f0: ArrayLike,
     y: Any,
     *,

@@ -29,11 +29,11 @@ from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk import empirical_ntk
-from jaxttp.ntk.factored import Factored, Kernel
+from jaxttp.ntk.factored import Kernel, KernelLike
 
 
 def noise_factor(
-    kernel: ArrayLike | Factored, f: ArrayLike, y: Any, *, loss: str | Loss
+    kernel: KernelLike, f: ArrayLike, y: Any, *, loss: str | Loss
 ) -> Float[Array, "n c n"]:
     """The factor S (N, C, N) of the mini-batch noise at outputs f: S S^T = J Sigma J^T exactly.
 

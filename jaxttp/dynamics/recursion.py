@@ -23,11 +23,11 @@ from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, keep_dtypes, same_program
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Factored, Kernel
+from jaxttp.ntk.factored import Kernel, KernelLike
 
 
 def recursion(
-    kernel: ArrayLike | Factored,
+    kernel: KernelLike,
     f0: ArrayLike,
     y: Any,
     *,
@@ -36,7 +36,7 @@ def recursion(
     steps: int,
     batch_size: int | None = None,
     key: Array | None = None,
-    kernel_test: ArrayLike | Factored | None = None,
+    kernel_test: KernelLike | None = None,
     f0_test: ArrayLike | None = None,
     protocol: str = "epochs",
     initial_tangent: ArrayLike | None = None,

@@ -15,7 +15,7 @@ from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.losses import Loss
 from jaxttp.ntk._lanczos import lanczos
-from jaxttp.ntk.factored import Factored, Kernel
+from jaxttp.ntk.factored import Kernel, KernelLike
 
 LANCZOS_STEPS = 64
 OPERATOR_STEPS = 31
@@ -27,7 +27,7 @@ MODES = 32
 
 
 def largest_curvature(
-    kernel: ArrayLike | Factored, f0: ArrayLike, y: Any, *, loss: str | Loss
+    kernel: KernelLike, f0: ArrayLike, y: Any, *, loss: str | Loss
 ) -> Float[Array, ""]:
     """The largest eigenvalue of (1/N) H^(1/2) Theta H^(1/2), H the loss's Hessian in f at f0.
 
@@ -181,7 +181,7 @@ def _ritz(
 
 
 def max_learning_rate(
-    kernel: ArrayLike | Factored,
+    kernel: KernelLike,
     f0: ArrayLike,
     y: Any,
     *,

@@ -20,6 +20,7 @@ from jaxttp.forecast.paths.weight_space import WeightSpace
 from jaxttp.forecast.planner import ForecastPlan, plan_forecast
 from jaxttp.forecast.problem import Problem
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
+from jaxttp.ntk.row_sharded import several
 
 WAYS: dict[str, type[Dynamics]] = {
     "auto": Recursion,
@@ -120,8 +121,11 @@ def samples_at_hand(
     return drawn.x, drawn.y, drawn.total if drawn.total > len(drawn.y) else None
 
 
-def check_at_hand(way: Dynamics, samples: int, descent: Descent, x_test: Any) -> None:
-    """Refuse what a forecast for more samples than those at hand cannot do."""
+def check_at_hand(
+    way: Dynamics, samples: int, descent: Descent, x_test: Any, kernel: KernelEstimator
+) -> None:
+    """Refuse what cannot be done for more samples than those at hand, or over a mesh."""
+    check_mesh(way, kernel)
     if isinstance(way, Scaled):
         way.check_samples(samples, descent)
         check_used("x_test", x_test, False, "test curves of total_samples are not forecast")
@@ -219,6 +223,30 @@ def check_tokens(problem: Problem, kernel: KernelEstimator) -> None:
         f"jaxttp.label_words(apply_fn, ids), or {sampled if each else ''}fewer sequences; or say "
         "sketch_dim=, or max_bytes= for a kernel all the same."
     )
+
+
+def check_mesh(way: Dynamics, kernel: KernelEstimator) -> None:
+    """Refuse a kernel on many devices where all of it would be needed on one.
+
+    Args:
+        way: how the path is followed.
+        kernel: how kernels come about.
+
+    Raises:
+        ValueError: it has a mesh, and the dynamics asks more than products.
+    """
+    if not way.by_products:
+        refuse_mesh(kernel, f"dynamics={way.name!r}", "dynamics='recursion' or 'ode'")
+
+
+def refuse_mesh(kernel: KernelEstimator, what: str, remedy: str) -> None:
+    """Raise `ValueError` for a mesh of several devices where `what` decomposes the whole kernel."""
+    devices = several(getattr(kernel, "mesh", None))
+    if devices is not None:
+        raise ValueError(
+            f"kernel={type(kernel).__name__}(mesh=...) lies on {devices.size} devices, and {what} "
+            f"decomposes all of it on one; use {remedy}, or leave mesh out."
+        )
 
 
 def check_level(level: float | None, way: Dynamics, kernel: KernelEstimator) -> float:

@@ -28,7 +28,7 @@ from jaxttp.dynamics.recursion import output_limit
 from jaxttp.forecast._stability import RISE
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Factored
+from jaxttp.ntk.factored import KernelLike
 from jaxttp.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
 
 GROWTHS = (*np.linspace(-1.0, 1.0, 21), *np.linspace(1.25, 8.0, 28))
@@ -108,7 +108,7 @@ class OnlineForecast:
 
 
 def online(
-    kernel: ArrayLike | Factored,
+    kernel: KernelLike,
     f0: ArrayLike,
     y: Any,
     setting: Hyperparameters,

@@ -21,7 +21,7 @@ from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.batches import check_batches
-from jaxttp.forecast._options import Keywords, check_tokens, choose_kernel
+from jaxttp.forecast._options import Keywords, check_tokens, choose_kernel, refuse_mesh
 from jaxttp.forecast.compared import Comparison, Explanation
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.leaders import follow_leaders, with_trust
@@ -156,6 +156,7 @@ def compare(
     rate = 1.0 if learning_rate is None else learning_rate
     setting = Hyperparameters(rate, momentum, batch_size, loss=loss, steps=steps)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
+    refuse_mesh(estimator, "compare", "sweep for each candidate")
     check_finite("x", x)
     problems = {name: _problem(name, one, x, y, loss) for name, one in candidates.items()}
     if own_goals:

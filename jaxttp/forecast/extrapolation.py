@@ -14,7 +14,7 @@ from jaxttp._result import RESULT, wrapped
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
-from jaxttp.forecast._options import choose_kernel
+from jaxttp.forecast._options import choose_kernel, refuse_mesh
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.paths.base import Linearizer
@@ -207,6 +207,7 @@ def extrapolate(
         check_used(name, value, spectral, remedy)
     method, alpha = method or "resolvent", alpha or 0.0
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
+    refuse_mesh(estimator, "extrapolate", "total_samples of predict_training_time")
     check_method(method, subset, None, alpha)
     problem = Problem.of(apply_fn, params, x, y, loss=loss, trainable=trainable)
     if problem.loss.weighted:

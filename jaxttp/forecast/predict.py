@@ -20,6 +20,7 @@ from jaxttp.forecast._options import (
     Keywords,
     check_at_hand,
     check_level,
+    check_mesh,
     check_tokens,
     choose_kernel,
     choose_plan,
@@ -219,7 +220,7 @@ def predict_training_time(
     weights, _ = split_trainable(promote(params, trainable)[0], trainable)
     way = keywords.choose(descent, weights, total_samples)
     way.check(descent, weights, get_loss(loss))
-    check_at_hand(way, count(x), descent, x_test)
+    check_at_hand(way, count(x), descent, x_test, estimator)
     level = check_level(level, way, estimator)
     with stopwatch() as watch:
         problem = Problem.of(
@@ -293,6 +294,7 @@ def forecast_training(
     descent.check(problem.f0.shape[0])
     way.check(descent, problem.weights, problem.loss)
     kernel = Exact() if kernel is None else kernel
+    check_mesh(way, kernel)
     if way.kernels:
         check_tokens(problem, kernel)
     price = Price.of(problem, descent, kernel, way.trained_samples(problem))

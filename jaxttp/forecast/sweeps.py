@@ -32,7 +32,8 @@ from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.estimators import KernelEstimator
-from jaxttp.ntk.factored import Factored
+from jaxttp.ntk.factored import Kernel, KernelLike
+from jaxttp.ntk.row_sharded import on_many_devices
 from jaxttp.rule import TRAIN_CURVES, Rule, Target, Values, check_targets, targets_of
 
 _CHUNK_BYTES = 64 << 20
@@ -145,7 +146,7 @@ def sweep(
 
 
 def sweep_kernel(
-    kernel: ArrayLike | Factored,
+    kernel: KernelLike,
     f0: ArrayLike,
     y: Any,
     settings: Sequence[Hyperparameters],
@@ -200,7 +201,7 @@ def sweep_kernel(
     return _sweep(kernel, f0, y, wanted)
 
 
-def _sweep(kernel: ArrayLike | Factored, f0: ArrayLike, y: Any, wanted: "_Wanted") -> Sweep:
+def _sweep(kernel: KernelLike, f0: ArrayLike, y: Any, wanted: "_Wanted") -> Sweep:
     """A sweep whose options were checked."""
     settings, reading = wanted.settings, wanted.rule
     problems = {
@@ -302,7 +303,7 @@ def _follow(problems: Mapping[Any, tuple], wanted: _Wanted) -> _Followed:
         if batch_size is not None:
             longest = max(settings[i].steps for i in members)
             indices = batch_indices(wanted.key, n, batch_size, longest, protocol=wanted.protocol)
-        matrix = flatten_kernel(theta, c)
+        matrix = theta if on_many_devices(theta) else flatten_kernel(theta, c)
         size = max(1, _CHUNK_BYTES // (5 * start.size * start.dtype.itemsize))
         for low in range(0, len(members), size):
             part = members[low : low + size]
@@ -356,7 +357,7 @@ def _step_seconds(
 
 
 def _run(
-    matrix: Array,
+    matrix: Kernel,
     start: Array,
     targets: Array,
     loss: Loss,

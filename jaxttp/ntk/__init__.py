@@ -5,6 +5,7 @@ from jaxttp.ntk.estimators import ClassSketched, Estimate, Exact, KernelEstimato
 from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
 from jaxttp.ntk.operator import NTKOperator, ntk_operator
+from jaxttp.ntk.row_sharded import RowSharded
 from jaxttp.ntk.sketch import ClassSketch, class_sketch, sketch_error, sketch_jacobian
 from jaxttp.ntk.spectrum import (
     ClassSeparation,
@@ -22,6 +23,7 @@ from jaxttp.ntk.spectrum import (
     psd_report,
     spectral_density,
 )
+from jaxttp.ntk.stored import StoredKernel, open_kernel, store_kernel
 
 __all__ = [
     "ClassSeparation",
@@ -36,7 +38,9 @@ __all__ = [
     "NTKOperator",
     "PSDReport",
     "PowerLaw",
+    "RowSharded",
     "Sketched",
+    "StoredKernel",
     "SpectralDensity",
     "as_matrix",
     "class_separation",
@@ -49,8 +53,10 @@ __all__ = [
     "label_alignment",
     "ntk_operator",
     "ntk_plan",
+    "open_kernel",
     "psd_report",
     "sketch_error",
     "sketch_jacobian",
     "spectral_density",
+    "store_kernel",
 ]

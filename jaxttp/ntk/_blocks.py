@@ -41,7 +41,7 @@ def by_blocks(
     if plan.kept:
         held = []
         for j in starts:  # what overlaps in the last block is written again with its own square
-            held.append(_features_of_rows(functions, leaves, x1, j, plan.rows, plan.chunk))
+            held.append(features_of_rows(functions, leaves, x1, j, plan.rows, plan.chunk))
             for i, row_features in zip(starts, held, strict=False):
                 tiles = functions.against(leaves, x1, row_features, held[-1])
                 found.write(tiles, i, j, also_mirrored=i != j)
@@ -49,7 +49,7 @@ def by_blocks(
         return found.kernels
     symmetric, columns = x2 is None, x1 if x2 is None else x2
     for i in starts:
-        row_features = _features_of_rows(functions, leaves, x1, i, plan.rows, plan.chunk)
+        row_features = features_of_rows(functions, leaves, x1, i, plan.rows, plan.chunk)
         if symmetric and plan.rows == n1:
             return functions.square(leaves, x1, row_features)
         if symmetric:
@@ -122,7 +122,7 @@ class _Unfinished:
                 self.kernels[name] = _mirror_block(kernel, start, size=size, output=self.output)
 
 
-def _features_of_rows(
+def features_of_rows(
     functions: Functions, leaves: list[Array], x: list[Array], start: int, rows: int, chunk: int
 ) -> Any:
     """Features of a block of rows, differentiated a chunk at a time.

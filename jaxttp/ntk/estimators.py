@@ -17,8 +17,10 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_integer, check_key, check_number
 from jaxttp._types import Params
 from jaxttp.ntk._plan import KernelPlan
+from jaxttp.ntk._sharded_sketch import check_width
 from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
+from jaxttp.ntk.row_sharded import RowSharded, on_many_devices, several
 from jaxttp.ntk.sketch import signed_kernel, signed_network, sketch_jacobian
 
 GROUPS = 4
@@ -69,20 +71,24 @@ class Exact(KernelEstimator):
 
     Attributes:
         batch_size: samples a tile; chosen from `max_bytes` when None.
-        max_bytes: bound on the working memory, in bytes.
+        max_bytes: bound on the working memory, in bytes; on a mesh that of one device.
+        mesh: a `jax.sharding.Mesh` over whose devices the kernel's rows are sharded.
 
     Raises:
         ValueError: a number out of range.
+        TypeError: a mesh that is none.
 
     Example:
         >>> Exact(max_bytes=10**9)
-        Exact(batch_size=None, max_bytes=1000000000)
+        Exact(batch_size=None, max_bytes=1000000000, mesh=None)
     """
 
     batch_size: int | None = None
     max_bytes: int | None = None
+    mesh: Any = None
 
     def __post_init__(self) -> None:
+        several(self.mesh)
         if self.batch_size is not None:
             check_integer("kernel_batch_size", self.batch_size, at_least=1)
         if self.max_bytes is not None:
@@ -98,16 +104,18 @@ class Exact(KernelEstimator):
 
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`."""
-        plan = plan_of(problem, batch_size=self.batch_size, max_bytes=self.max_bytes)
+        plan = plan_of(problem, batch_size=self.batch_size, max_bytes=_of_one(self))
         return plan.flops[plan.method]
 
     def _between(
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None
-    ) -> Array:
-        return empirical_ntk(
+    ) -> Kernel:
+        found = empirical_ntk(
             problem.apply_fn, problem.restore(weights), x1, x2, trainable=problem.trainable,
             batch_size=self.batch_size, max_bytes=self.max_bytes, progress=progress,
+            mesh=self.mesh,
         )  # fmt: skip
+        return _on(self.mesh, found)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,9 +128,12 @@ class Sketched(KernelEstimator):
         sketch_dim: width of the projection; the error falls as 1/sqrt(sketch_dim).
         key: a `jax.random.key`.
         batch_size: samples whose rows of the Jacobian are held at once.
+        mesh: a `jax.sharding.Mesh` over whose devices S is sharded, by columns: `sketch_dim` is a
+            multiple of them, and the kernel is not formed however wide S is.
 
     Raises:
         ValueError: a number out of range, or no key.
+        TypeError: a mesh that is none.
 
     Example:
         >>> import jax
@@ -133,6 +144,7 @@ class Sketched(KernelEstimator):
     sketch_dim: int
     key: Array | None
     batch_size: int | None = None
+    mesh: Any = None
 
     def __post_init__(self) -> None:
         check_integer("sketch_dim", self.sketch_dim, at_least=1)
@@ -144,38 +156,47 @@ class Sketched(KernelEstimator):
         check_key(self.key)
         if self.batch_size is not None:
             check_integer("kernel_batch_size", self.batch_size, at_least=1)
+        devices = several(self.mesh)
+        if devices is not None:
+            check_width(self.sketch_dim, devices)
 
     def estimate(self, problem: Any, weights: Params, progress: Tiles | None = None) -> Estimate:
         """See `KernelEstimator`."""
         sketch = self._project(problem, weights, problem.x)
-        parts = delete_groups(sketch) if sketch.shape[-1] > 1 else None
-        return Estimate(_product(sketch, sketch), parts)
+        is_factored = self._is_factored(problem)
+        parts = delete_groups(sketch, is_factored) if sketch.shape[-1] > 1 else None
+        return Estimate(_product(sketch, sketch, is_factored), parts)
 
     def cross(self, problem: Any, weights: Params, x: Any) -> Kernel:
         """See `KernelEstimator`."""
         rows, columns = (self._project(problem, weights, some) for some in (x, problem.x))
-        return _product(rows, columns)
+        return _product(rows, columns, self._is_factored(problem))
 
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`: C ways back a sample, and the product of the projections."""
         n, c = problem.f0.shape
         size = sum(leaf.size for leaf in jax.tree.leaves(problem.weights))
         rows = n * plan_of(problem).forward * (1 + 2 * c) + n * c * size
-        formed = 0.0 if _stays_factored(self.sketch_dim, n * c) else 2.0 * (n * c) ** 2
+        formed = 0.0 if self._is_factored(problem) else 2.0 * (n * c) ** 2
         return rows + formed * self.sketch_dim
 
     def product(self, problem: Any) -> float:
         """See `KernelEstimator`."""
         size = problem.f0.size
-        if _stays_factored(self.sketch_dim, size):
+        if self._is_factored(problem):
             return 4.0 * size * self.sketch_dim
         return super().product(problem)
+
+    def _is_factored(self, problem: Any) -> bool:
+        """Whether the kernel is kept as factors: where they are the cheaper, and on a mesh."""
+        return several(self.mesh) is not None or 2 * self.sketch_dim < problem.f0.size
 
     def _project(self, problem: Any, weights: Params, x: Any) -> Array:
         assert self.key is not None  # checked when it was made
         return sketch_jacobian(
             problem.apply_fn, problem.restore(weights), x, key=jax.random.fold_in(self.key, 1),
             dim=self.sketch_dim, trainable=problem.trainable, batch_size=self.batch_size,
+            mesh=self.mesh,
         )  # fmt: skip
 
 
@@ -193,9 +214,11 @@ class ClassSketched(KernelEstimator):
         draws: of the signs, over which K is averaged.
         batch_size: see `empirical_ntk`.
         max_bytes: see there.
+        mesh: see there.
 
     Raises:
         ValueError: a number out of range, or no key.
+        TypeError: a mesh that is none.
 
     Example:
         >>> import jax
@@ -207,11 +230,12 @@ class ClassSketched(KernelEstimator):
     draws: int = 1
     batch_size: int | None = None
     max_bytes: int | None = None
+    mesh: Any = None
 
     def __post_init__(self) -> None:
         check_key(self.key)
         check_integer("draws", self.draws, at_least=1)
-        Exact(self.batch_size, self.max_bytes)  # refuses what is out of range
+        Exact(self.batch_size, self.max_bytes, self.mesh)  # refuses what is out of range
 
     def estimate(self, problem: Any, weights: Params, progress: Tiles | None = None) -> Estimate:
         """See `KernelEstimator`."""
@@ -228,7 +252,7 @@ class ClassSketched(KernelEstimator):
         )
         plan = ntk_plan(
             signed, pair, problem.x, output="trace", trainable=mask, batch_size=self.batch_size,
-            max_bytes=self.max_bytes,
+            max_bytes=_of_one(self),
         )  # fmt: skip
         return self.draws * plan.flops[plan.method]
 
@@ -242,16 +266,17 @@ class ClassSketched(KernelEstimator):
 
     def _between(
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None
-    ) -> Array:
+    ) -> Kernel:
         found = [
             signed_kernel(
                 problem.apply_fn, problem.restore(weights), x1, x2, key=key,
                 trainable=problem.trainable, batch_size=self.batch_size, max_bytes=self.max_bytes,
-                progress=progress,
+                progress=progress, mesh=self.mesh,
             )
             for key in jax.random.split(self.key, self.draws)
         ]  # fmt: skip
-        return sum(found[1:], found[0]) / self.draws
+        mean = jax.tree.map(lambda *each: sum(each[1:], each[0]) / self.draws, *found)
+        return _on(self.mesh, mean)
 
 
 def plan_of(problem: Any, **options: Any) -> KernelPlan:
@@ -261,27 +286,36 @@ def plan_of(problem: Any, **options: Any) -> KernelPlan:
     )
 
 
-def _stays_factored(width: int, outputs: int) -> bool:
-    """Whether factors of that width are the cheaper kernel of so many outputs N C."""
-    return 2 * width < outputs
+def _of_one(kernel: Exact | ClassSketched) -> int | None:
+    """The bound of a kernel on one device; on a mesh no device has all of it."""
+    return kernel.max_bytes if several(kernel.mesh) is None else None
 
 
-def _product(rows: Float[Array, "m c k"], columns: Float[Array, "n c k"]) -> Kernel:
-    """The kernel of two sketches of one projection, formed where that is cheaper."""
+def _on(mesh: Any, kernel: Any) -> Kernel:
+    """A kernel of `empirical_ntk` as what multiplies on its mesh."""
+    devices = several(mesh)
+    return kernel if devices is None else RowSharded.of(kernel, devices)
+
+
+def _product(
+    rows: Float[Array, "m c k"], columns: Float[Array, "n c k"], is_factored: bool
+) -> Kernel:
+    """The kernel of two sketches of one projection, as factors or formed."""
     kernel = Factored.of(rows, columns)
-    outputs = columns.shape[0] * columns.shape[1]
-    return kernel if _stays_factored(columns.shape[2], outputs) else kernel.dense()
+    return kernel if is_factored else kernel.dense()
 
 
-def delete_groups(sketch: Float[Array, "n c k"]) -> Iterator[Kernel]:
+def delete_groups(
+    sketch: Float[Array, "n c k"], is_factored: bool | None = None
+) -> Iterator[Kernel]:
     """Kernels from all columns of a sketch but those of one group, for every group.
 
     Args:
         sketch: S with E[S S^T] = Theta, columns alike (N, C, k).
+        is_factored: whether they are kept as factors; None for where those are the cheaper.
 
     Yields:
-        k / (k - k_j) (S S^T - S_j S_j^T), each with mean Theta, (N, C, N, C), one at a time; as
-        factors where the whole is kept so.
+        k / (k - k_j) (S S^T - S_j S_j^T), each with mean Theta, (N, C, N, C), one at a time.
 
     Example:
         >>> import jax.numpy as jnp
@@ -289,10 +323,14 @@ def delete_groups(sketch: Float[Array, "n c k"]) -> Iterator[Kernel]:
         [8.0, 8.0, 8.0, 8.0]
     """
     width = sketch.shape[-1]
+    if is_factored is None:
+        is_factored = 2 * width < sketch.shape[0] * sketch.shape[1]
     parts = np.array_split(np.arange(width), min(GROUPS, width))
     for part in parts:
         k = np.setdiff1d(np.arange(width), part)
-        rest = sketch[..., k]
+        if on_many_devices(sketch):  # columns stay where they are
+            rest = sketch * np.isin(np.arange(width), k).astype(sketch.dtype)[None, None]
+        else:
+            rest = sketch[..., k]
         kernel = Factored.of(rest * (width / max(1, len(k))), rest)
-        is_factored = _stays_factored(width, sketch.shape[0] * sketch.shape[1])
         yield kernel if is_factored else kernel.dense()

@@ -5,7 +5,10 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
+
+from jaxttp.ntk.row_sharded import RowSharded
 
 
 class Factored(eqx.Module):
@@ -74,5 +77,8 @@ class Factored(eqx.Module):
         return np.asarray(self.dense(), dtype)
 
 
-Kernel = Array | Factored
-"""A kernel as an array, or as its factors."""
+Kernel = Array | Factored | RowSharded
+"""A kernel as an array, as its factors, or as rows on many devices."""
+
+KernelLike = ArrayLike | Factored | RowSharded
+"""What becomes one."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite
@@ -26,7 +27,9 @@ from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure
 from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
 from jaxttp.ntk._program import NetworkProgram, trace
 from jaxttp.ntk._select import leaf_paths, select_leaves
+from jaxttp.ntk._sharded import sharded_kernel, share_of
 from jaxttp.ntk._sites import find_sites
+from jaxttp.ntk.row_sharded import RowSharded, several
 
 Output = Literal["full", "trace", "diagonal"]
 _OUTPUTS = ("full", "trace", "diagonal")
@@ -71,7 +74,10 @@ def empirical_ntk(
             a predicate on the path, such as ``lambda path: path.startswith("head/")``.
         batch_size: samples at a time; None to let the plan decide.
         max_bytes: bound on the peak memory, the result included; None for 4 GiB beside the result.
-        mesh: a device mesh of one device, or None.
+        mesh: a `jax.sharding.Mesh` over whose devices the rows are sharded, parameters being on
+            all of them; None for one device. `max_bytes` is then that of one device, and the
+            kernel symmetric to rounding only. Where the devices do not divide N1 the result is a
+            `jaxttp.ntk.RowSharded`, which goes wherever a kernel does.
         accumulation_dtype: dtype of the sums and of the result, "float32" or "float64"; None for
             the network's (at least float32). "float64" needs no global switch.
         per_layer: return a dict from parameter path to its kernel; they sum to the whole.
@@ -96,15 +102,16 @@ def empirical_ntk(
     Source:
         TTP section 3; the layerwise contraction is derived in `jaxttp.ntk.layerwise`.
     """
-    _check_mesh(mesh)
+    devices = several(mesh)
     check_network(apply_fn, params)
     for name, value in (("params", params), ("x1", x1), ("x2", x2)):
         check_finite(name, value)
-    job = _Job.of(
-        apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer
-    )
-    plan = job.plan(method, batch_size, max_bytes)
-    result = _compute(job, plan, progress)
+    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer)
+    if devices is None:
+        result: dict[str, Any] = _compute(job, job.plan(method, batch_size, max_bytes), progress)
+    else:
+        plan = job.on_each(devices).plan(method, batch_size, max_bytes)
+        result = _compute_sharded(job, plan, devices, progress)
     if per_layer:
         return {job.work.paths[int(name)]: kernel for name, kernel in result.items()}
     return result["sum"]
@@ -148,18 +155,8 @@ def ntk_plan(
         >>> plan.method, plan.rows
         ('layerwise', 64)
     """
-    job = _Job.of(
-        apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer
-    )
+    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer)
     return job.plan(method, batch_size, max_bytes)
-
-
-def _check_mesh(mesh: Any) -> None:
-    if mesh is not None and getattr(mesh, "size", 1) != 1:
-        raise ValueError(
-            f"mesh: a kernel is computed on one device for now; got a mesh of {mesh.size}. "
-            "Leave it None."
-        )
 
 
 def _as_samples(name: str, x: Any) -> Any:
@@ -183,7 +180,7 @@ def _count_samples(name: str, x: Any) -> int:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Job:
+class Job:
     """Checked arguments."""
 
     apply_fn: ApplyFn
@@ -208,7 +205,8 @@ class _Job:
         trainable: Any,
         accumulation_dtype: Any,
         per_layer: bool,
-    ) -> "_Job":
+    ) -> "Job":
+        """What `empirical_ntk` is asked for, checked."""
         check_choice("output", output, _OUTPUTS)
         check_choice("method", method, _METHODS)
         x1, x2 = _as_samples("x1", x1), _as_samples("x2", x2)
@@ -227,7 +225,7 @@ class _Job:
         structs = tuple((s.shape, s.dtype) for s in jax.tree.leaves(structure(leaves)))
         samples = tuple((jnp.shape(a)[1:], dtype_of(a)) for a in first)
         try:
-            program, sites = _cached(
+            program, sites = cached(
                 _analyse, apply_fn, treedef, structs, sample_treedef, samples, mask, _config()
             )
         except Exception:
@@ -254,6 +252,13 @@ class _Job:
         if method == "auto" and (self.per_layer or jnp.dtype(self.dtype) != network):
             method = "layerwise"
         return make_plan(self.work, method, batch_size, max_bytes, layers)
+
+    def on_each(self, mesh: Mesh) -> "Job":
+        """The share of one device: its rows against all columns."""
+        work = self.work
+        rows, columns = share_of(work.n1, mesh), mesh.size * share_of(work.n2, mesh)
+        share = dataclasses.replace(work, n1=rows, n2=columns, symmetric=False)
+        return dataclasses.replace(self, work=share)
 
     def variant(self, plan: KernelPlan) -> Variant:
         """The static side of the compiled functions."""
@@ -284,7 +289,7 @@ def _config() -> Hashable:
     return jax.dtypes.canonicalize_dtype("float64").name
 
 
-def _cached(function: Callable[..., Any], apply_fn: ApplyFn, *rest: Any) -> Any:
+def cached(function: Callable[..., Any], apply_fn: ApplyFn, *rest: Any) -> Any:
     """`function(apply_fn, *rest)` from its bounded cache, or anew if something has no hash."""
     try:
         hash((apply_fn, rest))
@@ -316,9 +321,9 @@ def _analyse(
 
 
 def _compute(
-    job: _Job, plan: KernelPlan, progress: Callable[[int, int], None] | None = None
+    job: Job, plan: KernelPlan, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Array]:
-    functions = _cached(compiled, job.apply_fn, job.variant(plan))
+    functions = cached(compiled, job.apply_fn, job.variant(plan))
     leaves = [jnp.asarray(leaf) for leaf in job.leaves]
     x1 = [jnp.asarray(leaf) for leaf in job.rows]
     x2 = None if job.columns is None else [jnp.asarray(leaf) for leaf in job.columns]
@@ -329,3 +334,15 @@ def _compute(
         return by_blocks(
             functions, plan, leaves, x1, x2, n1, n2, output, job.dtype, progress
         )  # fmt: skip
+
+
+def _compute_sharded(
+    job: Job, plan: KernelPlan, mesh: Mesh, progress: Callable[[int, int], None] | None
+) -> dict[str, Array | RowSharded]:
+    functions = cached(compiled, job.apply_fn, job.variant(plan))
+    with jax.default_matmul_precision("highest"):
+        found = sharded_kernel(
+            functions, plan, mesh, job.leaves, job.rows, job.columns, output=job.work.output,
+            dtype=job.dtype, progress=progress,
+        )  # fmt: skip
+    return {name: kernel.simplest() for name, kernel in found.items()}

@@ -27,7 +27,9 @@ from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.ntk._select import select_leaves
+from jaxttp.ntk._sharded_sketch import check_width, sharded_sketch
 from jaxttp.ntk.gram import empirical_ntk
+from jaxttp.ntk.row_sharded import RowSharded, several
 
 _KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
 _DENSE_BLOCK = 1024  # coordinates whose projection is drawn at once
@@ -46,6 +48,7 @@ def sketch_jacobian(
     kind: str = "countsketch",
     trainable: Any = None,
     batch_size: int | None = None,
+    mesh: Any = None,
 ) -> Array:
     """A random projection S (N, C, dim) of the Jacobian with E[S Sᵀ] = Θ.
 
@@ -65,12 +68,15 @@ def sketch_jacobian(
             (√3 {-1, 0, +1} with probabilities 1/6, 2/3, 1/6).
         trainable: see `empirical_ntk`.
         batch_size: samples differentiated at a time; None for as many as fit into 256 MiB.
+        mesh: a `jax.sharding.Mesh` over whose devices the samples are differentiated, and the
+            columns of the sketch sharded; None for one device. `batch_size` is then of each.
 
     Returns:
         The sketch (N, C, dim).
 
     Raises:
-        ValueError: an unknown kind, `dim` or `batch_size` below one, nothing trainable.
+        ValueError: an unknown kind, `dim` or `batch_size` below one, nothing trainable; a `dim`
+            that the devices of `mesh` do not divide.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -83,6 +89,9 @@ def sketch_jacobian(
     """
     check_choice("kind", kind, _KINDS)
     dim = check_integer("dim", dim, at_least=1)
+    devices = several(mesh)
+    if devices is not None:
+        check_width(dim, devices)
     check_network(apply_fn, params)
     mask = select_leaves(params, trainable)
     leaves, treedef = jax.tree.flatten(params)
@@ -106,6 +115,8 @@ def sketch_jacobian(
         sketch = run(apply_fn, treedef, mask, dim, kind)
         sizes = tuple((i, leaf.size) for i, leaf in enumerate(leaves) if mask[i])
         draws = _draws(key, sizes, dim) if kind == "countsketch" else {}
+        if devices is not None:
+            return sharded_sketch(sketch, devices, leaves, x, draws, key, size)
         parts = [
             sketch(leaves, take(x, slice(low, low + size)), draws, key) for low in range(0, n, size)
         ]
@@ -293,6 +304,7 @@ def class_sketch(
     kernel = signed_kernel(
         apply_fn, params, x, key=key, trainable=tree, batch_size=batch_size, max_bytes=max_bytes
     )
+    assert isinstance(kernel, jax.Array)  # without a mesh
     few = min(check, n)
     block = take(x, slice(few))
     exact = empirical_ntk(apply_fn, params, block, trainable=tree, max_bytes=max_bytes)
@@ -315,7 +327,7 @@ def signed_kernel(
     key: Array,
     trainable: Any = None,
     **options: Any,
-) -> Float[Array, "n m"]:
+) -> Float[Array, "n m"] | RowSharded:
     """The kernel of Σ_c s_c f_c / √C between two sets of samples, one backward pass a sample.
 
     Args:
@@ -325,7 +337,7 @@ def signed_kernel(
         x2: samples (M, ...); `x1` when None.
         key: draws the signs s.
         trainable: see `empirical_ntk`.
-        **options: batch_size and max_bytes of `empirical_ntk`.
+        **options: batch_size, max_bytes and mesh of `empirical_ntk`.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -4,6 +4,7 @@ With Θ = Σ_k λ_k v_k v_kᵀ: the part of a residual δy along v_k decays as e
 spectrum and the alignment p_k = (v_k·δy)² make the whole training curve.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -17,7 +18,8 @@ from jaxttp._checks import check_choice, check_integer
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp.ntk._lanczos import lanczos
-from jaxttp.ntk.factored import Factored
+from jaxttp.ntk.factored import Factored, KernelLike
+from jaxttp.ntk.row_sharded import RowSharded, recognised
 
 
 class PSDReport(NamedTuple):
@@ -99,17 +101,20 @@ class SpectralDensity(NamedTuple):
         return bumps @ self.weights.reshape(-1)
 
 
-def as_matrix(kernel: ArrayLike | Factored) -> Array:
+def as_matrix(kernel: KernelLike) -> Array:
     """(N, C, N, C) or (N, N) as a square matrix.
 
     Raises:
-        ValueError: any other shape.
+        ValueError: any other shape; a large kernel whose rows lie on many devices.
 
     Example:
         >>> import jax.numpy as jnp
         >>> as_matrix(jnp.zeros((3, 2, 3, 2))).shape
         (6, 6)
     """
+    kernel = recognised(kernel)
+    if isinstance(kernel, RowSharded):
+        kernel = kernel.on_one_device()
     shape = kernel.shape if isinstance(kernel, Factored) else jnp.shape(kernel)
     half = shape[: len(shape) // 2]
     if len(shape) not in (2, 4) or half != shape[len(shape) // 2 :]:
@@ -119,7 +124,7 @@ def as_matrix(kernel: ArrayLike | Factored) -> Array:
     return whole.reshape(size, size)
 
 
-def psd_report(kernel: ArrayLike) -> PSDReport:
+def psd_report(kernel: KernelLike) -> PSDReport:
     """λmin, λmax and whether the kernel is positive semi-definite to rounding.
 
     Args:
@@ -142,7 +147,7 @@ def _tolerance(matrix: Array, largest: Array) -> Array:
     return largest * matrix.shape[0] * jnp.finfo(matrix.dtype).eps
 
 
-def eigendecomposition(kernel: ArrayLike | Factored) -> Eigensystem:
+def eigendecomposition(kernel: KernelLike) -> Eigensystem:
     """Θ = Σ_k λ_k v_k v_kᵀ with λ_1 ≥ λ_2 ≥ ... ≥ 0.
 
     Negative eigenvalues are rounding in a kernel that is a Gram matrix; they become zero, and the
@@ -169,7 +174,7 @@ def eigendecomposition(kernel: ArrayLike | Factored) -> Eigensystem:
 
 
 def extreme_eigenvalues(
-    kernel: ArrayLike | lx.AbstractLinearOperator, *, key: Array, depth: int = 64
+    kernel: KernelLike | lx.AbstractLinearOperator, *, key: Array, depth: int = 64
 ) -> tuple[Array, Array]:
     """(smallest, largest) Ritz value of `depth` Lanczos steps with full reorthogonalisation.
 
@@ -178,7 +183,8 @@ def extreme_eigenvalues(
     eigenvalues (both are then exact to rounding, and fewer steps are made) or λmin is isolated.
 
     Args:
-        kernel: an array (N, C, N, C) or (N, N), or a lineax operator such as `ntk_operator`'s.
+        kernel: an array (N, C, N, C) or (N, N), a `RowSharded`, or a lineax operator such as
+            `ntk_operator`'s.
         key: a JAX random key, for the start vector.
         depth: Lanczos steps, cut to the size.
 
@@ -189,12 +195,16 @@ def extreme_eigenvalues(
         (1.0, 4.0)
     """
     depth = check_integer("depth", depth, at_least=1)
-    values, _ = _quadrature(kernel, key, depth, None)
+    values, _ = _quadrature(recognised(kernel), key, depth, None)
     return values[0, 0], values[0, -1]
 
 
 def spectral_density(
-    kernel: ArrayLike | lx.AbstractLinearOperator, *, key: Array, depth: int = 32, probes: int = 8
+    kernel: KernelLike | lx.AbstractLinearOperator,
+    *,
+    key: Array,
+    depth: int = 32,
+    probes: int = 8,
 ) -> SpectralDensity:
     """The density of eigenvalues by stochastic Lanczos quadrature.
 
@@ -205,7 +215,7 @@ def spectral_density(
     and lie on its smallest.
 
     Args:
-        kernel: an array (N, C, N, C) or (N, N), or a lineax operator.
+        kernel: an array (N, C, N, C) or (N, N), a `RowSharded`, or a lineax operator.
         key: a JAX random key.
         depth: Lanczos steps a probe, cut to the size.
         probes: random ±1 start vectors.
@@ -222,6 +232,7 @@ def spectral_density(
     """
     depth = check_integer("depth", depth, at_least=1)
     probes = check_integer("probes", probes, at_least=1)
+    kernel = recognised(kernel)
     _, size, dtype = _matvec(kernel)
     nodes, weights = _quadrature(kernel, key, depth, probes)
     return SpectralDensity(nodes, weights / jnp.asarray(probes, dtype), size)
@@ -229,7 +240,10 @@ def spectral_density(
 
 @eqx.filter_jit
 def _quadrature(
-    kernel: ArrayLike | lx.AbstractLinearOperator, key: Array, depth: int, probes: int | None
+    kernel: KernelLike | lx.AbstractLinearOperator,
+    key: Array,
+    depth: int,
+    probes: int | None,
 ) -> tuple[Array, Array]:
     """Ritz values and weights (probes, depth), of ±1 probes, or of one normal one for None."""
     matvec, size, dtype = _matvec(kernel)
@@ -245,13 +259,19 @@ def _quadrature(
     return jax.lax.map(of, starts)
 
 
-def _matvec(kernel: ArrayLike | lx.AbstractLinearOperator) -> tuple[Any, int, Any]:
+def _matvec(kernel: KernelLike | lx.AbstractLinearOperator) -> tuple[Any, int, Any]:
     if isinstance(kernel, lx.AbstractLinearOperator):
         structure = kernel.in_structure()
         shape, size = structure.shape, 1
         for length in shape:
             size *= length
         return lambda v: kernel.mv(v.reshape(shape)).reshape(-1), size, structure.dtype
+    if isinstance(kernel, RowSharded):
+        shape = kernel.shape[: kernel.ndim // 2]
+        each = shape if len(shape) == 2 else (*shape, 1)
+        return (
+            lambda v: kernel.apply(v.reshape(each)).reshape(-1), math.prod(shape), kernel.dtype
+        )  # fmt: skip
     matrix = as_matrix(kernel)
     return lambda v: jnp.matmul(matrix, v, precision="highest"), matrix.shape[0], matrix.dtype
 

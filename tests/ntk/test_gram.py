@@ -335,13 +335,6 @@ def test_bad_input(changes, error, match):
         empirical_ntk(**arguments)
 
 
-def test_a_mesh_of_several_devices_is_refused():
-    apply_fn, params, x = mlp()
-    mesh = jax.make_mesh((4,), ("rows",))
-    with pytest.raises(ValueError, match="one device"):
-        empirical_ntk(apply_fn, params, x, mesh=mesh)
-
-
 @pytest.mark.parametrize("other", [None, 3])
 def test_progress_counts_pairs_of_samples(other):
     apply_fn, params, x = mlp()

@@ -201,6 +201,8 @@ class Dynamics(abc.ABC):
     """What results call it."""
     kernels: ClassVar[bool] = True
     """Whether it follows kernels, so that a sketch's error is its error."""
+    by_products: ClassVar[bool] = False
+    """Whether it asks products of a kernel alone, so that this may lie on many devices."""
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:  # noqa: B027
         """Refuse, by name, a training that it cannot follow; before anything is computed.

@@ -73,6 +73,7 @@ class GradientFlow(_Flow):
     rtol: float | None = None
     atol: float | None = None
     name = "ode"
+    by_products = True
 
     def __post_init__(self) -> None:
         check_choice("solver", self.solver, ("auto", *SOLVERS))

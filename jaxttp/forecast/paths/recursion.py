@@ -66,6 +66,7 @@ class Recursion(OneKernel):
     """
 
     name = "recursion"
+    by_products = True
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
         """See `Dynamics`: the optimiser is one linear filter for all weights."""

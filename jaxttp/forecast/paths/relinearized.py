@@ -41,6 +41,7 @@ class Relinearized(Dynamics):
     tolerance: float = 0.02
     most: int = MOST
     name = "recursion"
+    by_products = True
 
     def __post_init__(self) -> None:
         if self.rebuilds != "auto":

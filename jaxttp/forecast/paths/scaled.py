@@ -79,6 +79,11 @@ class Scaled(Dynamics):
         """See `Dynamics`: as its centre."""
         return self.centre.kernels
 
+    @property
+    def by_products(self) -> bool:  # type: ignore[override]
+        """See `Dynamics`: as its centre."""
+        return self.centre.by_products
+
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
         """See `Dynamics`: what the centre can follow."""
         self.centre.check(descent, weights, loss)

@@ -26,6 +26,7 @@ class WeightSpace(Dynamics):
 
     name = "weight_space"
     kernels = False
+    by_products = True
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
         """See `Dynamics`."""

@@ -1,0 +1,135 @@
+"""Tiles on disk: two Zarr arrays, of numbers and of the digests that say whose they are.
+
+TensorStore writes beside a file and renames, so that each is there whole or not at all, and keeps a
+checksum with it, so that one which was cut short or changed cannot be read.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxttp.ntk.layerwise import COLUMN_AXIS
+
+_DIGEST = 32
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TileStore:
+    """Tiles, and the digests that say whose they are."""
+
+    kernel: Any
+    digests: Any
+    name: str
+    tile: int
+
+    def read(self, rows: slice, columns: slice) -> np.ndarray | None:
+        """A tile, or None where there is none that is whole and ours."""
+        try:
+            kept = self.digests[self._place(rows, columns)].read().result()
+            if not kept.any():
+                return None
+            numbers = self.kernel[index_of(rows, columns, len(self.kernel.shape))].read().result()
+        except ValueError:  # cut short, or changed
+            return None
+        good = kept.tobytes() == self._digest(rows, columns, numbers)
+        return numbers if good else None
+
+    def write(self, rows: slice, columns: slice, numbers: np.ndarray) -> None:
+        """A tile, then its digest, each whole or not at all."""
+        self.kernel[index_of(rows, columns, len(self.kernel.shape))].write(numbers).result()
+        digest = np.frombuffer(self._digest(rows, columns, numbers), np.uint8)
+        self.digests[self._place(rows, columns)].write(digest).result()
+
+    def _place(self, rows: slice, columns: slice) -> tuple[int, int]:
+        return rows.start // self.tile, columns.start // self.tile
+
+    def _digest(self, rows: slice, columns: slice, numbers: np.ndarray) -> bytes:
+        found = hashlib.sha256(f"{self.name} {rows.start} {columns.start} ".encode())
+        found.update(np.ascontiguousarray(numbers).data)
+        return found.digest()
+
+
+def tensorstore_module() -> Any:
+    try:
+        import tensorstore  # here, since few need it
+    except ImportError:
+        raise ImportError(
+            "a kernel in a store needs TensorStore: pip install 'jaxttp[store]'."
+        ) from None
+    return tensorstore
+
+
+def spec_of(path: Path) -> dict[str, Any]:
+    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path.absolute()}/"}}
+
+
+def open_arrays(
+    path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype, tile: int
+) -> tuple[Any, Any]:
+    """The arrays of tiles and digests, made or found."""
+    store, axis = tensorstore_module(), len(shape) // 2
+    chunk = list(shape)
+    chunk[0] = chunk[axis] = tile
+    counts = [-(-shape[0] // tile), -(-shape[axis] // tile), _DIGEST]
+    attributes = {"kernel": name, "tile": tile}
+    found = []
+    for part, size, piece, kind, empty in (
+        ("kernel", list(shape), chunk, dtype.name, "NaN"),
+        ("digests", counts, [1, 1, _DIGEST], "uint8", 0),
+    ):
+        metadata = {
+            "shape": size,
+            "data_type": kind,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": piece}},
+            "codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                {"name": "crc32c"},
+            ],
+            "fill_value": empty,
+            "attributes": attributes,
+        }
+        # What one byte long has no byte order.
+        if kind == "uint8":
+            metadata["codecs"] = [{"name": "bytes"}, {"name": "crc32c"}]
+        spec = {**spec_of(path / part), "metadata": metadata}
+        try:
+            found.append(store.open(spec, create=True, open=True).result())
+        except ValueError as problem:
+            reason = str(problem).partition(" [tensorstore_spec")[0]
+            raise ValueError(
+                f"path={str(path)!r} holds another kernel (other parameters, samples, options, "
+                f"tiles or versions) or cannot be read: {reason}. Give another path, or delete it."
+            ) from None
+    return found[0], found[1]
+
+
+def places_of(n1: int, n2: int, tile: int) -> Iterator[tuple[slice, slice]]:
+    """The tiles, row by row."""
+    for i in range(0, n1, tile):
+        for j in range(0, n2, tile):
+            yield slice(i, min(i + tile, n1)), slice(j, min(j + tile, n2))
+
+
+def index_of(rows: slice, columns: slice, ndim: int) -> tuple[slice, ...]:
+    return (rows, *[slice(None)] * (ndim // 2 - 1), columns)
+
+
+def turned(numbers: np.ndarray, output: str) -> np.ndarray:
+    """The tile at the mirrored place."""
+    axes = (2, 3, 0, 1) if output == "full" else (1, 0, 2)[: numbers.ndim]
+    return np.ascontiguousarray(numbers.transpose(axes))
+
+
+def mirrored_tile(numbers: np.ndarray, output: str) -> np.ndarray:
+    """A tile on the diagonal, made exactly symmetric."""
+    size = math.prod(numbers.shape[: COLUMN_AXIS[output]])
+    upper = np.triu(np.ones((size, size), bool))
+    upper = upper.reshape(numbers.shape) if output == "full" else upper
+    if numbers.ndim == 3:
+        upper = upper[..., None]
+    return np.where(upper, numbers, turned(numbers, output))

@@ -1,0 +1,147 @@
+"""Forecasts and sweeps with kernels on four devices are those with kernels on one."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxttp import predict_training_time, sweep
+from jaxttp.forecast import Candidate, Problem, compare, extrapolate, grid, sweep_kernel
+from jaxttp.ntk import ClassSketched, Exact, Factored, RowSharded, Sketched, empirical_ntk
+from tests.meshes import four, labels, network, samples, weights
+
+X = samples(90)
+KEY = jax.random.key(4)
+BATCHES = {"batch_size": 16, "key": KEY}
+ESTIMATORS = {
+    "exact": Exact(),
+    "sketched": Sketched(16, KEY),
+    "wide": Sketched(160, KEY),  # formed on one device, never on many
+    "class": ClassSketched(KEY),
+}
+
+
+def both(name):
+    """An estimator on one device and on four."""
+    one = ESTIMATORS[name]
+    return one, dataclasses.replace(one, mesh=four())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("exact", {"relinearize": 0, "x_test": X[:5], "y_test": labels(X[:5])}),
+        pytest.param("exact", {"dynamics": "ode"}, marks=pytest.mark.slow),
+        pytest.param("exact", {"relinearize": 1, "momentum": 0.9}, marks=pytest.mark.slow),
+        pytest.param("sketched", {"relinearize": 1, **BATCHES}, marks=pytest.mark.slow),
+        pytest.param("wide", {"relinearize": 0}, marks=pytest.mark.slow),
+        pytest.param("class", {"relinearize": 0, **BATCHES}, marks=pytest.mark.slow),
+    ],
+)
+def test_forecasts_agree(name, options):
+    one, four = (
+        predict_training_time(
+            network, weights(), X, labels(X), learning_rate=0.3, steps=12, kernel=kernel, **options
+        )
+        for kernel in both(name)
+    )
+    # The same float64 sums in another order, along 12 steps.
+    for curve in ("loss", "error", "test_loss", "loss_uncertainty"):
+        wanted, found = (getattr(each, curve) for each in (one, four))
+        assert (found is None) is (wanted is None)
+        if wanted is not None:
+            np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
+    assert four.steps == one.steps
+    assert four.max_learning_rate == pytest.approx(one.max_learning_rate, rel=1e-10)
+    assert four.trust == one.trust
+
+
+SETTINGS = grid(learning_rate=(0.1, 0.3), steps=10) + grid(
+    learning_rate=(0.1,), momentum=(0.9,), batch_size=(16,), steps=10
+)
+
+
+def test_settings_are_followed_by_products():
+    y, f0 = labels(X), network(weights(), X)
+    one, four_ = (empirical_ntk(network, weights(), X, mesh=mesh) for mesh in (None, four()))
+    found, wanted = (sweep_kernel(k, f0, y, SETTINGS[1:], key=KEY) for k in (four_, one))
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-10)
+    np.testing.assert_allclose(found.rate_limit, wanted.rate_limit, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["exact", "sketched"])
+def test_sweeps_agree(name):
+    one, four = (
+        sweep(network, weights(), X, labels(X), SETTINGS, kernel=kernel, key=KEY, relinearize=0)
+        for kernel in both(name)
+    )
+    np.testing.assert_allclose(four.loss, one.loss, rtol=1e-10)
+    np.testing.assert_allclose(four.rate_limit, one.rate_limit, rtol=1e-10)
+    np.testing.assert_array_equal(four.steps, one.steps)
+
+
+def test_kernels_stay_where_they_are():
+    """What a forecast multiplies by lies on four devices, a quarter on each."""
+    problem = Problem.of(network, weights(), X, labels(X))
+    for name, kind in (("exact", RowSharded), ("wide", Factored), ("class", RowSharded)):
+        _, estimator = both(name)
+        kernel = estimator.estimate(problem, problem.weights).kernel
+        assert isinstance(kernel, kind)
+        for leaf in jax.tree.leaves(kernel):
+            shards = [shard.data.size for shard in leaf.addressable_shards]
+            assert shards == [leaf.size // 4] * 4
+    assert Exact(max_bytes=500_000, mesh=four()).operations(problem) > 0  # of one device
+    with pytest.raises(ValueError, match="max_bytes=500000 is too little"):
+        Exact(max_bytes=500_000).operations(problem)
+    assert estimator.product(problem) < both("exact")[1].product(problem)
+    many, few = (both(name)[i].product(problem) for name, i in (("wide", 1), ("wide", 0)))
+    assert many == 4.0 * problem.f0.size * 160
+    assert few == 2.0 * problem.f0.size**2
+
+
+def test_what_decomposes_the_whole_is_refused_before_any_work():
+    def never(params, x):
+        raise AssertionError("the network was evaluated")
+
+    y = labels(X)
+    kernel = Exact(mesh=four())
+    common = {"learning_rate": 0.1, "kernel": kernel}
+    calls = [
+        lambda: predict_training_time(
+            never, weights(), X, X[:, :3], dynamics="closed_form", loss="squared_error", **common
+        ),
+        lambda: predict_training_time(
+            never, weights(), X, y, dynamics="sde", batch_size=8, key=KEY, relinearize=0, **common
+        ),
+        lambda: compare({"one": Candidate(never, weights())}, X, y, kernel=kernel),
+        lambda: extrapolate(never, weights(), X, y, subset=20, key=KEY, samples=1000, **common),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"kernel=Exact\(mesh=...\) lies on 4 devices, and"):
+            call()
+
+
+def test_a_mesh_that_is_none_or_does_not_fit_is_refused():
+    for make in (Exact, lambda mesh: Sketched(8, KEY, mesh=mesh)):
+        with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
+            make(mesh="four")
+    with pytest.raises(ValueError, match="dim=10 must be a multiple of the 4 devices"):
+        Sketched(10, KEY, mesh=four())
+    assert Exact(mesh=four()) == Exact(mesh=four())
+    kernel = empirical_ntk(network, weights(), X, mesh=jax.make_mesh((1,), ("rows",)))
+    assert not isinstance(kernel, RowSharded)
+
+
+@pytest.mark.slow
+def test_what_the_document_shows_runs():
+    text = Path(__file__).parents[2].joinpath("docs", "devices.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    scope: dict = {}
+    exec(code, scope)
+    assert scope["forecast"].stable
+    assert scope["found"].loss.shape == (4, 51)
+    assert len(scope["kernel"].padded.addressable_shards) == jax.device_count() == 4

@@ -1,0 +1,167 @@
+"""What is asked of a kernel on four devices, against NumPy; and what its programs hold."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxttp.conditioning import condition_number
+from jaxttp.dynamics import closed_form, gradient_flow, recursion
+from jaxttp.dynamics._heavy_ball import heavy_ball
+from jaxttp.dynamics.batches import batch_indices
+from jaxttp.losses import encode_targets
+from jaxttp.ntk import (
+    RowSharded,
+    eigendecomposition,
+    empirical_ntk,
+    extreme_eigenvalues,
+    psd_report,
+    spectral_density,
+)
+from jaxttp.ntk.row_sharded import on_many_devices, recognised
+from tests import oracles
+from tests.meshes import automatic_four, four, labels, largest, network, samples, weights
+
+N, C = 90, 3  # 92 rows with those filled up, 270 outputs: more than are put together on one device
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """On four devices, and on one."""
+    found, whole = (empirical_ntk(network, weights(90), samples(N), mesh=m) for m in (four(), None))
+    return found, whole
+
+
+def test_products_are_those_of_the_matrix(kernels):
+    found, whole = kernels
+    vectors = np.random.default_rng(0).normal(size=(2, N, C))
+    wanted = np.einsum("ncmd,tmd->tnc", np.asarray(whole), vectors)
+    got = found.apply(jnp.asarray(vectors))
+    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12 * np.abs(wanted).max())
+    batch = jnp.array([88, 3, 3])
+    some = found.some_columns(batch).apply(jnp.asarray(vectors[:, :3]))
+    wanted = np.einsum("ncmd,tmd->tnc", np.asarray(whole)[:, :, batch], vectors[:, :3])
+    np.testing.assert_allclose(some, wanted, rtol=1e-12, atol=1e-12 * np.abs(wanted).max())
+    assert got.sharding.is_fully_replicated
+    assert not some.sharding.device_set.isdisjoint(jax.devices()[:4])
+
+
+def test_scalar_kernels_multiply_every_output_alike():
+    whole = jnp.asarray(np.random.default_rng(1).normal(size=(5, 6)))
+    rows = jnp.pad(whole, ((0, 3), (0, 2)))
+    mesh = automatic_four()
+    rows = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("rows")))
+    kernel = RowSharded(rows, (5, 6), mesh)
+    vector = np.random.default_rng(2).normal(size=(6, 2))
+    np.testing.assert_allclose(kernel.apply(jnp.asarray(vector)), whole @ vector, rtol=1e-12)
+    np.testing.assert_array_equal(np.asarray(kernel), whole)
+    np.testing.assert_array_equal(kernel.on_one_device(), whole)
+    assert kernel.astype(jnp.float32).dtype == jnp.float32
+    assert (kernel.shape, kernel.ndim) == ((5, 6), 2)
+    assert on_many_devices(kernel)
+    assert not on_many_devices(whole)
+
+
+def test_arrays_with_rows_on_many_devices_are_recognised():
+    mesh = automatic_four()
+    whole = jnp.ones((8, 3, 8, 3))
+    for spec, is_by_rows in (("rows", True), (None, False)):
+        array = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(spec)))
+        assert isinstance(recognised(array), RowSharded) is is_by_rows
+    assert recognised(whole) is whole
+    columns = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(None, None, "rows")))
+    assert recognised(columns) is columns
+
+
+def test_gradients_pass_through_products(kernels):
+    found, whole = kernels
+    weight = jax.random.normal(jax.random.key(0), (N, C))
+    slope = jax.grad(lambda v: jnp.sum(weight * found.apply(v)))(weight)
+    wanted = np.einsum("ncmd,nc->md", np.asarray(whole), weight)
+    np.testing.assert_allclose(slope, wanted, rtol=1e-12, atol=1e-12 * np.abs(wanted).max())
+
+
+def test_spectrum(kernels):
+    found, whole = kernels
+    values = np.linalg.eigvalsh(np.asarray(whole).reshape(N * C, N * C))
+    key = jax.random.key(0)
+    _, largest_value = extreme_eigenvalues(found, key=key)
+    np.testing.assert_allclose(largest_value, values[-1], rtol=1e-10)  # isolated: it converges
+    density, alone = (spectral_density(k, key=key, depth=6, probes=2) for k in kernels)
+    np.testing.assert_allclose(density.nodes, alone.nodes, rtol=1e-10)
+    np.testing.assert_allclose(density.weights, alone.weights, rtol=1e-8)
+    result = condition_number(found)
+    np.testing.assert_allclose(result.value, values[-1] / values[0], rtol=1e-6)
+    assert int(result.rank) == N * C
+
+
+def test_dynamics(kernels):
+    found, whole = kernels[0], np.asarray(kernels[1])
+    x = samples(N)
+    f0, y = network(weights(90), x), labels(x)
+    hot, key = np.eye(C)[np.asarray(y)], jax.random.key(1)
+    batches = np.asarray(batch_indices(key, N, 16, 8))
+    path = recursion(
+        found, f0, y, loss="cross_entropy", optimizer=optax.sgd(0.02, 0.9), steps=8, batch_size=16,
+        key=key,
+    ).train  # fmt: skip
+    f, velocity = np.asarray(f0), np.zeros((N, C))
+    for step, batch in enumerate(batches):
+        pull = np.zeros((N, C))
+        pull[batch] = oracles.gradient("cross_entropy", f[batch], hot[batch]) / 16
+        velocity = 0.9 * velocity + np.einsum("ncmd,md->nc", whole, pull)
+        f = f - 0.02 * velocity
+        np.testing.assert_allclose(path[step + 1], f, rtol=0, atol=1e-11 * np.abs(f).max())
+    ts = np.arange(3.0)
+    path = gradient_flow(found, f0, y, loss="cross_entropy", learning_rate=0.02, ts=ts).train
+    wanted, _ = oracles.integrate(whole, np.asarray(f0), hot, "cross_entropy", 0.02, ts)
+    np.testing.assert_allclose(path, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())  # solvers'
+
+
+def test_programs_hold_a_share_of_the_kernel(kernels):
+    """No array of a compiled program is larger than a device's rows (92 / 4 x 3 x 92 x 3)."""
+    found, _ = kernels
+    share = found.padded.size // 4
+    x = samples(N)
+    f0, y = network(weights(90), x), labels(x)
+    targets, loss = encode_targets("cross_entropy", y, f0)
+    rates, momenta, batches = jnp.full((4, 2), 0.01), jnp.zeros(2), jnp.zeros((4, 16), int)
+    descent = {"loss": "cross_entropy", "optimizer": optax.sgd(0.1), "steps": 4}
+    flow = {"loss": "cross_entropy", "learning_rate": 0.1, "ts": jnp.arange(3.0)}
+    key = jax.random.key(0)
+    asked = {
+        "recursion": lambda kernel: recursion(kernel, f0, y, **descent),
+        "flow": lambda kernel: gradient_flow(kernel, f0, y, solver="tsit5", **flow),
+        "lanczos": lambda kernel: extreme_eigenvalues(kernel, key=key, depth=8),
+        "sweep": lambda k: heavy_ball(k, f0, targets, rates, momenta, batches, loss),
+    }
+    for name, function in asked.items():
+        compiled = jax.jit(function).lower(found).compile()
+        assert largest(compiled) == share, name
+        memory = compiled.memory_analysis()
+        held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+        assert held < 2.5 * 8 * share, name  # of 4 shares; batches copy their columns
+
+
+def test_what_needs_the_whole_is_refused(kernels):
+    found, _ = kernels
+    x = samples(N)
+    f0 = network(weights(90), x)
+    flow = {"learning_rate": 0.1, "ts": jnp.arange(3.0)}
+    array = empirical_ntk(network, weights(), samples(100), mesh=four())  # an array, by rows
+    refused = [
+        lambda: eigendecomposition(found),
+        lambda: psd_report(array),
+        lambda: closed_form(found, f0, 0 * f0, **flow),
+        lambda: gradient_flow(found, f0, 0 * f0, loss="squared_error", basis="eigen", **flow),
+    ]
+    for call in refused:
+        with pytest.raises(ValueError, match=r"lies on 4 devices, and what needs all of it on one"):
+            call()
+    with pytest.raises(ValueError, match="must be a kernel"):
+        condition_number(empirical_ntk(network, weights(), samples(10), samples(6, 3), mesh=four()))
+    small = empirical_ntk(network, weights(), samples(10), mesh=four())
+    values = eigendecomposition(small).values  # 30 outputs are put together
+    np.testing.assert_allclose(values.sum(), np.einsum("ncnc->", np.asarray(small)), rtol=1e-10)

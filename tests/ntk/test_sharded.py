@@ -1,0 +1,129 @@
+"""Kernels and sketches on four devices are those of one, and no device has the whole."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxttp.ntk import RowSharded, empirical_ntk, sketch_jacobian
+from jaxttp.ntk._compiled import compiled
+from jaxttp.ntk._sharded import sharded_kernel
+from jaxttp.ntk.gram import Job, cached
+from tests import oracles
+from tests.meshes import automatic_four, four, network, samples, weights
+
+# The same float64 products, summed over other blocks: some roundings of 1e-16.
+TOLERANCE = 1e-13
+
+
+def close(got, wanted, tolerance=TOLERANCE):
+    got, wanted = np.asarray(got), np.asarray(wanted)
+    assert got.shape == wanted.shape
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance * np.max(np.abs(wanted)))
+
+
+def reduced(kernel, output):
+    """A full kernel as another output has it."""
+    diagonal = np.einsum("ncmc->nmc", kernel)
+    return {"full": kernel, "diagonal": diagonal, "trace": diagonal.mean(axis=2)}[output]
+
+
+@pytest.mark.parametrize(
+    ("n1", "n2", "options"),
+    [
+        (10, None, {}),  # 2 more are filled up
+        (10, None, {"batch_size": 1}),  # features are kept no longer than for a row
+        (12, 6, {"output": "diagonal", "method": "jacobian", "batch_size": 2}),
+        (3, None, {"output": "trace"}),  # fewer than devices
+        (9, 5, {"method": "vector_product"}),
+    ],
+)
+def test_agrees_with_the_brute_force_jacobian(n1, n2, options):
+    x1, x2 = samples(n1), None if n2 is None else samples(n2, seed=3)
+    wanted = oracles.kernel(network, weights(), x1, x2)
+    found = empirical_ntk(network, weights(), x1, x2, mesh=four(), **options)
+    close(found, reduced(wanted, options.get("output", "full")))
+    assert found.sharding.spec == PartitionSpec("rows")
+    assert isinstance(found, RowSharded) is (n1 % 4 != 0)
+
+
+def test_rows_lie_apart_on_a_mesh_of_two_axes():
+    """With parameters that are sharded themselves, as of a network that trains so."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"))
+    params, x = weights(8), samples(8)
+    wanted = empirical_ntk(network, params, x)
+    params["w"] = jax.device_put(params["w"], NamedSharding(mesh, PartitionSpec(None, "model")))
+    found = empirical_ntk(network, params, x, mesh=mesh)
+    close(found, wanted)
+    assert {shard.data.shape for shard in found.addressable_shards} == {(2, 3, 8, 3)}
+    assert len({shard.index[0].start for shard in found.addressable_shards}) == 4
+
+
+def test_float64_sums_and_layers_of_a_float32_network():
+    with jax.enable_x64(False):
+        params, x = weights(), samples(6)
+        found, wanted = (
+            empirical_ntk(
+                network, params, x, mesh=mesh, accumulation_dtype="float64", per_layer=True
+            )
+            for mesh in (four(), None)
+        )
+    assert set(found) == set(wanted) == {"b", "v", "w"}
+    for path, kernel in wanted.items():
+        assert found[path].dtype == kernel.dtype == np.float64
+        close(found[path], kernel, 1e-6)  # cotangents in float32, by other programs
+
+
+def test_memory_is_bounded_on_each_device():
+    x, seen = samples(16), []
+    with pytest.raises(ValueError, match="max_bytes=4000 is too little"):
+        empirical_ntk(network, weights(), x, mesh=four(), max_bytes=4000)
+    progress = lambda done, total: seen.append((done, total))  # noqa: E731
+    kernel = empirical_ntk(network, weights(), x, mesh=four(), max_bytes=30_000, progress=progress)
+    close(kernel, oracles.kernel(network, weights(), x))
+    assert len(seen) > 1  # in tiles
+    assert seen[-1] == (256, 256)
+
+
+def test_one_device_is_as_without_a_mesh():
+    one = jax.make_mesh((1,), ("rows",))
+    kernel = empirical_ntk(network, weights(), samples(5), mesh=one)
+    np.testing.assert_array_equal(kernel, empirical_ntk(network, weights(), samples(5)))
+
+
+def test_under_jit():
+    """Samples are traced; the rows lie apart all the same."""
+    run = jax.jit(lambda x: empirical_ntk(network, weights(), x, mesh=four()))
+    found = run(samples(8))
+    close(found, empirical_ntk(network, weights(), samples(8)))
+    assert {shard.data.shape for shard in found.addressable_shards} == {(2, 3, 8, 3)}
+
+
+def test_what_is_no_mesh_is_refused():
+    with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
+        empirical_ntk(network, weights(), samples(4), mesh=4)
+
+
+def test_a_sketch_is_that_of_one_device():
+    x, options = samples(10), {"key": jax.random.key(5), "dim": 8}
+    wanted = sketch_jacobian(network, weights(), x, **options)
+    found = sketch_jacobian(network, weights(), x, batch_size=2, mesh=four(), **options)
+    close(found, wanted)
+    assert {shard.data.shape for shard in found.addressable_shards} == {(10, 3, 2)}  # by columns
+    with pytest.raises(ValueError, match="dim=9 must be a multiple of the 4 devices of mesh"):
+        sketch_jacobian(network, weights(), x, mesh=four(), **{**options, "dim": 9})
+
+
+def test_blocks_of_rows_on_every_device():
+    """Two blocks of rows a device, each against columns of one sample of every device."""
+    x, seen = samples(16), []
+    job = Job.of(network, weights(), x, None, "trace", "auto", None, None, False)
+    plan = job.on_each(automatic_four()).plan("auto", 2, None)
+    functions = cached(compiled, network, job.variant(plan))
+    found = sharded_kernel(
+        functions, plan, automatic_four(), job.leaves, job.rows, None, output="trace",
+        dtype=job.dtype, progress=lambda done, total: seen.append(done),
+    )  # fmt: skip
+    assert seen == sorted(seen)
+    assert len(seen) == 2 * 4
+    close(found["sum"], reduced(oracles.kernel(network, weights(), x), "trace"))

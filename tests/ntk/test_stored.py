@@ -1,0 +1,206 @@
+"""Tiles in a store: the kernel, whatever happened to the run or to the files."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxttp.conditioning import condition_number
+from jaxttp.ntk import empirical_ntk, extreme_eigenvalues, open_kernel, store_kernel
+from tests import oracles
+from tests.meshes import network, samples, weights
+
+N, TILE = 11, 4  # tiles of 4, 4 and 3 samples: 9, of which 6 are computed
+
+
+def stored(path, **options):
+    return store_kernel(network, weights(), samples(N), path=path, tile=TILE, **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished store, and its numbers."""
+    path = tmp_path_factory.mktemp("whole")
+    return path, np.asarray(stored(path))
+
+
+def files(path):
+    """The tiles' files in order, their places beginning with the row."""
+    return sorted(file for file in (path / "kernel" / "c").rglob("*") if file.is_file())
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-13 * np.max(np.abs(wanted)))
+
+
+def test_the_kernel_is_that_of_the_brute_force_jacobian(whole):
+    path, found = whole
+    close(found, oracles.kernel(network, weights(), samples(N)))
+    np.testing.assert_array_equal(found, found.transpose(2, 3, 0, 1))
+    assert len(files(path)) == 9
+    assert found.shape == open_kernel(path).shape
+
+
+@pytest.mark.parametrize(
+    ("output", "other"), [("trace", None), ("diagonal", None), ("full", 6), ("diagonal", 6)]
+)
+def test_other_outputs_and_samples(tmp_path, output, other):
+    x2 = None if other is None else samples(other, seed=3)
+    kernel = store_kernel(
+        network, weights(), samples(N), x2, path=tmp_path, tile=TILE, output=output
+    )
+    wanted = empirical_ntk(network, weights(), samples(N), x2, output=output)
+    assert kernel.shape == wanted.shape
+    close(np.asarray(kernel), wanted)
+    if other is None:
+        np.testing.assert_array_equal(np.asarray(kernel), np.asarray(kernel).swapaxes(0, 1))
+
+
+def test_products_and_eigenvalues_read_tile_by_tile(whole):
+    path, found = whole
+    kernel = open_kernel(path)
+    vector = np.random.default_rng(0).normal(size=(N, 3))
+    close(kernel.apply(vector), np.einsum("ncmd,md->nc", found, vector))
+    values = np.linalg.eigvalsh(found.reshape(33, 33))
+    ends = extreme_eigenvalues(kernel.operator(), key=jax.random.key(0))
+    np.testing.assert_allclose(ends, values[[0, -1]], rtol=1e-9)
+    result = condition_number(kernel.operator())
+    np.testing.assert_allclose(result.value, values[-1] / values[0], rtol=1e-8)
+    with pytest.raises(ValueError, match=r"vector must be \(11, 3\)"):
+        kernel.apply(vector[:5])
+
+
+class Ended(Exception):
+    """Stands for a run that ends early."""
+
+
+@pytest.mark.parametrize("after", [1, 2, 5])
+def test_a_run_that_was_ended_goes_on(tmp_path, whole, after):
+    def end(done, total):
+        if done == after:
+            raise Ended
+
+    with pytest.raises(Ended):
+        stored(tmp_path, progress=end)
+    with pytest.raises(ValueError, match=r"lacks \d tiles of its kernel; call store_kernel"):
+        open_kernel(tmp_path)
+    kernel = stored(tmp_path)
+    assert kernel.computed == 6 - after  # nothing that was stored
+    np.testing.assert_array_equal(np.asarray(kernel), whole[1])
+    assert stored(tmp_path).computed == 0
+
+
+def cut(file, other):
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def change(file, other):
+    numbers = bytearray(file.read_bytes())
+    numbers[40] ^= 1
+    file.write_bytes(bytes(numbers))
+
+
+def exchange(file, other):
+    """A whole tile with a right checksum, of another place."""
+    file.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize("damage", [cut, change, exchange])
+def test_damaged_tiles_are_found_and_redone(tmp_path, whole, damage):
+    stored(tmp_path)
+    first, *_, last = files(tmp_path)  # on the diagonal
+    damage(first, last)
+    kernel = stored(tmp_path)
+    assert kernel.computed == 1
+    np.testing.assert_array_equal(np.asarray(kernel), whole[1])
+    below = files(tmp_path)[3]  # the mirrored one is whole, and turned
+    damage(below, last)
+    kernel = stored(tmp_path)
+    assert kernel.computed == 0
+    np.testing.assert_array_equal(np.asarray(kernel), whole[1])
+
+
+def test_tiles_of_another_kernel_are_redone(tmp_path, whole):
+    """Files copied from a store of the same shape."""
+    stored(tmp_path / "one")
+    store_kernel(network, weights(), samples(N) + 1, path=tmp_path / "other", tile=TILE)
+    for mine, foreign in zip(files(tmp_path / "one"), files(tmp_path / "other"), strict=True):
+        mine.write_bytes(foreign.read_bytes())
+    kernel = stored(tmp_path / "one")
+    assert kernel.computed == 6
+    np.testing.assert_array_equal(np.asarray(kernel), whole[1])
+
+
+def test_stores_of_other_kernels_are_refused(tmp_path):
+    stored(tmp_path)
+    others = [
+        lambda: store_kernel(network, weights(), samples(N) + 1, path=tmp_path, tile=TILE),
+        lambda: store_kernel(lambda p, x: 2 * network(p, x), weights(), samples(N), path=tmp_path,
+                             tile=TILE),
+        lambda: stored(tmp_path, output="trace"),
+        lambda: store_kernel(network, weights(), samples(N), path=tmp_path, tile=3),
+    ]  # fmt: skip
+    for call in others:
+        with pytest.raises(ValueError, match="holds another kernel"):
+            call()
+    (tmp_path / "kernel" / "zarr.json").write_text('{"shape": [11')
+    with pytest.raises(ValueError, match="or cannot be read"):
+        stored(tmp_path)
+    with pytest.raises(ValueError, match="holds no kernel of store_kernel"):
+        open_kernel(tmp_path / "nothing")
+
+
+def test_bad_input(tmp_path):
+    for options, words in (
+        ({"max_bytes": 100}, "max_bytes=100 does not hold a tile"),
+        ({"max_bytes": 0}, "max_bytes must be greater than 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            store_kernel(network, weights(), samples(N), path=tmp_path, **options)
+    with pytest.raises(ValueError, match="tile must be an integer"):
+        store_kernel(network, weights(), samples(N), path=tmp_path, tile=0)
+
+
+RUN = """
+import sys, jax
+jax.config.update("jax_enable_x64", True)
+from jaxttp.ntk import store_kernel
+from tests.meshes import network, samples, weights
+kernel = store_kernel(network, weights(), samples(120), path=sys.argv[1], tile=10,
+                      progress=lambda done, total: print(done, flush=True))
+print("computed", kernel.computed)
+"""
+
+
+@pytest.mark.slow
+def test_kill_and_resume_ten_times(tmp_path):
+    """SIGKILL at random tiles: all that was reported done is there, and the bits are the same."""
+    pick, done, kills, path = random.Random(0), 0, 0, str(tmp_path / "killed")
+    while True:
+        run = subprocess.Popen(
+            [sys.executable, "-c", RUN, path], stdout=subprocess.PIPE, text=True
+        )  # fmt: skip
+        goal, seen, last = done + pick.randint(1, 7), [], ""
+        for last in run.stdout:
+            if last.startswith("computed"):
+                break
+            seen.append(int(last))
+            if seen[-1] == goal and kills < 10:
+                time.sleep(pick.random() * 0.01)
+                run.send_signal(signal.SIGKILL)
+                break
+        run.wait()
+        if last.startswith("computed"):
+            break
+        kills, done = kills + 1, seen[-1]
+    assert kills == 10
+    # One tile may have been written between the last word of a run and its end.
+    assert 78 - done - 1 <= int(last.split()[1]) <= 78 - done
+    alone = str(tmp_path / "alone")
+    subprocess.run([sys.executable, "-c", RUN, alone], check=True, stdout=subprocess.DEVNULL)
+    np.testing.assert_array_equal(*(np.asarray(open_kernel(place)) for place in (path, alone)))
