@@ -1,0 +1,242 @@
+"""Every public function with every bad input: an answer, a refusal or a warning, never silence.
+
+    python -m experiments.bench.audit [--only NAME] [--folder F] [--table docs/audit.md] [--quick]
+
+`audit_calls` has a valid call of every public function; `audit_inputs` makes bad values for each of
+its arguments, one at a time. A refusal is a ValueError or TypeError, raised here, that names an
+argument. An answer has no NaN which the valid call does not have, unless the result says that it
+diverged or doubts itself, or a warning was given. All else is printed, and the exit status is 1.
+``--quick`` tries, of every kind of argument, only what has to be refused. What is in the folder is
+not tried again.
+"""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import inspect
+import re
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.bench.audit_calls import LEFT_OUT, calls, functions
+from experiments.bench.audit_inputs import REFUSAL, TRACED, Bad, bad_values
+from experiments.store import Store
+
+GOOD = ("answer", "refused", "refused at run time", "warned", "said")
+WORDS = {
+    "answer": "a finite answer", "refused": "`ValueError` or `TypeError` that names the argument",
+    "refused at run time": "the same, from within a compiled program",
+    "warned": "an answer with a warning", "said": "an answer that says it is not to be trusted",
+}  # fmt: skip
+ALLOWED: dict[tuple[str, str, str], str] = {}
+"""(function, argument, bad value), parts of which may be "": why it is right nevertheless."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What came of one bad value.
+
+    Attributes:
+        kind: one of `GOOD`, or what is wrong.
+        said: the message, or what was NaN.
+    """
+
+    kind: str
+    said: str = ""
+
+
+def attempt(function: Callable[..., Any], given: dict[str, Any], name: str, bad: Bad) -> Any:
+    """The result of a call with one bad value."""
+    if bad.words != TRACED:
+        return function(**(given | {name: bad.value}))
+    found = []
+
+    def inside(value: Any) -> Any:
+        found.append(function(**(given | {name: value})))
+        return 0
+
+    jax.jit(inside)(bad.value)
+    return None  # its values are tracers
+
+
+def judge(function: Callable[..., Any], given: dict[str, Any], name: str, bad: Bad) -> Finding:
+    """Call, and say what came of it."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            result = attempt(function, given, name, bad)
+        except Exception as problem:  # whatever it is, it is found
+            return refusal(problem, set(inspect.signature(function).parameters) | set(given), name)
+    if bad.wanted == REFUSAL:
+        return Finding("not refused", type(result).__name__)
+    if not is_silent(result, lambda: function(**given)):
+        return Finding("answer")
+    ours = [str(each.message) for each in heard if "jaxttp" in each.filename]
+    if ours:
+        return Finding("warned", ours[0])
+    doubt = doubts(result)
+    return Finding("said", doubt) if doubt else Finding("silent NaN", type(result).__name__)
+
+
+def refusal(problem: Exception, names: set[str], name: str) -> Finding:
+    """What an exception is worth to who gave the argument."""
+    last = traceback.extract_tb(problem.__traceback__)[-1]
+    text = str(problem)
+    said = f"{type(problem).__name__}: {text[:300]}"
+    named = any(re.search(rf"(^|[\s`'(\[]){re.escape(one)}\b", text[:1500]) for one in names)
+    if "EquinoxRuntimeError" in type(problem).__name__ or "_EquinoxRuntimeError" in text:
+        return Finding("refused at run time" if named else "nameless at run time", said)
+    where = f"{Path(last.filename).name}:{last.lineno}"
+    if not isinstance(problem, ValueError | TypeError) or "jaxttp" not in last.filename:
+        return Finding("traceback", f"{said} [{where}]")
+    return Finding("refused" if named else "nameless", said)
+
+
+def leaves(result: Any, depth: int = 4) -> list[Any]:
+    """Arrays and numbers of any result: pytrees, dataclasses, tuples and dictionaries."""
+    if depth == 0 or isinstance(result, str | bytes | type(None)) or callable(result):
+        return []
+    if isinstance(result, jax.Array | np.ndarray | float | np.number):
+        return [result]
+    if dataclasses.is_dataclass(result):
+        parts = [getattr(result, field.name) for field in dataclasses.fields(result)]
+    elif isinstance(result, dict):
+        parts = list(result.values())
+    elif isinstance(result, list | tuple):
+        parts = list(result)
+    else:
+        parts = [leaf for leaf in jax.tree.leaves(result) if leaf is not result]
+    return [leaf for part in parts for leaf in leaves(part, depth - 1)]
+
+
+def holds_nan(result: Any) -> bool:
+    """Whether there is a NaN anywhere in a result."""
+    for leaf in leaves(result):
+        if isinstance(leaf, jax.core.Tracer):
+            continue
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is not None and not jax.numpy.issubdtype(dtype, jax.numpy.inexact):
+            continue
+        if np.isnan(np.asarray(leaf)).any():
+            return True
+    return False
+
+
+def is_silent(result: Any, valid: Callable[[], Any]) -> bool:
+    """Whether there is a NaN in a result that a valid call has not."""
+    return holds_nan(result) and not holds_nan(valid())
+
+
+def doubts(result: Any) -> str:
+    """What a result says of itself: it diverged, is unstable, or not to be trusted."""
+    said = []
+    for field in ("stable", "is_psd", "converged"):
+        if getattr(result, field, True) is False:
+            said.append(f"{field}=False")
+    where = getattr(result, "diverged_at", None)
+    if where is not None and np.any(np.asarray(where) >= 0):
+        said.append("diverged_at")
+    for field in ("trust", "message"):
+        if getattr(result, field, None):
+            said.append(str(getattr(result, field)))
+    return "; ".join(said)
+
+
+def pieces(only: str = "", *, quick: bool = False) -> dict[str, Callable[[], Any]]:
+    """Every bad input: "function(argument: what)" -> what finds out."""
+    known, found = functions(), {}
+    for name, given in calls().items():
+        if only and only not in name:
+            continue
+        for argument, value in given.items():
+            seen: set[str] = set()
+            for bad in bad_values(argument, value):
+                if quick and (bad.wanted != REFUSAL or len(seen) > 1):
+                    continue
+                seen.add(bad.words)
+                found[f"{name}({argument}: {bad.words})"] = functools.partial(
+                    try_one, known[name], name, given, argument, bad
+                )
+    return found
+
+
+def try_one(function: Any, name: str, given: dict[str, Any], argument: str, bad: Bad) -> Finding:
+    """One finding; what is allowed is an answer with its reason."""
+    found = judge(function, given, argument, bad)
+    if found.kind in GOOD:
+        return found
+    for allowed, reason in ALLOWED.items():
+        if all(
+            not part or part == is_so
+            for part, is_so in zip(allowed, (name, argument, bad.words), strict=True)
+        ):
+            return Finding("answer", reason)
+    return found
+
+
+def missing() -> list[str]:
+    """Public functions that are neither called nor left out with a reason."""
+    return [
+        name
+        for name in functions()
+        if name not in calls() and name.rpartition(".")[2] not in LEFT_OUT
+    ]
+
+
+def table(found: dict[str, Finding]) -> str:
+    """The page of the documentation."""
+    rows: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    for name, finding in found.items():
+        rows[name.partition("(")[0]][finding.kind] += 1
+    kinds = [*GOOD, *sorted({finding.kind for finding in found.values()} - set(GOOD))]
+    lines = [
+        "# Bad inputs", "",
+        "Written by `python -m experiments.bench.audit --table docs/audit.md`. Every public function "
+        "was called with bad values, one argument at a time: wrong rank, length and type, empty, one "
+        "row, rows alike, NaN and infinity, scales of 1e±20, integers and complex numbers, what is no "
+        "key, tracers, and networks that mix samples, draw, or return something else.", "",
+        *(f"- *{kind}*: {WORDS.get(kind, 'to be mended')}" for kind in kinds), "",
+        "| function | " + " | ".join(kinds) + " |", "|---|" + "---|" * len(kinds),
+    ]  # fmt: skip
+    for name, counts in sorted(rows.items()):
+        cells = " | ".join(str(counts[kind] or "") for kind in kinds)
+        lines.append(f"| `{name}` | {cells} |")
+    total = collections.Counter(finding.kind for finding in found.values())
+    lines.append("| **all** | " + " | ".join(f"**{total[kind]}**" for kind in kinds) + " |")
+    lines += ["", "Not called:", ""]
+    lines += [f"- `{name}`: {reason}" for name, reason in sorted(LEFT_OUT.items())]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Try what was not tried, print what is wrong, and leave with 1 if anything is."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--only", default="", help="functions with this in their name")
+    parser.add_argument("--folder", type=Path, help="where to keep what came of them")
+    parser.add_argument("--table", type=Path, help="the page to write")
+    parser.add_argument("--quick", action="store_true", help="what has to be refused, and few")
+    options = parser.parse_args(arguments)
+    found = Store(options.folder, settings={}).all(pieces(options.only, quick=options.quick))
+    bad = {name: finding for name, finding in found.items() if finding.kind not in GOOD}
+    for name, finding in bad.items():
+        print(f"{finding.kind}: {name}\n    {finding.said}")
+    counts = collections.Counter(finding.kind for finding in found.values())
+    print(", ".join(f"{kind} {count}" for kind, count in counts.most_common()))
+    for name in missing():
+        print(f"{name} is not called: add it to audit_calls.py")
+    if options.table:
+        options.table.write_text(table(found))
+    return int(bool(bad or missing()))
+
+
+if __name__ == "__main__":
+    from experiments.bench import audit  # what is kept names its classes by their module
+
+    raise SystemExit(audit.main())
