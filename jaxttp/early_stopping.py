@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxttp._checks import check_choice, check_finite
+from jaxttp._checks import check_choice, check_finite, check_known
 from jaxttp.crossing import METRICS, smooth_curve
 
 NEAR = 0.01
@@ -76,6 +76,7 @@ def early_stopping(curve: Any, *, metric: str = "loss", smooth: int = 1) -> Earl
         Standard; the shares of 1 % and 5 % are ours.
     """
     check_choice("metric", metric, METRICS)
+    check_known("curve", curve)
     values = np.asarray(smooth_curve(curve, smooth))
     check_finite("curve", values)
     step = int(np.argmin(values))

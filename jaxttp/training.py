@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer
+from jaxttp._checks import check_finite, check_integer, check_known, check_optimizer
 from jaxttp._convolutions import quick
 from jaxttp._result import RESULT
 from jaxttp._samples import count, take
@@ -243,6 +243,7 @@ def train(
     """
     check_integer("steps", steps, at_least=1)
     get_loss(loss)
+    _check_given(params, x, y, optimizer)
     x = check_samples("x", x)
     protocol = check_batches(batch_size, key, protocol, count(x))
     apply_fn, outputs = as_rows(apply_fn, params, x)
@@ -388,6 +389,7 @@ def compile_step(
         >>> compiled.cost_analysis()["flops"] > 0
         True
     """
+    check_optimizer(optimizer)
     apply_fn, x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     with stopwatch() as compiling:
@@ -395,10 +397,29 @@ def compile_step(
     return step, compiling.seconds
 
 
+def _check_given(params: Params, x: Any, y: Any, optimizer: Any) -> None:
+    """Refuse what no step can be made of."""
+    if optimizer is not None:
+        check_optimizer(optimizer)
+    for name, value in (("params", params), ("x", x), ("y", y)):
+        check_known(name, value)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        dtype = jnp.result_type(leaf) if hasattr(leaf, "dtype") else None
+        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} holds {dtype}; what is trained must be "
+                "floating-point. Let the function close over the rest."
+            )
+    check_finite("params", params)
+    if not isinstance(x, list | tuple | dict):
+        check_finite("x", x)
+
+
 def _batch(
     apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss, batch_size: int | None
 ) -> tuple[ApplyFn, Any, Array, Loss]:
     """The network with outputs (N, C), the first batch, its encoded targets, and the loss."""
+    _check_given(params, x, y, None)
     x = check_samples("x", x)
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)

@@ -433,4 +433,3 @@ def calls() -> dict[str, dict[str, Any]]:
         for name, given in found.items()
     }
     return nested | _losses_and_kernels(rng) | _forecasts() | _data_and_models()
-

@@ -1,8 +1,8 @@
 """Bad values for an argument, by rule from a valid one, for `experiments.bench.audit`.
 
-What a value is decides what is done to it: a network, parameters, an array, labels, a key, a number,
-a count, a choice. `wanted` says what has to come of it: "refusal" where no answer could be right,
-"no silence" where an answer has to be finite, or say that it is not.
+What a value is decides what is done to it: a network, parameters, an array, labels, a key, a
+number, a count, a choice. `wanted` says what has to come of it: "refusal" where no answer could be
+right, "no silence" where an answer has to be finite, or say that it is not.
 """
 
 import dataclasses
@@ -57,7 +57,10 @@ def bad_values(name: str, value: Any) -> Iterator[Bad]:
     elif isinstance(value, float):
         yield from _numbers(value)
     elif isinstance(value, str):
-        yield from (Bad(repr(bad), bad, REFUSAL) for bad in ("nonsense", "", 3, None))
+        others = () if name in ("path", "folder") else (3, None)
+        wanted = SPOKEN if name in ("path", "folder", "name") else REFUSAL
+        yield from (Bad(repr(bad), bad, wanted) for bad in ("nonsense", ""))
+        yield from (Bad(repr(bad), bad, REFUSAL) for bad in others)
     else:
         yield from (Bad(repr(bad), bad, REFUSAL) for bad in ("nonsense", 3, None))
 
@@ -68,10 +71,10 @@ def _is_key(value: Any) -> bool:
 
 def _keys() -> Iterator[Bad]:
     made = {
-        "0": 0, "text": "seed", "two numbers": np.zeros(2), "keys": jax.random.split(jax.random.key(0)),
-        "None": None,
+        "0": 0, "text": "seed", "two numbers": np.zeros(2),
+        "keys": jax.random.split(jax.random.key(0)),
     }  # fmt: skip
-    yield from (Bad(words, bad, REFUSAL) for words, bad in made.items() if bad is not None)
+    yield from (Bad(words, bad, REFUSAL) for words, bad in made.items())
     yield Bad("None", None, SPOKEN)
 
 

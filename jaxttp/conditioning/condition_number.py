@@ -144,6 +144,9 @@ def condition_number(
     """
     if rtol is not None:
         check_number("rtol", rtol, above=0.0, below=1.0)
+    if rank is not None and is_concrete(rank):
+        whole = np.asarray(rank)[()] if isinstance(rank, Array | np.ndarray) else rank
+        rank = check_integer("rank", whole, at_least=1)
     if isinstance(matrix_or_operator, lx.AbstractLinearOperator):
         return _of_operator(matrix_or_operator, rank, rtol)
     precision = precision_of(matrix_or_operator)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite
+from jaxttp._checks import check_finite, check_integer
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
@@ -147,6 +147,7 @@ def compare(
         its Proposition 2 gives the alignment.
     """
     _check_candidates(candidates)
+    check_integer("steps", steps, at_least=1)
     Keywords(relinearize=relinearize).check()
     own_goals = thresholds is None and rule == "absolute"
     Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
@@ -209,6 +210,8 @@ def _errors(chosen: Sequence[tuple[Sweep, int]]) -> np.ndarray | None:
 
 
 def _check_candidates(candidates: Mapping[str, Candidate]) -> None:
+    if not isinstance(candidates, Mapping):
+        raise TypeError(f"candidates must be Candidates by name; got {candidates!r}.")
     if not candidates:
         raise ValueError("candidates must hold at least one Candidate; got none.")
     for name, one in candidates.items():
