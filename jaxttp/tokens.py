@@ -18,7 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite, check_integer, check_key, check_several, is_concrete
+from jaxttp._checks import (
+    check_finite,
+    check_integer,
+    check_key,
+    check_known,
+    check_several,
+    is_concrete,
+)
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params, noted, notes_of
 from jaxttp._weights import IGNORED, Weighted
@@ -133,6 +140,8 @@ def sample_tokens(apply_fn: ApplyFn, x: Any, y: Any, *, tokens: int, key: Array)
     """
     if not callable(apply_fn):
         raise TypeError(f"apply_fn must be a function (params, x) -> logits; got {apply_fn!r}.")
+    for name, value in (("x", x), ("y", y)):
+        check_known(name, value)
     check_finite("x", x)
     check_key(key, optional=False)
     weight = y.weight if isinstance(y, Weighted) else 1.0

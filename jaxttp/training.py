@@ -343,6 +343,7 @@ def time_step(
     step, compiling = compile_step(
         apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
     )
+    _check_given(params, x, y, optimizer)
     _, x, targets, _ = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     jax.block_until_ready(step(params, state, x, targets))
@@ -389,7 +390,7 @@ def compile_step(
         >>> compiled.cost_analysis()["flops"] > 0
         True
     """
-    check_optimizer(optimizer)
+    _check_given(params, x, y, optimizer)
     apply_fn, x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     with stopwatch() as compiling:
@@ -399,8 +400,7 @@ def compile_step(
 
 def _check_given(params: Params, x: Any, y: Any, optimizer: Any) -> None:
     """Refuse what no step can be made of."""
-    if optimizer is not None:
-        check_optimizer(optimizer)
+    check_optimizer(optimizer)
     for name, value in (("params", params), ("x", x), ("y", y)):
         check_known(name, value)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -419,7 +419,6 @@ def _batch(
     apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss, batch_size: int | None
 ) -> tuple[ApplyFn, Any, Array, Loss]:
     """The network with outputs (N, C), the first batch, its encoded targets, and the loss."""
-    _check_given(params, x, y, None)
     x = check_samples("x", x)
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)

@@ -40,7 +40,56 @@ WORDS = {
 }  # fmt: skip
 LONG = {("ts", "1e20"), ("horizon", "1e20"), ("learning_rate", "1e20")}
 """Arguments of flows that would be integrated for `max_steps` steps, a million: not tried."""
-ALLOWED: dict[tuple[str, str, str], str] = {}
+_WRAPPED = "the network is looked at where the wrapped one is used"
+_REAL = "any network can be trained, batch statistics and dropout too"
+_OVERFLOW = "the network itself overflows float32, and its evaluation gives what it gives"
+_COPIED = "values are passed on as they are"
+_SHOWN = "NaN outputs give a NaN kernel; forecasts, dynamics and spectra refuse it"
+_SHAPES = "shapes alone are looked at, empirical_ntk refuses it"
+ALLOWED: dict[tuple[str, str, str], str] = {
+    ("flatten_tokens", "apply_fn", ""): _WRAPPED, ("label_words", "apply_fn", ""): _WRAPPED,
+    ("sample_tokens", "apply_fn", ""): _WRAPPED, ("sample_tokens", "x", "complex"): _WRAPPED,
+    ("ntk_plan", "apply_fn", ""): _SHAPES, ("ntk_plan", "x1", "complex"): _SHAPES,
+    ("train", "apply_fn", ""): _REAL, ("time_step", "apply_fn", ""): _REAL,
+    ("wall_clock", "apply_fn", ""): _REAL,
+    ("ntk_operator", "apply_fn", "mixes samples"): "products with J of the batch as a whole",
+    ("ntk_operator", "apply_fn", "dropout of one key"): "products with J of the batch as a whole",
+    ("ntk_operator", "apply_fn", "dropout of NumPy"): "products with J of the batch as a whole",
+    ("empirical_ntk", "apply_fn", "NaN outputs"): _SHOWN,
+    ("sketch_jacobian", "apply_fn", "NaN outputs"): _SHOWN,
+    ("class_sketch", "apply_fn", "NaN outputs"): _SHOWN,
+    ("conditioning.curvature_matrix", "apply_fn", "NaN outputs"): _SHOWN,
+    ("conditioning.layer_terms", "apply_fn", "NaN outputs"): _SHOWN,
+    ("class_sketch", "x", "1e20"): _OVERFLOW,
+    ("grid", "learning_rate", "3"): "one value in place of several",
+    ("grid", "steps", TRACED): "a field of Hyperparameters: a tracer is no iterable of values",
+    ("conditioning.contraction_rate", "condition", ""): "any shape, infinity for singular ones",
+    ("conditioning.steps_to_accuracy", "condition", ""): "any shape, infinity for singular ones",
+    ("conditioning.leaky_relu_bound", "X", "zeros"): "documented: nan for a zero network",
+    ("conditioning.layer_spectra", "weights", "the last: zeros"): "documented: nan for zeros",
+    ("conditioning.apply_masks", "params", ""): _COPIED,
+    ("conditioning.magnitude_masks", "params", "complex"): "sizes of complex numbers are known",
+    ("conditioning.layer_terms", "params", "complex"): "leaves that are not floating are left out",
+    ("gauss_newton.revmlp_forward", "", "1e20"): _OVERFLOW,
+    ("gauss_newton.revmlp_inverse", "", "1e20"): _OVERFLOW,
+    ("gauss_newton.inverse_jvp", "", "1e20"): _OVERFLOW,
+    ("gauss_newton.revmlp_kernel", "", "1e20"): _OVERFLOW,
+    ("gauss_newton.forecast_flow", "y", "1e20"): "squares of targets overflow float32",
+    ("losses.unexplained_variance", "", ""): "a measure of what diverges is not finite, either",
+    ("forecast.smooth_curve", "curve", "a NaN"): "a mean of NaN; what reads curves refuses it",
+    ("ntk.as_matrix", "kernel", "a NaN"): _COPIED,
+    ("representation.weight_cosine", "", "zeros"): "documented: nan where one of them is zero",
+    ("representation.feature_moments", "apply_fn", "integers"): "features may be whole numbers",
+    ("data.load_table", "path", ""): "the message says data=, as the command line does",
+    ("data.load_whole", "name", ""): "the message says data=, as the command line does",
+    ("models.make_model", "name", ""): "the message says model=, as the command line does",
+    ("models.head_only", "path", ""): "a predicate of a path",
+    ("models.freeze", "trainable", "None"): "None is all of them",
+    ("models.last_blocks", "params", ""): "paths alone are looked at",
+    ("models.merge_lora", "params", ""): _COPIED, ("models.save_params", "params", ""): _COPIED,
+    ("models.with_params", "params", "complex"): _COPIED,
+    ("models.layer_names", "x", "complex"): "shapes alone are looked at",
+}  # fmt: skip
 """(function, argument, bad value), parts of which may be "": why it is right nevertheless."""
 
 
@@ -168,9 +217,10 @@ def doubts(result: Any) -> str:
     where = getattr(result, "diverged_at", None)
     if where is not None and np.any(np.asarray(where) >= 0):
         said.append("diverged_at")
-    for field in ("trust", "message"):
-        if getattr(result, field, None):
-            said.append(str(getattr(result, field)))
+    for one in (result, getattr(result, "spectrum", None)):
+        for field in ("trust", "message"):
+            if getattr(one, field, None):
+                said.append(str(getattr(one, field)))
     return "; ".join(said)
 
 

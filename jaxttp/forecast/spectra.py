@@ -277,7 +277,8 @@ def _known(name: str, value: Any) -> np.ndarray:
     """Finite real numbers in float64, in NumPy."""
     check_known(name, value)
     check_finite(name, value)
-    return np.asarray(check_array(name, value), np.float64)
+    check_array(name, value)
+    return np.asarray(value, np.float64)
 
 
 def mode_curve(
