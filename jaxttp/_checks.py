@@ -209,8 +209,9 @@ def check_array(
     given = value if hasattr(value, "dtype") else _as_numpy(name, value)
     real = jnp.issubdtype(given.dtype, jnp.floating) or jnp.issubdtype(given.dtype, jnp.integer)
     if not real and given.dtype != bool:
-        kind = getattr(given.dtype, "kind", "")
-        what = "text" if kind in "US" else type(value).__name__ if kind == "O" else given.dtype
+        kind = getattr(given.dtype, "kind", None)
+        what = given.dtype if kind not in ("U", "S", "O") else "text"
+        what = type(value).__name__ if kind == "O" else what
         raise ValueError(f"{name} must hold real numbers; got {what}.")
     allowed = (ndim,) if isinstance(ndim, int) else ndim
     if allowed is not None and given.ndim not in allowed:

@@ -67,12 +67,13 @@ def check_reading(
     check_choice("rule", rule, RULES)
     check_choice("metric", metric, METRICS)
     thresholds = check_thresholds(thresholds, rule)
-    _check_smooth(smooth, None if steps is None else steps + 1)
+    check_smooth(smooth, None if steps is None else steps + 1)
     _check_window(window, rule, steps)
     return thresholds
 
 
-def _check_smooth(width: Any, length: int | None, name: str = "smooth") -> None:
+def check_smooth(width: Any, length: int | None, name: str = "smooth") -> None:
+    """Refuse a width that is even, or wider than the curve."""
     check_integer(name, width, at_least=1, at_most=length)
     if width % 2 == 0:
         raise ValueError(f"{name} must be odd, so that it has a middle; got {width}.")
@@ -113,7 +114,7 @@ def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
         TTP Section 5 reads training times off smoothed losses; the raw L_0 is an erratum.
     """
     curve = _as_curve(curve)
-    _check_smooth(width, curve.shape[0], "width")
+    check_smooth(width, curve.shape[0], "width")
     return _smoothed(jnp.asarray(curve), width)
 
 
@@ -204,7 +205,7 @@ def training_time(
         check_finite("curve", curve)
     else:
         curve = eqx.error_if(curve, ~jnp.all(jnp.isfinite(curve)), "curve holds NaN or infinity")
-    _check_smooth(smooth, curve.shape[0])
+    check_smooth(smooth, curve.shape[0])
     _check_window(window, rule, curve.shape[0] - 1)
     if not known:
         curve = jnp.asarray(curve)

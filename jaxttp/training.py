@@ -25,7 +25,7 @@ from jaxttp._samples import count, take
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import as_rows
-from jaxttp.adapters.inputs import check_samples
+from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.rule import Rule, Target, reach
@@ -243,8 +243,8 @@ def train(
     """
     check_integer("steps", steps, at_least=1)
     get_loss(loss)
-    _check_given(params, x, y, optimizer)
-    x = check_samples("x", x)
+    _check_given(apply_fn, params, y, optimizer)
+    x = _samples(x)
     protocol = check_batches(batch_size, key, protocol, count(x))
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
@@ -343,7 +343,7 @@ def time_step(
     step, compiling = compile_step(
         apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
     )
-    _check_given(params, x, y, optimizer)
+    _check_given(apply_fn, params, y, optimizer)
     _, x, targets, _ = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     jax.block_until_ready(step(params, state, x, targets))
@@ -390,7 +390,7 @@ def compile_step(
         >>> compiled.cost_analysis()["flops"] > 0
         True
     """
-    _check_given(params, x, y, optimizer)
+    _check_given(apply_fn, params, y, optimizer)
     apply_fn, x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     with stopwatch() as compiling:
@@ -398,10 +398,11 @@ def compile_step(
     return step, compiling.seconds
 
 
-def _check_given(params: Params, x: Any, y: Any, optimizer: Any) -> None:
+def _check_given(apply_fn: ApplyFn, params: Params, y: Any, optimizer: Any) -> None:
     """Refuse what no step can be made of."""
+    check_network(apply_fn, params)
     check_optimizer(optimizer)
-    for name, value in (("params", params), ("x", x), ("y", y)):
+    for name, value in (("params", params), ("y", y)):
         check_known(name, value)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         dtype = jnp.result_type(leaf) if hasattr(leaf, "dtype") else None
@@ -411,15 +412,21 @@ def _check_given(params: Params, x: Any, y: Any, optimizer: Any) -> None:
                 "floating-point. Let the function close over the rest."
             )
     check_finite("params", params)
-    if not isinstance(x, list | tuple | dict):
-        check_finite("x", x)
+
+
+def _samples(x: Any) -> Any:
+    """Samples as arrays, finite and known."""
+    x = check_samples("x", x)
+    check_known("x", x)
+    check_finite("x", x)
+    return x
 
 
 def _batch(
     apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss, batch_size: int | None
 ) -> tuple[ApplyFn, Any, Array, Loss]:
     """The network with outputs (N, C), the first batch, its encoded targets, and the loss."""
-    x = check_samples("x", x)
+    x = _samples(x)
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
     if batch_size is not None:

@@ -18,7 +18,6 @@ FLOORS = (
         "_backend",
         "_checks",
         "_convolutions",
-        "_error_rates",
         "_html",
         "_interrupt",
         "_samples",
@@ -29,6 +28,7 @@ FLOORS = (
     ),
     (
         "_double",
+        "_error_rates",
         "_files",
         "_programs",
         "_result",

@@ -288,6 +288,10 @@ def table(found: dict[str, Finding]) -> str:
         lines.append(f"| `{name}` | {cells} |")
     total = collections.Counter(finding.kind for finding in found.values())
     lines.append("| **all** | " + " | ".join(f"**{total[kind]}**" for kind in kinds) + " |")
+    lines += ["", "Answers that were looked at, and may be given:", ""]
+    for (name, argument, words), reason in sorted(ALLOWED.items()):
+        what = ": ".join(part for part in (argument, words) if part)
+        lines.append(f"- `{name}`{f' ({what})' if what else ''}: {reason}")
     lines += ["", "Not called:", ""]
     lines += [f"- `{name}`: {reason}" for name, reason in sorted(LEFT_OUT.items())]
     return "\n".join(lines) + "\n"

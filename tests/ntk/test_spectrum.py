@@ -153,6 +153,6 @@ def test_kernels_of_integers_and_of_half_precision():
     half = eigendecomposition(jnp.array(matrix, jnp.bfloat16)).values
     assert half.dtype == jnp.float32
     with pytest.raises(ValueError, match=r"key must be a jax.random.key"):
-        extreme_eigenvalues(jnp.eye(2), key=0)
+        extreme_eigenvalues(jnp.eye(2), key=jnp.zeros(2))
     with pytest.raises(ValueError, match="kernel must hold real numbers; got complex128"):
         psd_report(1j * jnp.eye(2))
