@@ -52,6 +52,11 @@ def memory() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def maps() -> int:
+    """How many pieces of memory are mapped; Linux allows 65530, and every program takes some."""
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
 def programs() -> int:
     """How many compiled programs are alive."""
     gc.collect()
@@ -65,12 +70,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=20, help="forecasts between two lines")
     parser.add_argument("--same", action="store_true", help="four shapes, again and again")
     options = parser.parse_args(arguments)
-    print("forecasts  MiB  programs  seconds", flush=True)
+    print("forecasts   MiB programs   maps  seconds", flush=True)
     begun = time.perf_counter()
     for done in range(options.forecasts + 1):
         if done % options.every == 0:
             spent = time.perf_counter() - begun
-            print(f"{done:9d} {memory():5.0f} {programs():8d} {spent:8.0f}", flush=True)
+            print(f"{done:9d} {memory():5.0f} {programs():8d} {maps():6d} {spent:8.0f}", flush=True)
         forecast(done % 4 if options.same else done)
     return 0
 
