@@ -257,6 +257,17 @@ def check_integers(name: str, values: Any, *, at_least: int = 1) -> tuple[int, .
     return tuple(check_integer(name, np.asarray(one)[()], at_least=at_least) for one in several)
 
 
+def check_floating(name: str, tree: Any) -> None:
+    """Raise `ValueError` where an array of a pytree that is trained is not floating-point."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else None
+        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} holds {dtype}; what is trained must be "
+                "floating-point. Let the function close over the rest."
+            )
+
+
 def check_known(name: str, value: Any) -> None:
     """Raise `ValueError` where a leaf is traced, for what looks at values."""
     if not all(map(is_concrete, jax.tree.leaves(value))):

@@ -18,7 +18,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_finite, check_integer, check_known, check_optimizer
+from jaxttp._checks import (
+    check_finite,
+    check_floating,
+    check_integer,
+    check_known,
+    check_optimizer,
+)
 from jaxttp._convolutions import quick
 from jaxttp._result import RESULT
 from jaxttp._samples import count, take
@@ -404,13 +410,7 @@ def _check_given(apply_fn: ApplyFn, params: Params, y: Any, optimizer: Any) -> N
     check_optimizer(optimizer)
     for name, value in (("params", params), ("y", y)):
         check_known(name, value)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        dtype = jnp.result_type(leaf) if hasattr(leaf, "dtype") else None
-        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
-            raise ValueError(
-                f"params{jax.tree_util.keystr(path)} holds {dtype}; what is trained must be "
-                "floating-point. Let the function close over the rest."
-            )
+    check_floating("params", params)
     check_finite("params", params)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_finite, check_integer
+from jaxttp._checks import check_array, check_choice, check_finite, check_floating, check_integer
 from jaxttp._samples import concatenate, count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
@@ -61,6 +61,8 @@ def noise_factor(
         TTP eq (7)-(8) take a D-dimensional square root of Sigma; this N-dimensional factor is exact
         (derived).
     """
+    f = check_array("f", f, ndim=2, floating=True)
+    check_finite("f", f)
     kernel, f, targets, loss, _, _ = check_problem(kernel, f, y, loss)
     return _noise_factor(kernel, f, targets, loss)
 
@@ -123,6 +125,7 @@ def diagonal_noise(
     """
     check_network(apply_fn, params)
     x = check_samples("x", x)
+    check_floating("params", params)
     check_finite("params", params)
     check_finite("x", x)
     check_per_sample(apply_fn, params, x)
