@@ -358,6 +358,8 @@ def _check(
 ) -> tuple[Array, Array, Array, float]:
     check_choice("reduction", reduction, ("sum", "mean"))
     f = check_array("f", f)
+    if jnp.issubdtype(f.dtype, jnp.floating) and f.dtype.itemsize < 4:
+        f = f.astype(jnp.float32)  # LAPACK has no half precision
     w = check_array("w", w).astype(f.dtype)
     if f.ndim != 2 or not jnp.issubdtype(f.dtype, jnp.floating):
         raise ValueError(f"f must be floating-point features (b, h); got {f.dtype} {f.shape}.")

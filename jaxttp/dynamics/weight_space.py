@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_finite, check_integer, is_concrete
+from jaxttp._checks import check_finite, check_floating, check_integer, is_concrete
 from jaxttp._convolutions import quick
 from jaxttp._result import RESULT
 from jaxttp._samples import count
@@ -163,6 +163,7 @@ def weight_space(
 
 def check_rows(apply_fn: ApplyFn, params: Params, x: Any) -> None:
     """Refuse values that are not finite, no samples, outputs that are not (N, C)."""
+    check_floating("params", params)
     check_finite("params", params)
     check_finite("x", x)
     if count(x) == 0:

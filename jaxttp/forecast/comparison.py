@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite, check_integer
+from jaxttp._checks import check_choice, check_finite, check_integer
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
@@ -148,6 +148,7 @@ def compare(
     """
     _check_candidates(candidates)
     check_integer("steps", steps, at_least=1)
+    check_choice("time_steps", time_steps, (True, False))
     Keywords(relinearize=relinearize).check()
     own_goals = thresholds is None and rule == "absolute"
     Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
