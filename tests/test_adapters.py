@@ -980,7 +980,7 @@ def test_a_network_that_mixes_samples_has_no_kernel_of_its_own():
 def test_parameters_and_outputs_that_no_kernel_is_of():
     linear = lambda w, x: x @ w  # noqa: E731
     with pytest.raises(ValueError, match="params holds complex numbers at its only leaf"):
-        jaxttp.empirical_ntk(linear, jnp.ones((3, 2), complex), X)
+        jaxttp.empirical_ntk(lambda w, x: (x @ w).real, jnp.ones((3, 2), complex), X)
     with pytest.raises(TypeError, match="params must be an array of numbers; got str"):
         jaxttp.empirical_ntk(linear, "weights", X)
     with pytest.raises(ValueError, match=r"must return outputs \(N, C\).*returned \(\d+, 0\)"):

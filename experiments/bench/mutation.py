@@ -60,6 +60,9 @@ MUTANTS = [
         ("return 0.5 * jnp.sum((outputs - targets) ** 2)",
          "return jnp.sum((outputs - targets) ** 2)"),
         ("jax.nn.softplus(outputs) - targets", "jax.nn.softplus(-outputs) - targets"),
+    ),
+    *group(
+        "losses.py", "test_weights.py",
         ("return weights[0] * loss.sample_loss", "return loss.sample_loss"),
     ),
     *group(
