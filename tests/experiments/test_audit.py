@@ -16,7 +16,9 @@ from jaxttp._checks import check_finite, check_number
 ROOT = Path(__file__).parents[2]
 
 
-def test_bad_inputs_are_refused_by_the_argument_s_name_and_no_function_is_missing():
+def test_bad_inputs_are_refused_by_the_argument_s_name_and_no_function_is_missing(
+    quick_processes,
+):
     """In a process of its own, as beartype would refuse before the library does."""
     command = [sys.executable, "-m", "experiments.bench.audit", "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
