@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     (
         "_backend",
+        "_bounded",
         "_checks",
         "_convolutions",
         "_html",

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
+from jaxttp._bounded import bound_programs
 from jaxttp._checks import check_finite
 from jaxttp._samples import take
 from jaxttp._types import ApplyFn, Params, notes_of
@@ -111,6 +112,7 @@ class Problem:
         """
         if (x_test is None) != (y_test is None):
             raise ValueError("x_test and y_test belong together: give both or neither.")
+        bound_programs()
         x = check_samples(names.format("x"), x)
         check_network(apply_fn, params)
         check_finite(names.format("x"), x)
