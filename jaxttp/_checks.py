@@ -6,7 +6,7 @@ tracers pass.
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -154,7 +154,11 @@ def check_key(key: Any, *, optional: bool = True) -> None:
 
 
 def check_finite(name: str, tree: Any) -> None:
-    """Raise `ValueError` if an array of `tree` holds NaN or infinity (tracers pass)."""
+    """Raise `ValueError` if an array of `tree` holds NaN or infinity (tracers pass).
+
+    What is no number is a `TypeError`, see `check_leaves`.
+    """
+    check_leaves(name, tree)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not is_concrete(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             continue
@@ -181,3 +185,106 @@ def check_finite_value(name: str, value: T) -> T:
 def all_finite(tree: Any) -> Array:
     """Whether no array of `tree` holds NaN or infinity, concrete or not."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+def check_array(
+    name: str, value: Any, *, ndim: int | tuple[int, ...] | None = None, floating: bool = False
+) -> Array:
+    """Real numbers as an array of JAX, traced or not, else `ValueError`.
+
+    Args:
+        name: of the argument.
+        value: what was given.
+        ndim: the axes that it may have; None for any.
+        floating: integers become floats, and half precision becomes single: LAPACK has none.
+
+    Raises:
+        ValueError: text, objects, complex numbers, another number of axes.
+
+    Example:
+        >>> check_array("curve", [3, 2, 1], ndim=1, floating=True).tolist()
+        [3.0, 2.0, 1.0]
+        >>> check_array("curve", "falling")
+        Traceback (most recent call last):
+        ...
+        ValueError: curve must hold real numbers; got text.
+    """
+    given = value if hasattr(value, "dtype") else _as_numpy(name, value)
+    real = jnp.issubdtype(given.dtype, jnp.floating) or jnp.issubdtype(given.dtype, jnp.integer)
+    if not real and given.dtype != bool:
+        kind = getattr(given.dtype, "kind", None)
+        what = given.dtype if kind not in ("U", "S", "O") else "text"
+        what = type(value).__name__ if kind == "O" else what
+        raise ValueError(f"{name} must hold real numbers; got {what}.")
+    allowed = (ndim,) if isinstance(ndim, int) else ndim
+    if allowed is not None and given.ndim not in allowed:
+        axes = " or ".join(map(str, allowed))
+        raise ValueError(f"{name} must have {axes} axes; got shape {tuple(given.shape)}.")
+    array = jnp.asarray(given)
+    if not floating:
+        return array
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array.astype(jnp.float64 if jax.config.read("jax_enable_x64") else jnp.float32)
+    return array.astype(jnp.float32) if array.dtype.itemsize < 4 else array
+
+
+def _as_numpy(name: str, value: Any) -> np.ndarray | Array:
+    leaves = jax.tree.leaves(value)
+    if any(not is_concrete(leaf) for leaf in leaves):
+        return jnp.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError as problem:  # rows of different lengths
+        raise ValueError(f"{name} must be one array of numbers: {problem}") from None
+
+
+def check_instance(name: str, value: Any, kind: type, source: str) -> None:
+    """Raise `TypeError` for what is no `kind`; `source` says where one comes from."""
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"{name} must be a {kind.__name__}, of {source}; got {type(value).__name__}."
+        )
+
+
+def check_several(name: str, values: Any, of: str) -> tuple[Any, ...]:
+    """The items of a list, tuple or array as a tuple, else `TypeError`; `of` says what they are."""
+    array = isinstance(values, jax.Array | np.ndarray) and values.ndim > 0
+    if not (isinstance(values, Sequence) or array) or isinstance(values, str | bytes):
+        raise TypeError(f"{name} must be a list of {of}; got {values!r}.")
+    return tuple(values)
+
+
+def check_integers(name: str, values: Any, *, at_least: int = 1) -> tuple[int, ...]:
+    """Several integers, at least so large, as a tuple of int; whole floats do not pass."""
+    several = check_several(name, values, "integers")
+    return tuple(check_integer(name, np.asarray(one)[()], at_least=at_least) for one in several)
+
+
+def check_floating(name: str, tree: Any) -> None:
+    """Raise `ValueError` where an array of a pytree that is trained is not floating-point."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else None
+        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} holds {dtype}; what is trained must be "
+                "floating-point. Let the function close over the rest."
+            )
+
+
+def check_known(name: str, value: Any) -> None:
+    """Raise `ValueError` where a leaf is traced, for what looks at values."""
+    if not all(map(is_concrete, jax.tree.leaves(value))):
+        raise ValueError(
+            f"{name} is traced, and its values are looked at: call this outside of jit and vmap."
+        )
+
+
+def check_leaves(name: str, tree: Any) -> None:
+    """Raise `TypeError` where a leaf of a pytree is no number or array of numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if isinstance(leaf, bool | int | float | complex | np.number | jax.Array):
+            continue
+        kind = getattr(getattr(leaf, "dtype", None), "kind", None)
+        if kind is None or kind in "OUS":
+            where = name + jax.tree_util.keystr(path)
+            raise TypeError(f"{where} must be an array of numbers; got {type(leaf).__name__}.")

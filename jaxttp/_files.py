@@ -1,11 +1,17 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and JSON from anywhere."""
 
 import contextlib
+import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxttp._interrupt import unfinished
+
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""With what a spreadsheet begins to compute."""
 
 
 @contextlib.contextmanager
@@ -40,3 +46,43 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         part.unlink(missing_ok=True)
         unfinished.discard(part)
+
+
+def inert(cell: Any) -> Any:
+    """A cell of a CSV that no spreadsheet takes for a formula: text that would be one gets a quote.
+
+    Example:
+        >>> inert("=HYPERLINK(A1)"), inert("cosine"), inert(-0.5)
+        ("'=HYPERLINK(A1)", 'cosine', -0.5)
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
+
+
+def parse_json(text: str) -> Any:
+    """What a JSON text says; Python's own parser takes NaN and infinity, which JSON has not.
+
+    Args:
+        text: of a file, from anywhere.
+
+    Raises:
+        ValueError: it is no JSON, holds a number that is not finite, or is nested too deeply.
+
+    Example:
+        >>> parse_json('{"epsilon": 1e-5}')
+        {'epsilon': 1e-05}
+        >>> parse_json('{"epsilon": NaN}')
+        Traceback (most recent call last):
+        ...
+        ValueError: NaN is not a finite number
+    """
+    try:
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except RecursionError as problem:
+        raise ValueError("it is nested too deeply") from problem
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._checks import is_concrete
+from jaxttp._checks import check_array, check_known, is_concrete
 
 IGNORED = -100
 """The label of what does not count, by the convention of token classification."""
@@ -251,6 +251,7 @@ def _fill_masked(y: Any, counts: Any, is_label: bool) -> Any:
 
 def _weight_array(name: str, values: Any, shape: tuple[int, ...]) -> Any:
     values = values if isinstance(values, jax.Array) else np.asarray(values)
+    check_array(name, values)
     if values.shape not in (shape[:1], shape):
         text = f"{shape[:1]}" + (f" or {shape}" if len(shape) == 2 else "")
         raise ValueError(f"{name} must have shape {text}, as y has; got {values.shape}.")
@@ -277,6 +278,8 @@ def _class_weight(given: Any, y: Any, is_label: bool, counts: Any) -> Any:
         table = np.full(size, np.nan)
         table[list(map(int, given))] = list(given.values())
         given = table
+    check_known("class_weight", given)
+    check_array("class_weight", given)
     table = np.asarray(given, float)
     if table.ndim != 1 or np.any(table < 0) or np.any(np.isinf(table)):
         raise ValueError("class_weight must be finite weights (K,), none of them negative.")

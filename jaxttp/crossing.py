@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxttp._checks import check_choice, check_finite, check_integer, check_number, is_concrete
+from jaxttp._checks import (
+    check_array,
+    check_choice,
+    check_finite,
+    check_integer,
+    check_number,
+    is_concrete,
+)
 
 RULES = ("relative", "gap", "absolute", "plateau")
 METRICS = ("loss", "error")
@@ -60,15 +67,16 @@ def check_reading(
     check_choice("rule", rule, RULES)
     check_choice("metric", metric, METRICS)
     thresholds = check_thresholds(thresholds, rule)
-    _check_smooth(smooth, None if steps is None else steps + 1)
+    check_smooth(smooth, None if steps is None else steps + 1)
     _check_window(window, rule, steps)
     return thresholds
 
 
-def _check_smooth(width: Any, length: int | None) -> None:
-    check_integer("smooth", width, at_least=1, at_most=length)
+def check_smooth(width: Any, length: int | None, name: str = "smooth") -> None:
+    """Refuse a width that is even, or wider than the curve."""
+    check_integer(name, width, at_least=1, at_most=length)
     if width % 2 == 0:
-        raise ValueError(f"smooth must be odd, so that it has a middle; got {width}.")
+        raise ValueError(f"{name} must be odd, so that it has a middle; got {width}.")
 
 
 def _check_window(window: int | None, rule: str, last: int | None) -> None:
@@ -106,7 +114,7 @@ def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
         TTP Section 5 reads training times off smoothed losses; the raw L_0 is an erratum.
     """
     curve = _as_curve(curve)
-    _check_smooth(width, curve.shape[0])
+    check_smooth(width, curve.shape[0], "width")
     return _smoothed(jnp.asarray(curve), width)
 
 
@@ -131,6 +139,8 @@ def _as_curve(curve: Any) -> Any:
     """
     if not isinstance(curve, jax.Array) or is_concrete(curve):
         curve = np.asarray(curve)
+        if curve.dtype.kind in "OUSc":
+            check_array("curve", curve)  # says what is wrong
         if curve.dtype.kind in "biu":
             curve = curve.astype(jnp.result_type(float))
         elif not isinstance(curve.dtype, np.dtype) or curve.dtype == np.float64:
@@ -195,7 +205,7 @@ def training_time(
         check_finite("curve", curve)
     else:
         curve = eqx.error_if(curve, ~jnp.all(jnp.isfinite(curve)), "curve holds NaN or infinity")
-    _check_smooth(smooth, curve.shape[0])
+    check_smooth(smooth, curve.shape[0])
     _check_window(window, rule, curve.shape[0] - 1)
     if not known:
         curve = jnp.asarray(curve)

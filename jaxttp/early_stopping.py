@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxttp._checks import check_choice, check_finite
-from jaxttp.crossing import METRICS, smooth_curve
+from jaxttp._checks import check_choice, check_finite, check_known
+from jaxttp.crossing import METRICS, check_smooth, smooth_curve
 
 NEAR = 0.01
 """Values within this share of the fall above the lowest are as good as it."""
@@ -76,6 +76,8 @@ def early_stopping(curve: Any, *, metric: str = "loss", smooth: int = 1) -> Earl
         Standard; the shares of 1 % and 5 % are ours.
     """
     check_choice("metric", metric, METRICS)
+    check_known("curve", curve)
+    check_smooth(smooth, np.size(curve))
     values = np.asarray(smooth_curve(curve, smooth))
     check_finite("curve", values)
     step = int(np.argmin(values))

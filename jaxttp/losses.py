@@ -191,6 +191,12 @@ def encode_targets(
         [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
     loss = get_loss(loss)
+    shape, dtype = getattr(outputs, "shape", ()), getattr(outputs, "dtype", object)
+    if len(shape) not in (2, 3) or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            "outputs must be floating-point outputs (N, C), or (N, T, V) of tokens; got "
+            f"{type(outputs).__name__} of shape {shape}."
+        )
     y = token_labels(y, outputs.shape)
     if isinstance(y, Weighted) and y.vocabulary:
         return _encode_tokens(loss, y, outputs)

@@ -18,7 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer, check_key, is_concrete
+from jaxttp._checks import (
+    check_finite,
+    check_integer,
+    check_key,
+    check_known,
+    check_several,
+    is_concrete,
+)
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params, noted, notes_of
 from jaxttp._weights import IGNORED, Weighted
@@ -61,7 +68,9 @@ def label_words(
         Malladi et al. 2023, "A kernel-based view of language model fine-tuning": prompts make
         fine-tuning look like its kernel.
     """
-    words = [operator.index(word) for word in ids]
+    if not callable(apply_fn):
+        raise TypeError(f"apply_fn must be a function (params, x) -> logits; got {apply_fn!r}.")
+    words = [operator.index(word) for word in check_several("ids", ids, "token ids")]
     if len({*words}) != len(words) or len(words) < 2 or min(words) < 0:
         raise ValueError(f"ids must be two or more different token ids, one a class; got {words}.")
     chosen = np.asarray(words)
@@ -129,6 +138,11 @@ def sample_tokens(apply_fn: ApplyFn, x: Any, y: Any, *, tokens: int, key: Array)
         >>> rows.apply_fn(jnp.ones((6, 4)), rows.x).shape, rows.y.y[1].tolist()
         ((2, 2, 4), [3, -100])
     """
+    if not callable(apply_fn):
+        raise TypeError(f"apply_fn must be a function (params, x) -> logits; got {apply_fn!r}.")
+    for name, value in (("x", x), ("y", y)):
+        check_known(name, value)
+    check_finite("x", x)
     check_key(key, optional=False)
     weight = y.weight if isinstance(y, Weighted) else 1.0
     y = y.y if isinstance(y, Weighted) else y

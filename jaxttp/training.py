@@ -18,14 +18,20 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer
+from jaxttp._checks import (
+    check_finite,
+    check_floating,
+    check_integer,
+    check_known,
+    check_optimizer,
+)
 from jaxttp._convolutions import quick
 from jaxttp._result import RESULT
 from jaxttp._samples import count, take
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import as_rows
-from jaxttp.adapters.inputs import check_samples
+from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.rule import Rule, Target, reach
@@ -243,7 +249,8 @@ def train(
     """
     check_integer("steps", steps, at_least=1)
     get_loss(loss)
-    x = check_samples("x", x)
+    _check_given(apply_fn, params, y, optimizer)
+    x = _samples(x)
     protocol = check_batches(batch_size, key, protocol, count(x))
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
@@ -342,6 +349,7 @@ def time_step(
     step, compiling = compile_step(
         apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
     )
+    _check_given(apply_fn, params, y, optimizer)
     _, x, targets, _ = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     jax.block_until_ready(step(params, state, x, targets))
@@ -388,6 +396,7 @@ def compile_step(
         >>> compiled.cost_analysis()["flops"] > 0
         True
     """
+    _check_given(apply_fn, params, y, optimizer)
     apply_fn, x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     with stopwatch() as compiling:
@@ -395,11 +404,29 @@ def compile_step(
     return step, compiling.seconds
 
 
+def _check_given(apply_fn: ApplyFn, params: Params, y: Any, optimizer: Any) -> None:
+    """Refuse what no step can be made of."""
+    check_network(apply_fn, params)
+    check_optimizer(optimizer)
+    for name, value in (("params", params), ("y", y)):
+        check_known(name, value)
+    check_floating("params", params)
+    check_finite("params", params)
+
+
+def _samples(x: Any) -> Any:
+    """Samples as arrays, finite and known."""
+    x = check_samples("x", x)
+    check_known("x", x)
+    check_finite("x", x)
+    return x
+
+
 def _batch(
     apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss, batch_size: int | None
 ) -> tuple[ApplyFn, Any, Array, Loss]:
     """The network with outputs (N, C), the first batch, its encoded targets, and the loss."""
-    x = check_samples("x", x)
+    x = _samples(x)
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
     if batch_size is not None:

@@ -16,6 +16,7 @@ import optax
 import pytest
 from flax import core, nnx, traverse_util
 
+import jaxttp
 from jaxttp import adapters, models, predict_training_time
 from jaxttp._types import notes_of
 from jaxttp.adapters import check_per_sample, from_equinox, from_linen, from_nnx, output_shape
@@ -932,3 +933,55 @@ def test_several_inputs_go_by_name_or_in_order(library):
     ):
         with pytest.raises(TypeError, match=words):
             apply_fn(params, wrong)
+
+
+@pytest.mark.parametrize("draws", ["one key", "NumPy"])
+def test_dropout_that_is_left_on_is_refused_by_whatever_takes_single_samples(draws):
+    """Row 0 does not see its companions, but copies of it get masks of their own."""
+
+    def dropped(w, x):
+        outputs = jnp.tanh(x @ w)
+        if draws == "one key":
+            kept = jax.random.bernoulli(KEY, 0.5, outputs.shape)
+        else:
+            kept = np.random.default_rng(0).uniform(size=outputs.shape) > 0.5
+        return jnp.where(kept, outputs, 0.0)
+
+    w, words = jnp.ones((3, 4)), "apply_fn: copies of one sample give different outputs, as with"
+    for refusing in (
+        lambda: check_per_sample(dropped, w, X),
+        lambda: jaxttp.empirical_ntk(dropped, w, X),
+        lambda: jaxttp.sketch_jacobian(dropped, w, X, key=KEY, dim=4),
+        lambda: jaxttp.conditioning.curvature_matrix(dropped, w, X),
+    ):
+        with pytest.raises(ValueError, match=words):
+            refusing()
+
+
+def test_a_network_that_mixes_samples_has_no_kernel_of_its_own():
+    """By samples one at a time its statistics would be those of one sample, silently."""
+    mixing = lambda w, x: (x @ w) - jnp.mean(x @ w, axis=0, keepdims=True)  # noqa: E731
+    w, y = jnp.ones((3, 2)), jnp.arange(len(X)) % 2
+    for refusing in (
+        lambda: jaxttp.empirical_ntk(mixing, w, X),
+        lambda: jaxttp.class_sketch(mixing, w, X, key=KEY),
+        lambda: jaxttp.ntk_operator(mixing, w, X, batch_size=2),
+        lambda: jaxttp.conditioning.curvature_operator(mixing, w, X),
+        lambda: jaxttp.conditioning.layer_terms(mixing, w, X),
+        lambda: jaxttp.dynamics.diagonal_noise(mixing, w, X, y, loss="cross_entropy"),
+        lambda: jaxttp.representation.feature_moments(mixing, w, X),
+    ):
+        with pytest.raises(ValueError, match="depends on the other samples"):
+            refusing()
+    # Products of the batch as a whole are those of its own Jacobian.
+    assert jaxttp.ntk_operator(mixing, w, X).mv(jnp.ones((len(X), 2))).shape == (len(X), 2)
+
+
+def test_parameters_and_outputs_that_no_kernel_is_of():
+    linear = lambda w, x: x @ w  # noqa: E731
+    with pytest.raises(ValueError, match="params holds complex numbers at its only leaf"):
+        jaxttp.empirical_ntk(lambda w, x: (x @ w).real, jnp.ones((3, 2), complex), X)
+    with pytest.raises(TypeError, match="params must be an array of numbers; got str"):
+        jaxttp.empirical_ntk(linear, "weights", X)
+    with pytest.raises(ValueError, match=r"must return outputs \(N, C\).*returned \(\d+, 0\)"):
+        jaxttp.empirical_ntk(lambda w, x: (x @ w)[:, :0], jnp.ones((3, 2)), X)

@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 
 from jaxttp._checks import (
+    check_array,
     check_choice,
     check_finite,
     check_finite_value,
+    check_instance,
     check_integer,
+    check_integers,
     check_key,
+    check_known,
+    check_leaves,
     check_number,
+    check_several,
     is_concrete,
 )
 
@@ -169,3 +175,55 @@ def test_finite_value_is_checked_now_or_at_run_time():
     np.testing.assert_array_equal(checked(good), good)
     with pytest.raises(RuntimeError, match="y holds NaN or infinity"):
         checked(bad)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("falling", "text"),
+        (np.array(["a"]), "text"),
+        (object(), "object"),
+        (None, "NoneType"),
+        (np.ones(2, complex), "complex128"),
+        (jax.random.key(0), r"key<fry>"),
+    ],
+)
+def test_what_is_no_array_of_real_numbers_is_refused(value, what):
+    with pytest.raises(ValueError, match=rf"^x must hold real numbers; got {what}\.$"):
+        check_array("x", value)
+    with pytest.raises(ValueError, match=r"^x must be one array of numbers"):
+        check_array("x", [[1.0], [1.0, 2.0]])
+
+
+def test_arrays_have_their_axes_and_become_floats_where_these_are_needed():
+    assert check_array("x", [1, 2], ndim=(0, 1)).dtype == jnp.int64
+    assert check_array("x", [1, 2], floating=True).dtype == jnp.float64
+    assert check_array("x", jnp.ones(2, jnp.bfloat16), floating=True).dtype == jnp.float32
+    assert check_array("x", jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
+    assert jax.jit(lambda x: check_array("x", [x, x], ndim=1))(1.0).shape == (2,)
+    with pytest.raises(ValueError, match=r"^x must have 1 or 2 axes; got shape \(\)\.$"):
+        check_array("x", 1.0, ndim=(1, 2))
+
+
+def test_lists_kinds_and_leaves():
+    assert check_integers("shape", np.array([3, 4])) == (3, 4)
+    assert check_several("values", range(2), "numbers") == (0, 1)
+    for value in (3, None, "abc", jnp.ones(())):
+        with pytest.raises(TypeError, match=r"^shape must be a list of integers; got"):
+            check_integers("shape", value)
+    with pytest.raises(ValueError, match=r"^shape must be an integer of at least 1; got"):
+        check_integers("shape", [2, 1.5])
+    with pytest.raises(TypeError, match=r"^moments must be a dict, of init; got str"):
+        check_instance("moments", "them", dict, "init")
+    check_leaves("params", {"w": np.ones(2), "n": 3, "k": jax.random.key(0), "none": None})
+    for leaf in ("a", np.array(["a"]), np.array([None]), object()):
+        with pytest.raises(TypeError, match=r"^params\['w'\] must be an array of numbers; got"):
+            check_leaves("params", {"w": leaf})
+    with pytest.raises(TypeError, match=r"^x must be an array of numbers; got str"):
+        check_finite("x", "nonsense")
+
+
+def test_what_is_traced_is_refused_where_values_are_looked_at():
+    check_known("x", {"a": jnp.ones(2)})
+    with pytest.raises(ValueError, match=r"^x is traced, and its values are looked at"):
+        jax.jit(lambda x: check_known("x", [x]))(1.0)

@@ -246,7 +246,7 @@ def test_smoothing_keeps_the_loss_before_training():
     assert training_time(curve, 0.5, smooth=11) < training_time(lowered, 0.5)
 
 
-@pytest.mark.parametrize(("width", "message"), [(2, "must be odd"), (0, "smooth"), (5, "smooth")])
+@pytest.mark.parametrize(("width", "message"), [(2, "must be odd"), (0, "width"), (5, "width")])
 def test_bad_smoothing_is_refused(width, message):
     with pytest.raises(ValueError, match=message):
         smooth_curve([3.0, 2.0, 1.0], width)

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     (
         "_backend",
+        "_bounded",
         "_checks",
         "_convolutions",
-        "_error_rates",
         "_html",
         "_interrupt",
         "_samples",
@@ -29,6 +29,7 @@ FLOORS = (
     ),
     (
         "_double",
+        "_error_rates",
         "_files",
         "_programs",
         "_result",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
+from jaxttp._checks import check_leaves, is_concrete
 from jaxttp._samples import count
 
 _ADAPTERS = {
@@ -125,6 +125,7 @@ def check_network(apply_fn: Any, params: Any, name: str = "apply_fn") -> None:
             f"{name} must be a function (params, x) -> outputs (N, C); got a "
             f"{type(apply_fn).__name__}."
         )
+    check_leaves("params", params)
 
 
 def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -> Any:

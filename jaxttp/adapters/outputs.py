@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete, values_known
+from jaxttp._checks import check_leaves, is_concrete, values_known
 from jaxttp._convolutions import quick
 from jaxttp._samples import count, shape_words, take
 from jaxttp._types import ApplyFn, Params, noted, notes_of
@@ -45,6 +45,8 @@ def flatten_tokens(apply_fn: ApplyFn) -> ApplyFn:
         >>> rows(jnp.ones((7, 5)), jnp.zeros((2, 3), int)).shape
         (2, 15)
     """
+    if not callable(apply_fn):
+        raise TypeError(f"apply_fn must be a function (params, x) -> outputs; got {apply_fn!r}.")
     try:
         return _flat(apply_fn)
     except TypeError:  # a network without a hash
@@ -116,7 +118,7 @@ def output_shape(
     """
     outputs = _traced(apply_fn, params, x, name)
     shape, n = outputs.shape, count(x)
-    if len(shape) != 2 or shape[0] != n:
+    if len(shape) != 2 or shape[0] != n or shape[1] == 0:
         if is_swapped(apply_fn, params, x):
             raise ValueError(swapped_words(name))
         tokens = TOKENS if len(shape) == 3 and shape[0] == n else ""
@@ -141,6 +143,7 @@ def _traced(apply_fn: ApplyFn, params: Params, x: Any, name: str) -> jax.ShapeDt
             "x must be an array (N, ...) or a pytree of arrays; got "
             f"{type(x if isinstance(x, list) else strange[0]).__name__}."
         )
+    check_leaves("x", x)
     count(x)
     outputs = traced_outputs(apply_fn, params, x, name)
     if not isinstance(outputs, jax.ShapeDtypeStruct):
@@ -162,11 +165,11 @@ def check_per_sample(
     """Raise `ValueError` unless outputs are (N, C) and each depends on its own sample alone.
 
     The network sees two batches of k = min(N, 8) rows with the same first row: ``x[:k]``, and k
-    copies of ``x[0]``. One compiled program computes both, in the same order, so that row 0 agrees
-    to the last bit unless it depends on its companions; the tolerance, sqrt(machine epsilon) and
-    at most 1% of the largest output, is there for hardware that does not repeat itself. Where all
-    rows of outputs are equal (a last layer that starts at zero) they tell nothing, and the
-    gradients of row 0 are compared in their place.
+    copies of ``x[0]``, whose outputs must all be the same (dropout's are not). One compiled program
+    computes both, in the same order, so that row 0 agrees to the last bit unless it depends on its
+    companions; the tolerance, sqrt(machine epsilon) and at most 1% of the largest output, is there
+    for hardware that does not repeat itself. Where all rows of outputs are equal (a last layer that
+    starts at zero) they tell nothing, and the gradients of row 0 are compared in their place.
 
     Shapes are always checked. There is nothing more to check, or no way to, for a single sample,
     traced values, arrays spread over several processes, and rows of `x` that are all equal.
@@ -207,9 +210,16 @@ def check_per_sample(
             return
         seen, alone = np.asarray(outputs), np.asarray(forward(params, copies))
         mixed = _differ(seen[0], alone[0])
+        placed = _differ(alone, np.broadcast_to(alone[:1], alone.shape))
         if not mixed and bool(np.all(seen == seen[:1])):
             few = [_first_rows(each, min(rows, FEW))[0] for each in (batch, copies)]
             mixed = _differ(*(_row_gradient(params, quick(apply_fn), each) for each in few))
+    if placed and not mixed:
+        raise ValueError(
+            f"{name}: copies of one sample give different outputs, as with dropout that is left "
+            "on; such a network has no per-example kernel. Put it into evaluation mode: "
+            "jaxttp.from_nnx, from_linen and from_equinox do."
+        )
     if mixed:
         raise ValueError(
             f"{name}: an output depends on the other samples of its batch, as with BatchNorm in "

@@ -13,18 +13,24 @@ from jaxttp._checks import check_number, is_concrete
 from jaxttp._double import as_double
 
 
-def check_weights(weights: Any) -> list[Array]:
-    """W_1 (a_1, d), ..., W_L (k, a_{L-1}) in float64, or `ValueError` where they do not chain."""
+def check_weights(weights: Any, names: Sequence[str] = ()) -> list[Array]:
+    """W_1 (a_1, d), ..., W_L (k, a_{L-1}) in float64, or `ValueError` where they do not chain.
+
+    Args:
+        weights: a list of matrices.
+        names: what the messages call them, weights[0] and so on where there are none.
+    """
     if not isinstance(weights, Sequence) or len(weights) == 0:
         raise ValueError(
             "weights must be a list of at least one matrix, [W_1 (a1, d), ..., W_L (k, a)]; "
             f"got {type(weights).__name__}."
         )
-    chain = [as_double(f"weights[{i}]", weight, 2) for i, weight in enumerate(weights)]
+    names = names or [f"weights[{i}]" for i in range(len(weights))]
+    chain = [as_double(name, weight, 2) for name, weight in zip(names, weights, strict=True)]
     for i in range(1, len(chain)):
         if chain[i].shape[1] != chain[i - 1].shape[0]:
             raise ValueError(
-                f"weights[{i}] has shape {chain[i].shape} but weights[{i - 1}] gives "
+                f"{names[i]} has shape {chain[i].shape} but {names[i - 1]} gives "
                 f"{chain[i - 1].shape[0]} features; the columns of each must be the rows of the "
                 "one before it (the first layer comes first)."
             )

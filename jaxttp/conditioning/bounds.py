@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_number, is_concrete
+from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp._covariance import Covariance, check_covariance
 from jaxttp._double import as_double, check_symmetric, double, precision_of
 from jaxttp._result import RESULT
@@ -62,6 +62,10 @@ def extreme_singular_values(matrix: Array, count: int) -> tuple[Array, Array]:
         return values[0], jnp.zeros_like(values[0])
     floor = max(matrix.shape) * 2.0**-52 * values[0]
     return values[0], jnp.where(values[count - 1] > floor, values[count - 1], 0.0)
+
+
+TWO = ("input_weights", "output_weights")
+"""The weights of one hidden layer, in their order."""
 
 
 def linear_bound(
@@ -154,7 +158,9 @@ def one_hidden_layer_bound(
     Source:
         GNC Lemma 1, eq (6). Erratum: m >= min(d, k) is enough; the paper asks m > max(d, k).
     """
-    return linear_bound([input_weights, output_weights], covariance).convex
+    with double():
+        chain = check_weights([input_weights, output_weights], TWO)
+        return _combine(chain, None, check_covariance(covariance, chain[0].shape[1])).convex
 
 
 def psd_residual_bound(
@@ -303,7 +309,7 @@ def functional_hessian_bound(
         full Hessian of the loss is indefinite and has no such bound.
     """
     with double():
-        v, w = check_weights([input_weights, output_weights])
+        v, w = check_weights([input_weights, output_weights], TWO)
         z = as_double("teacher", teacher, 2)
         if z.shape != (w.shape[0], v.shape[1]):
             raise ValueError(f"teacher must have shape {(w.shape[0], v.shape[1])}; got {z.shape}.")
@@ -345,7 +351,7 @@ def functional_hessian_spectrum(residual_covariance: ArrayLike, width: int) -> F
     Source:
         GNC Appendix F.
     """
-    check_number("width", width, at_least=1)
+    width = check_integer("width", width, at_least=1)
     with double():
         omega = as_double("residual_covariance", residual_covariance, 2)
         values = jnp.repeat(decompose(jnp.linalg.svd, omega, compute_uv=False), width)

@@ -146,6 +146,9 @@ def condition_number(
     """
     if rtol is not None:
         check_number("rtol", rtol, above=0.0, below=1.0)
+    if rank is not None and is_concrete(rank):
+        whole = np.asarray(rank)[()] if isinstance(rank, Array | np.ndarray) else rank
+        rank = check_integer("rank", whole, at_least=1)
     matrix_or_operator = recognised(matrix_or_operator)
     if isinstance(matrix_or_operator, RowSharded):
         matrix_or_operator = _by_products(matrix_or_operator)

@@ -8,15 +8,15 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_number, is_concrete
+from jaxttp._checks import check_array, check_number, is_concrete
 from jaxttp._double import double
 from jaxttp._result import RESULT
 
 
 def _check_condition(condition: Any) -> Array:
     """Kappa in float64; what is known and below 1 is an error."""
-    kappa = jnp.asarray(condition).astype(jnp.float64)
-    if is_concrete(condition) and bool(np.any(np.asarray(condition) < 1.0)):
+    kappa = check_array("condition", condition).astype(jnp.float64)
+    if is_concrete(condition) and not bool(np.all(np.asarray(condition) >= 1.0)):  # NaN neither
         raise ValueError(f"condition must be at least 1; got {condition!r}.")
     return kappa
 

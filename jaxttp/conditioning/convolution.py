@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._checks import check_integers
 from jaxttp._covariance import check_covariance
 from jaxttp._double import as_double, double
 from jaxttp.conditioning.linear import matmul
@@ -62,7 +63,7 @@ def toeplitz(filters: ArrayLike, shape: Sequence[int]) -> Float[Array, "rows col
         GNC Appendix B (its convolution is the valid cross-correlation of deep learning).
     """
     with double():
-        shape = tuple(int(length) for length in shape)
+        shape = check_integers("shape", shape)
         return _toeplitz(_check_filters("filters", filters, shape), shape)
 
 
@@ -71,7 +72,7 @@ def _check_chain(
 ) -> tuple[list[Array], list[tuple[int, ...]]]:
     if not isinstance(layers, Sequence) or len(layers) == 0:
         raise ValueError("filters must be a list of at least one array of filters.")
-    shapes, out = [tuple(int(length) for length in shape)], []
+    shapes, out = [check_integers("shape", shape)], []
     for i, layer in enumerate(layers):
         filters = _check_filters(f"filters[{i}]", layer, shapes[-1])
         if i > 0 and filters.shape[1] != out[-1].shape[0]:

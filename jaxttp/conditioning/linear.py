@@ -16,7 +16,7 @@ import lineax as lx
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_number
+from jaxttp._checks import check_integer, check_integers, check_number
 from jaxttp._covariance import Covariance, check_covariance
 from jaxttp._double import double
 from jaxttp.conditioning._inputs import add_skip, check_scales, check_skip, check_weights
@@ -334,11 +334,10 @@ def generic_rank(widths: Any, data_rank: int | None = None) -> int:
     Source:
         Singh et al. (2021), used in GNC Section 4.
     """
-    widths = [int(width) for width in widths]
-    if len(widths) < 2 or min(widths) < 1:
+    widths = check_integers("widths", widths)
+    if len(widths) < 2:
         raise ValueError(f"widths must be two or more positive integers (d, ..., k); got {widths}.")
-    r = widths[0] if data_rank is None else data_rank
-    if not 1 <= r <= widths[0]:
-        raise ValueError(f"data_rank must lie between 1 and d = {widths[0]}; got {data_rank}.")
+    d = widths[0]
+    r = d if data_rank is None else check_integer("data_rank", data_rank, at_least=1, at_most=d)
     k, q = widths[-1], min([r, *widths[1:]])
     return k * r - (k - q) * (r - q)

@@ -22,15 +22,16 @@ import lineax as lx
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_integer
+from jaxttp._checks import check_choice, check_finite, check_integer
 from jaxttp._double import double
-from jaxttp._samples import take
+from jaxttp._samples import count, take
 from jaxttp._threads import decompose
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import as_rows
+from jaxttp.adapters import as_rows, check_per_sample
+from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.losses import Loss, encode_targets, get_loss
-from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk._select import leaf_paths, split_trainable
+from jaxttp.ntk.gram import kernel_of
 
 KINDS = ("gauss_newton", "generalized", "functional_hessian", "hessian")
 FORMS = ("auto", "outputs", "parameters")
@@ -56,8 +57,15 @@ class _FlatNetwork:
         self, apply_fn: ApplyFn, params: Params, x: Any, y: Any, kind: str, loss: Any, use: Any
     ):
         check_choice("kind", kind, KINDS)
+        check_network(apply_fn, params)
+        x = check_samples("x", x)
+        if count(x) == 0:
+            raise ValueError("x must hold at least one sample; it is empty.")
+        check_finite("params", params)
+        check_finite("x", x)
         self.params, self.x = _promote(params), _promote(x)
         apply_fn, shape = as_rows(apply_fn, self.params, self.x)
+        check_per_sample(apply_fn, self.params, self.x)
         selected, restore = split_trainable(self.params, use)
         self.flat, unravel = ravel_pytree(selected)
         self.apply_fn = apply_fn
@@ -178,9 +186,9 @@ def _accurate_kernel(
 ) -> Array:
     """Theta (N, C, N, C), in float64 unless float32 was asked for."""
     if not promote:
-        return empirical_ntk(apply_fn, params, x, accumulation_dtype=accumulate, **options)
+        return kernel_of(apply_fn, params, x, accumulation_dtype=accumulate, **options)
     with double():
-        return empirical_ntk(apply_fn, _promote(params), _promote(x), **options)
+        return kernel_of(apply_fn, _promote(params), _promote(x), **options)
 
 
 def _roots_of_blocks(blocks: Array) -> Array:
@@ -340,6 +348,9 @@ def layer_terms(
     Source:
         GNC Lemma 2, whose sum over layers this is for any network.
     """
+    check_network(apply_fn, params)
+    if not jax.tree.leaves(params):
+        raise ValueError("params holds no array.")
     if "trainable" in options:
         raise ValueError("trainable: layer_terms selects every leaf in turn; drop unwanted ones.")
     default = (

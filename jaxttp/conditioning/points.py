@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_number
+from jaxttp._checks import check_instance, check_known, check_number
 from jaxttp._double import double
 from jaxttp._result import RESULT
 from jaxttp._sequence import after
@@ -233,6 +233,8 @@ def rank_sensitivity(result: ConditionNumber, *, share: float = 1.0) -> RankSens
     Source:
         GNC Appendix C, Figure 9.
     """
+    check_instance("result", result, ConditionNumber, "condition_number")
+    check_known("share", share)
     check_number("share", share, above=0.0)
     if share > 1:
         raise ValueError(f"share must be at most 1; got {share!r}.")

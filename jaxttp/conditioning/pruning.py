@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxttp._checks import check_number
+from jaxttp._checks import check_known, check_leaves, check_number, check_optimizer
 from jaxttp._types import Params
 
 
@@ -37,7 +37,9 @@ def magnitude_masks(
     Source:
         GNC Figure 1 and Appendix I.1: layer-wise, by magnitude, at initialisation.
     """
+    check_known("rate", rate)
     check_number("rate", rate, at_least=0.0, below=1.0)
+    _check_params(params)
     chosen = prune or (lambda path, leaf: jnp.ndim(leaf) >= 2)
 
     def mask(path: Any, leaf: Any) -> Any:
@@ -71,7 +73,29 @@ def apply_masks(params: Params, masks: Params) -> Params:
         >>> apply_masks(jnp.array([1.0, 2.0]), jnp.array([True, False])).tolist()
         [1.0, 0.0]
     """
+    _check_params(params)
+    _check_masks(masks)
+    shapes = [{path: jnp.shape(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+              for tree in (params, masks)]  # fmt: skip
+    if jax.tree.structure(params) != jax.tree.structure(masks) or shapes[0] != shapes[1]:
+        raise ValueError(
+            "masks must be the tree of params, with a mask of its shape for every leaf; "
+            "magnitude_masks(params, rate) makes them."
+        )
     return jax.tree.map(lambda leaf, keep: jnp.where(keep, leaf, 0), params, masks)
+
+
+def _check_params(params: Any) -> None:
+    check_leaves("params", params)
+    if not jax.tree.leaves(params):
+        raise ValueError("params holds no array.")
+
+
+def _check_masks(masks: Any) -> None:
+    check_leaves("masks", masks)
+    leaves = jax.tree.leaves(masks)
+    if not leaves or any(not jnp.issubdtype(jnp.result_type(leaf), jnp.bool_) for leaf in leaves):
+        raise ValueError("masks must hold an array of bools, or several; see magnitude_masks.")
 
 
 def keep_pruned(
@@ -96,6 +120,8 @@ def keep_pruned(
         >>> updates.tolist()
         [-1.0, 0.0]
     """
+    check_optimizer(optimizer)
+    _check_masks(masks)
     inner = optax.with_extra_args_support(optimizer)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:

@@ -12,7 +12,15 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._checks import (
+    check_choice,
+    check_integer,
+    check_integers,
+    check_key,
+    check_known,
+    check_number,
+    check_several,
+)
 from jaxttp._double import double
 from jaxttp._result import RESULT
 from jaxttp.conditioning.initialization import asymptotic_bound
@@ -60,11 +68,11 @@ def gaussian_weights(widths: Sequence[int], *, key: Array, gain: float = 2.0) ->
         >>> [w.shape for w in gaussian_weights((4, 5, 3), key=jax.random.key(0))]
         [(5, 4), (3, 5)]
     """
+    widths = check_integers("widths", widths)
     if len(widths) < 2:
-        raise ValueError(f"widths must be (d, ..., k), two at least; got {tuple(widths)!r}.")
-    for width in widths:
-        check_integer("widths", width, at_least=1)
+        raise ValueError(f"widths must be (d, ..., k), two at least; got {widths!r}.")
     check_number("gain", gain, above=0.0)
+    check_key(key, optional=False)
     keys = jax.random.split(key, len(widths) - 1)
     with double():
         return [
@@ -127,8 +135,11 @@ def sweep(
         GNC Figures 2, 3, 5, 6, 7, 19-23.
     """
     check_choice("parameter", parameter, PARAMETERS)
+    values = check_several("values", values, "numbers")
     if len(values) == 0:
         raise ValueError("values must hold at least one value.")
+    check_number("alpha", alpha)
+    check_key(key, optional=False)
     check_integer("outputs", outputs, at_least=1)
     check_integer("seeds", seeds, at_least=1)
     if (parameter == "alpha") and data is None:
@@ -196,6 +207,10 @@ def width_prediction(
     Source:
         GNC eq (22).
     """
+    d, k = (check_integer(name, size, at_least=1) for name, size in (("d", d), ("k", k)))
+    check_known("gain", gain)
+    check_number("gain", gain, above=0.0)
+    widths = check_integers("widths", widths)
     return np.array(
         [float(asymptotic_bound(d, k, m, var_w=gain / m, var_v=gain / d)) for m in widths]
     )

@@ -3,14 +3,14 @@
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxttp._files import replaced
+from jaxttp._files import parse_json, replaced
+from jaxttp.data._archives import PROBLEMS, read_arrays
 from jaxttp.data.dataset import Dataset
 
 
@@ -40,6 +40,10 @@ def cached(
         >>> bool((first.x == again.x).all())
         True
     """
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"settings must be a mapping of JSON values; got {settings!r}.")
+    if not callable(build):
+        raise TypeError(f"build must be a function that makes the data set; got {build!r}.")
     text = json.dumps(dict(settings), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     stem = str(settings.get("name", "data")).replace("/", "-").replace(":", "-")
@@ -63,18 +67,22 @@ def cached(
 
 def _read_cached(path: Path, settings: str) -> Dataset:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("x", "y", "meta")}
-            good = str(file["sha256"]) == _checksum(arrays)
-    except (zipfile.BadZipFile, ValueError, KeyError, OSError, EOFError) as problem:
+        arrays = read_arrays(path, ("x", "y", "meta", "sha256"))
+        good = str(arrays.pop("sha256")) == _checksum(arrays)
+    except PROBLEMS as problem:
         raise ValueError(f"cache file {path} is damaged ({problem}); {_REMEDY}") from problem
     if not good:
         raise ValueError(f"cache file {path} does not match its checksum; {_REMEDY}")
-    meta = json.loads(str(arrays["meta"]))
-    if meta.pop("settings") != settings:
+    try:
+        meta = parse_json(str(arrays["meta"]))
+        own = meta.pop("settings")
+        meta["class_names"] = tuple(meta["class_names"])
+        found = Dataset(x=arrays["x"], y=arrays["y"], **meta)
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f"cache file {path} is damaged ({problem}); {_REMEDY}") from problem
+    if own != settings:
         raise ValueError(f"cache file {path} is of other settings; {_REMEDY}")
-    meta["class_names"] = tuple(meta["class_names"])
-    return Dataset(x=arrays["x"], y=arrays["y"], **meta)
+    return found
 
 
 _REMEDY = "delete it and it is made anew."

@@ -55,7 +55,9 @@ def mit67(folder: Path, split: str | None = None) -> ImageSource:
     listed = []
     for part in _wanted_splits(split, ("train", "test")):
         listed += _lines(folder, {"train": "TrainImages.txt", "test": "TestImages.txt"}[part])
-    found = [(root / line, classes.index(_class(line, 0, classes, folder))) for line in listed]
+    found = [
+        (_below(root, line), classes.index(_class(line, 0, classes, folder))) for line in listed
+    ]
     return _source("mit67", "Indoor scenes", found, classes)
 
 
@@ -66,9 +68,9 @@ def fgvc_aircraft(folder: Path, split: str | None = None) -> ImageSource:
     found = []
     for part in _wanted_splits(split, ("train", "val", "test")):
         for line in _lines(root, f"images_variant_{part}.txt"):
-            number, variant = line.split(" ", 1)
+            number, _, variant = line.partition(" ")
             _class(variant, None, classes, root)
-            found.append((root / "images" / f"{number}.jpg", classes.index(variant)))
+            found.append((_below(root / "images", f"{number}.jpg"), classes.index(variant)))
     return _source("fgvc_aircraft", "Aircraft by variant", found, classes, cut=_BANNER)
 
 
@@ -78,7 +80,7 @@ def minc2500(folder: Path, split: str | None = None) -> ImageSource:
     found = []
     for part in _wanted_splits(split, ("train", "validate", "test")):
         for line in _lines(folder, f"labels/{part}1.txt"):
-            found.append((folder / line, classes.index(_class(line, 1, classes, folder))))
+            found.append((_below(folder, line), classes.index(_class(line, 1, classes, folder))))
     return _source("minc2500", "Materials", found, classes)
 
 
@@ -149,10 +151,18 @@ def _lines(folder: Path, name: str) -> list[str]:
 
 def _class(text: str, place: int | None, classes: list[str], folder: Path) -> str:
     """The class that a line names, by a part of its path or as a whole."""
-    name = text if place is None else text.split("/")[place]
+    parts = text.split("/")
+    name = text if place is None else parts[place] if place < len(parts) else ""
     if name not in classes:
         raise ValueError(f"folder={str(folder)!r} lists {text!r}, whose class it does not have.")
     return name
+
+
+def _below(root: Path, name: str) -> Path:
+    """A file that a list names, which has to lie in its own folder."""
+    if not {"..", ""}.isdisjoint(name.replace("\\", "/").split("/")) or Path(name).is_absolute():
+        raise ValueError(f"folder={str(root)!r} lists {name!r}, which does not lie below it.")
+    return root / name
 
 
 def _source(

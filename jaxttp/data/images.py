@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxttp._checks import check_choice, check_integer
+from jaxttp._checks import check_choice, check_instance, check_integer
 from jaxttp.data.dataset import Dataset
 
 INTERPOLATIONS = ("bilinear", "bicubic", "box")
@@ -110,6 +111,7 @@ def imagenet_preprocessing(crop: int = 224) -> Preprocessing:
         >>> imagenet_preprocessing().resize
         256
     """
+    check_integer("crop", crop, at_least=1)
     return Preprocessing(
         crop,
         resize=round(crop * 8 / 7),
@@ -132,6 +134,7 @@ def vit_preprocessing(crop: int = 224) -> Preprocessing:
         >>> vit_preprocessing().resize
         248
     """
+    check_integer("crop", crop, at_least=1)
     return Preprocessing(
         crop,
         resize=math.floor(crop / 0.9),
@@ -202,6 +205,8 @@ def preprocess(dataset: Dataset, preprocessing: Preprocessing) -> Dataset:
         >>> preprocess(part, imagenet_preprocessing(32)).x.shape
         (3, 32, 32, 3)
     """
+    check_instance("dataset", dataset, Dataset, "load_dataset")
+    check_instance("preprocessing", preprocessing, Preprocessing, "Preprocessing(crop)")
     if dataset.x.ndim != 4 or dataset.x.min() < 0 or dataset.x.max() > 1:
         raise ValueError(
             f"dataset: {dataset.name} with x {dataset.x.shape} from {dataset.x.min():g} to "
@@ -224,10 +229,14 @@ def _preprocessing_in_words(preprocessing: Preprocessing) -> str:
 def open_image(path: Any) -> np.ndarray:
     """An image file's pixels (H, W, 3), uint8; needs Pillow."""
     pillow = _pillow(str(path))
+    problems = (OSError, SyntaxError, ValueError, EOFError, pillow.DecompressionBombError)
     try:
-        with pillow.open(path) as picture:
-            return np.asarray(picture.convert("RGB"))
-    except OSError as problem:
+        with warnings.catch_warnings():
+            # Pillow itself refuses at twice its limit alone, 537 MB of pixels.
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            with pillow.open(path) as picture:
+                return np.asarray(picture.convert("RGB"))
+    except (*problems, pillow.DecompressionBombWarning) as problem:
         raise ValueError(f"{path} is not an image that can be read ({problem}).") from problem
 
 

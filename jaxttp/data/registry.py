@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
+from jaxttp._checks import check_instance
 from jaxttp.data import bundled
 from jaxttp.data.cache import cached
 from jaxttp.data.dataset import Dataset
@@ -109,6 +110,7 @@ def load_dataset(
         >>> load_dataset("digits", classes=2, per_class=20, key=jax.random.key(0))
         Dataset('digits': x (40, 8, 8, 1), 2 classes)
     """
+    check_instance("name", name, str, "dataset_names")
     known = dataset_names()
     if name not in known and not name.startswith(PREFIX):
         listed = ", ".join(map(repr, known))

@@ -8,7 +8,13 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer, check_number
+from jaxttp._checks import (
+    check_instance,
+    check_integer,
+    check_key,
+    check_known,
+    check_number,
+)
 from jaxttp._samples import take
 from jaxttp.data.dataset import Dataset
 
@@ -63,6 +69,7 @@ def select(
         >>> part, part.class_names
         (Dataset('digits': x (60, 8, 8, 1), 2 classes), ('7', '5'))
     """
+    check_instance("dataset", dataset, Dataset, "load_dataset")
     if dataset.num_classes is None:
         raise ValueError(f"dataset: {dataset.name} is a regression, it has no classes to select.")
     kept, labels, names = select_rows(
@@ -157,6 +164,8 @@ def split(dataset: Dataset, *, held_out: float, key: Array) -> Split:
         >>> len(parts.train), len(parts.held_out)
         (142, 36)
     """
+    check_instance("dataset", dataset, Dataset, "load_dataset")
+    check_known("held_out", held_out)
     check_number("held_out", held_out, above=0, below=1)
     groups = np.zeros(len(dataset), np.int32) if dataset.num_classes is None else dataset.y
     out = np.zeros(len(dataset), bool)
@@ -200,5 +209,6 @@ def _permutation(key: Array | None, stream: int, n: int) -> np.ndarray:
     """A random order of 0..n-1, the same whether or not JAX's x64 mode is on."""
     if key is None:
         raise ValueError("key is needed to draw classes or samples; give a jax.random.key(seed).")
+    check_key(key)
     numbers = np.arange(n, dtype=np.int32)
     return np.asarray(jax.random.permutation(jax.random.fold_in(key, stream), numbers))

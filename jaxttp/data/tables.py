@@ -2,13 +2,13 @@
 
 import csv
 import os
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxttp._checks import check_choice, check_used
+from jaxttp._checks import check_choice, check_instance, check_used
+from jaxttp.data._archives import PROBLEMS, read_arrays
 from jaxttp.data._standardized import standardized
 from jaxttp.data.dataset import Dataset
 from jaxttp.data.registry import dataset_names, load_dataset
@@ -29,6 +29,7 @@ def is_table(name: str) -> bool:
         >>> is_table("own.csv"), is_table("wine")
         (True, False)
     """
+    check_instance("name", name, str, "dataset_names, or a path")
     return name.lower().endswith(SUFFIXES)
 
 
@@ -325,9 +326,8 @@ def last_column(path: Path, lines: list[int], cells: list[str]) -> np.ndarray:
 
 def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            x, y = np.asarray(file["x"]), np.asarray(file["y"])
-    except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as problem:
+        x, y = read_arrays(path, ("x", "y")).values()
+    except PROBLEMS as problem:
         raise ValueError(f"data={str(path)!r} needs the arrays x and y: {problem}") from problem
     for name, array in (("x", x), ("y", y)):
         numbers = np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_

@@ -1,6 +1,5 @@
 """Texts as tokens: the tokenizer of a Hugging Face folder, and a CSV of texts with labels."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxttp._checks import check_integer
+from jaxttp._files import parse_json
 from jaxttp.data._standardized import standardized
 from jaxttp.data.dataset import Dataset
 from jaxttp.data.tables import class_labels, last_column, read_rows
@@ -123,7 +123,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 def _pad(config: Path) -> int:
     """The folder's own token of padded positions; 0 where it names none."""
     try:
-        found = json.loads(config.read_text(encoding="utf-8")).get("pad_token_id")
+        found = parse_json(config.read_text(encoding="utf-8")).get("pad_token_id")
     except (OSError, ValueError, AttributeError):
         return 0
     return found if isinstance(found, int) and found >= 0 else 0

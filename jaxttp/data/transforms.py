@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxttp._checks import check_integer
+from jaxttp._checks import check_instance, check_integer
 from jaxttp._covariance import whitening
 from jaxttp.data.dataset import Dataset
 
@@ -26,6 +26,7 @@ def grayscale(dataset: Dataset) -> Dataset:
         >>> grayscale(Dataset(x, y, "a", "White.", num_classes=1, class_names=("a",))).x.shape
         (1, 2, 2, 1)
     """
+    check_instance("dataset", dataset, Dataset, "load_dataset")
     if dataset.x.ndim != 4 or dataset.x.shape[-1] != 3:
         raise ValueError(f"dataset: {dataset.name} with x {dataset.x.shape} has no three channels.")
     luma = np.array([0.299, 0.587, 0.114])
@@ -56,6 +57,7 @@ def downsample(dataset: Dataset, factor: int) -> Dataset:
     Source:
         GNC Section 6 and Appendix G.
     """
+    check_instance("dataset", dataset, Dataset, "load_dataset")
     check_integer("factor", factor, at_least=1)
     shape = dataset.x.shape
     if len(shape) != 4 or shape[1] % factor or shape[2] % factor:
@@ -87,6 +89,7 @@ def whiten(dataset: Dataset) -> Dataset:
     Source:
         GNC Section 4, whose experiments whiten MNIST and CIFAR-10.
     """
+    check_instance("dataset", dataset, Dataset, "load_dataset")
     x = dataset.x.reshape(len(dataset), -1).astype(np.float64)
     x = x - x.mean(axis=0)
     return _with(dataset, x @ np.asarray(whitening(x.T @ x / len(x))), "whitened")

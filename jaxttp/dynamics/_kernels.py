@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxttp._checks import (
     all_finite,
+    check_array,
     check_finite,
     check_finite_value,
     check_number,
@@ -61,11 +62,12 @@ def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
     return kernel.reshape(m * c, n * c)
 
 
-def as_kernel(kernel: Any, dtype: Any) -> Kernel:
+def as_kernel(kernel: Any, dtype: Any, name: str = "kernel") -> Kernel:
     """A kernel in numbers of `dtype`."""
     kernel = recognised(kernel)
-    is_array = not isinstance(kernel, Factored | RowSharded)
-    return jnp.asarray(kernel, dtype) if is_array else kernel.astype(dtype)
+    if isinstance(kernel, Factored | RowSharded):
+        return kernel.astype(dtype)
+    return check_array(name, kernel).astype(dtype)
 
 
 def check_problem(
@@ -77,9 +79,11 @@ def check_problem(
     f0_test: Any = None,
 ) -> tuple[Kernel, Array, Array, Loss, Kernel | None, Array | None]:
     """Validated ``(kernel, f0, targets, loss, kernel_test, f0_test)`` as arrays of one dtype."""
-    f0 = jnp.asarray(f0)
+    f0 = check_array("f0", f0)
     if f0.ndim != 2 or not jnp.issubdtype(f0.dtype, jnp.floating):
         raise ValueError(f"f0 must be floating-point outputs (N, C); got {f0.dtype} {f0.shape}.")
+    if f0.dtype.itemsize < 4:
+        f0 = f0.astype(jnp.float32)  # LAPACK has no half precision
     n, c = f0.shape
     kernel = as_kernel(kernel, f0.dtype)
     _check_kernel_shape("kernel", kernel, n, n, c)
@@ -88,10 +92,10 @@ def check_problem(
     if (kernel_test is None) != (f0_test is None):
         raise ValueError("kernel_test and f0_test belong together: give both or neither.")
     if kernel_test is not None:
-        f0_test = jnp.asarray(f0_test, f0.dtype)
+        f0_test = check_array("f0_test", f0_test).astype(f0.dtype)
         if f0_test.ndim != 2 or f0_test.shape[1] != c:
             raise ValueError(f"f0_test must be outputs (M, {c}); got shape {f0_test.shape}.")
-        kernel_test = as_kernel(kernel_test, f0.dtype)
+        kernel_test = as_kernel(kernel_test, f0.dtype, "kernel_test")
         _check_kernel_shape("kernel_test", kernel_test, f0_test.shape[0], n, c)
         f0_test = check_finite_value("f0_test", f0_test)
         f0_test = _check_kernel_finite("kernel_test", kernel_test, f0_test)
@@ -119,7 +123,7 @@ def _check_kernel_shape(name: str, kernel: Kernel, m: int, n: int, c: int) -> No
 
 def check_times(ts: Any, dtype: Any) -> Array:
     """Validated output times (T,), non-negative and increasing."""
-    ts = jnp.asarray(ts, dtype)
+    ts = check_array("ts", ts).astype(dtype)
     if ts.ndim != 1 or ts.shape[0] == 0:
         raise ValueError(f"ts must be a non-empty vector of times; got shape {ts.shape}.")
     check_finite("ts", ts)

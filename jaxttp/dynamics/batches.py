@@ -80,6 +80,9 @@ def batch_indices(
     Source:
         TTP Section 3.1 (batches drawn with replacement); the paper does not fix the protocol.
     """
+    check_integer("n", n, at_least=1)
+    check_integer("steps", steps, at_least=1)
+    check_integer("batch_size", batch_size, at_least=1)
     check_batches(batch_size, key, protocol, n)
     assert key is not None  # checked above
     return _draw(key, n, batch_size, steps, protocol)

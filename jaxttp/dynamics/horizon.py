@@ -157,6 +157,7 @@ def crossing_time(
     check_choice("solver", solver, SOLVERS)
     check_choice("basis", basis, ("kernel", "eigen"))
     check_number("horizon", horizon, above=0.0)
+    check_number("value", value)
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
     motion = Motion.of(kernel, f0, targets, loss, rate, basis=basis)

@@ -21,15 +21,16 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_integer
+from jaxttp._checks import check_array, check_choice, check_finite, check_floating, check_integer
 from jaxttp._samples import concatenate, count
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters.inputs import check_samples
+from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk.factored import Kernel, KernelLike
+from jaxttp.ntk.gram import kernel_of
 
 
 def noise_factor(
@@ -60,6 +61,8 @@ def noise_factor(
         TTP eq (7)-(8) take a D-dimensional square root of Sigma; this N-dimensional factor is exact
         (derived).
     """
+    f = check_array("f", f, ndim=2, floating=True)
+    check_finite("f", f)
     kernel, f, targets, loss, _, _ = check_problem(kernel, f, y, loss)
     return _noise_factor(kernel, f, targets, loss)
 
@@ -120,7 +123,12 @@ def diagonal_noise(
         TTP Section 3.1 and Appendix B. It keeps a few hundredths of the trace of J Sigma J^T in
         our checks, so it is an approximation to compare with and no default.
     """
+    check_network(apply_fn, params)
     x = check_samples("x", x)
+    check_floating("params", params)
+    check_finite("params", params)
+    check_finite("x", x)
+    check_per_sample(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, jax.eval_shape(apply_fn, params, x))
 
     @jax.jit
@@ -149,7 +157,7 @@ def diagonal_noise(
 
     every = x if x_test is None else concatenate([x, check_samples("x_test", x_test)])
     start = jax.tree.map(jnp.zeros_like, params)
-    return empirical_ntk(scaled, start, every, batch_size=batch_size, max_bytes=max_bytes)
+    return kernel_of(scaled, start, every, batch_size=batch_size, max_bytes=max_bytes)
 
 
 def protocol_scale(protocol: str, n: int, batch_size: int) -> float:

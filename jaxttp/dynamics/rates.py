@@ -30,5 +30,6 @@ def effective_learning_rate(learning_rate: Any, momentum: Any) -> Any:
         TTP Section 3.1. The paper also divides the noise by a factor sqrt(1/(1 - m)), which is
         larger than 1 and not needed when the effective rate stands in the noise term as well.
     """
+    check_number("learning_rate", learning_rate, at_least=0.0)
     check_number("momentum", momentum, at_least=0.0, below=1.0)
     return learning_rate / (1.0 - momentum)

@@ -30,7 +30,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_integer, check_number, is_concrete
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters.inputs import check_samples
+from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._accompany import Batches, accompany, join, part_ways
 from jaxttp.dynamics._placement import (
     AtSteps,
@@ -140,6 +140,9 @@ def relinearized_recursion(
         Ours: no paper has it. Measured against real training in experiments/bench.
     """
     check_integer("steps", steps, at_least=1)
+    check_network(apply_fn, params)
+    if not callable(kernel_fn):
+        raise TypeError(f"kernel_fn must be a function of the parameters; got {kernel_fn!r}.")
     x = check_samples("x", x)
     placement = _placement(rebuilds, ends, steps, tolerance, max_rebuilds)
     if (x_test is None) != (kernel_test_fn is None):

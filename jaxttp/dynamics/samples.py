@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from jaxttp._checks import check_integer
+from jaxttp._checks import check_array, check_finite_value, check_integer, check_key
 from jaxttp.losses import Loss, encode_targets
 
 
@@ -35,7 +35,9 @@ def sample_losses(train: ArrayLike, y: Any, *, loss: str | Loss) -> Float[Array,
     Source:
         TTP Figure 3b.
     """
-    train = jnp.asarray(train)
+    train = check_array("train", train, ndim=3, floating=True)
+    if len(train) == 0:
+        raise ValueError("train must be outputs (T, N, C) of at least one step; it is empty.")
     targets, loss = encode_targets(loss, y, train[0])
     return _sample_losses(train, targets, loss)
 
@@ -71,7 +73,12 @@ def cluster_samples(
     Source:
         TTP Figure 3b: samples of one group have gradients that point alike.
     """
-    points = jnp.asarray(curves).T  # (N, T)
+    curves = check_array("curves", curves, ndim=2, floating=True)
+    points = check_finite_value("curves", curves).T  # (N, T)
+    check_key(key, optional=False)
+    check_integer("iterations", iterations, at_least=0)
+    if points.size == 0:
+        raise ValueError(f"curves must be (T, N), not empty; got shape {curves.shape}.")
     n = points.shape[0]
     check_integer("clusters", clusters, at_least=1, at_most=n, remedy=f"There are {n} samples.")
     return _cluster(points, key, iterations, clusters)

@@ -20,7 +20,16 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_finite_value, check_integer, is_concrete
+from jaxttp._checks import (
+    check_array,
+    check_choice,
+    check_finite_value,
+    check_integer,
+    check_key,
+    check_known,
+    check_number,
+    is_concrete,
+)
 from jaxttp._result import RESULT
 from jaxttp._sequence import after
 from jaxttp._threads import decompose
@@ -300,9 +309,8 @@ def balanced_features(w: ArrayLike, samples: int, *, key: Array) -> Float[Array,
     Source:
         TFD Theorem B.2, its premise.
     """
-    w = jnp.asarray(w)
-    if w.ndim != 2:
-        raise ValueError(f"w must be a matrix (h, V); got shape {w.shape}.")
+    w = check_finite_value("w", check_array("w", w, ndim=2, floating=True))
+    check_key(key, optional=False)
     rank = min(w.shape)
     check_integer("samples", samples, at_least=rank, remedy=f"W can have rank {rank}.")
     u, s, _ = decompose(jnp.linalg.svd, w, full_matrices=False)
@@ -330,6 +338,8 @@ def power_law_labels(samples: int, classes: int, *, exponent: float = 1.0) -> Ar
     """
     check_integer("samples", samples, at_least=1)
     check_integer("classes", classes, at_least=1)
+    check_number("exponent", exponent)
+    check_known("exponent", exponent)
     share = 1.0 / np.arange(1, classes + 1) ** exponent
     ends = np.cumsum(share) / np.sum(share) * samples
     return jnp.asarray(np.searchsorted(ends, np.arange(samples) + 0.5).clip(max=classes - 1))
@@ -347,8 +357,10 @@ def _check(
     f: ArrayLike, w: ArrayLike, labels: Any, reduction: str
 ) -> tuple[Array, Array, Array, float]:
     check_choice("reduction", reduction, ("sum", "mean"))
-    f = jnp.asarray(f)
-    w = jnp.asarray(w, f.dtype)
+    f = check_array("f", f)
+    if jnp.issubdtype(f.dtype, jnp.floating) and f.dtype.itemsize < 4:
+        f = f.astype(jnp.float32)  # LAPACK has no half precision
+    w = check_array("w", w).astype(f.dtype)
     if f.ndim != 2 or not jnp.issubdtype(f.dtype, jnp.floating):
         raise ValueError(f"f must be floating-point features (b, h); got {f.dtype} {f.shape}.")
     if w.ndim != 2 or w.shape[0] != f.shape[1]:
@@ -364,6 +376,8 @@ def _check(
     labels = labels.astype(np.int32)  # in 8 bits the classes themselves would wrap around
     if is_concrete(labels):
         values = np.asarray(labels)
+        if values.size == 0:
+            raise ValueError(f"f must have at least one row; got shape {f.shape}.")
         if values.min() < 0 or values.max() >= classes:
             raise ValueError(
                 f"labels must lie in 0..{classes - 1}, the columns of w; got "

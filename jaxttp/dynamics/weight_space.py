@@ -20,11 +20,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, is_concrete
+from jaxttp._checks import check_finite, check_floating, check_integer, is_concrete
 from jaxttp._convolutions import quick
 from jaxttp._result import RESULT
+from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters.inputs import check_samples
+from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.outputs import output_shape
 from jaxttp.dynamics._kernels import check_rate, check_times
 from jaxttp.dynamics._network import compile_network, kept
 from jaxttp.dynamics._trajectory import Trajectory
@@ -135,8 +137,10 @@ def weight_space(
         TTP Section 3 and Figure 9 (gradient descent); other optimisers are derived.
     """
     check_integer("steps", steps, at_least=1)
+    check_network(apply_fn, params)
     check_stepping(optimizer, params)
     x = check_samples("x", x)
+    check_rows(apply_fn, params, x)
     f0 = compile_network(apply_fn)[0](params, x)
     targets, loss = encode_targets(loss, y, f0)
     indices = None
@@ -155,6 +159,16 @@ def weight_space(
     return WeightSpaceTrajectory(
         *curves, *end(params, moved, x, f0, last), linear=_is_linear(optimizer, params, steps)
     )
+
+
+def check_rows(apply_fn: ApplyFn, params: Params, x: Any) -> None:
+    """Refuse values that are not finite, no samples, outputs that are not (N, C)."""
+    check_floating("params", params)
+    check_finite("params", params)
+    check_finite("x", x)
+    if count(x) == 0:
+        raise ValueError("x must hold at least one sample; it is empty.")
+    output_shape(apply_fn, params, x)
 
 
 def check_stepping(optimizer: optax.GradientTransformation | HeavyBall, weights: Params) -> None:
@@ -324,7 +338,9 @@ def weight_space_flow(
     Source:
         TTP Figure 9, which compares ODEs in weight space and in function space.
     """
+    check_network(apply_fn, params)
     x = check_samples("x", x)
+    check_rows(apply_fn, params, x)
     f0 = compile_network(apply_fn)[0](params, x)
     targets, loss = encode_targets(loss, y, f0)
     ts = check_times(ts, f0.dtype)

@@ -63,7 +63,7 @@ class Keywords(NamedTuple):
             check_used("relinearize", given, False, "give dynamics=Relinearized")
             return
         check_choice("dynamics", self.dynamics, WAYS)
-        if self.relinearize != "auto":
+        if not (isinstance(self.relinearize, str) and self.relinearize == "auto"):
             remedy = "It counts kernels after the first; 'auto' chooses."
             check_integer("relinearize", self.relinearize, at_least=0, remedy=remedy)
             if self.relinearize and self.dynamics not in REBUILT:

@@ -168,9 +168,9 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
         remedy = "smaller rates" if path.edge_at >= 0 else "smaller rates or larger batches"
         return (
             f"from step {path.left_at} on the noise of these batches outgrows what kernels can "
-            "follow (another key draws others, which may leave sooner, later or never): this is the "
-            f"mean path at half its speed, a rule of thumb that errs to either side; {remedy} are "
-            "surer"
+            "follow (another key draws others, which may leave sooner, later or never): this is "
+            "the mean path at half its speed, a rule of thumb that errs to either side; "
+            f"{remedy} are surer"
         )
     if path.held_from >= 0 and path.edge_at >= 0:
         return (

@@ -21,7 +21,14 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite, check_integer, check_number
+from jaxttp._checks import (
+    check_array,
+    check_finite,
+    check_instance,
+    check_integer,
+    check_known,
+    check_number,
+)
 from jaxttp._result import RESULT
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.recursion import output_limit
@@ -167,6 +174,11 @@ def online(
     if (losses is None) == (outputs is None):
         given = "neither" if losses is None else "both"
         raise ValueError(f"give exactly one of losses and outputs; got {given}.")
+    check_instance("setting", setting, Hyperparameters, "jaxttp.grid")
+    for name, value in (("kernel", kernel), ("f0", f0), ("y", y), ("losses", losses)):
+        check_known(name, value)
+    if losses is not None:
+        losses = check_array("losses", losses)
     reading = loss_rule(thresholds, rule, smooth, window, setting.steps)
     wanted = targets_of(target_loss)
     check_number("departure", departure, above=0.0)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite
+from jaxttp._checks import check_choice, check_finite, check_integer
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
@@ -146,7 +146,7 @@ def compare(
         TTP Sections 1 and 6 propose it (pre-trained models, hyper-parameters) for single forecasts;
         its Proposition 2 gives the alignment.
     """
-    _check_candidates(candidates)
+    _check_candidates(candidates, steps, time_steps)
     Keywords(relinearize=relinearize).check()
     own_goals = thresholds is None and rule == "absolute"
     Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
@@ -209,7 +209,11 @@ def _errors(chosen: Sequence[tuple[Sweep, int]]) -> np.ndarray | None:
     return np.stack(curves) if curves else None
 
 
-def _check_candidates(candidates: Mapping[str, Candidate]) -> None:
+def _check_candidates(candidates: Mapping[str, Candidate], steps: Any, time_steps: Any) -> None:
+    check_integer("steps", steps, at_least=1)
+    check_choice("time_steps", time_steps, (True, False))
+    if not isinstance(candidates, Mapping):
+        raise TypeError(f"candidates must be Candidates by name; got {candidates!r}.")
     if not candidates:
         raise ValueError("candidates must hold at least one Candidate; got none.")
     for name, one in candidates.items():

@@ -218,6 +218,10 @@ def extrapolate(
     lines = Linearizer(problem.take(chosen), estimator)
     theta = np.asarray(lines.first)
     size = float(jnp.sum((problem.f0 - problem.targets) ** 2)) / m
+    if not np.isfinite(size):
+        raise ValueError(
+            "params gives outputs so large that their squared error is not finite; scale them."
+        )
     curve = functools.partial(
         _curve, lines, theta, setting, samples=n, size=size, method=method, head=head, alpha=alpha
     )

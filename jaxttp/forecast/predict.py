@@ -11,6 +11,7 @@ from typing import Any
 import optax
 from jaxtyping import Array
 
+from jaxttp._checks import check_instance
 from jaxttp._samples import count
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
@@ -288,6 +289,8 @@ def forecast_training(
     Source:
         See `predict_training_time`.
     """
+    check_instance("problem", problem, Problem, "Problem.of")
+    check_instance("descent", descent, Descent, "Descent.of")
     way = Recursion() if dynamics is None else dynamics
     rule = (Rule() if rule is None else rule).check(descent.steps)
     wanted = check_targets(targets, **_curves(problem.x_test))

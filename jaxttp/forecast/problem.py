@@ -5,8 +5,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from jaxtyping import Array, Float
 
+from jaxttp._bounded import bound_programs
 from jaxttp._checks import check_finite
 from jaxttp._samples import take
 from jaxttp._types import ApplyFn, Params, notes_of
@@ -20,6 +22,11 @@ from jaxttp.ntk._select import split_trainable
 
 COLLECTIONS = ("params", "batch_stats")
 """Keys of Flax's variables, where they were not taken apart."""
+
+
+def _kinds(x: Any) -> list[str]:
+    """The dtypes of samples."""
+    return [str(leaf.dtype) for leaf in jax.tree.leaves(x)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,6 +112,7 @@ class Problem:
         """
         if (x_test is None) != (y_test is None):
             raise ValueError("x_test and y_test belong together: give both or neither.")
+        bound_programs()
         x = check_samples(names.format("x"), x)
         check_network(apply_fn, params)
         check_finite(names.format("x"), x)
@@ -129,6 +137,11 @@ class Problem:
             x_test = check_samples(names.format("x_test"), x_test)
             check_finite(names.format("x_test"), x_test)
             x_test = promote_samples(x_test) if promoted else x_test
+            if _kinds(x_test) != _kinds(x):
+                raise ValueError(
+                    f"x_test must hold numbers as x does; got {', '.join(_kinds(x_test))}, and in "
+                    f"x {', '.join(_kinds(x))}: convert one of them."
+                )
             beside = as_rows(given, params, x_test)[1]
             if beside.shape[1:] != outputs.shape[1:]:
                 raise ValueError(

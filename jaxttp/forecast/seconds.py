@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import optax
 
-from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._checks import check_choice, check_integer, check_known, check_number
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.losses import Loss
@@ -143,7 +143,10 @@ def wall_clock(
         below it is `Device`'s.
     """
     check_integer("horizon", horizon, at_least=1)
+    check_known("efficiency", efficiency)
     check_number("efficiency", efficiency, above=0.0)
+    if not isinstance(steps, Mapping):
+        raise TypeError(f"steps must be a mapping, threshold -> steps; got {steps!r}.")
     if efficiency > 1:
         raise ValueError(f"efficiency must be at most 1; got {efficiency!r}.")
     if price_per_hour is not None:

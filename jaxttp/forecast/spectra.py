@@ -28,7 +28,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._checks import (
+    check_array,
+    check_choice,
+    check_finite,
+    check_instance,
+    check_integer,
+    check_known,
+    check_number,
+)
 from jaxttp._result import RESULT
 from jaxttp._threads import limited
 from jaxttp.dynamics._kernels import check_problem
@@ -122,8 +130,9 @@ def extrapolate_spectrum(
         as Bach, "High-dimensional analysis of double descent", 2024, Section 3); its use here is
         ours.
     """
-    kernel = np.asarray(kernel, np.float64)
-    residual = np.asarray(residual, np.float64)
+    kernel, residual = _known("kernel", kernel), _known("residual", residual)
+    if residual.ndim != 2 or residual.size == 0:
+        raise ValueError(f"residual must be (N, C), not empty; got shape {residual.shape}.")
     check_problem(kernel, residual, residual, squared_error)
     n0, c = residual.shape
     n = check_integer("samples", samples, at_least=n0)
@@ -264,6 +273,14 @@ def _residual_tail(shares: np.ndarray, head: int, rank: int) -> tuple[np.ndarray
     return level * ratios**-exponent, exponent
 
 
+def _known(name: str, value: Any) -> np.ndarray:
+    """Finite real numbers in float64, in NumPy."""
+    check_known(name, value)
+    check_finite(name, value)
+    check_array(name, value)
+    return np.asarray(value, np.float64)
+
+
 def mode_curve(
     values: np.ndarray, residual: np.ndarray, setting: Hyperparameters
 ) -> tuple[np.ndarray, bool]:
@@ -282,7 +299,13 @@ def mode_curve(
         >>> mode_curve(np.array([1.0]), np.array([2.0]), setting)[0].tolist()
         [1.0, 0.25, 0.0625]
     """
-    values, residual = np.asarray(values, np.float64), np.asarray(residual, np.float64)
+    check_instance("setting", setting, Hyperparameters, "jaxttp.grid")
+    values, residual = _known("values", values), _known("residual", residual)
+    if values.ndim != 1 or values.size == 0 or residual.shape != values.shape:
+        raise ValueError(
+            f"values and residual must be one number a mode, (K,); got {values.shape} and "
+            f"{residual.shape}."
+        )
     decay, velocity = np.ones_like(values), np.zeros_like(values)
     curve = [0.5 * float(residual.sum())]
     stable = True

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_number
+from jaxttp._checks import check_array, check_choice, check_known, check_number, check_several
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
@@ -126,6 +126,8 @@ def sweep(
         TTP Section 5 forecasts one setting at a time with an ODE; the recursion on the outputs is
         exact for the linearised network (derived, tested against `recursion`).
     """
+    for name, value in (("params", params), ("x", x), ("y", y)):
+        check_known(name, value)
     x = check_samples("x", x)
     reading = Rule.of(thresholds, rule, metric, smooth, window)
     Keywords(relinearize=relinearize).check()
@@ -195,7 +197,10 @@ def sweep_kernel(
         >>> sweep_kernel(kernel, jnp.zeros((2, 2)), jnp.array([0, 1]), settings).loss.shape
         (2, 21)
     """
-    n = np.shape(f0)[0] if np.ndim(f0) else None
+    for name, value in (("kernel", kernel), ("f0", f0), ("y", y)):
+        check_known(name, value)
+    f0 = check_array("f0", f0)
+    n = len(f0) if f0.ndim else None
     reading = Rule.of(thresholds, rule, metric, smooth, window)
     wanted = _Wanted.of(settings, n, reading, targets, key, protocol, step_seconds, rank_by)
     return _sweep(kernel, f0, y, wanted)
@@ -259,7 +264,7 @@ class _Wanted(NamedTuple):
             raise TypeError(
                 "settings must hold Hyperparameters (see grid); put the one into a list."
             )
-        settings = tuple(settings)
+        settings = check_several("settings", settings, "Hyperparameters (see grid)")
         if not settings:
             raise ValueError("settings must hold at least one Hyperparameters; got none.")
         for one in settings:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxttp._checks import check_choice
-from jaxttp._files import replaced
+from jaxttp._files import inert, replaced
 from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._curves import read_times
 from jaxttp.forecast._stability import Rates, stability_message
@@ -275,7 +275,7 @@ class Sweep:
         with replaced(path) as place, place.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows({key: inert(value) for key, value in row.items()} for row in rows)
 
     @property
     def tie(self) -> str:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite
+from jaxttp._checks import check_array, check_choice, check_finite
 
 Activation: TypeAlias = str | Callable[[Array], Array]
 
@@ -57,7 +57,7 @@ def check_network(weights: ArrayLike, bottlenecks: ArrayLike | None) -> Coupling
     """The network's arrays, or a `ValueError` that says which shape does not fit."""
     for name, value in (("weights", weights), ("bottlenecks", bottlenecks)):
         check_finite(name, value)
-    weights = jnp.asarray(weights)
+    weights = check_array("weights", weights)
     if weights.ndim != 4 or weights.shape[1] != 2 or 0 in weights.shape:
         raise ValueError(
             "weights must be (L, 2, d/2, m): L blocks of two half-layers, each h = d/2 rows by m "
@@ -66,7 +66,7 @@ def check_network(weights: ArrayLike, bottlenecks: ArrayLike | None) -> Coupling
     if not jnp.issubdtype(weights.dtype, jnp.floating):
         raise ValueError(f"weights must be floating-point; got {weights.dtype}.")
     if bottlenecks is not None:
-        bottlenecks = jnp.asarray(bottlenecks, weights.dtype)
+        bottlenecks = check_array("bottlenecks", bottlenecks).astype(weights.dtype)
     blocks, _, half, width = weights.shape
     rows = half if bottlenecks is None else bottlenecks.shape[-2] if bottlenecks.ndim > 1 else -1
     fits = bottlenecks is None or bottlenecks.shape == (blocks, 2, rows, half)
@@ -83,7 +83,7 @@ def check_network(weights: ArrayLike, bottlenecks: ArrayLike | None) -> Coupling
 def check_states(name: str, x: ArrayLike, network: Couplings) -> Array:
     """Rows (N, d) in the network's dtype, or a `ValueError`."""
     check_finite(name, x)
-    x = jnp.asarray(x)
+    x = check_array(name, x)
     d = 2 * network.half
     if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != d:
         remedy = (

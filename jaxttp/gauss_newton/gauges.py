@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, check_key, check_number
+from jaxttp._checks import check_array, check_finite, check_integer, check_key, check_number
 from jaxttp.gauss_newton._network import Activation, Couplings
 from jaxttp.gauss_newton.modes import Mode
 from jaxttp.gauss_newton.readout import check_readout, read
@@ -147,8 +147,12 @@ def flow_error(
     check_integer("steps", steps, at_least=1)
     mode = to_mode(pseudoinverse, **options)
     network, x, names = check_problem(weights, bottlenecks, x, activation, mode)
-    y = jnp.asarray(targets, network.weights.dtype)
+    check_finite("targets", targets)
+    y = check_array("targets", targets).astype(network.weights.dtype)
     p = check_readout(readout, 2 * network.half, network.weights.dtype)
+    shape = (len(x), 2 * network.half if p is None else p.shape[0])
+    if y.shape != shape:
+        raise ValueError(f"targets must have the shape of the outputs, {shape}; got {y.shape}.")
     rate = jnp.asarray(learning_rate, network.weights.dtype)
     return _flow_error(names, steps, network, x, y, p, mode, rate)
 

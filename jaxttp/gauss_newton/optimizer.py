@@ -127,6 +127,8 @@ def gauss_newton(
     Source:
         XGN Algorithm 1, eqs (16)-(17); section 5 truncates at 1 %, the default here does not.
     """
+    if not callable(learning_rate):
+        check_number("learning_rate", learning_rate)
     direction = scale_by_gauss_newton(
         loss=loss, activation=activation, readout=readout, bottlenecks=bottlenecks, embed=embed,
         curvature=curvature, damping=damping, pseudoinverse=pseudoinverse, rtol=rtol, atol=atol,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_finite, check_integer, check_number
+from jaxttp._checks import check_array, check_choice, check_finite, check_integer, check_number
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp.losses import Loss, binary_cross_entropy, cross_entropy, encode_targets, squared_error
@@ -62,9 +62,7 @@ def output_change(
     check_finite("outputs", outputs)
     check_choice("curvature", curvature, CURVATURES)
     check_number("damping", damping, at_least=0)
-    f = jnp.asarray(outputs)
-    if f.ndim != 2:
-        raise ValueError(f"outputs must be (N, C); got shape {f.shape}.")
+    f = check_array("outputs", outputs, ndim=2, floating=True)
     targets, loss = encode_targets(loss, y, f)
     return change_of(loss, f, targets, curvature, damping)
 
@@ -158,7 +156,7 @@ def forecast_steps(
     check_number("learning_rate", learning_rate, above=0)
     check_number("damping", damping, at_least=0)
     check_choice("curvature", curvature, CURVATURES)
-    f0 = jnp.asarray(outputs)
+    f0 = check_array("outputs", outputs, ndim=2, floating=True)
     targets, loss = encode_targets(loss, y, f0)
     rates = jnp.asarray(learning_rate, f0.dtype), jnp.asarray(damping, f0.dtype)
     return _follow(loss, curvature, steps, f0, targets, *rates)
@@ -211,9 +209,9 @@ def forecast_flow(
     check_finite("outputs", outputs)
     check_finite("ts", ts)
     check_choice("curvature", curvature, CURVATURES)
-    f0 = jnp.asarray(outputs)
+    f0 = check_array("outputs", outputs, ndim=2, floating=True)
     targets, loss = encode_targets(loss, y, f0)
-    times = jnp.atleast_1d(jnp.asarray(ts, f0.dtype))
+    times = jnp.atleast_1d(check_array("ts", ts, ndim=(0, 1)).astype(f0.dtype))
     decay = jnp.exp(-times)[:, None, None]
     if loss.sample_loss is squared_error.sample_loss:
         path = targets[None] + decay * (f0 - targets)[None]

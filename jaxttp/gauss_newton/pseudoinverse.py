@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite
+from jaxttp._checks import check_array, check_finite
 from jaxttp.gauss_newton._routes import Solve
 from jaxttp.gauss_newton.modes import ATOL, FINEST_RTOL, RTOL, Mode
 from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
@@ -69,8 +69,8 @@ def apply_pseudoinverse(
     """
     for name, value in (("features", features), ("change", change)):
         check_finite(name, value)
-    features = jnp.asarray(features)
-    change = jnp.asarray(change)
+    features = check_array("features", features, floating=True)
+    change = check_array("change", change, floating=True)
     if features.ndim != 2 or change.ndim != 2 or features.shape[0] != change.shape[0]:
         raise ValueError(
             f"features (N, m) and change (N, h) must be matrices with the same rows; got "

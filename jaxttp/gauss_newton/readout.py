@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_finite, check_integer, is_concrete
+from jaxttp._checks import check_array, check_finite, check_integer, check_key, is_concrete
 from jaxttp._threads import decompose
 
 
@@ -61,6 +61,7 @@ def orthonormal_readout(key: Array, outputs: int, width: int) -> Float[Array, "c
     """
     check_integer("width", width, at_least=1)
     check_integer("outputs", outputs, at_least=1, at_most=width, remedy="Widen the network.")
+    check_key(key, optional=False)
     return jax.random.orthogonal(key, width)[:outputs]
 
 
@@ -72,7 +73,7 @@ def check_readout(readout: ArrayLike | None, width: int, dtype: jnp.dtype) -> Ar
     if readout is None:
         return None
     check_finite("readout", readout)
-    p = jnp.asarray(readout)
+    p = check_array("readout", readout)
     if p.ndim != 2 or p.shape[1] != width or not 1 <= p.shape[0] <= width:
         raise ValueError(
             f"readout must be (C, d) with d = {width} and 1 <= C <= d; got {p.shape}. Give None "

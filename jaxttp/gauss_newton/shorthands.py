@@ -102,4 +102,5 @@ def choose_method(mode: str, rtol: Any, method: str = "auto") -> str:
         >>> choose_method("truncate", 0.01), choose_method("truncate", 0.0)
         ('eigh', 'svd')
     """
+    check_choice("mode", mode, MODES)
     return to_mode(mode, rtol=rtol, method=method).method

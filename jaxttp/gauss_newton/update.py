@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite
+from jaxttp._checks import check_array, check_finite
 from jaxttp._result import RESULT
 from jaxttp._sequence import after
 from jaxttp.gauss_newton._network import (
@@ -147,7 +147,7 @@ def gauss_newton_direction(
     network, x, names = check_problem(weights, bottlenecks, x, activation, mode)
     readout = check_readout(readout, 2 * network.half, network.weights.dtype)
     check_finite("epsilon", epsilon)
-    wanted = jnp.asarray(epsilon)
+    wanted = check_array("epsilon", epsilon)
     outputs = (x.shape[0], x.shape[1] if readout is None else readout.shape[0])
     if wanted.shape != outputs:
         raise ValueError(

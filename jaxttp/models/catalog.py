@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from jaxttp._checks import check_choice
+from jaxttp._checks import check_choice, check_instance, check_integer
 from jaxttp.models.resnet import resnet18, resnet20, resnet32, resnet34, resnet50
 from jaxttp.models.vgg import vgg5
 from jaxttp.models.vit import vit_base, vit_small, vit_tiny
@@ -74,6 +74,8 @@ def make_model(
         (1, 5, 192)
     """
     entry = MODELS[check_choice("model", name, MODELS)]
+    check_integer("num_classes", num_classes, at_least=1)
+    check_instance("rngs", rngs, nnx.Rngs, "flax.nnx, such as nnx.Rngs(0)")
     if entry.family == "vit":
         options = {"image_size": image_size or entry.image_size} | options
     return entry.build(num_classes, rngs=rngs, **options)

@@ -36,12 +36,24 @@ def map_outputs(model: Model, output_fn: Callable[[Any], Array]) -> Model:
         >>> sums.apply_fn(sums.params, jnp.ones((5, 3))).shape
         (5, 1)
     """
-    apply_fn, params = model
+    apply_fn, params = check_model(model)
+    if not callable(output_fn):
+        raise TypeError(f"output_fn must be a function of outputs; got {output_fn!r}.")
 
     def apply(w: Params, x: Any) -> Any:
         return output_fn(apply_fn(w, x))
 
     return Model(noted(apply, lambda: notes_of(apply_fn)), params)
+
+
+def check_model(model: Any) -> Model:
+    """Network and parameters, else `TypeError`."""
+    if not isinstance(model, tuple) or len(model) != 2 or not callable(model[0]):
+        raise TypeError(
+            "model must be (apply_fn, params), such as jaxttp.from_nnx gives; got a "
+            f"{type(model).__name__}."
+        )
+    return Model(*model)
 
 
 def freeze(model: Model, trainable: Any) -> Model:
@@ -65,7 +77,7 @@ def freeze(model: Model, trainable: Any) -> Model:
         >>> jax.tree.map(jnp.shape, model.params)
         {'head': (3, 2)}
     """
-    apply_fn, params = model
+    apply_fn, params = check_model(model)
     mask = select_leaves(params, trainable)
     leaves, treedef = jax.tree.flatten(params)
     named = list(zip(leaf_paths(params), leaves, mask, strict=True))

@@ -11,7 +11,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer, check_number
+from jaxttp._checks import (
+    check_instance,
+    check_integer,
+    check_key,
+    check_known,
+    check_number,
+)
 from jaxttp.models.activations import kernel_init
 
 M = TypeVar("M", bound=nnx.Module)
@@ -48,7 +54,10 @@ def linear_head(
         >>> linear_head(64, 5, rngs=nnx.Rngs(0)).kernel.shape
         (64, 5)
     """
+    check_integer("features", features, at_least=1)
     check_integer("outputs", outputs, at_least=1)
+    check_instance("rngs", rngs, nnx.Rngs, "flax.nnx, such as nnx.Rngs(0)")
+    check_known("scale", scale)
     check_number("scale", scale, at_least=0)
     return nnx.Linear(
         features,
@@ -88,6 +97,7 @@ def fresh_head(module: M, num_classes: int, *, key: Array, scale: float = 1.0) -
         ((8, 3), (8, 2))
     """
     check_integer("num_classes", num_classes, at_least=1)
+    check_key(key, optional=False)
     old = getattr(module, "head", None)
     if not isinstance(old, nnx.Linear):
         found = "no such attribute" if old is None else f"a {type(old).__name__}"

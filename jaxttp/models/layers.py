@@ -11,7 +11,8 @@ import jax
 from flax import nnx
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice
+from jaxttp._checks import check_choice, check_leaves
+from jaxttp._samples import count
 
 
 def layer_names(module: Any, x: Any) -> tuple[str, ...]:
@@ -41,6 +42,9 @@ def layer_names(module: Any, x: Any) -> tuple[str, ...]:
         shapes.extend(layers)
         return list(layers.values())
 
+    check_leaves("x", x)
+    if count(x) == 0:
+        raise ValueError("x must hold at least one sample; it is empty.")
     jax.eval_shape(run, x)
     return tuple(shapes)
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer, check_number
+from jaxttp._checks import check_integer, check_key, check_known, check_leaves, check_number
 from jaxttp._types import Model, Params, noted, notes_of
-from jaxttp.models.combinators import Predicate
+from jaxttp.models.combinators import Predicate, check_model
 from jaxttp.ntk._select import leaf_paths
 
 Targets = Predicate | str | Sequence[str]
@@ -72,7 +72,8 @@ def lora(
         "A rank stabilization scaling factor for fine-tuning with LoRA".
     """
     scale = lora_scale(rank, alpha=alpha, rslora=rslora)
-    apply_fn, params = model
+    apply_fn, params = check_model(model)
+    check_key(key, optional=False)
     leaves = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
     kernels = {path: leaves[path] for path in _chosen(leaves, targets)}
     if not kernels:
@@ -120,6 +121,7 @@ def lora_scale(rank: int, *, alpha: float | None = None, rslora: bool = False) -
         >>> lora_scale(4, alpha=8), lora_scale(4, alpha=8, rslora=True)
         (2.0, 4.0)
     """
+    check_known("alpha", alpha)
     check_integer("rank", rank, at_least=1)
     number = check_number("alpha", rank if alpha is None else alpha, above=0)
     return float(number) / (math.sqrt(rank) if rslora else rank)
@@ -148,6 +150,10 @@ def merge_lora(
         >>> merge_lora({"kernel": jnp.zeros((2, 3))}, adapters)["kernel"].tolist()
         [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
+    check_leaves("params", params)
+    check_number("scale", scale)
+    if not isinstance(adapters, Mapping):
+        raise TypeError(f"adapters must be those of lora, by path; got {adapters!r}.")
     paths = leaf_paths(params)
     if unknown := [path for path in adapters if path not in paths]:
         raise ValueError(f"adapters: params has no {', '.join(unknown)}.")

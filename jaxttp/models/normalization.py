@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxttp._checks import check_choice
+from jaxttp._checks import check_array, check_choice, check_finite
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -95,7 +95,11 @@ def calibrate_batch_norm(module: M, x: Any) -> M:
     def run(model: Any, x: Any) -> Any:
         return model(x)
 
-    run(copy, jnp.asarray(x, layers[0].mean.dtype))
+    x = check_array("x", x)
+    check_finite("x", x)
+    if x.ndim < 2 or 0 in x.shape:
+        raise ValueError(f"x must be samples (N, ...), not empty; got shape {x.shape}.")
+    run(copy, x.astype(layers[0].mean.dtype))
     for layer, (frozen, momentum) in zip(layers, before, strict=True):
         layer.use_running_average, layer.momentum = frozen, momentum
     return copy

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxttp._checks import check_leaves
 from jaxttp._types import Params
 
 
@@ -27,6 +28,7 @@ def select_leaves(params: Params, trainable: Any = None) -> tuple[bool, ...]:
     """
     leaves = jax.tree.leaves(params)
     paths = leaf_paths(params)
+    check_leaves("params", params)
     if trainable is None:
         chosen = [True] * len(leaves)
     elif callable(trainable):
@@ -49,6 +51,16 @@ def select_leaves(params: Params, trainable: Any = None) -> tuple[bool, ...]:
         choice and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
         for choice, leaf in zip(chosen, leaves, strict=True)
     )
+    strange = [
+        path for path, choice, leaf in zip(paths, chosen, leaves, strict=True)
+        if choice and jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating)
+    ]  # fmt: skip
+    if strange:
+        raise ValueError(
+            f"params holds complex numbers at {strange[0] or 'its only leaf'}: kernels and "
+            "gradients are of real ones. Give real and imaginary parts, or leave them out "
+            "(trainable)."
+        )
     if not any(mask):
         known = ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
         raise ValueError(

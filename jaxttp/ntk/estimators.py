@@ -19,9 +19,9 @@ from jaxttp._types import Params
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk._sharded_sketch import check_width
 from jaxttp.ntk.factored import Factored, Kernel
-from jaxttp.ntk.gram import empirical_ntk, ntk_plan
+from jaxttp.ntk.gram import kernel_of, ntk_plan
 from jaxttp.ntk.row_sharded import RowSharded, on_many_devices, several
-from jaxttp.ntk.sketch import signed_kernel, signed_network, sketch_jacobian
+from jaxttp.ntk.sketch import signed_kernel, signed_network, sketch_of
 
 GROUPS = 4
 """Parts of a sketch that its error is told from."""
@@ -110,7 +110,7 @@ class Exact(KernelEstimator):
     def _between(
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None
     ) -> Kernel:
-        found = empirical_ntk(
+        found = kernel_of(
             problem.apply_fn, problem.restore(weights), x1, x2, trainable=problem.trainable,
             batch_size=self.batch_size, max_bytes=self.max_bytes, progress=progress,
             mesh=self.mesh,
@@ -193,7 +193,7 @@ class Sketched(KernelEstimator):
 
     def _project(self, problem: Any, weights: Params, x: Any) -> Array:
         assert self.key is not None  # checked when it was made
-        return sketch_jacobian(
+        return sketch_of(
             problem.apply_fn, problem.restore(weights), x, key=jax.random.fold_in(self.key, 1),
             dim=self.sketch_dim, trainable=problem.trainable, batch_size=self.batch_size,
             mesh=self.mesh,

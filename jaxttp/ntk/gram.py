@@ -22,6 +22,7 @@ from jaxttp._checks import check_choice, check_finite
 from jaxttp._samples import count, leaf_shapes
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
+from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.ntk._blocks import by_blocks
 from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure
 from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
@@ -88,8 +89,8 @@ def empirical_ntk(
 
     Raises:
         ValueError: an unknown option, x1 and x2 that do not match, values that are not finite,
-            nothing trainable, outputs that are not (N, C), or a `max_bytes` that cannot be kept
-            (the least that can is stated).
+            nothing trainable, outputs that are not (N, C) or depend on other samples, or a
+            `max_bytes` that cannot be kept (the least that can is stated).
 
     Example:
         >>> import jax.numpy as jnp
@@ -102,6 +103,35 @@ def empirical_ntk(
     Source:
         TTP section 3; the layerwise contraction is derived in `jaxttp.ntk.layerwise`.
     """
+    check_network(apply_fn, params)
+    for name, value in (("params", params), ("x1", x1)):
+        check_finite(name, value)
+    _count_samples("x1", x1)
+    check_per_sample(apply_fn, params, _as_samples("x1", x1))
+    return kernel_of(
+        apply_fn, params, x1, x2, output=output, method=method, trainable=trainable,
+        batch_size=batch_size, max_bytes=max_bytes, mesh=mesh,
+        accumulation_dtype=accumulation_dtype, per_layer=per_layer, progress=progress,
+    )  # fmt: skip
+
+
+def kernel_of(
+    apply_fn: ApplyFn,
+    params: Params,
+    x1: Any,
+    x2: Any = None,
+    *,
+    output: str = "full",
+    method: str = "auto",
+    trainable: Any = None,
+    batch_size: int | None = None,
+    max_bytes: int | None = None,
+    mesh: Any = None,
+    accumulation_dtype: Any = None,
+    per_layer: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Any:
+    """`empirical_ntk` of a network whose outputs are known to be of one sample each."""
     devices = several(mesh)
     check_network(apply_fn, params)
     for name, value in (("params", params), ("x1", x1), ("x2", x2)):

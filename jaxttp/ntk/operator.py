@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer
+from jaxttp._checks import check_finite, check_integer
 from jaxttp._convolutions import quick
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters.inputs import check_samples
+from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.outputs import check_per_sample, output_shape
 from jaxttp.ntk._products import pull_and_push
 from jaxttp.ntk._select import select_leaves
 
@@ -132,10 +133,17 @@ def ntk_operator(
     """
     if batch_size is not None:
         batch_size = check_integer("batch_size", batch_size, at_least=1)
+    check_network(apply_fn, params)
+    x = check_samples("x", x)
+    for name, value in (("params", params), ("x", x)):
+        check_finite(name, value)
+    output_shape(apply_fn, params, x)
+    if batch_size is not None:
+        check_per_sample(apply_fn, params, x)
     mask = select_leaves(params, trainable)
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
-    return NTKOperator(leaves, check_samples("x", x), apply_fn, treedef, mask, batch_size)
+    return NTKOperator(leaves, x, apply_fn, treedef, mask, batch_size)
 
 
 def _always(value: bool) -> Callable[[Any], bool]:

@@ -20,15 +20,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_integer
+from jaxttp._checks import (
+    check_array,
+    check_choice,
+    check_finite,
+    check_finite_value,
+    check_integer,
+    check_key,
+)
 from jaxttp._convolutions import quick
 from jaxttp._result import RESULT
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.ntk._select import select_leaves
 from jaxttp.ntk._sharded_sketch import check_width, sharded_sketch
-from jaxttp.ntk.gram import empirical_ntk
+from jaxttp.ntk.gram import kernel_of
 from jaxttp.ntk.row_sharded import RowSharded, several
 
 _KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
@@ -87,6 +95,38 @@ def sketch_jacobian(
     Source:
         Charikar, Chen, Farach-Colton 2002 (CountSketch); Achlioptas 2003.
     """
+    check_network(apply_fn, params)
+    check_key(key, optional=False)
+    x = check_samples("x", x)
+    _check_rows(apply_fn, params, x)
+    return sketch_of(
+        apply_fn, params, x, key=key, dim=dim, kind=kind, trainable=trainable,
+        batch_size=batch_size, mesh=mesh,
+    )  # fmt: skip
+
+
+def _check_rows(apply_fn: ApplyFn, params: Params, x: Any) -> None:
+    """Finite parameters and samples, one at least; outputs (N, C), each of its own sample."""
+    for name, value in (("params", params), ("x", x)):
+        check_finite(name, value)
+    if count(x) == 0:
+        raise ValueError("x must hold at least one sample; it is empty.")
+    check_per_sample(apply_fn, params, x)
+
+
+def sketch_of(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    *,
+    key: Array,
+    dim: int,
+    kind: str = "countsketch",
+    trainable: Any = None,
+    batch_size: int | None = None,
+    mesh: Any = None,
+) -> Array:
+    """`sketch_jacobian` of a network whose outputs are known to be of one sample each."""
     check_choice("kind", kind, _KINDS)
     dim = check_integer("dim", dim, at_least=1)
     devices = several(mesh)
@@ -226,15 +266,21 @@ def sketch_error(sketch: Array) -> Array:
         sketch: from `sketch_jacobian`, (N, C, dim).
 
     Returns:
-        A scalar; 0.05 means five per cent.
+        A scalar; 0.05 means five per cent. Of a kernel of zeros it is 0.
     """
+    sketch = check_finite_value("sketch", check_array("sketch", sketch, floating=True))
+    if sketch.ndim < 2 or sketch.size == 0:
+        raise ValueError(f"sketch must be (N, C, dim), not empty; got shape {sketch.shape}.")
     rows = sketch.reshape(-1, sketch.shape[-1])
+    size = jnp.max(jnp.abs(rows))  # the fourth power of an entry may not be a number
+    rows = rows / jnp.where(size > 0, size, jnp.ones((), rows.dtype))
     dim = jnp.asarray(sketch.shape[-1], rows.dtype)
     trace = jnp.sum(rows**2)
     gram = rows @ rows.T if rows.shape[0] <= rows.shape[1] else rows.T @ rows
     squared = jnp.sum(gram**2)
     clean = jnp.maximum((squared - trace**2 / dim) / (1 + 1 / dim), squared / (dim + 1))
-    return jnp.sqrt((trace**2 + clean) / dim / clean)
+    known = jnp.where(clean > 0, clean, jnp.ones((), rows.dtype))
+    return jnp.sqrt(jnp.where(clean > 0, (trace**2 + clean) / dim / known, clean))
 
 
 class ClassSketch(NamedTuple):
@@ -296,8 +342,11 @@ def class_sketch(
         0.0
     """
     check = check_integer("check", check, at_least=1)
-    mask = select_leaves(params, trainable)
+    check_network(apply_fn, params)
+    check_key(key, optional=False)
     x = check_samples("x", x)
+    _check_rows(apply_fn, params, x)
+    mask = select_leaves(params, trainable)
     n = count(x)
     classes = jax.eval_shape(apply_fn, params, x).shape[-1]
     tree = jax.tree.unflatten(jax.tree.structure(params), mask)
@@ -307,12 +356,17 @@ def class_sketch(
     assert isinstance(kernel, jax.Array)  # without a mesh
     few = min(check, n)
     block = take(x, slice(few))
-    exact = empirical_ntk(apply_fn, params, block, trainable=tree, max_bytes=max_bytes)
+    exact = kernel_of(apply_fn, params, block, trainable=tree, max_bytes=max_bytes)
+
+    size = jnp.max(jnp.abs(exact))  # squares of entries may not be numbers
+    size = jnp.where(size > 0, size, jnp.ones((), exact.dtype))
+    whole = jnp.linalg.norm((exact / size).ravel())
+    whole = jnp.where(whole > 0, whole, jnp.ones((), exact.dtype))  # zeros are met without error
 
     def error(small: Array) -> Array:
         eye = jnp.eye(classes, dtype=small.dtype)
         guess = small[:, None, :, None] * eye[None, :, None, :]
-        return jnp.linalg.norm((guess - exact).ravel()) / jnp.linalg.norm(exact.ravel())
+        return jnp.linalg.norm(((guess - exact) / size).ravel()) / whole
 
     best = jnp.einsum("ncmc->nm", exact) / jnp.asarray(classes, exact.dtype)
     return ClassSketch(kernel, error(kernel[:few, :few]), error(best), few)
@@ -347,7 +401,7 @@ def signed_kernel(
         [1.0, 0.0, 0.0, 0.0]
     """
     signed, pair, mask = signed_network(apply_fn, params, x1, key=key, trainable=trainable)
-    return empirical_ntk(signed, pair, x1, x2, output="trace", trainable=mask, **options)
+    return kernel_of(signed, pair, x1, x2, output="trace", trainable=mask, **options)
 
 
 def signed_network(

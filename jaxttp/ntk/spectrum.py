@@ -11,10 +11,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_integer
+from jaxttp._checks import (
+    check_array,
+    check_choice,
+    check_finite_value,
+    check_instance,
+    check_integer,
+    check_key,
+    is_concrete,
+)
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp.ntk._lanczos import lanczos
@@ -120,8 +129,8 @@ def as_matrix(kernel: KernelLike) -> Array:
     if len(shape) not in (2, 4) or half != shape[len(shape) // 2 :]:
         raise ValueError(f"kernel must be (N, C, N, C) or (N, N); got {shape}.")
     size = half[0] * (half[1] if len(half) == 2 else 1)
-    whole = kernel.dense() if isinstance(kernel, Factored) else jnp.asarray(kernel)
-    return whole.reshape(size, size)
+    whole = kernel.dense() if isinstance(kernel, Factored) else kernel
+    return check_array("kernel", whole, floating=True).reshape(size, size)
 
 
 def psd_report(kernel: KernelLike) -> PSDReport:
@@ -135,7 +144,7 @@ def psd_report(kernel: KernelLike) -> PSDReport:
         >>> bool(psd_report(jnp.diag(jnp.array([1.0, -0.1]))).is_psd)
         False
     """
-    matrix = as_matrix(kernel)
+    matrix = check_finite_value("kernel", as_matrix(kernel))
     values = decompose(jnp.linalg.eigvalsh, matrix)
     tolerance = _tolerance(matrix, jnp.max(jnp.abs(values)))
     asymmetry = jnp.max(jnp.abs(matrix - matrix.T))
@@ -161,8 +170,7 @@ def eigendecomposition(kernel: KernelLike) -> Eigensystem:
         >>> eigendecomposition(jnp.diag(jnp.array([1.0, 4.0]))).values.tolist()
         [4.0, 1.0]
     """
-    matrix = as_matrix(kernel)
-    matrix = eqx.error_if(matrix, ~jnp.all(jnp.isfinite(matrix)), "kernel holds NaN or infinity")
+    matrix = check_finite_value("kernel", as_matrix(kernel))
     half = jnp.asarray(0.5, matrix.dtype)
     values, vectors = decompose(jnp.linalg.eigh, half * (matrix + matrix.T))
     values, vectors = values[::-1], vectors.T[::-1]
@@ -195,7 +203,8 @@ def extreme_eigenvalues(
         (1.0, 4.0)
     """
     depth = check_integer("depth", depth, at_least=1)
-    values, _ = _quadrature(recognised(kernel), key, depth, None)
+    kernel = _ready(kernel, key)
+    values, _ = _quadrature(kernel, key, depth, None)
     return values[0, 0], values[0, -1]
 
 
@@ -232,10 +241,19 @@ def spectral_density(
     """
     depth = check_integer("depth", depth, at_least=1)
     probes = check_integer("probes", probes, at_least=1)
-    kernel = recognised(kernel)
+    kernel = _ready(kernel, key)
     _, size, dtype = _matvec(kernel)
     nodes, weights = _quadrature(kernel, key, depth, probes)
     return SpectralDensity(nodes, weights / jnp.asarray(probes, dtype), size)
+
+
+def _ready(kernel: Any, key: Any) -> Any:
+    """A finite matrix, or an operator as it is, and a kernel on many devices; no key is refused."""
+    check_key(key, optional=False)
+    kernel = recognised(kernel)
+    if isinstance(kernel, lx.AbstractLinearOperator | RowSharded):
+        return kernel
+    return check_finite_value("kernel", as_matrix(kernel))
 
 
 @eqx.filter_jit
@@ -294,7 +312,7 @@ def fit_power_law(values: ArrayLike, *, window: tuple[int, int] | None = None) -
         >>> round(float(law.exponent), 3), round(float(law.coefficient), 3), law.window
         (1.5, 3.0, (10, 50))
     """
-    values = jnp.asarray(values)
+    values = check_finite_value("values", check_array("values", values, ndim=1, floating=True))
     size = values.shape[0]
     first, last = window if window is not None else (max(1, size // 10), max(2, size // 2))
     if not 1 <= first < last <= size:
@@ -303,7 +321,7 @@ def fit_power_law(values: ArrayLike, *, window: tuple[int, int] | None = None) -
         )
     chosen = values[first - 1 : last]
     chosen = eqx.error_if(
-        chosen, jnp.any(chosen <= 0), "fit_power_law: eigenvalues in the window must be positive"
+        chosen, jnp.any(chosen <= 0), "values: eigenvalues in the window must be positive"
     )
     x = jnp.log(jnp.arange(first, last + 1).astype(values.dtype))
     y = jnp.log(chosen)
@@ -331,6 +349,8 @@ def label_alignment(system: Eigensystem, residual: ArrayLike) -> Array:
         >>> label_alignment(system, jnp.array([2.0, 3.0])).tolist()
         [9.0, 4.0]
     """
+    check_instance("system", system, Eigensystem, "eigendecomposition")
+    residual = check_finite_value("residual", check_array("residual", residual))
     if jnp.shape(residual) != system.vectors.shape[1:]:
         raise ValueError(
             f"residual must be {system.vectors.shape[1:]} like an eigenvector; "
@@ -358,6 +378,7 @@ def gradient_components(system: Eigensystem, count: int) -> Array:
         >>> abs(gradient_components(system, 1)).tolist()
         [[0.0], [2.0]]
     """
+    check_instance("system", system, Eigensystem, "eigendecomposition")
     count = check_integer("count", count, at_least=1, at_most=len(system.values))
     scale = jnp.sqrt(system.values[:count]).reshape(-1, *([1] * (system.vectors.ndim - 1)))
     return jnp.moveaxis(scale * system.vectors[:count], 0, -1)
@@ -400,11 +421,23 @@ def class_separation(
         (1.0, True)
     """
     check_choice("over", over, ("together", "component"))
-    components = jnp.asarray(components)
+    classes = check_integer("classes", classes, at_least=1)
+    components = check_array("components", components, floating=True)
+    components = check_finite_value("components", components)
+    if components.ndim == 0 or components.size == 0:
+        raise ValueError(f"components must be (N, ...), not empty; got {components.shape}.")
     n = components.shape[0]
-    if jnp.shape(labels) != (n,):
-        raise ValueError(f"labels must be ({n},), one a sample; got {jnp.shape(labels)}.")
+    labels = check_array("labels", labels)
+    known = np.asarray(labels) if is_concrete(labels) else np.zeros(1, int)
+    if labels.shape != (n,) or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(
+            f"labels must be ({n},) integers, one a sample; got {labels.dtype} {labels.shape}."
+        )
+    if known.min() < 0 or known.max() >= classes:
+        raise ValueError(f"labels must lie in 0..{classes - 1}; got {known.min()}..{known.max()}.")
     points = components.reshape(n, -1)
+    size = jnp.max(jnp.abs(points))  # shares and distances do not depend on the scale
+    points = points / jnp.where(size > 0, size, jnp.ones((), points.dtype))
     member = jax.nn.one_hot(jnp.asarray(labels, jnp.int32), classes, dtype=points.dtype)  # (N, K)
     counts = jnp.sum(member, axis=0)
     means = (member.T @ points) / jnp.maximum(counts, jnp.ones((), points.dtype))[:, None]

@@ -64,7 +64,8 @@ def panels(count: int = 1, *, title: str = "", height: float = 4.6, **options: A
     axes = figure.subplots(1, count, squeeze=False, **options)[0]
     if title:
         lines = (textwrap.fill(line, int(10 * width)) for line in title.splitlines())
-        figure.suptitle("\n".join(lines))
+        # Names of files and classes may have dollars, which would begin a formula.
+        figure.suptitle("\n".join(lines), parse_math=False)
     return figure, axes
 
 

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice
+from jaxttp._checks import check_choice, check_several
 from jaxttp._double import double
 from jaxttp._result import RESULT, describe
 from jaxttp.ntk.spectrum import PowerLaw, fit_power_law
 from jaxttp.representation._inputs import refuse
-from jaxttp.representation.moments import FeatureMoments, singular_values
+from jaxttp.representation.moments import FeatureMoments, singular_values, values_of
 
 NORMALIZATIONS = ("singular_values", "eigenvalues")
 
@@ -248,9 +248,14 @@ def singular_value_trajectory(
             raise ValueError(
                 f"history must be features (T, N, h) of T checkpoints; got {jnp.shape(history)}."
             )
-        history = [history[t] for t in range(jnp.shape(history)[0])]  # pyright: ignore
+    several = check_several("history", history, "features (N, h) or FeatureMoments")
+    if not several:
+        raise ValueError("history must hold the features of at least one checkpoint.")
     with double():
-        rows = [singular_values(features, center=center) for features in history]
+        rows = [
+            values_of(f"history[{t}]", features, center=center)
+            for t, features in enumerate(several)
+        ]
         if len({row.shape for row in rows}) != 1:
             raise ValueError(
                 "history must hold features of one shape; got "

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer
+from jaxttp._checks import check_array, check_finite, check_instance, check_integer
 from jaxttp._double import double
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.inputs import traced_outputs
+from jaxttp.adapters.outputs import check_per_sample, flatten_tokens
 from jaxttp.representation._inputs import as_rows, refuse_constant
 
 
@@ -91,6 +93,7 @@ def update_moments(moments: FeatureMoments, features: ArrayLike) -> FeatureMomen
     Source:
         Chan, Golub, LeVeque 1983.
     """
+    check_instance("moments", moments, FeatureMoments, "init_moments")
     with double():
         rows = as_rows("features", features)
         width = moments.mean.shape[0]
@@ -123,6 +126,8 @@ def merge_moments(first: FeatureMoments, second: FeatureMoments) -> FeatureMomen
         >>> merge_moments(one, two).scatter.tolist()
         [[2.0]]
     """
+    for name, moments in (("first", first), ("second", second)):
+        check_instance(name, moments, FeatureMoments, "init_moments")
     if first.mean.shape != second.mean.shape:
         raise ValueError(
             f"second must be of the same width as first, {first.mean.shape[0]}; got "
@@ -166,15 +171,36 @@ def feature_moments(
     check_integer("batch_size", batch_size, at_least=1)
     if jnp.ndim(x) == 0 or jnp.shape(x)[0] == 0:
         raise ValueError(f"x must hold samples (N, ...); got shape {jnp.shape(x)}.")
+    x = check_array("x", x)
+    check_finite("x", x)
+    check_finite("params", params)
+    _check_features(apply_fn, params, x)
     evaluate = jax.jit(apply_fn)
     moments = None
     for start in range(0, jnp.shape(x)[0], batch_size):
         features = evaluate(params, x[start : start + batch_size])
+        check_finite("apply_fn: what it returns", features)
         if moments is None:
             moments = init_moments(max(1, features.size // features.shape[0]))
         moments = update_moments(moments, features)
     assert moments is not None
     return moments
+
+
+def _check_features(apply_fn: ApplyFn, params: Params, x: Array) -> None:
+    """Refuse what gives no features (N, h) or (N, ...), one row for each sample alone."""
+    found = traced_outputs(apply_fn, params, x)
+    shape = getattr(found, "shape", None)
+    if shape is None or len(shape) < 2 or shape[0] != len(x) or 0 in shape:
+        raise ValueError(
+            f"apply_fn must return features (N, h), a row for each of {len(x)} samples; it "
+            f"returned {type(found).__name__ if shape is None else shape}."
+        )
+    kind = found.dtype
+    if jnp.issubdtype(kind, jnp.complexfloating):
+        raise ValueError(f"apply_fn must return real features; it returned {kind}.")
+    if jnp.issubdtype(kind, jnp.floating):
+        check_per_sample(flatten_tokens(apply_fn), params, x)
 
 
 def singular_values(
@@ -199,18 +225,23 @@ def singular_values(
         >>> singular_values(np.array([[3.0, 0.0], [0.0, 4.0]])).tolist()
         [4.0, 3.0]
     """
+    return values_of("features", features, center=center)
+
+
+def values_of(name: str, features: ArrayLike | FeatureMoments, *, center: bool) -> Array:
+    """`singular_values` of what messages call `name`."""
     with double():
         if not isinstance(features, FeatureMoments):
-            rows = as_rows("features", features)
+            rows = as_rows(name, features)
             spread = jnp.max(jnp.abs(rows - rows[:1]))
-            rows = refuse_constant("features", rows, spread, jnp.max(jnp.abs(rows)))
+            rows = refuse_constant(name, rows, spread, jnp.max(jnp.abs(rows)))
             if center:
                 rows = rows - jnp.mean(rows, axis=0, keepdims=True)
             return decompose(jnp.linalg.svd, rows, compute_uv=False)
         count, mean, scatter = features
         width = mean.shape[0]
         size = jnp.sqrt(count) * (jnp.linalg.norm(mean) + jnp.sqrt(jnp.trace(scatter)))
-        scatter = refuse_constant("features", scatter, jnp.sqrt(jnp.trace(scatter)), size)
+        scatter = refuse_constant(name, scatter, jnp.sqrt(jnp.trace(scatter)), size)
         gram = scatter if center else scatter + count * jnp.outer(mean, mean)
         values = decompose(jnp.linalg.eigvalsh, gram)[::-1]
         floor = width * 2.0**-52 * values[0]

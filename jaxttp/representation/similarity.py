@@ -8,8 +8,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_finite_value
-from jaxttp._double import double
+from jaxttp._checks import check_finite_value, check_several
+from jaxttp._double import as_double, double
 from jaxttp._result import RESULT
 from jaxttp.representation._inputs import as_rows, refuse, refuse_constant
 
@@ -50,12 +50,17 @@ def kernel_distance(first: ArrayLike, second: ArrayLike) -> Float[Array, ""]:
         Averaging K v over random v before the cosine is one probe, not an estimate: give the exact
         kernel, of a subset where it is large.
     """
-    if jnp.shape(first) != jnp.shape(second):
-        raise ValueError(
-            f"second must have the shape of first, {jnp.shape(first)}; got {jnp.shape(second)}."
-        )
+    return _distance(("first", first), ("second", second))
+
+
+def _distance(first: tuple[str, Any], second: tuple[str, Any]) -> Array:
+    """`kernel_distance` of two kernels and what messages call them."""
     with double():
-        a, b = _check_kernel("first", first), _check_kernel("second", second)
+        a, b = _check_kernel(*first), _check_kernel(*second)
+        if a.shape != b.shape:
+            raise ValueError(
+                f"{second[0]} must have the shape of {first[0]}, {a.shape}; got {b.shape}."
+            )
         a, b = a / jnp.linalg.norm(a.reshape(-1)), b / jnp.linalg.norm(b.reshape(-1))
         # |a - b|^2 / 2 = 1 - <a, b> without the cancellation near 0.
         return 0.5 * jnp.sum((a - b) ** 2)
@@ -84,15 +89,19 @@ def kernel_rate(
         [0.2929, 0.1464]
     """
     with double():
-        times = jnp.asarray(ts).astype(jnp.float64)
-        count = len(kernels) if isinstance(kernels, Sequence) else jnp.shape(kernels)[0]
+        times = as_double("ts", ts, 1)
+        kernels = check_several("kernels", kernels, "kernels")
+        count = len(kernels)
         if count < 2 or times.shape != (count,):
             raise ValueError(
                 f"ts must give one time for each of the kernels, two at least; got {count} "
                 f"kernels and times {times.shape}."
             )
         steps = refuse("ts", jnp.diff(times), jnp.diff(times) <= 0, "must increase.")
-        pairs = [kernel_distance(kernels[i], kernels[i + 1]) for i in range(count - 1)]  # pyright: ignore
+        pairs = [
+            _distance(*((f"kernels[{j}]", kernels[j]) for j in (i, i + 1)))
+            for i in range(count - 1)
+        ]
         return jnp.stack(pairs) / steps
 
 
@@ -199,8 +208,11 @@ def cka_table(first: Mapping[str, Any], second: Mapping[str, Any] | None = None)
     with double():
         sides = []
         for name, layers in (("first", first), ("second", first if second is None else second)):
-            if not layers:
-                raise ValueError(f"{name} must name at least one layer.")
+            if not isinstance(layers, Mapping) or not layers:
+                raise ValueError(
+                    f"{name} must name at least one layer, name -> features; got "
+                    f"{type(layers).__name__}."
+                )
             parts = {key: _centred(f"{name}[{key!r}]", value) for key, value in layers.items()}
             sides.append({key: _Side.of(rows) for key, rows in parts.items()})
         counts = {side.rows.shape[0] for layers in sides for side in layers.values()}

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_finite
+from jaxttp._checks import check_finite, check_leaves, check_several
 from jaxttp._double import double
 from jaxttp._result import RESULT
 from jaxttp._types import Params
@@ -17,6 +17,7 @@ from jaxttp.ntk._select import leaf_paths
 
 def _leaves(name: str, params: Any) -> tuple[tuple[str, ...], list[Array]]:
     """Names and flat float64 values of the floating-point leaves."""
+    check_leaves(name, params)
     check_finite(name, params)
     pairs = [
         (path, jnp.asarray(leaf).astype(jnp.float64).reshape(-1))
@@ -29,7 +30,7 @@ def _leaves(name: str, params: Any) -> tuple[tuple[str, ...], list[Array]]:
 
 
 def _matching(name: str, params: Any, other: Any) -> tuple[tuple[str, ...], list, list]:
-    names, leaves = _leaves("params", params)
+    names, leaves = _leaves("params" if name == "reference" else "history[0]", params)
     others, other_leaves = _leaves(name, other)
     shapes = [a.shape == b.shape for a, b in zip(leaves, other_leaves, strict=False)]
     if names != others or not all(shapes):
@@ -141,6 +142,7 @@ def weight_path(history: Sequence[Params]) -> WeightPath:
     Source:
         XGN's figures of weight norms and cosines along training.
     """
+    history = check_several("history", history, "parameters")
     if len(history) == 0:
         raise ValueError("history must hold the weights of at least one checkpoint.")
     with double():

@@ -420,3 +420,11 @@ def test_a_given_full_rank_is_not_cut(small_is_large):
     whole = conditioning.condition_number(matrix, rank=50)
     assert whole.kind == "iterative"
     assert float(whole.value) == pytest.approx(5e5, rel=1e-6)
+
+
+@pytest.mark.parametrize("rank", [1.5, "2", True, 0])
+def test_a_rank_is_a_whole_number(rank):
+    with pytest.raises(ValueError, match=r"^rank must be an integer"):
+        conditioning.condition_number(with_spectrum([4.0, 2.0, 1.0]), rank=rank)
+    found = conditioning.condition_number(with_spectrum([4.0, 2.0, 1.0]), rank=jnp.asarray(2))
+    assert float(found.value) == pytest.approx(2.0)

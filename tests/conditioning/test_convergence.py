@@ -47,3 +47,11 @@ def test_tracker():
 def test_bad_input(kappa, accuracy):
     with pytest.raises(ValueError, match=r"condition|accuracy"):
         conditioning.steps_to_accuracy(kappa, accuracy)
+
+
+@pytest.mark.parametrize("kappa", [np.nan, 0.5, 2j, np.array([2.0, np.nan])])
+def test_what_is_no_condition_number(kappa):
+    with pytest.raises(ValueError, match=r"^condition must"):
+        conditioning.contraction_rate(kappa)
+    assert float(conditioning.contraction_rate(np.inf)) == 1.0
+    assert jax.jit(lambda k: conditioning.steps_to_accuracy(3.0, 0.01) + k)(0.0) == 7.0

@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import diffrax
@@ -273,3 +274,17 @@ def test_divergence_is_held_never_nan(problem, key, noise, loss):
 def test_a_key_is_needed(problem):
     with pytest.raises(ValueError, match="key"):
         diffusion(problem, None)
+
+
+def test_scales_and_shares_are_those_of_all_batches():
+    """The variance of a mean of B of N numbers, over every subset; the share by its equation."""
+    values, b = np.array([1.0, 2.0, 4.0, 8.0, 16.0]), 2
+    means = [np.mean(each) for each in itertools.combinations(values, b)]
+    wanted = np.var(means) / (np.var(values) / b)
+    assert protocol_scale("independent", len(values), b) ** 2 == pytest.approx(wanted, rel=1e-12)
+    assert protocol_scale("replacement", len(values), b) == 1.0
+    assert protocol_scale("epochs", 5, b) ** 2 == pytest.approx(5 / 4)
+    for n, size in ((10, 3), (10, 5), (7, 7)):
+        epoch, kappa = epoch_share(n, size)
+        assert epoch == n // size
+        assert 2 * kappa - kappa**2 == pytest.approx(epoch * size / n)

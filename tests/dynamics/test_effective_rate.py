@@ -23,3 +23,9 @@ def test_long_run_of_the_recursion_is_that_of_the_effective_rate(problem):
 def test_bad_momentum(momentum):
     with pytest.raises(ValueError, match="momentum"):
         effective_learning_rate(0.1, momentum)
+
+
+@pytest.mark.parametrize("rate", [-0.1, np.nan, np.inf, "fast"])
+def test_a_rate_out_of_range(rate):
+    with pytest.raises(ValueError, match=r"^learning_rate must be"):
+        effective_learning_rate(rate, 0.9)

@@ -1,9 +1,10 @@
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from jaxttp.dynamics import recursion
-from jaxttp.dynamics.stability import largest_curvature, max_learning_rate
+from jaxttp.dynamics.stability import largest_curvature, max_learning_rate, rate_limit
 from tests import oracles
 
 
@@ -56,3 +57,17 @@ def test_momentum_out_of_range(problem):
         max_learning_rate(
             problem.kernel, problem.f0, problem.labels, loss="squared_error", momentum=1.0
         )
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_a_parabola_is_descended_below_the_limit_and_left_above_it(momentum, nesterov):
+    """By steps in plain Python, one curvature."""
+    curvature = jnp.asarray([3.0])
+    limit = float(rate_limit(curvature, momentum, nesterov))
+    for share, falls in ((0.99, True), (1.01, False)):
+        at, velocity = 1.0, 0.0
+        for _ in range(2000):
+            slope = 3.0 * at
+            velocity = momentum * velocity + slope
+            at -= share * limit * (slope + momentum * velocity if nesterov else velocity)
+        assert (abs(at) < 1e-3) is falls

@@ -217,3 +217,19 @@ def test_overflow_is_an_error():
 def test_balanced_features_need_enough_samples():
     with pytest.raises(ValueError, match="samples"):
         balanced_features(W, 3, key=KEYS[0])
+
+
+def test_one_step_is_one_of_gradient_descent_and_observables_are_of_both_factors():
+    """Plain NumPy: the gradient of the summed loss, singular values, F'F - W W'."""
+    draw = np.random.default_rng(0)
+    f, w, labels = draw.normal(size=(5, 3)), draw.normal(size=(3, 4)), np.arange(5) % 4
+    p = np.exp(f @ w)
+    residual = p / p.sum(1, keepdims=True) - np.eye(4)[labels]
+    path = two_factor_descent(f, w, labels, learning_rate=0.1, steps=1)
+    np.testing.assert_allclose(path.f[1], f - 0.1 * residual @ w.T, atol=1e-14)
+    np.testing.assert_allclose(path.w[1], w - 0.1 * f.T @ residual, atol=1e-14)
+    seen = two_factor_observables(f, w, labels, learning_rate=0.1)
+    np.testing.assert_allclose(seen.imbalance, f.T @ f - w @ w.T, atol=1e-13)
+    s1, s2 = (np.linalg.svd(one, compute_uv=False)[:3] for one in (f, w))
+    np.testing.assert_allclose(seen.theorem_f, -0.1 * np.asarray(seen.g) * s2, atol=1e-13)
+    np.testing.assert_allclose(seen.theorem_w, -0.1 * np.asarray(seen.g) * s1, atol=1e-13)

@@ -217,7 +217,7 @@ def test_labels_are_looked_at_before_the_kernel(monkeypatch):
     def refuse(*args, **options):
         raise AssertionError("a kernel was built")
 
-    monkeypatch.setattr("jaxttp.ntk.estimators.empirical_ntk", refuse)
+    monkeypatch.setattr("jaxttp.ntk.estimators.kernel_of", refuse)
     bad = np.full(12, 7)
     with pytest.raises(ValueError, match=r"y holds .* 7"):
         predict(Counted(), x_test=X, y_test=bad)

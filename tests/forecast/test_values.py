@@ -275,9 +275,7 @@ def test_values_check_themselves(call, message):
     ],
 )
 def test_what_cannot_be_followed_is_refused_before_a_kernel(monkeypatch, way, training, message):
-    monkeypatch.setattr(
-        "jaxttp.ntk.estimators.empirical_ntk", lambda *_, **__: pytest.fail("built")
-    )
+    monkeypatch.setattr("jaxttp.ntk.estimators.kernel_of", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(ValueError, match=message):
         forecast_training(problem(), Descent.of(**training), dynamics=way)
 

@@ -95,7 +95,7 @@ def test_the_softmax_with_identity_has_a_slow_tail():
     [
         (output_change, {"curvature": "full"}, "curvature='full' is not known"),
         (output_change, {"damping": -1.0}, "damping must be"),
-        (output_change, {"outputs": F[0]}, r"outputs must be \(N, C\)"),
+        (output_change, {"outputs": F[0]}, r"outputs must have 2 axes"),
         (output_change, {"outputs": F * np.nan}, "outputs holds 20"),
         (forecast_steps, {"learning_rate": 0.0, "steps": 1}, "learning_rate must be"),
         (forecast_steps, {"learning_rate": 1.0, "steps": 0}, "steps must be"),

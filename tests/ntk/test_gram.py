@@ -321,7 +321,7 @@ def _bad(error, match, **changes):
         _bad(ValueError, "trainable leaves no", trainable=lambda path: False),
         _bad(ValueError, "trainable must", trainable=[True]),
         _bad(ValueError, "trainable must hold True or False", trainable=0.5),
-        _bad(ValueError, "must map x", apply_fn=lambda p, x: (x @ p[0]["w"])[:, 0]),
+        _bad(ValueError, "must return outputs", apply_fn=lambda p, x: (x @ p[0]["w"])[:, 0]),
         _bad(ValueError, "accumulation_dtype", accumulation_dtype="float16"),
         _bad(ValueError, "narrower", accumulation_dtype="float32"),
         _bad(ValueError, "per_layer is not for", per_layer=True, method="vector_product"),

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import lineax as lx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -109,7 +110,10 @@ def test_what_is_not_finite_stays_visible():
     for bad in (np.nan, np.inf):
         matrix = np.eye(6)
         matrix[2, 2] = bad
-        assert np.isnan(extreme_eigenvalues(matrix, key=KEY)).all()
+        with pytest.raises(ValueError, match="kernel holds 1 value"):
+            extreme_eigenvalues(matrix, key=KEY)
+        operator = lx.MatrixLinearOperator(jnp.asarray(matrix), lx.symmetric_tag)
+        assert np.isnan(extreme_eigenvalues(operator, key=KEY)).all()
 
 
 def test_what_is_projected_and_the_steps_that_are_saved():

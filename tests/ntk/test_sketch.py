@@ -218,3 +218,20 @@ def test_bad_input(changes, match):
     apply_fn, params, x = mlp()
     with pytest.raises(ValueError, match=match):
         sketch_jacobian(apply_fn, params, x, **{"key": jax.random.key(0), "dim": 4, **changes})
+
+
+def test_the_error_of_a_sketch_does_not_depend_on_its_scale():
+    sketch = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 8)))
+    wanted = float(sketch_error(sketch))
+    for scale in (1e-100, 1e100):  # fourth powers of these are no numbers
+        assert float(sketch_error(scale * sketch)) == pytest.approx(wanted, rel=1e-12)
+    assert float(sketch_error(0 * sketch)) == 0.0
+    with pytest.raises(ValueError, match=r"^sketch must be \(N, C, dim\)"):
+        sketch_error(jnp.ones((0, 2, 3)))
+
+
+def test_a_sketch_of_a_kernel_of_zeros_is_exact():
+    found = class_sketch(
+        lambda w, x: 0 * (x @ w), jnp.ones((3, 2)), jnp.eye(3), key=jax.random.key(0)
+    )
+    assert (float(found.error), float(found.shared)) == (0.0, 0.0)

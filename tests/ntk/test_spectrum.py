@@ -39,7 +39,7 @@ def test_eigendecomposition_cleans_negative_rounding():
 
 
 def test_a_kernel_that_is_not_finite_is_an_error():
-    with pytest.raises(Exception, match="NaN or infinity"):
+    with pytest.raises(Exception, match="NaN or inf"):
         jax.block_until_ready(eigendecomposition(jnp.full((2, 2), jnp.nan)))
 
 
@@ -131,3 +131,28 @@ def test_bad_shapes():
         gradient_components(system, 5)
     with pytest.raises(ValueError, match="labels must be"):
         class_separation(jnp.ones((4, 2)), jnp.zeros(3, int), classes=2)
+
+
+def test_shares_and_means_do_not_depend_on_the_scale():
+    points, labels = jnp.array([[0.0], [0.1], [1.0], [1.1]]), jnp.array([0, 0, 1, 1])
+    for scale in (1e-200, 1.0, 1e200):  # squares of these are no numbers
+        found = class_separation(scale * points, labels, classes=2)
+        assert float(found.between_share) == pytest.approx(0.9901, abs=1e-4)
+        assert float(found.nearest_mean) == 1.0
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1, 2], [0, -1, 1, 1], [0.0, 0.0, 1.0, 1.0]])
+def test_labels_beyond_the_classes_are_refused(labels):
+    with pytest.raises(ValueError, match=r"^labels must"):
+        class_separation(jnp.ones((4, 1)), jnp.array(labels), classes=2)
+
+
+def test_kernels_of_integers_and_of_half_precision():
+    matrix = [[2, 1], [1, 2]]
+    assert eigendecomposition(jnp.array(matrix)).values.tolist() == pytest.approx([3.0, 1.0])
+    half = eigendecomposition(jnp.array(matrix, jnp.bfloat16)).values
+    assert half.dtype == jnp.float32
+    with pytest.raises(ValueError, match=r"key must be a jax.random.key"):
+        extreme_eigenvalues(jnp.eye(2), key=jnp.zeros(2))
+    with pytest.raises(ValueError, match="kernel must hold real numbers; got complex128"):
+        psd_report(1j * jnp.eye(2))

@@ -1,6 +1,5 @@
 """A Hugging Face folder on disk as a network: config.json and safetensors. No download, ever."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_key
+from jaxttp._files import parse_json
 from jaxttp.models.head import linear_head
 from jaxttp.models.language.architecture import Architecture, read_architecture
 from jaxttp.models.language.decoder import HEADS, Decoder
@@ -106,8 +106,8 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        found = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
         raise ValueError(f"{path} is no JSON: {problem}") from problem
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold a JSON object; it holds a {type(found).__name__}.")
@@ -171,6 +171,11 @@ def _files(folder: Path) -> dict[str, str]:
         listed = _read_json(folder / INDEX).get("weight_map")
         if not isinstance(listed, dict):
             raise ValueError(f"{folder / INDEX} has no weight_map from tensors to files.")
+        strange = [name for name in listed.values() if not _is_inside(name)]
+        if strange:
+            raise ValueError(
+                f"{folder / INDEX} names {strange[0]!r}; shards are files of the same folder."
+            )
         shards = sorted({*listed.values()})
         missing = [name for name in shards if not (folder / name).is_file()]
         if missing:
@@ -195,6 +200,11 @@ def _files(folder: Path) -> dict[str, str]:
         f"folder={str(folder)!r} has no {WEIGHTS} and no {INDEX}{words}write them with "
         "save_pretrained of transformers (safetensors is its default)."
     )
+
+
+def _is_inside(name: Any) -> bool:
+    """Whether it names a file of the folder itself, on any system."""
+    return isinstance(name, str) and not {*"/\\:"} & {*name} and name not in ("", ".", "..")
 
 
 def _names(path: Path) -> list[str]:

@@ -13,6 +13,7 @@ import safetensors
 import safetensors.numpy
 
 from jaxttp._checks import check_finite, check_integer
+from jaxttp._files import parse_json, replaced
 from jaxttp._types import Model, Params, noted, notes_of
 from jaxttp.adapters import from_nnx
 from jaxttp.models.combinators import Predicate
@@ -160,8 +161,9 @@ def save_adapter(
     }
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    safetensors.numpy.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    with replaced(folder / WEIGHTS) as weights, replaced(folder / CONFIG) as place:
+        safetensors.numpy.save_file(tensors, weights, metadata={"format": "pt"})
+        place.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def _places(network: Encoder | Decoder) -> dict[str, Tensor]:
@@ -198,7 +200,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             "wrote."
         )
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
         kind = config.get("peft_type")
     except (ValueError, AttributeError) as problem:
         raise ValueError(f"{path} is no JSON object: {problem}") from problem
@@ -296,5 +298,5 @@ def _open(path: Path) -> dict[str, np.ndarray]:
         raise FileNotFoundError(f"folder={str(path.parent)!r} has no {path.name}.")
     try:
         return safetensors.numpy.load_file(path)
-    except safetensors.SafetensorError as problem:
+    except (safetensors.SafetensorError, TypeError, KeyError) as problem:  # dtypes of NumPy alone
         raise ValueError(f"{path} is not a safetensors file: {problem}.") from problem

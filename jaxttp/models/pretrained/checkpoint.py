@@ -17,6 +17,9 @@ import safetensors
 import safetensors.numpy
 from flax import nnx
 
+from jaxttp._checks import check_instance, is_concrete
+from jaxttp._files import replaced
+
 M = TypeVar("M", bound=nnx.Module)
 
 
@@ -43,7 +46,7 @@ def save_params(
     dictionaries are not kept.
 
     Args:
-        path: the file, replaced if it exists.
+        path: the file, replaced as a whole if it exists; its folder is made if need be.
         params: nested mappings (dictionaries, an `nnx.State`) of arrays with strings or ints as
             keys.
         metadata: anything worth knowing about them, strings by name.
@@ -61,6 +64,7 @@ def save_params(
         ...     load_params(f"{folder}/a.safetensors").params["layers"]["0"].tolist()
         [0.0, 1.0, 2.0]
     """
+    _check_mapping(params)
     for name, value in (metadata or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"metadata holds strings by name; got {name!r}: {value!r}.")
@@ -70,10 +74,13 @@ def save_params(
     for name, leaf in flat.items():
         if not isinstance(leaf, jax.Array | np.ndarray):
             raise TypeError(f"params: {name} is a {type(leaf).__name__}, not an array.")
+        if not is_concrete(leaf):
+            raise TypeError(f"params: {name} is traced; save what a function returned.")
     # safetensors writes a buffer as it lies in memory, so a transposed one is laid out first.
     arrays = {name: np.require(leaf, requirements="C") for name, leaf in flat.items()}
     data = safetensors.numpy.save(arrays, metadata=dict(metadata or {}))
-    Path(path).write_bytes(_sort_header(data))
+    with replaced(path) as place:
+        place.write_bytes(_sort_header(data))
 
 
 def load_params(path: str | os.PathLike[str]) -> Checkpoint:
@@ -97,9 +104,9 @@ def load_params(path: str | os.PathLike[str]) -> Checkpoint:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
             flat = {name: _to_jax(name, file.get_tensor(name)) for name in file.keys()}
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, TypeError) as error:  # the latter: not NumPy's dtypes
         raise ValueError(f"path={str(path)!r} is not a safetensors file: {error}.") from error
-    return Checkpoint(_unflatten(flat), metadata)
+    return Checkpoint(_unflatten(flat, path), metadata)
 
 
 def with_params(module: M, params: Mapping[Any, Any]) -> M:
@@ -125,6 +132,8 @@ def with_params(module: M, params: Mapping[Any, Any]) -> M:
         ... ).tolist()
         [[5.0, 5.0]]
     """
+    check_instance("module", module, nnx.Module, "flax.nnx")
+    _check_mapping(params)
     copy = nnx.clone(module)
     state = nnx.to_flat_state(nnx.state(copy, nnx.Param))
     own = {_name(path): (path, leaf) for path, leaf in state}
@@ -145,6 +154,11 @@ def with_params(module: M, params: Mapping[Any, Any]) -> M:
     new = [(path, leaf.replace(jnp.asarray(given[name]))) for name, (path, leaf) in own.items()]
     nnx.update(copy, nnx.from_flat_state(new))
     return copy
+
+
+def _check_mapping(params: Any) -> None:
+    if not isinstance(params, Mapping):
+        raise TypeError(f"params must be nested mappings of arrays; got {type(params).__name__}.")
 
 
 def _leaves_by_name(tree: Mapping[Any, Any], path: tuple[Any, ...] = ()) -> dict[str, Any]:
@@ -171,13 +185,17 @@ def _name(path: tuple[Any, ...]) -> str:
     return ".".join(str(key) for key in path)
 
 
-def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _unflatten(flat: Mapping[str, Any], path: Path) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, leaf in flat.items():
-        *path, last = name.split(".")
+        *parents, last = name.split(".")
         node = tree
-        for part in path:
+        for part in parents:
             node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"path={str(path)!r}: what is above {name} is an array itself.")
+        if last in node:
+            raise ValueError(f"path={str(path)!r}: {name} is an array and holds others.")
         node[last] = leaf
     return tree
 

@@ -11,7 +11,7 @@ import numpy as np
 import safetensors
 from flax import nnx
 
-from jaxttp._checks import check_finite
+from jaxttp._checks import check_finite, check_instance
 from jaxttp.models.pretrained._namings import Naming, Source, known_namings
 from jaxttp.models.pretrained._positions import resample_positions
 
@@ -71,6 +71,7 @@ def load_weights(
     """
     path = Path(path)
     tensors = _read_tensors(path, sha256)
+    check_instance("model", model, nnx.Module, "flax.nnx")
     copy = nnx.clone(model)
     state = nnx.to_flat_state(nnx.state(copy, (nnx.Param, nnx.BatchStat)))
     own = {".".join(map(str, keys)): (keys, leaf) for keys, leaf in state}

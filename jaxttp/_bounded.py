@@ -1,0 +1,38 @@
+"""Programs are dropped before Linux lets the process map no more memory.
+
+JAX keeps every program that it compiles, one for each shape, and on a CPU a program maps some
+twenty pieces of memory. Linux allows a process 65,530 of them: after some hundred forecasts of new
+shapes the next compilation would end the process.
+"""
+
+import gc
+from pathlib import Path
+
+import jax
+
+SHARE = 0.7
+"""Of the pieces that are allowed; beyond it all compiled programs are dropped."""
+ALLOWED, USED = Path("/proc/sys/vm/max_map_count"), Path("/proc/self/maps")
+
+
+def bound_programs() -> bool:
+    """Drop all compiled programs where they map too much; what is needed again is compiled again.
+
+    Returns:
+        Whether they were dropped; never where there is no such limit.
+
+    Example:
+        >>> bound_programs()
+        False
+    """
+    try:
+        allowed = int(ALLOWED.read_text())
+        with USED.open("rb") as file:
+            used = sum(1 for _ in file)
+    except (OSError, ValueError):
+        return False
+    if used <= SHARE * allowed:
+        return False
+    jax.clear_caches()
+    gc.collect()
+    return True

@@ -1,0 +1,223 @@
+"""Files from anywhere are refused in one line and in bounded memory; written ones stay whole."""
+
+import csv
+import errno
+import io
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import safetensors.numpy
+from PIL import Image
+
+from jaxttp._files import inert, parse_json
+from jaxttp.data import _archives, load_dataset, load_table
+from jaxttp.data._archives import PROBLEMS, read_arrays
+from jaxttp.data.images import open_image
+from jaxttp.forecast import Hyperparameters, sweep_kernel
+from jaxttp.models import load_params, save_params
+from jaxttp.models.language import folder as folders
+from jaxttp.plots._page import heading, svg, table
+from jaxttp.plots._style import panels
+
+NAUGHTY = "<script>alert(1)</script>"
+
+
+def member(path, name, data, kind=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "a", kind) as archive:
+        archive.writestr(name, data)
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def liar(shape=(10**12,)):
+    """An array's header that speaks of eight terabytes, and eight bytes."""
+    file = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + bytes(8)
+
+
+def test_an_archive_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(_archives, "LARGEST", 2**14)
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, x=np.zeros((10**6, 2)), y=np.zeros(10**6))
+    assert path.stat().st_size < 10**5
+    with pytest.raises(ValueError, match=r"unpacks to \d+ bytes, of a file of"):
+        load_table(path)
+    honest = tmp_path / "honest.npz"
+    np.savez_compressed(honest, x=np.zeros((100, 2)), y=np.arange(100.0))
+    assert read_arrays(honest, ("x",))["x"].shape == (100, 2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    {
+        "a header that lies": liar(),
+        "a shape that overflows": liar((2**62, 2**62)),
+        "a negative shape": liar((-1, -8)),
+        "another version": b"\x93NUMPY\x09\x00" + bytes(100),
+        "truncated": npy(np.arange(10.0))[:-8],
+        "a pickle": npy(np.array([{}, []], object)),
+        "nothing": b"",
+    }.items(),
+    ids=lambda pair: pair[0],
+)
+def test_arrays_that_are_not_what_they_say(data, tmp_path):
+    path = tmp_path / "a.npz"
+    member(path, "x.npy", data[1])
+    member(path, "y.npy", npy(np.arange(2)))
+    with pytest.raises(ValueError, match=r"data='.*a\.npz' needs the arrays x and y: "):
+        load_table(path)
+    with pytest.raises(PROBLEMS):
+        read_arrays(path, ("x", "y"))
+
+
+HEADER = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+
+
+def tensors(header, data=bytes(8), length=None):
+    size = len(header) if length is None else length
+    return size.to_bytes(8, "little") + header + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    {
+        "truncated": tensors(HEADER)[:-4],
+        "half a header": tensors(HEADER)[:30],
+        "an oversized header": tensors(HEADER, length=2**62),
+        "beyond the end": tensors(HEADER.replace(b"[0,8]", b"[8,16]")),
+        "too large": tensors(HEADER.replace(b"[2]", b"[2000000000000]")),
+        "no JSON": tensors(b"{" * 5000),
+        "another dtype": tensors(HEADER.replace(b"F32", b"F99")),
+        "an array above another": safetensors.numpy.save({"a": np.ones(1), "a.b": np.ones(1)}),
+        "an array below another": safetensors.numpy.save({"b.a": np.ones(2), "b": np.ones(1)}),
+    }.items(),
+    ids=lambda pair: pair[0],
+)
+def test_safetensors_that_are_not_what_they_say(data, tmp_path):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(data[1])
+    with pytest.raises(ValueError, match=r"^path='.*a\.safetensors'"):
+        load_params(path)
+
+
+def test_names_in_a_checkpoint_are_keys_and_no_paths(tmp_path):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors.numpy.save({"/etc/passwd": np.ones(1), "../x": np.ones(1)}))
+    assert set(load_params(path).params) == {"/etc/passwd", ""}
+    assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["../w.safetensors", "/w.safetensors", "a\\w", "C:w", "..", "", 3])
+def test_shards_lie_in_their_own_folder(name, tmp_path):
+    (tmp_path / folders.INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ValueError, match=r"names .*; shards are files of the same folder"):
+        folders._files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": NaN}', "NaN is not a finite number"),
+        ('{"a": [-Infinity]}', "-Infinity is not"),
+        ("1e999", "1e999 is not"),
+        ("[" * 10**5, "nested too deeply"),
+        ("{", "Expecting"),
+    ],
+)
+def test_json_is_what_the_standard_says(text, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        parse_json(text)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json is no JSON: .*" + words):
+        folders._read_json(tmp_path / "config.json")
+
+
+def image(path, size=(8, 8)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.zeros((*size, 3), np.uint8)).save(path, format="PNG")
+
+
+@pytest.mark.parametrize("limit", [40, 10])  # 64 pixels: up to twice the limit Pillow only warns
+def test_images_that_unpack_to_too_many_pixels(limit, tmp_path, monkeypatch):
+    image(tmp_path / "cat" / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    with pytest.raises(ValueError, match=r"a\.png is not an image that can be read \(Image size"):
+        load_dataset("image_folder", folder=tmp_path)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:45], lambda data: data[:20], lambda _: b""])
+def test_damaged_images(damage, tmp_path):
+    image(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes(damage((tmp_path / "a.png").read_bytes()))
+    with pytest.raises(ValueError, match=r"a\.png is not an image that can be read"):
+        open_image(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("line", ["bar/../../secret.jpg", "bar/..\\secret.jpg", "bar//x.jpg"])
+def test_lists_of_images_stay_in_their_folder(line, tmp_path):
+    image(tmp_path / "secret.jpg")
+    root = tmp_path / "data"
+    image(root / "Images" / "bar" / "a.jpg")
+    (root / "TrainImages.txt").write_text(f"{line}\n")
+    (root / "TestImages.txt").write_text("bar/a.jpg\n")
+    with pytest.raises(ValueError, match=f"lists {re.escape(repr(line))}, which does not lie"):
+        load_dataset("mit67", folder=root, split="train")
+
+
+def test_a_line_without_a_class_is_named(tmp_path):
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "categories.txt").write_text("brick\n")
+    (tmp_path / "labels" / "train1.txt").write_text("brick\n")
+    with pytest.raises(ValueError, match="lists 'brick', whose class it does not have"):
+        load_dataset("minc2500", folder=tmp_path, split="train")
+
+
+def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.safetensors"
+    save_params(path, {"w": jnp.ones(3)})
+    write = Path.write_bytes
+
+    def full(self, data):
+        write(self, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_params(path, {"w": jnp.zeros(3)})
+    assert load_params(path).params["w"].tolist() == [1, 1, 1]
+    assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_cells_of_a_spreadsheet_compute_nothing(tmp_path):
+    for text in ("=1+1", "+1", "-cmd", "@SUM(A1)", "\tx", "\rx"):
+        assert inert(text) == f"'{text}"
+    assert [inert(value) for value in ("cosine", "", None, -0.5, True)] == [
+        "cosine", "", None, -0.5, True,
+    ]  # fmt: skip
+    schedule = optax.cosine_decay_schedule(1.0, 5)
+    schedule.__name__ = '=HYPERLINK("https://example.org")'
+    setting = Hyperparameters(0.1, schedule=schedule, loss="squared_error", steps=5)
+    swept = sweep_kernel(jnp.eye(2), jnp.zeros((2, 1)), jnp.ones((2, 1)), [setting])
+    swept.to_csv(tmp_path / "sweep.csv")
+    (row,) = csv.DictReader((tmp_path / "sweep.csv").open(newline=""))
+    assert row["schedule"] == '\'=HYPERLINK("https://example.org")'
+
+
+def test_names_of_classes_are_neither_html_nor_formulas():
+    figure, _ = panels(title=rf"{NAUGHTY} $\frac$ a_b $x^")
+    drawn = svg(figure, NAUGHTY, "a")  # with mathtext this would be an error
+    for text in (drawn, heading(NAUGHTY), table([NAUGHTY], [[NAUGHTY]])):
+        assert "<script" not in text
+        assert "&lt;script" in text
