@@ -406,9 +406,9 @@ def test_every_command_has_the_same_common_options(command):
         "--data <str>",
         "--seed <int> Draws samples, fresh weights and batches. [default: 0]",
         "--output <path> Folder for the numbers (JSON) and the figures (PNG).",
-        "--json <bool> Print the result as JSON, no table.",
-        "--quiet -q <bool> No progress",
-        "--verbose -v <bool> Say what is done",
+        "--json Print the result as JSON, no table.",
+        "--quiet -q No progress",
+        "--verbose -v Say what is done",
     ):
         assert words in text
 

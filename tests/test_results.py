@@ -43,7 +43,8 @@ INPUTS = {
     "Target", "OptimizerChoice", "Arrival",
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
     "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Noisy", "Linearizer",
-    "HeavyBall", "Mode", "Filter", "Truncate", "Damp", "Tikhonov", "Noise",
+    "HeavyBall", "RowSharded", "StoredKernel", "Mode", "Filter", "Truncate", "Damp", "Tikhonov",
+    "Noise",
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline
@@ -181,8 +182,9 @@ def test_a_geometry_s_law_lies_on_its_spectrum():
     np.testing.assert_allclose(np.log(law).mean(), np.log(curve[first - 1 : last]).mean())
 
 
-def test_the_middle_threshold_is_drawn_when_none_is_named():
-    assert "10 %" in results.Sweep().plot().axes[0].get_title()
+def test_the_goal_for_all_is_drawn_when_none_is_named():
+    found = results.Sweep()
+    assert found.plot().axes[0].get_title() == f"steps to {found.targets[0].words()}"
     assert "1 %" in results.Sweep().plot(threshold=0.01).axes[0].get_title()
 
 

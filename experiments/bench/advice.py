@@ -34,7 +34,8 @@ from jaxttp.losses import get_loss
 from jaxttp.ntk import empirical_ntk
 
 TENTH, STEEPEST = "a tenth of the lowest point", "the steepest point"
-SEED = 6
+SEED = 7
+"""Of the samples and weights that are drawn."""
 PARTS = {
     "reported": (*accuracy_tasks.REPORTED, *trust_tasks.HELD_OUT),
     "tuning": (*accuracy_tasks.TUNING, *trust_tasks.FITTING),

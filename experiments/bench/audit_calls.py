@@ -38,6 +38,8 @@ LEFT_OUT = {
     "load_texts": "takes a folder; tests/data/test_text.py",
     "load_transformer": "takes a folder; tests/models/test_language.py",
     "load_adapter": "takes a folder; tests/models/test_peft.py",
+    "open_kernel": "takes a folder; tests/ntk/test_stored.py",
+    "store_kernel": "writes a folder; tests/ntk/test_stored.py",
     "save_adapter": "takes a folder; tests/models/test_peft.py",
     "adapter_targets": "takes a network of a folder; tests/models/test_peft.py",
     **dict.fromkeys(

@@ -217,11 +217,7 @@ def extrapolate(
     chosen = np.asarray(jax.random.permutation(draw, m))[:subset]
     lines = Linearizer(problem.take(chosen), estimator)
     theta = np.asarray(lines.first)
-    size = float(jnp.sum((problem.f0 - problem.targets) ** 2)) / m
-    if not np.isfinite(size):
-        raise ValueError(
-            "params gives outputs so large that their squared error is not finite; scale them."
-        )
+    size = _squared_error(problem)
     curve = functools.partial(
         _curve, lines, theta, setting, samples=n, size=size, method=method, head=head, alpha=alpha
     )
@@ -243,6 +239,16 @@ def extrapolate(
     )  # fmt: skip
 
 
+def _squared_error(problem: Problem) -> float:
+    """The sum of squares a sample, before training."""
+    found = float(jnp.sum((problem.f0 - problem.targets) ** 2)) / problem.f0.shape[0]
+    if not np.isfinite(found):
+        raise ValueError(
+            "params gives outputs so large that their squared error is not finite; scale them."
+        )
+    return found
+
+
 def _curve(
     lines: Linearizer,
     kernel: np.ndarray,
@@ -258,7 +264,7 @@ def _curve(
     """The forecast for all samples from some rows of the subset, and whether it is stable."""
     problem, part = lines.problem.take(rows), kernel[rows][:, :, rows]
     if setting.loss is not squared_error:
-        found = sweep_kernel(part, problem.f0, problem.targets, (setting,))
+        found = sweep_kernel(part, problem.f0, problem.targets, (setting,), rank_by="own")
         return found.loss[0], bool(found.stable[0]), None
     wanted = round(head * len(rows) / len(kernel))
     residual = np.asarray(problem.f0) - np.asarray(problem.targets)

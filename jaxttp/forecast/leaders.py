@@ -46,7 +46,7 @@ SHARP, FAST = 2.0, 0.5
 share of its limit at the start, real trainings of the tuning tasks did not come back."""
 
 
-class Followed(NamedTuple):
+class Rebuilt(NamedTuple):
     """A setting along rebuilt kernels."""
 
     way: Relinearized
@@ -126,7 +126,7 @@ def follow_leaders(
         _, rates = way.rates(beside, descent)
         stable = way.is_stable(path, rates, descent)
         spent += _cost(beside, descent, path)
-        followed[waiting] = Followed(way, path, stable)
+        followed[waiting] = Rebuilt(way, path, stable)
         swept = _read(screened, followed, rule)
     return dataclasses.replace(swept, trainings=spent)
 
@@ -146,7 +146,7 @@ def _cost(lines: Linearizer, descent: Descent, path: Path | None, products: int 
     return price.forecast(lines.kernels, passes, products) / price.training
 
 
-def _read(screened: Sweep, followed: Mapping[int, Followed], rule: Rule) -> Sweep:
+def _read(screened: Sweep, followed: Mapping[int, Rebuilt], rule: Rule) -> Sweep:
     """The sweep with the settings that were followed in the place of the first kernel's."""
     swept = screened
     for i, one in followed.items():
@@ -196,7 +196,7 @@ def _beside(swept: Sweep, leader: int, *, higher: bool) -> int | None:
     return max(below, key=lambda i: rates[i], default=None)
 
 
-def _replaced(swept: Sweep, i: int, one: Followed, rule: Rule) -> Sweep:
+def _replaced(swept: Sweep, i: int, one: Rebuilt, rule: Rule) -> Sweep:
     """The sweep with setting i read off a path along rebuilt kernels."""
     path, stable = one.path, one.stable
     trust = one.way.trust(path, rule.about(swept.targets))
@@ -238,7 +238,10 @@ def _risks(path: Path, share: float, time: int) -> tuple[bool, bool]:
         time: the predicted one, -1 for never.
     """
     seen = path.witness
-    rough = any(0 <= step < time for step in (seen.edge_at, seen.held_from))
+    # It comes to the edge somewhere in the segment that ends there.
+    edge = max((end for end in seen.ends if end < seen.edge_at), default=0)
+    edge = edge if seen.edge_at >= 0 else -1
+    rough = any(0 <= step < time for step in (edge, seen.held_from))
     return path.unsure_from is not None or (rough and seen.sharpest > SHARP and share > FAST), rough
 
 

@@ -64,7 +64,7 @@ class Prediction:
         stable: False when the learning rate of any step is beyond the limit (for a schedule with
             mini-batches the mean-square limit), the outputs diverged, or the loss exceeds twice
             its start on the way (small batches can diverge below the limit). A re-linearised
-            schedule is judged by its loss alone.
+            path is judged by its loss alone.
         cost: what the forecast cost.
         horizon: T.
         rule: the definition of training time, see `training_time`.

@@ -42,8 +42,9 @@ class Sweep:
             with an error that does not fall.
         final_loss: predicted mean loss on all samples at the horizon, (S,).
         final_error: predicted error at the horizon, (S,).
-        stable: (S,), False where the forecast diverges, or any step's rate is beyond its limit (as
-            in `Prediction.stable`); `message` says which. Such settings are not ranked.
+        stable: (S,), False where the forecast diverges, or any step's rate is beyond its limit and
+            kernels were not rebuilt (as in `Prediction.stable`); `message` says which. Such
+            settings are not ranked.
         max_learning_rate: (S,), where a constant rate with this momentum and loss diverges at the
             start of training.
         loss: predicted loss curves (S, T + 1), T the longest horizon; a shorter one is held at its
@@ -357,18 +358,7 @@ class Sweep:
         ]
         shown = SHOWN if len(self.settings) > FEW else FEW
         for i in order[:shown]:
-            times = ", ".join(self.time_words(i, e) for e in self.thresholds)
-            if self.targets:
-                below = [f"{t.words()}: step {self.time_words(i, t)}" for t in self.targets
-                         if self.times(t)[i] >= 0]  # fmt: skip
-                times = f"{times}; {', '.join(below)}"
-            mark = ", one kernel" if self.relinearized and i not in self.relinearized else ""
-            mark = ", thrown about" if i in self.rough else mark
-            mark = ", may not train" if i in self.unsure else mark
-            end = f"loss {self.final_loss[i]:.4g}{mark}"
-            lines.append(f"  {self.settings[i]!s:<40} steps {times}; {end}")
-            if self.trust.get(i) is not None:
-                lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
+            lines += self._lines(i)
         if not reached:
             lines.append("  none gets there")
         elif min(reached, shown) < len(self.settings):
@@ -385,5 +375,20 @@ class Sweep:
             which, why = self.warning.split(": ", 1)
             lines += [f"  {which}:", wrapped(f"    {why}", 4)]
         return "\n".join(lines)
+
+    def _lines(self, i: int) -> list[str]:
+        """A setting in words, and how far it can be trusted."""
+        times = ", ".join(self.time_words(i, e) for e in self.thresholds)
+        if self.targets:
+            below = [f"{t.words()}: step {self.time_words(i, t)}" for t in self.targets
+                     if self.times(t)[i] >= 0]  # fmt: skip
+            times = f"{times}; {', '.join(below)}"
+        mark = ", one kernel" if self.relinearized and i not in self.relinearized else ""
+        mark = ", thrown about" if i in self.rough else mark
+        mark = ", may not train" if i in self.unsure else mark
+        lines = [f"  {self.settings[i]!s:<40} steps {times}; loss {self.final_loss[i]:.4g}{mark}"]
+        if self.trust.get(i) is not None:
+            lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
+        return lines
 
     plot, _repr_html_, __repr__ = RESULT

@@ -133,7 +133,8 @@ def test_what_is_thrown_about_counts_twice(plain):
     [
         (-1, -1, 0.5, 0.9, None, (False, False)),
         (7, -1, 1.5, 0.9, None, (False, True)),  # before the goal, at step 10
-        (10, -1, 9.0, 0.9, None, (False, False)),  # not before it
+        (14, -1, 1.5, 0.9, None, (False, True)),  # in the segment from 8 to 14
+        (20, -1, 9.0, 0.9, None, (False, False)),  # in that from 14 on
         (-1, 3, 0.5, 0.2, None, (False, True)),
         (7, -1, 3.0, 0.9, None, (True, True)),
         (7, -1, 3.0, 0.4, None, (False, True)),
@@ -141,7 +142,8 @@ def test_what_is_thrown_about_counts_twice(plain):
     ],
 )
 def test_risks(edge, held, sharpest, share, left, expected):
-    witness = SimpleNamespace(edge_at=edge, held_from=held, sharpest=sharpest)
+    ends = (7, 8, 14, 20)
+    witness = SimpleNamespace(edge_at=edge, held_from=held, sharpest=sharpest, ends=ends)
     curve = jnp.zeros(3)
     path = Path(jnp.zeros((3, 1, 1)), curve, curve, witness=witness, unsure_from=left)
     assert _risks(path, share, 10) == expected

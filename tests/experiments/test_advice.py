@@ -1,0 +1,75 @@
+"""The benchmark of advice: rivals and tables on a grid whose answers are known."""
+
+import numpy as np
+import pytest
+
+from experiments.bench.advice import (
+    STEEPEST,
+    TENTH,
+    AdviceSettings,
+    best_place,
+    power_law,
+    rivals,
+    steps_to,
+    tables,
+)
+
+RATES = np.geomspace(0.02, 2.5, 4).tolist()
+
+
+def row(task="one", chosen=2):
+    """Four rates without momentum, losses exp(-rate t) from 1; the fourth ends in NaN."""
+    t = np.arange(151.0)
+    real = np.exp(-np.outer(RATES, t) / 10)
+    real[3, 2:] = np.nan
+    return {
+        "task": task, "goal": 0.1, "chosen": chosen, "predicted": 46, "trainings": 1.5,
+        "one_kernel": 1, "own_drop": 0, "one_kernel_trainings": 0.25,
+        "finder": {TENTH: RATES[0], STEEPEST: 10 * RATES[3]}, "rates": RATES,
+        "momenta": [0.0] * 4, "real": real.tolist(),
+    }  # fmt: skip
+
+
+def test_steps_to():
+    assert steps_to([1.0, 0.5, 0.1], 0.5) == 1
+    assert steps_to([1.0, 0.5], 0.4) == np.inf
+    assert steps_to([1.0, np.nan, 0.1], 0.5) == np.inf  # what came after is no training
+    assert steps_to([1.0, 0.4, np.nan], 0.5) == 1
+
+
+def test_power_laws_are_continued():
+    t = np.arange(16.0)
+    curve = 0.2 + 1.8 * (t + 1) ** -0.5
+    exact = ((0.4 - 0.2) / 1.8) ** -2.0  # in t + 1
+    assert power_law(curve, 0.4) == pytest.approx(exact, rel=1e-3)
+    assert power_law(curve, 0.1) > 1e4  # below its floor, as well as that is known
+    assert power_law(curve, 1.2) == np.argmax(curve <= 1.2)
+    assert power_law(np.array([1.0, np.inf, np.inf]), 0.1) == np.inf
+
+
+def test_rivals_choose_by_what_they_see():
+    found = rivals(row(), fixed=0)
+    limit = RATES[-1] / AdviceSettings.shares[1]
+    half = int(np.argmin(np.abs(np.log(np.array(RATES) / (0.5 * limit)))))
+    assert found["jaxttp.sweep"] == (2, 1.5)
+    assert found["its first kernel alone"] == (1, 0.25)
+    assert found["half the largest stable rate, no momentum"] == (half, 0.25)
+    assert found["the share and momentum best on other tasks"] == (0, 0.25)
+    assert found[f"rate finder, {TENTH}, momentum 0.9"] == (0, 100 / 150)
+    assert found[f"rate finder, {STEEPEST}, momentum 0.9"][0] == 3
+    assert found["a tenth of every training, the lowest"] == (2, 4 * 15 / 150)
+    place, cost = found["successive halving, by thirds"]
+    assert place == 2
+    assert cost == pytest.approx((4 * 15 + 1 * 30 + 1 * 90) / 150)
+
+
+def test_tables_count_what_is_near_the_best():
+    rows = [row(), row("two", chosen=1)]
+    best = int(np.ceil(10 * np.log(10) / RATES[2]))
+    assert steps_to(rows[0]["real"][1], 0.1) == np.inf  # after 230 steps
+    words = tables(rows, best_place(rows))
+    assert best_place(rows) == 2
+    assert f"| one | 0.1 | {best} | 46 | {best} | 0 % | 1.5 |" in words
+    assert f"| two | 0.1 | {best} | 46 | inf | never | 1.5 |" in words
+    assert "| jaxttp.sweep | 50% | 50% |" in words
+    assert "| the share and momentum best on other tasks | 100% | 0% | 0% | 0 % |" in words
