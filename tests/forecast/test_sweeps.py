@@ -261,7 +261,8 @@ def test_the_first_settings_say_how_far_to_trust_them():
         return jnp.tanh(x @ w["w"]) @ w["v"]
 
     settings = grid(learning_rate=(0.01, 0.5), momentum=(0.0, 0.9), steps=100)
-    found = sweep(tanh, params, x, y, settings, thresholds=(0.1,), relinearize=0)
+    options = {"thresholds": (0.1,), "relinearize": 0, "rank_by": "own"}
+    found = sweep(tanh, params, x, y, settings, **options)
     assert set(found.trust) == {i for i in range(4) if found.stable[i]}
     # The kernel grows while the last layer does, but not in 100 small steps.
     assert found.trust[0] is None
