@@ -15,9 +15,8 @@ tables of what is there. Nothing is tuned on these tasks: that is what the prese
 import argparse
 import collections
 import dataclasses
+import functools
 import itertools
-import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import optax
 
 from experiments.bench.accuracy_tables import report
 from experiments.bench.accuracy_tasks import REPORTED, TUNING, Job, make
+from experiments.bench.stored import go_on, load
 from jaxttp import empirical_ntk, predict_training_time, sketch_jacobian, train, training_time
 from jaxttp._timing import stopwatch
 from jaxttp.dynamics import diagonal_noise, diffusion, effective_learning_rate, gradient_flow
@@ -237,30 +237,13 @@ def _rounded(curve: Any) -> list[float]:
     return [float(f"{value:.6g}") for value in np.asarray(curve, np.float64)]
 
 
-def load(store: Path) -> list[dict[str, Any]]:
-    """The rows that are in the store."""
-    return [json.loads(line) for line in store.read_text().splitlines()] if store.exists() else []
-
-
 def run_all(settings: AccuracySettings, store: Path, minutes: float) -> list[dict[str, Any]]:
     """Measure what the store does not have yet, until the time is over; returns all its rows."""
-    begun, rows = time.monotonic(), load(store)
-    known = {row["name"] for row in rows}
-    done = collections.Counter(row["task"] for row in rows)
+    done = collections.Counter(row["task"] for row in load(store))
     # One task after another, so that what is compiled serves all its runs; the emptiest first.
-    for run in sorted(plan(settings), key=lambda run: (done[run.task], run.task)):
-        if run.name in known:
-            continue
-        if time.monotonic() - begun > 60 * minutes:
-            print("the time is over; call again to go on", flush=True)
-            break
-        one = time.perf_counter()
-        row = measure(run, settings)
-        rows.append(row)
-        with store.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(f"{run.name}: {time.perf_counter() - one:.1f} s", flush=True)
-    return rows
+    runs = sorted(plan(settings), key=lambda run: (done[run.task], run.task))
+    jobs = ((run.name, functools.partial(measure, run, settings)) for run in runs)
+    return go_on(store, jobs, minutes)
 
 
 def main() -> None:

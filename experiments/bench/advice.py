@@ -13,7 +13,7 @@ training, in trainings of one setting; the sweep's is its operations by count, i
 
 import argparse
 import dataclasses
-import json
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 from scipy.optimize import curve_fit
 
 from experiments.bench import accuracy_tasks, trust_tasks
-from experiments.bench.accuracy import load
+from experiments.bench.stored import go_on
 from experiments.bench.trust_tasks import Job
 from jaxttp import sweep
 from jaxttp.dynamics.stability import max_learning_rate
@@ -140,6 +140,7 @@ def finder(job: Job, choices: tuple[Hyperparameters, ...]) -> dict[str, float]:
 
 def measure(task: str, settings: AdviceSettings) -> dict[str, Any]:
     """The sweep's advice, the first kernel's, and the whole grid for real; plain values."""
+    jax.clear_caches()
     job = job_of(task)
     choices = settings_of(job, settings)
     begun = time.perf_counter()
@@ -292,20 +293,10 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = PRESETS[arguments.preset]
     store = arguments.store or Path(f"advice-{arguments.preset}.jsonl")
-    begun, rows = time.monotonic(), load(store)
-    for task in settings.only or PARTS[arguments.part]:
-        if task in {row["task"] for row in rows}:
-            continue
-        if time.monotonic() - begun > 60 * arguments.minutes:
-            print("the time is over; call again to go on")
-            break
-        jax.clear_caches()
-        rows.append(measure(task, settings))
-        with store.open("a") as file:
-            file.write(json.dumps(rows[-1]) + "\n")
-        print(task, flush=True)
-    tuned = [row for row in rows if row["task"] in PARTS["tuning"]]
     wanted = settings.only or PARTS[arguments.part]
+    jobs = ((task, functools.partial(measure, task, settings)) for task in wanted)
+    rows = go_on(store, jobs, arguments.minutes, key="task")
+    tuned = [row for row in rows if row["task"] in PARTS["tuning"]]
     rows = [row for row in rows if row["task"] in wanted and row["goal"] is not None]
     print(tables(rows, best_place(tuned or rows)))
     if not tuned:

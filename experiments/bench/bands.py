@@ -12,8 +12,6 @@ import argparse
 import dataclasses
 import functools
 import itertools
-import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ import numpy as np
 
 from experiments import cuts
 from experiments.bench.accuracy_tasks import Job, make
+from experiments.bench.stored import go_on
 from jaxttp import empirical_ntk, predict_training_time, training_time
 from jaxttp.dynamics import batch_indices
 from jaxttp.losses import encode_targets
@@ -189,17 +188,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def run_all(settings: BandSettings, store: Path, minutes: float) -> list[dict[str, Any]]:
     """Measure what the store does not have yet, until the time is over; returns all its rows."""
-    begun = time.monotonic()
-    rows = [json.loads(line) for line in store.read_text().splitlines()] if store.exists() else []
-    known = {row["name"] for row in rows}
-    for rate, batch, name in itertools.product(settings.rates, settings.batches, settings.tasks):
-        if f"{name}/{rate:g}/{batch}" in known or time.monotonic() - begun > 60 * minutes:
-            continue
-        rows.append(measure(name, rate, batch, settings))
-        with store.open("a") as file:
-            file.write(json.dumps(rows[-1]) + "\n")
-        print(rows[-1]["name"], rows[-1]["re-linearised"], flush=True)
-    return rows
+    several = itertools.product(settings.rates, settings.batches, settings.tasks)
+    jobs = (
+        (f"{name}/{rate:g}/{batch}", functools.partial(measure, name, rate, batch, settings))
+        for rate, batch, name in several
+    )
+    return go_on(store, jobs, minutes)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ long runs' extrapolations (nothing else) from disjoint subsets: what the draw of
 
 import argparse
 import dataclasses
-import json
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +23,7 @@ import optax
 from flax import nnx
 
 from experiments.bench.accuracy_tasks import Job, digits
+from experiments.bench.stored import go_on
 from jaxttp import (
     empirical_ntk,
     extrapolate,
@@ -208,17 +209,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def run_all(settings: ExtrapolationSettings, store: Path) -> list[dict[str, Any]]:
     """Measure what the store does not have yet; returns all its rows."""
-    rows = [json.loads(line) for line in store.read_text().splitlines()] if store.exists() else []
-    known = {row["name"] for row in rows}
-    for i, one in enumerate(settings.runs):
-        if name_of(*one) in known:
-            continue
-        print(f"{i + 1} of {len(settings.runs)}: {name_of(*one)}", flush=True)
-        rows.append(measure(*one, settings))
-        with store.open("a") as file:
-            file.write(json.dumps(rows[-1]) + "\n")
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
+    jobs = ((name_of(*one), functools.partial(measure, *one, settings)) for one in settings.runs)
+    return go_on(store, jobs)
 
 
 def main() -> None:

@@ -11,8 +11,7 @@ a sketch adds to it, and what a kernel costs in ways through the network and in 
 
 import argparse
 import dataclasses
-import json
-import time
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ import jax
 import numpy as np
 import optax
 
-from experiments.bench.accuracy import AccuracySettings, Run, load, plan
+from experiments.bench.accuracy import AccuracySettings, Run, plan
 from experiments.bench.accuracy_tasks import TUNING
 from experiments.bench.accuracy_tasks import make as make_tuning
+from experiments.bench.stored import go_on
 from experiments.bench.trust_tasks import FITTING, Job
 from experiments.bench.trust_tasks import make as make_fitting
 from jaxttp import train
@@ -215,16 +215,8 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = PRESETS[arguments.preset]
     store = arguments.store or Path(f"planning-{arguments.preset}.jsonl")
-    begun, rows = time.monotonic(), load(store)
-    for run in runs_of(settings):
-        if run.name in {row["name"] for row in rows}:
-            continue
-        if time.monotonic() - begun > 60 * arguments.minutes:
-            break
-        rows.append(measure(run, settings))
-        with store.open("a") as file:
-            file.write(json.dumps(rows[-1]) + "\n")
-        print(run.name, flush=True)
+    jobs = ((run.name, functools.partial(measure, run, settings)) for run in runs_of(settings))
+    rows = go_on(store, jobs, arguments.minutes)
     for words, part in (("tuning", TUNING), ("fitting", FITTING)):
         some = [row for row in rows if row["name"].split("/")[0] in part]
         if some:

@@ -1,7 +1,5 @@
 """One goal for all settings of a sweep, where the user names none."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from jaxttp.forecast.swept import Sweep
@@ -34,7 +32,7 @@ def shared_goal(curves: np.ndarray, share: float, metric: str = "loss") -> Targe
     return Target(rounded, metric) if rounded < first else None
 
 
-def with_shared_goal(swept: Sweep, rule: Rule, only: Sequence[int] | None = None) -> Sweep:
+def with_shared_goal(swept: Sweep, rule: Rule, curves: np.ndarray | None = None) -> Sweep:
     """The sweep ranked by a goal for all (`shared_goal`), where none was given and one makes sense.
 
     Not where settings have several losses, whose values say nothing of each other, nor where the
@@ -43,16 +41,11 @@ def with_shared_goal(swept: Sweep, rule: Rule, only: Sequence[int] | None = None
     Args:
         swept: with targets, if any, of the user's or of this function's choice.
         rule: by which it was read.
-        only: the settings whose ends count, if any of them is stable; those of all when None.
+        curves: those whose ends count, (S, T + 1); of all stable settings when None.
     """
     losses = {one.loss for one in swept.settings}
     if (swept.targets and not swept.shared) or len(losses) > 1 or rule.kind != "relative":
         return swept
-    curves = swept.loss if rule.metric == "loss" else swept.error
-    assert curves is not None  # it was read
-    count = swept.stable.copy()
-    if only is not None and np.any(swept.stable[list(only)]):
-        count[:] = False
-        count[list(only)] = swept.stable[list(only)]
-    goal = shared_goal(curves[count], rule.thresholds[len(rule.thresholds) // 2], rule.metric)
+    ends = rule.curve(swept.loss, swept.error)[swept.stable] if curves is None else curves
+    goal = shared_goal(ends, rule.thresholds[len(rule.thresholds) // 2], rule.metric)
     return swept if goal is None else swept.aimed(goal, rule.smooth)

@@ -104,8 +104,7 @@ def follow_leaders(
     most = len(swept.settings) if len(swept.settings) <= FEW else MOST
     screened, followed = swept, {}
     one = swept.settings[0]
-    screening = len(swept.settings) * one.steps
-    spent = _cost(lines, descent_of(one, key, protocol), None, screening)
+    spent = _cost(lines, descent_of(one, key, protocol), 0, len(swept.settings) * one.steps)
     while len(followed) < most:
         waiting = _next(swept)
         if waiting is None:
@@ -125,38 +124,38 @@ def follow_leaders(
         path = way.follow(beside, descent)
         _, rates = way.rates(beside, descent)
         stable = way.is_stable(path, rates, descent)
-        spent += _cost(beside, descent, path)
+        spent += _cost(beside, descent, path.gradient_evaluations, path.products)
         followed[waiting] = Rebuilt(way, path, stable)
         swept = _read(screened, followed, rule)
     return dataclasses.replace(swept, trainings=spent)
 
 
-def _cost(lines: Linearizer, descent: Descent, path: Path | None, products: int = 0) -> float:
+def _cost(lines: Linearizer, descent: Descent, passes: int, products: int) -> float:
     """What was done, in trainings of a setting, by count.
 
     Args:
         lines: that were asked for kernels.
         descent: the training.
-        path: along its kernels, or None.
-        products: with a kernel, beside those of the path.
+        passes: through the network, beside those of the lines.
+        products: with a kernel.
     """
     price = Price.of(lines.problem, descent, lines.estimator)
-    passes = lines.passes if path is None else lines.passes + path.gradient_evaluations
-    products += 0 if path is None else path.products
-    return price.forecast(lines.kernels, passes, products) / price.training
+    return price.forecast(lines.kernels, lines.passes + passes, products) / price.training
 
 
 def _read(screened: Sweep, followed: Mapping[int, Rebuilt], rule: Rule) -> Sweep:
     """The sweep with the settings that were followed in the place of the first kernel's."""
     swept = screened
+    if swept.shared:
+        curves = [np.asarray(rule.curve(one.path.loss, one.path.error), np.float64)[[0, -1]]
+                  for one in followed.values() if one.stable]  # fmt: skip
+        left = screened.stable.copy()
+        left[list(followed)] = False
+        rest = rule.curve(screened.loss, screened.error)[left]
+        swept = with_shared_goal(swept, rule, np.stack(curves) if curves else rest)
     for i, one in followed.items():
         swept = _replaced(swept, i, one, rule)
-    if not swept.shared:
-        return swept
-    swept = with_shared_goal(swept, rule, list(followed))
-    for i, one in followed.items():  # with their doubts of this goal
-        swept = _replaced(swept, i, one, rule)
-    return dataclasses.replace(swept, relinearized=tuple(followed))
+    return swept
 
 
 def _next(swept: Sweep) -> int | None:
@@ -183,17 +182,13 @@ def _next(swept: Sweep) -> int | None:
 def _beside(swept: Sweep, leader: int, *, higher: bool) -> int | None:
     """The setting with the next higher rate, or lower, that is like a leader otherwise."""
     one = swept.settings[leader]
-    limits = swept.max_learning_rate if swept.rate_limit is None else swept.rate_limit
-    rates = {
-        i: other.learning_rate for i, other in enumerate(swept.settings)
-        if other.learning_rate <= BEYOND * limits[i]
+    away = {
+        i: other.learning_rate - one.learning_rate for i, other in enumerate(swept.settings)
+        if other.learning_rate <= BEYOND * swept.limits[i]
         and dataclasses.replace(other, learning_rate=one.learning_rate) == one
     }  # fmt: skip
-    if higher:
-        above = [i for i, rate in rates.items() if rate > one.learning_rate]
-        return min(above, key=lambda i: rates[i], default=None)
-    below = [i for i, rate in rates.items() if rate < one.learning_rate]
-    return max(below, key=lambda i: rates[i], default=None)
+    side = [i for i, far in away.items() if (far > 0 if higher else far < 0)]
+    return min(side, key=lambda i: abs(away[i]), default=None)
 
 
 def _replaced(swept: Sweep, i: int, one: Rebuilt, rule: Rule) -> Sweep:
@@ -224,8 +219,8 @@ def _replaced(swept: Sweep, i: int, one: Rebuilt, rule: Rule) -> Sweep:
     return dataclasses.replace(
         swept, **kept, trust={**swept.trust, i: trust}, relinearized=(*swept.relinearized, i),
         uncertainty={**swept.uncertainty, i: off},
-        unsure=swept.unsure | {i} if risky else swept.unsure - {i},
-        rough=swept.rough | {i} if rough else swept.rough - {i},
+        unsure=swept.unsure | {i} if risky else swept.unsure,
+        rough=swept.rough | {i} if rough else swept.rough,
     )  # fmt: skip
 
 

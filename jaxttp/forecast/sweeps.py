@@ -92,7 +92,7 @@ def sweep(
         rank_by: where no target is given, "shared" for one that the sweep chooses for all settings
             (see `shared_goal`; the share is the middle threshold), or "own" for every setting's own
             drop, by which a slow one can seem early. Settings of several losses have their own.
-        relinearize: as in `predict_training_time`, for the settings that lead (two to five, see
+        relinearize: as in `predict_training_time`, for the settings that lead (two to eight, see
             `Sweep.relinearized`): a single kernel ranks many at once, but its times can be several
             times the real ones. 0 for one kernel alone, which takes seconds for thousands.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.

@@ -125,10 +125,15 @@ class Sweep:
         known = check_choice("threshold", goal, self.thresholds)
         return self.steps[:, self.thresholds.index(known)]
 
+    @property
+    def limits(self) -> np.ndarray:
+        """What every setting's rates are held against, (S,)."""
+        return self.max_learning_rate if self.rate_limit is None else self.rate_limit
+
     def message(self, i: int) -> str:
         """One line on the stability of setting i."""
         one = self.settings[i]
-        limits = self.max_learning_rate if self.rate_limit is None else self.rate_limit
+        limits = self.limits
         rates = one.rates()
         if one.schedule == "constant":
             rates = rates[:1]
@@ -162,8 +167,7 @@ class Sweep:
 
     def share(self, i: int) -> float:
         """The largest rate of setting i as a share of its limit at the start."""
-        limits = self.max_learning_rate if self.rate_limit is None else self.rate_limit
-        return float(self.settings[i].rates().max() / limits[i])
+        return float(self.settings[i].rates().max() / self.limits[i])
 
     def best(self, threshold: float | Target | None = None) -> int:
         """The index of the setting that gets there with the fewest steps, then the lowest loss.
