@@ -153,11 +153,14 @@ MUTANTS = [
          "jax.random.randint(key, (steps, batch_size), 0, n - 1)"),
     ),
     *group(
+        "ntk/power_law.py", "ntk/test_power_law.py",
+        ("return PowerLaw(jnp.exp(intercept), -slope", "return PowerLaw(jnp.exp(intercept), slope"),
+    ),
+    *group(
         "ntk/spectrum.py", "ntk/test_spectrum.py",
         ("values, vectors = values[::-1], vectors.T[::-1]",
          "values, vectors = values[::-1], vectors[::-1]"),
         ("values = jnp.maximum(values, jnp.zeros((), values.dtype))", "values = jnp.abs(values)"),
-        ("return PowerLaw(jnp.exp(intercept), -slope", "return PowerLaw(jnp.exp(intercept), slope"),
         ("@ jnp.reshape(residual, -1)) ** 2", "@ jnp.reshape(residual, -1))"),
         ("scale = jnp.sqrt(system.values[:count])", "scale = (system.values[:count])"),
         ("good = (values[0] >= -tolerance)", "good = (values[0] >= tolerance)"),

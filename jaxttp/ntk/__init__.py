@@ -1,27 +1,24 @@
 """The kernel, and nothing that moves: exact, sketched, matrix-free, and its spectrum."""
 
 from jaxttp.ntk._plan import KernelPlan
+from jaxttp.ntk.density import SpectralDensity, extreme_eigenvalues, spectral_density
 from jaxttp.ntk.estimators import ClassSketched, Estimate, Exact, KernelEstimator, Sketched
 from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
 from jaxttp.ntk.operator import NTKOperator, ntk_operator
+from jaxttp.ntk.power_law import PowerLaw, fit_power_law
 from jaxttp.ntk.row_sharded import RowSharded
 from jaxttp.ntk.sketch import ClassSketch, class_sketch, sketch_error, sketch_jacobian
 from jaxttp.ntk.spectrum import (
     ClassSeparation,
     Eigensystem,
-    PowerLaw,
     PSDReport,
-    SpectralDensity,
     as_matrix,
     class_separation,
     eigendecomposition,
-    extreme_eigenvalues,
-    fit_power_law,
     gradient_components,
     label_alignment,
     psd_report,
-    spectral_density,
 )
 from jaxttp.ntk.stored import StoredKernel, open_kernel, store_kernel
 

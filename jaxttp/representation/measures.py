@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_choice, check_several
 from jaxttp._double import double
 from jaxttp._result import RESULT, describe
-from jaxttp.ntk.spectrum import PowerLaw, fit_power_law
+from jaxttp.ntk.power_law import PowerLaw, fit_power_law
 from jaxttp.representation._inputs import refuse
 from jaxttp.representation.moments import FeatureMoments, singular_values, values_of
 
@@ -117,7 +117,7 @@ def alpha_req(
         center: subtract the mean first (the eigenvalues of the covariance).
 
     Returns:
-        A `jaxttp.ntk.spectrum.PowerLaw`: `exponent` is alpha, `window` the ranks that were used,
+        A `jaxttp.ntk.PowerLaw`: `exponent` is alpha, `window` the ranks that were used,
         `r_squared` how good the line is.
 
     Raises:

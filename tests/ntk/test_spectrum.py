@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 
 from jaxttp.ntk import (
-    as_matrix,
     class_separation,
     eigendecomposition,
     extreme_eigenvalues,
-    fit_power_law,
     gradient_components,
     label_alignment,
-    ntk_operator,
     psd_report,
-    spectral_density,
 )
 from tests import oracles
 from tests.draws import normal
@@ -50,49 +46,6 @@ def test_psd_report(smallest, expected):
     np.testing.assert_allclose(report.smallest, smallest, atol=1e-14)  # eps
     lopsided = jnp.array([[1.0, 0.5], [0.0, 1.0]])
     assert not bool(psd_report(lopsided).is_psd)
-
-
-@pytest.mark.slow
-def test_lanczos_extremes_of_arrays_and_operators():
-    values = jnp.linspace(0.5, 3.0, 20)
-    low, high = extreme_eigenvalues(prescribed(values)[1], key=jax.random.key(0))
-    # Full Krylov space with reorthogonalisation: exact up to rounding.
-    np.testing.assert_allclose([low, high], [0.5, 3.0], rtol=1e-10)
-    apply_fn, params, x = mlp()
-    theta = as_matrix(oracles.kernel(apply_fn, params, x))
-    operator = ntk_operator(apply_fn, params, x)
-    _, high = extreme_eigenvalues(operator, key=jax.random.key(0), depth=12)
-    np.testing.assert_allclose(high, jnp.linalg.eigvalsh(theta)[-1], rtol=1e-8)  # 12 of 15 steps
-
-
-def test_density_has_the_moments_of_the_spectrum():
-    values = jnp.linspace(1.0, 2.0, 50)
-    _, matrix = prescribed(values)
-    density = spectral_density(matrix, key=jax.random.key(1), depth=10, probes=40)
-    np.testing.assert_allclose(jnp.sum(density.weights), 1.0, rtol=1e-12)  # rounding
-    # Quadrature is exact for low moments; what is left is the noise of 40 probes in dimension 50.
-    for power in (1, 2):
-        got = jnp.sum(density.weights * density.nodes**power)
-        np.testing.assert_allclose(got, jnp.mean(values**power), rtol=0.02)
-    grid = jnp.linspace(-1.0, 4.0, 2001)
-    area = jnp.trapezoid(density.smoothed(grid, 0.1), grid)
-    np.testing.assert_allclose(area, 1.0, rtol=1e-3)  # tails of the bumps beyond the grid
-
-
-def test_power_law_and_its_goodness():
-    ranks = jnp.arange(1.0, 201.0)
-    law = fit_power_law(2.0 * ranks**-1.3, window=(5, 150))
-    np.testing.assert_allclose([law.exponent, law.coefficient], [1.3, 2.0], rtol=1e-10)  # rounding
-    np.testing.assert_allclose(law.r_squared, 1.0, rtol=1e-10)
-    assert law.window == (5, 150)
-    # An exponential is no power law, and says so.
-    assert float(fit_power_law(jnp.exp(-ranks / 10), window=(1, 200)).r_squared) < 0.9
-
-
-@pytest.mark.parametrize("window", [(0, 5), (5, 5), (3, 300)])
-def test_bad_windows(window):
-    with pytest.raises(ValueError, match="window"):
-        fit_power_law(jnp.ones(200), window=window)
 
 
 @pytest.mark.slow

@@ -1,0 +1,43 @@
+"""Spectra by Lanczos: extremes and densities."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp.ntk import (
+    as_matrix,
+    extreme_eigenvalues,
+    ntk_operator,
+    spectral_density,
+)
+from tests import oracles
+from tests.ntk.networks import mlp
+from tests.ntk.test_spectrum import prescribed
+
+
+@pytest.mark.slow
+def test_lanczos_extremes_of_arrays_and_operators():
+    values = jnp.linspace(0.5, 3.0, 20)
+    low, high = extreme_eigenvalues(prescribed(values)[1], key=jax.random.key(0))
+    # Full Krylov space with reorthogonalisation: exact up to rounding.
+    np.testing.assert_allclose([low, high], [0.5, 3.0], rtol=1e-10)
+    apply_fn, params, x = mlp()
+    theta = as_matrix(oracles.kernel(apply_fn, params, x))
+    operator = ntk_operator(apply_fn, params, x)
+    _, high = extreme_eigenvalues(operator, key=jax.random.key(0), depth=12)
+    np.testing.assert_allclose(high, jnp.linalg.eigvalsh(theta)[-1], rtol=1e-8)  # 12 of 15 steps
+
+
+def test_density_has_the_moments_of_the_spectrum():
+    values = jnp.linspace(1.0, 2.0, 50)
+    _, matrix = prescribed(values)
+    density = spectral_density(matrix, key=jax.random.key(1), depth=10, probes=40)
+    np.testing.assert_allclose(jnp.sum(density.weights), 1.0, rtol=1e-12)  # rounding
+    # Quadrature is exact for low moments; what is left is the noise of 40 probes in dimension 50.
+    for power in (1, 2):
+        got = jnp.sum(density.weights * density.nodes**power)
+        np.testing.assert_allclose(got, jnp.mean(values**power), rtol=0.02)
+    grid = jnp.linspace(-1.0, 4.0, 2001)
+    area = jnp.trapezoid(density.smoothed(grid, 0.1), grid)
+    np.testing.assert_allclose(area, 1.0, rtol=1e-3)  # tails of the bumps beyond the grid
