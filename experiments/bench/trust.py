@@ -31,6 +31,7 @@ from jaxttp.forecast import Hyperparameters
 from jaxttp.forecast._trust import SLACK, learning_speeds, trust_in_path, trust_in_speeds
 from jaxttp.forecast.leaders import heavy_ball_path
 from jaxttp.losses import encode_targets
+from jaxttp.rule import Rule
 from jaxttp.training import make_step
 
 STEPS = 120
@@ -153,16 +154,21 @@ def measure(run: Run) -> dict[str, Any]:
         "speeds": {str(t): speed for t, speed in speeds.items()},
         "trust": None if lost else trust_in_speeds(speeds, curve),
     }
-    path = relinearized_recursion(
-        apply_fn, params, x, targets, loss=loss, optimizer=BALL.optimizer, steps=STEPS,
-        kernel_fn=functools.partial(_kernel, apply_fn, x), rebuilds="auto", **batches,
-    )  # fmt: skip
-    lost = int(path.diverged_at) >= 0
-    out["auto"] = {
-        "curve": None if lost else path.loss.tolist(),
-        "trust": None if lost else trust_in_path(path, THRESHOLDS),
-        "kernels": path.kernels,
-    }
+    for name, rebuilds in (("rebuilt 1", 1), ("rebuilt 2", 2), ("auto", "auto")):
+        path = relinearized_recursion(
+            apply_fn, params, x, targets, loss=loss, optimizer=BALL.optimizer, steps=STEPS,
+            kernel_fn=functools.partial(_kernel, apply_fn, x), rebuilds=rebuilds, **batches,
+        )  # fmt: skip
+        lost = int(path.diverged_at) >= 0
+        out[name] = {
+            "curve": None if lost else path.loss.tolist(),
+            "trust": None if lost else trust_in_path(path, Rule(THRESHOLDS)),
+            "kernels": path.kernels,
+            "held_from": int(path.held_from),
+            "edge_at": int(path.edge_at),
+            "left_at": int(path.left_at),
+            "uncertainty": path.loss_uncertainty.tolist(),
+        }
     return out
 
 

@@ -45,7 +45,7 @@ def run_batches(
     """`run_segment` where there are batches and all kernels are factored."""
     ends = (knots[0], knots[-1])
     folded = [[_fold(_factors(knot), end.damping) for end in ends] for knot in knots]
-    space = _Space(knots, folded, here.f, defect, start, end)
+    space = _Space(knots, folded, here.f, defect, start)
     shape, count, dtype = here.f.shape, len(here.vectors), train.dtype
     size, rows = here.f.size, 2 * here.f.size + len(here.vectors)
     # One kernel sees what both knots' gradients came to; two see each of them.
@@ -55,8 +55,9 @@ def run_batches(
 
     def step(t: Array, carry: tuple) -> tuple:
         weights, state, moved, carried, is_alive, length, shares, moves, path = carry
-        tau, batch = share(line, weights[:rows], size, t, start, end), indices[t]
-        there = space.outputs(t[None], [each[None] for each in moved + carried], batch)
+        tau, batch = shares[t], indices[t]
+        part = risen(tau, t, end)
+        there = space.outputs(part[None], [each[None] for each in moved + carried], batch)
         f = there.reshape(batch.shape[0], -1)
         is_alive = is_alive & jnp.all(jnp.abs(f) < limit)
         gradient = loss.gradient(f, targets[batch]) / batch.shape[0]
@@ -69,6 +70,7 @@ def run_batches(
         state = keep_dtypes(after, state)
         weights = jnp.asarray(optax.apply_updates(weights, updates))
         come, push = _displaced(updates[rows:].reshape(many, width), updates[2 * size : rows], tau)
+        shares = shares.at[t + 1].set(share(line, weights[:rows], size, t + 1, start, end))
         moved = [q + more for q, more in zip(moved, come, strict=True)]
         carried = [c + more for c, more in zip(carried, push, strict=True)]
         if len(knots) == 1:
@@ -76,7 +78,7 @@ def run_batches(
         if record:
             moves = moves.at[t].set(updates[:rows])
         path = [whole.at[t + 1].set(now) for whole, now in zip(path, moved + carried, strict=True)]
-        return weights, state, moved, carried, is_alive, length, shares.at[t].set(tau), moves, path
+        return weights, state, moved, carried, is_alive, length, shares, moves, path
 
     horizon = train.shape[0]
     moved, carried = ([jnp.zeros(n, dtype) for _ in knots] for n in (width, count))
@@ -87,7 +89,7 @@ def run_batches(
     weights, state, _, _, _, length, shares, moves, path = jax.lax.fori_loop(
         start, end, step, first
     )
-    train, diverged_at = _held(space.fill(train, path, end), start, end, limit)
+    train, diverged_at = _held(space.fill(train, path, shares, end), start, end, limit)
     kept = [row.astype(dtype)[:rows] for row in (weights, *slots(optimizer, state))]
     state = optax.tree_utils.tree_map_params(optimizer, lambda leaf: leaf[:rows], state)
     return Run(train, kept, state, diverged_at, length, shares, moves)
@@ -102,7 +104,6 @@ class _Space(NamedTuple):
         f: outputs where the segment starts (N, C).
         defect: what comes up of them by the segment's end, see `risen`.
         start: the step.
-        end: its last.
     """
 
     knots: list[Knot]
@@ -110,13 +111,12 @@ class _Space(NamedTuple):
     f: Array
     defect: Array
     start: Array
-    end: Array
 
-    def outputs(self, steps: Array, at: list[Array], batch: Array | None) -> Array:
+    def outputs(self, part: Array, at: list[Array], batch: Array | None) -> Array:
         """Outputs (S, B C) on a batch or, with None, on all samples.
 
         Args:
-            steps: (S,).
+            part: how much of the defect there is (S,).
             at: displacement then, of every knot's factors (S, k) and then of its vectors.
             batch: indices (B,).
         """
@@ -125,8 +125,7 @@ class _Space(NamedTuple):
         def of(values: Array) -> Array:
             return values if batch is None else _picked(values, batch, shape[1])
 
-        part = risen(steps, self.start, self.end, self.f.dtype)[:, None]
-        f = of(self.f.reshape(-1))[None] + part * of(self.defect.reshape(-1))[None]
+        f = of(self.f.reshape(-1))[None] + part[:, None] * of(self.defect.reshape(-1))[None]
         count = len(self.knots)
         for knot, moved, carried in zip(self.knots, at[:count], at[count:], strict=True):
             f = f + jnp.dot(moved, of(_factors(knot).rows).T, precision="highest")
@@ -150,20 +149,23 @@ class _Space(NamedTuple):
             images += [seen[0] + seen[1]] if len(self.knots) == 1 else seen
         return images
 
-    def fill(self, train: Array, path: list[Array], end: Array) -> Array:
+    def fill(self, train: Array, path: list[Array], shares: Array, end: Array) -> Array:
         """Outputs (T + 1, N, C) with those of the segment.
 
         Args:
             train: up to its start.
             path: displacements (T + 1 + CHUNK, ...) as in `outputs`.
+            shares: as in `Run`.
             end: its end.
         """
+        shares = jnp.concatenate([shares, jnp.zeros(CHUNK, shares.dtype)])
 
         def chunk(number: Array, train: Array) -> Array:
             low = self.start + 1 + number * CHUNK
             steps = low + jnp.arange(CHUNK)
             some = [jax.lax.dynamic_slice_in_dim(each, low, CHUNK) for each in path]
-            found = self.outputs(steps, some, None).reshape(CHUNK, *self.f.shape)
+            part = risen(jax.lax.dynamic_slice_in_dim(shares, low, CHUNK), steps, end)
+            found = self.outputs(part, some, None).reshape(CHUNK, *self.f.shape)
             old = jax.lax.dynamic_slice_in_dim(train, low, CHUNK)
             found = jnp.where((steps <= end)[:, None, None], found, old)
             return jax.lax.dynamic_update_slice_in_dim(train, found, low, 0)

@@ -135,7 +135,7 @@ def settle(
     diverged_at = jnp.where(alive & (run.diverged_at >= 0), run.diverged_at, diverged_at)
     good = (diverged_at < 0) & jnp.all(jnp.isfinite(f))
     f = jnp.where(good, f, run.train[end])
-    part = risen(ts, start, end, f.dtype)[:, None, None]
+    part = risen(run.shares, ts, end)[:, None, None]
     train = jnp.where(inside, run.train + part * (f - run.train[end])[None], run.train)
     return train, jnp.where(inside, found, provisional), diverged_at, f
 

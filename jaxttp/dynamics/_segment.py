@@ -71,7 +71,7 @@ class Run(NamedTuple):
         diverged_at: first step whose outputs could not be represented, or -1.
         length: ||w_t - w_{t-1}|| by the kernel at the segment's start, (T + 1,); zeros with two
             knots.
-        shares: tau of each step (T + 1,), zero outside the segment.
+        shares: tau at each step from the segment's start to its end (T + 1,), zero outside.
         moves: coefficients of the updates (T + 1, 2 N C + k), row t that from step t to t + 1, zero
             outside the segment; None where no other samples are followed.
     """
@@ -150,24 +150,25 @@ def run_segment(
 
     def step(t: Array, carry: tuple) -> tuple:
         weights, state, f, train, length, diverged_at, shares, moves = carry
-        tau = share(line, weights, size, t, start, end)
+        tau = shares[t]
         batch = None if indices is None else indices[t]
         gradient = dual_gradient(loss, f, targets, batch).reshape(-1)
         near, far = (gradient if k.damping is None else k.damping(gradient) for k in ends)
         split = [(1 - tau) * near, tau * far, jnp.zeros(count, dtype)]
         updates, after = optimizer.update(jnp.concatenate(split), state, weights)
         updates, state = jnp.asarray(updates, dtype), keep_dtypes(after, state)
-        comes = risen(t + 1, start, end, dtype) - risen(t, start, end, dtype)
-        new_f = f + _move(knots, updates, tau, shape) + comes * defect
+        new_f = f + _move(knots, updates, tau, shape)
         if len(knots) == 1:  # it is asked for ahead only, and shares the product of the move
             length = length.at[t + 1].set(_length(knots[0], products, updates, shape))
         weights = jnp.asarray(optax.apply_updates(weights, updates))
+        come = share(line, weights, size, t + 1, start, end)
+        shares = shares.at[t + 1].set(come)
+        new_f = new_f + (risen(come, t + 1, end) - risen(tau, t, end)) * defect
         good = (diverged_at < 0) & jnp.all(jnp.abs(new_f) < output_limit(dtype))
         diverged_at = jnp.where(good | (diverged_at >= 0), diverged_at, t + 1)
         f = jnp.where(good, new_f, f)
         if record:
             moves = moves.at[t].set(jnp.where(good, updates, 0.0))
-        shares = shares.at[t].set(tau)
         return weights, state, f, train.at[t + 1].set(f), length, diverged_at, shares, moves
 
     zeros = jnp.zeros(train.shape[0], dtype)
@@ -214,12 +215,18 @@ def share(
     return jnp.where(line.size > 0, jnp.clip(come / safe, *OVERSHOOT), timed)
 
 
-def risen(t: Array, start: Array, end: Array, dtype: Any) -> Array:
-    """How much of a segment's defect there is at step t, as a share of that at its end.
+def risen(come: Array, t: Array, end: Array) -> Array:
+    """How much of a segment's defect there is, as a share of that at its end.
 
-    What a linearisation misses grows at least as the square of the way.
+    What a linearisation misses grows as the square of the way, not of the time: on a long segment
+    most of the way is covered in the first steps, and later ones contract what came up early.
+
+    Args:
+        come: the share of the chord that the weights have come.
+        t: the step, of the same shape.
+        end: the segment's last, where all of it is there.
     """
-    return jnp.asarray(((t - start) / (end - start)) ** 2, dtype)
+    return jnp.where(t >= end, 1.0, jnp.clip(come, 0.0, 1.0) ** 2)
 
 
 @jax.jit
@@ -253,7 +260,7 @@ def follow_beside(
     moved = jnp.where(jnp.isnan(moved), begun, jnp.clip(moved, -limit, limit))
     if arrived is not None:
         arrived = jnp.where(jnp.all(jnp.isfinite(arrived)), arrived, moved[end])
-        part = risen(ts, start, end, f.dtype)[:, None, None]
+        part = risen(run.shares, ts, end)[:, None, None]
         moved = moved + part * (arrived - moved[end])[None]
     return jnp.where(((ts > start) & (ts <= end))[:, None, None], moved, path)
 
