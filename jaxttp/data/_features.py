@@ -40,7 +40,7 @@ def fit_features(
         parts.append(column.standardized(values))
     encoded = [column for column in columns if column.words]
     if fill is not None:
-        done.append(_filled_words(table, fill, words=bool(encoded)))
+        done.append(_filled_words(table, fill, columns))
     if one_hot:
         width = sum(column.width for column in encoded)
         of_words = f"{len(encoded)} column{'' if len(encoded) == 1 else 's'} of words"
@@ -74,7 +74,10 @@ def _fill_value(cells: list[str], fill: str, *, words: bool) -> float | str:
     return np.asarray(SimpleImputer(strategy=strategy).fit(column).statistics_).tolist()[0]
 
 
-def _filled_words(table: Cells, fill: str, *, words: bool) -> str:
+def _filled_words(table: Cells, fill: str, columns: list[Column]) -> str:
+    """How many values were filled, and with what."""
+    of_words = [index for index in table.features if columns[index].words]
+    words = any(is_missing(row[index]) for row in table.rows for index in of_words)
     gaps = [sum(map(is_missing, row[:-1])) for row in table.rows]
     total, rows = sum(gaps), sum(map(bool, gaps))
     kind = "most frequent value" if fill == "most_frequent" else fill
