@@ -39,7 +39,8 @@ PUBLIC = (
 INPUTS = {
     "Model", "Candidate", "Device", "Hyperparameters", "GaussNewtonState", "LinearGaussNewton",
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
-    "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem", "Descent", "Rule",
+    "Dataset", "Column", "Columns", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem",
+    "Descent", "Rule",
     "Target", "OptimizerChoice", "Arrival",
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
     "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Noisy", "Linearizer",

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from jaxttp import _interrupt
-from jaxttp.cli._shell import OneLine
+from jaxttp.cli._shell import Grouped, OneLine
 from jaxttp.cli.compare import compare
 from jaxttp.cli.conditioning import conditioning
 from jaxttp.cli.doctor import doctor
@@ -56,7 +56,7 @@ for command, words in (
     (report, "Forecast, sweep and spectrum on one HTML page."),
     (doctor, "Does this machine compute what it should? What to mend."),
 ):
-    app.command(command.__name__.replace("_", "-"), short_help=words)(command)
+    app.command(command.__name__.replace("_", "-"), cls=Grouped, short_help=words)(command)
 
 
 def main() -> None:

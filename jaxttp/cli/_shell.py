@@ -20,7 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from jaxttp._files import replaced
 from jaxttp._interrupt import whole
@@ -57,6 +57,18 @@ class OneLine(TyperGroup):
             print(_one_line(words()), file=sys.stderr)
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+class Grouped(TyperCommand):
+    """A command whose `--help` stands with the options about output, not in a group of its own."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The option for help, in the group of the output."""
+        found = super().get_help_option(ctx)
+        if found is not None:
+            vars(found)["rich_help_panel"] = "Output"
+            found.metavar = ""  # a switch, as the others
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

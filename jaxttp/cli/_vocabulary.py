@@ -205,6 +205,19 @@ TASK: dict[str, Declared] = {
         "30",
         parse_samples,
     ),
+    "label": Declared(
+        Annotated[str | None, option("Task", "Column of a CSV, by name or number (default: last).")]
+    ),
+    "fill": Declared(
+        Annotated[
+            str | None,
+            option(
+                "Task",
+                "Fill empty cells of a CSV: median, mean, most_frequent.",
+                autocompletion=_names("median", "mean", "most_frequent"),
+            ),
+        ]
+    ),
     "drop_missing": Declared(
         Annotated[
             bool, flag("Task", "Leave out rows of a CSV with empty cells.", "--drop-missing")

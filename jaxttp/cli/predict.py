@@ -36,6 +36,9 @@ def _write(result: Any, folder: Path) -> list[Path]:
     paths = [folder / "prediction.json", folder / "prediction.png"]
     write_json(paths[0], result.to_json())
     save(result.plot(), paths[1])
+    if (columns := result.task.columns) is not None:
+        paths.append(folder / "columns.json")
+        write_json(paths[-1], columns.to_json())
     return paths
 
 

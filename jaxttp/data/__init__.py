@@ -1,6 +1,7 @@
 """Named data sets as NumPy arrays, and parts of them."""
 
 from jaxttp.data.cache import cached
+from jaxttp.data.columns import Column, Columns
 from jaxttp.data.dataset import Dataset
 from jaxttp.data.images import (
     Preprocessing,
@@ -16,6 +17,8 @@ from jaxttp.data.transforms import downsample, grayscale, whiten
 
 __all__ = [
     "Dataset",
+    "Column",
+    "Columns",
     "dataset_names",
     "load_dataset",
     "load_table",

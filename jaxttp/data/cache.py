@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxttp._files import parse_json, replaced
 from jaxttp.data._archives import PROBLEMS, read_arrays
+from jaxttp.data.columns import Columns
 from jaxttp.data.dataset import Dataset
 
 
@@ -56,6 +57,7 @@ def cached(
         "description": dataset.description,
         "num_classes": dataset.num_classes,
         "class_names": dataset.class_names,
+        "columns": None if dataset.columns is None else dataset.columns.to_json(),
         "settings": text,
     }
     arrays = {"x": dataset.x, "y": dataset.y, "meta": np.array(json.dumps(meta, sort_keys=True))}
@@ -77,6 +79,8 @@ def _read_cached(path: Path, settings: str) -> Dataset:
         meta = parse_json(str(arrays["meta"]))
         own = meta.pop("settings")
         meta["class_names"] = tuple(meta["class_names"])
+        if (columns := meta.pop("columns", None)) is not None:  # older files have none
+            meta["columns"] = Columns.from_json(columns)
         found = Dataset(x=arrays["x"], y=arrays["y"], **meta)
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ValueError(f"cache file {path} is damaged ({problem}); {_REMEDY}") from problem

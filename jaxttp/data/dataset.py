@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxttp._samples import count, shape_words, take
+from jaxttp.data.columns import Columns
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -21,6 +22,8 @@ class Dataset:
         description: what it is, and how x and y were scaled.
         num_classes: number of classes; None for regression.
         class_names: the classes' names in the order of their labels; empty for regression.
+        columns: of a table of one's own, how its columns became x and y: means, deviations, fills,
+            and `Columns.prepare` for new rows; None for other data.
 
     Raises:
         ValueError: dtypes, lengths or labels that do not fit together.
@@ -37,6 +40,7 @@ class Dataset:
     description: str
     num_classes: int | None = None
     class_names: tuple[str, ...] = ()
+    columns: Columns | None = None
 
     def __post_init__(self):
         if isinstance(self.x, Mapping):

@@ -9,9 +9,11 @@ import numpy as np
 
 from jaxttp._checks import check_integer
 from jaxttp._files import parse_json
+from jaxttp.data._cells import read_labels, read_rows
 from jaxttp.data._standardized import standardized
+from jaxttp.data.columns import Column, Columns
 from jaxttp.data.dataset import Dataset
-from jaxttp.data.tables import class_labels, last_column, read_rows
+from jaxttp.data.tables import class_labels
 
 COLUMNS = ("text", "label")
 
@@ -158,7 +160,7 @@ def load_texts(
             f"data={str(path)!r}: the text in line {blank[0]} is empty, {len(blank)} of "
             f"{len(texts)} are; fill them in, or leave them out."
         )
-    y = last_column(path, lines, labels)
+    y = read_labels(path, lines, labels, "column 'label'")
     names = class_labels(path, y)
     x = tokenizer(texts, max_length=max_length)
     left = [name for name in head if name.lower() not in COLUMNS]
@@ -166,8 +168,10 @@ def load_texts(
     cut = "" if max_length is None else f", cut at {max_length}"
     words = f"{path.name}, texts of up to {x['ids'].shape[1]} tokens{cut}{also}."
     if names is None:
-        targets = standardized(np.asarray(y, np.float64).reshape(len(y), 1)).astype(np.float32)
-        return Dataset(x, targets, path.name, words)
+        values = np.asarray(y, np.float64).reshape(len(y), 1)
+        columns = Columns((), (Column.fitted(COLUMNS[1], values),))
+        targets = standardized(values).astype(np.float32)
+        return Dataset(x, targets, path.name, words, columns=columns)
     shown = tuple(str(int(name)) if names.dtype.kind == "f" else str(name) for name in names)
     codes = np.searchsorted(names, y).astype(np.int32)
     return Dataset(x, codes, path.name, words, len(names), shown)

@@ -2,7 +2,12 @@
 
     df = -(eta/N) Theta g(f) dt + (eta/sqrt(B)) S(f) dn,      S S^T = J Sigma J^T
 
-One Euler-Maruyama step a step of the optimiser has the mean and the covariance of a real step.
+One Euler-Maruyama step a step of the optimiser has the mean and the covariance of a real step. With
+an optimiser the state is that of every mode, s = (f - f_0, accumulators), which a step moves by its
+own map (schedules, velocities):
+
+    ds = ((M_t - 1) s + b_t Theta g(f)/N) dt + (b_t/sqrt(B)) S(f) dn .
+
 Neither the SDE nor its noise model is needed to FOLLOW mini-batch training, which `recursion` does
 exactly with given batches; it is for what all possible batches would do.
 """
@@ -15,15 +20,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
+import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer, check_key
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
-from jaxttp.dynamics._kernels import apply_kernel, check_problem, check_rate, flatten_kernel
+from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol_scale
-from jaxttp.dynamics.rates import effective_learning_rate
+from jaxttp.dynamics.optimizers import HeavyBall
+from jaxttp.dynamics.rates import every_step
 from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel, KernelLike
@@ -73,7 +80,8 @@ def diffusion(
     y: Any,
     *,
     loss: str | Loss,
-    learning_rate: Any,
+    learning_rate: Any = None,
+    optimizer: optax.GradientTransformation | HeavyBall | None = None,
     batch_size: int,
     steps: int,
     key: Array | None,
@@ -95,14 +103,17 @@ def diffusion(
         f0: outputs before training (N, C).
         y: integer labels (N,) or targets (N, C).
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.
-        learning_rate: eta > 0 of the optimiser.
+        learning_rate: eta > 0 of gradient descent. Give either this or `optimizer`.
+        optimizer: a linear optax transformation without weight decay (see `linear_filter`): its
+            schedule and its velocity are followed step by step.
         batch_size: B, samples a step.
         steps: number of the optimiser's steps T.
         key: a `jax.random.key`.
         noise: "full", the exact covariance at every moment; "diagonal", a fixed covariance whose
             AMPLITUDE shrinks with ||g_t|| / ||g_0||; "constant", the same without shrinking (an
             ablation: it has the wrong asymptote); "none". The fixed covariance is `noise_kernel`.
-        momentum: heavy-ball m, by the effective learning rate eta/(1 - m) in drift and noise.
+        momentum: heavy-ball m, with `learning_rate`: by the effective rate eta/(1 - m) in drift
+            and noise. ``optimizer=optax.sgd(eta, m)`` follows the velocity itself.
         protocol: whose noise, see `batch_indices`: "replacement" is white noise, "independent" the
             same times sqrt((N - B)/(N - 1)), "epochs" has increments that cancel over an epoch, as
             those of a shuffle do (`EpochNoise`).
@@ -122,7 +133,9 @@ def diffusion(
         A `Diffusion`.
 
     Raises:
-        ValueError: bad shapes, labels, options; a missing key; a solver that the noise forbids.
+        ValueError: bad shapes, labels, options; a missing key; a solver that the noise forbids;
+            neither or both of learning_rate and optimizer, an optimizer that is not linear or
+            decays the weights.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -155,9 +168,11 @@ def diffusion(
             f"solver={solver!r} is for additive white noise: noise='constant' or 'none', and "
             "protocol='independent' or 'replacement'. Use 'euler'."
         )
-    rate = effective_learning_rate(check_rate(learning_rate), momentum)
-    rate = jnp.asarray(rate, f0.dtype)
-    amplitude = rate * scale / batch_size**0.5
+    maps = tuple(
+        jnp.asarray(part, f0.dtype)
+        for part in every_step(learning_rate, momentum, optimizer, steps)
+    )
+    amplitude = jnp.asarray(scale / batch_size**0.5, f0.dtype)
     starts = (f0,) if f0_test is None else (f0, f0_test)
     kernels = (kernel,) if kernel_test is None else (kernel, kernel_test)
 
@@ -172,7 +187,7 @@ def diffusion(
         epoch if protocol == "epochs" else None, kappa,
     )  # fmt: skip
     states, curves, diverged_at = _simulate(
-        kernels, starts, targets, rate, amplitude, root, key, plan
+        kernels, starts, targets, maps, amplitude, root, key, plan
     )
     train, test = (None, None) if states is None else (*states, None)[:2]
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
@@ -194,60 +209,107 @@ class _Plan(NamedTuple):
     kappa: float
 
 
+class _Stirred(NamedTuple):
+    """Drift and noise of the state (f - f_0, accumulators), (1 + k, ., C) for every set of samples.
+
+    Its `maps` are those of `every_step`, its `root` is empty with the full noise.
+    """
+
+    kernels: tuple[Kernel, ...]
+    starts: tuple[Array, ...]
+    targets: Array
+    maps: tuple[Array, Array]
+    amplitude: Array
+    root: tuple[Array, ...]
+    plan: _Plan
+
+    @property
+    def rest(self) -> tuple[Array, ...]:
+        """The state before training."""
+        slots = self.maps[1].shape[1]
+        return tuple(jnp.zeros((slots, *f.shape), f.dtype) for f in self.starts)
+
+    def outputs(self, state: tuple) -> tuple[Array, ...]:
+        """Outputs on every set of samples."""
+        return tuple(start + part[0] for start, part in zip(self.starts, state, strict=True))
+
+    def alive(self, f: Array) -> Array:
+        """Whether outputs are below the limit; beyond it the path is held."""
+        return jnp.all(jnp.abs(f) < output_limit(f.dtype))
+
+    def held(self, f: Array) -> Array:
+        """Outputs within the limit."""
+        limit = output_limit(f.dtype)
+        return jnp.clip(jnp.nan_to_num(f, nan=limit), -limit, limit)
+
+    def force(self, f: Array) -> Array:
+        """The gradient, zero beyond the limit."""
+        return jnp.where(self.alive(f), self.plan.loss.gradient(f, self.targets), 0.0)
+
+    def now(self, values: Array, t: Any) -> Array:
+        """The entry of the step that t lies in."""
+        step = jnp.floor(t + 0.25 / self.plan.substeps).astype(int)
+        return values[jnp.clip(step, 0, self.plan.steps - 1)]
+
+    def drift(self, t: Any, state: tuple, args: Any) -> tuple:
+        """What a full batch does: (M - 1) s + b Theta g/N."""
+        f, (still, pulls) = self.outputs(state)[0], self.maps
+        force, pulled = self.force(f) / f.shape[0], self.now(pulls, t)
+        change = self.now(still, t) - jnp.eye(len(pulled), dtype=f.dtype)
+        moves = [jnp.multiply.outer(pulled, apply_kernel(k, force)) for k in self.kernels]
+        return tuple(
+            jnp.where(self.alive(f), jnp.tensordot(change, part, 1) + move, 0.0)
+            for part, move in zip(state, moves, strict=True)
+        )
+
+    def spread(self, t: Any, state: tuple, args: Any) -> lx.AbstractLinearOperator:
+        """The noise factor S into every part of the state by b, times the amplitude."""
+        f = self.outputs(state)[0]
+        force, pulled = self.force(f), self.amplitude * self.now(self.maps[1], t)
+        if self.plan.noise == "full":
+
+            def move(v: Array) -> tuple[Array, ...]:
+                each = (apply_noise(k, force, v) for k in self.kernels)
+                return tuple(jnp.multiply.outer(pulled, one) for one in each)
+
+            return lx.FunctionLinearOperator(move, jax.ShapeDtypeStruct(f.shape[:1], f.dtype))
+        left: Any = 1.0
+        if self.plan.noise == "diagonal":
+            first = jnp.linalg.norm(self.plan.loss.gradient(self.starts[0], self.targets))
+            left = jnp.linalg.norm(force) / jnp.where(first > 0, first, 1.0)
+        left = jnp.where(self.alive(f), left, 0.0)
+        moved = tuple(jnp.multiply.outer(pulled * left, one) for one in self.root)
+        return lx.PyTreeLinearOperator(moved, jax.eval_shape(lambda: self.rest))
+
+    def read(self, t: Any, state: tuple, args: Any) -> tuple:
+        """Outputs (or None), loss, error, and whether they could be represented."""
+        found, loss = self.outputs(state), self.plan.loss
+        f = self.held(found[0])
+        curves = loss.value(f, self.targets), loss.error(f, self.targets), self.alive(found[0])
+        return (tuple(map(self.held, found)) if self.plan.full else None), curves
+
+
 @functools.partial(jax.jit, static_argnames="plan")
 def _simulate(
     kernels: tuple[Kernel, ...],
     starts: tuple[Array, ...],
     targets: Array,
-    rate: Array,
+    maps: tuple[Array, Array],
     amplitude: Array,
     root: tuple[Array, ...],
     key: Array,
     plan: _Plan,
 ) -> tuple[tuple[Array, ...] | None, tuple[Array, Array], Array]:
     """States (or None), loss and error at every step, and where paths diverge."""
-    loss, steps, substeps = plan.loss, plan.steps, plan.substeps
-    (n, _), dtype = starts[0].shape, starts[0].dtype
-    limit = output_limit(dtype)
-
-    def alive(f: Array) -> Array:
-        return jnp.all(jnp.abs(f) < limit)
-
-    def held(f: Array) -> Array:
-        return jnp.clip(jnp.nan_to_num(f, nan=limit), -limit, limit)
-
-    def gradient(f: Array) -> Array:  # zero beyond the limit, which holds the path there
-        return jnp.where(alive(f), loss.gradient(f, targets), 0.0)
-
-    def drift(t: Any, state: tuple, args: Any) -> tuple:
-        force = -rate / n * gradient(state[0])
-        return tuple(apply_kernel(k, force) for k in kernels)
-
-    start_norm = jnp.linalg.norm(loss.gradient(starts[0], targets))
-    start_norm = jnp.where(start_norm > 0, start_norm, 1.0)
-    size = root[0].shape[-1] if root else n
-
-    def spread(t: Any, state: tuple, args: Any) -> lx.AbstractLinearOperator:
-        force = gradient(state[0])
-        if plan.noise == "full":
-            move = lambda v: tuple(amplitude * apply_noise(k, force, v) for k in kernels)  # noqa: E731
-            return lx.FunctionLinearOperator(move, jax.ShapeDtypeStruct((n,), dtype))
-        now = jnp.linalg.norm(force) / start_norm if plan.noise == "diagonal" else 1.0
-        now = jnp.where(alive(state[0]), now, 0.0)
-        structure = tuple(jax.ShapeDtypeStruct(f.shape, f.dtype) for f in starts)
-        return lx.PyTreeLinearOperator(tuple(amplitude * now * r for r in root), structure)
-
+    motion = _Stirred(kernels, starts, targets, maps, amplitude, root, plan)
+    steps, substeps, dtype = plan.steps, plan.substeps, starts[0].dtype
+    size = root[0].shape[-1] if root else starts[0].shape[0]
     horizon = float(steps) if plan.epoch is None else float(plan.epoch * -(-steps // plan.epoch))
     grid = jnp.arange(steps * substeps + 1, dtype=dtype) / substeps
     area = diffrax.BrownianIncrement if plan.solver == "euler" else diffrax.SpaceTimeLevyArea
 
-    def read(t: Any, state: tuple, args: Any) -> tuple:
-        f = held(state[0])
-        curves = (loss.value(f, targets), loss.error(f, targets), alive(state[0]))
-        return (tuple(map(held, state)) if plan.full else None), curves
-
     def solve(key: Array) -> tuple:
-        terms: Any = diffrax.ODETerm(drift)
+        terms: Any = diffrax.ODETerm(motion.drift)
         if plan.noise != "none":
             path: Any = diffrax.VirtualBrownianTree(
                 jnp.zeros((), dtype), jnp.asarray(horizon, dtype), 0.25 / substeps,
@@ -255,15 +317,15 @@ def _simulate(
             )  # fmt: skip
             if plan.epoch is not None:
                 path = EpochNoise(path, plan.epoch, plan.kappa)
-            terms = diffrax.MultiTerm(terms, diffrax.ControlTerm(spread, path))
+            terms = diffrax.MultiTerm(terms, diffrax.ControlTerm(motion.spread, path))
         solution = diffrax.diffeqsolve(
             terms,
             SOLVERS[plan.solver]() if plan.noise != "none" else diffrax.Euler(),
             t0=grid[0],
             t1=grid[-1],
             dt0=None,
-            y0=starts,
-            saveat=diffrax.SaveAt(ts=grid[::substeps], fn=read),
+            y0=motion.rest,
+            saveat=diffrax.SaveAt(ts=grid[::substeps], fn=motion.read),
             stepsize_controller=diffrax.StepTo(ts=grid),
             max_steps=steps * substeps,
         )

@@ -125,11 +125,11 @@ def predict_training_time(
         dynamics: "recursion" (step for step, exact for a linear network), "ode" (gradient flow,
             momentum by the effective learning rate eta/(1 - m)), "closed_form" (the same for
             squared error, exactly), "sde" (mini-batch noise as an SDE: medians and bands of many
-            paths; for constant rates whose effective rate is below the limit), "weight_space" (the
-            linearised network under any optimiser) or "auto", which is "recursion", or
-            "weight_space" for an optimiser that is not linear (Adam). Or a value such as
-            ``Noisy(centre=Relinearized(4))``, which takes the place of the keywords relinearize,
-            tolerance, noise and paths.
+            paths; linear optimisers without weight decay, schedules and momentum step by step),
+            "weight_space" (the linearised network under any optimiser) or "auto", which is
+            "recursion", or "weight_space" for an optimiser that is not linear (Adam). Or a value
+            such as ``Noisy(centre=Relinearized(4))``, which takes the place of the keywords
+            relinearize, tolerance, noise and paths.
         relinearize: kernels built after the first, placed by the library along the predicted path
             (second order); "auto" for as many as `tolerance` asks for and `budget` allows; 0 for
             one kernel alone, which costs the least and tells the least. With mini-batches a number

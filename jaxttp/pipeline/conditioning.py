@@ -62,7 +62,9 @@ class ConditionSettings:
         batch_norm: frozen batch norm behind the hidden layers of "linear".
         accuracy: of the steps that gradient descent needs.
         seed: draws samples and weights.
-        drop_missing: see `Settings`.
+        label: see `Settings`.
+        fill: likewise.
+        drop_missing: likewise.
         one_hot: likewise.
     """
 
@@ -77,6 +79,8 @@ class ConditionSettings:
     batch_norm: bool = False
     accuracy: float = 0.01
     seed: int = 0
+    label: str | int | None = None
+    fill: str | None = None
     drop_missing: bool = False
     one_hot: bool = False
 
@@ -157,8 +161,9 @@ def _load(settings: ConditionSettings, *, linear: bool) -> tuple[Dataset, np.nda
     """The data set, and its chosen inputs (n, d) in float64, whitened where asked for."""
     check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     dataset = load_whole(
-        settings.data, drop_missing=settings.drop_missing, one_hot=settings.one_hot
-    )
+        settings.data, label=settings.label, fill=settings.fill,
+        drop_missing=settings.drop_missing, one_hot=settings.one_hot,
+    )  # fmt: skip
     count = settings.samples
     if count is None:
         count = len(dataset) if linear else min(50, len(dataset))

@@ -66,7 +66,9 @@ class StepSettings:
         classes: the labels to keep, or a number of random ones; None for all.
         target_loss: losses to get below, beside the thresholds.
         target_error: likewise errors (shares misclassified).
-        drop_missing: see `Settings`.
+        label: see `Settings`.
+        fill: likewise.
+        drop_missing: likewise.
         one_hot: likewise.
     """
 
@@ -84,6 +86,8 @@ class StepSettings:
     classes: tuple[int, ...] | int | None = None
     target_loss: tuple[float, ...] = ()
     target_error: tuple[float, ...] = ()
+    label: str | int | None = None
+    fill: str | None = None
     drop_missing: bool = False
     one_hot: bool = False
 
@@ -234,8 +238,9 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     check_settings(settings)
     keys = jax.random.split(jax.random.key(settings.seed))
     dataset = load_whole(
-        settings.data, drop_missing=settings.drop_missing, one_hot=settings.one_hot
-    )
+        settings.data, label=settings.label, fill=settings.fill,
+        drop_missing=settings.drop_missing, one_hot=settings.one_hot,
+    )  # fmt: skip
     if dataset.num_classes is not None:
         dataset = select(
             dataset,

@@ -62,6 +62,10 @@ class Settings:
         target_loss: losses to get below, beside the thresholds.
         target_error: likewise errors (shares misclassified).
         metric: which curve the thresholds are about, "loss" or "error".
+        label: the column of labels or targets in a CSV, by name or by number from 1; None for the
+            last.
+        fill: what stands in missing features of a CSV, the column's "median", "mean" or
+            "most_frequent" value (of words always that); None refuses them.
         drop_missing: whether rows of a CSV in which a value is missing are left out.
         one_hot: whether columns of words in a CSV become indicators.
     """
@@ -99,6 +103,8 @@ class Settings:
     target_loss: tuple[float, ...] = ()
     target_error: tuple[float, ...] = ()
     metric: str = "loss"
+    label: str | int | None = None
+    fill: str | None = None
     drop_missing: bool = False
     one_hot: bool = False
 

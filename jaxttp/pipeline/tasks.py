@@ -13,6 +13,7 @@ from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp._types import Model
 from jaxttp.adapters import from_nnx
 from jaxttp.data import (
+    Columns,
     Dataset,
     Preprocessing,
     dataset_names,
@@ -48,8 +49,10 @@ from jaxttp.pipeline.settings import TRAINABLE, Settings, check_training
 HIDDEN = (64, 64)
 """Widths of the MLP that learns data without a model of their own."""
 _FOR_IMAGES = (
-    "weights", "image_size", "hidden", "split", "folder", "cache", "drop_missing", "one_hot",
+    "weights", "image_size", "hidden", "split", "folder", "cache", "label", "fill", "drop_missing",
+    "one_hot",
 )  # fmt: skip
+_FOR_TABLES = ("label", "fill", "drop_missing", "one_hot")
 REGRESSION = "a regression has no classes and takes all samples"
 
 
@@ -65,6 +68,8 @@ class Task:
         description: all of it in words.
         note: of a table, which column holds the labels, what became of missing values and words,
             how many rows were left out, and how they come in; None of other data.
+        columns: of a table, its means, deviations and fills, with which `Columns.prepare` makes
+            inputs of new rows; None of other data.
     """
 
     model: Model
@@ -73,6 +78,7 @@ class Task:
     loss: str
     description: str
     note: str | None = None
+    columns: Columns | None = None
 
     def __str__(self) -> str:
         return "\n".join(filter(None, (self.description, self.note)))
@@ -125,7 +131,7 @@ def build_task(settings: Settings) -> Task:
         model = lora(model, rank=settings.rank, key=jax.random.fold_in(weights_key, 1))
         words += f", adapters of rank {settings.rank} alone trained"
     description = f"{words}, {len(dataset)} samples, {loss}"
-    return Task(model, dataset.x, dataset.y, loss, description, note)
+    return Task(model, dataset.x, dataset.y, loss, description, note, dataset.columns)
 
 
 def _check_names(settings: Settings) -> None:
@@ -175,7 +181,7 @@ def _samples(settings: Settings, key: Array) -> tuple[Dataset, str | None]:
     }
     if is_table(settings.data):
         return _own_samples(settings, options, key)
-    check_unused(settings, ("drop_missing", "one_hot"), "it is for a CSV of your own")
+    check_unused(settings, _FOR_TABLES, "it is for a CSV of your own")
     if settings.data == "diabetes":
         if settings.classes is not None:
             raise ValueError(f"classes={settings.classes!r}: diabetes is a regression.")
@@ -199,9 +205,7 @@ def _own_samples(
     for name, given in options.items():
         if given is not None:
             raise ValueError(f"{name} is for images; {settings.data} is a table.")
-    dataset = load_table(
-        settings.data, drop_missing=settings.drop_missing, one_hot=settings.one_hot
-    )
+    dataset = load_table(settings.data, **{name: getattr(settings, name) for name in _FOR_TABLES})
     return _selected(settings, dataset, key)
 
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxttp.cli import app
-from jaxttp.data import load_table
+from jaxttp.data import load_table, load_whole
 from jaxttp.pipeline import (
     ConditionSettings,
     Settings,
@@ -104,12 +104,15 @@ def test_bad_tables(text, message, tmp_path):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (("0.5", "", "1.5"), r"is missing in line 3 \(''\); fill it in"),
-        (("a", " ", ""), r"is missing in line 3 \(''\), line 4 \(''\); fill"),
+        (("0.5", "", "1.5"), r"column 3 \('kind'\), is missing in line 3 \(''\); write it into"),
+        (("a", " ", ""), r"is missing in line 3 \(''\), line 4 \(''\); write"),
         (("a", "NaN", "b"), r"is missing in line 3 \('NaN'\)"),
         (("", "1.5", "2"), r"is missing in line 2 \(''\)"),
-        (("0.5", "1.5", "soon"), "line 4 ends with 'soon', while 2 of 3 rows end with a number"),
-        (("1", "inf", "2"), "line 3 ends with 'inf', while 2 of 3"),
+        (
+            ("0.5", "1.5", "soon"),
+            r"line 4, column 3 \('kind'\) holds 'soon', while 2 of 3 rows",
+        ),
+        (("1", "inf", "2"), r"line 3, column 3 \('kind'\) holds 'inf', while 2 of 3"),
     ],
 )
 def test_bad_last_columns(labels, message, tmp_path):
@@ -252,6 +255,92 @@ def test_the_last_column_is_said_to_be_what_it_is_taken_for(tmp_path):
     assert "3 classes ('Low' 1, 'high' 1, 'low' 2) from column 2, " in odd.description
     many = load_table(write(tmp_path, "".join(f"{i},{'abcdefg'[i]}\n" for i in range(7))))
     assert "own.csv, 7 classes from column 2, " in many.description
+
+
+FIRST = "kind,age,sex\na,1,f\nb,,m\na,4,m\nb,10,\nb,5,f\n"
+
+
+@pytest.mark.parametrize("label", ["kind", 1, "1"])
+def test_the_label_is_where_it_is_said_to_be(label, tmp_path):
+    found = load_table(write(tmp_path, FIRST), label=label, drop_missing=True, one_hot=True)
+    assert found.class_names == ("a", "b")
+    assert found.y.tolist() == [0, 0, 1]
+    assert "2 classes ('a' 2, 'b' 1) from column 1 ('kind')" in found.description
+    assert [column.name for column in found.columns.features] == ["age", "sex"]
+
+
+def test_a_label_makes_or_numbers_a_head(tmp_path):
+    """Heads of numbers (years) are told by the label; a word that rows repeat names nothing."""
+    years = write(tmp_path, "2019,2020,y\n1,2,3\n4,5,4\n", "years.csv")
+    assert load_table(years, label="y").columns.features[1].name == "2020"
+    assert load_table(years, label="2019").class_names == ("1", "4")  # a name before a number
+    words = write(tmp_path, "b,1,2\na,3,4\nb,5,7\n", "words.csv")
+    found = load_table(words, label=1)
+    assert found.class_names == ("a", "b")
+    assert len(found) == 3
+    assert "from column 1, " in found.description
+    with pytest.raises(ValueError, match=r"label='b' is no column: .* no names .* from 1 to 3"):
+        load_table(words, label="b")
+    target = load_table(words, label=3, one_hot=True)
+    assert target.class_names == ("2", "4", "7")
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("Kind", r"label='Kind' is no column: .* has the columns 1 \('kind'\), 2 \('age'\), 3"),
+        (4, "label=4 is no column"),
+        ("", "label='' is no column"),
+        ("-1", "label='-1' is no column"),
+        (0, "label must be an integer of at least 1; got 0"),
+        ("age", r"the label or target, column 2 \('age'\), is missing in line 3 \(''\)"),
+    ],
+)
+def test_labels_that_are_no_column(label, message, tmp_path):
+    with pytest.raises((ValueError, TypeError), match=message):
+        load_table(write(tmp_path, FIRST), label=label, fill="mean", one_hot=True)
+
+
+def test_a_name_that_two_columns_have(tmp_path):
+    path = write(tmp_path, "k,w,k\n1,2,3\n4,5,6\n")
+    with pytest.raises(ValueError, match=r"label='k': 2 columns of .* have this name; give the n"):
+        load_table(path, label="k")
+    assert load_table(path, label=3).class_names == ("3", "6")
+
+
+@pytest.mark.parametrize(("fill", "age"), [("median", 4.5), ("mean", 5.0), ("most_frequent", 1.0)])
+def test_missing_cells_are_filled(fill, age, tmp_path):
+    """Ages 1, 4, 10, 5; of words the most frequent, and of several the first in sorted order."""
+    found = load_table(write(tmp_path, FIRST), label="kind", fill=fill, one_hot=True)
+    ages = np.array([1, age, 4, 10, 5])
+    np.testing.assert_allclose(found.x[:, 0], (ages - ages.mean()) / ages.std(), rtol=1e-6)
+    assert (found.x[:, 1] > 0).tolist() == [True, False, False, True, True]  # "f"
+    assert [column.fill for column in found.columns.features] == [age, "f"]
+    said = {"most_frequent": "most frequent value"}.get(fill, f"{fill}, words with the most freq")
+    words = f"own.csv, 2 missing values in 2 of 5 rows filled with the column's {said}"
+    assert found.description.startswith(words)
+
+
+def test_what_cannot_be_filled(tmp_path):
+    path = write(tmp_path, FIRST)
+    with pytest.raises(ValueError, match="fill='median' and drop_missing=True both say"):
+        load_table(path, label="kind", fill="median", drop_missing=True, one_hot=True)
+    with pytest.raises(ValueError, match="fill='zero' is not known; choose one of 'median'"):
+        load_table(path, fill="zero")
+    with pytest.raises(ValueError, match=r"no row has a value in column 1; take such a column"):
+        load_table(write(tmp_path, "?,1,a\n?,2,b\n"), fill="mean")
+    with pytest.raises(ValueError, match=r"column 2 \('w'\) holds 'x', while 3 of 4 .* fill them"):
+        load_table(write(tmp_path, "v,w,k\n1,1,a\n2,2,b\n3,x,a\n4,4,b\n5,,a\n"), fill="mean")
+    with pytest.raises(ValueError, match="column 1 holds words"):
+        load_table(write(tmp_path, "u,1,a\nv,,b\nu,4,a\n"), fill="mean")
+    whole = load_table(write(tmp_path, "1,2,a\n3,4,b\n"), fill="median")
+    assert "0 missing values in 0 of 2 rows filled with the column's median" in whole.description
+    np.savez(tmp_path / "own.npz", x=np.eye(4), y=np.arange(4))
+    for name, value in {"label": 1, "fill": "mean"}.items():
+        with pytest.raises(ValueError, match=f"{name}={value!r} does nothing here"):
+            load_table(tmp_path / "own.npz", **{name: value})
+        with pytest.raises(ValueError, match=f"{name}={value!r} does nothing here"):
+            load_whole("wine", **{name: value})
 
 
 def test_options_that_find_nothing_to_do(tmp_path):

@@ -49,6 +49,10 @@ PAIRS = {
         by_keys(1, learning_rate=0.5, dynamics="sde", paths=3),
         by_keys(2, learning_rate=0.3, momentum=0.2, dynamics="sde", paths=3),
     ),
+    "noisy, schedule": (
+        by_keys(1, optimizer=injected(0.5), dynamics="sde", paths=3),
+        by_keys(2, optimizer=injected(0.3), dynamics="sde", paths=3),
+    ),
     "rebuilt": (
         {"learning_rate": 0.5, "relinearize": 2}, {"learning_rate": 0.7, "relinearize": 2}
     ),

@@ -80,19 +80,6 @@ def test_an_sde_beyond_the_limit_is_no_exception(job, key, loss):
 
 
 @pytest.mark.slow
-def test_an_sde_whose_effective_rate_alone_is_beyond_the_limit_is_refused(job, key):
-    """Heavy-ball descent is stable up to 2 (1 + m)/lambda, the diffusion to 2 (1 - m)/lambda."""
-    batches = {"batch_size": 3, "key": key, "steps": 3}
-    limit = predict(job, **batches).max_learning_rate
-    sde = {"dynamics": "sde", "paths": 2, "momentum": 0.9, **batches}
-    with pytest.raises(ValueError, match=r"effective rate .* beyond the limit .* of plain"):
-        predict(job, learning_rate=0.5 * limit, **sde)
-    assert predict(job, learning_rate=0.05 * limit, **sde).dynamics == "sde"
-    beyond = predict(job, learning_rate=4 * limit, **sde)  # as training itself would be
-    assert not beyond.stable
-
-
-@pytest.mark.slow
 def test_adaptive_kernels_come_with_an_uncertainty(job):
     got = predict(job, relinearize="auto", tolerance=0.005)
     assert got.cost.kernels > 2

@@ -267,7 +267,7 @@ def test_values_check_themselves(call, message):
     [
         (GradientFlow(), BATCHES, "batch_size cannot be used with dynamics='ode'"),
         (ClosedForm(), PLAIN, "loss='cross_entropy' has no closed form"),
-        (Noisy(), PLAIN, "dynamics='sde' is for learning_rate"),
+        (Noisy(), PLAIN, "dynamics='sde' is the noise of mini-batches"),
         (Noisy(centre=ClosedForm()), BATCHES, "loss='cross_entropy' has no closed form"),
         (Recursion(), {"optimizer": optax.adam(0.1)}, "not one linear scalar filter"),
         (Relinearized(1), {"optimizer": optax.adam(0.1)}, "not one linear scalar filter"),

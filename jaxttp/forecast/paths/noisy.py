@@ -12,7 +12,7 @@ from jaxttp.forecast._stability import Rates
 from jaxttp.forecast.bands import recentred
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Draws, Dynamics, Linearizer, Path
-from jaxttp.forecast.paths.recursion import OneKernel, recur
+from jaxttp.forecast.paths.recursion import OneKernel, linear_rates, recur
 from jaxttp.losses import Loss
 from jaxttp.rule import Rule
 
@@ -21,6 +21,9 @@ from jaxttp.rule import Rule
 class Noisy(OneKernel):
     """Many draws of the mini-batches, see `jaxttp.dynamics.diffusion`.
 
+    Schedules and momentum are followed step by step: a batch moves the outputs by the rate of its
+    step, and its noise goes through the velocity as its gradient does.
+
     Attributes:
         noise: the noise model.
         paths: how many.
@@ -28,8 +31,7 @@ class Noisy(OneKernel):
             SDE itself when None.
 
     Raises:
-        ValueError: an unknown noise, no path, a centre with draws of its own; when it is followed,
-            momentum whose effective rate diverges where heavy-ball descent does not.
+        ValueError: an unknown noise, no path, a centre with draws of its own.
 
     Example:
         >>> from jaxttp.forecast import Relinearized
@@ -49,29 +51,32 @@ class Noisy(OneKernel):
             raise ValueError("centre must be a mean path; got another Noisy, which has its own.")
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
-        """See `Dynamics`: gradient descent with mini-batches."""
-        if not descent.is_plain or descent.batch_size is None:
+        """See `Dynamics`: a linear optimiser without weight decay, with mini-batches."""
+        if descent.batch_size is None:
             raise ValueError(
-                "dynamics='sde' is for learning_rate (and momentum) with batch_size; use "
-                "'recursion' for other optimisers and for full batches."
+                "dynamics='sde' is the noise of mini-batches; give batch_size (and key), or use "
+                "'recursion' for full batches."
+            )
+        if not descent.is_plain and descent.response(weights).weight_decay:
+            raise ValueError(
+                "dynamics='sde' is for optimizers without weight decay; use 'recursion', with "
+                "several keys for several draws, or leave the decay out."
             )
         if self.centre is not None:
             self.centre.check(descent.full, weights, loss)
 
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
-        _check_effective_rate(lines, descent)
         problem, centre = lines.problem, None
         if self.centre is not None:
             centre = self.centre.follow(lines, descent.full)
         assert descent.batch_size is not None  # checked
         test: Any = lines.cross if centre is None else {}  # else the centre follows them
+        save = "outputs" if centre is None else "curves"
         found = diffusion(
             lines.first, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
-            learning_rate=descent.learning_rate, momentum=descent.momentum,
-            batch_size=descent.batch_size, key=descent.key, protocol=descent.protocol,
-            noise=self.noise, paths=self.paths, save="outputs" if centre is None else "curves",
-            **test,
+            optimizer=descent.stepper, batch_size=descent.batch_size, key=descent.key,
+            protocol=descent.protocol, noise=self.noise, paths=self.paths, save=save, **test,
         )  # fmt: skip
         if centre is None:
             assert found.train is not None  # the outputs were asked for
@@ -90,6 +95,10 @@ class Noisy(OneKernel):
         draws = Draws(losses, found.error)
         return dataclasses.replace(path, loss=jnp.median(losses, axis=0), draws=draws)
 
+    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+        """See `Dynamics`."""
+        return super().rates(lines, descent) if descent.is_plain else linear_rates(lines, descent)
+
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
         """See `Dynamics`."""
         judge = super() if self.centre is None else self.centre
@@ -104,17 +113,3 @@ class Noisy(OneKernel):
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
         return {} if self.centre is None else self.centre.plain_values()
-
-
-def _check_effective_rate(lines: Linearizer, descent: Descent) -> None:
-    """Refuse a rate at which the diffusion would diverge and heavy-ball descent does not."""
-    rate, momentum = descent.learning_rate, descent.momentum
-    assert rate is not None  # checked
-    effective = rate / (1.0 - momentum)
-    if momentum and effective > lines.limit and rate < lines.momentum_limit(momentum):
-        raise ValueError(
-            f"dynamics='sde' follows momentum by the effective rate eta/(1 - m) = {effective:.3g}, "
-            f"which is beyond the limit {lines.limit:.3g} of plain descent, while momentum keeps "
-            f"eta = {rate:g} stable: its bands would be those of another training. Use "
-            "dynamics='recursion', with several keys for several draws, or a lower rate."
-        )
