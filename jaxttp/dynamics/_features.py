@@ -56,8 +56,7 @@ def run_batches(
     def step(t: Array, carry: tuple) -> tuple:
         weights, state, moved, carried, is_alive, length, shares, moves, path = carry
         tau, batch = shares[t], indices[t]
-        part = risen(tau, t, end)
-        there = space.outputs(part[None], [each[None] for each in moved + carried], batch)
+        there = space.outputs(tau[None], [each[None] for each in moved + carried], batch)
         f = there.reshape(batch.shape[0], -1)
         is_alive = is_alive & jnp.all(jnp.abs(f) < limit)
         gradient = loss.gradient(f, targets[batch]) / batch.shape[0]
@@ -112,11 +111,11 @@ class _Space(NamedTuple):
     defect: Array
     start: Array
 
-    def outputs(self, part: Array, at: list[Array], batch: Array | None) -> Array:
+    def outputs(self, come: Array, at: list[Array], batch: Array | None) -> Array:
         """Outputs (S, B C) on a batch or, with None, on all samples.
 
         Args:
-            part: how much of the defect there is (S,).
+            come: the shares of the chord (S,).
             at: displacement then, of every knot's factors (S, k) and then of its vectors.
             batch: indices (B,).
         """
@@ -125,7 +124,7 @@ class _Space(NamedTuple):
         def of(values: Array) -> Array:
             return values if batch is None else _picked(values, batch, shape[1])
 
-        f = of(self.f.reshape(-1))[None] + part[:, None] * of(self.defect.reshape(-1))[None]
+        f = of(self.f.reshape(-1))[None] + risen(come)[:, None] * of(self.defect.reshape(-1))[None]
         count = len(self.knots)
         for knot, moved, carried in zip(self.knots, at[:count], at[count:], strict=True):
             f = f + jnp.dot(moved, of(_factors(knot).rows).T, precision="highest")
@@ -164,8 +163,8 @@ class _Space(NamedTuple):
             low = self.start + 1 + number * CHUNK
             steps = low + jnp.arange(CHUNK)
             some = [jax.lax.dynamic_slice_in_dim(each, low, CHUNK) for each in path]
-            part = risen(jax.lax.dynamic_slice_in_dim(shares, low, CHUNK), steps, end)
-            found = self.outputs(part, some, None).reshape(CHUNK, *self.f.shape)
+            come = jax.lax.dynamic_slice_in_dim(shares, low, CHUNK)
+            found = self.outputs(come, some, None).reshape(CHUNK, *self.f.shape)
             old = jax.lax.dynamic_slice_in_dim(train, low, CHUNK)
             found = jnp.where((steps <= end)[:, None, None], found, old)
             return jax.lax.dynamic_update_slice_in_dim(train, found, low, 0)

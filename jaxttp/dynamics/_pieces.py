@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import all_finite, is_concrete
 from jaxttp._types import Params
-from jaxttp.dynamics._segment import Run, gram, risen
+from jaxttp.dynamics._segment import Run, gram, settled
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
@@ -127,7 +127,7 @@ def settle(
     """Train, provisional, diverged_at and the outputs at the end of an accepted segment.
 
     The outputs of the segment are brought to those of the network at its end without a jump: a
-    jump at the horizon alone would move every training time that is near it (see `risen`).
+    jump at the horizon alone would move every training time that is near it.
     """
     ts = jnp.arange(found.shape[0])
     inside = ((ts > start) & (ts <= end))[:, None, None]
@@ -135,7 +135,7 @@ def settle(
     diverged_at = jnp.where(alive & (run.diverged_at >= 0), run.diverged_at, diverged_at)
     good = (diverged_at < 0) & jnp.all(jnp.isfinite(f))
     f = jnp.where(good, f, run.train[end])
-    part = risen(run.shares, ts, end)[:, None, None]
+    part = settled(run.shares, ts, start, end)
     train = jnp.where(inside, run.train + part * (f - run.train[end])[None], run.train)
     return train, jnp.where(inside, found, provisional), diverged_at, f
 

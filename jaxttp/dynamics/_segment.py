@@ -163,7 +163,7 @@ def run_segment(
         weights = jnp.asarray(optax.apply_updates(weights, updates))
         come = share(line, weights, size, t + 1, start, end)
         shares = shares.at[t + 1].set(come)
-        new_f = new_f + (risen(come, t + 1, end) - risen(tau, t, end)) * defect
+        new_f = new_f + (risen(come) - risen(tau)) * defect
         good = (diverged_at < 0) & jnp.all(jnp.abs(new_f) < output_limit(dtype))
         diverged_at = jnp.where(good | (diverged_at >= 0), diverged_at, t + 1)
         f = jnp.where(good, new_f, f)
@@ -215,18 +215,30 @@ def share(
     return jnp.where(line.size > 0, jnp.clip(come / safe, *OVERSHOOT), timed)
 
 
-def risen(come: Array, t: Array, end: Array) -> Array:
-    """How much of a segment's defect there is, as a share of that at its end.
+def risen(come: Array) -> Array:
+    """How much of a segment's defect there is where weights have come a share of the chord.
 
     What a linearisation misses grows as the square of the way, not of the time: on a long segment
     most of the way is covered in the first steps, and later ones contract what came up early.
+    """
+    return jnp.clip(come, 0.0, 1.0) ** 2
+
+
+def settled(shares: Array, ts: Array, start: Array, end: Array) -> Array:
+    """The same at steps of a segment as a share of that at its end, so that nothing jumps there.
 
     Args:
-        come: the share of the chord that the weights have come.
-        t: the step, of the same shape.
-        end: the segment's last, where all of it is there.
+        shares: as in `Run`.
+        ts: the steps (T + 1,).
+        start: the segment's first.
+        end: its last.
+
+    Returns:
+        (T + 1, 1, 1); by time where the weights end nearer to the start than to the chord's end.
     """
-    return jnp.where(t >= end, 1.0, jnp.clip(come, 0.0, 1.0) ** 2)
+    part, timed = risen(shares), risen(((ts - start) / (end - start)).astype(shares.dtype))
+    came = part[end] > risen(jnp.asarray(0.5))
+    return jnp.where(came, part / jnp.where(came, part[end], 1.0), timed)[:, None, None]
 
 
 @jax.jit
@@ -260,7 +272,7 @@ def follow_beside(
     moved = jnp.where(jnp.isnan(moved), begun, jnp.clip(moved, -limit, limit))
     if arrived is not None:
         arrived = jnp.where(jnp.all(jnp.isfinite(arrived)), arrived, moved[end])
-        part = risen(run.shares, ts, end)[:, None, None]
+        part = settled(run.shares, ts, start, end)
         moved = moved + part * (arrived - moved[end])[None]
     return jnp.where(((ts > start) & (ts <= end))[:, None, None], moved, path)
 

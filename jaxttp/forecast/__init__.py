@@ -13,6 +13,7 @@ from jaxttp.forecast.extrapolation import Extrapolation as Extrapolation
 from jaxttp.forecast.extrapolation import extrapolate as extrapolate
 from jaxttp.forecast.hyperparameters import Hyperparameters as Hyperparameters
 from jaxttp.forecast.hyperparameters import grid as grid
+from jaxttp.forecast.paths import Checked as Checked
 from jaxttp.forecast.paths import ClosedForm as ClosedForm
 from jaxttp.forecast.paths import Dynamics as Dynamics
 from jaxttp.forecast.paths import GradientFlow as GradientFlow

@@ -31,6 +31,8 @@ OFF = ((10.0, "two thirds"), (3.0, "half"), (DOUBTED, "a third"))
 """Such factors, and by how much of the real ones times were off then, see `trust_in_speeds`."""
 UNSURE = 0.13
 """A re-linearised time is, where its estimated error exceeds this share of it."""
+SHIFTED = 0.13
+"""One kernel's time is doubted where rebuilt ones move it by more than this share of theirs."""
 SLACK = 2
 """Errors of so many steps are of no account."""
 ROSE = 2.0
@@ -207,3 +209,40 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
             f"there, and this is the mean path; {line}"
         )
     return f"{line}; a smaller tolerance builds more kernels"
+
+
+def trust_in_one_kernel(
+    curves: tuple[Any, Any], rebuilt: tuple[Any, Any], path: RelinearizedTrajectory, rule: Rule
+) -> str | None:
+    """What re-linearised kernels say of the times that one kernel has.
+
+    Args:
+        curves: loss and error (T + 1,) by one kernel.
+        rebuilt: the same by re-linearised ones.
+        path: of those.
+        rule: how times are read.
+
+    Returns:
+        A sentence where rebuilt kernels move a time by more than `SHIFTED` of itself, or where they
+        cannot be followed either; else None.
+    """
+    own = trust_in_loss(curves[0], "the real network may not survive that; try a lower rate")
+    if own is not None:
+        return own
+    if int(path.diverged_at) >= 0 or path.held_from >= 0 or path.left_at >= 0:
+        why = trust_in_path(path, rule) or f"they diverge at step {int(path.diverged_at)}"
+        return f"kernels rebuilt along the path do not confirm it: {why}"
+    ours, theirs = rule.read(*curves), rule.read(*rebuilt)
+    shifts = {e: abs(ours[e] - theirs[e]) for e in rule.thresholds}
+    moved = [
+        e for e, shift in shifts.items()
+        if shift > SLACK and (min(ours[e], theirs[e]) < 0 or shift > SHIFTED * theirs[e])
+    ]  # fmt: skip
+    if not moved:
+        return None
+    worst = max(moved, key=lambda e: shifts[e] / max(theirs[e], 1))
+    came, time = (f"at step {t}" if t >= 0 else "never" for t in (theirs[worst], ours[worst]))
+    return (
+        f"kernels rebuilt along the path come to {rule.words(worst)} {came}, this one "
+        f"linearization {time}: take theirs (relinearize='auto')"
+    )

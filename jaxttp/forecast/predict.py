@@ -132,7 +132,8 @@ def predict_training_time(
             relinearize, tolerance, noise and paths.
         relinearize: kernels built after the first, placed by the library along the predicted path
             (second order); "auto" for as many as `tolerance` asks for and `budget` allows; 0 for
-            one kernel alone, which costs the least and tells the least. With mini-batches a number
+            one kernel alone, which costs the least and tells the least (``dynamics=Checked()``
+            holds its times against rebuilt kernels, for `trust`). With mini-batches a number
             rebuilds along the path of the very batches, "auto" along the mean path beside which
             they take their steps. With "recursion" or, for their mean path, "sde"; the others
             follow one kernel, and "auto" asks for no more.

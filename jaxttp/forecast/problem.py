@@ -167,20 +167,22 @@ class Problem:
         """C, the number of outputs."""
         return self.f0.shape[1]
 
+    def without_test(self) -> "Problem":
+        """The same without its test data."""
+        return dataclasses.replace(
+            self, x_test=None, f0_test=None, targets_test=None, loss_test=None
+        )
+
     def take(self, rows: Any) -> "Problem":
         """The problem of some of its training samples alone."""
         return dataclasses.replace(
-            self, x=take(self.x, rows), f0=self.f0[rows], targets=self.targets[rows], x_test=None,
-            f0_test=None, targets_test=None, loss_test=None,
-        )  # fmt: skip
+            self.without_test(), x=take(self.x, rows), f0=self.f0[rows], targets=self.targets[rows]
+        )
 
     def with_loss(self, loss: str | Loss, y: Any) -> "Problem":
         """The same network and data under another loss; test data are left out."""
         targets, exact = encode_targets(loss, y, self.f0)
-        return dataclasses.replace(
-            self, targets=targets, loss=exact, x_test=None, f0_test=None, targets_test=None,
-            loss_test=None,
-        )  # fmt: skip
+        return dataclasses.replace(self.without_test(), targets=targets, loss=exact)
 
 
 def _of_part(apply_fn: ApplyFn, restore: Callable[[Params], Params]) -> ApplyFn:

@@ -133,11 +133,11 @@ def test_one_kernel_says_that_the_loss_rises():
     assert "rises again from step 40" in (trust_in_speeds({9: 1.0}, again) or "")
 
 
-def _path(loss, uncertainty=0.0, edge_at=-1, held_from=-1, left_at=-1):
+def path_of(loss, uncertainty=0.0, edge_at=-1, held_from=-1, left_at=-1, diverged_at=-1):
     loss = jnp.asarray(loss)
     values = dict.fromkeys(RelinearizedTrajectory.__dataclass_fields__) | {
         "loss": loss, "loss_uncertainty": jnp.linspace(0.0, uncertainty, len(loss)),
-        "edge_at": edge_at, "held_from": held_from, "left_at": left_at,
+        "edge_at": edge_at, "held_from": held_from, "left_at": left_at, "diverged_at": diverged_at,
     }  # fmt: skip
     path = object.__new__(RelinearizedTrajectory)
     for name, value in values.items():
@@ -147,7 +147,7 @@ def _path(loss, uncertainty=0.0, edge_at=-1, held_from=-1, left_at=-1):
 
 def test_a_loss_that_rises_again():
     def said(loss):
-        return trust_in_path(_path(loss), Rule()) or ""
+        return trust_in_path(path_of(loss), Rule()) or ""
 
     assert said([1.0, 0.1, 0.05, 0.04]) == ""
     assert said([1.0, 0.1, 0.001, 0.003]) == ""  # of no account beside the drop
@@ -158,15 +158,17 @@ def test_a_loss_that_rises_again():
 
 def test_a_path_says_where_it_is_unsure():
     loss = STEADY
-    assert trust_in_path(_path(loss), Rule((0.1, 0.4))) is None
-    assert trust_in_path(_path(loss, 0.01, edge_at=3), Rule((0.1, 0.4))) is None
-    found = trust_in_path(_path(loss, 0.2), Rule((0.1, 0.4)))
+    assert trust_in_path(path_of(loss), Rule((0.1, 0.4))) is None
+    assert trust_in_path(path_of(loss, 0.01, edge_at=3), Rule((0.1, 0.4))) is None
+    found = trust_in_path(path_of(loss, 0.2), Rule((0.1, 0.4)))
     assert "step 24 (10 % of the loss's drop) is known to ±" in found
     assert "tolerance" in found
     asked = Rule((0.1, 0.4)).about([Target(0.1), Target(0.2, "error")])
-    assert "(loss below 0.1) is known to ±" in trust_in_path(_path(loss, 0.04), asked)
-    assert "(loss below 0.1) may as well never come" in trust_in_path(_path(loss, 0.2), asked)
-    assert "crosses the edge" in trust_in_path(_path(loss, 0.2, edge_at=3), Rule((0.1, 0.4)))
-    assert "kernel of step 7 was held" in trust_in_path(_path(loss, held_from=7), Rule())
-    assert "oscillates there" in trust_in_path(_path(loss, edge_at=9, held_from=7), Rule())
-    assert "from step 5 on the noise" in trust_in_path(_path(loss, held_from=7, left_at=5), Rule())
+    assert "(loss below 0.1) is known to ±" in trust_in_path(path_of(loss, 0.04), asked)
+    assert "(loss below 0.1) may as well never come" in trust_in_path(path_of(loss, 0.2), asked)
+    assert "crosses the edge" in trust_in_path(path_of(loss, 0.2, edge_at=3), Rule((0.1, 0.4)))
+    assert "kernel of step 7 was held" in trust_in_path(path_of(loss, held_from=7), Rule())
+    assert "oscillates there" in trust_in_path(path_of(loss, edge_at=9, held_from=7), Rule())
+    assert "from step 5 on the noise" in trust_in_path(
+        path_of(loss, held_from=7, left_at=5), Rule()
+    )

@@ -4,6 +4,7 @@ from jaxttp.forecast.paths.base import Draws as Draws
 from jaxttp.forecast.paths.base import Dynamics as Dynamics
 from jaxttp.forecast.paths.base import Linearizer as Linearizer
 from jaxttp.forecast.paths.base import Path as Path
+from jaxttp.forecast.paths.checked import Checked as Checked
 from jaxttp.forecast.paths.flow import ClosedForm as ClosedForm
 from jaxttp.forecast.paths.flow import GradientFlow as GradientFlow
 from jaxttp.forecast.paths.noisy import Noisy as Noisy
