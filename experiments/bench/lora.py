@@ -206,21 +206,23 @@ def table(rows: dict[str, dict[str, Any]], tasks: tuple[Task, ...]) -> str:
 
 
 def ranking(rows: dict[str, dict[str, Any]]) -> str:
-    """How the forecasts rank the settings of one fine-tuning, by the loss at the end."""
+    """Kendall's tau of the settings of one fine-tuning by their loss at the end, and the worst."""
     whole = [task for task in RANKED if f"held {task.name}" in rows]
     if len(whole) < len(RANKED):
         return ""
     lines = []
     found = [curves(rows, task) for task in whole]
+    stands = np.array([not rows[f"held {task.name}"]["diverged"] for task in whole])
     real = np.array([one["real"][-1] for one in found])
     slow = set(np.argsort(-real)[: len(real) // 3])
     for way in ("held", "path", "tenth", "fifth"):
         said = np.array([one[way][-1] for one in found])
         hit = len(slow & set(np.argsort(-said)[: len(said) // 3])) / len(slow)
-        tau = kendalltau(said, real).statistic
-        lines.append(
-            f"{way}: Kendall's tau of {len(whole)} settings {tau:.2f}, slowest third {hit:.2f}"
-        )
+        line = f"{way}: tau of {len(whole)} settings {kendalltau(said, real).statistic:.2f}"
+        if not np.all(stands):
+            beside = kendalltau(said[stands], real[stands]).statistic
+            line += f", of the {np.sum(stands)} whose held path did not leave {beside:.2f}"
+        lines.append(f"{line}; of the worst third found {hit:.2f}")
     return "\n".join(lines)
 
 

@@ -35,6 +35,7 @@ from jaxtyping import Array, Float
 from scipy.interpolate import PchipInterpolator
 
 from jaxttp._checks import check_finite, check_integer, check_number, check_optimizer
+from jaxttp._result import RESULT, wrapped
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import as_rows
@@ -94,6 +95,25 @@ class HeldForecast:
     gradients: float
     training_gradients: float
     diverged: bool
+
+    plot, _repr_html_, __repr__ = RESULT
+
+    def __str__(self) -> str:
+        steps, count = len(self.loss) - 1, len(self.knots)
+        times = self.read((0.1, 0.4))
+        lines = [
+            f"HeldForecast of {steps:,} steps from {count:,} gradients, "
+            f"{100 * self.share:.2g} % of the training's cost",
+            f"  loss {self.loss[0]:.4g} to {self.loss[-1]:.4g}"
+            + ("" if self.diverged else f" ± {self.uncertainty[-1]:.2g}"),
+        ]
+        lines += [
+            f"  within {100 * threshold:g} % of the drop: " + (f"step {t}" if t >= 0 else "never")
+            for threshold, t in times.items()
+        ]
+        if self.trust is not None:
+            lines.append(wrapped(f"  trust: {self.trust}", 4))
+        return "\n".join(lines)
 
     @property
     def share(self) -> float:
@@ -277,11 +297,31 @@ def corrected(path: HeldPath, knots: np.ndarray, spent: float, training: float) 
     diverged = not finite or bool(np.max(path.loss[1:]) > path.loss[0])
     if diverged:  # nothing is corrected: the path is not the training's
         off = np.zeros_like(off)
-    safe = np.where(np.isfinite(path.loss), path.loss, path.loss[0])
+    found = evened(np.where(np.isfinite(path.loss), path.loss, path.loss[0]) - off)
     return HeldForecast(
-        PchipInterpolator(at, safe - off)(every), DOUBT * PchipInterpolator(at, off)(every),
+        PchipInterpolator(at, found)(every), DOUBT * PchipInterpolator(at, off)(every),
         at, path.loss, memory, knots[:-1], spent, training, diverged,
     )  # fmt: skip
+
+
+def evened(loss: np.ndarray) -> np.ndarray:
+    """The curve's points with a half of themselves and a quarter of either neighbour.
+
+    The first three, where the curve bends, and the last one stay.
+
+    Args:
+        loss: at the points (E,).
+
+    Returns:
+        (E,).
+
+    Example:
+        >>> evened(np.array([8.0, 4.0, 2.0, 1.0, 3.0, 1.0])).tolist()
+        [8.0, 4.0, 2.0, 1.75, 2.0, 1.0]
+    """
+    found = loss.copy()
+    found[3:-1] = 0.25 * loss[2:-2] + 0.5 * loss[3:-1] + 0.25 * loss[4:]
+    return found
 
 
 def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
