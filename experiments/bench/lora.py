@@ -1,8 +1,9 @@
 """How long will LoRA take? Forecasts of next-token fine-tuning, against the real training.
 
-    python -m experiments.bench.lora [--preset smoke|cpu] [--store FILE] [--minutes M] [--tuning]
+    python -m experiments.bench.lora [--preset smoke|cpu] [--minutes M] [--tuning]
 
-Every task of `lora_tasks` is trained for real once, and foreseen by
+Every task of `lora_tasks` is trained for real once (`lora_real.jsonl` has these curves, for the texts
+that its rows name; with others installed all is trained anew), and foreseen by
 
     held      `jaxttp.forecast.held`: held gradients, less what their noise costs
     path      the same path without that correction
@@ -20,7 +21,7 @@ import argparse
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ from scipy.stats import kendalltau
 
 from experiments.bench import lora_tasks
 from experiments.bench.lora_tasks import BATCH, EVERY, RANKED, REPORTED, TUNING, Task
-from experiments.bench.stored import go_on
+from experiments.bench.stored import Row, go_on, load
 from jaxttp import Model, training_time
 from jaxttp.forecast.held import held_forecast
 
+REAL = Path(__file__).with_name("lora_real.jsonl")
 WAYS = ("held", "path", "frozen", "tenth", "fifth")
 LINEARIZED = 5
 """So many of the reported tasks are trained linearised, too."""
@@ -53,12 +55,12 @@ class LoraSettings:
         found = TUNING if tuning else REPORTED
         if not self.few:
             return found
-        return tuple(dataclasses.replace(task, steps=200, samples=64) for task in found[:2])
+        return (dataclasses.replace(found[0], steps=80, samples=64),)
 
     def share(self, task: Task) -> float:
         """What a forecast may cost."""
         if self.few:
-            return 0.5
+            return 0.8
         return 0.2 if task.steps < 3000 else 0.1
 
 
@@ -80,7 +82,7 @@ def linearized(model: Model) -> Model:
     return Model(apply, start)
 
 
-def held_row(task: Task, job: lora_tasks.Job, share: float) -> dict[str, Any]:
+def held_row(task: Task, job: lora_tasks.Job, share: float) -> Row:
     """A forecast by held gradients, at the points of the real curve."""
     found = held_forecast(
         *job.model, job.x, job.y, x_watched=job.x_watched, y_watched=job.y_watched,
@@ -97,33 +99,33 @@ def held_row(task: Task, job: lora_tasks.Job, share: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def jobs(
-    tasks: tuple[Task, ...], settings: LoraSettings
-) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Names of rows and what makes them: real runs, forecasts, linearised runs."""
+def measure(tasks: tuple[Task, ...], settings: LoraSettings, minutes: float) -> list[Row]:
+    """Rows of real runs, linearised runs and forecasts; what is stored is not made again."""
     folder = Path(settings.folder)
+    folder.mkdir(parents=True, exist_ok=True)
 
     @functools.lru_cache(maxsize=1)
     def made(task: Task) -> lora_tasks.Job:
         return lora_tasks.make(task, settings.pretraining, folder)
 
-    def real(task: Task) -> dict[str, Any]:
-        return lora_tasks.real_run(task, made(task))
-
-    def held(task: Task) -> dict[str, Any]:
-        return {"name": f"held {task.name}", **held_row(task, made(task), settings.share(task))}
-
-    def frozen(task: Task) -> dict[str, Any]:
+    def frozen(task: Task) -> Row:
         job = made(task)
         found = lora_tasks.real_run(task, job._replace(model=linearized(job.model)))
         return {**found, "name": f"frozen {task.name}"}
 
-    for task in tasks:
-        yield task.name, functools.partial(real, task)
-    for task in tasks:
-        yield f"held {task.name}", functools.partial(held, task)
-    for task in itertools.islice((t for t in tasks if t.steps < 3000), LINEARIZED):
-        yield f"frozen {task.name}", functools.partial(frozen, task)
+    def held(task: Task) -> Row:
+        return {"name": f"held {task.name}", **held_row(task, made(task), settings.share(task))}
+
+    def jobs(prefix: str, make: Callable[[Task], Row], some: Iterable[Task]) -> list[Any]:
+        return [(f"{prefix}{task.name}", functools.partial(make, task)) for task in some]
+
+    short = itertools.islice((task for task in tasks if task.steps < 3000), LINEARIZED)
+    real = jobs("", lambda task: lora_tasks.real_run(task, made(task)), tasks)
+    kept = not settings.few and all(row["texts"] == lora_tasks.checksum() for row in load(REAL))
+    rows = go_on(
+        REAL if kept else folder / "real.jsonl", real + jobs("frozen ", frozen, short), minutes
+    )
+    return rows + go_on(folder / "held.jsonl", jobs("held ", held, tasks), minutes)
 
 
 def power_law(loss: np.ndarray, share: float) -> np.ndarray:
@@ -149,7 +151,7 @@ def time_to(loss: np.ndarray, steps: int) -> int:
     return int(training_time(whole, 0.1))
 
 
-def curves(rows: dict[str, dict[str, Any]], task: Task) -> dict[str, np.ndarray]:
+def curves(rows: dict[str, Row], task: Task) -> dict[str, np.ndarray]:
     """The real curve and those foreseen, by the name of the way."""
     real = np.array(rows[task.name]["loss"])
     held = rows[f"held {task.name}"]
@@ -171,7 +173,7 @@ def judge(foreseen: np.ndarray, real: np.ndarray, steps: int) -> dict[str, float
     }  # fmt: skip
 
 
-def table(rows: dict[str, dict[str, Any]], tasks: tuple[Task, ...]) -> str:
+def table(rows: dict[str, Row], tasks: tuple[Task, ...]) -> str:
     """One line a task, then one a way."""
     lines = ["| task | real drop | curve | mean | end | time, forecast / real | share | trust |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
@@ -205,7 +207,7 @@ def table(rows: dict[str, dict[str, Any]], tasks: tuple[Task, ...]) -> str:
     return "\n".join(lines)
 
 
-def ranking(rows: dict[str, dict[str, Any]]) -> str:
+def ranking(rows: dict[str, Row]) -> str:
     """Kendall's tau of the settings of one fine-tuning by their loss at the end, and the worst."""
     whole = [task for task in RANKED if f"held {task.name}" in rows]
     if len(whole) < len(RANKED):
@@ -226,20 +228,16 @@ def ranking(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+def main(arguments: list[str] | None = None) -> list[Row]:
     """Measure what the store lacks, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--store", type=Path, help="a file of JSON lines (default: by preset)")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--tuning", action="store_true", help="the tasks of the constants")
     given = parser.parse_args(arguments)
     settings = PRESETS[given.preset]
-    folder = Path(settings.folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tasks = settings.tasks(given.tuning)
-    store = given.store or folder / "real.jsonl"
-    rows = go_on(store, jobs(tasks, settings), given.minutes)
+    rows = measure(tasks, settings, given.minutes)
     named = {row["name"]: row for row in rows}
     print(table(named, tasks))
     if not given.tuning:

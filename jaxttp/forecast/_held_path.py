@@ -110,7 +110,7 @@ def line_weights(knots: np.ndarray, at: int) -> np.ndarray:
 
     Example:
         >>> line_weights(np.array([3, 4, 5]), 4).round(2).tolist()
-        [0.23, 0.54, 0.23]
+        [0.29, 0.43, 0.29]
     """
     away = (knots - at).astype(float)
     if len(knots) == 1:
@@ -151,13 +151,13 @@ def follow_held(
     last, state, kept, found = len(knots) - 1, optimizer.init(params), {0: params}, {}
     measured, fall = [], []
     for k in range(last + 1):
-        for point in points:
+        for point in points.tolist():
             # A window is whole once its last knot is there; the start has none.
             if point not in found and (k == last or k >= point + window or point == 0):
                 low = max(0, point - window) if point else 0
                 high = min(k, point + window) if point else 0
                 near = np.arange(low, high + 1)
-                weights = mix([kept[i] for i in near], line_weights(near, point))
+                weights = mix([kept[i] for i in near.tolist()], line_weights(near, point))
                 found[point] = watched(weights)
         if k == last:
             break
@@ -165,7 +165,7 @@ def follow_held(
         before, held = gradient(params, *here)
         params, state = hold(params, state, held, int(knots[k + 1] - knots[k]))
         kept[k + 1] = params
-        waiting = [point for point in points if point not in found]
+        waiting = [point for point in points.tolist() if point not in found]
         kept = {i: w for i, w in kept.items() if i > k or i >= min(waiting) - window}
         if k % 2 == 0:
             measured.append(k)

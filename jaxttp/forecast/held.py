@@ -34,11 +34,19 @@ import optax
 from jaxtyping import Array, Float
 from scipy.interpolate import PchipInterpolator
 
-from jaxttp._checks import check_finite, check_integer, check_number, check_optimizer
+from jaxttp._checks import (
+    check_finite,
+    check_floating,
+    check_integer,
+    check_key,
+    check_known,
+    check_number,
+    check_optimizer,
+)
 from jaxttp._result import RESULT, wrapped
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters import as_rows
+from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.weight_space import check_stepping
@@ -66,6 +74,8 @@ WIDTH = 6.0
 """Knots over which memories are averaged, a standard deviation."""
 FEWEST = 24
 """Knots below which no path is followed."""
+FEW = 8
+"""Samples that are looked at before anything is followed."""
 FORWARD = 1 / 3
 """What a way forward costs, in gradients."""
 
@@ -211,16 +221,25 @@ def held_forecast(
     """
     check_integer("steps", steps, at_least=1)
     check_number("share", share, above=0.0, below=1.0)
+    check_key(key, optional=False)
     check_network(apply_fn, params)
     check_optimizer(optimizer)
+    check_floating("params", params)
     check_stepping(optimizer, params)
-    check_finite("params", params)
     x, x_watched = check_samples("x", x), check_samples("x_watched", x_watched)
+    given = {"params": params, "x": x, "y": y, "x_watched": x_watched, "y_watched": y_watched}
+    for name, value in {**given, "share": share}.items():
+        check_known(name, value)
+    for name in ("params", "x", "x_watched"):
+        check_finite(name, given[name])
     protocol = check_batches(batch_size, key, protocol, count(x))
     rows, outputs = as_rows(apply_fn, params, x)
+    few = take(x, slice(0, FEW))
+    check_per_sample(rows, params, few)
+    check_finite("apply_fn(params, x)", rows(params, few))
     targets, loss = encode_targets(loss, y, outputs)
-    given = as_rows(apply_fn, params, x_watched)[1]
-    watched, loss_watched = encode_targets(loss.name, y_watched, given)
+    seen = as_rows(apply_fn, params, x_watched)[1]
+    watched, loss_watched = encode_targets(loss.name, y_watched, seen)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps, protocol=protocol))
     beside = FORWARD * POINTS * count(x_watched) / batch_size
     knots = place_knots(
@@ -336,8 +355,8 @@ def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarra
         (E,).
 
     Example:
-        >>> smoothed(np.array([0.0, 50.0]), np.array([1.0, 3.0]), np.array([0.0, 25.0])).tolist()
-        [1.0, 2.0]
+        >>> smoothed(np.array([0.0, 50.0]), np.array([1.0, 3.0]), np.array([0.0, 25.0])).round(6)
+        array([1., 2.])
     """
     away = (at[:, None] - where[None]) / WIDTH
     near = np.exp(-0.5 * np.minimum(away**2, 1400.0))

@@ -248,7 +248,6 @@ def test_a_language_model_is_foreseen_by_its_tokens():
         ({"share": 1.5}, "share"),
         ({"steps": 0}, "steps"),
         ({"batch_size": 61}, "batch_size"),
-        ({"key": None}, "key"),
         ({"protocol": "often"}, "protocol"),
         ({"loss": "hinge"}, "loss"),
         ({"y_watched": np.zeros((3, 2))}, "y"),
