@@ -2,7 +2,7 @@
 
     python -m experiments.bench.lora [--preset smoke|cpu] [--minutes M] [--tuning]
 
-Every task of `lora_tasks` is trained for real once (`lora_real.jsonl` has these curves, for the texts
+Every task of `lora_tasks` is trained for real once (`lora_real.jsonl` has the curves, for texts
 that its rows name; with others installed all is trained anew), and foreseen by
 
     held      `jaxttp.forecast.held`: held gradients, less what their noise costs
