@@ -182,8 +182,9 @@ def held_forecast(
 ) -> HeldForecast:
     """The loss curve of a fine-tuning with many outputs, from a share of its gradients.
 
-    No step of the training is taken with its own gradient but the first after every knot; see the
-    module for what is done, and for what it costs.
+    This is an integrator with few right-hand sides, and it does step the network's weights, along
+    its own path: of the steps between two knots only the first has a gradient of its own. What
+    that costs is counted, and kept within `share`; the module says what is done.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, or logits of tokens (N, T, V).

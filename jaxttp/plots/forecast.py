@@ -169,6 +169,14 @@ def plot_held(result: HeldForecast) -> Figure:
 
     Returns:
         A matplotlib figure.
+
+    Example:
+        >>> ends = np.array([2.0, 1.0])
+        >>> found = HeldForecast(np.linspace(2, 1, 11), np.full(11, 0.1), np.array([0, 10]), ends,
+        ...                      ends, np.arange(5), gradients=8.0, training_gradients=10.0,
+        ...                      diverged=False)
+        >>> len(plot_held(found).axes)
+        1
     """
     figure, (axes,) = panels()
     steps = np.arange(len(result.loss))
