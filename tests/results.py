@@ -234,6 +234,15 @@ def Diffusion():
 
 
 @maker
+def HeldForecast():
+    apply_fn, params, x, y = problem()
+    return forecast.held_forecast(
+        apply_fn, params, x, y, x_watched=x[:6], y_watched=y[:6], optimizer=optax.adam(0.003),
+        steps=80, batch_size=6, key=jax.random.key(0), share=0.6,
+    )  # fmt: skip
+
+
+@maker
 def WeightSpaceTrajectory():
     return dynamics.weight_space(
         *problem(), loss="cross_entropy", optimizer=optax.adam(0.01), steps=STEPS

@@ -360,6 +360,10 @@ def _forecasts() -> dict[str, dict[str, Any]]:
             "problem": Problem.of(apply_fn, params, x, y, loss="cross_entropy"),
             "descent": Descent.of(learning_rate=0.1, steps=4),
         },
+        "forecast.held_forecast": problem() | sgd | {
+            "x_watched": x[:2], "y_watched": y[:2], "steps": 40, "batch_size": 2, "key": key,
+            "loss": "cross_entropy", "share": 0.95,
+        },
         "forecast.extrapolate_spectrum": scalar | {"samples": 12},
         "forecast.mode_curve": {
             "values": np.ones(4), "residual": np.ones(4), "setting": setting,

@@ -39,6 +39,7 @@ from jaxttp.plots.forecast import plot_error as plot_error
 from jaxttp.plots.forecast import plot_extrapolated as plot_extrapolated
 from jaxttp.plots.forecast import plot_extrapolation as plot_extrapolation
 from jaxttp.plots.forecast import plot_forecast as plot_forecast
+from jaxttp.plots.forecast import plot_held as plot_held
 from jaxttp.plots.forecast import plot_loss as plot_loss
 from jaxttp.plots.forecast import plot_online as plot_online
 from jaxttp.plots.forecast import plot_online_callback as plot_online_callback

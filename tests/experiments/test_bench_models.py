@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.bench import adapters, full_size, language
+from experiments.bench import adapters, full_size, language, lora, lora_tasks
 
 
 @pytest.mark.slow
@@ -55,3 +55,32 @@ def test_a_language_model_learns_bytes_and_starts_every_case_from_them():
               for name in (first, last)]  # fmt: skip
     assert starts[0].shape == (3, 3)
     np.testing.assert_allclose(*starts, rtol=1e-5, atol=1e-6)
+
+
+def test_tasks_that_are_reported_tuned_nothing():
+    tuned, reported = ({task.name for task in tasks}
+                       for tasks in (lora_tasks.TUNING, lora_tasks.REPORTED))  # fmt: skip
+    assert not tuned & reported
+    assert len(reported) == len(lora_tasks.REPORTED) == 20
+    assert len(lora_tasks.RANKED) == 12
+
+
+def test_a_power_law_goes_on_as_it_began():
+    at = np.arange(61.0)
+    loss = 1.5 + 2.0 * (at + 3.0) ** -0.5
+    np.testing.assert_allclose(lora.power_law(loss, 0.2), loss, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_lora_on_next_tokens(tmp_path, monkeypatch, capsys):
+    """A tiny run, foreseen, linearised, and read again from the store."""
+    settings = lora.LoraSettings(pretraining=2, folder=str(tmp_path), few=True)
+    monkeypatch.setitem(lora.PRESETS, "smoke", settings)
+    rows = lora.main(["--preset", "smoke"])
+    names = [row["name"] for row in rows]
+    assert [name.partition(" ")[0] for name in names[1:]] == ["frozen", "held"]
+    held = next(row for row in rows if row["name"].startswith("held "))
+    assert 0 < held["share"] <= 0.8
+    assert len(held["loss"]) == len(rows[0]["loss"]) == 9
+    assert "| held | 1 |" in capsys.readouterr().out
+    assert lora.main(["--preset", "smoke"]) == rows  # nothing is trained twice

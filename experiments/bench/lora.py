@@ -1,0 +1,249 @@
+"""How long will LoRA take? Forecasts of next-token fine-tuning, against the real training.
+
+    python -m experiments.bench.lora [--preset smoke|cpu] [--minutes M] [--tuning]
+
+Every task of `lora_tasks` is trained for real once (`lora_real.jsonl` has the curves, for texts
+that its rows name; with others installed all is trained anew), and foreseen by
+
+    held      `jaxttp.forecast.held`: held gradients, less what their noise costs
+    path      the same path without that correction
+    frozen    the network linearised once at the adapters' start, trained by the same optimiser;
+              costs more than the training, and is a baseline on the first few tasks alone
+    tenth     a power law c + a (t + b)^-p through the first tenth of the real curve
+    fifth     the same through its first fifth
+
+"curve" is the largest distance of the curves over the horizon, "mean" the mean distance, "end" the
+distance at the end, all in per cent of the real drop; times are those to 10 % of the drop. Tasks
+whose training diverges would be left out; none does.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.optimize import curve_fit
+from scipy.stats import kendalltau
+
+from experiments.bench import lora_tasks
+from experiments.bench.lora_tasks import BATCH, EVERY, RANKED, REPORTED, TUNING, Task
+from experiments.bench.stored import Row, go_on, load
+from jaxttp import Model, training_time
+from jaxttp.forecast.held import held_forecast
+
+REAL = Path(__file__).with_name("lora_real.jsonl")
+WAYS = ("held", "path", "frozen", "tenth", "fifth")
+LINEARIZED = 5
+"""So many of the reported tasks are trained linearised, too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraSettings:
+    """What to measure."""
+
+    pretraining: int = 3000
+    folder: str = "experiments/results/lora"
+    few: bool = False
+
+    def tasks(self, tuning: bool) -> tuple[Task, ...]:
+        """Those that constants were chosen on, or those that are reported."""
+        found = TUNING if tuning else REPORTED
+        if not self.few:
+            return found
+        return (dataclasses.replace(found[0], steps=80, samples=64),)
+
+    def share(self, task: Task) -> float:
+        """What a forecast may cost."""
+        if self.few:
+            return 0.8
+        return 0.2 if task.steps < 3000 else 0.1
+
+
+PRESETS = {
+    "smoke": LoraSettings(pretraining=2, folder="build/lora-smoke", few=True),
+    "cpu": LoraSettings(),
+}
+
+
+def linearized(model: Model) -> Model:
+    """The network linearised at its parameters."""
+    apply_fn, start = model
+
+    def apply(params: Any, x: Any) -> Any:
+        moved = jax.tree.map(lambda a, b: a - b, params, start)
+        outputs, change = jax.jvp(lambda w: apply_fn(w, x), (start,), (moved,))
+        return outputs + change
+
+    return Model(apply, start)
+
+
+def held_row(task: Task, job: lora_tasks.Job, share: float) -> Row:
+    """A forecast by held gradients, at the points of the real curve."""
+    found = held_forecast(
+        *job.model, job.x, job.y, x_watched=job.x_watched, y_watched=job.y_watched,
+        optimizer=task.made_optimizer(), steps=task.steps, batch_size=BATCH, key=job.key,
+        share=share,
+    )  # fmt: skip
+    at = np.arange(task.steps + 1)
+    path = np.interp(at, found.at, found.held)
+    return {
+        "loss": [round(float(value), 5) for value in found.loss[::EVERY]],
+        "path": [round(float(value), 5) for value in path[::EVERY]],
+        "off": [round(float(value), 5) for value in found.uncertainty[::EVERY]],
+        "share": found.share, "diverged": found.diverged, "trust": found.trust,
+    }  # fmt: skip
+
+
+def measure(tasks: tuple[Task, ...], settings: LoraSettings, minutes: float) -> list[Row]:
+    """Rows of real runs, linearised runs and forecasts; what is stored is not made again."""
+    folder = Path(settings.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    @functools.lru_cache(maxsize=1)
+    def made(task: Task) -> lora_tasks.Job:
+        return lora_tasks.make(task, settings.pretraining, folder)
+
+    def frozen(task: Task) -> Row:
+        job = made(task)
+        found = lora_tasks.real_run(task, job._replace(model=linearized(job.model)))
+        return {**found, "name": f"frozen {task.name}"}
+
+    def held(task: Task) -> Row:
+        return {"name": f"held {task.name}", **held_row(task, made(task), settings.share(task))}
+
+    def jobs(prefix: str, make: Callable[[Task], Row], some: Iterable[Task]) -> list[Any]:
+        return [(f"{prefix}{task.name}", functools.partial(make, task)) for task in some]
+
+    short = itertools.islice((task for task in tasks if task.steps < 3000), LINEARIZED)
+    real = jobs("", lambda task: lora_tasks.real_run(task, made(task)), tasks)
+    kept = not settings.few and all(row["texts"] == lora_tasks.checksum() for row in load(REAL))
+    rows = go_on(
+        REAL if kept else folder / "real.jsonl", real + jobs("frozen ", frozen, short), minutes
+    )
+    return rows + go_on(folder / "held.jsonl", jobs("held ", held, tasks), minutes)
+
+
+def power_law(loss: np.ndarray, share: float) -> np.ndarray:
+    """The whole curve from a power law through its first share."""
+    count = max(4, round(share * (len(loss) - 1)) + 1)
+    at = np.arange(len(loss), dtype=float)
+
+    def law(t: np.ndarray, c: float, a: float, b: float, p: float) -> np.ndarray:
+        return c + a * (t + b) ** -p
+
+    bounds = ([0.0, 0.0, 0.1, 0.05], [loss[0], 1e3, 1e3, 3.0])
+    start = (0.5 * loss[0], 0.5 * loss[0], 1.0, 0.5)
+    try:
+        fitted, _ = curve_fit(law, at[:count], loss[:count], start, bounds=bounds, maxfev=20_000)
+    except RuntimeError:
+        return np.full_like(loss, np.nan)
+    return law(at, *fitted)
+
+
+def time_to(loss: np.ndarray, steps: int) -> int:
+    """Steps until the loss is within 10 % of its drop."""
+    whole = np.interp(np.arange(steps + 1), np.arange(len(loss)) * EVERY, loss)
+    return int(training_time(whole, 0.1))
+
+
+def curves(rows: dict[str, Row], task: Task) -> dict[str, np.ndarray]:
+    """The real curve and those foreseen, by the name of the way."""
+    real = np.array(rows[task.name]["loss"])
+    held = rows[f"held {task.name}"]
+    found = {"real": real, "held": np.array(held["loss"]), "path": np.array(held["path"])}
+    if f"frozen {task.name}" in rows:
+        found["frozen"] = np.array(rows[f"frozen {task.name}"]["loss"])
+    return found | {"tenth": power_law(real, 0.1), "fifth": power_law(real, 0.2)}
+
+
+def judge(foreseen: np.ndarray, real: np.ndarray, steps: int) -> dict[str, float]:
+    """Errors of a curve, in per cent of the drop, and of the time to 10 % of it."""
+    drop = real[0] - real[-1]
+    away = 100 * (foreseen - real) / drop
+    times = time_to(foreseen, steps), time_to(real, steps)
+    return {
+        "curve": float(np.max(np.abs(away))), "mean": float(np.mean(np.abs(away))),
+        "end": float(away[-1]), "time": times[0], "real": times[1],
+        "relative": 100 * abs(times[0] - times[1]) / max(times[1], 1),
+    }  # fmt: skip
+
+
+def table(rows: dict[str, Row], tasks: tuple[Task, ...]) -> str:
+    """One line a task, then one a way."""
+    lines = ["| task | real drop | curve | mean | end | time, forecast / real | share | trust |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    judged: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    whole = [task for task in tasks if f"held {task.name}" in rows and task.name in rows]
+    for task in whole:
+        found, held = curves(rows, task), rows[f"held {task.name}"]
+        for way in WAYS:
+            if way in found and np.all(np.isfinite(found[way])):
+                judged[way].append(judge(found[way], found["real"], task.steps))
+        one = judge(found["held"], found["real"], task.steps)
+        real = found["real"]
+        said = "left its path" if held["diverged"] else "yes" if held["trust"] is None else "±"
+        lines.append(
+            f"| {task.name} | {real[0]:.2f} - {real[-1]:.2f} | {one['curve']:.1f} % | "
+            f"{one['mean']:.1f} % | {one['end']:+.1f} % | {one['time']} / {one['real']} | "
+            f"{held['share']:.3f} | {said} |"
+        )
+    lines += ["", "| way | runs | curve, median | mean, median | curve within 10 % | "
+              "time within 15 % | both |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for way, each in judged.items():
+        if each:
+            near = [one["curve"] <= 10 for one in each]
+            soon = [one["relative"] <= 15 for one in each]
+            both = sum(a and b for a, b in zip(near, soon, strict=True))
+            lines.append(
+                f"| {way} | {len(each)} | {np.median([one['curve'] for one in each]):.1f} % | "
+                f"{np.median([one['mean'] for one in each]):.1f} % | {sum(near)} | {sum(soon)} | "
+                f"{both} |"
+            )
+    return "\n".join(lines)
+
+
+def ranking(rows: dict[str, Row]) -> str:
+    """Kendall's tau of the settings of one fine-tuning by their loss at the end, and the worst."""
+    whole = [task for task in RANKED if f"held {task.name}" in rows]
+    if len(whole) < len(RANKED):
+        return ""
+    lines = []
+    found = [curves(rows, task) for task in whole]
+    stands = np.array([not rows[f"held {task.name}"]["diverged"] for task in whole])
+    real = np.array([one["real"][-1] for one in found])
+    slow = set(np.argsort(-real)[: len(real) // 3])
+    for way in ("held", "path", "tenth", "fifth"):
+        said = np.array([one[way][-1] for one in found])
+        hit = len(slow & set(np.argsort(-said)[: len(said) // 3])) / len(slow)
+        line = f"{way}: tau of {len(whole)} settings {kendalltau(said, real).statistic:.2f}"
+        if not np.all(stands):
+            beside = kendalltau(said[stands], real[stands]).statistic
+            line += f", of the {np.sum(stands)} whose held path did not leave {beside:.2f}"
+        lines.append(f"{line}; of the worst third found {hit:.2f}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> list[Row]:
+    """Measure what the store lacks, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--preset", choices=PRESETS, default="cpu")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--tuning", action="store_true", help="the tasks of the constants")
+    given = parser.parse_args(arguments)
+    settings = PRESETS[given.preset]
+    tasks = settings.tasks(given.tuning)
+    rows = measure(tasks, settings, given.minutes)
+    named = {row["name"]: row for row in rows}
+    print(table(named, tasks))
+    if not given.tuning:
+        print(ranking(named))
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""Fine-tuning whose outputs are too many for a kernel: held gradients, and what their noise costs.
+
+A language model with next-token loss has N T V outputs. What can be afforded is a gradient of a
+batch here and there. The optimiser itself is run for all of its steps, warm-up, momentum, second
+moments and decay included, but between two *knots* it is fed the same gradient of the trainable
+weights (of a LoRA adapter: of A and B, so that A B stays exact). With K knots for T steps this
+costs K / T of the training, and sees K / T of its data: the noise of the batches acts T / K times
+as strongly, and the path of the held gradients lies above the training's by what that costs.
+
+That can be measured on the path itself. Right after a batch was learnt, its own loss has fallen
+further than that of other sequences, by its *memory*
+
+    gamma_k = [L(w_{k+1}) - L(w_k)] - [L_k(w_{k+1}) - L_k(w_k)],
+
+one way forward a knot. For a quadratic loss with noise of a fixed covariance S, steps of z = eta
+Delta lambda along an eigenvector of curvature lambda, memory after m knots is
+gamma_m = z (1 - z)^(m - 1) S / lambda, and the loss that noise costs at knot k
+
+    1/2 sum_(i < k) z^2 (1 - z)^(2 i) S / lambda = 1/2 (gamma_1 - gamma_2 + ... - gamma_2k),
+
+the alternating sum of the memories, 1/(4 - 2 z) of gamma_1 in the end. In networks it is about the
+memory itself (curvature that is met late costs as well); the factor is `COST`, chosen on the
+TUNING tasks of experiments/bench/lora_tasks.py.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+from scipy.interpolate import PchipInterpolator
+
+from jaxttp._checks import (
+    check_finite,
+    check_floating,
+    check_integer,
+    check_key,
+    check_known,
+    check_number,
+    check_optimizer,
+)
+from jaxttp._result import RESULT, wrapped
+from jaxttp._samples import count, take
+from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters import as_rows, check_per_sample
+from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.dynamics.batches import batch_indices, check_batches
+from jaxttp.dynamics.weight_space import check_stepping
+from jaxttp.forecast._held_path import (
+    HeldPath,
+    follow_held,
+    place_knots,
+    place_points,
+    step_sizes,
+)
+from jaxttp.losses import Loss, encode_targets
+from jaxttp.rule import Rule
+
+COST = 1.05
+"""The loss that noise costs on the held path, over the memory of a batch just learnt."""
+ONSET = 9.0
+"""Knots after which it has built up, as the square of their number."""
+DOUBT = 1 / 2
+"""How far that correction is known, as a share of it."""
+POINTS = 11
+"""Points of the curve, at which the loss of what is watched is evaluated."""
+WINDOW = 3
+"""Knots on either side over which the path is smoothed, by a line."""
+WIDTH = 6.0
+"""Knots over which memories are averaged, a standard deviation."""
+FEWEST = 24
+"""Knots below which no path is followed."""
+FEW = 8
+"""Samples that are looked at before anything is followed."""
+FORWARD = 1 / 3
+"""What a way forward costs, in gradients."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeldForecast:
+    """A training foreseen from few gradients.
+
+    Attributes:
+        loss: of the watched sequences (T + 1,), interpolated between the points.
+        uncertainty: how far it may be off (T + 1,).
+        at: the steps of the points (E,).
+        held: the loss along the path of held gradients there (E,), before the correction.
+        memory: of a batch just learnt, there (E,).
+        knots: steps at which a gradient was taken (K,).
+        gradients: of one sample, that the forecast took; a way forward counts for a third.
+        training_gradients: of one sample, that the training takes.
+        diverged: whether the held path rose above its start: its steps are too long to be held.
+    """
+
+    loss: Float[np.ndarray, " t"]
+    uncertainty: Float[np.ndarray, " t"]
+    at: np.ndarray
+    held: np.ndarray
+    memory: np.ndarray
+    knots: np.ndarray
+    gradients: float
+    training_gradients: float
+    diverged: bool
+
+    plot, _repr_html_, __repr__ = RESULT
+
+    def __str__(self) -> str:
+        steps, count = len(self.loss) - 1, len(self.knots)
+        times = self.read((0.1, 0.4))
+        lines = [
+            f"HeldForecast of {steps:,} steps from {count:,} gradients, "
+            f"{100 * self.share:.2g} % of the training's cost",
+            f"  loss {self.loss[0]:.4g} to {self.loss[-1]:.4g}"
+            + ("" if self.diverged else f" ± {self.uncertainty[-1]:.2g}"),
+        ]
+        lines += [
+            f"  within {100 * threshold:g} % of the drop: " + (f"step {t}" if t >= 0 else "never")
+            for threshold, t in times.items()
+        ]
+        if self.trust is not None:
+            lines.append(wrapped(f"  trust: {self.trust}", 4))
+        return "\n".join(lines)
+
+    @property
+    def share(self) -> float:
+        """What the forecast costs, as a share of the training."""
+        return self.gradients / self.training_gradients
+
+    @property
+    def trust(self) -> str | None:
+        """In words, how far to trust it; None where the correction is small."""
+        if self.diverged:
+            return (
+                "held gradients left the path: this training's steps are too long to be held for "
+                f"{self.stride:.2g} of them; give a larger share, or a lower rate"
+            )
+        drop = abs(self.loss[0] - self.loss[-1])
+        off = float(np.max(self.uncertainty)) / max(drop, 1e-12)
+        if off < 0.05:
+            return None
+        return f"known to ± {100 * off:.2g} % of the loss's drop, by the noise of few batches"
+
+    @property
+    def stride(self) -> float:
+        """Steps for which a gradient is held, on average."""
+        return (len(self.loss) - 1) / len(self.knots)
+
+    def read(self, thresholds: float | Sequence[float], *, rule: str = "relative") -> dict:
+        """Training times, as `jaxttp.TrainingRun.read` gives those of a real training.
+
+        Args:
+            thresholds: the epsilons.
+            rule: see `jaxttp.training_time`.
+
+        Returns:
+            Steps for every threshold, -1 where the forecast never gets there, or left its path.
+        """
+        wanted = Rule.of(thresholds, rule, "loss", 1, None, steps=len(self.loss) - 1)
+        loss = jnp.asarray(self.loss)
+        return wanted.read(loss, loss, reached=not self.diverged)
+
+
+def held_forecast(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    x_watched: Any,
+    y_watched: Any,
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    batch_size: int,
+    key: Array,
+    protocol: str | None = None,
+    loss: str | Loss = "cross_entropy",
+    share: float = 0.2,
+) -> HeldForecast:
+    """The loss curve of a fine-tuning with many outputs, from a share of its gradients.
+
+    This is an integrator with few right-hand sides, and it does step the network's weights, along
+    its own path: of the steps between two knots only the first has a gradient of its own. What
+    that costs is counted, and kept within `share`; the module says what is done.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``, or logits of tokens (N, T, V).
+        params: what trains, such as the adapters of `jaxttp.models.lora`.
+        x: training sequences (N, ...).
+        y: labels (N,), of tokens (N, T), or targets (N, C).
+        x_watched: the sequences whose loss is foreseen (M, ...); of no batch, or some of `x`.
+        y_watched: their labels.
+        optimizer: any optax transformation of gradients alone.
+        steps: T.
+        batch_size: B, sequences a step.
+        key: draws the batches; those of the training at the same key are used at the knots.
+        protocol: how, see `jaxttp.dynamics.batch_indices`.
+        loss: a name or a `Loss`.
+        share: of the training's gradients that this may take, in (0, 1); counted, not timed.
+
+    Returns:
+        A `HeldForecast`.
+
+    Raises:
+        ValueError: a share that pays for fewer than 24 knots beside the points of the curve; steps,
+            batches, labels or an optimiser that do not fit.
+
+    Example:
+        >>> table = jnp.zeros((5, 5))
+        >>> x = jnp.arange(240).reshape(60, 4) % 5
+        >>> found = held_forecast(lambda w, x: w[x], table, x, (x + 1) % 5, x_watched=x[:4],
+        ...                       y_watched=(x[:4] + 1) % 5, optimizer=optax.adam(0.02), steps=200,
+        ...                       batch_size=6, key=jax.random.key(0))
+        >>> found.loss.shape, bool(found.loss[-1] < found.loss[0]), found.share <= 0.2
+        ((201,), True, True)
+
+    Source:
+        Derived; held gradients are Euler's method of first weak order for the mean path.
+    """
+    check_integer("steps", steps, at_least=1)
+    check_number("share", share, above=0.0, below=1.0)
+    check_key(key, optional=False)
+    check_network(apply_fn, params)
+    check_optimizer(optimizer)
+    check_floating("params", params)
+    check_stepping(optimizer, params)
+    x, x_watched = check_samples("x", x), check_samples("x_watched", x_watched)
+    given = {"params": params, "x": x, "y": y, "x_watched": x_watched, "y_watched": y_watched}
+    for name, value in {**given, "share": share}.items():
+        check_known(name, value)
+    for name in ("params", "x", "x_watched"):
+        check_finite(name, given[name])
+    protocol = check_batches(batch_size, key, protocol, count(x))
+    rows, outputs = as_rows(apply_fn, params, x)
+    few = take(x, slice(0, FEW))
+    check_per_sample(rows, params, few)
+    check_finite("apply_fn(params, x)", rows(params, few))
+    targets, loss = encode_targets(loss, y, outputs)
+    seen = as_rows(apply_fn, params, x_watched)[1]
+    watched, loss_watched = encode_targets(loss.name, y_watched, seen)
+    indices = np.asarray(batch_indices(key, count(x), batch_size, steps, protocol=protocol))
+    beside = FORWARD * POINTS * count(x_watched) / batch_size
+    knots = place_knots(
+        step_sizes(optimizer, params, steps), affordable(share, steps, beside, batch_size)
+    )
+    evaluate = jax.jit(lambda weights, a, b: loss_watched.value(rows(weights, a), b))
+
+    def look(weights: Params) -> float:
+        total, parts = count(x_watched), 0.0
+        for first in range(0, total, batch_size):
+            some = slice(first, first + batch_size)
+            part = evaluate(weights, take(x_watched, some), watched[some])
+            parts += float(part) * min(batch_size, total - first) / total
+        return parts
+
+    path = follow_held(
+        rows, loss, optimizer, params, knots, place_points(len(knots), POINTS),
+        lambda k: (take(x, indices[knots[k]]), targets[indices[knots[k]]]), look, WINDOW,
+    )  # fmt: skip
+    ways = len(path.measured) + len(path.points) * count(x_watched) / batch_size
+    spent = len(knots) - 1 + FORWARD * ways
+    return corrected(path, knots, spent * batch_size, float(steps * batch_size))
+
+
+def affordable(share: float, steps: int, beside: float, batch_size: int) -> int:
+    """How many knots a share of a training pays for, each with half a look back at its batch.
+
+    Args:
+        share: of the training's gradients.
+        steps: T.
+        beside: what the points of the curve cost, in gradients of a batch.
+        batch_size: B, for the words.
+
+    Returns:
+        K.
+
+    Raises:
+        ValueError: fewer than are worth following.
+
+    Example:
+        >>> affordable(0.2, 600, beside=22.0, batch_size=16)
+        84
+    """
+    knots = int((share * steps - beside) / (1 + FORWARD / 2))
+    if knots < FEWEST:
+        raise ValueError(
+            f"share={share:g} of {steps} steps pays for {max(knots, 0)} gradients beside the "
+            f"points of the curve (worth {beside:.3g} batches of {batch_size}); {FEWEST} are "
+            "needed. Give a larger share, fewer watched sequences, or train it."
+        )
+    return min(knots, steps)
+
+
+def corrected(path: HeldPath, knots: np.ndarray, spent: float, training: float) -> HeldForecast:
+    """The training's curve from the held path's, less what the noise of held gradients costs.
+
+    Args:
+        path: as it was followed.
+        knots: steps (K + 1,), the end among them.
+        spent: gradients of one sample that it took.
+        training: that the training takes.
+
+    Returns:
+        A `HeldForecast`.
+    """
+    steps, last = int(knots[-1]), len(knots) - 1
+    others = np.interp(np.arange(last + 1), path.points, path.loss)
+    gaps = others[path.measured + 1] - others[path.measured] - path.fall
+    memory = smoothed(path.measured + 0.5, gaps, path.points.astype(float))
+    built = 1 - np.exp(-((path.points / ONSET) ** 2))
+    off = COST * (1 - last / steps) * built * np.maximum(memory, 0.0)
+    at, every = knots[path.points], np.arange(steps + 1)
+    finite = np.all(np.isfinite(path.loss)) and np.all(np.isfinite(memory))
+    diverged = not finite or bool(np.max(path.loss[1:]) > path.loss[0])
+    if diverged:  # nothing is corrected: the path is not the training's
+        off = np.zeros_like(off)
+    found = evened(np.where(np.isfinite(path.loss), path.loss, path.loss[0]) - off)
+    return HeldForecast(
+        PchipInterpolator(at, found)(every), DOUBT * PchipInterpolator(at, off)(every),
+        at, path.loss, memory, knots[:-1], spent, training, diverged,
+    )  # fmt: skip
+
+
+def evened(loss: np.ndarray) -> np.ndarray:
+    """The curve's points with a half of themselves and a quarter of either neighbour.
+
+    The first three, where the curve bends, and the last one stay.
+
+    Args:
+        loss: at the points (E,).
+
+    Returns:
+        (E,).
+
+    Example:
+        >>> evened(np.array([8.0, 4.0, 2.0, 1.0, 3.0, 1.0])).tolist()
+        [8.0, 4.0, 2.0, 1.75, 2.0, 1.0]
+    """
+    found = loss.copy()
+    found[3:-1] = 0.25 * loss[2:-2] + 0.5 * loss[3:-1] + 0.25 * loss[4:]
+    return found
+
+
+def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Values by a Gaussian mean over some twelve knots.
+
+    Args:
+        where: knots of the values (P,).
+        values: (P,).
+        at: knots that are asked (E,).
+
+    Returns:
+        (E,).
+
+    Example:
+        >>> smoothed(np.array([0.0, 50.0]), np.array([1.0, 3.0]), np.array([0.0, 25.0])).round(6)
+        array([1., 2.])
+    """
+    away = (at[:, None] - where[None]) / WIDTH
+    near = np.exp(-0.5 * np.minimum(away**2, 1400.0))
+    return (near @ values) / np.sum(near, axis=1)

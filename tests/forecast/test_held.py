@@ -1,0 +1,271 @@
+"""Held gradients: the path against plain loops, the cost of noise against exact moments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jaxttp import from_nnx, train
+from jaxttp.dynamics import weight_space
+from jaxttp.forecast._held_path import (
+    follow_held,
+    line_weights,
+    place_knots,
+    place_points,
+    step_sizes,
+)
+from jaxttp.forecast.held import HeldForecast, affordable, held_forecast
+from jaxttp.losses import get_loss
+from jaxttp.models import Architecture, Decoder, lora
+
+SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 0.2, 10, 100, 0.02)
+
+
+def linear(params, x):
+    return x @ params
+
+
+@pytest.fixture
+def samples():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(60, 3)), rng.normal(size=(60, 2))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [optax.adamw(SCHEDULE, weight_decay=0.1), optax.chain(optax.clip(1e9), optax.adam(SCHEDULE))],
+)
+def test_the_size_of_adam_s_steps_is_its_schedule(optimizer):
+    found = step_sizes(optimizer, {"a": jnp.ones((3, 2)), "b": jnp.ones(2)}, 100)
+    rates = np.array([float(SCHEDULE(t)) for t in range(100)]) / 0.2
+    np.testing.assert_allclose(found, np.maximum(rates / rates.max(), 0.02), rtol=1e-6)
+
+
+def test_with_momentum_steps_grow_as_the_velocity_does():
+    found = step_sizes(optax.sgd(0.3, momentum=0.5), jnp.ones(2), 4)
+    velocity = np.array([1, 1.5, 1.75, 1.875])
+    np.testing.assert_allclose(found, velocity / 1.875, rtol=1e-12)
+
+
+def test_steps_that_cannot_be_told_count_alike():
+    def refuse(updates, state, params):
+        raise ValueError("matrices only")
+
+    optimizer = optax.GradientTransformation(lambda params: (), refuse)
+    assert step_sizes(optimizer, jnp.ones(2), 3).tolist() == [1, 1, 1]
+
+
+def test_knots_lie_denser_where_steps_are_larger_and_both_ends_are_there():
+    sizes = np.concatenate([np.full(100, 1.0), np.full(100, 0.25)])
+    knots = place_knots(sizes, 30)
+    assert knots[0] == 0
+    assert knots[-1] == 200
+    assert len(knots) == 31
+    # The root of the size: twice as many in the first half.
+    assert np.sum(knots < 100) == 20
+    assert place_knots(np.ones(200), 200).tolist() == list(range(201))
+    points = place_points(31, 11)
+    assert points[0] == 0
+    assert points[-1] == 30
+
+
+@pytest.mark.parametrize("at", [3, 5, 9])
+def test_a_fitted_line_keeps_lines(at):
+    knots = np.arange(3, 10)
+    weights = line_weights(knots, at)
+    # Exact for a + b k, and nothing else is asked: 1e-12 is rounding.
+    np.testing.assert_allclose(weights @ (2.0 - 0.7 * knots), 2.0 - 0.7 * at, atol=1e-12)
+
+
+def held_by_hand(x, y, knots, rows, rate, momentum):
+    """NumPy: squared error 1/2 |x w - y|^2, mean over the batch; heavy ball; held gradients."""
+    weights, velocity, path = np.zeros((3, 2)), np.zeros((3, 2)), [np.zeros((3, 2))]
+    for k in range(len(knots) - 1):
+        here, there = x[rows[k]], y[rows[k]]
+        gradient = here.T @ (here @ weights - there) / len(here)
+        for _ in range(knots[k + 1] - knots[k]):
+            velocity = momentum * velocity + gradient
+            weights = weights - rate * velocity
+        path.append(weights)
+    return path
+
+
+def follow(x, y, knots, rows, window):
+    seen = []
+    found = follow_held(
+        linear, get_loss("squared_error"), optax.sgd(0.05, momentum=0.5), jnp.zeros((3, 2)),
+        np.asarray(knots), np.arange(len(knots)),
+        lambda k: (jnp.asarray(x[rows[k]]), jnp.asarray(y[rows[k]])),
+        lambda weights: seen.append(np.asarray(weights)) or 0.0, window,
+    )  # fmt: skip
+    return found, seen
+
+
+@pytest.mark.parametrize("knots", [[0, 1, 2, 3, 4, 5], [0, 1, 4, 9, 11, 20]])
+def test_the_path_is_that_of_the_optimiser_fed_with_held_gradients(samples, knots):
+    """A knot at every step is the training itself."""
+    x, y = samples
+    rows = np.random.default_rng(1).integers(0, 60, (5, 8))
+    by_hand = held_by_hand(x, y, knots, rows, 0.05, 0.5)
+    found, seen = follow(x, y, knots, rows, window=0)
+    np.testing.assert_allclose(np.array(seen), np.array(by_hand), rtol=1e-12, atol=1e-14)
+
+    def loss(k, weights):
+        return 0.5 * np.mean(np.sum((x[rows[k]] @ weights - y[rows[k]]) ** 2, axis=1))
+
+    falls = [loss(k, by_hand[k + 1]) - loss(k, by_hand[k]) for k in (0, 2, 4)]
+    assert found.measured.tolist() == [0, 2, 4]
+    np.testing.assert_allclose(found.fall, falls, rtol=1e-10)
+
+
+def test_weights_are_smoothed_over_their_neighbours_and_the_start_is_not(samples):
+    x, y = samples
+    knots, rows = [0, 1, 4, 9, 11, 20], np.random.default_rng(1).integers(0, 60, (5, 8))
+    path = np.array(held_by_hand(x, y, knots, rows, 0.05, 0.5))
+    _, seen = follow(x, y, knots, rows, window=2)
+    assert np.all(seen[0] == 0)
+    for k in range(1, 6):
+        near = np.arange(max(0, k - 2), min(5, k + 2) + 1)
+        mean = np.tensordot(line_weights(near, k), path[near], 1)
+        np.testing.assert_allclose(seen[k], mean, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("z", [0.05, 0.5, 1.3])
+def test_what_noise_costs_is_the_alternating_sum_of_the_memories(z):
+    """Exact moments of w <- w - a (c w - noise), z = a c, against the formula of the module."""
+    curvature, spread, knots = 2.0, 0.7, 40
+    step, variance = z / curvature, 0.0
+    for _ in range(knots):
+        variance = (1 - z) ** 2 * variance + step**2 * spread
+    memories = z * (1 - z) ** np.arange(2 * knots) * spread / curvature
+    alternating = 0.5 * np.sum(memories * (-1.0) ** np.arange(2 * knots))
+    np.testing.assert_allclose(0.5 * curvature * variance, alternating, rtol=1e-12)
+    if z >= 0.5:  # has settled within 40 knots
+        np.testing.assert_allclose(alternating, memories[0] / (4 - 2 * z), rtol=1e-9)
+
+
+def test_the_memory_of_a_step_is_the_noise_in_its_direction():
+    """L_k(w) = c w^2/2 - n w: its fall beyond that of L is n times the step, a S on average."""
+    rng = np.random.default_rng(0)
+    noise, weights, step, curvature = rng.normal(size=400_000), 0.3, 0.2, 2.0
+    moved = weights - step * (curvature * weights - noise)
+
+    def fall(own):
+        return 0.5 * curvature * (moved**2 - weights**2) - own * (moved - weights)
+
+    memory = np.mean(fall(0.0) - fall(noise))
+    # a S = 0.2; the mean of 400,000 draws is known to some 0.0005.
+    np.testing.assert_allclose(memory, 0.2, atol=0.002)
+
+
+class Product:
+    """y = x A B from a small A and B = 0, what LoRA does to a kernel of zeros."""
+
+    steps, batch = 400, 20
+
+    def __init__(self):
+        rng = np.random.default_rng(0)
+        self.x = rng.normal(size=(400, 6))
+        self.y = self.x @ rng.normal(size=(6, 2)) + 0.3 * rng.normal(size=(400, 2))
+        self.params = {"a": jnp.asarray(0.2 * rng.normal(size=(6, 2))), "b": jnp.zeros((2, 2))}
+        schedule = optax.warmup_cosine_decay_schedule(0.0, 0.02, 20, self.steps)
+        self.training = {
+            "loss": "squared_error", "optimizer": optax.adam(schedule), "steps": self.steps,
+            "batch_size": self.batch, "key": jax.random.key(0),
+        }  # fmt: skip
+
+    def apply(self, params, x):
+        return x @ (params["a"] @ params["b"])
+
+
+@pytest.fixture(scope="module")
+def product():
+    task = Product()
+    run = train(task.apply, task.params, task.x, task.y, **task.training)
+    return task, run
+
+
+def test_where_one_frozen_kernel_is_wrong_held_gradients_are_right(product):
+    """Linearised at B = 0 the first factor never moves, and the loss stays where it cannot."""
+    task, run = product
+    real = np.asarray(run.loss)
+    outputs = np.asarray(run.outputs)[:, :40]
+    drop = real[0] - real[-1]
+    found = held_forecast(
+        task.apply, task.params, task.x, task.y, x_watched=task.x[:40], y_watched=task.y[:40],
+        share=0.3, **task.training,
+    )  # fmt: skip
+    own = 0.5 * np.mean(np.sum((outputs - task.y[:40]) ** 2, axis=2), axis=1)
+    frozen = weight_space(task.apply, task.params, task.x, task.y, **task.training)
+    flat = np.asarray(frozen.train).reshape(len(real), 400, 2)
+    linearised = 0.5 * np.mean(np.sum((flat - task.y) ** 2, axis=2), axis=1)
+    assert np.max(np.abs(linearised - real)) > 0.3 * drop
+    assert np.max(np.abs(found.loss - own)) < 0.1 * (own[0] - own[-1])
+    assert found.share <= 0.3
+    assert found.trust is None or "±" in found.trust
+    assert found.read(0.4)[0.4] > 0
+
+
+def test_steps_too_long_to_be_held_are_said(product):
+    task, _ = product
+    options = task.training | {"optimizer": optax.sgd(0.5)}
+    found = held_forecast(
+        lambda w, x: x @ w, jnp.zeros((6, 2)), task.x, task.y, x_watched=task.x[:20],
+        y_watched=task.y[:20], **options,
+    )  # fmt: skip
+    assert found.diverged
+    assert found.trust is not None
+    assert "left the path" in found.trust
+    assert found.read((0.1, 0.4)) == {0.1: -1, 0.4: -1}
+    assert np.all(np.isfinite(found.loss))
+
+
+def test_a_language_model_is_foreseen_by_its_tokens():
+    shape = Architecture("gpt2", 11, width=8, depth=1, heads=2, hidden=8, length=5)
+    network = Decoder(shape, head="language_model", rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+    model = lora(from_nnx(network), rank=2, key=jax.random.key(0))
+    ids = np.random.default_rng(0).integers(0, 11, (40, 6)).cumsum(axis=1) % 11
+    x, y = ids[:, :-1], ids[:, 1:]
+    found = held_forecast(
+        *model, x, y, x_watched=x[:7], y_watched=y[:7], optimizer=optax.adam(0.02), steps=120,
+        batch_size=4, key=jax.random.key(0), share=0.5,
+    )  # fmt: skip
+    assert isinstance(found, HeldForecast)
+    logits = np.asarray(model.apply_fn(model.params, x[:7]), float)
+    shifted = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+    first = -np.mean(np.take_along_axis(shifted, y[:7, :, None], axis=2))
+    # In pieces of four and three sequences it is the mean of all seven: rounding alone.
+    np.testing.assert_allclose(found.loss[0], first, rtol=1e-10)
+    assert found.gradients <= 0.5 * found.training_gradients == 0.5 * 480
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"share": 0.05}, "share=0.05 of 200 steps pays for"),
+        ({"share": 1.5}, "share"),
+        ({"steps": 0}, "steps"),
+        ({"batch_size": 61}, "batch_size"),
+        ({"protocol": "often"}, "protocol"),
+        ({"loss": "hinge"}, "loss"),
+        ({"y_watched": np.zeros((3, 2))}, "y"),
+        ({"optimizer": optax.lbfgs()}, "optimizer"),
+        ({"params": jnp.full((3, 2), jnp.nan)}, "params"),
+    ],
+)
+def test_what_cannot_be_foreseen_is_refused_by_name(samples, change, words):
+    x, y = samples
+    given = {
+        "apply_fn": linear, "params": jnp.zeros((3, 2)), "x": x, "y": y, "x_watched": x[:4],
+        "y_watched": y[:4], "optimizer": optax.sgd(0.01), "steps": 200, "batch_size": 10,
+        "key": jax.random.key(0), "loss": "squared_error",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=words):
+        held_forecast(**(given | change))
+
+
+def test_what_a_share_pays_for():
+    assert affordable(0.2, 600, beside=22.0, batch_size=16) == 84
+    assert affordable(0.9, 30, beside=-20.0, batch_size=16) == 30  # never more than the steps
