@@ -11,7 +11,6 @@ Rates are shares of the largest stable one; the columns are those of
 """
 
 import argparse
-import ast
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from flax import nnx
 
 from experiments.bench.accuracy_tasks import Job
 from experiments.bench.adapters import THRESHOLDS, Row
+from experiments.bench.texts import as_bytes, docs_and_code
 from jaxttp import Model, from_nnx, predict_training_time, train, training_time
 from jaxttp.models import Architecture, Decoder, freeze, head_only, lora, map_outputs
 from jaxttp.models.language.rotary import read_rotary
@@ -58,19 +58,9 @@ PRESETS = {
 
 def texts() -> list[np.ndarray]:
     """Docstrings, code without them, and the licence, as bytes below 128."""
-    docs, code = [], []
-    for path in sorted((ROOT / "jaxttp").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                docs.append(ast.get_docstring(node) or "")
-                if docs[-1]:
-                    node.body = node.body[1:] or [ast.Pass()]
-        code.append(ast.unparse(tree))
+    docs, code = docs_and_code(sorted((ROOT / "jaxttp").rglob("*.py")))
     whole = ["\n".join(docs), "\n".join(code), (ROOT / "LICENSE").read_text()]
-    return [
-        np.frombuffer(text.encode("ascii", "ignore"), np.uint8).astype(np.int32) for text in whole
-    ]
+    return [as_bytes(text) for text in whole]
 
 
 def windows(corpus: np.ndarray, count: int, length: int, draw: np.random.Generator) -> np.ndarray:

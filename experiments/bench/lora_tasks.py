@@ -23,6 +23,7 @@ import optax
 from flax import nnx
 
 from experiments.bench.language import BYTES, windows
+from experiments.bench.texts import as_bytes, docs_and_code
 from jaxttp import Model, from_nnx
 from jaxttp.dynamics import batch_indices
 from jaxttp.models import Architecture, Decoder, lora
@@ -109,22 +110,10 @@ def _packages() -> Path:
     return Path(sysconfig.get_paths()["purelib"])
 
 
-def _as_bytes(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode("ascii", "ignore"), np.uint8).astype(np.int32)
-
-
 @functools.lru_cache
 def texts() -> dict[str, np.ndarray]:
     """English, Python without docstrings, C headers, as bytes below 128."""
-    docs, code = [], []
-    for path in sorted(_library().glob("*.py")):
-        tree = ast.parse(path.read_text(errors="ignore"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                docs.append(ast.get_docstring(node) or "")
-                if docs[-1]:
-                    node.body = node.body[1:] or [ast.Pass()]
-        code.append(ast.unparse(tree))
+    docs, code = docs_and_code(sorted(_library().glob("*.py")))
     topics = ast.parse((_library() / "pydoc_data" / "topics.py").read_text())
     docs += [node.value for node in ast.walk(topics)
              if isinstance(node, ast.Constant) and isinstance(node.value, str)]  # fmt: skip
@@ -133,7 +122,7 @@ def texts() -> dict[str, np.ndarray]:
     headers = [path.read_text(errors="ignore")
                for path in sorted((_packages() / "numpy").rglob("*.h"))]  # fmt: skip
     whole = {"english": docs, "python": code, "headers": headers}
-    return {name: _as_bytes("\n".join(parts)) for name, parts in whole.items()}
+    return {name: as_bytes("\n".join(parts)) for name, parts in whole.items()}
 
 
 def checksum() -> str:
