@@ -43,7 +43,8 @@ INPUTS = {
     "Descent", "Rule",
     "Target", "OptimizerChoice", "Arrival",
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
-    "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Noisy", "Linearizer",
+    "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Checked", "Noisy",
+    "Linearizer",
     "HeavyBall", "RowSharded", "StoredKernel", "Mode", "Filter", "Truncate", "Damp", "Tikhonov",
     "Noise",
 }  # fmt: skip

@@ -164,7 +164,7 @@ def test_a_path_says_where_it_is_unsure():
     assert "step 24 (10 % of the loss's drop) is known to ±" in found
     assert "tolerance" in found
     asked = Rule((0.1, 0.4)).about([Target(0.1), Target(0.2, "error")])
-    assert "(loss below 0.1) is known to ±" in trust_in_path(path_of(loss, 0.04), asked)
+    assert "(loss below 0.1) is known to ±" in trust_in_path(path_of(loss, 0.06), asked)
     assert "(loss below 0.1) may as well never come" in trust_in_path(path_of(loss, 0.2), asked)
     assert "crosses the edge" in trust_in_path(path_of(loss, 0.2, edge_at=3), Rule((0.1, 0.4)))
     assert "kernel of step 7 was held" in trust_in_path(path_of(loss, held_from=7), Rule())
