@@ -146,6 +146,21 @@ def test_a_name_means_one_thing(trees):
     assert not lines, "\n" + "\n".join(lines)
 
 
+# A simulation of thousands of small steps, which run half as fast when they are compiled quickly.
+AS_USUAL = {"jaxttp/dynamics/diffusion.py"}
+
+
+def test_programs_of_a_forecast_are_compiled_quickly(trees):
+    found = {
+        file
+        for file, tree in trees.items()
+        if file.startswith(("jaxttp/dynamics/", "jaxttp/forecast/", "jaxttp/ntk/"))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "jax.jit"
+    }
+    assert found == AS_USUAL, "use jaxttp._jit.jit"
+
+
 def test_the_measures():
     tree = ast.parse(
         '''

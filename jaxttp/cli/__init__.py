@@ -1,5 +1,6 @@
 """The command line: arguments in, a pipeline called, tables, figures and JSON out."""
 
+import gc
 import os
 import sys
 from typing import Annotated
@@ -62,6 +63,7 @@ for command, words in (
 def main() -> None:
     """Run the command line."""
     _interrupt.watch()
+    gc.freeze()  # what was imported stays: half a second less of looking through it
     try:
         try:
             app()

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxttp._jit import jit
 from jaxttp.dynamics._confirm import Far, confirm
 from jaxttp.dynamics._course import Ahead, Course, Outcome, State, damping_at, run_to, survey
 from jaxttp.dynamics._edge import Damping
@@ -101,7 +102,7 @@ def accompany(batches: Batches, before: State, taken: SegmentStep) -> Batches:
     return left._replace(speed=min(SPEED, pace))
 
 
-@jax.jit
+@jit
 def _differ(near: Kernel, far: Kernel) -> Array:
     """Whether the network is not linear, so that it can take kicks back."""
     probe = jax.random.normal(jax.random.key(0), near.shape[:2], near.dtype)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from jaxttp._jit import jit
 from jaxttp.dynamics._edge import DAMPED, FAR, TRIAL, Damping, growth, slow_down
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes
 from jaxttp.dynamics.stability import curvature_modes
@@ -71,7 +72,7 @@ def calm(
     return bound._replace(largest=values[0] / edge)
 
 
-@functools.partial(jax.jit, static_argnames="shares")
+@functools.partial(jit, static_argnames="shares")
 def _calm_share(
     optimizer: Optimizer,
     shares: tuple[float, ...],

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from jaxttp._jit import jit
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes
 from jaxttp.dynamics.stability import curvature_modes
@@ -62,7 +63,7 @@ def damping(kernel: Kernel, f: Array, targets: Array, loss: Loss, edge: Array) -
     return slow_down(kernel, values, left, edge, f.shape[1])
 
 
-@functools.partial(jax.jit, static_argnums=4)
+@functools.partial(jit, static_argnums=4)
 def slow_down(kernel: Kernel, values: Array, left: Array, edge: Array, c: int) -> Damping:
     """The damping of the modes of `curvature_modes` that are beyond the edge."""
     n = left.shape[0] // c
@@ -73,7 +74,7 @@ def slow_down(kernel: Kernel, values: Array, left: Array, edge: Array, c: int) -
     return Damping(left, right, values[0] / edge)
 
 
-@functools.partial(jax.jit, static_argnames=("shares", "dtype"))
+@functools.partial(jit, static_argnames=("shares", "dtype"))
 def find_edge(
     optimizer: Optimizer, shares: tuple[float, ...], state: optax.OptState, dtype: Any
 ) -> Float[Array, ""]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from jaxttp._jit import jit
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, begin, risen, share
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes, slots
@@ -26,7 +27,7 @@ CHUNK = 32
 """Steps whose outputs are computed at once."""
 
 
-@functools.partial(jax.jit, static_argnames=("loss", "record"))
+@functools.partial(jit, static_argnames=("loss", "record"))
 def run_batches(
     optimizer: Optimizer,
     loss: Loss,

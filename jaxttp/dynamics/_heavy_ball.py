@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxttp._jit import jit
 from jaxttp.dynamics._kernels import apply_kernel, columns_of
 from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
@@ -18,7 +19,7 @@ from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.row_sharded import RowSharded
 
 
-@functools.partial(jax.jit, static_argnames=("loss", "all_errors"))
+@functools.partial(jit, static_argnames=("loss", "all_errors"))
 def heavy_ball(
     matrix: Float[Array, "nc nc"] | Factored | RowSharded,
     start: Float[Array, "n c"],

@@ -27,6 +27,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
+from jaxttp._jit import jit
 from jaxttp.dynamics.optimizers import Optimizer, inlined, keep_dtypes, same_program, slots
 from jaxttp.dynamics.stability import curvature_basis
 from jaxttp.losses import Loss
@@ -80,7 +81,7 @@ def step_maps(optimizer: optax.GradientTransformation, steps: int) -> StepMaps:
     return StepMaps(rows[:, :, 1:], rows[:, :, 0])
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(jit, static_argnums=2)
 def _step_rows(optimizer: Optimizer, first: optax.OptState, steps: int) -> Array:
     """The weight and the accumulators (T, k, 1 + k) after one step from each unit vector."""
     basis = jnp.eye(2 + len(slots(optimizer, first)))

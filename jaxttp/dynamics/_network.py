@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import jax
 
 from jaxttp._convolutions import quick
+from jaxttp._jit import jit
 from jaxttp._types import ApplyFn
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
 def _compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
     network = quick(apply_fn)
     return (
-        jax.jit(network),
-        jax.jit(lambda w, x, a: jax.vjp(lambda v: network(v, x), w)[1](a)[0]),
-        jax.jit(lambda w, x, v: jax.jvp(lambda u: network(u, x), (w,), (v,))[1]),
+        jit(network),
+        jit(lambda w, x, a: jax.vjp(lambda v: network(v, x), w)[1](a)[0]),
+        jit(lambda w, x, v: jax.jvp(lambda u: network(u, x), (w,), (v,))[1]),
     )

@@ -9,13 +9,14 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import all_finite, is_concrete
+from jaxttp._jit import jit
 from jaxttp._types import Params
 from jaxttp.dynamics._segment import Run, gram, settled
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def surveyed(
     pushed: list[Array | None], vectors: list[Params], f: Array, in_use: tuple[bool, ...]
 ) -> tuple[Array, Array]:
@@ -27,7 +28,7 @@ def surveyed(
     return jnp.stack(parts), gram(vectors, in_use, f.dtype)
 
 
-@jax.jit
+@jit
 def split_row(row: Array, f: Array, joined: Any) -> tuple[Array, Array, Array]:
     """Coefficients of the Jacobians at both ends (N, C), and of all other vectors (1 + k,).
 
@@ -40,7 +41,7 @@ def split_row(row: Array, f: Array, joined: Any) -> tuple[Array, Array, Array]:
     return jnp.where(joined, first + last, first), last, jnp.concatenate([ones, row[2 * size :]])
 
 
-@jax.jit
+@jit
 def add_vectors(total: Params, vectors: list[Params], weights: Array) -> Params:
     """Total + sum_k weights_k vectors_k."""
     for weight, vector in zip(weights, vectors, strict=True):
@@ -53,7 +54,7 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> Array:
     return jax.device_put(np.zeros(shape, dtype))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
+@functools.partial(jit, static_argnums=(2, 3))
 def blank(
     params: Params, f: Array, shares: tuple[float, ...], steps: int
 ) -> tuple[list[Params], Array, Array]:
@@ -66,22 +67,22 @@ def blank(
     return begun, empty_path(f, steps), rows
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(jit, static_argnums=1)
 def empty_path(f: Array, steps: int) -> Array:
     return jnp.zeros((steps + 1, *f.shape), f.dtype).at[0].set(f)
 
 
-@jax.jit
+@jit
 def row_of(path: Array, index: Any) -> Array:
     return path[index]
 
 
-@jax.jit
+@jit
 def is_finite(kernel: Kernel) -> Array:
     return all_finite(kernel)
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(jit, static_argnums=2)
 def curves(path: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
     """Loss and error (T + 1,) along outputs (T + 1, N, C)."""
     return jax.vmap(lambda f: (loss.value(f, targets), loss.error(f, targets)))(path)
@@ -92,12 +93,12 @@ def loss_curve(loss: Loss, path: Array, targets: Array) -> Array:
     return curves(path, targets, loss)[0]
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jit, static_argnums=0)
 def loss_value(loss: Loss, f: Array, targets: Array) -> Array:
     return loss.value(f, targets)
 
 
-@jax.jit
+@jit
 def more_defect(defect: Array, f: Array, path: Array, end: Any) -> Array:
     return defect + (f - path[end])
 
@@ -114,7 +115,7 @@ def better(
     return jax.tree.map(lambda a, b: jnp.where(two < one, a, b), after, before)
 
 
-@jax.jit
+@jit
 def settle(
     provisional: Array,
     found: Array,
@@ -140,7 +141,7 @@ def settle(
     return train, jnp.where(inside, found, provisional), diverged_at, f
 
 
-@jax.jit
+@jit
 def splice(
     train: Array, provisional: Array, plain: Array, abandoned: Array, start: Any, end: Any
 ) -> tuple[Array, Array]:
@@ -151,7 +152,7 @@ def splice(
     return held, jnp.where(doubted, abandoned, jnp.where(rest, plain, provisional))
 
 
-@jax.jit
+@jit
 def freeze(
     train: Array, provisional: Array, diverged_at: Array, f: Array, start: Any
 ) -> tuple[Array, Array, Array]:
@@ -160,7 +161,7 @@ def freeze(
     return train, provisional, jnp.where(diverged_at < 0, start + 1, diverged_at)
 
 
-@jax.jit
+@jit
 def estimate(curve: Array, provisional: Array, is_end: Any) -> tuple[Array, Array, Array]:
     """Times, the loss's uncertainty, and every segment's largest change as a share of the drop.
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from jaxttp._jit import jit
 from jaxttp._types import Params
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._kernels import apply_kernel
@@ -91,7 +92,7 @@ def inner(left: Params, right: Params) -> Array:
     return sum((jnp.vdot(a, b) for a, b in leaves), start=jnp.zeros(()))
 
 
-@functools.partial(jax.jit, static_argnames=("in_use", "dtype"))
+@functools.partial(jit, static_argnames=("in_use", "dtype"))
 def gram(vectors: list[Params], in_use: tuple[bool, ...], dtype: Any) -> Array:
     """Products of vectors with each other (k, k), zero where one is not in use."""
     k = len(in_use)
@@ -104,7 +105,7 @@ def gram(vectors: list[Params], in_use: tuple[bool, ...], dtype: Any) -> Array:
     return out
 
 
-@jax.jit
+@jit
 def chord(knot: Knot, products: Array, row: Array) -> Chord:
     """The chord of a segment from the coefficients `row` of its provisional end."""
     size = knot.pushed[0].size
@@ -115,7 +116,7 @@ def chord(knot: Knot, products: Array, row: Array) -> Chord:
     return Chord(dual, along, jnp.vdot(both, dual) + jnp.vdot(carried, along))
 
 
-@functools.partial(jax.jit, static_argnames=("loss", "record"))
+@functools.partial(jit, static_argnames=("loss", "record"))
 def run_segment(
     optimizer: Optimizer,
     loss: Loss,
@@ -241,7 +242,7 @@ def settled(shares: Array, ts: Array, start: Array, end: Array) -> Array:
     return jnp.where(came, part / jnp.where(came, part[end], 1.0), timed)[:, None, None]
 
 
-@jax.jit
+@jit
 def follow_beside(
     knots: list[Knot],
     run: Run,

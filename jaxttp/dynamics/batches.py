@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxttp._checks import check_choice, check_integer, check_key
+from jaxttp._jit import jit
 
 PROTOCOLS = ("epochs", "independent", "replacement")
 
@@ -88,7 +89,7 @@ def batch_indices(
     return _draw(key, n, batch_size, steps, protocol)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+@functools.partial(jit, static_argnums=(1, 2, 3, 4))
 def _draw(key: Array, n: int, batch_size: int, steps: int, protocol: str) -> Array:
     if protocol == "replacement":
         return jax.random.randint(key, (steps, batch_size), 0, n)

@@ -10,11 +10,11 @@ import functools
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxttp._jit import jit
 from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import (
     apply_kernel,
@@ -88,7 +88,7 @@ def closed_form(
     return _evaluate(spectrum, delta, root, mean, kernel, f0, rate, ts, kernel_test, f0_test)
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def _prepare(
     kernel: Kernel, f0: Array, targets: Array, is_weighted: bool
 ) -> tuple[Array, Array, Array | None, Array]:

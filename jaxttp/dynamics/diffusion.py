@@ -25,6 +25,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice, check_integer, check_key
+from jaxttp._jit import jit
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
@@ -289,7 +290,7 @@ class _Stirred(NamedTuple):
         return (tuple(map(self.held, found)) if self.plan.full else None), curves
 
 
-@functools.partial(jax.jit, static_argnames="plan")
+@functools.partial(jax.jit, static_argnames="plan")  # thousands of small steps: not `_jit`
 def _simulate(
     kernels: tuple[Kernel, ...],
     starts: tuple[Array, ...],
@@ -368,7 +369,7 @@ def _root(
     return _diagonal_root(kernels, factor[0], tuple(spectrum))
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def _factor(
     kernels: tuple[Kernel, ...], start: Array, targets: Array, loss: Loss
 ) -> tuple[Array, ...]:
@@ -378,7 +379,7 @@ def _factor(
     return each(jnp.eye(start.shape[0], dtype=force.dtype))
 
 
-@jax.jit
+@jit
 def _diagonal_root(
     kernels: tuple[Kernel, ...], factor: Array, spectrum: tuple[Array, Array]
 ) -> tuple[Array, ...]:

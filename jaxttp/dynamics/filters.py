@@ -23,6 +23,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_integer, check_optimizer, is_concrete, values_known
+from jaxttp._jit import jit
 from jaxttp._result import RESULT
 from jaxttp._types import Params
 from jaxttp.dynamics.optimizers import (
@@ -197,7 +198,7 @@ def _probe(optimizer: Any, params: Params, steps: int) -> tuple[Any, Any, Any]:
     return _compare(jnp, updates, weights, some, named)
 
 
-@jax.jit
+@jit
 def _responses(optimizer: Optimizer, inputs: Params, states: optax.OptState) -> Params:
     """Updates (3, T, ...) in all runs, from what drives them."""
     return jax.vmap(functools.partial(_drive, optimizer))(inputs, states)
@@ -259,7 +260,7 @@ def _drive(optimizer: Optimizer, inputs: Params, state: optax.OptState) -> Param
     return jax.lax.scan(step, (first, state), grads)[1]
 
 
-_run = jax.jit(_drive)
+_run = jit(_drive)
 
 
 def start_shares(optimizer: optax.GradientTransformation | HeavyBall) -> tuple[float, ...]:

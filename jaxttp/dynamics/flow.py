@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, is_concrete
+from jaxttp._jit import jit
 from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import (
     apply_kernel,
@@ -196,7 +197,7 @@ class Motion(eqx.Module):
         return train, self.f0_test + jnp.matmul(self.basis_test, state, precision="highest")
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def _basis_test(kernel_test: Kernel, values: Array, vectors: Array, n: int) -> Array:
     """Theta* V l^-1 (M, C, r): f* moves by it times z."""
     each = jnp.moveaxis(vectors.reshape(n, -1, values.shape[0]), -1, 0)
@@ -245,7 +246,7 @@ def _choose(kernel: Kernel, f0: Array, rate: Array, ts: Array) -> str:
     return "kvaerno5" if float(_stiffness(kernel, f0, rate, ts[-1])) > STIFF else "tsit5"
 
 
-@jax.jit
+@jit
 def _stiffness(kernel: Kernel, f0: Array, rate: Array, end: Array) -> Array:
     """The fastest rate times the horizon, by power iteration."""
 

@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_array, check_choice, check_finite, check_floating, check_integer
+from jaxttp._jit import jit
 from jaxttp._samples import concatenate, count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
@@ -67,7 +68,7 @@ def noise_factor(
     return _noise_factor(kernel, f, targets, loss)
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def _noise_factor(kernel: Kernel, f: Array, targets: Array, loss: Loss) -> Array:
     force = loss.gradient(f, targets)
     columns = jax.vmap(lambda n: apply_noise(kernel, force, n))(jnp.eye(f.shape[0], dtype=f.dtype))
@@ -131,7 +132,7 @@ def diagonal_noise(
     check_per_sample(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, jax.eval_shape(apply_fn, params, x))
 
-    @jax.jit
+    @jit
     def deviation(params: Params, x: Any, targets: Array) -> Params:
         def gradient(sample: Any, target: Array) -> Params:
             one = jax.tree.map(lambda leaf: leaf[None], sample)

@@ -1,11 +1,14 @@
 """What an optimiser amounts to: the effective rate of momentum, or the map of every step."""
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array
 
 from jaxttp._checks import check_number, check_used
+from jaxttp._jit import jit
 from jaxttp.dynamics._kernels import check_rate
 from jaxttp.dynamics._limits import step_maps
 from jaxttp.dynamics.filters import linear_filter
@@ -76,12 +79,7 @@ def every_step(
         return jnp.ones((steps, 1, 1)), jnp.broadcast_to(-rate, (steps, 1))
     check_used("momentum", momentum or None, False, "put it into optimizer: optax.sgd(rate, 0.9)")
     if isinstance(optimizer, HeavyBall):  # its numbers may be traced
-        m = optimizer.momentum
-        ones, etas = jnp.ones(steps), jnp.broadcast_to(optimizer.rates, (steps,))
-        if m is None:
-            return ones[:, None, None], -etas[:, None]
-        still = jnp.array([[ones, -etas * m], [0.0 * ones, m * ones]])
-        return jnp.moveaxis(still, -1, 0), jnp.stack([-etas, ones], axis=1)
+        return _heavy_ball(optimizer.rates, optimizer.momentum, steps)
     if linear_filter(optimizer, steps=steps).weight_decay:
         raise ValueError(
             "optimizer decays the weights, which the diffusion does not follow; leave the decay "
@@ -89,3 +87,13 @@ def every_step(
         )
     maps = step_maps(optimizer, steps)
     return maps.still, maps.pulled
+
+
+@functools.partial(jit, static_argnums=2)
+def _heavy_ball(rates: Any, m: Any, steps: int) -> tuple[Array, Array]:
+    """The maps of `every_step` with rates, one or (T,), and a velocity where there is momentum."""
+    ones, etas = jnp.ones(steps), jnp.broadcast_to(rates, (steps,))
+    if m is None:
+        return ones[:, None, None], -etas[:, None]
+    still = jnp.array([[ones, -etas * m], [0.0 * ones, m * ones]])
+    return jnp.moveaxis(still, -1, 0), jnp.stack([-etas, ones], axis=1)

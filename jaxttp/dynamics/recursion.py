@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_integer
+from jaxttp._jit import jit
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
@@ -112,7 +113,7 @@ def recursion(
     )  # fmt: skip
 
 
-@functools.partial(jax.jit, static_argnames=("loss", "steps"))
+@functools.partial(jit, static_argnames=("loss", "steps"))
 def _follow(
     optimizer: Optimizer,
     state: optax.OptState | None,

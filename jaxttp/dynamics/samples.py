@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from jaxttp._checks import check_array, check_finite_value, check_integer, check_key
+from jaxttp._jit import jit
 from jaxttp.losses import Loss, encode_targets
 
 
@@ -42,7 +43,7 @@ def sample_losses(train: ArrayLike, y: Any, *, loss: str | Loss) -> Float[Array,
     return _sample_losses(train, targets, loss)
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(jit, static_argnums=2)
 def _sample_losses(train: Array, targets: Array, loss: Loss) -> Array:
     return jax.vmap(lambda f: jax.vmap(loss.sample_loss)(f, targets))(train)
 
@@ -84,7 +85,7 @@ def cluster_samples(
     return _cluster(points, key, iterations, clusters)
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def _cluster(points: Array, key: Array, iterations: Any, clusters: int) -> Array:
     n = points.shape[0]
     distance = lambda centres: jnp.sum((points[:, None] - centres[None]) ** 2, axis=2)  # noqa: E731

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_number, is_concrete
+from jaxttp._jit import jit
 from jaxttp._threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.losses import Loss
@@ -64,14 +65,14 @@ def _largest_curvature(kernel: Kernel, f0: Array, targets: Array, loss: Loss) ->
     return curvature_modes(kernel, f0, targets, loss)[0][0]
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def _largest_dense(kernel: Kernel, f0: Array, targets: Array, loss: Loss) -> Array:
     root = _hessian_root(f0, targets, loss)
     values = decompose(jnp.linalg.eigvalsh, _rooted_kernel(kernel, root))
     return jnp.maximum(values[-1], 0.0)
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def curvature_modes(
     kernel: Kernel, f: Array, targets: Array, loss: Loss
 ) -> tuple[Float[Array, " k"], Float[Array, "nc k"], Float[Array, "nc k"]]:
@@ -85,7 +86,7 @@ def curvature_modes(
     return jnp.maximum(values[::-1][:MODES], 0.0), left, u
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def curvature_basis(
     kernel: Kernel, f: Array, targets: Array, loss: Loss
 ) -> tuple[Float[Array, " r"], Float[Array, "nc r"]]:
@@ -108,7 +109,7 @@ def _rooted_kernel(kernel: Kernel, root: Float[Array, "n c c"]) -> Float[Array, 
     return whole.reshape(n * c, n * c) / n
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def _modes(kernel: Kernel, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array, Array]:
     """Eigenvalues, the largest last, H^(1/2) times their vectors, these.
 
@@ -142,7 +143,7 @@ def _roots(blocks: Float[Array, "n c c"]) -> Float[Array, "n c c"]:
     return jnp.einsum("nab,ncb->nac", scaled, vectors, precision="highest")
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def operator_curvature(operator: Any, f: Array, targets: Array, loss: Loss) -> Float[Array, ""]:
     """`largest_curvature` by 32 products with Theta, which is not formed: from below.
 

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite, check_floating, check_integer, is_concrete
 from jaxttp._convolutions import quick
+from jaxttp._jit import jit
 from jaxttp._result import RESULT
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
@@ -187,7 +188,7 @@ def check_stepping(optimizer: optax.GradientTransformation | HeavyBall, weights:
         ) from problem
 
 
-@jax.jit
+@jit
 def _collect(
     params: Params,
     f0: Array,
@@ -248,11 +249,11 @@ def _training(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
     """Linearisation, step and end of a network's training, compiled."""
     network = quick(apply_fn)
 
-    @jax.jit
+    @jit
     def begin(params: Params, x: Any) -> tuple[Array, Callable[[Params], Array]]:
         return jax.linearize(lambda w: network(w, x), params)
 
-    @functools.partial(jax.jit, static_argnames="loss", donate_argnames=("moved", "state"))
+    @functools.partial(jit, static_argnames="loss", donate_argnames=("moved", "state"))
     def step(
         optimizer: Optimizer,
         push: Callable[[Params], Array],
@@ -280,7 +281,7 @@ def _training(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
         test = None if push_test is None else push_test(moved)
         return (moved, state, f, alive), (f, test, _norm(moved), alive)
 
-    @jax.jit
+    @jit
     def end(params: Params, moved: Params, x: Any, f0: Array, f: Array) -> tuple[Array, Array]:
         outputs = network(jax.tree.map(jnp.add, params, moved), x)
         gone = jnp.linalg.norm(f - f0)
@@ -355,7 +356,7 @@ def _flow(apply_fn: ApplyFn, linearized: bool) -> Callable[..., Trajectory]:
     """The compiled flow of a network."""
     network = quick(apply_fn)
 
-    @functools.partial(jax.jit, static_argnames=("loss", "max_steps"))
+    @functools.partial(jit, static_argnames=("loss", "max_steps"))
     def run(
         params: Params,
         x: Any,

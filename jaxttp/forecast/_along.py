@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxttp._jit import jit
 from jaxttp._samples import take
 from jaxttp._types import Params
 from jaxttp.dynamics._kernels import apply_kernel
@@ -34,7 +35,7 @@ def pull_in_batches(pull: Any, weights: Params, x: Any, cotangent: Array, size: 
     return total
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jit, static_argnums=3)
 def batch_of(x: Any, cotangent: Array, start: Any, size: int) -> tuple[Any, Array]:
     """Samples and cotangents from `start` on; the last batch is filled up with nothing."""
     n = cotangent.shape[0]
@@ -43,13 +44,13 @@ def batch_of(x: Any, cotangent: Array, start: Any, size: int) -> tuple[Any, Arra
     return take(x, rows), jnp.where((places < n)[:, None], cotangent[rows], 0.0)
 
 
-@jax.jit
+@jit
 def _moved(params: Params, step: Params, scale: Array) -> Params:
     """C w_0 + the displacement."""
     return jax.tree.map(lambda w, m: scale.astype(w.dtype) * w + m, params, step)
 
 
-@jax.jit
+@jit
 def square(tree: Params) -> Array:
     """The squared norm of all leaves."""
     return sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
@@ -110,7 +111,7 @@ def places_of(
         yield Predicted(step, weights, gradients[i], float(expected[i]))
 
 
-@functools.partial(jax.jit, static_argnums=6)
+@functools.partial(jit, static_argnums=6)
 def _ask(
     kernel: Kernel,
     train: Array,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxttp._jit import jit
 from jaxttp.dynamics._pieces import curves
 from jaxttp.losses import Loss
 from jaxttp.rule import Rule
@@ -16,13 +17,13 @@ def loss_and_error(loss: Loss, outputs: Array, targets: Array) -> tuple[Array, A
     """Loss and error along a path (T, N, C); their medians over many paths (P, T, N, C)."""
     if outputs.ndim == 3:
         return curves(outputs, targets, loss)
-    both = _along_all(outputs, targets, loss)
-    return jnp.median(both[0], axis=0), jnp.median(both[1], axis=0)
+    return _medians(outputs, targets, loss)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _along_all(paths: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
-    return jax.vmap(lambda path: curves(path, targets, loss))(paths)
+@functools.partial(jit, static_argnums=2)
+def _medians(paths: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
+    losses, errors = jax.vmap(lambda path: curves(path, targets, loss))(paths)
+    return jnp.median(losses, axis=0), jnp.median(errors, axis=0)
 
 
 def at_places(

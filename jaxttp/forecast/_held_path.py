@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._convolutions import quick
+from jaxttp._jit import jit
 from jaxttp._types import ApplyFn, Params
 from jaxttp.losses import Loss
 
@@ -181,7 +182,7 @@ def _programs(network: ApplyFn, loss: Loss, optimizer: optax.GradientTransformat
     def value(params: Params, x: Any, targets: Array) -> Array:
         return loss.value(quickly(params, x), targets)
 
-    @jax.jit
+    @jit
     def hold(params: Params, state: Any, held: Params, times: Array) -> tuple[Params, Any]:
         def one(_: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
             updates, after = optimizer.update(held, carry[1], carry[0])
@@ -198,4 +199,4 @@ def _programs(network: ApplyFn, loss: Loss, optimizer: optax.GradientTransformat
 
         return jax.tree.map(one, *weights)
 
-    return jax.jit(jax.value_and_grad(value)), jax.jit(value), hold, mix
+    return jit(jax.value_and_grad(value)), jit(value), hold, mix

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -166,7 +165,7 @@ def steps_band(
         curves: losses or errors (P, T + 1), one curve a path.
         threshold: epsilon, as in `training_time`.
         quantiles: shares of the paths.
-        read: (curve, threshold) -> step or -1, under `vmap`.
+        read: (curve, threshold) -> step or -1.
         **definition: metric, rule, window and smooth of `metric_time`.
 
     Returns:
@@ -178,8 +177,8 @@ def steps_band(
         >>> steps_band(curves, 0.6, quantiles=(0.0, 1.0))
         (1, 2)
     """
-    each = jax.vmap(lambda curve: read(curve, threshold, **definition))
-    times, never = np.asarray(each(curves)), curves.shape[1]
+    times = np.array([int(read(curve, threshold, **definition)) for curve in np.asarray(curves)])
+    never = curves.shape[1]
     times = np.where(times < 0, never, times)
     found = np.quantile(times, quantiles, method="nearest")
     return tuple(-1 if t == never else int(t) for t in found)

@@ -29,6 +29,7 @@ from jaxttp._checks import (
     check_known,
     check_number,
 )
+from jaxttp._jit import jit
 from jaxttp._result import RESULT
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.recursion import output_limit
@@ -279,7 +280,7 @@ def corrected(
     )  # fmt: skip
 
 
-@functools.partial(jax.jit, static_argnames="loss")
+@functools.partial(jit, static_argnames="loss")
 def _run(
     matrix: Array,
     start: Array,

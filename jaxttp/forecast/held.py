@@ -27,7 +27,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -43,6 +42,7 @@ from jaxttp._checks import (
     check_number,
     check_optimizer,
 )
+from jaxttp._jit import jit
 from jaxttp._result import RESULT, wrapped
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
@@ -246,7 +246,7 @@ def held_forecast(
     knots = place_knots(
         step_sizes(optimizer, params, steps), affordable(share, steps, beside, batch_size)
     )
-    evaluate = jax.jit(lambda weights, a, b: loss_watched.value(rows(weights, a), b))
+    evaluate = jit(lambda weights, a, b: loss_watched.value(rows(weights, a), b))
 
     def look(weights: Params) -> float:
         total, parts = count(x_watched), 0.0

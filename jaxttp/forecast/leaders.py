@@ -11,12 +11,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array
 
+from jaxttp._jit import jit
 from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import PROTOCOLS
@@ -288,7 +288,7 @@ def with_trust(
     return dataclasses.replace(swept, trust=trust)
 
 
-@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "protocol"))
+@functools.partial(jit, static_argnames=("loss", "batch_size", "protocol"))
 def heavy_ball_path(
     kernel: Kernel,
     start: Array,

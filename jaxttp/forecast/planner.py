@@ -141,7 +141,11 @@ def plan_forecast(
     """
     check_budget(budget)
     several = list(_candidates(dynamics, problem, descent, kernel, key))
-    priced = [_priced(dynamics, problem, descent, *one) for one in several]
+    kernels = {id(one): one for one, _ in several}
+    prices = {name: _price(problem, descent, one) for name, one in kernels.items()}
+    priced = [
+        _priced(dynamics, problem, descent, prices[id(one)], one, most) for one, most in several
+    ]
     samples = dynamics.trained_samples(problem)
     training = Price.of(problem, descent, priced[0].kernel, samples).training
     share = SHARE if budget == "auto" else float(budget)
@@ -222,17 +226,22 @@ def _centre(dynamics: Dynamics) -> Any:
     return dynamics.centre if isinstance(dynamics, Noisy | Scaled) else dynamics
 
 
+def _price(problem: Problem, descent: Descent, kernel: KernelEstimator) -> Price:
+    price = Price.of(problem, descent, kernel)
+    if not isinstance(kernel, Sketched):
+        return price
+    numbers = problem.f0.size * sum(leaf.size for leaf in jax.tree.leaves(problem.weights))
+    return dataclasses.replace(price, kernel=price.kernel + WRITING * numbers)
+
+
 def _priced(
     dynamics: Dynamics,
     problem: Problem,
     descent: Descent,
+    price: Price,
     kernel: KernelEstimator,
     most: int | None,
 ) -> _Priced:
-    price = Price.of(problem, descent, kernel)
-    if isinstance(kernel, Sketched):
-        numbers = problem.f0.size * sum(leaf.size for leaf in jax.tree.leaves(problem.weights))
-        price = dataclasses.replace(price, kernel=price.kernel + WRITING * numbers)
     beside = 1.0
     if problem.x_test is not None:
         beside += len(jax.tree.leaves(problem.x_test)[0]) / problem.f0.shape[0]

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
+from jaxttp._jit import jit
 from jaxttp.ntk import layerwise
 from jaxttp.ntk._compiled import Functions, wide
 from jaxttp.ntk._plan import KernelPlan
@@ -141,7 +142,7 @@ def features_of_rows(
     return row_features
 
 
-@functools.partial(jax.jit, donate_argnums=0)
+@functools.partial(jit, donate_argnums=0)
 def _put(row_features: Any, part: Any, offset: Array) -> Any:
     return jax.tree.map(
         lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, offset, 0), row_features, part
@@ -154,9 +155,7 @@ def _columns(tile: Array, skip: int, output: str) -> Array:
     )
 
 
-@functools.partial(
-    jax.jit, static_argnames=("output", "also_mirrored"), donate_argnames=("kernel",)
-)
+@functools.partial(jit, static_argnames=("output", "also_mirrored"), donate_argnames=("kernel",))
 def _write(
     kernel: Array, tile: Array, i: Array, j: Array, *, output: str, also_mirrored: bool
 ) -> Array:
@@ -171,7 +170,7 @@ def _write(
     return put(kernel, layerwise.transposed(tile, output), j, i) if also_mirrored else kernel
 
 
-@functools.partial(jax.jit, static_argnames=("size", "output"), donate_argnames=("kernel",))
+@functools.partial(jit, static_argnames=("size", "output"), donate_argnames=("kernel",))
 def _mirror_block(kernel: Array, start: Array, *, size: int, output: str) -> Array:
     """Make a square block on the diagonal exactly symmetric, in place."""
     columns = layerwise.COLUMN_AXIS[output]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._convolutions import quick
+from jaxttp._jit import jit
 from jaxttp._types import ApplyFn
 from jaxttp.ntk import layerwise
 from jaxttp.ntk._plan import STRIPS
@@ -104,12 +105,12 @@ def compiled(apply_fn: ApplyFn, variant: Variant) -> Functions:
         return engine(apply_fn, variant, leaves, x).against(row_features, column_features)
 
     return Functions(
-        jax.jit(whole),
-        jax.jit(features, static_argnames="size"),
-        jax.jit(square),
-        jax.jit(within, static_argnames="size"),
-        jax.jit(stream, static_argnames="size"),
-        jax.jit(against),
+        jit(whole),
+        jit(features, static_argnames="size"),
+        jit(square),
+        jit(within, static_argnames="size"),
+        jit(stream, static_argnames="size"),
+        jit(against),
     )
 
 

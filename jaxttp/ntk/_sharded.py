@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
+from jaxttp._jit import jit
 from jaxttp.ntk._compiled import Functions, wide
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk.layerwise import COLUMN_AXIS
@@ -97,7 +98,7 @@ def place(value: Any, mesh: Mesh, spec: PartitionSpec) -> Array:
     if not is_concrete(value):
         return jax.lax.with_sharding_constraint(value, sharding)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return jax.jit(lambda a: a, out_shardings=sharding)(value)
+        return jit(lambda a: a, out_shardings=sharding)(value)
     host = np.asarray(value)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype))
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
@@ -143,19 +144,19 @@ def _pieces(functions: Functions, mesh: Mesh, output: str) -> _Pieces:
         # varies, JAX would add them up over all devices.
         return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
 
-    @functools.partial(jax.jit, static_argnames="size")
+    @functools.partial(jit, static_argnames="size")
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
         own = functools.partial(functions.features, size=size)
         return on_all(own, EVERYWHERE, rows, EVERYWHERE)(leaves, x, start)
 
-    @functools.partial(jax.jit, static_argnames="size")
+    @functools.partial(jit, static_argnames="size")
     def some(held: Any, start: Array, size: int) -> Any:
         def own(held: Any, start: Array) -> Any:
             return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), held)
 
         return on_all(own, rows, EVERYWHERE)(held, start)
 
-    @functools.partial(jax.jit, donate_argnums=0)
+    @functools.partial(jit, donate_argnums=0)
     def put(held: Any, part: Any, start: Array) -> Any:
         def own(held: Any, part: Any, start: Array) -> Any:
             return jax.tree.map(
@@ -164,7 +165,7 @@ def _pieces(functions: Functions, mesh: Mesh, output: str) -> _Pieces:
 
         return on_all(own, rows, rows, EVERYWHERE)(held, part, start)
 
-    @jax.jit
+    @jit
     def tiles(leaves: list[Array], x: list[Array], held: Any, others: Any) -> dict[str, Array]:
         def own(leaves: list[Array], x: list[Array], held: Any, others: Any) -> Any:
             gathered = jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), others)
@@ -172,7 +173,7 @@ def _pieces(functions: Functions, mesh: Mesh, output: str) -> _Pieces:
 
         return on_all(own, EVERYWHERE, rows, rows, rows)(leaves, x, held, others)
 
-    @functools.partial(jax.jit, donate_argnums=0)
+    @functools.partial(jit, donate_argnums=0)
     def write(kernel: Array, tile: Array, i: Array, j: Array) -> Array:
         def own(kernel: Array, tile: Array, i: Array, j: Array) -> Array:
             shape = list(tile.shape)
@@ -204,7 +205,7 @@ def _features(
 def _zeros(like: Array, shape: tuple[int, ...], chunk: int) -> Array:
     """Zeros sharded as an array whose devices have `chunk` rows each, with other rows."""
     shape = (like.shape[0] // chunk * shape[0], *shape[1:])
-    return jax.jit(lambda: jnp.zeros(shape, like.dtype), out_shardings=like.sharding)()
+    return jit(lambda: jnp.zeros(shape, like.dtype), out_shardings=like.sharding)()
 
 
 def _empty(tile: Array, mesh: Mesh, mine: int, theirs: int, output: str) -> Array:
@@ -212,10 +213,10 @@ def _empty(tile: Array, mesh: Mesh, mine: int, theirs: int, output: str) -> Arra
     column, shape = COLUMN_AXIS[output], list(tile.shape)
     shape[0], shape[column : column + 1] = mine * mesh.size, [mesh.size, theirs]
     rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return jax.jit(lambda: jnp.zeros(shape, tile.dtype), out_shardings=rows)()
+    return jit(lambda: jnp.zeros(shape, tile.dtype), out_shardings=rows)()
 
 
-@functools.partial(jax.jit, static_argnames="output", donate_argnums=0)
+@functools.partial(jit, static_argnames="output", donate_argnums=0)
 def _joined(kernel: Array, output: str) -> Array:
     column, shape = COLUMN_AXIS[output], list(kernel.shape)
     shape[column : column + 2] = [shape[column] * shape[column + 1]]

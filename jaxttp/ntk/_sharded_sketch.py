@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from jaxttp._jit import jit
 from jaxttp._samples import count, take
 from jaxttp.ntk._sharded import EVERYWHERE, place, shard_rows, share_of
 
@@ -70,10 +71,10 @@ def _part(sketch: Callable[..., Array], mesh: Mesh, size: int) -> Callable[..., 
         return sketch(leaves, some, draws, key)
 
     specs = (EVERYWHERE, rows, EVERYWHERE, EVERYWHERE, EVERYWHERE)
-    return jax.jit(jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False))
+    return jit(jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False))
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
+@functools.partial(jit, static_argnums=(1, 2))
 def _by_columns(parts: list[Array], n: int, mesh: Mesh) -> Array:
     """Rows of every device, in parts, as columns on every device."""
     rows = PartitionSpec(mesh.axis_names)

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxttp._checks import is_concrete
+from jaxttp._jit import jit
 
 SMALL = 256
 """Outputs of a kernel that may be put together on one device: half a megabyte in float64."""
@@ -126,7 +127,7 @@ class RowSharded(eqx.Module):
         return np.asarray(self._cut(np.asarray(whole)), dtype)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
+@functools.partial(jit, static_argnums=(2, 3))
 def _product(padded: Array, vectors: Array, samples: tuple[int, int], mesh: Mesh) -> Array:
     """(T, M, C) of vectors (T, N, C)."""
     axes, missing = mesh.axis_names, padded.shape[padded.ndim // 2] - samples[1]

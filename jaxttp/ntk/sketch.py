@@ -29,6 +29,7 @@ from jaxttp._checks import (
     check_key,
 )
 from jaxttp._convolutions import quick
+from jaxttp._jit import jit
 from jaxttp._result import RESULT
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
@@ -186,14 +187,14 @@ def _sketcher(
         gradients = jax.jacrev(network)(chosen)  # each (C, ...)
         return functools.reduce(jnp.add, [project(i, gradients[i]) for i in chosen])
 
-    @jax.jit
+    @jit
     def sketch(leaves: list[Array], x: Any, draws: Projections, key: Array) -> Array:
         return jax.vmap(lambda sample: row(leaves, draws, key, sample))(x)
 
     return sketch
 
 
-@functools.partial(jax.jit, static_argnames=("sizes", "dim"))
+@functools.partial(jit, static_argnames=("sizes", "dim"))
 def _draws(key: Array, sizes: tuple[tuple[int, int], ...], dim: int) -> Projections:
     """By leaf, of its number and size: signs (blocks, dim) of coordinates, shifts (blocks,)."""
 

@@ -216,4 +216,4 @@ def _to_jax(name: str, array: np.ndarray) -> jax.Array:
         raise ValueError(
             f"{name} is {array.dtype}, which JAX would narrow; load it under jax.enable_x64(True)."
         )
-    return jnp.asarray(array)
+    return jax.device_put(array)  # `jnp.asarray` compiles a program for every shape

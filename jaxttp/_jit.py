@@ -1,0 +1,95 @@
+"""`jax.jit` for the programs of a forecast: on CPUs they are compiled quickly.
+
+What a user waits for is mostly the compilation of some dozens of programs that run a few times.
+XLA's older emitter for CPUs and LLVM's first level of optimisation take half of the time of a
+compilation; the programs run as fast (`experiments/bench/RESULTS.md`, "Compilation"), and the
+numbers differ by rounding only. Steps of real trainings stay with `jax.jit`, as their users' do.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend as jex
+
+QUICKLY: dict[str, Any] = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_backend_optimization_level": 1,
+}
+"""Options of XLA for one program."""
+
+
+def jit(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A compiled function, as `jax.jit` gives it; on CPUs it is compiled quickly.
+
+    Within somebody's trace (XLA's options are those of whole programs), on other backends, for a
+    jaxlib that does not know the options, and for users who chose options of their own, it is
+    `jax.jit` itself.
+
+    Args:
+        fun: the function, as `__wrapped__` afterwards.
+        options: those of `jax.jit`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> @jit
+        ... def double(x):
+        ...     return 2 * x
+        >>> double(jnp.ones(2)).tolist(), jax.grad(double)(3.0).tolist()
+        ([2.0, 2.0], 2.0)
+    """
+    plain: Any = jax.jit(fun, **options)
+    quick: Any = jax.jit(fun, compiler_options=QUICKLY, **options)
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not is_quick():
+            return plain(*args, **kwargs)
+        try:
+            return quick(*args, **kwargs)
+        except jax.errors.JaxRuntimeError as error:
+            if "compile option" not in str(error):
+                raise
+            _known[:] = [False]
+        return plain(*args, **kwargs)
+
+    return call
+
+
+_known: list[bool] = []
+"""Whether the options are there and ours to choose, once that was asked."""
+
+
+def is_quick() -> bool:
+    """Whether a program that is called here and now is compiled with options of ours.
+
+    Example:
+        >>> jax.jit(lambda x: x + is_quick())(0).item()
+        0
+    """
+    if not _known:
+        _known[:] = [_are_ours()]
+    return _known[0] and _is_outside() and jax.default_backend() == "cpu"
+
+
+def _are_ours() -> bool:
+    """Neither the flags nor the configuration say how programs are to be compiled."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    chosen = jax.config.values.get("jax_disable_most_optimizations", False)
+    return not chosen and not any(name in flags for name in QUICKLY)
+
+
+def _is_outside() -> bool:
+    """Whether no trace is going on; False where this JAX cannot say."""
+    try:
+        return jex.core.get_opaque_trace_state() == _outside()
+    except (AttributeError, TypeError):
+        return False
+
+
+@functools.cache
+def _outside() -> Any:
+    with jax.ensure_compile_time_eval():
+        return jex.core.get_opaque_trace_state()
