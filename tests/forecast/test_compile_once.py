@@ -20,6 +20,12 @@ Y = np.asarray(X[:, 0] > 0).astype(int)
 W = normal(1, (3, 2), 1 / 2)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def room_for_programs():
+    """Programs are dropped where a process holds too many (`jaxttp._bounded`): not in between."""
+    jax.clear_caches()
+
+
 def network(w, x):
     return jnp.tanh(x @ w)
 
