@@ -21,6 +21,7 @@ FLOORS = (
         "_convolutions",
         "_html",
         "_interrupt",
+        "_jit",
         "_samples",
         "_timing",
         "_tokens",

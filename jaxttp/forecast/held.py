@@ -209,6 +209,7 @@ def held_forecast(
             batches, labels or an optimiser that do not fit.
 
     Example:
+        >>> import jax
         >>> table = jnp.zeros((5, 5))
         >>> x = jnp.arange(240).reshape(60, 4) % 5
         >>> found = held_forecast(lambda w, x: w[x], table, x, (x + 1) % 5, x_watched=x[:4],
