@@ -54,13 +54,13 @@ class Column:
         """Cells as numbers (N, 1), or as indicators (N, W); missing ones filled.
 
         Args:
-            cells: N numbers or words, as text or not.
+            cells: N numbers or words, as text or not; None, NaN and no text are missing.
 
         Raises:
             ValueError: a missing value where no fill is known, what is no number, a word that the
                 table does not have.
         """
-        texts = [str(cell).strip() for cell in cells]
+        texts = ["" if cell is None else str(cell).strip() for cell in cells]
         missing = [row for row, text in enumerate(texts) if is_missing(text)]
         if missing and self.fill is None:
             raise ValueError(

@@ -27,12 +27,14 @@ class HeldPath(NamedTuple):
         loss: the watched loss there (E,), at weights smoothed over neighbouring knots.
         measured: knots whose batch was looked at again after it was learnt (P,).
         fall: of that batch's own loss, negative where it fell (P,).
+        before: every knot's loss on its own batch, before it was learnt (K,).
     """
 
     points: np.ndarray
     loss: np.ndarray
     measured: np.ndarray
     fall: np.ndarray
+    before: np.ndarray
 
 
 def step_sizes(optimizer: optax.GradientTransformation, params: Params, steps: int) -> np.ndarray:
@@ -150,7 +152,7 @@ def follow_held(
     """
     gradient, value, hold, mix = _programs(network, loss, optimizer)
     last, state, kept, found = len(knots) - 1, optimizer.init(params), {0: params}, {}
-    measured, fall = [], []
+    measured, fall, own = [], [], []
     for k in range(last + 1):
         for point in points.tolist():
             # A window is whole once its last knot is there; the start has none.
@@ -164,6 +166,7 @@ def follow_held(
             break
         here = batch(k)
         before, held = gradient(params, *here)
+        own.append(float(before))
         params, state = hold(params, state, held, int(knots[k + 1] - knots[k]))
         kept[k + 1] = params
         waiting = [point for point in points.tolist() if point not in found]
@@ -172,7 +175,7 @@ def follow_held(
             measured.append(k)
             fall.append(float(value(params, *here)) - float(before))
     loss_at = np.array([found[point] for point in points])
-    return HeldPath(points, loss_at, np.array(measured), np.array(fall))
+    return HeldPath(points, loss_at, np.array(measured), np.array(fall), np.array(own))
 
 
 def _programs(network: ApplyFn, loss: Loss, optimizer: optax.GradientTransformation) -> tuple:

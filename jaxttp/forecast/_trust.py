@@ -238,13 +238,15 @@ def trust_in_one_kernel(
         return f"kernels rebuilt along the path do not confirm it: {why}"
     ours, theirs = rule.read(*curves), rule.read(*rebuilt)
     shifts = {e: abs(ours[e] - theirs[e]) for e in rule.thresholds}
-    moved = [
-        e for e, shift in shifts.items()
-        if shift > SLACK and (min(ours[e], theirs[e]) < 0 or shift > SHIFTED * theirs[e])
-    ]  # fmt: skip
+    # Never is as far from any step as can be.
+    parts = {
+        e: float("inf") if (ours[e] < 0) != (theirs[e] < 0) else shift / max(theirs[e], 1)
+        for e, shift in shifts.items()
+    }
+    moved = [e for e, part in parts.items() if part > SHIFTED and max(part, shifts[e]) > SLACK]
     if not moved:
         return None
-    worst = max(moved, key=lambda e: shifts[e] / max(theirs[e], 1))
+    worst = max(moved, key=lambda e: parts[e])
     came, time = (f"at step {t}" if t >= 0 else "never" for t in (theirs[worst], ours[worst]))
     return (
         f"kernels rebuilt along the path come to {rule.words(worst)} {came}, this one "

@@ -57,7 +57,7 @@ from jaxttp.forecast._held_path import (
     place_points,
     step_sizes,
 )
-from jaxttp.losses import Loss, encode_targets
+from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.rule import Rule
 
 COST = 1.05
@@ -93,7 +93,8 @@ class HeldForecast:
         knots: steps at which a gradient was taken (K,).
         gradients: of one sample, that the forecast took; a way forward counts for a third.
         training_gradients: of one sample, that the training takes.
-        diverged: whether the held path rose above its start: its steps are too long to be held.
+        diverged: whether the held path rose above its start, on the watched samples and on the
+            training's: its steps are too long to be held.
     """
 
     loss: Float[np.ndarray, " t"]
@@ -239,9 +240,10 @@ def held_forecast(
     few = take(x, slice(0, FEW))
     check_per_sample(rows, params, few)
     check_finite("apply_fn(params, x)", rows(params, few))
-    targets, loss = encode_targets(loss, y, outputs)
+    given_loss = get_loss(loss)
+    targets, loss = encode_targets(given_loss, y, outputs)
     seen = as_rows(apply_fn, params, x_watched)[1]
-    watched, loss_watched = encode_targets(loss.name, y_watched, seen)
+    watched, loss_watched = encode_targets(given_loss, y_watched, seen)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps, protocol=protocol))
     beside = FORWARD * POINTS * count(x_watched) / batch_size
     knots = place_knots(
@@ -285,7 +287,10 @@ def affordable(share: float, steps: int, beside: float, batch_size: int) -> int:
         >>> affordable(0.2, 600, beside=22.0, batch_size=16)
         84
     """
-    knots = int((share * steps - beside) / (1 + FORWARD / 2))
+    paid = share * steps - beside
+    knots = int(paid / (1 + FORWARD / 2))
+    if knots + FORWARD * -(-knots // 2) > paid:  # every second batch is looked at again
+        knots -= 1
     if knots < FEWEST:
         raise ValueError(
             f"share={share:g} of {steps} steps pays for {max(knots, 0)} gradients beside the "
@@ -315,7 +320,7 @@ def corrected(path: HeldPath, knots: np.ndarray, spent: float, training: float) 
     off = COST * (1 - last / steps) * built * np.maximum(memory, 0.0)
     at, every = knots[path.points], np.arange(steps + 1)
     finite = np.all(np.isfinite(path.loss)) and np.all(np.isfinite(memory))
-    diverged = not finite or bool(np.max(path.loss[1:]) > path.loss[0])
+    diverged = not finite or _rises(path)
     if diverged:  # nothing is corrected: the path is not the training's
         off = np.zeros_like(off)
     found = evened(np.where(np.isfinite(path.loss), path.loss, path.loss[0]) - off)
@@ -323,6 +328,15 @@ def corrected(path: HeldPath, knots: np.ndarray, spent: float, training: float) 
         PchipInterpolator(at, found)(every), DOUBT * PchipInterpolator(at, off)(every),
         at, path.loss, memory, knots[:-1], spent, training, diverged,
     )  # fmt: skip
+
+
+def _rises(path: HeldPath) -> bool:
+    """Whether both the watched loss and that of the training's batches come above their starts.
+
+    The former alone is a network that learns its samples by heart.
+    """
+    own = smoothed(np.arange(len(path.before)) + 0.0, path.before, path.points.astype(float))
+    return bool(np.any((path.loss[1:] > path.loss[0]) & (own[1:] > own[0])))
 
 
 def evened(loss: np.ndarray) -> np.ndarray:

@@ -17,6 +17,9 @@ from jaxttp.representation.similarity import cka_table as cka_table
 from jaxttp.representation.similarity import kernel_distance as kernel_distance
 from jaxttp.representation.similarity import kernel_rate as kernel_rate
 from jaxttp.representation.similarity import linear_cka as linear_cka
+from jaxttp.representation.transfer import leep as leep
+from jaxttp.representation.transfer import logme as logme
+from jaxttp.representation.transfer import neighbor_accuracy as neighbor_accuracy
 from jaxttp.representation.weights import WeightPath as WeightPath
 from jaxttp.representation.weights import weight_cosine as weight_cosine
 from jaxttp.representation.weights import weight_norm as weight_norm

@@ -39,8 +39,10 @@ def test_rows_of_the_table_come_out_as_its_x(path):
     rows = [line.split(",")[1:] for line in TABLE.splitlines()[1:]]
     np.testing.assert_array_equal(found.columns.prepare(rows), found.x)
     assert found.columns.prepare(rows).dtype == np.float32
-    mixed = found.columns.prepare([[1, "f", 3], [float("nan"), "m", 3.0], (4.0, "m", 3)])
+    mixed = found.columns.prepare([[1, "f", 3], [None, "m", 3.0], (4.0, "m", 3)])
     np.testing.assert_array_equal(mixed, found.x[:3])
+    again = found.columns.prepare([[float("nan"), "m", 3.0]])
+    np.testing.assert_array_equal(again, found.x[1:2])
     older = found.columns.prepare([[5 + 2 * np.std([1, 5, 4, 10, 5]), "?", 4]])
     np.testing.assert_allclose(older[0, [0, 3]], [2.0, 1.0], rtol=1e-6)  # float32
     assert found.columns.prepare(np.empty((0, 3))).shape == (0, 4)

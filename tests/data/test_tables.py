@@ -274,6 +274,9 @@ def test_a_label_makes_or_numbers_a_head(tmp_path):
     years = write(tmp_path, "2019,2020,y\n1,2,3\n4,5,4\n", "years.csv")
     assert load_table(years, label="y").columns.features[1].name == "2020"
     assert load_table(years, label="2019").class_names == ("1", "4")  # a name before a number
+    twos = write(tmp_path, "w,h,2\n1,5,2\n2,6,7\n", "twos.csv")
+    assert load_table(twos, label="2").class_names == ("2", "7")
+    assert load_table(twos, label=2).class_names == ("5", "6")  # but an integer is a number
     words = write(tmp_path, "b,1,2\na,3,4\nb,5,7\n", "words.csv")
     found = load_table(words, label=1)
     assert found.class_names == ("a", "b")

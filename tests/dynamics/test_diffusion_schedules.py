@@ -43,6 +43,20 @@ def trained(rates, momentum, nesterov, protocol, runs):
     return None
 
 
+@pytest.mark.parametrize("solver", ["euler", "shark", "sea"])
+def test_every_solver_takes_a_step_at_its_own_rate(solver):
+    """ShARK has a stage at 5/6 of a step, which is not the next one. All of a batch: no noise."""
+    rates = optax.piecewise_constant_schedule(1e-9, {4: 5e8})
+    found = diffusion(
+        np.eye(4)[:, None, :, None], np.zeros((4, 1)), np.ones((4, 1)), loss="squared_error",
+        optimizer=optax.sgd(rates), batch_size=4, steps=6, key=jax.random.key(0),
+        noise="constant", protocol="independent", solver=solver,
+    )  # fmt: skip
+    outputs = np.asarray(found.train)[:, 0, 0]
+    assert np.all(np.abs(outputs[:5]) < 1e-8)
+    assert outputs[5] > 0.1
+
+
 @pytest.mark.parametrize(
     ("protocol", "momentum", "nesterov"),
     [

@@ -7,7 +7,15 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time
-from jaxttp.forecast import Checked, GradientFlow, Recursion, Relinearized
+from jaxttp.forecast import (
+    Checked,
+    ClosedForm,
+    GradientFlow,
+    Noisy,
+    Recursion,
+    Relinearized,
+    Scaled,
+)
 from jaxttp.forecast._trust import trust_in_one_kernel
 from jaxttp.rule import Rule
 from tests.forecast.test_trust import path_of
@@ -71,6 +79,29 @@ def test_words(ours, theirs, fields, words):
     path = path_of(theirs, **fields)
     found = trust_in_one_kernel((ours, None), (theirs, None), path, Rule((0.1,)))
     assert found is None if words is None else words in found
+
+
+def test_never_is_far_from_the_first_step_too():
+    ours, theirs = jnp.asarray([1.0, 0.5, 0.4, 0.3]), jnp.asarray([1.0, 0.1, 0.1, 0.1])
+    rule = Rule((0.4, 0.2), kind="absolute")
+    found = trust_in_one_kernel((ours, None), (theirs, None), path_of(theirs), rule)
+    assert "loss below 0.2 at step 1, this one linearization never" in found
+
+
+@pytest.mark.parametrize("centre", [Scaled(40, Recursion()), Noisy()])
+@pytest.mark.parametrize("around", [Checked, lambda centre: Noisy(centre=centre)])
+def test_only_single_paths_of_the_samples_at_hand_have_others_around_them(centre, around):
+    with pytest.raises(ValueError, match="centre must be a single path"):
+        around(centre)
+
+
+def test_it_can_be_a_centre():
+    batches = {"batch_size": 4, "key": jax.random.key(3)}
+    found = forecast(tanh, Noisy(paths=2, centre=Checked(by=Relinearized(1))), **batches)
+    assert found.stable
+    assert forecast(tanh, Scaled(24, Checked(by=Relinearized(1)))).stable
+    assert Checked().by_products
+    assert not Checked(ClosedForm()).by_products
 
 
 def test_what_neither_can_follow_is_refused_before_a_kernel_is_built():

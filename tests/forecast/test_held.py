@@ -1,11 +1,15 @@
 """Held gradients: the path against plain loops, the cost of noise against exact moments."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxttp import from_nnx, train
 from jaxttp.dynamics import weight_space
@@ -16,7 +20,7 @@ from jaxttp.forecast._held_path import (
     place_points,
     step_sizes,
 )
-from jaxttp.forecast.held import HeldForecast, affordable, held_forecast
+from jaxttp.forecast.held import FORWARD, HeldForecast, affordable, held_forecast
 from jaxttp.losses import get_loss
 from jaxttp.models import Architecture, Decoder, lora
 
@@ -118,6 +122,7 @@ def test_the_path_is_that_of_the_optimiser_fed_with_held_gradients(samples, knot
     falls = [loss(k, by_hand[k + 1]) - loss(k, by_hand[k]) for k in (0, 2, 4)]
     assert found.measured.tolist() == [0, 2, 4]
     np.testing.assert_allclose(found.fall, falls, rtol=1e-10)
+    np.testing.assert_allclose(found.before, [loss(k, by_hand[k]) for k in range(5)], rtol=1e-10)
 
 
 def test_weights_are_smoothed_over_their_neighbours_and_the_start_is_not(samples):
@@ -220,6 +225,42 @@ def test_steps_too_long_to_be_held_are_said(product):
     assert "left the path" in found.trust
     assert found.read((0.1, 0.4)) == {0.1: -1, 0.4: -1}
     assert np.all(np.isfinite(found.loss))
+
+
+def test_samples_learnt_by_heart_are_no_divergence():
+    """Labels without a rule: the loss of the training falls, that of other samples rises."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), np.arange(60) % 5
+    other, labels = rng.normal(size=(8, 4)), rng.integers(0, 5, 8)
+    found = held_forecast(
+        lambda w, x: x @ w, jnp.zeros((4, 5)), x, y, x_watched=other, y_watched=labels,
+        optimizer=optax.sgd(0.05), steps=200, batch_size=6, key=jax.random.key(0), share=0.5,
+    )  # fmt: skip
+    assert found.loss[-1] > found.loss[0]
+    assert not found.diverged
+    assert found.trust is None or "left the path" not in found.trust
+
+
+def test_a_loss_of_one_s_own_is_that_of_the_watched_samples_too(samples):
+    x, y = samples
+    mine = dataclasses.replace(
+        get_loss("squared_error"),
+        sample_loss=lambda f, y: 3.0 * get_loss("squared_error").sample_loss(f, y),
+    )
+    options = {"x_watched": x[:8], "y_watched": y[:8], "optimizer": optax.sgd(1e-6),
+               "steps": 100, "batch_size": 6, "key": jax.random.key(0), "share": 0.5}  # fmt: skip
+    own, plain = (
+        held_forecast(linear, jnp.ones((3, 2)), x, y, loss=loss, **options)
+        for loss in (mine, "squared_error")
+    )
+    np.testing.assert_allclose(own.loss[0], 3 * plain.loss[0], rtol=1e-9)
+
+
+@given(st.integers(100, 300), st.floats(0.3, 0.95), st.floats(0.0, 5.0))
+def test_the_share_is_kept(steps, share, beside):
+    """A gradient a knot, and every second batch is looked at again: a third of one."""
+    knots = affordable(share, steps, beside=beside, batch_size=4)
+    assert knots + FORWARD * -(-knots // 2) + beside <= share * steps + 1e-9
 
 
 def test_a_language_model_is_foreseen_by_its_tokens():

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxttp._checks import check_instance
 from jaxttp._types import Params
 from jaxttp.dynamics.stability import curvature_modes, rate_limit
 from jaxttp.forecast._curves import loss_and_error
@@ -203,6 +204,8 @@ class Dynamics(abc.ABC):
     """Whether it follows kernels, so that a sketch's error is its error."""
     by_products: ClassVar[bool] = False
     """Whether it asks products of a kernel alone, so that this may lie on many devices."""
+    is_centre: ClassVar[bool] = True
+    """Whether it is one path of the samples at hand, around which others may be put."""
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:  # noqa: B027
         """Refuse, by name, a training that it cannot follow; before anything is computed.
@@ -215,6 +218,21 @@ class Dynamics(abc.ABC):
         Raises:
             ValueError: it cannot be followed.
         """
+
+    @staticmethod
+    def check_centre(centre: "Dynamics") -> None:
+        """Refuse what is no single path of the samples at hand, as the centre of another.
+
+        Raises:
+            TypeError: no dynamics.
+            ValueError: many draws, or more samples.
+        """
+        check_instance("centre", centre, Dynamics, "Recursion()")
+        if not centre.is_centre:
+            raise ValueError(
+                "centre must be a single path of the samples at hand, such as Relinearized(); got "
+                f"{type(centre).__name__}."
+            )
 
     @abc.abstractmethod
     def follow(self, lines: Linearizer, descent: Descent) -> Path:

@@ -31,6 +31,7 @@ class Checked(Dynamics):
 
     Raises:
         TypeError: anything else.
+        ValueError: a centre of many draws or of more samples.
 
     Example:
         >>> Checked().name
@@ -44,8 +45,13 @@ class Checked(Dynamics):
     by: Relinearized = dataclasses.field(default_factory=Relinearized)
 
     def __post_init__(self) -> None:
-        check_instance("centre", self.centre, Dynamics, "Recursion()")
+        self.check_centre(self.centre)
         check_instance("by", self.by, Relinearized, "Relinearized()")
+
+    @property
+    def by_products(self) -> bool:  # type: ignore[override]
+        """See `Dynamics`: as both."""
+        return self.centre.by_products and self.by.by_products
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxttp._checks import check_choice, check_integer
 from jaxttp._types import Params
 from jaxttp.dynamics.diffusion import NOISES, diffusion
-from jaxttp.forecast._stability import Rates
+from jaxttp.forecast._stability import Rates, rises
 from jaxttp.forecast.bands import recentred
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Draws, Dynamics, Linearizer, Path
@@ -43,12 +43,13 @@ class Noisy(OneKernel):
     paths: int = 32
     centre: Dynamics | None = None
     name = "sde"
+    is_centre = False
 
     def __post_init__(self) -> None:
         check_choice("noise", self.noise, NOISES)
         check_integer("paths", self.paths, at_least=1)
-        if isinstance(self.centre, Noisy):
-            raise ValueError("centre must be a mean path; got another Noisy, which has its own.")
+        if self.centre is not None:
+            self.check_centre(self.centre)
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
         """See `Dynamics`: a linear optimiser without weight decay, with mini-batches."""
@@ -101,8 +102,10 @@ class Noisy(OneKernel):
 
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
         """See `Dynamics`."""
-        judge = super() if self.centre is None else self.centre
-        return judge.is_stable(path, rates, descent)
+        if self.centre is None:
+            return super().is_stable(path, rates, descent)
+        followed = path.witness  # with what its own centre looks at
+        return self.centre.is_stable(followed, rates, descent) and not bool(rises(path.loss))
 
     def trust(self, path: Path, rule: Rule) -> str | None:
         """See `Dynamics`: that of the centre, or of one kernel."""

@@ -12,7 +12,6 @@ from jaxttp._types import Params
 from jaxttp.forecast._stability import Rates
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
-from jaxttp.forecast.paths.noisy import Noisy
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.scaling import TimeScale, time_scale
@@ -65,14 +64,11 @@ class Scaled(Dynamics):
     centre: Dynamics = dataclasses.field(default_factory=Relinearized)
     seed: int = 0
     name = "scaled"
+    is_centre = False
 
     def __post_init__(self) -> None:
         check_integer("samples", self.samples, at_least=2)
-        if isinstance(self.centre, Noisy | Scaled):
-            raise ValueError(
-                "centre must be a single path of the samples at hand, such as Relinearized(); got "
-                f"{type(self.centre).__name__}."
-            )
+        self.check_centre(self.centre)
 
     @property
     def kernels(self) -> bool:  # type: ignore[override]
