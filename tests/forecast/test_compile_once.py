@@ -4,6 +4,8 @@ Counted by JAX's own events, for every dynamics, for re-linearised paths with as
 for sweeps: rates, momenta, seeds, noise and thresholds are data, not code.
 """
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from jaxttp import predict_training_time, sweep
 from jaxttp._timing import compilations
 from jaxttp.forecast import grid
+from tests import shortcuts
 from tests.draws import normal
 
 X = normal(0, (9, 3))
@@ -23,7 +26,9 @@ W = normal(1, (3, 2), 1 / 2)
 @pytest.fixture(scope="module", autouse=True)
 def room_for_programs():
     """Programs are dropped where a process holds too many (`jaxttp._bounded`): not in between."""
+    shortcuts.forget()  # which hold them, too
     jax.clear_caches()
+    gc.collect()
 
 
 def network(w, x):
