@@ -252,6 +252,7 @@ def test_opacity_survives():
     assert face[3] == pytest.approx(0.25, abs=1 / 255)
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_only_when_asked_for():
     code = (
         "import sys, jaxttp; from jaxttp import conditioning; import numpy as np;"

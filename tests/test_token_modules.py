@@ -92,7 +92,9 @@ def of_equinox():
     return from_equinox(Recurrent(jax.random.key(0))), IDS, NEXT, IDS
 
 
-@pytest.mark.parametrize("make", [of_linen, of_nnx, of_equinox])
+@pytest.mark.parametrize(
+    "make", [pytest.param(of_linen, marks=pytest.mark.slow), of_nnx, of_equinox]
+)
 def test_a_token_module_is_forecast(make):
     """Where training is short and slow one kernel follows it, to 3 % of the drop of the loss."""
     model, x, y, arrays = make()

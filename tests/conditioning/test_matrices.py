@@ -124,6 +124,7 @@ def test_linear_networks_agree_with_the_closed_form():
 
 
 @pytest.mark.usefixtures("quick_processes")
+@pytest.mark.slow
 def test_float32_networks_in_a_float32_process():
     """The kernel of a float32 network gives 1e8 to 1 %; the process stays in float32."""
     code = """

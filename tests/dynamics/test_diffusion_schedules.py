@@ -60,7 +60,7 @@ def test_every_solver_takes_a_step_at_its_own_rate(solver):
 @pytest.mark.parametrize(
     ("protocol", "momentum", "nesterov"),
     [
-        ("epochs", 0.9, False),
+        pytest.param("epochs", 0.9, False, marks=pytest.mark.slow),
         pytest.param("replacement", 0.9, False, marks=pytest.mark.slow),
         pytest.param("independent", 0.9, True, marks=pytest.mark.slow),
         pytest.param("epochs", 0.0, False, marks=pytest.mark.slow),

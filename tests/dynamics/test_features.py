@@ -47,8 +47,8 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize(
     ("name", "rebuilds"),
-    [("sgd", 3), ("beyond the edge", 3), ("momentum", "auto"), ("schedule", "auto"),
-     ("decay", "auto")],
+    [pytest.param("sgd", 3, marks=pytest.mark.slow), ("beyond the edge", 3), ("momentum", "auto"),
+     ("schedule", "auto"), ("decay", "auto")],
 )  # fmt: skip
 def test_it_is_the_dual_recursion(name, rebuilds, monkeypatch):
     """With damping, carried velocities, defects, test samples and everything."""

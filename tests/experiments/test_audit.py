@@ -16,6 +16,7 @@ from jaxttp._checks import check_finite, check_number
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_bad_inputs_are_refused_by_the_argument_s_name_and_no_function_is_missing(
     quick_processes,
 ):

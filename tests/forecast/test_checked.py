@@ -95,6 +95,7 @@ def test_only_single_paths_of_the_samples_at_hand_have_others_around_them(centre
         around(centre)
 
 
+@pytest.mark.slow
 def test_it_can_be_a_centre():
     batches = {"batch_size": 4, "key": jax.random.key(3)}
     found = forecast(tanh, Noisy(paths=2, centre=Checked(by=Relinearized(1))), **batches)
