@@ -1,10 +1,11 @@
 """How much is compiled, and how long a first and a second forecast take.
 
-    python -m experiments.bench.compilation
+    python -m experiments.bench.compilation [--only ROW]
 
 README's first example, then one that differs in rate and momentum, for every dynamics; then the
 main job (`jaxttp predict`'s own task), with one kernel and re-linearised. Everything in one process
-that has compiled nothing before, each dynamics after the ones above it. A busy machine makes the
+that has compiled nothing before, each dynamics after the ones above it; with ``--only`` one row
+alone. A busy machine makes the
 seconds worthless; the counts are the same everywhere.
 """
 
@@ -43,17 +44,28 @@ WAYS: dict[str, dict[str, Any]] = {
     "4 kernels": {"relinearize": 4},
     "SDE": {"dynamics": "sde", "batch_size": 20, "relinearize": 0, "momentum": 0.0},
     "weight space": {"dynamics": "weight_space"},
+    "auto": {},
+}
+MAIN_JOBS: dict[str, dict[str, Any]] = {
+    "main job, one kernel": {"relinearize": 0},
+    "main job": {},
 }
 
 
 def main() -> None:
     """Run from the command line."""
-    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=[*WAYS, *MAIN_JOBS])
+    only = parser.parse_args().only
+    ways, jobs = (
+        {name: options for name, options in rows.items() if only in (None, name)}
+        for rows in (WAYS, MAIN_JOBS)
+    )
     print("| forecast | programs | compiling | in all | the second: programs | in all |")
     print("|---|---|---|---|---|---|")
     job = jax.block_until_ready(example()[1:])
     job = (example()[0], *job)
-    for name, options in WAYS.items():
+    for name, options in ways.items():
         lines = []
         for i, (rate, momentum) in enumerate(((0.5, 0.9), (0.4, 0.8))):
             key = {"key": jax.random.key(i)} if "batch_size" in options else {}
@@ -66,7 +78,7 @@ def main() -> None:
     settings = Settings()
     task = build_task(settings)
     main_job = (*task.model, task.x, task.y)
-    for name, options in (("main job, one kernel", {"relinearize": 0}), ("main job", {})):
+    for name, options in jobs.items():
         common = {"loss": task.loss, "learning_rate": settings.learning_rate}
         found = measured(main_job, momentum=settings.momentum, steps=settings.steps, **common,
                          **options)  # fmt: skip

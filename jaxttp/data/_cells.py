@@ -120,10 +120,9 @@ def _label_place(path: Path, heads: list[str], width: int, label: str | int | No
         return width - 1
     if not isinstance(label, str):
         check_integer("label", label, at_least=1)
-    several = heads.count(label) if isinstance(label, str) else 0
-    if several == 1:
-        return heads.index(label)  # type: ignore[arg-type]
-    if several:
+    elif (several := heads.count(label)) == 1:
+        return heads.index(label)
+    elif several:
         raise ValueError(
             f"label={label!r}: {several} columns of {str(path)!r} have this name; give the number "
             "of one, from 1."

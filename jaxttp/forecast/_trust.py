@@ -237,16 +237,14 @@ def trust_in_one_kernel(
         why = trust_in_path(path, rule) or f"they diverge at step {int(path.diverged_at)}"
         return f"kernels rebuilt along the path do not confirm it: {why}"
     ours, theirs = rule.read(*curves), rule.read(*rebuilt)
-    shifts = {e: abs(ours[e] - theirs[e]) for e in rule.thresholds}
-    # Never is as far from any step as can be.
-    parts = {
-        e: float("inf") if (ours[e] < 0) != (theirs[e] < 0) else shift / max(theirs[e], 1)
-        for e, shift in shifts.items()
+    shifts = {  # never is as far from any step as can be
+        e: float("inf") if (ours[e] < 0) != (theirs[e] < 0) else abs(ours[e] - theirs[e])
+        for e in rule.thresholds
     }
-    moved = [e for e, part in parts.items() if part > SHIFTED and max(part, shifts[e]) > SLACK]
+    moved = [e for e, shift in shifts.items() if shift > max(SLACK, SHIFTED * theirs[e])]
     if not moved:
         return None
-    worst = max(moved, key=lambda e: parts[e])
+    worst = max(moved, key=lambda e: shifts[e] / max(theirs[e], 1))
     came, time = (f"at step {t}" if t >= 0 else "never" for t in (theirs[worst], ours[worst]))
     return (
         f"kernels rebuilt along the path come to {rule.words(worst)} {came}, this one "

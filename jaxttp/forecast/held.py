@@ -335,7 +335,7 @@ def _rises(path: HeldPath) -> bool:
 
     The former alone is a network that learns its samples by heart.
     """
-    own = smoothed(np.arange(len(path.before)) + 0.0, path.before, path.points.astype(float))
+    own = smoothed(np.arange(len(path.before)), path.before, path.points)
     return bool(np.any((path.loss[1:] > path.loss[0]) & (own[1:] > own[0])))
 
 

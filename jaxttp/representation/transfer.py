@@ -136,8 +136,7 @@ def leep(probabilities: ArrayLike, y: Any) -> Float[Array, ""]:
         bad = jnp.any(theta < 0, axis=1) | (jnp.abs(jnp.sum(theta, axis=1) - 1) > ROUNDED)
         text = "must be (N, Z) probabilities, rows that sum to 1; take jax.nn.softmax of logits."
         theta = refuse("probabilities", theta, bad, text)
-        labels = _labels(y, theta.shape[0])
-        known = jax.nn.one_hot(labels, int(labels.max()) + 1, dtype=theta.dtype)
+        known = _one_hot(_labels(y, theta.shape[0]))
         joint = known.T @ theta
         marginal = jnp.sum(theta, axis=0)
         given = joint / jnp.where(marginal > 0, marginal, 1.0)[None]
@@ -197,6 +196,11 @@ def _labels(y: Any, n: int) -> np.ndarray:
     return np.unique(labels, return_inverse=True)[1]
 
 
+def _one_hot(labels: np.ndarray) -> Array:
+    """(N, K) in float64, of labels 0..K-1; call it inside `double`."""
+    return jax.nn.one_hot(labels, int(labels.max()) + 1, dtype=jnp.float64)
+
+
 def _targets(y: Any, n: int) -> Array:
     """One-hot labels, or targets as they are, (N, K) in float64; call it inside `double`."""
     given = y if hasattr(y, "dtype") else np.asarray(y)
@@ -204,7 +208,7 @@ def _targets(y: Any, n: int) -> Array:
         labels = _labels(y, n)
         if labels.max() == 0:
             raise ValueError("y must hold at least two different labels; all samples have one.")
-        return jax.nn.one_hot(labels, int(labels.max()) + 1, dtype=jnp.float64)
+        return _one_hot(labels)
     targets = as_double("y", given)
     if targets.ndim not in (1, 2) or targets.shape[0] != n:
         raise ValueError(f"y must be targets ({n},) or ({n}, K); got shape {targets.shape}.")

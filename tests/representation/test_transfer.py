@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
-import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 

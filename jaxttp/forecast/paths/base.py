@@ -219,21 +219,6 @@ class Dynamics(abc.ABC):
             ValueError: it cannot be followed.
         """
 
-    @staticmethod
-    def check_centre(centre: "Dynamics") -> None:
-        """Refuse what is no single path of the samples at hand, as the centre of another.
-
-        Raises:
-            TypeError: no dynamics.
-            ValueError: many draws, or more samples.
-        """
-        check_instance("centre", centre, Dynamics, "Recursion()")
-        if not centre.is_centre:
-            raise ValueError(
-                "centre must be a single path of the samples at hand, such as Relinearized(); got "
-                f"{type(centre).__name__}."
-            )
-
     @abc.abstractmethod
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """The path of a training that was checked."""
@@ -267,3 +252,18 @@ class Dynamics(abc.ABC):
     def plain_values(self) -> dict[str, Any]:
         """Its options, as a result keeps them."""
         return {}
+
+
+def check_centre(centre: Dynamics) -> None:
+    """Refuse, as the centre of another dynamics, what is no single path of the samples at hand.
+
+    Raises:
+        TypeError: no dynamics.
+        ValueError: many draws, or more samples.
+    """
+    check_instance("centre", centre, Dynamics, "Recursion()")
+    if not centre.is_centre:
+        raise ValueError(
+            "centre must be a single path of the samples at hand, such as Relinearized(); got "
+            f"{type(centre).__name__}."
+        )

@@ -8,7 +8,7 @@ from jaxttp._types import Params
 from jaxttp.forecast._stability import Rates
 from jaxttp.forecast._trust import trust_in_one_kernel
 from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
+from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path, check_centre
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.losses import Loss
@@ -45,7 +45,7 @@ class Checked(Dynamics):
     by: Relinearized = dataclasses.field(default_factory=Relinearized)
 
     def __post_init__(self) -> None:
-        self.check_centre(self.centre)
+        check_centre(self.centre)
         check_instance("by", self.by, Relinearized, "Relinearized()")
 
     @property

@@ -11,7 +11,7 @@ from jaxttp.dynamics.diffusion import NOISES, diffusion
 from jaxttp.forecast._stability import Rates, rises
 from jaxttp.forecast.bands import recentred
 from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Draws, Dynamics, Linearizer, Path
+from jaxttp.forecast.paths.base import Draws, Dynamics, Linearizer, Path, check_centre
 from jaxttp.forecast.paths.recursion import OneKernel, linear_rates, recur
 from jaxttp.losses import Loss
 from jaxttp.rule import Rule
@@ -49,7 +49,7 @@ class Noisy(OneKernel):
         check_choice("noise", self.noise, NOISES)
         check_integer("paths", self.paths, at_least=1)
         if self.centre is not None:
-            self.check_centre(self.centre)
+            check_centre(self.centre)
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
         """See `Dynamics`: a linear optimiser without weight decay, with mini-batches."""

@@ -11,7 +11,7 @@ from jaxttp._checks import check_integer
 from jaxttp._types import Params
 from jaxttp.forecast._stability import Rates
 from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
+from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path, check_centre
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.scaling import TimeScale, time_scale
@@ -68,7 +68,7 @@ class Scaled(Dynamics):
 
     def __post_init__(self) -> None:
         check_integer("samples", self.samples, at_least=2)
-        self.check_centre(self.centre)
+        check_centre(self.centre)
 
     @property
     def kernels(self) -> bool:  # type: ignore[override]
