@@ -114,7 +114,7 @@ def _take(
     course: Course, state: State, mean: Far, bounds: tuple[Damping | None, ...], end: int
 ) -> State:
     """The segment to `end` between the knots of the mean path."""
-    here, in_use = state.here, course.in_use(state.start)
+    here, in_use = state.here, course.in_use(state)
     first, last = mean.points
     pushed, products = survey(course, here, first, in_use)
     remote, _ = survey(course, here, last, in_use)

@@ -7,18 +7,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._batch_edge import calm
+from jaxttp.dynamics._central import MOST, NEAR, Guard, steepening
 from jaxttp.dynamics._edge import Damping, damping, find_edge
 from jaxttp.dynamics._features import run_batches
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import add_vectors, split_row, surveyed, zeros
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, run_segment
 from jaxttp.dynamics.optimizers import Optimizer, inlined
+from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Factored, Kernel
 
@@ -70,10 +73,17 @@ class Course:
     cross_fn: Callable[[Params], Kernel] | None = None
     noise: Array | None = None
 
-    def in_use(self, start: int) -> tuple[bool, ...]:
+    @property
+    def central(self) -> bool:
+        """Whether modes are held back at the edge of stability: not where noise is followed."""
+        return self.damps and self.indices is None and self.noise is None
+
+    def in_use(self, state: "State") -> tuple[bool, ...]:
         """Which of the vectors that coefficients refer to can enter the outputs."""
         begun = (share != 0 for share in self.shares)
-        return (self.decays, *(self.moving or start > 0 or each for each in begun))
+        carried = (self.moving or state.start > 0 or each for each in begun)
+        guards = 0 if state.guard is None else state.guard.modes
+        return (self.decays, *carried, *(True for _ in range(guards)))
 
 
 class Beside(NamedTuple):
@@ -124,6 +134,7 @@ class State(NamedTuple):
         beside: the test samples, or None.
         sharpest: the largest curvature so far, as a multiple of the edge of stability; 0 where that
             is not looked at.
+        guard: what holds modes back from here on, or None.
     """
 
     here: Start
@@ -141,6 +152,7 @@ class State(NamedTuple):
     seconds: tuple[float, ...] = ()
     beside: Beside | None = None
     sharpest: float = 0.0
+    guard: Guard | None = None
 
     @property
     def start(self) -> int:
@@ -185,7 +197,7 @@ def run_to(
     run = inlined(runner, course.optimizer)(
         course.optimizer, course.loss, knots, here, products, line, state.start, end, state.train,
         course.targets, course.indices, defect,
-        record=state.beside is not None,
+        record=state.beside is not None, **({} if state.guard is None else {"guard": state.guard}),
     )  # fmt: skip
     return state._replace(run=state.run + end - state.start), run
 
@@ -197,11 +209,29 @@ def damping_at(course: Course, state: State, kernel: Kernel, f: Array) -> Dampin
     optimizer, shares, inner = course.optimizer, course.shares, state.here.state
     edge = find_edge(optimizer, shares, inner, f.dtype)
     if course.noise is None:
-        return damping(kernel, f, course.targets, course.loss, edge)
+        near = 1.0 if state.guard is None else NEAR
+        return damping(kernel, f, course.targets, course.loss, edge, near)
     return calm(
         optimizer, shares, inner, kernel, f, course.targets, course.loss, course.noise, state.start,
         edge,
     )  # fmt: skip
+
+
+def guarded(course: Course, state: State) -> State:
+    """The state with its steepest modes held back at the edge of stability."""
+    here = state.here
+    edge = find_edge(course.optimizer, course.shares, here.state, here.f.dtype)
+    values, left, _ = curvature_modes(here.kernel, here.f, course.targets, course.loss)
+    count = int(np.clip(np.sum(np.asarray(values) > NEAR * float(edge)), 1, MOST))
+    values, modes = values[:count], left[:, :count].T.reshape(count, *here.f.shape)
+    steeper = steepening(course.apply_fn, course.loss)
+    found = steeper(here.point, course.x, course.targets, modes, values)
+    vectors = here.vectors[: 1 + len(course.shares)] + found
+    state = state._replace(
+        here=here._replace(vectors=vectors), guard=Guard(values, edge, jnp.zeros_like(values)),
+        passes=state.passes + 4 * count,
+    )  # fmt: skip
+    return state._replace(damping=damping_at(course, state, here.kernel, here.f))
 
 
 def is_beyond(bound: Damping | None) -> bool:

@@ -41,11 +41,13 @@ class Damping(NamedTuple):
         left: (N C, k).
         right: (N C, k).
         largest: the largest eigenvalue as a share of the edge.
+        values: the largest ones, falling (m,).
     """
 
     left: Float[Array, "nc k"]
     right: Float[Array, "nc k"]
     largest: Float[Array, ""]
+    values: Float[Array, " m"]
 
     def __call__(self, gradient: Float[Array, " nc"]) -> Float[Array, " nc"]:
         """The gradient whose force on unstable modes is scaled down."""
@@ -53,25 +55,29 @@ class Damping(NamedTuple):
         return gradient - jnp.einsum("pk,k->p", self.left, along, precision="highest")
 
 
-def damping(kernel: Kernel, f: Array, targets: Array, loss: Loss, edge: Array) -> Damping:
+def damping(
+    kernel: Kernel, f: Array, targets: Array, loss: Loss, edge: Array, near: float = 1.0
+) -> Damping:
     """What keeps a step with this kernel stable at outputs f.
 
     The coordinate of a mode u is z = u^T H^(1/2) df, and the force on it u^T H^(1/2) Theta g. With
     left = H^(1/2) U and right = Theta H^(1/2) U D / s the force becomes (1 - D) times that.
     """
     values, left, _ = curvature_modes(kernel, f, targets, loss)
-    return slow_down(kernel, values, left, edge, f.shape[1])
+    return slow_down(kernel, values, left, edge, f.shape[1], near)
 
 
 @functools.partial(jit, static_argnums=4)
-def slow_down(kernel: Kernel, values: Array, left: Array, edge: Array, c: int) -> Damping:
-    """The damping of the modes of `curvature_modes` that are beyond the edge."""
+def slow_down(
+    kernel: Kernel, values: Array, left: Array, edge: Array, c: int, near: Any = 1.0
+) -> Damping:
+    """The damping of the modes of `curvature_modes` beyond the edge, or a share `near` of it."""
     n = left.shape[0] // c
-    beyond = values > edge
+    beyond = values > near * edge
     share = jnp.where(beyond, 1.0 - DAMPED * edge / jnp.where(beyond, values, 1.0), 0.0)
     image = apply_kernel(kernel, left.T.reshape(-1, n, c)).reshape(-1, n * c).T / n
     right = image * (share / jnp.where(beyond, values, 1.0))[None]
-    return Damping(left, right, values[0] / edge)
+    return Damping(left, right, values[0] / edge, values)
 
 
 @functools.partial(jit, static_argnames=("shares", "dtype"))

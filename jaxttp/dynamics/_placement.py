@@ -70,6 +70,10 @@ class Placement(abc.ABC):
     def propose(self, view: PathView, memory: Any) -> Proposal:
         """The next segment to try."""
 
+    def at_edge(self) -> "Placement":
+        """The placement once the path is at the edge of stability."""
+        return self
+
     def learn(self, view: PathView, proposal: Proposal, error: float, taken: bool) -> Any:
         """The memory after a segment was tried, with its error estimate."""
         del view, error, taken
@@ -141,6 +145,11 @@ class ByError(Placement):
 
     tolerance: float
     budget: int
+    more: bool = False
+
+    def at_edge(self) -> "ByError":
+        """Twice as many: the curvature that holds a path back turns with the weights."""
+        return self if self.more else dataclasses.replace(self, budget=2 * self.budget, more=True)
 
     @property
     def planned(self) -> int:

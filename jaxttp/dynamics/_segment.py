@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from jaxttp._jit import jit
 from jaxttp._types import Params
+from jaxttp.dynamics._central import Guard, hold_back
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._network import compile_network as compile_network
@@ -75,6 +76,7 @@ class Run(NamedTuple):
         shares: tau at each step from the segment's start to its end (T + 1,), zero outside.
         moves: coefficients of the updates (T + 1, 2 N C + k), row t that from step t to t + 1, zero
             outside the segment; None where no other samples are followed.
+        curvatures: S_i at the end of the modes that a guard holds back (k,); None without one.
     """
 
     train: Array
@@ -84,6 +86,7 @@ class Run(NamedTuple):
     length: Array
     shares: Array
     moves: Array | None = None
+    curvatures: Array | None = None
 
 
 def inner(left: Params, right: Params) -> Array:
@@ -131,6 +134,7 @@ def run_segment(
     indices: Array | None,
     defect: Array,
     record: bool = False,
+    guard: Guard | None = None,
 ) -> Run:
     """One segment of the recursion, from step `start` to `end`, compiled once for all segments.
 
@@ -142,7 +146,8 @@ def run_segment(
     made at tau of gradients met earlier moves the outputs by J(tau) J(earlier)^T, for which the
     mean of both kernels stands, exact to second order in its symmetric part. `defect` (N, C) is
     what the linearisation was found to miss at the segment's end; it comes up on the way there (see
-    `risen`), so that the steps feel it. With `record` the updates are kept, for `follow_beside`.
+    `risen`), so that the steps feel it. With `record` the updates are kept, for `follow_beside`. A
+    `guard` holds its modes back from the edge of stability.
     """
     ends = (knots[0], knots[-1])
     shape, count, dtype = here.f.shape, len(here.vectors), train.dtype
@@ -150,7 +155,7 @@ def run_segment(
     weights, state = begin(optimizer, here)
 
     def step(t: Array, carry: tuple) -> tuple:
-        weights, state, f, train, length, diverged_at, shares, moves = carry
+        weights, state, f, train, length, diverged_at, shares, moves, curvatures = carry
         tau = shares[t]
         batch = None if indices is None else indices[t]
         gradient = dual_gradient(loss, f, targets, batch).reshape(-1)
@@ -158,6 +163,11 @@ def run_segment(
         split = [(1 - tau) * near, tau * far, jnp.zeros(count, dtype)]
         updates, after = optimizer.update(jnp.concatenate(split), state, weights)
         updates, state = jnp.asarray(updates, dtype), keep_dtypes(after, state)
+        if guard is not None:
+            k = guard.modes
+            change = _along(ends, products, updates, k)
+            xi, curvatures = hold_back(guard, curvatures, change, products[-k:, -k:])
+            updates = updates.at[-k:].add(-xi)
         new_f = f + _move(knots, updates, tau, shape)
         if len(knots) == 1:  # it is asked for ahead only, and shares the product of the move
             length = length.at[t + 1].set(_length(knots[0], products, updates, shape))
@@ -165,20 +175,32 @@ def run_segment(
         come = share(line, weights, size, t + 1, start, end)
         shares = shares.at[t + 1].set(come)
         new_f = new_f + (risen(come) - risen(tau)) * defect
+        if guard is not None:
+            curvatures = curvatures + (risen(come) - risen(tau)) * guard.missed
         good = (diverged_at < 0) & jnp.all(jnp.abs(new_f) < output_limit(dtype))
         diverged_at = jnp.where(good | (diverged_at >= 0), diverged_at, t + 1)
         f = jnp.where(good, new_f, f)
         if record:
             moves = moves.at[t].set(jnp.where(good, updates, 0.0))
-        return weights, state, f, train.at[t + 1].set(f), length, diverged_at, shares, moves
+        train = train.at[t + 1].set(f)
+        return weights, state, f, train, length, diverged_at, shares, moves, curvatures
 
     zeros = jnp.zeros(train.shape[0], dtype)
     moves = jnp.zeros((len(zeros), len(weights)), dtype) if record else None
-    first = (weights, state, here.f, train, zeros, jnp.asarray(-1), zeros, moves)
+    curvatures = None if guard is None else guard.curvatures
+    first = (weights, state, here.f, train, zeros, jnp.asarray(-1), zeros, moves, curvatures)
     out = jax.lax.fori_loop(start, end, step, first)
-    weights, state, _, train, length, diverged_at, shares, moves = out
+    weights, state, _, train, length, diverged_at, shares, moves, curvatures = out
     rows = [weights, *(row.astype(dtype) for row in slots(optimizer, state))]
-    return Run(train, rows, state, diverged_at, length, shares, moves)
+    return Run(train, rows, state, diverged_at, length, shares, moves, curvatures)
+
+
+def _along(ends: tuple[Knot, Knot], products: Array, updates: Array, k: int) -> Array:
+    """Products of an update with the last k vectors (k,)."""
+    size = ends[0].pushed[0].size
+    first, last = (end.pushed[-k:].reshape(k, size) for end in ends)
+    moved = first @ updates[:size] + last @ updates[size : 2 * size]
+    return moved + products[-k:] @ updates[2 * size :]
 
 
 def begin(optimizer: Optimizer, here: Start, extra: int = 0) -> tuple[Array, optax.OptState]:

@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_finite_value, is_concrete
 from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics._central import NEAR, Guard
 from jaxttp.dynamics._confirm import Far, confirm, is_contradicted
 from jaxttp.dynamics._course import (
     Ahead,
@@ -25,6 +26,7 @@ from jaxttp.dynamics._course import (
     State,
     combine,
     damping_at,
+    guarded,
     is_beyond,
     run_to,
     sharper,
@@ -49,6 +51,9 @@ from jaxttp.dynamics.filters import linear_filter, start_shares
 from jaxttp.dynamics.optimizers import HeavyBall, same_program
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk.factored import Kernel
+
+DENIED = 4.0
+"""A segment at the edge that the network denies counts as one of this error over the limit."""
 
 
 def set_out(
@@ -120,7 +125,7 @@ def set_out(
 
 def look_ahead(course: Course, state: State, end: int) -> tuple[State, Ahead]:
     """Run from here to step `end` with the kernel at hand; the path itself stays as it is."""
-    here, in_use = state.here, course.in_use(state.start)
+    here, in_use = state.here, course.in_use(state)
     pushed, products = survey(course, here, here.point, in_use)
     knot = Knot(here.kernel, pushed, state.damping)
     state, run = run_to(course, state, [knot], products, None, end)
@@ -149,7 +154,9 @@ def step(
     """Take the segment from here to the end of `ahead`, in second order.
 
     A kernel is built at the provisional end, and the segment is run again with the kernel
-    interpolated; what the network then says beyond the kernels drives further runs.
+    interpolated; what the network then says beyond the kernels drives further runs. A segment that
+    turns out to cross the edge of stability is taken again with its steepest modes held back (see
+    `_central`); where the network denies that, shorter ones are tried before a kernel is held.
 
     Args:
         course: what does not change.
@@ -161,14 +168,17 @@ def step(
     Returns:
         A `SegmentStep`. A state that is held or diverged is at the horizon.
     """
-    here, start, end = state.here, state.start, ahead.end
+    here, end = state.here, ahead.end
     state, point = combine(course, state, [here.point], ahead.run.rows[0])
     kernel, seconds = timed(course.kernel_fn, point)
     state = state._replace(seconds=(*state.seconds, seconds))
     if is_concrete(kernel) and not bool(is_finite(kernel)):
         return SegmentStep(stop(course, state), Outcome.DIVERGED)
     bound = damping_at(course, state, kernel, row_of(ahead.run.train, end))
-    in_use = course.in_use(start)
+    if course.central and state.guard is None and is_beyond(bound):
+        state, ahead = look_ahead(course, guarded(course, state), end)
+        return step(course, state, ahead, limit, drop)
+    in_use = course.in_use(state)
     pushed, _ = survey(course, here, point, in_use)
     state = state._replace(passes=state.passes + sum(in_use))
     far = Far(
@@ -176,23 +186,36 @@ def step(
         [here.point, point],
         chord(ahead.knot, ahead.products, ahead.run.rows[0]),
     )
+    guard = state.guard
+    if guard is not None and bound is not None:
+        assert ahead.run.curvatures is not None  # the run ahead was held back
+        state = state._replace(guard=guard.corrected(ahead.run.curvatures, bound.values))
     state, run = run_to(course, state, far.knots, ahead.products, far.line, end)
     error = 0.0
     if limit is not None:
-        error = _change(course, ahead.run.train, run.train, end) / max(drop, 1e-30)
-        error = error if np.isfinite(error) else float("inf")
+        error = _change(course, ahead.run.train, run.train, end, drop)
         if not error <= limit:
-            return SegmentStep(state._replace(rejected=state.rejected + 1), Outcome.REJECTED, error)
+            return _rejected(state, guard, error)
     state = sharper(state, bound)
     if is_beyond(bound) and state.crossing is None:
         state, crossing = cross_edge(course, state)
         state = state._replace(crossing=crossing, edge_at=end)
     state, run, weights, f = confirm(course, state, ahead, far, run)
     lost = course.damps and is_contradicted(course, state, f, run, end)
-    if lost or (end == course.steps and is_beyond(bound)):
+    if lost and guard is not None:
+        if limit is not None and np.isfinite(limit):
+            return _rejected(state, guard, DENIED * limit)
+        state = state._replace(crossing=None, guard=guard)  # the kernel here is held, and held back
+    if lost or (guard is None and end == course.steps and is_beyond(bound)):
         return SegmentStep(hold(course, state, end, run.train), Outcome.HELD, error)
     arrived = arrive(course, state, ahead, far, run, weights, f)
     return SegmentStep(arrived, Outcome.ACCEPTED, error, far._replace(line=run.shares))
+
+
+def _rejected(state: State, guard: Guard | None, error: float) -> SegmentStep:
+    """Nothing is taken, and what the second run had learnt of the guard's modes is forgotten."""
+    state = state._replace(guard=guard, rejected=state.rejected + 1)
+    return SegmentStep(state, Outcome.REJECTED, error)
 
 
 def arrive(
@@ -212,11 +235,14 @@ def arrive(
         here = Start(far.points[-1], far.knots[-1].kernel, [weights, *carried], f, run.state)
     state = state._replace(
         here=here, train=train, provisional=provisional, diverged_at=diverged_at,
-        ends=(*state.ends, ahead.end),
+        ends=(*state.ends, ahead.end), guard=None,
     )  # fmt: skip
     if ahead.end == course.steps:
         return state
-    return state._replace(damping=damping_at(course, state, here.kernel, f))
+    bound = damping_at(course, state, here.kernel, f)
+    if course.central and bound is not None and float(bound.largest) > NEAR:
+        return guarded(course, state)
+    return state._replace(damping=bound)
 
 
 def _arrive_beside(
@@ -237,7 +263,7 @@ def _arrive_beside(
 
 def _push_beside(course: Course, state: State, point: Params) -> tuple[State, Array]:
     """J v on the test samples at `point` for the vectors that are carried (k, M, C)."""
-    in_use, beside = course.in_use(state.start), state.beside
+    in_use, beside = course.in_use(state), state.beside
     assert beside is not None
     here = state.here._replace(f=beside.f)
     pushed, _ = survey(dataclasses.replace(course, x=course.x_test), here, point, in_use)
@@ -257,7 +283,8 @@ def hold(course: Course, state: State, end: int, abandoned: Array) -> State:
     """Follow the last kernel within the edge to the horizon.
 
     A network that stays at the edge of stability is held there by its own oscillation: its
-    kernel grows no further, while the mean path of damped steps would let it grow on.
+    kernel grows no further, while the mean path of damped steps would let it grow on. Where modes
+    are held back and the network denies it all the same, it is the kernel at hand, held back.
     """
     crossing = state.crossing
     if crossing is None:
@@ -298,13 +325,14 @@ def stop(course: Course, state: State) -> State:
     )  # fmt: skip
 
 
-def _change(course: Course, provisional: Array, final: Array, end: int) -> float:
-    """The largest change of the loss curve up to `end` by the correction."""
+def _change(course: Course, provisional: Array, final: Array, end: int, drop: float) -> float:
+    """The largest change of the loss curve up to `end` by the correction, as a share of the drop."""
     before, after = (
         np.asarray(loss_curve(course.loss, path, course.targets))[: end + 1]
         for path in (provisional, final)
     )
-    return float(np.max(np.abs(before - after)))
+    change = float(np.max(np.abs(before - after))) / max(drop, 1e-30)
+    return change if np.isfinite(change) else float("inf")
 
 
 def predicted_drop(course: Course, ahead: Ahead) -> float:

@@ -18,8 +18,10 @@ kernels are built along the mean path, that of full batches, beside which the ba
 steps (see `_accompany`).
 
 A kernel that grows beyond the edge of stability makes the linearised network diverge where the real
-one oscillates: the forecast follows the mean path there, and where that stays beyond the edge, or
-the network denies it, the last kernel within (see `_edge` and `_walk`).
+one oscillates: the forecast follows the mean path there. With full batches its steepest modes are
+held back at the edge, as the oscillation does it (see `_central`), with up to twice as many
+kernels; with mini-batches, or where the network denies that, a kernel within the edge is held (see
+`_edge` and `_walk`).
 """
 
 from collections.abc import Callable, Sequence
@@ -99,7 +101,8 @@ def relinearized_recursion(
         tolerance: for "auto", the largest change of the loss curve by the second-order correction
             of one segment, as a share of the loss's drop. That is the error of FIRST order; the
             corrected curve is better.
-        max_rebuilds: for "auto", no more kernels than that after the first.
+        max_rebuilds: for "auto", no more kernels than that after the first; twice as many where
+            modes are held back at the edge of stability.
         batch_size: samples a step; all of them when None. A number of rebuilds follows the very
             batches that the key draws, so that it becomes their training as it grows; "auto"
             rebuilds kernels along the mean path, that of full batches, and runs the batches with
@@ -196,6 +199,8 @@ def _follow(
     """The path to the horizon, segment after segment, and that of the batches beside it."""
     memory = placement.begin()
     while state.start < course.steps:
+        if state.guard is not None:
+            placement = placement.at_edge()
         whole, path, drop = None, None, 1.0
         if placement.looks_ahead:
             state, whole = look_ahead(course, state, course.steps)

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+import jaxttp
 from jaxttp.dynamics import _accompany, batch_indices, recursion
 from jaxttp.dynamics._pieces import estimate
 from tests import oracles
@@ -89,13 +90,17 @@ def test_test_samples_follow_the_batches(problem, key):
 
 
 @pytest.mark.slow
-def test_at_the_edge_the_kernel_is_held_for_both(key):
-    mean = test_edge.forecast(rebuilds="auto")
-    assert mean.held_from >= 0
+def test_at_the_edge_a_kernel_is_held_for_batches(key):
+    """Where noise is followed nothing holds modes back: a kernel does, for both paths."""
     path = test_edge.forecast(rebuilds="auto", batch_size=2, key=key)
-    assert (path.ends, path.held_from, path.edge_at) == (mean.ends, mean.held_from, mean.edge_at)
-    drop = float(mean.loss[0] - mean.loss[-1])
-    np.testing.assert_allclose(path.loss, mean.loss, atol=2e-3 * drop)  # as above
+    assert path.held_from >= 0
+    assert path.edge_at > 0
+    real = jaxttp.train(
+        test_edge.product, test_edge.PARAMS, test_edge.X, test_edge.Y, loss="squared_error",
+        optimizer=optax.sgd(test_edge.RATE), steps=test_edge.STEPS,
+    ).loss  # fmt: skip
+    # Both samples are a batch. Its oscillation has hardly begun at the horizon.
+    assert float(jnp.mean(jnp.abs(path.loss - real))) < 0.01 * float(real[0] - real[-1])
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxttp.dynamics._placement import PATH_PLACEMENT, ByError, PathView
+from jaxttp.dynamics._placement import PATH_PLACEMENT, AtSteps, ByError, PathView
 
 
 def test_the_last_kernel_reaches_the_horizon_whatever_its_error():
@@ -22,3 +22,12 @@ def test_the_last_kernel_reaches_the_horizon_whatever_its_error():
         found = placement.propose(view, placement.begin())
         assert (found.end, found.limit) == (steps, float("inf"))
     assert hidden > 0  # the rounding does occur
+
+
+def test_at_the_edge_there_are_twice_as_many_once():
+    placement = ByError(0.02, 8)
+    more = placement.at_edge()
+    assert (more.planned, more.tolerance) == (16, 0.02)
+    assert more.at_edge() == more
+    fixed = AtSteps((3, 9))
+    assert fixed.at_edge() is fixed

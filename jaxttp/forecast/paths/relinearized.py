@@ -26,8 +26,8 @@ class Relinearized(Dynamics):
         rebuilds: kernels after the first, placed along the path; "auto" for as many as `tolerance`
             asks for.
         tolerance: for "auto".
-        most: for "auto", no more kernels than that after the first; they reach the horizon all the
-            same, in longer segments.
+        most: for "auto", no more kernels than that after the first, twice as many at the edge of
+            stability; they reach the horizon all the same, in longer segments.
 
     Raises:
         ValueError: numbers out of range.
