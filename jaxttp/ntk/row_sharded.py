@@ -169,6 +169,20 @@ def recognised(kernel: Any) -> Any:
     return RowSharded.of(kernel, automatic(mesh)) if is_over_all else kernel
 
 
+def gathered(kernel: Any) -> Array:
+    """All of a kernel on one device, by way of the host, for what decomposes it.
+
+    Args:
+        kernel: as `empirical_ntk` gives it, with a mesh or without, or what is like an array.
+
+    Example:
+        >>> gathered(jnp.ones((2, 2))).shape
+        (2, 2)
+    """
+    alone = isinstance(kernel, jax.Array) and len(kernel.devices()) == 1
+    return kernel if alone else jnp.asarray(np.asarray(kernel))
+
+
 def on_many_devices(tree: Any) -> bool:
     """Whether an array of the tree is known to have different parts on different devices."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
