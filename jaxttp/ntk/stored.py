@@ -35,6 +35,7 @@ from jaxttp.ntk._tiles import (
     turned,
 )
 from jaxttp.ntk.gram import Job
+from jaxttp.ntk.streamed import Streamed
 
 _DEFAULT_BYTES = 1 << 30
 
@@ -82,23 +83,30 @@ class StoredKernel:
         """Theta v (M, C) for v (N, C), a tile at a time; the next one is read meanwhile.
 
         Args:
-            vector: (N, C), or of a scalar kernel (N, ...).
+            vector: (N, C), or of a scalar kernel (N,); further axes are those of many vectors, to
+                which every tile is read once.
         """
         vector, axis = np.asarray(vector, self.dtype), self.ndim // 2
         inner = self.shape[axis:]
-        if self.ndim == 3 or vector.shape[: 1 if axis == 1 else None] != inner:
+        if self.ndim == 3 or vector.shape[:axis] != inner:
             raise ValueError(f"vector must be {inner}, as the outputs; got {vector.shape}.")
-        flat = vector.reshape(self.shape[axis], -1)
-        out = np.zeros((self.shape[0], flat.shape[1]), self.dtype)
+        flat = vector.reshape(inner[0], -1, math.prod(vector.shape[axis:]))
+        out = np.zeros((self.shape[0], *flat.shape[1:]), self.dtype)
         for (rows, columns), numbers in self._tiles():
-            some = flat[columns]
-            if self.ndim == 4:
-                high = numbers.shape[0] * numbers.shape[1]
-                moved = numbers.reshape(high, -1) @ some.reshape(-1)
-                out[rows] += moved.reshape(numbers.shape[:2])
-            else:
-                out[rows] += numbers @ some
+            some = flat[columns].reshape(-1, flat.shape[2])
+            moved = numbers.reshape(-1, len(some)) @ some
+            out[rows] += moved.reshape(-1, *flat.shape[1:])
         return out.reshape(self.shape[0], *vector.shape[1:])
+
+    def streamed(self) -> Streamed:
+        """The kernel as dynamics multiply by it, see `Streamed`.
+
+        Raises:
+            ValueError: of diagonals, by which nothing is multiplied.
+        """
+        if self.ndim == 3:
+            raise ValueError(f"kernel {self.shape} is of diagonals; dynamics take full or trace.")
+        return Streamed(self, self.dtype.name)
 
     def operator(self) -> lx.AbstractLinearOperator:
         """Theta as a lineax operator on flat vectors (N C,), for `spectral_density` and others.
