@@ -4,9 +4,11 @@ import dataclasses
 import warnings
 from typing import Any, NamedTuple
 
+import jax
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_integer, check_key, check_number, check_used
+from jaxttp._samples import count
 from jaxttp._types import Params
 from jaxttp.batches import draw_samples
 from jaxttp.forecast.descent import Descent
@@ -21,7 +23,7 @@ from jaxttp.forecast.paths.weight_space import WeightSpace
 from jaxttp.forecast.planner import ForecastPlan, plan_forecast
 from jaxttp.forecast.problem import Problem
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
-from jaxttp.ntk.row_sharded import several
+from jaxttp.ntk.row_sharded import is_by_process, several
 
 WAYS: dict[str, type[Dynamics]] = {
     "auto": Recursion,
@@ -124,16 +126,17 @@ def samples_at_hand(
 
 
 def check_at_hand(
-    way: Dynamics, samples: int, descent: Descent, x_test: Any, kernel: KernelEstimator
+    way: Dynamics, x: Any, descent: Descent, x_test: Any, kernel: KernelEstimator
 ) -> None:
     """Refuse what cannot be done for more samples than those at hand, or over a mesh."""
     check_mesh(way, kernel)
+    check_processes(x, kernel)
     if not way.kernels:
         mesh = several(getattr(kernel, "mesh", None))
         remedy = f"dynamics={way.name!r} follows weights, on one device, and no kernel"
         check_used("mesh", mesh, False, remedy)
     if isinstance(way, Scaled):
-        way.check_samples(samples, descent)
+        way.check_samples(count(x), descent)
         check_used("x_test", x_test, False, "test curves of total_samples are not forecast")
 
 
@@ -271,6 +274,21 @@ def refuse_mesh(kernel: KernelEstimator, what: str, remedy: str) -> None:
         raise ValueError(
             f"kernel={type(kernel).__name__}(mesh=...) lies on {devices.size} devices, and {what} "
             f"decomposes all of it on one; use {remedy}, or leave mesh out."
+        )
+
+
+def check_processes(x: Any, kernel: KernelEstimator) -> None:
+    """Refuse samples of which every process has some where the kernel lies on one device.
+
+    Raises:
+        ValueError: it has no mesh.
+    """
+    if several(getattr(kernel, "mesh", None)) is None and any(
+        map(is_by_process, jax.tree.leaves(x))
+    ):
+        raise ValueError(
+            "x has rows that this process has not, and a kernel on one device needs all of them: "
+            "give a mesh of the devices of all processes, kernel=jaxttp.ntk.Exact(mesh=mesh)."
         )
 
 

@@ -99,7 +99,8 @@ def predict_training_time(
         x: training samples (N, ...): an array, or a pytree of arrays with N rows each, such as the
             ids and masks of a tokenizer, which `apply_fn` is given as it is. Without `y` an
             iterable of batches, of which 512 samples are drawn and the rest counted as
-            `total_samples`, see `jaxttp.draw_samples`.
+            `total_samples`, see `jaxttp.draw_samples`. Of several processes each may bring some of
+            the rows (`jax.make_array_from_process_local_data`), with a `kernel` that has a mesh.
         y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks. For
             logits of tokens labels (N, T), -100 for what does not count; for one label a sequence,
             or where N T V is above some thousands, see `jaxttp.tokens`.
@@ -226,7 +227,7 @@ def predict_training_time(
     weights, _ = split_trainable(promote(params, trainable)[0], trainable)
     way = keywords.choose(descent, weights, total_samples)
     way.check(descent, weights, get_loss(loss))
-    check_at_hand(way, count(x), descent, x_test, estimator)
+    check_at_hand(way, x, descent, x_test, estimator)
     level = check_level(level, way, estimator)
     with stopwatch() as watch:
         problem = Problem.of(

@@ -22,7 +22,7 @@ from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast._curves import held_to, read_times
-from jaxttp.forecast._options import Keywords, check_tokens, choose_kernel
+from jaxttp.forecast._options import Keywords, check_processes, check_tokens, choose_kernel
 from jaxttp.forecast._shared import with_shared_goal
 from jaxttp.forecast._stability import batch_factor, rises
 from jaxttp.forecast.hyperparameters import Hyperparameters
@@ -135,6 +135,7 @@ def sweep(
     targets = targets_of(target_loss, target_error)
     wanted = _Wanted.of(settings, count(x), reading, targets, key, protocol, step_seconds, rank_by)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
+    check_processes(x, estimator)
     losses = list(dict.fromkeys(one.loss for one in wanted.settings))
     problem = Problem.of(apply_fn, params, x, y, loss=losses[0], trainable=trainable)
     check_tokens(problem, estimator)

@@ -118,7 +118,7 @@ def make_plan(
     costs = method_costs(work)
     method, reason = _choose_method(work, method, costs)
     forms = choose_forms(work, method)
-    memory = _Memory.of(work, method, forms, layers)
+    memory = Memory.of(work, method, forms, layers)
     if batch_size is not None:
         size = check_integer("batch_size", batch_size, at_least=1)
         blocks = Blocks(min(size, work.n1), min(size, work.n2), size)
@@ -183,7 +183,7 @@ class Blocks(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Memory:
+class Memory:
     """Bytes: of the result, of a sample's features, of differentiating one sample.
 
     Of the features those in activation form are `copied` when tiles are made of them.
@@ -198,7 +198,7 @@ class _Memory:
     entry: int
 
     @classmethod
-    def of(cls, work: Workload, method: str, forms: Mapping[int, str], layers: int) -> "_Memory":
+    def of(cls, work: Workload, method: str, forms: Mapping[int, str], layers: int) -> "Memory":
         program, c = work.program, work.classes
         width = max(program.avals[program.output].dtype.itemsize, 4)
         entry = work.entries * work.itemsize * layers

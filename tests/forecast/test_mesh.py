@@ -8,10 +8,19 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxttp import predict_training_time, sweep
-from jaxttp.forecast import Candidate, Problem, compare, extrapolate, grid, sweep_kernel
-from jaxttp.ntk import ClassSketched, Exact, Factored, RowSharded, Sketched, empirical_ntk
+from jaxttp.forecast import Candidate, Problem, _options, compare, extrapolate, grid, sweep_kernel
+from jaxttp.ntk import (
+    ClassSketched,
+    Exact,
+    Factored,
+    RowSharded,
+    Sketched,
+    empirical_ntk,
+    row_sharded,
+)
 from tests.meshes import four, labels, network, samples, weights
 
 X = samples(90)
@@ -169,6 +178,34 @@ def test_a_mesh_that_would_do_nothing_is_refused():
         )  # fmt: skip
     with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
         predict_training_time(network, weights(), X, labels(X), learning_rate=0.1, mesh=4)
+
+
+def test_samples_of_several_processes(monkeypatch):
+    """Rows on four devices, taken for those of processes; see `experiments.bench.processes`."""
+    rows = NamedSharding(four(), PartitionSpec("rows"))
+    x, y = samples(24), labels(samples(24))
+    spread = jax.device_put(x, rows)
+    monkeypatch.setattr(
+        row_sharded, "is_by_process", lambda a: isinstance(a, jax.Array) and len(a.devices()) > 1
+    )
+    monkeypatch.setattr(row_sharded, "on_host", np.asarray)  # nobody else is asked
+    problem = Problem.of(network, weights(), spread, y)
+    np.testing.assert_allclose(problem.f0, network(weights(), x), rtol=1e-12)
+    assert len(problem.f0.devices()) == 1
+    assert {shard.data.shape for shard in problem.x.addressable_shards} == {(6, 4)}
+    common = {"learning_rate": 0.3, "steps": 6, "relinearize": 1}
+    one = predict_training_time(network, weights(), x, y, kernel=Exact(), **common)
+    found = predict_training_time(
+        network, weights(), spread, y, kernel=Exact(mesh=four()), **common
+    )
+    np.testing.assert_allclose(found.loss, one.loss, rtol=1e-10)
+    monkeypatch.setattr(_options, "is_by_process", row_sharded.is_by_process)
+    for call in (
+        lambda: predict_training_time(network, weights(), spread, y, learning_rate=0.3, steps=6),
+        lambda: sweep(network, weights(), spread, y, SETTINGS[:1]),
+    ):
+        with pytest.raises(ValueError, match="x has rows that this process has not, and a kernel"):
+            call()
 
 
 def test_a_mesh_that_is_none_or_does_not_fit_is_refused():
