@@ -40,6 +40,7 @@ include_patterns = [
     "notebooks/*.ipynb",
     "experiments/README.md",
     "experiments/bench/RESULTS.md",
+    "experiments/bench/scaling.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 ]

@@ -31,6 +31,7 @@ Is the problem well conditioned, and why?      `jaxttp.conditioning`
 What would an exact Gauss-Newton step do?      `jaxttp.gauss_newton`
 What has a network learnt to represent?        `jaxttp.representation`
 Losses, encoded labels                         `jaxttp.losses`
+How far it is, and how long it still takes     `print_progress`, for what takes progress=
 Figures of all of these                        `jaxttp.plots`, loaded when it is first used
 
     >>> import jax, jax.numpy as jnp, jaxttp
@@ -60,6 +61,7 @@ from jaxttp import gauss_newton as gauss_newton
 from jaxttp import losses as losses
 from jaxttp import ntk as ntk
 from jaxttp import representation as representation
+from jaxttp._progress import print_progress as print_progress
 from jaxttp._types import Model as Model
 from jaxttp._versions import __version__ as __version__
 from jaxttp.adapters import flatten_tokens as flatten_tokens
@@ -124,6 +126,7 @@ __all__ = [
     "ntk_plan",
     "online",
     "predict_training_time",
+    "print_progress",
     "representation",
     "sample_tokens",
     "sketch_jacobian",

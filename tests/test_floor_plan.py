@@ -33,6 +33,7 @@ FLOORS = (
         "_error_rates",
         "_files",
         "_programs",
+        "_progress",
         "_result",
         "_sequence",
         "_threads",

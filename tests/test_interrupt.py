@@ -172,3 +172,57 @@ def test_a_figure_without_a_suffix_is_a_png(tmp_path):
     figure.subplots().plot(np.arange(3))
     save(figure, tmp_path / "new" / "drawn")
     assert (tmp_path / "new" / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+PIECES = (
+    ALONE
+    + """
+terminate = lambda: signal.raise_signal(signal.SIGTERM)
+def work(pieces, when=(0,)):
+    with interrupt.between_pieces() as piece:
+        for i in range(pieces):
+            if i in when:
+                terminate()
+            print("piece", i, flush=True)
+            piece(f"told after {i}")
+    print("done", flush=True)
+"""
+)
+
+
+def test_sigterm_waits_for_the_end_of_a_piece():
+    ended = run(PIECES + "try:\n    work(3, (1,))\nfinally:\n    print('in order')")
+    assert (ended.returncode, ended.stdout) == (143, "piece 0\npiece 1\nin order\n")
+    assert ended.stderr == "told after 1\n"
+    undisturbed = run(PIECES + "work(2, ())\nassert signal.getsignal(15) is signal.SIG_DFL")
+    assert (undisturbed.returncode, undisturbed.stdout) == (0, "piece 0\npiece 1\ndone\n")
+
+
+def test_a_second_one_does_not_wait():
+    twice = PIECES.replace(
+        "                terminate()\n", "                terminate(); terminate()\n"
+    )
+    ended = run(twice + "work(3, (1,))")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "piece 0\n", "")
+
+
+def test_handlers_of_others_are_called_and_put_back():
+    own = PIECES + "signal.signal(15, lambda *_: print('mine', flush=True))\n"
+    ended = run(own + "work(3, (1,))")
+    assert (ended.returncode, ended.stdout) == (143, "piece 0\npiece 1\nmine\n")
+    ignored = run(PIECES + "signal.signal(15, signal.SIG_IGN)\nwork(1)")
+    assert (ignored.returncode, ignored.stdout) == (0, "piece 0\ndone\n")
+
+
+def test_elsewhere_than_in_the_main_thread_nothing_is_changed():
+    code = PIECES + (
+        "import threading\n"
+        "one = threading.Thread(target=work, args=(1, ()))\none.start(); one.join()\n"
+        "assert signal.getsignal(15) is signal.SIG_DFL"
+    )
+    assert run(code).stdout == "piece 0\ndone\n"
+
+
+def test_a_signal_is_not_lost_where_work_fails():
+    code = PIECES + "with interrupt.between_pieces():\n    terminate()\n    raise ValueError"
+    assert run(code).returncode == 143

@@ -338,11 +338,13 @@ def _forecasts() -> dict[str, dict[str, Any]]:
         "grid": {"learning_rate": (0.1, 0.2), "steps": 4},
         "label_words": {"apply_fn": lambda w, x: w[x], "ids": [0, 1]},
         "ntk_operator": base, "ntk_plan": {"apply_fn": apply_fn, "params": params, "x1": x},
+        "ntk.store_plan": {"apply_fn": apply_fn, "params": params, "x1": x, "tile": 2},
         "online": watched | {"setting": setting, "losses": curve[:3]},
         "predict_training_time": real | {
             "learning_rate": 0.1, "momentum": 0.5, "batch_size": 2, "key": key, "steps": 4,
             "relinearize": 0, "x_test": x[:2], "y_test": y[:2],
         },
+        "print_progress": {"every": 0.5},
         "sample_tokens": {
             "apply_fn": lambda w, x: w[x], "x": jnp.asarray([[0, 1, 2], [2, 1, 0]]),
             "y": jnp.asarray([[1, 2, 0], [1, 0, 2]]), "tokens": 2, "key": key,

@@ -132,13 +132,46 @@ def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
         spread = empirical_ntk(network, params, given, mesh=mesh)
         return RowSharded.of(spread, mesh), empirical_ntk(network, params, x[:count])
 
-    def by_process() -> tuple[Any, Any]:
-        """Every process brings its own samples."""
-        count = 6 * jax.device_count()
+    def own(count: int) -> Any:
+        """Samples of which every process brings some."""
         each = count // jax.process_count()
         mine = x[:count][jax.process_index() * each :][:each]
         rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        return kernels(count, jax.make_array_from_process_local_data(rows, mine))
+        return jax.make_array_from_process_local_data(rows, mine)
+
+    def by_process() -> tuple[Any, Any]:
+        count = 6 * jax.device_count()
+        return kernels(count, own(count))
+
+    def forecast_own(kernel: Any, **more: Any) -> tuple[Any, Any]:
+        count = 24 * jax.device_count()
+        given = ((own(count), dataclasses.replace(kernel, mesh=mesh)), (x[:count], kernel))
+        spread, alone = (
+            predict_training_time(
+                network, params, some, y[:count], learning_rate=0.3, steps=STEPS, kernel=each,
+                **more,
+            )
+            for some, each in given
+        )  # fmt: skip
+        return spread.loss, alone.loss
+
+    def refused() -> tuple[Any, Any]:
+        """Without a mesh, before any work."""
+        try:
+            predict_training_time(network, params, own(24), y[:24], learning_rate=0.3, steps=STEPS)
+        except ValueError as problem:
+            return float("x has rows that this process has not" in str(problem)), 1.0
+        return 0.0, 1.0
+
+    def swept_own() -> tuple[Any, Any]:
+        count = 24 * jax.device_count()
+        settings = grid(learning_rate=(0.1, 0.3), momentum=(0.0, 0.9), steps=STEPS)
+        given = ((own(count), Exact(mesh=mesh)), (x[:count], Exact()))
+        spread, alone = (
+            sweep(network, params, some, y[:count], settings, kernel=each, relinearize=1)
+            for some, each in given
+        )
+        return spread.loss, alone.loss
 
     def ends() -> tuple[Any, Any]:
         found = (extreme_eigenvalues(kernel, key=key, depth=16)[1] for kernel in kernels(101))
@@ -176,6 +209,20 @@ def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
         ),
         ("gradient flow", lambda: forecast(Exact(), 101, dynamics="ode")),
         ("sweep", swept),
+        ("forecast, own samples, one kernel", lambda: forecast_own(Exact(), relinearize=0)),
+        ("forecast, own samples, two kernels", lambda: forecast_own(Exact(), relinearize=1)),
+        (
+            "forecast, own samples, sketched, mini-batches",
+            lambda: forecast_own(Sketched(width, key), relinearize=1, **batches),
+        ),
+        (
+            "forecast, own samples, two kernels, mini-batches, test samples",
+            lambda: forecast_own(
+                Exact(), relinearize=1, x_test=x[101:108], y_test=y[101:108], **batches
+            ),
+        ),
+        ("own samples without a mesh: refused", refused),
+        ("sweep, own samples, two kernels of those that lead", swept_own),
     ]
 
 

@@ -27,6 +27,8 @@ from jaxttp._interrupt import whole
 from jaxttp._programs import Place, keep
 
 Report = Callable[[str, int, int], None]
+PACE = 300.0
+"""Seconds whose pace the time that is left is told from: a large tile takes minutes."""
 
 
 class OneLine(TyperGroup):
@@ -178,7 +180,10 @@ def _progress_bar(*, silent: bool) -> Iterator[Report]:
     )
     # a console calls itself a terminal under FORCE_COLOR
     silent = silent or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=silent,
+        speed_estimate_period=PACE,
+    ) as bar:  # fmt: skip
         tasks: dict[str, Any] = {}
 
         def report(stage: str, done: int, total: int) -> None:
@@ -186,7 +191,8 @@ def _progress_bar(*, silent: bool) -> Iterator[Report]:
                 for task in tasks.values():
                     bar.update(task, visible=False)
                 tasks[stage] = bar.add_task(stage, total=None if total <= 1 else total)
-            bar.update(tasks[stage], completed=done)
+            # A stage may learn how much there is to do after it began: the tiles of a kernel.
+            bar.update(tasks[stage], completed=done, total=None if total <= 1 else total)
 
         report("loading", 0, 1)
         yield report

@@ -4,10 +4,20 @@ import dataclasses
 from collections.abc import Mapping
 
 from jaxttp.cli._options import Taken
-from jaxttp.cli._vocabulary import FORECAST, GOALS, OUTPUT, SHARED, TASK, TRAINING, Declared
+from jaxttp.cli._vocabulary import (
+    DEVICES,
+    FORECAST,
+    GOALS,
+    OUTPUT,
+    SHARED,
+    TASK,
+    TRAINING,
+    Declared,
+)
 
 GROUPS: Mapping[str, Mapping[str, Declared]] = {
-    "Task": TASK, "Training": TRAINING, "Goals": GOALS, "Forecast": FORECAST, "Output": OUTPUT,
+    "Task": TASK, "Training": TRAINING, "Goals": GOALS, "Forecast": {**FORECAST, **DEVICES},
+    "Output": OUTPUT,
 }  # fmt: skip
 LEFT_OUT = ("doctor",)
 """Commands without a task."""

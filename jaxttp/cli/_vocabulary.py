@@ -89,6 +89,16 @@ def parse_kernels(text: str) -> int | str:
         return text
 
 
+def parse_mesh(text: str | None) -> int | str | None:
+    """A number of devices, or all of them."""
+    if text is None or text == "all":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"mesh={text!r} must be a number of devices, or all.") from None
+
+
 def _parse_budget(text: str) -> float | str:
     """A number, or a word for the forecast to judge."""
     try:
@@ -135,10 +145,7 @@ def _names(*names: str) -> Callable[[], list[str]]:
 
 # --- the vocabulary -------------------------------------------------------------------------------
 
-MODELS = (
-    "resnet18, 34, 50, 20, 32, vgg5, vit_tiny, _small, _base, a Hugging Face FOLDER "
-    "(default: ResNet or MLP)."
-)
+MODELS = "resnet18/20/32/34/50, vgg5, vit_tiny/_small/_base, FOLDER."
 
 TASK: dict[str, Declared] = {
     "data": Declared(
@@ -343,6 +350,16 @@ FORECAST: dict[str, Declared] = {
     ),
 }
 
+DEVICES: dict[str, Declared] = {
+    "mesh": Declared(
+        Annotated[
+            str | None,
+            option("Forecast", "Devices that share kernels' rows.", metavar="<int|all>"),
+        ],
+        parse=parse_mesh,
+    ),
+}
+
 OUTPUT: dict[str, Declared] = {
     "output": Declared(
         Annotated[
@@ -374,4 +391,4 @@ OUTPUT: dict[str, Declared] = {
     ),
 }
 
-SHARED = {**TASK, **TRAINING, **GOALS, **FORECAST, **OUTPUT}
+SHARED = {**TASK, **TRAINING, **GOALS, **FORECAST, **DEVICES, **OUTPUT}

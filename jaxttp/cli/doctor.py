@@ -12,7 +12,7 @@ from rich.table import Table
 
 from jaxttp.cli._options import Given, because, takes
 from jaxttp.cli._shell import seconds_text, write_json
-from jaxttp.cli._vocabulary import FORECAST, GOALS, TASK, TRAINING
+from jaxttp.cli._vocabulary import DEVICES, FORECAST, GOALS, TASK, TRAINING
 
 if TYPE_CHECKING:
     from jaxttp._known_answers import Answer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @takes(
     without=because(
-        "it examines the machine, not a task", TASK, TRAINING, GOALS, FORECAST, "no_cache"
+        "it examines the machine, not a task", TASK, TRAINING, GOALS, FORECAST, DEVICES, "no_cache"
     )
 )
 def doctor(given: Given) -> None:

@@ -23,7 +23,9 @@ from jaxttp.cli._vocabulary import option
             "momentum", "nesterov", "optimizer", "weight_decay", "schedule", "warmup", "batch_size",
         ),
         "metric": "the thresholds are about the loss; `--target-error` asks for an error",
-        **because("the forecast needs no kernel", "relinearize", "budget", "total_samples"),
+        **because(
+            "the forecast needs no kernel", "relinearize", "budget", "total_samples", "mesh"
+        ),
         "seconds": "steps are compared, in double precision, not seconds",
         "verify": "it always trains for real, beside the forecast",
     },

@@ -22,7 +22,7 @@ import lineax as lx
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_finite, check_integer
+from jaxttp._checks import check_choice, check_finite, check_integer, check_used
 from jaxttp._double import double
 from jaxttp._samples import count, take
 from jaxttp._threads import decompose
@@ -32,6 +32,7 @@ from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.ntk._select import leaf_paths, split_trainable
 from jaxttp.ntk.gram import kernel_of
+from jaxttp.ntk.row_sharded import gathered, several
 
 KINDS = ("gauss_newton", "generalized", "functional_hessian", "hessian")
 FORMS = ("auto", "outputs", "parameters")
@@ -107,6 +108,7 @@ def curvature_matrix(
     max_bytes: int | None = None,
     promote: bool = True,
     accumulate: str = "float64",
+    mesh: Any = None,
 ) -> Float[Array, "n n"]:
     """A curvature matrix of a network, dense.
 
@@ -131,6 +133,8 @@ def curvature_matrix(
             1e-7 lambda_max: not for condition numbers beyond 1e5 (there the error was 2e-5 on a
             ResNet20 at 3e5, but nothing bounds it). Pass the rank to `condition_number`, which
             otherwise cuts at n * 1e-7.
+        mesh: a `jax.sharding.Mesh` whose devices compute the rows, which are put together on one;
+            for "gauss_newton" and "generalized" in the form "outputs" only.
 
     Returns:
         The symmetric matrix, float64 (float32 if the network itself casts its outputs down, or
@@ -152,11 +156,13 @@ def curvature_matrix(
     check_choice("accumulate", accumulate, ("float64", "float32"))
     if accumulate == "float32" and promote:
         raise ValueError("accumulate='float32' needs promote=False: sums of float64 stay float64.")
-    if kind in ("functional_hessian", "hessian") and form == "outputs":
+    mesh, is_hessian = several(mesh), kind in ("functional_hessian", "hessian")
+    check_used("mesh", mesh, not is_hessian, f"kind={kind!r} is over parameters, on one device")
+    if is_hessian and form == "outputs":
         raise ValueError(f"kind={kind!r} exists in form='parameters' only.")
     with double():
         network = _FlatNetwork(apply_fn, params, x, y, kind, loss, trainable)
-        if kind in ("functional_hessian", "hessian"):
+        if is_hessian:
             full = jax.jit(jax.hessian(network.value))(network.flat, network.x, network.targets)
             if kind == "functional_hessian":
                 full = full - _parameter_form(network, batch_size)
@@ -165,10 +171,12 @@ def curvature_matrix(
         if form == "auto":
             form = "parameters" if network.flat.size < rows else "outputs"
         if form == "parameters":
+            remedy = "the matrix over fewer parameters than outputs is computed on one device"
+            check_used("mesh", mesh, False, remedy)
             return _parameter_form(network, batch_size)
     kernel = _accurate_kernel(
         network.apply_fn, params, x, promote, trainable=trainable, batch_size=batch_size,
-        max_bytes=max_bytes, accumulate=accumulate,
+        max_bytes=max_bytes, accumulate=accumulate, mesh=mesh,
     )  # fmt: skip
     with double():
         kernel = kernel / jnp.asarray(network.samples, kernel.dtype)
@@ -186,9 +194,9 @@ def _accurate_kernel(
 ) -> Array:
     """Theta (N, C, N, C), in float64 unless float32 was asked for."""
     if not promote:
-        return kernel_of(apply_fn, params, x, accumulation_dtype=accumulate, **options)
+        return gathered(kernel_of(apply_fn, params, x, accumulation_dtype=accumulate, **options))
     with double():
-        return kernel_of(apply_fn, _promote(params), _promote(x), **options)
+        return gathered(kernel_of(apply_fn, _promote(params), _promote(x), **options))
 
 
 def _roots_of_blocks(blocks: Array) -> Array:

@@ -17,11 +17,12 @@ from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.row_sharded import RowSharded
+from jaxttp.ntk.streamed import Streamed
 
 
 @functools.partial(jit, static_argnames=("loss", "all_errors"))
 def heavy_ball(
-    matrix: Float[Array, "nc nc"] | Factored | RowSharded,
+    matrix: Float[Array, "nc nc"] | Factored | RowSharded | Streamed,
     start: Float[Array, "n c"],
     targets: Float[Array, "n k"],
     rates: Float[Array, "t s"],
@@ -33,7 +34,8 @@ def heavy_ball(
     """Loss curves (T + 1, S), final errors (1, S), and which settings did not diverge (S,).
 
     With `all_errors` these are curves too (T + 1, S). A setting that diverges is held where its
-    outputs were last representable. The kernel is a matrix or, on many devices, what multiplies.
+    outputs were last representable. The kernel is a matrix or, on many devices or a
+    disk, what multiplies.
     """
     n, c = start.shape
     count = momenta.shape[0]

@@ -2,7 +2,8 @@
 
 A kernel is an array (M, C, N, C), its factors (`jaxttp.ntk.Factored`), or (M, N), which stands for
 K ⊗ I_C (the same scalar kernel for every output, no mixing), as the class sketch gives it. Any of
-them may lie on many devices: arrays with other rows on each, or `jaxttp.ntk.RowSharded`.
+them may lie on many devices: arrays with other rows on each, or `jaxttp.ntk.RowSharded`; or on a
+disk, `jaxttp.ntk.StoredKernel`.
 """
 
 from typing import Any
@@ -24,11 +25,12 @@ from jaxttp._checks import (
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk.row_sharded import RowSharded, recognised
+from jaxttp.ntk.streamed import Streamed, SupportsProducts
 
 
 def apply_kernel(kernel: Kernel, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
     """Theta v for one v (N, C) or many (T, N, C), as one product of pinned precision."""
-    if isinstance(kernel, Factored | RowSharded):
+    if isinstance(kernel, Factored | RowSharded | Streamed):
         return kernel.apply(vectors)
     if kernel.ndim == 2:
         return jnp.einsum("mn,...nc->...mc", kernel, vectors, precision="highest")
@@ -45,7 +47,7 @@ def columns_of(kernel: Kernel, batch: Int[Array, " b"]) -> Kernel:
         c = kernel.classes
         picked = (batch[:, None] * c + jnp.arange(c)[None]).reshape(-1)
         return Factored(kernel.rows, kernel.columns[picked], c)
-    if isinstance(kernel, RowSharded):
+    if isinstance(kernel, RowSharded | Streamed):
         return kernel.some_columns(batch)
     return jnp.take(kernel, batch, axis=kernel.ndim // 2)
 
@@ -54,7 +56,7 @@ def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
     """The kernel as a matrix (M C, N C), sample-major."""
     if isinstance(kernel, Factored):
         kernel = kernel.dense()
-    if isinstance(kernel, RowSharded):
+    if isinstance(kernel, RowSharded | Streamed):
         kernel = kernel.on_one_device()
     if kernel.ndim == 2:
         return jnp.kron(kernel, jnp.eye(c, dtype=kernel.dtype))
@@ -64,8 +66,8 @@ def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
 
 def as_kernel(kernel: Any, dtype: Any, name: str = "kernel") -> Kernel:
     """A kernel in numbers of `dtype`."""
-    kernel = recognised(kernel)
-    if isinstance(kernel, Factored | RowSharded):
+    kernel = recognised(kernel.streamed() if isinstance(kernel, SupportsProducts) else kernel)
+    if isinstance(kernel, Factored | RowSharded | Streamed):
         return kernel.astype(dtype)
     return check_array(name, kernel).astype(dtype)
 

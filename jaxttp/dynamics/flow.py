@@ -55,7 +55,8 @@ def gradient_flow(
     Test outputs follow df*/dt = -(eta/N) Theta(X*, X) g(f).
 
     Args:
-        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C.
+        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C; an array, on a mesh, or a
+            `jaxttp.ntk.StoredKernel`, which is read once for every product.
         f0: outputs at t = 0, (N, C).
         y: integer labels (N,) or targets (N, C).
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.

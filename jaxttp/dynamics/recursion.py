@@ -46,7 +46,8 @@ def recursion(
     """Outputs of the linearised network under an optimiser, step for step and exactly.
 
     Args:
-        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C.
+        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C; an array, on a mesh, or a
+            `jaxttp.ntk.StoredKernel`, which is read once for every product.
         f0: outputs before training (N, C).
         y: integer labels (N,) or targets (N, C).
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.

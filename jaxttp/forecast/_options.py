@@ -1,11 +1,14 @@
 """The keywords of a forecast, turned into values; the only table of strings."""
 
+import dataclasses
 import warnings
 from typing import Any, NamedTuple
 
+import jax
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_integer, check_key, check_number, check_used
+from jaxttp._samples import count
 from jaxttp._types import Params
 from jaxttp.batches import draw_samples
 from jaxttp.forecast.descent import Descent
@@ -20,7 +23,7 @@ from jaxttp.forecast.paths.weight_space import WeightSpace
 from jaxttp.forecast.planner import ForecastPlan, plan_forecast
 from jaxttp.forecast.problem import Problem
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
-from jaxttp.ntk.row_sharded import several
+from jaxttp.ntk.row_sharded import is_by_process, several
 
 WAYS: dict[str, type[Dynamics]] = {
     "auto": Recursion,
@@ -53,15 +56,15 @@ class Keywords(NamedTuple):
     noise: str | None = None
     paths: int | None = None
 
-    def check(self) -> None:
-        """Refuse what is out of range, or would do nothing."""
+    def check(self) -> "Keywords":
+        """The same, where nothing is out of range, or would do nothing."""
         if isinstance(self.dynamics, Dynamics):
             for name in ("tolerance", "noise", "paths"):
                 remedy = "dynamics is a value, which says it itself"
                 check_used(name, getattr(self, name), False, remedy)
             given = None if self.relinearize == "auto" else self.relinearize
             check_used("relinearize", given, False, "give dynamics=Relinearized")
-            return
+            return self
         check_choice("dynamics", self.dynamics, WAYS)
         if not (isinstance(self.relinearize, str) and self.relinearize == "auto"):
             remedy = "It counts kernels after the first; 'auto' chooses."
@@ -74,6 +77,7 @@ class Keywords(NamedTuple):
         check_used("noise", self.noise, sde, "it is the noise of dynamics='sde'")
         check_used("paths", self.paths, sde, "it counts the paths of dynamics='sde'")
         self._check_tolerance(self.relinearize == "auto" and self.dynamics in REBUILT)
+        return self
 
     def _check_tolerance(self, used: bool) -> None:
         check_used("tolerance", self.tolerance, used, "it is the goal of relinearize='auto'")
@@ -122,12 +126,17 @@ def samples_at_hand(
 
 
 def check_at_hand(
-    way: Dynamics, samples: int, descent: Descent, x_test: Any, kernel: KernelEstimator
+    way: Dynamics, x: Any, descent: Descent, x_test: Any, kernel: KernelEstimator
 ) -> None:
     """Refuse what cannot be done for more samples than those at hand, or over a mesh."""
     check_mesh(way, kernel)
+    check_processes(x, kernel)
+    if not way.kernels:
+        mesh = several(getattr(kernel, "mesh", None))
+        remedy = f"dynamics={way.name!r} follows weights, on one device, and no kernel"
+        check_used("mesh", mesh, False, remedy)
     if isinstance(way, Scaled):
-        way.check_samples(samples, descent)
+        way.check_samples(count(x), descent)
         check_used("x_test", x_test, False, "test curves of total_samples are not forecast")
 
 
@@ -180,8 +189,10 @@ def choose_kernel(
     batch_size: int | None,
     max_bytes: int | None,
     kernel: KernelEstimator | None = None,
+    mesh: Any = None,
 ) -> KernelEstimator:
     """The estimator that keywords name, or the one that is given in their place."""
+    mesh = several(mesh)
     if kernel is not None:
         if not isinstance(kernel, KernelEstimator):
             raise TypeError(
@@ -189,17 +200,34 @@ def choose_kernel(
                 f"key) do; got {type(kernel).__name__}. A kernel that is at hand goes to "
                 "jaxttp.dynamics.recursion, or to sweep_kernel."
             )
-        given = {"sketch_dim": sketch_dim, "kernel_batch_size": batch_size, "max_bytes": max_bytes}
+        given = {
+            "sketch_dim": sketch_dim, "kernel_batch_size": batch_size, "max_bytes": max_bytes,
+            "mesh": mesh,
+        }  # fmt: skip
         for name, value in given.items():
             check_used(name, value, False, "kernel is a value, which says it itself")
         return kernel
     if sketch_dim is None:
-        return Exact(batch_size, max_bytes)
+        return Exact(batch_size, max_bytes, mesh)
     check_key(key)
-    found = Sketched(sketch_dim, key, batch_size)
+    found = Sketched(sketch_dim, key, batch_size, mesh)
     remedy = "it bounds an exact kernel; with sketch_dim give kernel_batch_size"
     check_used("max_bytes", max_bytes, False, remedy)
     return found
+
+
+def on_mesh(kernel: KernelEstimator, mesh: Any) -> KernelEstimator:
+    """The kernel that a plan chose, on the devices of a mesh: what is computed stays the same.
+
+    Args:
+        kernel: exact, or a sketch.
+        mesh: as `Exact` has it; None for one device.
+
+    Raises:
+        ValueError: a sketch whose columns the devices do not divide.
+    """
+    devices = several(mesh)
+    return kernel if devices is None else dataclasses.replace(kernel, mesh=devices)  # type: ignore[type-var]
 
 
 def check_tokens(problem: Problem, kernel: KernelEstimator) -> None:
@@ -246,6 +274,21 @@ def refuse_mesh(kernel: KernelEstimator, what: str, remedy: str) -> None:
         raise ValueError(
             f"kernel={type(kernel).__name__}(mesh=...) lies on {devices.size} devices, and {what} "
             f"decomposes all of it on one; use {remedy}, or leave mesh out."
+        )
+
+
+def check_processes(x: Any, kernel: KernelEstimator) -> None:
+    """Refuse samples of which every process has some where the kernel lies on one device.
+
+    Raises:
+        ValueError: it has no mesh.
+    """
+    if several(getattr(kernel, "mesh", None)) is None and any(
+        map(is_by_process, jax.tree.leaves(x))
+    ):
+        raise ValueError(
+            "x has rows that this process has not, and a kernel on one device needs all of them: "
+            "give a mesh of the devices of all processes, kernel=jaxttp.ntk.Exact(mesh=mesh)."
         )
 
 

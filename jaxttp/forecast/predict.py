@@ -25,6 +25,7 @@ from jaxttp.forecast._options import (
     check_tokens,
     choose_kernel,
     choose_plan,
+    on_mesh,
     plain_kernel,
     samples_at_hand,
 )
@@ -80,6 +81,7 @@ def predict_training_time(
     trainable: Any = None,
     kernel_batch_size: int | None = None,
     max_bytes: int | None = None,
+    mesh: Any = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Prediction:
     """How many steps will training take? No update of the network's weights is evaluated.
@@ -97,7 +99,8 @@ def predict_training_time(
         x: training samples (N, ...): an array, or a pytree of arrays with N rows each, such as the
             ids and masks of a tokenizer, which `apply_fn` is given as it is. Without `y` an
             iterable of batches, of which 512 samples are drawn and the rest counted as
-            `total_samples`, see `jaxttp.draw_samples`.
+            `total_samples`, see `jaxttp.draw_samples`. Of several processes each may bring some of
+            the rows (`jax.make_array_from_process_local_data`), with a `kernel` that has a mesh.
         y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks. For
             logits of tokens labels (N, T), -100 for what does not count; for one label a sequence,
             or where N T V is above some thousands, see `jaxttp.tokens`.
@@ -172,6 +175,9 @@ def predict_training_time(
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         kernel_batch_size: samples a tile of the kernel; chosen from `max_bytes` when None.
         max_bytes: bound on the exact kernel's working memory, in bytes.
+        mesh: a `jax.sharding.Mesh` over whose devices kernels are sharded, whichever are chosen; a
+            `kernel` that is given has one of its own. Not for dynamics="closed_form" and "sde",
+            which decompose the kernel, nor for "weight_space", which has none.
         progress: called with (stage, done, total); a large kernel reports its tiles.
 
     Returns:
@@ -203,13 +209,12 @@ def predict_training_time(
         rate, an exact kernel in place of random projections, and kernels rebuilt along the path;
         with relinearize=0 one kernel, as there.
     """
-    keywords = Keywords(dynamics, relinearize, tolerance, noise, paths)
-    keywords.check()
+    keywords = Keywords(dynamics, relinearize, tolerance, noise, paths).check()
     descent = Descent.of(
         learning_rate=learning_rate, momentum=momentum, optimizer=optimizer, steps=steps,
         batch_size=batch_size, protocol=protocol, key=key,
     )  # fmt: skip
-    estimator = choose_kernel(sketch_dim, key, kernel_batch_size, max_bytes, kernel)
+    estimator = choose_kernel(sketch_dim, key, kernel_batch_size, max_bytes, kernel, mesh)
     check_budget(budget)
     reading = Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
     targets = targets_of(
@@ -222,7 +227,7 @@ def predict_training_time(
     weights, _ = split_trainable(promote(params, trainable)[0], trainable)
     way = keywords.choose(descent, weights, total_samples)
     way.check(descent, weights, get_loss(loss))
-    check_at_hand(way, count(x), descent, x_test, estimator)
+    check_at_hand(way, x, descent, x_test, estimator)
     level = check_level(level, way, estimator)
     with stopwatch() as watch:
         problem = Problem.of(
@@ -233,7 +238,7 @@ def predict_training_time(
         named = budget == "auto" and isinstance(dynamics, Dynamics)
         plan = None if named else choose_plan(way, problem, descent, fixed, budget, key, progress)
         if plan is not None:
-            way, estimator = plan.dynamics, plan.kernel
+            way, estimator = plan.dynamics, on_mesh(plan.kernel, mesh)
         found = forecast_training(
             problem, descent, dynamics=way, kernel=estimator, rule=reading, targets=targets,
             level=level, progress=progress,

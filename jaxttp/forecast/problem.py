@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxttp._bounded import bound_programs
@@ -19,6 +20,7 @@ from jaxttp.dynamics._network import compile_network, kept
 from jaxttp.forecast._model import check_model, promote, promote_samples, warn_of
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk._select import split_trainable
+from jaxttp.ntk.row_sharded import gathered, is_by_process, of_processes
 
 COLLECTIONS = ("params", "batch_stats")
 """Keys of Flax's variables, where they were not taken apart."""
@@ -90,7 +92,8 @@ class Problem:
             apply_fn: ``(params, x) -> outputs (N, C)``, or (N, T, V), in evaluation mode.
             params: pytree of floating-point arrays; those that train and are in half precision are
                 promoted to float32, samples with them, and a warning says so.
-            x: training samples (N, ...), an array or a pytree of arrays with N rows each.
+            x: training samples (N, ...), an array or a pytree of arrays with N rows each; of
+                several processes each may have some of the rows, which stay where they are.
             y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks;
                 for outputs (N, T, V) labels of tokens (N, T).
             loss: a name or a `Loss`.
@@ -113,7 +116,7 @@ class Problem:
         if (x_test is None) != (y_test is None):
             raise ValueError("x_test and y_test belong together: give both or neither.")
         bound_programs()
-        x = check_samples(names.format("x"), x)
+        x, mesh = of_processes(check_samples(names.format("x"), x))
         check_network(apply_fn, params)
         check_finite(names.format("x"), x)
         check_finite(names.format("params"), params)
@@ -130,7 +133,7 @@ class Problem:
         weights, restore = split_trainable(params, trainable)
         given = apply_fn
         apply_fn, outputs = check_model(apply_fn, params, x)
-        y = token_labels(y, outputs.shape)
+        y = token_labels(gathered(y) if is_by_process(y) else y, outputs.shape)
         targets, exact = encode_targets(loss, y, outputs)
         test: dict[str, Any] = {}
         if x_test is not None:
@@ -151,12 +154,14 @@ class Problem:
             test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, beside)
         evaluate = compile_network(apply_fn)[0]
         f0 = evaluate(params, x)
+        f0 = f0 if mesh is None else gathered(f0)
         check_per_sample(apply_fn, params, x, evaluated=(evaluate, f0))
         check_finite("apply_fn(params, x)", f0)
         if x_test is not None:
             test |= {"x_test": x_test, "f0_test": evaluate(params, x_test)}
 
         network = apply_fn if weights is params else _of_part(apply_fn, restore)
+        network = network if mesh is None else kept(_everywhere, network, mesh)
         return cls(
             apply_fn, params, trainable, network, weights, restore, x, f0, targets, exact,
             **test, labels=y, notes=notes_of(apply_fn) + promoted,
@@ -188,6 +193,13 @@ class Problem:
 def _of_part(apply_fn: ApplyFn, restore: Callable[[Params], Params]) -> ApplyFn:
     """The network of the trained weights alone: one function for one part, to keep its programs."""
     return kept(_part, apply_fn, restore)
+
+
+@functools.lru_cache(maxsize=4)
+def _everywhere(network: ApplyFn, mesh: Mesh) -> ApplyFn:
+    """Outputs that every process has in whole, of samples of which each has some."""
+    whole = NamedSharding(mesh, PartitionSpec())
+    return lambda weights, x: jax.lax.with_sharding_constraint(network(weights, x), whole)
 
 
 @functools.lru_cache(maxsize=4)

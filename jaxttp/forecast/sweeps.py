@@ -22,7 +22,7 @@ from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast._curves import held_to, read_times
-from jaxttp.forecast._options import Keywords, check_tokens, choose_kernel
+from jaxttp.forecast._options import Keywords, check_processes, check_tokens, choose_kernel
 from jaxttp.forecast._shared import with_shared_goal
 from jaxttp.forecast._stability import batch_factor, rises
 from jaxttp.forecast.hyperparameters import Hyperparameters
@@ -34,6 +34,7 @@ from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.factored import Kernel, KernelLike
 from jaxttp.ntk.row_sharded import on_many_devices
+from jaxttp.ntk.streamed import Streamed
 from jaxttp.rule import TRAIN_CURVES, Rule, Target, Values, check_targets, targets_of
 
 _CHUNK_BYTES = 64 << 20
@@ -134,6 +135,7 @@ def sweep(
     targets = targets_of(target_loss, target_error)
     wanted = _Wanted.of(settings, count(x), reading, targets, key, protocol, step_seconds, rank_by)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
+    check_processes(x, estimator)
     losses = list(dict.fromkeys(one.loss for one in wanted.settings))
     problem = Problem.of(apply_fn, params, x, y, loss=losses[0], trainable=trainable)
     check_tokens(problem, estimator)
@@ -167,7 +169,8 @@ def sweep_kernel(
     """`sweep` for a kernel that exists already.
 
     Args:
-        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C.
+        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C; an array, on a mesh, or a
+            `jaxttp.ntk.StoredKernel`, which is read once for every product.
         f0: outputs before training (N, C).
         y: integer labels (N,) or targets (N, C).
         settings: what to forecast.
@@ -308,7 +311,8 @@ def _follow(problems: Mapping[Any, tuple], wanted: _Wanted) -> _Followed:
         if batch_size is not None:
             longest = max(settings[i].steps for i in members)
             indices = batch_indices(wanted.key, n, batch_size, longest, protocol=wanted.protocol)
-        matrix = theta if on_many_devices(theta) else flatten_kernel(theta, c)
+        elsewhere = isinstance(theta, Streamed) or on_many_devices(theta)
+        matrix = theta if elsewhere else flatten_kernel(theta, c)
         size = max(1, _CHUNK_BYTES // (5 * start.size * start.dtype.itemsize))
         for low in range(0, len(members), size):
             part = members[low : low + size]

@@ -20,7 +20,7 @@ from jaxttp.ntk.spectrum import (
     label_alignment,
     psd_report,
 )
-from jaxttp.ntk.stored import StoredKernel, open_kernel, store_kernel
+from jaxttp.ntk.stored import StoredKernel, open_kernel, store_kernel, store_plan
 
 __all__ = [
     "ClassSeparation",
@@ -56,4 +56,5 @@ __all__ = [
     "sketch_jacobian",
     "spectral_density",
     "store_kernel",
+    "store_plan",
 ]

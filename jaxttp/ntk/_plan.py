@@ -1,9 +1,7 @@
 """Which method, which form for each layer, how many samples at a time: decided before any work.
 
-The cost model counts floating-point operations; an elementwise pass over a kernel-sized array
-counts as `_PASS` operations an entry, because memory sets its pace (measured on a CPU: an entry of
-a fused multiply-add over a large array takes as long as about 32 operations of a matrix product).
-The memory model counts live arrays; `_HEADROOM` covers what XLA keeps beside them.
+Operations are counted by `jaxttp.ntk._workload`. The memory model counts live arrays; `_HEADROOM`
+covers what XLA keeps beside them.
 """
 
 import dataclasses
@@ -13,17 +11,14 @@ from typing import NamedTuple
 
 from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
-from jaxttp.ntk._program import NetworkProgram, ProgramStep
-from jaxttp.ntk._sites import Site
+from jaxttp.ntk._workload import Workload, choose_forms, method_costs
 
-_PASS = 32
 _HEADROOM = 1.35
 _CHUNK_BYTES = 512 << 20
 _ONE_PIECE_BYTES = 1 << 30
 _COMPILER_BYTES = 256 << 20
 _DEFAULT_WORK_BYTES = 4 << 30
 _KEPT_ROWS = 64
-STRIPS = 2  # upper-triangle strips of a square block: 3/4 of the work of a full one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +39,13 @@ class KernelPlan:
         flops: estimated floating-point operations of each method that was considered.
         forward: the same of one sample's way forward through the network.
         kernel_bytes: size of the result.
-        bytes: estimated peak, the result included.
+        bytes: estimated peak, the result included; on a mesh that of one device, and of its rows.
         max_bytes: the bound that was kept, None for the default working space.
+        devices: that share the rows.
+        host_bytes: samples and parameters as they were given, and tiles on their way to a disk.
+        tile: samples on a side of a tile of `store_kernel`, of which the blocks are; None for none.
+        tiles: how many are computed.
+        disk_bytes: that the store will take.
     """
 
     method: str
@@ -60,6 +60,11 @@ class KernelPlan:
     kernel_bytes: int
     bytes: int
     max_bytes: int | None
+    devices: int = 1
+    host_bytes: int = 0
+    tile: int | None = None
+    tiles: int = 0
+    disk_bytes: int = 0
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -67,15 +72,27 @@ class KernelPlan:
         costs = ", ".join(f"{name} {flops:.2e}" for name, flops in self.flops.items())
         once = ", all features kept" if self.kept else ""
         blocks = f"{self.rows} rows x {self.columns} columns, {self.chunk} samples at a time"
+        each = f" on each of {self.devices} devices" if self.devices > 1 else ""
+        what = "kernel" if self.tile is None and self.devices == 1 else "its part of the kernel"
         lines = [
             f"kernel by {self.method}: {self.reason}",
             f"operations: {costs}",
             f"blocks: {blocks}{once}",
-            f"memory: about {_readable(self.bytes)}, kernel {_readable(self.kernel_bytes)}",
+            f"memory: about {_readable(self.bytes)}{each}, {what} {_readable(self.kernel_bytes)}; "
+            f"{_readable(self.host_bytes)} on the host",
         ]
+        if self.tile is not None:
+            lines.append(
+                f"store: {_readable(self.disk_bytes)}, {self.tiles} tiles of {self.tile} samples "
+                "a side to compute"
+            )
         width = max((len(path) for path in self.forms), default=0)
         lines += [f"  {path:<{width}}  {form}" for path, form in self.forms.items()]
         return "\n".join(lines)
+
+
+class TooLittle(ValueError):
+    """A bound on memory in which no kernel of these shapes can be computed."""
 
 
 def _readable(size: float) -> str:
@@ -84,145 +101,6 @@ def _readable(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Workload:
-    """What is asked: a program, its sites and the shapes.
-
-    Attributes:
-        program: the single-sample network.
-        sites: from `find_sites`.
-        paths: the path of each leaf.
-        trainable: which leaves count.
-        n1: rows of the kernel, in samples.
-        n2: columns of the kernel, in samples.
-        symmetric: whether x2 is x1.
-        output: "full", "trace" or "diagonal".
-        itemsize: bytes of a number of the kernel.
-    """
-
-    program: NetworkProgram
-    sites: tuple[Site, ...]
-    paths: tuple[str, ...]
-    trainable: tuple[bool, ...]
-    n1: int
-    n2: int
-    symmetric: bool
-    output: str
-    itemsize: int
-
-    @property
-    def classes(self) -> int:
-        """The number of outputs, C."""
-        return self.program.outputs
-
-    @property
-    def pairs(self) -> float:
-        """Pairs of samples to compute."""
-        if self.symmetric:
-            return self.n1 * self.n2 * (STRIPS + 1) / (2 * STRIPS)
-        return self.n1 * self.n2
-
-    @property
-    def samples(self) -> int:
-        """Samples to differentiate once."""
-        return self.n1 if self.symmetric else self.n1 + self.n2
-
-    @property
-    def forward(self) -> float:
-        """Estimated operations of one sample's way forward."""
-        return sum(_step_flops(step) for step in self.program.steps)
-
-    @property
-    def class_pairs(self) -> int:
-        """Pairs of classes to compute for a pair of samples."""
-        return self.classes**2 if self.output == "full" else self.classes
-
-    @property
-    def entries(self) -> int:
-        """Entries of the kernel for a pair of samples."""
-        return {"full": self.classes**2, "diagonal": self.classes, "trace": 1}[self.output]
-
-    def leaf_size(self, leaf: int) -> int:
-        """The number of parameters of a leaf."""
-        return math.prod(self.program.avals[self.program.parameters[leaf]].shape)
-
-    @property
-    def size(self) -> int:
-        """The number of trainable parameters."""
-        return sum(self.leaf_size(leaf) for leaf, wanted in enumerate(self.trainable) if wanted)
-
-
-def choose_forms(work: Workload, method: str) -> dict[int, str]:
-    """The cheapest form for each trainable leaf; all direct for the plain Jacobian."""
-    forms = {leaf: "direct" for leaf, wanted in enumerate(work.trainable) if wanted}
-    if method != "layerwise":
-        return forms
-    for site in work.sites:
-        activation, gradient = _activation_cost(work, site), _gradient_cost(work, site)
-        if activation <= gradient:
-            forms[site.leaf] = "activation"
-            if site.bias is not None:
-                forms[site.bias] = "with weight"
-        elif site.kind != "embedding":
-            forms[site.leaf] = "gradient"
-    return forms
-
-
-def _activation_cost(work: Workload, site: Site) -> float:
-    similarity = 2 if site.kind == "embedding" else 2 * site.fan_in
-    per_pair = similarity + 2 * work.class_pairs * site.fan_out + _PASS * work.entries
-    return work.pairs * site.groups * site.positions**2 * per_pair
-
-
-def _gradient_cost(work: Workload, site: Site) -> float:
-    forming = 2 * work.samples * work.classes * site.size * site.positions
-    if site.kind == "embedding":  # a scatter into a table of zeros
-        forming = _PASS * work.samples * work.classes * site.size
-    return forming + _product_cost(work, site.size)
-
-
-def _product_cost(work: Workload, size: int) -> float:
-    return work.pairs * (2 * work.class_pairs * size + _PASS * work.entries)
-
-
-def method_costs(work: Workload) -> dict[str, float]:
-    """Estimated operations of each method."""
-    forward, c = work.forward, work.classes
-    sites = {site.leaf: site for site in work.sites}
-    layerwise = work.samples * forward * (1 + c)
-    for leaf, form in choose_forms(work, "layerwise").items():
-        size = work.leaf_size(leaf)
-        if form == "direct":
-            layerwise += work.samples * c * size + _product_cost(work, size)
-        elif form != "with weight":
-            cost = _activation_cost if form == "activation" else _gradient_cost
-            layerwise += cost(work, sites[leaf])
-    jacobian = work.samples * forward * (1 + 2 * c) + _product_cost(work, work.size)
-    half = 0.5 if work.symmetric else 1.0
-    products = half * work.n1 * work.n2 * c * 2 * forward + 3 * work.n2 * c * forward
-    products += half * work.n1 * work.n2 * work.entries * _PASS
-    # A column's weight tangent is read and written once for each block of rows.
-    products += work.n2 * c * work.size * _PASS
-    return {"layerwise": layerwise, "jacobian": jacobian, "vector_product": products}
-
-
-def _step_flops(step: ProgramStep) -> float:
-    out = math.prod(step.equation.outvars[0].aval.shape) if step.equation.outvars else 0
-    if step.name == "dot_general":
-        (contracting, _), _ = step.params["dimension_numbers"]
-        return 2.0 * out * math.prod(step.shape(0)[axis] for axis in contracting)
-    if step.name == "conv_general_dilated":
-        spec = step.params["dimension_numbers"].rhs_spec
-        return 2.0 * out * math.prod(step.shape(1)) / step.shape(1)[spec[0]]
-    inner = 0.0
-    for value in step.params.values():
-        body = getattr(value, "jaxpr", None)
-        if body is not None and hasattr(body, "eqns"):
-            steps = [ProgramStep(eqn, (), ()) for eqn in body.eqns]
-            inner += step.params.get("length", 1) * sum(_step_flops(one) for one in steps)
-    return inner + out
 
 
 def make_plan(
@@ -240,7 +118,7 @@ def make_plan(
     costs = method_costs(work)
     method, reason = _choose_method(work, method, costs)
     forms = choose_forms(work, method)
-    memory = _Memory.of(work, method, forms, layers)
+    memory = Memory.of(work, method, forms, layers)
     if batch_size is not None:
         size = check_integer("batch_size", batch_size, at_least=1)
         blocks = Blocks(min(size, work.n1), min(size, work.n2), size)
@@ -305,7 +183,7 @@ class Blocks(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Memory:
+class Memory:
     """Bytes: of the result, of a sample's features, of differentiating one sample.
 
     Of the features those in activation form are `copied` when tiles are made of them.
@@ -320,7 +198,7 @@ class _Memory:
     entry: int
 
     @classmethod
-    def of(cls, work: Workload, method: str, forms: Mapping[int, str], layers: int) -> "_Memory":
+    def of(cls, work: Workload, method: str, forms: Mapping[int, str], layers: int) -> "Memory":
         program, c = work.program, work.classes
         width = max(program.avals[program.output].dtype.itemsize, 4)
         entry = work.entries * work.itemsize * layers
@@ -407,7 +285,7 @@ class _Memory:
             return blocks
         least = self.total(1, 1, 1)
         least += min(_COMPILER_BYTES, least // 7 + 1)
-        raise ValueError(
+        raise TooLittle(
             f"max_bytes={asked} is too little: one sample against one sample needs about "
             f"{least} bytes ({_readable(least)}), of which the result takes {self.result} "
             f"({_readable(self.result)}). Give at least that, or ask for output='trace'."

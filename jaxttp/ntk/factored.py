@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp.ntk.row_sharded import RowSharded
+from jaxttp.ntk.streamed import Streamed, SupportsProducts
 
 
 class Factored(eqx.Module):
@@ -77,8 +78,8 @@ class Factored(eqx.Module):
         return np.asarray(self.dense(), dtype)
 
 
-Kernel = Array | Factored | RowSharded
-"""A kernel as an array, as its factors, or as rows on many devices."""
+Kernel = Array | Factored | RowSharded | Streamed
+"""A kernel as an array, as its factors, as rows on many devices, or on a disk."""
 
-KernelLike = ArrayLike | Factored | RowSharded
+KernelLike = ArrayLike | Factored | RowSharded | Streamed | SupportsProducts
 """What becomes one."""

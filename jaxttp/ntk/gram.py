@@ -10,6 +10,7 @@ symmetric kernel is computed.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal
 
@@ -25,11 +26,13 @@ from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.ntk._blocks import by_blocks
 from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure
-from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
+from jaxttp.ntk._plan import KernelPlan, make_plan
 from jaxttp.ntk._program import NetworkProgram, trace
 from jaxttp.ntk._select import leaf_paths, select_leaves
-from jaxttp.ntk._sharded import sharded_kernel, share_of
+from jaxttp.ntk._sharded import sharded_kernel
+from jaxttp.ntk._shares import plan_on
 from jaxttp.ntk._sites import find_sites
+from jaxttp.ntk._workload import Workload
 from jaxttp.ntk.row_sharded import RowSharded, several
 
 Output = Literal["full", "trace", "diagonal"]
@@ -90,7 +93,8 @@ def empirical_ntk(
     Raises:
         ValueError: an unknown option, x1 and x2 that do not match, values that are not finite,
             nothing trainable, outputs that are not (N, C) or depend on other samples, or a
-            `max_bytes` that cannot be kept (the least that can is stated).
+            `max_bytes` that cannot be kept (the least that can is stated, and the fewest devices
+            with which it can).
 
     Example:
         >>> import jax.numpy as jnp
@@ -137,10 +141,10 @@ def kernel_of(
     for name, value in (("params", params), ("x1", x1), ("x2", x2)):
         check_finite(name, value)
     job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer)
+    plan = job.plan_on(devices, method, batch_size, max_bytes)
     if devices is None:
-        result: dict[str, Any] = _compute(job, job.plan(method, batch_size, max_bytes), progress)
+        result: dict[str, Any] = _compute(job, plan, progress)
     else:
-        plan = job.on_each(devices).plan(method, batch_size, max_bytes)
         result = _compute_sharded(job, plan, devices, progress)
     if per_layer:
         return {job.work.paths[int(name)]: kernel for name, kernel in result.items()}
@@ -158,6 +162,7 @@ def ntk_plan(
     trainable: Any = None,
     batch_size: int | None = None,
     max_bytes: int | None = None,
+    mesh: Any = None,
     accumulation_dtype: Any = None,
     per_layer: bool = False,
 ) -> KernelPlan:
@@ -173,11 +178,16 @@ def ntk_plan(
         trainable: see `empirical_ntk`.
         batch_size: see `empirical_ntk`.
         max_bytes: see `empirical_ntk`.
+        mesh: see `empirical_ntk`; the plan is that of one of its devices.
         accumulation_dtype: see `empirical_ntk`.
         per_layer: see `empirical_ntk`.
 
     Returns:
         The plan; printing it explains it.
+
+    Raises:
+        ValueError: a `max_bytes` that cannot be kept (the least that can is stated, and the fewest
+            devices with which it can).
 
     Example:
         >>> import jax.numpy as jnp
@@ -186,7 +196,7 @@ def ntk_plan(
         ('layerwise', 64)
     """
     job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer)
-    return job.plan(method, batch_size, max_bytes)
+    return job.plan_on(several(mesh), method, batch_size, max_bytes)
 
 
 def _as_samples(name: str, x: Any) -> Any:
@@ -283,12 +293,31 @@ class Job:
             method = "layerwise"
         return make_plan(self.work, method, batch_size, max_bytes, layers)
 
-    def on_each(self, mesh: Mesh) -> "Job":
-        """The share of one device: its rows against all columns."""
+    def on_each(self, devices: int) -> "Job":
+        """The share of one of so many devices: its rows against all columns."""
         work = self.work
-        rows, columns = share_of(work.n1, mesh), mesh.size * share_of(work.n2, mesh)
+        if devices == 1:
+            return self
+        rows, columns = -(-work.n1 // devices), devices * -(-work.n2 // devices)
         share = dataclasses.replace(work, n1=rows, n2=columns, symmetric=False)
         return dataclasses.replace(self, work=share)
+
+    def plan_on(
+        self, mesh: Mesh | None, method: str, batch_size: int | None, max_bytes: int | None
+    ) -> KernelPlan:
+        """The plan of one of the devices of a mesh."""
+
+        def plan(devices: int) -> KernelPlan:
+            found = self.on_each(devices).plan(method, batch_size, max_bytes)
+            return dataclasses.replace(found, devices=devices, host_bytes=self.bytes)
+
+        return plan_on(1 if mesh is None else mesh.size, plan, self.work.n1)
+
+    @property
+    def bytes(self) -> int:
+        """Samples and parameters, in the host's memory."""
+        given = [*self.leaves, *self.rows, *(self.columns or [])]
+        return sum(math.prod(jnp.shape(leaf)) * dtype_of(leaf).itemsize for leaf in given)
 
     def variant(self, plan: KernelPlan) -> Variant:
         """The static side of the compiled functions."""

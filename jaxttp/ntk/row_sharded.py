@@ -119,12 +119,7 @@ class RowSharded(eqx.Module):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The kernel in this host's memory, gathered from all processes."""
         del copy
-        whole = self.padded
-        if not (whole.is_fully_addressable or whole.is_fully_replicated):
-            from jax.experimental import multihost_utils  # here, since most have one process
-
-            whole = multihost_utils.process_allgather(whole, tiled=True)
-        return np.asarray(self._cut(np.asarray(whole)), dtype)
+        return np.asarray(self._cut(on_host(self.padded)), dtype)
 
 
 @functools.partial(jit, static_argnums=(2, 3))
@@ -167,6 +162,68 @@ def recognised(kernel: Any) -> Any:
     axes = rows if isinstance(rows, tuple) else (rows,)
     is_over_all = math.prod(mesh.shape[axis] for axis in axes) == mesh.size
     return RowSharded.of(kernel, automatic(mesh)) if is_over_all else kernel
+
+
+def gathered(kernel: Any) -> Array:
+    """All of a kernel on one device, by way of the host, for what decomposes it.
+
+    Args:
+        kernel: as `empirical_ntk` gives it, with a mesh or without, or what is like an array.
+
+    Example:
+        >>> gathered(jnp.ones((2, 2))).shape
+        (2, 2)
+    """
+    if isinstance(kernel, jax.Array):
+        return kernel if len(kernel.devices()) == 1 else jnp.asarray(on_host(kernel))
+    return jnp.asarray(np.asarray(kernel))
+
+
+def on_host(whole: Array) -> np.ndarray:
+    """An array in this host's memory, gathered from all processes; a call that all of them make."""
+    if is_by_process(whole):
+        from jax.experimental import multihost_utils  # here, since most have one process
+
+        whole = multihost_utils.process_allgather(whole, tiled=True)
+    return np.asarray(whole)
+
+
+def is_by_process(value: Any) -> bool:
+    """Whether an array is known to have parts that this process does not have."""
+    is_array = isinstance(value, jax.Array) and is_concrete(value)
+    return is_array and not (value.is_fully_addressable or value.is_fully_replicated)
+
+
+def of_processes(tree: Any) -> tuple[Any, Mesh | None]:
+    """Samples of which every process has some, on a mesh of automatic axes, and that mesh.
+
+    Args:
+        tree: samples (N, ...), an array or a pytree; of one process they stay as they are.
+
+    Returns:
+        The same numbers where they lie, and the mesh; None for samples that this process has whole.
+
+    Raises:
+        ValueError: an array of several processes without a mesh.
+    """
+    meshes = []
+
+    def one(leaf: Any) -> Any:
+        if not is_by_process(leaf):
+            return leaf
+        mesh = getattr(leaf.sharding, "mesh", None)
+        if not isinstance(leaf.sharding, NamedSharding) or not isinstance(mesh, Mesh):
+            raise ValueError(
+                f"x lies on several processes by {leaf.sharding}, without a mesh; make it by "
+                "jax.make_array_from_process_local_data, with a NamedSharding."
+            )
+        meshes.append(automatic(mesh))
+        sharding = NamedSharding(meshes[-1], leaf.sharding.spec)
+        parts = [shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
+
+    placed = jax.tree.map(one, tree)
+    return placed, meshes[0] if meshes else None
 
 
 def on_many_devices(tree: Any) -> bool:

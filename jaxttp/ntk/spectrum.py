@@ -24,6 +24,7 @@ from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp.ntk.factored import Factored, KernelLike
 from jaxttp.ntk.row_sharded import RowSharded, recognised
+from jaxttp.ntk.streamed import Streamed
 
 
 class PSDReport(NamedTuple):
@@ -91,7 +92,7 @@ def as_matrix(kernel: KernelLike) -> Array:
         (6, 6)
     """
     kernel = recognised(kernel)
-    if isinstance(kernel, RowSharded):
+    if isinstance(kernel, RowSharded | Streamed):
         kernel = kernel.on_one_device()
     shape = kernel.shape if isinstance(kernel, Factored) else jnp.shape(kernel)
     half = shape[: len(shape) // 2]

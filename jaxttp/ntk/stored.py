@@ -9,41 +9,34 @@ again. Writing is atomic (TensorStore writes beside a file and renames).
 """
 
 import dataclasses
-import hashlib
 import math
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import lineax as lx
 import numpy as np
-from jaxlib.version import __version__ as jaxlib_version
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite, check_integer, check_number
+from jaxttp._checks import check_finite, check_number
+from jaxttp._interrupt import between_pieces
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network
-from jaxttp.ntk._blocks import features_of_rows
-from jaxttp.ntk._compiled import compiled
 from jaxttp.ntk._plan import KernelPlan
+from jaxttp.ntk._tile_work import COPIES, TileWorker, fingerprint_of, plan_tiles
 from jaxttp.ntk._tiles import (
     TileStore,
     index_of,
-    mirrored_tile,
     open_arrays,
     places_of,
     spec_of,
     tensorstore_module,
     turned,
 )
-from jaxttp.ntk.gram import Job, cached
-from jaxttp.ntk.layerwise import COLUMN_AXIS
+from jaxttp.ntk.gram import Job
+from jaxttp.ntk.streamed import Streamed
 
-_TILE_BYTES = 32 << 20  # of the largest tile that is chosen unasked
-_COPIES = 6  # of a tile, on the host and on its way to the disk
 _DEFAULT_BYTES = 1 << 30
 
 
@@ -90,23 +83,30 @@ class StoredKernel:
         """Theta v (M, C) for v (N, C), a tile at a time; the next one is read meanwhile.
 
         Args:
-            vector: (N, C), or of a scalar kernel (N, ...).
+            vector: (N, C), or of a scalar kernel (N,); further axes are those of many vectors, to
+                which every tile is read once.
         """
         vector, axis = np.asarray(vector, self.dtype), self.ndim // 2
         inner = self.shape[axis:]
-        if self.ndim == 3 or vector.shape[: 1 if axis == 1 else None] != inner:
+        if self.ndim == 3 or vector.shape[:axis] != inner:
             raise ValueError(f"vector must be {inner}, as the outputs; got {vector.shape}.")
-        flat = vector.reshape(self.shape[axis], -1)
-        out = np.zeros((self.shape[0], flat.shape[1]), self.dtype)
+        flat = vector.reshape(inner[0], -1, math.prod(vector.shape[axis:]))
+        out = np.zeros((self.shape[0], *flat.shape[1:]), self.dtype)
         for (rows, columns), numbers in self._tiles():
-            some = flat[columns]
-            if self.ndim == 4:
-                high = numbers.shape[0] * numbers.shape[1]
-                moved = numbers.reshape(high, -1) @ some.reshape(-1)
-                out[rows] += moved.reshape(numbers.shape[:2])
-            else:
-                out[rows] += numbers @ some
+            some = flat[columns].reshape(-1, flat.shape[2])
+            moved = numbers.reshape(-1, len(some)) @ some
+            out[rows] += moved.reshape(-1, *flat.shape[1:])
         return out.reshape(self.shape[0], *vector.shape[1:])
+
+    def streamed(self) -> Streamed:
+        """The kernel as dynamics multiply by it, see `Streamed`.
+
+        Raises:
+            ValueError: of diagonals, by which nothing is multiplied.
+        """
+        if self.ndim == 3:
+            raise ValueError(f"kernel {self.shape} is of diagonals; dynamics take full or trace.")
+        return Streamed(self, self.dtype.name)
 
     def operator(self) -> lx.AbstractLinearOperator:
         """Theta as a lineax operator on flat vectors (N C,), for `spectral_density` and others.
@@ -159,8 +159,9 @@ def store_kernel(
         Theta[n, c, m, d] = sum_w df_c(x1_n)/dw df_d(x2_m)/dw
 
     Called again with the same arguments it goes on where it was ended, however that was; what is
-    stored is read and looked at, not computed again. Any program that reads Zarr (version 3) reads
-    the kernel, at ``path/kernel``.
+    stored is read and looked at, not computed again. SIGTERM, as schedulers send it, is heard when
+    the tile in work is stored (in the main thread; a second one at once). Any program that reads
+    Zarr (version 3) reads the kernel, at ``path/kernel``.
 
     Args:
         apply_fn: see `empirical_ntk`.
@@ -175,18 +176,21 @@ def store_kernel(
             at most. A store has one for good.
         max_bytes: bound on the working memory, the samples and parameters apart; 1 GiB when None.
         accumulation_dtype: see `empirical_ntk`.
-        progress: called with (tiles done, tiles in all) after every tile.
+        progress: called with (tiles done, tiles in all) after every tile; `jaxttp.print_progress`
+            makes one that tells how long it still takes.
 
     Returns:
         A `StoredKernel`.
 
     Raises:
+        SystemExit: SIGTERM came, and no handler was there that ended the process.
         ValueError: what `empirical_ntk` refuses; a path that holds another kernel, or the same one
             by another version of JAX; a `max_bytes` in which no tile can be computed.
         ImportError: without TensorStore (the extra ``store``).
 
     Example:
         >>> import tempfile
+        >>> import jax.numpy as jnp
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     kernel = store_kernel(lambda w, x: x @ w, jnp.ones((3, 1)), jnp.eye(3), path=folder)
         ...     np.asarray(kernel)[:, 0, :, 0].tolist()
@@ -198,35 +202,104 @@ def store_kernel(
     job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, False)
     bound = _DEFAULT_BYTES if max_bytes is None else max_bytes
     check_number("max_bytes", bound, above=0)
-    tile, plan = _plan(job, method, tile, bound)
-    worker = _Worker.of(job, plan, tile)
-    name = _fingerprint(job, plan, tile)
+    tile, plan = plan_tiles(job, method, tile, bound)
+    worker = TileWorker.of(job, plan, tile)
+    name = fingerprint_of(job, plan, tile)
     shape = job.work.n1, *worker.inner[0], job.work.n2, *worker.inner[1]
     kernel, digests = open_arrays(Path(path), name, shape, np.dtype(job.dtype), tile)
     store = TileStore(kernel, digests, name, tile)
-    places = list(places_of(job.work.n1, job.work.n2, tile))
-    symmetric = job.work.symmetric
-    if symmetric:
-        places = [(rows, columns) for rows, columns in places if rows.start <= columns.start]
-    computed = 0
-    for done, (rows, columns) in enumerate(places, start=1):
-        mirrored = symmetric and rows != columns
-        numbers, below = store.read(rows, columns), None
-        if mirrored:
-            below = store.read(columns, rows)
-        if numbers is None and below is not None:
-            numbers = turned(below, output)
-            store.write(rows, columns, numbers)
-        elif numbers is None:
-            numbers = worker.compute(rows, columns, mirror=symmetric and not mirrored)
-            store.write(rows, columns, numbers)
-            computed += 1
-        if mirrored and below is None:
-            store.write(columns, rows, turned(numbers, output))
-        del numbers, below
-        if progress is not None:
-            progress(done, len(places))
+    places, computed = _to_do(job, tile), 0
+    with between_pieces() as piece:
+        for done, (rows, columns) in enumerate(places, start=1):
+            computed += _store_tile(store, worker, rows, columns)
+            if progress is not None:
+                progress(done, len(places))
+            piece(
+                f"store_kernel: SIGTERM; {done} of {len(places)} tiles stand in {str(path)!r}, and "
+                "the same call goes on."
+            )
     return StoredKernel(Path(path), kernel, tile, computed)
+
+
+def store_plan(
+    apply_fn: ApplyFn,
+    params: Params,
+    x1: Any,
+    x2: Any = None,
+    *,
+    output: str = "full",
+    method: str = "auto",
+    trainable: Any = None,
+    tile: int | None = None,
+    max_bytes: int | None = None,
+    accumulation_dtype: Any = None,
+) -> KernelPlan:
+    """What `store_kernel` with the same arguments will do, and in how much memory and disk space.
+
+    Args:
+        apply_fn: see `store_kernel`.
+        params: see there; `jax.ShapeDtypeStruct` leaves will do.
+        x1: see there; `jax.ShapeDtypeStruct` will do.
+        x2: see there.
+        output: see there.
+        method: see there.
+        trainable: see there.
+        tile: see there.
+        max_bytes: see there.
+        accumulation_dtype: see there.
+
+    Returns:
+        The plan of its tiles: `tile`, `tiles`, `bytes` on the device and `host_bytes` beside them,
+        `disk_bytes`; printing it explains it.
+
+    Raises:
+        ValueError: a `max_bytes` in which no tile can be computed.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> plan = store_plan(lambda w, x: x @ w, jnp.ones((3, 1)), jnp.ones((50, 3)), tile=20)
+        >>> plan.tile, plan.tiles, plan.disk_bytes
+        (20, 6, 10000)
+    """
+    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, False)
+    bound = _DEFAULT_BYTES if max_bytes is None else max_bytes
+    check_number("max_bytes", bound, above=0)
+    tile, plan = plan_tiles(job, method, tile, bound)
+    work = job.work
+    size = work.entries * work.itemsize
+    tiles = len(_to_do(job, tile))
+    return dataclasses.replace(
+        plan, tile=tile, tiles=tiles, max_bytes=max_bytes, disk_bytes=work.n1 * work.n2 * size,
+        host_bytes=job.bytes + COPIES * tile**2 * size,
+        flops={name: tiles * count for name, count in plan.flops.items()},
+    )  # fmt: skip
+
+
+def _to_do(job: Job, tile: int) -> list[tuple[slice, slice]]:
+    """The places of tiles that are computed; of a symmetric kernel those above the diagonal."""
+    places = list(places_of(job.work.n1, job.work.n2, tile))
+    if not job.work.symmetric:
+        return places
+    return [(rows, columns) for rows, columns in places if rows.start <= columns.start]
+
+
+def _store_tile(store: TileStore, worker: TileWorker, rows: slice, columns: slice) -> bool:
+    """See to a tile, and to the one it mirrors; whether it had to be computed."""
+    work = worker.job.work
+    mirrored = work.symmetric and rows != columns
+    numbers, below, computed = store.read(rows, columns), None, False
+    if mirrored:
+        below = store.read(columns, rows)
+    if numbers is None and below is not None:
+        numbers = turned(below, work.output)
+        store.write(rows, columns, numbers)
+    elif numbers is None:
+        numbers = worker.compute(rows, columns, mirror=work.symmetric and not mirrored)
+        store.write(rows, columns, numbers)
+        computed = True
+    if mirrored and below is None:
+        store.write(columns, rows, turned(numbers, work.output))
+    return computed
 
 
 def open_kernel(path: Any) -> StoredKernel:
@@ -241,6 +314,7 @@ def open_kernel(path: Any) -> StoredKernel:
 
     Example:
         >>> import tempfile
+        >>> import jax.numpy as jnp
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = store_kernel(lambda w, x: x @ w, jnp.ones((3, 1)), jnp.eye(3), path=folder)
         ...     open_kernel(folder).shape
@@ -263,112 +337,4 @@ def open_kernel(path: Any) -> StoredKernel:
     return StoredKernel(Path(path), kernel, tile)
 
 
-def _plan(job: Job, method: str, tile: int | None, bound: float) -> tuple[int, KernelPlan]:
-    """The side of a tile, and how one is computed with its rows' features in memory."""
-    work = job.work
-    largest = max(work.n1, work.n2)
-    given = tile is not None
-    if tile is None:
-        tile = max(1, math.isqrt(_TILE_BYTES // (work.entries * work.itemsize)))
-    tile = min(check_integer("tile", tile, at_least=1), largest)
-    while True:
-        size = tile**2 * work.entries * work.itemsize
-        share = dataclasses.replace(work, n1=tile, n2=tile, symmetric=False)
-        try:
-            plan = dataclasses.replace(job, work=share).plan(method, None, int(bound))
-        except ValueError:
-            plan = None
-        fits = plan is not None and plan.rows == tile and plan.bytes + _COPIES * size <= bound
-        if plan is not None and fits:
-            return tile, plan
-        if given or tile == 1:
-            raise ValueError(
-                f"max_bytes={bound} does not hold a tile of {tile} samples ({size} bytes, some "
-                f"copies of it, and the features of its rows); give more"
-                + (", or leave tile out." if given else ".")
-            )
-        tile = -(-tile // 2)
-
-
-@dataclasses.dataclass(eq=False)
-class _Worker:
-    """Computes tiles, and keeps the features of the last block of rows."""
-
-    job: Job
-    plan: KernelPlan
-    functions: Any
-    leaves: list[Array]
-    tile: int
-    rows: tuple[slice, list[Array], Any] | None = None
-
-    @classmethod
-    def of(cls, job: Job, plan: KernelPlan, tile: int) -> "_Worker":
-        functions = cached(compiled, job.apply_fn, job.variant(plan))
-        return cls(job, plan, functions, [jnp.asarray(leaf) for leaf in job.leaves], tile)
-
-    @property
-    def inner(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Axes after those of the rows' samples and of the columns'."""
-        c = self.job.work.classes
-        return {"full": ((c,), (c,)), "diagonal": ((), (c,)), "trace": ((), ())}[
-            self.job.work.output
-        ]
-
-    def compute(self, rows: slice, columns: slice, *, mirror: bool) -> np.ndarray:
-        """The tile of some rows and columns."""
-        job, plan, tile = self.job, self.plan, self.tile
-        axis = COLUMN_AXIS[job.work.output]
-        with jax.default_matmul_precision("highest"):
-            if self.rows is None or self.rows[0] != rows:
-                self.rows = None  # dropped before the next ones are there
-                x = self._samples(job.rows, rows)
-                held = features_of_rows(
-                    self.functions, self.leaves, x, 0, tile, min(plan.chunk, tile)
-                )
-                self.rows = rows, x, held
-            _, _, held = self.rows
-            x = self._samples(job.rows if job.columns is None else job.columns, columns)
-            out = np.zeros(
-                (tile, *self.inner[0], tile, *self.inner[1]), np.dtype(job.dtype)
-            )  # fmt: skip
-            size = min(plan.columns, tile)
-            for low in range(0, tile, size):
-                j = min(low, tile - size)
-                part = self.functions.stream(self.leaves, x, held, j, size=size)["sum"]
-                out[(slice(None),) * axis + (slice(j, j + size),)] = np.asarray(part)
-        high, wide = rows.stop - rows.start, columns.stop - columns.start
-        cut = out[(slice(high),) + (slice(None),) * (axis - 1) + (slice(wide),)]
-        return mirrored_tile(cut, job.work.output) if mirror else np.ascontiguousarray(cut)
-
-    def _samples(self, leaves: list[Any], rows: slice) -> list[Array]:
-        """Samples of a block; the last one repeats its last sample to be as long as the others."""
-        missing = self.tile - (rows.stop - rows.start)
-        some = [np.asarray(leaf[rows]) for leaf in leaves]
-        return [jnp.asarray(np.concatenate([a, np.repeat(a[-1:], missing, 0)])) for a in some]
-
-
-def _fingerprint(job: Job, plan: KernelPlan, tile: int) -> str:
-    """What a kernel's numbers depend on: network, parameters, samples, plan and versions."""
-    samples = jax.tree.unflatten(
-        job.sample_treedef,
-        [jax.ShapeDtypeStruct((1, *np.shape(leaf)[1:]), leaf.dtype) for leaf in job.rows],
-    )
-    params = jax.tree.unflatten(job.treedef, [jnp.asarray(leaf) for leaf in job.leaves])
-    network = jax.make_jaxpr(job.apply_fn)(params, samples)
-    text = re.sub(r"0x[0-9a-f]+", "", str(network))  # functions that are no part of the maths
-    device = jax.devices()[0]
-    said = (
-        text, job.work.trainable, job.work.output, job.dtype, plan.method, dict(plan.forms),
-        plan.columns, plan.chunk, tile, jax.__version__, jaxlib_version, device.device_kind,
-    )  # fmt: skip
-    found = hashlib.sha256(repr(said).encode())
-    groups = (network.consts, job.leaves, job.rows, job.columns or [])
-    for number, leaves in enumerate(groups):
-        for leaf in leaves:
-            host = np.asarray(leaf)
-            found.update(f"{number} {host.dtype} {host.shape}".encode())
-            found.update(np.ascontiguousarray(host).data)
-    return found.hexdigest()
-
-
-__all__ = ["StoredKernel", "open_kernel", "store_kernel"]
+__all__ = ["StoredKernel", "open_kernel", "store_kernel", "store_plan"]

@@ -22,6 +22,7 @@ from jaxttp.data import Dataset, load_dataset, load_whole, select
 from jaxttp.models import MLP, fresh_head, load_pretrained
 from jaxttp.pipeline._plain import plain_number, plain_numbers
 from jaxttp.pipeline._unused import check_unused
+from jaxttp.pipeline.devices import check_mesh_size, mesh_of
 
 NETWORKS = ("linear", "leaky_relu", "mlp", "resnet")
 
@@ -40,6 +41,7 @@ _READ: dict[str, tuple[str, ...]] = {
     "mlp": ("depth", "width"),
     "resnet": (),
 }
+_BY_FORMULA = ("linear", "leaky_relu")
 DENSE = 3000
 """Matrices up to so many rows get all their eigenvalues, for the spectrum and the ranks."""
 
@@ -66,6 +68,8 @@ class ConditionSettings:
         fill: likewise.
         drop_missing: likewise.
         one_hot: likewise.
+        mesh: likewise, of "mlp" and "resnet": every device computes its rows of the matrix, which
+            are put together on one to be decomposed.
     """
 
     data: str = "digits"
@@ -83,6 +87,7 @@ class ConditionSettings:
     fill: str | None = None
     drop_missing: bool = False
     one_hot: bool = False
+    mesh: int | str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +195,9 @@ def refuse_unused(settings: ConditionSettings, sweep: str | None = None) -> None
     check_choice("network", settings.network, NETWORKS)
     others = (name for name in _SHAPE if name not in _READ[settings.network])
     check_unused(settings, others, f"network={settings.network!r} has none")
+    if settings.network in _BY_FORMULA:
+        by_formula = f"the matrix of network={settings.network!r} is a formula, without a kernel"
+        check_unused(settings, ("mesh",), by_formula)
     if settings.network == "resnet":
         check_unused(settings, ("whiten",), "network='resnet' sees the images as it was trained")
     if sweep is not None:
@@ -220,6 +228,7 @@ def condition(settings: ConditionSettings) -> Conditioning:
     check_choice("network", settings.network, NETWORKS)
     check_integer("depth", settings.depth, at_least=1)
     check_integer("width", settings.width, at_least=1)
+    check_mesh_size(settings.mesh)
     build = {"linear": _linear, "leaky_relu": _leaky_relu, "mlp": _mlp, "resnet": _resnet}
     words, found, bounds, rank = build[settings.network](settings)
     sensitivity = None
@@ -296,7 +305,7 @@ def _mlp(settings: ConditionSettings) -> Built:
     sizes = (x.shape[1], *(settings.width,) * (settings.depth - 1), _count_outputs(dataset))
     model = from_nnx(MLP(sizes, rngs=nnx.Rngs(settings.seed)))
     words = f"ReLU MLP {'-'.join(map(str, sizes))} on {_data_in_words(settings, x)}"
-    return words, network_condition(*model, x), {}, None
+    return words, network_condition(*model, x, mesh=mesh_of(settings.mesh)), {}, None
 
 
 def _resnet(settings: ConditionSettings) -> Built:
@@ -310,18 +319,22 @@ def _resnet(settings: ConditionSettings) -> Built:
     rows = np.random.default_rng(settings.seed).permutation(len(unseen))[:count]
     key = jax.random.key(settings.seed)
     network = fresh_head(load_pretrained(), 5, key=key)
-    found = network_condition(*from_nnx(network), unseen.take(np.sort(rows)).x)
+    mesh = mesh_of(settings.mesh)
+    found = network_condition(*from_nnx(network), unseen.take(np.sort(rows)).x, mesh=mesh)
     words = f"ResNet pre-trained on digits 0-4, fresh head, on {count} samples of digits 5-9"
     return words, found, {}, None
 
 
-def network_condition(apply_fn: ApplyFn, params: Params, x: Any) -> ConditionNumber:
+def network_condition(
+    apply_fn: ApplyFn, params: Params, x: Any, *, mesh: Any = None
+) -> ConditionNumber:
     """Kappa of the Gauss-Newton matrix of any network, with its spectrum where that is small.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
         params: its parameters.
         x: samples (N, ...).
+        mesh: see `jaxttp.conditioning.curvature_matrix`.
 
     Returns:
         A `jaxttp.conditioning.ConditionNumber`.
@@ -334,7 +347,7 @@ def network_condition(apply_fn: ApplyFn, params: Params, x: Any) -> ConditionNum
         >>> float(found.value)
         4.0
     """
-    matrix = conditioning.curvature_matrix(apply_fn, params, jnp.asarray(x))
+    matrix = conditioning.curvature_matrix(apply_fn, params, jnp.asarray(x), mesh=mesh)
     return conditioning.condition_number(matrix, spectrum=len(matrix) <= DENSE)
 
 

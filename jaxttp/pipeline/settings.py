@@ -5,10 +5,12 @@ import dataclasses
 from jaxttp._checks import check_choice, check_integer, check_number
 from jaxttp.forecast.hyperparameters import SCHEDULES
 from jaxttp.pipeline._unused import check_unused
+from jaxttp.pipeline.devices import check_mesh_size
 from jaxttp.pipeline.goals import aims
 
 TRAINABLE = ("all", "head", "lora")
 OPTIMIZERS = ("sgd", "adamw", "adam")
+IN_WEIGHTS = "followed in the weights, on one device, and a mesh is one of kernels"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Settings:
             "most_frequent" value (of words always that); None refuses them.
         drop_missing: whether rows of a CSV in which a value is missing are left out.
         one_hot: whether columns of words in a CSV become indicators.
+        mesh: devices over which the rows of kernels are computed, a number or "all"; None for one.
+            It changes where numbers are computed, and them by rounding alone.
     """
 
     data: str = "digits"
@@ -107,6 +111,7 @@ class Settings:
     fill: str | None = None
     drop_missing: bool = False
     one_hot: bool = False
+    mesh: int | str | None = None
 
 
 def check_training(settings: Settings) -> None:
@@ -143,4 +148,6 @@ def check_training(settings: Settings) -> None:
     remedy = f"It is a part of the horizon of {settings.steps} steps."
     check_integer("warmup", settings.warmup, at_least=0, at_most=settings.steps - 1, remedy=remedy)
     check_choice("metric", settings.metric, ("loss", "error"))
+    if check_mesh_size(settings.mesh) is not None and settings.optimizer != "sgd":
+        check_unused(settings, ("mesh",), f"optimizer={settings.optimizer!r} is {IN_WEIGHTS}")
     aims(settings)  # refuses what nothing can be below

@@ -21,6 +21,8 @@ from jaxttp.ntk import (
     fit_power_law,
     label_alignment,
 )
+from jaxttp.ntk.row_sharded import RowSharded, gathered
+from jaxttp.pipeline.devices import mesh_of
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
 
@@ -90,13 +92,14 @@ def task_spectrum(
     settings: Settings,
     *,
     task: Task | None = None,
-    kernel: ArrayLike | None = None,
+    kernel: ArrayLike | RowSharded | None = None,
     progress: Progress | None = None,
 ) -> TaskSpectrum:
     """Eigenvalues of a task's kernel, and the alignment of residual and labels with them.
 
     Args:
-        settings: the task.
+        settings: the task. On a `mesh` every device computes its rows of the kernel, which are put
+            together on one device to be decomposed.
         task: what `build_task` makes of the settings, where it is at hand.
         kernel: its kernel (N, C, N, C), likewise.
         progress: called with (stage, done, total).
@@ -121,9 +124,9 @@ def task_spectrum(
     if kernel is None:
         if progress is not None:
             progress("kernel", 0, 1)
-        theta = empirical_ntk(apply_fn, params, x)
+        theta = gathered(empirical_ntk(apply_fn, params, x, mesh=mesh_of(settings.mesh)))
     else:
-        theta = jnp.asarray(kernel)
+        theta = gathered(kernel)
     outputs = apply_fn(params, x)
     targets, loss = encode_targets(task.loss, task.y, outputs)
     if progress is not None:

@@ -26,8 +26,10 @@ from jaxttp.forecast import (
 from jaxttp.forecast.hyperparameters import SCHEDULES
 from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.models import lora
+from jaxttp.ntk import Exact, RowSharded
 from jaxttp.ntk._select import leaf_paths
 from jaxttp.pipeline._unused import check_unused
+from jaxttp.pipeline.devices import mesh_of
 from jaxttp.pipeline.goals import aims
 from jaxttp.pipeline.optimizers import make_optimizer, warmed
 from jaxttp.pipeline.settings import Settings
@@ -106,7 +108,7 @@ def sweep_task(
     metric: str | None = None,
     time_steps: bool = True,
     task: Task | None = None,
-    kernel: ArrayLike | None = None,
+    kernel: ArrayLike | RowSharded | None = None,
     progress: Progress | None = None,
 ) -> TaskSweep:
     """Forecast a grid of settings for a named task from one kernel, and those that lead again.
@@ -125,7 +127,7 @@ def sweep_task(
         metric: which curve the training times are read off; that of the settings when None.
         time_steps: also measure the seconds of a step, for every batch size.
         task: what `build_task` makes of the settings, where it is at hand.
-        kernel: its kernel (N, C, N, C), likewise.
+        kernel: its kernel (N, C, N, C), likewise; on a mesh as `RowSharded`.
         progress: called with (stage, done, total).
 
     Returns:
@@ -147,8 +149,9 @@ def sweep_task(
     report = progress or (lambda stage, done, total: None)
     task = build_task(settings) if task is None else task
     problem = Problem.of(*task.model, task.x, task.y, loss=task.loss)
-    first = None if kernel is None else jnp.asarray(kernel)
-    lines = Linearizer(problem, progress=progress, first=first)
+    first = kernel if kernel is None or isinstance(kernel, RowSharded) else jnp.asarray(kernel)
+    estimator = Exact(mesh=mesh_of(settings.mesh))
+    lines = Linearizer(problem, estimator, progress, first)
     key = jax.random.split(jax.random.key(settings.seed), 2)[0]
     common: dict[str, Any] = {
         "momentum": momenta, "batch_size": list(batch_sizes), "loss": task.loss,
@@ -317,6 +320,7 @@ def compare_task(
     """
     check_unused(settings, ("optimizer", "weight_decay", "nesterov", "schedule", "warmup"), STARTS)
     check_unused(settings, ("budget", "total_samples"), ALIKE)
+    check_unused(settings, ("mesh",), "kernels are compared by decomposing them on one device")
     check_unused(settings, ("trainable",), "names say what is trained")
     several = len(networks) > 1
     names = names or (("all",) if several else START_NAMES[:-1])

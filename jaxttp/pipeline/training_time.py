@@ -12,6 +12,7 @@ from jaxttp._result import RESULT
 from jaxttp._samples import take
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.pipeline._plain import plain_numbers
+from jaxttp.pipeline.devices import mesh_of
 from jaxttp.pipeline.goals import Arrival, aims, arrivals, reached_seconds
 from jaxttp.pipeline.optimizers import make_optimizer
 from jaxttp.pipeline.settings import Settings
@@ -164,6 +165,7 @@ def forecast(
         total_samples=settings.total_samples,
         key=keys[0],
         batch_size=batch_size,
+        mesh=mesh_of(settings.mesh),
         progress=progress,
     )
     if progress is not None:

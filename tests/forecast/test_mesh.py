@@ -6,11 +6,21 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxttp import predict_training_time, sweep
-from jaxttp.forecast import Candidate, Problem, compare, extrapolate, grid, sweep_kernel
-from jaxttp.ntk import ClassSketched, Exact, Factored, RowSharded, Sketched, empirical_ntk
+from jaxttp.forecast import Candidate, Problem, _options, compare, extrapolate, grid, sweep_kernel
+from jaxttp.ntk import (
+    ClassSketched,
+    Exact,
+    Factored,
+    RowSharded,
+    Sketched,
+    empirical_ntk,
+    row_sharded,
+)
 from tests.meshes import four, labels, network, samples, weights
 
 X = samples(90)
@@ -122,6 +132,79 @@ def test_what_decomposes_the_whole_is_refused_before_any_work():
     ]
     for call in calls:
         with pytest.raises(ValueError, match=r"kernel=Exact\(mesh=...\) lies on 4 devices, and"):
+            call()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"sketch_dim": 16, "key": KEY}, {"max_bytes": 10**8}, {}])
+def test_the_kernel_that_keywords_name_lies_on_the_mesh(options, monkeypatch):
+    """And so does the one of a plan."""
+    seen = []
+    for kind in (Exact, Sketched):
+        estimate = kind.estimate
+        monkeypatch.setattr(
+            kind, "estimate",
+            lambda self, *rest, estimate=estimate: seen.append(self) or estimate(self, *rest),
+        )  # fmt: skip
+    one, spread = (
+        predict_training_time(
+            network, weights(), X, labels(X), learning_rate=0.3, steps=8, mesh=mesh, **options
+        )
+        for mesh in (jax.make_mesh((1,), ("rows",), devices=jax.devices()[:1]), four())
+    )
+    sizes = {1 if each.mesh is None else each.mesh.size for each in seen}
+    assert sizes == {1, 4}
+    assert seen[-1].mesh.size == 4
+    np.testing.assert_allclose(spread.loss, one.loss, rtol=1e-10)
+    assert spread.steps == one.steps
+
+
+def test_a_mesh_that_would_do_nothing_is_refused():
+    common = {"mesh": four(), "steps": 8}
+    for options in ({"dynamics": "weight_space", "learning_rate": 0.1},
+                    {"optimizer": optax.adam(0.1)}):  # fmt: skip
+        with pytest.raises(ValueError, match=r"mesh=.* does nothing here: dynamics='weight_space'"):
+            predict_training_time(network, weights(), X, labels(X), **common, **options)
+    with pytest.raises(ValueError, match=r"mesh=.* does nothing here: kernel is a value"):
+        predict_training_time(
+            network, weights(), X, labels(X), learning_rate=0.1, kernel=Exact(), **common
+        )
+    with pytest.raises(
+        ValueError, match=r"Exact\(mesh=...\) lies on 4 devices, and dynamics='sde'"
+    ):
+        predict_training_time(
+            network, weights(), X, labels(X), learning_rate=0.1, dynamics="sde", batch_size=8,
+            key=KEY, **common,
+        )  # fmt: skip
+    with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
+        predict_training_time(network, weights(), X, labels(X), learning_rate=0.1, mesh=4)
+
+
+def test_samples_of_several_processes(monkeypatch):
+    """Rows on four devices, taken for those of processes; see `experiments.bench.processes`."""
+    rows = NamedSharding(four(), PartitionSpec("rows"))
+    x, y = samples(24), labels(samples(24))
+    spread = jax.device_put(x, rows)
+    monkeypatch.setattr(
+        row_sharded, "is_by_process", lambda a: isinstance(a, jax.Array) and len(a.devices()) > 1
+    )
+    monkeypatch.setattr(row_sharded, "on_host", np.asarray)  # nobody else is asked
+    problem = Problem.of(network, weights(), spread, y)
+    np.testing.assert_allclose(problem.f0, network(weights(), x), rtol=1e-12)
+    assert len(problem.f0.devices()) == 1
+    assert {shard.data.shape for shard in problem.x.addressable_shards} == {(6, 4)}
+    common = {"learning_rate": 0.3, "steps": 6, "relinearize": 1}
+    one = predict_training_time(network, weights(), x, y, kernel=Exact(), **common)
+    found = predict_training_time(
+        network, weights(), spread, y, kernel=Exact(mesh=four()), **common
+    )
+    np.testing.assert_allclose(found.loss, one.loss, rtol=1e-10)
+    monkeypatch.setattr(_options, "is_by_process", row_sharded.is_by_process)
+    for call in (
+        lambda: predict_training_time(network, weights(), spread, y, learning_rate=0.3, steps=6),
+        lambda: sweep(network, weights(), spread, y, SETTINGS[:1]),
+    ):
+        with pytest.raises(ValueError, match="x has rows that this process has not, and a kernel"):
             call()
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxttp.ntk import RowSharded, empirical_ntk, sketch_jacobian
+from jaxttp.ntk import RowSharded, empirical_ntk, ntk_plan, sketch_jacobian
 from jaxttp.ntk._compiled import compiled
 from jaxttp.ntk._sharded import sharded_kernel
 from jaxttp.ntk.gram import Job, cached
@@ -118,7 +118,7 @@ def test_blocks_of_rows_on_every_device():
     """Two blocks of rows a device, each against columns of one sample of every device."""
     x, seen = samples(16), []
     job = Job.of(network, weights(), x, None, "trace", "auto", None, None, False)
-    plan = job.on_each(automatic_four()).plan("auto", 2, None)
+    plan = job.on_each(4).plan("auto", 2, None)
     functions = cached(compiled, network, job.variant(plan))
     found = sharded_kernel(
         functions, plan, automatic_four(), job.leaves, job.rows, None, output="trace",
@@ -127,3 +127,25 @@ def test_blocks_of_rows_on_every_device():
     assert seen == sorted(seen)
     assert len(seen) == 2 * 4
     close(found["sum"], reduced(oracles.kernel(network, weights(), x), "trace"))
+
+
+def test_a_plan_is_that_of_one_device_and_a_bound_names_the_fewest_devices():
+    x = samples(4000)
+    alone, shared = (ntk_plan(network, weights(), x, mesh=mesh) for mesh in (None, four()))
+    assert (alone.devices, shared.devices) == (1, 4)
+    assert shared.kernel_bytes == alone.kernel_bytes // 4 == 8 * 1000 * 3 * 4000 * 3
+    assert shared.host_bytes == alone.host_bytes
+    assert "on each of 4 devices, its part of the kernel 274.7 MiB" in str(shared)
+    bound = alone.kernel_bytes // 6
+    with pytest.raises(ValueError, match=r"at least (\d+) devices, each with that bound") as said:
+        empirical_ntk(network, weights(), x, max_bytes=bound, mesh=four())
+    fewest = int(str(said.value).rpartition("a mesh of at least ")[2].split()[0])
+    # What the message names fits, and one device less does not.
+    job = Job.of(network, weights(), x, None, "full", "auto", None, None, False)
+    assert job.on_each(fewest).plan("auto", None, bound).bytes <= bound
+    with pytest.raises(ValueError, match="is too little"):
+        job.on_each(fewest - 1).plan("auto", None, bound)
+    assert 6 < fewest < 20
+    with pytest.raises(ValueError, match="is too little") as said:  # no number of devices would do
+        ntk_plan(network, weights(), x, max_bytes=1000)
+    assert "mesh" not in str(said.value)

@@ -1,6 +1,7 @@
 """Tiles in a store: the kernel, whatever happened to the run or to the files."""
 
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from jaxttp.conditioning import condition_number
-from jaxttp.ntk import empirical_ntk, extreme_eigenvalues, open_kernel, store_kernel
+from jaxttp.ntk import empirical_ntk, extreme_eigenvalues, open_kernel, store_kernel, store_plan
+from jaxttp.ntk._tile_work import COPIES
 from tests import oracles
 from tests.meshes import network, samples, weights
 
@@ -175,6 +177,40 @@ kernel = store_kernel(network, weights(), samples(120), path=sys.argv[1], tile=1
                       progress=lambda done, total: print(done, flush=True))
 print("computed", kernel.computed)
 """
+
+
+@pytest.mark.slow
+def test_sigterm_is_heard_when_the_tile_is_stored(tmp_path):
+    """The tile in work is there, the status says so, and the rest is computed by the next call."""
+    path = str(tmp_path / "ended")
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for line in run.stdout:
+        if int(line) == 3:
+            run.send_signal(signal.SIGTERM)
+            break
+    rest, said = run.communicate(timeout=120)
+    done = int(rest.splitlines()[-1]) if rest else 3
+    assert run.returncode == 143
+    assert f"store_kernel: SIGTERM; {done} of 78 tiles stand in {path!r}" in said
+    again = subprocess.run(
+        [sys.executable, "-c", RUN, path], check=True, capture_output=True, text=True
+    )  # fmt: skip
+    assert again.stdout.splitlines()[-1] == f"computed {78 - done}"
+
+
+def test_the_plan_says_what_it_takes(whole):
+    """Before anything is computed, from shapes alone."""
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (weights(), samples(N)))
+    plan = store_plan(network, *shapes, tile=TILE)
+    assert (plan.tile, plan.tiles, plan.disk_bytes) == (TILE, 6, whole[1].nbytes)
+    given = sum(leaf.nbytes for leaf in jax.tree.leaves((weights(), samples(N))))
+    assert plan.host_bytes == given + COPIES * TILE**2 * 9 * 8
+    assert re.search(r"host\nstore: 8.5 KiB, 6 tiles of 4 samples a side to compute", str(plan))
+    assert store_plan(network, *shapes, shapes[1], tile=TILE).tiles == 9
+    with pytest.raises(ValueError, match="max_bytes=100 does not hold a tile"):
+        store_plan(network, *shapes, max_bytes=100)
 
 
 @pytest.mark.slow

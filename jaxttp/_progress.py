@@ -1,0 +1,89 @@
+"""How far a long job is and how long it still takes, a line now and then, as logs are read."""
+
+import collections
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jaxttp._checks import check_number
+
+RECENT = 32
+"""Calls whose pace the time that is left is told from: what was stored already took none."""
+
+
+def print_progress(what: str = "", *, every: float = 10.0, to: Any = None) -> Callable[..., None]:
+    """A `progress=` for any function that takes one: lines with the time that is left.
+
+    The time left is what the rest takes at the pace of the last 32 calls, so that tiles which a
+    store had already, or a slow start with compilation, do not mislead for long.
+
+    Args:
+        what: stands before every line; a function that names its stages does it itself.
+        every: seconds between two lines at least; the end of a stage is always told.
+        to: where lines are printed; standard error when None.
+
+    Returns:
+        A function of (done, total), or of (stage, done, total).
+
+    Raises:
+        ValueError: `every` is negative or no number.
+
+    Example:
+        >>> tell = print_progress("kernel", every=0, to=sys.stdout)
+        >>> tell(0, 2); tell(2, 2)
+        kernel: 0 of 2
+        kernel: 2 of 2, 0 s left
+    """
+    check_number("every", every, at_least=0.0)
+    marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=RECENT)
+    last = {"stage": what, "told": -float("inf")}
+
+    def tell(*told: str | int) -> None:
+        *stage, done, total = told
+        now, words = time.monotonic(), str(stage[0]) if stage else what
+        if words != last["stage"] or (marks and int(done) < marks[-1][1]):
+            marks.clear()
+            last.update(stage=words, told=-float("inf"))
+        marks.append((now, int(done)))
+        if now - float(last["told"]) >= every or done == total:
+            last["told"] = now
+            before = f"{words}: " if words else ""
+            left = seconds_left(marks, int(total))
+            after = "" if left is None else f", {duration(left)} left"
+            print(f"{before}{done} of {total}{after}", file=to or sys.stderr, flush=True)
+
+    return tell
+
+
+def seconds_left(marks: Iterable[tuple[float, int]], total: int) -> float | None:
+    """Seconds that the rest takes at the pace of these marks; None where they tell no pace.
+
+    Args:
+        marks: (seconds, how much was done by then), in order.
+        total: how much there is to do.
+
+    Example:
+        >>> seconds_left([(0.0, 0), (10.0, 2), (20.0, 4)], 7)
+        15.0
+    """
+    (first, few), (last, done) = (marks := list(marks))[0], marks[-1]
+    if done == total:
+        return 0.0
+    return (last - first) * (total - done) / (done - few) if done > few else None
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, to two units.
+
+    Example:
+        >>> duration(8.2), duration(204), duration(7380), duration(200_000)
+        ('8 s', '3 min 24 s', '2 h 3 min', '2 d 7 h')
+    """
+    left = round(seconds)
+    words = []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or words or unit == "s":
+            words.append(f"{count} {unit}")
+    return " ".join(words[:2])
