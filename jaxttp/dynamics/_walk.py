@@ -326,7 +326,7 @@ def stop(course: Course, state: State) -> State:
 
 
 def _change(course: Course, provisional: Array, final: Array, end: int, drop: float) -> float:
-    """The largest change of the loss curve up to `end` by the correction, as a share of the drop."""
+    """The largest change of the losses up to `end` by the correction, as a share of the drop."""
     before, after = (
         np.asarray(loss_curve(course.loss, path, course.targets))[: end + 1]
         for path in (provisional, final)
