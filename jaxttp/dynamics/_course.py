@@ -49,6 +49,7 @@ class Course:
         steps: the horizon T.
         indices: the batches (T, B), or None.
         noise: the batches whose noise damped steps must bear, or None for full batches.
+        by_error: whether kernels are placed by error.
         shares: what the accumulators of a fresh state hold, as multiples of the weights.
         decays: whether the initial weights can enter the outputs.
         moving: whether accumulators came along.
@@ -72,11 +73,16 @@ class Course:
     x_test: Any = None
     cross_fn: Callable[[Params], Kernel] | None = None
     noise: Array | None = None
+    by_error: bool = False
 
     @property
     def central(self) -> bool:
-        """Whether modes are held back at the edge of stability: not where noise is followed."""
-        return self.damps and self.indices is None and self.noise is None
+        """Whether modes are held back at the edge of stability.
+
+        Not where noise is followed; and only with kernels placed by error, since a given number of
+        them mostly is too few to follow modes that turn.
+        """
+        return self.damps and self.by_error and self.indices is None and self.noise is None
 
     def in_use(self, state: "State") -> tuple[bool, ...]:
         """Which of the vectors that coefficients refer to can enter the outputs."""

@@ -52,7 +52,7 @@ class RelinearizedTrajectory(eqx.Module):
         edge_at: end of the first segment that crosses the edge of stability, -1 for never. From
             there on the path is the mean one, without the oscillations of a real training.
         held_from: the step from which on a kernel was held because the network stays at the edge
-            (mini-batches), or because it denied the forecast, -1 for never.
+            (where modes are not held back), or because it denied the forecast, -1 for never.
         left_at: with mini-batches and rebuilds="auto", the step from which on their own steps are
             not believed: they go the mean path from there on, as late as they were; -1 for never.
         kernels: kernels built, the first and the rejected ones included.

@@ -18,12 +18,13 @@ kernels are built along the mean path, that of full batches, beside which the ba
 steps (see `_accompany`).
 
 A kernel that grows beyond the edge of stability makes the linearised network diverge where the real
-one oscillates: the forecast follows the mean path there. With full batches its steepest modes are
-held back at the edge, as the oscillation does it (see `_central`), with up to twice as many
-kernels; with mini-batches, or where the network denies that, a kernel within the edge is held (see
-`_edge` and `_walk`).
+one oscillates: the forecast follows the mean path there. With full batches and "auto" its steepest
+modes are held back at the edge, as the oscillation does it (see `_central`), with up to twice as
+many kernels; else, or where the network denies that, a kernel within the edge is held (see `_edge`
+and `_walk`).
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -165,8 +166,9 @@ def relinearized_recursion(
             raise ValueError("rebuilds='auto' looks at values, so it does not work under jit.")
         placement = AtSteps(segment_ends(steps, placement.planned))
     report = progress or (lambda built, planned: None)
-    batches = None
-    if course.indices is not None and isinstance(placement, ByError):
+    batches, by_error = None, isinstance(placement, ByError)
+    course = dataclasses.replace(course, by_error=by_error)
+    if course.indices is not None and by_error:
         (course, state), batches = part_ways(course, state)
     state, beside = _follow(course, state, placement, report, batches)
     report(state.kernels, state.kernels)

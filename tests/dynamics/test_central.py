@@ -112,7 +112,7 @@ def test_a_kernel_at_every_step_keeps_the_curvature_at_the_edge(momentum, over):
     path = relinearized_recursion(
         test_edge.product, test_edge.PARAMS, test_edge.X, test_edge.Y, loss="squared_error",
         optimizer=optax.sgd(rate, momentum or None), steps=steps, kernel_fn=test_edge.kernel_of,
-        rebuilds=steps,
+        rebuilds="auto", tolerance=1e-9, max_rebuilds=2 * steps,
     )  # fmt: skip
     v = np.asarray(path.train[:, 1, 0]) / 0.3
     curvature = (v**2 + (np.asarray(path.train[:, 0, 0]) / v) ** 2) / 2

@@ -128,13 +128,16 @@ def test_the_mean_path_stays_where_the_network_does(rebuilds):
     assert float(jnp.mean(jnp.abs(found.loss - real))) < 0.01 * float(real[0] - real[-1])
     assert float(found.loss[-1]) < 0.05 * float(found.loss[0])
     assert found.edge_at > 0
+    assert found.ends[-1] == STEPS
+    if rebuilds == 3:  # it stays beyond the edge, so that the kernel of an earlier start was held
+        assert 0 <= found.held_from < STEPS
+        return
     # No kernel is held: the steepest mode is held back, so that the curvature ends at the edge.
     assert found.held_from == -1
     a, v = float(found.train[-1, 0, 0]), float(found.train[-1, 1, 0]) / 0.3
     curvature = (v**2 + (a / v) ** 2) / 2
     # In second order over segments, the last of which takes most of the steps: 7 %.
     assert curvature == pytest.approx(2 / RATE, rel=0.07)
-    assert found.ends[-1] == STEPS
 
 
 @pytest.mark.slow
@@ -166,6 +169,15 @@ def test_what_the_network_denies_is_not_followed(monkeypatch):
     np.testing.assert_allclose(path.test, path.train, rtol=1e-12)  # held as well
     np.testing.assert_allclose(path.train, plain(0.02).train, atol=1e-12)
     assert float(path.loss_uncertainty.max()) > 0
+
+
+def test_a_forecast_says_that_it_holds_a_kernel():
+    found = jaxttp.predict_training_time(
+        product, PARAMS, X, Y, loss="squared_error", learning_rate=RATE, steps=STEPS, relinearize=3
+    )
+    assert found.stable
+    assert found.trust is not None
+    assert "at the edge of stability by step" in found.trust
 
 
 @pytest.mark.slow
