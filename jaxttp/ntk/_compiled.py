@@ -146,6 +146,7 @@ class _Layerwise:
             activation=tuple(site for site in sites if forms[site.leaf] == "activation"),
             gradient=tuple(site for site in sites if forms[site.leaf] == "gradient"),
             direct=tuple(leaf for leaf, form in forms.items() if form == "direct"),
+            late=tuple(site for site in sites if forms[site.leaf] == "late gradient"),
             joined=variant.joined,
         )
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
+from jaxttp.ntk._late import PIECE
 from jaxttp.ntk._program import NetworkProgram, ProgramStep
 from jaxttp.ntk._sites import Site
 
@@ -23,6 +24,7 @@ _ONE_PIECE_BYTES = 1 << 30
 _COMPILER_BYTES = 256 << 20
 _DEFAULT_WORK_BYTES = 4 << 30
 _KEPT_ROWS = 64
+_LATE_ROWS = 96
 STRIPS = 2  # upper-triangle strips of a square block: 3/4 of the work of a full one
 
 
@@ -34,8 +36,9 @@ class KernelPlan:
         method: "layerwise", "jacobian" or "vector_product".
         reason: why that method.
         forms: by parameter path, "activation" (no weight gradient is formed), "gradient" (formed
-            from patches), "direct" (ordinary per-sample differentiation), "with weight" (a bias
-            served by its layer's own products).
+            from patches), "late gradient" (formed anew in every product, some columns at a time),
+            "direct" (ordinary per-sample differentiation), "with weight" (a bias served by its
+            layer's own products).
         rows: samples of x1 whose features stay in memory at a time.
         columns: samples of x2 whose features are computed against them at a time, and dropped.
         chunk: samples differentiated at a time.
@@ -100,6 +103,7 @@ class Workload:
         symmetric: whether x2 is x1.
         output: "full", "trace" or "diagonal".
         itemsize: bytes of a number of the kernel.
+        alone: whether one device computes all of it, so that gradients may wait for products.
     """
 
     program: NetworkProgram
@@ -111,6 +115,7 @@ class Workload:
     symmetric: bool
     output: str
     itemsize: int
+    alone: bool = True
 
     @property
     def classes(self) -> int:
@@ -154,8 +159,11 @@ class Workload:
         return sum(self.leaf_size(leaf) for leaf, wanted in enumerate(self.trainable) if wanted)
 
 
-def choose_forms(work: Workload, method: str) -> dict[int, str]:
-    """The cheapest form for each trainable leaf; all direct for the plain Jacobian."""
+def choose_forms(work: Workload, method: str, *, late: bool = False) -> dict[int, str]:
+    """The cheapest form for each trainable leaf; all direct for the plain Jacobian.
+
+    With `late` gradients wait wherever what they are made of is smaller.
+    """
     forms = {leaf: "direct" for leaf, wanted in enumerate(work.trainable) if wanted}
     if method != "layerwise":
         return forms
@@ -166,8 +174,14 @@ def choose_forms(work: Workload, method: str) -> dict[int, str]:
             if site.bias is not None:
                 forms[site.bias] = "with weight"
         elif site.kind != "embedding":
-            forms[site.leaf] = "gradient"
+            waits = late and site.groups == 1 and _outer_size(work, site) < work.classes * site.size
+            forms[site.leaf] = "late gradient" if waits else "gradient"
     return forms
+
+
+def _outer_size(work: Workload, site: Site) -> int:
+    """Numbers of a sample from which a site's gradients can be formed."""
+    return site.input_size + work.classes * site.cotangent_size
 
 
 def _activation_cost(work: Workload, site: Site) -> float:
@@ -241,7 +255,13 @@ def make_plan(
     method, reason = _choose_method(work, method, costs)
     forms = choose_forms(work, method)
     memory = _Memory.of(work, method, forms, layers)
-    if batch_size is not None:
+    bound = max_bytes if max_bytes is not None else memory.result + _DEFAULT_WORK_BYTES
+    later = None
+    if batch_size is None and work.alone and not memory.in_one_piece(bound):
+        later = _late_plan(work, method, layers, bound)
+    if later is not None:
+        forms, memory, blocks = later
+    elif batch_size is not None:
         size = check_integer("batch_size", batch_size, at_least=1)
         blocks = Blocks(min(size, work.n1), min(size, work.n2), size)
         needed = memory.total(*blocks)
@@ -251,7 +271,6 @@ def make_plan(
                 f"{needed} bytes; leave batch_size out, and it follows from max_bytes."
             )
     else:
-        bound = max_bytes if max_bytes is not None else memory.result + _DEFAULT_WORK_BYTES
         blocks = memory.fit(bound, strict=max_bytes is not None)
     return KernelPlan(
         method=method,
@@ -267,6 +286,18 @@ def make_plan(
         bytes=memory.total(*blocks),
         max_bytes=max_bytes,
     )
+
+
+def _late_plan(
+    work: Workload, method: str, layers: int, bound: int
+) -> "tuple[dict[int, str], _Memory, Blocks] | None":
+    """Forms, memory and blocks with gradients that wait, if any do and there is room."""
+    forms = choose_forms(work, method, late=True)
+    if "late gradient" not in forms.values():
+        return None
+    memory = _Memory.of(work, method, forms, layers)
+    blocks = memory.fit_late(bound)
+    return None if blocks is None else (forms, memory, blocks)
 
 
 def _choose_method(work: Workload, method: str, costs: Mapping[str, float]) -> tuple[str, str]:
@@ -290,6 +321,11 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
+def _spare(bound: int) -> int:
+    """A bound without what the compiler takes."""
+    return bound - min(_COMPILER_BYTES, bound // 8)
+
+
 def _even(total: int, most: int) -> int:
     """The size of blocks of at most `most` that overlap least."""
     return math.ceil(total / math.ceil(total / max(1, min(most, total))))
@@ -308,7 +344,8 @@ class Blocks(NamedTuple):
 class _Memory:
     """Bytes: of the result, of a sample's features, of differentiating one sample.
 
-    Of the features those in activation form are `copied` when tiles are made of them.
+    Of the features those in activation form are `copied` when tiles are made of them, and of those
+    whose gradients wait one layer's at a time (`turned`).
     """
 
     work: Workload
@@ -318,6 +355,7 @@ class _Memory:
     copied: int
     transient: int
     entry: int
+    turned: int = 0
 
     @classmethod
     def of(cls, work: Workload, method: str, forms: Mapping[int, str], layers: int) -> "_Memory":
@@ -332,15 +370,18 @@ class _Memory:
         ]
         forward, largest = sum(outputs), max(outputs, default=0)
         sites = {site.leaf: site for site in work.sites}
-        per_sample, copied, patches = 0, 0, 0
+        per_sample, copied, patches, waiting, turned = 0, 0, 0, 0, 0
         for leaf, form in forms.items():
             if form in ("direct", "gradient"):
                 per_sample += c * work.leaf_size(leaf)
             if form == "gradient":
                 patches = max(patches, sites[leaf].input_size)
             if form == "activation":
-                copied += sites[leaf].input_size + c * sites[leaf].cotangent_size
-        per_sample += copied
+                copied += _outer_size(work, sites[leaf])
+            if form == "late gradient":
+                waiting += _outer_size(work, sites[leaf])
+                turned = max(turned, c * sites[leaf].input_size + c * sites[leaf].cotangent_size)
+        per_sample += copied + waiting
         # All values of the forward pass, a few cotangents, patches of a layer, and the features
         # twice: as they arise and in the block that is copied to its place.
         transient = forward + 4 * c * largest + width * (patches + 7 * per_sample // 4)
@@ -348,7 +389,7 @@ class _Memory:
             per_sample, transient = forward // width, 2 * c * work.size * width
         return cls(
             work, method, work.n1 * work.n2 * entry, width * per_sample, width * copied,
-            int(transient), entry,
+            int(transient), entry, width * turned,
         )  # fmt: skip
 
     def total(self, rows: int, columns: int, chunk: int, kept: bool = False) -> int:
@@ -360,6 +401,13 @@ class _Memory:
             # Every column takes a tangent of the weights and a forward pass over all rows with it.
             live = 2 * columns * work.classes * rows * self.per_sample + columns * self.transient
             return int(self.result + _HEADROOM * (3 * side + live))
+        if self.turned:
+            held = work.n1 if kept else rows + columns
+            scratch = 5.0 * side + 2.0 * (rows + columns) * (self.copied + self.turned)
+            forward = self.transient * chunk
+            pieces = 4.0 * PIECE * max(self.work.itemsize, 4)
+            features = 1.15 * self.per_sample * held
+            return int(self.result + features + _HEADROOM * (scratch + pieces + forward))
         if kept:
             scratch = 5.0 * rows * rows * self.entry + 2.0 * rows * self.copied
             features = 1.15 * self.per_sample * work.n1  # in blocks that are never copied whole
@@ -377,23 +425,46 @@ class _Memory:
         forward = self.transient * max(chunk, columns)
         return int(self.result + _HEADROOM * (scratch + features + forward))
 
+    def in_one_piece(self, bound: int) -> bool:
+        """Whether one program can compute it all."""
+        work = self.work
+        total = self.total(work.n1, work.n2, max(work.n1, work.n2))
+        return total <= _spare(bound) and total - self.result <= _ONE_PIECE_BYTES
+
+    def _chunk(self, bound: int) -> int:
+        """Samples differentiated at a time: with a quarter of the space."""
+        least = self.total(1, 1, 1)
+        spare = min((bound - least) / 4, _CHUNK_BYTES)
+        most = min(self.work.n1, self.work.n2)
+        return _largest(most, lambda q: self.total(1, q, q) - least <= spare)
+
+    def fit_late(self, bound: int) -> "Blocks | None":
+        """The blocks with gradients that wait, None where they would be formed too often."""
+        work, bound = self.work, _spare(bound)
+        chunk = self._chunk(bound)
+        side = _even(work.n1, _LATE_ROWS)
+        if work.symmetric and self.total(side, side, min(chunk, side), kept=True) <= bound:
+            return Blocks(side, side, min(side, _even(side, chunk)), kept=True)
+        rows = _largest(work.n1, lambda r: self.total(r, min(r, work.n2), chunk) <= bound)
+        rows = _even(work.n1, rows)
+        columns = _even(work.n2, min(rows, _LATE_ROWS))
+        few = min(rows, columns) < min(_LATE_ROWS // 8, work.n1, work.n2)
+        blocks = Blocks(rows, columns, min(chunk, rows, columns))
+        return None if few or self.total(*blocks) > bound else blocks
+
     def fit(self, bound: int, *, strict: bool) -> Blocks:
         """The largest blocks within `bound` bytes."""
         work = self.work
-        asked, bound = bound, bound - min(_COMPILER_BYTES, bound // 8)
-        one_piece = Blocks(work.n1, work.n2, max(work.n1, work.n2))
-        live = self.total(*one_piece) - self.result
-        if self.total(*one_piece) <= bound and live <= _ONE_PIECE_BYTES:
-            return one_piece
+        if self.in_one_piece(bound):
+            return Blocks(work.n1, work.n2, max(work.n1, work.n2))
+        asked, bound = bound, _spare(bound)
         if self.method == "vector_product":
             wanted = min(bound, self.result + _ONE_PIECE_BYTES)
             size = _largest(max(work.n1, work.n2), lambda b: self.total(b, b, b) <= wanted)
             blocks = Blocks(min(size, work.n1), min(size, work.n2), size)
         else:
             # Differentiating and streaming get at most a quarter of the space.
-            least = self.total(1, 1, 1)
-            spare = min((bound - least) / 4, _CHUNK_BYTES)
-            chunk = _largest(min(work.n1, work.n2), lambda q: self.total(1, q, q) - least <= spare)
+            chunk = self._chunk(bound)
             rows = _largest(work.n1, lambda r: self.total(r, min(chunk, r), min(chunk, r)) <= bound)
             rows = _even(work.n1, rows)
             if work.symmetric and rows < work.n1:

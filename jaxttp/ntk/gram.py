@@ -287,7 +287,7 @@ class Job:
         """The share of one device: its rows against all columns."""
         work = self.work
         rows, columns = share_of(work.n1, mesh), mesh.size * share_of(work.n2, mesh)
-        share = dataclasses.replace(work, n1=rows, n2=columns, symmetric=False)
+        share = dataclasses.replace(work, n1=rows, n2=columns, symmetric=False, alone=False)
         return dataclasses.replace(self, work=share)
 
     def variant(self, plan: KernelPlan) -> Variant:
@@ -362,7 +362,8 @@ def _compute(
         if plan.chunk >= max(n1, n2):
             return functions.whole(leaves, x1, x2)
         return by_blocks(
-            functions, plan, leaves, x1, x2, n1, n2, output, job.dtype, progress
+            functions, plan, leaves, x1, x2, n1, n2, output, job.dtype,
+            joined=not job.per_layer, progress=progress,
         )  # fmt: skip
 
 
