@@ -173,22 +173,15 @@ def against(
     with wide(dtype):
         for leaf, pair in waiting.items():
             other = None if row_features is column_features else column_features.late[leaf]
-            part = _layer(pair, other, output=output, dtype=dtype)
+            part = product_of_outer(pair, other, layerwise.PRODUCTS[output], dtype)
+            part = layerwise.finish(part, output)
+            if output == "trace":
+                part = part / jnp.asarray(pair.cotangents.shape[1], part.dtype)
             name = "sum" if joined else str(leaf)
             tiles[name] = tiles[name] + part if name in tiles else part
             if is_concrete(part):
                 jax.block_until_ready(tiles[name])  # else pieces to come would be allocated already
     return tiles
-
-
-@functools.partial(jit, static_argnames=("output", "dtype"))
-def _layer(pair: Outer, other: Outer | None, *, output: str, dtype: str) -> Array:
-    """A layer's tile, in the public layout; one program for all layers of a shape."""
-    product = layerwise.PRODUCTS[output]
-    part = product_of_outer(pair, pair if other is None else other, product, jnp.dtype(dtype))
-    if output == "trace":
-        part = part / jnp.asarray(pair.cotangents.shape[1], part.dtype)
-    return layerwise.finish(part, output)
 
 
 def features_of_rows(

@@ -5,18 +5,19 @@
 With s k + C s o < C k o numbers a sample, x and g are what is worth keeping: a transformer of width
 256 on 64 tokens has a quarter of its gradients' size. A piece of the columns (k, o) of all samples'
 gradients is formed, multiplied, and dropped; it is small enough to stay in a CPU's cache, and for
-the allocator to give the same memory again. Layers of one shape share one program, so that a deep
-network compiles as one of its blocks does.
+the allocator to give the same memory again. The loop is Python's: in one program XLA forms all
+pieces first. Layers of one shape share one program, so a deep network compiles as one block does.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
+
+from jaxttp._jit import jit
 
 PIECE = 1 << 22
 """Numbers of a piece of the gradients."""
@@ -36,53 +37,68 @@ class Outer(NamedTuple):
     cotangents: Array
 
 
-def product_of_outer(first: Outer, second: Outer, product: Product, dtype: Any) -> Array:
+def product_of_outer(
+    first: Outer, second: Outer | None, product: Product, dtype: Any, piece: int = PIECE
+) -> Array:
     """A layer's part of the kernel between two batches, by pieces of its gradients.
 
     Args:
         first: of n samples.
-        second: of m samples; `first` itself for the kernel of a batch with itself.
-        product: of gradients (n, C, d) and (m, C, d).
+        second: of m samples; None for the kernel of a batch with itself.
+        product: of gradients (n, C, d) and (m, C, d), a function with a hash.
         dtype: in which the kernel is summed.
+        piece: numbers of all samples' gradients that are formed at a time, at least a column.
 
     Returns:
         What `product` returns, summed over the pieces.
+
+    Example:
+        >>> pair = Outer(jnp.ones((1, 3, 2)), jnp.ones((1, 1, 3, 4)))
+        >>> def product(a, b, dtype):
+        ...     return jnp.einsum("ncd,mcd->nm", a, b, preferred_element_type=dtype)
+        >>> product_of_outer(pair, None, product, "float32").tolist()  # 8 weights, each 3
+        [[72.0]]
     """
-    n, classes = first.cotangents.shape[:2]
-    k, o = first.inputs.shape[-1], first.cotangents.shape[-1]
-    rows = classes * max(n, len(second.inputs))
-    long, short = max(k, o), min(k, o)
-    pieces = min(long, math.ceil(rows * k * o / PIECE))
-    edges = [round(long * index / pieces) for index in range(pieces + 1)]
+    classes, k, o = first.cotangents.shape[1], first.inputs.shape[-1], first.cotangents.shape[-1]
+    samples = max(len(one.inputs) for one in (first, second) if one is not None)
+    width = min(k, max(1, piece // (samples * classes * o)))
+    options: dict[str, Any] = {"product": product, "dtype": jnp.dtype(dtype).name}
     total = None
-    turned = _turned(first)
-    other = turned if second is first else _turned(second)
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
-        if total is not None:
-            # Else the pieces might be formed at once, and lie in memory together.
-            total, turned, other = jax.lax.optimization_barrier((total, turned, other))
-        one = _formed(turned, low, high, classes, short)
-        two = one if second is first else _formed(other, low, high, classes, short)
-        part = product(one, two, dtype)
-        total = part if total is None else total + part
+    for low in range(0, k, width):
+        size = min(width, k - low)
+        if total is None:
+            total = _begin(first, second, low, width=size, **options)
+        else:
+            total = _go_on(total, first, second, low, width=size, **options)
     assert total is not None
     return total
 
 
-def _turned(pair: Outer) -> tuple[Array, Array]:
-    """The longer of x and g first, both (n C, s, .), so that a piece is a cut of one of them."""
-    g = pair.cotangents
+def _formed(pair: Outer, low: Array, width: int) -> Array:
+    """Some columns of the gradients (n, C, d), cut from x."""
+    x, g = pair
     n, classes = g.shape[:2]
-    x = jnp.repeat(pair.inputs, classes, axis=0)
+    cut = jax.lax.dynamic_slice_in_dim(x, low, width, axis=-1)
     g = g.reshape(n * classes, *g.shape[2:])
-    return (x, g) if x.shape[-1] >= g.shape[-1] else (g, x)
+    found = jnp.einsum("msk,mso->mko", jnp.repeat(cut, classes, axis=0), g)
+    return found.reshape(n, classes, -1)
 
 
-def _formed(turned: tuple[Array, Array], low: int, high: int, classes: int, short: int) -> Array:
-    """Some columns of the gradients (n, C, d)."""
-    long, other = turned
-    found = jnp.einsum("msk,mso->mko", long[..., low:high], other)
-    return found.reshape(-1, classes, (high - low) * short)
+@functools.partial(jit, static_argnames=("width", "product", "dtype"))
+def _begin(
+    first: Outer, second: Outer | None, low: Array, *, width: int, product: Product, dtype: str
+) -> Array:
+    one = _formed(first, low, width)
+    two = one if second is None else _formed(second, low, width)
+    return product(one, two, jnp.dtype(dtype))
+
+
+@functools.partial(jit, static_argnames=("width", "product", "dtype"), donate_argnums=0)
+def _go_on(
+    total: Array, first: Outer, second: Outer | None, low: Array, *, width: int, product: Product,
+    dtype: str,
+) -> Array:  # fmt: skip
+    return total + _begin.__wrapped__(first, second, low, width=width, product=product, dtype=dtype)
 
 
 __all__ = ["PIECE", "Outer", "product_of_outer"]

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp.ntk._late import Outer, product_of_outer
+from jaxttp.ntk._late import Outer
 from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import Site
 
@@ -118,6 +118,8 @@ class Layers:
     ) -> dict[str, Array]:
         """The kernel between two batches by parameter leaf (or "joined" leaves).
 
+        What waits is left out: `jaxttp.ntk._late` multiplies it.
+
         Returns:
             Arrays (n, C, m, C) for output "full", (C, n, m) for "diagonal", (n, m) for "trace".
         """
@@ -138,8 +140,6 @@ class Layers:
                 terms[str(site.leaf)] = _sum_over_pairs(x1, g1, x2, g2, output, dtype)
         for name, value in first.gradients.items():
             terms[name] = product(value, second.gradients[name], dtype)
-        for leaf, pair in first.late.items():
-            terms[str(leaf)] = product_of_outer(pair, second.late[leaf], product, dtype)
         return terms
 
 
