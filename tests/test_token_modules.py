@@ -109,7 +109,7 @@ def test_a_token_module_is_forecast(make):
 
 
 class Batched:
-    """A prepared set of tensorflow-datasets, which reads samples, as batches that can be read again."""
+    """A prepared set of tensorflow-datasets, which reads samples, as batches."""
 
     def __init__(self, source, size):
         self.source, self.size = source, size
@@ -128,12 +128,14 @@ def test_a_set_of_tensorflow_datasets_prepared_here_is_forecast(tmp_path):
 
     class Tokens(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
+        code_path = None  # else it asks for importlib_resources, which it does not install
 
         def _info(self):
             features = {
                 name: tfds.features.Tensor(shape=(T,), dtype=rows.dtype)
                 for name, rows in columns.items()
             }
+            features = tfds.features.FeaturesDict(features)
             return tfds.core.DatasetInfo(builder=self, features=features)
 
         def _split_generators(self, dl_manager):

@@ -18,7 +18,7 @@ from jaxttp._checks import is_concrete
 from jaxttp._jit import jit
 from jaxttp.ntk import layerwise
 from jaxttp.ntk._compiled import Functions, wide
-from jaxttp.ntk._late import Outer, product_of_outer
+from jaxttp.ntk._late import product_of_outer
 from jaxttp.ntk._plan import KernelPlan
 
 

@@ -13,7 +13,7 @@ from jaxttp._convolutions import quick
 from jaxttp._jit import jit
 from jaxttp._types import ApplyFn
 from jaxttp.ntk import layerwise
-from jaxttp.ntk._plan import STRIPS
+from jaxttp.ntk._costs import STRIPS
 from jaxttp.ntk._products import pull_and_push
 from jaxttp.ntk._program import trace
 from jaxttp.ntk._sites import find_sites

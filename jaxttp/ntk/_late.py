@@ -84,8 +84,7 @@ def _formed(pair: Outer, low: Array, width: int) -> Array:
     return found.reshape(n, classes, -1)
 
 
-@functools.partial(jit, static_argnames=("width", "product", "dtype"))
-def _begin(
+def _piece(
     first: Outer, second: Outer | None, low: Array, *, width: int, product: Product, dtype: str
 ) -> Array:
     one = _formed(first, low, width)
@@ -93,12 +92,16 @@ def _begin(
     return product(one, two, jnp.dtype(dtype))
 
 
-@functools.partial(jit, static_argnames=("width", "product", "dtype"), donate_argnums=0)
+_STATIC = ("width", "product", "dtype")
+_begin = jit(_piece, static_argnames=_STATIC)
+
+
+@functools.partial(jit, static_argnames=_STATIC, donate_argnums=0)
 def _go_on(
     total: Array, first: Outer, second: Outer | None, low: Array, *, width: int, product: Product,
     dtype: str,
 ) -> Array:  # fmt: skip
-    return total + _begin.__wrapped__(first, second, low, width=width, product=product, dtype=dtype)
+    return total + _piece(first, second, low, width=width, product=product, dtype=dtype)
 
 
 __all__ = ["PIECE", "Outer", "product_of_outer"]

@@ -25,7 +25,8 @@ from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.ntk._blocks import by_blocks
 from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure
-from jaxttp.ntk._plan import KernelPlan, Workload, make_plan
+from jaxttp.ntk._costs import Workload
+from jaxttp.ntk._plan import KernelPlan, make_plan
 from jaxttp.ntk._program import NetworkProgram, trace
 from jaxttp.ntk._select import leaf_paths, select_leaves
 from jaxttp.ntk._sharded import sharded_kernel, share_of

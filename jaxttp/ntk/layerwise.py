@@ -7,7 +7,7 @@ For a site (see `_sites`) with inputs x (b, s, k) and output cotangents g^c (b, 
 
 The first never forms a weight gradient; the second is cheaper when many positions share a small
 weight. Where x and g are smaller than the dW, these wait, and are formed when they are multiplied
-(see `_late`): a transformer's have a quarter of the size. Direct parameters (see `_sites`) are in gradient form by ordinary differentiation.
+(see `_late`). Direct parameters (see `_sites`) are in gradient form by ordinary differentiation.
 
 All cotangents come from one reverse pass for each of the C outputs, taken for all samples at once.
 

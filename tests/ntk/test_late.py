@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp.ntk import _plan, empirical_ntk, ntk_plan
+from jaxttp.ntk import _memory, empirical_ntk, ntk_plan
 from jaxttp.ntk._late import Outer, product_of_outer
-from jaxttp.ntk._plan import Blocks
+from jaxttp.ntk._memory import Blocks
 from jaxttp.ntk.layerwise import PRODUCTS
 from tests import oracles
 from tests.draws import normal
@@ -39,11 +39,11 @@ def made():
 @pytest.fixture
 def blocks(monkeypatch):
     """No kernel fits into one piece; the blocks are those that are set here."""
-    monkeypatch.setattr(_plan, "_ONE_PIECE_BYTES", 0)
+    monkeypatch.setattr(_memory, "_ONE_PIECE_BYTES", 0)
 
     def use(*given, **options):
         chosen = Blocks(*given, **options)
-        monkeypatch.setattr(_plan._Memory, "fit_late", lambda self, bound: chosen)
+        monkeypatch.setattr(_memory.Memory, "fit_late", lambda self, bound: chosen)
 
     return use
 
@@ -72,9 +72,8 @@ def test_blocks_of_late_gradients_agree_with_the_jacobian(cut, output, blocks):
     assert {name for name, form in plan.forms.items() if form == "late gradient"} == LATE
     kernel = empirical_ntk(network, params, tokens, method="layerwise", output=output)
     close(kernel, as_output(np.asarray(wanted), output))
-    assert bool(jnp.all(kernel == jnp.moveaxis(kernel, (0, 1), (2, 3)))) if output == "full" else (
-        bool(jnp.all(kernel == kernel.swapaxes(0, 1)))
-    )
+    mirrored = kernel.transpose(2, 3, 0, 1) if output == "full" else kernel.swapaxes(0, 1)
+    assert bool(jnp.all(kernel == mirrored))
 
 
 def test_between_two_sets_by_layer_and_of_some_parameters(blocks):
@@ -85,7 +84,8 @@ def test_between_two_sets_by_layer_and_of_some_parameters(blocks):
     parts = empirical_ntk(network, params, tokens, method="layerwise", per_layer=True)
     assert set(parts) == set(params)
     close(sum(parts.values()), np.asarray(wanted))
-    alone = empirical_ntk(network, params, tokens, method="layerwise", trainable=lambda p: p == "up")
+    chosen = {name: name == "up" for name in params}
+    alone = empirical_ntk(network, params, tokens, method="layerwise", trainable=chosen)
     close(alone, np.asarray(parts["up"]))
 
 
