@@ -6,6 +6,7 @@ compilation; the programs run as fast (`experiments/bench/RESULTS.md`, "Compilat
 numbers differ by rounding only. Steps of real trainings stay with `jax.jit`, as their users' do.
 """
 
+import concurrent.futures
 import functools
 import os
 from collections.abc import Callable
@@ -91,5 +92,6 @@ def _is_outside() -> bool:
 
 @functools.cache
 def _outside() -> Any:
-    with jax.ensure_compile_time_eval():
-        return jex.core.get_opaque_trace_state()
+    # Asked in a thread of its own: this one may be within a trace when it asks for the first time.
+    with concurrent.futures.ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(jex.core.get_opaque_trace_state).result()

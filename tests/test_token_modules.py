@@ -106,3 +106,52 @@ def test_a_token_module_is_forecast(make):
     drop = run.loss[0] - run.loss[-1]
     assert drop > 0
     np.testing.assert_allclose(found.loss, run.loss, atol=0.03 * float(drop))
+
+
+class Batched:
+    """A prepared set of tensorflow-datasets, which reads samples, as batches."""
+
+    def __init__(self, source, size):
+        self.source, self.size = source, size
+
+    def __iter__(self):
+        for low in range(0, len(self.source), self.size):
+            rows = [self.source[i] for i in range(low, min(low + self.size, len(self.source)))]
+            yield {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def test_a_set_of_tensorflow_datasets_prepared_here_is_forecast(tmp_path):
+    """The real package writes the set to disk and reads it, without TensorFlow or a download."""
+    tfds = pytest.importorskip("tensorflow_datasets", reason="the extra 'datasets'")
+    pytest.importorskip("array_record", reason="the file format that needs no TensorFlow")
+    columns = {"ids": IDS.astype(np.int32), "mask": MASK, "labels": NEXT.astype(np.int32)}
+
+    class Tokens(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+        code_path = None  # else it asks for importlib_resources, which it does not install
+
+        def _info(self):
+            features = {
+                name: tfds.features.Tensor(shape=(T,), dtype=rows.dtype)
+                for name, rows in columns.items()
+            }
+            features = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            for i in range(N):
+                yield i, {name: rows[i] for name, rows in columns.items()}
+
+    builder = Tokens(data_dir=tmp_path, file_format="array_record")
+    builder.download_and_prepare()
+    data = Batched(builder.as_data_source(split="train"), size=3)
+    model = from_nnx(Tagger(nnx.Rngs(0)))
+    options = {"learning_rate": RATE, "steps": 3, "relinearize": 0}
+    found = predict_training_time(*model, data, None, **options)
+    arrays = predict_training_time(*model, {"ids": IDS, "mask": MASK}, NEXT, **options)
+    # The set is shuffled when it is written, which changes the order of sums in float32.
+    np.testing.assert_allclose(found.loss, arrays.loss, rtol=1e-5)
+    assert found.loss[-1] < found.loss[0]

@@ -89,8 +89,8 @@ def cost(case: Any, samples: int, output: str, devices: int, max_bytes: float) -
     """
     import jax
 
-    from jaxttp.ntk._plan import Memory
-    from jaxttp.ntk._workload import choose_forms, method_costs
+    from jaxttp.ntk._costs import choose_forms, method_costs
+    from jaxttp.ntk._memory import Memory
     from jaxttp.ntk.gram import Job
 
     x = jax.ShapeDtypeStruct((samples, *case.x.shape[1:]), case.x.dtype)
@@ -158,9 +158,9 @@ def gathers(case: Any, output: str) -> tuple[float, int]:
 
     from experiments.bench.devices import sizes
     from jaxttp.ntk._compiled import compiled
-    from jaxttp.ntk._plan import Memory
+    from jaxttp.ntk._costs import choose_forms
+    from jaxttp.ntk._memory import Memory
     from jaxttp.ntk._sharded import EVERYWHERE, _pieces, place, shard_rows
-    from jaxttp.ntk._workload import choose_forms
     from jaxttp.ntk.gram import Job, cached
     from jaxttp.ntk.row_sharded import automatic
 

@@ -18,6 +18,7 @@ from jaxttp._checks import is_concrete
 from jaxttp._jit import jit
 from jaxttp.ntk import layerwise
 from jaxttp.ntk._compiled import Functions, wide
+from jaxttp.ntk._late import product_of_outer
 from jaxttp.ntk._plan import KernelPlan
 
 
@@ -31,6 +32,8 @@ def by_blocks(
     n2: int,
     output: str,
     dtype: str,
+    *,
+    joined: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Array]:
     """The kernel by blocks of one size; the last one of an axis overlaps the one before.
@@ -38,22 +41,30 @@ def by_blocks(
     `progress` is called with (pairs of samples done, pairs in all).
     """
     found = _Unfinished(n1, n2, output, dtype, _pairs(plan, n1, n2, x2 is None), progress)
+    multiply = functools.partial(
+        against, functions, leaves, x1, output=output, dtype=dtype, joined=joined
+    )
     starts = [min(low, n1 - plan.rows) for low in range(0, n1, plan.rows)]
     if plan.kept:
         held = []
         for j in starts:  # what overlaps in the last block is written again with its own square
             held.append(features_of_rows(functions, leaves, x1, j, plan.rows, plan.chunk))
             for i, row_features in zip(starts, held, strict=False):
-                tiles = functions.against(leaves, x1, row_features, held[-1])
+                tiles = multiply(row_features, held[-1])
                 found.write(tiles, i, j, also_mirrored=i != j)
             found.make_symmetric(j, plan.rows)
         return found.kernels
     symmetric, columns = x2 is None, x1 if x2 is None else x2
     for i in starts:
         row_features = features_of_rows(functions, leaves, x1, i, plan.rows, plan.chunk)
-        if symmetric and plan.rows == n1:
+        waits = bool(getattr(row_features, "late", None))
+        if symmetric and plan.rows == n1 and not waits:
             return functions.square(leaves, x1, row_features)
-        if symmetric:
+        if symmetric and waits:
+            tiles = multiply(row_features, row_features)
+            found.write(tiles, i, i, also_mirrored=False)
+            found.make_symmetric(i, plan.rows)
+        elif symmetric:
             size = min(plan.columns, plan.rows)
             for column in range(0, plan.rows, size):
                 j = min(column, plan.rows - size)
@@ -63,7 +74,13 @@ def by_blocks(
         first = i + plan.rows if symmetric else 0
         for column in range(first, n2, plan.columns):
             j = min(column, n2 - plan.columns)
-            tiles = functions.stream(leaves, columns, row_features, j, size=plan.columns)
+            if waits:
+                others = features_of_rows(
+                    functions, leaves, columns, j, plan.columns, min(plan.chunk, plan.columns)
+                )
+                tiles = multiply(row_features, others)
+            else:
+                tiles = functions.stream(leaves, columns, row_features, j, size=plan.columns)
             # The last tile may reach back into the square block just written. That part is cut off:
             # computed in another order, it would spoil the exact symmetry of the block.
             if symmetric and j < first:
@@ -121,6 +138,50 @@ class _Unfinished:
         with wide(self.dtype):
             for name, kernel in self.kernels.items():
                 self.kernels[name] = _mirror_block(kernel, start, size=size, output=self.output)
+
+
+def against(
+    functions: Functions,
+    leaves: list[Array],
+    x: list[Array],
+    row_features: Any,
+    column_features: Any,
+    *,
+    output: str,
+    dtype: str,
+    joined: bool,
+) -> dict[str, Array]:
+    """A tile; layers whose gradients wait are multiplied one after the other.
+
+    Args:
+        functions: compiled pieces.
+        leaves: of the parameters.
+        x: samples, for their shapes.
+        row_features: of some samples.
+        column_features: of others, or the same object.
+        output: "full", "trace" or "diagonal".
+        dtype: in which the kernel is summed.
+        joined: whether the parts of all layers become one kernel.
+    """
+    waiting = getattr(row_features, "late", {})
+    if not waiting:
+        return functions.against(leaves, x, row_features, column_features)
+    tiles: dict[str, Array] = {}
+    if row_features.inputs or row_features.gradients:
+        rest = [one._replace(late={}) for one in (row_features, column_features)]
+        tiles = dict(functions.against(leaves, x, *rest))
+    with wide(dtype):
+        for leaf, pair in waiting.items():
+            other = None if row_features is column_features else column_features.late[leaf]
+            part = product_of_outer(pair, other, layerwise.PRODUCTS[output], dtype)
+            part = layerwise.finish(part, output)
+            if output == "trace":
+                part = part / jnp.asarray(pair.cotangents.shape[1], part.dtype)
+            name = "sum" if joined else str(leaf)
+            tiles[name] = tiles[name] + part if name in tiles else part
+            if is_concrete(part):
+                jax.block_until_ready(tiles[name])  # else pieces to come would be allocated already
+    return tiles
 
 
 def features_of_rows(

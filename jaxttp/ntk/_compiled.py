@@ -13,10 +13,10 @@ from jaxttp._convolutions import quick
 from jaxttp._jit import jit
 from jaxttp._types import ApplyFn
 from jaxttp.ntk import layerwise
+from jaxttp.ntk._costs import STRIPS
 from jaxttp.ntk._products import pull_and_push
 from jaxttp.ntk._program import trace
 from jaxttp.ntk._sites import find_sites
-from jaxttp.ntk._workload import STRIPS
 from jaxttp.ntk.layerwise import Features, Layers
 
 
@@ -146,6 +146,7 @@ class _Layerwise:
             activation=tuple(site for site in sites if forms[site.leaf] == "activation"),
             gradient=tuple(site for site in sites if forms[site.leaf] == "gradient"),
             direct=tuple(leaf for leaf, form in forms.items() if form == "direct"),
+            late=tuple(site for site in sites if forms[site.leaf] == "late gradient"),
             joined=variant.joined,
         )
 

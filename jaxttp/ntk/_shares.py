@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from jaxttp.ntk._plan import KernelPlan, TooLittle
+from jaxttp.ntk._memory import TooLittle
+from jaxttp.ntk._plan import KernelPlan
 
 PlanOnDevices = Callable[[int], KernelPlan]
 

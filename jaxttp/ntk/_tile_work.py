@@ -34,7 +34,7 @@ def plan_tiles(job: Job, method: str, tile: int | None, bound: float) -> tuple[i
     tile = min(check_integer("tile", tile, at_least=1), largest)
     while True:
         size = tile**2 * work.entries * work.itemsize
-        share = dataclasses.replace(work, n1=tile, n2=tile, symmetric=False)
+        share = dataclasses.replace(work, n1=tile, n2=tile, symmetric=False, alone=False)
         try:
             plan = dataclasses.replace(job, work=share).plan(method, None, int(bound))
         except ValueError:

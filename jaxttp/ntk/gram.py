@@ -26,13 +26,13 @@ from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.ntk._blocks import by_blocks
 from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure
+from jaxttp.ntk._costs import Workload
 from jaxttp.ntk._plan import KernelPlan, make_plan
 from jaxttp.ntk._program import NetworkProgram, trace
 from jaxttp.ntk._select import leaf_paths, select_leaves
 from jaxttp.ntk._sharded import sharded_kernel
 from jaxttp.ntk._shares import plan_on
 from jaxttp.ntk._sites import find_sites
-from jaxttp.ntk._workload import Workload
 from jaxttp.ntk.row_sharded import RowSharded, several
 
 Output = Literal["full", "trace", "diagonal"]
@@ -299,7 +299,7 @@ class Job:
         if devices == 1:
             return self
         rows, columns = -(-work.n1 // devices), devices * -(-work.n2 // devices)
-        share = dataclasses.replace(work, n1=rows, n2=columns, symmetric=False)
+        share = dataclasses.replace(work, n1=rows, n2=columns, symmetric=False, alone=False)
         return dataclasses.replace(self, work=share)
 
     def plan_on(
@@ -391,7 +391,8 @@ def _compute(
         if plan.chunk >= max(n1, n2):
             return functions.whole(leaves, x1, x2)
         return by_blocks(
-            functions, plan, leaves, x1, x2, n1, n2, output, job.dtype, progress
+            functions, plan, leaves, x1, x2, n1, n2, output, job.dtype,
+            joined=not job.per_layer, progress=progress,
         )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ For a site (see `_sites`) with inputs x (b, s, k) and output cotangents g^c (b, 
     gradient form     Θ[i,c,j,d] += <dW_i^c, dW_j^d>,     dW_i^c[b] = sum_s x_i[b,s] g_i^c[b,s]^T
 
 The first never forms a weight gradient; the second is cheaper when many positions share a small
-weight. Direct parameters (see `_sites`) are in gradient form by ordinary differentiation.
+weight. Where x and g are smaller than the dW, these wait, and are formed when they are multiplied
+(see `_late`). Direct parameters (see `_sites`) are in gradient form by ordinary differentiation.
 
 All cotangents come from one reverse pass for each of the C outputs, taken for all samples at once.
 
@@ -24,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxttp.ntk._late import Outer
 from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import Site
 
@@ -38,11 +40,13 @@ class Features(NamedTuple):
         inputs: by leaf, x (n, b, s, k) of the sites in activation form.
         cotangents: by leaf, g (n, C, b, s, o) of the same sites.
         gradients: by name, per-sample gradients (n, C, d) of everything else.
+        late: by leaf, x (n, s, k) and g (n, C, s, o) of the sites whose gradients are yet to form.
     """
 
     inputs: dict[int, Array]
     cotangents: dict[int, Array]
     gradients: dict[str, Array]
+    late: dict[int, Outer]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,6 +58,7 @@ class Layers:
         activation: sites contracted in activation form.
         gradient: sites whose weight gradient is formed from patches.
         direct: leaves differentiated as they stand.
+        late: sites whose weight gradient is formed when it is multiplied; they have one group.
         joined: whether small leaves are joined, so that per-layer kernels are lost.
     """
 
@@ -61,6 +66,7 @@ class Layers:
     activation: tuple[Site, ...]
     gradient: tuple[Site, ...]
     direct: tuple[int, ...]
+    late: tuple[Site, ...] = ()
     joined: bool = True
 
     def features(self, leaves: Sequence[Array], samples: Sequence[Array]) -> Features:
@@ -68,7 +74,7 @@ class Layers:
         return jax.vmap(lambda *row: self._one(leaves, row))(*samples)
 
     def _one(self, leaves: Sequence[Array], sample: Sequence[Array]) -> Features:
-        sites = self.activation + self.gradient
+        sites = self.activation + self.gradient + self.late
         captured = {site.step: site.operand for site in sites}
         steps = self.program.steps
 
@@ -83,7 +89,7 @@ class Layers:
         basis = jnp.eye(outputs.shape[0], dtype=outputs.dtype)
         at_sites, at_leaves = jax.vmap(pull)(basis)
 
-        inputs, cotangents, gradients = {}, {}, {}
+        inputs, cotangents, gradients, late = {}, {}, {}, {}
         for site in sites:
             x = site.inputs(seen[site.step])
             g = jax.vmap(site.cotangents, (0, None))(at_sites[site.step], seen[site.step])
@@ -91,12 +97,14 @@ class Layers:
                 g = g * jnp.asarray(site.scale, g.dtype)
             if site in self.activation:
                 inputs[site.leaf], cotangents[site.leaf] = x, g
+            elif site in self.late:
+                late[site.leaf] = Outer(x[0].astype(g.dtype), g[:, 0])
             else:
                 weight = jnp.einsum("bsk,cbso->cbko", x.astype(g.dtype), g)
                 gradients[str(site.leaf)] = weight.reshape(len(basis), -1)
         for index, value in at_leaves.items():
             gradients[str(index)] = value.reshape(len(basis), -1)
-        return Features(inputs, cotangents, self._join(gradients))
+        return Features(inputs, cotangents, self._join(gradients), late)
 
     def _join(self, gradients: dict[str, Array]) -> dict[str, Array]:
         small = [name for name, value in gradients.items() if value.shape[-1] < _JOIN_BELOW]
@@ -110,10 +118,12 @@ class Layers:
     ) -> dict[str, Array]:
         """The kernel between two batches by parameter leaf (or "joined" leaves).
 
+        What waits is left out: `jaxttp.ntk._late` multiplies it.
+
         Returns:
             Arrays (n, C, m, C) for output "full", (C, n, m) for "diagonal", (n, m) for "trace".
         """
-        product = _PRODUCTS[output]
+        product = PRODUCTS[output]
         terms: dict[str, Array] = {}
         for site in self.activation:
             x1, x2 = first.inputs[site.leaf], second.inputs[site.leaf]
@@ -159,7 +169,7 @@ def _product_diagonal(a: Array, b: Array, dtype: Any) -> Array:
     return jnp.einsum("ncd,mcd->cnm", a, b, preferred_element_type=dtype)
 
 
-_PRODUCTS: Mapping[str, Callable[[Array, Array, Any], Array]] = {
+PRODUCTS: Mapping[str, Callable[[Array, Array, Any], Array]] = {
     "full": _product_full,
     "trace": _product_trace,
     "diagonal": _product_diagonal,

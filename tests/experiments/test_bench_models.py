@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.bench import adapters, full_size, language, lora, lora_tasks
+from experiments.bench import adapters, full_size, language, lora, lora_tasks, transformer
 
 
 @pytest.mark.slow
@@ -84,3 +84,26 @@ def test_lora_on_next_tokens(tmp_path, monkeypatch, capsys):
     assert len(held["loss"]) == len(rows[0]["loss"]) == 9
     assert "| held | 1 |" in capsys.readouterr().out
     assert lora.main(["--preset", "smoke"]) == rows  # nothing is trained twice
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", transformer.NETWORKS)
+def test_a_transformers_kernel_is_timed_beside_a_product(name):
+    row = transformer.measure(name, "auto", 1, transformer.SMALL, side=16)
+    assert row["ratio"] > 0
+    assert row["cpu ratio"] >= 0  # a clock of CPUs may be coarse
+    n, t, d, layers, c, v = transformer.SMALL
+    gates, shared = (3 * 22, 1) if name == "llama" else (2 * 32, 2)  # hidden units, keys and values
+    blocks = layers * d * (2 * d + shared * d + gates)
+    forward = n * t * (2 * blocks + 2 * d * v + layers * 4 * t * d)
+    # Forward, backward for every word, and something for the contraction.
+    assert (1 + c) * forward * 0.8 < row["operations"] < 20 * forward
+
+
+def test_operations_are_those_of_products_as_often_as_they_run():
+    def run(a, b):
+        turned = jax.lax.scan(lambda h, _: (h @ b, None), a, None, length=5)[0]
+        return jax.jit(lambda h: h @ b)(turned)
+
+    jaxpr = jax.make_jaxpr(run)(np.ones((2, 3)), np.ones((3, 3))).jaxpr
+    assert transformer.operations(jaxpr) == 6 * 2 * 2 * 3 * 3

@@ -379,3 +379,36 @@ def test_scaled_frequencies():
     between = found[(turns > 1) & (turns < 4)] / plain[(turns > 1) & (turns < 4)]
     assert len(between) > 2
     assert np.all((between > 1 / 8) & (between < 1) & (np.diff(between, append=0) < 0))
+
+
+def test_the_frequencies_of_llama_3_are_those_of_its_reference_code():
+    """`apply_scaling` of meta-llama, one frequency at a time and by wavelengths."""
+    factor, low, high, original = 8.0, 1.0, 4.0, 8192
+    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low,
+               "high_freq_factor": high, "original_max_position_embeddings": original}  # fmt: skip
+    config = {"rope_theta": 500000.0, "rope_scaling": scaling}
+    expected, kinds = [], set()
+    for j in range(64):
+        frequency = 500000.0 ** (-2 * j / 128)
+        wavelength = 2 * np.pi / frequency
+        if wavelength < original / high:
+            kinds.add("kept")
+        elif wavelength > original / low:
+            kinds.add("divided")
+            frequency /= factor
+        else:
+            kinds.add("between")
+            smooth = (original / wavelength - low) / (high - low)
+            frequency = (1 - smooth) * frequency / factor + smooth * frequency
+        expected.append(frequency)
+    assert kinds == {"kept", "divided", "between"}
+    found = read_rotary(config, 128, 131072).frequencies
+    np.testing.assert_allclose(found, expected, rtol=1e-13)
+
+
+def test_linear_positions_are_positions_divided():
+    """Angles at 0, 4, 8 ... with the factor 4 are those at 0, 1, 2 ... without one."""
+    scaled = {"rope_theta": 100.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    rotary, plain = (read_rotary(config, 8, 16) for config in (scaled, {"rope_theta": 100.0}))
+    for found, wanted in zip(rotary.tables(16, "float64"), plain.tables(4, "float64"), strict=True):
+        np.testing.assert_allclose(found[::4], wanted, atol=1e-14)

@@ -1,8 +1,8 @@
-"""The operations of a kernel, counted from shapes: which method and which form cost the least.
+"""What a kernel costs by each method, and the cheapest form of each layer: counted from shapes.
 
-An elementwise pass over a kernel-sized array counts as `_PASS` operations an entry, because memory
-sets its pace (measured on a CPU: an entry of a fused multiply-add over a large array takes as long
-as about 32 operations of a matrix product).
+The cost model counts floating-point operations; an elementwise pass over a kernel-sized array
+counts as `_PASS` operations an entry, because memory sets its pace (measured on a CPU: an entry of
+a fused multiply-add over a large array takes as long as about 32 operations of a matrix product).
 """
 
 import dataclasses
@@ -12,7 +12,8 @@ from jaxttp.ntk._program import NetworkProgram, ProgramStep
 from jaxttp.ntk._sites import Site
 
 _PASS = 32
-STRIPS = 2  # upper-triangle strips of a square block: 3/4 of the work of a full one
+STRIPS = 2
+"""Upper-triangle strips of a square block: 3/4 of the work of a full one."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,6 +30,7 @@ class Workload:
         symmetric: whether x2 is x1.
         output: "full", "trace" or "diagonal".
         itemsize: bytes of a number of the kernel.
+        alone: whether one device computes all of it, so that gradients may wait for products.
     """
 
     program: NetworkProgram
@@ -40,6 +42,7 @@ class Workload:
     symmetric: bool
     output: str
     itemsize: int
+    alone: bool = True
 
     @property
     def classes(self) -> int:
@@ -83,8 +86,11 @@ class Workload:
         return sum(self.leaf_size(leaf) for leaf, wanted in enumerate(self.trainable) if wanted)
 
 
-def choose_forms(work: Workload, method: str) -> dict[int, str]:
-    """The cheapest form for each trainable leaf; all direct for the plain Jacobian."""
+def choose_forms(work: Workload, method: str, *, late: bool = False) -> dict[int, str]:
+    """The cheapest form for each trainable leaf; all direct for the plain Jacobian.
+
+    With `late` gradients wait wherever what they are made of is smaller.
+    """
     forms = {leaf: "direct" for leaf, wanted in enumerate(work.trainable) if wanted}
     if method != "layerwise":
         return forms
@@ -95,8 +101,14 @@ def choose_forms(work: Workload, method: str) -> dict[int, str]:
             if site.bias is not None:
                 forms[site.bias] = "with weight"
         elif site.kind != "embedding":
-            forms[site.leaf] = "gradient"
+            waits = late and site.groups == 1 and outer_size(work, site) < work.classes * site.size
+            forms[site.leaf] = "late gradient" if waits else "gradient"
     return forms
+
+
+def outer_size(work: Workload, site: Site) -> int:
+    """Numbers of a sample from which a site's gradients can be formed."""
+    return site.input_size + work.classes * site.cotangent_size
 
 
 def _activation_cost(work: Workload, site: Site) -> float:

@@ -1,0 +1,107 @@
+"""Weight gradients that are formed when they are multiplied, some columns at a time.
+
+    <dW_i^c, dW_j^d>,      dW_i^c = x_i^T g_i^c,      x_i (s, k), g_i^c (s, o)
+
+With s k + C s o < C k o numbers a sample, x and g are what is worth keeping: a transformer of width
+256 on 64 tokens has a quarter of its gradients' size. A piece of the columns (k, o) of all samples'
+gradients is formed, multiplied, and dropped; it is small enough to stay in a CPU's cache, and for
+the allocator to give the same memory again. The loop is Python's: in one program XLA forms all
+pieces first. Layers of one shape share one program, so a deep network compiles as one block does.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxttp._jit import jit
+
+PIECE = 1 << 22
+"""Numbers of a piece of the gradients."""
+
+Product = Callable[[Array, Array, Any], Array]
+
+
+class Outer(NamedTuple):
+    """What a layer's gradients are sums of outer products of.
+
+    Attributes:
+        inputs: x (n, s, k).
+        cotangents: g (n, C, s, o).
+    """
+
+    inputs: Array
+    cotangents: Array
+
+
+def product_of_outer(
+    first: Outer, second: Outer | None, product: Product, dtype: Any, piece: int = PIECE
+) -> Array:
+    """A layer's part of the kernel between two batches, by pieces of its gradients.
+
+    Args:
+        first: of n samples.
+        second: of m samples; None for the kernel of a batch with itself.
+        product: of gradients (n, C, d) and (m, C, d), a function with a hash.
+        dtype: in which the kernel is summed.
+        piece: numbers of all samples' gradients that are formed at a time, at least a column.
+
+    Returns:
+        What `product` returns, summed over the pieces.
+
+    Example:
+        >>> pair = Outer(jnp.ones((1, 3, 2)), jnp.ones((1, 1, 3, 4)))
+        >>> def product(a, b, dtype):
+        ...     return jnp.einsum("ncd,mcd->nm", a, b, preferred_element_type=dtype)
+        >>> product_of_outer(pair, None, product, "float32").tolist()  # 8 weights, each 3
+        [[72.0]]
+    """
+    classes, k, o = first.cotangents.shape[1], first.inputs.shape[-1], first.cotangents.shape[-1]
+    samples = max(len(one.inputs) for one in (first, second) if one is not None)
+    width = min(k, max(1, piece // (samples * classes * o)))
+    options: dict[str, Any] = {"product": product, "dtype": jnp.dtype(dtype).name}
+    total = None
+    for low in range(0, k, width):
+        size = min(width, k - low)
+        if total is None:
+            total = _begin(first, second, low, width=size, **options)
+        else:
+            total = _go_on(total, first, second, low, width=size, **options)
+    assert total is not None
+    return total
+
+
+def _formed(pair: Outer, low: Array, width: int) -> Array:
+    """Some columns of the gradients (n, C, d), cut from x."""
+    x, g = pair
+    n, classes = g.shape[:2]
+    cut = jax.lax.dynamic_slice_in_dim(x, low, width, axis=-1)
+    g = g.reshape(n * classes, *g.shape[2:])
+    found = jnp.einsum("msk,mso->mko", jnp.repeat(cut, classes, axis=0), g)
+    return found.reshape(n, classes, -1)
+
+
+def _piece(
+    first: Outer, second: Outer | None, low: Array, *, width: int, product: Product, dtype: str
+) -> Array:
+    one = _formed(first, low, width)
+    two = one if second is None else _formed(second, low, width)
+    return product(one, two, jnp.dtype(dtype))
+
+
+_STATIC = ("width", "product", "dtype")
+_begin = jit(_piece, static_argnames=_STATIC)
+
+
+@functools.partial(jit, static_argnames=_STATIC, donate_argnums=0)
+def _go_on(
+    total: Array, first: Outer, second: Outer | None, low: Array, *, width: int, product: Product,
+    dtype: str,
+) -> Array:  # fmt: skip
+    return total + _piece(first, second, low, width=width, product=product, dtype=dtype)
+
+
+__all__ = ["PIECE", "Outer", "product_of_outer"]
