@@ -38,6 +38,8 @@ MOST = 4
 """Modes that are held back together, the steepest."""
 BACK = 0.3
 """Share of what is beyond the edge that comes back a step."""
+CLOSE = 1e-3
+"""Share of the edge within which a mode is at it."""
 SWEEPS = 16
 """Of Gauss and Seidel over the modes."""
 
@@ -70,6 +72,12 @@ class Guard(NamedTuple):
         """
         rank = jnp.argsort(jnp.argsort(-foreseen))
         return self._replace(missed=found[: self.modes][rank] - foreseen)
+
+
+def bears(curvatures: Array | None, edge: Array) -> bool:
+    """Whether S_i (k,) came to the edge, so that something was held back."""
+    assert curvatures is not None  # asked of a run with a guard
+    return float(jnp.max(curvatures)) > (1 - CLOSE) * float(edge)
 
 
 def least(gram: Array, excess: Array) -> Array:

@@ -141,6 +141,7 @@ class State(NamedTuple):
         sharpest: the largest curvature so far, as a multiple of the edge of stability; 0 where that
             is not looked at.
         guard: what holds modes back from here on, or None.
+        central_from: the start of the first segment in which that came to bear, or -1.
     """
 
     here: Start
@@ -159,6 +160,7 @@ class State(NamedTuple):
     beside: Beside | None = None
     sharpest: float = 0.0
     guard: Guard | None = None
+    central_from: int = -1
 
     @property
     def start(self) -> int:

@@ -63,6 +63,8 @@ class RelinearizedTrajectory(eqx.Module):
         steps_run: steps of the recursion that were run: ahead, again, and those of batches beside.
         sharpest: the largest curvature at a kernel, as a multiple of the edge of stability; only at
             the start where that is beyond it, 0 where it is not looked at (damp=False).
+        central_from: the step from which on modes are held back at the edge of stability, -1 for
+            never; see `_central`.
     """
 
     ts: Float[Array, " t"]
@@ -83,5 +85,6 @@ class RelinearizedTrajectory(eqx.Module):
     left_at: int = eqx.field(static=True, default=-1)
     steps_run: int = eqx.field(static=True, default=0)
     sharpest: float = eqx.field(static=True, default=0.0)
+    central_from: int = eqx.field(static=True, default=-1)
 
     plot, _repr_html_, __repr__ = RESULT

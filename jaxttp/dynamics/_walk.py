@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_finite_value, is_concrete
 from jaxttp._types import ApplyFn, Params
-from jaxttp.dynamics._central import NEAR, Guard
+from jaxttp.dynamics._central import NEAR, Guard, bears
 from jaxttp.dynamics._confirm import Far, confirm, is_contradicted
 from jaxttp.dynamics._course import (
     Ahead,
@@ -208,6 +208,8 @@ def step(
         state = state._replace(crossing=None, guard=guard)  # the kernel here is held, and held back
     if lost or (guard is None and end == course.steps and is_beyond(bound)):
         return SegmentStep(hold(course, state, end, run.train), Outcome.HELD, error)
+    if state.central_from < 0 and guard is not None and bears(run.curvatures, guard.edge):
+        state = state._replace(central_from=state.start)
     arrived = arrive(course, state, ahead, far, run, weights, f)
     return SegmentStep(arrived, Outcome.ACCEPTED, error, far._replace(line=run.shares))
 
@@ -368,4 +370,5 @@ def finish(course: Course, state: State) -> RelinearizedTrajectory:
         gradient_evaluations=state.passes,
         steps_run=state.run,
         sharpest=state.sharpest,
+        central_from=state.central_from,
     )

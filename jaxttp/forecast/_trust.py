@@ -183,6 +183,11 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
             f"at the edge of stability by step {path.edge_at}: a real training oscillates there; "
             f"this is a mean path with the kernel of step {path.held_from} held"
         )
+    if path.central_from >= 0 and _is_read_after(path, rule):
+        return (
+            f"at the edge of stability from step {path.central_from} on: a real training "
+            "oscillates about this mean path, and may come to its losses earlier or later"
+        )
     if path.held_from >= 0:
         return (
             "the network denies its linearisations further on: the kernel of step "
@@ -213,6 +218,14 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
             f"there, and this is the mean path; {line}"
         )
     return f"{line}; a smaller tolerance builds more kernels"
+
+
+def _is_read_after(path: RelinearizedTrajectory, rule: Rule) -> bool:
+    """Whether a time is read where modes are held back at the edge of stability, or never comes."""
+    if rule.metric != "loss":
+        return True
+    times = [int(rule.time(path.loss, threshold)) for threshold in rule.thresholds]
+    return any(not 0 <= time <= path.central_from for time in times)
 
 
 def trust_in_one_kernel(

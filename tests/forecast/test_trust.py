@@ -133,11 +133,14 @@ def test_one_kernel_says_that_the_loss_rises():
     assert "rises again from step 40" in (trust_in_speeds({9: 1.0}, again) or "")
 
 
-def path_of(loss, uncertainty=0.0, edge_at=-1, held_from=-1, left_at=-1, diverged_at=-1):
+def path_of(
+    loss, uncertainty=0.0, edge_at=-1, held_from=-1, left_at=-1, diverged_at=-1, central_from=-1
+):
     loss = jnp.asarray(loss)
     values = dict.fromkeys(RelinearizedTrajectory.__dataclass_fields__) | {
         "loss": loss, "loss_uncertainty": jnp.linspace(0.0, uncertainty, len(loss)),
         "edge_at": edge_at, "held_from": held_from, "left_at": left_at, "diverged_at": diverged_at,
+        "central_from": central_from,
     }  # fmt: skip
     path = object.__new__(RelinearizedTrajectory)
     for name, value in values.items():
@@ -172,3 +175,8 @@ def test_a_path_says_where_it_is_unsure():
     assert "from step 5 on the noise" in trust_in_path(
         path_of(loss, held_from=7, left_at=5), Rule()
     )
+    central = path_of(loss, edge_at=3, central_from=2)
+    assert "edge of stability from step 2 on" in trust_in_path(central, Rule((0.1, 0.4)))
+    late = path_of(loss, edge_at=39, central_from=38)
+    assert trust_in_path(late, Rule((0.1, 0.4))) is None  # both are read before
+    assert "from step 38 on" in trust_in_path(late, Rule((0.1,), metric="error"))
