@@ -397,8 +397,8 @@ def main() -> None:
         worst, off = max(worst, one), off + bool(words)
         for line in words:
             print(f"{name}: {line}", flush=True)
-    if arguments.write:
-        write(found)
+    if arguments.write:  # what was not computed stays as it is
+        write(found if len(found) == len(everything) else read() | found)
     refused = sum("refused" in one for one in found.values())
     print(f"{len(found)} settings, {refused} of them refused: {off} moved, by {worst:.1e} at most")
 
