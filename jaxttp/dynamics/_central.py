@@ -63,6 +63,11 @@ class Guard(NamedTuple):
         """The number of modes."""
         return self.curvatures.shape[0]
 
+    def bears(self, curvatures: Array | None) -> bool:
+        """Whether S_i (k,) came to the edge in a run with this guard: something was held back."""
+        assert curvatures is not None  # it had one
+        return float(jnp.max(curvatures)) > (1 - CLOSE) * float(self.edge)
+
     def corrected(self, foreseen: Array, found: Array) -> "Guard":
         """The guard that knows what the first order missed.
 
@@ -72,12 +77,6 @@ class Guard(NamedTuple):
         """
         rank = jnp.argsort(jnp.argsort(-foreseen))
         return self._replace(missed=found[: self.modes][rank] - foreseen)
-
-
-def bears(curvatures: Array | None, edge: Array) -> bool:
-    """Whether S_i (k,) came to the edge, so that something was held back."""
-    assert curvatures is not None  # asked of a run with a guard
-    return float(jnp.max(curvatures)) > (1 - CLOSE) * float(edge)
 
 
 def least(gram: Array, excess: Array) -> Array:

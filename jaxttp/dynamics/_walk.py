@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_finite_value, is_concrete
 from jaxttp._types import ApplyFn, Params
-from jaxttp.dynamics._central import NEAR, Guard, bears
+from jaxttp.dynamics._central import NEAR, Guard
 from jaxttp.dynamics._confirm import Far, confirm, is_contradicted
 from jaxttp.dynamics._course import (
     Ahead,
@@ -33,6 +33,7 @@ from jaxttp.dynamics._course import (
     survey,
     timed,
 )
+from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import (
     blank,
@@ -187,9 +188,8 @@ def step(
         chord(ahead.knot, ahead.products, ahead.run.rows[0]),
     )
     guard = state.guard
-    if guard is not None and bound is not None:
-        assert ahead.run.curvatures is not None  # the run ahead was held back
-        state = state._replace(guard=guard.corrected(ahead.run.curvatures, bound.values))
+    if bound is not None:
+        state = _corrected(state, ahead, bound)
     state, run = run_to(course, state, far.knots, ahead.products, far.line, end)
     error = 0.0
     if limit is not None:
@@ -202,16 +202,20 @@ def step(
         state = state._replace(crossing=crossing, edge_at=end)
     state, run, weights, f = confirm(course, state, ahead, far, run)
     lost = course.damps and is_contradicted(course, state, f, run, end)
-    if lost and guard is not None:
-        if limit is not None and np.isfinite(limit):
-            return _rejected(state, guard, DENIED * limit)
-        state = state._replace(crossing=None, guard=guard)  # the kernel here is held, and held back
+    if lost and guard is not None and limit is not None and np.isfinite(limit):
+        return _rejected(state, guard, DENIED * limit)
     if lost or (guard is None and end == course.steps and is_beyond(bound)):
-        return SegmentStep(hold(course, state, end, run.train), Outcome.HELD, error)
-    if state.central_from < 0 and guard is not None and bears(run.curvatures, guard.edge):
-        state = state._replace(central_from=state.start)
+        return SegmentStep(hold(course, state, guard, end, run.train), Outcome.HELD, error)
     arrived = arrive(course, state, ahead, far, run, weights, f)
     return SegmentStep(arrived, Outcome.ACCEPTED, error, far._replace(line=run.shares))
+
+
+def _corrected(state: State, ahead: Ahead, bound: Damping) -> State:
+    """The state whose guard, if it has one, knows the curvatures at the provisional end."""
+    if state.guard is None:
+        return state
+    assert ahead.run.curvatures is not None  # the run ahead was held back
+    return state._replace(guard=state.guard.corrected(ahead.run.curvatures, bound.values))
 
 
 def _rejected(state: State, guard: Guard | None, error: float) -> SegmentStep:
@@ -229,6 +233,9 @@ def arrive(
     )
     if state.beside is not None:
         state = _arrive_beside(course, state, far, run, weights, ahead.end)
+    if state.central_from < 0 and state.guard is not None:
+        bears = state.guard.bears(run.curvatures)
+        state = state._replace(central_from=state.start if bears else -1)
     here, carried = state.here, []
     if ahead.end < course.steps:
         for row in run.rows[1:]:
@@ -281,7 +288,7 @@ def _beside(course: Course, params: Params) -> Beside | None:
     return Beside(kernel, f, empty_path(f, course.steps))
 
 
-def hold(course: Course, state: State, end: int, abandoned: Array) -> State:
+def hold(course: Course, state: State, guard: Guard | None, end: int, abandoned: Array) -> State:
     """Follow the last kernel within the edge to the horizon.
 
     A network that stays at the edge of stability is held there by its own oscillation: its
@@ -289,6 +296,8 @@ def hold(course: Course, state: State, end: int, abandoned: Array) -> State:
     are held back and the network denies it all the same, it is the kernel at hand, held back.
     """
     crossing = state.crossing
+    if guard is not None:
+        state, crossing = state._replace(guard=guard), None
     if crossing is None:
         state, crossing = cross_edge(course, state)
     start, run, test = crossing

@@ -257,7 +257,8 @@ def store_plan(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> plan = store_plan(lambda w, x: x @ w, jnp.ones((3, 1)), jnp.ones((50, 3)), tile=20)
+        >>> w, x = jnp.ones((3, 1), "float32"), jnp.ones((50, 3), "float32")
+        >>> plan = store_plan(lambda w, x: x @ w, w, x, tile=20)
         >>> plan.tile, plan.tiles, plan.disk_bytes
         (20, 6, 10000)
     """
