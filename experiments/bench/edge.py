@@ -9,8 +9,7 @@ whose seeds are 0 to 2: other seeds are other draws, not other tasks.
 """
 
 import argparse
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +65,7 @@ def _row(task: str, way: Way, seed: int) -> float | None:
     optimizer = optax.sgd(way.share * float(limit), way.momentum or None)
     path = relinearized_recursion(
         apply_fn, params, x, targets, loss=loss, optimizer=optimizer, steps=STEPS,
-        kernel_fn=functools.partial(_kernel, apply_fn, x), rebuilds="auto",
+        kernel_fn=lambda weights: empirical_ntk(apply_fn, weights, x), rebuilds="auto",
     )  # fmt: skip
     if path.edge_at < 0:
         return None
@@ -85,10 +84,6 @@ def _row(task: str, way: Way, seed: int) -> float | None:
         flush=True,
     )
     return error
-
-
-def _kernel(apply_fn: Any, x: Any, params: Any) -> Any:
-    return empirical_ntk(apply_fn, params, x)
 
 
 if __name__ == "__main__":

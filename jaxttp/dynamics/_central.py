@@ -29,7 +29,7 @@ from jaxtyping import Array, Float
 from jaxttp._convolutions import quick
 from jaxttp._jit import jit
 from jaxttp._types import ApplyFn, Params
-from jaxttp.dynamics._network import kept
+from jaxttp.dynamics._network import inner, kept
 from jaxttp.losses import Loss
 
 NEAR = 0.8
@@ -148,7 +148,6 @@ def _steepening(apply_fn: ApplyFn, loss: Loss) -> Callable:
 def _without(vector: Params, others: list[Params]) -> Params:
     """A vector less its parts along some that are orthonormal."""
     for other in others:
-        pairs = zip(jax.tree.leaves(vector), jax.tree.leaves(other), strict=True)
-        part = sum((jnp.vdot(a, b) for a, b in pairs), start=jnp.zeros(()))
+        part = inner(vector, other)
         vector = jax.tree.map(lambda a, b, p=part: a - p.astype(a.dtype) * b, vector, other)
     return vector

@@ -15,13 +15,12 @@ from jaxttp._checks import is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._batch_edge import calm
 from jaxttp.dynamics._central import MOST, NEAR, Guard, steepening
-from jaxttp.dynamics._edge import Damping, damping, find_edge
+from jaxttp.dynamics._edge import Damping, damping, find_edge, slow_down
 from jaxttp.dynamics._features import run_batches
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import add_vectors, split_row, surveyed, zeros
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, run_segment
 from jaxttp.dynamics.optimizers import Optimizer, inlined
-from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Factored, Kernel
 
@@ -226,20 +225,23 @@ def damping_at(course: Course, state: State, kernel: Kernel, f: Array) -> Dampin
 
 
 def guarded(course: Course, state: State) -> State:
-    """The state with its steepest modes held back at the edge of stability."""
-    here = state.here
+    """The state with its steepest modes held back at the edge of stability.
+
+    Which these are its damping knows already.
+    """
+    here, bound = state.here, state.damping
+    assert bound is not None  # modes are held back only where they are damped
     edge = find_edge(course.optimizer, course.shares, here.state, here.f.dtype)
-    values, left, _ = curvature_modes(here.kernel, here.f, course.targets, course.loss)
-    count = int(np.clip(np.sum(np.asarray(values) > NEAR * float(edge)), 1, MOST))
-    values, modes = values[:count], left[:, :count].T.reshape(count, *here.f.shape)
+    count = int(np.clip(np.sum(np.asarray(bound.values) > NEAR * float(edge)), 1, MOST))
+    values, modes = bound.values[:count], bound.left[:, :count].T.reshape(count, *here.f.shape)
     steeper = steepening(course.apply_fn, course.loss)
     found = steeper(here.point, course.x, course.targets, modes, values)
     vectors = here.vectors[: 1 + len(course.shares)] + found
-    state = state._replace(
+    return state._replace(
         here=here._replace(vectors=vectors), guard=Guard(values, edge, jnp.zeros_like(values)),
+        damping=slow_down(here.kernel, bound.values, bound.left, edge, here.f.shape[1], NEAR),
         passes=state.passes + 4 * count,
     )  # fmt: skip
-    return state._replace(damping=damping_at(course, state, here.kernel, here.f))
 
 
 def is_beyond(bound: Damping | None) -> bool:

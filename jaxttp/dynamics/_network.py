@@ -1,14 +1,16 @@
-"""The network at the data, compiled: outputs, and products with its Jacobian."""
+"""The network at the data, compiled: outputs, and products with its Jacobian; of two vectors."""
 
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array
 
 from jaxttp._convolutions import quick
 from jaxttp._jit import jit
-from jaxttp._types import ApplyFn
+from jaxttp._types import ApplyFn, Params
 
 T = TypeVar("T")
 
@@ -35,6 +37,12 @@ def kept(make: Callable[..., T], apply_fn: ApplyFn, *others: Any) -> T:
     except TypeError:
         return make.__wrapped__(apply_fn, *others)  # type: ignore
     return make(apply_fn, *others)
+
+
+def inner(left: Params, right: Params) -> Array:
+    """The product of two vectors in weight space."""
+    leaves = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return sum((jnp.vdot(a, b) for a, b in leaves), start=jnp.zeros(()))
 
 
 def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:

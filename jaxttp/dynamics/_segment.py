@@ -21,6 +21,7 @@ from jaxttp.dynamics._central import Guard, hold_back
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._network import compile_network as compile_network
+from jaxttp.dynamics._network import inner
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes, slots
 from jaxttp.dynamics.recursion import dual_gradient, output_limit
 from jaxttp.losses import Loss
@@ -87,12 +88,6 @@ class Run(NamedTuple):
     shares: Array
     moves: Array | None = None
     curvatures: Array | None = None
-
-
-def inner(left: Params, right: Params) -> Array:
-    """The product of two vectors in weight space."""
-    leaves = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
-    return sum((jnp.vdot(a, b) for a, b in leaves), start=jnp.zeros(()))
 
 
 @functools.partial(jit, static_argnames=("in_use", "dtype"))

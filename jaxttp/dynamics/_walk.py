@@ -249,9 +249,9 @@ def arrive(
     if ahead.end == course.steps:
         return state
     bound = damping_at(course, state, here.kernel, f)
-    if course.central and bound is not None and float(bound.largest) > NEAR:
-        return guarded(course, state)
-    return state._replace(damping=bound)
+    state = state._replace(damping=bound)
+    near = course.central and bound is not None and float(bound.largest) > NEAR
+    return guarded(course, state) if near else state
 
 
 def _arrive_beside(
