@@ -9,6 +9,7 @@ that its rows name; with others installed all is trained anew), and foreseen by
     path      the same path without that correction
     frozen    the network linearised once at the adapters' start, trained by the same optimiser;
               costs more than the training, and is a baseline on the first few tasks alone
+    subset    the same of the first 64 training sequences alone: what their kernel foresees
     tenth     a power law c + a (t + b)^-p through the first tenth of the real curve
     fifth     the same through its first fifth
 
@@ -37,9 +38,9 @@ from jaxttp import Model, training_time
 from jaxttp.forecast.held import held_forecast
 
 REAL = Path(__file__).with_name("lora_real.jsonl")
-WAYS = ("held", "path", "frozen", "tenth", "fifth")
-LINEARIZED = 5
-"""So many of the reported tasks are trained linearised, too."""
+WAYS = ("held", "path", "frozen", "subset", "tenth", "fifth")
+LINEARIZED, SUBSET = 5, 64
+"""So many of the reported tasks are trained linearised, too, on all sequences and on so many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,18 +114,25 @@ def measure(tasks: tuple[Task, ...], settings: LoraSettings, minutes: float) -> 
         found = lora_tasks.real_run(task, job._replace(model=linearized(job.model)))
         return {**found, "name": f"frozen {task.name}"}
 
+    def subset(task: Task) -> Row:
+        job = made(task)
+        few = dataclasses.replace(task, samples=min(SUBSET, task.samples))
+        model = linearized(job.model)
+        job = job._replace(model=model, x=job.x[:SUBSET], y=job.y[:SUBSET])
+        found = lora_tasks.real_run(few, job)
+        return {**found, "name": f"subset {task.name}"}
+
     def held(task: Task) -> Row:
         return {"name": f"held {task.name}", **held_row(task, made(task), settings.share(task))}
 
     def jobs(prefix: str, make: Callable[[Task], Row], some: Iterable[Task]) -> list[Any]:
         return [(f"{prefix}{task.name}", functools.partial(make, task)) for task in some]
 
-    short = itertools.islice((task for task in tasks if task.steps < 3000), LINEARIZED)
+    short = list(itertools.islice((task for task in tasks if task.steps < 3000), LINEARIZED))
     real = jobs("", lambda task: lora_tasks.real_run(task, made(task)), tasks)
     kept = not settings.few and all(row["texts"] == lora_tasks.checksum() for row in load(REAL))
-    rows = go_on(
-        REAL if kept else folder / "real.jsonl", real + jobs("frozen ", frozen, short), minutes
-    )
+    real += jobs("frozen ", frozen, short) + jobs("subset ", subset, short)
+    rows = go_on(REAL if kept else folder / "real.jsonl", real, minutes)
     return rows + go_on(folder / "held.jsonl", jobs("held ", held, tasks), minutes)
 
 
@@ -156,8 +164,9 @@ def curves(rows: dict[str, Row], task: Task) -> dict[str, np.ndarray]:
     real = np.array(rows[task.name]["loss"])
     held = rows[f"held {task.name}"]
     found = {"real": real, "held": np.array(held["loss"]), "path": np.array(held["path"])}
-    if f"frozen {task.name}" in rows:
-        found["frozen"] = np.array(rows[f"frozen {task.name}"]["loss"])
+    for way in ("frozen", "subset"):
+        if f"{way} {task.name}" in rows:
+            found[way] = np.array(rows[f"{way} {task.name}"]["loss"])
     return found | {"tenth": power_law(real, 0.1), "fifth": power_law(real, 0.2)}
 
 

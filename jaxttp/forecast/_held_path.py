@@ -17,24 +17,74 @@ from jaxttp.losses import Loss
 
 LOWEST = 0.02
 """Share of the largest step below which a step counts no less."""
+WIDTH = 6.0
+"""Knots over which losses of batches and memories are averaged, a standard deviation."""
+
+
+class Place(NamedTuple):
+    """Where a path is at a knot, and where it began.
+
+    Attributes:
+        step: of the training.
+        params: the weights.
+        state: of the optimiser.
+        loss: of the watched samples here.
+        first: that before training, and the first batch's own; None where none is known yet.
+    """
+
+    step: int
+    params: Params
+    state: Any
+    loss: float
+    first: tuple[float, float] | None = None
 
 
 class HeldPath(NamedTuple):
     """What following the held gradients found.
 
     Attributes:
+        knots: steps at which a gradient was taken, and the last step (K + 1,).
         points: the knots at which the watched loss was evaluated (E,).
         loss: the watched loss there (E,), at weights smoothed over neighbouring knots.
         measured: knots whose batch was looked at again after it was learnt (P,).
         fall: of that batch's own loss, negative where it fell (P,).
         before: every knot's loss on its own batch, before it was learnt (K,).
+        scale: the share of the optimiser's steps that was taken from every knot on (K,).
+        left: whether it came above its start, on the watched samples and on the training's: its
+            steps are too long to be held. What was not looked at then is missing.
+        good: the last point at which it had not.
     """
 
+    knots: np.ndarray
     points: np.ndarray
     loss: np.ndarray
     measured: np.ndarray
     fall: np.ndarray
     before: np.ndarray
+    scale: np.ndarray
+    left: bool
+    good: Place
+
+    def upto_good(self) -> "HeldPath":
+        """The part of it before its last good point."""
+        knot = int(np.searchsorted(self.knots, self.good.step))
+        seen, looked = self.points <= knot, self.measured < knot
+        return HeldPath(
+            self.knots[: knot + 1], self.points[seen], self.loss[seen], self.measured[looked],
+            self.fall[looked], self.before[:knot], self.scale[:knot], False, self.good,
+        )  # fmt: skip
+
+    def then(self, other: "HeldPath") -> "HeldPath":
+        """This path, and another that begins where it ends."""
+        knot = len(self.knots) - 1
+        return HeldPath(
+            np.append(self.knots[:-1], other.knots),
+            np.append(self.points, knot + other.points[1:]),
+            np.append(self.loss, other.loss[1:]),
+            np.append(self.measured, knot + other.measured),
+            np.append(self.fall, other.fall), np.append(self.before, other.before),
+            np.append(self.scale, other.scale), other.left, other.good,
+        )  # fmt: skip
 
 
 def step_sizes(optimizer: optax.GradientTransformation, params: Params, steps: int) -> np.ndarray:
@@ -124,61 +174,111 @@ def line_weights(knots: np.ndarray, at: int) -> np.ndarray:
 
 
 def follow_held(
-    network: ApplyFn,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    params: Params,
+    programs: tuple,
+    start: Place,
+    scale: float,
     knots: np.ndarray,
     points: np.ndarray,
     batch: Callable[[int], tuple[Any, Array]],
     watched: Callable[[Params], float],
     window: int,
 ) -> HeldPath:
-    """Run the optimiser for all steps, with a gradient of its own at every knot alone.
+    """Run the optimiser, with a gradient of its own at every knot alone, until it leaves its path.
 
     Args:
-        network: ``(params, x) -> outputs (N, C)``.
-        loss: its mean over a batch is minimised.
-        optimizer: any optax transformation of gradients alone.
-        params: the weights before training.
+        programs: of `held_programs`.
+        start: where; of the first knot.
+        scale: the share of the optimiser's steps that is taken.
         knots: steps (K + 1,), the end among them.
         points: numbers of knots (E,) at which `watched` is asked.
-        batch: samples and targets of a knot.
+        batch: samples and targets of a step.
         watched: the loss of weights.
         window: knots on either side over which weights are smoothed before they are asked.
 
     Returns:
         A `HeldPath`.
     """
-    gradient, value, hold, mix = _programs(network, loss, optimizer)
-    last, state, kept, found = len(knots) - 1, optimizer.init(params), {0: params}, {}
-    measured, fall, own = [], [], []
+    gradient, value, hold, mix = programs
+    params, state, first = start.params, start.state, start.first
+    last, kept, found = len(knots) - 1, {0: params}, {0: start.loss}
+    states, good = {0: state}, start
+    measured, fall, own, left = [], [], [], False
     for k in range(last + 1):
         for point in points.tolist():
-            # A window is whole once its last knot is there; the start has none.
-            if point not in found and (k == last or k >= point + window or point == 0):
-                low = max(0, point - window) if point else 0
-                high = min(k, point + window) if point else 0
-                near = np.arange(low, high + 1)
+            # A window is whole once its last knot is there.
+            if point not in found and (k == last or k >= point + window):
+                near = np.arange(max(0, point - window), min(k, point + window) + 1)
                 weights = mix([kept[i] for i in near.tolist()], line_weights(near, point))
                 found[point] = watched(weights)
-        if k == last:
+                assert first is not None  # a batch was learnt before a window was whole
+                left = left or has_left(np.array(own), point, found[point], first)
+                if not left:
+                    step = int(knots[point])
+                    good = Place(step, kept[point], states[point], found[point], first)
+        if left or k == last:
             break
-        here = batch(k)
+        here = batch(int(knots[k]))
         before, held = gradient(params, *here)
         own.append(float(before))
-        params, state = hold(params, state, held, int(knots[k + 1] - knots[k]))
-        kept[k + 1] = params
+        first = (start.loss, own[0]) if first is None else first
+        params, state = hold(params, state, held, int(knots[k + 1] - knots[k]), scale)
+        kept[k + 1], states[k + 1] = params, state
         waiting = [point for point in points.tolist() if point not in found]
         kept = {i: w for i, w in kept.items() if i > k or i >= min(waiting) - window}
+        states = {i: one for i, one in states.items() if i in kept}
         if k % 2 == 0:
             measured.append(k)
             fall.append(float(value(params, *here)) - float(before))
-    loss_at = np.array([found[point] for point in points])
-    return HeldPath(points, loss_at, np.array(measured), np.array(fall), np.array(own))
+    seen = np.array([point for point in points.tolist() if point in found])
+    loss_at = np.array([found[point] for point in seen])
+    return HeldPath(
+        np.asarray(knots), seen, loss_at, np.array(measured), np.array(fall), np.array(own),
+        np.full(last, scale), left, good,
+    )  # fmt: skip
 
 
-def _programs(network: ApplyFn, loss: Loss, optimizer: optax.GradientTransformation) -> tuple:
+def has_left(own: np.ndarray, point: int, loss: float, first: tuple[float, float]) -> bool:
+    """Whether a path is above its start at a point, on the watched samples and on its own batches.
+
+    The former alone is a network that learns its samples by heart.
+
+    Args:
+        own: every knot's loss on its own batch, as far as it is known (K,).
+        point: the number of a knot.
+        loss: of the watched samples there.
+        first: that before training, and the first batch's own.
+
+    Example:
+        >>> has_left(np.array([2.0, 3.0, 5.0, 9.0]), 3, 8.0, first=(2.0, 2.0))
+        True
+    """
+    mean = smoothed(np.arange(len(own)), own, np.array([point]))[0]
+    if not np.isfinite(mean + loss):
+        return True
+    return bool(loss > first[0] and mean > first[1])
+
+
+def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Values by a Gaussian mean over some twelve knots.
+
+    Args:
+        where: knots of the values (P,).
+        values: (P,).
+        at: knots that are asked (E,).
+
+    Returns:
+        (E,).
+
+    Example:
+        >>> smoothed(np.array([0.0, 50.0]), np.array([1.0, 3.0]), np.array([0.0, 25.0])).round(6)
+        array([1., 2.])
+    """
+    away = (at[:, None] - where[None]) / WIDTH
+    near = np.exp(-0.5 * np.minimum(away**2, 1400.0))
+    return (near @ values) / np.sum(near, axis=1)
+
+
+def held_programs(network: ApplyFn, loss: Loss, optimizer: optax.GradientTransformation) -> tuple:
     """Loss and gradient, loss, many steps with one gradient, and sums of weights; compiled."""
     quickly = quick(network)
 
@@ -186,9 +286,12 @@ def _programs(network: ApplyFn, loss: Loss, optimizer: optax.GradientTransformat
         return loss.value(quickly(params, x), targets)
 
     @jit
-    def hold(params: Params, state: Any, held: Params, times: Array) -> tuple[Params, Any]:
+    def hold(
+        params: Params, state: Any, held: Params, times: Array, scale: Array
+    ) -> tuple[Params, Any]:
         def one(_: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
             updates, after = optimizer.update(held, carry[1], carry[0])
+            updates = jax.tree.map(lambda u: jnp.asarray(scale, u.dtype) * u, updates)
             return optax.apply_updates(carry[0], updates), after
 
         return jax.lax.fori_loop(0, times, one, (params, state))

@@ -52,9 +52,12 @@ from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.weight_space import check_stepping
 from jaxttp.forecast._held_path import (
     HeldPath,
+    Place,
     follow_held,
+    held_programs,
     place_knots,
     place_points,
+    smoothed,
     step_sizes,
 )
 from jaxttp.losses import Loss, encode_targets, get_loss
@@ -66,12 +69,12 @@ ONSET = 9.0
 """Knots after which it has built up, as the square of their number."""
 DOUBT = 1 / 2
 """How far that correction is known, as a share of it."""
+LAG = 1 / 2
+"""Of what a path at a share of the rates may be behind: it is taken off, and is its doubt."""
 POINTS = 11
 """Points of the curve, at which the loss of what is watched is evaluated."""
 WINDOW = 3
 """Knots on either side over which the path is smoothed, by a line."""
-WIDTH = 6.0
-"""Knots over which memories are averaged, a standard deviation."""
 FEWEST = 24
 """Knots below which no path is followed."""
 FEW = 8
@@ -94,7 +97,9 @@ class HeldForecast:
         gradients: of one sample, that the forecast took; a way forward counts for a third.
         training_gradients: of one sample, that the training takes.
         diverged: whether the held path rose above its start, on the watched samples and on the
-            training's: its steps are too long to be held.
+            training's: its steps are too long to be held, even at a share of the rates.
+        rate_share: the share of the training's rates that was followed: 1, or 1/2, 1/4 ... where a
+            path at higher ones left.
     """
 
     loss: Float[np.ndarray, " t"]
@@ -106,6 +111,7 @@ class HeldForecast:
     gradients: float
     training_gradients: float
     diverged: bool
+    rate_share: float = 1.0
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -141,6 +147,12 @@ class HeldForecast:
             )
         drop = abs(self.loss[0] - self.loss[-1])
         off = float(np.max(self.uncertainty)) / max(drop, 1e-12)
+        if self.rate_share < 1:
+            return (
+                f"these rates are too high for a gradient to be held for {self.stride:.2g} steps; "
+                f"followed at {self.rate_share:g} of them, known to ± {100 * off:.2g} % of "
+                "the loss's drop; that the training itself bears them is not known"
+            )
         if off < 0.05:
             return None
         return f"known to ± {100 * off:.2g} % of the loss's drop, by the noise of few batches"
@@ -148,7 +160,7 @@ class HeldForecast:
     @property
     def stride(self) -> float:
         """Steps for which a gradient is held, on average."""
-        return (len(self.loss) - 1) / len(self.knots)
+        return float(self.at[-1]) / len(self.knots)
 
     def read(self, thresholds: float | Sequence[float], *, rule: str = "relative") -> dict:
         """Training times, as `jaxttp.TrainingRun.read` gives those of a real training.
@@ -245,10 +257,7 @@ def held_forecast(
     seen = as_rows(apply_fn, params, x_watched)[1]
     watched, loss_watched = encode_targets(given_loss, y_watched, seen)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps, protocol=protocol))
-    beside = FORWARD * POINTS * count(x_watched) / batch_size
-    knots = place_knots(
-        step_sizes(optimizer, params, steps), affordable(share, steps, beside, batch_size)
-    )
+    look_cost = FORWARD * count(x_watched) / batch_size
     evaluate = jit(lambda weights, a, b: loss_watched.value(rows(weights, a), b))
 
     def look(weights: Params) -> float:
@@ -259,13 +268,53 @@ def held_forecast(
             parts += float(part) * min(batch_size, total - first) / total
         return parts
 
-    path = follow_held(
-        rows, loss, optimizer, params, knots, place_points(len(knots), POINTS),
-        lambda k: (take(x, indices[knots[k]]), targets[indices[knots[k]]]), look, WINDOW,
-    )  # fmt: skip
-    ways = len(path.measured) + len(path.points) * count(x_watched) / batch_size
-    spent = len(knots) - 1 + FORWARD * ways
-    return corrected(path, knots, spent * batch_size, float(steps * batch_size))
+    programs = held_programs(rows, loss, optimizer)
+    sizes, beside = step_sizes(optimizer, params, steps), POINTS * look_cost
+    paid, most = share * steps, affordable(share, steps, beside, batch_size)
+
+    def follow(start: Place, scale: float, count: int, points: int) -> HeldPath:
+        knots = start.step + place_knots(sizes[start.step :], count)
+        return follow_held(
+            programs, start, scale, knots, place_points(len(knots), points),
+            lambda step: (take(x, indices[step]), targets[indices[step]]), look, WINDOW,
+        )  # fmt: skip
+
+    begin = Place(0, params, optimizer.init(params), look(params))
+    whole, scale = follow(begin, 1.0, most, POINTS), 1.0
+    paid -= cost_of(whole, look_cost) + look_cost
+    while whole.left:
+        part, good, scale = whole.upto_good(), whole.good, scale / 2
+        points = max(3, POINTS - len(part.points) + 1)
+        most = min(pays_for(paid - (points - 1) * look_cost), steps - good.step)
+        if most < FEWEST * (steps - good.step) / steps:
+            break
+        further = follow(good, scale, most, points)
+        paid -= cost_of(further, look_cost)
+        whole = part.then(further)
+    spent = share * steps - paid
+    return corrected(whole, spent * batch_size, float(steps * batch_size), steps)
+
+
+def cost_of(path: HeldPath, look: float) -> float:
+    """Gradients of a batch that a path took, the first of its points apart.
+
+    Args:
+        path: as far as it was followed.
+        look: what one of its points costs.
+    """
+    return len(path.before) + FORWARD * len(path.measured) + look * (len(path.points) - 1)
+
+
+def pays_for(paid: float) -> int:
+    """Knots that some gradients pay for, each with half a look back at its batch.
+
+    Example:
+        >>> pays_for(98.0)
+        84
+    """
+    knots = max(0, int(paid / (1 + FORWARD / 2)))
+    # Every second batch is looked at again, the first one among them.
+    return knots - (knots > 0 and knots + FORWARD * -(-knots // 2) > paid)
 
 
 def affordable(share: float, steps: int, beside: float, batch_size: int) -> int:
@@ -288,55 +337,61 @@ def affordable(share: float, steps: int, beside: float, batch_size: int) -> int:
         84
     """
     paid = share * steps - beside
-    knots = int(paid / (1 + FORWARD / 2))
-    if knots + FORWARD * -(-knots // 2) > paid:  # every second batch is looked at again
-        knots -= 1
+    knots = pays_for(paid)
     if knots < FEWEST:
         raise ValueError(
-            f"share={share:g} of {steps} steps pays for {max(knots, 0)} gradients beside the "
+            f"share={share:g} of {steps} steps pays for {knots} gradients beside the "
             f"points of the curve (worth {beside:.3g} batches of {batch_size}); {FEWEST} are "
             "needed. Give a larger share, fewer watched sequences, or train it."
         )
     return min(knots, steps)
 
 
-def corrected(path: HeldPath, knots: np.ndarray, spent: float, training: float) -> HeldForecast:
+def corrected(path: HeldPath, spent: float, training: float, steps: int) -> HeldForecast:
     """The training's curve from the held path's, less what the noise of held gradients costs.
+
+    Where only a share of the optimiser's steps was taken, the path is behind the training: its
+    loss at step t is that of a step before, t' of as many whole steps, if a loss falls as steps
+    add up, and that of t if it is all noise and valley floors. `LAG` of the way is taken off.
 
     Args:
         path: as it was followed.
-        knots: steps (K + 1,), the end among them.
         spent: gradients of one sample that it took.
         training: that the training takes.
+        steps: T.
 
     Returns:
         A `HeldForecast`.
     """
-    steps, last = int(knots[-1]), len(knots) - 1
+    last, every = len(path.knots) - 1, np.arange(steps + 1)
     others = np.interp(np.arange(last + 1), path.points, path.loss)
     gaps = others[path.measured + 1] - others[path.measured] - path.fall
-    memory = smoothed(path.measured + 0.5, gaps, path.points.astype(float))
+    memory = np.zeros(len(path.points))
+    if len(gaps):
+        memory = smoothed(path.measured + 0.5, gaps, path.points.astype(float))
     built = 1 - np.exp(-((path.points / ONSET) ** 2))
     off = COST * (1 - last / steps) * built * np.maximum(memory, 0.0)
-    at, every = knots[path.points], np.arange(steps + 1)
-    finite = np.all(np.isfinite(path.loss)) and np.all(np.isfinite(memory))
-    diverged = not finite or _rises(path)
+    at, losses = path.knots[path.points], path.loss
+    diverged = path.left or not (np.all(np.isfinite(losses)) and np.all(np.isfinite(memory)))
     if diverged:  # nothing is corrected: the path is not the training's
         off = np.zeros_like(off)
-    found = evened(np.where(np.isfinite(path.loss), path.loss, path.loss[0]) - off)
+    shown = evened(np.where(np.isfinite(losses), losses, losses[0]) - off)
+    curve, doubt = _between(at, shown, every), DOUBT * _between(at, off, every)
+    done = np.concatenate([[0.0], np.cumsum(path.scale * np.diff(path.knots))])
+    behind = np.interp(np.interp(every, path.knots, done), every, curve) - curve
+    lag = LAG * np.maximum(behind, 0.0) * (not diverged)
+    share = float(np.min(path.scale, initial=1.0))
     return HeldForecast(
-        PchipInterpolator(at, found)(every), DOUBT * PchipInterpolator(at, off)(every),
-        at, path.loss, memory, knots[:-1], spent, training, diverged,
+        curve - lag, doubt + lag, at, losses, memory, path.knots[:-1], spent, training, diverged,
+        share,
     )  # fmt: skip
 
 
-def _rises(path: HeldPath) -> bool:
-    """Whether both the watched loss and that of the training's batches come above their starts.
-
-    The former alone is a network that learns its samples by heart.
-    """
-    own = smoothed(np.arange(len(path.before)), path.before, path.points)
-    return bool(np.any((path.loss[1:] > path.loss[0]) & (own[1:] > own[0])))
+def _between(at: np.ndarray, values: np.ndarray, every: np.ndarray) -> np.ndarray:
+    """A curve through points, level where they end before it does."""
+    if len(at) == 1:
+        return np.full(len(every), values[0])
+    return PchipInterpolator(at, values)(np.minimum(every, at[-1]))
 
 
 def evened(loss: np.ndarray) -> np.ndarray:
@@ -357,23 +412,3 @@ def evened(loss: np.ndarray) -> np.ndarray:
     found = loss.copy()
     found[3:-1] = 0.25 * loss[2:-2] + 0.5 * loss[3:-1] + 0.25 * loss[4:]
     return found
-
-
-def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Values by a Gaussian mean over some twelve knots.
-
-    Args:
-        where: knots of the values (P,).
-        values: (P,).
-        at: knots that are asked (E,).
-
-    Returns:
-        (E,).
-
-    Example:
-        >>> smoothed(np.array([0.0, 50.0]), np.array([1.0, 3.0]), np.array([0.0, 25.0])).round(6)
-        array([1., 2.])
-    """
-    away = (at[:, None] - where[None]) / WIDTH
-    near = np.exp(-0.5 * np.minimum(away**2, 1400.0))
-    return (near @ values) / np.sum(near, axis=1)
