@@ -38,6 +38,7 @@ from jaxttp.plots.dynamics import plot_weight_space as plot_weight_space
 from jaxttp.plots.forecast import plot_error as plot_error
 from jaxttp.plots.forecast import plot_extrapolated as plot_extrapolated
 from jaxttp.plots.forecast import plot_extrapolation as plot_extrapolation
+from jaxttp.plots.forecast import plot_fine_tuning as plot_fine_tuning
 from jaxttp.plots.forecast import plot_forecast as plot_forecast
 from jaxttp.plots.forecast import plot_held as plot_held
 from jaxttp.plots.forecast import plot_loss as plot_loss
