@@ -23,11 +23,11 @@ def show(console: Console, result: Any) -> None:
     """The table, and what to make of it."""
     console.print(str(result.task), soft_wrap=True)
     console.print(result.scale_words(), soft_wrap=True)
-    table = Table(Column("loss of what is held out", no_wrap=True))
+    table = Table(Column("held-out loss", no_wrap=True))
     priced, real = result.price_per_hour is not None, result.run is not None
     titles = ["step", "between", "tokens", "seconds", *["price"] * priced, *["real step"] * real]
     for title in titles:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for one in result.goals:
         table.add_row(*_cells(one, priced=priced, real=real))
     clock = result.clock

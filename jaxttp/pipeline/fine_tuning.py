@@ -243,8 +243,8 @@ class FineTuning:
 def _read(run: WatchedRun, thresholds: tuple[float, ...]) -> dict[float, int]:
     """Steps to shares of the real drop."""
     first, last = run.loss[0], run.loss[-1]
-    stands = run.finite and last < first
-    return {e: _first_below(np.abs(run.loss - last), e * abs(first - last), stands)
+    stands = run.finite and bool(last < first)
+    return {e: _first_below(np.abs(run.loss - last), float(e * abs(first - last)), stands)
             for e in thresholds}  # fmt: skip
 
 
