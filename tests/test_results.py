@@ -41,7 +41,7 @@ INPUTS = {
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
     "Dataset", "Column", "Columns", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem",
     "Descent", "Rule",
-    "Target", "OptimizerChoice", "Arrival",
+    "Target", "OptimizerChoice", "Arrival", "LoraSettings", "Corpus",
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
     "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Checked", "Noisy",
     "Linearizer",
@@ -50,7 +50,7 @@ INPUTS = {
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline
-    "Forecast", "TaskSweep", "TaskExtrapolation", "TaskSteps", "TaskReport", "TaskSpectrum",
+    "FineTuning", "Forecast", "TaskSweep", "TaskExtrapolation", "TaskSteps", "TaskReport", "TaskSpectrum",
     "Conditioning", "Prediction", "banded_Prediction", "Cost", "Online", "OnlineForecast",
     "Diffusion",
 }  # fmt: skip

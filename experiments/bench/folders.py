@@ -33,8 +33,8 @@ def write_folder(network: Decoder, folder: Path) -> None:
         "hidden_size": shape.width, "intermediate_size": shape.hidden,
         "max_position_embeddings": shape.length, "num_attention_heads": shape.heads,
         "num_hidden_layers": shape.depth, "num_key_value_heads": shape.kv_heads,
-        "rms_norm_eps": shape.norm_epsilon, "rope_theta": 10000.0, "tie_word_embeddings": shape.tied,
-        "vocab_size": shape.vocabulary,
+        "rms_norm_eps": shape.norm_epsilon, "rope_theta": 10000.0,
+        "tie_word_embeddings": shape.tied, "vocab_size": shape.vocabulary,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     letters = {chr(i): i for i in range(shape.vocabulary)}

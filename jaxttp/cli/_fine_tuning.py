@@ -23,9 +23,9 @@ def show(console: Console, result: Any) -> None:
     """The table, and what to make of it."""
     console.print(str(result.task), soft_wrap=True)
     console.print(result.scale_words(), soft_wrap=True)
-    table = Table(Column("held-out loss", no_wrap=True))
+    table = Table(Column("held-out loss within", no_wrap=True))
     priced, real = result.price_per_hour is not None, result.run is not None
-    titles = ["step", "between", "tokens", "seconds", *["price"] * priced, *["real step"] * real]
+    titles = ["step", "between", "tokens", "seconds", *["price"] * priced, *["real"] * real]
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     for one in result.goals:
@@ -54,14 +54,28 @@ def show(console: Console, result: Any) -> None:
     console.print(result.cost_words(), soft_wrap=True)
 
 
+def short(count: int) -> str:
+    """A large number to three digits.
+
+    Example:
+        >>> [short(n) for n in (950, 46_848, 1_250_000, 3_000_000_000)]
+        ['950', '46.8k', '1.25M', '3G']
+    """
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 1000)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
+
 def _cells(one: Any, *, priced: bool, real: bool) -> list[str]:
     """A row of the table."""
-    ends = [f"{end:,}" if end >= 0 else "never" for end in (one.earliest, one.latest)]
+    ends = [str(end) if end >= 0 else "never" for end in (one.earliest, one.latest)]
+    words = one.words.removeprefix("within ").removeprefix("loss ")
     if one.step < 0:
-        row = [one.words, "not reached", "-", "-", "-", *["-"] * priced]
+        row = [words, "never", "-", "-", "-", *["-"] * priced]
     else:
-        row = [one.words, f"{one.step:,}", " to ".join(ends), f"{one.tokens:,}",
+        row = [words, str(one.step), " - ".join(ends), short(one.tokens),
                seconds_text(one.seconds), *[f"{one.cost or 0:.2f}"] * priced]  # fmt: skip
     if real:
-        row.append(f"{one.real_step:,}" if one.real_step >= 0 else "not reached")
+        row.append(str(one.real_step) if one.real_step >= 0 else "never")
     return row

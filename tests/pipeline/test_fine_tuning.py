@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -96,9 +97,13 @@ def test_from_a_sample_to_the_whole_corpus(task, folder):
 
 def test_the_real_training_is_train_s(task):
     """`jaxttp.train` keeps all outputs, which a language model has too many of; else the same."""
-    import jax
 
-    options = {"optimizer": optax.adam(0.01), "steps": 12, "batch_size": 8, "key": jax.random.key(3)}
+    options = {
+        "optimizer": optax.adam(0.01),
+        "steps": 12,
+        "batch_size": 8,
+        "key": jax.random.key(3),
+    }
     x, y = task.x[:24], task.y[:24]
     ours = train_watched(task.model, x, y, x[:9], y[:9], **options)
     seen = []
@@ -131,10 +136,8 @@ def test_the_command_foresees_and_verifies(folder):
     real = written["verified"]["loss"]
     drop = real[0] - real[-1]
     assert drop > 0.3
-    # A quarter of the drop: it is no test of accuracy, which experiments.bench.lora measures, but
-    # that forecast and training are of one thing.
-    assert np.max(np.abs(np.interp(written["verified"]["at"], np.arange(301), written["loss"])
-                         - real)) < 0.25 * drop  # fmt: skip
+    # A tenth of the drop at the end; how true curves are is measured in experiments.bench.lora.
+    assert abs(written["loss"][-1] - real[-1]) < 0.1 * drop
 
 
 @pytest.mark.parametrize(
