@@ -50,8 +50,8 @@ INPUTS = {
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline
-    "FineTuning", "Forecast", "TaskSweep", "TaskExtrapolation", "TaskSteps", "TaskReport", "TaskSpectrum",
-    "Conditioning", "Prediction", "banded_Prediction", "Cost", "Online", "OnlineForecast",
+    "Forecast", "TaskSweep", "TaskExtrapolation", "TaskSteps", "TaskReport", "TaskSpectrum",
+    "FineTuning", "Conditioning", "Prediction", "banded_Prediction", "Cost", "Online", "OnlineForecast",
     "Diffusion",
 }  # fmt: skip
 NAMES = [

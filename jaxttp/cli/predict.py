@@ -19,13 +19,13 @@ def predict(
     given: Given,
     *,
     text: Annotated[
-        Path | None, option("Task", "A text to fine-tune --model on: a file, or a folder.")
+        Path | None, option("Task", "To fine-tune --model on: a file or a folder.")
     ] = None,
     lora: Annotated[
-        str | None, option("Task", "Adapters, as r=8,alpha=16,modules=q_proj+v_proj.")
+        str | None, option("Task", "Adapters: r=8,alpha=16,modules=q_proj+v_proj.")
     ] = None,
     sequence_length: Annotated[
-        int | None, option("Task", "Tokens of a sequence of the text (default: 128).")
+        int | None, option("Task", "Tokens of its sequences (default: 128).")
     ] = None,
     price_per_hour: Annotated[
         float | None, option("Forecast", "Of this device, with --text.")

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxttp._checks import check_used
-from jaxttp._result import RESULT
+from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast import HeldForecast, WallClock, held_forecast, wall_clock
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.pipeline._plain import plain_number, plain_numbers
@@ -177,11 +177,12 @@ class FineTuning:
                 for t in at]  # fmt: skip
 
     def __str__(self) -> str:
-        lines = [str(self.task), self.scale_words()]
+        lines = [wrapped(str(self.task), 2), wrapped(self.scale_words(), 2)]
         for one in self.goals:
             when = f"step {one.step}" if one.step >= 0 else "not reached"
             lines.append(f"  {one.words}: {when}")
-        lines += [self.cost_words(), *(f"trust: {line}" for line in self.trust)]
+        last = [self.cost_words(), *(f"trust: {line}" for line in self.trust)]
+        lines += [wrapped(line, 2) for line in last]
         return "\n".join(lines)
 
     def scale_words(self) -> str:
