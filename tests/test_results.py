@@ -51,8 +51,8 @@ INPUTS = {
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline
     "Forecast", "TaskSweep", "TaskExtrapolation", "TaskSteps", "TaskReport", "TaskSpectrum",
-    "FineTuning", "Conditioning", "Prediction", "banded_Prediction", "Cost", "Online", "OnlineForecast",
-    "Diffusion",
+    "Conditioning", "Prediction", "banded_Prediction", "Cost", "Online", "OnlineForecast",
+    "Diffusion", "FineTuning",
 }  # fmt: skip
 NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in results.MAKERS
