@@ -52,6 +52,7 @@ SCRIPTS = {
     "ours-dynamics": "experiments.training_time.dynamics",
     "ours-online": "experiments.training_time.closing",
     "ours-adapters": "experiments.training_time.adapting",
+    "ours-next-token": "experiments.training_time.next_tokens",
     "ours-pays": "experiments.training_time.paying",
     "ours-sweep": "experiments.training_time.sweeping",
     "ours-bands": "experiments.training_time.calibration",

@@ -1,7 +1,9 @@
 """One small result of every public type, made once a process."""
 
 import functools
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +21,7 @@ from jaxttp.pipeline import (
     StepSettings,
     condition,
     extrapolate_task,
+    fine_tuning_task,
     gauss_newton_task,
     pruning_runs,
     report_task,
@@ -27,6 +30,7 @@ from jaxttp.pipeline import (
     tracked_run,
 )
 from tests import tiny
+from tests.models.texts import WORDS, write_model
 
 STEPS = 20
 MAKERS: dict[str, Callable[[], Any]] = {}
@@ -231,6 +235,18 @@ def FlowCurves():
 def Diffusion():
     return moved(dynamics.diffusion, learning_rate=0.3, batch_size=6, steps=STEPS,
                  key=jax.random.key(0), paths=8)  # fmt: skip
+
+
+@maker
+def FineTuning():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_model(folder, "llama-lm")
+        (folder / "corpus.txt").write_text(" ".join(WORDS[4:] * 150))
+        chosen = Settings(model=name, learning_rate=0.1, steps=200, batch_size=8)
+        return fine_tuning_task(
+            chosen, text=str(folder / "corpus.txt"), sequence_length=8, price_per_hour=1.0
+        )
 
 
 @maker

@@ -41,7 +41,7 @@ INPUTS = {
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
     "Dataset", "Column", "Columns", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem",
     "Descent", "Rule",
-    "Target", "OptimizerChoice", "Arrival",
+    "Target", "OptimizerChoice", "Arrival", "LoraSettings", "Corpus",
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
     "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Checked", "Noisy",
     "Linearizer",
@@ -52,7 +52,7 @@ INPUTS = {
 SLOW = {  # those that train or fill a pipeline
     "Forecast", "TaskSweep", "TaskExtrapolation", "TaskSteps", "TaskReport", "TaskSpectrum",
     "Conditioning", "Prediction", "banded_Prediction", "Cost", "Online", "OnlineForecast",
-    "Diffusion",
+    "Diffusion", "FineTuning",
 }  # fmt: skip
 NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in results.MAKERS

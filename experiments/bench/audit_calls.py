@@ -36,6 +36,7 @@ LEFT_OUT = {
     "convolution_bound": "always refuses", "leaky_relu_product_bound": "always refuses",
     "load_tokenizer": "takes a folder; tests/data/test_text.py",
     "load_texts": "takes a folder; tests/data/test_text.py",
+    "load_corpus": "takes a folder; tests/data/test_corpus.py",
     "load_transformer": "takes a folder; tests/models/test_language.py",
     "load_adapter": "takes a folder; tests/models/test_peft.py",
     "open_kernel": "takes a folder; tests/ntk/test_stored.py",

@@ -216,6 +216,28 @@ def table(rows: dict[str, Row], tasks: tuple[Task, ...]) -> str:
     return "\n".join(lines)
 
 
+def ranges(rows: dict[str, Row], tasks: tuple[Task, ...]) -> str:
+    """How often the range of steps that a forecast's doubt leaves holds the real time to a loss."""
+    held = total = endless = 0
+    for task in tasks:
+        row = rows.get(f"held {task.name}")
+        if row is None or row["diverged"]:
+            continue
+        at = np.arange(task.steps + 1)
+        real, loss, off = (
+            np.interp(at, np.arange(len(curve)) * EVERY, curve)
+            for curve in (rows[task.name]["loss"], row["loss"], row["off"])
+        )
+        for threshold in (0.4, 0.1):
+            level = real[-1] + threshold * (real[0] - real[-1])
+            low, high = (np.flatnonzero(loss + sign * off < level) for sign in (-1, 1))
+            time = np.flatnonzero(real < level)[0]
+            total += 1
+            held += bool(len(low)) and low[0] <= time and (not len(high) or time <= high[0])
+            endless += threshold == 0.1 and not len(high)
+    return f"ranges hold {held} of {total} real times to 40 and 10 %; {endless} have no end at 10 %"
+
+
 def ranking(rows: dict[str, Row]) -> str:
     """Kendall's tau of the settings of one fine-tuning by their loss at the end, and the worst."""
     whole = [task for task in RANKED if f"held {task.name}" in rows]
@@ -249,6 +271,7 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     rows = measure(tasks, settings, given.minutes)
     named = {row["name"]: row for row in rows}
     print(table(named, tasks))
+    print(ranges(named, tasks))
     if not given.tuning:
         print(ranking(named))
     return rows

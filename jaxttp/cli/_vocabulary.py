@@ -327,13 +327,13 @@ FORECAST: dict[str, Declared] = {
     "relinearize": Declared(
         Annotated[
             str,
-            option("Forecast", "Kernels rebuilt on the way (0: none), or auto."),
+            option("Forecast", "Kernels rebuilt (0: none), or auto."),
         ],
         "auto",
         parse_kernels,
     ),
     "budget": Declared(
-        Annotated[str, option("Forecast", "Share of the training's cost, as 0.1, or auto.")],
+        Annotated[str, option("Forecast", "Share of a training's cost, 0.1, or auto.")],
         "auto",
         _parse_budget,
     ),

@@ -1,23 +1,47 @@
 """`jaxttp predict`: how long training takes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
+from jaxttp._checks import check_used
+from jaxttp.cli import _fine_tuning
 from jaxttp.cli._goals import add_targets, cells
 from jaxttp.cli._options import Given, because, takes
 from jaxttp.cli._shell import print_task, seconds_text, write_json
+from jaxttp.cli._vocabulary import option
 
 
 @takes(without=because("it always times a step: seconds are half of the answer", "seconds"))
-def predict(given: Given) -> None:
+def predict(
+    given: Given,
+    *,
+    text: Annotated[
+        Path | None, option("Task", "To fine-tune --model on: a file or a folder.")
+    ] = None,
+    lora: Annotated[
+        str | None, option("Task", "Adapters: r=8,alpha=16,modules=q_proj+v_proj.")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, option("Task", "Tokens of its sequences (default: 128).")
+    ] = None,
+    price_per_hour: Annotated[
+        float | None, option("Forecast", "Of this device, with --text.")
+    ] = None,
+) -> None:
     """Forecast how long training takes, in steps and seconds, without training."""
     from jaxttp.pipeline import forecast
 
     shell = given.shell
+    own = {"lora": lora, "sequence_length": sequence_length, "price_per_hour": price_per_hour}
+    if text is not None:
+        _fine_tune(given, text=str(text), **own)
+        return
     with shell.work() as report:
+        for name, value in own.items():
+            check_used(name, value, False, "it is for a language model's text, --text")
         result = forecast(given.settings(), verify=given["verify"], progress=report)
     problem = None
     if not result.prediction.stable:
@@ -27,6 +51,30 @@ def predict(given: Given) -> None:
         lambda to: _print(to, result),
         lambda folder: _write(result, folder),
         problem=problem,
+    )
+
+
+def _fine_tune(
+    given: Given, *, text: str, lora: str | None, sequence_length: int | None,
+    price_per_hour: float | None,
+) -> None:  # fmt: skip
+    """A language model on a text, which has too many outputs for a kernel."""
+    from jaxttp.pipeline import LoraSettings, fine_tuning_task
+
+    shell = given.shell
+    with shell.work() as report:
+        if lora is None:
+            raise ValueError("lora is needed with text: which adapters, such as r=8,alpha=16.")
+        result = fine_tuning_task(
+            given.settings(), text=text, adapters=LoraSettings.read(lora),
+            sequence_length=sequence_length, price_per_hour=price_per_hour,
+            verify=given["verify"], progress=report,
+        )  # fmt: skip
+    shell.deliver(
+        result.to_json(),
+        lambda to: _fine_tuning.show(to, result),
+        lambda folder: _fine_tuning.write(result, folder),
+        problem=f"{result.found.trust}." if result.found.diverged else None,
     )
 
 

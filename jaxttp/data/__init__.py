@@ -2,6 +2,7 @@
 
 from jaxttp.data.cache import cached
 from jaxttp.data.columns import Column, Columns
+from jaxttp.data.corpus import Corpus, load_corpus
 from jaxttp.data.dataset import Dataset
 from jaxttp.data.images import (
     Preprocessing,
@@ -27,6 +28,8 @@ __all__ = [
     "Tokenizer",
     "load_tokenizer",
     "load_texts",
+    "Corpus",
+    "load_corpus",
     "has_texts",
     "select",
     "split",

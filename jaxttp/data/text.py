@@ -24,6 +24,7 @@ class Tokenizer:
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
         pad: the token of padded positions; the mask hides it, so that any will do.
+        end: the token that ends a text; None where there is none.
 
     Example:
         >>> load_tokenizer("no-such-folder")
@@ -32,14 +33,21 @@ class Tokenizer:
         FileNotFoundError: folder='no-such-folder' has no tokenizer.json...
     """
 
-    def __init__(self, tokenizer: Any, pad: int = 0):
+    def __init__(self, tokenizer: Any, pad: int = 0, end: int | None = None):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.tokenizer = tokenizer
         self.pad = pad
+        self.end = end
 
     def __len__(self) -> int:
         return self.tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of one text (L,), int32: all of it, without what is added to single texts."""
+        self.tokenizer.no_truncation()
+        found = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return np.asarray(found, np.int32)
 
     def __call__(
         self, texts: Sequence[str], *, max_length: int | None = None
@@ -90,7 +98,8 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     added here, too.
 
     Args:
-        folder: with ``tokenizer.json``, and perhaps ``config.json``, whose ``pad_token_id`` pads.
+        folder: with ``tokenizer.json``, and perhaps ``config.json``, whose ``pad_token_id`` pads
+            and whose ``eos_token_id`` ends a text.
 
     Returns:
         A `Tokenizer`.
@@ -119,16 +128,18 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         found = tokenizers.Tokenizer.from_file(str(path))
     except Exception as problem:  # the package raises Exception itself
         raise ValueError(f"{path} is no tokenizer: {problem}.") from problem
-    return Tokenizer(found, _pad(folder / "config.json"))
+    pad, end = (_named(folder / "config.json", name) for name in ("pad_token_id", "eos_token_id"))
+    return Tokenizer(found, pad or 0, end)
 
 
-def _pad(config: Path) -> int:
-    """The folder's own token of padded positions; 0 where it names none."""
+def _named(config: Path, name: str) -> int | None:
+    """A token that the folder names, the first of several; None where it names none."""
     try:
-        found = parse_json(config.read_text(encoding="utf-8")).get("pad_token_id")
+        found = parse_json(config.read_text(encoding="utf-8")).get(name)
     except (OSError, ValueError, AttributeError):
-        return 0
-    return found if isinstance(found, int) and found >= 0 else 0
+        return None
+    found = found[0] if isinstance(found, list) and found else found
+    return found if isinstance(found, int) and found >= 0 else None
 
 
 def load_texts(

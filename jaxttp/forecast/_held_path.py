@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from jaxttp._convolutions import quick
 from jaxttp._jit import jit
+from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.losses import Loss
 
@@ -171,6 +172,41 @@ def line_weights(knots: np.ndarray, at: int) -> np.ndarray:
     near = (1 - (np.abs(away) / (np.max(np.abs(away)) + 1)) ** 3) ** 3
     design = np.stack([np.ones_like(away), away], axis=1) * np.sqrt(near)[:, None]
     return np.linalg.pinv(design)[0] * np.sqrt(near)
+
+
+def watcher(
+    network: ApplyFn, loss: Loss, x: Any, targets: Array, batch_size: int
+) -> Callable[[Params], float]:
+    """What the loss of some samples is at given weights, a batch of them at a time.
+
+    Args:
+        network: ``(params, x) -> outputs (N, C)``.
+        loss: its mean over samples that count alike.
+        x: samples (M, ...).
+        targets: as the loss wants them (M, ...).
+        batch_size: samples at a time; the last may be fewer.
+
+    Returns:
+        A function of the weights.
+
+    Example:
+        >>> from jaxttp.losses import get_loss
+        >>> ones = jnp.ones((3, 1))
+        >>> look = watcher(lambda w, x: w * x, get_loss("squared_error"), ones, 2 * ones, 2)
+        >>> look(jnp.zeros(()))
+        2.0
+    """
+    evaluate = jit(lambda weights, a, b: loss.value(network(weights, a), b))
+
+    def look(weights: Params) -> float:
+        total, parts = count(x), 0.0
+        for first in range(0, total, batch_size):
+            some = slice(first, first + batch_size)
+            part = evaluate(weights, take(x, some), targets[some])
+            parts += float(part) * min(batch_size, total - first) / total
+        return parts
+
+    return look
 
 
 def follow_held(

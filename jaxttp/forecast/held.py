@@ -42,7 +42,6 @@ from jaxttp._checks import (
     check_number,
     check_optimizer,
 )
-from jaxttp._jit import jit
 from jaxttp._result import RESULT, wrapped
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
@@ -59,6 +58,7 @@ from jaxttp.forecast._held_path import (
     place_points,
     smoothed,
     step_sizes,
+    watcher,
 )
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.rule import Rule
@@ -162,6 +162,26 @@ class HeldForecast:
         """Steps for which a gradient is held, on average."""
         return float(self.at[-1]) / len(self.knots)
 
+    def level(self, threshold: float) -> float:
+        """The loss at which a share of the foreseen drop is left."""
+        return float(self.loss[-1] + threshold * (self.loss[0] - self.loss[-1]))
+
+    def between(self, level: float) -> tuple[int, int]:
+        """When a loss is reached at the earliest and at the latest, by the uncertainty.
+
+        Args:
+            level: the loss to get below.
+
+        Returns:
+            Two steps, the first at which the forecast less its uncertainty is below, and that with
+            it; -1 for not within the horizon, or where the path was left.
+        """
+        if self.diverged:
+            return -1, -1
+        ends = (self.loss + sign * self.uncertainty < level for sign in (-1, 1))
+        earliest, latest = (int(np.argmax(below)) if np.any(below) else -1 for below in ends)
+        return earliest, latest
+
     def read(self, thresholds: float | Sequence[float], *, rule: str = "relative") -> dict:
         """Training times, as `jaxttp.TrainingRun.read` gives those of a real training.
 
@@ -258,16 +278,7 @@ def held_forecast(
     watched, loss_watched = encode_targets(given_loss, y_watched, seen)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps, protocol=protocol))
     look_cost = FORWARD * count(x_watched) / batch_size
-    evaluate = jit(lambda weights, a, b: loss_watched.value(rows(weights, a), b))
-
-    def look(weights: Params) -> float:
-        total, parts = count(x_watched), 0.0
-        for first in range(0, total, batch_size):
-            some = slice(first, first + batch_size)
-            part = evaluate(weights, take(x_watched, some), watched[some])
-            parts += float(part) * min(batch_size, total - first) / total
-        return parts
-
+    look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     programs = held_programs(rows, loss, optimizer)
     sizes, beside = step_sizes(optimizer, params, steps), POINTS * look_cost
     paid, most = share * steps, affordable(share, steps, beside, batch_size)
@@ -317,7 +328,9 @@ def pays_for(paid: float) -> int:
     return knots - (knots > 0 and knots + FORWARD * -(-knots // 2) > paid)
 
 
-def affordable(share: float, steps: int, beside: float, batch_size: int) -> int:
+def affordable(
+    share: float, steps: int, beside: float, batch_size: int, *, name: str = "share"
+) -> int:
     """How many knots a share of a training pays for, each with half a look back at its batch.
 
     Args:
@@ -325,6 +338,7 @@ def affordable(share: float, steps: int, beside: float, batch_size: int) -> int:
         steps: T.
         beside: what the points of the curve cost, in gradients of a batch.
         batch_size: B, for the words.
+        name: what the words call the share.
 
     Returns:
         K.
@@ -340,9 +354,9 @@ def affordable(share: float, steps: int, beside: float, batch_size: int) -> int:
     knots = pays_for(paid)
     if knots < FEWEST:
         raise ValueError(
-            f"share={share:g} of {steps} steps pays for {knots} gradients beside the "
+            f"{name}={share:g} of {steps} steps pays for {knots} gradients beside the "
             f"points of the curve (worth {beside:.3g} batches of {batch_size}); {FEWEST} are "
-            "needed. Give a larger share, fewer watched sequences, or train it."
+            f"needed. Give a larger {name}, fewer watched sequences, or train it."
         )
     return min(knots, steps)
 

@@ -14,7 +14,10 @@ from jaxttp.pipeline.exact_steps import TaskSteps as TaskSteps
 from jaxttp.pipeline.exact_steps import gauss_newton_task as gauss_newton_task
 from jaxttp.pipeline.extrapolating import TaskExtrapolation as TaskExtrapolation
 from jaxttp.pipeline.extrapolating import extrapolate_task as extrapolate_task
+from jaxttp.pipeline.fine_tuning import FineTuning as FineTuning
+from jaxttp.pipeline.fine_tuning import fine_tuning_task as fine_tuning_task
 from jaxttp.pipeline.goals import Arrival as Arrival
+from jaxttp.pipeline.lora_words import LoraSettings as LoraSettings
 from jaxttp.pipeline.optimizers import OptimizerChoice as OptimizerChoice
 from jaxttp.pipeline.optimizers import make_optimizer as make_optimizer
 from jaxttp.pipeline.reporting import TaskReport as TaskReport

@@ -39,7 +39,6 @@ from jaxttp.plots.forecast import plot_error as plot_error
 from jaxttp.plots.forecast import plot_extrapolated as plot_extrapolated
 from jaxttp.plots.forecast import plot_extrapolation as plot_extrapolation
 from jaxttp.plots.forecast import plot_forecast as plot_forecast
-from jaxttp.plots.forecast import plot_held as plot_held
 from jaxttp.plots.forecast import plot_loss as plot_loss
 from jaxttp.plots.forecast import plot_online as plot_online
 from jaxttp.plots.forecast import plot_online_callback as plot_online_callback
@@ -61,6 +60,8 @@ from jaxttp.plots.kernel import plot_shares as plot_shares
 from jaxttp.plots.kernel import plot_step_info as plot_step_info
 from jaxttp.plots.kernel import plot_steps as plot_steps
 from jaxttp.plots.kernel import plot_task_spectrum as plot_task_spectrum
+from jaxttp.plots.language import plot_fine_tuning as plot_fine_tuning
+from jaxttp.plots.language import plot_held as plot_held
 from jaxttp.plots.report import plot_report as plot_report
 from jaxttp.plots.report import report_html as report_html
 from jaxttp.plots.report import results_html as results_html

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from jaxttp.forecast import (
     Extrapolation,
-    HeldForecast,
     Online,
     OnlineForecast,
     Prediction,
@@ -157,36 +156,6 @@ def plot_prediction(result: Prediction, *, title: str = "") -> Figure:
     figure, (left, right) = panels(2, title=title)
     plot_loss(left, result, name=name)
     plot_error(right, result, classes=name != "squared_error")
-    return figure
-
-
-@figure_of
-def plot_held(result: HeldForecast) -> Figure:
-    """The loss foreseen from held gradients with its doubt, and the path before the correction.
-
-    Args:
-        result: of `jaxttp.forecast.held_forecast`.
-
-    Returns:
-        A matplotlib figure.
-
-    Example:
-        >>> ends = np.array([2.0, 1.0])
-        >>> found = HeldForecast(np.linspace(2, 1, 11), np.full(11, 0.1), np.array([0, 10]), ends,
-        ...                      ends, np.arange(5), gradients=8.0, training_gradients=10.0,
-        ...                      diverged=False)
-        >>> len(plot_held(found).axes)
-        1
-    """
-    figure, (axes,) = panels()
-    steps = np.arange(len(result.loss))
-    low, high = result.loss - result.uncertainty, result.loss + result.uncertainty
-    axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0, label="estimated error")
-    axes.plot(steps, result.loss, color=PREDICTED, lw=2.2, ls="--", label="forecast")
-    axes.plot(result.at, result.held, "o:", color=GREY, ms=4, label="path of held gradients")
-    axes.set(xlabel="training step", ylabel="loss of the watched sequences")
-    tidy(axes)
-    legend(axes)
     return figure
 
 

@@ -1,0 +1,331 @@
+"""How long fine-tuning a language model on a text takes: tokens, steps, seconds, money."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxttp._checks import check_used
+from jaxttp._result import RESULT, wrapped
+from jaxttp.forecast import HeldForecast, WallClock, held_forecast, wall_clock
+from jaxttp.forecast.seconds import readable_time
+from jaxttp.pipeline._plain import plain_number, plain_numbers
+from jaxttp.pipeline._watched import WatchedRun, train_watched
+from jaxttp.pipeline.goals import aims
+from jaxttp.pipeline.lora_words import LoraSettings
+from jaxttp.pipeline.optimizers import make_optimizer
+from jaxttp.pipeline.settings import Settings
+from jaxttp.pipeline.text_tasks import (
+    MEASURED,
+    TextTask,
+    build_text_task,
+    check_price,
+    check_text_settings,
+)
+
+Progress = Callable[[str, int, int], None]
+AGAIN = 1.5
+"""Times that a training may see a text before it is said that learning by heart is not foreseen."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """When one goal is reached.
+
+    Attributes:
+        words: what it is.
+        level: the loss to get below.
+        step: foreseen, -1 for never.
+        earliest: by the forecast's uncertainty, likewise.
+        latest: likewise.
+        tokens: seen until then; None for never.
+        seconds: likewise.
+        cost: likewise, None without a price.
+        real_step: of the real training, None without one.
+    """
+
+    words: str
+    level: float
+    step: int
+    earliest: int
+    latest: int
+    tokens: int | None
+    seconds: float | None
+    cost: float | None
+    real_step: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuning:
+    """A fine-tuning on a text, foreseen, and what really happened where that was asked for.
+
+    Attributes:
+        settings: how to train.
+        adapters: what trains.
+        task: the network and the sequences.
+        found: the loss of the sequences that are held out.
+        clock: seconds and money.
+        forecast_seconds: that the forecast took here, compilation included.
+        price_per_hour: of the device; None where it is not known.
+        run: the real training, or None.
+    """
+
+    settings: Settings
+    adapters: LoraSettings
+    task: TextTask
+    found: HeldForecast
+    clock: WallClock
+    forecast_seconds: float
+    price_per_hour: float | None = None
+    run: WatchedRun | None = None
+
+    plot, _repr_html_, __repr__ = RESULT
+
+    @property
+    def tokens_a_step(self) -> int:
+        """B T."""
+        return (self.settings.batch_size or 1) * self.task.x.shape[1]
+
+    @property
+    def sequences(self) -> int:
+        """That the training draws from: those of the text, or of all that it is a sample of."""
+        return self.settings.total_samples or len(self.task.x)
+
+    @property
+    def epochs(self) -> float:
+        """How often the training sees every sequence."""
+        return self.settings.steps * (self.settings.batch_size or 1) / self.sequences
+
+    @property
+    def epoch(self) -> tuple[float, float | None]:
+        """Seconds and money that seeing every sequence once takes."""
+        seconds = self.sequences / (self.settings.batch_size or 1) * self.clock.step_seconds
+        return seconds, self._money(seconds)
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """Shares of the drop, then losses to get below."""
+        steps = self.found.read(self.settings.thresholds)
+        real = {} if self.run is None else _read(self.run, self.settings.thresholds)
+        rows = [
+            self._goal(f"within {100 * e:g} % of its drop", self.found.level(e), t, real.get(e))
+            for e, t in steps.items()
+        ]
+        for one in aims(self.settings):
+            rows.append(
+                self._goal(
+                    one.words(), one.value, _first_below(self.found.loss, one.value, self._stands),
+                    None if self.run is None
+                    else _first_below(self.run.loss, one.value, self.run.finite),
+                )
+            )  # fmt: skip
+        return tuple(rows)
+
+    @property
+    def _stands(self) -> bool:
+        return not self.found.diverged
+
+    def _money(self, seconds: float | None) -> float | None:
+        if seconds is None or self.price_per_hour is None:
+            return None
+        return seconds / 3600 * self.price_per_hour
+
+    def _goal(self, words: str, level: float, step: int, real: int | None) -> Goal:
+        there = step >= 0
+        seconds = step * self.clock.step_seconds if there else None
+        return Goal(
+            words, level, step, *self.found.between(level),
+            step * self.tokens_a_step if there else None, seconds, self._money(seconds), real,
+        )  # fmt: skip
+
+    @property
+    def trust(self) -> tuple[str, ...]:
+        """What keeps it from being certain, a sentence each."""
+        said = [] if self.found.trust is None else [self.found.trust]
+        batch, knots = self.settings.batch_size or 1, len(self.found.knots)
+        if self.epochs > AGAIN:
+            said.append(
+                f"the training sees every sequence {self.epochs:.1f} times, the forecast's path "
+                f"{knots * batch / len(self.task.x):.1f} times: learning them by heart, and a loss "
+                "that rises again from it, is not foreseen"
+            )
+        if knots * batch > len(self.task.x) and self.settings.total_samples is not None:
+            said.append(
+                f"the sample has {len(self.task.x):,} sequences and the path draws "
+                f"{knots * batch:,}: it learns a few by heart that the training sees once; give a "
+                "larger sample"
+            )
+        if self.task.weights > MEASURED:
+            said.append(
+                "forecasts of this kind were held against real trainings of networks of up to "
+                f"{MEASURED:,} weights alone; this one has {self.task.weights:,}"
+            )
+        return tuple(said)
+
+    def tokens_and_loss(self, count: int = 5) -> list[tuple[int, float, float]]:
+        """Tokens seen, the loss foreseen then, and its uncertainty, at even distances.
+
+        Args:
+            count: of them, the start and the end included.
+        """
+        at = np.round(np.linspace(0, self.settings.steps, count)).astype(int)
+        found = self.found
+        return [(int(t) * self.tokens_a_step, float(found.loss[t]), float(found.uncertainty[t]))
+                for t in at]  # fmt: skip
+
+    def __str__(self) -> str:
+        lines = [wrapped(str(self.task), 2), wrapped(self.scale_words(), 2)]
+        for one in self.goals:
+            when = f"step {one.step}" if one.step >= 0 else "not reached"
+            lines.append(f"  {one.words}: {when}")
+        last = [self.cost_words(), *(f"trust: {line}" for line in self.trust)]
+        lines += [wrapped(line, 2) for line in last]
+        return "\n".join(lines)
+
+    def scale_words(self) -> str:
+        """How much of the text the training sees, and what all of it costs."""
+        steps = self.settings.steps
+        seconds, money = self.epoch
+        price = "" if money is None else f" and {money:.2f}"
+        of = "" if self.settings.total_samples is None else ", of which the text is a sample"
+        return (
+            f"{steps:,} steps see {steps * self.tokens_a_step:,} tokens, {self.epochs:.2g} times "
+            f"the {self.sequences:,} sequences that train{of}; once takes {readable_time(seconds)}"
+            f"{price}"
+        )
+
+    def cost_words(self) -> str:
+        """What the forecast cost."""
+        found = self.found
+        return (
+            f"the forecast cost {100 * found.share:.2g} % of the training's gradients "
+            f"({len(found.knots)} of {self.settings.steps:,} steps), "
+            f"{readable_time(self.forecast_seconds)} here with compilation"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        found, run = self.found, self.run
+        return {
+            "task": self.task.description,
+            "hyperparameters": dataclasses.asdict(self.settings) | {"loss": "cross_entropy"},
+            "lora": dataclasses.asdict(self.adapters),
+            "horizon": self.settings.steps,
+            "tokens_a_step": self.tokens_a_step,
+            "tokens": self.task.tokens,
+            "sequences": self.sequences,
+            "epochs": self.epochs,
+            "epoch_seconds": self.epoch[0],
+            "epoch_cost": self.epoch[1],
+            "loss": plain_numbers(found.loss),
+            "loss_uncertainty": plain_numbers(found.uncertainty),
+            "goals": [dataclasses.asdict(one) for one in self.goals],
+            "stable": not found.diverged,
+            "trust": list(self.trust),
+            "step_seconds": self.clock.step_seconds,
+            "seconds": self.clock.total_seconds,
+            "cost": self.clock.cost,
+            "price_per_hour": self.price_per_hour,
+            "forecast": {
+                "share": found.share, "gradients": len(found.knots),
+                "seconds": self.forecast_seconds,
+            },
+            "versions": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
+            "verified": None if run is None else {
+                "at": run.at.tolist(), "loss": [plain_number(run.loss[t]) for t in run.at],
+                "seconds": run.seconds,
+            },
+        }  # fmt: skip
+
+
+def _read(run: WatchedRun, thresholds: tuple[float, ...]) -> dict[float, int]:
+    """Steps to shares of the real drop."""
+    first, last = run.loss[0], run.loss[-1]
+    stands = run.finite and bool(last < first)
+    return {e: _first_below(np.abs(run.loss - last), float(e * abs(first - last)), stands)
+            for e in thresholds}  # fmt: skip
+
+
+def _first_below(curve: np.ndarray, level: float, stands: bool) -> int:
+    below = np.flatnonzero(curve < level)
+    return int(below[0]) if stands and len(below) else -1
+
+
+def fine_tuning_task(
+    settings: Settings,
+    *,
+    text: str,
+    adapters: LoraSettings | None = None,
+    sequence_length: int | None = None,
+    price_per_hour: float | None = None,
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> FineTuning:
+    """Foresee the fine-tuning of a language model on a text by LoRA, with next-token loss.
+
+    Args:
+        settings: the model's folder, optimiser, rate, schedule, batches of sequences, steps,
+            thresholds, target losses, seed; the budget is a share of the training's gradients
+            (0.2 where it is left to the library), and `total_samples` the sequences of a corpus of
+            which the text is a sample.
+        text: a file of text, or a folder of .txt, .md and .py.
+        adapters: which; the usual ones when None.
+        sequence_length: T, tokens; 128, or as many as the network takes, when None.
+        price_per_hour: of this device, in any currency.
+        verify: also train for real, after the forecast.
+        progress: called with (stage, done, total).
+
+    Returns:
+        A `FineTuning`.
+
+    Raises:
+        ValueError: as `build_text_task` and `held_forecast`; `total_samples` with `verify`, or
+            fewer than the text has.
+        ImportError: the extra `text` is not installed.
+
+    Example:
+        >>> fine_tuning_task(Settings(model="gone"), text="corpus.txt")
+        Traceback (most recent call last):
+        ...
+        ValueError: model='gone' is no folder on this machine; a text needs a language model, a ...
+    """
+    tell = progress or (lambda *_: None)
+    share, adapters = check_text_settings(settings), adapters or LoraSettings()
+    check_price(price_per_hour)
+    check_used("total_samples", settings.total_samples, not verify,
+               "verify=True would train on the sample; leave one of the two out")  # fmt: skip
+    tell("reading the text", 0, 1)
+    task = build_text_task(
+        settings, text=text, adapters=adapters, sequence_length=sequence_length
+    )  # fmt: skip
+    if settings.total_samples is not None and settings.total_samples < len(task.x):
+        raise ValueError(
+            f"total_samples={settings.total_samples} is fewer than the {len(task.x)} sequences of "
+            "the text that train; it counts those of a corpus of which the text is a sample."
+        )
+    keys = jax.random.split(jax.random.key(settings.seed), 2)
+    optimizer, batch_size = make_optimizer(settings).transformation, settings.batch_size or 1
+    common = {"optimizer": optimizer, "batch_size": batch_size}
+    tell("following held gradients", 0, 1)
+    begun = time.perf_counter()
+    found = held_forecast(
+        *task.model, task.x, task.y, x_watched=task.x_watched, y_watched=task.y_watched,
+        steps=settings.steps, key=keys[0], share=share, **common,
+    )  # fmt: skip
+    spent = time.perf_counter() - begun
+    tell("timing a step", 0, 1)
+    clock = wall_clock(
+        *task.model, task.x, task.y, steps=found.read(settings.thresholds),
+        horizon=settings.steps, price_per_hour=price_per_hour, **common,
+    )  # fmt: skip
+    run = None
+    if verify:
+        run = train_watched(
+            task.model, task.x, task.y, task.x_watched, task.y_watched, steps=settings.steps,
+            key=keys[1],  # another draw of batches than the forecast's
+            progress=lambda i, n: tell("real training", i, n), **common,
+        )  # fmt: skip
+    return FineTuning(settings, adapters, task, found, clock, spent, price_per_hour, run)

@@ -1,0 +1,188 @@
+"""A language model with adapters, and a text cut into what trains and what is watched."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from jaxttp._checks import check_integer, check_number
+from jaxttp._types import Model
+from jaxttp.adapters import from_nnx
+from jaxttp.data import load_corpus, load_tokenizer
+from jaxttp.forecast.held import FORWARD, POINTS, affordable
+from jaxttp.models import adapter_targets, load_transformer, lora
+from jaxttp.models.language import Decoder
+from jaxttp.models.language.tokens import read_tokens
+from jaxttp.pipeline._unused import check_unused
+from jaxttp.pipeline.lora_words import LoraSettings
+from jaxttp.pipeline.settings import Settings, check_training
+from jaxttp.pipeline.tasks import is_language_folder
+
+SHARE = 0.2
+"""Of the training's gradients, where the budget is left to the library."""
+LENGTH = 128
+"""Tokens of a sequence where it is not said, or as many as the network takes."""
+WATCHED, HELD_OUT = 96, 0.1
+"""Sequences that are watched at most, and the share of the text that they are at most."""
+LOOKING = 0.25
+"""Share of a forecast's budget that may go into looking at them."""
+MEASURED = 250_000
+"""Weights of the largest network whose forecasts were held against real trainings."""
+_UNUSED = (
+    "data", "samples_per_class", "loss", "relinearize", "sketch_dim", "head_scale", "classes",
+    "hidden", "weights", "image_size", "max_length", "trainable", "rank", "split", "folder",
+    "cache", "target_error", "metric", "label", "fill", "drop_missing", "one_hot", "mesh",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class TextTask:
+    """What is fine-tuned, on what.
+
+    Attributes:
+        model: the network, its adapters as its parameters.
+        x: sequences that train (N, T).
+        y: what follows their tokens.
+        x_watched: sequences of the same text that no batch is of (M, T).
+        y_watched: what follows them.
+        tokens: of the whole text.
+        weights: of the network, without the adapters.
+        description: all of it in words.
+    """
+
+    model: Model
+    x: np.ndarray
+    y: np.ndarray
+    x_watched: np.ndarray
+    y_watched: np.ndarray
+    tokens: int
+    weights: int
+    description: str
+
+    def __str__(self) -> str:
+        return self.description
+
+    __repr__ = __str__
+
+
+def check_text_settings(settings: Settings) -> float:
+    """Refuse what a fine-tuning on text has no use for, or is out of range.
+
+    Args:
+        settings: how to train.
+
+    Returns:
+        The share of the training's gradients that the forecast may take.
+
+    Raises:
+        ValueError: settings of other tasks, no folder, no batches.
+
+    Example:
+        >>> check_text_settings(Settings(model="gone"))
+        Traceback (most recent call last):
+        ...
+        ValueError: model='gone' is no folder on this machine; a text needs a language model, a ...
+    """
+    check_unused(settings, _UNUSED, "a text with a language model has no such thing")
+    if not is_language_folder(settings.model):
+        raise ValueError(
+            f"model={settings.model!r} is no folder on this machine; a text needs a language "
+            "model, a Hugging Face folder as save_pretrained writes it."
+        )
+    if settings.batch_size is None:
+        raise ValueError("batch_size is needed with a text: sequences a step, such as 16.")
+    check_training(settings)
+    check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
+    if settings.total_samples is not None:
+        check_integer("total_samples", settings.total_samples, at_least=1)
+    share = SHARE if settings.budget == "auto" else settings.budget
+    if not isinstance(share, int | float) or not 0 < share < 1:
+        raise ValueError(f"budget={share!r} must be between 0 and 1 with a text, or auto.")
+    return float(share)
+
+
+def build_text_task(
+    settings: Settings, *, text: str, adapters: LoraSettings, sequence_length: int | None = None
+) -> TextTask:
+    """The network with its adapters, and the sequences.
+
+    A tenth of them, at most 96, is drawn to be watched; fewer where looking at them would take
+    more than a quarter of what the forecast may cost.
+
+    Args:
+        settings: model, batches, steps, budget and seed count.
+        text: a file, or a folder of .txt, .md and .py.
+        adapters: which.
+        sequence_length: T; 128, or as many as the network takes, when None.
+
+    Returns:
+        A `TextTask`.
+
+    Raises:
+        ValueError: as `check_text_settings`; no tokenizer, an encoder, ids that the network does
+            not have, a text too short for a batch, modules that are not there.
+        ImportError: the extra `text` is not installed.
+    """
+    share = check_text_settings(settings)
+    folder, batch_size, steps = str(settings.model), settings.batch_size or 1, settings.steps
+    try:
+        tokenizer = load_tokenizer(folder)
+        network = load_transformer(folder, head="language_model")
+    except FileNotFoundError as problem:
+        raise ValueError(f"model: {problem}") from problem
+    if not isinstance(network, Decoder):
+        raise ValueError(
+            f"model={folder!r} is an encoder ({network.shape.family}), which sees what it would "
+            "have to foresee; next-token loss needs a decoder, such as GPT-2 or Llama."
+        )
+    most = network.shape.length
+    length = min(LENGTH, most) if sequence_length is None else sequence_length
+    check_integer("sequence_length", length, at_least=1, at_most=most,
+                  remedy=f"The network has {most} positions.")  # fmt: skip
+    corpus = load_corpus(text, tokenizer, length=length)
+    for ids in (corpus.x, corpus.y):
+        read_tokens(ids, vocabulary=network.shape.vocabulary, length=most, segments=0)
+    count = len(corpus.x)
+    payable = int(LOOKING * share * steps * batch_size / (FORWARD * POINTS))
+    watched = max(1, min(WATCHED, int(HELD_OUT * count), payable))
+    if count - watched < batch_size:
+        raise ValueError(
+            f"text={text!r} makes {count} sequences of {length} tokens, of which {watched} are "
+            f"held out; batch_size={batch_size} needs {batch_size + watched}. Give a longer text, "
+            "shorter sequences or smaller batches."
+        )
+    beside = FORWARD * POINTS * watched / batch_size
+    affordable(share, steps, beside, batch_size, name="budget")
+    split_key, adapter_key = jax.random.split(jax.random.key(settings.seed))
+    model, weights = adapted(network, adapters, adapter_key)
+    order = np.asarray(jax.random.permutation(split_key, np.arange(count, dtype=np.int32)))
+    rest, held = np.sort(order[watched:]), np.sort(order[:watched])
+    trained = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    words = (
+        f"{Path(folder).resolve().name} ({network.shape.family}, {weights:,} weights), "
+        f"{adapters.words()} ({trained:,} weights), on {Path(text).name}: {corpus.tokens:,} tokens "
+        f"in {count:,} sequences of {length}, {watched} of them held out and watched"
+    )
+    return TextTask(model, corpus.x[rest], corpus.y[rest], corpus.x[held], corpus.y[held],
+                    corpus.tokens, weights, words)  # fmt: skip
+
+
+def adapted(network: Decoder, adapters: LoraSettings, key: Array) -> tuple[Model, int]:
+    """A network with adapters as its only parameters, and how many weights it has without."""
+    base = from_nnx(network)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(base.params))
+    try:
+        targets = adapter_targets(network, adapters.modules)
+        model = lora(base, rank=adapters.rank, alpha=adapters.alpha, rslora=adapters.rslora,
+                     key=key, targets=targets)  # fmt: skip
+    except ValueError as problem:
+        raise ValueError(f"lora: {problem}") from problem
+    return model, weights
+
+
+def check_price(price_per_hour: float | None) -> None:
+    """Refuse a price below nothing."""
+    if price_per_hour is not None:
+        check_number("price_per_hour", price_per_hour, at_least=0.0)

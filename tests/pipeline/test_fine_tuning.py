@@ -1,0 +1,197 @@
+"""A language model on a text: what is read off a forecast, and what is refused."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxttp import train
+from jaxttp.forecast import HeldForecast, WallClock
+from jaxttp.pipeline import FineTuning, LoraSettings, Settings, fine_tuning_task
+from jaxttp.pipeline._watched import train_watched
+from jaxttp.pipeline.text_tasks import MEASURED, build_text_task
+from tests.models.texts import WORDS, write_model
+from tests.test_cli import call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llama with 16 positions, a tokenizer of 14 words, and 1,500 of them."""
+    path = tmp_path_factory.mktemp("llama")
+    write_model(path, "llama-lm")
+    draw = np.random.default_rng(0)
+    (path / "corpus.txt").write_text(" ".join(draw.choice(WORDS[4:], 1500)))
+    (path / "short.txt").write_text("good bad film " * 12)
+    return path
+
+
+def settings(folder, **options):
+    given = {
+        "model": str(folder), "optimizer": "adamw", "learning_rate": 0.01, "steps": 300,
+        "batch_size": 8, "schedule": "cosine", "warmup": 10,
+    }  # fmt: skip
+    return Settings(**(given | options))
+
+
+@pytest.fixture(scope="module")
+def task(folder):
+    return build_text_task(
+        settings(folder), text=str(folder / "corpus.txt"), adapters=LoraSettings(2, 4.0),
+        sequence_length=8,
+    )  # fmt: skip
+
+
+def test_what_is_watched_is_no_part_of_what_trains(task):
+    assert task.x.shape == (169, 8)  # 1,501 tokens with the end: 187 sequences
+    assert task.x_watched.shape == (18, 8)  # a tenth
+    rows = {tuple(row) for row in task.x.tolist()}
+    assert not rows & {tuple(row) for row in task.x_watched.tolist()}
+    np.testing.assert_array_equal(task.x[:, 1:], task.y[:, :-1])
+    assert sorted(task.model.params)[0].startswith("blocks/0/")
+    assert task.model.params["blocks/0/attention/q_proj/kernel"]["a"].shape == (16, 2)
+
+
+def forecast(task, folder, **options):
+    """Of a curve that is known: 3 - t / 300, ± 0.1, half a second a step."""
+    loss = 3 - np.arange(301) / 300
+    held = HeldForecast(
+        loss, np.full(301, 0.1), np.array([0, 300]), loss[[0, -1]], np.zeros(2), np.arange(40),
+        480.0, 2400.0, False,
+    )  # fmt: skip
+    clock = WallClock(0.5, {}, 150.0, 0.25, "known", 0.0)
+    chosen = settings(folder, target_loss=(2.5, 1.0))
+    parts = [chosen, LoraSettings(2, 4.0), task, held, clock, 3.0, 6.0]
+    return dataclasses.replace(FineTuning(*parts), **options)
+
+
+def test_steps_become_tokens_seconds_and_money(task, folder):
+    found = forecast(task, folder)
+    half, never = found.goals[-2:]
+    # 3 - t / 300 < 2.5 first at t = 151, with ± 0.1 at 121 and 181; 64 tokens and 0.5 s a step
+    assert (half.step, half.earliest, half.latest) == (151, 121, 181)
+    assert half.tokens == 151 * 64
+    assert half.seconds == 75.5
+    assert half.cost == pytest.approx(75.5 / 3600 * 6.0)
+    assert (never.step, never.earliest, never.tokens, never.cost) == (-1, -1, None, None)
+    assert found.goals[1].words == "within 10 % of its drop"
+    assert found.goals[1].step == 271
+    assert json.loads(json.dumps(found.to_json()))["goals"][-1]["step"] == -1
+
+
+def test_from_a_sample_to_the_whole_corpus(task, folder):
+    """Epochs and the price of one are the corpus's; what the sample cannot say is said."""
+    found = forecast(task, folder)
+    assert found.epochs == pytest.approx(300 * 8 / 169)
+    assert any("sees every sequence 14.2 times, the forecast's path 1.9" in s for s in found.trust)
+    whole = forecast(task, folder, settings=settings(folder, total_samples=24_000))
+    assert whole.epochs == 0.1
+    assert whole.epoch == (3000 * 0.5, pytest.approx(1500 / 3600 * 6.0))
+    assert any("169 sequences and the path draws 320" in line for line in whole.trust)
+    assert not any("by heart, and" in line for line in whole.trust)
+    large = dataclasses.replace(task, weights=MEASURED + 1)
+    assert "alone; this one has 250,001" in forecast(large, folder).trust[-1]
+
+
+def test_the_real_training_is_train_s(task):
+    """`jaxttp.train` keeps all outputs, which a language model has too many of; else the same."""
+
+    options = {
+        "optimizer": optax.adam(0.01),
+        "steps": 12,
+        "batch_size": 8,
+        "key": jax.random.key(3),
+    }
+    x, y = task.x[:24], task.y[:24]
+    ours = train_watched(task.model, x, y, x[:9], y[:9], **options)
+    seen = []
+    apply_fn = task.model.apply_fn
+    train(*task.model, x, y, loss="cross_entropy", callback=lambda t, w, value: seen.append(
+        optax.softmax_cross_entropy_with_integer_labels(apply_fn(w, x[:9]), y[:9]).mean()
+    ), **options)  # fmt: skip
+    # One step after another in float32, twelve of them.
+    np.testing.assert_allclose(ours.loss, seen, rtol=2e-5)
+    assert ours.finite
+
+
+@pytest.mark.slow
+def test_the_command_foresees_and_verifies(folder):
+    out = folder / "out"
+    arguments = (
+        f"predict --model {folder} --lora r=2,alpha=4,modules=q_proj+v_proj --text "
+        f"{folder / 'corpus.txt'} --optimizer adamw --learning-rate 0.01 --schedule cosine "
+        f"--warmup 10 --steps 300 --batch-size 8 --sequence-length 8 --target-loss 3.2 "
+        f"--price-per-hour 3 --verify --output {out}"
+    )
+    result = call(*arguments.split(), columns=120)
+    assert result.exit_code == 0, result.stderr
+    assert "LoRA r=2, α=4 on q_proj, v_proj" in result.stdout
+    assert "300 steps see 19,200 tokens" in result.stdout
+    assert "of the training's gradients" in result.stdout
+    written = json.loads((out / "prediction.json").read_text())
+    assert (out / "prediction.png").stat().st_size > 10_000
+    assert written["forecast"]["share"] <= 0.2
+    real = written["verified"]["loss"]
+    drop = real[0] - real[-1]
+    assert drop > 0.3
+    # A tenth of the drop at the end; how true curves are is measured in experiments.bench.lora.
+    assert abs(written["loss"][-1] - real[-1]) < 0.1 * drop
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lora": None}, "lora is needed with text"),
+        ({"lora": "rank=4"}, "'rank=4' is none of r, alpha, modules, rslora"),
+        ({"lora": "r=4,r=8"}, "r stands twice"),
+        ({"lora": "r=0"}, "lora: r must be an integer of at least 1; got 0"),
+        ({"lora": "r=4,alpha=-1"}, "lora: alpha must be"),
+        ({"lora": "r=four"}, "lora='r=four'"),
+        ({"lora": "r=400"}, "rank must be an integer between 1 and"),
+        ({"lora": "r=2,modules=queries"}, "'queries' fits no module"),
+        ({"model": "gone"}, "model='gone' is no folder on this machine"),
+        ({"model": None}, "model=None is no folder on this machine"),
+        ({"text": "gone.txt"}, "text='gone.txt' is not there"),
+        ({"text": "short.txt"}, "are held out; batch-size"),
+        ({"batch-size": None}, "batch_size is needed with a text"),
+        ({"sequence-length": 99}, "sequence_length must be an integer between 1 and 16; got 99"),
+        ({"steps": 50}, "budget=0.2 of 50 steps pays for"),
+        ({"budget": 2}, "budget=2.0 must be between 0 and 1"),
+        ({"trainable": "lora"}, "trainable='lora' does nothing here"),
+        ({"price-per-hour": -1}, "price_per_hour must be"),
+        ({"total-samples": 3}, "total_samples=3 is fewer than the 169 sequences"),
+    ],
+)
+def test_bad_input_is_one_line(options, message, folder):
+    given = {
+        "model": folder, "lora": "r=2", "text": "corpus.txt", "steps": 300, "batch-size": 8,
+        "sequence-length": 8,
+    } | options  # fmt: skip
+    if given["text"] in ("corpus.txt", "short.txt"):
+        given["text"] = folder / given["text"]
+    words = [str(w) for n, v in given.items() if v is not None for w in (f"--{n}", v)]
+    result = call("predict", *words)
+    assert result.exit_code == 2, result.stdout
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert message.replace("batch-size", "batch_size") in result.stderr
+
+
+def test_other_folders_are_refused(folder, tmp_path):
+    encoder, bare = tmp_path / "bert", tmp_path / "bare"
+    for path, name in ((encoder, "bert-mlm"), (bare, "llama-lm")):
+        path.mkdir()
+        write_model(path, name)
+    (bare / "tokenizer.json").unlink()
+    text = str(folder / "corpus.txt")
+    with pytest.raises(ValueError, match=r"is an encoder \(bert\), which sees what it would have"):
+        fine_tuning_task(settings(encoder), text=text)
+    with pytest.raises(ValueError, match=r"^model: folder='.*bare' has no tokenizer\.json"):
+        fine_tuning_task(settings(bare), text=text)
+
+
+def test_options_of_a_text_do_nothing_without_one():
+    result = call("predict", "--lora", "r=4")
+    assert result.exit_code == 2
+    assert "lora='r=4' does nothing here: it is for a language model's text" in result.stderr
