@@ -103,9 +103,13 @@ def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
     import jax.numpy as jnp
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
+    import optax
     from sklearn.datasets import load_digits
 
+    from experiments.bench.devices import sizes
     from jaxttp import predict_training_time, sweep
+    from jaxttp.conditioning import condition_number
+    from jaxttp.dynamics import recursion
     from jaxttp.forecast import grid
     from jaxttp.ntk import (
         Exact,
@@ -113,7 +117,9 @@ def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
         Sketched,
         empirical_ntk,
         extreme_eigenvalues,
+        sketch_jacobian,
     )
+    from jaxttp.ntk.row_sharded import on_host
 
     digits = load_digits()
     chosen = np.flatnonzero(digits.target < 3)
@@ -195,12 +201,46 @@ def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
         )
         return spread.loss, alone.loss
 
+    def sketches() -> tuple[Any, Any]:
+        options = {"key": key, "dim": width}
+        return tuple(
+            on_host(sketch_jacobian(network, params, x[:101], mesh=each, **options))
+            for each in (mesh, None)
+        )
+
+    def condition() -> tuple[Any, Any]:
+        return tuple(condition_number(kernel).value for kernel in kernels(101))
+
+    def condition_by_products() -> tuple[Any, Any]:
+        """Of more than 1,024 outputs, by products; of rank 48, so that they meet all there is."""
+        head = {"w": False, "v": True}
+        return tuple(
+            condition_number(empirical_ntk(network, params, x[:344], trainable=head, mesh=each))
+            .value
+            for each in (mesh, None)
+        )
+
+    def shares() -> tuple[Any, Any]:
+        """Of the kernel, and of what a recursion with it holds: its rows and no more."""
+        spread, whole = kernels(101)
+        f0 = network(params, x[:101])
+        descent = {"loss": "cross_entropy", "optimizer": optax.sgd(0.1), "steps": 4}
+        run = jax.jit(lambda kernel: recursion(kernel, f0, y[:101], **descent).train)
+        largest = max(sizes(run.lower(spread).compile().as_text())) / whole.dtype.itemsize
+        each = [shard.data.size for shard in spread.padded.addressable_shards]
+        rows = spread.padded.size // jax.device_count()
+        return [*each, largest], [rows] * (jax.local_device_count() + 1)
+
     batches = {"batch_size": 16, "key": key}
     width = 16 * jax.device_count()
     return [
         ("kernel of 101 samples", lambda: kernels(101)),
         ("kernel of each process's own samples", by_process),
+        ("no device has more than its rows", shares),
+        ("sketch", sketches),
         ("largest eigenvalue", ends),
+        ("condition number", condition),
+        ("condition number by products", condition_by_products),
         ("forecast, one kernel", lambda: forecast(Exact(), 101, relinearize=0)),
         ("forecast, two kernels, full batches", lambda: forecast(Exact(), 101, relinearize=1)),
         (

@@ -1,16 +1,17 @@
 """Kernels and sketches on four devices are those of one, and no device has the whole."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxttp.ntk import RowSharded, empirical_ntk, ntk_plan, sketch_jacobian
 from jaxttp.ntk._compiled import compiled
-from jaxttp.ntk._sharded import sharded_kernel
+from jaxttp.ntk._sharded import EVERYWHERE, _pieces, place, shard_rows, sharded_kernel
 from jaxttp.ntk.gram import Job, cached
 from tests import oracles
-from tests.meshes import automatic_four, four, network, samples, weights
+from tests.meshes import automatic_four, four, largest, network, samples, weights
 
 # The same float64 products, summed over other blocks: some roundings of 1e-16.
 TOLERANCE = 1e-13
@@ -127,6 +128,28 @@ def test_blocks_of_rows_on_every_device():
     assert seen == sorted(seen)
     assert len(seen) == 2 * 4
     close(found["sum"], reduced(oracles.kernel(network, weights(), x), "trace"))
+
+
+def test_programs_of_tiles_hold_a_share_of_the_kernel():
+    """Features of one sample of every device are all that is gathered, the kernel never."""
+    mesh, x = automatic_four(), samples(64)
+    job = Job.of(network, weights(), x, None, "full", "auto", None, None, False)
+    plan = job.on_each(4).plan("auto", None, None)
+    pieces = _pieces(cached(compiled, network, job.variant(plan)), mesh, "full")
+    leaves = [place(leaf, mesh, EVERYWHERE) for leaf in job.leaves]
+    rows = [shard_rows(leaf, mesh) for leaf in job.rows]
+    held = pieces.features(leaves, rows, 0, size=16)
+    others = pieces.some(held, 0, size=1)
+    tile = pieces.tiles(leaves, rows, held, others)["sum"]
+    kernel = jax.device_put(jnp.zeros((64, 3, 4, 16, 3)), tile.sharding)
+    share = 16 * 3 * 64 * 3
+    runs = {
+        "tiles": (jax.jit(lambda *given: pieces.tiles(*given)), (leaves, rows, held, others)),
+        "write": (jax.jit(lambda *given: pieces.write(*given)), (kernel, tile, 0, 0)),
+    }
+    found = {name: largest(run.lower(*given).compile()) for name, (run, given) in runs.items()}
+    assert found["tiles"] < share / 4
+    assert found["write"] == share
 
 
 def test_a_plan_is_that_of_one_device_and_a_bound_names_the_fewest_devices():
