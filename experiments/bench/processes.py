@@ -13,10 +13,13 @@ Every process computes the same on one device of its own, and prints the largest
 
 import argparse
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 TIMEOUT = 600
@@ -35,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--address", help="host:port of process 0")
     parser.add_argument("--index", type=int, help="of this process")
     parser.add_argument("--cluster", action="store_true", help="as the cluster says")
+    place = Path(tempfile.gettempdir())
+    parser.add_argument("--folder", type=Path, default=place, help="that all processes see")
     given = parser.parse_args(arguments)
     if given.address is None and not given.cluster:
         return start(given.count, given.devices)
@@ -47,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         jax.distributed.initialize(
             given.address, given.count, given.index, initialization_timeout=TIMEOUT // 2
         )
-    return measure()
+    return measure(given.folder)
 
 
 def start(count: int, devices: int) -> int:
@@ -77,14 +82,14 @@ def start(count: int, devices: int) -> int:
                 process.kill()
 
 
-def measure() -> int:
+def measure(folder: Path) -> int:
     """In one of the processes: each way on all devices, beside the same on one."""
     import jax
     import numpy as np
 
     mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     worst = 0.0
-    for name, way in ways(mesh):
+    for name, way in ways(mesh, folder):
         found, wanted = (np.asarray(each) for each in way())
         off = float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
         worst = max(worst, off)
@@ -95,15 +100,21 @@ def measure() -> int:
     return 0 if worst < TOLERANCE else 1
 
 
-def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
-    """What is asked on all devices and on one: a name, and a function that gives both."""
+def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
+    """What is asked on all devices and on one: a name, and a function that gives both.
+
+    Args:
+        mesh: of the devices of all processes.
+        folder: that all processes see.
+    """
     import dataclasses
 
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec
     import optax
+    from jax.experimental import multihost_utils
+    from jax.sharding import NamedSharding, PartitionSpec
     from sklearn.datasets import load_digits
 
     from experiments.bench.devices import sizes
@@ -118,6 +129,7 @@ def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
         empirical_ntk,
         extreme_eigenvalues,
         sketch_jacobian,
+        store_kernel,
     )
     from jaxttp.ntk.row_sharded import on_host
 
@@ -215,8 +227,9 @@ def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
         """Of more than 1,024 outputs, by products; of rank 48, so that they meet all there is."""
         head = {"w": False, "v": True}
         return tuple(
-            condition_number(empirical_ntk(network, params, x[:344], trainable=head, mesh=each))
-            .value
+            condition_number(
+                empirical_ntk(network, params, x[:344], trainable=head, mesh=each)
+            ).value
             for each in (mesh, None)
         )
 
@@ -231,12 +244,26 @@ def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
         rows = spread.padded.size // jax.device_count()
         return [*each, largest], [rows] * (jax.local_device_count() + 1)
 
+    def by_tiles() -> tuple[Any, Any]:
+        """Into one store, which every process fills with its own tiles and then has whole."""
+        number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid())))
+        path = folder / f"jaxttp-processes-{number}"
+        kernel = store_kernel(network, params, x[:101], path=path, tile=16, mesh=mesh)
+        found, computed = np.asarray(kernel), kernel.computed
+        multihost_utils.sync_global_devices("read")
+        if jax.process_index() == 0:
+            shutil.rmtree(path)
+        if not 0 < computed < 28:
+            raise AssertionError(f"this process computed {computed} of 28 tiles")
+        return found, empirical_ntk(network, params, x[:101])
+
     batches = {"batch_size": 16, "key": key}
     width = 16 * jax.device_count()
     return [
         ("kernel of 101 samples", lambda: kernels(101)),
         ("kernel of each process's own samples", by_process),
         ("no device has more than its rows", shares),
+        ("store that all processes fill", by_tiles),
         ("sketch", sketches),
         ("largest eigenvalue", ends),
         ("condition number", condition),

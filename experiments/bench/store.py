@@ -18,7 +18,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--max-bytes", type=int, default=1 << 30)
-    parser.add_argument("--path", type=Path, help="of the store, which stays; else a folder that goes")
+    parser.add_argument(
+        "--path", type=Path, help="of the store, which stays; else a folder that goes"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         print(measured(given.samples, given.max_bytes, given.path or Path(folder)), flush=True)

@@ -1,5 +1,6 @@
 """Tiles in a store: the kernel, whatever happened to the run or to the files."""
 
+import itertools
 import random
 import re
 import signal
@@ -13,9 +14,10 @@ import pytest
 
 from jaxttp.conditioning import condition_number
 from jaxttp.ntk import empirical_ntk, extreme_eigenvalues, open_kernel, store_kernel, store_plan
-from jaxttp.ntk._tile_work import COPIES
+from jaxttp.ntk._shared_store import shares_of
+from jaxttp.ntk._tile_work import COPIES, TileWorker
 from tests import oracles
-from tests.meshes import network, samples, weights
+from tests.meshes import four, network, samples, weights
 
 N, TILE = 11, 4  # tiles of 4, 4 and 3 samples: 9, of which 6 are computed
 
@@ -97,6 +99,50 @@ def test_a_run_that_was_ended_goes_on(tmp_path, whole, after):
     assert stored(tmp_path).computed == 0
 
 
+def test_devices_of_a_mesh_write_the_same_bits(tmp_path, whole):
+    """Each its own tiles; what one device began others end, and the other way round."""
+    seen = []
+    kernel = stored(tmp_path / "four", mesh=four(), progress=lambda *told: seen.append(told))
+    assert seen == [(done, 6) for done in range(1, 7)]
+    assert kernel.computed == 6
+    np.testing.assert_array_equal(np.asarray(kernel), whole[1])
+    assert stored(tmp_path / "four").computed == 0
+
+    def end(done, total):
+        if done == 1:
+            raise Ended
+
+    with pytest.raises(Ended):
+        stored(tmp_path / "begun", mesh=four(), progress=end)
+    kernel = stored(tmp_path / "begun")
+    assert kernel.computed < 6  # tiles that the four were at work on were stored
+    np.testing.assert_array_equal(np.asarray(kernel), whole[1])
+
+
+def test_what_goes_wrong_on_one_device_is_told(tmp_path, monkeypatch):
+    """The others end their tiles, and nobody waits."""
+    compute = TileWorker.compute
+
+    def fails(self, rows, columns, *, mirror):
+        if rows.start == TILE:
+            raise MemoryError("no room")
+        return compute(self, rows, columns, mirror=mirror)
+
+    monkeypatch.setattr(TileWorker, "compute", fails)
+    with pytest.raises(MemoryError, match="no room"):
+        stored(tmp_path, mesh=four())
+
+
+def test_tiles_are_shared_by_rows():
+    places = [(slice(i, i + 2), slice(j, j + 2)) for i in range(0, 14, 2) for j in range(i, 14, 2)]
+    shares = shares_of(places, 3)
+    assert sorted(map(len, shares)) == [9, 9, 10]
+    assert sorted(itertools.chain(*shares), key=str) == sorted(places, key=str)
+    rows = [{place[0].start for place in share} for share in shares]
+    assert sum(map(len, rows)) == len(set.union(*rows)) == 7
+    assert shares_of(places[:1], 4) == [places[:1], [], [], []]
+
+
 def cut(file, other):
     file.write_bytes(file.read_bytes()[:-9])
 
@@ -164,6 +210,8 @@ def test_bad_input(tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             store_kernel(network, weights(), samples(N), path=tmp_path, **options)
+    with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
+        stored(tmp_path, mesh="four")
     with pytest.raises(ValueError, match="tile must be an integer"):
         store_kernel(network, weights(), samples(N), path=tmp_path, tile=0)
 
@@ -209,6 +257,9 @@ def test_the_plan_says_what_it_takes(whole):
     assert plan.host_bytes == given + COPIES * TILE**2 * 9 * 8
     assert re.search(r"host\nstore: 8.5 KiB, 6 tiles of 4 samples a side to compute", str(plan))
     assert store_plan(network, *shapes, shapes[1], tile=TILE).tiles == 9
+    shared = store_plan(network, *shapes, tile=TILE, mesh=four())
+    assert shared.host_bytes == given + 4 * COPIES * TILE**2 * 9 * 8
+    assert (shared.devices, shared.bytes, shared.tile) == (4, plan.bytes, TILE)
     with pytest.raises(ValueError, match="max_bytes=100 does not hold a tile"):
         store_plan(network, *shapes, max_bytes=100)
 
