@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxttp.ntk import RowSharded, empirical_ntk, ntk_plan, sketch_jacobian
 from jaxttp.ntk._compiled import compiled
-from jaxttp.ntk._sharded import EVERYWHERE, _pieces, place, shard_rows, sharded_kernel
+from jaxttp.ntk._sharded import _pieces, shard_rows, sharded_kernel, stay
 from jaxttp.ntk.gram import Job, cached
 from tests import oracles
 from tests.meshes import automatic_four, four, largest, network, samples, weights
@@ -58,6 +58,37 @@ def test_rows_lie_apart_on_a_mesh_of_two_axes():
     close(found, wanted)
     assert {shard.data.shape for shard in found.addressable_shards} == {(2, 3, 8, 3)}
     assert len({shard.index[0].start for shard in found.addressable_shards}) == 4
+
+
+def test_parameters_stay_sharded():
+    """As of fully sharded training: a quarter of them is what programs are given."""
+    mesh, x, whole = automatic_four(), samples(8), weights(1000)
+    cuts = {
+        "b": PartitionSpec("rows"),
+        "v": PartitionSpec("rows"),
+        "w": PartitionSpec(None, "rows"),
+    }
+    params = {
+        name: jax.device_put(whole[name], NamedSharding(mesh, spec)) for name, spec in cuts.items()
+    }
+    for method in ("layerwise", "vector_product"):
+        options = {"output": "trace", "method": method}
+        found = empirical_ntk(network, params, x, mesh=mesh, **options)
+        close(found, empirical_ntk(network, whole, x, **options))
+    options = {"key": jax.random.key(5), "dim": 8}
+    found = sketch_jacobian(network, params, x, mesh=mesh, **options)
+    close(found, sketch_jacobian(network, whole, x, **options))
+    leaves, specs = stay(list(params.values()), mesh)
+    assert specs == tuple(cuts.values())
+    job = Job.of(network, params, x, None, "trace", "auto", None, None, False)
+    functions = cached(compiled, network, job.variant(job.on_each(4).plan("auto", None, None)))
+    rows, given = [shard_rows(x, mesh)], []
+    for some in (leaves, list(whole.values())):
+        kept, specs = stay(some, mesh)
+        pieces = _pieces(functions, mesh, "trace", specs)
+        run = jax.jit(lambda *given: pieces.features(*given, size=2))  # noqa: B023 - called at once
+        given.append(run.lower(kept, rows, 0).compile().memory_analysis().argument_size_in_bytes)
+    assert given[1] - given[0] == 3 * sum(leaf.nbytes for leaf in whole.values()) // 4
 
 
 def test_float64_sums_and_layers_of_a_float32_network():
@@ -135,8 +166,8 @@ def test_programs_of_tiles_hold_a_share_of_the_kernel():
     mesh, x = automatic_four(), samples(64)
     job = Job.of(network, weights(), x, None, "full", "auto", None, None, False)
     plan = job.on_each(4).plan("auto", None, None)
-    pieces = _pieces(cached(compiled, network, job.variant(plan)), mesh, "full")
-    leaves = [place(leaf, mesh, EVERYWHERE) for leaf in job.leaves]
+    leaves, specs = stay(job.leaves, mesh)
+    pieces = _pieces(cached(compiled, network, job.variant(plan)), mesh, "full", specs)
     rows = [shard_rows(leaf, mesh) for leaf in job.rows]
     held = pieces.features(leaves, rows, 0, size=16)
     others = pieces.some(held, 0, size=1)
