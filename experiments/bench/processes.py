@@ -40,9 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cluster", action="store_true", help="as the cluster says")
     place = Path(tempfile.gettempdir())
     parser.add_argument("--folder", type=Path, default=place, help="that all processes see")
+    parser.add_argument("--only", default="", help="what has these words in its name")
     given = parser.parse_args(arguments)
     if given.address is None and not given.cluster:
-        return start(given.count, given.devices)
+        return start(given.count, given.devices, given.only)
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -52,17 +53,17 @@ def main(arguments: list[str] | None = None) -> int:
         jax.distributed.initialize(
             given.address, given.count, given.index, initialization_timeout=TIMEOUT // 2
         )
-    return measure(given.folder)
+    return measure(given.folder, given.only)
 
 
-def start(count: int, devices: int) -> int:
+def start(count: int, devices: int, only: str = "") -> int:
     """Processes on this machine; the worst of their statuses."""
     with socket.socket() as place:
         place.bind(("localhost", 0))
         port = place.getsockname()[1]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", MODULE, "--count", str(count)]
+    command = [sys.executable, "-m", MODULE, "--count", str(count), "--only", only]
     command += ["--address", f"localhost:{port}", "--index"]
     running = [
         subprocess.Popen(
@@ -82,7 +83,7 @@ def start(count: int, devices: int) -> int:
                 process.kill()
 
 
-def measure(folder: Path) -> int:
+def measure(folder: Path, only: str) -> int:
     """In one of the processes: each way on all devices, beside the same on one."""
     import jax
     import numpy as np
@@ -90,6 +91,8 @@ def measure(folder: Path) -> int:
     mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     worst = 0.0
     for name, way in ways(mesh, folder):
+        if only not in name:
+            continue
         found, wanted = (np.asarray(each) for each in way())
         off = float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
         worst = max(worst, off)
@@ -131,7 +134,8 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
         sketch_jacobian,
         store_kernel,
     )
-    from jaxttp.ntk.row_sharded import on_host
+    from jaxttp.ntk._sharded import place
+    from jaxttp.ntk.row_sharded import automatic, on_host
 
     digits = load_digits()
     chosen = np.flatnonzero(digits.target < 3)
@@ -244,6 +248,13 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
         rows = spread.padded.size // jax.device_count()
         return [*each, largest], [rows] * (jax.local_device_count() + 1)
 
+    def sharded_parameters() -> tuple[Any, Any]:
+        """As of a network that trains so: cut over all devices, and each process has its part."""
+        rows = NamedSharding(automatic(mesh), PartitionSpec(mesh.axis_names))
+        cut = jax.tree.map(lambda leaf: place(leaf, rows.mesh, rows.spec), params)
+        spread = empirical_ntk(network, cut, x[:101], output="trace", mesh=mesh)
+        return spread, empirical_ntk(network, params, x[:101], output="trace")
+
     def by_tiles() -> tuple[Any, Any]:
         """Into one store, which every process fills with its own tiles and then has whole."""
         number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid())))
@@ -263,6 +274,7 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
         ("kernel of 101 samples", lambda: kernels(101)),
         ("kernel of each process's own samples", by_process),
         ("no device has more than its rows", shares),
+        ("kernel, parameters sharded", sharded_parameters),
         ("store that all processes fill", by_tiles),
         ("sketch", sketches),
         ("largest eigenvalue", ends),

@@ -11,13 +11,14 @@ import time
 import jax
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from jaxttp.conditioning import condition_number
 from jaxttp.ntk import empirical_ntk, extreme_eigenvalues, open_kernel, store_kernel, store_plan
-from jaxttp.ntk._shared_store import shares_of
+from jaxttp.ntk._shared_store import opened_by_one, own_devices, shares_of
 from jaxttp.ntk._tile_work import COPIES, TileWorker
 from tests import oracles
-from tests.meshes import four, network, samples, weights
+from tests.meshes import automatic_four, four, network, samples, weights
 
 N, TILE = 11, 4  # tiles of 4, 4 and 3 samples: 9, of which 6 are computed
 
@@ -131,6 +132,29 @@ def test_what_goes_wrong_on_one_device_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(TileWorker, "compute", fails)
     with pytest.raises(MemoryError, match="no room"):
         stored(tmp_path, mesh=four())
+
+
+def test_a_store_that_process_0_refuses_is_refused_everywhere(monkeypatch):
+    """The others neither open it nor wait; see `experiments.bench.processes` for real ones."""
+    mesh, told = automatic_four(), []
+
+    def refuses():
+        raise ValueError("path holds another kernel")
+
+    def other(value):
+        told.append(int(value))
+        return np.int32(0)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"mesh has no device of process 1; give one of all"):
+        own_devices(mesh)
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", other)
+    with pytest.raises(ValueError, match="path holds another kernel"):
+        opened_by_one(mesh, refuses)
+    assert told == [0]  # before it was raised
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(ValueError, match="path was refused in process 0"):
+        opened_by_one(mesh, lambda: pytest.fail("it was opened"))
 
 
 def test_tiles_are_shared_by_rows():
