@@ -16,12 +16,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 T = TypeVar("T")
-Place = tuple[slice, slice]
+TilePlace = tuple[slice, slice]
 WAIT = 0.2
 """Seconds between two looks at what other processes have done."""
 
 
-def shares_of(places: Sequence[Place], workers: int) -> list[list[Place]]:
+def shares_of(places: Sequence[TilePlace], workers: int) -> list[list[TilePlace]]:
     """Whole rows of tiles for every worker, about as many tiles each; a row's features are shared.
 
     Args:
@@ -33,10 +33,10 @@ def shares_of(places: Sequence[Place], workers: int) -> list[list[Place]]:
         >>> [len(share) for share in shares_of(rows, 2)]
         [5, 5]
     """
-    rows: dict[int, list[Place]] = {}
+    rows: dict[int, list[TilePlace]] = {}
     for place in places:
         rows.setdefault(place[0].start, []).append(place)
-    shares: list[list[Place]] = [[] for _ in range(workers)]
+    shares: list[list[TilePlace]] = [[] for _ in range(workers)]
     for row in sorted(rows.values(), key=len, reverse=True):
         min(shares, key=len).extend(row)
     return shares
@@ -85,7 +85,7 @@ def opened_by_one(mesh: Mesh | None, opened: Callable[[], T]) -> T:
 
 
 def in_threads(
-    shares: Sequence[Sequence[Place]], workers: Sequence[Callable[..., T]]
+    shares: Sequence[Sequence[TilePlace]], workers: Sequence[Callable[..., T]]
 ) -> Generator[T]:
     """What the workers say of their tiles, as they come: a thread for each, or none for one.
 
@@ -106,7 +106,7 @@ def in_threads(
     ended, said = threading.Event(), queue.SimpleQueue()
     is_wide = jax.dtypes.canonicalize_dtype("float64") == np.float64  # of this thread alone
 
-    def work(share: Sequence[Place], worker: Callable[..., T]) -> None:
+    def work(share: Sequence[TilePlace], worker: Callable[..., T]) -> None:
         try:
             with jax.enable_x64(is_wide):
                 for place in share:
