@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TIMEOUT = 600
+TIMEOUT = 900
 """Seconds after which processes that wait for each other are ended."""
 TOLERANCE = 1e-10
 """Of float64 sums in another order, as a share of the largest entry."""
