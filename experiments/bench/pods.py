@@ -160,7 +160,7 @@ def gathers(case: Any, output: str) -> tuple[float, int]:
     from jaxttp.ntk._compiled import compiled
     from jaxttp.ntk._costs import choose_forms
     from jaxttp.ntk._memory import Memory
-    from jaxttp.ntk._sharded import EVERYWHERE, _pieces, place, shard_rows
+    from jaxttp.ntk._sharded import _pieces, shard_rows, stay
     from jaxttp.ntk.gram import Job, cached
     from jaxttp.ntk.row_sharded import automatic
 
@@ -169,8 +169,8 @@ def gathers(case: Any, output: str) -> tuple[float, int]:
     share = job.on_each(DEVICES)
     plan = share.plan("auto", None, None)
     each = Memory.of(share.work, plan.method, choose_forms(share.work, plan.method), 1).per_sample
-    pieces = _pieces(cached(compiled, job.apply_fn, job.variant(plan)), mesh, output)
-    leaves = [place(leaf, mesh, EVERYWHERE) for leaf in job.leaves]
+    leaves, specs = stay(job.leaves, mesh)
+    pieces = _pieces(cached(compiled, job.apply_fn, job.variant(plan)), mesh, output, specs)
     x = [shard_rows(leaf, mesh) for leaf in job.rows]
     held = pieces.features(leaves, x, 0, size=share.work.n1)
     tiles = jax.jit(lambda *given: pieces.tiles(*given))

@@ -13,13 +13,16 @@ Every process computes the same on one device of its own, and prints the largest
 
 import argparse
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-TIMEOUT = 600
+TIMEOUT = 900
 """Seconds after which processes that wait for each other are ended."""
 TOLERANCE = 1e-10
 """Of float64 sums in another order, as a share of the largest entry."""
@@ -35,9 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--address", help="host:port of process 0")
     parser.add_argument("--index", type=int, help="of this process")
     parser.add_argument("--cluster", action="store_true", help="as the cluster says")
+    place = Path(tempfile.gettempdir())
+    parser.add_argument("--folder", type=Path, default=place, help="that all processes see")
+    parser.add_argument("--only", default="", help="what has these words in its name")
     given = parser.parse_args(arguments)
     if given.address is None and not given.cluster:
-        return start(given.count, given.devices)
+        return start(given.count, given.devices, given.only)
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -47,17 +53,17 @@ def main(arguments: list[str] | None = None) -> int:
         jax.distributed.initialize(
             given.address, given.count, given.index, initialization_timeout=TIMEOUT // 2
         )
-    return measure()
+    return measure(given.folder, given.only)
 
 
-def start(count: int, devices: int) -> int:
+def start(count: int, devices: int, only: str = "") -> int:
     """Processes on this machine; the worst of their statuses."""
     with socket.socket() as place:
         place.bind(("localhost", 0))
         port = place.getsockname()[1]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", MODULE, "--count", str(count)]
+    command = [sys.executable, "-m", MODULE, "--count", str(count), "--only", only]
     command += ["--address", f"localhost:{port}", "--index"]
     running = [
         subprocess.Popen(
@@ -77,14 +83,16 @@ def start(count: int, devices: int) -> int:
                 process.kill()
 
 
-def measure() -> int:
+def measure(folder: Path, only: str) -> int:
     """In one of the processes: each way on all devices, beside the same on one."""
     import jax
     import numpy as np
 
     mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     worst = 0.0
-    for name, way in ways(mesh):
+    for name, way in ways(mesh, folder):
+        if only not in name:
+            continue
         found, wanted = (np.asarray(each) for each in way())
         off = float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
         worst = max(worst, off)
@@ -95,17 +103,27 @@ def measure() -> int:
     return 0 if worst < TOLERANCE else 1
 
 
-def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
-    """What is asked on all devices and on one: a name, and a function that gives both."""
+def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
+    """What is asked on all devices and on one: a name, and a function that gives both.
+
+    Args:
+        mesh: of the devices of all processes.
+        folder: that all processes see.
+    """
     import dataclasses
 
     import jax
     import jax.numpy as jnp
     import numpy as np
+    import optax
+    from jax.experimental import multihost_utils
     from jax.sharding import NamedSharding, PartitionSpec
     from sklearn.datasets import load_digits
 
+    from experiments.bench.devices import sizes
     from jaxttp import predict_training_time, sweep
+    from jaxttp.conditioning import condition_number
+    from jaxttp.dynamics import recursion
     from jaxttp.forecast import grid
     from jaxttp.ntk import (
         Exact,
@@ -113,7 +131,11 @@ def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
         Sketched,
         empirical_ntk,
         extreme_eigenvalues,
+        sketch_jacobian,
+        store_kernel,
     )
+    from jaxttp.ntk._sharded import place
+    from jaxttp.ntk.row_sharded import automatic, on_host
 
     digits = load_digits()
     chosen = np.flatnonzero(digits.target < 3)
@@ -195,12 +217,69 @@ def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
         )
         return spread.loss, alone.loss
 
+    def sketches() -> tuple[Any, Any]:
+        options = {"key": key, "dim": width}
+        return tuple(
+            on_host(sketch_jacobian(network, params, x[:101], mesh=each, **options))
+            for each in (mesh, None)
+        )
+
+    def condition() -> tuple[Any, Any]:
+        return tuple(condition_number(kernel).value for kernel in kernels(101))
+
+    def condition_by_products() -> tuple[Any, Any]:
+        """Of more than 1,024 outputs, by products; of rank 48, so that they meet all there is."""
+        head = {"w": False, "v": True}
+        return tuple(
+            condition_number(
+                empirical_ntk(network, params, x[:344], trainable=head, mesh=each)
+            ).value
+            for each in (mesh, None)
+        )
+
+    def shares() -> tuple[Any, Any]:
+        """Of the kernel, and of what a recursion with it holds: its rows and no more."""
+        spread, whole = kernels(101)
+        f0 = network(params, x[:101])
+        descent = {"loss": "cross_entropy", "optimizer": optax.sgd(0.1), "steps": 4}
+        run = jax.jit(lambda kernel: recursion(kernel, f0, y[:101], **descent).train)
+        largest = max(sizes(run.lower(spread).compile().as_text())) / whole.dtype.itemsize
+        each = [shard.data.size for shard in spread.padded.addressable_shards]
+        rows = spread.padded.size // jax.device_count()
+        return [*each, largest], [rows] * (jax.local_device_count() + 1)
+
+    def sharded_parameters() -> tuple[Any, Any]:
+        """As of a network that trains so: cut over all devices, and each process has its part."""
+        rows = NamedSharding(automatic(mesh), PartitionSpec(mesh.axis_names))
+        cut = jax.tree.map(lambda leaf: place(leaf, rows.mesh, rows.spec), params)
+        spread = empirical_ntk(network, cut, x[:101], output="trace", mesh=mesh)
+        return spread, empirical_ntk(network, params, x[:101], output="trace")
+
+    def by_tiles() -> tuple[Any, Any]:
+        """Into one store, which every process fills with its own tiles and then has whole."""
+        number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid())))
+        path = folder / f"jaxttp-processes-{number}"
+        kernel = store_kernel(network, params, x[:101], path=path, tile=16, mesh=mesh)
+        found, computed = np.asarray(kernel), kernel.computed
+        multihost_utils.sync_global_devices("read")
+        if jax.process_index() == 0:
+            shutil.rmtree(path)
+        if not 0 < computed < 28:
+            raise AssertionError(f"this process computed {computed} of 28 tiles")
+        return found, empirical_ntk(network, params, x[:101])
+
     batches = {"batch_size": 16, "key": key}
     width = 16 * jax.device_count()
     return [
         ("kernel of 101 samples", lambda: kernels(101)),
         ("kernel of each process's own samples", by_process),
+        ("no device has more than its rows", shares),
+        ("kernel, parameters sharded", sharded_parameters),
+        ("store that all processes fill", by_tiles),
+        ("sketch", sketches),
         ("largest eigenvalue", ends),
+        ("condition number", condition),
+        ("condition number by products", condition_by_products),
         ("forecast, one kernel", lambda: forecast(Exact(), 101, relinearize=0)),
         ("forecast, two kernels, full batches", lambda: forecast(Exact(), 101, relinearize=1)),
         (

@@ -50,16 +50,16 @@ def sharded_kernel(
         functions: compiled pieces for one device.
         plan: of the rows of one device against all columns.
         mesh: of automatic axes.
-        leaves: of the parameters, the same on every device.
+        leaves: of the parameters; those with shards on this mesh keep them, see `stay`.
         x1: samples (N1, ...).
         x2: samples (N2, ...); None for x1.
         output: "full", "trace" or "diagonal".
         dtype: in which the kernel is summed.
         progress: called with (pairs of samples done, pairs in all).
     """
-    pieces = _pieces(functions, mesh, output)
+    leaves, specs = stay(leaves, mesh)
+    pieces = _pieces(functions, mesh, output, specs)
     samples = (len(x1[0]), len(x1[0] if x2 is None else x2[0]))
-    leaves = [place(leaf, mesh, EVERYWHERE) for leaf in leaves]
     first = [shard_rows(leaf, mesh) for leaf in x1]
     second = first if x2 is None else [shard_rows(leaf, mesh) for leaf in x2]
     mine, theirs = (share_of(n, mesh) for n in samples)
@@ -104,6 +104,55 @@ def place(value: Any, mesh: Mesh, spec: PartitionSpec) -> Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
+def stay(leaves: list[Any], mesh: Mesh) -> tuple[list[Array], tuple[PartitionSpec, ...]]:
+    """Parameters on a mesh, and how they lie there: in shards where they do so already.
+
+    Such as those of a network that trains so ("fully sharded data parallel"). They are gathered
+    within the programs that differentiate (`gathered_leaves`), and dropped at their end. All others
+    are put on every device.
+
+    Args:
+        leaves: of the parameters.
+        mesh: of automatic axes.
+    """
+    placed, specs = [], []
+    for leaf in leaves:
+        spec = _own_spec(leaf, mesh)
+        if spec == EVERYWHERE:
+            placed.append(place(leaf, mesh, spec))
+        else:  # the same shards where they are, by the same axes
+            parts = [shard.data for shard in leaf.addressable_shards]
+            sharding = NamedSharding(mesh, spec)
+            placed.append(jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts))
+        specs.append(spec)
+    return placed, tuple(specs)
+
+
+def _own_spec(leaf: Any, mesh: Mesh) -> PartitionSpec:
+    """The spec of an array that is cut over this mesh; that of every device for all others."""
+    sharding = leaf.sharding if isinstance(leaf, jax.Array) and is_concrete(leaf) else None
+    if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
+        return EVERYWHERE
+    is_here = (
+        sharding.mesh.axis_names == mesh.axis_names
+        and isinstance(sharding.mesh, Mesh)
+        and np.array_equal(sharding.mesh.devices, mesh.devices)
+    )
+    return sharding.spec if is_here else EVERYWHERE
+
+
+def gathered_leaves(leaves: list[Array], specs: tuple[PartitionSpec, ...]) -> list[Array]:
+    """Whole parameters of this device's shards of them, within a `shard_map`."""
+
+    def whole(leaf: Array, spec: PartitionSpec) -> Array:
+        for axis, names in enumerate(spec):
+            if names is not None:
+                leaf = jax.lax.all_gather(leaf, names, axis=axis, tiled=True)
+        return leaf
+
+    return [whole(*each) for each in zip(leaves, specs, strict=True)]
+
+
 def shard_rows(leaf: Any, mesh: Mesh) -> Array:
     """Samples (N, ...) with rows sharded; filled up by copies of the first one."""
     spec, missing = PartitionSpec(mesh.axis_names), -leaf.shape[0] % mesh.size
@@ -135,19 +184,23 @@ class _Pieces(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _pieces(functions: Functions, mesh: Mesh, output: str) -> _Pieces:
+def _pieces(
+    functions: Functions, mesh: Mesh, output: str, specs: tuple[PartitionSpec, ...]
+) -> _Pieces:
     axes, column = mesh.axis_names, COLUMN_AXIS[output]
     rows = PartitionSpec(axes)
 
-    def on_all(function: Callable, *specs: PartitionSpec) -> Callable:
+    def on_all(function: Callable, *specs: Any) -> Callable:
         # Gradients of parameters are those of each device's own samples. With the check of what
         # varies, JAX would add them up over all devices.
         return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
 
     @functools.partial(jit, static_argnames="size")
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
-        own = functools.partial(functions.features, size=size)
-        return on_all(own, EVERYWHERE, rows, EVERYWHERE)(leaves, x, start)
+        def own(leaves: list[Array], x: list[Array], start: Array) -> Any:
+            return functions.features(gathered_leaves(leaves, specs), x, start, size=size)
+
+        return on_all(own, list(specs), rows, EVERYWHERE)(leaves, x, start)
 
     @functools.partial(jit, static_argnames="size")
     def some(held: Any, start: Array, size: int) -> Any:
@@ -169,9 +222,9 @@ def _pieces(functions: Functions, mesh: Mesh, output: str) -> _Pieces:
     def tiles(leaves: list[Array], x: list[Array], held: Any, others: Any) -> dict[str, Array]:
         def own(leaves: list[Array], x: list[Array], held: Any, others: Any) -> Any:
             gathered = jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), others)
-            return functions.against(leaves, x, held, gathered)
+            return functions.against(gathered_leaves(leaves, specs), x, held, gathered)
 
-        return on_all(own, EVERYWHERE, rows, rows, rows)(leaves, x, held, others)
+        return on_all(own, list(specs), rows, rows, rows)(leaves, x, held, others)
 
     @functools.partial(jit, donate_argnums=0)
     def write(kernel: Array, tile: Array, i: Array, j: Array) -> Array:

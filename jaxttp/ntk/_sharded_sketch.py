@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from jaxttp._jit import jit
 from jaxttp._samples import count, take
-from jaxttp.ntk._sharded import EVERYWHERE, place, shard_rows, share_of
+from jaxttp.ntk._sharded import EVERYWHERE, gathered_leaves, shard_rows, share_of, stay
 
 
 def check_width(dim: int, mesh: Mesh) -> None:
@@ -44,7 +44,7 @@ def sharded_sketch(
     Args:
         sketch: (leaves, samples, draws, key) -> sketch of those samples.
         mesh: of automatic axes; its size divides dim.
-        leaves: of the parameters.
+        leaves: of the parameters; those with shards on this mesh keep them, see `stay`.
         x: samples (N, ...).
         draws: of the projection.
         key: of the same.
@@ -52,25 +52,27 @@ def sharded_sketch(
     """
     n, each = count(x), share_of(count(x), mesh)
     size = min(size, each)
-    leaves = [place(leaf, mesh, EVERYWHERE) for leaf in leaves]
+    leaves, specs = stay(leaves, mesh)
     x = jax.tree.map(lambda leaf: shard_rows(leaf, mesh), x)
     parts = []
     for low in range(0, each, size):
-        part = _part(sketch, mesh, min(size, each - low))(leaves, x, draws, key, low)
+        part = _part(sketch, mesh, min(size, each - low), specs)(leaves, x, draws, key, low)
         parts.append(part)
     return _by_columns(parts, n, mesh)
 
 
 @functools.lru_cache(maxsize=64)
-def _part(sketch: Callable[..., Array], mesh: Mesh, size: int) -> Callable[..., Array]:
+def _part(
+    sketch: Callable[..., Array], mesh: Mesh, size: int, leaf_specs: tuple[PartitionSpec, ...]
+) -> Callable[..., Array]:
     """A few samples of every device."""
     rows = PartitionSpec(mesh.axis_names)
 
     def own(leaves: list[Array], x: Any, draws: Any, key: Array, low: Array) -> Array:
         some = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, low, size), x)
-        return sketch(leaves, some, draws, key)
+        return sketch(gathered_leaves(leaves, leaf_specs), some, draws, key)
 
-    specs = (EVERYWHERE, rows, EVERYWHERE, EVERYWHERE, EVERYWHERE)
+    specs = (list(leaf_specs), rows, EVERYWHERE, EVERYWHERE, EVERYWHERE)
     return jit(jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False))
 
 

@@ -53,19 +53,22 @@ def plan_tiles(job: Job, method: str, tile: int | None, bound: float) -> tuple[i
 
 @dataclasses.dataclass(eq=False)
 class TileWorker:
-    """Computes tiles, and keeps the features of the last block of rows."""
+    """Computes tiles, and keeps the features of the last block of rows; on one device."""
 
     job: Job
     plan: KernelPlan
     functions: Any
     leaves: list[Array]
     tile: int
+    device: Any = None
     rows: tuple[slice, list[Array], Any] | None = None
 
     @classmethod
-    def of(cls, job: Job, plan: KernelPlan, tile: int) -> "TileWorker":
+    def of(cls, job: Job, plan: KernelPlan, tile: int, device: Any = None) -> "TileWorker":
+        """One on some device, or on the default one."""
         functions = cached(compiled, job.apply_fn, job.variant(plan))
-        return cls(job, plan, functions, [jnp.asarray(leaf) for leaf in job.leaves], tile)
+        leaves = [_on(device, leaf) for leaf in job.leaves]
+        return cls(job, plan, functions, leaves, tile, device)
 
     @property
     def inner(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -105,7 +108,14 @@ class TileWorker:
         """Samples of a block; the last one repeats its last sample to be as long as the others."""
         missing = self.tile - (rows.stop - rows.start)
         some = [np.asarray(leaf[rows]) for leaf in leaves]
-        return [jnp.asarray(np.concatenate([a, np.repeat(a[-1:], missing, 0)])) for a in some]
+        whole = [np.concatenate([a, np.repeat(a[-1:], missing, 0)]) for a in some]
+        return [_on(self.device, leaf) for leaf in whole]
+
+
+def _on(device: Any, leaf: Any) -> Array:
+    """An array on a device, where programs follow it; on none in particular for None."""
+    array = jnp.asarray(leaf)
+    return array if device is None else jax.device_put(array, device)
 
 
 def fingerprint_of(job: Job, plan: KernelPlan, tile: int) -> str:

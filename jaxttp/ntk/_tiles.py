@@ -108,6 +108,11 @@ def open_arrays(
     return found[0], found[1]
 
 
+def missing_tiles(digests: Any) -> int:
+    """How many tiles have no digest yet."""
+    return int(np.sum(~np.any(digests.read().result(), axis=-1)))
+
+
 def places_of(n1: int, n2: int, tile: int) -> Iterator[tuple[slice, slice]]:
     """The tiles, row by row."""
     for i in range(0, n1, tile):

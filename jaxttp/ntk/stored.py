@@ -8,7 +8,9 @@ is right: one that was cut short, changed on the disk or copied from another ker
 again. Writing is atomic (TensorStore writes beside a file and renames).
 """
 
+import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,10 +26,18 @@ from jaxttp._interrupt import between_pieces
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network
 from jaxttp.ntk._plan import KernelPlan
+from jaxttp.ntk._shared_store import (
+    in_threads,
+    opened_by_one,
+    own_devices,
+    shares_of,
+    wait_for_all,
+)
 from jaxttp.ntk._tile_work import COPIES, TileWorker, fingerprint_of, plan_tiles
 from jaxttp.ntk._tiles import (
     TileStore,
     index_of,
+    missing_tiles,
     open_arrays,
     places_of,
     spec_of,
@@ -35,6 +45,7 @@ from jaxttp.ntk._tiles import (
     turned,
 )
 from jaxttp.ntk.gram import Job
+from jaxttp.ntk.row_sharded import several
 from jaxttp.ntk.streamed import Streamed
 
 _DEFAULT_BYTES = 1 << 30
@@ -48,7 +59,8 @@ class StoredKernel:
         path: its folder.
         array: the Zarr array, as TensorStore opens it; ``array[:5].read().result()`` are rows.
         tile: samples on a side of a tile.
-        computed: tiles that this call computed; those of a symmetric kernel serve two places.
+        computed: tiles that this call computed, in this process; those of a symmetric kernel serve
+            two places.
     """
 
     path: Path
@@ -151,6 +163,7 @@ def store_kernel(
     trainable: Any = None,
     tile: int | None = None,
     max_bytes: int | None = None,
+    mesh: Any = None,
     accumulation_dtype: Any = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> StoredKernel:
@@ -175,9 +188,14 @@ def store_kernel(
         tile: samples on a side of a tile; None for as many as `max_bytes` holds, in tiles of 32 MiB
             at most. A store has one for good.
         max_bytes: bound on the working memory, the samples and parameters apart; 1 GiB when None.
+        mesh: a `jax.sharding.Mesh` whose devices compute tiles, each its own rows of them, within
+            `max_bytes` each; None for one device. The numbers are the same, and a store that one
+            mesh began may be ended by another. In several processes all of them make this call with
+            the same arguments, samples and parameters in whole, and a folder that all of them see;
+            process 0 makes the store, and the call returns when every tile is there.
         accumulation_dtype: see `empirical_ntk`.
-        progress: called with (tiles done, tiles in all) after every tile; `jaxttp.print_progress`
-            makes one that tells how long it still takes.
+        progress: called with (tiles done, tiles in all) after every tile, of several processes in
+            each with its own; `jaxttp.print_progress` makes one that tells how long it still takes.
 
     Returns:
         A `StoredKernel`.
@@ -185,7 +203,9 @@ def store_kernel(
     Raises:
         SystemExit: SIGTERM came, and no handler was there that ended the process.
         ValueError: what `empirical_ntk` refuses; a path that holds another kernel, or the same one
-            by another version of JAX; a `max_bytes` in which no tile can be computed.
+            by another version of JAX; a `max_bytes` in which no tile can be computed; a mesh
+            without devices of some process.
+        TypeError: a mesh that is none.
         ImportError: without TensorStore (the extra ``store``).
 
     Example:
@@ -196,6 +216,8 @@ def store_kernel(
         ...     np.asarray(kernel)[:, 0, :, 0].tolist()
         [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
+    devices = several(mesh)
+    own = {0: None} if devices is None else own_devices(devices)
     check_network(apply_fn, params)
     for name, value in (("params", params), ("x1", x1), ("x2", x2)):
         check_finite(name, value)
@@ -203,21 +225,29 @@ def store_kernel(
     bound = _DEFAULT_BYTES if max_bytes is None else max_bytes
     check_number("max_bytes", bound, above=0)
     tile, plan = plan_tiles(job, method, tile, bound)
-    worker = TileWorker.of(job, plan, tile)
+    workers = [TileWorker.of(job, plan, tile, device) for device in own.values()]
     name = fingerprint_of(job, plan, tile)
-    shape = job.work.n1, *worker.inner[0], job.work.n2, *worker.inner[1]
-    kernel, digests = open_arrays(Path(path), name, shape, np.dtype(job.dtype), tile)
+    shape = job.work.n1, *workers[0].inner[0], job.work.n2, *workers[0].inner[1]
+    kernel, digests = opened_by_one(
+        devices, lambda: open_arrays(Path(path), name, shape, np.dtype(job.dtype), tile)
+    )
     store = TileStore(kernel, digests, name, tile)
-    places, computed = _to_do(job, tile), 0
-    with between_pieces() as piece:
-        for done, (rows, columns) in enumerate(places, start=1):
-            computed += _store_tile(store, worker, rows, columns)
+    everyone = shares_of(_to_do(job, tile), 1 if devices is None else devices.size)
+    shares = [everyone[number] for number in own]
+    total, computed = sum(map(len, shares)), 0
+    tasks = [functools.partial(_store_tile, store, worker) for worker in workers]
+    words = f"{total} tiles stand in {str(path)!r}, and the same call goes on."
+    with between_pieces() as piece, contextlib.closing(in_threads(shares, tasks)) as tiles:
+        for done, is_new in enumerate(tiles, start=1):
+            computed += is_new
             if progress is not None:
-                progress(done, len(places))
-            piece(
-                f"store_kernel: SIGTERM; {done} of {len(places)} tiles stand in {str(path)!r}, and "
-                "the same call goes on."
-            )
+                progress(done, total)
+            piece(f"store_kernel: SIGTERM; {done} of {words}")
+        wait_for_all(
+            devices,
+            lambda: missing_tiles(digests),
+            lambda _: piece(f"store_kernel: SIGTERM; {total} of {words}"),
+        )
     return StoredKernel(Path(path), kernel, tile, computed)
 
 
@@ -232,6 +262,7 @@ def store_plan(
     trainable: Any = None,
     tile: int | None = None,
     max_bytes: int | None = None,
+    mesh: Any = None,
     accumulation_dtype: Any = None,
 ) -> KernelPlan:
     """What `store_kernel` with the same arguments will do, and in how much memory and disk space.
@@ -246,6 +277,7 @@ def store_plan(
         trainable: see there.
         tile: see there.
         max_bytes: see there.
+        mesh: see there; the plan is that of one of its devices.
         accumulation_dtype: see there.
 
     Returns:
@@ -268,10 +300,12 @@ def store_plan(
     tile, plan = plan_tiles(job, method, tile, bound)
     work = job.work
     size = work.entries * work.itemsize
-    tiles = len(_to_do(job, tile))
+    tiles, devices = len(_to_do(job, tile)), several(mesh)
+    own = 1 if devices is None else len(own_devices(devices))
     return dataclasses.replace(
         plan, tile=tile, tiles=tiles, max_bytes=max_bytes, disk_bytes=work.n1 * work.n2 * size,
-        host_bytes=job.bytes + COPIES * tile**2 * size,
+        host_bytes=job.bytes + own * COPIES * tile**2 * size,
+        devices=1 if devices is None else devices.size,
         flops={name: tiles * count for name, count in plan.flops.items()},
     )  # fmt: skip
 
@@ -329,7 +363,7 @@ def open_kernel(path: Any) -> StoredKernel:
         tile = int(kernel.spec().to_json()["metadata"]["attributes"]["tile"])
     except (ValueError, KeyError) as problem:
         raise ValueError(f"path={str(path)!r} holds no kernel of store_kernel: {problem}") from None
-    missing = int(np.sum(~np.any(digests.read().result(), axis=-1)))
+    missing = missing_tiles(digests)
     if missing:
         raise ValueError(
             f"path={str(path)!r} lacks {missing} tiles of its kernel; call store_kernel as before, "

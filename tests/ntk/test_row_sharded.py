@@ -7,17 +7,24 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxttp.conditioning import condition_number
+from jaxttp.conditioning import _krylov, condition_number
+from jaxttp.conditioning._krylov import ends_by_products
+from jaxttp.conditioning.condition_number import _by_products
 from jaxttp.dynamics import closed_form, gradient_flow, recursion
+from jaxttp.dynamics._features import run_batches
 from jaxttp.dynamics._heavy_ball import heavy_ball
+from jaxttp.dynamics._segment import Knot, Start, gram
 from jaxttp.dynamics.batches import batch_indices
+from jaxttp.dynamics.optimizers import same_program
 from jaxttp.losses import encode_targets
 from jaxttp.ntk import (
+    Factored,
     RowSharded,
     eigendecomposition,
     empirical_ntk,
     extreme_eigenvalues,
     psd_report,
+    sketch_jacobian,
     spectral_density,
 )
 from jaxttp.ntk.row_sharded import on_many_devices, recognised
@@ -143,6 +150,54 @@ def test_programs_hold_a_share_of_the_kernel(kernels):
         memory = compiled.memory_analysis()
         held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
         assert held < 2.5 * 8 * share, name  # of 4 shares; batches copy their columns
+
+
+def test_a_condition_number_by_products(kernels):
+    """What kernels of more than 1,024 outputs take; no array is larger than a device's rows."""
+    found, whole = kernels
+    share = found.padded.size // 4
+    program = jax.jit(lambda kernel: ends_by_products(_by_products(kernel), N * C, 1e-16, None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_krylov, "LANCZOS_STEPS", 24)
+        compiled = program.lower(found).compile()
+        ends = compiled(found)
+    values = np.linalg.eigvalsh(np.asarray(whole).reshape(N * C, N * C))
+    np.testing.assert_allclose(ends.largest, values[-1], rtol=1e-10)  # isolated: it converges
+    assert values[0] < ends.smallest < values[-1]  # a bound: 24 products do not meet all of 270
+    assert largest(compiled) == share
+
+
+def test_mini_batches_on_a_sketch():
+    """The primal dynamics: a quarter of the columns on every device, and never a kernel."""
+    x, key, width, steps = samples(N), jax.random.key(1), 160, 7
+    params = weights(90)
+    f0, y = network(params, x), labels(x)
+    targets, loss = encode_targets("cross_entropy", y, f0)
+    batches = batch_indices(key, N, 16, steps)
+    descent, state = same_program(optax.sgd(0.05)), optax.sgd(0.05).init(params)
+    pushed = jax.jvp(lambda p: network(p, x), (params,), (params,))[1][None]
+
+    def follow(sketch):
+        kernel = Factored.of(sketch, sketch)
+        train = jnp.zeros((steps + 1, N, C)).at[0].set(f0)
+        return run_batches(
+            descent, loss, [Knot(kernel, pushed)], Start(params, kernel, [params], f0, state),
+            gram([params], (True,), f0.dtype), None, jnp.asarray(0), jnp.asarray(steps), train,
+            targets, batches, jnp.zeros_like(f0),
+        ).train  # fmt: skip
+
+    sketch, alone = (
+        sketch_jacobian(network, params, x, key=key, dim=width, mesh=m) for m in (four(), None)
+    )
+    compiled = jax.jit(follow).lower(sketch).compile()
+    assert compiled(sketch).shape == (steps + 1, N, C)
+    rows, f = np.asarray(alone).reshape(N * C, width), np.asarray(f0)
+    for step, batch in enumerate(np.asarray(batches)):
+        pull = np.zeros((N, C))
+        pull[batch] = oracles.gradient("cross_entropy", f[batch], np.eye(C)[np.asarray(y)[batch]])
+        f = f - 0.05 * (rows @ (rows.T @ pull.reshape(-1) / 16)).reshape(N, C)
+        np.testing.assert_allclose(compiled(sketch)[step + 1], f, rtol=0, atol=1e-11)
+    assert largest(compiled) < N * C * width // 2  # nobody has all of the sketch
 
 
 def test_what_needs_the_whole_is_refused(kernels):

@@ -1,16 +1,17 @@
 """Kernels and sketches on four devices are those of one, and no device has the whole."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxttp.ntk import RowSharded, empirical_ntk, ntk_plan, sketch_jacobian
 from jaxttp.ntk._compiled import compiled
-from jaxttp.ntk._sharded import sharded_kernel
+from jaxttp.ntk._sharded import _pieces, shard_rows, sharded_kernel, stay
 from jaxttp.ntk.gram import Job, cached
 from tests import oracles
-from tests.meshes import automatic_four, four, network, samples, weights
+from tests.meshes import automatic_four, four, largest, network, samples, weights
 
 # The same float64 products, summed over other blocks: some roundings of 1e-16.
 TOLERANCE = 1e-13
@@ -57,6 +58,37 @@ def test_rows_lie_apart_on_a_mesh_of_two_axes():
     close(found, wanted)
     assert {shard.data.shape for shard in found.addressable_shards} == {(2, 3, 8, 3)}
     assert len({shard.index[0].start for shard in found.addressable_shards}) == 4
+
+
+def test_parameters_stay_sharded():
+    """As of fully sharded training: a quarter of them is what programs are given."""
+    mesh, x, whole = automatic_four(), samples(8), weights(1000)
+    cuts = {
+        "b": PartitionSpec("rows"),
+        "v": PartitionSpec("rows"),
+        "w": PartitionSpec(None, "rows"),
+    }
+    params = {
+        name: jax.device_put(whole[name], NamedSharding(mesh, spec)) for name, spec in cuts.items()
+    }
+    for method in ("layerwise", "vector_product"):
+        options = {"output": "trace", "method": method}
+        found = empirical_ntk(network, params, x, mesh=mesh, **options)
+        close(found, empirical_ntk(network, whole, x, **options))
+    options = {"key": jax.random.key(5), "dim": 8}
+    found = sketch_jacobian(network, params, x, mesh=mesh, **options)
+    close(found, sketch_jacobian(network, whole, x, **options))
+    leaves, specs = stay(list(params.values()), mesh)
+    assert specs == tuple(cuts.values())
+    job = Job.of(network, params, x, None, "trace", "auto", None, None, False)
+    functions = cached(compiled, network, job.variant(job.on_each(4).plan("auto", None, None)))
+    rows, given = [shard_rows(x, mesh)], []
+    for some in (leaves, list(whole.values())):
+        kept, specs = stay(some, mesh)
+        pieces = _pieces(functions, mesh, "trace", specs)
+        run = jax.jit(lambda *given: pieces.features(*given, size=2))  # noqa: B023 - called at once
+        given.append(run.lower(kept, rows, 0).compile().memory_analysis().argument_size_in_bytes)
+    assert given[1] - given[0] == 3 * sum(leaf.nbytes for leaf in whole.values()) // 4
 
 
 def test_float64_sums_and_layers_of_a_float32_network():
@@ -127,6 +159,28 @@ def test_blocks_of_rows_on_every_device():
     assert seen == sorted(seen)
     assert len(seen) == 2 * 4
     close(found["sum"], reduced(oracles.kernel(network, weights(), x), "trace"))
+
+
+def test_programs_of_tiles_hold_a_share_of_the_kernel():
+    """Features of one sample of every device are all that is gathered, the kernel never."""
+    mesh, x = automatic_four(), samples(64)
+    job = Job.of(network, weights(), x, None, "full", "auto", None, None, False)
+    plan = job.on_each(4).plan("auto", None, None)
+    leaves, specs = stay(job.leaves, mesh)
+    pieces = _pieces(cached(compiled, network, job.variant(plan)), mesh, "full", specs)
+    rows = [shard_rows(leaf, mesh) for leaf in job.rows]
+    held = pieces.features(leaves, rows, 0, size=16)
+    others = pieces.some(held, 0, size=1)
+    tile = pieces.tiles(leaves, rows, held, others)["sum"]
+    kernel = jax.device_put(jnp.zeros((64, 3, 4, 16, 3)), tile.sharding)
+    share = 16 * 3 * 64 * 3
+    runs = {
+        "tiles": (jax.jit(lambda *given: pieces.tiles(*given)), (leaves, rows, held, others)),
+        "write": (jax.jit(lambda *given: pieces.write(*given)), (kernel, tile, 0, 0)),
+    }
+    found = {name: largest(run.lower(*given).compile()) for name, (run, given) in runs.items()}
+    assert found["tiles"] < share / 4
+    assert found["write"] == share
 
 
 def test_a_plan_is_that_of_one_device_and_a_bound_names_the_fewest_devices():

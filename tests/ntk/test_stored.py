@@ -1,5 +1,6 @@
 """Tiles in a store: the kernel, whatever happened to the run or to the files."""
 
+import itertools
 import random
 import re
 import signal
@@ -10,12 +11,14 @@ import time
 import jax
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from jaxttp.conditioning import condition_number
 from jaxttp.ntk import empirical_ntk, extreme_eigenvalues, open_kernel, store_kernel, store_plan
-from jaxttp.ntk._tile_work import COPIES
+from jaxttp.ntk._shared_store import opened_by_one, own_devices, shares_of
+from jaxttp.ntk._tile_work import COPIES, TileWorker
 from tests import oracles
-from tests.meshes import network, samples, weights
+from tests.meshes import automatic_four, four, network, samples, weights
 
 N, TILE = 11, 4  # tiles of 4, 4 and 3 samples: 9, of which 6 are computed
 
@@ -97,6 +100,73 @@ def test_a_run_that_was_ended_goes_on(tmp_path, whole, after):
     assert stored(tmp_path).computed == 0
 
 
+def test_devices_of_a_mesh_write_the_same_bits(tmp_path, whole):
+    """Each its own tiles; what one device began others end, and the other way round."""
+    seen = []
+    kernel = stored(tmp_path / "four", mesh=four(), progress=lambda *told: seen.append(told))
+    assert seen == [(done, 6) for done in range(1, 7)]
+    assert kernel.computed == 6
+    np.testing.assert_array_equal(np.asarray(kernel), whole[1])
+    assert stored(tmp_path / "four").computed == 0
+
+    def end(done, total):
+        if done == 1:
+            raise Ended
+
+    with pytest.raises(Ended):
+        stored(tmp_path / "begun", mesh=four(), progress=end)
+    kernel = stored(tmp_path / "begun")
+    assert kernel.computed < 6  # tiles that the four were at work on were stored
+    np.testing.assert_array_equal(np.asarray(kernel), whole[1])
+
+
+def test_what_goes_wrong_on_one_device_is_told(tmp_path, monkeypatch):
+    """The others end their tiles, and nobody waits."""
+    compute = TileWorker.compute
+
+    def fails(self, rows, columns, *, mirror):
+        if rows.start == TILE:
+            raise MemoryError("no room")
+        return compute(self, rows, columns, mirror=mirror)
+
+    monkeypatch.setattr(TileWorker, "compute", fails)
+    with pytest.raises(MemoryError, match="no room"):
+        stored(tmp_path, mesh=four())
+
+
+def test_a_store_that_process_0_refuses_is_refused_everywhere(monkeypatch):
+    """The others neither open it nor wait; see `experiments.bench.processes` for real ones."""
+    mesh, told = automatic_four(), []
+
+    def refuses():
+        raise ValueError("path holds another kernel")
+
+    def other(value):
+        told.append(int(value))
+        return np.int32(0)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"mesh has no device of process 1; give one of all"):
+        own_devices(mesh)
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", other)
+    with pytest.raises(ValueError, match="path holds another kernel"):
+        opened_by_one(mesh, refuses)
+    assert told == [0]  # before it was raised
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(ValueError, match="path was refused in process 0"):
+        opened_by_one(mesh, lambda: pytest.fail("it was opened"))
+
+
+def test_tiles_are_shared_by_rows():
+    places = [(slice(i, i + 2), slice(j, j + 2)) for i in range(0, 14, 2) for j in range(i, 14, 2)]
+    shares = shares_of(places, 3)
+    assert sorted(map(len, shares)) == [9, 9, 10]
+    assert sorted(itertools.chain(*shares), key=str) == sorted(places, key=str)
+    rows = [{place[0].start for place in share} for share in shares]
+    assert sum(map(len, rows)) == len(set.union(*rows)) == 7
+    assert shares_of(places[:1], 4) == [places[:1], [], [], []]
+
+
 def cut(file, other):
     file.write_bytes(file.read_bytes()[:-9])
 
@@ -164,6 +234,8 @@ def test_bad_input(tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             store_kernel(network, weights(), samples(N), path=tmp_path, **options)
+    with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
+        stored(tmp_path, mesh="four")
     with pytest.raises(ValueError, match="tile must be an integer"):
         store_kernel(network, weights(), samples(N), path=tmp_path, tile=0)
 
@@ -209,6 +281,9 @@ def test_the_plan_says_what_it_takes(whole):
     assert plan.host_bytes == given + COPIES * TILE**2 * 9 * 8
     assert re.search(r"host\nstore: 8.5 KiB, 6 tiles of 4 samples a side to compute", str(plan))
     assert store_plan(network, *shapes, shapes[1], tile=TILE).tiles == 9
+    shared = store_plan(network, *shapes, tile=TILE, mesh=four())
+    assert shared.host_bytes == given + 4 * COPIES * TILE**2 * 9 * 8
+    assert (shared.devices, shared.bytes, shared.tile) == (4, plan.bytes, TILE)
     with pytest.raises(ValueError, match="max_bytes=100 does not hold a tile"):
         store_plan(network, *shapes, max_bytes=100)
 
