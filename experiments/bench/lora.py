@@ -97,6 +97,7 @@ def held_row(task: Task, job: lora_tasks.Job, share: float) -> Row:
         "path": [round(float(value), 5) for value in path[::EVERY]],
         "off": [round(float(value), 5) for value in found.uncertainty[::EVERY]],
         "share": found.share, "diverged": found.diverged, "trust": found.trust,
+        "rate_share": found.rate_share,
     }  # fmt: skip
 
 
@@ -195,7 +196,10 @@ def table(rows: dict[str, Row], tasks: tuple[Task, ...]) -> str:
                 judged[way].append(judge(found[way], found["real"], task.steps))
         one = judge(found["held"], found["real"], task.steps)
         real = found["real"]
-        said = "left its path" if held["diverged"] else "yes" if held["trust"] is None else "±"
+        said = "yes" if held["trust"] is None else "±"
+        if held["diverged"] or held["rate_share"] < 1:
+            share = f"at {held['rate_share']:g} of the rates"
+            said = "left its path" if held["diverged"] else share
         lines.append(
             f"| {task.name} | {real[0]:.2f} - {real[-1]:.2f} | {one['curve']:.1f} % | "
             f"{one['mean']:.1f} % | {one['end']:+.1f} % | {one['time']} / {one['real']} | "

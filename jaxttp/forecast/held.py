@@ -393,7 +393,8 @@ def corrected(path: HeldPath, spent: float, training: float, steps: int) -> Held
     curve, doubt = _between(at, shown, every), DOUBT * _between(at, off, every)
     done = np.concatenate([[0.0], np.cumsum(path.scale * np.diff(path.knots))])
     behind = np.interp(np.interp(every, path.knots, done), every, curve) - curve
-    lag = LAG * np.maximum(behind, 0.0) * (not diverged)
+    behind = np.minimum.accumulate(np.maximum(behind, 0.0)[::-1])[::-1]  # a loss has no bend there
+    lag = LAG * behind * (not diverged)
     share = float(np.min(path.scale, initial=1.0))
     return HeldForecast(
         curve - lag, doubt + lag, at, losses, memory, path.knots[:-1], spent, training, diverged,
