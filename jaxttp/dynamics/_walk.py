@@ -26,6 +26,7 @@ from jaxttp.dynamics._course import (
     State,
     combine,
     damping_at,
+    differ,
     guarded,
     is_beyond,
     run_to,
@@ -175,7 +176,10 @@ def step(
     state = state._replace(seconds=(*state.seconds, seconds))
     if is_concrete(kernel) and not bool(is_finite(kernel)):
         return SegmentStep(stop(course, state), Outcome.DIVERGED)
-    bound = damping_at(course, state, kernel, row_of(ahead.run.train, end))
+    state, ahead = _bent(course, state, ahead, kernel)
+    bound = None
+    if state.bends:
+        bound = damping_at(course, state, kernel, row_of(ahead.run.train, end))
     if course.central and state.guard is None and is_beyond(bound):
         state, ahead = look_ahead(course, guarded(course, state), end)
         return step(course, state, ahead, limit, drop)
@@ -201,13 +205,29 @@ def step(
         state, crossing = cross_edge(course, state)
         state = state._replace(crossing=crossing, edge_at=end)
     state, run, weights, f = confirm(course, state, ahead, far, run)
-    lost = course.damps and is_contradicted(course, state, f, run, end)
+    lost = state.bends and is_contradicted(course, state, f, run, end)
     if lost and guard is not None and limit is not None and np.isfinite(limit):
         return _rejected(state, guard, DENIED * limit)
     if lost or (guard is None and end == course.steps and is_beyond(bound)):
         return SegmentStep(hold(course, state, guard, end, run.train), Outcome.HELD, error)
     arrived = arrive(course, state, ahead, far, run, weights, f)
     return SegmentStep(arrived, Outcome.ACCEPTED, error, far._replace(line=run.shares))
+
+
+def _bent(course: Course, state: State, ahead: Ahead, kernel: Kernel) -> tuple[State, Ahead]:
+    """The state that knows whether the network bends; without damping while it does not.
+
+    Only where steps are damped at all.
+    """
+    if state.bends or not course.damps:
+        return state, ahead
+    here = state.here
+    if bool(differ(here.kernel, kernel)):
+        bound = state.damping or damping_at(course, state, here.kernel, here.f)
+        return state._replace(bends=True, damping=bound), ahead
+    if state.damping is None:
+        return state, ahead
+    return look_ahead(course, state._replace(damping=None), ahead.end)
 
 
 def _corrected(state: State, ahead: Ahead, bound: Damping) -> State:
@@ -248,7 +268,7 @@ def arrive(
     )  # fmt: skip
     if ahead.end == course.steps:
         return state
-    bound = damping_at(course, state, here.kernel, f)
+    bound = damping_at(course, state, here.kernel, f) if state.bends else None
     state = state._replace(damping=bound)
     near = course.central and bound is not None and float(bound.largest) > NEAR
     return guarded(course, state) if near else state
