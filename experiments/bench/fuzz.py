@@ -314,8 +314,9 @@ def judge(call: Call) -> Verdict:
     if not np.all(np.isfinite(real)):
         return say("called stable" if found.stable else "both diverge", said=said)
     apart = np.abs(loss - real) / max(1e-3, float(real.max()))
-    if apart.max() > call.tolerance:
-        if found.trust is not None and "sketch" in (found.plan or ""):
+    sketched = "sketch" in (found.plan or "")  # of a small budget
+    if apart.max() > (OF_SKETCH if sketched else call.tolerance):
+        if sketched and found.trust is not None:
             return say("a sketch, doubted", said=f"{found.plan}; {said}")
         if apart.max() <= AS_FAR * _moved(call, real):
             return say("chaotic", said=f"off by {apart.max():.2g}; {said}")

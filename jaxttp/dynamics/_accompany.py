@@ -93,6 +93,7 @@ def accompany(batches: Batches, before: State, taken: SegmentStep) -> Batches:
     course = dataclasses.replace(course, cross_fn=None if cross is None else lambda _: cross)
     bounds, far = (None, None), taken.far.knots[-1].kernel
     bends = bool(differ(before.here.kernel, far))
+    state = state._replace(bends=state.bends or bends)
     if course.damps and bends:
         bounds = (state.damping, damping_at(course, state, far, here.f))
     found = _take(course, state, taken.far, bounds, taken.state.start)

@@ -146,8 +146,9 @@ class State(NamedTuple):
             is not looked at.
         guard: what holds modes back from here on, or None.
         central_from: the start of the first segment in which that came to bear, or -1.
-        bends: whether two kernels of the network differed; one that is linear has no oscillation
-            that holds it at the edge of stability, and its kernel is the truth beyond it.
+        bends: whether two kernels of the network were seen to differ, looked at where something is
+            damped: one that is linear has no oscillation that holds it at the edge of stability,
+            and its kernel is the truth beyond it.
     """
 
     here: Start
