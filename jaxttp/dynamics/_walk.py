@@ -203,8 +203,7 @@ def step(
         state, crossing = cross_edge(course, state)
         state = state._replace(crossing=crossing, edge_at=end)
     state, run, weights, f = confirm(course, state, ahead, far, run)
-    lost = course.damps and is_contradicted(course, state, f, run, end)
-    lost = lost and (state.bends or bool(differ(here.kernel, kernel)))
+    lost = course.damps and _is_lost(course, state, kernel, f, run, end)
     if lost and guard is not None and limit is not None and np.isfinite(limit):
         return _rejected(state, guard, DENIED * limit)
     if lost or (guard is None and end == course.steps and is_beyond(bound)):
@@ -227,6 +226,12 @@ def _bent(
     if state.damping is not None:
         state, ahead = look_ahead(course, state._replace(damping=None), ahead.end)
     return state, ahead, None
+
+
+def _is_lost(course: Course, state: State, kernel: Kernel, f: Array, run: Run, end: int) -> bool:
+    """Whether the network denies a segment; one that is linear has nothing to deny."""
+    denied = is_contradicted(course, state, f, run, end)
+    return denied and (state.bends or bool(differ(state.here.kernel, kernel)))
 
 
 def _acts(course: Course, bound: Damping | None) -> bool:
