@@ -5,6 +5,9 @@ import errno
 import io
 import json
 import re
+import signal
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -198,6 +201,35 @@ def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
         save_params(path, {"w": jnp.zeros(3)})
     assert load_params(path).params["w"].tolist() == [1, 1, 1]
     assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_a_folder_that_takes_nothing_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.safetensors"
+    save_params(path, {"w": jnp.ones(3)})
+
+    def refused(self, target):
+        raise OSError(errno.EROFS, "Read-only file system", str(target))
+
+    monkeypatch.setattr(Path, "replace", refused)
+    with pytest.raises(OSError, match="Read-only"):
+        save_params(path, {"w": jnp.zeros(3)})
+    assert load_params(path).params["w"].tolist() == [1, 1, 1]
+    assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("[1]")
+    code = f"""
+import os, signal
+from jaxttp._files import replaced
+with replaced({str(path)!r}) as place:
+    place.write_text("[2, ")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert path.read_text() == "[1]"
 
 
 def test_cells_of_a_spreadsheet_compute_nothing(tmp_path):

@@ -1,11 +1,12 @@
-"""Sixty formulas changed, one at a time: do the tests of what each touches notice?
+"""75 formulas changed, one at a time: do the tests of what each touches notice?
 
-    python -m experiments.bench.mutation [--folder F] [--only WORD] [--seconds 120]
+    python -m experiments.bench.mutation [--folder F] [--only WORD] [--seconds 120] [--again]
 
 The repository is copied; in the copy one line of the library is changed (a sign, a factor 1/N, a
-transposition, off by one, > for >=, ...) and the tests beside it run until the first failure. A
-change that they let pass has survived: it is printed, and the exit status is 1. First the tests run
-without a change. What is in the folder is not tried again.
+transposition, off by one, > for >=, ...) and the tests beside it run until the first failure: the
+quick ones, and where they let it pass the slow ones. A change that both let pass has survived: it
+is printed, and the exit status is 1. At last the quick tests run without a change. What is in the
+folder is not tried again; ``--again`` tries what was not caught by quick tests.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from experiments.store import Store
 
+CAUGHT = ("caught", "caught by slow tests")
 ROOT = Path(__file__).parents[2]
 COPIED = ("jaxttp", "tests", "experiments", "pyproject.toml", "README.md", "docs")
 
@@ -259,10 +261,10 @@ def copied() -> Path:
     return place
 
 
-def run(place: Path, tests: str, seconds: int) -> str:
-    """What the tests say in a copy: "passed", "failed", "timed out", or "error"."""
+def run(place: Path, tests: str, seconds: int, marks: str = "not slow") -> str:
+    """What the tests say in a copy: "passed", "failed", "timed out", "none", or "error"."""
     files = [f"tests/{name}" for name in tests.split()]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-m", "not slow", *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-m", marks, *files]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
@@ -270,11 +272,15 @@ def run(place: Path, tests: str, seconds: int) -> str:
         )
     except subprocess.TimeoutExpired:
         return "timed out"
-    return {0: "passed", 1: "failed"}.get(done.returncode, "error")
+    return {0: "passed", 1: "failed", 5: "none"}.get(done.returncode, "error")
 
 
 def try_one(place: Path, mutant: Mutant, seconds: int) -> str:
-    """What the tests make of a change: "caught", "survived", "timed out", or why it is stale."""
+    """What the tests make of a change.
+
+    Returns:
+        "caught", "caught by slow tests", "survived", "timed out", or why it is stale.
+    """
     path = place / "jaxttp" / mutant.file
     text = path.read_text()
     if text.count(mutant.old) != 1:
@@ -282,6 +288,9 @@ def try_one(place: Path, mutant: Mutant, seconds: int) -> str:
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
         found = run(place, mutant.tests, seconds)
+        if found == "passed":
+            slow = run(place, mutant.tests, 5 * seconds, "slow")
+            found = {"failed": "caught by slow tests", "none": "passed"}.get(slow, slow)
     finally:
         path.write_text(text)
     return {"passed": "survived", "failed": "caught"}.get(found, found)
@@ -293,11 +302,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="where to keep what came of them")
     parser.add_argument("--only", default="", help="changes with this in their words")
     parser.add_argument("--seconds", type=int, default=120, help="for the tests of one change")
+    parser.add_argument("--again", action="store_true", help="what no quick test caught")
     options = parser.parse_args(arguments)
     chosen = [mutant for mutant in MUTANTS if options.only in mutant.words]
     place = copied()
     try:
         store = Store(options.folder, settings={})
+        if options.again:
+            kept = store.records.items()
+            store.records = {k: one for k, one in kept if one["value"] in ("caught", "passed")}
         files = sorted({mutant.tests for mutant in chosen})
         whole = {f"unchanged: {name}": functools.partial(run, place, name, 600) for name in files}
         changes = {
@@ -308,11 +321,12 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         shutil.rmtree(place)
     for name, answer in (found | unchanged).items():
-        if answer not in ("caught", "passed"):
+        if answer not in (*CAUGHT, "passed"):
             print(f"{answer}: {name}")
     counts = collections.Counter(found.values())
-    print(f"{counts['caught']} of {len(found)} caught; {dict(counts)}")
-    return int(counts["caught"] < len(found) or set(unchanged.values()) != {"passed"})
+    caught = sum(counts[name] for name in CAUGHT)
+    print(f"{caught} of {len(found)} caught; {dict(counts)}")
+    return int(caught < len(found) or set(unchanged.values()) != {"passed"})
 
 
 if __name__ == "__main__":

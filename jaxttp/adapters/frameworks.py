@@ -205,7 +205,7 @@ def from_equinox(module: Any, state: Any = None) -> Model:
     network = eqx.nn.inference_mode(eqx.nn.delete_init_state(module))
     params, constants = eqx.partition(network, eqx.is_inexact_array)
     state = jax.tree.map(jnp.asarray, state)  # a copy: writing to a State makes it unusable
-    signature = inspect.signature(network)
+    signature = _call_signature(network)
     described = tuple(map(describe, _with_switch(network)))
 
     def apply_fn(params: Params, x: Any) -> Any:
@@ -223,6 +223,15 @@ def from_equinox(module: Any, state: Any = None) -> Model:
         return jax.vmap(evaluate)(x)
 
     return Model(noted(apply_fn, lambda: counted(described)), params)
+
+
+def _call_signature(network: Any) -> inspect.Signature:
+    """That of the call, without `self`; from the class, behind what `equinox.filter_jit` makes.
+
+    From Python 3.13 on the instance's own signature is ``(*args, **kwargs)`` there.
+    """
+    signature = inspect.signature(type(network).__call__)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def _with_switch(network: Any) -> list[Any]:

@@ -18,24 +18,27 @@ at the pace at which they had come along it so far where that is lower.
 import dataclasses
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._jit import jit
 from jaxttp.dynamics._confirm import Far, confirm
-from jaxttp.dynamics._course import Ahead, Course, Outcome, State, damping_at, run_to, survey
+from jaxttp.dynamics._course import (
+    Ahead,
+    Course,
+    Outcome,
+    State,
+    damping_at,
+    differ,
+    run_to,
+    survey,
+)
 from jaxttp.dynamics._edge import Damping
-from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._pieces import loss_curve, loss_value, row_of
 from jaxttp.dynamics._segment import Knot
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory
 from jaxttp.dynamics._walk import SegmentStep, arrive, finish, stop
-from jaxttp.ntk.factored import Kernel
 
-LINEAR = 1e-3
-"""Kernels that differ by less than this share are those of a linear network."""
 SPEED = 0.5
 """Steps of the mean path that batches come a step once they are left, at most: in five trainings of
 a CNN on digits (batches of 16 to 64, momentum 0.9) it was 0.3 to 0.8, the median 0.55."""
@@ -89,7 +92,8 @@ def accompany(batches: Batches, before: State, taken: SegmentStep) -> Batches:
     cross = None if taken.state.beside is None else taken.state.beside.kernel
     course = dataclasses.replace(course, cross_fn=None if cross is None else lambda _: cross)
     bounds, far = (None, None), taken.far.knots[-1].kernel
-    bends = bool(_differ(before.here.kernel, far))
+    bends = bool(differ(before.here.kernel, far))
+    state = state._replace(bends=state.bends or bends)
     if course.damps and bends:
         bounds = (state.damping, damping_at(course, state, far, here.f))
     found = _take(course, state, taken.far, bounds, taken.state.start)
@@ -100,14 +104,6 @@ def accompany(batches: Batches, before: State, taken: SegmentStep) -> Batches:
     assert left.reached is not None
     pace = left.reached / before.start if before.start else 1.0
     return left._replace(speed=min(SPEED, pace))
-
-
-@jit
-def _differ(near: Kernel, far: Kernel) -> Array:
-    """Whether the network is not linear, so that it can take kicks back."""
-    probe = jax.random.normal(jax.random.key(0), near.shape[:2], near.dtype)
-    one, two = (apply_kernel(kernel, probe) for kernel in (near, far))
-    return jnp.linalg.norm(two - one) > LINEAR * jnp.linalg.norm(one)
 
 
 def _take(

@@ -12,17 +12,22 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
+from jaxttp._jit import jit
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._batch_edge import calm
 from jaxttp.dynamics._central import MOST, NEAR, Guard, steepening
 from jaxttp.dynamics._edge import Damping, damping, find_edge, slow_down
 from jaxttp.dynamics._features import run_batches
+from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import add_vectors, split_row, surveyed, zeros
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, run_segment
 from jaxttp.dynamics.optimizers import Optimizer, inlined
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Factored, Kernel
+
+LINEAR = 1e-3
+"""Kernels that differ by less than this share are those of a linear network."""
 
 
 class Outcome(enum.Enum):
@@ -141,6 +146,9 @@ class State(NamedTuple):
             is not looked at.
         guard: what holds modes back from here on, or None.
         central_from: the start of the first segment in which that came to bear, or -1.
+        bends: whether two kernels of the network were seen to differ, looked at where something is
+            damped: one that is linear has no oscillation that holds it at the edge of stability,
+            and its kernel is the truth beyond it.
     """
 
     here: Start
@@ -160,6 +168,7 @@ class State(NamedTuple):
     sharpest: float = 0.0
     guard: Guard | None = None
     central_from: int = -1
+    bends: bool = False
 
     @property
     def start(self) -> int:
@@ -247,6 +256,14 @@ def guarded(course: Course, state: State) -> State:
 def is_beyond(bound: Damping | None) -> bool:
     """Whether there is a mode beyond the edge of stability."""
     return bound is not None and float(bound.largest) > 1.0
+
+
+@jit
+def differ(near: Kernel, far: Kernel) -> Array:
+    """Whether the network is not linear, so that it can take kicks back."""
+    probe = jax.random.normal(jax.random.key(0), near.shape[:2], near.dtype)
+    one, two = (apply_kernel(kernel, probe) for kernel in (near, far))
+    return jnp.linalg.norm(two - one) > LINEAR * jnp.linalg.norm(one)
 
 
 def sharper(state: State, bound: Damping | None) -> State:

@@ -26,6 +26,7 @@ from jaxttp.dynamics._course import (
     State,
     combine,
     damping_at,
+    differ,
     guarded,
     is_beyond,
     run_to,
@@ -176,6 +177,7 @@ def step(
     if is_concrete(kernel) and not bool(is_finite(kernel)):
         return SegmentStep(stop(course, state), Outcome.DIVERGED)
     bound = damping_at(course, state, kernel, row_of(ahead.run.train, end))
+    state, ahead, bound = _bent(course, state, ahead, kernel, bound)
     if course.central and state.guard is None and is_beyond(bound):
         state, ahead = look_ahead(course, guarded(course, state), end)
         return step(course, state, ahead, limit, drop)
@@ -201,13 +203,40 @@ def step(
         state, crossing = cross_edge(course, state)
         state = state._replace(crossing=crossing, edge_at=end)
     state, run, weights, f = confirm(course, state, ahead, far, run)
-    lost = course.damps and is_contradicted(course, state, f, run, end)
+    lost = course.damps and _is_lost(course, state, kernel, f, run, end)
     if lost and guard is not None and limit is not None and np.isfinite(limit):
         return _rejected(state, guard, DENIED * limit)
     if lost or (guard is None and end == course.steps and is_beyond(bound)):
         return SegmentStep(hold(course, state, guard, end, run.train), Outcome.HELD, error)
     arrived = arrive(course, state, ahead, far, run, weights, f)
     return SegmentStep(arrived, Outcome.ACCEPTED, error, far._replace(line=run.shares))
+
+
+def _bent(
+    course: Course, state: State, ahead: Ahead, kernel: Kernel, bound: Damping | None
+) -> tuple[State, Ahead, Damping | None]:
+    """The state that knows whether the network bends, where damping acts; none if it does not."""
+    acts = _acts(course, bound) or _acts(course, state.damping)
+    if state.bends or not acts:
+        return state, ahead, bound
+    here = state.here
+    if bool(differ(here.kernel, kernel)):
+        near = state.damping or damping_at(course, state, here.kernel, here.f)
+        return state._replace(bends=True, damping=near), ahead, bound
+    if state.damping is not None:
+        state, ahead = look_ahead(course, state._replace(damping=None), ahead.end)
+    return state, ahead, None
+
+
+def _is_lost(course: Course, state: State, kernel: Kernel, f: Array, run: Run, end: int) -> bool:
+    """Whether the network denies a segment; one that is linear has nothing to deny."""
+    denied = is_contradicted(course, state, f, run, end)
+    return denied and (state.bends or bool(differ(state.here.kernel, kernel)))
+
+
+def _acts(course: Course, bound: Damping | None) -> bool:
+    """Whether there may be a mode that is damped or held back."""
+    return bound is not None and (course.noise is not None or float(bound.largest) > NEAR)
 
 
 def _corrected(state: State, ahead: Ahead, bound: Damping) -> State:
@@ -236,7 +265,7 @@ def arrive(
     if state.central_from < 0 and state.guard is not None:
         bears = state.guard.bears(run.curvatures)
         state = state._replace(central_from=state.start if bears else -1)
-    here, carried = state.here, []
+    here, carried, before = state.here, [], state.here.kernel
     if ahead.end < course.steps:
         for row in run.rows[1:]:
             state, vector = combine(course, state, far.points, row)
@@ -249,8 +278,11 @@ def arrive(
     if ahead.end == course.steps:
         return state
     bound = damping_at(course, state, here.kernel, f)
-    state = state._replace(damping=bound)
-    near = course.central and bound is not None and float(bound.largest) > NEAR
+    acts = _acts(course, bound)
+    if acts and not state.bends and not bool(differ(before, here.kernel)):
+        acts, bound = False, None
+    state = state._replace(damping=bound, bends=state.bends or acts)
+    near = acts and course.central
     return guarded(course, state) if near else state
 
 

@@ -67,7 +67,7 @@ class Problem:
     loss: Loss
     x_test: Any = None
     f0_test: Float[Array, "m c"] | None = None
-    targets_test: Float[Array, "m k"] | None = None
+    targets_test: Float[Array, "m j"] | None = None
     loss_test: Loss | None = None
     labels: Any = None
     notes: tuple[str, ...] = ()

@@ -44,6 +44,8 @@ def test_vacuous_and_asymptotic():
     zero = conditioning.gaussian_init_bound(5, 3, 100, t=0.0, **options)
     assert float(zero) == pytest.approx(want, rel=1e-12)
     assert float(conditioning.gaussian_init_probability(0.0)) == 0.0
+    likely = float(conditioning.gaussian_init_probability(2.0))
+    assert likely == pytest.approx(1 - 4 * np.exp(-2), rel=1e-12)  # rounding
 
 
 def test_the_asymptotic_value_is_met_by_large_networks():

@@ -56,3 +56,9 @@ def test_bad_input(arguments, words):
 def test_unknown_protocol():
     with pytest.raises(ValueError, match="protocol"):
         batch_indices(jax.random.key(0), 10, 2, 5, protocol="cyclic")
+
+
+def test_every_sample_can_come_again():
+    indices = np.asarray(batch_indices(jax.random.key(1), 9, 5, 200, protocol="replacement"))
+    # 1,000 draws of nine samples: 111 +- 10 each (one standard deviation), the last one too
+    assert np.all(np.abs(np.bincount(indices.reshape(-1), minlength=9) - 111) < 50)

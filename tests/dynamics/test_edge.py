@@ -191,3 +191,25 @@ def test_a_training_at_the_edge_is_forecast_from_its_weights():
     found = watch.forecast("weights")
     assert found.stable
     assert found.loss[-1] < 0.05 * found.loss[0]
+
+
+@pytest.mark.parametrize(("rate", "share"), [(1.0, 0.05), (3.0, 0.3)])
+def test_beyond_the_edge_a_linear_network_is_its_kernel(rate, share):
+    """Softmax regression that leaves wrong answers, sharper on the way than at its start.
+
+    Its curvature there is up to 2.25, the edge 2/eta; held back or damped it went astray.
+    """
+    x, y = 3 * jnp.eye(2), jnp.array([[1 - share, share], [0.5, 0.5]])
+    w = jnp.array([[1.5, -1.5], [-1.5, 1.5]])
+    path = relinearized_recursion(
+        lambda w, x: x @ w, w, x, y, loss="cross_entropy", optimizer=optax.sgd(rate), steps=30,
+        kernel_fn=lambda w: empirical_ntk(lambda w, x: x @ w, w, x), rebuilds="auto",
+    )  # fmt: skip
+    now = np.asarray(w)
+    for found in np.asarray(path.train):
+        outputs = np.asarray(x) @ now
+        np.testing.assert_allclose(found, outputs, atol=1e-11)  # rounding
+        odds = np.exp(outputs)
+        off = odds / odds.sum(1, keepdims=True) - np.asarray(y)
+        now = now - rate * np.asarray(x).T @ off / 2
+    assert path.held_from == path.central_from == -1

@@ -10,8 +10,18 @@ from experiments.bench import fuzz
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(400, 408))
+@pytest.mark.parametrize("seed", range(400, 480, 10))
 def test_forecasts_of_linear_models_are_exact(seed):
+    verdict = fuzz.try_call(seed)
+    assert verdict.kind in fuzz.GOOD, f"{verdict.call}: {verdict.said}"
+
+
+# Found: a linear network's kernel held or damped at the edge of stability (660, 853, 3248, 3742;
+# 6283 without a word), or its times in doubt (2491). A chaotic training (1816), and the sketch
+# of a small budget (6110), are no faults.
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [660, 853, 1816, 2491, 3248, 3742, 6110, 6283])
+def test_what_was_found_stays_mended(seed):
     verdict = fuzz.try_call(seed)
     assert verdict.kind in fuzz.GOOD, f"{verdict.call}: {verdict.said}"
 

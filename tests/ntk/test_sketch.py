@@ -15,6 +15,7 @@ from jaxttp.ntk import (
     sketch_error,
     sketch_jacobian,
 )
+from jaxttp.ntk.sketch import _countsketch
 from tests import oracles
 from tests.draws import normal
 from tests.ntk.networks import mlp
@@ -101,6 +102,25 @@ def test_error_estimate():
     estimates, squared = jax.vmap(both)(jax.random.split(jax.random.key(5), 50))
     # An upper bound that leaves out what CountSketch spares (about 1 block of 12): within 30 %.
     assert 0.9 < float(jnp.mean(estimates) / jnp.sqrt(jnp.mean(squared))) < 1.3
+
+
+def test_error_estimate_where_most_of_the_sketch_is_noise():
+    """Of J = I (30 rows), E|S S^T - I|^2 = (30^2 + 30) / 20, while |S S^T|^2 is 2.5 times 30."""
+    draws = jax.random.normal(jax.random.key(6), (40, 30, 1, 20)) / jnp.sqrt(20.0)
+    estimates = jax.vmap(sketch_error)(draws)
+    # an estimate's own spread is a tenth, their mean's below two hundredths
+    np.testing.assert_allclose(jnp.mean(estimates), np.sqrt(930 / 20 / 30), rtol=0.1)
+
+
+def test_a_countsketch_is_the_sum_of_blocks_with_signs_that_were_rolled():
+    rows, shifts = np.arange(1.0, 15.0).reshape(2, 7), np.array([0, 2, 1])
+    signs = np.array([[1, -1, 1], [-1, -1, 1], [1, 1, -1]], np.int8)
+    wanted = sum(
+        np.roll(np.pad(rows, ((0, 0), (0, 2)))[:, 3 * i : 3 * i + 3] * signs[i], -shifts[i], 1)
+        for i in range(3)
+    )
+    found = _countsketch(jnp.asarray(rows), jnp.asarray(signs), jnp.asarray(shifts))
+    np.testing.assert_array_equal(found, wanted)  # sums of small integers
 
 
 @pytest.mark.slow
