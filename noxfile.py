@@ -8,6 +8,8 @@
 What has to pass before anything lands is `.ci/run`.
 """
 
+import os
+
 import nox
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -41,8 +43,12 @@ def jax(session: nox.Session, which: str) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """The same with the JAX of last night; its packages are not on the index of releases."""
+    """The same with the JAX of last night, from the index that JAX_NIGHTLY_INDEX names.
+
+    JAX's installation guide says which; those packages are not on the index of releases.
+    """
     session.install("-e", ".[test]")
-    index = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
-    session.install("--upgrade", "--pre", "jax", "jaxlib", "--index-url", index)
+    index = os.environ.get("JAX_NIGHTLY_INDEX")
+    where = ("--index-url", index) if index else ()
+    session.install("--upgrade", "--pre", "jax", "jaxlib", *where)
     session.run(*QUICK, *session.posargs)

@@ -61,8 +61,9 @@ def _dropping(program: Any) -> Any:
     ``table[tokens]`` makes that promise. For a token that breaks it the outputs hold the nearest
     row, whose gradient the backward product drops; its transpose would add the row again.
     """
-    if isinstance(program, jex.core.ClosedJaxpr):
-        return program.replace(jaxpr=_dropping(program.jaxpr))
+    inside = getattr(program, "jaxpr", program)
+    if inside is not program:  # from JAX 0.12 on there is one class, which is its own inside
+        return program.replace(jaxpr=_dropping(inside))
 
     def mended(value: Any) -> Any:
         if isinstance(value, tuple | list):
