@@ -1,7 +1,7 @@
 """Where gradients are taken along a training, and the path that holds them in between."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ WIDTH = 6.0
 """Knots over which losses of batches and memories are averaged, a standard deviation."""
 
 
-class Place(NamedTuple):
+class HeldState(NamedTuple):
     """Where a path is at a knot, and where it began.
 
     Attributes:
@@ -64,7 +64,7 @@ class HeldPath(NamedTuple):
     before: np.ndarray
     scale: np.ndarray
     left: bool
-    good: Place
+    good: HeldState
 
     def upto_good(self) -> "HeldPath":
         """The part of it before its last good point."""
@@ -211,7 +211,7 @@ def watcher(
 
 def follow_held(
     programs: tuple,
-    start: Place,
+    start: HeldState,
     scale: float,
     knots: np.ndarray,
     points: np.ndarray,
@@ -240,17 +240,16 @@ def follow_held(
     states, good = {0: state}, start
     measured, fall, own, left = [], [], [], False
     for k in range(last + 1):
-        for point in points.tolist():
-            # A window is whole once its last knot is there.
-            if point not in found and (k == last or k >= point + window):
-                near = np.arange(max(0, point - window), min(k, point + window) + 1)
-                weights = mix([kept[i] for i in near.tolist()], line_weights(near, point))
-                found[point] = watched(weights)
-                assert first is not None  # a batch was learnt before a window was whole
-                left = left or has_left(np.array(own), point, found[point], first)
-                if not left:
-                    step = int(knots[point])
-                    good = Place(step, kept[point], states[point], found[point], first)
+        # A window is whole once its last knot is there.
+        for point in _missing(points, found, last if k == last else k - window):
+            near = np.arange(max(0, point - window), min(k, point + window) + 1)
+            weights = mix([kept[i] for i in near.tolist()], line_weights(near, point))
+            found[point] = watched(weights)
+            assert first is not None  # a batch was learnt before a window was whole
+            left = left or has_left(np.array(own), point, found[point], first)
+            if not left:
+                step = int(knots[point])
+                good = HeldState(step, kept[point], states[point], found[point], first)
         if left or k == last:
             break
         here = batch(int(knots[k]))
@@ -259,18 +258,23 @@ def follow_held(
         first = (start.loss, own[0]) if first is None else first
         params, state = hold(params, state, held, int(knots[k + 1] - knots[k]), scale)
         kept[k + 1], states[k + 1] = params, state
-        waiting = [point for point in points.tolist() if point not in found]
-        kept = {i: w for i, w in kept.items() if i > k or i >= min(waiting) - window}
-        states = {i: one for i, one in states.items() if i in kept}
+        oldest = min(k + 1, _missing(points, found, last)[0] - window)
+        for i in [i for i in kept if i < oldest]:
+            del kept[i], states[i]
         if k % 2 == 0:
             measured.append(k)
             fall.append(float(value(params, *here)) - float(before))
-    seen = np.array([point for point in points.tolist() if point in found])
+    seen = np.array(sorted(found))
     loss_at = np.array([found[point] for point in seen])
     return HeldPath(
         np.asarray(knots), seen, loss_at, np.array(measured), np.array(fall), np.array(own),
         np.full(last, scale), left, good,
     )  # fmt: skip
+
+
+def _missing(points: np.ndarray, found: Mapping[int, float], upto: int) -> list[int]:
+    """Points up to a knot at which nothing is known yet."""
+    return [point for point in points.tolist() if point <= upto and point not in found]
 
 
 def has_left(own: np.ndarray, point: int, loss: float, first: tuple[float, float]) -> bool:

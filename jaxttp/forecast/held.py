@@ -51,7 +51,7 @@ from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.weight_space import check_stepping
 from jaxttp.forecast._held_path import (
     HeldPath,
-    Place,
+    HeldState,
     follow_held,
     held_programs,
     place_knots,
@@ -283,14 +283,14 @@ def held_forecast(
     sizes, beside = step_sizes(optimizer, params, steps), POINTS * look_cost
     paid, most = share * steps, affordable(share, steps, beside, batch_size)
 
-    def follow(start: Place, scale: float, count: int, points: int) -> HeldPath:
+    def follow(start: HeldState, scale: float, count: int, points: int) -> HeldPath:
         knots = start.step + place_knots(sizes[start.step :], count)
         return follow_held(
             programs, start, scale, knots, place_points(len(knots), points),
             lambda step: (take(x, indices[step]), targets[indices[step]]), look, WINDOW,
         )  # fmt: skip
 
-    begin = Place(0, params, optimizer.init(params), look(params))
+    begin = HeldState(0, params, optimizer.init(params), look(params))
     whole, scale = follow(begin, 1.0, most, POINTS), 1.0
     paid -= cost_of(whole, look_cost) + look_cost
     while whole.left:

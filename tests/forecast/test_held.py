@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxttp import from_nnx, train
 from jaxttp.dynamics import weight_space
 from jaxttp.forecast._held_path import (
-    Place,
+    HeldState,
     follow_held,
     held_programs,
     line_weights,
@@ -112,7 +112,7 @@ def follow(x, y, knots, rows, window, *, scale=1.0, looks=None):
 
     found = follow_held(
         held_programs(linear, get_loss("squared_error"), optimizer),
-        Place(knots[0], start, optimizer.init(start), look(start)), scale, np.asarray(knots),
+        HeldState(knots[0], start, optimizer.init(start), look(start)), scale, np.asarray(knots),
         np.arange(len(knots)), batch, look, window,
     )  # fmt: skip
     return found, seen
