@@ -10,6 +10,8 @@ that its rows name; with others installed all is trained anew), and foreseen by
     frozen    the network linearised once at the adapters' start, trained by the same optimiser;
               costs more than the training, and is a baseline on the first few tasks alone
     subset    the same of the first 64 training sequences alone: what their kernel foresees
+    states    linearised at the last block's states in the change s A B of the kernels; A B, the
+              last norm, the unembedding and the loss are exact; dearer than the training, too
     tenth     a power law c + a (t + b)^-p through the first tenth of the real curve
     fifth     the same through its first fifth
 
@@ -28,17 +30,20 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from scipy.optimize import curve_fit
 from scipy.stats import kendalltau
 
 from experiments.bench import lora_tasks
 from experiments.bench.lora_tasks import BATCH, EVERY, RANKED, REPORTED, TUNING, Task
 from experiments.bench.stored import Row, go_on, load
-from jaxttp import Model, training_time
+from jaxttp import Model, from_nnx, training_time
 from jaxttp.forecast.held import held_forecast
+from jaxttp.models import Decoder
+from jaxttp.models.low_rank import merge_lora
 
 REAL = Path(__file__).with_name("lora_real.jsonl")
-WAYS = ("held", "path", "frozen", "subset", "tenth", "fifth")
+WAYS = ("held", "path", "frozen", "subset", "states", "tenth", "fifth")
 LINEARIZED, SUBSET = 5, 64
 """So many of the reported tasks are trained linearised, too, on all sequences and on so many."""
 
@@ -83,6 +88,48 @@ def linearized(model: Model) -> Model:
     return Model(apply, start)
 
 
+class LastStates(Decoder):
+    """A decoder up to the states of its last block (N, T, D)."""
+
+    def __call__(self, ids: Any, mask: Any = None) -> Any:
+        """States of tokens (N, T)."""
+        return self.activations(ids, mask)[f"blocks.{self.shape.depth - 1}"]
+
+
+class FromStates(Decoder):
+    """What a decoder makes of the states of its last block."""
+
+    def __call__(self, ids: Any, mask: Any = None) -> Any:
+        """Logits (N, T, V) of states (N, T, D)."""
+        h = self.norm(ids)
+        return self.embed.attend(h) if self.shape.tied else self.head(h)
+
+
+def linearized_at_states(network: Decoder, adapted: Model, scale: float) -> Model:
+    """The adapted network whose last states are linear in the change of its kernels.
+
+    Args:
+        network: without adapters.
+        adapted: of `jaxttp.models.lora`, B = 0.
+        scale: α/r.
+    """
+
+    def part(kind: type[Decoder]) -> Model:
+        copy = nnx.clone(network)
+        object.__setattr__(copy, "__class__", kind)
+        return from_nnx(copy)
+
+    states, head = part(LastStates), part(FromStates).apply_fn
+
+    def apply(adapters: Any, x: Any) -> Any:
+        merged = merge_lora(states.params, adapters, scale=scale)
+        change = jax.tree.map(lambda a, b: a - b, merged, states.params)
+        h, moved = jax.jvp(lambda w: states.apply_fn(w, x), (states.params,), (change,))
+        return head(states.params, h + moved)
+
+    return Model(apply, adapted.params)
+
+
 def held_row(task: Task, job: lora_tasks.Job, share: float) -> Row:
     """A forecast by held gradients, at the points of the real curve."""
     found = held_forecast(
@@ -123,6 +170,13 @@ def measure(tasks: tuple[Task, ...], settings: LoraSettings, minutes: float) -> 
         found = lora_tasks.real_run(few, job)
         return {**found, "name": f"subset {task.name}"}
 
+    def states(task: Task) -> Row:
+        job = made(task)
+        network = lora_tasks.pretrain(task.base, settings.pretraining, folder)
+        model = linearized_at_states(network, job.model, task.ratio)
+        return {**lora_tasks.real_run(task, job._replace(model=model)),
+                "name": f"states {task.name}"}  # fmt: skip
+
     def held(task: Task) -> Row:
         return {"name": f"held {task.name}", **held_row(task, made(task), settings.share(task))}
 
@@ -133,6 +187,7 @@ def measure(tasks: tuple[Task, ...], settings: LoraSettings, minutes: float) -> 
     real = jobs("", lambda task: lora_tasks.real_run(task, made(task)), tasks)
     kept = not settings.few and all(row["texts"] == lora_tasks.checksum() for row in load(REAL))
     real += jobs("frozen ", frozen, short) + jobs("subset ", subset, short)
+    real += jobs("states ", states, short)
     rows = go_on(REAL if kept else folder / "real.jsonl", real, minutes)
     return rows + go_on(folder / "held.jsonl", jobs("held ", held, tasks), minutes)
 
@@ -165,7 +220,7 @@ def curves(rows: dict[str, Row], task: Task) -> dict[str, np.ndarray]:
     real = np.array(rows[task.name]["loss"])
     held = rows[f"held {task.name}"]
     found = {"real": real, "held": np.array(held["loss"]), "path": np.array(held["path"])}
-    for way in ("frozen", "subset"):
+    for way in ("frozen", "subset", "states"):
         if f"{way} {task.name}" in rows:
             found[way] = np.array(rows[f"{way} {task.name}"]["loss"])
     return found | {"tenth": power_law(real, 0.1), "fifth": power_law(real, 0.2)}

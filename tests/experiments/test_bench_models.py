@@ -1,10 +1,16 @@
 """Small runs of the measurements of adapters and of full-size networks."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from experiments.bench import adapters, full_size, language, lora, lora_tasks, transformer
+from experiments.bench.lora import linearized_at_states
+from jaxttp import from_nnx
+from jaxttp.models import Architecture, Decoder
+from jaxttp.models import lora as lora_adapters
 
 
 @pytest.mark.slow
@@ -78,7 +84,9 @@ def test_lora_on_next_tokens(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(lora.PRESETS, "smoke", settings)
     rows = lora.main(["--preset", "smoke"])
     names = [row["name"] for row in rows]
-    assert [name.partition(" ")[0] for name in names[1:]] == ["frozen", "held"]
+    assert [name.partition(" ")[0] for name in names[1:]] == [
+        "frozen", "subset", "states", "held",
+    ]  # fmt: skip
     held = next(row for row in rows if row["name"].startswith("held "))
     assert 0 < held["share"] <= 0.8
     assert len(held["loss"]) == len(rows[0]["loss"]) == 9
@@ -107,3 +115,31 @@ def test_operations_are_those_of_products_as_often_as_they_run():
 
     jaxpr = jax.make_jaxpr(run)(np.ones((2, 3)), np.ones((3, 3))).jaxpr
     assert transformer.operations(jaxpr) == 6 * 2 * 2 * 3 * 3
+
+
+def test_states_linear_in_the_change_of_kernels_are_those_of_the_network_to_first_order():
+    """The product A B is kept, so that B = 0 is no corner: both factors move, in float64.
+
+    A step e of both changes s A B by O(e), and the difference to the network is O(e^2): a tenth of
+    the step leaves about a hundredth (0.02 leaves room for the next order).
+    """
+    shape = Architecture("gpt2", 11, width=8, depth=2, heads=2, hidden=8, length=5)
+    network = Decoder(shape, head="language_model", rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+    adapted = lora_adapters(from_nnx(network), rank=2, key=jax.random.key(0))
+    model = linearized_at_states(network, adapted, scale=1.0)
+    ids = np.arange(15).reshape(3, 5) % 11
+    keys = iter(jax.random.split(jax.random.key(1), 100))
+    push = jax.tree.map(lambda leaf: jax.random.normal(next(keys), leaf.shape), adapted.params)
+
+    def off(step):
+        moved = jax.tree.map(lambda leaf, by: leaf + step * by, adapted.params, push)
+        there = adapted.apply_fn(moved, ids)
+        away = np.max(np.abs(there - adapted.apply_fn(adapted.params, ids)))
+        return np.max(np.abs(model.apply_fn(moved, ids) - there)), away
+
+    np.testing.assert_allclose(
+        model.apply_fn(adapted.params, ids), adapted.apply_fn(adapted.params, ids), rtol=1e-12
+    )
+    (far, _), (near, moved) = off(1e-2), off(1e-3)
+    assert moved > 50 * near
+    assert near < 0.02 * far
