@@ -11,8 +11,8 @@ from jaxttp.forecast.comparison import compare as compare
 from jaxttp.forecast.descent import Descent as Descent
 from jaxttp.forecast.extrapolation import Extrapolation as Extrapolation
 from jaxttp.forecast.extrapolation import extrapolate as extrapolate
-from jaxttp.forecast.held import HeldForecast as HeldForecast
 from jaxttp.forecast.held import held_forecast as held_forecast
+from jaxttp.forecast.held_curve import HeldForecast as HeldForecast
 from jaxttp.forecast.hyperparameters import Hyperparameters as Hyperparameters
 from jaxttp.forecast.hyperparameters import grid as grid
 from jaxttp.forecast.paths import Checked as Checked

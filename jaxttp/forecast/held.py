@@ -19,19 +19,15 @@ gamma_m = z (1 - z)^(m - 1) S / lambda, and the loss that noise costs at knot k
     1/2 sum_(i < k) z^2 (1 - z)^(2 i) S / lambda = 1/2 (gamma_1 - gamma_2 + ... - gamma_2k),
 
 the alternating sum of the memories, 1/(4 - 2 z) of gamma_1 in the end. In networks it is about the
-memory itself (curvature that is met late costs as well); the factor is `COST`, chosen on the
-TUNING tasks of experiments/bench/lora_tasks.py.
+memory itself (curvature that is met late costs as well); the factor is `COST` of
+`jaxttp.forecast.held_curve`, chosen on the TUNING tasks of experiments/bench/lora_tasks.py.
 """
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
-from scipy.interpolate import PchipInterpolator
+from jaxtyping import Array
 
 from jaxttp._checks import (
     check_finite,
@@ -42,7 +38,6 @@ from jaxttp._checks import (
     check_number,
     check_optimizer,
 )
-from jaxttp._result import RESULT, wrapped
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import as_rows, check_per_sample
@@ -56,21 +51,12 @@ from jaxttp.forecast._held_path import (
     held_programs,
     place_knots,
     place_points,
-    smoothed,
     step_sizes,
     watcher,
 )
+from jaxttp.forecast.held_curve import HeldForecast, corrected
 from jaxttp.losses import Loss, encode_targets, get_loss
-from jaxttp.rule import Rule
 
-COST = 1.05
-"""The loss that noise costs on the held path, over the memory of a batch just learnt."""
-ONSET = 9.0
-"""Knots after which it has built up, as the square of their number."""
-DOUBT = 1 / 2
-"""How far that correction is known, as a share of it."""
-LAG = 1 / 2
-"""Of what a path at a share of the rates may be behind: it is taken off, and is its doubt."""
 POINTS = 11
 """Points of the curve, at which the loss of what is watched is evaluated."""
 WINDOW = 3
@@ -81,120 +67,6 @@ FEW = 8
 """Samples that are looked at before anything is followed."""
 FORWARD = 1 / 3
 """What a way forward costs, in gradients."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class HeldForecast:
-    """A training foreseen from few gradients.
-
-    Attributes:
-        loss: of the watched sequences (T + 1,), interpolated between the points.
-        uncertainty: how far it may be off (T + 1,).
-        at: the steps of the points (E,).
-        held: the loss along the path of held gradients there (E,), before the correction.
-        memory: of a batch just learnt, there (E,).
-        knots: steps at which a gradient was taken (K,).
-        gradients: of one sample, that the forecast took; a way forward counts for a third.
-        training_gradients: of one sample, that the training takes.
-        diverged: whether the held path rose above its start, on the watched samples and on the
-            training's: its steps are too long to be held, even at a share of the rates.
-        rate_share: the share of the training's rates that was followed: 1, or 1/2, 1/4 ... where a
-            path at higher ones left.
-    """
-
-    loss: Float[np.ndarray, " t"]
-    uncertainty: Float[np.ndarray, " t"]
-    at: np.ndarray
-    held: np.ndarray
-    memory: np.ndarray
-    knots: np.ndarray
-    gradients: float
-    training_gradients: float
-    diverged: bool
-    rate_share: float = 1.0
-
-    plot, _repr_html_, __repr__ = RESULT
-
-    def __str__(self) -> str:
-        steps, count = len(self.loss) - 1, len(self.knots)
-        times = self.read((0.1, 0.4))
-        lines = [
-            f"HeldForecast of {steps:,} steps from {count:,} gradients, "
-            f"{100 * self.share:.2g} % of the training's cost",
-            f"  loss {self.loss[0]:.4g} to {self.loss[-1]:.4g}"
-            + ("" if self.diverged else f" ± {self.uncertainty[-1]:.2g}"),
-        ]
-        lines += [
-            f"  within {100 * threshold:g} % of the drop: " + (f"step {t}" if t >= 0 else "never")
-            for threshold, t in times.items()
-        ]
-        if self.trust is not None:
-            lines.append(wrapped(f"  trust: {self.trust}", 4))
-        return "\n".join(lines)
-
-    @property
-    def share(self) -> float:
-        """What the forecast costs, as a share of the training."""
-        return self.gradients / self.training_gradients
-
-    @property
-    def trust(self) -> str | None:
-        """In words, how far to trust it; None where the correction is small."""
-        if self.diverged:
-            return (
-                "held gradients left the path: this training's steps are too long to be held for "
-                f"{self.stride:.2g} of them; give a larger share, or a lower rate"
-            )
-        drop = abs(self.loss[0] - self.loss[-1])
-        off = float(np.max(self.uncertainty)) / max(drop, 1e-12)
-        if self.rate_share < 1:
-            return (
-                f"these rates are too high for a gradient to be held for {self.stride:.2g} steps; "
-                f"followed at {self.rate_share:g} of them, known to ± {100 * off:.2g} % of "
-                "the loss's drop; that the training itself bears them is not known"
-            )
-        if off < 0.05:
-            return None
-        return f"known to ± {100 * off:.2g} % of the loss's drop, by the noise of few batches"
-
-    @property
-    def stride(self) -> float:
-        """Steps for which a gradient is held, on average."""
-        return float(self.at[-1]) / len(self.knots)
-
-    def level(self, threshold: float) -> float:
-        """The loss at which a share of the foreseen drop is left."""
-        return float(self.loss[-1] + threshold * (self.loss[0] - self.loss[-1]))
-
-    def between(self, level: float) -> tuple[int, int]:
-        """When a loss is reached at the earliest and at the latest, by the uncertainty.
-
-        Args:
-            level: the loss to get below.
-
-        Returns:
-            Two steps, the first at which the forecast less its uncertainty is below, and that with
-            it; -1 for not within the horizon, or where the path was left.
-        """
-        if self.diverged:
-            return -1, -1
-        ends = (self.loss + sign * self.uncertainty < level for sign in (-1, 1))
-        earliest, latest = (int(np.argmax(below)) if np.any(below) else -1 for below in ends)
-        return earliest, latest
-
-    def read(self, thresholds: float | Sequence[float], *, rule: str = "relative") -> dict:
-        """Training times, as `jaxttp.TrainingRun.read` gives those of a real training.
-
-        Args:
-            thresholds: the epsilons.
-            rule: see `jaxttp.training_time`.
-
-        Returns:
-            Steps for every threshold, -1 where the forecast never gets there, or left its path.
-        """
-        wanted = Rule.of(thresholds, rule, "loss", 1, None, steps=len(self.loss) - 1)
-        loss = jnp.asarray(self.loss)
-        return wanted.read(loss, loss, reached=not self.diverged)
 
 
 def held_forecast(
@@ -242,7 +114,7 @@ def held_forecast(
             batches, labels or an optimiser that do not fit.
 
     Example:
-        >>> import jax
+        >>> import jax, jax.numpy as jnp
         >>> table = jnp.zeros((5, 5))
         >>> x = jnp.arange(240).reshape(60, 4) % 5
         >>> found = held_forecast(lambda w, x: w[x], table, x, (x + 1) % 5, x_watched=x[:4],
@@ -359,71 +231,3 @@ def affordable(
             f"needed. Give a larger {name}, fewer watched sequences, or train it."
         )
     return min(knots, steps)
-
-
-def corrected(path: HeldPath, spent: float, training: float, steps: int) -> HeldForecast:
-    """The training's curve from the held path's, less what the noise of held gradients costs.
-
-    Where only a share of the optimiser's steps was taken, the path is behind the training: its
-    loss at step t is that of a step before, t' of as many whole steps, if a loss falls as steps
-    add up, and that of t if it is all noise and valley floors. `LAG` of the way is taken off.
-
-    Args:
-        path: as it was followed.
-        spent: gradients of one sample that it took.
-        training: that the training takes.
-        steps: T.
-
-    Returns:
-        A `HeldForecast`.
-    """
-    last, every = len(path.knots) - 1, np.arange(steps + 1)
-    others = np.interp(np.arange(last + 1), path.points, path.loss)
-    gaps = others[path.measured + 1] - others[path.measured] - path.fall
-    memory = np.zeros(len(path.points))
-    if len(gaps):
-        memory = smoothed(path.measured + 0.5, gaps, path.points.astype(float))
-    built = 1 - np.exp(-((path.points / ONSET) ** 2))
-    off = COST * (1 - last / steps) * built * np.maximum(memory, 0.0)
-    at, losses = path.knots[path.points], path.loss
-    diverged = path.left or not (np.all(np.isfinite(losses)) and np.all(np.isfinite(memory)))
-    if diverged:  # nothing is corrected: the path is not the training's
-        off = np.zeros_like(off)
-    shown = evened(np.where(np.isfinite(losses), losses, losses[0]) - off)
-    curve, doubt = _between(at, shown, every), DOUBT * _between(at, off, every)
-    done = np.concatenate([[0.0], np.cumsum(path.scale * np.diff(path.knots))])
-    behind = np.interp(np.interp(every, path.knots, done), every, curve) - curve
-    behind = np.minimum.accumulate(np.maximum(behind, 0.0)[::-1])[::-1]  # a loss has no bend there
-    lag = LAG * behind * (not diverged)
-    share = float(np.min(path.scale, initial=1.0))
-    return HeldForecast(
-        curve - lag, doubt + lag, at, losses, memory, path.knots[:-1], spent, training, diverged,
-        share,
-    )  # fmt: skip
-
-
-def _between(at: np.ndarray, values: np.ndarray, every: np.ndarray) -> np.ndarray:
-    """A curve through points, level where they end before it does."""
-    if len(at) == 1:
-        return np.full(len(every), values[0])
-    return PchipInterpolator(at, values)(np.minimum(every, at[-1]))
-
-
-def evened(loss: np.ndarray) -> np.ndarray:
-    """The curve's points with a half of themselves and a quarter of either neighbour.
-
-    The first three, where the curve bends, and the last one stay.
-
-    Args:
-        loss: at the points (E,).
-
-    Returns:
-        (E,).
-
-    Example:
-        >>> evened(np.array([8.0, 4.0, 2.0, 1.0, 3.0, 1.0])).tolist()
-        [8.0, 4.0, 2.0, 1.75, 2.0, 1.0]
-    """
-    found = loss.copy()
-    found[3:-1] = 0.25 * loss[2:-2] + 0.5 * loss[3:-1] + 0.25 * loss[4:]
-    return found

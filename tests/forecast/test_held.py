@@ -22,7 +22,8 @@ from jaxttp.forecast._held_path import (
     place_points,
     step_sizes,
 )
-from jaxttp.forecast.held import FORWARD, HeldForecast, affordable, held_forecast
+from jaxttp.forecast.held import FORWARD, affordable, held_forecast
+from jaxttp.forecast.held_curve import HeldForecast
 from jaxttp.losses import get_loss
 from jaxttp.models import Architecture, Decoder, lora
 
