@@ -38,7 +38,8 @@ def show(console: Console, result: Any) -> None:
         f"{result.settings.steps * result.tokens_a_step:,}",
         seconds_text(clock.total_seconds),
     ]
-    row += [f"{clock.cost:.2f}"] * priced + [f"{result.settings.steps:,}"] * real
+    row += [f"{clock.cost:.2f}"] if priced else []
+    row += [f"{result.settings.steps:,}"] * real
     table.add_row(*row)
     console.print(table)
     for tokens, loss, off in result.tokens_and_loss():

@@ -84,8 +84,9 @@ class HeldForecast:
         """In words, how far to trust it; None where the correction is small."""
         if self.diverged:
             return (
-                "held gradients left the path: this training's steps are too long to be held for "
-                f"{self.stride:.2g} of them; give a larger share, or a lower rate"
+                "held gradients left the path: this training's steps are too long to be held "
+                f"between {len(self.knots)} gradients, even at {self.rate_share:g} of the rates; give "
+                "a larger share, or a lower rate"
             )
         drop = abs(self.loss[0] - self.loss[-1])
         off = float(np.max(self.uncertainty)) / max(drop, 1e-12)

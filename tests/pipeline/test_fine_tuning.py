@@ -140,6 +140,18 @@ def test_the_command_foresees_and_verifies(folder):
     assert abs(written["loss"][-1] - real[-1]) < 0.1 * drop
 
 
+def test_a_price_is_left_out_where_none_is_given(folder):
+    """The shortest command there is: no price, no target, nothing trained, nothing written."""
+    result = call(
+        "predict", "--model", str(folder), "--lora", "r=2", "--text", str(folder / "corpus.txt"),
+        "--optimizer", "adamw", "--learning-rate", "0.01", "--steps", "150", "--batch-size", "8",
+        "--sequence-length", "8", "--budget", "0.6", columns=120,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "all steps" in result.stdout
+    assert "price" not in result.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
