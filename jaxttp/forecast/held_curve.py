@@ -85,8 +85,8 @@ class HeldForecast:
         if self.diverged:
             return (
                 "held gradients left the path: this training's steps are too long to be held "
-                f"between {len(self.knots)} gradients, even at {self.rate_share:g} of the rates; give "
-                "a larger share, or a lower rate"
+                f"between {len(self.knots)} gradients, even at {self.rate_share:g} of the rates; "
+                "give a larger share, or a lower rate"
             )
         drop = abs(self.loss[0] - self.loss[-1])
         off = float(np.max(self.uncertainty)) / max(drop, 1e-12)
