@@ -36,8 +36,13 @@ def bound_programs() -> bool:
     if used <= SHARE * allowed:
         return False
     jax.clear_caches()
+    give_back()
+    return True
+
+
+def give_back() -> None:
+    """What is garbage goes back to the machine; what is freed alone stays with the process."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # without this what was freed stays with the process
+    if trim is not None:
         trim(0)
-    return True

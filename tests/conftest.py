@@ -6,7 +6,6 @@ equal programs once (`tests/shortcuts.py`); ``--optimised`` compiles as users do
 test starts do so in any case, unless it asks for `quick_processes`.
 """
 
-import ctypes
 import gc
 import os
 import platform
@@ -150,16 +149,15 @@ def pytest_collection_finish():
 def bounded_memory():
     """Compiled programs are never dropped by themselves: a worker grows to 6 GiB without this."""
     yield
+    from jaxttp._bounded import give_back  # here: the hooks of this file come before the package
+
     status = Path("/proc/self/statm")
     pages = int(status.read_text().split()[1]) if status.exists() else 0
     if pages * os.sysconf("SC_PAGE_SIZE") > 2.5 * 2**30:
         shortcuts.forget()
-        gc.collect()
         # Without this what was freed stays with the process: too large after every module, it
         # would drop all programs and compile them again, dozens of times.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+        give_back()
 
 
 @pytest.fixture

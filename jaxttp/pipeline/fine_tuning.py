@@ -25,6 +25,7 @@ from jaxttp.pipeline.text_tasks import (
     check_price,
     check_text_settings,
 )
+from jaxttp.rule import Curves, Rule, reach
 
 Progress = Callable[[str, int, int], None]
 AGAIN = 1.5
@@ -108,25 +109,21 @@ class FineTuning:
     @property
     def goals(self) -> tuple[Goal, ...]:
         """Shares of the drop, then losses to get below."""
-        steps = self.found.read(self.settings.thresholds)
-        real = {} if self.run is None else _read(self.run, self.settings.thresholds)
+        thresholds, targets = self.settings.thresholds, aims(self.settings)
+        found, run = self.found, self.run
+        steps = found.read(thresholds)
+        below = reach(Curves(found.loss), targets, reached=not found.diverged)
+        real: dict[Any, int] = {}
+        if run is not None:
+            fell = run.finite and bool(run.loss[-1] < run.loss[0])
+            real |= Rule(thresholds).read(run.loss, run.loss, reached=fell)
+            real |= reach(Curves(run.loss), targets, reached=run.finite)
         rows = [
-            self._goal(f"within {100 * e:g} % of its drop", self.found.level(e), t, real.get(e))
+            self._goal(f"within {100 * e:g} % of its drop", found.level(e), t, real.get(e))
             for e, t in steps.items()
         ]
-        for one in aims(self.settings):
-            rows.append(
-                self._goal(
-                    one.words(), one.value, _first_below(self.found.loss, one.value, self._stands),
-                    None if self.run is None
-                    else _first_below(self.run.loss, one.value, self.run.finite),
-                )
-            )  # fmt: skip
+        rows += [self._goal(one.words(), one.value, t, real.get(one)) for one, t in below.items()]
         return tuple(rows)
-
-    @property
-    def _stands(self) -> bool:
-        return not self.found.diverged
 
     def _money(self, seconds: float | None) -> float | None:
         if seconds is None or self.price_per_hour is None:
@@ -239,19 +236,6 @@ class FineTuning:
                 "seconds": run.seconds,
             },
         }  # fmt: skip
-
-
-def _read(run: WatchedRun, thresholds: tuple[float, ...]) -> dict[float, int]:
-    """Steps to shares of the real drop."""
-    first, last = run.loss[0], run.loss[-1]
-    stands = run.finite and bool(last < first)
-    return {e: _first_below(np.abs(run.loss - last), float(e * abs(first - last)), stands)
-            for e in thresholds}  # fmt: skip
-
-
-def _first_below(curve: np.ndarray, level: float, stands: bool) -> int:
-    below = np.flatnonzero(curve < level)
-    return int(below[0]) if stands and len(below) else -1
 
 
 def fine_tuning_task(

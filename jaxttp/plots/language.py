@@ -3,6 +3,7 @@
 from itertools import cycle
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp.forecast import HeldForecast
@@ -11,6 +12,14 @@ from jaxttp.pipeline.optimizers import training_words
 from jaxttp.plots._draw import figure_of
 from jaxttp.plots._marks import MARKERS
 from jaxttp.plots._style import GREY, PREDICTED, REAL, legend, panels, tidy
+
+
+def _foreseen(axes: Axes, found: HeldForecast) -> None:
+    """The loss at every step, and how far it may be off."""
+    steps = np.arange(len(found.loss))
+    low, high = found.loss - found.uncertainty, found.loss + found.uncertainty
+    axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0, label="estimated error")
+    axes.plot(steps, found.loss, color=PREDICTED, lw=2.2, ls="--", label="forecast")
 
 
 @figure_of
@@ -32,10 +41,7 @@ def plot_held(result: HeldForecast) -> Figure:
         1
     """
     figure, (axes,) = panels()
-    steps = np.arange(len(result.loss))
-    low, high = result.loss - result.uncertainty, result.loss + result.uncertainty
-    axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0, label="estimated error")
-    axes.plot(steps, result.loss, color=PREDICTED, lw=2.2, ls="--", label="forecast")
+    _foreseen(axes, result)
     axes.plot(result.at, result.held, "o:", color=GREY, ms=4, label="path of held gradients")
     axes.set(xlabel="training step", ylabel="loss of the watched sequences")
     tidy(axes)
@@ -55,13 +61,11 @@ def plot_fine_tuning(result: FineTuning) -> Figure:
     """
     title = f"{result.task.description}\n{training_words(result.settings)}"
     figure, (axes,) = panels(title=title, height=5.6)
-    found, steps = result.found, np.arange(len(result.found.loss))
+    found = result.found
     if result.run is not None:
         axes.plot(result.run.at, result.run.loss[result.run.at], color=REAL, lw=2.2,
                   label="real training")  # fmt: skip
-    low, high = found.loss - found.uncertainty, found.loss + found.uncertainty
-    axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0, label="estimated error")
-    axes.plot(steps, found.loss, color=PREDICTED, lw=2.2, ls="--", label="forecast")
+    _foreseen(axes, found)
     for marker, one in zip(cycle(MARKERS), result.goals, strict=False):
         if one.step >= 0:
             axes.plot(one.step, found.loss[one.step], marker, color=PREDICTED, mfc="white",
