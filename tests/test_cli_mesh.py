@@ -1,7 +1,8 @@
-"""`--mesh`: the same command line, with four virtual devices and with one."""
+"""`--mesh`: the same command line with one device and with four, of two processes."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -17,22 +18,51 @@ PREDICT = ["predict", *TASK, "--steps", "12", "--learning-rate", "0.1"]
 
 
 def run(*arguments):
-    """A command as users run it, in a process with four virtual devices."""
-    given = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    """A command as users run it, in a process of its own."""
     command = [sys.executable, "-m", "jaxttp", *arguments, "--json"]
-    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
+def together(*arguments):
+    """What two processes with two devices each print, joined over loopback."""
+    with socket.socket() as place:
+        place.bind(("localhost", 0))
+        port = place.getsockname()[1]
+    given = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, "-m", "jaxttp", *arguments, "--mesh", "all", "--distributed"]
+    running = [
+        subprocess.Popen(
+            [*command, f"localhost:{port},2,{index}"], env=given, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=300) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0], said
+    return [out for out, _ in said]
+
+
 @pytest.mark.slow
-def test_the_same_command_line_gives_the_same_numbers():
-    one, spread = (run(*PREDICT, *mesh) for mesh in ((), ("--mesh", "4")))
-    assert spread["hyperparameters"].pop("mesh") == 4
+def test_two_processes_give_the_same_numbers_and_the_first_one_tells_and_writes(tmp_path):
+    one = run(*PREDICT)
+    first, second = together(*PREDICT, "--json", "--output", str(tmp_path))
+    assert second == ""
+    spread = json.loads(first)
+    assert spread["hyperparameters"].pop("mesh") == "all"
     assert one["hyperparameters"].pop("mesh") is None
     for name in ("steps", "hyperparameters", "trust", "plan", "stable", "task"):
         assert spread[name] == one[name]
     np.testing.assert_allclose(spread["loss"], one["loss"], rtol=2e-5)  # float32, summed otherwise
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["prediction.json", "prediction.png"]
 
 
 def test_a_number_or_all():
@@ -48,6 +78,15 @@ def test_a_number_or_all():
         (["spectrum", *TASK, "--mesh", "0"], "mesh must be an integer of at least 1; got 0."),
         (["sweep", *TASK, "--mesh", "9"], "mesh=9 asks for 9 devices"),
         (["report", *TASK, "--mesh", "9"], "mesh=9 asks for 9 devices"),
+        ([*PREDICT, "--distributed", "auto"], "distributed joins the devices of several processes"),
+        (
+            [*PREDICT, "--mesh", "all", "--distributed", "here,2,0"],
+            "distributed='here,2,0' must be auto, or HOST:PORT,COUNT,INDEX",
+        ),
+        (
+            [*PREDICT, "--mesh", "all", "--distributed", "here:1,2,2"],
+            "INDEX counts from 0, so of COUNT=2 processes it is at most 1; got 2.",
+        ),
         (["conditioning", "--mesh", "2"], "mesh=2 does nothing here: the matrix of network="),
         (["conditioning", "--network", "mlp", "--mesh", "9"], "mesh=9 asks for 9 devices"),
     ],

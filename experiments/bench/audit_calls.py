@@ -40,7 +40,9 @@ LEFT_OUT = {
     "load_transformer": "takes a folder; tests/models/test_language.py",
     "load_adapter": "takes a folder; tests/models/test_peft.py",
     "open_kernel": "takes a folder; tests/ntk/test_stored.py",
+    "open_sketch": "takes a folder; tests/ntk/test_stored_sketch.py",
     "store_kernel": "writes a folder; tests/ntk/test_stored.py",
+    "store_sketch": "writes a folder; tests/ntk/test_stored_sketch.py",
     "save_adapter": "takes a folder; tests/models/test_peft.py",
     "adapter_targets": "takes a network of a folder; tests/models/test_peft.py",
     **dict.fromkeys(

@@ -133,6 +133,7 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
         extreme_eigenvalues,
         sketch_jacobian,
         store_kernel,
+        store_sketch,
     )
     from jaxttp.ntk._sharded import place
     from jaxttp.ntk.row_sharded import automatic, on_host
@@ -255,18 +256,29 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
         spread = empirical_ntk(network, cut, x[:101], output="trace", mesh=mesh)
         return spread, empirical_ntk(network, params, x[:101], output="trace")
 
-    def by_tiles() -> tuple[Any, Any]:
-        """Into one store, which every process fills with its own tiles and then has whole."""
+    def one_store(store: Any, tiles: int, **options: Any) -> Any:
+        """What every process fills with its own tiles, and then has whole."""
         number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid())))
         path = folder / f"jaxttp-processes-{number}"
-        kernel = store_kernel(network, params, x[:101], path=path, tile=16, mesh=mesh)
-        found, computed = np.asarray(kernel), kernel.computed
+        kept = store(network, params, x[:101], path=path, tile=16, mesh=mesh, **options)
+        found, computed = np.asarray(kept), kept.computed
         multihost_utils.sync_global_devices("read")
         if jax.process_index() == 0:
             shutil.rmtree(path)
-        if not 0 < computed < 28:
-            raise AssertionError(f"this process computed {computed} of 28 tiles")
-        return found, empirical_ntk(network, params, x[:101])
+        multihost_utils.sync_global_devices("removed")
+        if not 0 < computed < tiles:
+            raise AssertionError(f"this process computed {computed} of {tiles} tiles")
+        return found
+
+    def stores() -> tuple[Any, Any]:
+        kernel = one_store(store_kernel, 28), empirical_ntk(network, params, x[:101])
+        drawn = {"key": key, "dim": 24}
+        sketch = sketch_jacobian(network, params, x[:101], **drawn)
+        pair = one_store(store_sketch, 7, **drawn), sketch
+        flat = [
+            np.concatenate([np.ravel(a), np.ravel(b)]) for a, b in zip(kernel, pair, strict=True)
+        ]
+        return flat[0], flat[1]
 
     batches = {"batch_size": 16, "key": key}
     width = 16 * jax.device_count()
@@ -275,7 +287,7 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
         ("kernel of each process's own samples", by_process),
         ("no device has more than its rows", shares),
         ("kernel, parameters sharded", sharded_parameters),
-        ("store that all processes fill", by_tiles),
+        ("stores of a kernel and of a sketch that all processes fill", stores),
         ("sketch", sketches),
         ("largest eigenvalue", ends),
         ("condition number", condition),

@@ -82,7 +82,11 @@ class Given:
     def shell(self) -> Shell:
         """How the command talks."""
         given = {name: self.values[name] for name in ("output", "as_json", "quiet", "verbose")}
-        return Shell(**given, cache=not self.values.get("no_cache", True))
+        several = self.values.get("distributed")
+        return Shell(
+            **given, cache=not self.values.get("no_cache", True), distributed=several,
+            mesh=self.values.get("mesh"),
+        )  # fmt: skip
 
 
 def because(reason: str, *names: str | Mapping[str, Declared]) -> dict[str, str]:

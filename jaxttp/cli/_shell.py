@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import sys
 import time
@@ -83,6 +84,9 @@ class Shell:
         quiet: no progress, no table.
         verbose: what is done and how long it takes, on standard error; problems with their origin.
         cache: keep compiled programs for the next process, see `jaxttp._programs`.
+        distributed: joins this process with others, of which process 0 alone tells and writes; see
+            `jaxttp.pipeline.devices.join_processes`.
+        mesh: what the command was given for its mesh.
     """
 
     output: Path | None = None
@@ -90,6 +94,17 @@ class Shell:
     quiet: bool = False
     verbose: bool = False
     cache: bool = True
+    distributed: str | None = None
+    mesh: str | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the only process, or process 0 of several."""
+        if self.distributed is None:
+            return True
+        import jax
+
+        return jax.process_index() == 0
 
     @contextlib.contextmanager
     def work(self) -> Iterator[Report]:
@@ -99,9 +114,15 @@ class Shell:
                 raise ValueError("quiet and verbose: choose one of them.")
             if self.output is not None and self.output.exists() and not self.output.is_dir():
                 raise ValueError(f"output={str(self.output)!r} is a file; give a folder.")
-            programs = keep(self.cache)
             with contextlib.ExitStack() as stack:
-                bar = stack.enter_context(_progress_bar(silent=self.quiet or self.verbose))
+                if self.distributed is not None:
+                    from jaxttp.pipeline.devices import join_processes
+
+                    stack.enter_context(_only_results_on_standard_output())
+                    join_processes(self.distributed, self.mesh)
+                programs = keep(self.cache)
+                silent = self.quiet or self.verbose or not self.is_first
+                bar = stack.enter_context(_progress_bar(silent=silent))
                 told = stack.enter_context(_told(programs)) if self.verbose else None
                 yield bar if told is None else told
         except (ValueError, ImportError) as problem:
@@ -132,10 +153,13 @@ class Shell:
         """
         with whole():
             try:
-                written = [] if self.output is None else files(self.output)
+                folder = self.output if self.is_first else None
+                written = [] if folder is None else files(folder)
             except OSError as refusal:
                 fail(f"output={str(self.output)!r} cannot be written: {refusal}")
-            if self.as_json:
+            if not self.is_first:
+                pass
+            elif self.as_json:
                 print(_json(values))
             elif problem is None and not self.quiet:
                 table(Console(highlight=False))
@@ -224,6 +248,19 @@ def _told(programs: Place) -> Iterator[Report]:
     print(f"compiled programs: {programs}", file=sys.stderr)
     yield report
     say()
+
+
+@contextlib.contextmanager
+def _only_results_on_standard_output() -> Iterator[None]:
+    """What libraries print from C++ goes to standard error: Gloo says who is connected."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -358,6 +358,12 @@ DEVICES: dict[str, Declared] = {
         ],
         parse=parse_mesh,
     ),
+    "distributed": Declared(
+        Annotated[
+            str | None,
+            option("Forecast", "Join processes: auto, or HOST:PORT,COUNT,INDEX.", metavar="<str>"),
+        ],
+    ),
 }
 
 OUTPUT: dict[str, Declared] = {

@@ -21,7 +21,7 @@ from jaxttp.cli._vocabulary import GOALS, MODELS, model_choices, option
         ),
         "total_samples": "starts are compared on the samples drawn; `predict` knows it",
         "budget": "every start is followed alike, as `--relinearize` says",
-        "mesh": "it decomposes every start's kernel, on one device",
+        **because("it decomposes every start's kernel, on one device", "mesh", "distributed"),
         "verify": "it forecasts several trainings: give one of them to `predict --verify`",
     },
     instead={

@@ -22,7 +22,7 @@ from jaxttp.cli._vocabulary import option
         **because("the error on all samples is not known", "metric", "target_error"),
         "total_samples": "it is for all the samples that are drawn, from `--subset` of them",
         "budget": "one kernel, exact, is extrapolated",
-        "mesh": "it decomposes the kernel of the subset, on one device",
+        **because("it decomposes the kernel of the subset, on one device", "mesh", "distributed"),
         "relinearize": "one kernel, of the subset at the start, is extrapolated",
     },
     instead={

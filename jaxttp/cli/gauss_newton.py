@@ -24,7 +24,8 @@ from jaxttp.cli._vocabulary import option
         ),
         "metric": "the thresholds are about the loss; `--target-error` asks for an error",
         **because(
-            "the forecast needs no kernel", "relinearize", "budget", "total_samples", "mesh"
+            "the forecast needs no kernel",
+            "relinearize", "budget", "total_samples", "mesh", "distributed",
         ),
         "seconds": "steps are compared, in double precision, not seconds",
         "verify": "it always trains for real, beside the forecast",

@@ -16,10 +16,10 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._jit import jit
+from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, begin, risen, share
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes, slots
-from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Factored
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxttp._jit import jit
+from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import apply_kernel, columns_of
-from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.row_sharded import RowSharded

@@ -18,12 +18,12 @@ from jaxtyping import Array
 from jaxttp._jit import jit
 from jaxttp._types import Params
 from jaxttp.dynamics._central import Guard, hold_back
+from jaxttp.dynamics._dual import dual_gradient, output_limit
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._network import compile_network as compile_network
 from jaxttp.dynamics._network import inner
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes, slots
-from jaxttp.dynamics.recursion import dual_gradient, output_limit
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 

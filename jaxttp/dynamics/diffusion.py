@@ -28,11 +28,11 @@ from jaxttp._checks import check_choice, check_integer, check_key
 from jaxttp._jit import jit
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
+from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol_scale
 from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.rates import every_step
-from jaxttp.dynamics.recursion import output_limit
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel, KernelLike
 

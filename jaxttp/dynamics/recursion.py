@@ -7,7 +7,7 @@ w_t = c_t w_0 + J^T a_t, and f_t gains (c_t - 1) J w_0.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,7 +18,9 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_integer
 from jaxttp._jit import jit
+from jaxttp.dynamics._dual import Coefficients, dual_gradient, output_limit, start
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
+from jaxttp.dynamics._stored_rows import follow_rows, has_rows, start_rows
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.filters import linear_filter
@@ -47,7 +49,8 @@ def recursion(
 
     Args:
         kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C; an array, on a mesh, or a
-            `jaxttp.ntk.StoredKernel`, which is read once for every product.
+            `jaxttp.ntk.StoredKernel`, which is read once for every product; or the kernel of a
+            `jaxttp.ntk.StoredSketch`, of which a step with `batch_size` reads the batch's rows.
         f0: outputs before training (N, C).
         y: integer labels (N,) or targets (N, C).
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.
@@ -105,10 +108,12 @@ def recursion(
         initial_tangent_test = jnp.asarray(initial_tangent_test, f0.dtype)
     if isinstance(optimizer, HeavyBall):
         optimizer = optimizer.with_velocity()
+    by_rows = indices is not None and has_rows(kernel)
     descent, state = same_program(optimizer), None
     if descent is not optimizer:  # the numbers of an initial state are its own
-        state = optimizer.init(_start(f0))
-    return inlined(_follow, descent)(
+        state = optimizer.init(start_rows(kernel, f0) if by_rows else start(f0))
+    follow = follow_rows if by_rows else _follow
+    return inlined(follow, descent)(
         descent, state, kernel, f0, targets, indices, tangent, kernel_test, f0_test,
         initial_tangent_test, loss=loss, steps=steps,
     )  # fmt: skip
@@ -130,13 +135,13 @@ def _follow(
     loss: Loss,
     steps: int,
 ) -> Trajectory:
-    def outputs(coefficients: _Coefficients) -> Array:
+    def outputs(coefficients: Coefficients) -> Array:
         moved = f0 + apply_kernel(kernel, coefficients.dual)
         return moved if tangent is None else moved + (coefficients.weights - 1.0) * tangent
 
     def step(carry: tuple, batch: Array | None) -> tuple[tuple, tuple]:
         coefficients, state, f, alive = carry
-        gradient = _Coefficients(dual_gradient(loss, f, targets, batch), jnp.zeros((), f.dtype))
+        gradient = Coefficients(dual_gradient(loss, f, targets, batch), jnp.zeros((), f.dtype))
         updates, after = optimizer.update(gradient, state, coefficients)
         state = keep_dtypes(after, state)
         new: Any = optax.apply_updates(coefficients, updates)
@@ -147,8 +152,8 @@ def _follow(
         )
         return (coefficients, state, f, alive), (coefficients, f, alive)
 
-    start = _start(f0)
-    first = (start, optimizer.init(start) if state is None else state, f0, jnp.asarray(True))
+    begin = start(f0)
+    first = (begin, optimizer.init(begin) if state is None else state, f0, jnp.asarray(True))
     _, (path, train, alive) = jax.lax.scan(step, first, indices, length=steps)
     train = jnp.concatenate([f0[None], train])
     test = None
@@ -159,36 +164,12 @@ def _follow(
         test = jnp.concatenate([f0_test[None], moved])
     diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
-    dual = jnp.concatenate([start.dual[None], path.dual])
-    scale = jnp.concatenate([start.weights[None], path.weights])
+    dual = jnp.concatenate([begin.dual[None], path.dual])
+    scale = jnp.concatenate([begin.weights[None], path.weights])
     return Trajectory(ts, train, test, diverged_at=diverged_at, dual=dual, scale=scale)
 
 
-class _Coefficients(NamedTuple):
-    """Where the weights are: w = weights w_0 + J^T dual."""
-
-    dual: Array
-    weights: Array
-
-
-def _start(f0: Array) -> _Coefficients:
-    return _Coefficients(jnp.zeros_like(f0), jnp.ones((), f0.dtype))
-
-
 _NOT_FINITE = "optimizer: the response to a weight is not finite"
-
-
-def dual_gradient(loss: Loss, f: Array, targets: Array, batch: Array | None) -> Array:
-    """The gradient of the (batch) mean loss with respect to f (N, C), zero outside the batch."""
-    if batch is None:
-        return loss.gradient(f, targets) / f.shape[0]
-    picked = loss.gradient(f[batch], targets[batch]) / batch.shape[0]
-    return jnp.zeros_like(f).at[batch].add(picked)
-
-
-def output_limit(dtype: Any) -> float:
-    """Outputs beyond this size count as diverged: their squares would soon overflow."""
-    return 1e-3 * float(jnp.finfo(dtype).max) ** 0.5
 
 
 def _check_tangent(

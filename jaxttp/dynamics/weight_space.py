@@ -28,6 +28,7 @@ from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import output_shape
+from jaxttp.dynamics._dual import dual_gradient, output_limit
 from jaxttp.dynamics._kernels import check_rate, check_times
 from jaxttp.dynamics._network import compile_network, kept
 from jaxttp.dynamics._trajectory import Trajectory
@@ -35,7 +36,6 @@ from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.flow import tolerances
 from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, keep_dtypes, same_program
-from jaxttp.dynamics.recursion import dual_gradient, output_limit
 from jaxttp.losses import Loss, encode_targets
 
 EARLY_ONLY = 0.1

@@ -31,8 +31,8 @@ from jaxttp._checks import (
 )
 from jaxttp._jit import jit
 from jaxttp._result import RESULT
+from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
-from jaxttp.dynamics.recursion import output_limit
 from jaxttp.forecast._stability import RISE
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.losses import Loss

@@ -8,7 +8,8 @@ from jaxttp.ntk.gram import empirical_ntk, ntk_plan
 from jaxttp.ntk.operator import NTKOperator, ntk_operator
 from jaxttp.ntk.power_law import PowerLaw, fit_power_law
 from jaxttp.ntk.row_sharded import RowSharded
-from jaxttp.ntk.sketch import ClassSketch, class_sketch, sketch_error, sketch_jacobian
+from jaxttp.ntk.signed import ClassSketch, class_sketch
+from jaxttp.ntk.sketch import sketch_error, sketch_jacobian
 from jaxttp.ntk.spectrum import (
     ClassSeparation,
     Eigensystem,
@@ -21,6 +22,7 @@ from jaxttp.ntk.spectrum import (
     psd_report,
 )
 from jaxttp.ntk.stored import StoredKernel, open_kernel, store_kernel, store_plan
+from jaxttp.ntk.stored_sketch import StoredFactors, StoredSketch, open_sketch, store_sketch
 
 __all__ = [
     "ClassSeparation",
@@ -37,7 +39,9 @@ __all__ = [
     "PowerLaw",
     "RowSharded",
     "Sketched",
+    "StoredFactors",
     "StoredKernel",
+    "StoredSketch",
     "SpectralDensity",
     "as_matrix",
     "class_separation",
@@ -51,10 +55,12 @@ __all__ = [
     "ntk_operator",
     "ntk_plan",
     "open_kernel",
+    "open_sketch",
     "psd_report",
     "sketch_error",
     "sketch_jacobian",
     "spectral_density",
     "store_kernel",
     "store_plan",
+    "store_sketch",
 ]

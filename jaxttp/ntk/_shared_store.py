@@ -8,12 +8,14 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+
+from jaxttp._interrupt import between_pieces
 
 T = TypeVar("T")
 TilePlace = tuple[slice, slice]
@@ -84,6 +86,48 @@ def opened_by_one(mesh: Mesh | None, opened: Callable[[], T]) -> T:
     return opened() if found is None else found
 
 
+def fill(
+    name: str,
+    path: Any,
+    mesh: Mesh | None,
+    places: Sequence[TilePlace],
+    tasks: Mapping[int, Callable[..., bool]],
+    missing: Callable[[], int],
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Every tile of a store seen to, by this process's devices and those of the others.
+
+    Args:
+        name: of the function that is called, for what SIGTERM says.
+        path: of the store, for the same.
+        mesh: the devices, or None for one.
+        places: of the tiles.
+        tasks: by the number of a device of this process what it does with the rows and columns of a
+            tile; whether it had to be computed.
+        missing: how many tiles are not there.
+        progress: called with (tiles done, tiles in all) of this process.
+
+    Returns:
+        Tiles that were computed here.
+
+    Raises:
+        SystemExit: SIGTERM came.
+    """
+    everyone = shares_of(places, 1 if mesh is None else mesh.size)
+    shares = [everyone[number] for number in tasks]
+    total, computed = sum(map(len, shares)), 0
+    words = f"{total} tiles stand in {str(path)!r}, and the same call goes on."
+    doing = in_threads(shares, list(tasks.values()))
+    with between_pieces() as piece, contextlib.closing(doing) as tiles:
+        for done, is_new in enumerate(tiles, start=1):
+            computed += is_new
+            if progress is not None:
+                progress(done, total)
+            piece(f"{name}: SIGTERM; {done} of {words}")
+        wait_for_all(mesh, missing, lambda _: piece(f"{name}: SIGTERM; {total} of {words}"))
+    return computed
+
+
 def in_threads(
     shares: Sequence[Sequence[TilePlace]], workers: Sequence[Callable[..., T]]
 ) -> Generator[T]:
@@ -151,4 +195,4 @@ def wait_for_all(
     while left := missing():
         told(left)
         time.sleep(WAIT)
-    multihost_utils.sync_global_devices("store_kernel")  # tiles that were redone, too
+    multihost_utils.sync_global_devices("a store")  # tiles that were redone, too

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -67,7 +68,7 @@ class TileWorker:
     def of(cls, job: Job, plan: KernelPlan, tile: int, device: Any = None) -> "TileWorker":
         """One on some device, or on the default one."""
         functions = cached(compiled, job.apply_fn, job.variant(plan))
-        leaves = [_on(device, leaf) for leaf in job.leaves]
+        leaves = [on_device(device, leaf) for leaf in job.leaves]
         return cls(job, plan, functions, leaves, tile, device)
 
     @property
@@ -105,14 +106,10 @@ class TileWorker:
         return mirrored_tile(cut, job.work.output) if mirror else np.ascontiguousarray(cut)
 
     def _samples(self, leaves: list[Any], rows: slice) -> list[Array]:
-        """Samples of a block; the last one repeats its last sample to be as long as the others."""
-        missing = self.tile - (rows.stop - rows.start)
-        some = [np.asarray(leaf[rows]) for leaf in leaves]
-        whole = [np.concatenate([a, np.repeat(a[-1:], missing, 0)]) for a in some]
-        return [_on(self.device, leaf) for leaf in whole]
+        return [on_device(self.device, padded(leaf, rows, self.tile)) for leaf in leaves]
 
 
-def _on(device: Any, leaf: Any) -> Array:
+def on_device(device: Any, leaf: Any) -> Array:
     """An array on a device, where programs follow it; on none in particular for None."""
     array = jnp.asarray(leaf)
     return array if device is None else jax.device_put(array, device)
@@ -120,23 +117,43 @@ def _on(device: Any, leaf: Any) -> Array:
 
 def fingerprint_of(job: Job, plan: KernelPlan, tile: int) -> str:
     """What a kernel's numbers depend on: network, parameters, samples, plan and versions."""
-    samples = jax.tree.unflatten(
-        job.sample_treedef,
-        [jax.ShapeDtypeStruct((1, *np.shape(leaf)[1:]), leaf.dtype) for leaf in job.rows],
-    )
-    params = jax.tree.unflatten(job.treedef, [jnp.asarray(leaf) for leaf in job.leaves])
-    network = jax.make_jaxpr(job.apply_fn)(params, samples)
-    text = re.sub(r"0x[0-9a-f]+", "", str(network))  # functions that are no part of the maths
-    device = jax.devices()[0]
     said = (
-        text, job.work.trainable, job.work.output, job.dtype, plan.method, dict(plan.forms),
-        plan.columns, plan.chunk, tile, jax.__version__, jaxlib_version, device.device_kind,
+        job.work.trainable, job.work.output, job.dtype, plan.method, dict(plan.forms),
+        plan.columns, plan.chunk, tile,
     )  # fmt: skip
-    found = hashlib.sha256(repr(said).encode())
-    groups = (network.consts, job.leaves, job.rows, job.columns or [])
-    for number, leaves in enumerate(groups):
+    params = jax.tree.unflatten(job.treedef, [jnp.asarray(leaf) for leaf in job.leaves])
+    samples = jax.tree.unflatten(job.sample_treedef, job.rows)
+    return identity_of(job.apply_fn, params, samples, said, job.columns or [])
+
+
+def identity_of(
+    apply_fn: Any, params: Any, samples: Any, said: tuple, more: Sequence[Any] = ()
+) -> str:
+    """A digest of a network, its parameters and samples, of what else is said, and of versions.
+
+    Args:
+        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.
+        params: pytree of arrays.
+        samples: (N, ...), a pytree.
+        said: options; what prints alike is alike.
+        more: further arrays.
+    """
+    rows = jax.tree.leaves(samples)
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *np.shape(a)[1:]), a.dtype), samples)
+    network = jax.make_jaxpr(apply_fn)(params, one)
+    text = re.sub(r"0x[0-9a-f]+", "", str(network))  # functions that are no part of the maths
+    kind = jax.devices()[0].device_kind
+    everything = (text, *said, jax.__version__, jaxlib_version, kind)
+    found = hashlib.sha256(repr(everything).encode())
+    for number, leaves in enumerate((network.consts, jax.tree.leaves(params), rows, more)):
         for leaf in leaves:
             host = np.asarray(leaf)
             found.update(f"{number} {host.dtype} {host.shape}".encode())
             found.update(np.ascontiguousarray(host).data)
     return found.hexdigest()
+
+
+def padded(leaf: Any, rows: slice, length: int) -> np.ndarray:
+    """Samples of a block; the last one repeats its last sample to be as long as the others."""
+    some = np.asarray(leaf[rows])
+    return np.concatenate([some, np.repeat(some[-1:], length - (rows.stop - rows.start), 0)])

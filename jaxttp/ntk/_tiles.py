@@ -16,6 +16,9 @@ import numpy as np
 from jaxttp.ntk.layerwise import COLUMN_AXIS
 
 _DIGEST = 32
+_READ_BYTES = 1 << 16
+"""Of rows of a sketch that are read together, at most, where one row has fewer."""
+_WHOLE = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,7 +62,7 @@ def tensorstore_module() -> Any:
         import tensorstore  # here, since few need it
     except ImportError:
         raise ImportError(
-            "a kernel in a store needs TensorStore: pip install 'jaxttp[store]'."
+            "a kernel or a sketch in a store needs TensorStore: pip install 'jaxttp[store]'."
         ) from None
     return tensorstore
 
@@ -69,27 +72,35 @@ def spec_of(path: Path) -> dict[str, Any]:
 
 
 def open_arrays(
-    path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype, tile: int
+    path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype, tile: int, what: str = "kernel"
 ) -> tuple[Any, Any]:
-    """The arrays of tiles and digests, made or found."""
+    """The arrays of tiles and digests, made or found.
+
+    Args:
+        path: the folder.
+        name: what the numbers depend on.
+        shape: of a kernel, or of a sketch (N, C, k), whose tiles are rows.
+        dtype: of the numbers.
+        tile: samples on a side of a tile.
+        what: "kernel" or "sketch".
+    """
     store, axis = tensorstore_module(), len(shape) // 2
     chunk = list(shape)
-    chunk[0] = chunk[axis] = tile
-    counts = [-(-shape[0] // tile), -(-shape[axis] // tile), _DIGEST]
-    attributes = {"kernel": name, "tile": tile}
+    chunk[0] = tile
+    if what == "kernel":
+        chunk[axis] = tile
+    counts = [-(-shape[0] // tile), -(-shape[axis] // chunk[axis]), _DIGEST]
+    attributes = {what: name, "tile": tile}
     found = []
     for part, size, piece, kind, empty in (
-        ("kernel", list(shape), chunk, dtype.name, "NaN"),
+        (what, list(shape), chunk, dtype.name, "NaN"),
         ("digests", counts, [1, 1, _DIGEST], "uint8", 0),
     ):
         metadata = {
             "shape": size,
             "data_type": kind,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": piece}},
-            "codecs": [
-                {"name": "bytes", "configuration": {"endian": "little"}},
-                {"name": "crc32c"},
-            ],
+            "codecs": _by_rows(piece, dtype) if part == "sketch" else _WHOLE,
             "fill_value": empty,
             "attributes": attributes,
         }
@@ -102,10 +113,45 @@ def open_arrays(
         except ValueError as problem:
             reason = str(problem).partition(" [tensorstore_spec")[0]
             raise ValueError(
-                f"path={str(path)!r} holds another kernel (other parameters, samples, options, "
+                f"path={str(path)!r} holds another {what} (other parameters, samples, options, "
                 f"tiles or versions) or cannot be read: {reason}. Give another path, or delete it."
             ) from None
     return found[0], found[1]
+
+
+def found_arrays(path: Path, what: str) -> tuple[Any, int]:
+    """The numbers of a finished store, and the samples on a side of a tile.
+
+    Raises:
+        ValueError: there is none, or it is not finished.
+    """
+    try:
+        numbers, digests = (
+            tensorstore_module().open(spec_of(path / name)).result() for name in (what, "digests")
+        )
+        tile = int(numbers.spec().to_json()["metadata"]["attributes"]["tile"])
+    except (ValueError, KeyError) as problem:
+        raise ValueError(f"path={str(path)!r} holds no {what} of store_{what}: {problem}") from None
+    missing = missing_tiles(digests)
+    if missing:
+        raise ValueError(
+            f"path={str(path)!r} lacks {missing} tiles of its {what}; call store_{what} as before, "
+            "and it goes on."
+        )
+    return numbers, tile
+
+
+def _by_rows(chunk: list[int], dtype: np.dtype) -> list[dict[str, Any]]:
+    """Codecs of tiles of which a few rows are read, with a checksum for every few of them."""
+    row = math.prod(chunk[1:]) * dtype.itemsize
+    most = max(1, _READ_BYTES // row)
+    size = max(size for size in range(1, min(most, chunk[0]) + 1) if chunk[0] % size == 0)
+    configuration = {
+        "chunk_shape": [size, *chunk[1:]],
+        "codecs": _WHOLE,
+        "index_codecs": _WHOLE,
+    }
+    return [{"name": "sharding_indexed", "configuration": configuration}]
 
 
 def missing_tiles(digests: Any) -> int:

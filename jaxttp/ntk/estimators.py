@@ -21,7 +21,8 @@ from jaxttp.ntk._sharded_sketch import check_width
 from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk.gram import kernel_of, ntk_plan
 from jaxttp.ntk.row_sharded import RowSharded, on_many_devices, several
-from jaxttp.ntk.sketch import signed_kernel, signed_network, sketch_of
+from jaxttp.ntk.signed import signed_kernel, signed_network
+from jaxttp.ntk.sketch import sketch_of
 
 GROUPS = 4
 """Parts of a sketch that its error is told from."""

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jaxttp._checks import (
     check_array,
@@ -30,15 +29,13 @@ from jaxttp._checks import (
 )
 from jaxttp._convolutions import quick
 from jaxttp._jit import jit
-from jaxttp._result import RESULT
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.ntk._select import select_leaves
 from jaxttp.ntk._sharded_sketch import check_width, sharded_sketch
-from jaxttp.ntk.gram import kernel_of
-from jaxttp.ntk.row_sharded import RowSharded, several
+from jaxttp.ntk.row_sharded import several
 
 _KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
 _DENSE_BLOCK = 1024  # coordinates whose projection is drawn at once
@@ -99,14 +96,14 @@ def sketch_jacobian(
     check_network(apply_fn, params)
     check_key(key, optional=False)
     x = check_samples("x", x)
-    _check_rows(apply_fn, params, x)
+    check_rows(apply_fn, params, x)
     return sketch_of(
         apply_fn, params, x, key=key, dim=dim, kind=kind, trainable=trainable,
         batch_size=batch_size, mesh=mesh,
     )  # fmt: skip
 
 
-def _check_rows(apply_fn: ApplyFn, params: Params, x: Any) -> None:
+def check_rows(apply_fn: ApplyFn, params: Params, x: Any) -> None:
     """Finite parameters and samples, one at least; outputs (N, C), each of its own sample."""
     for name, value in (("params", params), ("x", x)):
         check_finite(name, value)
@@ -128,40 +125,74 @@ def sketch_of(
     mesh: Any = None,
 ) -> Array:
     """`sketch_jacobian` of a network whose outputs are known to be of one sample each."""
-    check_choice("kind", kind, _KINDS)
-    dim = check_integer("dim", dim, at_least=1)
     devices = several(mesh)
     if devices is not None:
-        check_width(dim, devices)
-    check_network(apply_fn, params)
-    mask = select_leaves(params, trainable)
-    leaves, treedef = jax.tree.flatten(params)
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
+        check_width(check_integer("dim", dim, at_least=1), devices)
     x = check_samples("x", x)
-    n = count(x)
-    if batch_size is None:
-        outputs = jax.eval_shape(apply_fn, params, x).shape[-1]
-        size = sum(
-            leaf.size * leaf.dtype.itemsize for leaf, on in zip(leaves, mask, strict=True) if on
-        )
-        batch_size = max(1, _GRADIENT_BYTES // max(1, size * outputs))
-    size = min(check_integer("batch_size", batch_size, at_least=1), n)
+    work = Projection.of(apply_fn, params, x, key, dim, kind, trainable, batch_size)
     with jax.default_matmul_precision("highest"):
+        if devices is not None:
+            return sharded_sketch(
+                work.program, devices, work.leaves, x, work.draws, key, work.batch_size
+            )
+        starts = range(0, count(x), work.batch_size)
+        parts = [work.rows(take(x, slice(low, low + work.batch_size))) for low in starts]
+    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+class Projection(NamedTuple):
+    """How the rows of a sketch are made.
+
+    Attributes:
+        program: (leaves, x (B, ...), draws, key) -> rows (B, C, k).
+        leaves: parameters.
+        draws: signs and shifts, which all samples share; none of dense kinds.
+        key: draws the rest.
+        batch_size: samples at a time.
+        mask: which leaves are differentiated by.
+        sample_bytes: of the gradients of one sample.
+    """
+
+    program: Callable[..., Array]
+    leaves: list[Array]
+    draws: Projections
+    key: Array
+    batch_size: int
+    mask: tuple[bool, ...]
+    sample_bytes: int
+
+    @classmethod
+    def of(
+        cls, apply_fn: ApplyFn, params: Params, x: Any, key: Array, dim: int, kind: str,
+        trainable: Any, batch_size: int | None,
+    ) -> "Projection":  # fmt: skip
+        """That of a network, with the arguments of `sketch_jacobian`."""
+        check_choice("kind", kind, _KINDS)
+        dim = check_integer("dim", dim, at_least=1)
+        check_network(apply_fn, params)
+        mask = select_leaves(params, trainable)
+        leaves, treedef = jax.tree.flatten(params)
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        kept = [leaf for leaf, on in zip(leaves, mask, strict=True) if on]
+        outputs = jax.eval_shape(apply_fn, params, x).shape[-1]
+        size = outputs * sum(leaf.size * leaf.dtype.itemsize for leaf in kept)
+        if batch_size is None:
+            batch_size = max(1, _GRADIENT_BYTES // max(1, size))
+        batch_size = min(check_integer("batch_size", batch_size, at_least=1), count(x))
         try:
             hash(apply_fn)
         except TypeError:
             run = _sketcher.__wrapped__
         else:
             run = _sketcher
-        sketch = run(apply_fn, treedef, mask, dim, kind)
         sizes = tuple((i, leaf.size) for i, leaf in enumerate(leaves) if mask[i])
         draws = _draws(key, sizes, dim) if kind == "countsketch" else {}
-        if devices is not None:
-            return sharded_sketch(sketch, devices, leaves, x, draws, key, size)
-        parts = [
-            sketch(leaves, take(x, slice(low, low + size)), draws, key) for low in range(0, n, size)
-        ]
-    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+        program = run(apply_fn, treedef, mask, dim, kind)
+        return cls(program, leaves, draws, key, batch_size, mask, size)
+
+    def rows(self, x: Any) -> Array:
+        """Of some samples (B, ...), the sketch (B, C, k)."""
+        return self.program(self.leaves, x, self.draws, self.key)
 
 
 @functools.lru_cache(maxsize=64)
@@ -284,160 +315,4 @@ def sketch_error(sketch: Array) -> Array:
     return jnp.sqrt(jnp.where(clean > 0, (trace**2 + clean) / dim / known, clean))
 
 
-class ClassSketch(NamedTuple):
-    """Θ ≈ K ⊗ I_C, with the error measured on an exact block.
-
-    Attributes:
-        kernel: K (N, N), an unbiased estimate of the mean over c of Θ[n, c, m, c].
-        error: ‖K ⊗ I_C − Θ‖_F / ‖Θ‖_F on the first `checked` samples.
-        shared: the part of that error that no K could avoid, ‖K* ⊗ I_C − Θ‖_F / ‖Θ‖_F with the
-            exact class mean K*.
-        checked: samples of the exact block.
-    """
-
-    kernel: Array
-    error: Array
-    shared: Array
-    checked: int
-
-    plot, _repr_html_, __repr__ = RESULT
-
-
-def class_sketch(
-    apply_fn: ApplyFn,
-    params: Params,
-    x: Any,
-    *,
-    key: Array,
-    trainable: Any = None,
-    check: int = 16,
-    batch_size: int | None = None,
-    max_bytes: int | None = None,
-) -> ClassSketch:
-    """One backward pass in place of C: Θ ≈ K ⊗ I_C, K the kernel of Σ_c s_c f_c / √C.
-
-        K[n, m] = (1/C) Σ_cd s_c s_d Θ[n, c, m, d],     s_c = ±1 at random, the same for all samples
-
-    E K is the mean over classes of Θ[n, c, m, c]. How good the approximation is depends on the
-    task, so it is always checked against an exact block; look at `error` before using it.
-
-    Args:
-        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.
-        params: pytree of arrays.
-        x: inputs (N, ...), an array or a pytree of arrays with N rows each.
-        key: a JAX random key.
-        trainable: see `empirical_ntk`.
-        check: samples of the exact block.
-        batch_size: see `empirical_ntk`.
-        max_bytes: see `empirical_ntk`.
-
-    Returns:
-        The kernel (N, N) with its measured error.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> result = class_sketch(
-        ...     lambda w, x: x @ w, jnp.ones((4, 4)), jnp.eye(4), key=jax.random.key(0)
-        ... )
-        >>> float(result.error)  # separate weights for each class: Θ is a Kronecker product
-        0.0
-    """
-    check = check_integer("check", check, at_least=1)
-    check_network(apply_fn, params)
-    check_key(key, optional=False)
-    x = check_samples("x", x)
-    _check_rows(apply_fn, params, x)
-    mask = select_leaves(params, trainable)
-    n = count(x)
-    classes = jax.eval_shape(apply_fn, params, x).shape[-1]
-    tree = jax.tree.unflatten(jax.tree.structure(params), mask)
-    kernel = signed_kernel(
-        apply_fn, params, x, key=key, trainable=tree, batch_size=batch_size, max_bytes=max_bytes
-    )
-    assert isinstance(kernel, jax.Array)  # without a mesh
-    few = min(check, n)
-    block = take(x, slice(few))
-    exact = kernel_of(apply_fn, params, block, trainable=tree, max_bytes=max_bytes)
-
-    size = jnp.max(jnp.abs(exact))  # squares of entries may not be numbers
-    size = jnp.where(size > 0, size, jnp.ones((), exact.dtype))
-    whole = jnp.linalg.norm((exact / size).ravel())
-    whole = jnp.where(whole > 0, whole, jnp.ones((), exact.dtype))  # zeros are met without error
-
-    def error(small: Array) -> Array:
-        eye = jnp.eye(classes, dtype=small.dtype)
-        guess = small[:, None, :, None] * eye[None, :, None, :]
-        return jnp.linalg.norm(((guess - exact) / size).ravel()) / whole
-
-    best = jnp.einsum("ncmc->nm", exact) / jnp.asarray(classes, exact.dtype)
-    return ClassSketch(kernel, error(kernel[:few, :few]), error(best), few)
-
-
-def signed_kernel(
-    apply_fn: ApplyFn,
-    params: Params,
-    x1: Any,
-    x2: Any = None,
-    *,
-    key: Array,
-    trainable: Any = None,
-    **options: Any,
-) -> Float[Array, "n m"] | RowSharded:
-    """The kernel of Σ_c s_c f_c / √C between two sets of samples, one backward pass a sample.
-
-    Args:
-        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.
-        params: pytree of arrays.
-        x1: samples (N, ...).
-        x2: samples (M, ...); `x1` when None.
-        key: draws the signs s.
-        trainable: see `empirical_ntk`.
-        **options: batch_size, max_bytes and mesh of `empirical_ntk`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> weights = jnp.ones((4, 3))  # of its own for every class: K is X X^T
-        >>> kernel = signed_kernel(lambda w, x: x @ w, weights, jnp.eye(4), key=jax.random.key(0))
-        >>> kernel[0].round(3).tolist()
-        [1.0, 0.0, 0.0, 0.0]
-    """
-    signed, pair, mask = signed_network(apply_fn, params, x1, key=key, trainable=trainable)
-    return kernel_of(signed, pair, x1, x2, output="trace", trainable=mask, **options)
-
-
-def signed_network(
-    apply_fn: ApplyFn, params: Params, x: Any, *, key: Array | None, trainable: Any = None
-) -> tuple[ApplyFn, tuple[Params, Array | np.ndarray], tuple[Any, bool]]:
-    """Σ_c s_c f_c / √C as a network: its function, parameters, and which of them train.
-
-    Args:
-        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.
-        params: pytree of arrays.
-        x: samples (N, ...).
-        key: draws the signs s; None for signs that are all the same, where only shapes matter.
-        trainable: see `empirical_ntk`.
-    """
-    outputs = jax.eval_shape(apply_fn, params, x)
-    classes = outputs.shape[-1]
-    signs: Array | np.ndarray = np.full((classes, 1), classes**-0.5, outputs.dtype)
-    if key is not None:
-        signs = jax.random.rademacher(key, (classes, 1), outputs.dtype)
-        signs = signs / jnp.sqrt(jnp.asarray(classes, outputs.dtype))
-    try:
-        signed = _signed(apply_fn)
-    except TypeError:
-        signed = _signed.__wrapped__(apply_fn)
-    mask = jax.tree.unflatten(jax.tree.structure(params), select_leaves(params, trainable))
-    return signed, (params, signs), (mask, False)
-
-
-@functools.lru_cache(maxsize=64)
-def _signed(apply_fn: ApplyFn) -> ApplyFn:
-    def signed(pair: Any, x: Any) -> Array:
-        params, signs = pair
-        return apply_fn(params, x) @ signs
-
-    return signed
-
-
-__all__ = ["ClassSketch", "class_sketch", "sketch_error", "sketch_jacobian"]
+__all__ = ["sketch_error", "sketch_jacobian"]

@@ -8,7 +8,6 @@ is right: one that was cut short, changed on the disk or copied from another ker
 again. Writing is atomic (TensorStore writes beside a file and renames).
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -16,32 +15,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import lineax as lx
 import numpy as np
-from jaxtyping import Array
 
 from jaxttp._checks import check_finite, check_number
-from jaxttp._interrupt import between_pieces
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network
 from jaxttp.ntk._plan import KernelPlan
-from jaxttp.ntk._shared_store import (
-    in_threads,
-    opened_by_one,
-    own_devices,
-    shares_of,
-    wait_for_all,
-)
+from jaxttp.ntk._shared_store import fill, opened_by_one, own_devices
 from jaxttp.ntk._tile_work import COPIES, TileWorker, fingerprint_of, plan_tiles
 from jaxttp.ntk._tiles import (
     TileStore,
+    found_arrays,
     index_of,
     missing_tiles,
     open_arrays,
     places_of,
-    spec_of,
-    tensorstore_module,
     turned,
 )
 from jaxttp.ntk.gram import Job
@@ -128,16 +117,7 @@ class StoredKernel:
         half = self.ndim // 2
         if self.ndim == 3 or self.shape[:half] != self.shape[half:]:
             raise ValueError(f"operator: Theta(x, x) is square; this kernel is {self.shape}.")
-        flat = jax.ShapeDtypeStruct((math.prod(self.shape[:half]),), self.dtype)
-
-        def product(vector: Any) -> np.ndarray:
-            shape = self.shape[:2] if half == 2 else (self.shape[0],)
-            return self.apply(np.asarray(vector).reshape(shape)).reshape(-1)
-
-        def traced(vector: Array) -> Array:
-            return jax.pure_callback(product, flat, vector, vmap_method="sequential")
-
-        return lx.FunctionLinearOperator(traced, flat, lx.positive_semidefinite_tag)
+        return self.streamed().operator()
 
     def _tiles(self) -> Iterator[tuple[tuple[slice, slice], np.ndarray]]:
         """Every tile with its place, one ahead being read."""
@@ -232,22 +212,12 @@ def store_kernel(
         devices, lambda: open_arrays(Path(path), name, shape, np.dtype(job.dtype), tile)
     )
     store = TileStore(kernel, digests, name, tile)
-    everyone = shares_of(_to_do(job, tile), 1 if devices is None else devices.size)
-    shares = [everyone[number] for number in own]
-    total, computed = sum(map(len, shares)), 0
-    tasks = [functools.partial(_store_tile, store, worker) for worker in workers]
-    words = f"{total} tiles stand in {str(path)!r}, and the same call goes on."
-    with between_pieces() as piece, contextlib.closing(in_threads(shares, tasks)) as tiles:
-        for done, is_new in enumerate(tiles, start=1):
-            computed += is_new
-            if progress is not None:
-                progress(done, total)
-            piece(f"store_kernel: SIGTERM; {done} of {words}")
-        wait_for_all(
-            devices,
-            lambda: missing_tiles(digests),
-            lambda _: piece(f"store_kernel: SIGTERM; {total} of {words}"),
-        )
+    tasks = {
+        number: functools.partial(_store_tile, store, worker)
+        for number, worker in zip(own, workers, strict=True)
+    }
+    missing = functools.partial(missing_tiles, digests)
+    computed = fill("store_kernel", path, devices, _to_do(job, tile), tasks, missing, progress)
     return StoredKernel(Path(path), kernel, tile, computed)
 
 
@@ -355,20 +325,7 @@ def open_kernel(path: Any) -> StoredKernel:
         ...     open_kernel(folder).shape
         (3, 1, 3, 1)
     """
-    try:
-        kernel, digests = (
-            tensorstore_module().open(spec_of(Path(path) / name)).result()
-            for name in ("kernel", "digests")
-        )
-        tile = int(kernel.spec().to_json()["metadata"]["attributes"]["tile"])
-    except (ValueError, KeyError) as problem:
-        raise ValueError(f"path={str(path)!r} holds no kernel of store_kernel: {problem}") from None
-    missing = missing_tiles(digests)
-    if missing:
-        raise ValueError(
-            f"path={str(path)!r} lacks {missing} tiles of its kernel; call store_kernel as before, "
-            "and it goes on."
-        )
+    kernel, tile = found_arrays(Path(path), "kernel")
     return StoredKernel(Path(path), kernel, tile)
 
 

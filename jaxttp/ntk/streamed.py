@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lineax as lx
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -83,6 +84,20 @@ class Streamed(eqx.Module):
             whole = jnp.zeros((*vectors.shape[:-2], n, vectors.shape[-1]), vectors.dtype)
             vectors = whole.at[..., self.batch, :].add(vectors)
         return _product(self.source, jnp.dtype(self.dtype).name, vectors)
+
+    def operator(self) -> lx.AbstractLinearOperator:
+        """A square Theta as a lineax operator on flat vectors (N C,), or (N,) of a scalar kernel.
+
+        Its products read the whole kernel from the disk, in a call from the compiled program.
+        """
+        shape = self.source.shape[: self.ndim // 2]
+        flat = jax.ShapeDtypeStruct((math.prod(shape),), self.dtype)
+        columns = shape if len(shape) == 2 else (*shape, 1)
+
+        def product(vector: Array) -> Array:
+            return self.apply(vector.reshape(columns)).reshape(-1)
+
+        return lx.FunctionLinearOperator(product, flat, lx.positive_semidefinite_tag)
 
     def on_one_device(self) -> Array:
         """All of a kernel of at most `SMALL` rows and columns.

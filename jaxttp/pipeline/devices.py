@@ -1,4 +1,7 @@
-"""Over how many devices kernels are computed: a number of devices, as a mesh of JAX."""
+"""Over how many devices kernels are computed, of one process or of several, as a mesh of JAX."""
+
+import re
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -7,6 +10,10 @@ from jaxttp._checks import check_integer
 
 MESH = "all"
 """Every device that JAX sees."""
+CLUSTER = "auto"
+"""Processes as Slurm, Open MPI, GKE or a TPU pod says."""
+WAIT = 300
+"""Seconds in which all processes have to be there."""
 
 
 def check_mesh_size(wanted: int | str | None) -> int | None:
@@ -69,3 +76,60 @@ def mesh_of(wanted: int | str | None) -> Mesh | None:
     if count is None or count == 1:
         return None
     return jax.make_mesh((count,), ("rows",), devices=jax.devices()[:count])
+
+
+def join_processes(where: str, mesh: int | str | None) -> None:
+    """Make this process one of several, whose devices are then those of one mesh.
+
+    To be called before anything is computed, by every process with the same arguments but for its
+    own number.
+
+    Args:
+        where: "auto" on a cluster that JAX knows; else ``HOST:PORT,COUNT,INDEX``: the address of
+            process 0, how many there are, and which one this is.
+        mesh: of the settings, which alone use the devices of other processes.
+
+    Raises:
+        ValueError: other words, no mesh, one without devices of some process, or the others did not
+            come.
+
+    Example:
+        >>> join_processes("localhost", "all")
+        Traceback (most recent call last):
+        ...
+        ValueError: distributed='localhost' must be auto, or HOST:PORT,COUNT,INDEX such as \
+10.0.0.1:1234,2,0.
+    """
+    if mesh is None:
+        raise ValueError(
+            "distributed joins the devices of several processes, which only a mesh uses; add mesh "
+            "(--mesh all), or leave distributed out."
+        )
+    given: dict[str, Any] = {"initialization_timeout": WAIT}
+    if where != CLUSTER:
+        found = re.fullmatch(r"([^,\s]+:\d+),(\d+),(\d+)", where)
+        if found is None:
+            raise ValueError(
+                f"distributed={where!r} must be {CLUSTER}, or HOST:PORT,COUNT,INDEX such as "
+                "10.0.0.1:1234,2,0."
+            )
+        count, index = int(found[2]), int(found[3])
+        if index >= count:
+            raise ValueError(
+                f"distributed={where!r}: INDEX counts from 0, so of COUNT={count} processes it is "
+                f"at most {count - 1}; got {index}."
+            )
+        given |= {"coordinator_address": found[1], "num_processes": count, "process_id": index}
+    try:
+        jax.distributed.initialize(**given)
+    except (ValueError, RuntimeError) as problem:
+        reason = str(problem).strip().partition("\n")[0]
+        raise ValueError(
+            f"distributed={where!r}: the processes were not joined: {reason}"
+        ) from None
+    sizes = {device.process_index for device in jax.devices()[: check_mesh_size(mesh)]}
+    if len(sizes) < jax.process_count():
+        raise ValueError(
+            f"mesh={mesh} has no devices of some of the {jax.process_count()} processes; give "
+            f"{MESH!r}."
+        )
