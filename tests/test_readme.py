@@ -26,14 +26,14 @@ def test_the_python_snippets_run_one_after_the_other(capsys, monkeypatch, tmp_pa
         exec(code, scope)
     out = capsys.readouterr().out
     assert "largest stable learning rate" in out
-    assert scope["forecast"].stable
-    assert float(scope["forecast"].loss[-1]) < float(scope["forecast"].loss[0])
-    assert "rate 1" in out  # the sweep's best
+    assert "use rate" in out  # the sweep's advice
+    assert "whole horizon: " in out  # in seconds, and what it costs
+    forecast, run = scope["forecast"], scope["run"]
+    assert forecast.stable
+    assert forecast.horizon == 150
+    assert float(forecast.loss[-1]) < float(forecast.loss[0])
+    assert list(forecast.targets) == list(run.reach(forecast.targets))
     assert (tmp_path / "forecast.png").read_bytes().startswith(b"\x89PNG")
-    assert scope["forecast"].horizon == 150
-    assert max(map(float, scope["run"].recorded)) < 1e-3  # the Gauss-Newton steps are exact
-    path, run = scope["path"], scope["run"]
-    assert max(map(abs, path.loss - run.loss)) < 0.01 * float(path.loss[0])
 
 
 def test_every_picture_and_command_is_there():
