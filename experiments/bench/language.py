@@ -1,6 +1,6 @@
 """Forecasts of fine-tuning a small language model, against the real training.
 
-    python -m experiments.bench.language [--preset smoke|cpu]
+    python -m experiments.bench.language [--preset smoke|cpu] [--seed 0]
 
 A Llama of bytes (width 64, two blocks) is pre-trained here for a minute or two to continue the
 library's own docstrings, code and licence. Then it learns which of the three a window of 48 bytes
@@ -150,7 +150,9 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    settings = PRESETS[parser.parse_args(arguments).preset]
+    parser.add_argument("--seed", type=int, default=0, help="of weights and windows")
+    given = parser.parse_args(arguments)
+    settings = dataclasses.replace(PRESETS[given.preset], seed=given.seed)
     rows = []
     for row in compare(settings):
         rows.append(row)

@@ -100,8 +100,13 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("batches", [{}, {"batch_size": 4, "key": KEY}])
+@pytest.mark.parametrize(
+    ("optimizer", "batches"),
+    [
+        ("schedule", {}),
+        *[(name, {"batch_size": 4, "key": KEY}) for name in ("momentum", "injected")],
+    ],
+)
 def test_recursion_is_that_in_memory(kept, in_memory, optimizer, batches):
     options = {"loss": "cross_entropy", "optimizer": OPTIMIZERS[optimizer](), "steps": 9}
     f0_test = network(weights(), TEST)
