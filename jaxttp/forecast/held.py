@@ -84,6 +84,7 @@ def held_forecast(
     protocol: str | None = None,
     loss: str | Loss = "cross_entropy",
     share: float = 0.2,
+    total_samples: int | None = None,
 ) -> HeldForecast:
     """The loss curve of a fine-tuning with many outputs, from a share of its gradients.
 
@@ -105,6 +106,9 @@ def held_forecast(
         protocol: how, see `jaxttp.dynamics.batch_indices`.
         loss: a name or a `Loss`.
         share: of the training's gradients that this may take, in (0, 1); counted, not timed.
+        total_samples: sequences of the corpus that trains, of which `x` is a sample; None where
+            `x` trains. Batches are then no training's, and are drawn so that a path sees every
+            sequence of the sample once before it sees one again.
 
     Returns:
         A `HeldForecast`.
@@ -129,6 +133,9 @@ def held_forecast(
     check_integer("steps", steps, at_least=1)
     check_number("share", share, above=0.0, below=1.0)
     check_key(key, optional=False)
+    if total_samples is not None:
+        check_integer("total_samples", total_samples, at_least=count(x),
+                      remedy=f"x, a sample of them, has {count(x)}.")  # fmt: skip
     check_network(apply_fn, params)
     check_optimizer(optimizer)
     check_floating("params", params)
@@ -149,6 +156,12 @@ def held_forecast(
     seen = as_rows(apply_fn, params, x_watched)[1]
     watched, loss_watched = encode_targets(given_loss, y_watched, seen)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps, protocol=protocol))
+    in_order = iter(indices)
+
+    def batch(step: int) -> tuple[Any, Array]:
+        some = indices[step] if total_samples is None else next(in_order)
+        return take(x, some), targets[some]
+
     look_cost = FORWARD * count(x_watched) / batch_size
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     programs = held_programs(rows, loss, optimizer)
@@ -158,8 +171,7 @@ def held_forecast(
     def follow(start: HeldState, scale: float, count: int, points: int) -> HeldPath:
         knots = start.step + place_knots(sizes[start.step :], count)
         return follow_held(
-            programs, start, scale, knots, place_points(len(knots), points),
-            lambda step: (take(x, indices[step]), targets[indices[step]]), look, WINDOW,
+            programs, start, scale, knots, place_points(len(knots), points), batch, look, WINDOW,
         )  # fmt: skip
 
     begin = HeldState(0, params, optimizer.init(params), look(params))
