@@ -156,20 +156,20 @@ def held_forecast(
     seen = as_rows(apply_fn, params, x_watched)[1]
     watched, loss_watched = encode_targets(given_loss, y_watched, seen)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps, protocol=protocol))
-    in_order = iter(indices)
-
-    def batch(step: int) -> tuple[Any, Array]:
-        some = indices[step] if total_samples is None else next(in_order)
-        return take(x, some), targets[some]
-
     look_cost = FORWARD * count(x_watched) / batch_size
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     programs = held_programs(rows, loss, optimizer)
     sizes, beside = step_sizes(optimizer, params, steps), POINTS * look_cost
     paid, most = share * steps, affordable(share, steps, beside, batch_size)
 
-    def follow(start: HeldState, scale: float, count: int, points: int) -> HeldPath:
-        knots = start.step + place_knots(sizes[start.step :], count)
+    def follow(start: HeldState, scale: float, most: int, points: int, seen: int = 0) -> HeldPath:
+        in_order = iter(indices[seen:])
+
+        def batch(step: int) -> tuple[Any, Array]:
+            some = indices[step] if total_samples is None else next(in_order)
+            return take(x, some), targets[some]
+
+        knots = start.step + place_knots(sizes[start.step :], most)
         return follow_held(
             programs, start, scale, knots, place_points(len(knots), points), batch, look, WINDOW,
         )  # fmt: skip
@@ -183,11 +183,12 @@ def held_forecast(
         most = min(pays_for(paid - (points - 1) * look_cost), steps - good.step)
         if most < FEWEST * (steps - good.step) / steps:
             break
-        further = follow(good, scale, most, points)
+        further = follow(good, scale, most, points, len(part.before))
         paid -= cost_of(further, look_cost)
         whole = part.then(further)
     spent = share * steps - paid
-    return corrected(whole, spent * batch_size, float(steps * batch_size), steps)
+    fresh = None if total_samples is None else count(x) // batch_size
+    return corrected(whole, spent * batch_size, float(steps * batch_size), steps, fresh)
 
 
 def cost_of(path: HeldPath, look: float) -> float:

@@ -24,6 +24,9 @@ DOUBT = 1 / 2
 LAG = 1 / 2
 """Of what a path at a share of the rates may be behind: it is taken off, and is its doubt."""
 
+HEART = 0.35
+"""The loss that learning a sample by heart costs others, over what it gains on the sample."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeldForecast:
@@ -140,7 +143,9 @@ class HeldForecast:
         return wanted.read(loss, loss, reached=not self.diverged)
 
 
-def corrected(path: HeldPath, spent: float, training: float, steps: int) -> HeldForecast:
+def corrected(
+    path: HeldPath, spent: float, training: float, steps: int, fresh: int | None = None
+) -> HeldForecast:
     """The training's curve from the held path's, less what the noise of held gradients costs.
 
     Where only a share of the optimiser's steps was taken, the path is behind the training: its
@@ -152,6 +157,7 @@ def corrected(path: HeldPath, spent: float, training: float, steps: int) -> Held
         spent: gradients of one sample that it took.
         training: that the training takes.
         steps: T.
+        fresh: knots whose batches were seen for the first time; None for the training's own.
 
     Returns:
         A `HeldForecast`.
@@ -164,6 +170,8 @@ def corrected(path: HeldPath, spent: float, training: float, steps: int) -> Held
         memory = smoothed(path.measured + 0.5, gaps, path.points.astype(float))
     built = 1 - np.exp(-((path.points / ONSET) ** 2))
     off = COST * (1 - last / steps) * built * np.maximum(memory, 0.0)
+    if fresh is not None:
+        off += HEART * by_heart(path.before - others[:-1], fresh, path.points)
     at, losses = path.knots[path.points], path.loss
     diverged = path.left or not (np.all(np.isfinite(losses)) and np.all(np.isfinite(memory)))
     if diverged:  # nothing is corrected: the path is not the training's
@@ -179,6 +187,30 @@ def corrected(path: HeldPath, spent: float, training: float, steps: int) -> Held
         curve - lag, doubt + lag, at, losses, memory, path.knots[:-1], spent, training, diverged,
         share,
     )  # fmt: skip
+
+
+def by_heart(gaps: np.ndarray, fresh: int, points: np.ndarray) -> np.ndarray:
+    """How far sequences that were seen before have fallen below those that are watched.
+
+    For least squares others rise above the optimum of all sequences by as much as the sample's own
+    fall below it, half of the gap between them (Mallows' C_p); along a path it is less, `HEART`.
+
+    Args:
+        gaps: every batch's loss before it is learnt, less that of what is watched (K,).
+        fresh: knots whose batches had not been seen before, the first ones.
+        points: knots of the curve (E,).
+
+    Returns:
+        (E,), nothing before the first batch is seen again.
+
+    Example:
+        >>> by_heart(np.array([0.1, 0.1, -0.3, -0.3]), 2, np.array([0, 3])).round(2).tolist()
+        [0.0, 0.2]
+    """
+    if not 0 < fresh < len(gaps):
+        return np.zeros(len(points))
+    now = smoothed(np.arange(len(gaps)), gaps, points.astype(float))
+    return np.where(points > fresh, np.maximum(np.mean(gaps[:fresh]) - now, 0.0), 0.0)
 
 
 def _between(at: np.ndarray, values: np.ndarray, every: np.ndarray) -> np.ndarray:
