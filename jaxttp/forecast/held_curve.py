@@ -24,6 +24,8 @@ DOUBT = 1 / 2
 LAG = 1 / 2
 """Of what a path at a share of the rates may be behind: it is taken off, and is its doubt."""
 
+COARSE = 1 / 2
+"""What holds have to keep of what their gradients promise; a parabola's whole way down is that."""
 HEART = 0.35
 """The loss that learning a sample by heart costs others, over what it gains on the sample."""
 
@@ -45,6 +47,9 @@ class HeldForecast:
             training's: its steps are too long to be held, even at a share of the rates.
         rate_share: the share of the training's rates that was followed: 1, or 1/2, 1/4 ... where a
             path at higher ones left.
+        kept: how far a batch's loss really fell while its gradient was held, over what the
+            gradient promised: 1 where the loss is straight over a hold, 1/2 where a hold comes to
+            the lowest point of a parabola, less beyond it.
     """
 
     loss: Float[np.ndarray, " t"]
@@ -57,6 +62,7 @@ class HeldForecast:
     training_gradients: float
     diverged: bool
     rate_share: float = 1.0
+    kept: float = 1.0
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -98,6 +104,12 @@ class HeldForecast:
                 f"these rates are too high for a gradient to be held for {self.stride:.2g} steps; "
                 f"followed at {self.rate_share:g} of them, known to ± {100 * off:.2g} % of "
                 "the loss's drop; that the training itself bears them is not known"
+            )
+        if self.kept < COARSE:
+            return (
+                f"a gradient held for {self.stride:.2g} steps gave {100 * self.kept:.2g} % of what "
+                "it promised: too long for these rates; the loss is likely to fall faster, and "
+                "lower; give a larger share, or a lower rate"
             )
         if off < 0.05:
             return None
@@ -183,9 +195,11 @@ def corrected(
     behind = np.minimum.accumulate(np.maximum(behind, 0.0)[::-1])[::-1]  # a loss has no bend there
     lag = LAG * behind * (not diverged)
     share = float(np.min(path.scale, initial=1.0))
+    promised = float(np.sum(path.promised))
+    kept = float(np.sum(path.fall)) / promised if promised < 0 and not diverged else 1.0
     return HeldForecast(
         curve - lag, doubt + lag, at, losses, memory, path.knots[:-1], spent, training, diverged,
-        share,
+        share, kept,
     )  # fmt: skip
 
 
