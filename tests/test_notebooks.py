@@ -29,7 +29,7 @@ def outputs_of(notebook):
 
 
 def test_there_are_notebooks():
-    assert [path.stem[0] for path in PATHS] == list("1234567")
+    assert [path.stem[0] for path in PATHS] == list("12345678")
 
 
 @each

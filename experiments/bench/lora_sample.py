@@ -25,10 +25,10 @@ SAMPLES = (4096, 1024, 512, 256)
 CHOSEN = (TUNING[0], TUNING[3], TUNING[4])
 """The rule was chosen on these."""
 REPORTED = (
-    Task("llama", "python", 8, 2, "all", "adamw", 1e-3),
-    Task("llama", "python", 4, 2, "qv", "adamw", 3e-3),
-    Task("gpt2", "python", 8, 2, "all", "adamw", 1e-3),
-    Task("gpt2", "python", 4, 4, "qv", "adamw", 3e-3),
+    Task("llama", "python", 8, 2, "all", "adamw", 1e-3, seed=1),
+    Task("llama", "python", 4, 2, "qv", "adamw", 3e-3, seed=1),
+    Task("gpt2", "python", 8, 2, "all", "adamw", 1e-3, seed=1),
+    Task("gpt2", "python", 4, 4, "qv", "adamw", 3e-3, seed=1),
 )
 """And tried on these."""
 

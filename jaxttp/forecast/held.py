@@ -23,6 +23,7 @@ memory itself (curvature that is met late costs as well); the factor is `COST` o
 `jaxttp.forecast.held_curve`, chosen on the TUNING tasks of experiments/bench/lora_tasks.py.
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,7 @@ def held_forecast(
     seen = as_rows(apply_fn, params, x_watched)[1]
     watched, loss_watched = encode_targets(given_loss, y_watched, seen)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps, protocol=protocol))
+    fresh = None if total_samples is None else count(x) // batch_size
     look_cost = FORWARD * count(x_watched) / batch_size
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     programs = held_programs(rows, loss, optimizer)
@@ -163,10 +165,10 @@ def held_forecast(
     paid, most = share * steps, affordable(share, steps, beside, batch_size)
 
     def follow(start: HeldState, scale: float, most: int, points: int, seen: int = 0) -> HeldPath:
-        in_order = iter(indices[seen:])
+        in_turn = itertools.islice(itertools.cycle(indices[:fresh]), seen, None)
 
         def batch(step: int) -> tuple[Any, Array]:
-            some = indices[step] if total_samples is None else next(in_order)
+            some = indices[step] if fresh is None else next(in_turn)
             return take(x, some), targets[some]
 
         knots = start.step + place_knots(sizes[start.step :], most)
@@ -187,7 +189,6 @@ def held_forecast(
         paid -= cost_of(further, look_cost)
         whole = part.then(further)
     spent = share * steps - paid
-    fresh = None if total_samples is None else count(x) // batch_size
     return corrected(whole, spent * batch_size, float(steps * batch_size), steps, fresh)
 
 

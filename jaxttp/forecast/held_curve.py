@@ -169,7 +169,7 @@ def corrected(
         spent: gradients of one sample that it took.
         training: that the training takes.
         steps: T.
-        fresh: knots whose batches were seen for the first time; None for the training's own.
+        fresh: batches until the first one comes again; None for those of the training.
 
     Returns:
         A `HeldForecast`.
@@ -183,7 +183,7 @@ def corrected(
     built = 1 - np.exp(-((path.points / ONSET) ** 2))
     off = COST * (1 - last / steps) * built * np.maximum(memory, 0.0)
     if fresh is not None:
-        off += HEART * by_heart(path.before - others[:-1], fresh, path.points)
+        off += HEART * by_heart(path.before, others[:-1], fresh, path.points)
     at, losses = path.knots[path.points], path.loss
     diverged = path.left or not (np.all(np.isfinite(losses)) and np.all(np.isfinite(memory)))
     if diverged:  # nothing is corrected: the path is not the training's
@@ -203,28 +203,34 @@ def corrected(
     )  # fmt: skip
 
 
-def by_heart(gaps: np.ndarray, fresh: int, points: np.ndarray) -> np.ndarray:
-    """How far sequences that were seen before have fallen below those that are watched.
+def by_heart(before: np.ndarray, others: np.ndarray, fresh: int, points: np.ndarray) -> np.ndarray:
+    """How much further batches that come again have fallen since their first time than others have.
 
     For least squares others rise above the optimum of all sequences by as much as the sample's own
     fall below it, half of the gap between them (Mallows' C_p); along a path it is less, `HEART`.
+    Every batch is held against itself, since batches differ by more than what is looked for.
 
     Args:
-        gaps: every batch's loss before it is learnt, less that of what is watched (K,).
-        fresh: knots whose batches had not been seen before, the first ones.
+        before: every batch's loss before it is learnt (K,), the same batches over and over.
+        others: what the watched loss is at these knots (K,).
+        fresh: batches until the first one comes again.
         points: knots of the curve (E,).
 
     Returns:
-        (E,), nothing before the first batch is seen again.
+        (E,), nothing before a batch comes again.
 
     Example:
-        >>> by_heart(np.array([0.1, 0.1, -0.3, -0.3]), 2, np.array([0, 3])).round(2).tolist()
-        [0.0, 0.2]
+        >>> before = np.array([2.0, 1.0, 1.4, 0.4])
+        >>> by_heart(before, np.array([1.5, 1.5, 1.2, 1.2]), 2, np.array([0, 3])).round(2).tolist()
+        [0.0, 0.3]
     """
-    if not 0 < fresh < len(gaps):
+    again = np.arange(fresh, len(before))
+    if not len(again):
         return np.zeros(len(points))
-    now = smoothed(np.arange(len(gaps)), gaps, points.astype(float))
-    return np.where(points > fresh, np.maximum(np.mean(gaps[:fresh]) - now, 0.0), 0.0)
+    first = again % fresh
+    further = (others[again] - others[first]) - (before[again] - before[first])
+    now = smoothed(again, further, points.astype(float))
+    return np.where(points > fresh, np.maximum(now, 0.0), 0.0)
 
 
 def _between(at: np.ndarray, values: np.ndarray, every: np.ndarray) -> np.ndarray:
