@@ -5,7 +5,8 @@
 The corpus is 4,096 sequences of the texts of `lora_tasks`, cut side by side, and 96 more are
 watched. The real training draws from all of them; forecasts know the first 1,024, 512 or 256 alone
 (`total_samples` of `jaxttp.forecast.held_forecast`), which their path sees up to seven times over.
-"whole" is the forecast that knows them all. Errors are `experiments.bench.lora`'s.
+"plain" is the forecast of the sample's own training, with its draws, which knows nothing of a
+corpus. Errors are `experiments.bench.lora`'s; "doubt" is how many points are within it.
 """
 
 import argparse
@@ -73,48 +74,54 @@ def measure(tasks: tuple[Task, ...], settings: SampleSettings, minutes: float) -
         run = lora_tasks.real_run(dataclasses.replace(task, samples=most), made(task))
         return run | {"name": f"real {task.name}"}
 
-    def known(task: Task, count: int) -> Row:
-        job, total = made(task), None if count == most else most
+    def known(task: Task, count: int, plain: str) -> Row:
+        job, total = made(task), None if plain or count == most else most
         job = job._replace(x=job.x[:count], y=job.y[:count])
         found = held_row(task, job, settings.share(task), total_samples=total)
-        return {"name": f"{count} {task.name}", **found}
+        return {"name": f"{count} {plain}{task.name}", **found}
 
-    jobs = []
-    for task in tasks:
-        jobs.append((f"real {task.name}", functools.partial(real, task)))
-        jobs += [(f"{n} {task.name}", functools.partial(known, task, n)) for n in settings.samples]
+    jobs = [(f"real {task.name}", functools.partial(real, task)) for task in tasks]
+    jobs += [
+        (f"{count} {plain}{task.name}", functools.partial(known, task, count, plain))
+        for task in tasks for count, plain in ways(settings.samples)
+    ]  # fmt: skip
     return go_on(folder / "sample.jsonl", jobs, minutes)
+
+
+def ways(samples: tuple[int, ...]) -> list[tuple[int, str]]:
+    """Sequences known, and whether as a sample."""
+    return [(count, "") for count in samples] + [(count, "plain ") for count in samples[1:]]
 
 
 def table(rows: list[Row], tasks: tuple[Task, ...], samples: tuple[int, ...]) -> str:
     """One line a forecast, then one for every number of sequences."""
     named = {row["name"]: row for row in rows}
     lines = ["| task | sequences known | curve | mean | end | time, forecast / real | "
-             "points within the doubt |", "|---|---|---|---|---|---|---|"]  # fmt: skip
-    found: dict[int, list[dict[str, float]]] = {count: [] for count in samples}
+             "doubt |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    found: dict[tuple[int, str], list[dict[str, float]]] = {way: [] for way in ways(samples)}
     for task in tasks:
-        for count in samples:
-            held = named.get(f"{count} {task.name}")
+        for count, plain in found:
+            held = named.get(f"{count} {plain}{task.name}")
             if held is None:
                 continue
             loss, real, off = (np.array(one) for one in (
                 held["loss"], named[f"real {task.name}"]["loss"], held["off"]))  # fmt: skip
             one = judge(loss, real, task.steps)
             one["known"] = float(np.mean(np.abs(loss - real)[1:] <= off[1:]))
-            found[count].append(one)
+            found[count, plain].append(one)
             lines.append(
-                f"| {task.name} | {count:,} | {one['curve']:.1f} % | {one['mean']:.1f} % | "
+                f"| {task.name} | {count:,} {plain}| {one['curve']:.1f} % | {one['mean']:.1f} % | "
                 f"{one['end']:+.1f} % | {one['time']} / {one['real']} | "
                 f"{100 * one['known']:.0f} % |"
             )
-    lines += ["", "| sequences known | runs | curve, mean | mean | end, mean | within the doubt |",
+    lines += ["", "| sequences known | runs | curve, mean | mean | end, mean | doubt |",
               "|---|---|---|---|---|---|"]  # fmt: skip
-    for count, each in found.items():
+    for (count, plain), each in found.items():
         if each:
             mean = {name: np.mean([one[name] for one in each]) for name in each[0]}
             lines.append(
-                f"| {count:,} | {len(each)} | {mean['curve']:.1f} % | {mean['mean']:.1f} % | "
-                f"{mean['end']:+.1f} % | {100 * mean['known']:.0f} % |"
+                f"| {count:,} {plain}| {len(each)} | {mean['curve']:.1f} % | "
+                f"{mean['mean']:.1f} % | {mean['end']:+.1f} % | {100 * mean['known']:.0f} % |"
             )
     return "\n".join(lines)
 

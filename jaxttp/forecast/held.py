@@ -21,6 +21,10 @@ gamma_m = z (1 - z)^(m - 1) S / lambda, and the loss that noise costs at knot k
 the alternating sum of the memories, 1/(4 - 2 z) of gamma_1 in the end. In networks it is about the
 memory itself (curvature that is met late costs as well); the factor is `COST` of
 `jaxttp.forecast.held_curve`, chosen on the TUNING tasks of experiments/bench/lora_tasks.py.
+
+Where the sequences at hand are a sample of those that train, a path that sees them again learns
+them by heart, as the training does not. How far a batch has fallen since its first time, beyond
+what others have, says how much (`jaxttp.forecast.held_curve.by_heart`).
 """
 
 import itertools
