@@ -341,7 +341,7 @@ def held_programs(network: ApplyFn, loss: Loss, optimizer: optax.GradientTransfo
 
         moved, state = jax.lax.fori_loop(0, times, one, (params, state))
         change = jax.tree.map(jnp.subtract, moved, params)
-        return moved, state, optax.tree.vdot(held, change)
+        return moved, state, jnp.asarray(optax.tree.vdot(held, change))
 
     def mix(weights: list[Params], shares: np.ndarray) -> Params:
         def one(*leaves: Array) -> Array:

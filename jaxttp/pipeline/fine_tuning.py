@@ -12,7 +12,6 @@ from jaxttp._checks import check_used
 from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast import HeldForecast, WallClock, held_forecast, wall_clock
 from jaxttp.forecast.seconds import readable_time
-from jaxttp.models import Decoder
 from jaxttp.pipeline._plain import plain_number, plain_numbers
 from jaxttp.pipeline._watched import WatchedRun, train_watched
 from jaxttp.pipeline.goals import aims
@@ -293,7 +292,7 @@ def fine_tuning_task(
 
 def fine_tuning_of(
     settings: Settings,
-    network: Decoder,
+    network: Any,
     ids: Any,
     *,
     adapters: LoraSettings | None = None,
@@ -331,12 +330,12 @@ def fine_tuning_of(
     check_text_settings(settings, given=True)
     check_price(price_per_hour)
     _check_sample(settings, verify)
-    check_decoder(network, "network")
+    decoder = check_decoder(network, "network")
     known = np.asarray(ids)
     if known.ndim != 2 or known.shape[1] < 2:
         raise ValueError(f"ids must be tokens (N, T + 1), T of at least 1; got {known.shape}.")
     task = split_task(
-        settings, network, known, adapters=adapters, tokens=known[:, 1:].size, name=names
+        settings, decoder, known, adapters=adapters, tokens=known[:, 1:].size, name=names
     )
     return _foreseen(settings, task, adapters, price_per_hour, verify, tell)
 

@@ -148,10 +148,10 @@ def build_text_task(
     folder = str(settings.model)
     try:
         tokenizer = load_tokenizer(folder)
-        network = load_transformer(folder, head="language_model")
+        loaded = load_transformer(folder, head="language_model")
     except FileNotFoundError as problem:
         raise ValueError(f"model: {problem}") from problem
-    check_decoder(network, f"model={folder!r}")
+    network = check_decoder(loaded, f"model={folder!r}")
     most = network.shape.length
     length = min(LENGTH, most) if sequence_length is None else sequence_length
     check_integer("sequence_length", length, at_least=1, at_most=most,
@@ -162,12 +162,16 @@ def build_text_task(
     return split_task(settings, network, ids, adapters=adapters, tokens=corpus.tokens, name=name)
 
 
-def check_decoder(network: object, given: str) -> None:
-    """Refuse what does not foresee the next token.
+def check_decoder(network: object, given: str) -> Decoder:
+    """The network, or a refusal of what does not foresee the next token.
 
     Args:
         network: of a folder, or a user's.
         given: how the user said it.
+
+    Raises:
+        TypeError: no decoder with the head of a language model.
+        ValueError: an encoder.
     """
     if isinstance(network, Encoder):
         raise ValueError(
@@ -179,6 +183,7 @@ def check_decoder(network: object, given: str) -> None:
             f"{given} must be a jaxttp.models.Decoder with head='language_model'; got "
             f"{type(network).__name__}. Others: jaxttp.forecast.held_forecast takes any function."
         )
+    return network
 
 
 def split_task(
