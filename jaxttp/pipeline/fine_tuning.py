@@ -155,8 +155,8 @@ class FineTuning:
         if knots * batch > len(self.task.x) and self.settings.total_samples is not None:
             said.append(
                 f"the sample has {len(self.task.x):,} sequences and the path draws "
-                f"{knots * batch:,}: it learns by heart what the training sees once; what that costs "
-                "is taken off by estimate, and a larger sample is surer"
+                f"{knots * batch:,}: it learns by heart what the training sees once; what that "
+                "costs is taken off by estimate, and a larger sample is surer"
             )
         if self.task.weights > MEASURED:
             said.append(
