@@ -3,6 +3,7 @@
 import copy
 
 import nbformat
+import numpy as np
 import pytest
 
 from experiments.notebooks import (
@@ -17,6 +18,7 @@ from experiments.notebooks import (
     text_differences,
     unsupported,
 )
+from tests.models.texts import WORDS, write_model
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 KILOBYTES = 100  # a host shows them at once, and the repository does not grow by every new picture
@@ -29,7 +31,7 @@ def outputs_of(notebook):
 
 
 def test_there_are_notebooks():
-    assert [path.stem[0] for path in PATHS] == list("1234567")
+    assert [path.stem[0] for path in PATHS] == list("12345678")
 
 
 @each
@@ -78,6 +80,31 @@ def test_every_number_in_bold_is_one_that_was_printed(path):
 def test_fresh_and_stored_outputs_agree(path, tmp_path):
     stored = nbformat.read(path, as_version=4)
     assert differences(stored, executed(stored, tmp_path)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_processes")
+def test_the_one_on_lora_takes_a_folder_and_a_text_of_one_s_own(tmp_path):
+    """Forecasts alone, in float32: nothing is trained, and nothing of the tiny network is there."""
+    write_model(tmp_path, "llama-lm")
+    draw = np.random.default_rng(0)
+    (tmp_path / "corpus.txt").write_text(" ".join(draw.choice(WORDS[4:], 1500)))
+    notebook = nbformat.read(next(NOTEBOOKS.glob("8_*.ipynb")), as_version=4)
+    cells = {cell.id: cell for cell in notebook.cells}
+    for old, new in (
+        ("folder = None", f"folder = {str(tmp_path)!r}"),
+        ("text = None", f"text = {str(tmp_path / 'corpus.txt')!r}"),
+        ("length = 32", "length = 8"),
+    ):
+        assert old in cells["own"].source
+        cells["own"].source = cells["own"].source.replace(old, new)
+    ran = {cell.id: cell for cell in executed(notebook, tmp_path).cells}
+    assert not ran["text"].outputs
+    assert not ran["network"].outputs
+    assert any(map(is_picture, ran["picture"].outputs))
+    words = printed(ran["rank"])[0]
+    assert words.count("end ") == 4
+    assert "real" not in words + printed(ran["forecast"])[0]
 
 
 # What the comparison sees, and what it leaves out.

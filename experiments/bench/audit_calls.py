@@ -370,7 +370,7 @@ def _forecasts() -> dict[str, dict[str, Any]]:
         },
         "forecast.held_forecast": problem() | sgd | {
             "x_watched": x[:2], "y_watched": y[:2], "steps": 40, "batch_size": 2, "key": key,
-            "loss": "cross_entropy", "share": 0.95,
+            "loss": "cross_entropy", "share": 0.95, "total_samples": 8,
         },
         "forecast.extrapolate_spectrum": scalar | {"samples": 12},
         "forecast.mode_curve": {

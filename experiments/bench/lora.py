@@ -130,12 +130,14 @@ def linearized_at_states(network: Decoder, adapted: Model, scale: float) -> Mode
     return Model(apply, adapted.params)
 
 
-def held_row(task: Task, job: lora_tasks.Job, share: float) -> Row:
+def held_row(
+    task: Task, job: lora_tasks.Job, share: float, total_samples: int | None = None
+) -> Row:
     """A forecast by held gradients, at the points of the real curve."""
     found = held_forecast(
         *job.model, job.x, job.y, x_watched=job.x_watched, y_watched=job.y_watched,
         optimizer=task.made_optimizer(), steps=task.steps, batch_size=BATCH, key=job.key,
-        share=share,
+        share=share, total_samples=total_samples,
     )  # fmt: skip
     at = np.arange(task.steps + 1)
     path = np.interp(at, found.at, found.held)

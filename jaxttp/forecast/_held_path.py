@@ -49,6 +49,7 @@ class HeldPath(NamedTuple):
         loss: the watched loss there (E,), at weights smoothed over neighbouring knots.
         measured: knots whose batch was looked at again after it was learnt (P,).
         fall: of that batch's own loss, negative where it fell (P,).
+        promised: what its gradient at the knot makes of that change of the weights (P,).
         before: every knot's loss on its own batch, before it was learnt (K,).
         scale: the share of the optimiser's steps that was taken from every knot on (K,).
         left: whether it came above its start, on the watched samples and on the training's: its
@@ -61,6 +62,7 @@ class HeldPath(NamedTuple):
     loss: np.ndarray
     measured: np.ndarray
     fall: np.ndarray
+    promised: np.ndarray
     before: np.ndarray
     scale: np.ndarray
     left: bool
@@ -72,7 +74,8 @@ class HeldPath(NamedTuple):
         seen, looked = self.points <= knot, self.measured < knot
         return HeldPath(
             self.knots[: knot + 1], self.points[seen], self.loss[seen], self.measured[looked],
-            self.fall[looked], self.before[:knot], self.scale[:knot], False, self.good,
+            self.fall[looked], self.promised[looked], self.before[:knot], self.scale[:knot],
+            False, self.good,
         )  # fmt: skip
 
     def then(self, other: "HeldPath") -> "HeldPath":
@@ -83,8 +86,9 @@ class HeldPath(NamedTuple):
             np.append(self.points, knot + other.points[1:]),
             np.append(self.loss, other.loss[1:]),
             np.append(self.measured, knot + other.measured),
-            np.append(self.fall, other.fall), np.append(self.before, other.before),
-            np.append(self.scale, other.scale), other.left, other.good,
+            np.append(self.fall, other.fall), np.append(self.promised, other.promised),
+            np.append(self.before, other.before), np.append(self.scale, other.scale),
+            other.left, other.good,
         )  # fmt: skip
 
 
@@ -238,7 +242,7 @@ def follow_held(
     params, state, first = start.params, start.state, start.first
     last, kept, found = len(knots) - 1, {0: params}, {0: start.loss}
     states, good = {0: state}, start
-    measured, fall, own, left = [], [], [], False
+    measured, fall, promised, own, left = [], [], [], [], False
     for k in range(last + 1):
         # A window is whole once its last knot is there.
         for point in _missing(points, found, last if k == last else k - window):
@@ -256,7 +260,7 @@ def follow_held(
         before, held = gradient(params, *here)
         own.append(float(before))
         first = (start.loss, own[0]) if first is None else first
-        params, state = hold(params, state, held, int(knots[k + 1] - knots[k]), scale)
+        params, state, promise = hold(params, state, held, int(knots[k + 1] - knots[k]), scale)
         kept[k + 1], states[k + 1] = params, state
         oldest = min(k + 1, _missing(points, found, last)[0] - window)
         for i in [i for i in kept if i < oldest]:
@@ -264,11 +268,12 @@ def follow_held(
         if k % 2 == 0:
             measured.append(k)
             fall.append(float(value(params, *here)) - float(before))
+            promised.append(float(promise))
     seen = np.array(sorted(found))
     loss_at = np.array([found[point] for point in seen])
     return HeldPath(
-        np.asarray(knots), seen, loss_at, np.array(measured), np.array(fall), np.array(own),
-        np.full(last, scale), left, good,
+        np.asarray(knots), seen, loss_at, np.array(measured), np.array(fall), np.array(promised),
+        np.array(own), np.full(last, scale), left, good,
     )  # fmt: skip
 
 
@@ -328,13 +333,15 @@ def held_programs(network: ApplyFn, loss: Loss, optimizer: optax.GradientTransfo
     @jit
     def hold(
         params: Params, state: Any, held: Params, times: Array, scale: Array
-    ) -> tuple[Params, Any]:
+    ) -> tuple[Params, Any, Array]:
         def one(_: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
             updates, after = optimizer.update(held, carry[1], carry[0])
             updates = jax.tree.map(lambda u: jnp.asarray(scale, u.dtype) * u, updates)
             return optax.apply_updates(carry[0], updates), after
 
-        return jax.lax.fori_loop(0, times, one, (params, state))
+        moved, state = jax.lax.fori_loop(0, times, one, (params, state))
+        change = jax.tree.map(jnp.subtract, moved, params)
+        return moved, state, jnp.asarray(optax.tree.vdot(held, change))
 
     def mix(weights: list[Params], shares: np.ndarray) -> Params:
         def one(*leaves: Array) -> Array:

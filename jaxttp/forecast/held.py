@@ -21,8 +21,13 @@ gamma_m = z (1 - z)^(m - 1) S / lambda, and the loss that noise costs at knot k
 the alternating sum of the memories, 1/(4 - 2 z) of gamma_1 in the end. In networks it is about the
 memory itself (curvature that is met late costs as well); the factor is `COST` of
 `jaxttp.forecast.held_curve`, chosen on the TUNING tasks of experiments/bench/lora_tasks.py.
+
+Where the sequences at hand are a sample of those that train, a path that sees them again learns
+them by heart, as the training does not. How far a batch has fallen since its first time, beyond
+what others have, says how much (`jaxttp.forecast.held_curve.by_heart`).
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -84,6 +89,7 @@ def held_forecast(
     protocol: str | None = None,
     loss: str | Loss = "cross_entropy",
     share: float = 0.2,
+    total_samples: int | None = None,
 ) -> HeldForecast:
     """The loss curve of a fine-tuning with many outputs, from a share of its gradients.
 
@@ -105,6 +111,9 @@ def held_forecast(
         protocol: how, see `jaxttp.dynamics.batch_indices`.
         loss: a name or a `Loss`.
         share: of the training's gradients that this may take, in (0, 1); counted, not timed.
+        total_samples: sequences of the corpus that trains, of which `x` is a sample; None where
+            `x` trains. Batches are then no training's, and are drawn so that a path sees every
+            sequence of the sample once before it sees one again.
 
     Returns:
         A `HeldForecast`.
@@ -129,6 +138,9 @@ def held_forecast(
     check_integer("steps", steps, at_least=1)
     check_number("share", share, above=0.0, below=1.0)
     check_key(key, optional=False)
+    if total_samples is not None:
+        check_integer("total_samples", total_samples, at_least=count(x),
+                      remedy=f"x, a sample of them, has {count(x)}.")  # fmt: skip
     check_network(apply_fn, params)
     check_optimizer(optimizer)
     check_floating("params", params)
@@ -149,17 +161,23 @@ def held_forecast(
     seen = as_rows(apply_fn, params, x_watched)[1]
     watched, loss_watched = encode_targets(given_loss, y_watched, seen)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps, protocol=protocol))
+    fresh = None if total_samples is None else count(x) // batch_size
     look_cost = FORWARD * count(x_watched) / batch_size
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     programs = held_programs(rows, loss, optimizer)
     sizes, beside = step_sizes(optimizer, params, steps), POINTS * look_cost
     paid, most = share * steps, affordable(share, steps, beside, batch_size)
 
-    def follow(start: HeldState, scale: float, count: int, points: int) -> HeldPath:
-        knots = start.step + place_knots(sizes[start.step :], count)
+    def follow(start: HeldState, scale: float, most: int, points: int, seen: int = 0) -> HeldPath:
+        in_turn = itertools.islice(itertools.cycle(indices[:fresh]), seen, None)
+
+        def batch(step: int) -> tuple[Any, Array]:
+            some = indices[step] if fresh is None else next(in_turn)
+            return take(x, some), targets[some]
+
+        knots = start.step + place_knots(sizes[start.step :], most)
         return follow_held(
-            programs, start, scale, knots, place_points(len(knots), points),
-            lambda step: (take(x, indices[step]), targets[indices[step]]), look, WINDOW,
+            programs, start, scale, knots, place_points(len(knots), points), batch, look, WINDOW,
         )  # fmt: skip
 
     begin = HeldState(0, params, optimizer.init(params), look(params))
@@ -171,11 +189,11 @@ def held_forecast(
         most = min(pays_for(paid - (points - 1) * look_cost), steps - good.step)
         if most < FEWEST * (steps - good.step) / steps:
             break
-        further = follow(good, scale, most, points)
+        further = follow(good, scale, most, points, len(part.before))
         paid -= cost_of(further, look_cost)
         whole = part.then(further)
     spent = share * steps - paid
-    return corrected(whole, spent * batch_size, float(steps * batch_size), steps)
+    return corrected(whole, spent * batch_size, float(steps * batch_size), steps, fresh)
 
 
 def cost_of(path: HeldPath, look: float) -> float:

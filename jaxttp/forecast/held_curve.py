@@ -24,6 +24,11 @@ DOUBT = 1 / 2
 LAG = 1 / 2
 """Of what a path at a share of the rates may be behind: it is taken off, and is its doubt."""
 
+COARSE = 1 / 2
+"""What holds have to keep of what their gradients promise; a parabola's whole way down is that."""
+HEART = 0.35
+"""The loss that learning a sample by heart costs others, over what it gains on the sample."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeldForecast:
@@ -42,6 +47,9 @@ class HeldForecast:
             training's: its steps are too long to be held, even at a share of the rates.
         rate_share: the share of the training's rates that was followed: 1, or 1/2, 1/4 ... where a
             path at higher ones left.
+        kept: how far a batch's loss really fell while its gradient was held, over what the
+            gradient promised: 1 where the loss is straight over a hold, 1/2 where a hold comes to
+            the lowest point of a parabola, less beyond it.
     """
 
     loss: Float[np.ndarray, " t"]
@@ -54,6 +62,7 @@ class HeldForecast:
     training_gradients: float
     diverged: bool
     rate_share: float = 1.0
+    kept: float = 1.0
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -95,6 +104,12 @@ class HeldForecast:
                 f"these rates are too high for a gradient to be held for {self.stride:.2g} steps; "
                 f"followed at {self.rate_share:g} of them, known to ± {100 * off:.2g} % of "
                 "the loss's drop; that the training itself bears them is not known"
+            )
+        if self.kept < COARSE:
+            return (
+                f"a gradient held for {self.stride:.2g} steps gave {100 * self.kept:.2g} % of what "
+                "it promised: too long for these rates; the loss is likely to fall faster, and "
+                "lower; give a larger share, or a lower rate"
             )
         if off < 0.05:
             return None
@@ -140,7 +155,9 @@ class HeldForecast:
         return wanted.read(loss, loss, reached=not self.diverged)
 
 
-def corrected(path: HeldPath, spent: float, training: float, steps: int) -> HeldForecast:
+def corrected(
+    path: HeldPath, spent: float, training: float, steps: int, fresh: int | None = None
+) -> HeldForecast:
     """The training's curve from the held path's, less what the noise of held gradients costs.
 
     Where only a share of the optimiser's steps was taken, the path is behind the training: its
@@ -152,6 +169,7 @@ def corrected(path: HeldPath, spent: float, training: float, steps: int) -> Held
         spent: gradients of one sample that it took.
         training: that the training takes.
         steps: T.
+        fresh: batches until the first one comes again; None for those of the training.
 
     Returns:
         A `HeldForecast`.
@@ -164,6 +182,8 @@ def corrected(path: HeldPath, spent: float, training: float, steps: int) -> Held
         memory = smoothed(path.measured + 0.5, gaps, path.points.astype(float))
     built = 1 - np.exp(-((path.points / ONSET) ** 2))
     off = COST * (1 - last / steps) * built * np.maximum(memory, 0.0)
+    if fresh is not None:
+        off += HEART * by_heart(path.before, others[:-1], fresh, path.points)
     at, losses = path.knots[path.points], path.loss
     diverged = path.left or not (np.all(np.isfinite(losses)) and np.all(np.isfinite(memory)))
     if diverged:  # nothing is corrected: the path is not the training's
@@ -175,10 +195,42 @@ def corrected(path: HeldPath, spent: float, training: float, steps: int) -> Held
     behind = np.minimum.accumulate(np.maximum(behind, 0.0)[::-1])[::-1]  # a loss has no bend there
     lag = LAG * behind * (not diverged)
     share = float(np.min(path.scale, initial=1.0))
+    promised = float(np.sum(path.promised))
+    kept = float(np.sum(path.fall)) / promised if promised < 0 and not diverged else 1.0
     return HeldForecast(
         curve - lag, doubt + lag, at, losses, memory, path.knots[:-1], spent, training, diverged,
-        share,
+        share, kept,
     )  # fmt: skip
+
+
+def by_heart(before: np.ndarray, others: np.ndarray, fresh: int, points: np.ndarray) -> np.ndarray:
+    """How much further batches that come again have fallen since their first time than others have.
+
+    For least squares others rise above the optimum of all sequences by as much as the sample's own
+    fall below it, half of the gap between them (Mallows' C_p); along a path it is less, `HEART`.
+    Every batch is held against itself, since batches differ by more than what is looked for.
+
+    Args:
+        before: every batch's loss before it is learnt (K,), the same batches over and over.
+        others: what the watched loss is at these knots (K,).
+        fresh: batches until the first one comes again.
+        points: knots of the curve (E,).
+
+    Returns:
+        (E,), nothing before a batch comes again.
+
+    Example:
+        >>> before = np.array([2.0, 1.0, 1.4, 0.4])
+        >>> by_heart(before, np.array([1.5, 1.5, 1.2, 1.2]), 2, np.array([0, 3])).round(2).tolist()
+        [0.0, 0.3]
+    """
+    again = np.arange(fresh, len(before))
+    if not len(again):
+        return np.zeros(len(points))
+    first = again % fresh
+    further = (others[again] - others[first]) - (before[again] - before[first])
+    now = smoothed(again, further, points.astype(float))
+    return np.where(points > fresh, np.maximum(now, 0.0), 0.0)
 
 
 def _between(at: np.ndarray, values: np.ndarray, every: np.ndarray) -> np.ndarray:

@@ -21,9 +21,12 @@ from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.text_tasks import (
     MEASURED,
     TextTask,
+    budget_share,
     build_text_task,
+    check_decoder,
     check_price,
     check_text_settings,
+    split_task,
 )
 from jaxttp.rule import Curves, Rule, reach
 
@@ -152,8 +155,8 @@ class FineTuning:
         if knots * batch > len(self.task.x) and self.settings.total_samples is not None:
             said.append(
                 f"the sample has {len(self.task.x):,} sequences and the path draws "
-                f"{knots * batch:,}: it learns a few by heart that the training sees once; give a "
-                "larger sample"
+                f"{knots * batch:,}: it learns by heart what the training sees once; what that "
+                "costs is taken off by estimate, and a larger sample is surer"
             )
         if self.task.weights > MEASURED:
             said.append(
@@ -276,18 +279,82 @@ def fine_tuning_task(
         ...
         ValueError: model='gone' is no folder on this machine; a text needs a language model, a ...
     """
-    tell = progress or (lambda *_: None)
-    share, adapters = check_text_settings(settings), adapters or LoraSettings()
+    tell, adapters = progress or (lambda *_: None), adapters or LoraSettings()
+    check_text_settings(settings)
     check_price(price_per_hour)
-    check_used("total_samples", settings.total_samples, not verify,
-               "verify=True would train on the sample; leave one of the two out")  # fmt: skip
+    _check_sample(settings, verify)
     tell("reading the text", 0, 1)
     task = build_text_task(
         settings, text=text, adapters=adapters, sequence_length=sequence_length
     )  # fmt: skip
-    if settings.total_samples is not None and settings.total_samples < len(task.x):
+    return _foreseen(settings, task, adapters, price_per_hour, verify, tell)
+
+
+def fine_tuning_of(
+    settings: Settings,
+    network: Any,
+    ids: Any,
+    *,
+    adapters: LoraSettings | None = None,
+    names: tuple[str, str] = ("the network", "the text"),
+    price_per_hour: float | None = None,
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> FineTuning:
+    """As `fine_tuning_task`, of a network and sequences that are at hand.
+
+    Args:
+        settings: as there, without a `model`.
+        network: a decoder with the head "language_model", without adapters.
+        ids: tokens of sequences, one more than the network sees at a time (N, T + 1).
+        adapters: which; the usual ones when None.
+        names: of the network and of the text, for the words.
+        price_per_hour: of this device, in any currency.
+        verify: also train for real, after the forecast.
+        progress: called with (stage, done, total).
+
+    Returns:
+        A `FineTuning`.
+
+    Raises:
+        TypeError: no such network.
+        ValueError: as `fine_tuning_task`; ids that are no tokens of the network.
+
+    Example:
+        >>> fine_tuning_of(Settings(batch_size=4), None, [[1, 2, 3]])
+        Traceback (most recent call last):
+        ...
+        TypeError: network must be a jaxttp.models.Decoder with head='language_model'; got ...
+    """
+    tell, adapters = progress or (lambda *_: None), adapters or LoraSettings()
+    check_text_settings(settings, given=True)
+    check_price(price_per_hour)
+    _check_sample(settings, verify)
+    decoder = check_decoder(network, "network")
+    known = np.asarray(ids)
+    if known.ndim != 2 or known.shape[1] < 2:
+        raise ValueError(f"ids must be tokens (N, T + 1), T of at least 1; got {known.shape}.")
+    task = split_task(
+        settings, decoder, known, adapters=adapters, tokens=known[:, 1:].size, name=names
+    )
+    return _foreseen(settings, task, adapters, price_per_hour, verify, tell)
+
+
+def _check_sample(settings: Settings, verify: bool) -> None:
+    """A sample's training is not that of the corpus."""
+    check_used("total_samples", settings.total_samples, not verify,
+               "verify=True would train on the sample; leave one of the two out")  # fmt: skip
+
+
+def _foreseen(
+    settings: Settings, task: TextTask, adapters: LoraSettings, price_per_hour: float | None,
+    verify: bool, tell: Progress,
+) -> FineTuning:  # fmt: skip
+    """Forecast, time of a step, and the real training where that is asked for."""
+    total = settings.total_samples
+    if total is not None and total < len(task.x):
         raise ValueError(
-            f"total_samples={settings.total_samples} is fewer than the {len(task.x)} sequences of "
+            f"total_samples={total} is fewer than the {len(task.x)} sequences of "
             "the text that train; it counts those of a corpus of which the text is a sample."
         )
     keys = jax.random.split(jax.random.key(settings.seed), 2)
@@ -297,7 +364,8 @@ def fine_tuning_task(
     begun = time.perf_counter()
     found = held_forecast(
         *task.model, task.x, task.y, x_watched=task.x_watched, y_watched=task.y_watched,
-        steps=settings.steps, key=keys[0], share=share, **common,
+        steps=settings.steps, key=keys[0], share=budget_share(settings), total_samples=total,
+        **common,
     )  # fmt: skip
     spent = time.perf_counter() - begun
     tell("timing a step", 0, 1)

@@ -13,7 +13,7 @@ from jaxttp.adapters import from_nnx
 from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.forecast.held import FORWARD, POINTS, affordable
 from jaxttp.models import adapter_targets, load_transformer, lora
-from jaxttp.models.language import Decoder
+from jaxttp.models.language import Decoder, Encoder
 from jaxttp.models.language.tokens import read_tokens
 from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.lora_words import LoraSettings
@@ -67,14 +67,12 @@ class TextTask:
     __repr__ = __str__
 
 
-def check_text_settings(settings: Settings) -> float:
+def check_text_settings(settings: Settings, *, given: bool = False) -> None:
     """Refuse what a fine-tuning on text has no use for, or is out of range.
 
     Args:
         settings: how to train.
-
-    Returns:
-        The share of the training's gradients that the forecast may take.
+        given: whether the network is an object at hand, and `model` no folder's name.
 
     Raises:
         ValueError: settings of other tasks, no folder, no batches.
@@ -86,7 +84,9 @@ def check_text_settings(settings: Settings) -> float:
         ValueError: model='gone' is no folder on this machine; a text needs a language model, a ...
     """
     check_unused(settings, _UNUSED, "a text with a language model has no such thing")
-    if not is_language_folder(settings.model):
+    if given:
+        check_unused(settings, ("model",), "the network is given as an object")
+    elif not is_language_folder(settings.model):
         raise ValueError(
             f"model={settings.model!r} is no folder on this machine; a text needs a language "
             "model, a Hugging Face folder as save_pretrained writes it."
@@ -97,6 +97,25 @@ def check_text_settings(settings: Settings) -> float:
     check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     if settings.total_samples is not None:
         check_integer("total_samples", settings.total_samples, at_least=1)
+    budget_share(settings)
+
+
+def budget_share(settings: Settings) -> float:
+    """The share of the training's gradients that a forecast may take.
+
+    Args:
+        settings: of which the budget counts.
+
+    Returns:
+        A share in (0, 1).
+
+    Raises:
+        ValueError: it is none.
+
+    Example:
+        >>> budget_share(Settings()), budget_share(Settings(budget=0.1))
+        (0.2, 0.1)
+    """
     share = SHARE if settings.budget == "auto" else settings.budget
     if not isinstance(share, int | float) or not 0 < share < 1:
         raise ValueError(f"budget={share!r} must be between 0 and 1 with a text, or auto.")
@@ -125,31 +144,79 @@ def build_text_task(
             not have, a text too short for a batch, modules that are not there.
         ImportError: the extra `text` is not installed.
     """
-    share = check_text_settings(settings)
-    folder, batch_size, steps = str(settings.model), settings.batch_size or 1, settings.steps
+    check_text_settings(settings)
+    folder = str(settings.model)
     try:
         tokenizer = load_tokenizer(folder)
-        network = load_transformer(folder, head="language_model")
+        loaded = load_transformer(folder, head="language_model")
     except FileNotFoundError as problem:
         raise ValueError(f"model: {problem}") from problem
-    if not isinstance(network, Decoder):
-        raise ValueError(
-            f"model={folder!r} is an encoder ({network.shape.family}), which sees what it would "
-            "have to foresee; next-token loss needs a decoder, such as GPT-2 or Llama."
-        )
+    network = check_decoder(loaded, f"model={folder!r}")
     most = network.shape.length
     length = min(LENGTH, most) if sequence_length is None else sequence_length
     check_integer("sequence_length", length, at_least=1, at_most=most,
                   remedy=f"The network has {most} positions.")  # fmt: skip
     corpus = load_corpus(text, tokenizer, length=length)
-    for ids in (corpus.x, corpus.y):
-        read_tokens(ids, vocabulary=network.shape.vocabulary, length=most, segments=0)
-    count = len(corpus.x)
+    ids = np.concatenate([corpus.x, corpus.y[:, -1:]], axis=1)
+    name = Path(folder).resolve().name, Path(text).name
+    return split_task(settings, network, ids, adapters=adapters, tokens=corpus.tokens, name=name)
+
+
+def check_decoder(network: object, given: str) -> Decoder:
+    """The network, or a refusal of what does not foresee the next token.
+
+    Args:
+        network: of a folder, or a user's.
+        given: how the user said it.
+
+    Raises:
+        TypeError: no decoder with the head of a language model.
+        ValueError: an encoder.
+    """
+    if isinstance(network, Encoder):
+        raise ValueError(
+            f"{given} is an encoder ({network.shape.family}), which sees what it would "
+            "have to foresee; next-token loss needs a decoder, such as GPT-2 or Llama."
+        )
+    if not isinstance(network, Decoder) or network.kind != "language_model":
+        raise TypeError(
+            f"{given} must be a jaxttp.models.Decoder with head='language_model'; got "
+            f"{type(network).__name__}. Others: jaxttp.forecast.held_forecast takes any function."
+        )
+    return network
+
+
+def split_task(
+    settings: Settings, network: Decoder, ids: np.ndarray, *, adapters: LoraSettings, tokens: int,
+    name: tuple[str, str],
+) -> TextTask:  # fmt: skip
+    """The network with its adapters, and of the sequences those that are watched.
+
+    Args:
+        settings: batches, steps, budget and seed count.
+        network: without adapters.
+        ids: tokens of the sequences, one more than the network sees (N, T + 1).
+        adapters: which.
+        tokens: of the whole text.
+        name: of the network, and of the text.
+
+    Returns:
+        A `TextTask`.
+
+    Raises:
+        ValueError: as `build_text_task`.
+    """
+    share, shape = budget_share(settings), network.shape
+    batch_size, steps = settings.batch_size or 1, settings.steps
+    x, y = ids[:, :-1], ids[:, 1:]
+    for part in (x, y):
+        read_tokens(part, vocabulary=shape.vocabulary, length=shape.length, segments=0)
+    count, length = x.shape
     payable = int(LOOKING * share * steps * batch_size / (FORWARD * POINTS))
     watched = max(1, min(WATCHED, int(HELD_OUT * count), payable))
     if count - watched < batch_size:
         raise ValueError(
-            f"text={text!r} makes {count} sequences of {length} tokens, of which {watched} are "
+            f"text: {name[1]} makes {count} sequences of {length} tokens, of which {watched} are "
             f"held out; batch_size={batch_size} needs {batch_size + watched}. Give a longer text, "
             "shorter sequences or smaller batches."
         )
@@ -161,12 +228,11 @@ def build_text_task(
     rest, held = np.sort(order[watched:]), np.sort(order[:watched])
     trained = sum(leaf.size for leaf in jax.tree.leaves(model.params))
     words = (
-        f"{Path(folder).resolve().name} ({network.shape.family}, {weights:,} weights), "
-        f"{adapters.words()} ({trained:,} weights), on {Path(text).name}: {corpus.tokens:,} tokens "
+        f"{name[0]} ({shape.family}, {weights:,} weights), "
+        f"{adapters.words()} ({trained:,} weights), on {name[1]}: {tokens:,} tokens "
         f"in {count:,} sequences of {length}, {watched} of them held out and watched"
     )
-    return TextTask(model, corpus.x[rest], corpus.y[rest], corpus.x[held], corpus.y[held],
-                    corpus.tokens, weights, words)  # fmt: skip
+    return TextTask(model, x[rest], y[rest], x[held], y[held], tokens, weights, words)
 
 
 def adapted(network: Decoder, adapters: LoraSettings, key: Array) -> tuple[Model, int]:

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments.bench import adapters, full_size, language, lora, lora_tasks, transformer
+from experiments.bench import (
+    adapters,
+    full_size,
+    language,
+    lora,
+    lora_sample,
+    lora_tasks,
+    transformer,
+)
 from experiments.bench.lora import linearized_at_states
 from jaxttp import from_nnx
 from jaxttp.models import Architecture, Decoder
@@ -92,6 +100,32 @@ def test_lora_on_next_tokens(tmp_path, monkeypatch, capsys):
     assert len(held["loss"]) == len(rows[0]["loss"]) == 9
     assert "| held | 1 |" in capsys.readouterr().out
     assert lora.main(["--preset", "smoke"]) == rows  # nothing is trained twice
+
+
+def test_samples_are_tried_on_other_draws_than_their_constant_was_chosen_on():
+    chosen, tried = ({task.name for task in tasks}
+                     for tasks in (lora_sample.CHOSEN, lora_sample.REPORTED))  # fmt: skip
+    assert chosen <= {task.name for task in lora_tasks.TUNING}
+    assert not tried & (chosen | {task.name for task in lora_tasks.REPORTED})
+
+
+@pytest.mark.slow
+def test_lora_from_a_sample(tmp_path, monkeypatch, capsys):
+    settings = lora_sample.SampleSettings(
+        pretraining=2, folder=str(tmp_path), few=True, samples=(64, 32)
+    )
+    job = lora_sample.cut(settings.tasks(False)[0], 64, settings)
+    assert job.x.shape == (64, lora_tasks.WINDOW)
+    np.testing.assert_array_equal(job.x[:, 1:], job.y[:, :-1])
+    rows = {row.tobytes() for row in np.concatenate([job.x, job.x_watched])}
+    assert len(rows) > 0.9 * (64 + lora_tasks.WATCHED)  # of different parts of the text
+    monkeypatch.setitem(lora_sample.PRESETS, "smoke", settings)
+    found = lora_sample.main(["--preset", "smoke"])
+    assert [row["name"].split(" llama")[0] for row in found] == ["real", "64", "32", "32 plain"]
+    assert found[2]["loss"][-1] != found[3]["loss"][-1]
+    table = capsys.readouterr().out
+    assert table.count("| 32 | 1 |") == table.count("| 32 plain | 1 |") == 1
+    assert lora_sample.main(["--preset", "smoke"]) == found  # nothing is trained twice
 
 
 @pytest.mark.slow

@@ -9,8 +9,16 @@ import optax
 import pytest
 
 from jaxttp import train
+from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.forecast import HeldForecast, WallClock
-from jaxttp.pipeline import FineTuning, LoraSettings, Settings, fine_tuning_task
+from jaxttp.models import load_transformer
+from jaxttp.pipeline import (
+    FineTuning,
+    LoraSettings,
+    Settings,
+    fine_tuning_of,
+    fine_tuning_task,
+)
 from jaxttp.pipeline._watched import train_watched
 from jaxttp.pipeline.text_tasks import MEASURED, build_text_task
 from tests.models.texts import WORDS, write_model
@@ -201,6 +209,53 @@ def test_other_folders_are_refused(folder, tmp_path):
         fine_tuning_task(settings(encoder), text=text)
     with pytest.raises(ValueError, match=r"^model: folder='.*bare' has no tokenizer\.json"):
         fine_tuning_task(settings(bare), text=text)
+
+
+@pytest.fixture(scope="module")
+def at_hand(folder):
+    """The same network and sequences as objects."""
+    corpus = load_corpus(folder / "corpus.txt", load_tokenizer(folder), length=8)
+    ids = np.concatenate([corpus.x, corpus.y[:, -1:]], axis=1)
+    return load_transformer(folder, head="language_model"), ids
+
+
+def test_a_network_at_hand_is_foreseen_as_its_folder_is(folder, at_hand):
+    chosen = settings(folder, steps=150, budget=0.5, total_samples=24_000)
+    adapters = LoraSettings(2, modules=("q_proj",))
+    text = str(folder / "corpus.txt")
+    there = fine_tuning_task(chosen, text=text, adapters=adapters, sequence_length=8)
+    here = fine_tuning_of(
+        dataclasses.replace(chosen, model=None), *at_hand, adapters=adapters,
+        names=("toy", "words"),
+    )  # fmt: skip
+    np.testing.assert_array_equal(here.found.loss, there.found.loss)
+    assert here.task.description.startswith("toy (llama, ")
+    assert "on words: 1,496 tokens in 187 sequences of 8" in here.task.description
+    assert any("169 sequences and the path draws" in line for line in here.trust)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"model": "gone"}, ValueError, "model='gone' does nothing here: the network is given"),
+        ({"batch_size": None}, ValueError, "batch_size is needed"),
+        ({"batch_size": 180}, ValueError, "text: the text makes 187 sequences of 8 tokens"),
+        ({"network": None}, TypeError, "network must be a jaxttp.models.Decoder .* NoneType"),
+        ({"ids": [1, 2, 3]}, ValueError, r"ids must be tokens \(N, T \+ 1\)"),
+        ({"ids": np.ones((40, 18), int)}, ValueError, "longer than the 16 positions"),
+        ({"ids": np.full((40, 9), 99)}, ValueError, r"ids\[0, 0\]=99 is out of range"),
+        ({"ids": np.ones((40, 9))}, ValueError, "ids must be integers; got float64"),
+        ({"verify": True, "total_samples": 999}, ValueError, "would train on the sample"),
+        ({"price_per_hour": -1.0}, ValueError, "price_per_hour"),
+    ],
+)
+def test_what_is_no_network_or_no_text_is_refused(folder, at_hand, change, error, message):
+    given = {"network": at_hand[0], "ids": at_hand[1]}
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    chosen = settings(folder, **{"model": None} | {k: v for k, v in change.items() if k in fields})
+    given |= {k: v for k, v in change.items() if k not in fields}
+    with pytest.raises(error, match=message):
+        fine_tuning_of(chosen, **given)
 
 
 def test_options_of_a_text_do_nothing_without_one():
