@@ -20,28 +20,28 @@ from pathlib import Path
 
 from experiments.bench.peers import environments
 from experiments.bench.peers.harness import Bench, Limits, Row
-from experiments.bench.peers.rows import ROWS
+from experiments.bench.peers.rows import PRESETS, make_rows
 from experiments.bench.peers.table import table
 from experiments.bench.peers.worker import GIB
 
 RESULTS = Path("experiments/results/peers")
 
 
-def chosen(names: Sequence[str], everything: bool) -> list[Row]:
-    """Rows by their names or their groups'.
+def chosen(rows: Sequence[Row], names: Sequence[str], everything: bool) -> list[Row]:
+    """Those rows that are named, by their names or their groups'.
 
     Raises:
         ValueError: an unknown name, or none.
     """
     if everything:
-        return list(ROWS)
+        return list(rows)
     if not names:
         raise ValueError("name rows or groups to run, or say --all; `list` shows them.")
-    known = {row.name for row in ROWS} | {row.group for row in ROWS}
+    known = {row.name for row in rows} | {row.group for row in rows}
     for name in names:
         if name not in known:
             raise ValueError(f"ROW must be one of {', '.join(sorted(known))}; got {name!r}.")
-    return [row for row in ROWS if row.name in names or row.group in names]
+    return [row for row in rows if row.name in names or row.group in names]
 
 
 def run(rows: Sequence[Row], bench: Bench, results: Path) -> None:
@@ -65,7 +65,7 @@ def read(results: Path) -> str:
     Raises:
         ValueError: nothing is there.
     """
-    order = {row.name: index for index, row in enumerate(ROWS)}
+    order = {row.name: index for index, row in enumerate(make_rows(PRESETS["full"]))}
     files = sorted(results.glob("*.json"), key=lambda file: order.get(file.stem, len(order)))
     if not files:
         raise ValueError(f"--results {results} has no results; `run` puts them there.")
@@ -93,6 +93,7 @@ def parser() -> argparse.ArgumentParser:
     go = commands.add_parser("run", help="measure")
     go.add_argument("names", nargs="*", metavar="ROW")
     go.add_argument("--all", action="store_true", help="every row")
+    go.add_argument("--preset", choices=PRESETS, default="full", help="smoke: does it run?")
     go.add_argument("--max-gib", type=float, default=8.0, help="memory of one process")
     go.add_argument("--timeout", type=float, default=240.0, help="seconds of one call")
     for one in (make, go):
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
         if given.command == "list":
-            for row in ROWS:
+            for row in make_rows(PRESETS["full"]):
                 print(f"{row.group}: {row.name} ({', '.join(side.name for side in row.sides)})")
             print(f"environments: {', '.join(environments.known())}")
         elif given.command == "setup":
@@ -118,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name}: {environments.make(name, cache)}", flush=True)
         elif given.command == "run":
             limits = Limits(max_bytes=int(given.max_gib * GIB), timeout=given.timeout)
-            rows = chosen(given.names, given.all)
+            rows = chosen(make_rows(PRESETS[given.preset]), given.names, given.all)
             say = lambda line: print(line, flush=True)  # noqa: E731
             run(rows, Bench(environments.cache_folder(given.cache), limits, say), given.results)
         else:

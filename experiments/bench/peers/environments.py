@@ -90,5 +90,7 @@ def make(name: str, cache: Path) -> Path:
 def _run(command: list[str], name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["no reason given"]
+        lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or [
+            "no reason given"
+        ]
         raise RuntimeError(f"the environment {name} could not be made: {lines[0].strip()[:300]}")

@@ -18,6 +18,9 @@ from experiments.bench.peers.worker import GIB, Worker, WorkerError
 
 Result = dict[str, Any]
 
+PATIENCE, SLOWER = 60.0, 4.0
+"""A setting is given up after so many seconds, and so many times those of the best before it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Side:
@@ -159,7 +162,7 @@ class Bench:
             if len(side.variants) == 1 and side.name != reference:
                 entry["options"] = dict(side.variants[0])
                 continue
-            tried = [self._try(row, side, each, problem, folder) for each in side.variants]
+            tried = self._tried(row, side, problem, folder)
             entry["tried"] = tried
             right = [one for one in tried if "failed" not in one]
             if right:
@@ -170,41 +173,59 @@ class Bench:
                 raise RuntimeError(f"{row.name}: the reference, {reference}: {entry['failed']}")
         return sides
 
-    def _try(
-        self, row: Row, side: Side, options: Options, problem: Problem, folder: Path
-    ) -> Result:
-        """One variant in a process of its own: right or not, and the seconds of a second call."""
-        found: Result = {"options": dict(options)}
+    def _tried(self, row: Row, side: Side, problem: Problem, folder: Path) -> list[Result]:
+        """Every variant: right or not, and the seconds of a second call; one process for all.
+
+        What has not answered when it has taken several times as long as the best so far is given up.
+        """
+        out: list[Result] = []
+        worker: Worker | None = None
         try:
-            with self._worker(side) as worker:
-                first, answer = self._once(side, options, folder, worker)
-                found |= {"first": first["first"]}
-                reference = folder / "reference.npz"
-                if not reference.exists():
-                    np.savez(reference, **answer)
-                found |= self._judged(row, problem, answer, folder)
-                if "failed" not in found and side.timed and len(side.variants) > 1:
-                    found["wall"] = worker.ask("call")["wall"]
-                found.setdefault("wall", first["first"])
-        except WorkerError as problem_:
-            found["failed"] = str(problem_)
-        text = found.get("failed") or f"{found['wall']:.3g} s, off by {found['off']:.1e}"
-        self.say(f"  {row.name}: {side.name} {described(options)}: {text}")
+            for options in side.variants:
+                found: Result = {"options": dict(options)}
+                try:
+                    worker = worker or self._worker(side)
+                    best = min([one["first"] for one in out if "failed" not in one], default=None)
+                    if best is not None:
+                        worker.timeout = min(self.limits.timeout, max(PATIENCE, SLOWER * best))
+                    found |= self._try(row, side, options, problem, folder, worker)
+                except WorkerError as reason:
+                    found["failed"] = str(reason)
+                    if worker is not None and not worker.alive:
+                        worker.close()
+                        worker = None
+                out.append(found)
+                text = found.get("failed") or f"{found['wall']:.3g} s, off by {found['off']:.1e}"
+                self.say(f"  {row.name}: {side.name} ({described(options)}): {text}")
+        finally:
+            if worker is not None:
+                worker.close()
+        return out
+
+    def _try(
+        self, row: Row, side: Side, options: Options, problem: Problem, folder: Path, worker: Worker
+    ) -> Result:
+        first, answer = self._once(side, options, folder, worker)
+        reference = folder / "reference.npz"
+        if not reference.exists():
+            np.savez(reference, **answer)
+        found = {"first": first["first"], **self._judged(row, problem, answer, folder)}
+        found["wall"] = first["first"]
+        if "failed" not in found and side.timed:
+            found["wall"] = worker.ask("call")["wall"]
         return found
 
     def _judged(self, row: Row, problem: Problem, answer: Problem, folder: Path) -> Result:
         judge = row.judge or largest_difference
         try:
             off = judge(problem, answer, read_problem(str(folder / "reference.npz")))
-        except ValueError as problem_:
-            return {"off": None, "failed": f"another answer: {problem_}"}
+        except ValueError as reason:
+            return {"off": None, "failed": f"another answer: {reason}"}
         if not off <= row.tolerance:
             return {"off": off, "failed": f"off by {off:.1e}, more than {row.tolerance:.0e}"}
         return {"off": off}
 
-    def _timed(
-        self, row: Row, problem: Problem, sides: Mapping[str, Result], folder: Path
-    ) -> None:
+    def _timed(self, row: Row, problem: Problem, sides: Mapping[str, Result], folder: Path) -> None:
         """Start every side that can, check once more what it answers, and time all in turn."""
         with contextlib.ExitStack() as stack:
             running: dict[str, Worker] = {}
@@ -219,8 +240,8 @@ class Bench:
                     if answer:
                         entry |= self._judged(row, problem, answer, folder)
                     entry |= worker.ask("count")
-                except WorkerError as problem_:
-                    entry["failed"] = str(problem_)
+                except WorkerError as reason:
+                    entry["failed"] = str(reason)
                 if "failed" not in entry:
                     running[side.name] = worker
             rounds = self._rounds(row.seconds, sides, running)

@@ -1,5 +1,6 @@
 """A worker process, as the harness sees it."""
 
+import contextlib
 import json
 import os
 import queue
@@ -40,7 +41,8 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
         )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -81,17 +83,21 @@ class Worker:
         lines = [line.strip() for line in self._errors if line.strip()]
         return f"ended with status {status}: {(lines or ['nothing said'])[-1][:200]}"
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self.process.poll() is None
+
     def close(self) -> None:
         """End the process."""
-        if self.process.poll() is None:
+        if self.alive:
             self.process.kill()
         self.process.wait()
+        self._reader.join()
         for file in (self.process.stdin, self.process.stdout):
-            if file is not None and not (file is self.process.stdout):
-                try:
-                    file.close()
-                except BrokenPipeError:
-                    pass
+            assert file is not None
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
         self._errors.close()
 
     def __enter__(self) -> "Worker":

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import neural_tangents as nt
 import numpy as np
 
@@ -30,7 +31,53 @@ def kernel(problem: Problem, options: Options) -> Prepared:
     return Prepared(call, lambda found: {"kernel": np.asarray(found).transpose(0, 2, 1, 3)})
 
 
-WORKS: dict[str, Any] = {"kernel": kernel}
+def _dynamics(problem: Problem) -> tuple[Any, Any, Any]:
+    """The kernel in the order (N, N, C, C), outputs and times."""
+    kernel = jnp.asarray(problem["kernel"]).transpose(0, 2, 1, 3)
+    return kernel, jnp.asarray(problem["f0"]), jnp.arange(int(problem["steps"]) + 1.0)
+
+
+def flow(problem: Problem, options: Options) -> Prepared:
+    """`predict.gradient_descent` of the mean cross-entropy; its solver takes no tolerance.
+
+    Options: "double", to integrate in float64 as `jax_enable_x64` has it; "jit".
+    """
+    jax.config.update("jax_enable_x64", options["double"])
+    kernel, f0, ts = _dynamics(problem)
+    targets, rate = jnp.asarray(problem["targets"]), float(problem["rate"])
+    if options["double"]:
+        kernel, f0, targets = (array.astype(float) for array in (kernel, f0, targets))
+
+    def loss(f: Any, y: Any) -> Any:
+        return -jnp.mean(jnp.sum(y * jax.nn.log_softmax(f), axis=1))
+
+    def run(kernel: Any, f0: Any) -> Any:
+        return nt.predict.gradient_descent(loss, kernel, targets, rate, trace_axes=())(ts, f0)
+
+    fn = jax.jit(run) if options["jit"] else run
+    return Prepared(lambda: jax.block_until_ready(fn(kernel, f0)), _train)
+
+
+def closed(problem: Problem, options: Options) -> Prepared:
+    """`predict.gradient_descent_mse`, its decomposition in every call.
+
+    Its loss is the mean over samples and outputs, ours the mean over samples: the rate is C times.
+    """
+    kernel, f0, ts = _dynamics(problem)
+    targets, rate = jnp.asarray(problem["targets"]), float(problem["rate"]) * f0.shape[1]
+
+    def call() -> Any:
+        predict = nt.predict.gradient_descent_mse(kernel, targets, rate, trace_axes=())
+        return jax.block_until_ready(predict(ts, f0))
+
+    return Prepared(call, _train)
+
+
+def _train(found: Any) -> Problem:
+    return {"train": np.asarray(found)}
+
+
+WORKS = {"kernel": kernel, "flow": flow, "closed": closed}
 
 if __name__ == "__main__":
     serve(WORKS, ("neural-tangents", "jax", "jaxlib"))

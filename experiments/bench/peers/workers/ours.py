@@ -7,7 +7,9 @@ import numpy as np
 from experiments.bench.peers import networks
 from experiments.bench.peers.protocol import Options, Prepared, Problem, serve
 from experiments.bench.transformer import operations
+from experiments.bench.peers.workers.plain import gram
 from jaxttp import empirical_ntk
+from jaxttp.ntk import sketch_jacobian
 
 SIDE = 2048
 
@@ -33,7 +35,17 @@ def product(problem: Problem, options: Options) -> Prepared:
     return Prepared(call, lambda found: {}, lambda: 2.0 * size**3)
 
 
-WORKS = {"kernel": kernel, "product": product}
+def sketch(problem: Problem, options: Options) -> Prepared:
+    """`sketch_jacobian`. Options: its keywords."""
+    apply_fn, params, x = networks.load(problem)
+    key = jax.random.key(0)
+    call = lambda: jax.block_until_ready(  # noqa: E731
+        sketch_jacobian(apply_fn, params, x, key=key, **options)
+    )
+    return Prepared(call, gram)
+
+
+WORKS = {"kernel": kernel, "product": product, "sketch": sketch}
 
 if __name__ == "__main__":
     serve(WORKS, ("jaxttp", "jax", "jaxlib"))

@@ -48,7 +48,36 @@ def kernel(problem: Problem, options: Options) -> Prepared:
     return Prepared(call, lambda found: {"kernel": found.numpy()})
 
 
-WORKS = {"kernel": kernel}
+def projection(problem: Problem, options: Options) -> Prepared:
+    """TRAK's `BasicProjector` (in plain PyTorch, the one for CPUs) on `torch.func`'s gradients.
+
+    Options: "dim", "block", columns of its random matrix that are drawn at a time.
+    """
+    from trak.projectors import BasicProjector, ProjectionType
+
+    network, params, x = networks_torch.load(problem)
+    size = sum(tensor.numel() for tensor in params.values())
+    dim = options["dim"]
+    projector = BasicProjector(
+        size, dim, 0, ProjectionType.rademacher, torch.device("cpu"), block_size=options["block"]
+    )
+
+    def call() -> Any:
+        with torch.no_grad():
+            single = lambda p, row: network(p, row[None])[0]  # noqa: E731
+            jacobian = vmap(jacrev(single), (None, 0))(params, x)
+            rows = torch.cat([part.flatten(2) for part in jacobian.values()], 2)
+            n, c, _ = rows.shape
+            return projector.project(rows.flatten(0, 1), model_id=0).reshape(n, c, dim)
+
+    def answer(found: Any) -> Problem:
+        s = found.double() / dim**0.5
+        return {"kernel": torch.einsum("nak,mbk->namb", s, s).numpy()}
+
+    return Prepared(call, answer)
+
+
+WORKS = {"kernel": kernel, "projection": projection}
 
 if __name__ == "__main__":
     serve(WORKS, ("torch",))
