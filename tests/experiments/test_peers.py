@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,6 +18,13 @@ from experiments.bench.peers.table import table, verdicts
 from experiments.bench.peers.worker import Worker, WorkerError
 
 GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _plain_networks():
+    """Networks are written as anybody would, with biases that broadcast."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def doubled(problem, options):
@@ -222,7 +230,7 @@ def test_environments(tmp_path, monkeypatch):
     monkeypatch.setattr(environments.shutil, "which", lambda name: None)
     with pytest.raises(RuntimeError, match=r"jax needs Python 2.7; none is on the path"):
         environments.make("jax", tmp_path / "empty")
-    with pytest.raises(RuntimeError, match="the environment jax could not be made: no"):
+    with pytest.raises(RuntimeError, match="the environment jax could not be made: ERROR: no"):
         environments._run([sys.executable, "-c", "import sys; sys.exit('ERROR: no')"], "jax")
 
 

@@ -123,6 +123,9 @@ class Bench:
             sides = self._chosen(row, problem, folder)
             self._timed(row, problem, sides, folder)
         seconds = time.perf_counter() - begun
+        for side in sides.values():
+            if "wall" in side or "failed" in side:
+                self.say(f"{row.name}: {side['side']}: {side.get('failed') or _said(side)}")
         self.say(f"{row.name}: {seconds:.0f} s")
         return {
             "row": row.name, "group": row.group, "same": row.same, "tolerance": row.tolerance,
@@ -152,7 +155,7 @@ class Bench:
         return found, read_problem(str(folder / "answer.npz"))
 
     def _chosen(self, row: Row, problem: Problem, folder: Path) -> dict[str, Result]:
-        """For every side the variant to measure, with what was tried; and the reference's answer."""
+        """What to measure of every side, with what was tried; the reference first."""
         reference = row.reference or row.sides[0].name
         order = sorted(row.sides, key=lambda side: side.name != reference)
         sides: dict[str, Result] = {side.name: {"side": side.name} for side in row.sides}
@@ -176,7 +179,7 @@ class Bench:
     def _tried(self, row: Row, side: Side, problem: Problem, folder: Path) -> list[Result]:
         """Every variant: right or not, and the seconds of a second call; one process for all.
 
-        What has not answered when it has taken several times as long as the best so far is given up.
+        What takes several times as long as the best before it is given up.
         """
         out: list[Result] = []
         worker: Worker | None = None
@@ -277,6 +280,10 @@ def _medians(calls: Sequence[Result]) -> Result:
         "walls": walls, "cpus": cpus, "wall": statistics.median(walls),
         "cpu": statistics.median(cpus),
     }  # fmt: skip
+
+
+def _said(side: Result) -> str:
+    return f"{side['wall']:.3g} s of {len(side['walls'])}, CPU {side['cpu']:.3g} s"
 
 
 def described(options: Options) -> str:

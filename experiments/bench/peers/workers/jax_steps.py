@@ -114,7 +114,7 @@ def kfac_fit(problem: Problem, options: Options) -> Prepared:
 
 
 def least_squares(problem: Problem, options: Options) -> Prepared:
-    """optimistix on the residuals. Options: "solver", "target", "rtol"."""
+    """What optimistix makes of the residuals. Options: "solver", "target", "rtol"."""
     import optimistix
 
     w0, v, readout, x, targets = arrays(problem)

@@ -6,8 +6,8 @@ import numpy as np
 
 from experiments.bench.peers import networks
 from experiments.bench.peers.protocol import Options, Prepared, Problem, serve
-from experiments.bench.transformer import operations
 from experiments.bench.peers.workers.plain import gram
+from experiments.bench.transformer import operations
 from jaxttp import empirical_ntk
 from jaxttp.ntk import sketch_jacobian
 

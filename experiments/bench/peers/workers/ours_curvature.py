@@ -38,7 +38,7 @@ def largest(problem: Problem, options: Options) -> Prepared:
 
 
 def density(problem: Problem, options: Options) -> Prepared:
-    """tr log(1 + G) by `spectral_density` of the GGN. Options: "depth"."""
+    """The trace of log(1 + G) by `spectral_density` of the GGN. Options: "depth"."""
     operator, key = _operator(problem, "generalized"), jax.random.key(problems.DENSITY_KEY)
     probes, size = problem["probes"].shape
 

@@ -49,12 +49,12 @@ def fit(problem: Problem, options: Options) -> Prepared:
 
     def call() -> Any:
         w, state = w0, start
-        for steps in range(1, 101):
+        for count in range(1, 101):
             w, state = run(w, state)
             found = float(loss(w))
             if found < options["target"]:
                 break
-        return {"loss": np.asarray(found), "steps": np.asarray(steps)}
+        return {"loss": np.asarray(found), "steps": np.asarray(count)}
 
     return Prepared(call, lambda found: found)
 

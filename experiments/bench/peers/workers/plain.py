@@ -109,7 +109,7 @@ def gram(sketch: Any) -> Problem:
 def dense_condition(problem: Problem, options: Options) -> Prepared:
     """The Gauss-Newton matrix of a linear network by `numpy.kron`, then all eigenvalues.
 
-    Its sum over layers: W_{L..l+1} W_{L..l+1}^T (x) Sigma^(1/2) W_{l-1..1}^T W_{l-1..1} Sigma^(1/2).
+    Sum over layers of A A^T (x) B^T B with A = W_{L..l+1} and B = W_{l-1..1} Sigma^(1/2).
     """
     weights, sigma = problems.linear_weights(problem), problem["covariance"]
 

@@ -57,7 +57,7 @@ def _numbers(found: Any, vector: Any) -> Problem:
 
 
 def torch_func(problem: Problem, options: Options) -> Prepared:
-    """jvp of grad for the Hessian; jvp, the loss's own, vjp for the GGN. Options: "kind"."""
+    """The jvp of grad for the Hessian; jvp, the loss's own, vjp for the GGN. Options: "kind"."""
     network, params, x, y = _load(problem, options)
     vector = _vector(problem, params)
     flat = torch.cat([part.reshape(-1) for part in vector.values()])
@@ -101,7 +101,7 @@ def linear_operator(problem: Problem, options: Options) -> Prepared:
 
 
 def eigsh(problem: Problem, options: Options) -> Prepared:
-    """curvlinops' operator in SciPy's Lanczos, as its documentation has it. Options: "tol"."""
+    """The operator of curvlinops in SciPy's Lanczos, as documented. Options: "tol"."""
     operator, _ = _operator(problem, options)
     matrix = operator.to_scipy()
     start = np.random.default_rng(0).standard_normal(matrix.shape[0]).astype(matrix.dtype)
