@@ -212,7 +212,8 @@ def _spectra(sizes: Sizes, problem: Callable, words: str) -> tuple[Row, ...]:
         Row(
             name="density", group="curvature",
             same=f"{words}: tr log(1 + G) of the Gauss-Newton matrix by stochastic Lanczos, "
-            f"{probes} probes of {depth} steps with full reorthogonalisation, the same probes, float64.",
+            f"{probes} probes of {depth} steps with full reorthogonalisation, the same probes, "
+            "float64.",
             problem=partial(problems.density, network, samples, classes, probes),
             sides=(
                 Side("jaxttp", OURS, "ours_curvature", "density", ({"depth": depth},)),
@@ -249,8 +250,8 @@ def steps(sizes: Sizes) -> tuple[Row, ...]:
         Row(
             name="step", group="steps",
             same=f"one step on the same batch of a reversible MLP, {blocks} blocks, "
-            f"d / 2 = {half}, m = {width}, n = {samples}, float32. The first two make the same step; the others "
-            "make one of their own, to say what a step costs.",
+            f"d / 2 = {half}, m = {width}, n = {samples}, float32. The first two make the same "
+            "step; the others make one of their own, to say what a step costs.",
             problem=partial(problems.reversible, blocks, half, width, samples, 10),
             sides=(
                 Side("jaxttp, truncated", *ours, "step", ({"mode": "truncate"},)),

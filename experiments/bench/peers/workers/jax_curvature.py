@@ -56,7 +56,7 @@ def product(problem: Problem, options: Options) -> Prepared:
 
 
 def density(problem: Problem, options: Options) -> Prepared:
-    """The trace of log(1 + G) by matfree's Lanczos with full reorthogonalisation. Options: "depth"."""
+    """The trace of log(1 + G) by matfree's Lanczos, fully reorthogonalised. Options: "depth"."""
     matvec = _matvec(problem, "generalized")
     probes = jnp.asarray(problem["probes"])
     size = probes.shape[1]

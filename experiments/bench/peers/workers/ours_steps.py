@@ -48,12 +48,10 @@ def fit(problem: Problem, options: Options) -> Prepared:
     loss = jax.jit(lambda w: half_squared_error(forward(w, v, readout, x), targets))
 
     def call() -> Any:
-        w, state = w0, start
-        for count in range(1, 101):
+        w, state, count, found = w0, start, 0, np.inf
+        while found >= options["target"] and count < 100:
             w, state = run(w, state)
-            found = float(loss(w))
-            if found < options["target"]:
-                break
+            found, count = float(loss(w)), count + 1
         return {"loss": np.asarray(found), "steps": np.asarray(count)}
 
     return Prepared(call, lambda found: found)
