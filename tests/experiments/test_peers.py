@@ -168,6 +168,15 @@ def test_the_table_tells_what_was_and_what_was_not(measured):
     assert f"numpy {np.__version__}" in text
 
 
+def test_a_row_whose_reference_fails_is_told_and_the_next_one_runs(tmp_path):
+    sides = (oracle_side("first", {}), oracle_side("second", {"factor": 1.0}))
+    row = Row("motion", "dynamics", "the same steps.", make_motion, sides, tolerance=1e-6)
+    found = Bench(tmp_path, say=lambda line: None).run(row)
+    assert found["sides"][0]["failed"].startswith("KeyError")
+    assert found["sides"][1]["failed"].startswith("nothing to hold it against: KeyError")
+    assert table([found]).count("**") == 6  # the row's name, and two refusals
+
+
 def side(name, walls, **more):
     return {
         "side": name, "options": {}, "walls": walls, "cpus": walls, "wall": walls[1],

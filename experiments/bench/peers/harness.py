@@ -173,7 +173,9 @@ class Bench:
             else:
                 entry["failed"] = tried[-1]["failed"]
             if side.name == reference and not right:
-                raise RuntimeError(f"{row.name}: the reference, {reference}: {entry['failed']}")
+                for other in sides.values():
+                    other.setdefault("failed", f"nothing to hold it against: {entry['failed']}")
+                break
         return sides
 
     def _tried(self, row: Row, side: Side, problem: Problem, folder: Path) -> list[Result]:

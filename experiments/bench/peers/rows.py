@@ -29,6 +29,7 @@ class Sizes:
         linear: widths of a deep linear network.
         step: (blocks, d / 2, m, samples) of a reversible MLP for one step.
         fit: the same for fits to `target`.
+        outputs: of reversible MLPs.
         target: a loss.
         side: of the product of matrices that says how fast operations can be.
     """
@@ -47,6 +48,7 @@ class Sizes:
     linear: tuple[int, ...] = (196, 300, 300, 10)
     step: tuple[int, int, int, int] = (2, 196, 1024, 512)
     fit: tuple[int, int, int, int] = (2, 8, 128, 64)
+    outputs: int = 10
     target: float = 1e-6
     side: int = 2048
 
@@ -55,7 +57,7 @@ FULL = Sizes()
 SMOKE = Sizes(
     kernels=(("tiny", 6, "MLP 5-7-3", 3),), moving=("tiny", 4, 5), sketched=("tiny", 4, 20000, 2),
     curved=("tiny", 6, 3), density=("tiny", 6, 3, 2, 3), linear=(6, 7, 3), step=(1, 2, 16, 6),
-    fit=(1, 5, 32, 6), target=1e-5, side=64,
+    fit=(1, 5, 32, 6), outputs=3, target=1e-5, side=64,
 )  # fmt: skip
 """Seconds a row, so that a test, or a peer's new release, can be tried."""
 
@@ -252,7 +254,7 @@ def steps(sizes: Sizes) -> tuple[Row, ...]:
             same=f"one step on the same batch of a reversible MLP, {blocks} blocks, "
             f"d / 2 = {half}, m = {width}, n = {samples}, float32. The first two make the same "
             "step; the others make one of their own, to say what a step costs.",
-            problem=partial(problems.reversible, blocks, half, width, samples, 10),
+            problem=partial(problems.reversible, blocks, half, width, samples, sizes.outputs),
             sides=(
                 Side("jaxttp, truncated", *ours, "step", ({"mode": "truncate"},)),
                 Side("the same by an SVD", *ours, "step", ({"mode": "truncate by svd"},)),
@@ -267,7 +269,7 @@ def steps(sizes: Sizes) -> tuple[Row, ...]:
             same=f"from the same weights of a reversible MLP ({small}: blocks, d / 2, m, n) to a "
             f"squared error below {sizes.target:g}, float32, compilation apart; \"off by\" is the "
             "loss reached.",
-            problem=partial(problems.reversible, *sizes.fit, 10),
+            problem=partial(problems.reversible, *sizes.fit, sizes.outputs),
             sides=(
                 Side("jaxttp", *ours, "fit", ({"mode": "exact", **target},)),
                 Side("optimistix", *theirs, "least_squares", solvers),
