@@ -223,7 +223,7 @@ def test_workers_that_end(tmp_path):
 
 
 def test_environments(tmp_path, monkeypatch):
-    assert environments.check_names([]) == ["jax", "neural-tangents", "torch"]
+    assert environments.check_names([]) == ["jax", "kfac", "neural-tangents", "torch"]
     with pytest.raises(ValueError, match=r"NAME must be one of jax, .*; got 'tensorflow'"):
         environments.check_names(["tensorflow"])
     assert environments.interpreter("jax", tmp_path) is None

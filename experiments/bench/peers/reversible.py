@@ -7,6 +7,9 @@ import jax.numpy as jnp
 
 from experiments.bench.peers.protocol import Problem
 
+NO_ANSWER: Problem = {}
+"""Of a step that is another optimiser's: there is nothing to hold it against."""
+
 
 def forward(w: Any, v: Any, readout: Any, x: Any) -> Any:
     """Outputs (N, C) of weights (L, 2, d/2, m), bottlenecks (L, 2, m, d/2), readout (C, d)."""

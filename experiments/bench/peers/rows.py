@@ -260,7 +260,7 @@ def steps(sizes: Sizes) -> tuple[Row, ...]:
                 Side("the same by an SVD", *ours, "step", ({"mode": "truncate by svd"},)),
                 Side("jaxttp, full rank", *ours, "step-own", ({"mode": "exact"},)),
                 Side("optax.adam", *theirs, "adam_step"),
-                Side("kfac-jax", *theirs, "kfac_step"),
+                Side("kfac-jax", "kfac", "kfac", "kfac_step"),
             ),
             tolerance=1e-2,
         ),
@@ -273,7 +273,7 @@ def steps(sizes: Sizes) -> tuple[Row, ...]:
             sides=(
                 Side("jaxttp", *ours, "fit", ({"mode": "exact", **target},)),
                 Side("optimistix", *theirs, "least_squares", solvers),
-                Side("kfac-jax", *theirs, "kfac_fit", ({"most": 300, **target},)),
+                Side("kfac-jax", "kfac", "kfac", "kfac_fit", ({"most": 300, **target},)),
                 Side("optax.adam", *theirs, "adam_fit", rates),
             ),
             tolerance=sizes.target, judge=problems.reached, seconds=30.0,
