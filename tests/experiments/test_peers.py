@@ -14,7 +14,7 @@ from experiments.bench.peers import __main__ as command
 from experiments.bench.peers import environments, networks, problems, rows
 from experiments.bench.peers.harness import Bench, Limits, Row, Side, largest_difference
 from experiments.bench.peers.protocol import Prepared, Session, answer_all, memory
-from experiments.bench.peers.table import table, verdicts
+from experiments.bench.peers.table import attempts, confirmed, table, verdicts
 from experiments.bench.peers.worker import Worker, WorkerError
 
 GIB = 2**30
@@ -201,6 +201,26 @@ def test_ratios_of_the_table_by_hand():
     assert verdicts(result) == []
 
 
+def test_a_second_run_by_hand():
+    """A median within the first run's range, one outside, and what only one run has."""
+
+    def run(*more):
+        return {"row": "r", "group": "g", "same": "s", "sides": [side("jaxttp", [1.0, 1.0]), *more]}
+
+    first = run(side("near", [1.0, 3.0]), side("far", [1.0, 1.2]), side("gone", [1.0, 1.0]))
+    second = run(side("near", [2.0, 2.0]), side("far", [2.0, 2.0]))
+    assert confirmed([first], [second]) == [
+        "- r, near: 2.00 is within 1.00 to 3.00.", "- r, far: 2.00 is **outside** 1.00 to 1.20.",
+    ]  # fmt: skip
+    assert confirmed([first], []) == []
+
+
+def test_what_was_tried(measured):
+    (line,) = attempts(measured[0])
+    assert line.startswith("- motion, second: factor 2.0: off by")
+    assert "; factor 1.0: " in line
+
+
 def test_workers_that_end(tmp_path):
     """Too slow, too large, and a module that is not there: a line for each."""
     python = Path(sys.executable)
@@ -249,7 +269,7 @@ def test_environments(tmp_path, monkeypatch):
         (["run"], "or say --all"),
         (["run", "kernels", "colonels"], "ROW must be one of .*; got 'colonels'"),
         (["setup", "flax"], "NAME must be one of .*; got 'flax'"),
-        (["table", "--results", "nowhere"], "--results nowhere has no results"),
+        (["table", "--results", "nowhere"], "nowhere has no results"),
     ],
 )
 def test_bad_input_of_the_command(arguments, words, capsys):

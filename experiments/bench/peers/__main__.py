@@ -3,7 +3,7 @@
 python -m experiments.bench.peers list
 python -m experiments.bench.peers setup [ENVIRONMENT...] [--cache DIR]
 python -m experiments.bench.peers run [--all | ROW or GROUP...] [--cache DIR] [--results DIR]
-python -m experiments.bench.peers table [--results DIR] [--write FILE]
+python -m experiments.bench.peers table [--results DIR] [--write FILE] [--again DIR]
 
 A row's result is a file of JSON in the results' folder; a run replaces those of its rows. Nothing
 of a peer comes into this environment: they have their own, below ~/.cache/jaxttp-peers unless a
@@ -17,11 +17,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.bench.peers import environments
 from experiments.bench.peers.harness import Bench, Limits, Row
 from experiments.bench.peers.rows import PRESETS, make_rows
-from experiments.bench.peers.table import table
+from experiments.bench.peers.table import confirmed, table
 from experiments.bench.peers.worker import GIB
 
 RESULTS = Path("experiments/results/peers")
@@ -59,8 +60,8 @@ def run(rows: Sequence[Row], bench: Bench, results: Path) -> None:
     bench.say(f"{len(rows)} rows in {(time.perf_counter() - begun) / 60:.1f} minutes")
 
 
-def read(results: Path) -> str:
-    """The tables of a folder of results.
+def load(results: Path) -> list[dict[str, Any]]:
+    """The results of a folder, in the order of the rows.
 
     Raises:
         ValueError: nothing is there.
@@ -68,8 +69,13 @@ def read(results: Path) -> str:
     order = {row.name: index for index, row in enumerate(make_rows(PRESETS["full"]))}
     files = sorted(results.glob("*.json"), key=lambda file: order.get(file.stem, len(order)))
     if not files:
-        raise ValueError(f"--results {results} has no results; `run` puts them there.")
-    found = [json.loads(file.read_text()) for file in files]
+        raise ValueError(f"{results} has no results; `run --results {results}` puts them there.")
+    return [json.loads(file.read_text()) for file in files]
+
+
+def read(results: Path, again: Path | None = None) -> str:
+    """The tables of a folder of results, and whether those of another run confirm their ratios."""
+    found = load(results)
     machines = "; ".join(dict.fromkeys(one["machine"] for one in found))
     dates = sorted(one["date"] for one in found)
     loads = [load for one in found for load in one["load"]]
@@ -77,7 +83,10 @@ def read(results: Path) -> str:
         f"{dates[0]} to {dates[-1]}, {machines}; load of the machine {min(loads):.1f} to "
         f"{max(loads):.1f}, this measurement included."
     )
-    return f"{head}\n\n{table(found)}"
+    text = f"{head}\n\n{table(found)}"
+    if again is not None:
+        text += "\n\nA second run:\n\n" + "\n".join(confirmed(found, load(again)))
+    return text
 
 
 def parser() -> argparse.ArgumentParser:
@@ -100,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--cache", type=Path, help="folder of the environments")
     show = commands.add_parser("table", help="Markdown of what was measured")
     show.add_argument("--write", type=Path, help="to this file as well")
+    show.add_argument("--again", type=Path, help="results of a second run, to confirm the first's")
     for one in (go, show):
         one.add_argument("--results", type=Path, default=RESULTS, help=f"folder ({RESULTS})")
     return out
@@ -123,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say = lambda line: print(line, flush=True)  # noqa: E731
             run(rows, Bench(environments.cache_folder(given.cache), limits, say), given.results)
         else:
-            text = read(given.results)
+            text = read(given.results, given.again)
             print(text)
             if given.write is not None:
                 given.write.write_text(text + "\n")

@@ -102,7 +102,7 @@ def dynamics(sizes: Sizes) -> tuple[Row, ...]:
     """Flow, closed form and recursion."""
     ours, plain = ("jaxttp", OURS, "ours_dynamics"), (OURS, "plain")
     flow_ways = ({}, {"rtol": 1e-3, "atol": 1e-4}, {"rtol": 1e-4, "atol": 1e-5})
-    parts = tuple({"parts": count} for count in (1, 4, 16, 64, 256, 1024))
+    parts = tuple({"parts": count} for count in (1, 4, 14, 64, 256))
     nt_ways = tuple({"double": d, "jit": j} for d in (False, True) for j in (False, True))
     momentum = ({"factor": 0.1},)
     return (

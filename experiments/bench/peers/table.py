@@ -42,6 +42,8 @@ def table(results: Sequence[Result]) -> str:
         for one in members:
             lines += [_line(cells) for cells in _cells(one)]
         lines += ["", *[line for one in members for line in verdicts(one)], ""]
+        if tried := [line for one in members for line in attempts(one)]:
+            lines += ["Settings that were tried, seconds of one call (off by):", "", *tried, ""]
     lines.append(f"Versions: {versions(results)}.")
     return "\n".join(lines)
 
@@ -102,4 +104,47 @@ def verdicts(result: Result) -> list[str]:
         middle = statistics.median(ratios(side, ours))
         if middle * WINS < 1:
             out.append(f"**{result['row']}: {side['side']} is ahead, {1 / middle:.2f} times.**")
+    return out
+
+
+def attempts(result: Result) -> list[str]:
+    """Every setting of a side that has several: work and precision."""
+    out = []
+    for side in result["sides"]:
+        tried = side.get("tried", ())
+        if len(tried) < 2:
+            continue
+        cells = []
+        for one in tried:
+            said = one.get("failed") or f"{one['wall']:.3g} s ({one['off']:.0e})"
+            cells.append(f"{described(one['options']) or 'as it is'}: {said}")
+        out.append(f"- {result['row']}, {side['side']}: {'; '.join(cells)}.")
+    return out
+
+
+def confirmed(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
+    """For every ratio of a run whether another run's median lies within its range.
+
+    Args:
+        first: results of a run.
+        second: of another; rows and sides that only one of them has are left out.
+    """
+    others = {result["row"]: result for result in second}
+    out = []
+    for one in first:
+        other = others.get(one["row"])
+        ours, theirs = _ours(one), _ours(other) if other else None
+        if other is None or ours is None or theirs is None:
+            continue
+        again = {side["side"]: side for side in other["sides"]}
+        for side in one["sides"][1:]:
+            twin = again.get(side["side"], {})
+            if any("walls" not in each or "failed" in each for each in (side, twin)):
+                continue
+            each, middle = ratios(side, ours), statistics.median(ratios(twin, theirs))
+            inside = "within" if min(each) <= middle <= max(each) else "**outside**"
+            out.append(
+                f"- {one['row']}, {side['side']}: {middle:.2f} is {inside} {min(each):.2f} to "
+                f"{max(each):.2f}."
+            )
     return out
