@@ -309,6 +309,14 @@ def test_networks_travel_as_arrays(network):
     )
 
 
+def test_rows_that_the_time_does_not_suffice_for_are_named(tmp_path, capsys):
+    given = ["run", "--all", "--preset", "smoke", "--minutes", "-1", "--results", str(tmp_path)]
+    assert command.main([*given, "--cache", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "left: kernel-tiny dynamics-flow" in out
+    assert list(tmp_path.glob("*.json")) == []
+
+
 @pytest.mark.slow
 def test_our_side_of_rows_without_a_peer(tmp_path, capsys):
     """What needs no other environment, small, through the command, up to the table."""

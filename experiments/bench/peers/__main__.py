@@ -45,19 +45,23 @@ def chosen(rows: Sequence[Row], names: Sequence[str], everything: bool) -> list[
     return [row for row in rows if row.name in names or row.group in names]
 
 
-def run(rows: Sequence[Row], bench: Bench, results: Path) -> None:
-    """Measure rows, and leave a file for each."""
+def run(rows: Sequence[Row], bench: Bench, results: Path, minutes: float) -> None:
+    """Measure rows, and leave a file for each; name those that the time did not suffice for."""
     from experiments.bench.threads import machine
 
     results.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    for row in rows:
+    for index, row in enumerate(rows):
+        if time.perf_counter() - begun > 60 * minutes:
+            left = " ".join(one.name for one in rows[index:])
+            bench.say(f"the time (--minutes {minutes:g}) is over; left: {left}")
+            break
         found = bench.run(row) | {
             "machine": machine(),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         }
         (results / f"{row.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    bench.say(f"{len(rows)} rows in {(time.perf_counter() - begun) / 60:.1f} minutes")
+    bench.say(f"{(time.perf_counter() - begun) / 60:.1f} minutes")
 
 
 def load(results: Path) -> list[dict[str, Any]]:
@@ -104,7 +108,8 @@ def parser() -> argparse.ArgumentParser:
     go.add_argument("--all", action="store_true", help="every row")
     go.add_argument("--preset", choices=PRESETS, default="full", help="smoke: does it run?")
     go.add_argument("--max-gib", type=float, default=8.0, help="memory of one process")
-    go.add_argument("--timeout", type=float, default=240.0, help="seconds of one call")
+    go.add_argument("--timeout", type=float, default=150.0, help="seconds of one call")
+    go.add_argument("--minutes", type=float, default=55.0, help="no row is begun after these")
     for one in (make, go):
         one.add_argument("--cache", type=Path, help="folder of the environments")
     show = commands.add_parser("table", help="Markdown of what was measured")
@@ -131,7 +136,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             limits = Limits(max_bytes=int(given.max_gib * GIB), timeout=given.timeout)
             rows = chosen(make_rows(PRESETS[given.preset]), given.names, given.all)
             say = lambda line: print(line, flush=True)  # noqa: E731
-            run(rows, Bench(environments.cache_folder(given.cache), limits, say), given.results)
+            run(
+                rows,
+                Bench(environments.cache_folder(given.cache), limits, say),
+                given.results,
+                given.minutes,
+            )
         else:
             text = read(given.results, given.again)
             print(text)

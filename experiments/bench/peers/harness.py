@@ -81,7 +81,7 @@ class Limits:
     """
 
     max_bytes: int = 8 * GIB
-    timeout: float = 240.0
+    timeout: float = 150.0
     rounds: tuple[int, int] = (3, 15)
 
 

@@ -14,6 +14,7 @@ from jaxttp.gauss_newton import Exact, Truncate, gauss_newton
 MODES = {
     "exact": Exact(),
     "truncate": Truncate(0.01),
+    "truncate little": Truncate(1e-4),
     "truncate by svd": Truncate(0.01, method="svd"),
 }
 
