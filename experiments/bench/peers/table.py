@@ -101,6 +101,8 @@ def verdicts(result: Result) -> list[str]:
     for side in result["sides"][1:]:
         if side["side"] == PRODUCT or ours is None or "walls" not in side or "failed" in side:
             continue
+        if side.get("off") is None:  # work of its own, such as another optimiser's step
+            continue
         middle = statistics.median(ratios(side, ours))
         if middle * WINS < 1:
             out.append(f"**{result['row']}: {side['side']} is ahead, {1 / middle:.2f} times.**")
