@@ -79,7 +79,7 @@ def make(name: str, sizes: Sizes) -> tuple[Callable[..., Any], Any, Any]:
 
 
 def operations(jaxpr: Any) -> float:
-    """Operations of the products of matrices in a traced function, loops unrolled."""
+    """Operations of products of matrices and convolutions in a traced function, loops unrolled."""
     total = 0.0
     for equation in jaxpr.eqns:
         inner = list(jex.core.jaxprs_in_params(equation.params))
@@ -89,6 +89,10 @@ def operations(jaxpr: Any) -> float:
             shape = equation.invars[0].aval.shape
             size = float(np.prod([shape[axis] for axis in contracted]))
             total += 2 * size * equation.outvars[0].aval.size
+        elif equation.primitive.name == "conv_general_dilated":
+            kernel, numbers = equation.invars[1].aval.shape, equation.params["dimension_numbers"]
+            outputs = kernel[numbers.rhs_spec[0]]  # channels into one group, and the window, remain
+            total += 2 * float(np.prod(kernel)) / outputs * equation.outvars[0].aval.size
     return total
 
 

@@ -151,6 +151,21 @@ def test_operations_are_those_of_products_as_often_as_they_run():
     assert transformer.operations(jaxpr) == 6 * 2 * 2 * 3 * 3
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_operations_of_a_convolution(groups):
+    """Each output sums over the window and the channels of its group."""
+    x, w = jnp.ones((5, 7, 7, 4)), jnp.ones((3, 3, 4 // groups, 6))
+
+    def convolve(x, w):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(
+            x, w, (2, 2), "SAME", dimension_numbers=numbers, feature_group_count=groups
+        )
+
+    counted = transformer.operations(jax.make_jaxpr(convolve)(x, w).jaxpr)
+    assert counted == 2 * (5 * 4 * 4 * 6) * 3 * 3 * (4 // groups)
+
+
 def test_states_linear_in_the_change_of_kernels_are_those_of_the_network_to_first_order():
     """The product A B is kept, so that B = 0 is no corner: both factors move, in float64.
 
