@@ -140,7 +140,7 @@ def sample_tokens(apply_fn: ApplyFn, x: Any, y: Any, *, tokens: int, key: Array)
     """
     if not callable(apply_fn):
         raise TypeError(f"apply_fn must be a function (params, x) -> logits; got {apply_fn!r}.")
-    for name, value in (("x", x), ("y", y)):
+    for name, value in (("x", x), ("y", y), ("key", key)):
         check_known(name, value)
     check_finite("x", x)
     check_key(key, optional=False)

@@ -252,6 +252,7 @@ def train(
     _check_given(apply_fn, params, y, optimizer)
     x = _samples(x)
     protocol = check_batches(batch_size, key, protocol, count(x))
+    check_known("key", key)
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
     evaluate = jax.jit(quick(apply_fn))

@@ -140,6 +140,8 @@ def sweep(
         raise ValueError("values must hold at least one value.")
     check_number("alpha", alpha)
     check_key(key, optional=False)
+    for name, value in (("alpha", alpha), ("skip", skip), ("key", key)):
+        check_known(name, value)
     check_integer("outputs", outputs, at_least=1)
     check_integer("seeds", seeds, at_least=1)
     if (parameter == "alpha") and data is None:

@@ -210,5 +210,6 @@ def _permutation(key: Array | None, stream: int, n: int) -> np.ndarray:
     if key is None:
         raise ValueError("key is needed to draw classes or samples; give a jax.random.key(seed).")
     check_key(key)
+    check_known("key", key)
     numbers = np.arange(n, dtype=np.int32)
     return np.asarray(jax.random.permutation(jax.random.fold_in(key, stream), numbers))

@@ -278,6 +278,7 @@ class _Wanted(NamedTuple):
         rule.check(min(one.steps for one in settings))
         sizes = [one.batch_size for one in settings if one.batch_size is not None]
         protocol = check_batches(max(sizes, default=None), key, protocol, n)
+        check_known("key", key)
         return cls(
             settings, rule, targets, key, protocol, _step_seconds(step_seconds, settings), rank_by
         )
