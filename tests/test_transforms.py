@@ -19,9 +19,9 @@ REFUSES = {
     "compare", "early_stopping", "extrapolate", "online", "predict_training_time", "sweep",
     "time_step", "train", "wall_clock", "weighted", "representation.neighbor_accuracy",
     "forecast.held_forecast", "forecast.extrapolate_spectrum", "forecast.mode_curve",
-    "forecast.sweep_kernel", "ntk_plan", "ntk.store_plan",
+    "forecast.sweep_kernel", "ntk_plan", "ntk.store_plan", "from_nnx",
 }  # fmt: skip
-"""Answers are made of Python's numbers, or are about shapes alone."""
+"""Answers are made of Python's numbers, or of functions, or are about shapes alone."""
 KINKED = {
     "training_time": "a whole number",
     "conditioning.magnitude_masks": "zeros and ones",
@@ -29,6 +29,9 @@ KINKED = {
     "dynamics.batch_indices": "whole numbers",
     "losses.misclassified": "a share of samples", "losses.wrong_bits": "a share of bits",
     "ntk.psd_report": "eigenvalues that are zero but for rounding",
+    "losses.encode_targets": "made of labels alone",
+    "ntk.eigendecomposition": "vectors of eigenvalues that differ by little",
+    "ntk.spectral_density": "a loop until it converged: forward mode alone",
     "ntk.extreme_eigenvalues": "a loop until it converged: forward mode alone",
     "dynamics.relinearized_recursion": "a loop until it converged: forward mode alone",
     "representation.leep": "rows have to sum to 1",
@@ -42,11 +45,30 @@ SLOW = {
     "dynamics.diffusion", "dynamics.gradient_flow", "dynamics.crossing_time",
     "dynamics.flow_curves", "dynamics.two_factor_flow", "dynamics.weight_space_flow",
     "dynamics.relinearized_recursion",
+    "gauss_newton.flow_error", "gauss_newton.inverse_error", "gauss_newton.inverse_jvp",
+    "gauss_newton.forecast_flow", "gauss_newton.forecast_steps", "gauss_newton.revmlp_kernel",
+    "conditioning.convolution_point", "conditioning.gauss_newton_convolution",
+    "conditioning.leaky_point", "conditioning.linear_point", "conditioning.layer_terms",
+    "conditioning.batch_norm_scales", "conditioning.psd_residual_bound", "class_sketch",
+    "dynamics.diagonal_noise", "dynamics.weight_space", "dynamics.two_factor_observables",
+    "dynamics.two_factor_descent", "dynamics.cluster_samples", "ntk.class_separation",
+    "ntk.spectral_density", "ntk.extreme_eigenvalues", "representation.weight_path",
+    "representation.logme", "representation.kernel_rate", "representation.cka_table",
+    "representation.feature_moments", "representation.representation_geometry",
+    "losses.unexplained_variance",
 }  # fmt: skip
+"""What compiles long."""
+DRAWN = np.random.default_rng(0)
+LAYERS = {"filters": [DRAWN.normal(size=(2, 1, 2, 2)), DRAWN.normal(size=(2, 2, 2, 2))]}
+LEAKY = {name: DRAWN.normal(size=size) for name, size in (("W", (2, 12)), ("V", (12, 3)),
+                                                          ("X", (3, 2)))}  # fmt: skip
 CHANGED = {
     "dynamics.relinearized_recursion": {"ends": (1, 3)},  # else placed by values where it can be
-    "conditioning.curvature_matrix": {"form": "outputs"},
-}
+    # of one layer the matrix does not depend on the weights, and the bound is infinite
+    "conditioning.gauss_newton_convolution": LAYERS, "conditioning.convolution_point": LAYERS,
+    "conditioning.leaky_relu_bound": LEAKY,
+    "conditioning.psd_sum_bounds": {"second": np.diag([1.0, 3.0, 2.0])},  # no two sums alike
+}  # fmt: skip
 
 
 def moves(value):
@@ -66,7 +88,7 @@ def in_dtype(tree, dtype):
 def given(name):
     """What moves and what stays, of a call in float64."""
     arguments = calls()[name] | CHANGED.get(name, {})
-    moving = {key: value for key, value in arguments.items() if moves(value)}
+    moving = {key: value for key, value in arguments.items() if moves(value) and key != "ts"}
     return in_dtype(moving, jnp.float64), {k: v for k, v in arguments.items() if k not in moving}
 
 
@@ -117,7 +139,7 @@ def weighted(found, like):
     )
 
 
-STEP = 1e-5
+STEP = 1e-6
 """A share of the largest number: central differences are off by its square, and by 1e-16 / STEP."""
 
 
@@ -150,3 +172,65 @@ def test_jit_is_eager_vmap_a_loop_and_the_gradient_a_difference(name):
                if is_so)  # fmt: skip
     np.testing.assert_allclose(got, (sums[1] - sums[0]) / (2 * STEP), rtol=1e-4, atol=1e-5 * size)
     assert any(np.any(np.asarray(one) != 0) for one in jax.tree.leaves(slope))
+
+
+RANDOM = {
+    "class_sketch", "sketch_jacobian", "dynamics.diffusion", "dynamics.balanced_features",
+}  # fmt: skip
+"""Draws differ between precisions."""
+SMALL = {
+    "ntk.extreme_eigenvalues", "ntk.eigendecomposition", "ntk.spectral_density", "ntk.psd_report",
+    "gauss_newton.apply_pseudoinverse", "gauss_newton.inverse_error",
+    "dynamics.relinearized_recursion",
+}  # fmt: skip
+"""Small eigenvalues, residuals, and estimates of errors, which rounding makes."""
+OWN = {
+    "gauss_newton.revmlp_forward", "gauss_newton.revmlp_inverse", "gauss_newton.inverse_jvp",
+    "gauss_newton.gauss_newton_direction", "gauss_newton.inverse_error", "gauss_newton.flow_error",
+    "gauss_newton.revmlp_kernel", "sketch_jacobian", "ntk_operator", "conditioning.apply_masks",
+    "forecast.smooth_curve", "losses.encode_targets",
+    "representation.update_moments", "representation.merge_moments",
+}  # fmt: skip
+"""Half precision in, half precision out: networks compute as their parameters are."""
+SUMMED = {
+    "empirical_ntk", "class_sketch", "dynamics.diagonal_noise", "representation.feature_moments",
+}  # fmt: skip
+"""Networks in half precision, whose products are summed in more."""
+WIDE = ("conditioning.", "representation.")
+"""Float64, whatever is given."""
+
+
+def floating(found):
+    return [one for one in found if jnp.issubdtype(one.dtype, jnp.floating)]
+
+
+def narrow(name, *dtypes):
+    """The floating-point arrays of an answer, with arguments cast, without x64."""
+    with jax.enable_x64(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is promoted is said, see below
+        moving = calls()[name] | CHANGED.get(name, {})
+        moving = {key: moving[key] for key in given(name)[0]}
+        for dtype in dtypes:
+            moving = in_dtype(moving, dtype)
+        return floating(numbers(name, moving))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_precision_is_what_the_documentation_says(name):
+    """docs/guides/devices.md; float32 has 7 digits, of which no more than four are lost here."""
+    wide, single = floating(numbers(name, given(name)[0])), narrow(name, jnp.float32)
+    expected = jnp.float64 if name.startswith(WIDE) and name not in OWN else jnp.float32
+    assert all(one.dtype in (expected, jnp.float64) for one in single)
+    assert all(one.dtype == jnp.float64 for one in wide)
+    if name not in RANDOM | SMALL:
+        near(single, wide, 1e-3)
+    for dtype in (jnp.bfloat16, jnp.float16):
+        got, wanted = narrow(name, dtype), narrow(name, dtype, jnp.float32)
+        if name in OWN:
+            assert any(one.dtype == dtype for one in got) or not got
+        else:
+            assert [one.dtype for one in got] == [one.dtype for one in wanted]
+        if name not in OWN | SUMMED:
+            near(got, wanted, 0.0)
+        elif name in SUMMED:
+            near(got, wanted, 0.02)  # 8 bits of every factor
