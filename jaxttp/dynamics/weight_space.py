@@ -147,6 +147,7 @@ def weight_space(
     x_test = None if x_test is None else check_samples("x_test", x_test)
     params, x, x_test = promote_all(params, x, x_test)
     f0 = compile_network(apply_fn)[0](params, x)
+    check_finite("apply_fn(params, x)", f0)
     targets, loss = encode_targets(loss, y, f0)
     indices = None
     if batch_size is not None:
@@ -348,6 +349,7 @@ def weight_space_flow(
     check_rows(apply_fn, params, x)
     params, x = promote_all(params, x)
     f0 = compile_network(apply_fn)[0](params, x)
+    check_finite("apply_fn(params, x)", f0)
     targets, loss = encode_targets(loss, y, f0)
     ts = check_times(ts, f0.dtype)
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
