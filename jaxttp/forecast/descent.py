@@ -78,8 +78,7 @@ class Descent:
                 f"give exactly one of learning_rate and optimizer; got {given}. "
                 "learning_rate=0.1 is optimizer=optax.sgd(0.1)."
             )
-        for name, value in (("learning_rate", learning_rate), ("momentum", momentum), ("key", key)):
-            check_known(name, value)
+        check_known(learning_rate=learning_rate, momentum=momentum, key=key)
         check_number("momentum", momentum, at_least=0.0, below=1.0)
         if optimizer is not None and momentum:
             raise ValueError(

@@ -190,8 +190,7 @@ def extrapolate(
     if isinstance(y, Weighted):
         raise ValueError("y: weighted labels cannot be extrapolated; leave the masked samples out.")
     check_key(key, optional=False)
-    for name, value in (("key", key), ("learning_rate", learning_rate)):
-        check_known(name, value)
+    check_known(key=key, learning_rate=learning_rate)
     x = check_samples("x", x)
     m = count(x)
     check_integer("subset", subset, at_least=2, at_most=m, remedy=f"There are {m} samples.")

@@ -118,8 +118,7 @@ class Problem:
             raise ValueError("x_test and y_test belong together: give both or neither.")
         bound_programs()
         given = {"x": x, "params": params, "y": y, "x_test": x_test, "y_test": y_test}
-        for name, value in given.items():
-            check_known(name if "test" in name else names.format(name), value)
+        check_known(**{names.format(name): value for name, value in given.items()})
         x, mesh = of_processes(check_samples(names.format("x"), x))
         check_network(apply_fn, params)
         check_finite(names.format("x"), x)
