@@ -139,6 +139,8 @@ def weighted(found, like):
     )
 
 
+LOOSE = {"dynamics.relinearized_recursion": 1e-7}
+"""Its kernel is made from samples in float32."""
 STEP = 1e-6
 """A share of the largest number: central differences are off by its square, and by 1e-16 / STEP."""
 
@@ -156,8 +158,9 @@ def test_jit_is_eager_vmap_a_loop_and_the_gradient_a_difference(name):
     ]
     batch = jax.tree.map(lambda *rows: jnp.stack(rows), *points)
     rows = jax.jit(jax.vmap(call))(batch)
-    near([one[0] for one in rows], eager, 1e-9)
-    near([one[2] for one in rows], jax.jit(call)(points[2]), 1e-9)
+    share = 1e-9 if name not in LOOSE else LOOSE[name]
+    near([one[0] for one in rows], eager, share)
+    near([one[2] for one in rows], jax.jit(call)(points[2]), share)
     if name in KINKED:
         return
     smooth = [bool(np.all(np.isfinite(one))) for one in eager]
