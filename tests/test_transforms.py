@@ -26,7 +26,6 @@ KINKED = {
     "training_time": "a whole number",
     "conditioning.magnitude_masks": "zeros and ones",
     "dynamics.cluster_samples": "whole numbers",
-    "dynamics.batch_indices": "whole numbers",
     "losses.misclassified": "a share of samples", "losses.wrong_bits": "a share of bits",
     "ntk.psd_report": "eigenvalues that are zero but for rounding",
     "losses.encode_targets": "made of labels alone",
