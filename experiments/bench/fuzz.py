@@ -333,7 +333,7 @@ def judge(call: Call) -> Verdict:
         does = "rises" in said and real.max() > real[0]
         return say("says that it diverges" if does else "called unstable", said=said)
     if found.trust is not None and "rises" not in found.trust:
-        return say("doubted", said=said)
+        return say("a sketch, doubted" if sketched else "doubted", said=said)
     return say("equal" if found.trust is None else "doubts a rising loss", said=said)
 
 
