@@ -271,12 +271,14 @@ def check_floating(name: str, tree: Any) -> None:
             )
 
 
-def check_known(name: str, value: Any) -> None:
-    """Raise `ValueError` where a leaf is traced, for what looks at values."""
-    if not all(map(is_concrete, jax.tree.leaves(value))):
-        raise ValueError(
-            f"{name} is traced, and its values are looked at: call this outside of jit and vmap."
-        )
+def check_known(**values: Any) -> None:
+    """Raise `ValueError` where an argument has a traced leaf, for what looks at values."""
+    for name, value in values.items():
+        if not all(map(is_concrete, jax.tree.leaves(value))):
+            raise ValueError(
+                f"{name} is traced, and its values are looked at: call this outside of jit and "
+                "vmap."
+            )
 
 
 def check_leaves(name: str, tree: Any) -> None:

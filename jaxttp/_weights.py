@@ -278,7 +278,7 @@ def _class_weight(given: Any, y: Any, is_label: bool, counts: Any) -> Any:
         table = np.full(size, np.nan)
         table[list(map(int, given))] = list(given.values())
         given = table
-    check_known("class_weight", given)
+    check_known(class_weight=given)
     check_array("class_weight", given)
     table = np.asarray(given, float)
     if table.ndim != 1 or np.any(table < 0) or np.any(np.isinf(table)):

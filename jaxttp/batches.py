@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxttp._checks import check_integer
+from jaxttp._checks import check_integer, check_known
 from jaxttp._samples import count, take
 
 SAMPLES = 512
@@ -76,6 +76,7 @@ def draw_samples(
     rng, read = np.random.default_rng(seed), 0
     lots, rows = np.zeros(0), None  # a lot for every sample that is kept: the lowest ones stay
     for x, y in _pairs(batches):
+        check_known(batches=(x, y))
         new = {"x": _arrays(x), "y": np.asarray(y)}
         size = _check(new, rows)
         if total is not None and read + size > total:

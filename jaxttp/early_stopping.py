@@ -76,7 +76,7 @@ def early_stopping(curve: Any, *, metric: str = "loss", smooth: int = 1) -> Earl
         Standard; the shares of 1 % and 5 % are ours.
     """
     check_choice("metric", metric, METRICS)
-    check_known("curve", curve)
+    check_known(curve=curve)
     check_smooth(smooth, np.size(curve))
     values = np.asarray(smooth_curve(curve, smooth))
     check_finite("curve", values)

@@ -140,8 +140,7 @@ def sample_tokens(apply_fn: ApplyFn, x: Any, y: Any, *, tokens: int, key: Array)
     """
     if not callable(apply_fn):
         raise TypeError(f"apply_fn must be a function (params, x) -> logits; got {apply_fn!r}.")
-    for name, value in (("x", x), ("y", y)):
-        check_known(name, value)
+    check_known(x=x, y=y, key=key)
     check_finite("x", x)
     check_key(key, optional=False)
     weight = y.weight if isinstance(y, Weighted) else 1.0

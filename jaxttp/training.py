@@ -252,6 +252,7 @@ def train(
     _check_given(apply_fn, params, y, optimizer)
     x = _samples(x)
     protocol = check_batches(batch_size, key, protocol, count(x))
+    check_known(key=key)
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
     evaluate = jax.jit(quick(apply_fn))
@@ -408,8 +409,7 @@ def _check_given(apply_fn: ApplyFn, params: Params, y: Any, optimizer: Any) -> N
     """Refuse what no step can be made of."""
     check_network(apply_fn, params)
     check_optimizer(optimizer)
-    for name, value in (("params", params), ("y", y)):
-        check_known(name, value)
+    check_known(params=params, y=y)
     check_floating("params", params)
     check_finite("params", params)
 
@@ -417,7 +417,7 @@ def _check_given(apply_fn: ApplyFn, params: Params, y: Any, optimizer: Any) -> N
 def _samples(x: Any) -> Any:
     """Samples as arrays, finite and known."""
     x = check_samples("x", x)
-    check_known("x", x)
+    check_known(x=x)
     check_finite("x", x)
     return x
 

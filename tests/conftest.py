@@ -6,6 +6,7 @@ equal programs once (`tests/shortcuts.py`); ``--optimised`` compiles as users do
 test starts do so in any case, unless it asks for `quick_processes`.
 """
 
+import contextlib
 import gc
 import os
 import platform
@@ -180,6 +181,23 @@ def strict_dtypes():
 def key():
     """A fixed key: tests that draw are reproducible."""
     return jax.random.key(0)
+
+
+@pytest.fixture
+def full_disk():
+    """Files may have so many bytes: what writes more is told so by the system, wherever it is."""
+    resource = pytest.importorskip("resource", reason="Windows has no such limits")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @contextlib.contextmanager
+    def limited(size=4096):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 @pytest.fixture

@@ -224,6 +224,6 @@ def test_lists_kinds_and_leaves():
 
 
 def test_what_is_traced_is_refused_where_values_are_looked_at():
-    check_known("x", {"a": jnp.ones(2)})
+    check_known(x={"a": jnp.ones(2)})
     with pytest.raises(ValueError, match=r"^x is traced, and its values are looked at"):
-        jax.jit(lambda x: check_known("x", [x]))(1.0)
+        jax.jit(lambda x: check_known(x=[x]))(1.0)

@@ -10,21 +10,28 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import safetensors.numpy
+from matplotlib.figure import Figure
 from PIL import Image
+from typer.testing import CliRunner
 
 from jaxttp._files import inert, parse_json
-from jaxttp.data import _archives, load_dataset, load_table
+from jaxttp.cli import app
+from jaxttp.cli._shell import write_json
+from jaxttp.data import Dataset, _archives, cached, load_dataset, load_table
 from jaxttp.data._archives import PROBLEMS, read_arrays
 from jaxttp.data.images import open_image
 from jaxttp.forecast import Hyperparameters, sweep_kernel
 from jaxttp.models import load_params, save_params
 from jaxttp.models.language import folder as folders
+from jaxttp.pipeline import TaskReport
+from jaxttp.plots import save, save_report
 from jaxttp.plots._page import heading, svg, table
 from jaxttp.plots._style import panels
 
@@ -71,6 +78,7 @@ def test_an_archive_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path, mon
         "another version": b"\x93NUMPY\x09\x00" + bytes(100),
         "truncated": npy(np.arange(10.0))[:-8],
         "a pickle": npy(np.array([{}, []], object)),
+        "an oversized header": b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little") + b"{" * 100,
         "nothing": b"",
     }.items(),
     ids=lambda pair: pair[0],
@@ -83,6 +91,18 @@ def test_arrays_that_are_not_what_they_say(data, tmp_path):
         load_table(path)
     with pytest.raises(PROBLEMS):
         read_arrays(path, ("x", "y"))
+
+
+def test_an_archive_is_read_and_never_unpacked(tmp_path):
+    """Names that lead out of the folder lead nowhere; of two arrays of a name one is read."""
+    path = tmp_path / "data" / "a.npz"
+    path.parent.mkdir()
+    np.savez(path, x=np.arange(8.0).reshape(4, 2), y=np.arange(4) % 2)
+    for name in ("../evil.npy", "/tmp/evil.npy", "x/../../evil.npy"):
+        member(path, name, npy(np.ones(3)))
+    assert read_arrays(path, ("x", "y"))["x"].shape == (4, 2)
+    assert load_table(path).x.shape == (4, 2)
+    assert [one.name for one in tmp_path.rglob("*")] == ["data", "a.npz"]
 
 
 HEADER = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
@@ -168,6 +188,16 @@ def test_damaged_images(damage, tmp_path):
         open_image(tmp_path / "a.png")
 
 
+def test_what_is_called_an_image_starts_no_interpreter(tmp_path):
+    """Pillow hands PostScript to another program, whatever the file is called."""
+    path = tmp_path / "a.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+    with Image.open(path) as picture:
+        assert picture.format == "EPS"
+    with pytest.raises(ValueError, match=r"a\.png is not an image that can be read \(cannot ident"):
+        open_image(path)
+
+
 @pytest.mark.parametrize("line", ["bar/../../secret.jpg", "bar/..\\secret.jpg", "bar//x.jpg"])
 def test_lists_of_images_stay_in_their_folder(line, tmp_path):
     image(tmp_path / "secret.jpg")
@@ -215,6 +245,75 @@ def test_a_folder_that_takes_nothing_leaves_the_old_file(tmp_path, monkeypatch):
         save_params(path, {"w": jnp.zeros(3)})
     assert load_params(path).params["w"].tolist() == [1, 1, 1]
     assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+LARGE = np.arange(20_000.0)
+
+
+def swept():
+    setting = Hyperparameters(0.1, loss="squared_error", steps=5)
+    return sweep_kernel(jnp.eye(2), jnp.zeros((2, 1)), jnp.ones((2, 1)), [setting] * 200)
+
+
+def drawn(path):
+    figure = Figure()
+    figure.subplots().plot(LARGE)
+    save(figure, path)
+
+
+def page(path):
+    with mock.patch("jaxttp.plots.report.report_html", return_value="words" * 2000):
+        save_report(mock.Mock(spec=TaskReport), path)
+
+
+WRITERS = {
+    "a.safetensors": lambda path: save_params(path, {"w": LARGE}),
+    "a.json": lambda path: write_json(path, list(LARGE)),
+    "a.csv": lambda path: swept().to_csv(path),
+    "a.png": drawn,
+    "a.html": page,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_nothing_that_is_written_is_ever_half_there(name, tmp_path, full_disk):
+    """The system's own refusal, in the middle of a file: the old one stays, no other is left."""
+    WRITERS[name](tmp_path / name)
+    (path,) = (one for one in tmp_path.rglob("*") if one.is_file())
+    assert path.stat().st_size > 4096
+    path.write_bytes(b"old")
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        WRITERS[name](tmp_path / name)
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
+    assert path.read_bytes() == b"old"
+    WRITERS[name](tmp_path / name)
+    assert path.stat().st_size > 4096
+
+
+def test_a_data_set_is_kept_whole_or_not_at_all(tmp_path, full_disk):
+    def kept():
+        rows = Dataset(
+            LARGE[:, None].astype("f4"), np.zeros(20_000, "i4"), "a", "Numbers.", 1, ("one",)
+        )
+        return cached(tmp_path, {"name": "../a"}, lambda: rows)
+
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        kept()
+    assert list(tmp_path.iterdir()) == []
+    kept()
+    (path,) = tmp_path.iterdir()  # a name is no path
+    assert path.name.startswith("..-a-")
+    np.testing.assert_array_equal(kept().x[:, 0], LARGE)
+
+
+def test_a_command_whose_output_cannot_be_made_says_so_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("old")
+    command = ["conditioning", "--width", "4", "--depth", "2", "--quiet", "--output"]
+    done = CliRunner().invoke(app, [*command, str(tmp_path / "file" / "in")])
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"jaxttp: output='{tmp_path}/file/in' cannot be written")
+    assert len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "file").read_text() == "old"
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path):

@@ -22,6 +22,7 @@ FLOORS = (
         "_html",
         "_interrupt",
         "_jit",
+        "_roots",
         "_samples",
         "_timing",
         "_tokens",

@@ -20,6 +20,7 @@ from jaxttp import (
     train,
 )
 from jaxttp.adapters.inputs import check_samples
+from jaxttp.dynamics import relinearized_recursion, weight_space, weight_space_flow
 from jaxttp.forecast import Hyperparameters, Online, grid
 from jaxttp.losses import encode_targets
 
@@ -193,6 +194,30 @@ def test_coarse_parameters_are_promoted_and_said(call):
         found = CALLS[call](linear, params, x, Y)
     wide = CALLS[call](linear, params.astype("float32"), x.astype("float32"), Y)
     np.testing.assert_array_equal(found.loss, wide.loss)
+
+
+DYNAMICS = {
+    "weight_space": lambda w, x: weight_space(linear, w, x, Y, steps=3, x_test=x, **SGD),
+    "weight_space_flow": lambda w, x: weight_space_flow(
+        linear, w, x, Y, loss="cross_entropy", learning_rate=0.1, ts=[1.0, 2.0]
+    ),
+    "relinearized_recursion": lambda w, x: relinearized_recursion(
+        linear, w, x, Y, steps=3, rebuilds=1, **SGD,
+        kernel_fn=lambda w: empirical_ntk(linear, w, jnp.asarray(X, "float32")),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DYNAMICS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dynamics_of_networks_promote_and_say_so_too(name, dtype):
+    """In float16 a path was off by all of its length, a flow without end, a kernel without eigh."""
+    params, x = narrow(dtype)
+    with pytest.warns(UserWarning, match=f"parameters promoted from {dtype} to float32"):
+        found = DYNAMICS[name](params, x)
+    wide = DYNAMICS[name](params.astype("float32"), x.astype("float32"))
+    assert found.train.dtype == jnp.float32
+    np.testing.assert_array_equal(found.train, wide.train)
 
 
 def test_what_was_promoted_is_in_the_forecast():

@@ -85,6 +85,18 @@ def test_what_diverges_is_said():
 
 
 @pytest.mark.slow
+def test_a_task_of_a_hostile_table_is_text():
+    """Names of classes, files and columns come into its words, which the page repeats."""
+    report = results.TaskReport()
+    naughty = "</title><script>alert(1)</script><img src=x onerror=alert(1)>"
+    task = dataclasses.replace(report.forecast.task, description=naughty)
+    forecast = dataclasses.replace(report.forecast, task=task)
+    text = report_html(dataclasses.replace(report, forecast=forecast))
+    alone(text)
+    assert text.count(html.escape(naughty)) >= 2
+
+
+@pytest.mark.slow
 def test_the_command_writes_the_page(monkeypatch, tmp_path):
     monkeypatch.setattr("jaxttp.pipeline.report_task", lambda *_, **__: results.TaskReport())
     monkeypatch.chdir(tmp_path)

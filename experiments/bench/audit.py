@@ -6,8 +6,8 @@
 its arguments, one at a time. A refusal is a ValueError or TypeError, raised here, that names an
 argument. An answer has no NaN which the valid call does not have, unless the result says that it
 diverged or doubts itself, or a warning was given. All else is printed, and the exit status is 1.
-``--quick`` tries, of every kind of argument, only what has to be refused. What is in the folder is
-not tried again.
+``--quick`` tries, of every kind of argument, a tracer and two values that have to be refused. What
+is in the folder is not tried again.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import re
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +132,8 @@ def attempt(function: Callable[..., Any], given: dict[str, Any], name: str, bad:
 
 
 def judge(function: Callable[..., Any], given: dict[str, Any], name: str, bad: Bad) -> Finding:
-    """Call, and say what came of it."""
-    with warnings.catch_warnings(record=True) as heard:
+    """Call, and say what came of it; JAX's own frames count, which it hides else."""
+    with warnings.catch_warnings(record=True) as heard, _unfiltered():
         warnings.simplefilter("always")
         try:
             result = attempt(function, given, name, bad)
@@ -148,6 +148,16 @@ def judge(function: Callable[..., Any], given: dict[str, Any], name: str, bad: B
         return Finding("warned", ours[0])
     doubt = doubts(result)
     return Finding("said", doubt) if doubt else Finding("silent NaN", type(result).__name__)
+
+
+@contextlib.contextmanager
+def _unfiltered() -> Iterator[None]:
+    before = jax.config.values["jax_traceback_filtering"]
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
 
 
 def refusal(problem: Exception, names: set[str], name: str) -> Finding:
@@ -244,7 +254,8 @@ def pieces(only: Sequence[str] = (), *, quick: bool = False) -> dict[str, Callab
         for argument, value in given.items():
             seen: set[str] = set()
             for bad in bad_values(argument, value):
-                if quick and (bad.wanted != REFUSAL or len(seen) > 1):
+                some = bad.words == TRACED or (bad.wanted == REFUSAL and len(seen) < 2)
+                if quick and not some:
                     continue
                 if "flow" in name + argument and (argument, bad.words) in LONG:
                     continue

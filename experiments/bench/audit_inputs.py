@@ -45,7 +45,7 @@ def bad_values(name: str, value: Any) -> Iterator[Bad]:
     elif name in ("params", "reference"):
         yield from _parameters(value)
     elif _is_key(value):
-        yield from _keys()
+        yield from _keys(value)
     elif isinstance(value, jax.Array | np.ndarray):
         yield from _arrays(value)
     elif type(value) in (list, tuple) and value and hasattr(value[0], "ndim"):
@@ -69,13 +69,13 @@ def _is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def _keys() -> Iterator[Bad]:
+def _keys(value: Any) -> Iterator[Bad]:
     made = {
         "0": 0, "text": "seed", "two numbers": np.zeros(2),
         "keys": jax.random.split(jax.random.key(0)),
     }  # fmt: skip
     yield from (Bad(words, bad, REFUSAL) for words, bad in made.items())
-    yield Bad("None", None, SPOKEN)
+    yield from (Bad("None", None, SPOKEN), Bad(TRACED, value, SPOKEN))
 
 
 def _numbers(value: float) -> Iterator[Bad]:

@@ -126,6 +126,12 @@ def weights(rng: np.random.Generator, model: Callable, d: int, c: int) -> Any:
     return named.get(model, w)
 
 
+def _exact_mean() -> dict[str, Any]:
+    """Options of `optax.MultiSteps`, whose means are rounded to float32 by default."""
+    known = inspect.signature(optax.MultiSteps.__init__).parameters
+    return {"accumulator_dtype": jnp.float64} if "accumulator_dtype" in known else {}
+
+
 def optimizers(r: float, m: float, t: int) -> dict[str, Callable[[], Any]]:
     """Optimisers of optax by name, of rate r and momentum m; some change at step t."""
     sgd, contrib = functools.partial(optax.sgd, r, m or None), optax.contrib
@@ -150,7 +156,7 @@ def optimizers(r: float, m: float, t: int) -> dict[str, Callable[[], Any]]:
         "ema": lambda: optax.chain(optax.ema(0.5), optax.sgd(r)),
         "optimistic": lambda: optax.optimistic_gradient_descent(0.3 * r),
         "MultiSteps": lambda: optax.MultiSteps(
-            sgd(), every_k_schedule=2
+            sgd(), every_k_schedule=2, **_exact_mean()
         ).gradient_transformation(),
         "apply_if_finite": lambda: optax.apply_if_finite(sgd(), 3),
         "masked": lambda: optax.masked(sgd(), lambda p: jax.tree.map(lambda _: True, p)),
@@ -327,7 +333,7 @@ def judge(call: Call) -> Verdict:
         does = "rises" in said and real.max() > real[0]
         return say("says that it diverges" if does else "called unstable", said=said)
     if found.trust is not None and "rises" not in found.trust:
-        return say("doubted", said=said)
+        return say("a sketch, doubted" if sketched else "doubted", said=said)
     return say("equal" if found.trust is None else "doubts a rising loss", said=said)
 
 

@@ -234,7 +234,7 @@ def rank_sensitivity(result: ConditionNumber, *, share: float = 1.0) -> RankSens
         GNC Appendix C, Figure 9.
     """
     check_instance("result", result, ConditionNumber, "condition_number")
-    check_known("share", share)
+    check_known(result=result, share=share)
     check_number("share", share, above=0.0)
     if share > 1:
         raise ValueError(f"share must be at most 1; got {share!r}.")

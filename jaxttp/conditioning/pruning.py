@@ -37,7 +37,7 @@ def magnitude_masks(
     Source:
         GNC Figure 1 and Appendix I.1: layer-wise, by magnitude, at initialisation.
     """
-    check_known("rate", rate)
+    check_known(rate=rate)
     check_number("rate", rate, at_least=0.0, below=1.0)
     _check_params(params)
     chosen = prune or (lambda path, leaf: jnp.ndim(leaf) >= 2)

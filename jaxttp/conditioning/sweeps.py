@@ -140,6 +140,7 @@ def sweep(
         raise ValueError("values must hold at least one value.")
     check_number("alpha", alpha)
     check_key(key, optional=False)
+    check_known(alpha=alpha, skip=skip, key=key)
     check_integer("outputs", outputs, at_least=1)
     check_integer("seeds", seeds, at_least=1)
     if (parameter == "alpha") and data is None:
@@ -208,7 +209,7 @@ def width_prediction(
         GNC eq (22).
     """
     d, k = (check_integer(name, size, at_least=1) for name, size in (("d", d), ("k", k)))
-    check_known("gain", gain)
+    check_known(gain=gain)
     check_number("gain", gain, above=0.0)
     widths = check_integers("widths", widths)
     return np.array(

@@ -226,6 +226,10 @@ def _preprocessing_in_words(preprocessing: Preprocessing) -> str:
     return f"cropped to {side}x{side} and normalised"
 
 
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+"""What image files may hold, whatever they are called: for others Pillow starts programs."""
+
+
 def open_image(path: Any) -> np.ndarray:
     """An image file's pixels (H, W, 3), uint8; needs Pillow."""
     pillow = _pillow(str(path))
@@ -234,7 +238,7 @@ def open_image(path: Any) -> np.ndarray:
         with warnings.catch_warnings():
             # Pillow itself refuses at twice its limit alone, 537 MB of pixels.
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
-            with pillow.open(path) as picture:
+            with pillow.open(path, formats=FORMATS) as picture:
                 return np.asarray(picture.convert("RGB"))
     except (*problems, pillow.DecompressionBombWarning) as problem:
         raise ValueError(f"{path} is not an image that can be read ({problem}).") from problem

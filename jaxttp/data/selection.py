@@ -165,7 +165,7 @@ def split(dataset: Dataset, *, held_out: float, key: Array) -> Split:
         (142, 36)
     """
     check_instance("dataset", dataset, Dataset, "load_dataset")
-    check_known("held_out", held_out)
+    check_known(held_out=held_out)
     check_number("held_out", held_out, above=0, below=1)
     groups = np.zeros(len(dataset), np.int32) if dataset.num_classes is None else dataset.y
     out = np.zeros(len(dataset), bool)
@@ -210,5 +210,6 @@ def _permutation(key: Array | None, stream: int, n: int) -> np.ndarray:
     if key is None:
         raise ValueError("key is needed to draw classes or samples; give a jax.random.key(seed).")
     check_key(key)
+    check_known(key=key)
     numbers = np.arange(n, dtype=np.int32)
     return np.asarray(jax.random.permutation(jax.random.fold_in(key, stream), numbers))

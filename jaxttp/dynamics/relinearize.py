@@ -31,7 +31,7 @@ from typing import Any
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer, check_number, is_concrete
+from jaxttp._checks import check_integer, check_leaves, check_number, is_concrete
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._accompany import Batches, accompany, join, part_ways
@@ -44,6 +44,7 @@ from jaxttp.dynamics._placement import (
     check_ends,
     segment_ends,
 )
+from jaxttp.dynamics._promoted import promote_all
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory
 from jaxttp.dynamics._walk import (
     Course,
@@ -88,7 +89,8 @@ def relinearized_recursion(
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
-        params: the weights before training.
+        params: the weights before training; bfloat16 and float16 are promoted to float32, samples
+            with them, and a warning says so.
         x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
@@ -148,6 +150,8 @@ def relinearized_recursion(
     if not callable(kernel_fn):
         raise TypeError(f"kernel_fn must be a function of the parameters; got {kernel_fn!r}.")
     x = check_samples("x", x)
+    check_leaves("params", params)
+    params, x, x_test = promote_all(params, x, x_test)
     placement = _placement(rebuilds, ends, steps, tolerance, max_rebuilds)
     if (x_test is None) != (kernel_test_fn is None):
         raise ValueError("x_test and kernel_test_fn belong together: give both or neither.")

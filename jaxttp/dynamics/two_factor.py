@@ -339,7 +339,7 @@ def power_law_labels(samples: int, classes: int, *, exponent: float = 1.0) -> Ar
     check_integer("samples", samples, at_least=1)
     check_integer("classes", classes, at_least=1)
     check_number("exponent", exponent)
-    check_known("exponent", exponent)
+    check_known(exponent=exponent)
     share = 1.0 / np.arange(1, classes + 1) ** exponent
     ends = np.cumsum(share) / np.sum(share) * samples
     return jnp.asarray(np.searchsorted(ends, np.arange(samples) + 0.5).clip(max=classes - 1))

@@ -31,6 +31,7 @@ from jaxttp.adapters.outputs import output_shape
 from jaxttp.dynamics._dual import dual_gradient, output_limit
 from jaxttp.dynamics._kernels import check_rate, check_times
 from jaxttp.dynamics._network import compile_network, kept
+from jaxttp.dynamics._promoted import promote_all
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.filters import linear_filter
@@ -107,7 +108,8 @@ def weight_space(
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
-        params: the weights before training, where the network is linearised.
+        params: the weights before training, where the network is linearised; bfloat16 and float16
+            are promoted to float32, samples with them, and a warning says so.
         x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
@@ -142,12 +144,14 @@ def weight_space(
     check_stepping(optimizer, params)
     x = check_samples("x", x)
     check_rows(apply_fn, params, x)
+    x_test = None if x_test is None else check_samples("x_test", x_test)
+    params, x, x_test = promote_all(params, x, x_test)
     f0 = compile_network(apply_fn)[0](params, x)
+    check_finite("apply_fn(params, x)", f0)
     targets, loss = encode_targets(loss, y, f0)
     indices = None
     if batch_size is not None:
         indices = batch_indices(key, f0.shape[0], batch_size, steps, protocol=protocol)
-    x_test = None if x_test is None else check_samples("x_test", x_test)
     descent = same_program(optimizer)
     state = optimizer.init(params)
     begin, step, end = kept(_training, apply_fn)
@@ -311,7 +315,8 @@ def weight_space_flow(
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
-        params: the weights before training.
+        params: the weights before training; bfloat16 and float16 are promoted to float32, samples
+            with them, and a warning says so.
         x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
@@ -342,7 +347,9 @@ def weight_space_flow(
     check_network(apply_fn, params)
     x = check_samples("x", x)
     check_rows(apply_fn, params, x)
+    params, x = promote_all(params, x)
     f0 = compile_network(apply_fn)[0](params, x)
+    check_finite("apply_fn(params, x)", f0)
     targets, loss = encode_targets(loss, y, f0)
     ts = check_times(ts, f0.dtype)
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]

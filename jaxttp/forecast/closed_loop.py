@@ -176,8 +176,7 @@ def online(
         given = "neither" if losses is None else "both"
         raise ValueError(f"give exactly one of losses and outputs; got {given}.")
     check_instance("setting", setting, Hyperparameters, "jaxttp.grid")
-    for name, value in (("kernel", kernel), ("f0", f0), ("y", y), ("losses", losses)):
-        check_known(name, value)
+    check_known(kernel=kernel, f0=f0, y=y, losses=losses)
     if losses is not None:
         losses = check_array("losses", losses)
     reading = loss_rule(thresholds, rule, smooth, window, setting.steps)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_integer
+from jaxttp._checks import check_choice, check_finite, check_integer, check_known
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
@@ -153,6 +153,7 @@ def compare(
     targets = targets_of(target_loss, target_error)
     x = check_samples("x", x)
     check_batches(batch_size, key, protocol, count(x))
+    check_known(learning_rate=learning_rate, momentum=momentum, key=key)
     rate = 1.0 if learning_rate is None else learning_rate
     setting = Hyperparameters(rate, momentum, batch_size, loss=loss, steps=steps)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
@@ -174,9 +175,8 @@ def compare(
             **drawn,
         )  # fmt: skip
         seconds = _step_seconds(problem, loss, swept.settings[0]) if time_steps else np.nan
-        swept = follow_leaders(
-            swept, lines, problem.targets, reading, relinearize=relinearize, **drawn
-        )
+        follow = {"relinearize": relinearize, **drawn}
+        swept = follow_leaders(swept, lines, problem.targets, reading, **follow)
         best = _best(swept)
         told = with_trust(swept, lines, problem.targets, only=(best,), **drawn)
         found[name] = (told, best, seconds, _explain(lines.first, problem))

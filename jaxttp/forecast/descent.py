@@ -7,7 +7,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer, check_number, check_optimizer
+from jaxttp._checks import check_integer, check_known, check_number, check_optimizer
 from jaxttp._types import Params
 from jaxttp.dynamics._limits import step_maps, step_rates
 from jaxttp.dynamics.batches import check_batches
@@ -78,6 +78,7 @@ class Descent:
                 f"give exactly one of learning_rate and optimizer; got {given}. "
                 "learning_rate=0.1 is optimizer=optax.sgd(0.1)."
             )
+        check_known(learning_rate=learning_rate, momentum=momentum, key=key)
         check_number("momentum", momentum, at_least=0.0, below=1.0)
         if optimizer is not None and momentum:
             raise ValueError(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._checks import check_integer, check_key, check_used
+from jaxttp._checks import check_integer, check_key, check_known, check_used
 from jaxttp._result import RESULT, wrapped
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
@@ -190,6 +190,7 @@ def extrapolate(
     if isinstance(y, Weighted):
         raise ValueError("y: weighted labels cannot be extrapolated; leave the masked samples out.")
     check_key(key, optional=False)
+    check_known(key=key, learning_rate=learning_rate)
     x = check_samples("x", x)
     m = count(x)
     check_integer("subset", subset, at_least=2, at_most=m, remedy=f"There are {m} samples.")

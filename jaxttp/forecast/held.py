@@ -147,8 +147,7 @@ def held_forecast(
     check_stepping(optimizer, params)
     x, x_watched = check_samples("x", x), check_samples("x_watched", x_watched)
     given = {"params": params, "x": x, "y": y, "x_watched": x_watched, "y_watched": y_watched}
-    for name, value in {**given, "share": share}.items():
-        check_known(name, value)
+    check_known(**given, share=share, key=key)
     for name in ("params", "x", "x_watched"):
         check_finite(name, given[name])
     protocol = check_batches(batch_size, key, protocol, count(x))

@@ -16,7 +16,7 @@ from jaxttp._samples import count
 from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.forecast._model import promote
+from jaxttp.dynamics._promoted import promote
 from jaxttp.forecast._options import (
     Keywords,
     check_at_hand,

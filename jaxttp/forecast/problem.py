@@ -10,14 +10,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxttp._bounded import bound_programs
-from jaxttp._checks import check_finite
+from jaxttp._checks import check_finite, check_known
 from jaxttp._samples import take
 from jaxttp._types import ApplyFn, Params, notes_of
 from jaxttp._weights import token_labels
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import compile_network, kept
-from jaxttp.forecast._model import check_model, promote, promote_samples, warn_of
+from jaxttp.dynamics._promoted import promote, promote_samples, warn_of
+from jaxttp.forecast._model import check_model
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk._select import split_trainable
 from jaxttp.ntk.row_sharded import gathered, is_by_process, of_processes
@@ -116,6 +117,8 @@ class Problem:
         if (x_test is None) != (y_test is None):
             raise ValueError("x_test and y_test belong together: give both or neither.")
         bound_programs()
+        given = {"x": x, "params": params, "y": y, "x_test": x_test, "y_test": y_test}
+        check_known(**{names.format(name): value for name, value in given.items()})
         x, mesh = of_processes(check_samples(names.format("x"), x))
         check_network(apply_fn, params)
         check_finite(names.format("x"), x)

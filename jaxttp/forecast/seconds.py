@@ -143,7 +143,7 @@ def wall_clock(
         below it is `Device`'s.
     """
     check_integer("horizon", horizon, at_least=1)
-    check_known("efficiency", efficiency)
+    check_known(efficiency=efficiency)
     check_number("efficiency", efficiency, above=0.0)
     if not isinstance(steps, Mapping):
         raise TypeError(f"steps must be a mapping, threshold -> steps; got {steps!r}.")

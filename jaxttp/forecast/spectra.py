@@ -275,7 +275,7 @@ def _residual_tail(shares: np.ndarray, head: int, rank: int) -> tuple[np.ndarray
 
 def _known(name: str, value: Any) -> np.ndarray:
     """Finite real numbers in float64, in NumPy."""
-    check_known(name, value)
+    check_known(**{name: value})
     check_finite(name, value)
     check_array(name, value)
     return np.asarray(value, np.float64)

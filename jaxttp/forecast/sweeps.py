@@ -127,8 +127,7 @@ def sweep(
         TTP Section 5 forecasts one setting at a time with an ODE; the recursion on the outputs is
         exact for the linearised network (derived, tested against `recursion`).
     """
-    for name, value in (("params", params), ("x", x), ("y", y)):
-        check_known(name, value)
+    check_known(params=params, x=x, y=y)
     x = check_samples("x", x)
     reading = Rule.of(thresholds, rule, metric, smooth, window)
     Keywords(relinearize=relinearize).check()
@@ -200,8 +199,7 @@ def sweep_kernel(
         >>> sweep_kernel(kernel, jnp.zeros((2, 2)), jnp.array([0, 1]), settings).loss.shape
         (2, 21)
     """
-    for name, value in (("kernel", kernel), ("f0", f0), ("y", y)):
-        check_known(name, value)
+    check_known(kernel=kernel, f0=f0, y=y)
     f0 = check_array("f0", f0)
     n = len(f0) if f0.ndim else None
     reading = Rule.of(thresholds, rule, metric, smooth, window)
@@ -278,6 +276,7 @@ class _Wanted(NamedTuple):
         rule.check(min(one.steps for one in settings))
         sizes = [one.batch_size for one in settings if one.batch_size is not None]
         protocol = check_batches(max(sizes, default=None), key, protocol, n)
+        check_known(key=key)
         return cls(
             settings, rule, targets, key, protocol, _step_seconds(step_seconds, settings), rank_by
         )

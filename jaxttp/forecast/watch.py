@@ -14,8 +14,8 @@ from jaxttp._checks import check_choice, check_number, check_used
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._network import compile_network
+from jaxttp.dynamics._promoted import promote
 from jaxttp.dynamics.relinearize import relinearized_recursion
-from jaxttp.forecast._model import promote
 from jaxttp.forecast._options import check_tokens, choose_kernel
 from jaxttp.forecast.closed_loop import (
     DEPARTURE,

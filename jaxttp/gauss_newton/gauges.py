@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_array, check_finite, check_integer, check_key, check_number
+from jaxttp._roots import root
 from jaxttp.gauss_newton._network import Activation, Couplings
 from jaxttp.gauss_newton.modes import Mode
 from jaxttp.gauss_newton.readout import check_readout, read
@@ -173,7 +174,7 @@ def _flow_error(
     def step(w: Array, k: Array) -> tuple[Array, Array]:
         epsilon = _outputs(network, w, x, activations, readout) - y
         wanted = jnp.exp(-rate * k.astype(rate.dtype)) * first
-        off = jnp.sqrt(jnp.sum((epsilon - wanted) ** 2))
+        off = root(jnp.sum((epsilon - wanted) ** 2))
         direction, _, _ = direction_of(
             network._replace(weights=w), x, lambda _: epsilon, activations, readout,
             mode.fresh(None, k), measure=False,
@@ -182,7 +183,7 @@ def _flow_error(
 
     w, errors = jax.lax.scan(step, network.weights, jnp.arange(steps))
     last = _outputs(network, w, x, activations, readout) - y - jnp.exp(-rate * steps) * first
-    worst = jnp.maximum(jnp.max(errors), jnp.sqrt(jnp.sum(last**2)))
+    worst = jnp.maximum(jnp.max(errors), root(jnp.sum(last**2)))
     return worst / jnp.sqrt(jnp.sum(first**2))
 
 

@@ -57,7 +57,7 @@ def linear_head(
     check_integer("features", features, at_least=1)
     check_integer("outputs", outputs, at_least=1)
     check_instance("rngs", rngs, nnx.Rngs, "flax.nnx, such as nnx.Rngs(0)")
-    check_known("scale", scale)
+    check_known(scale=scale)
     check_number("scale", scale, at_least=0)
     return nnx.Linear(
         features,

@@ -121,7 +121,7 @@ def lora_scale(rank: int, *, alpha: float | None = None, rslora: bool = False) -
         >>> lora_scale(4, alpha=8), lora_scale(4, alpha=8, rslora=True)
         (2.0, 4.0)
     """
-    check_known("alpha", alpha)
+    check_known(alpha=alpha)
     check_integer("rank", rank, at_least=1)
     number = check_number("alpha", rank if alpha is None else alpha, above=0)
     return float(number) / (math.sqrt(rank) if rslora else rank)

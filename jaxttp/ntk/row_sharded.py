@@ -168,14 +168,16 @@ def gathered(kernel: Any) -> Array:
     """All of a kernel on one device, by way of the host, for what decomposes it.
 
     Args:
-        kernel: as `empirical_ntk` gives it, with a mesh or without, or what is like an array.
+        kernel: as `empirical_ntk` gives it, with a mesh or without, or what is like an array; a
+            traced one lies where the program that is being made has it.
 
     Example:
         >>> gathered(jnp.ones((2, 2))).shape
         (2, 2)
     """
     if isinstance(kernel, jax.Array):
-        return kernel if len(kernel.devices()) == 1 else jnp.asarray(on_host(kernel))
+        here = not is_concrete(kernel) or len(kernel.devices()) == 1
+        return kernel if here else jnp.asarray(on_host(kernel))
     return jnp.asarray(np.asarray(kernel))
 
 

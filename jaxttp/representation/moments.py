@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_array, check_finite, check_instance, check_integer
 from jaxttp._double import double
 from jaxttp._result import RESULT
+from jaxttp._roots import root
 from jaxttp._threads import decompose
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import traced_outputs
@@ -245,4 +246,4 @@ def values_of(name: str, features: ArrayLike | FeatureMoments, *, center: bool) 
         gram = scatter if center else scatter + count * jnp.outer(mean, mean)
         values = decompose(jnp.linalg.eigvalsh, gram)[::-1]
         floor = width * 2.0**-52 * values[0]
-        return jnp.sqrt(jnp.where(values > floor, values, 0.0))
+        return root(jnp.where(values > floor, values, 0.0))

@@ -171,8 +171,7 @@ def neighbor_accuracy(
         Leave-one-out k nearest neighbours, by scikit-learn.
     """
     check_choice("metric", metric, ("cosine", "euclidean"))
-    for name, value in (("features", features), ("neighbors", neighbors), ("y", y)):
-        check_known(name, value)
+    check_known(features=features, neighbors=neighbors, y=y)
     with double():
         rows = np.asarray(as_rows("features", features))
     check_integer("neighbors", neighbors, at_least=1, at_most=len(rows) - 1)
@@ -187,7 +186,7 @@ def neighbor_accuracy(
 
 def _labels(y: Any, n: int) -> np.ndarray:
     """Known integer labels (N,) as 0..K-1, in their order."""
-    check_known("y", y)
+    check_known(y=y)
     labels = np.asarray(y)
     if labels.shape != (n,) or labels.dtype.kind not in "iub":
         raise ValueError(

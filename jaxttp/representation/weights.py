@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_finite, check_leaves, check_several
 from jaxttp._double import double
 from jaxttp._result import RESULT
+from jaxttp._roots import root
 from jaxttp._types import Params
 from jaxttp.ntk._select import leaf_paths
 
@@ -68,7 +69,7 @@ def weight_norm(params: Params) -> Float[Array, ""]:
     """
     with double():
         leaves = _leaves("params", params)[1]
-        return jnp.sqrt(jnp.sum(_sums(leaves, leaves)))
+        return root(jnp.sum(_sums(leaves, leaves)))
 
 
 def weight_cosine(params: Params, reference: Params) -> Float[Array, ""]:
@@ -160,12 +161,12 @@ def weight_path(history: Sequence[Params]) -> WeightPath:
         total = jnp.sum(squares, axis=1)
         return WeightPath(
             names=names,
-            norm=jnp.sqrt(total),
-            distance=jnp.sqrt(jnp.sum(away, axis=1)),
+            norm=root(total),
+            distance=root(jnp.sum(away, axis=1)),
             cosine=_cosine(jnp.sum(dots, axis=1), total, total[:1]),
-            step_norm=jnp.sqrt(lengths),
+            step_norm=root(lengths),
             step_cosine=_cosine(jnp.asarray(turns, jnp.float64), lengths[:-1], lengths[1:]),
-            leaf_norm=jnp.sqrt(squares),
+            leaf_norm=root(squares),
             leaf_cosine=_cosine(dots, squares, squares[:1]),
         )
 

@@ -58,3 +58,18 @@ def test_pruned_entries_stay_zero(params, optimizer):
 def test_bad_rate(params, rate):
     with pytest.raises(ValueError, match="rate"):
         conditioning.magnitude_masks(params, rate)
+
+
+@pytest.mark.parametrize(
+    ("params", "masks", "message"),
+    [
+        ({"w": jnp.ones(3)}, {"w": jnp.ones(2, bool)}, "masks must be the tree of params"),
+        ({"w": jnp.ones(3)}, {"v": jnp.ones(3, bool)}, "masks must be the tree of params"),
+        ({"w": jnp.ones(3)}, {"w": jnp.ones(3)}, "masks must hold an array of bools"),
+        ({"w": jnp.ones(3)}, {}, "masks must hold an array of bools"),
+        ({}, {"w": jnp.ones(3, bool)}, "params holds no array"),
+    ],
+)
+def test_masks_that_do_not_fit(params, masks, message):
+    with pytest.raises(ValueError, match=message):
+        conditioning.apply_masks(params, masks)

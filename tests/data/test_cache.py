@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jaxttp.data import load_dataset
-from jaxttp.data.cache import cached
+from jaxttp.data.cache import _checksum, cached
 
 SETTINGS = {"name": "wine"}
 
@@ -95,4 +95,20 @@ def test_a_file_of_other_settings_under_this_name(tmp_path):
     (other,) = set(tmp_path.iterdir()) - {path}
     other.replace(path)
     with pytest.raises(ValueError, match="is of other settings"):
+        cached(tmp_path, SETTINGS, Counted())
+
+
+def damage_meta(path):
+    """A right checksum about words that are none: of another program, or another version."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in ("x", "y")}
+    arrays["meta"] = np.array('{"settings": NaN}')
+    np.savez(path, **arrays, sha256=np.array(_checksum(arrays)))
+
+
+def test_words_that_are_none_are_refused_too(tmp_path):
+    cached(tmp_path, SETTINGS, Counted())
+    (path,) = tmp_path.iterdir()
+    damage_meta(path)
+    with pytest.raises(ValueError, match=r"is damaged \(NaN is not a finite number\).*delete it"):
         cached(tmp_path, SETTINGS, Counted())

@@ -87,3 +87,24 @@ def test_the_table_counts_and_says_what_is_left_out():
     assert "| `f` |  | 1 |" in page
     assert "traceback*: to be mended" in page
     assert f"- `convolution_bound`: {audit_calls.LEFT_OUT['convolution_bound']}" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("predict_training_time", "x"), ("extrapolate", "key"),
+        ("train", "key"), ("data.select", "key"),
+        ("conditioning.rank_sensitivity", "result"), ("draw_samples", "batches"),
+    ],
+)  # fmt: skip
+def test_what_looks_at_values_refuses_tracers_by_name(name, argument):
+    """JAX's own errors repeat the argument's name, too: they were once taken for refusals."""
+    given, function = audit_calls.calls()[name], audit_calls.functions()[name]
+    found = audit.judge(function, given, argument, Bad(audit.TRACED, given[argument], SPOKEN))
+    assert found.kind == "refused"
+    assert found.said.startswith(f"ValueError: {argument} is traced, and its values are looked at")
+
+
+def test_errors_of_jax_are_no_refusals():
+    """Though they name the argument: what counts is who raises."""
+    assert judged(lambda rate: jnp.zeros(int(rate)), 1.0, words=audit.TRACED) == "traceback"

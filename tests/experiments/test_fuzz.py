@@ -17,10 +17,11 @@ def test_forecasts_of_linear_models_are_exact(seed):
 
 
 # Found: a linear network's kernel held or damped at the edge of stability (660, 853, 3248, 3742;
-# 6283 without a word), or its times in doubt (2491). A chaotic training (1816), and the sketch
-# of a small budget (6110), are no faults.
+# 6283 without a word), or its times in doubt (2491). A chaotic training (1816), the sketch of a
+# small budget, in doubt whether it is off (6110) or not (15108), and means that the optimiser
+# rounds to float32 (13506) are no faults.
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [660, 853, 1816, 2491, 3248, 3742, 6110, 6283])
+@pytest.mark.parametrize("seed", [660, 853, 1816, 2491, 3248, 3742, 6110, 6283, 13506, 15108])
 def test_what_was_found_stays_mended(seed):
     verdict = fuzz.try_call(seed)
     assert verdict.kind in fuzz.GOOD, f"{verdict.call}: {verdict.said}"

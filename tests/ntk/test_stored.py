@@ -1,5 +1,6 @@
 """Tiles in a store: the kernel, whatever happened to the run or to the files."""
 
+import contextlib
 import itertools
 import os
 import random
@@ -99,6 +100,23 @@ def test_a_run_that_was_ended_goes_on(tmp_path, whole, after):
     assert kernel.computed == 6 - after  # nothing that was stored
     np.testing.assert_array_equal(np.asarray(kernel), whole[1])
     assert stored(tmp_path).computed == 0
+
+
+def test_a_full_disk_leaves_what_was_stored(tmp_path, whole, full_disk):
+    """The system refuses in the middle of a tile; what is there stays, and the next call ends."""
+    with contextlib.ExitStack() as stack:
+
+        def fill(done, total):
+            if done == 2:
+                stack.enter_context(full_disk(500))
+
+        with pytest.raises(ValueError, match=r"Error writing local file .*File too large"):
+            stored(tmp_path, progress=fill)
+    with pytest.raises(ValueError, match=r"lacks \d tiles of its kernel; call store_kernel"):
+        open_kernel(tmp_path)
+    kernel = stored(tmp_path)
+    assert kernel.computed == 4
+    np.testing.assert_array_equal(np.asarray(kernel), whole[1])
 
 
 def test_devices_of_a_mesh_write_the_same_bits(tmp_path, whole):

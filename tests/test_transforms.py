@@ -1,0 +1,238 @@
+"""jit, vmap and derivatives of every public function of arrays, and the precision of its numbers.
+
+Generated from the valid calls of `experiments.bench.audit_calls`: their floating-point arrays move,
+all else stays. A function is in one of the tables below or is tested; what looks at values refuses
+tracers by name, which `experiments.bench.audit` holds.
+"""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.bench.audit_calls import calls, functions
+
+REFUSES = {
+    "compare", "early_stopping", "extrapolate", "online", "predict_training_time", "sweep",
+    "time_step", "train", "wall_clock", "weighted", "representation.neighbor_accuracy",
+    "forecast.held_forecast", "forecast.extrapolate_spectrum", "forecast.mode_curve",
+    "forecast.sweep_kernel", "ntk_plan", "ntk.store_plan", "from_nnx",
+}  # fmt: skip
+"""Answers are made of Python's numbers, or of functions, or are about shapes alone."""
+KINKED = {
+    "training_time": "a whole number",
+    "conditioning.magnitude_masks": "zeros and ones",
+    "dynamics.cluster_samples": "whole numbers",
+    "losses.misclassified": "a share of samples", "losses.wrong_bits": "a share of bits",
+    "ntk.psd_report": "eigenvalues that are zero but for rounding",
+    "losses.encode_targets": "made of labels alone",
+    "ntk.eigendecomposition": "vectors of eigenvalues that differ by little",
+    "ntk.spectral_density": "a loop until it converged: forward mode alone",
+    "ntk.extreme_eigenvalues": "a loop until it converged: forward mode alone",
+    "dynamics.relinearized_recursion": "a loop until it converged: forward mode alone",
+    "representation.leep": "rows have to sum to 1",
+    "gauss_newton.inverse_error": "a measure of rounding",
+    "representation.alpha_req": "the range of a fit",
+    "representation.representation_geometry": "the range of a fit",
+    "dynamics.diffusion": "random paths", "dynamics.crossing_time": "an event of the solver",
+}  # fmt: skip
+"""Not differentiated, and why."""
+SLOW = {
+    "dynamics.diffusion", "dynamics.gradient_flow", "dynamics.crossing_time",
+    "dynamics.flow_curves", "dynamics.two_factor_flow", "dynamics.weight_space_flow",
+    "dynamics.relinearized_recursion",
+    "gauss_newton.flow_error", "gauss_newton.inverse_error", "gauss_newton.inverse_jvp",
+    "gauss_newton.forecast_flow", "gauss_newton.forecast_steps", "gauss_newton.revmlp_kernel",
+    "conditioning.convolution_point", "conditioning.gauss_newton_convolution",
+    "conditioning.leaky_point", "conditioning.linear_point", "conditioning.layer_terms",
+    "conditioning.batch_norm_scales", "conditioning.psd_residual_bound", "class_sketch",
+    "dynamics.diagonal_noise", "dynamics.weight_space", "dynamics.two_factor_observables",
+    "dynamics.two_factor_descent", "dynamics.cluster_samples", "ntk.class_separation",
+    "ntk.spectral_density", "ntk.extreme_eigenvalues", "representation.weight_path",
+    "representation.logme", "representation.kernel_rate", "representation.cka_table",
+    "representation.feature_moments", "representation.representation_geometry",
+    "losses.unexplained_variance",
+}  # fmt: skip
+"""What compiles long."""
+DRAWN = np.random.default_rng(0)
+LAYERS = {"filters": [DRAWN.normal(size=(2, 1, 2, 2)), DRAWN.normal(size=(2, 2, 2, 2))]}
+LEAKY = {name: DRAWN.normal(size=size) for name, size in (("W", (2, 12)), ("V", (12, 3)),
+                                                          ("X", (3, 2)))}  # fmt: skip
+CHANGED = {
+    "dynamics.relinearized_recursion": {"ends": (1, 3)},  # else placed by values where it can be
+    # of one layer the matrix does not depend on the weights, and the bound is infinite
+    "conditioning.gauss_newton_convolution": LAYERS, "conditioning.convolution_point": LAYERS,
+    "conditioning.leaky_relu_bound": LEAKY,
+    "conditioning.psd_sum_bounds": {"second": np.diag([1.0, 3.0, 2.0])},  # no two sums alike
+}  # fmt: skip
+
+
+def moves(value):
+    """Whether an argument is made of floating-point arrays."""
+    found = jax.tree.leaves(value)
+    return bool(found) and all(
+        isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)
+        for leaf in found
+    )
+
+
+def in_dtype(tree, dtype):
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)
+
+
+@functools.cache
+def given(name):
+    """What moves and what stays, of a call in float64."""
+    arguments = calls()[name] | CHANGED.get(name, {})
+    moving = {key: value for key, value in arguments.items() if moves(value) and key != "ts"}
+    return in_dtype(moving, jnp.float64), {k: v for k, v in arguments.items() if k not in moving}
+
+
+def numbers(name, moving):
+    """All arrays of an answer; of an operator its product with ones."""
+    function, fixed = functions()[name], given(name)[1]
+    answer = function(**fixed, **moving)
+    if callable(getattr(answer, "mv", None)):
+        ones = jax.tree.map(lambda one: jnp.ones(one.shape, one.dtype), answer.in_structure())
+        answer = answer.mv(ones)
+    found = [leaf for leaf in jax.tree.leaves(answer) if isinstance(leaf, jax.Array)]
+    return [one for one in found if not jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key)]
+
+
+NAMES = sorted(
+    name for name, arguments in calls().items()
+    if not name.startswith(("data.", "models."))  # files, modules, and data sets
+    and name not in REFUSES and any(map(moves, arguments.values()))
+)  # fmt: skip
+EVERY = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NAMES]
+
+
+def near(got, wanted, share):
+    """Each array to a share of its largest number."""
+    assert len(got) == len(wanted)
+    for one, other in zip(got, wanted, strict=True):
+        other = np.asarray(other, float)
+        size = np.max(np.abs(other[np.isfinite(other)]), initial=1e-3)
+        np.testing.assert_allclose(np.asarray(one, float), other, rtol=0, atol=share * size)
+
+
+def direction(leaf, seed):
+    """A random change; symmetric for what is symmetric, as matrices and kernels have to stay."""
+    change = np.random.default_rng(seed).normal(size=leaf.shape) * np.max(np.abs(leaf))
+    for axes in ((*range(leaf.ndim // 2, leaf.ndim), *range(leaf.ndim // 2)), (0, 2, 1)):
+        fits = len(axes) == leaf.ndim and leaf.transpose(axes).shape == leaf.shape
+        if leaf.ndim > 1 and fits and np.array_equal(leaf.transpose(axes), leaf):
+            change = change + change.transpose(axes)
+    return jnp.asarray(change)
+
+
+def weighted(found, like):
+    """A number that all floating-point arrays of an answer enter."""
+    return sum(
+        jnp.vdot(jnp.asarray(np.random.default_rng(i).normal(size=one.shape)), one)
+        for i, (one, is_so) in enumerate(zip(found, like, strict=True))
+        if jnp.issubdtype(one.dtype, jnp.floating) and is_so
+    )
+
+
+LOOSE = {"dynamics.relinearized_recursion": 1e-7}
+"""Its kernel is made from samples in float32."""
+STEP = 1e-6
+"""A share of the largest number: central differences are off by its square, and by 1e-16 / STEP."""
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_jit_is_eager_vmap_a_loop_and_the_gradient_a_difference(name):
+    """Compiled programs sum in another order, so to 1e-9; differences are good to 1e-6."""
+    moving = given(name)[0]
+    call = functools.partial(numbers, name)
+    leaves, tree = jax.tree.flatten(moving)
+    ways = tree.unflatten([direction(np.asarray(leaf), i) for i, leaf in enumerate(leaves)])
+    eager = call(moving)
+    points = [
+        jax.tree.map(lambda a, d, s=s: a + s * STEP * d, moving, ways) for s in (0.0, -1.0, 1.0)
+    ]
+    batch = jax.tree.map(lambda *rows: jnp.stack(rows), *points)
+    rows = jax.jit(jax.vmap(call))(batch)
+    share = 1e-9 if name not in LOOSE else LOOSE[name]
+    near([one[0] for one in rows], eager, share)
+    near([one[2] for one in rows], jax.jit(call)(points[2]), share)
+    if name in KINKED:
+        return
+    smooth = [bool(np.all(np.isfinite(one))) for one in eager]
+
+    def value(moving):
+        return weighted(call(moving), smooth)
+
+    slope = jax.jit(jax.grad(value))(moving)
+    got = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, slope, ways)))
+    sums = [weighted([one[i] for one in rows], smooth) for i in (1, 2)]
+    size = sum(float(jnp.sum(jnp.abs(one[0]))) for one, is_so in zip(rows, smooth, strict=True)
+               if is_so)  # fmt: skip
+    np.testing.assert_allclose(got, (sums[1] - sums[0]) / (2 * STEP), rtol=1e-4, atol=1e-5 * size)
+    assert any(np.any(np.asarray(one) != 0) for one in jax.tree.leaves(slope))
+
+
+RANDOM = {
+    "class_sketch", "sketch_jacobian", "dynamics.diffusion", "dynamics.balanced_features",
+}  # fmt: skip
+"""Draws differ between precisions."""
+SMALL = {
+    "ntk.extreme_eigenvalues", "ntk.eigendecomposition", "ntk.spectral_density", "ntk.psd_report",
+    "gauss_newton.apply_pseudoinverse", "gauss_newton.inverse_error",
+    "dynamics.relinearized_recursion",
+}  # fmt: skip
+"""Small eigenvalues, residuals, and estimates of errors, which rounding makes."""
+OWN = {
+    "gauss_newton.revmlp_forward", "gauss_newton.revmlp_inverse", "gauss_newton.inverse_jvp",
+    "gauss_newton.gauss_newton_direction", "gauss_newton.inverse_error", "gauss_newton.flow_error",
+    "gauss_newton.revmlp_kernel", "sketch_jacobian", "ntk_operator", "conditioning.apply_masks",
+    "forecast.smooth_curve", "losses.encode_targets",
+    "representation.update_moments", "representation.merge_moments",
+}  # fmt: skip
+"""Half precision in, half precision out: networks compute as their parameters are."""
+SUMMED = {
+    "empirical_ntk", "class_sketch", "dynamics.diagonal_noise", "representation.feature_moments",
+}  # fmt: skip
+"""Networks in half precision, whose products are summed in more."""
+WIDE = ("conditioning.", "representation.")
+"""Float64, whatever is given."""
+
+
+def floating(found):
+    return [one for one in found if jnp.issubdtype(one.dtype, jnp.floating)]
+
+
+def narrow(name, *dtypes):
+    """The floating-point arrays of an answer, with arguments cast, without x64."""
+    with jax.enable_x64(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is promoted is said, see below
+        moving = calls()[name] | CHANGED.get(name, {})
+        moving = {key: moving[key] for key in given(name)[0]}
+        for dtype in dtypes:
+            moving = in_dtype(moving, dtype)
+        return floating(numbers(name, moving))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_precision_is_what_the_documentation_says(name):
+    """docs/guides/devices.md; float32 has 7 digits, of which no more than four are lost here."""
+    wide, single = floating(numbers(name, given(name)[0])), narrow(name, jnp.float32)
+    expected = jnp.float64 if name.startswith(WIDE) and name not in OWN else jnp.float32
+    assert all(one.dtype in (expected, jnp.float64) for one in single)
+    assert all(one.dtype == jnp.float64 for one in wide)
+    if name not in RANDOM | SMALL:
+        near(single, wide, 1e-3)
+    for dtype in (jnp.bfloat16, jnp.float16):
+        got, wanted = narrow(name, dtype), narrow(name, dtype, jnp.float32)
+        if name in OWN:
+            assert any(one.dtype == dtype for one in got) or not got
+        else:
+            assert [one.dtype for one in got] == [one.dtype for one in wanted]
+        if name not in OWN | SUMMED:
+            near(got, wanted, 0.0)
+        elif name in SUMMED:
+            near(got, wanted, 0.02)  # 8 bits of every factor
