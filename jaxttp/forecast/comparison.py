@@ -288,7 +288,8 @@ def _explain(kernel: Kernel, problem: Problem) -> Explanation:
     total, largest, rank = float(shares.sum()), float(values[0]), int(system.rank)
     if not (total > 0 and largest > 0):  # nothing is left to learn, or nothing moves
         return Explanation(0.0, 0.0, float("nan"), rank, largest / f0.shape[0])
-    last = values[min(LEADING, len(values)) - 1] * (1 - 1e-5)  # equal ones count together
+    # Equal ones count together; zeros do not, whose order is rounding.
+    last = values[min(LEADING, rank) - 1] * (1 - 1e-5)
     return Explanation(
         speed=float(shares @ values) / (largest * total),
         alignment=float(shares[values >= last].sum()) / total,

@@ -76,6 +76,21 @@ def test_explanations_by_hand(found):
         assert why.largest == pytest.approx(values[-1] / 16)
 
 
+def test_what_has_no_eigenvalue_does_not_lead():
+    """Of a kernel of rank 4: the share within its range, whatever order rounding gives zeros."""
+    draw = np.random.default_rng(3)
+    x, y = draw.normal(size=(14, 4)), draw.normal(size=(14, 1))
+    weights = draw.normal(size=(4, 1))
+    (why,) = compare(
+        {"linear": Candidate(lambda w, x: x @ w, weights)}, x, y, loss="squared_error", steps=5,
+        relinearize=0,
+    ).explanations  # fmt: skip
+    g = x @ weights - y
+    within = x @ np.linalg.lstsq(x, g)[0]
+    assert why.rank == 4
+    assert why.alignment == pytest.approx(np.sum(within**2) / np.sum(g**2), rel=1e-9)
+
+
 @pytest.mark.slow
 def test_rows_and_text(found):
     rows = found.rows()
