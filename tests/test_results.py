@@ -45,7 +45,8 @@ INPUTS = {
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
     "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Checked", "Noisy",
     "Linearizer",
-    "HeavyBall", "RowSharded", "StoredKernel", "StoredSketch", "StoredFactors", "Mode", "Filter", "Truncate", "Damp", "Tikhonov",
+    "HeavyBall", "RowSharded", "StoredKernel", "StoredSketch", "StoredFactors",
+    "Mode", "Filter", "Truncate", "Damp", "Tikhonov",
     "Noise",
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
