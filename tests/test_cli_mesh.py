@@ -34,7 +34,7 @@ def together(*arguments):
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
         "JAX_PLATFORMS": "cpu",
     }
-    command = [sys.executable, "-m", "jaxttp", *arguments, "--mesh", "all", "--distributed"]
+    command = [sys.executable, "-m", "jaxttp", *arguments, "--mesh", "4", "--distributed"]
     running = [
         subprocess.Popen(
             [*command, f"localhost:{port},2,{index}"], env=given, text=True,
@@ -57,7 +57,7 @@ def test_two_processes_give_the_same_numbers_and_the_first_one_tells_and_writes(
     first, second = together(*PREDICT, "--json", "--output", str(tmp_path))
     assert second == ""
     spread = json.loads(first)
-    assert spread["hyperparameters"].pop("mesh") == "all"
+    assert spread["hyperparameters"].pop("mesh") == 4
     assert one["hyperparameters"].pop("mesh") is None
     for name in ("steps", "hyperparameters", "trust", "plan", "stable", "task"):
         assert spread[name] == one[name]

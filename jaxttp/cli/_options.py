@@ -85,7 +85,7 @@ class Given:
         several = self.values.get("distributed")
         return Shell(
             **given, cache=not self.values.get("no_cache", True), distributed=several,
-            mesh=self.values.get("mesh"),
+            mesh=functools.partial(self.parsed, "mesh"),
         )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ class Shell:
         cache: keep compiled programs for the next process, see `jaxttp._programs`.
         distributed: joins this process with others, of which process 0 alone tells and writes; see
             `jaxttp.pipeline.devices.join_processes`.
-        mesh: what the command was given for its mesh.
+        mesh: reads what the command was given for its mesh.
     """
 
     output: Path | None = None
@@ -95,7 +95,7 @@ class Shell:
     verbose: bool = False
     cache: bool = True
     distributed: str | None = None
-    mesh: str | None = None
+    mesh: Callable[[], Any] = lambda: None
 
     @property
     def is_first(self) -> bool:
@@ -119,7 +119,7 @@ class Shell:
                     from jaxttp.pipeline.devices import join_processes
 
                     stack.enter_context(_only_results_on_standard_output())
-                    join_processes(self.distributed, self.mesh)
+                    join_processes(self.distributed, self.mesh())
                 programs = keep(self.cache)
                 silent = self.quiet or self.verbose or not self.is_first
                 bar = stack.enter_context(_progress_bar(silent=silent))

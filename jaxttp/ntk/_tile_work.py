@@ -21,7 +21,8 @@ from jaxttp.ntk._tiles import mirrored_tile
 from jaxttp.ntk.gram import Job, cached
 from jaxttp.ntk.layerwise import COLUMN_AXIS
 
-_TILE_BYTES = 32 << 20  # of the largest tile that is chosen unasked
+DEFAULT_BYTES = 1 << 30  # of working memory, where no bound is given
+TILE_BYTES = 32 << 20  # of the largest tile that is chosen unasked
 COPIES = 6  # of a tile, on the host and on its way to the disk
 
 
@@ -31,7 +32,7 @@ def plan_tiles(job: Job, method: str, tile: int | None, bound: float) -> tuple[i
     largest = max(work.n1, work.n2)
     given = tile is not None
     if tile is None:
-        tile = max(1, math.isqrt(_TILE_BYTES // (work.entries * work.itemsize)))
+        tile = max(1, math.isqrt(TILE_BYTES // (work.entries * work.itemsize)))
     tile = min(check_integer("tile", tile, at_least=1), largest)
     while True:
         size = tile**2 * work.entries * work.itemsize

@@ -7,14 +7,15 @@ checksum with it, so that one which was cut short or changed cannot be read.
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jaxttp.ntk.layerwise import COLUMN_AXIS
 
+T = TypeVar("T")
 _DIGEST = 32
 _READ_BYTES = 1 << 16
 """Of rows of a sketch that are read together, at most, where one row has fewer."""
@@ -157,6 +158,26 @@ def _by_rows(chunk: list[int], dtype: np.dtype) -> list[dict[str, Any]]:
 def missing_tiles(digests: Any) -> int:
     """How many tiles have no digest yet."""
     return int(np.sum(~np.any(digests.read().result(), axis=-1)))
+
+
+def read_ahead(
+    array: Any, places: Iterable[T], index: Callable[[T], Any]
+) -> Iterator[tuple[T, Any]]:
+    """What stands at some places, each with its place; the next one is read meanwhile.
+
+    Args:
+        array: as TensorStore opens it.
+        places: of what is read.
+        index: of the array, by the place.
+    """
+    ahead = None
+    for place in places:
+        reading = place, array[index(place)].read()
+        if ahead is not None:
+            yield ahead[0], ahead[1].result()
+        ahead = reading
+    if ahead is not None:
+        yield ahead[0], ahead[1].result()
 
 
 def places_of(n1: int, n2: int, tile: int) -> Iterator[tuple[slice, slice]]:

@@ -23,7 +23,7 @@ from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk._shared_store import fill, opened_by_one, own_devices
-from jaxttp.ntk._tile_work import COPIES, TileWorker, fingerprint_of, plan_tiles
+from jaxttp.ntk._tile_work import COPIES, DEFAULT_BYTES, TileWorker, fingerprint_of, plan_tiles
 from jaxttp.ntk._tiles import (
     TileStore,
     found_arrays,
@@ -31,13 +31,12 @@ from jaxttp.ntk._tiles import (
     missing_tiles,
     open_arrays,
     places_of,
+    read_ahead,
     turned,
 )
 from jaxttp.ntk.gram import Job
 from jaxttp.ntk.row_sharded import several
 from jaxttp.ntk.streamed import Streamed
-
-_DEFAULT_BYTES = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,14 +120,8 @@ class StoredKernel:
 
     def _tiles(self) -> Iterator[tuple[tuple[slice, slice], np.ndarray]]:
         """Every tile with its place, one ahead being read."""
-        axis, ahead = self.ndim // 2, None
-        for place in places_of(self.shape[0], self.shape[axis], self.tile):
-            reading = place, self.array[index_of(*place, self.ndim)].read()
-            if ahead is not None:
-                yield ahead[0], ahead[1].result()
-            ahead = reading
-        if ahead is not None:
-            yield ahead[0], ahead[1].result()
+        places = places_of(self.shape[0], self.shape[self.ndim // 2], self.tile)
+        return read_ahead(self.array, places, lambda place: index_of(*place, self.ndim))
 
 
 def store_kernel(
@@ -202,7 +195,7 @@ def store_kernel(
     for name, value in (("params", params), ("x1", x1), ("x2", x2)):
         check_finite(name, value)
     job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, False)
-    bound = _DEFAULT_BYTES if max_bytes is None else max_bytes
+    bound = DEFAULT_BYTES if max_bytes is None else max_bytes
     check_number("max_bytes", bound, above=0)
     tile, plan = plan_tiles(job, method, tile, bound)
     workers = [TileWorker.of(job, plan, tile, device) for device in own.values()]
@@ -265,7 +258,7 @@ def store_plan(
         (20, 6, 10000)
     """
     job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, False)
-    bound = _DEFAULT_BYTES if max_bytes is None else max_bytes
+    bound = DEFAULT_BYTES if max_bytes is None else max_bytes
     check_number("max_bytes", bound, above=0)
     tile, plan = plan_tiles(job, method, tile, bound)
     work = job.work

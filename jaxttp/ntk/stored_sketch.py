@@ -20,14 +20,18 @@ from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.ntk._shared_store import fill, opened_by_one, own_devices
-from jaxttp.ntk._tile_work import COPIES, identity_of, on_device, padded
-from jaxttp.ntk._tiles import TileStore, found_arrays, missing_tiles, open_arrays
+from jaxttp.ntk._tile_work import (
+    COPIES,
+    DEFAULT_BYTES,
+    TILE_BYTES,
+    identity_of,
+    on_device,
+    padded,
+)
+from jaxttp.ntk._tiles import TileStore, found_arrays, missing_tiles, open_arrays, read_ahead
 from jaxttp.ntk.row_sharded import several
 from jaxttp.ntk.sketch import Projection, check_rows
 from jaxttp.ntk.streamed import Streamed
-
-_DEFAULT_BYTES = 1 << 30
-_TILE_BYTES = 32 << 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,15 +75,9 @@ class StoredSketch:
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Every block with its place, one ahead being read."""
-        n, ahead = self.shape[0], None
-        for low in range(0, n, self.tile):
-            place = slice(low, min(low + self.tile, n))
-            reading = place, self.array[place].read()
-            if ahead is not None:
-                yield ahead[0], ahead[1].result()
-            ahead = reading
-        if ahead is not None:
-            yield ahead[0], ahead[1].result()
+        n = self.shape[0]
+        places = (slice(low, min(low + self.tile, n)) for low in range(0, n, self.tile))
+        return read_ahead(self.array, places, lambda place: place)
 
     def kernel(self, columns: "StoredSketch | None" = None) -> "StoredFactors":
         """S S'^T, the kernel with the samples of another sketch by the same key, or with its own.
@@ -133,12 +131,10 @@ class StoredFactors:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The kernel itself in memory."""
         del copy
-        left, right = (np.asarray(each).reshape(-1, each.shape[2]) for each in self._both)
+        left, right = (
+            np.asarray(each).reshape(-1, each.shape[2]) for each in (self.left, self.right)
+        )
         return np.asarray((left @ right.T).reshape(self.shape), dtype)
-
-    @property
-    def _both(self) -> tuple[StoredSketch, StoredSketch]:
-        return self.left, self.right
 
     def apply(self, vector: Any) -> np.ndarray:
         """Theta v (M, C) for v (N, C); further axes are those of many vectors.
@@ -248,7 +244,7 @@ def store_sketch(
     check_key(key, optional=False)
     x = check_samples("x", x)
     check_rows(apply_fn, params, x)
-    bound = _DEFAULT_BYTES if max_bytes is None else max_bytes
+    bound = DEFAULT_BYTES if max_bytes is None else max_bytes
     check_number("max_bytes", bound, above=0)
     outputs = jax.eval_shape(apply_fn, params, x)
     shape = count(x), outputs.shape[1], check_integer("dim", dim, at_least=1)
@@ -286,7 +282,7 @@ def _tile_of(n: int, row: int, gradients: int, tile: int | None, bound: float) -
         tile: samples of a block that are asked for, or None.
         bound: on the bytes of all.
     """
-    size = max(1, min(_TILE_BYTES, int(bound) // (2 * COPIES)) // row)
+    size = max(1, min(TILE_BYTES, int(bound) // (2 * COPIES)) // row)
     size = min(n, size if tile is None else check_integer("tile", tile, at_least=1))
     left = bound - COPIES * size * row
     # Half of the time a gradient and its projection are both there.
