@@ -27,10 +27,12 @@ from typing import Any
 import jax
 import numpy as np
 
+import jaxttp
 from experiments.bench.audit_calls import LEFT_OUT, calls, functions
 from experiments.bench.audit_inputs import REFUSAL, TRACED, Bad, bad_values
 from experiments.store import Store
 
+PACKAGE = Path(jaxttp.__file__).parent
 GOOD = ("answer", "refused", "refused at run time", "warned", "said", "its own error")
 WORDS = {
     "answer": "a finite answer", "refused": "`ValueError` or `TypeError` that names the argument",
@@ -143,7 +145,7 @@ def judge(function: Callable[..., Any], given: dict[str, Any], name: str, bad: B
         return Finding("not refused", type(result).__name__)
     if not is_silent(result, lambda: function(**given)):
         return Finding("answer")
-    ours = [str(each.message) for each in heard if "jaxttp" in each.filename]
+    ours = [str(each.message) for each in heard if is_ours(each.filename)]
     if ours:
         return Finding("warned", ours[0])
     doubt = doubts(result)
@@ -160,6 +162,11 @@ def _unfiltered() -> Iterator[None]:
         jax.config.update("jax_traceback_filtering", before)
 
 
+def is_ours(file: str) -> bool:
+    """Whether code is the library's; a clone, and all that is installed in it, may lie in "jaxttp"."""
+    return Path(file).is_relative_to(PACKAGE)
+
+
 def refusal(problem: Exception, names: set[str], name: str) -> Finding:
     """What an exception is worth to who gave the argument."""
     frames = traceback.extract_tb(problem.__traceback__)
@@ -171,13 +178,13 @@ def refusal(problem: Exception, names: set[str], name: str) -> Finding:
         return Finding("refused at run time" if named else "nameless at run time", said)
     where = f"{Path(last.filename).name}:{last.lineno}"
     own = [i for i, frame in enumerate(frames) if frame.name == "network"]
-    ours = [i for i, frame in enumerate(frames) if "/jaxttp/" in frame.filename]
+    ours = [i for i, frame in enumerate(frames) if is_ours(frame.filename)]
     if own and ours and own[-1] > ours[-1]:
         return Finding("its own error", said)
     if isinstance(problem, OSError) and problem.filename is not None:
         return Finding("refused", said)  # it names the file
     kinds = (ValueError, TypeError, FileNotFoundError)
-    if not isinstance(problem, kinds) or "/jaxttp/" not in last.filename:
+    if not isinstance(problem, kinds) or not is_ours(last.filename):
         return Finding("traceback", f"{said} [{where}]")
     return Finding("refused" if named else "nameless", said)
 
