@@ -163,7 +163,7 @@ def _unfiltered() -> Iterator[None]:
 
 
 def is_ours(file: str) -> bool:
-    """Whether code is the library's; a clone, and all that is installed in it, may lie in "jaxttp"."""
+    """Whether code is the library's: a clone and its environment lie in a "jaxttp", too."""
     return Path(file).is_relative_to(PACKAGE)
 
 
