@@ -162,16 +162,29 @@ def check_finite(name: str, tree: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not is_concrete(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             continue
-        if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1:  # too large for this host
-            bad = int(jnp.sum(~jnp.isfinite(leaf)))
-        else:
-            bad = int(np.sum(~np.isfinite(np.asarray(leaf))))
+        elsewhere = isinstance(leaf, jax.Array) and len(leaf.devices()) > 1
+        held: Any = leaf if elsewhere else np.asarray(leaf)  # else too large for this host
+        with np.errstate(all="ignore"):  # a sum that overflows is looked at closely
+            total = _sum(held) if elsewhere else np.sum(held)
+        if np.isfinite(total):  # a quarter of the time of looking at every number
+            continue
+        bad = int(_bad(held) if elsewhere else np.sum(~np.isfinite(held)))
         if bad:
             where = name + jax.tree_util.keystr(path)
             raise ValueError(
                 f"{where} holds {bad} value(s) that are NaN or infinite, of {jnp.size(leaf)}; "
                 "remove or replace them first."
             )
+
+
+@jax.jit
+def _sum(leaf: Array) -> Array:
+    return jnp.sum(leaf)
+
+
+@jax.jit
+def _bad(leaf: Array) -> Array:
+    return jnp.sum(~jnp.isfinite(leaf))
 
 
 def check_finite_value(name: str, value: T) -> T:

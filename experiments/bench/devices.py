@@ -1,6 +1,6 @@
 """What does each device hold, and what travels, where a kernel's rows lie on several?
 
-    python -m experiments.bench.devices [--strong]
+    python -m experiments.bench.devices [--strong [--samples N] [--rounds R]]
 
 Sizes of compiled programs, on virtual CPU devices. With `--strong` seconds of the same work on one,
 two and four of them in turns: they share this machine's cores, so that no more than "no slower" is
@@ -28,11 +28,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--strong", action="store_true", help="seconds in place of sizes")
     parser.add_argument("--rounds", type=int, default=9, help="of those")
+    parser.add_argument("--samples", type=int, default=512, help="of those")
     given = parser.parse_args()
     flag = f"--xla_force_host_platform_device_count={DEVICES}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     if given.strong:
-        strong(given.rounds)
+        strong(given.samples, given.rounds)
         return
     print("| program | devices | holds (MiB) | largest (MiB) | gathered (KiB) |")
     print("|---|---|---|---|---|")
@@ -88,7 +89,7 @@ def programs() -> Iterator[tuple[str, int, Any]]:
             yield name, count, jax.jit(function).lower(kernel).compile()
 
 
-def strong(rounds: int) -> None:
+def strong(samples: int, rounds: int) -> None:
     """Print medians of seconds, and their range, of whole calls in turns."""
     import jax
     import jax.numpy as jnp
@@ -104,7 +105,7 @@ def strong(rounds: int) -> None:
         jax.random.normal(key, pair, jnp.float32) / math.sqrt(pair[0])
         for key, pair in zip(keys, itertools.pairwise(widths), strict=False)
     ]
-    x = jax.random.normal(keys[3], (512, 64), jnp.float32)
+    x = jax.random.normal(keys[3], (samples, 64), jnp.float32)
 
     def network(params: Any, x: Any) -> Any:
         for weights in params[:-1]:
@@ -120,7 +121,8 @@ def strong(rounds: int) -> None:
         if count > 1:
             kernel = RowSharded.of(kernel, automatic(mesh))
         for name, call in (
-            ("exact kernel, N = 512", lambda m=mesh: empirical_ntk(network, params, x, mesh=m)),
+            (f"exact kernel, N = {samples:,}",
+             lambda m=mesh: empirical_ntk(network, params, x, mesh=m)),
             ("sketch, k = 1,024",
              lambda m=mesh: sketch_jacobian(network, params, x, key=keys[0], dim=1024, mesh=m)),
             ("recursion, 50 steps", lambda k=kernel: recursion(k, f0, y, **descent).train),

@@ -64,7 +64,7 @@ class Cost:
         operations: counted.
         kernel: bytes of its rows.
         peak: bytes that it holds at most.
-        gathered: bytes of features that it receives.
+        gathered: bytes of features that it receives, and of blocks that others computed for it.
         product: bytes of the result of one product with outputs, which all receive.
     """
 
@@ -91,6 +91,7 @@ def cost(case: Any, samples: int, output: str, devices: int, max_bytes: float) -
 
     from jaxttp.ntk._costs import choose_forms, method_costs
     from jaxttp.ntk._memory import Memory
+    from jaxttp.ntk._ring import fits
     from jaxttp.ntk.gram import Job
 
     x = jax.ShapeDtypeStruct((samples, *case.x.shape[1:]), case.x.dtype)
@@ -98,14 +99,19 @@ def cost(case: Any, samples: int, output: str, devices: int, max_bytes: float) -
     share = job.on_each(devices)
     plan = share.plan("auto", None, int(max_bytes))
     work, operations = share.work, plan.flops[plan.method]
+    each = Memory.of(work, plan.method, choose_forms(work, plan.method), 1).per_sample
+    gathered = math.ceil(work.n1 / plan.rows) * each * work.n2 * (devices - 1) / devices
+    goes_around = devices > 1 and plan.rows == work.n1 and fits(plan, int(each * work.n1))
     if devices > 1:  # its own samples are differentiated; columns are by their own devices
         twice = dataclasses.replace(work, n1=2 * work.n1, n2=2 * work.n2)
         # Of samples the counts are linear, of pairs square.
         pairs = (method_costs(twice)[plan.method] - 2 * operations) / 2
-        operations = pairs + (operations - pairs) * work.n1 / (work.n1 + work.n2)
-    each = Memory.of(work, plan.method, choose_forms(work, plan.method), 1).per_sample
-    blocks = math.ceil(work.n1 / plan.rows)
-    gathered = blocks * each * work.n2 * (devices - 1) / devices
+        own = 0.75 if plan.columns >= work.n1 else 1.0
+        once = (own + (devices - 1) / 2) / devices if goes_around else 1.0
+        operations = once * pairs + (operations - pairs) * work.n1 / (work.n1 + work.n2)
+    if goes_around:
+        sent = plan.kernel_bytes * ((devices - 1) // 2 + (1 - devices % 2) / 2) / devices
+        gathered = each * work.n1 * (devices // 2) + sent
     product = 4.0 * work.n2 * work.classes * (devices - 1) / devices
     return Cost(operations, plan.kernel_bytes, plan.bytes, gathered, product)
 

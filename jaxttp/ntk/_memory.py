@@ -15,7 +15,7 @@ _HEADROOM = 1.35
 _CHUNK_BYTES = 512 << 20
 _ONE_PIECE_BYTES = 1 << 30
 _COMPILER_BYTES = 256 << 20
-_KEPT_ROWS = 64
+KEPT_ROWS = 64
 _LATE_ROWS = 96
 
 
@@ -160,7 +160,7 @@ class Memory:
             rows = _largest(work.n1, lambda r: self.total(r, min(chunk, r), min(chunk, r)) <= bound)
             rows = _even(work.n1, rows)
             if work.symmetric and rows < work.n1:
-                side = _even(work.n1, _KEPT_ROWS)
+                side = _even(work.n1, KEPT_ROWS)
                 blocks = Blocks(side, side, min(side, _even(side, chunk)), kept=True)
                 if self.total(*blocks) <= bound:
                     return blocks

@@ -8,7 +8,7 @@ from jaxttp._result import RESULT
 from jaxttp.ntk._costs import Workload, choose_forms, method_costs
 from jaxttp.ntk._memory import Blocks, Memory, readable
 
-_DEFAULT_WORK_BYTES = 4 << 30
+DEFAULT_WORK_BYTES = 4 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ def make_plan(
     method, reason = _choose_method(work, method, costs)
     forms = choose_forms(work, method)
     memory = Memory.of(work, method, forms, layers)
-    bound = max_bytes if max_bytes is not None else memory.result + _DEFAULT_WORK_BYTES
+    bound = max_bytes if max_bytes is not None else memory.result + DEFAULT_WORK_BYTES
     later = None
     if batch_size is None and work.alone and not memory.in_one_piece(bound):
         later = _late_plan(work, method, layers, bound)

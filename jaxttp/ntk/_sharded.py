@@ -1,9 +1,11 @@
 """A kernel on many devices: every device differentiates its samples and computes its rows.
 
-The samples are sharded as the kernel's rows are. A turn of the loop takes the features of a few
-samples of every device, gathers them on all, and multiplies each device's rows with them: all that
-travels are features, once for every block of rows that a device holds. Nothing is ever put together
-on one device, and no sample is differentiated twice where its features can stay.
+The samples are sharded as the kernel's rows are. A symmetric kernel goes around a ring (see
+`_ring`) where a device has room for the features of another. Else a turn of the loop takes the
+features of a few samples of every device, gathers them on all, and multiplies each device's rows
+with them, both triangles: all that travels are features, once for every block of rows that a device
+holds. Nothing is ever put together on one device, and no sample is differentiated twice where its
+features can stay.
 """
 
 import functools
@@ -19,6 +21,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
 from jaxttp._jit import jit
+from jaxttp.ntk import _ring
 from jaxttp.ntk._compiled import Functions, wide
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk.layerwise import COLUMN_AXIS
@@ -67,10 +70,26 @@ def sharded_kernel(
     size = max(1, min(plan.columns // mesh.size, theirs))
     is_kept = x2 is None and rows == mine
     kernels: dict[str, Array] = {}
-    done, pairs = 0, -(-mine // rows) * -(-theirs // size)
-    for i in _starts(mine, rows):
-        held = _features(pieces, leaves, first, i, rows, min(plan.chunk, rows))
-        for j in _starts(theirs, size):
+    pairs = -(-mine // rows) * -(-theirs // size)
+
+    def tell(done: int, turns: int = pairs) -> None:
+        if progress is not None:
+            progress(samples[0] * samples[1] * done // turns, samples[0] * samples[1])
+
+    held = _features(pieces, leaves, first, 0, rows, min(plan.chunk, rows)) if is_kept else None
+    features = sum(leaf.nbytes for leaf in jax.tree.leaves(held)) // mesh.size
+    if is_kept and _ring.fits(plan, features):
+        kernels = _ring.around(
+            functions, mesh, gathered_leaves, (leaves, first, held), specs, columns=plan.columns,
+            output=output, dtype=dtype, empty=lambda block: _empty(block, mesh, mine, mine, output),
+            progress=lambda done: tell(done, mesh.size // 2 + 1),
+        )  # fmt: skip
+        return _finished(kernels, samples, mesh, output, dtype)
+    done = 0
+    for i in _ring.starts(mine, rows):
+        if held is None:
+            held = _features(pieces, leaves, first, i, rows, min(plan.chunk, rows))
+        for j in _ring.starts(theirs, size):
             if is_kept:
                 others = pieces.some(held, j, size=size)
             else:
@@ -84,9 +103,14 @@ def sharded_kernel(
             if all(is_concrete(kernel) for kernel in kernels.values()):
                 jax.block_until_ready(kernels)  # else blocks to come would be allocated already
             done += 1
-            if progress is not None:
-                progress(samples[0] * samples[1] * done // pairs, samples[0] * samples[1])
-        del held
+            tell(done)
+        held = None
+    return _finished(kernels, samples, mesh, output, dtype)
+
+
+def _finished(
+    kernels: dict[str, Array], samples: tuple[int, int], mesh: Mesh, output: str, dtype: str
+) -> dict[str, RowSharded]:
     with wide(dtype):
         whole = {name: _joined(kernel, output) for name, kernel in kernels.items()}
     return {name: RowSharded(kernel, samples, mesh) for name, kernel in whole.items()}
@@ -247,7 +271,7 @@ def _features(
     held: Any = None
     if chunk >= rows:
         return pieces.features(leaves, x, start, size=rows)
-    for offset in _starts(rows, chunk):
+    for offset in _ring.starts(rows, chunk):
         part = pieces.features(leaves, x, start + offset, size=chunk)
         if held is None:
             held = jax.tree.map(lambda a: _zeros(a, (rows, *a.shape[1:]), chunk), part)
@@ -274,8 +298,3 @@ def _joined(kernel: Array, output: str) -> Array:
     column, shape = COLUMN_AXIS[output], list(kernel.shape)
     shape[column : column + 2] = [shape[column] * shape[column + 1]]
     return kernel.reshape(shape)
-
-
-def _starts(total: int, size: int) -> list[int]:
-    """Where blocks of one size begin that cover `total`; the last one reaches back."""
-    return [min(low, total - size) for low in range(0, total, size)]

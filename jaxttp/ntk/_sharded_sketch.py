@@ -18,6 +18,7 @@ from jaxtyping import Array
 from jaxttp._jit import jit
 from jaxttp._samples import count, take
 from jaxttp.ntk._sharded import EVERYWHERE, gathered_leaves, shard_rows, share_of, stay
+from jaxttp.ntk.row_sharded import settled
 
 
 def check_width(dim: int, mesh: Mesh) -> None:
@@ -57,8 +58,8 @@ def sharded_sketch(
     parts = []
     for low in range(0, each, size):
         part = _part(sketch, mesh, min(size, each - low), specs)(leaves, x, draws, key, low)
-        parts.append(part)
-    return _by_columns(parts, n, mesh)
+        parts.append(settled(part, mesh))
+    return settled(_by_columns(parts, n, mesh), mesh)
 
 
 @functools.lru_cache(maxsize=64)

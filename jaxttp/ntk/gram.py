@@ -79,9 +79,9 @@ def empirical_ntk(
         batch_size: samples at a time; None to let the plan decide.
         max_bytes: bound on the peak memory, the result included; None for 4 GiB beside the result.
         mesh: a `jax.sharding.Mesh` over whose devices the rows are sharded, parameters being on
-            all of them; None for one device. `max_bytes` is then that of one device, and the
-            kernel symmetric to rounding only. Where the devices do not divide N1 the result is a
-            `jaxttp.ntk.RowSharded`, which goes wherever a kernel does.
+            all of them; None for one device. `max_bytes` is then that of one device. Where the
+            devices do not divide N1 the result is a `jaxttp.ntk.RowSharded`, which goes wherever a
+            kernel does.
         accumulation_dtype: dtype of the sums and of the result, "float32" or "float64"; None for
             the network's (at least float32). "float64" needs no global switch.
         per_layer: return a dict from parameter path to its kernel; they sum to the whole.

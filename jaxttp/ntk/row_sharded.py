@@ -79,6 +79,7 @@ class RowSharded(eqx.Module):
         """Theta v for one v (N, C) or many; every device has the result."""
         leading, (n, c) = vectors.shape[:-2], vectors.shape[-2:]
         moved = _product(self.padded, vectors.reshape(-1, n, c), self.samples, self.mesh)
+        moved = settled(moved, self.mesh)
         return moved.reshape(*leading, -1, c)
 
     def some_columns(self, batch: Array) -> "RowSharded":
@@ -226,6 +227,22 @@ def of_processes(tree: Any) -> tuple[Any, Mesh | None]:
 
     placed = jax.tree.map(one, tree)
     return placed, meshes[0] if meshes else None
+
+
+def settled(tree: Any, mesh: Mesh) -> Any:
+    """The same arrays; on devices of a CPU not before they are there.
+
+    Virtual devices share the threads of a CPU. With some programs in flight, devices that wait for
+    each other can hold all threads, and XLA ends the process after 40 seconds (jaxlib 0.10.1).
+
+    Args:
+        tree: what a program that sends from device to device gave; tracers pass.
+        mesh: it ran on.
+    """
+    is_here = mesh.devices.flat[0].platform == "cpu"
+    if is_here and all(is_concrete(leaf) for leaf in jax.tree.leaves(tree)):
+        jax.block_until_ready(tree)
+    return tree
 
 
 def on_many_devices(tree: Any) -> bool:
