@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from jaxttp.cli._options import Given, Instead, because, takes
 from jaxttp.cli._shell import print_task, seconds_text, write_json
@@ -67,8 +67,8 @@ def compare(
         str | None,
         option(
             "Task",
-            "Of all, head, last (head and last block), bias, lora (default: the first four, or "
-            "all of several networks).",
+            "Of all, head, last (head and last block), bias, lora, and others such as "
+            "lora:r=8:alpha=16 (default: the first four, or all of several networks).",
         ),
     ] = None,
     rule: Annotated[
@@ -135,13 +135,13 @@ def _print(console: Console, task: Any, found: Any) -> None:
     if found.targets:
         steps, spent, column = found.target_steps, found.target_seconds(), 0
         goals = [f"{target.metric} {target.value:.3g}" for target in found.targets]
-    table = Table("train")
+    table = Table(Column("train", no_wrap=True))
     for goal in goals:
         table.add_column(f"steps to {goal}", justify="right")
     timed = f"seconds to {goals[column]}"
     for title in (timed, "rate", "final loss"):
         table.add_column(title, justify="right")
-    why = Table("why")
+    why = Table(Column("why", no_wrap=True))
     for title in ("speed", "aligned", "condition number", "rank"):
         why.add_column(title, justify="right")
     outputs = output_shape(task.model.apply_fn, task.model.params, task.x)
@@ -164,6 +164,8 @@ def _print(console: Console, task: Any, found: Any) -> None:
     for name, trust in zip(found.names, found.trust, strict=False):
         if trust is not None:
             console.print(f"trust, {name}: {trust}", soft_wrap=True)
+    for words in found.gaps():
+        console.print(words, soft_wrap=True)
     console.print(
         "speed: share of the fastest descent that the labels get; aligned: share of their gradient "
         "along the 10 leading eigenvectors",

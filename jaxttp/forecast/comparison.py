@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array
@@ -20,6 +22,7 @@ from jaxttp._checks import check_choice, check_finite, check_integer, check_know
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
+from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.forecast._options import Keywords, check_tokens, choose_kernel, refuse_mesh
 from jaxttp.forecast.compared import Comparison, Explanation
@@ -245,6 +248,8 @@ def _choices(lines: Linearizer, setting: Hyperparameters, *, given: bool) -> lis
     rates = [setting.learning_rate]
     if not given:
         limit = lines.momentum_limit(setting.momentum)
+        if limit >= np.finfo(np.float32).max:  # nothing moves, at whatever rate
+            limit = 1.0
         rates = [share * limit for share in RATE_SHARES]
     exact = lines.problem.loss
     return [dataclasses.replace(setting, learning_rate=float(rate), loss=exact) for rate in rates]
@@ -287,7 +292,9 @@ def _explain(kernel: Kernel, problem: Problem) -> Explanation:
     shares = np.asarray(label_alignment(system, gradient), np.float64)
     total, largest, rank = float(shares.sum()), float(values[0]), int(system.rank)
     if not (total > 0 and largest > 0):  # nothing is left to learn, or nothing moves
-        return Explanation(0.0, 0.0, float("nan"), rank, largest / f0.shape[0])
+        return Explanation(0.0, 0.0, float("nan"), rank, largest / f0.shape[0], 0.0, 0.0)
+    _, pull, _ = compile_network(problem.network)
+    slope = jax.tree.leaves(pull(problem.weights, problem.x, gradient / f0.shape[0]))
     # Equal ones count together; zeros do not, whose order is rounding.
     last = values[min(LEADING, rank) - 1] * (1 - 1e-5)
     return Explanation(
@@ -296,4 +303,6 @@ def _explain(kernel: Kernel, problem: Problem) -> Explanation:
         condition_number=largest / float(values[rank - 1]),
         rank=rank,
         largest=largest / f0.shape[0],
+        sgd=sum(float(jnp.vdot(leaf, leaf)) for leaf in slope),
+        adam=sum(float(jnp.sum(jnp.abs(leaf))) for leaf in slope),
     )

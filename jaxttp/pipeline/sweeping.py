@@ -31,6 +31,7 @@ from jaxttp.ntk._select import leaf_paths
 from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.devices import mesh_of
 from jaxttp.pipeline.goals import aims
+from jaxttp.pipeline.lora_words import ALL, LoraSettings
 from jaxttp.pipeline.optimizers import make_optimizer, warmed
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
@@ -203,7 +204,8 @@ def _goal(
 STARTS = "every start is forecast by heavy-ball descent at one rate, its own best if none is given"
 OTHERS = "a sweep is of heavy-ball descent; jaxttp predict forecasts others one by one"
 ALIKE = "all are compared on the samples drawn, by forecasts alike; jaxttp predict knows it"
-START_NAMES = ("all", "head", "last", "bias", "lora")
+ADAPTERS = "lora"
+START_NAMES = ("all", "head", "last", "bias", ADAPTERS)
 """What can be trained: all weights, the head, the head and the last block, the biases, low-rank
 adapters."""
 NamedNetwork = tuple[str | None, str | None]
@@ -217,14 +219,15 @@ def starting_points(
 
     Args:
         task: a `Task` whose network has a "head".
-        names: of `START_NAMES`.
+        names: of `START_NAMES`; other adapters than "lora" by their settings, with colons between
+            them, as "lora:r=8:alpha=16" (see `LoraSettings`).
         rank: of the adapters of "lora".
 
     Returns:
         Candidates for `jaxttp.compare`.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, or settings of adapters that do not fit.
 
     Example:
         >>> task = build_task(Settings(data="wine", samples_per_class=2))
@@ -242,8 +245,17 @@ def starting_points(
     }
     out = {}
     for name in names:
-        if check_choice("start", name, START_NAMES) == "lora":
-            adapted = lora(task.model, rank=rank, key=jax.random.key(0))
+        if name.startswith(f"{ADAPTERS}:"):
+            one = LoraSettings.read(name.removeprefix(f"{ADAPTERS}:").replace(":", ","))
+        elif check_choice("start", name, START_NAMES) == ADAPTERS:
+            one = LoraSettings(rank)
+        else:
+            one = None
+        if one is not None:
+            adapted = lora(
+                task.model, rank=one.rank, key=jax.random.key(0), alpha=one.alpha,
+                rslora=one.rslora, targets=None if one.modules == ALL else one.modules,
+            )  # fmt: skip
             out[name] = Candidate(*adapted, x=task.x)
         else:
             out[name] = Candidate(*task.model, trainable=chosen[name], x=task.x)
@@ -297,7 +309,7 @@ def compare_task(
     Args:
         settings: data, samples, loss, momentum, batch size, horizon, metric, rank of adapters and
             seed; target losses and errors, which rank before the thresholds.
-        names: of `START_NAMES`; when None "all" of several networks, all but "lora" of one.
+        names: as in `starting_points`; when None "all" of several networks, all but "lora" of one.
         networks: models and weights to compare; that of the settings when empty.
         learning_rate: of all; each gets its own best when None.
         thresholds: the goals; the defaults of `compare` when None.

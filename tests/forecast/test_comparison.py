@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from jaxttp import predict_training_time
+from jaxttp import Model, predict_training_time
 from jaxttp.forecast import Candidate, compare
+from jaxttp.losses import get_loss
+from jaxttp.models import lora
 from tests import oracles
 from tests.draws import normal, split
 
@@ -181,3 +184,47 @@ def test_bad_input():
     bad = {"bad": Candidate(wide, jnp.full((4, 3), jnp.nan))}
     with pytest.raises(ValueError, match=r"candidates\['bad'\].params holds 12"):
         compare(bad, X, Y)
+
+
+def test_one_rate_does_not_suit_adapters_of_another_scale():
+    """With alpha at an eighth 64 times slower by descent, 8 by Adam; and what a real step takes."""
+    base = Model(apply_fn, PARAMS)
+    starts = {
+        name: Candidate(*lora(base, rank=2, alpha=alpha, key=jax.random.key(2)))
+        for name, alpha in (("weak", 0.5), ("strong", 4.0))
+    }
+    options = {"steps": 5, "time_steps": False, "relinearize": 0}
+    found = compare(starts, X, Y, **options)
+    (sentence,) = found.gaps()
+    assert sentence == (
+        "weak: at the learning rate of strong its loss falls 64 times slower by gradient descent, "
+        "8 times slower by Adam."
+    )
+    assert "64 times slower" in " ".join(str(found).split())
+    for name, why in zip(found.names, found.explanations, strict=True):
+        model = starts[name]
+
+        def value(params, model=model):
+            return get_loss("cross_entropy").value(model.apply_fn(params, X), jax.nn.one_hot(Y, 3))
+
+        for told, optimizer in (
+            (why.sgd, optax.sgd(1e-6)),
+            (why.adam, optax.adam(1e-6, eps=1e-30)),
+        ):
+            gradient = jax.grad(value)(model.params)
+            step, _ = optimizer.update(gradient, optimizer.init(model.params), model.params)
+            falls = value(model.params) - value(optax.apply_updates(model.params, step))
+            # The loss is a parabola near here: second order is 1e-6 of the first, times curvature.
+            np.testing.assert_allclose(falls / 1e-6, told, rtol=1e-3)
+    alike = compare({"strong": starts["strong"]}, X, Y, **options)
+    assert alike.gaps() == ()
+    assert "Adam" not in str(alike)
+
+
+def test_gaps_of_what_does_not_move():
+    found = compare(
+        {"still": Candidate(lambda w, x: x + 0.0 * w, jnp.zeros(()))}, jnp.ones((2, 2)),
+        jnp.array([0, 1]), steps=2, time_steps=False, relinearize=0,
+    )  # fmt: skip
+    assert (found.explanations[0].sgd, found.explanations[0].adam) == (0.0, 0.0)
+    assert found.gaps() == ()

@@ -2,6 +2,8 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -79,6 +81,29 @@ def test_starting_points_train_what_they_say():
     }
     with pytest.raises(ValueError, match="start='tail' is not known"):
         starting_points(task, ("tail",))
+    for name, message in (
+        ("lora:r=8:beta=2", "'beta=2' is none of r, alpha"),
+        ("lora:r=0", "r must be"),
+        ("lora:", "is none of"),
+        ("lora:modules=nose", "'nose' fits no module"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            starting_points(task, (name,))
+
+
+def test_adapters_by_their_settings():
+    task = build_task(Settings(data="wine", samples_per_class=2))
+    names = ("lora", "lora:r=4:alpha=8", "lora:r=4:alpha=8:rslora=yes")
+    points = starting_points(task, names, rank=4)
+    assert tuple(points) == names
+    moved = []
+    for one in points.values():
+        push = {path: {"a": jnp.zeros_like(ab["a"]), "b": jnp.ones_like(ab["b"])}
+                for path, ab in one.params.items()}  # fmt: skip
+        moved.append(jax.jvp(lambda w, f=one.apply_fn: f(w, task.x), (one.params,), (push,))[1])
+    # At B = 0 outputs move with B as s does, which is 1, 2 and 4.
+    np.testing.assert_allclose(moved[1], 2 * moved[0], rtol=1e-5)
+    np.testing.assert_allclose(moved[2], 4 * moved[0], rtol=1e-5)
 
 
 PATHS = [f"{layer}/{part}" for layer in ("head", "hidden/0", "hidden/1") for part in
