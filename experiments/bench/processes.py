@@ -256,11 +256,11 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
         spread = empirical_ntk(network, cut, x[:101], output="trace", mesh=mesh)
         return spread, empirical_ntk(network, params, x[:101], output="trace")
 
-    def one_store(store: Any, tiles: int, **options: Any) -> Any:
+    def one_store(store: Any, given: Any, tiles: int, **options: Any) -> Any:
         """What every process fills with its own tiles, and then has whole."""
         number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid())))
         path = folder / f"jaxttp-processes-{number}"
-        kept = store(network, params, x[:101], path=path, tile=16, mesh=mesh, **options)
+        kept = store(network, params, given, path=path, tile=16, mesh=mesh, **options)
         found, computed = np.asarray(kept), kept.computed
         multihost_utils.sync_global_devices("read")
         if jax.process_index() == 0:
@@ -271,10 +271,10 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
         return found
 
     def stores() -> tuple[Any, Any]:
-        kernel = one_store(store_kernel, 28), empirical_ntk(network, params, x[:101])
+        kernel = one_store(store_kernel, x[:101], 28), empirical_ntk(network, params, x[:101])
         drawn = {"key": key, "dim": 24}
-        sketch = sketch_jacobian(network, params, x[:101], **drawn)
-        pair = one_store(store_sketch, 7, **drawn), sketch
+        sketch = sketch_jacobian(network, params, x[:100], **drawn)
+        pair = one_store(store_sketch, own(100), 7, **drawn), sketch
         flat = [
             np.concatenate([np.ravel(a), np.ravel(b)]) for a, b in zip(kernel, pair, strict=True)
         ]

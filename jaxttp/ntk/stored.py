@@ -35,7 +35,7 @@ from jaxttp.ntk._tiles import (
     turned,
 )
 from jaxttp.ntk.gram import Job
-from jaxttp.ntk.row_sharded import several
+from jaxttp.ntk.row_sharded import several, whole_on_host
 from jaxttp.ntk.streamed import Streamed
 
 
@@ -164,8 +164,9 @@ def store_kernel(
         mesh: a `jax.sharding.Mesh` whose devices compute tiles, each its own rows of them, within
             `max_bytes` each; None for one device. The numbers are the same, and a store that one
             mesh began may be ended by another. In several processes all of them make this call with
-            the same arguments, samples and parameters in whole, and a folder that all of them see;
-            process 0 makes the store, and the call returns when every tile is there.
+            the same arguments and a folder that all of them see; samples of which each has some are
+            gathered on every host, since a tile may be of any two. Process 0 makes the store, and
+            the call returns when every tile is there.
         accumulation_dtype: see `empirical_ntk`.
         progress: called with (tiles done, tiles in all) after every tile, of several processes in
             each with its own; `jaxttp.print_progress` makes one that tells how long it still takes.
@@ -192,6 +193,7 @@ def store_kernel(
     devices = several(mesh)
     own = {0: None} if devices is None else own_devices(devices)
     check_network(apply_fn, params)
+    params, x1, x2 = whole_on_host((params, x1, x2))
     for name, value in (("params", params), ("x1", x1), ("x2", x2)):
         check_finite(name, value)
     job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, False)

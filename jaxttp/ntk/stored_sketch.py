@@ -29,7 +29,7 @@ from jaxttp.ntk._tile_work import (
     padded,
 )
 from jaxttp.ntk._tiles import TileStore, found_arrays, missing_tiles, open_arrays, read_ahead
-from jaxttp.ntk.row_sharded import several
+from jaxttp.ntk.row_sharded import several, whole_on_host
 from jaxttp.ntk.sketch import Projection, check_rows
 from jaxttp.ntk.streamed import Streamed
 
@@ -242,6 +242,7 @@ def store_sketch(
     own = {0: None} if devices is None else own_devices(devices)
     check_network(apply_fn, params)
     check_key(key, optional=False)
+    params, x = whole_on_host((params, x))
     x = check_samples("x", x)
     check_rows(apply_fn, params, x)
     bound = DEFAULT_BYTES if max_bytes is None else max_bytes
