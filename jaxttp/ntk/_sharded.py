@@ -25,7 +25,7 @@ from jaxttp.ntk import _ring
 from jaxttp.ntk._compiled import Functions, wide
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk.layerwise import COLUMN_AXIS
-from jaxttp.ntk.row_sharded import RowSharded
+from jaxttp.ntk.row_sharded import RowSharded, settled
 
 EVERYWHERE = PartitionSpec()
 
@@ -76,7 +76,9 @@ def sharded_kernel(
         if progress is not None:
             progress(samples[0] * samples[1] * done // turns, samples[0] * samples[1])
 
-    held = _features(pieces, leaves, first, 0, rows, min(plan.chunk, rows)) if is_kept else None
+    held = (
+        _features(pieces, mesh, leaves, first, 0, rows, min(plan.chunk, rows)) if is_kept else None
+    )
     features = sum(leaf.nbytes for leaf in jax.tree.leaves(held)) // mesh.size
     if is_kept and _ring.fits(plan, features):
         kernels = _ring.around(
@@ -88,13 +90,14 @@ def sharded_kernel(
     done = 0
     for i in _ring.starts(mine, rows):
         if held is None:
-            held = _features(pieces, leaves, first, i, rows, min(plan.chunk, rows))
+            held = _features(pieces, mesh, leaves, first, i, rows, min(plan.chunk, rows))
         for j in _ring.starts(theirs, size):
             if is_kept:
                 others = pieces.some(held, j, size=size)
             else:
                 others = pieces.features(leaves, second, j, size=size)
-            tiles = pieces.tiles(leaves, first, held, others)
+            others = settled(others, mesh)
+            tiles = settled(pieces.tiles(leaves, first, held, others), mesh)
             with wide(dtype):
                 for name, tile in tiles.items():
                     if name not in kernels:
@@ -265,12 +268,13 @@ def _pieces(
 
 
 def _features(
-    pieces: _Pieces, leaves: list[Array], x: list[Array], start: int, rows: int, chunk: int
-) -> Any:
+    pieces: _Pieces, mesh: Mesh, leaves: list[Array], x: list[Array], start: int, rows: int,
+    chunk: int,
+) -> Any:  # fmt: skip
     """Features of a block of every device's rows, differentiated a chunk at a time."""
     held: Any = None
     if chunk >= rows:
-        return pieces.features(leaves, x, start, size=rows)
+        return settled(pieces.features(leaves, x, start, size=rows), mesh)
     for offset in _ring.starts(rows, chunk):
         part = pieces.features(leaves, x, start + offset, size=chunk)
         if held is None:
