@@ -248,7 +248,7 @@ def _choices(lines: Linearizer, setting: Hyperparameters, *, given: bool) -> lis
     rates = [setting.learning_rate]
     if not given:
         limit = lines.momentum_limit(setting.momentum)
-        if limit >= np.finfo(np.float32).max:  # nothing moves, at whatever rate
+        if limit >= float(np.finfo(np.float32).max):  # nothing moves, at whatever rate
             limit = 1.0
         rates = [share * limit for share in RATE_SHARES]
     exact = lines.problem.loss
