@@ -90,7 +90,7 @@ def cost(case: Any, samples: int, output: str, devices: int, max_bytes: float) -
     import jax
 
     from jaxttp.ntk._costs import choose_forms, method_costs
-    from jaxttp.ntk._memory import Memory
+    from jaxttp.ntk._memory import KEPT_ROWS, Memory
     from jaxttp.ntk._ring import fits
     from jaxttp.ntk.gram import Job
 
@@ -106,7 +106,8 @@ def cost(case: Any, samples: int, output: str, devices: int, max_bytes: float) -
         twice = dataclasses.replace(work, n1=2 * work.n1, n2=2 * work.n2)
         # Of samples the counts are linear, of pairs square.
         pairs = (method_costs(twice)[plan.method] - 2 * operations) / 2
-        own = 0.75 if plan.columns >= work.n1 else 1.0
+        blocks = math.ceil(work.n1 / KEPT_ROWS)
+        own = 0.75 if plan.columns >= work.n2 else (blocks + 1) / (2 * blocks)
         once = (own + (devices - 1) / 2) / devices if goes_around else 1.0
         operations = once * pairs + (operations - pairs) * work.n1 / (work.n1 + work.n2)
     if goes_around:

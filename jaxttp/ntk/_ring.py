@@ -23,12 +23,12 @@ from jaxtyping import Array
 from jaxttp._checks import is_concrete
 from jaxttp._jit import jit
 from jaxttp.ntk._compiled import Functions, wide
+from jaxttp.ntk._each_device import EVERYWHERE, gathered_leaves, on_all, some_rows
 from jaxttp.ntk._memory import KEPT_ROWS
 from jaxttp.ntk._plan import DEFAULT_WORK_BYTES, KernelPlan
 from jaxttp.ntk.layerwise import COLUMN_AXIS, transposed
 from jaxttp.ntk.row_sharded import settled
 
-EVERYWHERE = PartitionSpec()
 Parts = dict[str, Array]
 
 
@@ -46,7 +46,6 @@ def fits(plan: KernelPlan, features: int) -> bool:
 def around(
     functions: Functions,
     mesh: Mesh,
-    gather: Callable[..., list[Array]],
     given: tuple[list[Array], list[Array], Any],
     specs: tuple[PartitionSpec, ...],
     *,
@@ -61,7 +60,6 @@ def around(
     Args:
         functions: compiled pieces for one device.
         mesh: of automatic axes.
-        gather: whole parameters of a device's shards of them.
         given: parameters; samples, rows sharded; their features.
         specs: how the parameters lie.
         columns: samples whose features may be multiplied at a time.
@@ -70,7 +68,7 @@ def around(
         empty: (part of a block) -> where blocks of that kind are written.
         progress: called with the turns that are done.
     """
-    products, moves = _products(functions, mesh, gather, specs), _moves(mesh, output)
+    products, moves = _products(functions, mesh, specs), _moves(mesh, output)
     work = _Turns(products, moves, mesh, *given, columns, dtype, empty)
     others: Any = None
     for turn in range(mesh.size // 2 + 1):
@@ -229,15 +227,6 @@ class _Moves(NamedTuple):
     write: Callable[..., Array]
 
 
-def _on_all(function: Callable, mesh: Mesh, *specs: Any) -> Callable:
-    rows = PartitionSpec(mesh.axis_names)
-    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
-
-
-def _some(tree: Any, start: Any, size: int) -> Any:
-    return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), tree)
-
-
 def _is_first(mesh: Mesh) -> Array:
     """Of two that meet, the one of the lower place."""
     return jax.lax.axis_index(mesh.axis_names) < mesh.size // 2
@@ -247,7 +236,6 @@ def _is_first(mesh: Mesh) -> Array:
 def _products(
     functions: Functions,
     mesh: Mesh,
-    gather: Callable[..., list[Array]],
     specs: tuple[PartitionSpec, ...],
 ) -> _Products:
     rows = PartitionSpec(mesh.axis_names)
@@ -256,9 +244,9 @@ def _products(
     @jit
     def own(leaves: list[Array], x: list[Array], held: Any) -> Parts:
         def each(leaves: list[Array], x: list[Array], held: Any) -> Parts:
-            return functions.square(gather(leaves, specs), x, held)
+            return functions.square(gathered_leaves(leaves, specs), x, held)
 
-        return _on_all(each, mesh, list(specs), rows, rows)(leaves, x, held)
+        return on_all(each, mesh, list(specs), rows, rows)(leaves, x, held)
 
     @functools.partial(jit, static_argnames=("rows", "size"))
     def pair(
@@ -266,10 +254,10 @@ def _products(
         size: int,
     ) -> Parts:  # fmt: skip
         def each(leaves: Any, x: Any, held: Any, others: Any, i: Array, j: Array) -> Parts:
-            upper, lower = _some(held, i, rows), _some(others, j, size)
-            return functions.against(gather(leaves, specs), x, upper, lower)
+            upper, lower = some_rows(held, i, rows), some_rows(others, j, size)
+            return functions.against(gathered_leaves(leaves, specs), x, upper, lower)
 
-        return _on_all(each, *own_and_theirs)(leaves, x, held, others, i, j)
+        return on_all(each, *own_and_theirs)(leaves, x, held, others, i, j)
 
     @functools.partial(jit, static_argnames="size")
     def shared(
@@ -278,11 +266,11 @@ def _products(
         def each(leaves: Any, x: Any, held: Any, others: Any, i: Array, j: Array) -> Parts:
             first, mine = _is_first(mesh), jax.tree.leaves(held)[0].shape[0]
             either = functools.partial(jax.tree.map, lambda a, b: jnp.where(first, a, b))
-            upper = either(_some(held, i, size), _some(others, i, size))
-            lower = either(_some(others, j, size), _some(held, j + mine // 2, size))
-            return functions.against(gather(leaves, specs), x, upper, lower)
+            upper = either(some_rows(held, i, size), some_rows(others, i, size))
+            lower = either(some_rows(others, j, size), some_rows(held, j + mine // 2, size))
+            return functions.against(gathered_leaves(leaves, specs), x, upper, lower)
 
-        return _on_all(each, *own_and_theirs)(leaves, x, held, others, i, j)
+        return on_all(each, *own_and_theirs)(leaves, x, held, others, i, j)
 
     return _Products(own, pair, shared)
 
@@ -313,15 +301,15 @@ def _moves(mesh: Mesh, output: str) -> _Moves:
     @functools.partial(jit, static_argnames="size", donate_argnums=0)
     def on(held: Any, start: Array, size: int) -> Any:
         def each(held: Any, start: Array) -> Any:
-            new = from_device(1, _some(held, start, size))
+            new = from_device(1, some_rows(held, start, size))
             put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
             return jax.tree.map(lambda a, b: put(a, b, start), held, new)
 
-        return _on_all(each, mesh, rows, EVERYWHERE)(held, start)
+        return on_all(each, mesh, rows, EVERYWHERE)(held, start)
 
     @functools.partial(jit, static_argnames="turn")
     def back(part: Array, turn: int) -> Array:
-        return _on_all(lambda a: from_device(-turn, transposed(a, output)), mesh, rows)(part)
+        return on_all(lambda a: from_device(-turn, transposed(a, output)), mesh, rows)(part)
 
     @functools.partial(jit, donate_argnums=0)
     def meet(kernel: Array, part: Array, i: Array, j: Array) -> Array:
@@ -335,11 +323,11 @@ def _moves(mesh: Mesh, output: str) -> _Moves:
                 kernel = written(kernel, one, row, jnp.where(first, place, i), count // 2)
             return kernel
 
-        return _on_all(each, mesh, rows, rows, EVERYWHERE, EVERYWHERE)(kernel, part, i, j)
+        return on_all(each, mesh, rows, rows, EVERYWHERE, EVERYWHERE)(kernel, part, i, j)
 
     @functools.partial(jit, donate_argnums=0)
     def write(kernel: Array, part: Array, row: Array, column: Array, turn: Array) -> Array:
-        each = _on_all(written, mesh, rows, rows, EVERYWHERE, EVERYWHERE, EVERYWHERE)
+        each = on_all(written, mesh, rows, rows, EVERYWHERE, EVERYWHERE, EVERYWHERE)
         return each(kernel, part, row, column, turn)
 
     return _Moves(copy, on, back, meet, write)

@@ -23,11 +23,10 @@ from jaxttp._checks import is_concrete
 from jaxttp._jit import jit
 from jaxttp.ntk import _ring
 from jaxttp.ntk._compiled import Functions, wide
+from jaxttp.ntk._each_device import EVERYWHERE, gathered_leaves, on_all, some_rows
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk.layerwise import COLUMN_AXIS
 from jaxttp.ntk.row_sharded import RowSharded, settled
-
-EVERYWHERE = PartitionSpec()
 
 
 def share_of(samples: int, mesh: Mesh) -> int:
@@ -82,7 +81,7 @@ def sharded_kernel(
     features = sum(leaf.nbytes for leaf in jax.tree.leaves(held)) // mesh.size
     if is_kept and _ring.fits(plan, features):
         kernels = _ring.around(
-            functions, mesh, gathered_leaves, (leaves, first, held), specs, columns=plan.columns,
+            functions, mesh, (leaves, first, held), specs, columns=plan.columns,
             output=output, dtype=dtype, empty=lambda block: _empty(block, mesh, mine, mine, output),
             progress=lambda done: tell(done, mesh.size // 2 + 1),
         )  # fmt: skip
@@ -168,18 +167,6 @@ def _own_spec(leaf: Any, mesh: Mesh) -> PartitionSpec:
     return sharding.spec if is_here else EVERYWHERE
 
 
-def gathered_leaves(leaves: list[Array], specs: tuple[PartitionSpec, ...]) -> list[Array]:
-    """Whole parameters of this device's shards of them, within a `shard_map`."""
-
-    def whole(leaf: Array, spec: PartitionSpec) -> Array:
-        for axis, names in enumerate(spec):
-            if names is not None:
-                leaf = jax.lax.all_gather(leaf, names, axis=axis, tiled=True)
-        return leaf
-
-    return [whole(*each) for each in zip(leaves, specs, strict=True)]
-
-
 def shard_rows(leaf: Any, mesh: Mesh) -> Array:
     """Samples (N, ...) with rows sharded; filled up by copies of the first one."""
     spec, missing = PartitionSpec(mesh.axis_names), -leaf.shape[0] % mesh.size
@@ -217,24 +204,19 @@ def _pieces(
     axes, column = mesh.axis_names, COLUMN_AXIS[output]
     rows = PartitionSpec(axes)
 
-    def on_all(function: Callable, *specs: Any) -> Callable:
-        # Gradients of parameters are those of each device's own samples. With the check of what
-        # varies, JAX would add them up over all devices.
-        return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
-
     @functools.partial(jit, static_argnames="size")
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
         def own(leaves: list[Array], x: list[Array], start: Array) -> Any:
             return functions.features(gathered_leaves(leaves, specs), x, start, size=size)
 
-        return on_all(own, list(specs), rows, EVERYWHERE)(leaves, x, start)
+        return on_all(own, mesh, list(specs), rows, EVERYWHERE)(leaves, x, start)
 
     @functools.partial(jit, static_argnames="size")
     def some(held: Any, start: Array, size: int) -> Any:
         def own(held: Any, start: Array) -> Any:
-            return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), held)
+            return some_rows(held, start, size)
 
-        return on_all(own, rows, EVERYWHERE)(held, start)
+        return on_all(own, mesh, rows, EVERYWHERE)(held, start)
 
     @functools.partial(jit, donate_argnums=0)
     def put(held: Any, part: Any, start: Array) -> Any:
@@ -243,7 +225,7 @@ def _pieces(
                 lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, start, 0), held, part
             )
 
-        return on_all(own, rows, rows, EVERYWHERE)(held, part, start)
+        return on_all(own, mesh, rows, rows, EVERYWHERE)(held, part, start)
 
     @jit
     def tiles(leaves: list[Array], x: list[Array], held: Any, others: Any) -> dict[str, Array]:
@@ -251,7 +233,7 @@ def _pieces(
             gathered = jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), others)
             return functions.against(gathered_leaves(leaves, specs), x, held, gathered)
 
-        return on_all(own, list(specs), rows, rows, rows)(leaves, x, held, others)
+        return on_all(own, mesh, list(specs), rows, rows, rows)(leaves, x, held, others)
 
     @functools.partial(jit, donate_argnums=0)
     def write(kernel: Array, tile: Array, i: Array, j: Array) -> Array:
@@ -262,7 +244,7 @@ def _pieces(
             start[0], start[column + 1] = i, j
             return jax.lax.dynamic_update_slice(kernel, tile.reshape(shape), start)
 
-        return on_all(own, rows, rows, EVERYWHERE, EVERYWHERE)(kernel, tile, i, j)
+        return on_all(own, mesh, rows, rows, EVERYWHERE, EVERYWHERE)(kernel, tile, i, j)
 
     return _Pieces(features, some, put, tiles, write)
 

@@ -17,7 +17,8 @@ from jaxtyping import Array
 
 from jaxttp._jit import jit
 from jaxttp._samples import count, take
-from jaxttp.ntk._sharded import EVERYWHERE, gathered_leaves, shard_rows, share_of, stay
+from jaxttp.ntk._each_device import EVERYWHERE, gathered_leaves
+from jaxttp.ntk._sharded import shard_rows, share_of, stay
 from jaxttp.ntk.row_sharded import settled
 
 

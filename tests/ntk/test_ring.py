@@ -10,7 +10,7 @@ import pytest
 from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk._compiled import compiled
 from jaxttp.ntk._ring import _moves, _products
-from jaxttp.ntk._sharded import gathered_leaves, shard_rows, sharded_kernel, stay
+from jaxttp.ntk._sharded import shard_rows, sharded_kernel, stay
 from jaxttp.ntk.gram import Job, cached
 from jaxttp.ntk.row_sharded import automatic
 from tests import oracles
@@ -92,7 +92,7 @@ def test_no_program_holds_more_than_a_share_of_the_kernel():
     plan = job.on_each(4).plan("auto", None, None)
     leaves, specs = stay(job.leaves, mesh)
     functions = cached(compiled, network, job.variant(plan))
-    products = _products(functions, mesh, gathered_leaves, specs)
+    products = _products(functions, mesh, specs)
     moves = _moves(mesh, "full")
     rows = [shard_rows(leaf, mesh) for leaf in job.rows]
 
