@@ -16,6 +16,7 @@ matrix products of a CPU like (a third of their time otherwise goes into copies)
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import Site
 
 _TURN = 1 << 21  # numbers that a turn of a loop over pairs of positions makes at most
+_SLICE, _FEW_ROWS = 1 << 22, 512  # numbers of a slice of rows, and how many rows are cut so
 _JOIN_BELOW = 1 << 14  # leaves of fewer parameters are joined into one product
 
 
@@ -40,7 +42,7 @@ class Features(NamedTuple):
         inputs: by leaf, x (n, b, s, k) of the sites in activation form.
         cotangents: by leaf, g (n, C, b, s, o) of the same sites.
         gradients: by name, per-sample gradients (n, C, d) of everything else.
-        late: by leaf, x (n, s, k) and g (n, C, s, o) of the sites whose gradients are yet to form.
+        late: by leaf, x (n, s, k) and g (n, C, o, s) of the sites whose gradients are yet to form.
     """
 
     inputs: dict[int, Array]
@@ -98,7 +100,7 @@ class Layers:
             if site in self.activation:
                 inputs[site.leaf], cotangents[site.leaf] = x, g
             elif site in self.late:
-                late[site.leaf] = Outer(x[0].astype(g.dtype), g[:, 0])
+                late[site.leaf] = Outer(x[0].astype(g.dtype), g[:, 0].swapaxes(-1, -2))
             else:
                 weight = jnp.einsum("bsk,cbso->cbko", x.astype(g.dtype), g)
                 gradients[str(site.leaf)] = weight.reshape(len(basis), -1)
@@ -151,8 +153,28 @@ def _similarity(x: Array, y: Array, dtype: Any) -> Array:
 
 
 def _rows_product(a: Array, b: Array, dtype: Any) -> Array:
-    """A B^T: twice as fast on a CPU as the same product of arrays with more axes."""
-    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+    """A B^T: twice as fast on a CPU as the same product of arrays with more axes.
+
+    A CPU multiplies few and very long rows a slice at a time, a third faster: the slices of all
+    rows stay in its caches.
+    """
+    product = functools.partial(
+        jax.lax.dot_general,
+        dimension_numbers=(((1,), (1,)), ((), ())),
+        preferred_element_type=dtype,
+    )
+    rows, size = max(len(a), len(b)), a.shape[1]
+    width = _SLICE // max(rows, 1)
+    if rows > _FEW_ROWS or size < 2 * width or jax.default_backend() != "cpu":
+        return product(a, b)
+    turns = size // width
+
+    def add(index: Array, total: Array) -> Array:
+        one, two = (jax.lax.dynamic_slice_in_dim(m, index * width, width, 1) for m in (a, b))
+        return total + product(one, two)
+
+    rest = product(a[:, turns * width :], b[:, turns * width :])
+    return jax.lax.fori_loop(0, turns, add, rest)
 
 
 def _product_full(a: Array, b: Array, dtype: Any) -> Array:
