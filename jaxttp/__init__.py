@@ -13,6 +13,7 @@ Logits of tokens (N, T, V)    labels (N, T); or `label_words`, `sample_tokens`, 
 
 How many steps will training take?             `predict_training_time`
 ... for many rates, momenta, batch sizes?      `sweep`, with the settings of `grid`
+... which is best, by a few trained steps?      `race`, of the same settings
 ... from which of several starting points?     `compare`, each a `Candidate`
 ... on more data than a kernel can be of?      `extrapolate`
 ... now that it has begun?                     `Online`, a callback of `train`; `online`
@@ -81,6 +82,7 @@ from jaxttp.forecast import extrapolate as extrapolate
 from jaxttp.forecast import grid as grid
 from jaxttp.forecast import online as online
 from jaxttp.forecast import predict_training_time as predict_training_time
+from jaxttp.forecast import race as race
 from jaxttp.forecast import sweep as sweep
 from jaxttp.forecast import training_time as training_time
 from jaxttp.forecast import wall_clock as wall_clock
@@ -127,6 +129,7 @@ __all__ = [
     "online",
     "predict_training_time",
     "print_progress",
+    "race",
     "representation",
     "sample_tokens",
     "sketch_jacobian",

@@ -105,6 +105,12 @@ def Sweep():
 
 
 @maker
+def Race():
+    settings = jaxttp.grid(learning_rate=(0.1, 0.3, 1.0, 3.0), momentum=(0.0, 0.9), steps=STEPS)
+    return jaxttp.race(*problem(), settings, target_loss=0.5)
+
+
+@maker
 def TaskSweep():
     return sweep_task(
         Settings(data="wine", samples_per_class=4, steps=15, relinearize=0), time_steps=False

@@ -5,10 +5,11 @@
 
 Every task has a grid of learning rates, as shares of the largest stable one up to beyond it, and
 momenta. All of it is trained for real; the sweep names a goal and chooses a setting before that.
-Beside it stand the first kernel alone, rules of thumb, a learning-rate finder, and what people do
-with real training: a tenth of every training, successive halving, power laws through the first
-tenth. All are asked for the fewest steps to the goal that the sweep named. A rival's cost is real
-training, in trainings of one setting; the sweep's is its operations by count, in the same unit.
+Beside it stand `jaxttp.race`, which trains openly, the first kernel alone, rules of thumb, a
+learning-rate finder, and what people do with real training: a tenth of every training, successive
+halving, power laws through the first tenth. All are asked for the fewest steps to the goal that the
+sweep named; the race is told it, or trains to the horizon without. A rival's cost is real training,
+in trainings of one setting; the sweep's is its operations by count, in the same unit.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from experiments.bench.stored import go_on
 from experiments.bench.trust_tasks import Job
 from jaxttp import sweep
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast import Hyperparameters, grid
+from jaxttp.forecast import Hyperparameters, grid, race
 from jaxttp.forecast.problem import Problem
 from jaxttp.losses import get_loss
 from jaxttp.ntk import empirical_ntk
@@ -147,17 +148,25 @@ def measure(task: str, settings: AdviceSettings) -> dict[str, Any]:
     found = sweep(*job.model, job.x, job.y, choices)
     seconds = time.perf_counter() - begun
     alone = sweep(*job.model, job.x, job.y, choices, relinearize=0)
+    goal = found.targets[0].value if found.targets else None
+    raced = race(*job.model, job.x, job.y, choices, target_loss=goal)
+    blind = race(*job.model, job.x, job.y, choices)
     begun = time.perf_counter()
     real = real_grid(job, choices)
     return {
         "task": task,
-        "goal": found.targets[0].value if found.targets else None,
+        "goal": goal,
         "chosen": _first(found.ranking()),
         "predicted": int(found.times()[found.best()]) if found.ranking() else None,
         "followed": list(found.relinearized),
         "trainings": found.trainings,
         "seconds": seconds,
         "grid_seconds": time.perf_counter() - begun,
+        "race": _first(raced.ranking()),
+        "race_trainings": raced.trainings,
+        "race_sure": raced.sure,
+        "race_to_horizon": _first(blind.ranking()),
+        "race_to_horizon_trainings": blind.trainings,
         "one_kernel": _first(alone.ranking()),
         "one_kernel_trainings": alone.trainings,
         "own_drop": _first(alone.ranking(alone.thresholds[len(alone.thresholds) // 2])),
@@ -200,6 +209,8 @@ def rivals(row: dict[str, Any], fixed: int) -> dict[str, tuple[int | None, float
     high = float(momenta.max())
     kernel = row["one_kernel_trainings"]
     out: dict[str, tuple[int | None, float]] = {
+        "jaxttp.race": (row["race"], row["race_trainings"]),
+        "jaxttp.race, to the horizon": (row["race_to_horizon"], row["race_to_horizon_trainings"]),
         "jaxttp.sweep": (row["chosen"], row["trainings"]),
         "its first kernel alone": (row["one_kernel"], kernel),
         "that, each by its own drop": (row["own_drop"], kernel),
@@ -251,8 +262,8 @@ def best_place(rows: list[dict[str, Any]]) -> int:
 
 def tables(rows: list[dict[str, Any]], fixed: int) -> str:
     """Every task, then every rival."""
-    lines = ["| task | goal | best of the grid | chosen: forecast | real | over the best | cost |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| task | goal | best of the grid | sweep: forecast | real | over the best | cost "
+             "| race: real | over the best | cost |", "|---" * 10 + "|"]  # fmt: skip
     regrets: dict[str, list[tuple[float, float, float]]] = {}
     for row in rows:
         times = np.array([steps_to(curve, row["goal"]) for curve in row["real"]])
@@ -260,11 +271,14 @@ def tables(rows: list[dict[str, Any]], fixed: int) -> str:
         for name, (place, cost) in rivals(row, fixed).items():
             time_ = float("inf") if place is None else float(times[place])
             regrets.setdefault(name, []).append((best, time_, cost))
-        _, real, cost = regrets["jaxttp.sweep"][-1]
-        over = f"{100 * (real / best - 1):.0f} %" if np.isfinite(real) else "never"
+        cells = []
+        for name in ("jaxttp.sweep", "jaxttp.race"):
+            _, real, cost = regrets[name][-1]
+            over = f"{100 * (real / best - 1):.0f} %" if np.isfinite(real) else "never"
+            cells.append(f"{real:.0f} | {over} | {cost:.2g}")
         lines.append(
-            f"| {row['task']} | {row['goal']:g} | {best:.0f} | {row['predicted']} | {real:.0f} | "
-            f"{over} | {cost:.2g} |"
+            f"| {row['task']} | {row['goal']:g} | {best:.0f} | {row['predicted']} | "
+            f"{' | '.join(cells)} |"
         )
     heads = (
         f"of {len(rows)} tasks", "within 10 % of the best, or a step", "twice as many, or never",

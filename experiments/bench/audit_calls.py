@@ -348,6 +348,7 @@ def _forecasts() -> dict[str, dict[str, Any]]:
             "relinearize": 0, "x_test": x[:2], "y_test": y[:2],
         },
         "print_progress": {"every": 0.5},
+        "race": real | {"settings": many, "target_loss": 0.3},
         "sample_tokens": {
             "apply_fn": lambda w, x: w[x], "x": jnp.asarray([[0, 1, 2], [2, 1, 0]]),
             "y": jnp.asarray([[1, 2, 0], [1, 0, 2]]), "tokens": 2, "key": key,

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from jaxttp.cli._options import Given, because, takes
 from jaxttp.cli._shell import parse_numbers, print_task, seconds_text, write_json
-from jaxttp.cli._vocabulary import option
+from jaxttp.cli._vocabulary import flag, option
 from jaxttp.rule import Target
 
 FASTEST = 5
@@ -47,6 +47,9 @@ def sweep(
         float | None,
         option("Goals", "What the advice is for (default: middle one, or first target)."),
     ] = None,
+    race: Annotated[
+        bool, flag("Training", "Train all in heats to that loss, not forecast the leading again.")
+    ] = False,
 ) -> None:
     """Forecast a grid of settings from one kernel, the leading ones again, and advise a rate."""
     from jaxttp.pipeline import sweep_task
@@ -64,6 +67,7 @@ def sweep(
             schedules=[name.strip() for name in schedules.split(",")],
             threshold=threshold,
             time_steps=given["seconds"],
+            race_them=race,
             progress=report,
         )
     problem = None
@@ -137,12 +141,15 @@ def _print(console: Console, result: Any) -> None:
         f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable; {swept.depth}",
         soft_wrap=True,
     )
-    if swept.price:
-        console.print(swept.price, soft_wrap=True)
+    if swept.price and result.race is None:
+        console.print(swept.price + _cheaper(swept), soft_wrap=True)
     if swept.warning is not None:
         console.print(swept.warning, soft_wrap=True)
     console.print(f"largest stable learning rate: {result.max_learning_rate:.4g} (no momentum)")
-    if result.fastest is not None:
+    if result.race is not None:
+        console.print(f"race, trained for real: {result.race.price}", soft_wrap=True)
+        console.print(result.race.advice, soft_wrap=True)
+    elif result.fastest is not None:
         if result.threshold == swept.ranked_by:
             console.print(swept.advice, soft_wrap=True)
         else:
@@ -153,3 +160,16 @@ def _print(console: Console, result: Any) -> None:
             console.print(swept.tie, soft_wrap=True)
         if swept.trust.get(result.fastest) is not None:
             console.print(f"trust: {swept.trust[result.fastest]}", soft_wrap=True)
+
+
+def _cheaper(swept: Any) -> str:
+    """What a race would cost, where that is less than the sweep did and can be said."""
+    from jaxttp.forecast.racing import expected
+
+    order, steps = swept.ranking(), {one.steps for one in swept.settings}
+    sizes = {one.batch_size for one in swept.settings}
+    goal = swept.ranked_by
+    if not order or len(steps) > 1 or len(sizes) > 1 or getattr(goal, "curve_name", "") != "loss":
+        return ""
+    cost = expected(len(swept.settings), steps.pop(), int(swept.times()[order[0]]))
+    return f"; a race to the goal (--race) about {cost:.2g}" if cost < swept.trainings else ""

@@ -30,6 +30,8 @@ from jaxttp.forecast.predict import predict_training_time as predict_training_ti
 from jaxttp.forecast.prediction import Cost as Cost
 from jaxttp.forecast.prediction import Prediction as Prediction
 from jaxttp.forecast.problem import Problem as Problem
+from jaxttp.forecast.raced import Race as Race
+from jaxttp.forecast.racing import race as race
 from jaxttp.forecast.seconds import DEVICES as DEVICES
 from jaxttp.forecast.seconds import Device as Device
 from jaxttp.forecast.seconds import WallClock as WallClock

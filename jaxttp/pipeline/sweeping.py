@@ -18,9 +18,11 @@ from jaxttp.forecast import (
     Comparison,
     Linearizer,
     Problem,
+    Race,
     Sweep,
     compare,
     grid,
+    race,
     sweep_kernel,
 )
 from jaxttp.forecast.hyperparameters import SCHEDULES
@@ -54,12 +56,14 @@ class TaskSweep:
         task: the network and data.
         sweep: the forecasts.
         threshold: the goal that the advice is for, a threshold or a `Target`.
+        race: of all settings to that goal, where one was asked for.
     """
 
     settings: Settings
     task: Task
     sweep: Sweep
     threshold: float | Target
+    race: Race | None = None
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -95,6 +99,7 @@ class TaskSweep:
             "fastest": self.fastest,
             "pareto": list(self.sweep.pareto(self.threshold)),
             "rows": self.sweep.rows(),
+            "race": None if self.race is None else self.race.to_json(),
         }
 
 
@@ -108,6 +113,7 @@ def sweep_task(
     threshold: float | None = None,
     metric: str | None = None,
     time_steps: bool = True,
+    race_them: bool = False,
     task: Task | None = None,
     kernel: ArrayLike | RowSharded | None = None,
     progress: Progress | None = None,
@@ -127,6 +133,8 @@ def sweep_task(
             all settings.
         metric: which curve the training times are read off; that of the settings when None.
         time_steps: also measure the seconds of a step, for every batch size.
+        race_them: in place of forecasting those that lead again train all in heats, to the loss
+            that the advice is for (`jaxttp.race`).
         task: what `build_task` makes of the settings, where it is at hand.
         kernel: its kernel (N, C, N, C), likewise; on a mesh as `RowSharded`.
         progress: called with (stage, done, total).
@@ -135,7 +143,8 @@ def sweep_task(
         A `TaskSweep`.
 
     Raises:
-        ValueError: whatever `build_task` and `sweep` refuse; a threshold that is not forecast.
+        ValueError: whatever `build_task` and `sweep` refuse; a threshold that is not forecast; a
+            race to anything but a loss.
 
     Example:
         >>> small = Settings(data="wine", samples_per_class=6, steps=20, relinearize=0)
@@ -181,12 +190,30 @@ def sweep_task(
         metric=metric or settings.metric,
     )  # fmt: skip
     rule = Rule(settings.thresholds, metric=metric or settings.metric)
-    swept = follow_leaders(
-        swept, lines, task.y, rule, relinearize=settings.relinearize, key=key, progress=progress
-    )
-    swept = with_trust(swept, lines, task.y, key=key)
+    if not race_them:
+        swept = follow_leaders(
+            swept, lines, task.y, rule, relinearize=settings.relinearize, key=key, progress=progress
+        )
+        swept = with_trust(swept, lines, task.y, key=key)
     goal = swept.ranked_by if threshold is None else _goal(threshold, settings.thresholds, targets)
-    return TaskSweep(settings, task, swept, goal)
+    raced = _race(task, swept, goal, key, progress) if race_them else None
+    return TaskSweep(settings, task, swept, goal, raced)
+
+
+def _race(
+    task: Task, swept: Sweep, goal: float | Target, key: Any, progress: Progress | None
+) -> Race:
+    """All settings of a sweep, trained in heats."""
+    if not isinstance(goal, Target) or goal.curve_name != "loss":
+        raise ValueError(
+            f"race_them is to a loss; the advice is for {swept.goal(goal)}: name one, by "
+            "target_loss."
+        )
+    drawn = key if swept.settings[0].batch_size is not None else None
+    return race(
+        *task.model, task.x, task.y, swept.settings, target_loss=goal.value, key=drawn,
+        progress=progress,
+    )  # fmt: skip
 
 
 def _goal(

@@ -73,5 +73,6 @@ from jaxttp.plots.representation import plot_weight_path as plot_weight_path
 from jaxttp.plots.sweeps import plot_comparison as plot_comparison
 from jaxttp.plots.sweeps import plot_heat_map as plot_heat_map
 from jaxttp.plots.sweeps import plot_pareto as plot_pareto
+from jaxttp.plots.sweeps import plot_race as plot_race
 from jaxttp.plots.sweeps import plot_sweep as plot_sweep
 from jaxttp.plots.sweeps import plot_task_sweep as plot_task_sweep

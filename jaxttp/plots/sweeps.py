@@ -6,11 +6,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp.forecast import Comparison, Sweep
+from jaxttp.forecast import Comparison, Race, Sweep
 from jaxttp.pipeline import TaskSweep
 from jaxttp.plots._draw import figure_of
 from jaxttp.plots._style import CYCLE, GREY, OTHER, PREDICTED, REAL, panels, tidy
 from jaxttp.rule import Target
+
+FIRST_ONES = 3
+"""Settings of a race that are drawn in colour."""
 
 
 @figure_of
@@ -250,3 +253,46 @@ def _curves_to_targets(
             if step >= 0:
                 axes.plot(step, curves[i][step], "*", color=CYCLE[i % len(CYCLE)], ms=17,
                           mec="white", mew=0.8, clip_on=False, zorder=6)  # fmt: skip
+
+
+@figure_of
+def plot_race(found: Race, *, title: str = "") -> Figure:
+    """Losses of all that started, as far as they were trained; the first ones in colour.
+
+    Args:
+        found: a `jaxttp.forecast.Race`.
+        title: above the figure.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxttp.forecast import grid, race
+        >>> settings = grid(learning_rate=(0.1, 1.0), steps=5)
+        >>> found = race(lambda w, x: x @ w, jnp.zeros((2, 2)), jnp.eye(2), jnp.arange(2), settings)
+        >>> plot_race(found).axes[0].get_xlabel()
+        'training step'
+    """
+    figure, (axes,) = panels(1, title=title)
+    order = found.ranking()[:FIRST_ONES]
+    for i, curve in enumerate(found.losses):
+        shown = np.where(np.isfinite(curve), curve, np.nan)
+        steps, place = found.at[: len(curve)], order.index(i) if i in order else None
+        color = GREY if place is None else CYCLE[place]
+        label = None if place is None else str(found.settings[i])
+        width, above = (0.8, 1) if place is None else (2.2, 3)
+        axes.plot(steps, shown, color=color, lw=width, label=label, zorder=above)
+        axes.plot(steps[-1], shown[-1], "o", ms=3 if place is None else 5, color=color,
+                  zorder=above)  # fmt: skip
+    if found.goal is not None:
+        axes.axhline(found.goal.value, color=REAL, lw=1.2, ls=":", label=found.goal.words())
+    axes.set_yscale("log")
+    starts = [curve[0] for curve in found.losses if np.isfinite(curve[0])]
+    if starts:
+        axes.set_ylim(top=2 * max(starts))
+    axes.set(xlabel="training step", ylabel="loss on all training samples")
+    if order or found.goal is not None:
+        axes.legend(frameon=False)
+    tidy(axes)
+    return figure

@@ -24,6 +24,8 @@ def row(task="one", chosen=2):
     real[3, 2:] = np.nan
     return {
         "task": task, "goal": 0.1, "chosen": chosen, "predicted": 46, "trainings": 1.5,
+        "race": 2, "race_trainings": 0.5, "race_sure": 0.95, "race_to_horizon": 2,
+        "race_to_horizon_trainings": 0.8,
         "one_kernel": 1, "own_drop": 0, "one_kernel_trainings": 0.25,
         "finder": {TENTH: RATES[0], STEEPEST: 10 * RATES[3]}, "rates": RATES,
         "momenta": [0.0] * 4, "real": real.tolist(),
@@ -52,6 +54,8 @@ def test_rivals_choose_by_what_they_see():
     limit = RATES[-1] / AdviceSettings.shares[1]
     half = int(np.argmin(np.abs(np.log(np.array(RATES) / (0.5 * limit)))))
     assert found["jaxttp.sweep"] == (2, 1.5)
+    assert found["jaxttp.race"] == (2, 0.5)
+    assert found["jaxttp.race, to the horizon"] == (2, 0.8)
     assert found["its first kernel alone"] == (1, 0.25)
     assert found["half the largest stable rate, no momentum"] == (half, 0.25)
     assert found["the share and momentum best on other tasks"] == (0, 0.25)

@@ -41,14 +41,17 @@ def test_the_best_setting_has_the_fewest_steps_then_the_least_loss():
     assert sweeping._best(steps, np.array([[0.0, 0.2], [0.1, 0.0]])) == (1, 0)
     assert sweeping._best(np.full((1, 2), -1), np.zeros((1, 2))) is None
     grid = sweeping.Grid(
-        "task", np.array([0.1, 1.0]), steps, np.array([[5, 4], [10, 2]]),
+        "task", 0.3, np.array([0.1, 1.0]), steps, np.array([[5, 4], [10, 2]]),
         np.array([[0.0, 0.2], [0.1, 0.0]]), np.array([[0.3, 0.2], [0.1, 0.0]]),
+        np.array([[2, 2], [1, 2]]), (1, 1), 0.5,
     )  # fmt: skip
     settings = sweeping.Settings(tasks=("task",), rates=2, momenta=(0.0, 0.9))
     (line,) = sweeping.measure(sweeping.Result(settings, [grid]))["ours-sweep"]
     assert "off by 2.7 on average, within 20 % or 2 steps in 67 %" in line
     assert "1 judged wrongly" in line
-    assert "picks m = 0.9, rate 0.1, really 10 steps; the best is m = 0.9, rate 1, 2 steps" in line
+    assert "the kernel picks m = 0.9, rate 0.1, really 10 steps" in line
+    assert "the race m = 0.9, rate 1, really 2 steps; the best is m = 0.9, rate 1, really" in line
+    assert line.endswith("the race costs 0.5 trainings")
 
 
 def test_online_errors_are_means_of_three_times():

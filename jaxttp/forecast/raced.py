@@ -1,0 +1,153 @@
+"""What a race of settings says: who came first, how far the others were trained, what it cost."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jaxttp._result import RESULT, wrapped
+from jaxttp._types import Params
+from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.swept import SHOWN
+from jaxttp.rule import Target
+
+SURE = 0.95
+"""How often the first one is within 10 % of the best of its grid, or a step: on twelve tuning tasks
+with three goals each always (36 of 36), of which this is what remains at one doubt in twenty."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """What was really trained, and who came first.
+
+    Attributes:
+        settings: that started, S of them.
+        goal: the loss on all training samples to get to; None for the lowest at the horizon.
+        times: steps to the goal (S,), -1 where it was not seen there.
+        losses: on all training samples, for every setting as far as it came: at the steps `at`.
+        at: steps, (K,); a setting's losses stand at the first of them.
+        trainings: what was spent, in trainings of one setting, by count.
+        params: all parameters of the first one, as they were there: at the goal, or where there is
+            none or it was not reached, at the lowest loss of the last heat's end. None where
+            nothing stayed finite.
+        finite: (S,), whether all losses that were seen are finite.
+    """
+
+    settings: tuple[Hyperparameters, ...]
+    goal: Target | None
+    times: np.ndarray
+    losses: tuple[np.ndarray, ...]
+    at: np.ndarray
+    trainings: float
+    params: Params | None
+    finite: np.ndarray
+
+    @property
+    def trained(self) -> np.ndarray:
+        """Steps that every setting was trained, (S,)."""
+        return np.array([self.at[len(curve) - 1] for curve in self.losses])
+
+    def ranking(self) -> tuple[int, ...]:
+        """Those that were seen at the goal, by steps; without a goal those that came to the end.
+
+        Ties go to the lower loss.
+        """
+        last = np.array([curve[-1] for curve in self.losses])
+        if self.goal is None:
+            there = self.finite & (self.trained == self.trained.max())
+            return tuple(int(i) for i in np.lexsort((last,)) if there[i])
+        order = np.lexsort((last, self.times))
+        return tuple(int(i) for i in order if self.times[i] >= 0)
+
+    def best(self) -> int:
+        """The index of the first.
+
+        Raises:
+            ValueError: none got to the goal, or nothing stayed finite.
+        """
+        order = self.ranking()
+        if not order:
+            what = "stayed finite" if self.goal is None else f"gets to {self.goal.words()}"
+            raise ValueError(
+                f"no setting {what}: try other rates, more steps or a goal that is nearer."
+            )
+        return order[0]
+
+    @property
+    def sure(self) -> float | None:
+        """How probable it is that the first is within 10 % of the best of the grid, or a step.
+
+        It is what tuning tasks gave; None where none is at the goal, or there is none.
+        """
+        return SURE if self.goal is not None and self.ranking() else None
+
+    @property
+    def advice(self) -> str:
+        """What to use, in one line."""
+        order = self.ranking()
+        if not order:
+            low = int(np.argmin([c[-1] if ok else np.inf for c, ok in self._ends()]))
+            what = "stayed finite" if self.goal is None else f"got to {self.goal.words()}"
+            lowest = f"; lowest {self.losses[low][-1]:.3g}, of {self.settings[low]}"
+            return f"no setting {what}{lowest if self.finite.any() else ''}: try other rates"
+        first = f"use {self.settings[order[0]]}: {self._said(order[0])}"
+        if len(order) > 1:
+            return f"{first}; next {self.settings[order[1]]}: {self._said(order[1])}"
+        return first if self.goal is None else f"{first}, before all others"
+
+    def _ends(self) -> list[tuple[np.ndarray, bool]]:
+        return list(zip(self.losses, self.finite.tolist(), strict=True))
+
+    def _said(self, i: int) -> str:
+        if self.goal is None:
+            return f"loss {self.losses[i][-1]:.4g} at step {self.trained[i]}"
+        return f"{self.goal.words()} at step {self.times[i]}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat dictionary a setting, of plain values; None where there is no number."""
+        return [
+            {
+                "setting": str(one),
+                "learning_rate": float(one.learning_rate),
+                "momentum": float(one.momentum),
+                "trained": int(self.trained[i]),
+                "loss": float(self.losses[i][-1]) if self.finite[i] else None,
+                "steps": int(self.times[i]) if self.times[i] >= 0 else None,
+                "finite": bool(self.finite[i]),
+            }
+            for i, one in enumerate(self.settings)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "goal": None if self.goal is None else self.goal.value,
+            "first": self.ranking()[0] if self.ranking() else None,
+            "sure": self.sure,
+            "trainings": self.trainings,
+            "advice": self.advice,
+            "rows": self.rows(),
+        }
+
+    def __str__(self) -> str:
+        goal = "the lowest loss" if self.goal is None else self.goal.words()
+        steps = self.settings[0].steps
+        lines = [f"Race of {len(self.settings)} settings to {goal}, trained for real:"]
+        order = self.ranking()
+        rest = [i for i in np.argsort(-self.trained, kind="stable").tolist() if i not in order]
+        for i in (*order, *rest)[:SHOWN]:
+            state = f"step {self.times[i]}" if self.times[i] >= 0 else "not there"
+            state = "-" if self.goal is None else state
+            end = f"loss {self.losses[i][-1]:.4g} after {self.trained[i]} of {steps} steps"
+            lines.append(f"  {self.settings[i]!s:<40} {state}; {end}")
+        lines.append(wrapped(f"  {self.price}", 2))
+        lines.append(wrapped(f"  {self.advice}", 2))
+        return "\n".join(lines)
+
+    @property
+    def price(self) -> str:
+        """One line on what it cost."""
+        trained = f"{self.trainings:.2g} trainings"
+        return f"by count this cost {trained}; training all would be {len(self.settings)}"
+
+    plot, _repr_html_, __repr__ = RESULT

@@ -1,0 +1,239 @@
+"""Races against brute force: every setting trained to its end by optax, one after the other."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxttp.dynamics.batches import batch_indices
+from jaxttp.forecast import Hyperparameters, Race, grid, race
+from jaxttp.forecast.raced import SURE
+from jaxttp.forecast.racing import FIRST, GROWTH, KEEP, LEAST, heats
+from jaxttp.losses import get_loss
+
+STEPS = 40
+SETTINGS = grid(learning_rate=(0.01, 0.1, 0.5, 1.0, 2.0), momentum=(0.0, 0.9), steps=STEPS)
+
+
+def network(params, x):
+    return jnp.tanh(x @ params["in"]) @ params["out"]
+
+
+def problem():
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (24, 4), jnp.float64)
+    y = (x[:, 0] * x[:, 1] > 0).astype(int)
+    params = {
+        "in": jax.random.normal(keys[1], (4, 8), jnp.float64) / 2,
+        "out": jax.random.normal(keys[2], (8, 2), jnp.float64) / 3,
+    }
+    return params, x, y
+
+
+def curve_of(one, params, x, y, loss="cross_entropy", indices=None):
+    """The loss on all samples before every step and after the last."""
+    found = get_loss(loss)
+    targets = jax.nn.one_hot(y, 2) if loss == "cross_entropy" else y
+    optimizer = one.optimizer()
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, x, targets):
+        gradient = jax.grad(lambda p: found.value(network(p, x), targets))(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    losses = []
+    for t in range(one.steps):
+        losses.append(float(found.value(network(params, x), targets)))
+        rows = slice(None) if indices is None else indices[t]
+        params, state = step(params, state, x[rows], targets[rows])
+    return np.array([*losses, float(found.value(network(params, x), targets))]), params
+
+
+@pytest.fixture(scope="module")
+def brute():
+    return np.stack([curve_of(one, *problem())[0] for one in SETTINGS])
+
+
+def first(curve, goal):
+    there = np.flatnonzero(curve <= goal)
+    return int(there[0]) if len(there) else math.inf
+
+
+@pytest.mark.parametrize("goal", [0.6, 0.4, 0.2])
+def test_the_first_at_the_goal_is_the_first_of_the_whole_grid(brute, goal):
+    found = race(network, *problem(), SETTINGS, target_loss=goal)
+    times = np.array([first(curve, goal) for curve in brute])
+    assert found.times[found.best()] == times.min() == times[found.best()]
+    assert found.trainings < len(SETTINGS) / 2
+    # What was trained is what brute force trained, to rounding of float64 over 40 steps.
+    for curve, whole in zip(found.losses, brute, strict=True):
+        np.testing.assert_allclose(curve, whole[: len(curve)], rtol=1e-9)
+    assert all(time in (-1, whole) for time, whole in zip(found.times, times, strict=True))
+    assert found.sure == SURE
+
+
+def test_the_weights_are_those_at_the_goal():
+    params, x, y = problem()
+    found = race(network, params, x, y, SETTINGS, target_loss=0.3)
+    targets = jax.nn.one_hot(y, 2)
+    loss = float(get_loss("cross_entropy").value(network(found.params, x), targets))
+    assert loss == pytest.approx(found.losses[found.best()][-1], rel=1e-12)
+    assert loss <= 0.3
+
+
+def test_without_a_goal_the_lowest_of_those_that_are_left_wins(brute):
+    found = race(network, *problem(), SETTINGS)
+    assert found.best() == int(np.argmin(brute[:, -1]))
+    assert found.trained[found.best()] == STEPS
+    assert found.sure is None
+    assert "at step 40" in found.advice
+    assert np.all(found.times == -1)
+
+
+def test_heats_leave_out_the_slow_ones_and_their_cost_is_counted():
+    found = race(network, *problem(), SETTINGS)
+    ends = heats(STEPS)
+    assert ends[0] == FIRST
+    assert ends[1] == math.ceil(GROWTH * FIRST)
+    assert ends[-1] == STEPS
+    left, expected, looks = len(SETTINGS), [], 0
+    for end in ends:
+        after = max(LEAST, math.ceil(KEEP * left)) if end < STEPS else 0
+        looks += left
+        expected += [end] * (left - after)
+        left = after
+    assert sorted(found.trained.tolist()) == sorted(expected)
+    # A look is one way forward, a third of a step.
+    assert found.trainings == pytest.approx((sum(expected) + looks / 3) / STEPS)
+
+
+def test_batches_are_the_same_for_all_and_looked_at_now_and_then():
+    params, x, y = problem()
+    settings = grid(learning_rate=(0.1, 0.5, 1.0), batch_size=2, steps=20)
+    key = jax.random.key(3)
+    found = race(network, params, x, y, settings, target_loss=1e-9, key=key)
+    indices = batch_indices(key, 24, 2, 20)
+    assert found.at.tolist() == sorted({*range(0, 20, 4), *heats(20)})  # 24 / (3 * 2) = 4
+    for i, one in enumerate(settings):
+        whole, _ = curve_of(one, params, x, y, indices=indices)
+        seen = found.at[: len(found.losses[i])]
+        np.testing.assert_allclose(found.losses[i], whole[seen], rtol=1e-9)
+    assert found.ranking() == ()
+    assert "no setting got to" in found.advice
+    with pytest.raises(ValueError, match="no setting gets to loss below"):
+        found.best()
+
+
+def test_schedules_and_a_part_of_the_weights():
+    params, x, y = problem()
+    settings = grid(learning_rate=(0.5, 1.0), schedule="cosine", steps=10)
+    found = race(
+        network, params, x, y, settings, trainable={"in": False, "out": True}, target_loss=1e-9
+    )
+    np.testing.assert_array_equal(found.params["in"], params["in"])
+
+    def head(p, x):
+        return jnp.tanh(x @ params["in"]) @ p
+
+    targets, optimizer = jax.nn.one_hot(y, 2), settings[1].optimizer()
+    weights, loss = params["out"], get_loss("cross_entropy")
+    state, losses = optimizer.init(weights), []
+    for _ in range(10):
+        value, gradient = jax.value_and_grad(lambda w: loss.value(head(w, x), targets))(weights)
+        losses.append(float(value))
+        updates, state = optimizer.update(gradient, state)
+        weights = optax.apply_updates(weights, updates)
+    np.testing.assert_allclose(found.losses[1][:10], losses, rtol=1e-9)
+
+
+def test_what_diverges_is_out_of_the_race():
+    x, y = jnp.eye(3), jnp.array([[1.0], [2.0], [3.0]])
+    settings = grid(learning_rate=(1.0, 1e200), loss="squared_error", steps=30)
+    found = race(lambda w, x: x @ w, jnp.zeros((3, 1)), x, y, settings, target_loss=0.5)
+    assert found.finite.tolist() == [True, False]
+    assert found.best() == 0
+    assert found.trained[1] < 30
+    alone = race(lambda w, x: x @ w, jnp.zeros((3, 1)), x, y, settings[1:], target_loss=0.5)
+    assert alone.params is None
+    assert alone.advice == ("no setting got to loss below 0.5: try other rates")
+
+
+def test_one_that_begins_late_can_be_left_out():
+    """A counter-example: the first heats do not see what a rate that rises later would do."""
+
+    def late(t):
+        return jnp.where(t < 12, 1e-3, 1.0)
+
+    x, y = jnp.eye(3), jnp.array([[1.0], [2.0], [3.0]])
+    common = {"loss": "squared_error", "steps": 60}
+    slow = [Hyperparameters(0.05 + 0.001 * i, **common) for i in range(5)]
+    settings = [*slow, Hyperparameters(2.0, schedule=late, **common)]
+    arguments = (lambda w, x: x @ w, jnp.zeros((3, 1)), x, y)
+    found = race(*arguments, settings, target_loss=0.5)
+    alone = race(*arguments, settings[-1:], target_loss=0.5)
+    assert alone.times[0] < found.times[found.best()]
+    assert found.times[-1] == -1
+
+
+def test_it_prints_what_was_spent_and_what_to_use():
+    found = race(network, *problem(), SETTINGS, target_loss=0.4)
+    text = str(found)
+    assert text.startswith("Race of 10 settings to loss below 0.4, trained for real:")
+    assert f"use {SETTINGS[found.best()]}" in text
+    assert "training all would be 10" in text
+    rows = found.rows()
+    assert rows[found.best()]["steps"] == found.times[found.best()]
+    assert found.plot().axes[0].get_ylabel() == "loss on all training samples"
+    assert isinstance(found, Race)
+
+
+def test_progress_names_the_heats():
+    seen = []
+    race(network, *problem(), SETTINGS[:4], progress=lambda *words: seen.append(words))
+    assert seen[0] == ("training to step 4", 0, 4)
+    assert seen[-1][0] == "training to step 40"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"settings": []}, ValueError, "settings must hold at least one"),
+        ({"settings": SETTINGS[0]}, TypeError, "settings"),
+        ({"settings": [0.1]}, TypeError, "settings"),
+        ({"settings": [*SETTINGS, Hyperparameters(0.1, steps=3)]}, ValueError, "share steps"),
+        (
+            {"settings": [*SETTINGS, Hyperparameters(0.1, batch_size=3, steps=STEPS)]},
+            ValueError, "share batch_size",
+        ),
+        (
+            {"settings": [*SETTINGS, Hyperparameters(0.1, loss="squared_error", steps=STEPS)]},
+            ValueError, "share loss",
+        ),
+        ({"target_loss": 0.0}, ValueError, "target_loss must be"),
+        ({"target_loss": math.nan}, ValueError, "target_loss must be"),
+        ({"settings": grid(learning_rate=0.1, batch_size=3)}, ValueError, "needs key"),
+        ({"protocol": "epochs"}, ValueError, "protocol"),
+        ({"x": jnp.full((24, 4), jnp.nan)}, ValueError, "x "),
+        ({"y": jnp.full(24, 7)}, ValueError, "y "),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(change, error, words):
+    params, x, y = problem()
+    asked = {"params": params, "x": x, "y": y, "settings": SETTINGS, "target_loss": 0.3} | change
+    with pytest.raises(error, match=words):
+        race(network, **asked)
+
+
+@given(steps=st.integers(1, 3000))
+def test_heats_rise_to_the_horizon(steps):
+    ends = heats(steps)
+    assert ends[-1] == steps
+    assert all(a < b for a, b in itertools.pairwise(ends))
