@@ -60,6 +60,17 @@ def test_sweep_as_json():
     assert followed[plain["fastest"]]
 
 
+def test_sweep_races():
+    arguments = ["--learning-rates", "0.01,0.1", "--momenta", "0.9", "--no-seconds"]
+    done = call("sweep", *WINE, *arguments, "--target-loss", "0.9", "--race")
+    assert done.exit_code == 0, done.output
+    assert "race, trained for real: by count this cost" in done.stdout
+    assert "use rate 0.1, momentum 0.9: loss below 0.9 at step" in done.stdout
+    asked = call("sweep", *WINE, *arguments, "--batch-sizes", "0,5", "--race")
+    assert asked.exit_code != 0
+    assert "settings must share batch_size" in asked.output
+
+
 def test_compare_writes_and_prints(tmp_path):
     done = call(
         "compare", *WINE, "--train", "all,head", "--no-seconds", "--relinearize", "0", "--output",

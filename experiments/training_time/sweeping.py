@@ -168,6 +168,9 @@ def plot(result: Result) -> dict[str, Figure]:
             (panels[1], one.real, _best(one.real, one.real_loss), f"steps to {goal}, real"),
             (panels[2], one.trained, one.chosen, f"steps trained by the race, {all_of_them}"),
         ):  # fmt: skip
+            if axes is panels[2]:
+                figure.colorbar(image, ax=panels[1], label="steps to the loss")
+                limits["vmax"] = max(steps.max(), 1)
             image = _map(axes, one, np.where(steps < 0, np.nan, steps), settings, **limits)
             for (row, column), value in np.ndenumerate(steps):
                 dark = value > 0.55 * limits["vmax"]
@@ -176,7 +179,7 @@ def plot(result: Result) -> dict[str, Figure]:
             if best is not None:
                 axes.plot(best[1] + 0.33, best[0] - 0.3, "*", ms=11, mfc="white", mec="black")
             axes.set_title(f"{one.task}: {name}", fontsize=9)
-        figure.colorbar(image, ax=panels[2], label="steps")
+        figure.colorbar(image, ax=panels[2], label="steps trained")
     return {"ours-sweep": figure}
 
 

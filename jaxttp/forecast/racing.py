@@ -99,7 +99,7 @@ def race(
         Successive halving (Jamieson and Talwalkar 2016), with a goal that ends it; the numbers of
         the heats were chosen on tuning tasks (`experiments/bench/advice.py`).
     """
-    check_known(params=params, x=x, y=y, key=key)
+    check_known(params=params, x=x, y=y, key=key, target_loss=target_loss)
     settings = _alike(settings)
     if target_loss is not None:
         check_number("target_loss", target_loss, above=0.0)

@@ -12,6 +12,8 @@ from jaxttp.plots._draw import figure_of
 from jaxttp.plots._style import CYCLE, GREY, OTHER, PREDICTED, REAL, panels, tidy
 from jaxttp.rule import Target
 
+REGRET = 0.1
+"""Settings that need so much more than the fewest steps are as good."""
 FIRST_ONES = 3
 """Settings of a race that are drawn in colour."""
 
@@ -22,7 +24,8 @@ def plot_sweep(sweep: Sweep, threshold: float | Target | None = None, *, title: 
 
     Every row of the heat map is one combination of momentum, batch size, schedule, loss and
     horizon. Settings that diverge or never get there are hatched; the line is the largest stable
-    rate at the start of training, the star the setting with the fewest steps.
+    rate at the start of training, the star the setting with the fewest steps, dots those that need
+    at most a tenth more, or one step.
 
     Args:
         sweep: a `jaxttp.forecast.Sweep`.
@@ -54,7 +57,7 @@ def plot_sweep(sweep: Sweep, threshold: float | Target | None = None, *, title: 
 
 @figure_of
 def plot_task_sweep(result: TaskSweep) -> Figure:
-    """The same for a named task and the goal that its advice is for.
+    """The same for a named task and the goal that its advice is for; of a race its curves.
 
     Args:
         result: of `jaxttp.pipeline.sweep_task`.
@@ -62,6 +65,8 @@ def plot_task_sweep(result: TaskSweep) -> Figure:
     Returns:
         A matplotlib figure.
     """
+    if result.race is not None:
+        return plot_race(result.race, title=result.task.description)
     return plot_sweep(result.sweep, result.threshold, title=result.task.description)
 
 
@@ -102,6 +107,12 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
             axes.plot([limits[0]] * 2, [row, row + 1], color=REAL, lw=2.5, label=name)
     if np.any(np.isfinite(table)):
         best = where[sweep.best(threshold)]
+        fewest = table[best]
+        near = np.argwhere(table <= max((1 + REGRET) * fewest, fewest + 1))
+        axes.plot(
+            [rates[column] for _, column in near], [row + 0.5 for row, _ in near], "o", ms=5,
+            mfc="white", mec="black", ls="none", label=f"at most {REGRET:.0%} more, or a step",
+        )  # fmt: skip
         axes.plot(
             rates[best[1]],
             best[0] + 0.5,
@@ -276,7 +287,8 @@ def plot_race(found: Race, *, title: str = "") -> Figure:
     """
     figure, (axes,) = panels(1, title=title)
     order = found.ranking()[:FIRST_ONES]
-    for i, curve in enumerate(found.losses):
+    for i in (*(i for i in range(len(found.losses)) if i not in order), *order):
+        curve = found.losses[i]
         shown = np.where(np.isfinite(curve), curve, np.nan)
         steps, place = found.at[: len(curve)], order.index(i) if i in order else None
         color = GREY if place is None else CYCLE[place]
@@ -293,6 +305,6 @@ def plot_race(found: Race, *, title: str = "") -> Figure:
         axes.set_ylim(top=2 * max(starts))
     axes.set(xlabel="training step", ylabel="loss on all training samples")
     if order or found.goal is not None:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     tidy(axes)
     return figure

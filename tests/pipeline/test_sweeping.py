@@ -1,5 +1,6 @@
 """Sweeps, comparisons and extrapolations from the name of a task."""
 
+import dataclasses
 import json
 
 import jax
@@ -148,6 +149,20 @@ def test_extrapolation_beside_the_real_training():
     assert plain["subset"] == 24
     assert plain["verified"]["steps"]["0.1"] == result.real_steps[0.1]
     assert len(plain["loss"]) == 31
+
+
+def test_a_race_trains_the_grid_to_the_loss_that_the_sweep_names():
+    found = sweep_task(SMALL, learning_rates=(0.01, 0.1), time_steps=False, race_them=True)
+    assert found.race is not None
+    assert found.race.goal == found.sweep.targets[0]
+    assert found.race.settings == found.sweep.settings
+    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))["race"]
+    assert plain["goal"] == found.race.goal.value
+    assert plain["first"] == found.race.best()
+    assert found.plot().axes[0].get_ylabel() == "loss on all training samples"
+    by_error = dataclasses.replace(SMALL, target_error=(0.1,))
+    with pytest.raises(ValueError, match="race_them is to a loss; the advice is for error below"):
+        sweep_task(by_error, learning_rates=(0.1,), time_steps=False, race_them=True)
 
 
 def test_bad_input():
