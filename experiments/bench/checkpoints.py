@@ -67,7 +67,7 @@ class CheckpointSettings:
     samples: int = 150
     tested: int = 500
     steps: int = 150
-    rates: tuple[float, float, int] = (0.0025, 0.32, 8)
+    rates: tuple[float, float, int] = (0.0025, 0.32, 11)
     goal: float = 0.2
     shorter: int = 1
     relinearize: int | str = "auto"
@@ -115,7 +115,7 @@ def forecasts(
             },
             "final_loss": dict(zip(found.names, map(float, found.final_loss), strict=True)),
             "speed": {one: w.speed for one, w in zip(found.names, found.explanations, strict=True)},
-            "doubts": [one for one, why in zip(found.names, found.trust, strict=True) if why],
+            "trust": dict(zip(found.names, found.trust, strict=True)),
             "trainings": sum(spent),
             "seconds": time.perf_counter() - begun,
         }
@@ -293,7 +293,8 @@ def judged(row: dict[str, Any]) -> dict[str, dict[str, float]]:
 def _tau(score: np.ndarray, real: np.ndarray) -> float:
     if np.ptp(score) == 0 or np.ptp(real) == 0:
         return 0.0
-    return float(weightedtau(score, real)[0])
+    found: Any = weightedtau(score, real)
+    return float(found.statistic)
 
 
 def tables(rows: list[dict[str, Any]]) -> str:
@@ -330,8 +331,8 @@ def _real_table(rows: list[dict[str, Any]]) -> list[str]:
 def _target_table(rows: list[dict[str, Any]]) -> list[str]:
     """What `compare` chose, and how far its forecasts are from training at its rates."""
     lines = _head(
-        "target", "goal", "best", "steps", "chosen by compare", "steps", "doubted", "cost",
-        "forecasts off at their own rates, median",
+        "target", "goal", "best", "steps", "chosen by compare", "steps", "at its own rate",
+        "forecast", "`trust` doubts", "cost", "forecasts off at their own rates, median",
     )  # fmt: skip
     for row in rows:
         names, steps = list(row["real"]), truth(row)["steps"]
@@ -344,8 +345,11 @@ def _target_table(rows: list[dict[str, Any]]) -> list[str]:
         words += f"; {missed} of {len(pairs)} reached by one alone" if missed else ""
         lines.append(
             f"| {row['target']} | {row['goal']:.2g} | {names[best]} | {_steps(steps[best])} | "
-            f"{names[chosen]} | {_steps(steps[chosen])} | {len(followed['doubts'])} of "
-            f"{len(names)} | {followed['trainings']:.2g} | {words} |"
+            f"{names[chosen]} | {_steps(steps[chosen])} | "
+            f"{_steps(row['at_advised'][names[chosen]])} | "
+            f"{_steps(followed['steps'][names[chosen]])} | "
+            f"{sum(why is not None for why in followed['trust'].values())} of {len(names)} | "
+            f"{followed['trainings']:.3g} | {words} |"
         )
     return lines
 

@@ -33,7 +33,7 @@ def row(order=("fast", "slow", "never"), target="one"):
     found = {
         "order": list(order), "steps": steps, "rates": dict.fromkeys(NAMES, 0.1), "trainings": 6.0,
         "final_loss": {"slow": 0.2, "fast": float("nan"), "never": 0.9},
-        "speed": {"slow": 0.2, "fast": 0.3, "never": 0.1}, "doubts": ["never"],
+        "speed": {"slow": 0.2, "fast": 0.3, "never": 0.1}, "trust": {"slow": None, "fast": None, "never": "held"},
     }  # fmt: skip
     ranks = {"slow": 2.0, "fast": 1.0, "never": 2.0}
     diverged = {"loss": [1.0, *[float("nan")] * 100], "test_loss": 9.0, "test_accuracy": 0.0}
@@ -153,8 +153,8 @@ def test_tables():
     words = tables([row(), row(("slow", "fast", "never"), "two")])
     assert "| slow | 14 (15), 80.0% | 14 (15), 80.0% |" in words
     assert "| never | never (never), 90.0% | never (never), 90.0% |" in words
-    assert "| one | 0.5 | fast | 7 | fast | 7 | 1 of 3 | 6 | 25% |" in words
-    assert "| two | 0.5 | fast | 7 | slow | 14 | 1 of 3 | 6 | 25% |" in words
+    assert "| one | 0.5 | fast | 7 | fast | 7 | 7 | 7 | 1 of 3 | 6 | 25% |" in words
+    assert "| two | 0.5 | fast | 7 | slow | 14 | 10 | 15 | 1 of 3 | 6 | 25% |" in words
     line = next(one for one in words.splitlines() if one.startswith("| jaxttp.compare |"))
     assert line.endswith("| 50 % | 15.0 | 6 |")
     assert "steps over the best | one | two |" in words
