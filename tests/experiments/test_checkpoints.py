@@ -33,7 +33,8 @@ def row(order=("fast", "slow", "never"), target="one"):
     found = {
         "order": list(order), "steps": steps, "rates": dict.fromkeys(NAMES, 0.1), "trainings": 6.0,
         "final_loss": {"slow": 0.2, "fast": float("nan"), "never": 0.9},
-        "speed": {"slow": 0.2, "fast": 0.3, "never": 0.1}, "trust": {"slow": None, "fast": None, "never": "held"},
+        "speed": {"slow": 0.2, "fast": 0.3, "never": 0.1},
+        "trust": {"slow": None, "fast": None, "never": "held"},
     }  # fmt: skip
     ranks = {"slow": 2.0, "fast": 1.0, "never": 2.0}
     diverged = {"loss": [1.0, *[float("nan")] * 100], "test_loss": 9.0, "test_accuracy": 0.0}
