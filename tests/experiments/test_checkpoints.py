@@ -112,11 +112,16 @@ def linear(params, x):
     return x @ params
 
 
-def test_truth_is_by_the_rate_that_is_at_the_goal_first():
+def test_truth_is_by_the_rate_that_is_at_the_goal_first_and_the_end_by_the_lowest():
     found = truth(row())
     assert found["steps"].tolist() == [14, 7, np.inf]
     assert found["accuracy"].tolist() == [0.8, 0.7, 0.9]
     assert found["rate"].tolist() == [0.2, 0.2, 0.1]
+    later = row()
+    later["real"]["fast"][1]["loss"][-1] = float("nan")  # after the goal it is thrown back
+    found = truth(later)
+    assert found["steps"].tolist() == [14, 7, np.inf]
+    assert found["accuracy"].tolist() == [0.8, 0.5, 0.9]
 
 
 def test_methods_rank_by_what_they_know():
