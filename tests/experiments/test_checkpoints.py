@@ -97,6 +97,7 @@ def test_training_is_heavy_ball_descent():
     task = Target(x, y, x[:1], y[:1])
     found = train(linear, np.zeros((2, 2), np.float32), task, 0.5, 3)
     w, v, losses = np.zeros((2, 2)), np.zeros((2, 2)), []
+    last = w
     for _ in range(4):
         p = np.exp(x @ w) / np.exp(x @ w).sum(axis=1, keepdims=True)
         losses.append(-np.mean(np.log(p[[0, 1], y])))
