@@ -189,6 +189,12 @@ def steps_to(curve: Any, goal: float) -> float:
     return float(below[0]) if is_there else float("inf")
 
 
+def is_reached(row: dict[str, Any]) -> bool:
+    """Whether any setting gets to a goal: else no choice is better than another."""
+    goal = row["goal"]
+    return goal is not None and any(np.isfinite(steps_to(curve, goal)) for curve in row["real"])
+
+
 def rivals(row: dict[str, Any], fixed: int) -> dict[str, tuple[int | None, float]]:
     """What others choose, and what that costs in trainings of one setting.
 
@@ -309,9 +315,11 @@ def main() -> None:
     store = arguments.store or Path(f"advice-{arguments.preset}.jsonl")
     wanted = settings.only or PARTS[arguments.part]
     jobs = ((task, functools.partial(measure, task, settings)) for task in wanted)
-    rows = go_on(store, jobs, arguments.minutes, key="task")
+    rows = [
+        row for row in go_on(store, jobs, arguments.minutes, key="task") if is_reached(row)
+    ]  # fmt: skip
     tuned = [row for row in rows if row["task"] in PARTS["tuning"]]
-    rows = [row for row in rows if row["task"] in wanted and row["goal"] is not None]
+    rows = [row for row in rows if row["task"] in wanted]
     print(tables(rows, best_place(tuned or rows)))
     if not tuned:
         print(

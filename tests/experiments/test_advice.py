@@ -8,6 +8,7 @@ from experiments.bench.advice import (
     TENTH,
     AdviceSettings,
     best_place,
+    is_reached,
     power_law,
     rivals,
     steps_to,
@@ -37,6 +38,12 @@ def test_steps_to():
     assert steps_to([1.0, 0.5], 0.4) == np.inf
     assert steps_to([1.0, np.nan, 0.1], 0.5) == np.inf  # what came after is no training
     assert steps_to([1.0, 0.4, np.nan], 0.5) == 1
+
+
+def test_a_goal_that_none_gets_to_tells_no_choices_apart():
+    assert is_reached(row())
+    assert not is_reached(row() | {"goal": 1e-9})
+    assert not is_reached(row() | {"goal": None})
 
 
 def test_power_laws_are_continued():
