@@ -40,13 +40,12 @@ from experiments.bench.stored import go_on
 from jaxttp import Candidate, compare
 from jaxttp._convolutions import quick
 from jaxttp.forecast import comparison
+from jaxttp.forecast.price import STEP
 from jaxttp.losses import get_loss
 from jaxttp.representation import leep, logme, neighbor_accuracy
 
 MOMENTUM = 0.9
 LOSS = "cross_entropy"
-FORWARD = 1 / 3
-"""A way forward with all samples, of a training step's cost."""
 WORST = 10.0
 """Times the best at which what takes longer, or never gets there, counts in means."""
 
@@ -251,7 +250,7 @@ def methods(row: dict[str, Any]) -> dict[str, tuple[np.ndarray, float]]:
         "its first kernels alone": (place(first["order"]), first["trainings"]),
         "the kernel's `speed`": (of(first["speed"]), first["trainings"]),
     }
-    forward = FORWARD * len(names) / steps
+    forward = len(names) / (STEP * steps)
     for score in ("LogME", "LEEP", "kNN"):
         out[score] = (of({name: row["scores"][name][score] for name in names}), forward)
     out["a tenth of a training each, at the middle rate"] = (

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array
 from sklearn import datasets
 
-from experiments.bench.trust_tasks import Samples, pretrained
+from experiments.bench.trust_tasks import Samples, changed, pretrained
 from jaxttp import Model, from_nnx
 from jaxttp.data import load_dataset
 from jaxttp.models import fresh_head
@@ -78,14 +78,10 @@ def half_of_digits(which: int, classes: tuple[int, ...], change: str = "") -> Sa
     order = np.random.default_rng(SPLIT_SEED).permutation(len(data.x))
     mine = np.sort(np.array_split(order, 2)[which])
     mine = mine[np.isin(data.y[mine], classes)]
-    x, y = data.x[mine], np.searchsorted(sorted(classes), data.y[mine])
-    if change == "inverted":
-        x = 1.0 - x
-    elif change == "turned":
-        x = np.rot90(x, axes=(1, 2)).copy()
-    elif change == "parity":
+    y = np.searchsorted(sorted(classes), data.y[mine])
+    if change == "parity":
         y = data.y[mine] % 2
-    return Samples(x.astype(np.float32), y.astype(np.int32))
+    return Samples(changed(data.x[mine], change), y.astype(np.int32))
 
 
 @functools.cache

@@ -152,14 +152,19 @@ def digits(classes: tuple[int, ...], change: str = "") -> Samples:
     """Some of the digits, renumbered, as they are, "inverted", "turned" or "noisy"."""
     data = load_dataset("digits")
     kept = np.isin(data.y, classes)
-    x, y = data.x[kept], np.searchsorted(sorted(classes), data.y[kept])
+    y = np.searchsorted(sorted(classes), data.y[kept])
+    return Samples(changed(data.x[kept], change), y.astype(np.int32))
+
+
+def changed(x: np.ndarray, change: str) -> np.ndarray:
+    """Images "inverted", "turned" or "noisy", or as they are; float32."""
     if change == "inverted":
         x = 1.0 - x
     elif change == "turned":
         x = np.rot90(x, axes=(1, 2)).copy()
     elif change == "noisy":
         x = x + 0.3 * np.random.default_rng(1).standard_normal(x.shape)
-    return Samples(x.astype(np.float32), y.astype(np.int32))
+    return x.astype(np.float32)
 
 
 @functools.cache

@@ -158,37 +158,36 @@ def plot(result: Result) -> dict[str, Figure]:
     figure = Figure(figsize=size, layout="constrained")
     rows = figure.subplots(len(result.grids), 3, squeeze=False)
     for panels, one in zip(rows, result.grids, strict=True):
-        known = np.concatenate([one.forecast.ravel(), one.real.ravel()])
-        limits = {"vmin": 0, "vmax": max(known.max(), 1), "cmap": STEPS}
-        goal, image = f"loss {one.goal:g}", None
-        all_of_them = f"{one.trainings:.2g} of {one.real.size} trainings"
-        for axes, steps, best, name in (
-            (panels[0], one.forecast, _best(one.forecast, one.forecast_loss),
-             f"steps to {goal}, one kernel"),
-            (panels[1], one.real, _best(one.real, one.real_loss), f"steps to {goal}, real"),
-            (panels[2], one.trained, one.chosen, f"steps trained by the race, {all_of_them}"),
-        ):  # fmt: skip
-            if axes is panels[2]:
-                figure.colorbar(image, ax=panels[1], label="steps to the loss")
-                limits["vmax"] = max(steps.max(), 1)
-            image = _map(axes, one, np.where(steps < 0, np.nan, steps), settings, **limits)
-            for (row, column), value in np.ndenumerate(steps):
-                dark = value > 0.55 * limits["vmax"]
-                axes.text(column, row, f"{value}" if value >= 0 else "never", ha="center",
-                          va="center", fontsize=8, color="white" if dark else "black")  # fmt: skip
-            if best is not None:
-                axes.plot(best[1] + 0.33, best[0] - 0.3, "*", ms=11, mfc="white", mec="black")
-            axes.set_title(f"{one.task}: {name}", fontsize=9)
+        most, goal = max(one.forecast.max(), one.real.max(), 1), f"loss {one.goal:g}"
+        foreseen = _best(one.forecast, one.forecast_loss)
+        _map(panels[0], one, one.forecast, foreseen, f"steps to {goal}, one kernel", settings, most)
+        real = _best(one.real, one.real_loss)
+        image = _map(panels[1], one, one.real, real, f"steps to {goal}, real", settings, most)
+        figure.colorbar(image, ax=panels[1], label="steps to the loss")
+        name = f"steps trained by the race, {one.trainings:.2g} of {one.real.size} trainings"
+        most = max(one.trained.max(), 1)
+        image = _map(panels[2], one, one.trained, one.chosen, name, settings, most)
         figure.colorbar(image, ax=panels[2], label="steps trained")
     return {"ours-sweep": figure}
 
 
-def _map(axes: Axes, one: Grid, table: np.ndarray, settings: Settings, **limits):
+def _map(
+    axes: Axes, one: Grid, steps: np.ndarray, best: tuple[int, int] | None, name: str,
+    settings: Settings, most: int,
+):  # fmt: skip
+    """Steps (M, R) in colours up to the most, hatched for never, with a star at the best."""
     axes.patch.set(hatch="///", facecolor="0.93", edgecolor="0.8")
-    image = axes.imshow(np.ma.masked_invalid(table), aspect="auto", **limits)
+    shown = np.ma.masked_less(steps, 0)
+    image = axes.imshow(shown, aspect="auto", vmin=0, vmax=most, cmap=STEPS)
     axes.set_xticks(range(len(one.rates)), [f"{rate:.2g}" for rate in one.rates], fontsize=8)
     axes.set_yticks(range(len(settings.momenta)), [f"m = {m:g}" for m in settings.momenta])
     axes.set_xlabel("learning rate, N/λmax", fontsize=9)
+    for (row, column), value in np.ndenumerate(steps):
+        axes.text(column, row, f"{value}" if value >= 0 else "never", ha="center", va="center",
+                  fontsize=8, color="white" if value > 0.55 * most else "black")  # fmt: skip
+    if best is not None:
+        axes.plot(best[1] + 0.33, best[0] - 0.3, "*", ms=11, mfc="white", mec="black")
+    axes.set_title(f"{one.task}: {name}", fontsize=9)
     return image
 
 

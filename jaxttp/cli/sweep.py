@@ -169,7 +169,8 @@ def _cheaper(swept: Any) -> str:
     order, steps = swept.ranking(), {one.steps for one in swept.settings}
     sizes = {one.batch_size for one in swept.settings}
     goal = swept.ranked_by
-    if not order or len(steps) > 1 or len(sizes) > 1 or getattr(goal, "curve_name", "") != "loss":
+    to_loss = isinstance(goal, Target) and goal.curve_name == "loss"
+    if not order or len(steps) > 1 or len(sizes) > 1 or not to_loss:
         return ""
     cost = expected(len(swept.settings), steps.pop(), int(swept.times()[order[0]]))
     return f"; a race to the goal (--race) about {cost:.2g}" if cost < swept.trainings else ""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._checks import check_choice, check_integer, check_number, check_several
 from jaxttp.losses import Loss, get_loss
 
 SCHEDULES: Mapping[str, Callable[[int], optax.Schedule]] = {
@@ -88,6 +88,28 @@ class Hyperparameters:
         if self.schedule != "constant":
             parts.append(schedule_name(self.schedule))
         return ", ".join(parts)
+
+
+def check_settings(settings: Any) -> tuple[Hyperparameters, ...]:
+    """Settings as a tuple, at least one.
+
+    Raises:
+        ValueError: none.
+        TypeError: one that is not in a list, or something else.
+
+    Example:
+        >>> len(check_settings([Hyperparameters(0.1), Hyperparameters(0.2)]))
+        2
+    """
+    if isinstance(settings, Hyperparameters):
+        raise TypeError("settings must hold Hyperparameters (see grid); put the one into a list.")
+    settings = check_several("settings", settings, "Hyperparameters (see grid)")
+    if not settings:
+        raise ValueError("settings must hold at least one Hyperparameters; got none.")
+    for one in settings:
+        if not isinstance(one, Hyperparameters):
+            raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
+    return settings
 
 
 @functools.lru_cache(maxsize=256)

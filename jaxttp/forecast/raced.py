@@ -47,16 +47,20 @@ class Race:
         """Steps that every setting was trained, (S,)."""
         return np.array([self.at[len(curve) - 1] for curve in self.losses])
 
+    @property
+    def last(self) -> np.ndarray:
+        """The loss that every setting was left at, (S,), infinite where it was not finite."""
+        return np.where(self.finite, [curve[-1] for curve in self.losses], np.inf)
+
     def ranking(self) -> tuple[int, ...]:
         """Those that were seen at the goal, by steps; without a goal those that came to the end.
 
         Ties go to the lower loss.
         """
-        last = np.array([curve[-1] for curve in self.losses])
         if self.goal is None:
             there = self.finite & (self.trained == self.trained.max())
-            return tuple(int(i) for i in np.lexsort((last,)) if there[i])
-        order = np.lexsort((last, self.times))
+            return tuple(int(i) for i in np.argsort(self.last, kind="stable") if there[i])
+        order = np.lexsort((self.last, self.times))
         return tuple(int(i) for i in order if self.times[i] >= 0)
 
     def best(self) -> int:
@@ -86,17 +90,14 @@ class Race:
         """What to use, in one line."""
         order = self.ranking()
         if not order:
-            low = int(np.argmin([c[-1] if ok else np.inf for c, ok in self._ends()]))
+            low = int(np.argmin(self.last))
             what = "stayed finite" if self.goal is None else f"got to {self.goal.words()}"
-            lowest = f"; lowest {self.losses[low][-1]:.3g}, of {self.settings[low]}"
+            lowest = f"; lowest {self.last[low]:.3g}, of {self.settings[low]}"
             return f"no setting {what}{lowest if self.finite.any() else ''}: try other rates"
         first = f"use {self.settings[order[0]]}: {self._said(order[0])}"
         if len(order) > 1:
             return f"{first}; next {self.settings[order[1]]}: {self._said(order[1])}"
         return first if self.goal is None else f"{first}, before all others"
-
-    def _ends(self) -> list[tuple[np.ndarray, bool]]:
-        return list(zip(self.losses, self.finite.tolist(), strict=True))
 
     def _said(self, i: int) -> str:
         if self.goal is None:

@@ -21,13 +21,13 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_known, check_number, check_several
+from jaxttp._checks import check_known, check_number
 from jaxttp._jit import jit
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._network import kept
 from jaxttp.dynamics.batches import batch_indices, check_batches
-from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.hyperparameters import Hyperparameters, check_settings
 from jaxttp.forecast.price import STEP
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.raced import Race
@@ -126,7 +126,7 @@ def race(
         for i in alive[len(going_on) :]:
             runners[i].drop()
         alive = going_on
-    return _result(settings, goal, runners, track, problem)
+    return _result(settings, goal, runners, problem)
 
 
 def heats(steps: int) -> list[int]:
@@ -162,14 +162,7 @@ def expected(count: int, steps: int, best: int) -> float:
 
 def _alike(settings: Sequence[Hyperparameters]) -> tuple[Hyperparameters, ...]:
     """Settings of one race."""
-    if isinstance(settings, Hyperparameters):
-        raise TypeError("settings must hold Hyperparameters (see grid); put the one into a list.")
-    settings = check_several("settings", settings, "Hyperparameters (see grid)")
-    if not settings:
-        raise ValueError("settings must hold at least one Hyperparameters; got none.")
-    for one in settings:
-        if not isinstance(one, Hyperparameters):
-            raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
+    settings = check_settings(settings)
     for name in ("loss", "batch_size", "steps"):
         values = {get_loss(s.loss) if name == "loss" else getattr(s, name) for s in settings}
         if len(values) > 1:
@@ -238,18 +231,28 @@ class _Runner:
 
     @property
     def finite(self) -> bool:
-        """Whether all losses that were seen are."""
-        return bool(np.all(np.isfinite(self.losses)))
+        """Whether all losses that were seen are: the last, as none is looked for after that."""
+        return not self.losses or math.isfinite(self.losses[-1])
+
+    @property
+    def running(self) -> bool:
+        """Whether there is anything left to train."""
+        return self.there is None and self.finite
+
+    @property
+    def seen(self) -> int:
+        """The last step whose loss is known, -1 for none."""
+        return self.at[-1] if self.at else -1
 
     def advance(self, end: int, goal: Target | None) -> None:
         """Train to a step, or to the goal, and look at the loss there."""
         track = self.track
-        while self.done < end and self.there is None and self.finite:
+        while self.done < end and self.running:
             t = self.done
-            looking = t % track.every == 0 and (not self.at or self.at[-1] < t)
+            looking = t % track.every == 0 and self.seen < t
             if looking and track.indices is not None:
                 self._look(t, goal)
-                if self.there is not None or not self.finite:
+                if not self.running:
                     return
             rate = jnp.asarray(self.rates[t], self.state.hyperparams["learning_rate"].dtype)
             self.state.hyperparams["learning_rate"] = rate
@@ -257,11 +260,11 @@ class _Runner:
             weights, state, f, _ = track.step(self.weights, self.state, x, targets)
             if looking and track.indices is None:
                 self._note(t, float(track.value(f, targets)), goal)
-                if self.there is not None or not self.finite:
+                if not self.running:
                     self.looks += STEP  # a step that goes for nothing showed it
                     return
             self.weights, self.state, self.done = weights, state, t + 1
-        if self.there is None and self.finite and (not self.at or self.at[-1] < self.done):
+        if self.running and self.seen < self.done:
             self._look(self.done, goal)
 
     def _look(self, t: int, goal: Target | None) -> None:
@@ -284,7 +287,6 @@ def _result(
     settings: tuple[Hyperparameters, ...],
     goal: Target | None,
     runners: Sequence[Any],
-    track: _Track,
     problem: Problem,
 ) -> Race:
     n, one = len(problem.f0), settings[0]

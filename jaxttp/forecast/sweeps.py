@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_array, check_choice, check_known, check_number, check_several
+from jaxttp._checks import check_array, check_choice, check_known, check_number
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
@@ -25,7 +25,7 @@ from jaxttp.forecast._curves import held_to, read_times
 from jaxttp.forecast._options import Keywords, check_processes, check_tokens, choose_kernel
 from jaxttp.forecast._shared import with_shared_goal
 from jaxttp.forecast._stability import batch_factor, rises
-from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.hyperparameters import Hyperparameters, check_settings
 from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
@@ -261,16 +261,7 @@ class _Wanted(NamedTuple):
         rank_by: str,
     ) -> "_Wanted":
         check_choice("rank_by", rank_by, RANKINGS)
-        if isinstance(settings, Hyperparameters):
-            raise TypeError(
-                "settings must hold Hyperparameters (see grid); put the one into a list."
-            )
-        settings = check_several("settings", settings, "Hyperparameters (see grid)")
-        if not settings:
-            raise ValueError("settings must hold at least one Hyperparameters; got none.")
-        for one in settings:
-            if not isinstance(one, Hyperparameters):
-                raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
+        settings = check_settings(settings)
         remedy = "A sweep is about the training samples; ask predict_training_time, with x_test."
         targets = check_targets(targets, known=TRAIN_CURVES, remedy=remedy)
         rule.check(min(one.steps for one in settings))

@@ -189,8 +189,8 @@ def sweep_task(
         key=key, step_seconds=seconds, thresholds=settings.thresholds, targets=targets,
         metric=metric or settings.metric,
     )  # fmt: skip
-    rule = Rule(settings.thresholds, metric=metric or settings.metric)
     if not race_them:
+        rule = Rule(settings.thresholds, metric=metric or settings.metric)
         swept = follow_leaders(
             swept, lines, task.y, rule, relinearize=settings.relinearize, key=key, progress=progress
         )
@@ -209,9 +209,8 @@ def _race(
             f"race_them is to a loss; the advice is for {swept.goal(goal)}: name one, by "
             "target_loss."
         )
-    drawn = key if swept.settings[0].batch_size is not None else None
     return race(
-        *task.model, task.x, task.y, swept.settings, target_loss=goal.value, key=drawn,
+        *task.model, task.x, task.y, swept.settings, target_loss=goal.value, key=key,
         progress=progress,
     )  # fmt: skip
 
