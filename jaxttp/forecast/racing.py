@@ -6,8 +6,8 @@ this is no forecast, and says so: a race trains, in heats.
 
 All settings train `FIRST` steps, the better `KEEP` of them `GROWTH` times as many in all, and so
 on, `LEAST` of them to the end, which is where the first of those that are left is at the goal: a
-later one cannot win. Thirty settings of which the best needs 10 of 150 steps cost as much as 1.6
-trainings of one, at 80 steps as 3.9 (`expected`).
+later one cannot win. Thirty settings of which the best needs 10 of 150 steps cost as much as 1.5
+trainings of one, at 80 steps as 3.4 (`expected`).
 """
 
 import dataclasses
@@ -86,14 +86,14 @@ def race(
         TypeError: settings that are none.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> from jaxttp.forecast import grid
-        >>> x = jax.random.normal(jax.random.key(0), (20, 3))
+        >>> x = jnp.stack([jnp.linspace(-1, 1, 20), jnp.ones(20)], axis=1)
         >>> y = (x[:, 0] > 0).astype(int)
-        >>> settings = grid(learning_rate=(0.1, 1.0, 10.0), momentum=(0.0, 0.9), steps=50)
-        >>> found = race(lambda w, x: x @ w, jnp.zeros((3, 2)), x, y, settings, target_loss=0.2)
+        >>> settings = grid(learning_rate=(0.1, 1.0), momentum=(0.0, 0.9), steps=50)
+        >>> found = race(lambda w, x: x @ w, jnp.zeros((2, 2)), x, y, settings, target_loss=0.3)
         >>> str(found.settings[found.best()]), int(found.times[found.best()])
-        ('rate 10', 2)
+        ('rate 1, momentum 0.9', 3)
 
     Source:
         Successive halving (Jamieson and Talwalkar 2016), with a goal that ends it; the numbers of
@@ -148,7 +148,7 @@ def expected(count: int, steps: int, best: int) -> float:
 
     Example:
         >>> round(expected(30, 150, 10), 2), round(expected(30, 150, 80), 2)
-        (1.63, 3.89)
+        (1.51, 3.43)
     """
     spent, done, left = 0.0, 0, count
     for end in heats(steps):
