@@ -1,16 +1,21 @@
-"""`jax.jit` for the programs of a forecast: on CPUs they are compiled quickly.
+"""`jax.jit` for the programs of a forecast: at full precision, and on CPUs compiled quickly.
 
 What a user waits for is mostly the compilation of some dozens of programs that run a few times.
 XLA's older emitter for CPUs and LLVM's first level of optimisation take half of the time of a
 compilation; the programs run as fast (`experiments/bench/RESULTS.md`, "Compilation"), and the
 numbers differ by rounding only. Steps of real trainings stay with `jax.jit`, as their users' do.
+
+NVIDIA's GPUs round the operands of a float32 product to TF32 by default, eleven bits, and TPUs to
+bfloat16. A training bears that, and runs here as JAX runs it. What is computed once to be relied on
+(kernels, outputs, the courses that are read off them, pseudoinverses and their residuals) asks for
+all of float32, whatever the device: `experiments/bench/precision.py` looks for what does not.
 """
 
 import concurrent.futures
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.extend as jex
@@ -22,12 +27,38 @@ QUICKLY: dict[str, Any] = {
 """Options of XLA for one program."""
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def full_precision(fun: Function) -> Function:
+    """The same function, whose products of float32 matrices are float32 on every device.
+
+    What it calls is traced so, too, networks of users among it, unless they say a precision.
+
+    Args:
+        fun: any function; under `jax.jit` and the like it counts while it is traced.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> product = full_precision(lambda a, b: a @ b)
+        >>> "HIGHEST" in str(jax.make_jaxpr(product)(jnp.ones((2, 3)), jnp.ones((3, 2))))
+        True
+    """
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return fun(*args, **kwargs)
+
+    return cast(Function, call)
+
+
 def jit(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """A compiled function, as `jax.jit` gives it; on CPUs it is compiled quickly.
+    """A compiled function, as `jax.jit` gives it, at full precision; on CPUs compiled quickly.
 
     Within somebody's trace (XLA's options are those of whole programs), on other backends, for a
     jaxlib that does not know the options, and for users who chose options of their own, it is
-    `jax.jit` itself.
+    compiled as by `jax.jit` itself.
 
     Args:
         fun: the function, as `__wrapped__` afterwards.
@@ -45,6 +76,7 @@ def jit(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     quick: Any = jax.jit(fun, compiler_options=QUICKLY, **options)
 
     @functools.wraps(fun)
+    @full_precision
     def call(*args: Any, **kwargs: Any) -> Any:
         if not is_quick():
             return plain(*args, **kwargs)

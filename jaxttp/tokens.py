@@ -73,7 +73,7 @@ def label_words(
     words = [operator.index(word) for word in check_several("ids", ids, "token ids")]
     if len({*words}) != len(words) or len(words) < 2 or min(words) < 0:
         raise ValueError(f"ids must be two or more different token ids, one a class; got {words}.")
-    chosen = np.asarray(words)
+    chosen = np.asarray(words).astype(np.int32)  # whichever mode of 64 bits JAX is in
 
     def classify(params: Params, x: Any) -> Array:
         logits = _logits(apply_fn, params, x)

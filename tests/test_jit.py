@@ -8,6 +8,8 @@ import pytest
 from jaxttp import _jit
 from jaxttp._jit import is_quick, jit
 
+CPU = pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere it is jax.jit")
+
 
 @pytest.fixture
 def ours(monkeypatch):
@@ -19,6 +21,7 @@ def network(weights, x):
     return jax.nn.softmax(jnp.tanh(x @ weights) @ weights.T)
 
 
+@CPU
 def test_the_numbers_are_those_of_jit(ours):
     weights, x = (jax.random.normal(jax.random.key(i), (9, 9)) for i in range(2))
     assert is_quick()
@@ -55,6 +58,7 @@ def test_options_of_jit_are_kept(ours):
     assert taken.is_deleted()
 
 
+@CPU
 @pytest.mark.parametrize(
     "transform",
     [
@@ -86,6 +90,7 @@ def test_it_can_be_traced(ours, transform):
     assert is_quick()
 
 
+@CPU
 def test_a_compiler_without_these_options(ours, monkeypatch):
     monkeypatch.setattr(_jit, "QUICKLY", {"xla_cpu_that_never_was": True})
     assert jit(lambda x: 2 * x)(jnp.ones(2)).tolist() == [2.0, 2.0]

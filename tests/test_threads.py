@@ -161,7 +161,8 @@ def test_a_known_large_matrix_is_decomposed_in_a_scope_and_others_are_not(sixtee
         return decompose(jnp.linalg.eigvalsh, matrix)
 
     matrix = jnp.diag(jnp.arange(8.0))
-    np.testing.assert_array_equal(values(matrix), jnp.arange(8.0))
+    # Eigenvalues of a diagonal matrix; a GPU's solver rounds them.
+    np.testing.assert_allclose(values(matrix), jnp.arange(8.0), rtol=1e-14, atol=1e-14)
     assert seen == [[4]]
     values(matrix[:7, :7])
     jax.jit(values)(matrix)

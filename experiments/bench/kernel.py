@@ -158,7 +158,9 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _plain(case: Case) -> Callable[[], Any]:
+def plain(case: Case) -> Callable[[], Any]:
+    """What one writes without a library, compiled."""
+
     def one(params: Any, row: Any) -> Any:
         return jax.jacrev(lambda p: case.apply_fn(p, row[None])[0])(params)
 
@@ -175,7 +177,7 @@ def _exact(case: Case, few: int) -> Any:
     with jax.enable_x64(True):
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), case.params)
         small = Case(case.apply_fn, params, case.x[:few].astype(jnp.float64))
-        return np.asarray(_plain(small)())
+        return np.asarray(plain(small)())
 
 
 def measure(name: str, method: str, max_bytes: int | None, repeats: int) -> dict[str, Any]:
@@ -185,7 +187,7 @@ def measure(name: str, method: str, max_bytes: int | None, repeats: int) -> dict
     case = CASES[name]()
     size = sum(leaf.size for leaf in jax.tree.leaves(case.params))
     if method == "plain":
-        plan, call = None, _plain(case)
+        plan, call = None, plain(case)
     else:
         from jaxttp.ntk import empirical_ntk, ntk_plan
 

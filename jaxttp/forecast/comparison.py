@@ -19,6 +19,7 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_integer, check_known
+from jaxttp._jit import full_precision
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
@@ -285,6 +286,7 @@ def _best(swept: Sweep) -> int:
     return min(sure or followed or range(len(swept.settings)), key=lambda i: _rank(swept, i))
 
 
+@full_precision
 def _explain(kernel: Kernel, problem: Problem) -> Explanation:
     f0, gradient = problem.f0, problem.loss.gradient(problem.f0, problem.targets)
     system = eigendecomposition(kernel)

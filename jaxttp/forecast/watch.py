@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_number, check_used
+from jaxttp._jit import full_precision
 from jaxttp._result import RESULT
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._network import compile_network
@@ -177,6 +178,7 @@ class Online:
             return found
         return self.forecast("outputs")
 
+    @full_precision
     def _relinearized(self, base: OnlineForecast, rebuilds: int | str) -> OnlineForecast:
         setting, k = self._setting, base.at
         if k == setting.steps:

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_array, check_finite, check_integer, check_key, check_number
+from jaxttp._jit import full_precision
 from jaxttp._roots import root
 from jaxttp.gauss_newton._network import Activation, Couplings
 from jaxttp.gauss_newton.modes import Mode
@@ -19,6 +20,7 @@ from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
 from jaxttp.gauss_newton.update import check_problem, direction_of
 
 
+@full_precision
 def inverse_error(
     weights: ArrayLike,
     bottlenecks: ArrayLike | None,
@@ -96,6 +98,7 @@ def _inverse_error(
     return jnp.max(jax.lax.map(error, (jnp.arange(probes), jax.random.split(key, probes))))
 
 
+@full_precision
 def flow_error(
     weights: ArrayLike,
     bottlenecks: ArrayLike | None,

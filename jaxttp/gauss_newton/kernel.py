@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice
+from jaxttp._jit import full_precision
 from jaxttp.gauss_newton._network import (
     Activation,
     Couplings,
@@ -32,6 +33,7 @@ from jaxttp.gauss_newton.reversible import forward_states
 OUTPUTS = ("full", "trace", "diagonal")
 
 
+@full_precision
 def revmlp_kernel(
     weights: ArrayLike,
     bottlenecks: ArrayLike | None,

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite, check_number
+from jaxttp._jit import full_precision
 from jaxttp.gauss_newton._network import Activation
 from jaxttp.gauss_newton.modes import ATOL, FULL_RANK_RTOL
 from jaxttp.gauss_newton.output_space import CURVATURES, change_of
@@ -224,6 +225,7 @@ def scale_by_gauss_newton(
             missed,
         )
 
+    @full_precision
     def update(
         updates: Any,
         state: GaussNewtonState,

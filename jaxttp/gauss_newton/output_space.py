@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_array, check_choice, check_finite, check_integer, check_number
+from jaxttp._jit import full_precision
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp.losses import Loss, binary_cross_entropy, cross_entropy, encode_targets, squared_error
@@ -21,6 +22,7 @@ from jaxttp.losses import Loss, binary_cross_entropy, cross_entropy, encode_targ
 CURVATURES = ("identity", "hessian")
 
 
+@full_precision
 def output_change(
     outputs: ArrayLike,
     y: Any,
@@ -109,6 +111,7 @@ class StepForecast(NamedTuple):
     plot, _repr_html_, __repr__ = RESULT
 
 
+@full_precision
 def forecast_steps(
     outputs: ArrayLike,
     y: Any,
@@ -174,6 +177,7 @@ def _follow(
     return _measured(loss, jnp.arange(steps + 1, dtype=f0.dtype), path, targets)
 
 
+@full_precision
 def forecast_flow(
     outputs: ArrayLike, y: Any, *, loss: str | Loss, ts: ArrayLike, curvature: str = "identity"
 ) -> StepForecast:

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_array, check_finite
+from jaxttp._jit import full_precision
 from jaxttp.gauss_newton._routes import Solve
 from jaxttp.gauss_newton.modes import ATOL, FINEST_RTOL, RTOL, Mode
 from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
@@ -22,6 +23,7 @@ RESIDUAL_LIMIT = 1e-3
 """An exact solve with a larger relative residual counts as failed."""
 
 
+@full_precision
 def apply_pseudoinverse(
     features: ArrayLike,
     change: ArrayLike,

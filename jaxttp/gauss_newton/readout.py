@@ -8,6 +8,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_array, check_finite, check_integer, check_key, is_concrete
+from jaxttp._jit import full_precision
 from jaxttp._threads import decompose
 
 
@@ -106,6 +107,7 @@ def right_inverse(readout: Array | None, changes: Array) -> Array:
         return (solved.T @ p).astype(changes.dtype)
 
 
+@full_precision
 def read(readout: Array | None, states: Array) -> Array:
     """Outputs P x_L of states (N, d)."""
     return states if readout is None else states @ readout.T

@@ -17,6 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._jit import full_precision
 from jaxttp.gauss_newton._network import (
     Activation,
     Couplings,
@@ -31,6 +32,7 @@ from jaxttp.gauss_newton._network import (
 )
 
 
+@full_precision
 def revmlp_forward(
     weights: ArrayLike,
     bottlenecks: ArrayLike | None,
@@ -73,6 +75,7 @@ def revmlp_forward(
     return forward(network.weights, network.bottlenecks, x, names)
 
 
+@full_precision
 def revmlp_inverse(
     weights: ArrayLike,
     bottlenecks: ArrayLike | None,
@@ -109,6 +112,7 @@ def revmlp_inverse(
     return _inverse(network.weights, network.bottlenecks, outputs, names)
 
 
+@full_precision
 def inverse_jvp(
     weights: ArrayLike,
     bottlenecks: ArrayLike | None,
@@ -225,6 +229,7 @@ def _reversible(
     return _forward(weights, bottlenecks, x, activations)
 
 
+@full_precision
 def _reversible_jvp(activations: tuple[Activation, ...], primals: tuple, tangents: tuple):
     """The tangent map T of the forward pass, with a transpose that rebuilds the states.
 
@@ -273,6 +278,7 @@ def _reversible_jvp(activations: tuple[Activation, ...], primals: tuple, tangent
 _reversible.defjvp(_reversible_jvp, symbolic_zeros=True)
 
 
+@full_precision
 def _pull_back(
     weights: Array,
     bottlenecks: Array | None,

@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_array, check_finite
+from jaxttp._jit import full_precision
 from jaxttp._result import RESULT
 from jaxttp._sequence import after
 from jaxttp.gauss_newton._network import (
@@ -72,6 +73,7 @@ class StepInfo(eqx.Module):
         )
 
 
+@full_precision
 def gauss_newton_direction(
     weights: ArrayLike,
     bottlenecks: ArrayLike | None,

@@ -17,6 +17,7 @@ from jaxttp.gauss_newton import (
     revmlp_inverse,
     selection_readout,
 )
+from jaxttp.gauss_newton.readout import read
 
 READOUTS = ("selection", "orthonormal", None)
 SCALES = ("xavier", "he")
@@ -133,7 +134,7 @@ class RevMLP(nnx.Module):
         states = revmlp_forward(
             self.weights[...], self.fixed_bottlenecks, self.embed(x), activation=self.activation
         )
-        return states if self.readout is None else states @ self.readout[...].T
+        return self._read(states)
 
     def activations(self, x: Float[Array | np.ndarray, "n ..."]) -> dict[str, Array]:
         """The states x_1 ... x_L behind the blocks, "blocks.0" ... (N, d), and "head" (N, C)."""
@@ -148,7 +149,10 @@ class RevMLP(nnx.Module):
                 states,
                 activation=name,
             )
-        return layers | {"head": states if self.readout is None else states @ self.readout[...].T}
+        return layers | {"head": self._read(states)}
+
+    def _read(self, states: Array) -> Array:
+        return read(None if self.readout is None else self.readout[...], states)
 
     def inverse(self, states: ArrayLike) -> Float[Array, "n k"]:
         """The flattened inputs (N, inputs) that lead to these states x_L (N, d)."""

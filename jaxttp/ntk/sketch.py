@@ -28,7 +28,7 @@ from jaxttp._checks import (
     check_key,
 )
 from jaxttp._convolutions import quick
-from jaxttp._jit import jit
+from jaxttp._jit import full_precision, jit
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
@@ -285,6 +285,7 @@ def _draw(key: Array, shape: tuple[int, int], kind: str, dtype: Any) -> Array:
     return value * jnp.sqrt(jnp.asarray(3.0, dtype))
 
 
+@full_precision
 def sketch_error(sketch: Array) -> Array:
     """Expected relative Frobenius error of the sketched kernel, from the sketch alone.
 

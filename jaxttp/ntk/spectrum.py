@@ -20,6 +20,7 @@ from jaxttp._checks import (
     check_integer,
     is_concrete,
 )
+from jaxttp._jit import full_precision
 from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp.ntk.factored import Factored, KernelLike
@@ -151,6 +152,7 @@ def eigendecomposition(kernel: KernelLike) -> Eigensystem:
     return Eigensystem(values, vectors.reshape(-1, *shape), clipped, rank)
 
 
+@full_precision
 def label_alignment(system: Eigensystem, residual: ArrayLike) -> Array:
     """p_k = (v_k · δy)², how much of the residual lies along each eigenvector.
 
@@ -201,6 +203,7 @@ def gradient_components(system: Eigensystem, count: int) -> Array:
     return jnp.moveaxis(scale * system.vectors[:count], 0, -1)
 
 
+@full_precision
 def class_separation(
     components: ArrayLike, labels: ArrayLike, *, classes: int, over: str = "together"
 ) -> ClassSeparation:

@@ -26,6 +26,7 @@ from jaxttp.gauss_newton import (
 )
 from jaxttp.gauss_newton.modes import FULL_RANK_RTOL, Filter
 from jaxttp.gauss_newton.pseudoinverse import RESIDUAL_LIMIT
+from jaxttp.gauss_newton.readout import read
 from jaxttp.gauss_newton.shorthands import MODES, to_mode
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
@@ -344,7 +345,7 @@ class _ExactDescent:
             options |= {"method": mode.method, "rtol": self.rtols[0]}
 
         def apply_fn(weights: Array, x: Array) -> Array:
-            return revmlp_forward(weights, fixed, x) @ readout.T
+            return read(readout, revmlp_forward(weights, fixed, x))
 
         self.apply_fn = apply_fn
         injected = optax.inject_hyperparams(gauss_newton, static_args=("readout", "bottlenecks"))

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_array, check_finite, check_instance, check_integer
 from jaxttp._double import double
+from jaxttp._jit import full_precision
 from jaxttp._result import RESULT
 from jaxttp._roots import root
 from jaxttp._threads import decompose
@@ -144,6 +145,7 @@ def merge_moments(first: FeatureMoments, second: FeatureMoments) -> FeatureMomen
         )
 
 
+@full_precision
 def feature_moments(
     apply_fn: ApplyFn, params: Params, x: Any, *, batch_size: int = 256
 ) -> FeatureMoments:

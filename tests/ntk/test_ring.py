@@ -14,11 +14,12 @@ from jaxttp.ntk._sharded import shard_rows, sharded_kernel, stay
 from jaxttp.ntk.gram import Job, cached
 from jaxttp.ntk.row_sharded import automatic
 from tests import oracles
-from tests.meshes import automatic_four, largest, network, samples, weights
+from tests.meshes import automatic_four, largest, need, network, samples, weights
 from tests.ntk.test_sharded import close, reduced
 
 
 def mesh_of(devices):
+    need(devices)
     return jax.make_mesh((devices,), ("rows",), devices=jax.devices()[:devices])
 
 

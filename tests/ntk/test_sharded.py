@@ -11,7 +11,7 @@ from jaxttp.ntk._compiled import compiled
 from jaxttp.ntk._sharded import _pieces, shard_rows, sharded_kernel, stay
 from jaxttp.ntk.gram import Job, cached
 from tests import oracles
-from tests.meshes import automatic_four, four, largest, network, samples, weights
+from tests.meshes import automatic_four, four, largest, need, network, samples, weights
 
 # The same float64 products, summed over other blocks: some roundings of 1e-16.
 TOLERANCE = 1e-13
@@ -50,6 +50,7 @@ def test_agrees_with_the_brute_force_jacobian(n1, n2, options):
 
 def test_rows_lie_apart_on_a_mesh_of_two_axes():
     """With parameters that are sharded themselves, as of a network that trains so."""
+    need(4)
     mesh = jax.make_mesh((2, 2), ("data", "model"))
     params, x = weights(8), samples(8)
     wanted = empirical_ntk(network, params, x)

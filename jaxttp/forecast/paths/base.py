@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_instance
+from jaxttp._jit import full_precision
 from jaxttp._types import Params
 from jaxttp.dynamics.stability import curvature_modes, rate_limit
 from jaxttp.forecast._curves import loss_and_error
@@ -131,6 +132,7 @@ class Linearizer:
         return loss_and_error(self.problem.loss, outputs, self.problem.targets)
 
 
+@full_precision
 def _push(network: Any, weights: Params, x: Any) -> Array:
     return jax.jvp(lambda w: network(w, x), (weights,), (weights,))[1]
 
