@@ -178,6 +178,13 @@ def strict_dtypes():
 
 
 @pytest.fixture
+def full_precision():
+    """GPUs round products of float32 matrices; a network held against a reference must not."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+@pytest.fixture
 def key():
     """A fixed key: tests that draw are reproducible."""
     return jax.random.key(0)

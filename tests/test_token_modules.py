@@ -95,6 +95,7 @@ def of_equinox():
 @pytest.mark.parametrize(
     "make", [pytest.param(of_linen, marks=pytest.mark.slow), of_nnx, of_equinox]
 )
+@pytest.mark.usefixtures("full_precision")
 def test_a_token_module_is_forecast(make):
     """Where training is short and slow one kernel follows it, to 3 % of the drop of the loss."""
     model, x, y, arrays = make()

@@ -211,12 +211,13 @@ def _follow(
         if placement.looks_ahead:
             state, whole = look_ahead(course, state, course.steps)
             path, drop = whole.path, predicted_drop(course, whole)
+        held = state.guard
         outcome = Outcome.REJECTED
         while outcome is Outcome.REJECTED:
             view = PathView(state.start, course.steps, state.kernels, path)
             proposal = placement.propose(view, memory)
             ahead = whole
-            if ahead is None or proposal.end < course.steps:
+            if ahead is None or proposal.end < course.steps or state.guard is not held:
                 state, ahead = look_ahead(course, state, proposal.end)
             report(state.kernels, placement.planned + 1)
             before, taken = state, step(course, state, ahead, proposal.limit, drop)

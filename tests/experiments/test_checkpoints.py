@@ -79,6 +79,7 @@ def test_samples_to_test_on_are_others(name):
     assert set(np.unique(task.y)) == set(range(task.classes))
 
 
+@pytest.mark.usefixtures("full_precision")
 def test_features_and_probabilities_are_those_of_the_checkpoint():
     network, x = checkpoint("untrained"), draw("digits 5-9", 10, 1).x
     features, probabilities = outputs(network, x)
@@ -92,6 +93,7 @@ def test_features_and_probabilities_are_those_of_the_checkpoint():
     assert headed(network, 5).apply_fn is apply_fn
 
 
+@pytest.mark.usefixtures("full_precision")
 def test_training_is_heavy_ball_descent():
     x, y = np.array([[1.0, 0.0], [0.0, 1.0]], np.float32), np.array([0, 1])
     task = Target(x, y, x[:1], y[:1])

@@ -189,14 +189,15 @@ def test_growth_with_depth_is_a_power():
     assert depth.exponent(one) == pytest.approx(2.0)
 
 
+@pytest.mark.usefixtures("full_precision")
 def test_relu_network_and_its_initialisation():
     params = width.xavier(40, 30, 10, jax.random.key(0))
     assert np.std(params["V"]) == pytest.approx((2 / 70) ** 0.5, rel=0.1)  # 1,200 draws
     x = np.random.default_rng(0).standard_normal((4, 40)).astype(np.float32)
     hidden = np.maximum(x @ np.asarray(params["V"]).T, 0)
-    with jax.default_matmul_precision("highest"):  # GPUs round products of float32
-        outputs = width.network(params, x)
-    np.testing.assert_allclose(outputs, hidden @ np.asarray(params["W"]).T, atol=1e-5)
+    np.testing.assert_allclose(
+        width.network(params, x), hidden @ np.asarray(params["W"]).T, atol=1e-5
+    )
 
 
 def test_first_step_below_a_share():

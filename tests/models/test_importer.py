@@ -53,11 +53,11 @@ def outputs():
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float64", 1e-10)])
+@pytest.mark.usefixtures("full_precision")
 def test_outputs_are_those_of_the_reference(name, dtype, tolerance, outputs):
     model = abstract(name, param_dtype=jnp.dtype(dtype))
     model = load_weights(model, GOLDENS / f"{name}.safetensors")
-    with jax.default_matmul_precision("highest"):  # GPUs round products of float32 by themselves
-        found = nnx.jit(lambda model, x: model(x))(model, jnp.asarray(outputs["x"], dtype))
+    found = nnx.jit(lambda model, x: model(x))(model, jnp.asarray(outputs["x"], dtype))
     expected = outputs[f"{name}.{dtype}"]
     assert found.dtype == expected.dtype
     # Of outputs of order one; float32 sums a few thousand terms in another order.

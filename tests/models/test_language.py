@@ -37,6 +37,7 @@ run = nnx.jit(lambda model, ids, mask: model(ids, mask))
     ("name", "dtype", "tolerance"),
     [(name, "float64", 1e-10) for name in NAMES] + [(name, "float32", 1e-4) for name in SINGLE],
 )
+@pytest.mark.usefixtures("full_precision")
 def test_outputs_are_those_of_transformers_whatever_the_side_of_the_padding(name, dtype, tolerance):
     model = load_transformer(GOLDENS / name, dtype=jnp.dtype(dtype))
     both = [np.concatenate(arrays) for arrays in zip(*TOKENS.values(), strict=True)]
@@ -69,6 +70,7 @@ def load_shape(name, **changes):
     return read_architecture(json.loads((GOLDENS / name / "config.json").read_text()) | changes)
 
 
+@pytest.mark.usefixtures("full_precision")
 def test_a_folder_becomes_a_forecast_a_kernel_and_layers():
     model = load_transformer(GOLDENS / "bert-classifier", outputs=2, key=jax.random.key(0))
     ids, mask = TOKENS["right"]

@@ -103,6 +103,7 @@ def test_from_a_sample_to_the_whole_corpus(task, folder):
     assert "alone; this one has 250,001" in forecast(large, folder).trust[-1]
 
 
+@pytest.mark.usefixtures("full_precision")
 def test_the_real_training_is_train_s(task):
     """`jaxttp.train` keeps all outputs, which a language model has too many of; else the same."""
 

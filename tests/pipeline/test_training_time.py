@@ -82,12 +82,12 @@ def test_seed_draws_samples_and_weights():
     assert any(not np.array_equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.usefixtures("full_precision")
 def test_head_scale_sets_the_size_of_the_first_outputs():
     sizes = []
     for scale in (0.0, 1.0, 3.0):
         task = build_task(dataclasses.replace(tiny.SETTINGS, head_scale=scale))
-        with jax.default_matmul_precision("highest"):  # GPUs round products of float32
-            sizes.append(np.abs(task.model.apply_fn(task.model.params, task.x)).max())
+        sizes.append(np.abs(task.model.apply_fn(task.model.params, task.x)).max())
     assert sizes[0] == 0
     # The same draw, three times as large; weights and data are float32, hence rtol 1e-5.
     np.testing.assert_allclose(sizes[2], 3 * sizes[1], rtol=1e-5)
