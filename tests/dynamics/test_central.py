@@ -121,3 +121,28 @@ def test_a_kernel_at_every_step_keeps_the_curvature_at_the_edge(momentum, over):
     assert path.held_from == -1
     assert curvature.max() < (1 + over) * edge
     assert curvature[-10:].mean() == pytest.approx(edge, rel=0.03)
+
+
+@pytest.mark.parametrize("over", [2.0, 3.0])
+def test_modes_held_back_in_a_try_are_in_the_next_one_to_the_horizon(over):
+    """Nine steps, the budget ends at once: the path that was foreseen before knew no such modes."""
+    draw = np.random.default_rng(6)
+    w = {"in": draw.normal(size=(4, 12)) / 2, "out": draw.normal(size=(12, 3)) / 12**0.5}
+    w, x = jax.tree.map(jnp.asarray, w), jnp.asarray(draw.normal(size=(8, 4)))
+    labels = draw.integers(0, 3, 8)
+
+    def relu(w, x):
+        return jax.nn.relu(x @ w["in"]) @ w["out"]
+
+    def kernel(w):
+        return empirical_ntk(relu, w, x)
+
+    steepest = np.linalg.eigvalsh(np.asarray(kernel(w)).reshape(24, 24))[-1] / 8
+    path = relinearized_recursion(
+        relu, w, x, labels, loss="cross_entropy", optimizer=optax.sgd(over * 3.8 / steepest, 0.9),
+        steps=10, kernel_fn=kernel, rebuilds="auto", max_rebuilds=3,
+    )  # fmt: skip
+    assert path.ends == (1, 10)
+    assert path.rejected == 1
+    assert np.all(np.isfinite(path.train))
+    assert path.loss[-1] < 0.1 * path.loss[0]  # as real training does at both rates
