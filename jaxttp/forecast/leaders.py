@@ -211,7 +211,7 @@ def _replaced(swept: Sweep, i: int, one: Rebuilt, rule: Rule) -> Sweep:
         found["error"] = held_to(error, length)
     goal = swept.ranked_by
     time = doubt.targets[goal] if isinstance(goal, Target) else doubt.steps[goal]
-    risky, rough = _risks(path, swept.share(i), time)
+    risky, rough, held = _risks(path, swept.share(i), time)
     off = {**(doubt.steps_uncertainty or {}), **doubt.targets_uncertainty}
     kept = {name: getattr(swept, name).copy() for name in found}
     for name, value in found.items():
@@ -221,11 +221,12 @@ def _replaced(swept: Sweep, i: int, one: Rebuilt, rule: Rule) -> Sweep:
         uncertainty={**swept.uncertainty, i: off},
         unsure=swept.unsure | {i} if risky else swept.unsure,
         rough=swept.rough | {i} if rough else swept.rough,
+        held=swept.held | {i} if held else swept.held,
     )  # fmt: skip
 
 
-def _risks(path: Path, share: float, time: int) -> tuple[bool, bool]:
-    """Whether a real training may fail, and whether it is thrown about on its way to the goal.
+def _risks(path: Path, share: float, time: int) -> tuple[bool, bool, bool]:
+    """Whether training may fail, and is thrown about before the goal; whether a kernel is held.
 
     Args:
         path: along rebuilt kernels.
@@ -236,8 +237,10 @@ def _risks(path: Path, share: float, time: int) -> tuple[bool, bool]:
     # It comes to the edge somewhere in the segment that ends there.
     edge = max((end for end in seen.ends if end < seen.edge_at), default=0)
     edge = edge if seen.edge_at >= 0 else -1
-    rough = any(0 <= step < time for step in (edge, seen.held_from))
-    return path.unsure_from is not None or (rough and seen.sharpest > SHARP and share > FAST), rough
+    held = 0 <= seen.held_from < time
+    rough = held or 0 <= edge < time
+    risky = path.unsure_from is not None or (rough and seen.sharpest > SHARP and share > FAST)
+    return risky, rough, held
 
 
 def with_trust(

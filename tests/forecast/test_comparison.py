@@ -1,5 +1,8 @@
 """Several starting points side by side."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,7 @@ import optax
 import pytest
 
 from jaxttp import Model, predict_training_time
-from jaxttp.forecast import Candidate, compare
+from jaxttp.forecast import Candidate, compare, comparison
 from jaxttp.losses import get_loss
 from jaxttp.models import lora
 from tests import oracles
@@ -149,6 +152,35 @@ def test_unstable_ones_come_last():
     gone = [bool(np.all(row < 0)) for row in got.steps]
     assert gone == sorted(gone)
     assert any(gone)
+
+
+def test_what_its_network_denied_comes_last(monkeypatch):
+    """Between candidates, and between the rates of one: forecasts whose kernel was held."""
+    options = {"steps": 30, "time_steps": False, "relinearize": 0}
+    plain = compare(CANDIDATES, X, Y, **options)
+    first = CANDIDATES[plain.names[0]].apply_fn
+    alike = {name for name, one in CANDIDATES.items() if one.apply_fn is first}
+    chosen = {name: s.learning_rate for name, s in zip(plain.names, plain.settings, strict=True)}
+
+    def follow(only_best, swept, lines, *_, **options):
+        swept = dataclasses.replace(swept, relinearized=tuple(range(len(swept.settings))))
+        held = {comparison._best(swept)} if only_best else {*swept.relinearized}
+        return (
+            swept
+            if lines.problem.apply_fn is not first
+            else dataclasses.replace(swept, held=frozenset(held))
+        )
+
+    monkeypatch.setattr(comparison, "follow_leaders", functools.partial(follow, False))
+    found = compare(CANDIDATES, X, Y, **options)
+    assert {*found.names[-len(alike) :]} == alike
+    assert found.names[0] not in alike
+    for name, setting in zip(found.names, found.settings, strict=True):
+        assert setting.learning_rate == chosen[name]  # none stands before another
+    monkeypatch.setattr(comparison, "follow_leaders", functools.partial(follow, True))
+    found = compare(CANDIDATES, X, Y, **options)
+    for name, setting in zip(found.names, found.settings, strict=True):
+        assert (setting.learning_rate == chosen[name]) == (name not in alike)
 
 
 def test_samples_of_their_own_and_error_rates():

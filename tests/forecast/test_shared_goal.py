@@ -146,7 +146,7 @@ def test_risks(edge, held, sharpest, share, left, expected):
     witness = SimpleNamespace(edge_at=edge, held_from=held, sharpest=sharpest, ends=ends)
     curve = jnp.zeros(3)
     path = Path(jnp.zeros((3, 1, 1)), curve, curve, witness=witness, unsure_from=left)
-    assert _risks(path, share, 10) == expected
+    assert _risks(path, share, 10) == (*expected, held == 3)
 
 
 def test_neighbours_differ_in_nothing_but_the_rate():
