@@ -32,7 +32,7 @@ from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.sweeps import sweep_kernel
-from jaxttp.forecast.swept import Sweep
+from jaxttp.forecast.swept import RISK, Sweep
 from jaxttp.losses import Loss
 from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.factored import Kernel
@@ -129,7 +129,9 @@ def compare(
         max_bytes: bound on an exact kernel's working memory.
 
     Returns:
-        A `Comparison`.
+        A `Comparison`. As in `sweep` what is thrown about at the edge of stability counts as twice
+        as late; candidates whose every leading forecast had to hold a kernel on its way, since the
+        network denied those that were rebuilt, are last, whatever their times.
 
     Raises:
         ValueError: no candidates, numbers out of range, options that would do nothing, and whatever
@@ -184,7 +186,7 @@ def compare(
         best = _best(swept)
         told = with_trust(swept, lines, problem.targets, only=(best,), **drawn)
         found[name] = (told, best, seconds, _explain(lines.first, problem))
-    order = sorted(found, key=lambda name: _standing(found[name][0], found[name][1]))
+    order = sorted(found, key=lambda name: _rank(found[name][0], found[name][1]))
     parts = [found[name] for name in order]
     return Comparison(
         names=tuple(order),
@@ -265,33 +267,32 @@ def _step_seconds(problem: Problem, loss: str | Loss, setting: Hyperparameters) 
     ).seconds  # fmt: skip
 
 
-def _rank(swept: Sweep, i: int) -> tuple[float, ...]:
-    """Smaller is better: targets as given, then the hardest goals reached, then the final loss."""
+def _rank(swept: Sweep, i: int) -> tuple[Any, ...]:
+    """Smaller is better: targets as given, then the hardest goals reached, then the final loss.
+
+    As in a sweep what is thrown about at the edge of stability counts later than it is said to be,
+    and what may not train at all is last; behind it what follows a kernel that was held, since the
+    network denied those that were rebuilt: a mean path that knows nothing of what a high rate does
+    to a network from random weights (`experiments.bench.checkpoints`).
+    """
     never = float("inf")
-    good = swept.stable[i]
-    timed = lambda steps: [float(t) if good and t >= 0 else never for t in steps]  # noqa: E731
+    good, factor = swept.stable[i], RISK if i in swept.rough else 1.0
+    timed = lambda steps: [factor * t if good and t >= 0 else never for t in steps]  # noqa: E731
     times = timed(swept.steps[i])
     hardest_first = [t for _, t in sorted(zip(swept.thresholds, times, strict=True))]
     return (
+        i in swept.held,
+        i in swept.unsure,
         *timed(swept.target_steps[i]),
         *hardest_first,
         float(swept.final_loss[i]) if good else never,
     )
 
 
-def _standing(swept: Sweep, i: int) -> tuple[bool, bool, tuple[float, ...]]:
-    """By rank; last where the forecast follows one kernel that its network denied on the way.
-
-    Held kernels know nothing of what high rates do to a network from random weights: it was first
-    on five targets of five, and on none in truth (`experiments.bench.checkpoints`).
-    """
-    return i in swept.held, i in swept.unsure, _rank(swept, i)
-
-
 def _best(swept: Sweep) -> int:
-    """The setting that stands first; of those along rebuilt kernels, where one is stable."""
+    """The setting of the smallest rank; of those along rebuilt kernels, where one is stable."""
     followed = [i for i in swept.relinearized if swept.stable[i]]
-    return min(followed or range(len(swept.settings)), key=lambda i: _standing(swept, i))
+    return min(followed or range(len(swept.settings)), key=lambda i: _rank(swept, i))
 
 
 @full_precision

@@ -226,7 +226,7 @@ def _replaced(swept: Sweep, i: int, one: Rebuilt, rule: Rule) -> Sweep:
 
 
 def _risks(path: Path, share: float, time: int) -> tuple[bool, bool, bool]:
-    """Whether training may fail, and is thrown about before the goal; whether a kernel is held.
+    """Whether training may fail, and is thrown about before the goal; whether a kernel was held.
 
     Args:
         path: along rebuilt kernels.
@@ -237,10 +237,9 @@ def _risks(path: Path, share: float, time: int) -> tuple[bool, bool, bool]:
     # It comes to the edge somewhere in the segment that ends there.
     edge = max((end for end in seen.ends if end < seen.edge_at), default=0)
     edge = edge if seen.edge_at >= 0 else -1
-    held = 0 <= seen.held_from < time
-    rough = held or 0 <= edge < time
+    rough = any(0 <= step < time for step in (edge, seen.held_from))
     risky = path.unsure_from is not None or (rough and seen.sharpest > SHARP and share > FAST)
-    return risky, rough, held
+    return risky, rough, seen.held_from >= 0
 
 
 def with_trust(

@@ -70,7 +70,7 @@ class Sweep:
             come after all others.
         rough: the settings whose path comes to the edge of stability before the goal, so that a
             real training is thrown about: they are ranked by twice their time.
-        held: those of them on whose way the network denied what rebuilt kernels said, so that one
+        held: the settings on whose way the network denied what rebuilt kernels said, so that one
             was held from there on (`Prediction.trust` tells the step); `compare` puts them last.
         shared: whether the target was chosen by the sweep.
         trainings: what the sweep cost, in trainings of its first setting, by count; None where it
