@@ -272,7 +272,7 @@ class Sweep:
                     row[f"seconds_{name}"] = seconds
             row |= {"looked_at": i in self.trust, "trust": self.trust.get(i)}
             row |= {"relinearized": i in self.relinearized, "unsure": i in self.unsure}
-            row |= {"rough": i in self.rough}
+            row |= {"rough": i in self.rough, "held": i in self.held}
             row |= {"message": self.message(i)}
             out.append(row)
         return out
