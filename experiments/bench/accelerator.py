@@ -29,12 +29,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from experiments.bench import gauss_newton, kernel, transformer
 from experiments.bench import sweep as sweeping
+from experiments.bench.full_size import random_network
 from jaxttp import from_nnx, predict_training_time, train
-from jaxttp.models import calibrate_batch_norm, make_model
 from jaxttp.ntk.gram import kernel_of
 
 Row = dict[str, Any]
@@ -148,13 +147,8 @@ def kernels(sizes: Sizes, rounds: int) -> Iterator[Row]:
 
 def _errors(case: kernel.Case, found: Any) -> Row:
     """Of the library's kernel and of a plain one, relative to the largest entry, four samples."""
-    few = case.x[:4]
-    whole = jnp.issubdtype(few.dtype, jnp.integer)
-    with jax.enable_x64(True):
-        params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), case.params)
-        exact_x = few if whole else few.astype(jnp.float64)
-        exact = np.asarray(kernel.plain(kernel.Case(case.apply_fn, params, exact_x))())
-    plain = np.asarray(kernel.plain(kernel.Case(case.apply_fn, case.params, few))())
+    exact = kernel.exact(case, 4)
+    plain = np.asarray(kernel.plain(case._replace(x=case.x[:4]))())
     found = np.asarray(found[:4, :, :4])
     size = np.max(np.abs(exact))
     return {
@@ -169,22 +163,11 @@ def forecasts(sizes: Sizes, rounds: int) -> Iterator[Row]:
         draw = np.random.default_rng(0)
         x = draw.standard_normal((sizes.samples, pixels, pixels, 3)).astype(np.float32)
         y = np.arange(sizes.samples) % 5
-        network = nnx.jit(
-            lambda n=name, s=pixels: make_model(n, 5, image_size=s, rngs=nnx.Rngs(0))
-        )()
-        if name.startswith("resnet"):
-            network = calibrate_batch_norm(network, x)
-        model = from_nnx(network)
+        model = from_nnx(random_network(name, x, 5))
         options = {"learning_rate": 1e-3, "steps": sizes.steps, "relinearize": 0}
-        real = train(
-            *model,
-            x,
-            y,
-            loss="cross_entropy",
-            optimizer=optax.sgd(1e-3),
-            steps=min(20, sizes.steps),
-        )
-        step = real.seconds / min(20, sizes.steps)
+        few = min(20, sizes.steps)
+        real = train(*model, x, y, loss="cross_entropy", optimizer=optax.sgd(1e-3), steps=few)
+        step = real.seconds / few
         row = {"network": name, "pixels": pixels, "step": step, "compiling": real.compile_seconds}
         for kind, more in (("exact", {}), ("sketch", {"sketch_dim": sizes.sketch_dim})):
             call = lambda m=model, x=x, y=y, o=options | more: predict_training_time(  # noqa: E731

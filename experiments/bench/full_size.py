@@ -27,16 +27,20 @@ CASES = ("resnet18", "vit_small")
 PARTS = ("all", "head", "lora")
 
 
+def random_network(name: str, x: np.ndarray, classes: int) -> nnx.Module:
+    """A network by name with random weights, for such images; batch norm at their averages."""
+    size = x.shape[1]
+    network = nnx.jit(lambda: make_model(name, classes, image_size=size, rngs=nnx.Rngs(0)))()
+    return network if name.startswith("vit") else calibrate_batch_norm(network, x)
+
+
 def measure(name: str, options: argparse.Namespace) -> dict:
     """One forecast in this process."""
     n, classes, size = options.samples, 5, options.image_size
     draw = np.random.default_rng(0)
     x = draw.standard_normal((n, size, size, 3)).astype(np.float32)
     y = np.arange(n) % classes
-    network = nnx.jit(lambda: make_model(name, classes, image_size=size, rngs=nnx.Rngs(0)))()
-    if not name.startswith("vit"):
-        network = calibrate_batch_norm(network, x)
-    model = from_nnx(network)
+    model = from_nnx(random_network(name, x, classes))
     if options.train == "head":
         model = freeze(model, head_only)
     elif options.train == "lora":
