@@ -71,6 +71,25 @@ def test_sweep_races():
     assert "settings must share batch_size" in asked.output
 
 
+def test_sweep_of_other_algorithms():
+    given = ["--algorithms", "adamw", "--learning-rates", "0.003,0.03", "--weight-decays", "0.1"]
+    done = call("sweep", *WINE, *given, "--no-seconds")
+    assert done.exit_code == 0, done.output
+    assert "all 2 by training the linearised network" in done.stdout
+    assert "largest stable learning rate" not in done.stdout
+    assert "use adamw, rate 0.03, decay 0.1: loss below" in done.stdout
+    raced = call("sweep", *WINE, *given, "--no-seconds", "--target-loss", "0.9", "--race")
+    assert raced.exit_code == 0, raced.output
+    assert "forecasts of gradient descent alone, to choose the goal:" in raced.stdout
+    assert "first to loss below 0.9 in the race" in raced.stdout
+    assert "use adamw, rate 0.03, decay 0.1: loss below 0.9 at step" in raced.stdout
+    never = call("sweep", *WINE, *given, "--no-seconds", "--target-loss", "1e-9", "--race")
+    assert never.exit_code != 0
+    assert "no setting got to loss below 1e-09" in never.output
+    asked = call("sweep", *WINE, "--optimizer", "adamw")
+    assert asked.exit_code != 0
+
+
 def test_compare_writes_and_prints(tmp_path):
     done = call(
         "compare", *WINE, "--train", "all,head", "--no-seconds", "--relinearize", "0", "--output",

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from scipy.optimize import curve_fit
 
 from experiments.bench import accuracy_tasks, trust_tasks
@@ -59,11 +60,11 @@ PRESETS = {
 }
 
 
-def job_of(task: str) -> Job:
+def job_of(task: str, seed: int = SEED) -> Job:
     """The task of that name, of either set."""
     if task in trust_tasks.FITTING or task in trust_tasks.HELD_OUT:
-        return trust_tasks.make(task, SEED)
-    return Job(*accuracy_tasks.make(task, SEED, 1.0), "cross_entropy")
+        return trust_tasks.make(task, seed)
+    return Job(*accuracy_tasks.make(task, seed, 1.0), "cross_entropy")
 
 
 def settings_of(job: Job, settings: AdviceSettings) -> tuple[Hyperparameters, ...]:
@@ -84,33 +85,39 @@ def settings_of(job: Job, settings: AdviceSettings) -> tuple[Hyperparameters, ..
 
 
 class Trainer:
-    """Real training by heavy-ball descent, one program for all settings of a task."""
+    """Real training, one program for all settings of an algorithm on a task."""
 
     def __init__(self, job: Job):
-        loss, targets = (
-            get_loss(job.loss),
-            Problem.of(*job.model, job.x, job.y, loss=job.loss).targets,
-        )
-        x = jnp.asarray(job.x)
+        problem = Problem.of(*job.model, job.x, job.y, loss=job.loss)
+        loss, targets, x = get_loss(job.loss), problem.targets, jnp.asarray(job.x)
 
         def value(params: Any) -> Any:
             return loss.value(job.model.apply_fn(params, x), targets)
 
+        self.params, self.value, self.loss = job.model.params, jax.jit(value), value
+
+    @functools.cache  # noqa: B019
+    def step(self, stepper: optax.GradientTransformation) -> Any:
+        """A step of an algorithm whose numbers stand in its state."""
+
         @jax.jit
-        def step(params: Any, velocity: Any, rate: Any, momentum: Any) -> tuple:
-            now, gradient = jax.value_and_grad(value)(params)
-            velocity = jax.tree.map(lambda v, g: momentum * v + g, velocity, gradient)
-            params = jax.tree.map(lambda p, v: p - rate * v, params, velocity)
-            return params, velocity, now
+        def step(params: Any, state: Any) -> tuple:
+            now, gradient = jax.value_and_grad(self.loss)(params)
+            updates, state = stepper.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state, now
 
-        self.params, self.step, self.value = job.model.params, step, jax.jit(value)
+        return step
 
-    def run(self, rates: Any, momentum: float) -> np.ndarray:
-        """The loss (T + 1,) with these rates (T,)."""
-        params, losses = self.params, []
-        velocity = jax.tree.map(jnp.zeros_like, params)
-        for rate in rates:
-            params, velocity, now = self.step(params, velocity, float(rate), momentum)
+    def run(self, one: Hyperparameters, rates: Any = None) -> np.ndarray:
+        """The loss (T + 1,) under a setting; with these rates (T,) where they are given."""
+        stepper, numbers = one.stepper()
+        step, params, losses = self.step(stepper), self.params, []
+        state: Any = stepper.init(params)
+        for name, value in numbers.items():
+            state.hyperparams[name] = jnp.asarray(value, state.hyperparams[name].dtype)
+        for rate in one.rates() if rates is None else rates:
+            state.hyperparams["rate"] = jnp.asarray(rate, state.hyperparams["rate"].dtype)
+            params, state, now = step(params, state)
             losses.append(now)
         return np.array([*map(float, losses), float(self.value(params))])
 
@@ -118,14 +125,14 @@ class Trainer:
 def real_grid(job: Job, choices: tuple[Hyperparameters, ...]) -> np.ndarray:
     """Loss curves (S, T + 1)."""
     trainer = Trainer(job)
-    return np.stack([trainer.run(one.rates(), one.momentum) for one in choices])
+    return np.stack([trainer.run(one) for one in choices])
 
 
 def finder(job: Job, choices: tuple[Hyperparameters, ...]) -> dict[str, float]:
     """Rates that a learning-rate finder names: momentum 0.9, rates rising over 100 steps."""
     rates = np.array([one.learning_rate for one in choices])
     tried = np.geomspace(rates.min() / 10, rates.max() * 10, 100)
-    losses = Trainer(job).run(tried, 0.9)
+    losses = Trainer(job).run(Hyperparameters(1.0, momentum=0.9), tried)
     smooth, average = [], 0.0
     for t, loss in enumerate(losses[:-1]):
         average = 0.98 * average + 0.02 * loss

@@ -1,5 +1,6 @@
 """`jaxttp sweep`: which learning rate, momentum, batch and schedule, from one kernel."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,10 +22,8 @@ FASTEST = 5
         "momentum": "`--momenta` names several",
         "batch_size": "`--batch-sizes` names several",
         "schedule": "`--schedules` names several",
-        **because(
-            "all settings are heavy-ball descent; `predict` forecasts others one by one",
-            "optimizer", "nesterov", "weight_decay",
-        ),
+        **because("`--algorithms` names several", "optimizer", "nesterov"),
+        "weight_decay": "`--weight-decays` names several",
         "total_samples": "settings are compared on the samples drawn; `predict` knows it",
         "budget": "every setting that is followed has that of one forecast",
         "verify": "it forecasts several trainings: give one of them to `predict --verify`",
@@ -34,9 +33,17 @@ def sweep(
     given: Given,
     *,
     learning_rates: Annotated[
-        str | None, option("Training", "As 0.001,0.01 (default: 16 around the largest stable one).")
+        str | None, option("Training", "As 0.001,0.01 (default: 16 around the limit, 6 of Adam).")
     ] = None,
-    momenta: Annotated[str, option("Training", "Heavy-ball, from 0 to below 1.")] = "0,0.9",
+    algorithms: Annotated[
+        str, option("Training", "Of sgd, nesterov, adam, adamw; the last two for a training each.")
+    ] = "sgd",
+    momenta: Annotated[
+        str, option("Training", "Of sgd and nesterov, from 0 to below 1.")
+    ] = "0,0.9",
+    weight_decays: Annotated[
+        str | None, option("Training", "As 0,0.01 (default: none, and 0.01 of adamw).")
+    ] = None,
     batch_sizes: Annotated[
         str | None, option("Training", "As 16,64; 0 stands for all samples (default: all).")
     ] = None,
@@ -65,23 +72,38 @@ def sweep(
             momenta=parse_numbers("momenta", momenta, "0,0.9"),
             batch_sizes=_batches(batch_sizes),
             schedules=[name.strip() for name in schedules.split(",")],
+            algorithms=[name.strip() for name in algorithms.split(",")],
+            weight_decays=_decays(weight_decays),
             threshold=threshold,
             time_steps=given["seconds"],
             race_them=race,
             progress=report,
         )
-    problem = None
-    if result.fastest is None:
-        problem = (
-            f"no setting gets to {result.sweep.goal(result.threshold)} stably; try rates below "
-            f"{result.max_learning_rate:.4g}, or more steps."
-        )
     shell.deliver(
         result.to_json(),
         lambda to: _print(to, result),
         lambda folder: _write(result, folder),
-        problem=problem,
+        problem=_problem(result),
     )
+
+
+def _problem(result: Any) -> str | None:
+    """What stands in the way of an advice."""
+    if result.race is not None:
+        return None if result.race.ranking() else f"{result.race.advice}."
+    if result.fastest is not None:
+        return None
+    goal = result.sweep.goal(result.threshold)
+    return f"no setting gets to {goal} stably; try {_lower(result)}, or more steps."
+
+
+def _lower(result: Any) -> str:
+    limit = result.max_learning_rate
+    return f"rates below {limit:.4g}" if math.isfinite(limit) else "other rates"
+
+
+def _decays(text: str | None) -> tuple[float, ...]:
+    return () if text is None else tuple(parse_numbers("weight_decays", text, "0,0.01"))
 
 
 def _batches(text: str | None) -> tuple[int | None, ...]:
@@ -108,6 +130,8 @@ def _print(console: Console, result: Any) -> None:
 
     swept = result.sweep
     print_task(console, result.task)
+    if result.race is not None and result.race.settings != swept.settings:
+        console.print("forecasts of gradient descent alone, to choose the goal:")
     goal = swept.goal(result.threshold)
     cost = swept.cost(result.threshold)
     for heading, chosen in (
@@ -145,21 +169,37 @@ def _print(console: Console, result: Any) -> None:
         console.print(swept.price + _cheaper(swept), soft_wrap=True)
     if swept.warning is not None:
         console.print(swept.warning, soft_wrap=True)
-    console.print(f"largest stable learning rate: {result.max_learning_rate:.4g} (no momentum)")
+    if math.isfinite(result.max_learning_rate):
+        limit = f"{result.max_learning_rate:.4g} (no momentum)"
+        console.print(f"largest stable learning rate: {limit}")
     if result.race is not None:
-        console.print(f"race, trained for real: {result.race.price}", soft_wrap=True)
-        console.print(result.race.advice, soft_wrap=True)
+        _print_race(console, result.race)
     elif result.fastest is not None:
-        if result.threshold == swept.ranked_by:
-            console.print(swept.advice, soft_wrap=True)
-        else:
-            best = swept.settings[result.fastest]
-            time = swept.time_words(result.fastest, result.threshold)
-            console.print(f"fastest to {goal}: {best} ({time} steps)")
-        if swept.tie and result.threshold == swept.ranked_by:
+        _print_advice(console, result)
+
+
+def _print_advice(console: Console, result: Any) -> None:
+    swept = result.sweep
+    if result.threshold == swept.ranked_by:
+        console.print(swept.advice, soft_wrap=True)
+        if swept.tie:
             console.print(swept.tie, soft_wrap=True)
-        if swept.trust.get(result.fastest) is not None:
-            console.print(f"trust: {swept.trust[result.fastest]}", soft_wrap=True)
+    else:
+        goal, best = swept.goal(result.threshold), swept.settings[result.fastest]
+        time = swept.time_words(result.fastest, result.threshold)
+        console.print(f"fastest to {goal}: {best} ({time} steps)")
+    if swept.trust.get(result.fastest) is not None:
+        console.print(f"trust: {swept.trust[result.fastest]}", soft_wrap=True)
+
+
+def _print_race(console: Console, race: Any) -> None:
+    title = f"first to {race.goal.words()} in the race"
+    table = Table("setting", "steps", "loss", title=title)
+    for i in race.ranking()[:FASTEST]:
+        table.add_row(str(race.settings[i]), str(race.times[i]), f"{race.losses[i][-1]:.4g}")
+    console.print(table)
+    console.print(f"race, trained for real: {race.price}", soft_wrap=True)
+    console.print(race.advice, soft_wrap=True)
 
 
 def _cheaper(swept: Any) -> str:

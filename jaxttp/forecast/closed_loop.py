@@ -24,7 +24,6 @@ from jaxtyping import Array
 from jaxttp._checks import (
     check_array,
     check_finite,
-    check_instance,
     check_integer,
     check_known,
     check_number,
@@ -34,7 +33,7 @@ from jaxttp._result import RESULT
 from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.forecast._stability import RISE
-from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import KernelLike
 from jaxttp.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
@@ -175,7 +174,7 @@ def online(
     if (losses is None) == (outputs is None):
         given = "neither" if losses is None else "both"
         raise ValueError(f"give exactly one of losses and outputs; got {given}.")
-    check_instance("setting", setting, Hyperparameters, "jaxttp.grid")
+    check_descent("setting", setting)
     check_known(kernel=kernel, f0=f0, y=y, losses=losses)
     if losses is not None:
         losses = check_array("losses", losses)

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxttp._checks import check_choice, check_integer, check_number, check_several
+from jaxttp._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_number,
+    check_several,
+    check_used,
+)
 from jaxttp.losses import Loss, get_loss
 
 SCHEDULES: Mapping[str, Callable[[int], optax.Schedule]] = {
@@ -23,28 +30,44 @@ SCHEDULES: Mapping[str, Callable[[int], optax.Schedule]] = {
     ),
 }
 """Named schedules of a horizon T, as factors of the learning rate; the warm-up takes T/10."""
+DESCENT = ("sgd", "nesterov")
+"""Gradient descent, with heavy-ball momentum and Nesterov's."""
+ALGORITHMS = (*DESCENT, "adam", "adamw")
+"""Algorithms that have a name."""
+ADAMW_DECAY = 0.01
+"""Weight decay of AdamW where none is given, PyTorch's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameters:
-    """One way to train: gradient descent with momentum, a schedule and batches.
+    """One way to train: an optimiser with its rate, a schedule and batches.
 
     Attributes:
         learning_rate: eta > 0, the schedule's largest value.
-        momentum: heavy-ball, in [0, 1).
+        momentum: in [0, 1), of "sgd" (heavy-ball) and "nesterov".
         batch_size: samples a step; None for all of them.
         schedule: "constant", "linear", "cosine" (both to zero at the horizon), "warmup_cosine", or
             an optax schedule (step -> factor of the learning rate).
         loss: a name or a `Loss`.
         steps: the horizon T.
+        algorithm: "sgd", "nesterov", "adam", "adamw", or a function from a learning rate to an
+            optax transformation, as ``optax.lion`` or ``functools.partial(optax.adamw, b2=0.95)``.
+        weight_decay: 0 or more. With "sgd" and "nesterov" it is added to the gradient before the
+            momentum, as PyTorch does; None for none, and for 0.01 with "adamw".
 
     Raises:
-        ValueError: a number out of range, an unknown name.
-        TypeError: a schedule that is neither a name nor a function.
+        ValueError: a number out of range, an unknown name, momentum or decay that the algorithm
+            does not have.
+        TypeError: a schedule or an algorithm that is neither a name nor a function.
 
     Example:
         >>> Hyperparameters(0.1, momentum=0.9, schedule="linear", steps=2).rates().tolist()
         [0.1, 0.05]
+        >>> print(Hyperparameters(0.001, algorithm="adamw", weight_decay=0.1))
+        adamw, rate 0.001, decay 0.1
+
+    Source:
+        AdamW: Loshchilov and Hutter 2019.
     """
 
     learning_rate: float
@@ -53,6 +76,8 @@ class Hyperparameters:
     schedule: Any = "constant"
     loss: str | Loss = "cross_entropy"
     steps: int = 150
+    algorithm: Any = "sgd"
+    weight_decay: float | None = None
 
     def __post_init__(self) -> None:
         check_number("learning_rate", self.learning_rate, above=0.0)
@@ -68,26 +93,99 @@ class Hyperparameters:
             )
         get_loss(self.loss)
         check_integer("steps", self.steps, at_least=1)
+        self._check_algorithm()
+
+    def _check_algorithm(self) -> None:
+        named = isinstance(self.algorithm, str)
+        if named:
+            check_choice("algorithm", self.algorithm, ALGORITHMS)
+        elif not callable(self.algorithm) or isinstance(self.algorithm, type):
+            what = type(self.algorithm).__name__
+            raise TypeError(
+                f"algorithm must be a name ({', '.join(ALGORITHMS)}) or a function from a learning "
+                f"rate to an optax transformation, such as optax.lion; got a {what}."
+            )
+        where = "" if named else ": put it into the function, as functools.partial does"
+        remedy = f"it is of {' and '.join(map(repr, DESCENT))}{where}"
+        check_used("momentum", self.momentum or None, self.algorithm in DESCENT, remedy)
+        decaying = (*DESCENT, "adamw")
+        remedy = f"it is of {' and '.join(map(repr, decaying))}{where}"
+        check_used("weight_decay", self.weight_decay, self.algorithm in decaying, remedy)
+        if self.weight_decay is not None:
+            check_number("weight_decay", self.weight_decay, at_least=0.0)
 
     def rates(self) -> np.ndarray:
         """The learning rate of every step, (steps,), float64."""
         return self.learning_rate * _factors(self.schedule, self.steps)
 
+    @property
+    def decay(self) -> float:
+        """The weight decay; 0 where there is none, or it is a function's own."""
+        if self.weight_decay is None:
+            return ADAMW_DECAY if self.algorithm == "adamw" else 0.0
+        return float(self.weight_decay)
+
+    @property
+    def is_heavy_ball(self) -> bool:
+        """Whether it is gradient descent, with momentum or without, and nothing else."""
+        plain = self.algorithm == "sgd" or (self.algorithm == "nesterov" and not self.momentum)
+        return plain and not self.decay
+
     def optimizer(self) -> optax.GradientTransformation:
         """The optax transformation that trains so for real, for one start of training."""
         rates = jnp.asarray(self.rates())
         rate = self.learning_rate if self.schedule == "constant" else lambda t: rates[t]
-        return optax.sgd(rate, self.momentum or None)
+        if not isinstance(self.algorithm, str):
+            return self.algorithm(rate)
+        decay = self.decay if self.decay or self.algorithm == "adamw" else None
+        return _named(self.algorithm, rate, self.momentum or None, decay)
+
+    def stepper(self) -> tuple[optax.GradientTransformation, dict[str, float]]:
+        """One transformation for all settings of an algorithm, and this setting's numbers.
+
+        They stand in its state, below `hyperparams`, as does the rate, by the name ``rate``, which
+        a schedule changes at every step: so all share a compiled program.
+        """
+        numbers = {"momentum": self.momentum} if self.algorithm in DESCENT else {}
+        if self.decay or self.algorithm == "adamw":
+            numbers["weight_decay"] = self.decay
+        return _with_numbers(self.algorithm, tuple(numbers)), numbers
 
     def __str__(self) -> str:
-        parts = [f"rate {self.learning_rate:.4g}"]
+        parts = [] if self.algorithm == "sgd" else [algorithm_name(self.algorithm)]
+        parts.append(f"rate {self.learning_rate:.4g}")
         if self.momentum:
             parts.append(f"momentum {self.momentum:g}")
+        if self.weight_decay is not None:
+            parts.append(f"decay {self.weight_decay:g}")
         if self.batch_size is not None:
             parts.append(f"batch {self.batch_size}")
         if self.schedule != "constant":
             parts.append(schedule_name(self.schedule))
         return ", ".join(parts)
+
+
+def _named(
+    algorithm: str, rate: Any, momentum: Any = None, weight_decay: Any = None
+) -> optax.GradientTransformation:
+    """The transformation of a name."""
+    if algorithm == "adamw":
+        return optax.adamw(rate, weight_decay=weight_decay)
+    if algorithm == "adam":
+        return optax.adam(rate)
+    made = optax.sgd(rate, momentum, nesterov=algorithm == "nesterov")
+    if weight_decay is None:
+        return made
+    return optax.chain(optax.add_decayed_weights(weight_decay), made)
+
+
+@functools.lru_cache(maxsize=16)
+def _with_numbers(algorithm: Any, names: tuple[str, ...]) -> optax.GradientTransformation:
+    """A transformation whose numbers stand in its state."""
+    if not isinstance(algorithm, str):
+        return optax.inject_hyperparams(lambda rate: algorithm(rate))(rate=1.0)
+    make = functools.partial(_named, algorithm)
+    return optax.inject_hyperparams(make)(rate=1.0, **dict.fromkeys(names, 0.5))
 
 
 def check_settings(settings: Any) -> tuple[Hyperparameters, ...]:
@@ -128,6 +226,45 @@ def _factors(schedule: Any, steps: int) -> np.ndarray:
             f"{factors.shape[1:]}, values from {factors.min()} to {factors.max()}."
         )
     return factors
+
+
+def check_descent(name: str, setting: Any, remedy: str = "predict_training_time does.") -> None:
+    """Refuse what is no setting, or one that is not heavy-ball descent.
+
+    Args:
+        name: of the argument.
+        setting: which.
+        remedy: what knows others.
+
+    Raises:
+        TypeError: no `Hyperparameters`.
+        ValueError: another algorithm, or weight decay.
+
+    Example:
+        >>> check_descent("setting", Hyperparameters(0.1, weight_decay=0.1))
+        Traceback (most recent call last):
+        ...
+        ValueError: setting must be gradient descent, with momentum or without; this knows no other
+        algorithm and no weight decay, but got rate 0.1, decay 0.1. predict_training_time does.
+    """
+    check_instance(name, setting, Hyperparameters, "jaxttp.grid")
+    if not setting.is_heavy_ball:
+        raise ValueError(
+            f"{name} must be gradient descent, with momentum or without; this knows no other "
+            f"algorithm and no weight decay, but got {setting}. {remedy}"
+        )
+
+
+def algorithm_name(algorithm: Any) -> str:
+    """How an algorithm prints."""
+    if isinstance(algorithm, str):
+        return algorithm
+    made = algorithm.func if isinstance(algorithm, functools.partial) else algorithm
+    name = getattr(made, "__name__", type(made).__name__)
+    if not isinstance(algorithm, functools.partial):
+        return name
+    parts = [*map(str, algorithm.args), *(f"{k}={v}" for k, v in algorithm.keywords.items())]
+    return f"{name}({', '.join(parts)})"
 
 
 def schedule_name(schedule: Any) -> str:

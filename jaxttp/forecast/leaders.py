@@ -25,15 +25,13 @@ from jaxttp.forecast._curves import held_to
 from jaxttp.forecast._options import Keywords
 from jaxttp.forecast._shared import with_shared_goal
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
-from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.doubt import LEVEL, Doubt
-from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.one_by_one import cost_of, descent_of, lines_of
 from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.planner import plan_forecast
-from jaxttp.forecast.price import Price
 from jaxttp.forecast.swept import FEW, SHOWN, Sweep
-from jaxttp.losses import Loss, get_loss
+from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 from jaxttp.rule import Rule, Target
 
@@ -54,16 +52,6 @@ class Rebuilt(NamedTuple):
     stable: bool
 
 
-def descent_of(one: Hyperparameters, key: Array | None, protocol: str | None) -> Descent:
-    """The training of a setting."""
-    common: dict[str, Any] = {"steps": one.steps, "batch_size": one.batch_size}
-    if one.batch_size is not None:
-        common |= {"key": key, "protocol": protocol}
-    if one.schedule != "constant":
-        return Descent.of(optimizer=one.optimizer(), **common)
-    return Descent.of(learning_rate=one.learning_rate, momentum=one.momentum, **common)
-
-
 def follow_leaders(
     swept: Sweep,
     lines: Linearizer,
@@ -77,6 +65,7 @@ def follow_leaders(
 ) -> Sweep:
     """The same sweep, with its leading settings forecast again along rebuilt kernels.
 
+    Those of algorithms that know no kernel (`Sweep.simulated`) stay as they are.
     Those first in what the sweep is ranked by (`Sweep.ranked_by`), by steps and by cost, are
     followed until those in front have been, and then the next higher rate of what leads for as long
     as it leads in turn, also beyond the first kernel's limit, which networks often survive, or the
@@ -104,43 +93,27 @@ def follow_leaders(
     most = len(swept.settings) if len(swept.settings) <= FEW else MOST
     screened, followed = swept, {}
     one = swept.settings[0]
-    spent = _cost(lines, descent_of(one, key, protocol), 0, len(swept.settings) * one.steps)
+    products = sum(other.is_heavy_ball for other in swept.settings) * one.steps
+    spent = (swept.trainings or 0.0) + cost_of(lines, descent_of(one, key, protocol), 0, products)
     while len(followed) < most:
         waiting = _next(swept)
         if waiting is None:
             break
         one = swept.settings[waiting]
-        problem = lines.problem
-        if get_loss(one.loss) != problem.loss:
-            problem = problem.with_loss(one.loss, y)
-        beside = Linearizer(problem, lines.estimator, first=lines.first)
-        descent = descent_of(one, key, protocol)
-        way = keywords.choose(descent, problem.weights)
+        beside, descent = lines_of(lines, one, y), descent_of(one, key, protocol)
+        way = keywords.choose(descent, beside.problem.weights)
         if relinearize == "auto":
-            way = plan_forecast(way, problem, descent, lines.estimator).dynamics
+            way = plan_forecast(way, beside.problem, descent, lines.estimator).dynamics
         if not isinstance(way, Relinearized):
             break
         report("rebuilding kernels of the leading settings", len(followed), most)
         path = way.follow(beside, descent)
         _, rates = way.rates(beside, descent)
         stable = way.is_stable(path, rates, descent)
-        spent += _cost(beside, descent, path.gradient_evaluations, path.products)
+        spent += cost_of(beside, descent, path.gradient_evaluations, path.products)
         followed[waiting] = Rebuilt(way, path, stable)
         swept = _read(screened, followed, rule)
     return dataclasses.replace(swept, trainings=spent)
-
-
-def _cost(lines: Linearizer, descent: Descent, passes: int, products: int) -> float:
-    """What was done, in trainings of a setting, by count.
-
-    Args:
-        lines: that were asked for kernels.
-        descent: the training.
-        passes: through the network, beside those of the lines.
-        products: with a kernel.
-    """
-    price = Price.of(lines.problem, descent, lines.estimator)
-    return price.forecast(lines.kernels, lines.passes + passes, products) / price.training
 
 
 def _read(screened: Sweep, followed: Mapping[int, Rebuilt], rule: Rule) -> Sweep:
@@ -161,7 +134,7 @@ def _read(screened: Sweep, followed: Mapping[int, Rebuilt], rule: Rule) -> Sweep
 def _next(swept: Sweep) -> int | None:
     """The setting to follow next; None where what leads has been followed."""
     orders = (swept.ranking(), swept.cheapest())
-    done = set(swept.relinearized)
+    done = {*swept.relinearized, *swept.simulated}
     for order in orders:
         for i in order[:SURE]:
             if i not in done:
@@ -173,7 +146,7 @@ def _next(swept: Sweep) -> int | None:
     waiting = [i for i in beside if i is not None and i not in done]
     if waiting:
         return waiting[0]
-    if len(done) >= LEAST and not few:
+    if len(swept.relinearized) >= LEAST and not few:
         return None
     rest = (*orders[0], *(np.flatnonzero(swept.stable).tolist() if few else ()))
     return next((i for i in rest if i not in done), None)
@@ -275,7 +248,7 @@ def with_trust(
     chosen = chosen if only is None else set(only)
     problem = lines.problem
     trust = dict(swept.trust)
-    for i in sorted(chosen - set(swept.relinearized)):
+    for i in sorted(chosen - set(trust)):  # others were followed, which told it
         one = swept.settings[i]
         theta, start, targets, loss, _, _ = check_problem(lines.first, problem.f0, y, one.loss)
         path = heavy_ball_path(

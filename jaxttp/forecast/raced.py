@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxttp._result import RESULT, wrapped
 from jaxttp._types import Params
-from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.hyperparameters import Hyperparameters, algorithm_name
 from jaxttp.forecast.swept import SHOWN
 from jaxttp.rule import Target
 
@@ -109,8 +109,10 @@ class Race:
         return [
             {
                 "setting": str(one),
+                "algorithm": algorithm_name(one.algorithm),
                 "learning_rate": float(one.learning_rate),
                 "momentum": float(one.momentum),
+                "weight_decay": one.decay,
                 "trained": int(self.trained[i]),
                 "loss": float(self.losses[i][-1]) if self.finite[i] else None,
                 "steps": int(self.times[i]) if self.times[i] >= 0 else None,

@@ -37,8 +37,6 @@ from jaxttp.training import make_step
 
 FIRST, GROWTH, KEEP, LEAST = 4, 1.6, 0.6, 3
 """Steps of the first heat, how they grow, which share goes on, and how many at least."""
-HEAVY_BALL = optax.inject_hyperparams(optax.sgd)(learning_rate=1.0, momentum=0.5)
-"""One optimiser, so one program, for all settings: its numbers stand in its state."""
 
 
 def race(
@@ -65,7 +63,8 @@ def race(
         params: pytree of floating-point arrays, the weights before training.
         x: training samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
-        settings: what starts; `grid` makes combinations. They share loss, batch size and horizon.
+        settings: what starts; `grid` makes combinations, of any algorithms. They share loss, batch
+            size and horizon.
         target_loss: the loss on the training samples to get to, above 0; without it those that are
             left train to the horizon, and the lowest loss there wins.
         key: a `jax.random.key` for the batches, needed where there are some; all settings see the
@@ -108,7 +107,7 @@ def race(
     protocol = check_batches(one.batch_size, key, protocol, count(x))
     problem = Problem.of(apply_fn, params, x, y, loss=one.loss, trainable=trainable)
     track = _Track.of(problem, one, key, protocol)
-    runners = [_Runner(setting.rates(), setting.momentum, track) for setting in settings]
+    runners = [_Runner(setting, track) for setting in settings]
     alive, bar = list(range(len(runners))), None
     for end in heats(one.steps):
         for done, i in enumerate(alive):
@@ -179,11 +178,11 @@ class _Track:
     """What all run on: data, batches, programs, and when the loss is looked at."""
 
     problem: Problem
-    step: Callable[..., Any]
     value: Callable[..., Any]
     evaluate: Callable[..., Any]
     indices: np.ndarray | None
     every: int
+    steps: dict[Any, Callable[..., Any]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -196,6 +195,13 @@ class _Track:
         drawn = batch_indices(key, n, one.batch_size, one.steps, protocol=protocol)
         return cls(problem, *programs, np.asarray(drawn), math.ceil(n / (STEP * one.batch_size)))
 
+    def step(self, stepper: optax.GradientTransformation) -> Callable[..., Any]:
+        """A step of an algorithm, compiled once for all of its settings."""
+        if stepper not in self.steps:
+            problem = self.problem
+            self.steps[stepper] = kept(_step, problem.network, problem.loss, stepper)
+        return self.steps[stepper]
+
     def batch(self, t: int) -> tuple[Any, Array]:
         """The samples of step t, and their targets."""
         x, targets = self.problem.x, self.problem.targets
@@ -205,25 +211,27 @@ class _Track:
 
 
 @functools.lru_cache(maxsize=8)
-def _programs(network: ApplyFn, loss: Loss) -> tuple[Callable, Callable, Callable]:
-    """A step, the loss of outputs, and the loss of weights."""
+def _programs(network: ApplyFn, loss: Loss) -> tuple[Callable, Callable]:
+    """The loss of outputs, and the loss of weights."""
     return (
-        make_step(network, loss, HEAVY_BALL),
         jit(loss.value),
         jit(lambda w, x, targets: loss.value(network(w, x), targets)),
     )
 
 
+_step = functools.lru_cache(maxsize=16)(make_step)
+
+
 class _Runner:
     """A setting in training."""
 
-    def __init__(self, rates: np.ndarray, momentum: float, track: _Track) -> None:
-        self.rates, self.track = rates, track
+    def __init__(self, setting: Hyperparameters, track: _Track) -> None:
+        stepper, numbers = setting.stepper()
+        self.rates, self.track, self.step = setting.rates(), track, track.step(stepper)
         self.weights = track.problem.weights
-        state: Any = HEAVY_BALL.init(self.weights)
-        dtype = state.hyperparams["momentum"].dtype
-        state.hyperparams["momentum"] = jnp.asarray(momentum, dtype)
-        self.state: Any = state
+        self.state: Any = stepper.init(self.weights)
+        for name, value in numbers.items():
+            self._set(name, value)
         self.done, self.looks = 0, 0.0  # steps, and ways forward beside them
         self.losses: list[float] = []
         self.at: list[int] = []
@@ -254,10 +262,9 @@ class _Runner:
                 self._look(t, goal)
                 if not self.running:
                     return
-            rate = jnp.asarray(self.rates[t], self.state.hyperparams["learning_rate"].dtype)
-            self.state.hyperparams["learning_rate"] = rate
+            self._set("rate", self.rates[t])
             x, targets = track.batch(t)
-            weights, state, f, _ = track.step(self.weights, self.state, x, targets)
+            weights, state, f, _ = self.step(self.weights, self.state, x, targets)
             if looking and track.indices is None:
                 self._note(t, float(track.value(f, targets)), goal)
                 if not self.running:
@@ -266,6 +273,10 @@ class _Runner:
             self.weights, self.state, self.done = weights, state, t + 1
         if self.running and self.seen < self.done:
             self._look(self.done, goal)
+
+    def _set(self, name: str, value: float) -> None:
+        numbers = self.state.hyperparams
+        numbers[name] = jnp.asarray(value, numbers[name].dtype)
 
     def _look(self, t: int, goal: Target | None) -> None:
         problem = self.track.problem

@@ -32,7 +32,6 @@ from jaxttp._checks import (
     check_array,
     check_choice,
     check_finite,
-    check_instance,
     check_integer,
     check_known,
     check_number,
@@ -41,7 +40,7 @@ from jaxttp._result import RESULT
 from jaxttp._threads import limited
 from jaxttp.dynamics._kernels import check_problem
 from jaxttp.forecast._stability import rises
-from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent
 from jaxttp.losses import squared_error
 from jaxttp.ntk import fit_power_law
 
@@ -299,7 +298,7 @@ def mode_curve(
         >>> mode_curve(np.array([1.0]), np.array([2.0]), setting)[0].tolist()
         [1.0, 0.25, 0.0625]
     """
-    check_instance("setting", setting, Hyperparameters, "jaxttp.grid")
+    check_descent("setting", setting)
     values, residual = _known("values", values), _known("residual", residual)
     if values.ndim != 1 or values.size == 0 or residual.shape != values.shape:
         raise ValueError(

@@ -1,45 +1,30 @@
 """One kernel, a thousand settings: forecasts for whole grids of hyper-parameters.
 
-All settings of one loss and batch size move together (`jaxttp.dynamics._heavy_ball`), so a step of
-all of them is one matrix product.
+All settings of one loss and batch size are screened together on the first kernel, and those that
+lead are followed along rebuilt ones (`jaxttp.forecast.leaders`).
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_array, check_choice, check_known, check_number
+from jaxttp._checks import check_array, check_known
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
-from jaxttp.dynamics._heavy_ball import heavy_ball
-from jaxttp.dynamics._kernels import check_problem, flatten_kernel
-from jaxttp.dynamics.batches import batch_indices, check_batches
-from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast._curves import held_to, read_times
 from jaxttp.forecast._options import Keywords, check_processes, check_tokens, choose_kernel
-from jaxttp.forecast._shared import with_shared_goal
-from jaxttp.forecast._stability import batch_factor, rises
-from jaxttp.forecast.hyperparameters import Hyperparameters, check_settings
+from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent
 from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.screening import Wanted, screen, screen_kernel
 from jaxttp.forecast.swept import Sweep
-from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.estimators import KernelEstimator
-from jaxttp.ntk.factored import Kernel, KernelLike
-from jaxttp.ntk.row_sharded import on_many_devices
-from jaxttp.ntk.streamed import Streamed
-from jaxttp.rule import TRAIN_CURVES, Rule, Target, Values, check_targets, targets_of
-
-_CHUNK_BYTES = 64 << 20
-RANKINGS = ("shared", "own")
-"""What settings are measured by, where no target is given."""
+from jaxttp.ntk.factored import KernelLike
+from jaxttp.rule import Rule, Target, Values, targets_of
 
 
 def sweep(
@@ -64,7 +49,7 @@ def sweep(
     sketch_dim: int | None = None,
     kernel: KernelEstimator | None = None,
     max_bytes: int | None = None,
-    step_seconds: float | Mapping[int | None, float] | None = None,
+    step_seconds: float | Mapping[int | None, float] | Sequence[float] | np.ndarray | None = None,
 ) -> Sweep:
     """Forecast every setting from ONE kernel, and those that lead along rebuilt ones.
 
@@ -75,7 +60,10 @@ def sweep(
         params: pytree of floating-point arrays, the weights before training.
         x: training samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
-        settings: what to forecast; `grid` makes combinations.
+        settings: what to forecast; `grid` makes combinations. Those that are not "sgd" without
+            weight decay are followed one by one, and algorithms that know no kernel, such as
+            "adamw", by training the linearised network: about a training each by cost
+            (`Sweep.simulated`), which a `race` does not take.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
         target_loss: losses on the training samples to get below, one or several, each above 0. The
@@ -102,8 +90,8 @@ def sweep(
         kernel: how kernels come about, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of the
             keywords that name it.
         max_bytes: bound on the exact kernel's working memory, in bytes.
-        step_seconds: seconds of one training step, as `time_step` measures them: one number, or one
-            for every batch size that occurs.
+        step_seconds: seconds of one training step, as `time_step` measures them: one number, one
+            for every batch size that occurs, or one for every setting (S,).
 
     Returns:
         A `Sweep`.
@@ -132,7 +120,7 @@ def sweep(
     reading = Rule.of(thresholds, rule, metric, smooth, window)
     Keywords(relinearize=relinearize).check()
     targets = targets_of(target_loss, target_error)
-    wanted = _Wanted.of(settings, count(x), reading, targets, key, protocol, step_seconds, rank_by)
+    wanted = Wanted.of(settings, count(x), reading, targets, key, protocol, step_seconds, rank_by)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     check_processes(x, estimator)
     losses = list(dict.fromkeys(one.loss for one in wanted.settings))
@@ -142,7 +130,7 @@ def sweep(
     for loss in losses[1:]:
         problem.with_loss(loss, y)  # refuses labels that do not suit it
     lines = Linearizer(problem, estimator)
-    swept = _sweep(lines.first, problem.f0, y, wanted)
+    swept = screen(lines, y, wanted)
     drawn: dict[str, Any] = {"key": key, "protocol": protocol}
     swept = follow_leaders(swept, lines, y, reading, relinearize=relinearize, **drawn)
     return with_trust(swept, lines, y, **drawn)
@@ -162,7 +150,7 @@ def sweep_kernel(
     window: int | None = None,
     key: Array | None = None,
     protocol: str | None = None,
-    step_seconds: float | Mapping[int | None, float] | None = None,
+    step_seconds: float | Mapping[int | None, float] | Sequence[float] | np.ndarray | None = None,
     rank_by: str = "shared",
 ) -> Sweep:
     """`sweep` for a kernel that exists already.
@@ -172,7 +160,8 @@ def sweep_kernel(
             `jaxttp.ntk.StoredKernel`, which is read once for every product.
         f0: outputs before training (N, C).
         y: integer labels (N,) or targets (N, C).
-        settings: what to forecast.
+        settings: what to forecast, heavy-ball descent alone: a kernel does not know the weights,
+            which others ask for.
         thresholds: see `sweep`.
         targets: losses and errors on the training samples to get below; the first is what settings
             are ranked by.
@@ -189,7 +178,7 @@ def sweep_kernel(
         A `Sweep`.
 
     Raises:
-        ValueError: see `sweep`; bad shapes; targets of test samples.
+        ValueError: see `sweep`; bad shapes; targets of test samples; other algorithms.
 
     Example:
         >>> import jax.numpy as jnp
@@ -203,176 +192,7 @@ def sweep_kernel(
     f0 = check_array("f0", f0)
     n = len(f0) if f0.ndim else None
     reading = Rule.of(thresholds, rule, metric, smooth, window)
-    wanted = _Wanted.of(settings, n, reading, targets, key, protocol, step_seconds, rank_by)
-    return _sweep(kernel, f0, y, wanted)
-
-
-def _sweep(kernel: KernelLike, f0: ArrayLike, y: Any, wanted: "_Wanted") -> Sweep:
-    """A sweep whose options were checked."""
-    settings, reading = wanted.settings, wanted.rule
-    problems = {
-        loss: check_problem(kernel, f0, y, loss)[:4]
-        for loss in dict.fromkeys(one.loss for one in settings)
-    }
-    found = _follow(problems, wanted)
-    peaks = np.array([one.rates().max() for one in settings])
-    stable = found.alive & ~rises(found.losses) & (peaks < found.in_square * found.limits)
-    horizons = np.array([one.steps for one in settings])
-    rules = (reading, *(target.rule(reading.smooth) for target in wanted.targets))
-    times, *to_targets = (
-        read_times(one.curve(found.losses, found.errors), stable, horizons, one) for one in rules
-    )
-    swept = Sweep(
-        settings, len(next(iter(problems.values()))[1]), reading.thresholds, reading.kind, times,
-        found.losses[:, -1], found.errors[:, -1], stable, found.limits, found.losses,
-        wanted.seconds, reading.metric, found.errors if wanted.by_error else None,
-        rate_limit=found.in_square * found.limits, targets=wanted.targets,
-        target_steps=np.concatenate([times[:, :0], *to_targets], axis=1),
-    )  # fmt: skip
-    return swept if wanted.rank_by == "own" else with_shared_goal(swept, reading)
-
-
-class _Wanted(NamedTuple):
-    """What a sweep is asked for, checked before anything is computed."""
-
-    settings: tuple[Hyperparameters, ...]
-    rule: Rule
-    targets: tuple[Target, ...]
-    key: Array | None
-    protocol: str
-    seconds: np.ndarray | None
-    rank_by: str
-
-    @property
-    def by_error(self) -> bool:
-        """Whether the error of every step is read."""
-        return "error" in (self.rule.metric, *(target.metric for target in self.targets))
-
-    @classmethod
-    def of(
-        cls,
-        settings: Sequence[Hyperparameters],
-        n: int | None,
-        rule: Rule,
-        targets: Iterable[Target],
-        key: Array | None,
-        protocol: str | None,
-        step_seconds: float | Mapping[int | None, float] | None,
-        rank_by: str,
-    ) -> "_Wanted":
-        check_choice("rank_by", rank_by, RANKINGS)
-        settings = check_settings(settings)
-        remedy = "A sweep is about the training samples; ask predict_training_time, with x_test."
-        targets = check_targets(targets, known=TRAIN_CURVES, remedy=remedy)
-        rule.check(min(one.steps for one in settings))
-        sizes = [one.batch_size for one in settings if one.batch_size is not None]
-        protocol = check_batches(max(sizes, default=None), key, protocol, n)
-        check_known(key=key)
-        return cls(
-            settings, rule, targets, key, protocol, _step_seconds(step_seconds, settings), rank_by
-        )
-
-
-class _Followed(NamedTuple):
-    """Curves of all settings, held at their ends, and what their rates are held against."""
-
-    losses: np.ndarray
-    errors: np.ndarray
-    alive: np.ndarray
-    limits: np.ndarray
-    in_square: np.ndarray
-
-
-def _follow(problems: Mapping[Any, tuple], wanted: _Wanted) -> _Followed:
-    """All settings, those of a loss and a batch size together."""
-    settings, by_error = wanted.settings, wanted.by_error
-    groups: dict[tuple, list[int]] = defaultdict(list)
-    for i, one in enumerate(settings):
-        groups[get_loss(one.loss), one.batch_size].append(i)
-    count, horizon = len(settings), max(one.steps for one in settings)
-    out = _Followed(
-        np.zeros((count, horizon + 1)), np.zeros((count, horizon + 1 if by_error else 1)),
-        np.zeros(count, bool), np.zeros(count), np.ones(count),
-    )  # fmt: skip
-    for (_, batch_size), members in groups.items():
-        theta, start, targets, loss = problem = problems[settings[members[0]].loss]
-        n, c = start.shape
-        indices = None
-        if batch_size is not None:
-            longest = max(settings[i].steps for i in members)
-            indices = batch_indices(wanted.key, n, batch_size, longest, protocol=wanted.protocol)
-        elsewhere = isinstance(theta, Streamed) or on_many_devices(theta)
-        matrix = theta if elsewhere else flatten_kernel(theta, c)
-        size = max(1, _CHUNK_BYTES // (5 * start.size * start.dtype.itemsize))
-        for low in range(0, len(members), size):
-            part = members[low : low + size]
-            some = [settings[i] for i in part]
-            found = _run(matrix, start, targets, loss, some, indices, by_error)
-            out.losses[part] = held_to(found[0].T, horizon + 1)
-            out.errors[part] = held_to(found[1].T, out.errors.shape[1])
-            out.alive[part] = found[2]
-        _set_limits(out, problem, settings, members, wanted.protocol)
-    return out
-
-
-def _set_limits(
-    out: _Followed,
-    problem: tuple,
-    settings: Sequence[Hyperparameters],
-    members: Sequence[int],
-    protocol: str,
-) -> None:
-    """The limits of settings of one loss and batch size; schedules with batches have two."""
-    theta, start, targets, loss = problem
-    limit = float(max_learning_rate(theta, start, targets, loss=loss))
-    factors: dict[float, float] = {}
-    for i in members:
-        momentum, batch_size = settings[i].momentum, settings[i].batch_size
-        out.limits[i] = limit * (1.0 + momentum)
-        if batch_size is None or np.ptp(settings[i].rates()) == 0:
-            continue
-        if momentum not in factors:
-            factors[momentum] = batch_factor(problem, momentum, batch_size, protocol)
-        out.in_square[i] = factors[momentum]
-
-
-def _step_seconds(
-    given: float | Mapping[int | None, float] | None, settings: Sequence[Hyperparameters]
-) -> np.ndarray | None:
-    if given is None:
-        return None
-    if not isinstance(given, Mapping):
-        check_number("step_seconds", given, above=0.0)
-        return np.full(len(settings), float(given))
-    missing = {one.batch_size for one in settings} - set(given)
-    if missing:
-        raise ValueError(
-            f"step_seconds has no entry for batch size {missing.pop()!r}; measure it with "
-            "time_step(..., batch_size=...) (None stands for full batches)."
-        )
-    for size, seconds in given.items():
-        check_number(f"step_seconds[{size!r}]", seconds, above=0.0)
-    return np.array([float(given[one.batch_size]) for one in settings])
-
-
-def _run(
-    matrix: Kernel,
-    start: Array,
-    targets: Array,
-    loss: Loss,
-    settings: Sequence[Hyperparameters],
-    indices: Array | None,
-    all_errors: bool,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Loss curves (T + 1, S), errors (1 or T + 1, S) and who did not diverge (S,)."""
-    steps = max(one.steps for one in settings)
-    rates = np.zeros((steps, len(settings)))  # a rate of zero holds the outputs
-    for i, one in enumerate(settings):
-        rates[: one.steps, i] = one.rates()
-    momenta = jnp.asarray([one.momentum for one in settings], start.dtype)
-    if indices is not None:
-        indices = indices[:steps]
-    rates = jnp.asarray(rates, start.dtype)
-    found = heavy_ball(matrix, start, targets, rates, momenta, indices, loss, all_errors)
-    curves, errors, alive = (np.asarray(part) for part in found)
-    return curves.astype(np.float64), errors, alive
+    wanted = Wanted.of(settings, n, reading, targets, key, protocol, step_seconds, rank_by)
+    for one in wanted.settings:
+        check_descent("settings", one, "jaxttp.sweep does, which has the network.")
+    return screen_kernel(kernel, f0, y, wanted)

@@ -13,7 +13,7 @@ from jaxttp._files import inert, replaced
 from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._curves import read_times
 from jaxttp.forecast._stability import Rates, stability_message
-from jaxttp.forecast.hyperparameters import Hyperparameters, schedule_name
+from jaxttp.forecast.hyperparameters import Hyperparameters, algorithm_name, schedule_name
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.losses import get_loss
 from jaxttp.rule import Target, goal_words, step_words
@@ -75,6 +75,8 @@ class Sweep:
         shared: whether the target was chosen by the sweep.
         trainings: what the sweep cost, in trainings of its first setting, by count; None where it
             was made of a kernel.
+        simulated: the settings of algorithms that know no kernel, such as AdamW: each was followed
+            by training the linearised network, which rebuilds nothing and costs about a training.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -103,6 +105,7 @@ class Sweep:
     held: frozenset[int] = frozenset()
     shared: bool = False
     trainings: float | None = None
+    simulated: frozenset[int] = frozenset()
 
     @property
     def ranked_by(self) -> float | Target:
@@ -137,6 +140,8 @@ class Sweep:
         """One line on the stability of setting i."""
         one = self.settings[i]
         limits = self.limits
+        if i in self.simulated:
+            return stability_message(self.loss[i], None, stable=bool(self.stable[i]))
         rates = one.rates()
         if one.schedule == "constant":
             rates = rates[:1]
@@ -186,9 +191,11 @@ class Sweep:
         if not ranking:
             goal = self.ranked_by if threshold is None else threshold
             name = goal.words() if isinstance(goal, Target) else f"threshold={goal:g}"
+            lowest = self.max_learning_rate.min()
+            below = f"learning rates below {lowest:.4g}" if np.isfinite(lowest) else "other rates"
             raise ValueError(
-                f"no setting reaches {name}: all diverge or are too slow; try "
-                f"learning rates below {self.max_learning_rate.min():.4g} or more steps."
+                f"no setting reaches {name}: all diverge or are too slow; try {below} or more "
+                "steps."
             )
         return ranking[0]
 
@@ -250,15 +257,18 @@ class Sweep:
         """One flat dictionary a setting, of plain values; None where there is no number."""
         out = []
         for i, one in enumerate(self.settings):
+            known = np.isfinite(self.max_learning_rate[i])
             row: dict[str, Any] = {
+                "algorithm": algorithm_name(one.algorithm),
                 "learning_rate": float(one.learning_rate),
                 "momentum": float(one.momentum),
+                "weight_decay": one.decay,
                 "batch_size": one.batch_size,
                 "schedule": schedule_name(one.schedule),
                 "loss": get_loss(one.loss).name,
                 "horizon": one.steps,
                 "stable": bool(self.stable[i]),
-                "max_learning_rate": float(self.max_learning_rate[i]),
+                "max_learning_rate": float(self.max_learning_rate[i]) if known else None,
                 "final_loss": float(self.final_loss[i]),
                 "final_error": float(self.final_error[i]),
             }
@@ -273,6 +283,7 @@ class Sweep:
             row |= {"looked_at": i in self.trust, "trust": self.trust.get(i)}
             row |= {"relinearized": i in self.relinearized, "unsure": i in self.unsure}
             row |= {"rough": i in self.rough, "held": i in self.held}
+            row |= {"simulated": i in self.simulated}
             row |= {"message": self.message(i)}
             out.append(row)
         return out
@@ -318,13 +329,20 @@ class Sweep:
     @property
     def depth(self) -> str:
         """One line on how the settings were forecast."""
-        followed, all_of_them = len(self.relinearized), len(self.settings)
-        if not followed:
-            return f"all {all_of_them} settings on the first kernel"
-        if followed == all_of_them:
-            return "all along rebuilt kernels"
-        one = "1 setting, the one that leads," if followed == 1 else f"{followed} leading settings"
-        return f"{one} along rebuilt kernels, the others on the first kernel alone"
+        followed, alone = len(self.relinearized), len(self.simulated)
+        rest = len(self.settings) - alone
+        apart = f"{alone} by training the linearised network" if alone else ""
+        if not rest:
+            return f"all {apart}"
+        words = f"all {rest} settings on the first kernel"
+        if followed:
+            one = "1 setting, the one that leads," if followed == 1 else (
+                f"{followed} leading settings"
+            )  # fmt: skip
+            words = f"{one} along rebuilt kernels, the others on the first kernel alone"
+        if followed == rest:
+            words = f"{rest if alone else 'all'} along rebuilt kernels"
+        return f"{words}; {apart}" if alone else words
 
     @property
     def price(self) -> str:
@@ -373,7 +391,7 @@ class Sweep:
             lines.append(f"  {len(self.settings) - min(reached, shown)} more in rows(){late}")
         if self.tie:
             lines.append(wrapped(f"  {self.tie}", 2))
-        if self.relinearized:
+        if self.relinearized or self.simulated:
             lines.append(wrapped(f"  {self.depth}", 2))
             lines.append(wrapped(f"  {self.price}", 2))
         if reached:
@@ -391,6 +409,7 @@ class Sweep:
                      if self.times(t)[i] >= 0]  # fmt: skip
             times = f"{times}; {', '.join(below)}"
         mark = ", one kernel" if self.relinearized and i not in self.relinearized else ""
+        mark = ", linearised" if i in self.simulated else mark
         mark = ", thrown about" if i in self.rough else mark
         mark = ", may not train" if i in self.unsure else mark
         lines = [f"  {self.settings[i]!s:<40} steps {times}; loss {self.final_loss[i]:.4g}{mark}"]

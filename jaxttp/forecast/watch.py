@@ -27,7 +27,7 @@ from jaxttp.forecast.closed_loop import (
     loss_rule,
     online,
 )
-from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
 from jaxttp.ntk._select import split_trainable
@@ -105,6 +105,7 @@ class Online:
                 f"of gradient descent; got {type(setting).__name__}. Other optimisers are forecast "
                 "by predict_training_time."
             )
+        check_descent("setting", setting)
         self._rule = loss_rule(thresholds, rule, smooth, window, setting.steps)
         self._targets = targets_of(target_loss)
         self._departure = check_number("departure", departure, above=0.0)

@@ -1,6 +1,10 @@
 """The parts composed, from names to one frozen result: what CLI, experiments and notebooks call."""
 
 from jaxttp._versions import versions as versions
+from jaxttp.pipeline.comparing import START_NAMES as START_NAMES
+from jaxttp.pipeline.comparing import compare_task as compare_task
+from jaxttp.pipeline.comparing import pair_networks as pair_networks
+from jaxttp.pipeline.comparing import starting_points as starting_points
 from jaxttp.pipeline.conditioning import NETWORKS as NETWORKS
 from jaxttp.pipeline.conditioning import SWEEP_VALUES as SWEEP_VALUES
 from jaxttp.pipeline.conditioning import Conditioning as Conditioning
@@ -26,11 +30,7 @@ from jaxttp.pipeline.reporting import report_task as report_task
 from jaxttp.pipeline.settings import Settings as Settings
 from jaxttp.pipeline.spectra import TaskSpectrum as TaskSpectrum
 from jaxttp.pipeline.spectra import task_spectrum as task_spectrum
-from jaxttp.pipeline.sweeping import START_NAMES as START_NAMES
 from jaxttp.pipeline.sweeping import TaskSweep as TaskSweep
-from jaxttp.pipeline.sweeping import compare_task as compare_task
-from jaxttp.pipeline.sweeping import pair_networks as pair_networks
-from jaxttp.pipeline.sweeping import starting_points as starting_points
 from jaxttp.pipeline.sweeping import sweep_task as sweep_task
 from jaxttp.pipeline.tasks import Task as Task
 from jaxttp.pipeline.tasks import build_task as build_task

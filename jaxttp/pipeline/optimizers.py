@@ -4,14 +4,15 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import optax
 
-from jaxttp.forecast.hyperparameters import SCHEDULES, Hyperparameters, schedule_name
+from jaxttp.forecast.hyperparameters import (
+    DESCENT,
+    SCHEDULES,
+    Hyperparameters,
+    schedule_name,
+)
 from jaxttp.pipeline.settings import Settings, check_training
-
-DECAY = 0.01
-"""Weight decay of AdamW where none is given, PyTorch's."""
 
 
 class OptimizerChoice(NamedTuple):
@@ -55,28 +56,15 @@ def make_optimizer(settings: Settings) -> OptimizerChoice:
     """
     check_training(settings)
     one = hyperparameters(settings)
-    rate: Any = one.learning_rate
-    if one.schedule != "constant":
-        rates = jnp.asarray(one.rates())
-        rate = lambda t: rates[t]  # noqa: E731
-    decay = settings.weight_decay
-    if settings.optimizer == "adamw":
-        made = optax.adamw(rate, weight_decay=DECAY if decay is None else decay)
-        return OptimizerChoice(made, {"optimizer": made}, False)
-    if settings.optimizer == "adam":
-        made = optax.adam(rate)
-        return OptimizerChoice(made, {"optimizer": made}, False)
-    made = optax.sgd(rate, one.momentum or None, nesterov=settings.nesterov)
-    if decay:
-        made = optax.chain(optax.add_decayed_weights(decay), made)
+    made = one.optimizer()
     keywords: dict[str, Any] = {"optimizer": made}
-    if one.schedule == "constant" and not (decay or settings.nesterov):
+    if one.schedule == "constant" and one.is_heavy_ball and not settings.nesterov:
         keywords = {"learning_rate": one.learning_rate, "momentum": one.momentum}
-    return OptimizerChoice(made, keywords, True)
+    return OptimizerChoice(made, keywords, one.algorithm in DESCENT)
 
 
 def hyperparameters(settings: Settings) -> Hyperparameters:
-    """Rate, momentum, schedule, batches and horizon of settings, as sweeps have them.
+    """Algorithm, rate, momentum, schedule, batches and horizon of settings, as sweeps have them.
 
     Args:
         settings: which; their loss is left out, since it may depend on the data.
@@ -94,7 +82,8 @@ def hyperparameters(settings: Settings) -> Hyperparameters:
     schedule = warmed(settings.schedule, settings.warmup, settings.steps)
     return Hyperparameters(
         settings.learning_rate, settings.momentum, settings.batch_size, schedule,
-        steps=settings.steps,
+        steps=settings.steps, algorithm="nesterov" if settings.nesterov else settings.optimizer,
+        weight_decay=settings.weight_decay,
     )  # fmt: skip
 
 

@@ -22,10 +22,10 @@ FIRST_ONES = 3
 def plot_sweep(sweep: Sweep, threshold: float | Target | None = None, *, title: str = "") -> Figure:
     """Steps to a goal by learning rate and all else, with advice, and the Pareto set.
 
-    Every row of the heat map is one combination of momentum, batch size, schedule, loss and
-    horizon. Settings that diverge or never get there are hatched; the line is the largest stable
-    rate at the start of training, the star the setting with the fewest steps, dots those that need
-    at most a tenth more, or one step.
+    Every row of the heat map is one combination of algorithm, momentum, weight decay, batch size,
+    schedule, loss and horizon. Settings that diverge or never get there are hatched; the line is
+    the largest stable rate at the start of training, the star the setting with the fewest steps,
+    dots those that need at most a tenth more, or one step.
 
     Args:
         sweep: a `jaxttp.forecast.Sweep`.
@@ -177,7 +177,7 @@ def _apart(chosen: list[int]) -> list[int]:
 
 def _label(one: Any) -> str:
     """What is not the learning rate."""
-    words = str(one).split(", ")[1:]
+    words = [word for word in str(one).split(", ") if not word.startswith("rate ")]
     return ", ".join(words) or "plain"
 
 

@@ -1,12 +1,16 @@
 """The benchmark of advice: rivals and tables on a grid whose answers are known."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.bench import races
 from experiments.bench.advice import (
+    PRESETS,
     STEEPEST,
     TENTH,
     AdviceSettings,
+    Trainer,
     best_place,
     is_reached,
     power_law,
@@ -14,6 +18,9 @@ from experiments.bench.advice import (
     steps_to,
     tables,
 )
+from experiments.bench.trust_tasks import Job
+from jaxttp import Model, train
+from jaxttp.forecast import Hyperparameters
 
 RATES = np.geomspace(0.02, 2.5, 4).tolist()
 
@@ -84,3 +91,30 @@ def test_tables_count_what_is_near_the_best():
     assert f"| two | 0.1 | {best} | 46 | inf | never | 1.5 |" in words
     assert "| jaxttp.sweep | 50% | 50% |" in words
     assert "| the share and momentum best on other tasks | 100% | 0% | 0% | 0 % |" in words
+
+
+@pytest.mark.slow
+def test_races_are_held_against_whole_grids():
+    row = races.measure("wine, MLP", 20, PRESETS["smoke"])
+    assert [one["grid"] for one in row["readings"]] == [
+        name for name in ("gradient descent", "AdamW", "both") for _ in races.SHARES
+    ]
+    for one in row["readings"]:
+        assert 0 < one["best"] <= one["real"] <= 20  # somebody gets there: its end says so
+        assert one["trainings"] < one["settings"] * 4 / 3  # looks are ways forward
+    both = {one["share"]: one["best"] for one in row["readings"] if one["grid"] == "both"}
+    assert both[0.3] < both[0.03]
+    lines = races.tables([row]).splitlines()
+    assert len(lines) == 2 + 3 * 4
+    assert lines[-1].startswith("| both | all | 3 |")
+
+
+def test_a_trainer_trains_like_optax():
+    x, y = np.random.default_rng(0).standard_normal((2, 6, 2))
+    job = Job(Model(lambda w, x: x @ w, jnp.ones((2, 2)) / 7), x, y, "squared_error")
+    for one in (
+        Hyperparameters(0.1, momentum=0.9, steps=5, loss="squared_error"),
+        Hyperparameters(0.1, algorithm="adamw", steps=5, loss="squared_error"),
+    ):
+        run = train(*job.model, x, y, loss="squared_error", optimizer=one.optimizer(), steps=5)
+        np.testing.assert_allclose(Trainer(job).run(one), run.loss, rtol=1e-6)  # float32 numbers

@@ -185,7 +185,7 @@ def side(name, walls, **more):
 
 
 def test_ratios_of_the_table_by_hand():
-    """Repetition by repetition: 1/2, 3/4 and 2/1; and operations over the product's rate."""
+    """Repetition by repetition 1/2, 3/4 and 2/1; any over any 1/4 to 3; and operations' rate."""
     ours = side("jaxttp", [2.0, 4.0, 1.0], operations=100.0)
     result = {
         "row": "r", "group": "g", "same": "s", "sides": [
@@ -195,7 +195,7 @@ def test_ratios_of_the_table_by_hand():
     lines = [line for line in table([result]).splitlines() if line.startswith("| r ")]
     assert len(lines) == 2  # the product is no side of its own
     assert lines[0].endswith("|  |  | 2.00 |")  # 4 s for 100 operations at 50 a second
-    assert "| 0.75 (0.50 to 2.00) | 0.75 |" in lines[1]
+    assert "| 0.75 (0.25 to 3.00) | 0.75 |" in lines[1]
     assert verdicts(result) == ["**r: peer is ahead, 1.33 times.**"]
     ours["failed"] = "out of memory"
     assert verdicts(result) == []
@@ -213,6 +213,46 @@ def test_a_second_run_by_hand():
         "- r, near: 2.00 is within 1.00 to 3.00.", "- r, far: 2.00 is **outside** 1.00 to 1.20.",
     ]  # fmt: skip
     assert confirmed([first], []) == []
+
+
+class Clock:
+    """A worker whose calls take what they are said to."""
+
+    def __init__(self, wall):
+        self.wall = wall
+
+    def ask(self, what):
+        assert what == "call"
+        return {"wall": self.wall, "cpu": self.wall}
+
+
+def test_repetitions_of_what_is_far_behind(tmp_path):
+    """Twice, as all in the first two rounds; the time of the others is theirs."""
+    running = {"jaxttp": Clock(1.0), "near": Clock(9.0), "far": Clock(100.0)}
+    found = Bench(tmp_path)._rounds(40.0, {}, running)
+    # Ten seconds a round; the fifth would end after the forty.
+    assert {name: len(calls) for name, calls in found.items()} == {
+        "jaxttp": 4, "near": 4, "far": 2,
+    }  # fmt: skip
+    slow = Bench(tmp_path)._rounds(40.0, {}, {"jaxttp": Clock(30.0), "near": Clock(40.0)})
+    assert len(slow["near"]) == 3  # the fewest, for up to six times as long
+    slower = Bench(tmp_path)._rounds(40.0, {}, {"jaxttp": Clock(70.0), "near": Clock(90.0)})
+    assert len(slower["near"]) == 1
+
+
+def test_spare_settings_are_tried_where_no_other_does(tmp_path):
+    wrong, right = {"factor": 2.0}, {"factor": 1.0}
+    spared = Side("spared", environments.OURS, "oracle", "momentum", (wrong, right), ({},))
+    helped = Side("helped", environments.OURS, "oracle", "momentum", (wrong,), (right,))
+    row = Row(
+        "motion", "dynamics", "the same steps.", make_motion,
+        (oracle_side("first", right), spared, helped), tolerance=1e-6, seconds=0.1,
+    )  # fmt: skip
+    found = Bench(tmp_path, Limits(rounds=(2, 2)), lambda line: None).run(row)
+    sides = {side["side"]: side for side in found["sides"]}
+    assert [one["options"] for one in sides["spared"]["tried"]] == [wrong, right]
+    assert [one["options"] for one in sides["helped"]["tried"]] == [wrong, right]
+    assert sides["helped"]["options"] == right
 
 
 def test_what_was_tried(measured):

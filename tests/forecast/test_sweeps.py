@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxttp.crossing import training_time
 from jaxttp.dynamics import batch_indices, recursion
 from jaxttp.forecast import Hyperparameters, grid, predict_training_time, sweep, sweep_kernel
-from jaxttp.forecast import sweeps as module
+from jaxttp.forecast import screening as module
 
 N, C = 6, 3
 

@@ -19,6 +19,7 @@ from jaxttp.pipeline import (
     starting_points,
     sweep_task,
 )
+from jaxttp.pipeline.sweeping import ADAPTIVE_RATES
 
 SMALL = Settings(data="wine", samples_per_class=5, steps=30, relinearize=0)
 
@@ -63,6 +64,48 @@ def test_nothing_is_fast_enough():
     found = sweep_task(SMALL, learning_rates=(1e3,), momenta=(0.0,), time_steps=False)
     assert found.fastest is None
     assert found.to_json()["pareto"] == []
+
+
+def test_algorithms_of_a_grid():
+    found = sweep_task(
+        SMALL, learning_rates=(0.01,), momenta=(0.0, 0.9), time_steps=True,
+        algorithms=("sgd", "nesterov", "adam", "adamw"), weight_decays=(0.0, 0.1),
+    )  # fmt: skip
+    assert [str(one) for one in found.sweep.settings] == [
+        "rate 0.01, decay 0",
+        "rate 0.01, decay 0.1",
+        "rate 0.01, momentum 0.9, decay 0",
+        "rate 0.01, momentum 0.9, decay 0.1",
+        "nesterov, rate 0.01, momentum 0.9, decay 0",
+        "nesterov, rate 0.01, momentum 0.9, decay 0.1",
+        "adam, rate 0.01",
+        "adamw, rate 0.01, decay 0",
+        "adamw, rate 0.01, decay 0.1",
+    ]
+    assert found.sweep.simulated == {6, 7, 8}
+    seconds = found.sweep.step_seconds
+    assert seconds.shape == (9,)
+    assert len(set(seconds.tolist())) <= 4  # one an algorithm
+    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert plain["max_learning_rate"] == found.max_learning_rate
+    with pytest.raises(ValueError, match="algorithm='lion' is not known; choose one of"):
+        sweep_task(SMALL, algorithms=("lion",))
+    with pytest.raises(ValueError, match="algorithms and weight_decays name several"):
+        sweep_task(dataclasses.replace(SMALL, optimizer="adamw"))
+
+
+def test_a_race_of_adamw_is_to_what_gradient_descent_gets_to():
+    found = sweep_task(SMALL, algorithms=("adamw",), time_steps=False, race_them=True)
+    assert {one.algorithm for one in found.sweep.settings} == {"sgd"}
+    assert [one.learning_rate for one in found.race.settings] == list(ADAPTIVE_RATES)
+    assert {one.algorithm for one in found.race.settings} == {"adamw"}
+    assert found.race.goal == found.threshold == found.sweep.targets[0]
+
+
+def test_adam_alone_has_no_largest_rate():
+    found = sweep_task(SMALL, algorithms=("adam",), learning_rates=(0.01,), time_steps=False)
+    assert found.max_learning_rate == np.inf
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["max_learning_rate"] is None
 
 
 def test_starting_points_train_what_they_say():

@@ -20,6 +20,8 @@ Result = dict[str, Any]
 
 PATIENCE, SLOWER = 60.0, 4.0
 """A setting is given up after so many seconds, and so many times those of the best before it."""
+FAR, SEEN = 10.0, 2
+"""A side that takes so many times as long as the fastest is repeated so often and no more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Side:
         module: the worker, below `experiments.bench.peers.workers`.
         work: one of its WORKS.
         variants: options to try; the one that is fastest of those which are right is measured.
+        spare: more of them, tried where none of those is right.
         timed: False for an oracle, which is only asked.
     """
 
@@ -40,6 +43,7 @@ class Side:
     module: str
     work: str
     variants: tuple[Options, ...] = ({},)
+    spare: tuple[Options, ...] = ()
     timed: bool = True
 
 
@@ -162,7 +166,7 @@ class Bench:
         for side in order:
             entry = sides[side.name]
             entry["ours"] = side.environment == OURS and side is row.sides[0]
-            if len(side.variants) == 1 and side.name != reference:
+            if len(side.variants) == 1 and not side.spare and side.name != reference:
                 entry["options"] = dict(side.variants[0])
                 continue
             tried = self._tried(row, side, problem, folder)
@@ -186,7 +190,9 @@ class Bench:
         out: list[Result] = []
         worker: Worker | None = None
         try:
-            for options in side.variants:
+            for place, options in enumerate((*side.variants, *side.spare)):
+                if place >= len(side.variants) and any("failed" not in one for one in out):
+                    break
                 found: Result = {"options": dict(options)}
                 try:
                     worker = worker or self._worker(side)
@@ -257,22 +263,31 @@ class Bench:
     def _rounds(
         self, seconds: float, sides: Mapping[str, Result], running: dict[str, Worker]
     ) -> dict[str, list[Result]]:
-        """Repetitions in turn until the time is over: all sides have the same number."""
+        """Repetitions in turn until the time is over, of those that are far behind only the first.
+
+        All others have the same number, and the clock is theirs alone.
+        """
         fewest, most = self.limits.rounds
         found: dict[str, list[Result]] = {name: [] for name in running}
-        begun = time.perf_counter()
-        longest = 0.0
+
+        def is_far(name: str) -> bool:
+            best = min(calls[0]["wall"] for calls in found.values() if calls)
+            return found[name][0]["wall"] > FAR * best
+
+        spent = longest = 0.0
         for done in range(most):
-            spent = time.perf_counter() - begun
-            if done and spent + longest > (seconds if done >= fewest else 3 * seconds):
+            if done and spent + longest > (seconds if done >= fewest else 6 * seconds):
                 break
             for name, worker in list(running.items()):
+                if done >= SEEN and is_far(name):
+                    continue
                 try:
                     found[name].append(worker.ask("call"))
                 except WorkerError as problem:
                     sides[name]["failed"] = str(problem)
                     del running[name]
-            longest = max(longest, time.perf_counter() - begun - spent)
+            one = sum(found[name][-1]["wall"] for name in running if not is_far(name))
+            spent, longest = spent + one, max(longest, one)
         return found
 
 

@@ -69,15 +69,16 @@ SMOKE = Sizes(
 def kernel_row(sizes: Sizes, network: str, samples: int, words: str, batch: int) -> Row:
     """The whole kernel of a network."""
     product = dataclasses.replace(PRODUCT, variants=({"side": sizes.side},))
-    nt_ways = (*NT_WAYS, *({**way, "batch": batch} for way in NT_WAYS[::2]))
+    batched = tuple({**way, "batch": batch} for way in NT_WAYS[::2])
     torch_ways = ({"way": "jacobian"}, {"way": "products"})
     return Row(
         name=f"kernel-{network}", group="kernels",
-        same=f"{words}, N = {samples}, the whole kernel (N, C, N, C), float32.",
+        same=f"{words}, N = {samples}, the whole kernel (N, C, N, C), float32. neural-tangents by "
+        "tiles of samples (`nt.batch`) is tried where all at once does not do.",
         problem=partial(networks.make_problem, network, samples),
         sides=(
             Side("jaxttp", OURS, "ours", "kernel"),
-            Side(*NT, "kernel", nt_ways),
+            Side(*NT, "kernel", NT_WAYS, batched),
             Side("torch.func", "torch", "pytorch", "kernel", torch_ways),
             product,
         ),

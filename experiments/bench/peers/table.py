@@ -62,6 +62,11 @@ def ratios(side: Result, ours: Result, key: str = "walls") -> list[float]:
     return [a / b for a, b in zip(side[key], ours[key], strict=False)]
 
 
+def spread(side: Result, ours: Result) -> tuple[float, float]:
+    """The least and the greatest ratio, of any repetition of a side to any of ours."""
+    return min(side["walls"]) / max(ours["walls"]), max(side["walls"]) / min(ours["walls"])
+
+
 def _cells(result: Result) -> list[list[str]]:
     ours, rate = _ours(result), None
     for side in result["sides"]:
@@ -86,8 +91,9 @@ def _cells(result: Result) -> list[list[str]]:
         if ours is None or side is ours:
             cells += ["", ""]
         else:
-            each = ratios(side, ours)
-            cells.append(f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})")
+            low, high = spread(side, ours)
+            middle = statistics.median(ratios(side, ours))
+            cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
             cells.append(f"{statistics.median(ratios(side, ours, 'cpus')):.2f}")
         operations = side.get("operations")
         cells.append(f"{side['wall'] * rate / operations:.2f}" if rate and operations else "")
@@ -143,10 +149,9 @@ def confirmed(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
             twin = again.get(side["side"], {})
             if any("walls" not in each or "failed" in each for each in (side, twin)):
                 continue
-            each, middle = ratios(side, ours), statistics.median(ratios(twin, theirs))
-            inside = "within" if min(each) <= middle <= max(each) else "**outside**"
+            (low, high), middle = spread(side, ours), statistics.median(ratios(twin, theirs))
+            inside = "within" if low <= middle <= high else "**outside**"
             out.append(
-                f"- {one['row']}, {side['side']}: {middle:.2f} is {inside} {min(each):.2f} to "
-                f"{max(each):.2f}."
+                f"- {one['row']}, {side['side']}: {middle:.2f} is {inside} {low:.2f} to {high:.2f}."
             )
     return out

@@ -74,6 +74,11 @@ class Linearizer:
         """Theta before training (N, C, N, C)."""
         return self.estimate.kernel
 
+    @property
+    def known(self) -> Kernel | None:
+        """The same where it was built already; None where nobody has asked for it."""
+        return self.estimate.kernel if "estimate" in self.__dict__ else None
+
     def at(self, weights: Params) -> Kernel:
         """Theta at these weights of the trained part; the one before training is kept."""
         return self.first if weights is self.problem.weights else self._estimate(weights).kernel

@@ -1,0 +1,180 @@
+"""From the name of a task to a comparison of starting points."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxttp._checks import check_choice
+from jaxttp.forecast import Candidate, Comparison, compare
+from jaxttp.models import lora
+from jaxttp.ntk._select import leaf_paths
+from jaxttp.pipeline._unused import check_unused
+from jaxttp.pipeline.lora_words import ALL, LoraSettings
+from jaxttp.pipeline.settings import Settings
+from jaxttp.pipeline.sweeping import ALIKE, Progress
+from jaxttp.pipeline.tasks import Task, build_task
+
+STARTS = "every start is forecast by heavy-ball descent at one rate, its own best if none is given"
+ADAPTERS = "lora"
+START_NAMES = ("all", "head", "last", "bias", ADAPTERS)
+"""What can be trained: all weights, the head, the head and the last block, the biases, low-rank
+adapters."""
+NamedNetwork = tuple[str | None, str | None]
+"""A model's name and a file of weights, as in `Settings`."""
+
+
+def starting_points(
+    task: Task, names: Sequence[str] = START_NAMES, *, rank: int = Settings.rank
+) -> dict[str, Candidate]:
+    """Choices of what to train, by name, for the network of a task.
+
+    Args:
+        task: a `Task` whose network has a "head".
+        names: of `START_NAMES`; other adapters than "lora" by their settings, with colons between
+            them, as "lora:r=8:alpha=16" (see `LoraSettings`).
+        rank: of the adapters of "lora".
+
+    Returns:
+        Candidates for `jaxttp.compare`.
+
+    Raises:
+        ValueError: an unknown name, or settings of adapters that do not fit.
+
+    Example:
+        >>> task = build_task(Settings(data="wine", samples_per_class=2))
+        >>> sorted(starting_points(task, ("all", "head")))
+        ['all', 'head']
+    """
+    found = (re.match(r"(\w+/\d+)/", path) for path in leaf_paths(task.model.params))
+    blocks = [match.group(1) for match in found if match]
+    last = max(blocks, key=lambda name: int(name.split("/")[1])) + "/" if blocks else "head"
+    chosen: dict[str, Any] = {
+        "all": None,
+        "head": lambda path: path.startswith("head"),
+        "last": lambda path: path.startswith(("head", last)),
+        "bias": lambda path: path.endswith("bias"),
+    }
+    out = {}
+    for name in names:
+        if name.startswith(f"{ADAPTERS}:"):
+            one = LoraSettings.read(name.removeprefix(f"{ADAPTERS}:").replace(":", ","))
+        elif check_choice("start", name, START_NAMES) == ADAPTERS:
+            one = LoraSettings(rank)
+        else:
+            one = None
+        if one is not None:
+            adapted = lora(
+                task.model, rank=one.rank, key=jax.random.key(0), alpha=one.alpha,
+                rslora=one.rslora, targets=None if one.modules == ALL else one.modules,
+            )  # fmt: skip
+            out[name] = Candidate(*adapted, x=task.x)
+        else:
+            out[name] = Candidate(*task.model, trainable=chosen[name], x=task.x)
+    return out
+
+
+def pair_networks(models: Sequence[str], weights: Sequence[str]) -> tuple[NamedNetwork, ...]:
+    """Names of models and files of weights that belong together.
+
+    Args:
+        models: names, as in `Settings`.
+        weights: files; "random" stands for none. One model may have several, several models have
+            one each or none at all.
+
+    Returns:
+        Pairs (model, weights), at least one.
+
+    Raises:
+        ValueError: several models with another number of weights.
+
+    Example:
+        >>> pair_networks(("vgg5",), ("random", "trained.safetensors"))
+        (('vgg5', None), ('vgg5', 'trained.safetensors'))
+    """
+    files = [None if name == "random" else name for name in weights]
+    if len(models) > 1 and len(files) not in (0, len(models)):
+        raise ValueError(
+            f"weights: {len(models)} models need as many, or none ('random' for those without a "
+            f"file); got {len(files)}."
+        )
+    names = list(models) or [None]
+    if len(names) == 1:
+        names *= max(1, len(files))
+    return tuple(zip(names, files or [None] * len(names), strict=True))
+
+
+def compare_task(
+    settings: Settings,
+    names: Sequence[str] | None = None,
+    *,
+    networks: Sequence[NamedNetwork] = (),
+    learning_rate: float | None = None,
+    thresholds: Sequence[float] | None = None,
+    rule: str = "absolute",
+    metric: str | None = None,
+    time_steps: bool = True,
+    progress: Progress | None = None,
+) -> tuple[Task, Comparison]:
+    """Which network, and what of it, to train: forecasts for a named task, ranked and explained.
+
+    Args:
+        settings: data, samples, loss, momentum, batch size, horizon, metric, rank of adapters and
+            seed; target losses and errors, which rank before the thresholds.
+        names: as in `starting_points`; when None "all" of several networks, all but "lora" of one.
+        networks: models and weights to compare; that of the settings when empty.
+        learning_rate: of all; each gets its own best when None.
+        thresholds: the goals; the defaults of `compare` when None.
+        rule: the definition of training time.
+        metric: which curve it is read off; that of the settings when None.
+        time_steps: also measure the seconds of a step.
+        progress: called with (stage, done, total).
+
+    Returns:
+        ``(task, comparison)``; of several networks the first one's task.
+
+    Raises:
+        ValueError: whatever `build_task` and `compare` refuse.
+
+    Example:
+        >>> small = Settings(data="wine", samples_per_class=4, steps=20, relinearize=0)
+        >>> _, found = compare_task(small, ("all", "head"), time_steps=False)
+        >>> len(found.names)
+        2
+    """
+    check_unused(settings, ("optimizer", "weight_decay", "nesterov", "schedule", "warmup"), STARTS)
+    check_unused(settings, ("budget", "total_samples"), ALIKE)
+    check_unused(settings, ("mesh",), "kernels are compared by decomposing them on one device")
+    check_unused(settings, ("trainable",), "names say what is trained")
+    several = len(networks) > 1
+    names = names or (("all",) if several else START_NAMES[:-1])
+    tasks: dict[str, Task] = {}
+    for model, weights in networks or ((settings.model, settings.weights),):
+        label = ", ".join(filter(None, (model, weights and Path(weights).stem))) or "default"
+        one = dataclasses.replace(settings, model=model, weights=weights, rank=Settings.rank)
+        tasks[label if label not in tasks else f"{label} ({len(tasks) + 1})"] = build_task(one)
+    if "lora" not in names:
+        check_unused(settings, ("rank",), "it is that of the adapters of 'lora'")
+    candidates = {}
+    for label, task in tasks.items():
+        for name, one in starting_points(task, names, rank=settings.rank).items():
+            words = (label, name) if several and len(names) > 1 else (label if several else name,)
+            candidates[", ".join(words)] = one
+    task = next(iter(tasks.values()))
+    if several:
+        words = f"{len(tasks)} networks on {settings.data}, {len(task.y)} samples, {task.loss}"
+        task = dataclasses.replace(task, description=words)
+    if progress is not None:
+        progress("comparing", 0, 1)
+    found = compare(
+        candidates, task.x, task.y, loss=task.loss, learning_rate=learning_rate,
+        momentum=settings.momentum, batch_size=settings.batch_size, steps=settings.steps,
+        key=jax.random.key(settings.seed), time_steps=time_steps, thresholds=thresholds, rule=rule,
+        relinearize=settings.relinearize,
+        metric=metric or settings.metric, target_loss=settings.target_loss,
+        target_error=settings.target_error,
+    )  # fmt: skip
+    return task, found

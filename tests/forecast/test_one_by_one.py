@@ -1,0 +1,259 @@
+"""Settings of other algorithms: sweeps and races of them against what follows and trains them."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxttp import train
+from jaxttp.dynamics import recursion, weight_space
+from jaxttp.forecast import (
+    Hyperparameters,
+    Online,
+    grid,
+    mode_curve,
+    online,
+    race,
+    sweep,
+    sweep_kernel,
+)
+from jaxttp.forecast.hyperparameters import ALGORITHMS, algorithm_name
+from jaxttp.losses import get_loss
+from jaxttp.ntk import Exact, empirical_ntk
+
+STEPS = 12
+LION = functools.partial(optax.lion, b1=0.8)
+OTHERS = (
+    Hyperparameters(0.3, momentum=0.9, steps=STEPS, algorithm="nesterov"),
+    Hyperparameters(0.2, momentum=0.5, steps=STEPS, weight_decay=0.1),
+    Hyperparameters(0.05, steps=STEPS, algorithm="adam"),
+    Hyperparameters(0.05, steps=STEPS, algorithm="adamw", schedule="cosine"),
+    Hyperparameters(0.05, steps=STEPS, algorithm="adamw", weight_decay=0.3),
+    Hyperparameters(0.01, steps=STEPS, algorithm=LION),
+)
+PLAIN = Hyperparameters(0.3, momentum=0.9, steps=STEPS)
+
+
+def network(params, x):
+    return jnp.tanh(x @ params["in"]) @ params["out"]
+
+
+def problem():
+    keys = jax.random.split(jax.random.key(1), 3)
+    x = jax.random.normal(keys[0], (10, 4), jnp.float64)
+    params = {
+        "in": jax.random.normal(keys[1], (4, 6), jnp.float64) / 2,
+        "out": jax.random.normal(keys[2], (6, 2), jnp.float64) / 3,
+    }
+    return params, x, (x[:, 0] * x[:, 1] > 0).astype(int)
+
+
+def transformation(one):
+    """The same by hand."""
+    rates = jnp.asarray(one.rates())
+    rate = lambda t: rates[t]  # noqa: E731
+    if one.algorithm == "nesterov":
+        return optax.sgd(rate, one.momentum, nesterov=True)
+    if one.algorithm == "sgd":
+        return optax.chain(
+            optax.add_decayed_weights(one.weight_decay), optax.sgd(rate, one.momentum)
+        )
+    if one.algorithm == "adam":
+        return optax.adam(rate)
+    if one.algorithm == "adamw":
+        return optax.adamw(rate, weight_decay=0.01 if one.weight_decay is None else 0.3)
+    return optax.lion(rate, b1=0.8)
+
+
+@pytest.mark.parametrize("one", OTHERS, ids=str)
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_race_trains_what_the_setting_says(one, batch):
+    params, x, y = problem()
+    key = None if batch is None else jax.random.key(5)
+    found = race(network, params, x, y, [dataclasses.replace(one, batch_size=batch)], key=key)
+    real = train(network, params, x, y, loss="cross_entropy", optimizer=transformation(one),
+                 steps=STEPS, batch_size=batch, key=key)  # fmt: skip
+    # The numbers stand in the state rather than in the program: rounding of float64 over 12 steps.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), found.params,
+                 real.params)  # fmt: skip
+
+
+def test_one_program_serves_all_settings_of_an_algorithm():
+    steppers = [one.stepper()[0] for one in grid(
+        learning_rate=(0.1, 0.2), momentum=(0.0, 0.9), algorithm="nesterov")]  # fmt: skip
+    assert len(set(map(id, steppers))) == 1
+    one, other = (Hyperparameters(0.1, algorithm="adamw", weight_decay=w) for w in (0.0, 0.2))
+    assert one.stepper()[0] is other.stepper()[0]
+    assert [o.stepper()[1] for o in (one, other)] == [{"weight_decay": 0.0}, {"weight_decay": 0.2}]
+    assert Hyperparameters(0.1, algorithm=LION).stepper()[0] is OTHERS[-1].stepper()[0]
+    assert PLAIN.stepper()[0] is not OTHERS[1].stepper()[0]  # without decay, and with
+
+
+def followed(one, params, x, y):
+    """The loss along the linearised network, as its own dynamics have it."""
+    loss = get_loss(one.loss)
+    common = {"loss": one.loss, "optimizer": transformation(one), "steps": STEPS}
+    if one.algorithm in ("sgd", "nesterov"):
+        theta = empirical_ntk(network, params, x)
+        tangent = jax.jvp(lambda w: network(w, x), (params,), (params,))[1]
+        path = recursion(theta, network(params, x), y, initial_tangent=tangent, **common).train
+    else:
+        path = weight_space(network, params, x, y, **common).train
+    return np.array([loss.value(f, jax.nn.one_hot(y, 2)) for f in path])
+
+
+def test_a_sweep_follows_each_by_itself():
+    params, x, y = problem()
+    found = sweep(network, params, x, y, (OTHERS[0], PLAIN, *OTHERS[1:]), relinearize=0)
+    order = [0, *range(2, 7)]
+    for i, one in zip(order, OTHERS, strict=True):
+        # The same sums in another order, over 12 steps.
+        np.testing.assert_allclose(found.loss[i], followed(one, params, x, y), rtol=1e-9)
+        assert found.stable[i]
+        assert i in found.trust
+    alone = sweep(network, params, x, y, [PLAIN], relinearize=0)
+    np.testing.assert_allclose(found.loss[1], alone.loss[0], rtol=1e-12)
+    assert found.simulated == {3, 4, 5, 6}
+    assert np.isfinite(found.max_learning_rate).tolist() == [True] * 3 + [False] * 4
+    # Each of the four takes two products with J and its transpose a step, so about a training.
+    assert found.trainings > 4
+    assert "4 by training the linearised network" in found.depth
+    rows = json.loads(json.dumps(found.rows(), allow_nan=False))
+    assert [row["algorithm"] for row in rows][:4] == ["nesterov", "sgd", "sgd", "adam"]
+    assert rows[3]["max_learning_rate"] is None
+    assert "no largest learning rate is known" in rows[3]["message"]
+    assert found.shared
+    (line,) = [line for line in str(found).splitlines() if line.startswith("  adam, rate 0.05")]
+    assert line.endswith(", linearised")
+
+
+class NoKernel(Exact):
+    """A kernel that must not be asked for."""
+
+    def estimate(self, *_, **__):
+        raise AssertionError("no kernel is needed")
+
+
+def test_adam_needs_no_kernel():
+    params, x, y = problem()
+    adams = [one for one in OTHERS if one.algorithm in ("adam", "adamw")]
+    found = sweep(network, params, x, y, adams, kernel=NoKernel())
+    assert found.simulated == {0, 1, 2}
+    assert found.relinearized == ()
+    assert found.depth == "all 3 by training the linearised network"
+    assert found.trust[found.best()] is not None  # how far the network is from its linearisation
+    with pytest.raises(ValueError, match="try other rates or more steps"):
+        sweep(network, params, x, y, adams, kernel=NoKernel(), target_loss=1e-9).best()
+
+
+def test_linear_ones_are_followed_along_rebuilt_kernels():
+    params, x, y = problem()
+    found = sweep(network, params, x, y, OTHERS[:3], relinearize=2)
+    assert set(found.relinearized) == {0, 1}
+    real = train(network, params, x, y, loss="cross_entropy", optimizer=transformation(OTHERS[0]),
+                 steps=STEPS)  # fmt: skip
+    first = sweep(network, params, x, y, OTHERS[:3], relinearize=0)
+    off = [abs(float(one.loss[0, -1] - real.loss[-1])) for one in (found, first)]
+    assert off[0] < off[1]
+
+
+def test_with_batches_and_several_losses():
+    params, x, y = problem()
+    mixed = (
+        Hyperparameters(0.05, steps=STEPS, algorithm="adam", batch_size=4),
+        Hyperparameters(0.05, steps=STEPS, algorithm="adam", loss="squared_error"),
+        Hyperparameters(0.1, steps=STEPS - 3, batch_size=4),
+    )
+    key = jax.random.key(2)
+    found = sweep(network, params, x, y, mixed, key=key, relinearize=0)
+    path = weight_space(network, params, x, y, loss="cross_entropy", optimizer=optax.adam(0.05),
+                        steps=STEPS, batch_size=4, key=key)  # fmt: skip
+    want = [get_loss("cross_entropy").value(f, jax.nn.one_hot(y, 2)) for f in path.train]
+    np.testing.assert_allclose(found.loss[0], want, rtol=1e-9)
+    squares = weight_space(network, params, x, y, loss="squared_error",
+                           optimizer=optax.adam(0.05), steps=STEPS)  # fmt: skip
+    want = [get_loss("squared_error").value(f, jax.nn.one_hot(y, 2)) for f in squares.train]
+    np.testing.assert_allclose(found.loss[1], want, rtol=1e-9)
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(ALGORITHMS), st.sampled_from([0.0, 0.5]),
+    st.one_of(st.none(), st.floats(0.0, 1.0)),
+)  # fmt: skip
+def test_every_setting_is_refused_or_means_one_transformation(algorithm, momentum, decay):
+    descends = algorithm in ("sgd", "nesterov")
+    bad = (momentum and not descends) or (decay is not None and algorithm == "adam")
+    if bad:
+        with pytest.raises(ValueError, match="does nothing here"):
+            Hyperparameters(0.1, momentum, algorithm=algorithm, weight_decay=decay)
+        return
+    one = Hyperparameters(0.1, momentum, algorithm=algorithm, weight_decay=decay)
+    stepper, numbers = one.stepper()
+    weights = {"w": jnp.array([1.0, -2.0])}
+    state = stepper.init(weights)
+    for name, value in {"rate": 0.1, **numbers}.items():
+        state.hyperparams[name] = jnp.asarray(value, state.hyperparams[name].dtype)
+    by_hand, other = one.optimizer(), one.optimizer().init(weights)
+    for gradient in ({"w": jnp.array([0.5, 3.0])}, {"w": jnp.array([-1.0, 0.1])}):
+        left, state = stepper.update(gradient, state, weights)
+        right, other = by_hand.update(gradient, other, weights)
+        np.testing.assert_allclose(left["w"], right["w"], rtol=1e-6)  # rates in float32
+    assert one.is_heavy_ball == (not decay and descends and not (momentum and algorithm != "sgd"))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem_", "message"),
+    [
+        ({"algorithm": "adan"}, ValueError, "'adan' is not known; choose one of"),
+        ({"algorithm": optax.adam(0.1)}, TypeError, "algorithm must be a name"),
+        ({"algorithm": LION, "momentum": 0.5}, ValueError, "put it into the function"),
+        ({"algorithm": LION, "weight_decay": 0.5}, ValueError, "put it into the function"),
+        ({"weight_decay": -0.1}, ValueError, "weight_decay"),
+        ({"weight_decay": float("nan")}, ValueError, "weight_decay"),
+    ],
+)
+def test_bad_settings(options, problem_, message):
+    with pytest.raises(problem_, match=message):
+        Hyperparameters(0.1, **options)
+
+
+def test_what_knows_gradient_descent_alone_says_so():
+    params, x, y = problem()
+    adam = Hyperparameters(0.1, algorithm="adam", loss="squared_error", steps=4)
+    kernel, f0, goal = jnp.eye(4).reshape(2, 2, 2, 2), jnp.zeros((2, 2)), jnp.ones((2, 2))
+    calls = [
+        lambda: Online(network, params, x, y, adam),
+        lambda: online(kernel, f0, goal, adam, losses=jnp.array([1.0, 0.5])),
+        lambda: mode_curve(np.ones(2), np.ones(2), adam),
+        lambda: sweep_kernel(kernel, f0, goal, [adam]),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="must be gradient descent, with momentum or without"):
+            call()
+
+
+def test_names():
+    assert algorithm_name(LION) == "lion(b1=0.8)"
+    assert str(OTHERS[0]) == "nesterov, rate 0.3, momentum 0.9"
+    assert str(OTHERS[-1]) == "lion(b1=0.8), rate 0.01"
+    assert Hyperparameters(0.1, algorithm="adamw").decay == 0.01
+    assert Hyperparameters(0.1).decay == 0.0
+
+
+def test_seconds_of_every_setting():
+    theta = jnp.eye(4).reshape(2, 2, 2, 2)
+    chosen = grid(learning_rate=(0.1, 0.2), steps=5)
+    common = (theta, jnp.zeros((2, 2)), jnp.array([0, 1]), chosen)
+    assert sweep_kernel(*common, step_seconds=[1.0, 2.0]).step_seconds.tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="one number a setting, 2; got 3"):
+        sweep_kernel(*common, step_seconds=[1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match=r"step_seconds\[1\]"):
+        sweep_kernel(*common, step_seconds=[1.0, -2.0])
