@@ -11,8 +11,9 @@ taken, and the iteration ends at a length that is rounding. This is why it is ou
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -81,63 +82,136 @@ def lanczos(
         Golub and Van Loan, section 10.1 (the iteration and its residuals); Parlett, "twice is
         enough" (the orthogonalisation).
     """
-    dtype, n = start.dtype, start.size
-    small = 10 * (float(jnp.finfo(dtype).eps) if precision is None else precision) * n**0.5
-    zero = jnp.zeros((), dtype)
+    scheme = _Scheme(start.size, steps, precision)
+    state = jax.lax.while_loop(
+        lambda s: (s.done < steps) & s.more,
+        lambda s: scheme.step(s, product(s.basis[s.done]), fresh),
+        scheme.begin(start),
+    )
+    return scheme.end(state)
 
-    def rest(basis: Array, image: Array) -> Array:
-        for _ in range(2):  # twice is enough
-            overlap = jnp.einsum("sd,d->s", basis, image, precision="highest")
-            image = image - jnp.einsum("s,sd->d", overlap, basis, precision="highest")
-        return image
 
-    def cut(vector: Array, scale: Array) -> tuple[Array, Array]:
-        size = length(vector)
-        size = jnp.where(size > small * scale, size, zero)
-        return jnp.where(size > 0, vector / jnp.where(size > 0, size, 1), 0), size
+def walked(
+    product: Callable[[Any, Array], Array], operator: Any, start: Float[Array, " n"], steps: int
+) -> Ritz:
+    """The same, one step after the other from outside: for CPUs, and nothing that is traced.
 
-    def step(state: tuple) -> tuple:
-        i, basis, diagonal, beside, closed, _ = state  # basis (steps + 1, n)
-        image = product(basis[i])
+    XLA runs a network that stands in a loop on a single core there, at a third of its pace.
+
+    Args:
+        product: (operator, v) -> A v, not compiled.
+        operator: what it needs, a pytree.
+        start: as in `lanczos`.
+        steps: likewise.
+    """
+    state = _begin(start, steps)
+    while int(state.done) < steps and bool(state.more):
+        state = _step(operator, product, state, steps)
+    return _end(state, steps)
+
+
+class Steps(NamedTuple):
+    """Of an iteration: steps done, basis (steps + 1, n), T, and whether there is more to do."""
+
+    done: Array
+    basis: Array
+    diagonal: Array
+    beside: Array
+    closed: Array
+    more: Array
+
+
+class _Scheme(NamedTuple):
+    """The iteration without its products."""
+
+    size: int
+    steps: int
+    precision: float | None = None
+
+    def begin(self, start: Array) -> Steps:
+        """Before the first step."""
+        dtype, n, steps = start.dtype, self.size, self.steps
+        size = length(start)
+        start = jnp.where(
+            size > 0, start / jnp.where(size > 0, size, 1), jnp.asarray(n**-0.5, dtype)
+        )
+        none, no = jnp.zeros(steps, dtype), jnp.zeros((), bool)
+        basis = jnp.zeros((steps + 1, n), dtype).at[0].set(start)
+        return Steps(jnp.zeros((), jnp.int32), basis, none, none, no, ~no)
+
+    def step(
+        self, state: Steps, image: Array, fresh: Callable[[Array], Array] | None = None
+    ) -> Steps:
+        """One more vector, out of the operator times the last one."""
+        i, basis, diagonal, beside, closed, _ = state
         diagonal = diagonal.at[i].set(jnp.vdot(basis[i], image, precision="highest"))
         scale = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(beside))
-        following, size = cut(rest(basis, image), scale)
+        following, size = self._cut(_rest(basis, image), scale)
         more = size > 0
         closed = closed | ~more
         if fresh is not None:
             vector = fresh
             following, left = jax.lax.cond(
-                more, lambda: (following, size), lambda: cut(rest(basis, vector(i)), scale)
+                more, lambda: (following, size), lambda: self._cut(_rest(basis, vector(i)), scale)
             )
             more = left > 0
-        return i + 1, basis.at[i + 1].set(following), diagonal, beside.at[i].set(size), closed, more
+        basis, beside = basis.at[i + 1].set(following), beside.at[i].set(size)
+        return Steps(i + 1, basis, diagonal, beside, closed, more)
 
-    size = length(start)
-    start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1), jnp.asarray(n**-0.5, dtype))
-    none, no = jnp.zeros(steps, dtype), jnp.zeros((), bool)
-    state = (jnp.zeros((), jnp.int32), jnp.zeros((steps + 1, n), dtype).at[0].set(start))
-    state = jax.lax.while_loop(
-        lambda s: (s[0] < steps) & s[-1], step, (*state, none, none, no, ~no)
-    )
-    count, basis, diagonal, beside, closed, more = state
+    def _cut(self, vector: Array, scale: Array) -> tuple[Array, Array]:
+        """A vector of length one, and its length: 0 where that is rounding."""
+        eps = float(jnp.finfo(vector.dtype).eps) if self.precision is None else self.precision
+        size = length(vector)
+        small = 10 * eps * self.size**0.5
+        size = jnp.where(size > small * scale, size, jnp.zeros((), vector.dtype))
+        return jnp.where(size > 0, vector / jnp.where(size > 0, size, 1), 0), size
 
-    # What was never computed gets an eigenvalue below all others, and so comes first.
-    bound = jnp.max(jnp.abs(diagonal)) + 2 * jnp.max(beside)
-    outside = -2 * jnp.where(bound > 0, bound, jnp.ones((), dtype))
-    neighbours = jnp.diag(beside[:-1], 1)
-    square = jnp.diag(diagonal) + neighbours + neighbours.T
-    place = jnp.arange(steps, dtype=count.dtype)
-    never = place >= count
-    placed = square + jnp.diag(jnp.where(never, outside, 0))
-    values, coordinates = decompose(jnp.linalg.eigh, placed)
-    known = place >= steps - count
-    values = jnp.where(known, values, values[steps - count])
-    values = jnp.where(jnp.isfinite(bound), values, jnp.nan)
-    coordinates = jnp.where(known[None], coordinates, 0)
-    projected = jnp.concatenate([square, jnp.zeros((1, steps), dtype).at[0, -1].set(beside[-1])])
-    return Ritz(
-        values, coordinates[0] ** 2, projected, coordinates, basis[:-1], count, closed, ~more
-    )
+    def end(self, state: Steps) -> Ritz:
+        """What the steps know."""
+        count, basis, diagonal, beside, closed, more = state
+        steps, dtype = self.steps, diagonal.dtype
+        # What was never computed gets an eigenvalue below all others, and so comes first.
+        bound = jnp.max(jnp.abs(diagonal)) + 2 * jnp.max(beside)
+        outside = -2 * jnp.where(bound > 0, bound, jnp.ones((), dtype))
+        neighbours = jnp.diag(beside[:-1], 1)
+        square = jnp.diag(diagonal) + neighbours + neighbours.T
+        place = jnp.arange(steps, dtype=count.dtype)
+        never = place >= count
+        placed = square + jnp.diag(jnp.where(never, outside, 0))
+        values, coordinates = decompose(jnp.linalg.eigh, placed)
+        known = place >= steps - count
+        values = jnp.where(known, values, values[steps - count])
+        values = jnp.where(jnp.isfinite(bound), values, jnp.nan)
+        coordinates = jnp.where(known[None], coordinates, 0)
+        last = jnp.zeros((1, steps), dtype).at[0, -1].set(beside[-1])
+        return Ritz(
+            values, coordinates[0] ** 2, jnp.concatenate([square, last]), coordinates,
+            basis[:-1], count, closed, ~more,
+        )  # fmt: skip
+
+
+def _rest(basis: Array, image: Array) -> Array:
+    """What of a vector is orthogonal to the basis."""
+    for _ in range(2):  # twice is enough
+        overlap = jnp.einsum("sd,d->s", basis, image, precision="highest")
+        image = image - jnp.einsum("s,sd->d", overlap, basis, precision="highest")
+    return image
+
+
+@eqx.filter_jit
+def _begin(start: Array, steps: int) -> Steps:
+    return _Scheme(start.size, steps).begin(start)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _step(operator: Any, product: Callable[[Any, Array], Array], state: Steps, steps: int) -> Steps:
+    image = product(operator, state.basis[state.done])
+    return _Scheme(image.size, steps).step(state, image)
+
+
+@eqx.filter_jit
+def _end(state: Steps, steps: int) -> Ritz:
+    return _Scheme(state.basis.shape[1], steps).end(state)
 
 
 def length(vector: Float[Array, " n"]) -> Float[Array, ""]:

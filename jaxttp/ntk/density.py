@@ -9,13 +9,9 @@ import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import Array
 
-from jaxttp._checks import (
-    check_finite_value,
-    check_integer,
-    check_key,
-)
+from jaxttp._checks import check_finite_value, check_integer, check_key, is_concrete
 from jaxttp._result import RESULT
-from jaxttp.ntk._lanczos import lanczos
+from jaxttp.ntk._lanczos import lanczos, walked
 from jaxttp.ntk.factored import KernelLike
 from jaxttp.ntk.row_sharded import RowSharded, recognised
 from jaxttp.ntk.spectrum import as_matrix
@@ -119,7 +115,6 @@ def _ready(kernel: Any, key: Any) -> Any:
     return check_finite_value("kernel", as_matrix(kernel))
 
 
-@eqx.filter_jit
 def _quadrature(
     kernel: KernelLike | lx.AbstractLinearOperator,
     key: Array,
@@ -127,17 +122,54 @@ def _quadrature(
     probes: int | None,
 ) -> tuple[Array, Array]:
     """Ritz values and weights (probes, depth), of ±1 probes, or of one normal one for None."""
-    matvec, size, dtype = _matvec(kernel)
+    if not _is_walked(kernel):
+        return _compiled(kernel, key, depth, probes)
+    starts = _starts(kernel, key, probes)
+    if not is_concrete(starts):
+        return _compiled(kernel, key, depth, probes)
+    steps = min(depth, starts.shape[1])
+    found = [walked(_product, kernel, start, steps) for start in starts]
+    return jnp.stack([one.values for one in found]), jnp.stack([one.weights for one in found])
+
+
+def _is_walked(kernel: Any) -> bool:
+    """Whether products are differentiated networks, on a CPU, and nothing is traced."""
+    known = all(is_concrete(leaf) for leaf in jax.tree.leaves(kernel))
+    is_operator = isinstance(kernel, lx.AbstractLinearOperator)
+    is_dense = isinstance(kernel, lx.MatrixLinearOperator | lx.DiagonalLinearOperator)
+    return is_operator and not is_dense and known and jax.default_backend() == "cpu"
+
+
+def _product(operator: lx.AbstractLinearOperator, vector: Array) -> Array:
+    return _matvec(operator)[0](vector)
+
+
+@eqx.filter_jit
+def _starts(
+    kernel: KernelLike | lx.AbstractLinearOperator, key: Array, probes: int | None
+) -> Array:
+    """The first vectors, (probes, size)."""
+    _, size, dtype = _matvec(kernel)
     if probes is None:
-        starts = jax.random.normal(key, (1, size), dtype)
-    else:
-        starts = jax.random.rademacher(key, (probes, size), dtype)
+        return jax.random.normal(key, (1, size), dtype)
+    return jax.random.rademacher(key, (probes, size), dtype)
+
+
+@eqx.filter_jit
+def _compiled(
+    kernel: KernelLike | lx.AbstractLinearOperator,
+    key: Array,
+    depth: int,
+    probes: int | None,
+) -> tuple[Array, Array]:
+    """All of it in one program."""
+    matvec, size, _ = _matvec(kernel)
 
     def of(start: Array) -> tuple[Array, Array]:
         found = lanczos(matvec, start, min(depth, size))
         return found.values, found.weights
 
-    return jax.lax.map(of, starts)
+    return jax.lax.map(of, _starts(kernel, key, probes))
 
 
 def _matvec(kernel: KernelLike | lx.AbstractLinearOperator) -> tuple[Any, int, Any]:

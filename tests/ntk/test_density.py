@@ -2,15 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import lineax as lx
 import numpy as np
 import pytest
 
-from jaxttp.ntk import (
-    as_matrix,
-    extreme_eigenvalues,
-    ntk_operator,
-    spectral_density,
-)
+from jaxttp.conditioning import curvature_operator
+from jaxttp.ntk import as_matrix, extreme_eigenvalues, ntk_operator, spectral_density
+from jaxttp.ntk import density as module
 from tests import oracles
 from tests.ntk.networks import mlp
 from tests.ntk.test_spectrum import prescribed
@@ -41,3 +39,33 @@ def test_density_has_the_moments_of_the_spectrum():
     grid = jnp.linspace(-1.0, 4.0, 2001)
     area = jnp.trapezoid(density.smoothed(grid, 0.1), grid)
     np.testing.assert_allclose(area, 1.0, rtol=1e-3)  # tails of the bumps beyond the grid
+
+
+def make_operators():
+    keys = jax.random.split(jax.random.key(4), 3)
+    params = {"in": jax.random.normal(keys[0], (3, 4)), "out": jax.random.normal(keys[1], (4, 2))}
+    x = jax.random.normal(keys[2], (5, 3))
+    network = lambda p, x: jnp.tanh(x @ p["in"]) @ p["out"]  # noqa: E731
+    labels = jnp.array([0, 1, 1, 0, 1])
+    thrice = lx.FunctionLinearOperator(lambda v: 3.0 * v, jax.ShapeDtypeStruct((6,), float))
+    return {
+        "kernel": ntk_operator(network, params, x),
+        "Hessian": curvature_operator(network, params, x, labels, kind="hessian",
+                                      loss="cross_entropy"),
+        "a multiple of the identity": thrice,  # ends after one step
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["kernel", "Hessian", "a multiple of the identity"])
+def test_steps_from_outside_are_those_of_one_program(name, monkeypatch):
+    """On a CPU every step is a program of its own, unless a transformation is going on."""
+    operator, key = make_operators()[name], jax.random.key(1)
+    found = extreme_eigenvalues(operator, key=key, depth=5)
+    traced = jax.jit(lambda key: extreme_eigenvalues(operator, key=key, depth=5))(key)
+    np.testing.assert_allclose(found, traced, rtol=1e-12)
+    density = spectral_density(operator, key=key, depth=4, probes=2)
+    monkeypatch.setattr(module, "_is_walked", lambda kernel: False)
+    whole = spectral_density(operator, key=key, depth=4, probes=2)
+    assert density.size == whole.size
+    np.testing.assert_allclose(density.nodes, whole.nodes, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(density.weights, whole.weights, rtol=1e-8, atol=1e-12)

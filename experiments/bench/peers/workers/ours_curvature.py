@@ -32,8 +32,10 @@ def product(problem: Problem, options: Options) -> Prepared:
 def largest(problem: Problem, options: Options) -> Prepared:
     """The largest eigenvalue by `extreme_eigenvalues`. Options: "kind", "depth"."""
     operator, key = _operator(problem, options["kind"]), jax.random.key(0)
-    run = jax.jit(lambda key: extreme_eigenvalues(operator, key=key, depth=options["depth"])[1])
-    call = lambda: jax.block_until_ready(run(key))  # noqa: E731
+    depth = options["depth"]
+    call = lambda: jax.block_until_ready(  # noqa: E731
+        extreme_eigenvalues(operator, key=key, depth=depth)[1]
+    )
     return Prepared(call, lambda found: {"largest": np.asarray(found)})
 
 
@@ -42,7 +44,6 @@ def density(problem: Problem, options: Options) -> Prepared:
     operator, key = _operator(problem, "generalized"), jax.random.key(problems.DENSITY_KEY)
     probes, size = problem["probes"].shape
 
-    @jax.jit
     def run(key: jax.Array) -> jax.Array:
         found = spectral_density(operator, key=key, depth=options["depth"], probes=probes)
         return size * jnp.sum(found.weights * jnp.log1p(jnp.maximum(found.nodes, 0)))
