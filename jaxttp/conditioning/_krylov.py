@@ -5,6 +5,7 @@ itself that is all of them but copies, which a second process counts; where it d
 Ritz value bounds the smallest eigenvalue that is not zero.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -13,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxttp._checks import is_concrete
 from jaxttp._sequence import after
 from jaxttp._threads import decompose
-from jaxttp.ntk._lanczos import lanczos
+from jaxttp.ntk._lanczos import Ritz, is_walked, lanczos, walked
 
 LANCZOS_STEPS = 256
 """Products spent on an operator about which nothing is known."""
@@ -50,30 +52,49 @@ class KrylovEnds(NamedTuple):
     spanned: Array
 
 
-@eqx.filter_jit
 def ends_by_products(operator: Any, n: int, precision: float, rtol: float | None) -> KrylovEnds:
     """A Lanczos process, and where it has met every eigenvalue one that counts their copies.
 
     The second stays in the range, and goes on with new vectors of it until nothing is left.
     """
-    dtype, steps = operator.in_structure().dtype, min(LANCZOS_STEPS, n)
-    keys = jax.random.split(jax.random.key(0), steps + 2)
+    steps, start = min(LANCZOS_STEPS, n), _draw(n, -1)
+    if is_walked(operator) and is_concrete(start):
+        found = walked(_product, operator, start, steps, precision=precision)
+        return _ends(operator, found, n, precision, rtol)
+    return _traced(operator, n, precision, rtol)
 
-    def product(vector: Array) -> Array:
-        return operator.mv(vector.astype(dtype)).astype(jnp.float64)
 
-    def draw(index: Any) -> Array:
-        vector = jax.random.normal(keys[index], (n,), jnp.float64)
-        return vector / jnp.linalg.norm(vector)
+@eqx.filter_jit
+def _traced(operator: Any, n: int, precision: float, rtol: float | None) -> KrylovEnds:
+    product, steps = functools.partial(_product, operator), min(LANCZOS_STEPS, n)
+    found = lanczos(product, _draw(n, -1), steps, precision=precision)
+    return _ends(operator, found, n, precision, rtol)
+
+
+def _product(operator: Any, vector: Array) -> Array:
+    return operator.mv(vector.astype(operator.in_structure().dtype)).astype(jnp.float64)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _draw(n: int, index: Any) -> Array:
+    """The start of a process (-1, and -2 for copies), or what it goes on with."""
+    keys = jax.random.split(jax.random.key(0), min(LANCZOS_STEPS, n) + 2)
+    vector = jax.random.normal(keys[index], (n,), jnp.float64)
+    return vector / jnp.linalg.norm(vector)
+
+
+@eqx.filter_jit
+def _ends(operator: Any, found: Ritz, n: int, precision: float, rtol: float | None) -> KrylovEnds:
+    """Both ends, of what a process found."""
+    product, draw = functools.partial(_product, operator), functools.partial(_draw, n)
 
     def copies() -> tuple[Array, Array]:
         again = lanczos(
-            product, product(draw(-2)), steps,
+            product, product(draw(-2)), min(LANCZOS_STEPS, n),
             precision=precision, fresh=lambda index: product(draw(index)),
         )  # fmt: skip
         return jnp.where(again.known, jnp.abs(again.values), 0.0), again.spanned
 
-    found = lanczos(product, draw(-1), steps, precision=precision)
     values = jnp.where(found.known, jnp.abs(found.values), 0.0)
     largest = jnp.max(values)
     share = n * precision if rtol is None else rtol

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lineax as lx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxttp._checks import is_concrete
 from jaxttp._threads import decompose
 
 
@@ -92,7 +94,12 @@ def lanczos(
 
 
 def walked(
-    product: Callable[[Any, Array], Array], operator: Any, start: Float[Array, " n"], steps: int
+    product: Callable[[Any, Array], Array],
+    operator: Any,
+    start: Float[Array, " n"],
+    steps: int,
+    *,
+    precision: float | None = None,
 ) -> Ritz:
     """The same, one step after the other from outside: for CPUs, and nothing that is traced.
 
@@ -103,11 +110,21 @@ def walked(
         operator: what it needs, a pytree.
         start: as in `lanczos`.
         steps: likewise.
+        precision: likewise.
     """
-    state = _begin(start, steps)
+    scheme = _Scheme(start.size, steps, precision)
+    state = _begin(scheme, start)
     while int(state.done) < steps and bool(state.more):
-        state = _step(operator, product, state, steps)
-    return _end(state, steps)
+        state = _step(operator, product, scheme, state)
+    return _end(scheme, state)
+
+
+def is_walked(operator: Any) -> bool:
+    """Whether products differentiate a network, as far as is known, on a CPU and untraced."""
+    known = all(is_concrete(leaf) for leaf in jax.tree.leaves(operator))
+    is_operator = isinstance(operator, lx.AbstractLinearOperator)
+    is_dense = isinstance(operator, lx.MatrixLinearOperator | lx.DiagonalLinearOperator)
+    return is_operator and not is_dense and known and jax.default_backend() == "cpu"
 
 
 class Steps(NamedTuple):
@@ -199,19 +216,20 @@ def _rest(basis: Array, image: Array) -> Array:
 
 
 @eqx.filter_jit
-def _begin(start: Array, steps: int) -> Steps:
-    return _Scheme(start.size, steps).begin(start)
+def _begin(scheme: _Scheme, start: Array) -> Steps:
+    return scheme.begin(start)
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _step(operator: Any, product: Callable[[Any, Array], Array], state: Steps, steps: int) -> Steps:
-    image = product(operator, state.basis[state.done])
-    return _Scheme(image.size, steps).step(state, image)
+def _step(
+    operator: Any, product: Callable[[Any, Array], Array], scheme: _Scheme, state: Steps
+) -> Steps:
+    return scheme.step(state, product(operator, state.basis[state.done]))
 
 
 @eqx.filter_jit
-def _end(state: Steps, steps: int) -> Ritz:
-    return _Scheme(state.basis.shape[1], steps).end(state)
+def _end(scheme: _Scheme, state: Steps) -> Ritz:
+    return scheme.end(state)
 
 
 def length(vector: Float[Array, " n"]) -> Float[Array, ""]:

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_finite_value, check_integer, check_key, is_concrete
 from jaxttp._result import RESULT
-from jaxttp.ntk._lanczos import lanczos, walked
+from jaxttp.ntk._lanczos import is_walked, lanczos, walked
 from jaxttp.ntk.factored import KernelLike
 from jaxttp.ntk.row_sharded import RowSharded, recognised
 from jaxttp.ntk.spectrum import as_matrix
@@ -122,7 +122,7 @@ def _quadrature(
     probes: int | None,
 ) -> tuple[Array, Array]:
     """Ritz values and weights (probes, depth), of ±1 probes, or of one normal one for None."""
-    if not _is_walked(kernel):
+    if not is_walked(kernel):
         return _compiled(kernel, key, depth, probes)
     starts = _starts(kernel, key, probes)
     if not is_concrete(starts):
@@ -130,14 +130,6 @@ def _quadrature(
     steps = min(depth, starts.shape[1])
     found = [walked(_product, kernel, start, steps) for start in starts]
     return jnp.stack([one.values for one in found]), jnp.stack([one.weights for one in found])
-
-
-def _is_walked(kernel: Any) -> bool:
-    """Whether products are differentiated networks, on a CPU, and nothing is traced."""
-    known = all(is_concrete(leaf) for leaf in jax.tree.leaves(kernel))
-    is_operator = isinstance(kernel, lx.AbstractLinearOperator)
-    is_dense = isinstance(kernel, lx.MatrixLinearOperator | lx.DiagonalLinearOperator)
-    return is_operator and not is_dense and known and jax.default_backend() == "cpu"
 
 
 def _product(operator: lx.AbstractLinearOperator, vector: Array) -> Array:
