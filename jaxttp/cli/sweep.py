@@ -182,6 +182,8 @@ def _print_advice(console: Console, result: Any) -> None:
     swept = result.sweep
     if result.threshold == swept.ranked_by:
         console.print(swept.advice, soft_wrap=True)
+        if swept.edge:
+            console.print(swept.edge, soft_wrap=True)
         if swept.tie:
             console.print(swept.tie, soft_wrap=True)
     else:
@@ -200,6 +202,8 @@ def _print_race(console: Console, race: Any) -> None:
     console.print(table)
     console.print(f"race, trained for real: {race.price}", soft_wrap=True)
     console.print(race.advice, soft_wrap=True)
+    if race.edge:
+        console.print(race.edge, soft_wrap=True)
 
 
 def _cheaper(swept: Any) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxttp._result import RESULT, wrapped
 from jaxttp._types import Params
-from jaxttp.forecast.hyperparameters import Hyperparameters, algorithm_name
+from jaxttp.forecast.hyperparameters import Hyperparameters, algorithm_name, at_the_edge
 from jaxttp.forecast.swept import SHOWN
 from jaxttp.rule import Target
 
@@ -31,6 +31,8 @@ class Race:
             none or it was not reached, at the lowest loss of the last heat's end. None where
             nothing stayed finite.
         finite: (S,), whether all losses that were seen are finite.
+        notes: how the network is evaluated and trained, where that is not as it was given, such as
+            "1 BatchNorm on running averages".
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -41,6 +43,7 @@ class Race:
     trainings: float
     params: Params | None
     finite: np.ndarray
+    notes: tuple[str, ...] = ()
 
     @property
     def trained(self) -> np.ndarray:
@@ -129,6 +132,8 @@ class Race:
             "sure": self.sure,
             "trainings": self.trainings,
             "advice": self.advice,
+            "edge": self.edge,
+            "notes": list(self.notes),
             "rows": self.rows(),
         }
 
@@ -139,13 +144,31 @@ class Race:
         order = self.ranking()
         rest = [i for i in np.argsort(-self.trained, kind="stable").tolist() if i not in order]
         for i in (*order, *rest)[:SHOWN]:
-            state = f"step {self.times[i]}" if self.times[i] >= 0 else "not there"
-            state = "-" if self.goal is None else state
             end = f"loss {self.losses[i][-1]:.4g} after {self.trained[i]} of {steps} steps"
-            lines.append(f"  {self.settings[i]!s:<40} {state}; {end}")
+            lines.append(f"  {self.settings[i]!s:<40} {self._state(i)}{end}")
+        if len(self.settings) > SHOWN:
+            lines.append(f"  {len(self.settings) - SHOWN} more in rows()")
         lines.append(wrapped(f"  {self.price}", 2))
         lines.append(wrapped(f"  {self.advice}", 2))
+        if self.edge:
+            lines.append(wrapped(f"  {self.edge}", 2))
+        if self.notes:
+            lines.append(wrapped(f"  trained with: {', '.join(self.notes)}", 2))
         return "\n".join(lines)
+
+    def _state(self, i: int) -> str:
+        """Where a setting came to, before its loss."""
+        if self.times[i] >= 0:
+            return f"step {self.times[i]}; "
+        if self.goal is None or self.trained[i] == self.trained.max():
+            return ""
+        return "left out: " if self.finite[i] else "diverged: "
+
+    @property
+    def edge(self) -> str:
+        """What to try where the first has the highest or the lowest rate of its kind; or empty."""
+        order = self.ranking()
+        return at_the_edge(self.settings, order[0]) if order else ""
 
     @property
     def price(self) -> str:

@@ -54,6 +54,10 @@ def race(
 ) -> Race:
     """Train settings for real, in heats, until the first is at a loss; `params` are not changed.
 
+    What trains is `apply_fn`, in evaluation mode where an adapter made it: BatchNorm on its running
+    averages, no dropout (`Race.notes`). The first of all ends it; for the best setting of each
+    algorithm race them apart.
+
     This is what `sweep` is not: a training. It sees what one kernel cannot (high rates, curvature
     that grows, noise), and costs a few trainings for dozens of settings: less than the sweep where
     a network is small, more where a forecast costs a thirtieth of a training.
@@ -313,5 +317,5 @@ def _result(
         tuple(np.array(runner.losses) for runner in runners), np.array(longest.at),
         float(spent / (one.steps * share)),
         None if first is None else problem.restore(runners[first].weights),
-        np.array([runner.finite for runner in runners]),
+        np.array([runner.finite for runner in runners]), problem.notes,
     )  # fmt: skip

@@ -142,6 +142,7 @@ def screen(lines: Linearizer, y: Any, wanted: Wanted) -> Sweep:
         swept, trust={i: one.trust for i, one in zip(others, alone, strict=True)},
         simulated=frozenset(i for i, one in zip(others, alone, strict=True) if one.simulated),
         trainings=sum((one.cost for one in alone), 0.0) if alone else None,
+        notes=lines.problem.notes,
     )  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from jaxttp._files import inert, replaced
 from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._curves import read_times
 from jaxttp.forecast._stability import Rates, stability_message
-from jaxttp.forecast.hyperparameters import Hyperparameters, algorithm_name, schedule_name
+from jaxttp.forecast._sweep_rows import rows_of
+from jaxttp.forecast.hyperparameters import Hyperparameters, at_the_edge
 from jaxttp.forecast.seconds import readable_time
-from jaxttp.losses import get_loss
 from jaxttp.rule import Target, goal_words, step_words
 
 SHOWN = 5
@@ -77,6 +77,8 @@ class Sweep:
             was made of a kernel.
         simulated: the settings of algorithms that know no kernel, such as AdamW: each was followed
             by training the linearised network, which rebuilds nothing and costs about a training.
+        notes: how the network is evaluated, where that is not as it was given, such as
+            "1 BatchNorm on running averages".
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -106,6 +108,7 @@ class Sweep:
     shared: bool = False
     trainings: float | None = None
     simulated: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
 
     @property
     def ranked_by(self) -> float | Target:
@@ -255,38 +258,7 @@ class Sweep:
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat dictionary a setting, of plain values; None where there is no number."""
-        out = []
-        for i, one in enumerate(self.settings):
-            known = np.isfinite(self.max_learning_rate[i])
-            row: dict[str, Any] = {
-                "algorithm": algorithm_name(one.algorithm),
-                "learning_rate": float(one.learning_rate),
-                "momentum": float(one.momentum),
-                "weight_decay": one.decay,
-                "batch_size": one.batch_size,
-                "schedule": schedule_name(one.schedule),
-                "loss": get_loss(one.loss).name,
-                "horizon": one.steps,
-                "stable": bool(self.stable[i]),
-                "max_learning_rate": float(self.max_learning_rate[i]) if known else None,
-                "final_loss": float(self.final_loss[i]),
-                "final_error": float(self.final_error[i]),
-            }
-            for goal in (*self.thresholds, *self.targets):
-                time = self.times(goal)[i]
-                name = goal.column if isinstance(goal, Target) else f"{goal:g}"
-                row[f"steps_{name}"] = int(time) if time >= 0 else None
-                row[f"uncertainty_{name}"] = self.off(i, goal)
-                if self.step_seconds is not None:
-                    seconds = float(time * self.step_seconds[i]) if time >= 0 else None
-                    row[f"seconds_{name}"] = seconds
-            row |= {"looked_at": i in self.trust, "trust": self.trust.get(i)}
-            row |= {"relinearized": i in self.relinearized, "unsure": i in self.unsure}
-            row |= {"rough": i in self.rough, "held": i in self.held}
-            row |= {"simulated": i in self.simulated}
-            row |= {"message": self.message(i)}
-            out.append(row)
-        return out
+        return rows_of(self)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a CSV file."""
@@ -319,6 +291,12 @@ class Sweep:
         if len(order) == 1:
             return f"{first}; no other gets there"
         return f"{first}; next best {self.settings[order[1]]}: {self._time_and_seconds(order[1])}"
+
+    @property
+    def edge(self) -> str:
+        """What to try where the first has the highest or the lowest rate of its kind; or empty."""
+        order = self.ranking()
+        return at_the_edge(self.settings, order[0]) if order else ""
 
     def _time_and_seconds(self, i: int) -> str:
         words = f"step {self.time_words(i, self.ranked_by)}"
@@ -396,9 +374,13 @@ class Sweep:
             lines.append(wrapped(f"  {self.price}", 2))
         if reached:
             lines.append(wrapped(f"  {self.advice}", 2))
+            if self.edge:
+                lines.append(wrapped(f"  {self.edge}", 2))
         if self.warning is not None:
             which, why = self.warning.split(": ", 1)
             lines += [f"  {which}:", wrapped(f"    {why}", 4)]
+        if self.notes:
+            lines.append(wrapped(f"  evaluated with: {', '.join(self.notes)}", 9))
         return "\n".join(lines)
 
     def _lines(self, i: int) -> list[str]:

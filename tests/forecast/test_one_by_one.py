@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxttp import train
+from jaxttp import from_nnx, train
 from jaxttp.dynamics import recursion, weight_space
 from jaxttp.forecast import (
     Hyperparameters,
@@ -24,7 +25,7 @@ from jaxttp.forecast import (
     sweep,
     sweep_kernel,
 )
-from jaxttp.forecast.hyperparameters import ALGORITHMS, algorithm_name
+from jaxttp.forecast.hyperparameters import ALGORITHMS, algorithm_name, at_the_edge
 from jaxttp.losses import get_loss
 from jaxttp.ntk import Exact, empirical_ntk
 
@@ -257,3 +258,53 @@ def test_seconds_of_every_setting():
         sweep_kernel(*common, step_seconds=[1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match=r"step_seconds\[1\]"):
         sweep_kernel(*common, step_seconds=[1.0, -2.0])
+
+
+class Normed(nnx.Module):
+    """A layer, BatchNorm and a head."""
+
+    def __init__(self, rngs):
+        self.first = nnx.Linear(4, 6, rngs=rngs)
+        self.norm = nnx.BatchNorm(6, rngs=rngs)
+        self.head = nnx.Linear(6, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(nnx.tanh(self.norm(self.first(x))))
+
+
+def test_races_and_sweeps_say_how_the_network_is_evaluated():
+    _, x, y = problem()
+    with jax.numpy_rank_promotion("allow"):
+        model = from_nnx(Normed(nnx.Rngs(0)))
+        chosen = grid(learning_rate=(0.1, 0.3), steps=6)
+        raced = race(*model, x, y, chosen, target_loss=0.6)
+        swept = sweep(*model, x, y, chosen, relinearize=0)
+    assert raced.notes == swept.notes
+    assert "trained with: " in str(raced)
+    assert "1 BatchNorm on running averages" in " ".join(str(raced).split())
+    assert "evaluated with: " in str(swept)
+    assert race(network, *problem(), chosen).notes == ()
+
+
+def test_the_edge_of_a_grid():
+    of = grid(learning_rate=(0.1, 0.3, 0.2), momentum=(0.0, 0.9))
+    where = [at_the_edge(of, i) for i in range(len(of))]
+    assert [words.split(" rate")[0].split(" ")[-1] if words else "" for words in where] == [
+        "lowest", "lowest", "highest", "highest", "", "",
+    ]  # fmt: skip
+    assert at_the_edge([Hyperparameters(0.1), Hyperparameters(0.2, momentum=0.5)], 0) == ""
+    found = race(network, *problem(), grid(learning_rate=(0.1, 0.3), steps=5))
+    assert found.edge == at_the_edge(found.settings, found.best())
+    assert "try higher ones" in str(found)
+    assert found.to_json()["edge"] == found.edge
+
+
+def test_a_race_counts_what_it_does_not_show():
+    found = race(network, *problem(), grid(
+        learning_rate=(0.001, 0.002, 0.003, 0.004, 0.1, 0.3, 1e6), steps=9), target_loss=0.65,
+    )  # fmt: skip
+    assert "  2 more in rows()" in str(found)
+    states = [found._state(i) for i in range(7)]
+    assert states[-1] == "diverged: "
+    assert "left out: " in states
+    assert states[found.best()] == f"step {found.times[found.best()]}; "
