@@ -234,6 +234,8 @@ def test_repetitions_of_what_is_far_behind(tmp_path):
     assert {name: len(calls) for name, calls in found.items()} == {
         "jaxttp": 4, "near": 4, "far": 2,
     }  # fmt: skip
+    short = Bench(tmp_path)._rounds(0.1, {}, {"jaxttp": Clock(1e-3), "first": Clock(0.02)})
+    assert len(short["first"]) == len(short["jaxttp"]) == 4  # no time is lost with these
     slow = Bench(tmp_path)._rounds(40.0, {}, {"jaxttp": Clock(30.0), "near": Clock(40.0)})
     assert len(slow["near"]) == 3  # the fewest, for up to six times as long
     slower = Bench(tmp_path)._rounds(40.0, {}, {"jaxttp": Clock(70.0), "near": Clock(90.0)})

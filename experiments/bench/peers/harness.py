@@ -20,8 +20,9 @@ Result = dict[str, Any]
 
 PATIENCE, SLOWER = 60.0, 4.0
 """A setting is given up after so many seconds, and so many times those of the best before it."""
-FAR, SEEN = 10.0, 2
-"""A side that takes so many times as long as the fastest is repeated so often and no more."""
+FAR, LONG, SEEN = 10.0, 5.0, 2
+"""A side that takes so many times as long as the fastest, and so many seconds, is repeated so often
+and no more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +273,7 @@ class Bench:
 
         def is_far(name: str) -> bool:
             best = min(calls[0]["wall"] for calls in found.values() if calls)
-            return found[name][0]["wall"] > FAR * best
+            return found[name][0]["wall"] > max(FAR * best, LONG)
 
         spent = longest = 0.0
         for done in range(most):
