@@ -196,7 +196,8 @@ def test_ratios_of_the_table_by_hand():
     assert len(lines) == 2  # the product is no side of its own
     assert lines[0].endswith("|  |  | 2.00 |")  # 4 s for 100 operations at 50 a second
     assert "| 0.75 (0.25 to 3.00) | 0.75 |" in lines[1]
-    assert verdicts(result) == ["**r: peer is ahead, 1.33 times.**"]
+    assert verdicts(result) == ["- **r: peer is ahead, 1.33 times.**"]
+    assert verdicts(result | {"why": "So."}) == ["- **r: peer is ahead, 1.33 times.** So."]
     ours["failed"] = "out of memory"
     assert verdicts(result) == []
 

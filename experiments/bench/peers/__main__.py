@@ -70,11 +70,14 @@ def load(results: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: nothing is there.
     """
-    order = {row.name: index for index, row in enumerate(make_rows(PRESETS["full"]))}
+    rows = make_rows(PRESETS["full"])
+    order = {row.name: index for index, row in enumerate(rows)}
+    why = {row.name: row.why for row in rows}
     files = sorted(results.glob("*.json"), key=lambda file: order.get(file.stem, len(order)))
     if not files:
         raise ValueError(f"{results} has no results; `run --results {results}` puts them there.")
-    return [json.loads(file.read_text()) for file in files]
+    found = [json.loads(file.read_text()) for file in files]
+    return [{"why": why.get(one["row"], "")} | one for one in found]
 
 
 def read(results: Path, again: Path | None = None) -> str:

@@ -62,6 +62,7 @@ class Row:
         reference: the side whose answer is right; the first where none is named.
         judge: (problem, answer, reference's answer) -> how far off.
         seconds: of repetitions, for all sides together.
+        why: where a peer may be ahead, the reason.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Row:
     reference: str | None = None
     judge: Callable[[Problem, Problem, Problem], float] | None = None
     seconds: float = 40.0
+    why: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +136,7 @@ class Bench:
         self.say(f"{row.name}: {seconds:.0f} s")
         return {
             "row": row.name, "group": row.group, "same": row.same, "tolerance": row.tolerance,
+            "why": row.why,
             "sides": list(sides.values()), "seconds": seconds, "load": [load, os.getloadavg()[0]],
         }  # fmt: skip
 

@@ -111,7 +111,8 @@ def verdicts(result: Result) -> list[str]:
             continue
         middle = statistics.median(ratios(side, ours))
         if middle * WINS < 1:
-            out.append(f"**{result['row']}: {side['side']} is ahead, {1 / middle:.2f} times.**")
+            line = f"**{result['row']}: {side['side']} is ahead, {1 / middle:.2f} times.**"
+            out.append(f"- {line} {result.get('why', '')}".rstrip())
     return out
 
 
