@@ -18,6 +18,7 @@ from experiments.bench.audit_calls import calls, functions
 REFUSES = {
     "compare", "early_stopping", "extrapolate", "online", "predict_training_time", "race", "sweep",
     "time_step", "train", "wall_clock", "weighted", "representation.neighbor_accuracy",
+    "representation.lead", "representation.lead_speeds",
     "forecast.held_forecast", "forecast.extrapolate_spectrum", "forecast.mode_curve",
     "forecast.sweep_kernel", "ntk_plan", "ntk.store_plan", "from_nnx",
 }  # fmt: skip

@@ -1,5 +1,7 @@
 """What features look like, how they change, and how far the weights have moved."""
 
+from jaxttp.representation.lead import lead as lead
+from jaxttp.representation.lead import lead_speeds as lead_speeds
 from jaxttp.representation.measures import Geometry as Geometry
 from jaxttp.representation.measures import alpha_req as alpha_req
 from jaxttp.representation.measures import participation_ratio as participation_ratio

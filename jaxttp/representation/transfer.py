@@ -136,7 +136,7 @@ def leep(probabilities: ArrayLike, y: Any) -> Float[Array, ""]:
         bad = jnp.any(theta < 0, axis=1) | (jnp.abs(jnp.sum(theta, axis=1) - 1) > ROUNDED)
         text = "must be (N, Z) probabilities, rows that sum to 1; take jax.nn.softmax of logits."
         theta = refuse("probabilities", theta, bad, text)
-        known = _one_hot(_labels(y, theta.shape[0]))
+        known = _one_hot(known_labels(y, theta.shape[0]))
         joint = known.T @ theta
         marginal = jnp.sum(theta, axis=0)
         given = joint / jnp.where(marginal > 0, marginal, 1.0)[None]
@@ -175,7 +175,7 @@ def neighbor_accuracy(
     with double():
         rows = np.asarray(as_rows("features", features))
     check_integer("neighbors", neighbors, at_least=1, at_most=len(rows) - 1)
-    labels = _labels(y, len(rows))
+    labels = known_labels(y, len(rows))
     from sklearn.neighbors import NearestNeighbors
 
     found = NearestNeighbors(n_neighbors=neighbors, metric=metric).fit(rows)
@@ -184,7 +184,7 @@ def neighbor_accuracy(
     return float(np.mean(counts.argmax(axis=1) == labels))
 
 
-def _labels(y: Any, n: int) -> np.ndarray:
+def known_labels(y: Any, n: int) -> np.ndarray:
     """Known integer labels (N,) as 0..K-1, in their order."""
     check_known(y=y)
     labels = np.asarray(y)
@@ -204,7 +204,7 @@ def _targets(y: Any, n: int) -> Array:
     """One-hot labels, or targets as they are, (N, K) in float64; call it inside `double`."""
     given = y if hasattr(y, "dtype") else np.asarray(y)
     if not jnp.issubdtype(given.dtype, jnp.floating):
-        labels = _labels(y, n)
+        labels = known_labels(y, n)
         if labels.max() == 0:
             raise ValueError("y must hold at least two different labels; all samples have one.")
         return _one_hot(labels)

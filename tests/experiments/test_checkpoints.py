@@ -41,7 +41,9 @@ def row(order=("fast", "slow", "never"), target="one"):
     return {
         "target": target, "goal": 0.5, "rates": [0.1, 0.2],
         "forecasts": {"followed": found, "first": found | {"trainings": 1.5}},
-        "scores": {name: dict.fromkeys(("LogME", "LEEP", "kNN"), ranks[name]) for name in NAMES},
+        "scores": {
+            name: dict.fromkeys(("LogME", "LEEP", "LEAD", "kNN"), ranks[name]) for name in NAMES
+        },
         "real": {
             "slow": [run(0.01, 0.7), run(0.05, 0.8)],
             "fast": [run(0.05, 0.5), run(0.1, 0.7)],
