@@ -208,10 +208,17 @@ def test_a_second_run_by_hand():
     def run(*more):
         return {"row": "r", "group": "g", "same": "s", "sides": [side("jaxttp", [1.0, 1.0]), *more]}
 
-    first = run(side("near", [1.0, 3.0]), side("far", [1.0, 1.2]), side("gone", [1.0, 1.0]))
-    second = run(side("near", [2.0, 2.0]), side("far", [2.0, 2.0]))
+    first = run(
+        side("near", [1.0, 3.0]), side("far", [1.0, 1.2]), side("gone", [1.0, 1.0]),
+        side("beside", [1.0, 1.2]), side("product", [1.0, 1.0]),
+    )  # fmt: skip
+    second = run(
+        side("near", [2.0, 2.0]), side("far", [2.0, 2.0]), side("beside", [1.1, 1.9]),
+        side("product", [3.0, 3.0]),
+    )  # fmt: skip
     assert confirmed([first], [second]) == [
         "- r, near: 2.00 is within 1.00 to 3.00.", "- r, far: 2.00 is **outside** 1.00 to 1.20.",
+        "- r, beside: 1.50 (1.10 to 1.90) overlaps with 1.00 to 1.20.",
     ]  # fmt: skip
     assert confirmed([first], []) == []
 

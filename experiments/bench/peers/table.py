@@ -132,7 +132,9 @@ def attempts(result: Result) -> list[str]:
 
 
 def confirmed(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
-    """For every ratio of a run whether another run's median lies within its range.
+    """For every ratio of a run whether another run confirms it.
+
+    It does where its median lies within the first one's range, or at least the ranges overlap.
 
     Args:
         first: results of a run.
@@ -148,11 +150,21 @@ def confirmed(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
         again = {side["side"]: side for side in other["sides"]}
         for side in one["sides"][1:]:
             twin = again.get(side["side"], {})
+            if side["side"] == PRODUCT:
+                continue
             if any("walls" not in each or "failed" in each for each in (side, twin)):
                 continue
             (low, high), middle = spread(side, ours), statistics.median(ratios(twin, theirs))
+            least, most = spread(twin, theirs)
             inside = "within" if low <= middle <= high else "**outside**"
+            if inside != "within" and least <= high and low <= most:
+                inside = f"({least:.2f} to {most:.2f}) overlaps with"
             out.append(
-                f"- {one['row']}, {side['side']}: {middle:.2f} is {inside} {low:.2f} to {high:.2f}."
+                f"- {one['row']}, {side['side']}: {middle:.2f} {_is(inside)} {low:.2f} to "
+                f"{high:.2f}."
             )
     return out
+
+
+def _is(where: str) -> str:
+    return where if where.startswith("(") else f"is {where}"
