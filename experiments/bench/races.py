@@ -96,11 +96,15 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = PRESETS[arguments.preset]
     store = arguments.store or Path(f"races-{arguments.preset}.jsonl")
-    jobs = (
-        (f"{task} {draw}", functools.partial(measure, task, draw, settings))
+    wanted = [
+        (task, draw)
         for draw in arguments.draws
         for task in settings.only or PARTS[arguments.part]
         if draw == arguments.draws[0] or task not in SLOW
+    ]
+    jobs = (
+        (f"{task} {draw}", functools.partial(measure, task, draw, settings))
+        for task, draw in sorted(wanted, key=lambda one: one[0] in SLOW)  # those come last
     )
     print(tables(go_on(store, jobs, arguments.minutes)))
 

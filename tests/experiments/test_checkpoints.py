@@ -20,6 +20,7 @@ from experiments.bench.checkpoints_tasks import (
 )
 
 NAMES = ("slow", "fast", "never")
+SCORES = ("LogME", "LEEP", *checkpoints.LEADS, "kNN")
 
 
 def run(speed, accuracy):
@@ -41,9 +42,7 @@ def row(order=("fast", "slow", "never"), target="one"):
     return {
         "target": target, "goal": 0.5, "rates": [0.1, 0.2],
         "forecasts": {"followed": found, "first": found | {"trainings": 1.5}},
-        "scores": {
-            name: dict.fromkeys(("LogME", "LEEP", "LEAD", "kNN"), ranks[name]) for name in NAMES
-        },
+        "scores": {name: dict.fromkeys(SCORES, ranks[name]) for name in NAMES},
         "real": {
             "slow": [run(0.01, 0.7), run(0.05, 0.8)],
             "fast": [run(0.05, 0.5), run(0.1, 0.7)],
