@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, check_key, check_known, check_number
+from jaxttp._checks import check_integer, check_integers, check_key, check_known, check_number
 from jaxttp._double import double
 from jaxttp.representation._inputs import as_rows
 from jaxttp.representation.transfer import known_labels
@@ -64,7 +64,7 @@ def lead(
         leave eta open. p(0) are one-vs-rest linear support vector machines on standardised
         features (scikit-learn), their values through a softmax.
     """
-    check_known(features=features, y=y)
+    check_known(features=features, y=y, key=key, time=time)
     if time is not None:
         check_number("time", time, above=0.0)
     speeds = lead_speeds(features, y, key=key, samples=samples, widths=widths)
@@ -113,11 +113,10 @@ def lead_speeds(
     Source:
         Hu et al. 2024, eq. (17) of the supplement, by descriptions; see `lead`.
     """
-    check_known(features=features, y=y)
+    check_known(features=features, y=y, key=key)
     check_key(key, optional=False)
     check_integer("samples", samples, at_least=1)
-    for place, width in enumerate(widths):
-        check_integer(f"widths[{place}]", width, at_least=1)
+    widths = check_integers("widths", widths)
     with double():
         rows = np.asarray(as_rows("features", features))
         labels = known_labels(y, len(rows))

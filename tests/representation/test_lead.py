@@ -87,7 +87,8 @@ def test_more_time_is_never_worse(time, classes):
         ({"features": Z * np.nan}, "features"),
         ({"time": 0.0}, "time"),
         ({"samples": 0}, "samples"),
-        ({"widths": (5, 0)}, r"widths\[1\]"),
+        ({"widths": (5, 0)}, "widths"),
+        ({"widths": None}, "widths"),
         ({"key": None}, "key"),
     ],
 )
