@@ -58,7 +58,7 @@ def make_optimizer(settings: Settings) -> OptimizerChoice:
     one = hyperparameters(settings)
     made = one.optimizer()
     keywords: dict[str, Any] = {"optimizer": made}
-    if one.schedule == "constant" and one.is_heavy_ball and not settings.nesterov:
+    if one.schedule == "constant" and one.is_heavy_ball:
         keywords = {"learning_rate": one.learning_rate, "momentum": one.momentum}
     return OptimizerChoice(made, keywords, one.algorithm in DESCENT)
 

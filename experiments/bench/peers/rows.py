@@ -112,6 +112,11 @@ def dynamics(sizes: Sizes) -> tuple[Row, ...]:
     parts = tuple({"parts": count} for count in (1, 4, 14, 64, 256))
     nt_ways = tuple({"double": d, "jit": j} for d in (False, True) for j in (False, True))
     momentum = ({"factor": 0.1},)
+    by_flow = (
+        Side(*ours, "flow", flow_ways),
+        Side(*NT, "flow", nt_ways),
+        Side("lax.scan, Euler", *plain, "euler", parts),
+    )
     by_momentum = (
         Side(*ours, "momentum", momentum),
         Side("lax.scan", *plain, "momentum", momentum),
@@ -122,23 +127,13 @@ def dynamics(sizes: Sizes) -> tuple[Row, ...]:
             "flow", sizes,
             "cross-entropy's gradient flow at eta lambda_max / N = 1, every unit of time kept; of "
             "every side the fastest setting that is accurate enough.",
-            (
-                Side(*ours, "flow", flow_ways),
-                Side(*NT, "flow", nt_ways),
-                Side("lax.scan, Euler", *plain, "euler", parts),
-            ),
-            1e-3,
+            by_flow, 1e-3,
             "Euler's steps are products and nothing else, and suffice for so little accuracy; see "
             "the finer row.",
         ),
         motion_row(
             "flow-finer", sizes, "the same, ten times as accurate.",
-            (
-                Side(*ours, "flow", flow_ways),
-                Side(*NT, "flow", nt_ways),
-                Side("lax.scan, Euler", *plain, "euler", parts),
-            ),
-            1e-4,
+            by_flow, 1e-4,
         ),
         motion_row(
             "closed", sizes,
