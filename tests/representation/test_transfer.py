@@ -102,6 +102,19 @@ def test_leep_between_nothing_and_everything():
     np.testing.assert_allclose(leep(constant, y), -np.log(3), rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("classes", [3, 1000])
+def test_leep_takes_probabilities_of_every_precision(dtype, classes):
+    """A softmax in bfloat16 has rows that sum to 1 to a percent; by cast of a float32 one, too."""
+    rng = np.random.default_rng(classes)
+    logits, y = jnp.asarray(rng.normal(size=(200, classes)), jnp.float32), np.arange(200) % 3
+    wide = leep(jax.nn.softmax(logits), y)
+    for theta in (jax.nn.softmax(logits).astype(dtype), jax.nn.softmax(logits.astype(dtype))):
+        np.testing.assert_allclose(leep(theta, y), wide, atol=0.02)
+    with pytest.raises(ValueError, match="rows that sum to 1"):
+        leep((0.9 * jax.nn.softmax(logits)).astype(dtype), y)
+
+
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("neighbors", [1, 4])
 def test_neighbours_by_sorting(metric, neighbors):
