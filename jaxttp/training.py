@@ -25,7 +25,7 @@ from jaxttp._checks import (
     check_known,
     check_optimizer,
 )
-from jaxttp._convolutions import quick
+from jaxttp._quick import quick
 from jaxttp._result import RESULT
 from jaxttp._samples import count, take
 from jaxttp._timing import stopwatch

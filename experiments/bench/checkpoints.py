@@ -40,7 +40,7 @@ from experiments.bench.checkpoints_tasks import (
 )
 from experiments.bench.stored import go_on
 from jaxttp import Candidate, compare
-from jaxttp._convolutions import quick
+from jaxttp._quick import quick
 from jaxttp.forecast import comparison
 from jaxttp.forecast.price import STEP
 from jaxttp.losses import get_loss

@@ -20,7 +20,7 @@ from jaxtyping import Array
 from sklearn import datasets
 
 from jaxttp import Model, from_nnx
-from jaxttp._convolutions import quick
+from jaxttp._quick import quick
 from jaxttp.data import load_dataset
 from jaxttp.losses import get_loss
 from jaxttp.models import MLP, Transformer, fresh_head, load_pretrained

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import check_leaves, is_concrete, values_known
-from jaxttp._convolutions import quick
+from jaxttp._quick import quick
 from jaxttp._samples import count, shape_words, take
 from jaxttp._types import ApplyFn, Params, noted, notes_of
 from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs

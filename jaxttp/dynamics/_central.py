@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxttp._convolutions import quick
 from jaxttp._jit import jit
+from jaxttp._quick import quick
 from jaxttp._types import ApplyFn, Params
 from jaxttp.dynamics._network import inner, kept
 from jaxttp.losses import Loss

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._convolutions import quick
 from jaxttp._jit import jit
+from jaxttp._quick import quick
 from jaxttp._types import ApplyFn, Params
 
 T = TypeVar("T")

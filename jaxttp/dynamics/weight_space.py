@@ -21,8 +21,8 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite, check_floating, check_integer, is_concrete
-from jaxttp._convolutions import quick
 from jaxttp._jit import jit
+from jaxttp._quick import quick
 from jaxttp._result import RESULT
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._convolutions import quick
 from jaxttp._jit import jit
+from jaxttp._quick import quick
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.losses import Loss

@@ -8,7 +8,8 @@ a fused multiply-add over a large array takes as long as about 32 operations of 
 import dataclasses
 import math
 
-from jaxttp.ntk._program import NetworkProgram, ProgramStep
+from jaxttp._quick.steps import ProgramStep
+from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import Site
 
 _PASS = 32

@@ -2,9 +2,7 @@
 
 `trace` turns ``apply_fn`` into the program of ONE sample, ``(params, x_i) -> outputs (C,)``: with
 the batch axis gone, what belongs to a sample is explicit, and `jax.vmap` puts the batch back.
-Calls that only group steps (jit, remat) are dissolved. Calls that carry their own derivative
-(custom_jvp, custom_vjp) or a loop (scan, while, cond) stay one opaque step: dissolving a custom
-derivative would change the gradient.
+What only groups steps (jit, remat) is dissolved (see `jaxttp._quick.steps`).
 """
 
 import dataclasses
@@ -12,55 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.extend as jex
-import numpy as np
 from jaxtyping import Array
 
-from jaxttp._convolutions import GROUPING, run_equation
+from jaxttp._quick.fusion import at_run_time, keep, shared_sums
+from jaxttp._quick.steps import ProgramStep, StraightLine, straight_line
 from jaxttp._types import ApplyFn
 from jaxttp.adapters.outputs import TOKENS
 
-_GROUPING = GROUPING | {"remat", "remat2", "checkpoint"}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ProgramStep:
-    """One primitive equation between numbered slots.
-
-    Attributes:
-        equation: the jaxpr equation.
-        inputs: a slot for each input, None for a literal.
-        outputs: a slot for each output, None for one that nobody reads.
-    """
-
-    equation: Any
-    inputs: tuple[int | None, ...]
-    outputs: tuple[int | None, ...]
-
-    @property
-    def name(self) -> str:
-        """The primitive's name."""
-        return self.equation.primitive.name
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """The primitive's static parameters."""
-        return self.equation.params
-
-    def literal(self, position: int) -> Any:
-        """The value of a literal input, None if the input is not a literal."""
-        atom = self.equation.invars[position]
-        return atom.val if isinstance(atom, jex.core.Literal) else None
-
-    def shape(self, position: int) -> tuple[int, ...]:
-        """The shape of an input."""
-        return tuple(self.equation.invars[position].aval.shape)
-
-    def evaluate(self, values: Mapping[int, Any]) -> list[Any]:
-        """The outputs that somebody reads, from the values of the slots."""
-        given = [values[slot] for slot in self.inputs if slot is not None]
-        pairs = zip(self.equation.outvars, self.outputs, strict=True)
-        return run_equation(self.equation, given, [one for one, slot in pairs if slot is not None])
+_REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,6 +31,7 @@ class NetworkProgram:
         output: the slot of the outputs (C,).
         constants: values known from the start.
         avals: shape and dtype of each slot.
+        shared: slots that CPUs are to compute once (`jaxttp._quick.fusion`).
     """
 
     steps: tuple[ProgramStep, ...]
@@ -82,6 +40,7 @@ class NetworkProgram:
     output: int
     constants: Mapping[int, Any]
     avals: Mapping[int, Any]
+    shared: frozenset[Any]
 
     @property
     def outputs(self) -> int:
@@ -110,6 +69,7 @@ class NetworkProgram:
         values.update(zip(self.parameters, leaves, strict=True))
         values.update(zip(self.inputs, sample, strict=True))
         seen: dict[int, Array] = {}
+        flag = at_run_time(leaves) if self.shared and jax.default_backend() == "cpu" else None
         for index, step in enumerate(self.steps):
             if index in captured:
                 slot = step.inputs[captured[index]]
@@ -119,6 +79,8 @@ class NetworkProgram:
             if index in probes:
                 results = [results[0] + probes[index]]
             slots = [slot for slot in step.outputs if slot is not None]
+            if flag is not None and slots and slots[0] in self.shared:
+                results = [keep(results[0], flag)]
             values.update(zip(slots, results, strict=True))
         return values[self.output], seen
 
@@ -149,63 +111,20 @@ def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> NetworkProgram:
         return outputs[0]
 
     closed = jax.make_jaxpr(one)(params, sample)
-    return _straight_line(closed, len(jax.tree.leaves(params)))
+    return _single(straight_line(closed, _REMATERIALISED), len(jax.tree.leaves(params)))
 
 
-def _straight_line(closed: Any, n_params: int) -> NetworkProgram:
-    constants: dict[int, Any] = {}
-    avals: dict[int, Any] = {}
-    steps: list[ProgramStep] = []
-
-    def new_slot(aval: Any) -> int:
-        slot = len(avals)
-        avals[slot] = aval
-        return slot
-
-    def read(env: dict[Any, int], atom: Any) -> int:
-        if isinstance(atom, jex.core.Literal):
-            slot = new_slot(atom.aval)
-            constants[slot] = np.asarray(atom.val, getattr(atom.aval, "dtype", None))
-            return slot
-        return env[atom]
-
-    def walk(closed: Any, arguments: list[int]) -> list[int]:
-        jaxpr = closed.jaxpr
-        env: dict[Any, int] = dict(zip(jaxpr.invars, arguments, strict=True))
-        for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
-            env[var] = new_slot(var.aval)
-            constants[env[var]] = value
-        for equation in jaxpr.eqns:
-            body = equation.params.get("jaxpr") if equation.primitive.name in _GROUPING else None
-            if body is not None:
-                if not isinstance(body, jex.core.ClosedJaxpr):
-                    body = jex.core.ClosedJaxpr(body, ())
-                results = walk(body, [read(env, atom) for atom in equation.invars])
-                env.update(zip(equation.outvars, results, strict=True))
-                continue
-            inputs = tuple(
-                None if isinstance(atom, jex.core.Literal) else env[atom]
-                for atom in equation.invars
-            )
-            outputs: list[int | None] = []
-            for var in equation.outvars:
-                if isinstance(var, jex.core.DropVar):
-                    outputs.append(None)
-                else:
-                    env[var] = new_slot(var.aval)
-                    outputs.append(env[var])
-            steps.append(ProgramStep(equation, inputs, tuple(outputs)))
-        return [read(env, atom) for atom in jaxpr.outvars]
-
-    arguments = [new_slot(var.aval) for var in closed.jaxpr.invars]
-    (output,) = walk(closed, arguments)
+def _single(line: StraightLine, n_params: int) -> NetworkProgram:
+    (output,) = line.outputs
+    steps = _without_dead_steps(line.steps, output)
     return NetworkProgram(
-        steps=_without_dead_steps(steps, output),
-        parameters=tuple(arguments[:n_params]),
-        inputs=tuple(arguments[n_params:]),
+        steps=steps,
+        parameters=tuple(line.inputs[:n_params]),
+        inputs=tuple(line.inputs[n_params:]),
         output=output,
-        constants=constants,
-        avals=avals,
+        constants=line.constants,
+        avals=line.avals,
+        shared=shared_sums(steps, line.inputs[n_params:]),
     )
 
 

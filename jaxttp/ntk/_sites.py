@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp.ntk._program import NetworkProgram, ProgramStep
+from jaxttp._quick.steps import ProgramStep
+from jaxttp.ntk._program import NetworkProgram
 
 _CONSTANT, _PARAMETER, _DATA = 0, 1, 2
 _REARRANGING = ("reshape", "squeeze", "expand_dims", "transpose", "rev", "copy", "broadcast_in_dim")

@@ -16,7 +16,7 @@ import lineax as lx
 from jaxtyping import Array
 
 from jaxttp._checks import check_finite, check_integer
-from jaxttp._convolutions import quick
+from jaxttp._quick import quick
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample, output_shape

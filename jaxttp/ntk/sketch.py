@@ -27,8 +27,8 @@ from jaxttp._checks import (
     check_integer,
     check_key,
 )
-from jaxttp._convolutions import quick
 from jaxttp._jit import full_precision, jit
+from jaxttp._quick import quick
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples

@@ -6,10 +6,8 @@ hundred times slower than a product of the input's patches with the kernel, whic
 The same holds of its transpose, by which gradients come back. On other backends nothing changes.
 """
 
-import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,49 +15,6 @@ import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-
-GROUPING = frozenset({"jit", "pjit", "closed_call", "core_call"})
-"""Equations that only hold others."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Quick:
-    """A network whose slow convolutions are products of matrices; equal where the network is.
-
-    Loops, rematerialised parts and derivatives of a network's own stay as they are.
-
-    Attributes:
-        apply_fn: the network, ``(params, x) -> outputs``.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> double = Quick(lambda w, x: w * x)
-        >>> double(2.0, jnp.ones(2)).tolist(), double == Quick(double.apply_fn)
-        ([2.0, 2.0], True)
-    """
-
-    apply_fn: Callable[..., Any]
-
-    def __call__(self, params: Any, x: Any) -> Any:
-        """The network's outputs."""
-        if jax.default_backend() != "cpu":
-            return self.apply_fn(params, x)
-        closed, shape = jax.make_jaxpr(self.apply_fn, return_shape=True)(params, x)
-        run = _run if _any_slow(closed.jaxpr) else _run_as_it_is
-        return jax.tree.unflatten(
-            jax.tree.structure(shape), run(closed, jax.tree.leaves((params, x)))
-        )
-
-
-def quick(apply_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`Quick` of a network; the same one for the same network, so that its programs are kept."""
-    try:
-        return _kept(apply_fn)
-    except TypeError:  # a network without a hash
-        return Quick(apply_fn)
-
-
-_kept = functools.lru_cache(maxsize=16)(Quick)
 
 
 def is_slow(equation: Any) -> bool:
@@ -124,42 +79,3 @@ def run_equation(equation: Any, values: Sequence[Any], outvars: Sequence[Any]) -
         debug_info=jex.core.DebugInfo("jaxttp step", "one equation", *names),
     )  # fmt: skip
     return jex.core.jaxpr_as_fun(jex.core.ClosedJaxpr(single, ()))(*values)
-
-
-def _any_slow(jaxpr: Any) -> bool:
-    return any(
-        is_slow(equation)
-        or (equation.primitive.name in GROUPING and _any_slow(_body(equation).jaxpr))
-        for equation in jaxpr.eqns
-    )
-
-
-def _body(equation: Any) -> Any:
-    """What a grouping equation holds."""
-    body = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-    return body if isinstance(body, jex.core.ClosedJaxpr) else jex.core.ClosedJaxpr(body, ())
-
-
-def _run_as_it_is(closed: Any, arguments: Sequence[Any]) -> list[Any]:
-    return jex.core.jaxpr_as_fun(closed)(*arguments)
-
-
-def _run(closed: Any, arguments: Sequence[Any]) -> list[Any]:
-    jaxpr = closed.jaxpr
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex.core.Literal) else values[atom]
-
-    for equation in jaxpr.eqns:
-        kept = equation.outvars
-        if equation.primitive.name in GROUPING:
-            found = _run(_body(equation), [read(atom) for atom in equation.invars])
-        else:
-            atoms = equation.invars
-            given = [values[one] for one in atoms if not isinstance(one, jex.core.Literal)]
-            kept = [one for one in kept if not isinstance(one, jex.core.DropVar)]
-            found = run_equation(equation, given, kept)
-        values.update(zip(kept, found, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
