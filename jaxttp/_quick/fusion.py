@@ -71,12 +71,13 @@ def at_run_time(leaves: Iterable[Any]) -> Bool[Array, ""] | None:
         >>> bool(at_run_time([jnp.arange(3), jnp.ones((2, 2))])), at_run_time([])
         (True, None)
     """
-    for leaf in leaves:
-        if jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.floating) and jnp.size(leaf):
-            leaf = jnp.asarray(leaf)
-            first = jax.lax.slice(leaf, (0,) * leaf.ndim, (1,) * leaf.ndim)
-            return jnp.squeeze(first) < jnp.inf
-    return None
+    real = [one for one in leaves if jnp.issubdtype(_dtype(one), jnp.floating) and jnp.size(one)]
+    # The smallest, and all of it: a single entry cannot be cut out of what lies on many devices.
+    return jnp.min(jnp.asarray(min(real, key=jnp.size))) < jnp.inf if real else None
+
+
+def _dtype(leaf: Any) -> Any:
+    return getattr(leaf, "dtype", type(leaf))
 
 
 def keep(value: Array, flag: Bool[Array, ""]) -> Array:

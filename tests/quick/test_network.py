@@ -11,6 +11,7 @@ from jaxttp._quick import network as module
 from jaxttp._quick import quick
 from jaxttp._quick.network import Quick
 from tests.draws import normal, split
+from tests.meshes import four
 
 CPU = pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere nothing is replaced")
 
@@ -150,3 +151,17 @@ def test_weights_that_are_no_real_numbers_leave_a_network_as_it_is():
     x = jnp.ones((64, 64))
     twice = Quick(lambda w, x: (x + x**2) * jnp.exp(x + w[0] * x))
     np.testing.assert_array_equal(twice([3], x), twice.apply_fn([3], x))
+
+
+@CPU
+def test_weights_on_several_devices():
+    """With explicit axes nothing may be cut out of a sharded array."""
+    params, x = block_parts()
+    rows, whole = (jax.NamedSharding(four(), jax.P(*axes)) for axes in (("rows",), ()))
+    placed = [jax.device_put(w, rows) for w in params]
+
+    def network(params, x):
+        return blocks([jax.reshard(w, whole) for w in params], x)
+
+    found = jax.jit(lambda w, x: quick(network)(w, x))(placed, jax.device_put(x, rows))
+    np.testing.assert_allclose(found, blocks(params, x), rtol=1e-10, atol=1e-10)
