@@ -13,6 +13,7 @@ from experiments.bench import (
     lora,
     lora_sample,
     lora_tasks,
+    residual,
     transformer,
 )
 from experiments.bench.lora import linearized_at_states
@@ -32,6 +33,15 @@ def test_adapters(capsys):
     # A forecast at a small rate is right to the step or nearly.
     assert all(row.error <= 0.2 for row in rows)
     assert capsys.readouterr().out.count("\n") == 2 + len(rows)
+
+
+@pytest.mark.slow
+def test_residual_depth(capsys):
+    residual.main(["--depths", "1", "2", "--width", "24", "--samples", "1", "--rounds", "1"])
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [int(row[0]) for row in rows] == [1, 2]
+    # The same gradient, but for the rounding of float32, of sums over 64 tokens.
+    assert all(float(row[-1]) < 1e-5 for row in rows)
 
 
 @pytest.mark.slow
