@@ -140,11 +140,12 @@ def measured(tmp_path_factory):
     )  # fmt: skip
     said = []
     bench = Bench(tmp_path_factory.mktemp("cache"), Limits(rounds=(2, 3)), said.append)
-    return json.loads(json.dumps(bench.run(row))), said
+    found = json.loads(json.dumps(bench.run(row)))
+    return found, said, bench, row
 
 
 def test_only_right_answers_are_timed(measured):
-    result, said = measured
+    result, said, *_ = measured
     sides = {side["side"]: side for side in result["sides"]}
     assert sides["second"]["options"] == {"factor": 1.0}  # the other setting is wrong
     assert "off by" in sides["second"]["tried"][0]["failed"]
@@ -154,6 +155,35 @@ def test_only_right_answers_are_timed(measured):
     assert "setup torch" in sides["absent"]["failed"]
     assert all("walls" not in sides[name] for name in ("wrong", "refuses", "absent"))
     assert any("motion: second (factor 1.0)" in line for line in said)
+
+
+def test_a_second_pass_adds_its_repetitions(measured):
+    before, _, bench, row = measured
+    result = bench.again(row, before)
+    for one, other in zip(before["sides"], result["sides"], strict=True):
+        assert one["side"] == other["side"]
+        if "walls" not in one:
+            assert other == one
+            continue
+        extra = len(other["walls"]) - len(one["walls"])
+        assert 2 <= extra <= 3
+        assert other["walls"][:-extra] == one["walls"]
+        assert other["wall"] == np.median(other["walls"])
+        assert other["peak"] >= one["peak"]
+    assert result["seconds"] > before["seconds"]
+    assert len(result["load"]) == 4
+
+
+def test_a_second_pass_leaves_out_what_is_far_and_tells_what_fails(measured, monkeypatch):
+    before, _, bench, row = measured
+    walls = {"first": [1.0, 1.0], "second": [99.0, 99.0]}
+    sides = [one | {"walls": walls[one["side"]], "cpus": [1.0, 1.0]} if "walls" in one else one
+             for one in before["sides"]]  # fmt: skip
+    result = bench.again(row, before | {"sides": sides})
+    assert [len(one.get("walls", ())) > 2 for one in result["sides"][:2]] == [True, False]
+    monkeypatch.setattr(bench, "limits", Limits(max_bytes=1, rounds=(2, 3)))
+    result = bench.again(row, before)
+    assert result["sides"][0]["failed"].startswith("the second time: ")
 
 
 def test_the_table_tells_what_was_and_what_was_not(measured):
@@ -237,16 +267,17 @@ class Clock:
 def test_repetitions_of_what_is_far_behind(tmp_path):
     """Twice, as all in the first two rounds; the time of the others is theirs."""
     running = {"jaxttp": Clock(1.0), "near": Clock(9.0), "far": Clock(100.0)}
-    found = Bench(tmp_path)._rounds(40.0, {}, running)
+    bench = Bench(tmp_path)
+    found = bench._rounds(40.0, {}, running)
     # Ten seconds a round; the fifth would end after the forty.
     assert {name: len(calls) for name, calls in found.items()} == {
         "jaxttp": 4, "near": 4, "far": 2,
     }  # fmt: skip
-    short = Bench(tmp_path)._rounds(0.1, {}, {"jaxttp": Clock(1e-3), "first": Clock(0.02)})
+    short = bench._rounds(0.1, {}, {"jaxttp": Clock(1e-3), "first": Clock(0.02)})
     assert len(short["first"]) == len(short["jaxttp"]) == 4  # no time is lost with these
-    slow = Bench(tmp_path)._rounds(40.0, {}, {"jaxttp": Clock(30.0), "near": Clock(40.0)})
-    assert len(slow["near"]) == 3  # the fewest, for up to six times as long
-    slower = Bench(tmp_path)._rounds(40.0, {}, {"jaxttp": Clock(70.0), "near": Clock(90.0)})
+    slow = bench._rounds(40.0, {}, {"jaxttp": Clock(30.0), "near": Clock(40.0)})
+    assert len(slow["near"]) == 2  # the fewest, for up to six times as long
+    slower = bench._rounds(40.0, {}, {"jaxttp": Clock(70.0), "near": Clock(90.0)})
     assert len(slower["near"]) == 1
 
 

@@ -5,9 +5,10 @@ python -m experiments.bench.peers setup [ENVIRONMENT...] [--cache DIR]
 python -m experiments.bench.peers run [--all | ROW or GROUP...] [--cache DIR] [--results DIR]
 python -m experiments.bench.peers table [--results DIR] [--write FILE] [--again DIR]
 
-A row's result is a file of JSON in the results' folder; a run replaces those of its rows. Nothing
-of a peer comes into this environment: they have their own, below ~/.cache/jaxttp-peers unless a
-folder is named. A side whose environment is not there is left out, and the table says so.
+A row's result is a file of JSON in the results' folder; a run replaces those of its rows. It goes
+through all rows and then times them all again, in other processes: ranges are of both passes.
+Nothing of a peer comes into this environment: they have their own, below ~/.cache/jaxttp-peers
+unless a folder is named. A side whose environment is not there is left out, and the table says so.
 """
 
 import argparse
@@ -46,22 +47,31 @@ def chosen(rows: Sequence[Row], names: Sequence[str], everything: bool) -> list[
 
 
 def run(rows: Sequence[Row], bench: Bench, results: Path, minutes: float) -> None:
-    """Measure rows, and leave a file for each; name those that the time did not suffice for."""
+    """Measure rows, then all their clocks again; name those that the time did not suffice for."""
     from experiments.bench.threads import machine
 
     results.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    for index, row in enumerate(rows):
-        if time.perf_counter() - begun > 60 * minutes:
-            left = " ".join(one.name for one in rows[index:])
-            bench.say(f"the time (--minutes {minutes:g}) is over; left: {left}")
-            break
-        found = bench.run(row) | {
-            "machine": machine(),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
-        }
-        (results / f"{row.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    measured: list[Row] = []
+    for name, work in (("left", bench.run), ("not repeated", bench.again)):
+        todo = rows if name == "left" else measured
+        for index, row in enumerate(todo):
+            if time.perf_counter() - begun > 60 * minutes:
+                left = " ".join(one.name for one in todo[index:])
+                bench.say(f"the time (--minutes {minutes:g}) is over; {name}: {left}")
+                break
+            file = results / f"{row.name}.json"
+            if name == "left":
+                measured.append(row)
+                found = work(row) | {"machine": machine(), "date": _now()}
+            else:
+                found = work(row, json.loads(file.read_text())) | {"again": _now()}
+            file.write_text(json.dumps(found, indent=1) + "\n")
     bench.say(f"{(time.perf_counter() - begun) / 60:.1f} minutes")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
 
 
 def load(results: Path) -> list[dict[str, Any]]:
