@@ -92,6 +92,7 @@ def straight_line(closed: Any, also: frozenset[str] = frozenset()) -> StraightLi
         also: names of primitives to dissolve, beside those that only group.
 
     Example:
+        >>> import jax
         >>> line = straight_line(jax.make_jaxpr(jax.jit(lambda x: jnp.sin(2 * x)))(1.0))
         >>> [step.name for step in line.steps], line.inputs, line.outputs
         (['mul', 'sin'], [0], [2])
