@@ -3,13 +3,14 @@
     <dW_i^c, dW_j^d>,      dW_i^c = g_i^c x_i,      x_i (s, k), g_i^c (o, s)
 
 With s k + C s o < C k o numbers a sample, x and g are what is worth keeping: a transformer of width
-256 on 64 tokens has a quarter of its gradients' size. A piece of the columns (o, k) of all samples'
-gradients is formed, multiplied, and dropped; it is small enough to stay in a CPU's cache, and for
-the allocator to give the same memory again. The loop is Python's: in one program XLA forms all
-pieces first. The positions stand last in g, so that a sample's piece is ONE product of matrices as
-they lie in memory, (C o, s) (s, k): a product for each output, (o, s) (s, k), runs on one core of a
-CPU, and from g (s, o) it takes a quarter longer to thrice as long. Layers of one shape share one
-program, so a deep network compiles as one block does.
+256 on 64 tokens has a quarter of its gradients' size. A piece of all samples' gradients (o, k),
+some rows where o > k and else some columns (a product with few columns is slow), is formed,
+multiplied, and dropped; it is small enough to stay in a CPU's cache, and for the allocator to give
+the same memory again. The loop is Python's: in one program XLA forms all pieces first. The
+positions stand last in g, so that a sample's piece is ONE product of matrices as they lie in
+memory, (C o, s) (s, k): a product for each output, (o, s) (s, k), runs on one core of a CPU, and
+from g (s, o) it takes a quarter longer to thrice as long. Layers of one shape share one program, so
+a deep network compiles as one block does.
 """
 
 import functools
@@ -24,6 +25,7 @@ from jaxttp._jit import jit
 
 PIECE = 1 << 22
 """Numbers of a piece of the gradients."""
+_EVEN = 16  # a wider piece is a multiple of so many numbers
 
 Product = Callable[[Array, Array, Any], Array]
 
@@ -64,11 +66,13 @@ def product_of_outer(
     """
     k, (_, classes, o, _) = first.inputs.shape[-1], first.cotangents.shape
     samples = max(len(one.inputs) for one in (first, second) if one is not None)
-    width = min(k, max(1, piece // (samples * classes * o)))
+    length, rest = max(k, o), min(k, o)
+    width = min(length, max(1, piece // (samples * classes * rest)))
+    width -= width % _EVEN if width > _EVEN else 0
     options: dict[str, Any] = {"product": product, "dtype": jnp.dtype(dtype).name}
     total = None
-    for low in range(0, k, width):
-        size = min(width, k - low)
+    for low in range(0, length, width):
+        size = min(width, length - low)
         if total is None:
             total = _begin(first, second, low, width=size, **options)
         else:
@@ -78,11 +82,14 @@ def product_of_outer(
 
 
 def _formed(pair: Outer, low: Array, width: int) -> Array:
-    """Some columns of the gradients (n, C, d), cut from x."""
+    """Some columns or rows of the gradients (n, C, d), cut from the longer of x and g."""
     x, g = pair
-    n, classes, _, positions = g.shape
-    cut = jax.lax.dynamic_slice_in_dim(x, low, width, axis=-1)
-    found = jnp.einsum("nqs,nsk->nqk", g.reshape(n, -1, positions), cut)
+    n, classes, o, positions = g.shape
+    if o > x.shape[-1]:
+        g = jax.lax.dynamic_slice_in_dim(g, low, width, axis=2)
+    else:
+        x = jax.lax.dynamic_slice_in_dim(x, low, width, axis=-1)
+    found = jnp.einsum("nqs,nsk->nqk", g.reshape(n, -1, positions), x)
     return found.reshape(n, classes, -1)
 
 

@@ -100,11 +100,13 @@ def test_sums_in_double_precision_of_a_network_in_single(blocks):
     np.testing.assert_allclose(kernel, wanted, rtol=0, atol=2e-6 * np.max(np.abs(wanted)))
 
 
-@pytest.mark.parametrize("piece", [1, 50, 1 << 20])
+@pytest.mark.parametrize("piece", [1, 50, 400, 1 << 20])
+@pytest.mark.parametrize(("k", "o"), [(5, 4), (3, 70)])
 @pytest.mark.parametrize("output", ["full", "trace", "diagonal"])
-def test_pieces_of_any_size_are_the_same_sum(piece, output):
-    pairs = [Outer(normal(n, (n, 3, 5)), normal(9 - n, (n, 2, 4, 3))) for n in (2, 3)]
-    one, two = (np.einsum("nsk,ncos->ncok", *pair).reshape(-1, 2, 20) for pair in pairs)
+def test_pieces_of_any_size_are_the_same_sum(piece, k, o, output):
+    """Columns are cut where there are more of them, else rows; 400 numbers are 16 of the 70."""
+    pairs = [Outer(normal(n, (n, 3, k)), normal(9 - n, (n, 2, o, 3))) for n in (2, 3)]
+    one, two = (np.einsum("nsk,ncos->ncok", *pair).reshape(-1, 2, k * o) for pair in pairs)
     product = PRODUCTS[output]
     shapes = {"full": "ncx,mdx->ncmd", "trace": "ncx,mcx->nm", "diagonal": "ncx,mcx->cnm"}
     got = product_of_outer(*pairs, product, "float64", piece)
