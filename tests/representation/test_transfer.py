@@ -102,7 +102,7 @@ def test_leep_between_nothing_and_everything():
     np.testing.assert_allclose(leep(constant, y), -np.log(3), rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("classes", [3, 1000])
 def test_leep_takes_probabilities_of_every_precision(dtype, classes):
     """A softmax in bfloat16 has rows that sum to 1 to a percent; by cast of a float32 one, too."""
