@@ -16,7 +16,7 @@ import datetime
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +52,23 @@ def run(rows: Sequence[Row], bench: Bench, results: Path, minutes: float) -> Non
 
     results.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    measured: list[Row] = []
-    for name, work in (("left", bench.run), ("not repeated", bench.again)):
-        todo = rows if name == "left" else measured
-        for index, row in enumerate(todo):
+
+    def in_time(rows: Sequence[Row], said: str) -> Iterator[tuple[Row, Path]]:
+        for index, row in enumerate(rows):
             if time.perf_counter() - begun > 60 * minutes:
-                left = " ".join(one.name for one in todo[index:])
-                bench.say(f"the time (--minutes {minutes:g}) is over; {name}: {left}")
-                break
-            file = results / f"{row.name}.json"
-            if name == "left":
-                measured.append(row)
-                found = work(row) | {"machine": machine(), "date": _now()}
-            else:
-                found = work(row, json.loads(file.read_text())) | {"again": _now()}
-            file.write_text(json.dumps(found, indent=1) + "\n")
+                left = " ".join(one.name for one in rows[index:])
+                bench.say(f"the time (--minutes {minutes:g}) is over; {said}: {left}")
+                return
+            yield row, results / f"{row.name}.json"
+
+    measured: list[Row] = []
+    for row, file in in_time(rows, "left"):
+        found = bench.run(row) | {"machine": machine(), "date": _now()}
+        file.write_text(json.dumps(found, indent=1) + "\n")
+        measured.append(row)
+    for row, file in in_time(measured, "not repeated"):
+        found = bench.again(row, json.loads(file.read_text())) | {"again": _now()}
+        file.write_text(json.dumps(found, indent=1) + "\n")
     bench.say(f"{(time.perf_counter() - begun) / 60:.1f} minutes")
 
 
