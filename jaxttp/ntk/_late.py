@@ -68,7 +68,8 @@ def product_of_outer(
     samples = max(len(one.inputs) for one in (first, second) if one is not None)
     length, rest = max(k, o), min(k, o)
     width = min(length, max(1, piece // (samples * classes * rest)))
-    width -= width % _EVEN if width > _EVEN else 0
+    if _EVEN < width < length:
+        width -= width % _EVEN
     options: dict[str, Any] = {"product": product, "dtype": jnp.dtype(dtype).name}
     total = None
     for low in range(0, length, width):
