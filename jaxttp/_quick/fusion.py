@@ -12,7 +12,7 @@ value on. (`jax.lax.optimization_barrier` is dropped on CPUs before anything is 
 """
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -93,3 +93,30 @@ def keep(value: Array, flag: Bool[Array, ""]) -> Array:
         [1.0, 1.0]
     """
     return jax.lax.cond(flag, lambda v: v, lambda v: v * 1.0, value)
+
+
+def run_steps(
+    steps: Sequence[ProgramStep],
+    values: dict[int, Any],
+    leaves: Sequence[Any],
+    shared: frozenset[int],
+    probes: Mapping[int, Array] | None = None,
+) -> None:
+    """Put the values of all slots into `values`, which has those of the inputs and the constants.
+
+    Args:
+        steps: in order.
+        values: by slot; added to.
+        leaves: of the parameters.
+        shared: of `shared_sums`; of no account but on CPUs.
+        probes: index of a step -> array added to its (only) output.
+    """
+    flag = at_run_time(leaves) if shared and jax.default_backend() == "cpu" else None
+    for index, step in enumerate(steps):
+        results = step.evaluate(values)
+        if probes and index in probes:
+            results = [results[0] + probes[index]]
+        slots = [slot for slot in step.outputs if slot is not None]
+        if flag is not None and slots and slots[0] in shared:
+            results = [keep(results[0], flag)]
+        values.update(zip(slots, results, strict=True))

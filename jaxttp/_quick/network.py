@@ -2,15 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.extend as jex
 
 from jaxttp._quick.convolutions import is_slow
-from jaxttp._quick.fusion import at_run_time, keep, shared_sums
-from jaxttp._quick.steps import StraightLine, straight_line
+from jaxttp._quick.fusion import run_steps, shared_sums
+from jaxttp._quick.steps import straight_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +38,11 @@ class Quick:
         closed, shape = jax.make_jaxpr(self.apply_fn, return_shape=True)(params, x)
         leaves, data = jax.tree.leaves(params), jax.tree.leaves(x)
         line = straight_line(closed)
-        shared, flag = shared_sums(line.steps, line.inputs[len(leaves) :]), at_run_time(leaves)
-        if (shared and flag is not None) or any(is_slow(step.equation) for step in line.steps):
-            found = _run(line, [*leaves, *data], shared, flag)
+        shared = shared_sums(line.steps, line.inputs[len(leaves) :])
+        if shared or any(is_slow(step.equation) for step in line.steps):
+            values = line.constants | dict(zip(line.inputs, [*leaves, *data], strict=True))
+            run_steps(line.steps, values, leaves, shared)
+            found = [values[slot] for slot in line.outputs]
         else:
             found = jex.core.jaxpr_as_fun(closed)(*leaves, *data)
         return jax.tree.unflatten(jax.tree.structure(shape), found)
@@ -55,15 +57,3 @@ def quick(apply_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _kept = functools.lru_cache(maxsize=16)(Quick)
-
-
-def _run(
-    line: StraightLine, arguments: Sequence[Any], shared: frozenset[int], flag: Any
-) -> list[Any]:
-    values = {**line.constants, **dict(zip(line.inputs, arguments, strict=True))}
-    for step in line.steps:
-        found = step.evaluate(values)
-        if flag is not None and step.outputs[:1] and step.outputs[0] in shared:
-            found = [keep(found[0], flag)]
-        values.update(zip((slot for slot in step.outputs if slot is not None), found, strict=True))
-    return [values[slot] for slot in line.outputs]

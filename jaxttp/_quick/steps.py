@@ -1,7 +1,8 @@
 """A traced function as a flat list of primitive steps, so that something can be done between two.
 
-Equations that only group others (jit) are dissolved, and those that a caller names. What carries a
-derivative of its own (custom_jvp, custom_vjp) or a loop (scan, while, cond) stays one opaque step:
+Equations that only group others (jit) are dissolved, but where they say on which devices arrays
+lie, unless the program is of one sample, for which that means nothing. What carries a derivative of
+its own (custom_jvp, custom_vjp) or a loop (scan, while, cond) stays one opaque step:
 dissolving a custom derivative would change the gradient.
 """
 
@@ -15,7 +16,8 @@ import numpy as np
 
 from jaxttp._quick.convolutions import run_equation
 
-_GROUPING = frozenset({"jit", "pjit", "closed_call", "core_call"})
+_GROUPING = ("jit", "pjit", "closed_call", "core_call")
+_REMATERIALISED = ("remat", "remat2", "checkpoint")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,12 +86,13 @@ class StraightLine(NamedTuple):
     avals: dict[int, Any]
 
 
-def straight_line(closed: Any, also: frozenset[str] = frozenset()) -> StraightLine:
+def straight_line(closed: Any, *, of_one_sample: bool = False) -> StraightLine:
     """The steps of a traced function.
 
     Args:
         closed: a closed jaxpr.
-        also: names of primitives to dissolve, beside those that only group.
+        of_one_sample: whether it is small: what is rematerialised, and what says where arrays lie,
+            is dissolved, too.
 
     Example:
         >>> import jax
@@ -120,7 +123,7 @@ def straight_line(closed: Any, also: frozenset[str] = frozenset()) -> StraightLi
             env[var] = new_slot(var.aval)
             constants[env[var]] = value
         for equation in jaxpr.eqns:
-            body = _inside(equation, also)
+            body = _inside(equation, of_one_sample)
             if body is not None:
                 results = walk(body, [read(env, atom) for atom in equation.invars])
                 env.update(zip(equation.outvars, results, strict=True))
@@ -143,14 +146,14 @@ def straight_line(closed: Any, also: frozenset[str] = frozenset()) -> StraightLi
     return StraightLine(steps, inputs, walk(closed, inputs), constants, avals)
 
 
-def _inside(equation: Any, also: frozenset[str]) -> Any:
+def _inside(equation: Any, of_one_sample: bool) -> Any:
     """What an equation holds, where it does nothing but hold it."""
-    if equation.primitive.name not in _GROUPING | also:
-        return None
     params = equation.params
+    if equation.primitive.name not in _GROUPING + (_REMATERIALISED if of_one_sample else ()):
+        return None
     places = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
-    if any(type(one).__name__ != "UnspecifiedValue" for one in places):
-        return None  # it says where arrays are to lie
+    if not of_one_sample and any(type(one).__name__ != "UnspecifiedValue" for one in places):
+        return None
     body = params.get("jaxpr", params.get("call_jaxpr"))
     if body is None or isinstance(body, jex.core.ClosedJaxpr):
         return body

@@ -12,12 +12,10 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jaxttp._quick.fusion import at_run_time, keep, shared_sums
-from jaxttp._quick.steps import ProgramStep, StraightLine, straight_line
+from jaxttp._quick.fusion import run_steps, shared_sums
+from jaxttp._quick.steps import ProgramStep, straight_line
 from jaxttp._types import ApplyFn
 from jaxttp.adapters.outputs import TOKENS
-
-_REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,21 +66,14 @@ class NetworkProgram:
         values: dict[int, Any] = dict(self.constants)
         values.update(zip(self.parameters, leaves, strict=True))
         values.update(zip(self.inputs, sample, strict=True))
-        seen: dict[int, Array] = {}
-        flag = at_run_time(leaves) if self.shared and jax.default_backend() == "cpu" else None
-        for index, step in enumerate(self.steps):
-            if index in captured:
-                slot = step.inputs[captured[index]]
-                assert slot is not None
-                seen[index] = values[slot]
-            results = step.evaluate(values)
-            if index in probes:
-                results = [results[0] + probes[index]]
-            slots = [slot for slot in step.outputs if slot is not None]
-            if flag is not None and slots and slots[0] in self.shared:
-                results = [keep(results[0], flag)]
-            values.update(zip(slots, results, strict=True))
+        run_steps(self.steps, values, leaves, self.shared, probes)
+        seen = {index: values[self._slot(index, place)] for index, place in captured.items()}
         return values[self.output], seen
+
+    def _slot(self, index: int, position: int) -> int:
+        slot = self.steps[index].inputs[position]
+        assert slot is not None
+        return slot
 
 
 def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> NetworkProgram:
@@ -111,10 +102,7 @@ def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> NetworkProgram:
         return outputs[0]
 
     closed = jax.make_jaxpr(one)(params, sample)
-    return _single(straight_line(closed, _REMATERIALISED), len(jax.tree.leaves(params)))
-
-
-def _single(line: StraightLine, n_params: int) -> NetworkProgram:
+    line, n_params = straight_line(closed, of_one_sample=True), len(jax.tree.leaves(params))
     (output,) = line.outputs
     steps = _without_dead_steps(line.steps, output)
     return NetworkProgram(

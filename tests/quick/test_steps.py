@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxttp._quick.steps import straight_line
+from jaxttp.ntk import ntk_plan
 from tests.meshes import four
 
 
-def run(function, *arguments, also=frozenset()):
-    line = straight_line(jax.make_jaxpr(function)(*arguments), also)
+def run(function, *arguments, of_one_sample=False):
+    line = straight_line(jax.make_jaxpr(function)(*arguments), of_one_sample=of_one_sample)
     values = line.constants | dict(zip(line.inputs, arguments, strict=True))
     for step in line.steps:
         kept = [slot for slot in step.outputs if slot is not None]
@@ -46,7 +47,7 @@ def test_loops_and_derivatives_of_ones_own_are_one_step():
     found, names = run(function, jnp.ones(2))
     assert names[:2] == ["custom_jvp_call", "scan"]
     assert len(names) == 3
-    again, dissolved = run(function, jnp.ones(2), also=frozenset(names[2:]))
+    again, dissolved = run(function, jnp.ones(2), of_one_sample=True)
     assert dissolved == ["custom_jvp_call", "scan", "sin"]
     np.testing.assert_array_equal(found[0], again[0])
 
@@ -54,5 +55,14 @@ def test_loops_and_derivatives_of_ones_own_are_one_step():
 def test_where_arrays_are_to_lie_is_kept():
     place = jax.sharding.NamedSharding(four(), jax.P("rows"))
     x = jnp.ones((4, 2))
-    _, names = run(jax.jit(lambda x: 2 * x, out_shardings=place), x)
-    assert names == ["jit"]
+    placed = jax.jit(lambda x: 2 * x, out_shardings=place)
+    assert run(placed, x)[1] == ["jit"]
+    assert run(placed, x, of_one_sample=True)[1] == ["mul"]
+
+
+def test_a_layer_that_says_where_its_outputs_lie_is_no_obstacle_to_the_kernel():
+    place = jax.sharding.NamedSharding(four(), jax.P())
+    layer = jax.jit(lambda w, x: jnp.tanh(x @ w), out_shardings=place)
+    params, x = {"a": jnp.ones((5, 6)), "b": jnp.ones((6, 2))}, jnp.ones((3, 5))
+    plan = ntk_plan(lambda p, x: layer(p["a"], x) @ p["b"], params, x)
+    assert set(plan.forms.values()) == {"activation"}
