@@ -15,6 +15,7 @@ How many steps will training take?             `predict_training_time`
 ... for many rates, momenta, batch sizes?      `sweep`, with the settings of `grid`
 ... which is best, by a few trained steps?      `race`, of the same settings
 ... from which of several starting points?     `compare`, each a `Candidate`
+... the same, by a few trained steps?          `race_starts`
 ... on more data than a kernel can be of?      `extrapolate`
 ... now that it has begun?                     `Online`, a callback of `train`; `online`
 ... in seconds, and in money?                  `wall_clock`; `time_step` measures one step
@@ -83,6 +84,7 @@ from jaxttp.forecast import grid as grid
 from jaxttp.forecast import online as online
 from jaxttp.forecast import predict_training_time as predict_training_time
 from jaxttp.forecast import race as race
+from jaxttp.forecast import race_starts as race_starts
 from jaxttp.forecast import sweep as sweep
 from jaxttp.forecast import training_time as training_time
 from jaxttp.forecast import wall_clock as wall_clock
@@ -130,6 +132,7 @@ __all__ = [
     "predict_training_time",
     "print_progress",
     "race",
+    "race_starts",
     "representation",
     "sample_tokens",
     "sketch_jacobian",

@@ -103,6 +103,29 @@ def test_compare_writes_and_prints(tmp_path):
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_compare_races(tmp_path):
+    asked = ["compare", *WINE, "--train", "all,head", "--race"]
+    done = call(*asked, "--target-loss", "0.9", "--output", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "first to loss below 0.9 in the race" in done.stdout
+    assert "starting points, first to last: " in done.stdout
+    written = json.loads((tmp_path / "race.json").read_text())
+    assert sorted(written["order"]) == ["all", "head"]
+    assert f"use {written['order'][0]}, rate " in done.stdout
+    assert len(written["rows"]) == 2 * 13
+    assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
+    lowest = call(*asked, "--learning-rate", "0.1", "--json")
+    assert lowest.exit_code == 0, lowest.output
+    assert {row["learning_rate"] for row in json.loads(lowest.stdout)["rows"]} == {0.1}
+    never = call(*asked, "--target-loss", "1e-9")
+    assert never.exit_code != 0
+    assert "no setting got to loss below 1e-09" in never.output
+    for more in (["--rule", "relative"], ["--thresholds", "0.1"], ["--relinearize", "1"]):
+        refused = call(*asked, *more)
+        assert refused.exit_code == 2
+        assert "does nothing here: a race" in refused.output
+
+
 def test_compare_shows_the_seconds_to_one_target(monkeypatch):
     """A goal that one start alone reaches; one that nobody reaches has no seconds."""
     why = Explanation(0.5, 0.5, 10.0, 3, 1.0)

@@ -16,7 +16,8 @@ import pytest
 from experiments.bench.audit_calls import calls, functions
 
 REFUSES = {
-    "compare", "early_stopping", "extrapolate", "online", "predict_training_time", "race", "sweep",
+    "compare", "early_stopping", "extrapolate", "online", "predict_training_time", "race",
+    "race_starts", "sweep",
     "time_step", "train", "wall_clock", "weighted", "representation.neighbor_accuracy",
     "representation.lead", "representation.lead_speeds",
     "forecast.held_forecast", "forecast.extrapolate_spectrum", "forecast.mode_curve",

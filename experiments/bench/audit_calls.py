@@ -352,6 +352,10 @@ def _forecasts() -> dict[str, dict[str, Any]]:
         },
         "print_progress": {"every": 0.5},
         "race": real | {"settings": many, "target_loss": 0.3},
+        "race_starts": {
+            "candidates": {"all": Candidate(apply_fn, params)}, "x": x, "y": y, "settings": many,
+            "target_loss": 0.3,
+        },
         "sample_tokens": {
             "apply_fn": lambda w, x: w[x], "x": jnp.asarray([[0, 1, 2], [2, 1, 0]]),
             "y": jnp.asarray([[1, 2, 0], [1, 0, 2]]), "tokens": 2, "key": key,

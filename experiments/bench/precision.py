@@ -27,7 +27,8 @@ MANTISSA = 10
 ROUNDING = 1e-5
 """Some hundred roundings of float32; TF32 makes 1e-4 to 1e-3."""
 ROUNDED = {
-    "train": "real training", "race": "real training", "online": "follows a real training",
+    "train": "real training", "race": "real training", "race_starts": "real training",
+    "online": "follows a real training",
     "time_step": "measured seconds", "wall_clock": "measured seconds",
     "predict_training_time": "measured seconds", "forecast.forecast_training": "measured seconds",
     "dynamics.relinearized_recursion": "estimates of its error, which are rounding at two points",

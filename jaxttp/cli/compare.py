@@ -7,15 +7,16 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from jaxttp.cli._options import Given, Instead, because, takes
+from jaxttp.cli._race import print_race
 from jaxttp.cli._shell import print_task, seconds_text, write_json
-from jaxttp.cli._vocabulary import GOALS, MODELS, model_choices, option
+from jaxttp.cli._vocabulary import GOALS, MODELS, flag, model_choices, option
 
 
 @takes(
     without={
         "trainable": "`--train` names several",
         **because(
-            "every start is forecast by heavy-ball descent at one rate; `predict` forecasts other "
+            "every start is trained by heavy-ball descent at one rate; `predict` forecasts other "
             "trainings",
             "optimizer", "nesterov", "weight_decay", "schedule", "warmup",
         ),
@@ -74,16 +75,22 @@ def compare(
     rule: Annotated[
         str, option("Goals", "absolute (the same loss for all), relative, gap or plateau.")
     ] = "absolute",
+    race: Annotated[
+        bool, flag("Training", "Train all in heats, at many rates, in place of forecasts.")
+    ] = False,
 ) -> None:
     """Forecast several networks or choices of what to train, ranked, with the kernel's reasons."""
     from jaxttp.pipeline import compare_task, pair_networks
 
+    if race:
+        _race(given, train, rule)
+        return
     shell = given.shell
     with shell.work() as report:
         asked, goals = given["thresholds"], GOALS["thresholds"].parse
         task, found = compare_task(
             given.settings(leave=("model", "weights", "learning_rate", "thresholds")),
-            None if train is None else [name.strip() for name in train.split(",")],
+            _names(train),
             networks=pair_networks(given["model"] or (), given["weights"] or ()),
             learning_rate=given["learning_rate"],
             thresholds=None if asked is None or goals is None else goals(asked),
@@ -105,6 +112,45 @@ def compare(
         lambda to: _print(to, task, found),
         lambda folder: _write(plain, found, task, folder),
     )
+
+
+def _names(train: str | None) -> list[str] | None:
+    return None if train is None else [name.strip() for name in train.split(",")]
+
+
+def _race(given: Given, train: str | None, rule: str) -> None:
+    """All starts by real training in heats."""
+    from jaxttp._checks import check_used
+    from jaxttp.pipeline import pair_networks, race_starts_task
+
+    shell, rate = given.shell, given["learning_rate"]
+    with shell.work() as report:
+        why = "a race is to one loss, or to the lowest: name it by --target-loss"
+        check_used("thresholds", given["thresholds"], False, why)
+        check_used("rule", None if rule == "absolute" else rule, False, why)
+        task, found = race_starts_task(
+            given.settings(leave=("model", "weights", "learning_rate", "thresholds")),
+            _names(train),
+            networks=pair_networks(given["model"] or (), given["weights"] or ()),
+            **({} if rate is None else {"learning_rates": (rate,)}),
+            progress=report,
+        )
+    plain = {"task": task.description, "note": task.note} | found.to_json()
+
+    def write(folder: Path) -> list[Path]:
+        from jaxttp.plots import save
+
+        paths = [folder / "race.json", folder / "race.png"]
+        write_json(paths[0], plain)
+        save(found.plot(title=task.description), paths[1])
+        return paths
+
+    def say(console: Console) -> None:
+        print_task(console, task)
+        print_race(console, found)
+
+    problem = None if found.ranking() else f"{found.advice}."
+    shell.deliver(plain, say, write, problem=problem)
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:

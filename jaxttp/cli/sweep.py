@@ -8,12 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxttp.cli._options import Given, because, takes
+from jaxttp.cli._race import FASTEST, print_race
 from jaxttp.cli._shell import parse_numbers, print_task, seconds_text, write_json
 from jaxttp.cli._vocabulary import flag, option
 from jaxttp.rule import Target
-
-FASTEST = 5
-"""Settings in the first table."""
 
 
 @takes(
@@ -173,7 +171,7 @@ def _print(console: Console, result: Any) -> None:
         limit = f"{result.max_learning_rate:.4g} (no momentum)"
         console.print(f"largest stable learning rate: {limit}")
     if result.race is not None:
-        _print_race(console, result.race)
+        print_race(console, result.race)
     elif result.fastest is not None:
         _print_advice(console, result)
 
@@ -194,21 +192,9 @@ def _print_advice(console: Console, result: Any) -> None:
         console.print(f"trust: {swept.trust[result.fastest]}", soft_wrap=True)
 
 
-def _print_race(console: Console, race: Any) -> None:
-    title = f"first to {race.goal.words()} in the race"
-    table = Table("setting", "steps", "loss", title=title)
-    for i in race.ranking()[:FASTEST]:
-        table.add_row(str(race.settings[i]), str(race.times[i]), f"{race.losses[i][-1]:.4g}")
-    console.print(table)
-    console.print(f"race, trained for real: {race.price}", soft_wrap=True)
-    console.print(race.advice, soft_wrap=True)
-    if race.edge:
-        console.print(race.edge, soft_wrap=True)
-
-
 def _cheaper(swept: Any) -> str:
     """What a race would cost, where that is less than the sweep did and can be said."""
-    from jaxttp.forecast.racing import expected
+    from jaxttp.forecast.heats import expected
 
     order, steps = swept.ranking(), {one.steps for one in swept.settings}
     sizes = {one.batch_size for one in swept.settings}

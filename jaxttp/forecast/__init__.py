@@ -2,11 +2,11 @@
 
 from jaxttp.crossing import smooth_curve as smooth_curve
 from jaxttp.crossing import training_time as training_time
+from jaxttp.forecast.candidates import Candidate as Candidate
 from jaxttp.forecast.closed_loop import OnlineForecast as OnlineForecast
 from jaxttp.forecast.closed_loop import online as online
 from jaxttp.forecast.compared import Comparison as Comparison
 from jaxttp.forecast.compared import Explanation as Explanation
-from jaxttp.forecast.comparison import Candidate as Candidate
 from jaxttp.forecast.comparison import compare as compare
 from jaxttp.forecast.descent import Descent as Descent
 from jaxttp.forecast.extrapolation import Extrapolation as Extrapolation
@@ -32,6 +32,7 @@ from jaxttp.forecast.prediction import Prediction as Prediction
 from jaxttp.forecast.problem import Problem as Problem
 from jaxttp.forecast.raced import Race as Race
 from jaxttp.forecast.racing import race as race
+from jaxttp.forecast.racing import race_starts as race_starts
 from jaxttp.forecast.seconds import DEVICES as DEVICES
 from jaxttp.forecast.seconds import Device as Device
 from jaxttp.forecast.seconds import WallClock as WallClock

@@ -177,10 +177,25 @@ def choose_plan(
         return None
     plan = plan_forecast(way, problem, descent, estimator, budget=budget, key=key)
     check_tokens(problem, plan.kernel)
-    if progress is None and plan.operations > max(LONG, plan.training):
-        remedy = "budget= bounds that, progress= shows how far it is"
-        warnings.warn(f"this forecast may take minutes ({plan}); {remedy}", stacklevel=3)
+    if progress is None:
+        announce(plan, "this forecast", "budget= bounds that, progress= shows how far it is")
     return plan
+
+
+def announce(
+    plan: ForecastPlan, what: str, remedy: str, *, forecasts: int = 1, trainings: int = 1
+) -> None:
+    """Warn the caller's caller of what may take minutes, and more than the trainings foreseen.
+
+    Args:
+        plan: of one forecast.
+        what: is announced.
+        remedy: what to do in its place.
+        forecasts: of that kind, at most.
+        trainings: that they stand for.
+    """
+    if forecasts * plan.operations > max(LONG, trainings * plan.training):
+        warnings.warn(f"{what} may take minutes ({plan}); {remedy}", stacklevel=4)
 
 
 def choose_kernel(

@@ -21,11 +21,11 @@ from jaxtyping import Array
 from jaxttp._checks import check_choice, check_finite, check_integer, check_known
 from jaxttp._jit import full_precision
 from jaxttp._samples import count
-from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.forecast._options import Keywords, check_tokens, choose_kernel, refuse_mesh
+from jaxttp.forecast.candidates import Candidate, check_candidates, problem_of
 from jaxttp.forecast.compared import Comparison, Explanation
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.leaders import follow_leaders, with_trust
@@ -46,24 +46,6 @@ GOALS = (0.1, 0.5)
 """Goals when none are given, as shares of the largest initial loss."""
 LEADING = 10
 """Eigenvectors that count as leading."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A starting point: a network, its weights, and which of them train.
-
-    Attributes:
-        apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
-        params: pytree of floating-point arrays.
-        trainable: which parameters train, as in `empirical_ntk`; all of them when None.
-        x: the same training samples as this network wants them (N, ...), such as images of another
-            size; those of `compare` when None.
-    """
-
-    apply_fn: ApplyFn
-    params: Params
-    trainable: Any = None
-    x: Any = None
 
 
 def compare(
@@ -152,7 +134,7 @@ def compare(
         TTP Sections 1 and 6 propose it (pre-trained models, hyper-parameters) for single forecasts;
         its Proposition 2 gives the alignment.
     """
-    _check_candidates(candidates, steps, time_steps)
+    _check(candidates, steps, time_steps)
     Keywords(relinearize=relinearize).check()
     own_goals = thresholds is None and rule == "absolute"
     Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
@@ -165,7 +147,7 @@ def compare(
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     refuse_mesh(estimator, "compare", "sweep for each candidate")
     check_finite("x", x)
-    problems = {name: _problem(name, one, x, y, loss) for name, one in candidates.items()}
+    problems = {name: problem_of(name, one, x, y, loss) for name, one in candidates.items()}
     if own_goals:
         worst = max(_start(problem, metric) for problem in problems.values())
         thresholds = tuple(share * worst for share in GOALS)
@@ -215,29 +197,10 @@ def _errors(chosen: Sequence[tuple[Sweep, int]]) -> np.ndarray | None:
     return np.stack(curves) if curves else None
 
 
-def _check_candidates(candidates: Mapping[str, Candidate], steps: Any, time_steps: Any) -> None:
+def _check(candidates: Any, steps: Any, time_steps: Any) -> None:
     check_integer("steps", steps, at_least=1)
     check_choice("time_steps", time_steps, (True, False))
-    if not isinstance(candidates, Mapping):
-        raise TypeError(f"candidates must be Candidates by name; got {candidates!r}.")
-    if not candidates:
-        raise ValueError("candidates must hold at least one Candidate; got none.")
-    for name, one in candidates.items():
-        if not isinstance(one, Candidate):
-            raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
-
-
-def _problem(name: str, one: Candidate, x: Any, y: Any, loss: str | Loss) -> Problem:
-    """A candidate with the samples as it wants them."""
-    own = x if one.x is None else check_samples(f"candidates[{name!r}].x", one.x)
-    if count(own) != count(x):
-        raise ValueError(
-            f"candidates[{name!r}].x must hold the {count(x)} samples of x; got {count(own)}."
-        )
-    return Problem.of(
-        one.apply_fn, one.params, own, y, loss=loss, trainable=one.trainable,
-        names=f"candidates[{name!r}].{{}}",
-    )  # fmt: skip
+    check_candidates(candidates)
 
 
 def _start(problem: Problem, metric: str) -> float:

@@ -22,7 +22,7 @@ from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._curves import held_to
-from jaxttp.forecast._options import Keywords
+from jaxttp.forecast._options import Keywords, announce
 from jaxttp.forecast._shared import with_shared_goal
 from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
 from jaxttp.forecast.doubt import LEVEL, Doubt
@@ -103,7 +103,10 @@ def follow_leaders(
         beside, descent = lines_of(lines, one, y), descent_of(one, key, protocol)
         way = keywords.choose(descent, beside.problem.weights)
         if relinearize == "auto":
-            way = plan_forecast(way, beside.problem, descent, lines.estimator).dynamics
+            plan = plan_forecast(way, beside.problem, descent, lines.estimator)
+            way = plan.dynamics
+            if progress is None and not followed:
+                announce(plan, *_long(most), forecasts=most, trainings=len(swept.settings))
         if not isinstance(way, Relinearized):
             break
         report("rebuilding kernels of the leading settings", len(followed), most)
@@ -114,6 +117,14 @@ def follow_leaders(
         followed[waiting] = Rebuilt(way, path, stable)
         swept = _read(screened, followed, rule)
     return dataclasses.replace(swept, trainings=spent)
+
+
+def _long(most: int) -> tuple[str, str]:
+    """What may take minutes, and what there is in its place."""
+    which = f"forecasting up to {most} leading settings again" if most > 1 else "this forecast"
+    return which, (
+        "relinearize=0 stays with one kernel, which ranks them less truly; jaxttp.race trains them"
+    )
 
 
 def _read(screened: Sweep, followed: Mapping[int, Rebuilt], rule: Rule) -> Sweep:

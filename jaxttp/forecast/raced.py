@@ -19,7 +19,7 @@ other tasks 97 % with gradient descent, 94 with AdamW, 91 of both in one grid (3
 
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """What was really trained, and who came first.
+    """What was really trained, and who came first; of starting points every pair with a setting.
 
     Attributes:
         settings: that started, S of them.
@@ -34,6 +34,7 @@ class Race:
         finite: (S,), whether all losses that were seen are finite.
         notes: how the network is evaluated and trained, where that is not as it was given, such as
             "1 BatchNorm on running averages".
+        starts: the starting point of each (S,), in a race of several; else empty.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -45,6 +46,23 @@ class Race:
     params: Params | None
     finite: np.ndarray
     notes: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
+
+    def named(self, i: int) -> str:
+        """What started at place i, in words."""
+        return f"{self.starts[i]}, {self.settings[i]}" if self.starts else str(self.settings[i])
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Starting points, the first one first; what was left out comes by how far it got.
+
+        Every start counts as its best setting: by steps to the goal, then by the steps that it was
+        trained, then by its last loss. Empty in a race of one start.
+        """
+        never = self.settings[0].steps + 1
+        times = np.where(self.times >= 0, self.times, never)
+        places = np.lexsort((self.last, -self.trained, ~self.finite, times))
+        return tuple(dict.fromkeys(self.starts[i] for i in places)) if self.starts else ()
 
     @property
     def trained(self) -> np.ndarray:
@@ -85,9 +103,11 @@ class Race:
     def sure(self) -> float | None:
         """How probable it is that the first is within 10 % of the best of the grid, or a step.
 
-        It is what tuning tasks gave; None where none is at the goal, or there is none.
+        It is what tuning tasks gave; None where none is at the goal, or there is none, and of
+        several starting points, of which it is not known.
         """
-        return SURE if self.goal is not None and self.ranking() else None
+        known = self.goal is not None and not self.starts
+        return SURE if known and self.ranking() else None
 
     @property
     def advice(self) -> str:
@@ -96,11 +116,11 @@ class Race:
         if not order:
             low = int(np.argmin(self.last))
             what = "stayed finite" if self.goal is None else f"got to {self.goal.words()}"
-            lowest = f"; lowest {self.last[low]:.3g}, of {self.settings[low]}"
+            lowest = f"; lowest {self.last[low]:.3g}, of {self.named(low)}"
             return f"no setting {what}{lowest if self.finite.any() else ''}: try other rates"
-        first = f"use {self.settings[order[0]]}: {self._said(order[0])}"
+        first = f"use {self.named(order[0])}: {self._said(order[0])}"
         if len(order) > 1:
-            return f"{first}; next {self.settings[order[1]]}: {self._said(order[1])}"
+            return f"{first}; next {self.named(order[1])}: {self._said(order[1])}"
         return first if self.goal is None else f"{first}, before all others"
 
     def _said(self, i: int) -> str:
@@ -112,6 +132,7 @@ class Race:
         """One flat dictionary a setting, of plain values; None where there is no number."""
         return [
             {
+                "start": self.starts[i] if self.starts else None,
                 "setting": str(one),
                 "algorithm": algorithm_name(one.algorithm),
                 "learning_rate": float(one.learning_rate),
@@ -130,6 +151,7 @@ class Race:
         return {
             "goal": None if self.goal is None else self.goal.value,
             "first": self.ranking()[0] if self.ranking() else None,
+            "order": list(self.order),
             "sure": self.sure,
             "trainings": self.trainings,
             "advice": self.advice,
@@ -141,14 +163,17 @@ class Race:
     def __str__(self) -> str:
         goal = "the lowest loss" if self.goal is None else self.goal.words()
         steps = self.settings[0].steps
-        lines = [f"Race of {len(self.settings)} settings to {goal}, trained for real:"]
+        several = f" of {len(self.order)} starting points" if self.starts else ""
+        lines = [f"Race of {len(self.settings)} settings{several} to {goal}, trained for real:"]
         order = self.ranking()
         rest = [i for i in np.argsort(-self.trained, kind="stable").tolist() if i not in order]
         for i in (*order, *rest)[:SHOWN]:
             end = f"loss {self.losses[i][-1]:.4g} after {self.trained[i]} of {steps} steps"
-            lines.append(f"  {self.settings[i]!s:<40} {self._state(i)}{end}")
+            lines.append(f"  {self.named(i):<40} {self._state(i)}{end}")
         if len(self.settings) > SHOWN:
             lines.append(f"  {len(self.settings) - SHOWN} more in rows()")
+        if self.starts:
+            lines.append(wrapped(f"  starting points: {', '.join(self.order)}", 2))
         lines.append(wrapped(f"  {self.price}", 2))
         lines.append(wrapped(f"  {self.advice}", 2))
         if self.edge:
@@ -169,7 +194,11 @@ class Race:
     def edge(self) -> str:
         """What to try where the first has the highest or the lowest rate of its kind; or empty."""
         order = self.ranking()
-        return at_the_edge(self.settings, order[0]) if order else ""
+        if not order:
+            return ""
+        alike = [i for i in range(len(self.settings)) if not self.starts
+                 or self.starts[i] == self.starts[order[0]]]  # fmt: skip
+        return at_the_edge([self.settings[i] for i in alike], alike.index(order[0]))
 
     @property
     def price(self) -> str:

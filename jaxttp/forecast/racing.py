@@ -1,42 +1,29 @@
-"""Which setting is first, by real training: all start, and the slow ones are left out early.
+"""Which setting, or which start, is first, by real training in heats.
 
 A forecast costs kernels. Where a training is short or a network small, these cost more than to
 train the settings themselves for a few steps; and what was trained is never wrong about itself. So
-this is no forecast, and says so: a race trains, in heats.
-
-All settings train `FIRST` steps, the better `KEEP` of them `GROWTH` times as many in all, and so
-on, `LEAST` of them to the end, which is where the first of those that are left is at the goal: a
-later one cannot win. Thirty settings of which the best needs 10 of 150 steps cost as much as 1.5
-trainings of one, at 80 steps as 3.4 (`expected`).
+this is no forecast, and says so: a race trains (`jaxttp.forecast.heats`).
 """
 
-import dataclasses
-import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array
 
 from jaxttp._checks import check_known, check_number
-from jaxttp._jit import jit
-from jaxttp._samples import count, take
+from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
-from jaxttp.dynamics._network import kept
-from jaxttp.dynamics.batches import batch_indices, check_batches
+from jaxttp.adapters.inputs import check_samples
+from jaxttp.dynamics.batches import check_batches
+from jaxttp.forecast.candidates import Candidate, check_candidates, problem_of
+from jaxttp.forecast.heats import Runner, Track, run_heats
 from jaxttp.forecast.hyperparameters import Hyperparameters, check_settings
 from jaxttp.forecast.price import STEP
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.raced import Race
-from jaxttp.losses import Loss, get_loss
+from jaxttp.losses import get_loss
 from jaxttp.rule import Target
-from jaxttp.training import make_step
-
-FIRST, GROWTH, KEEP, LEAST = 4, 1.6, 0.6, 3
-"""Steps of the first heat, how they grow, which share goes on, and how many at least."""
 
 
 def race(
@@ -104,63 +91,106 @@ def race(
     """
     check_known(params=params, x=x, y=y, key=key, target_loss=target_loss)
     settings = _alike(settings)
-    if target_loss is not None:
-        check_number("target_loss", target_loss, above=0.0)
-    goal = None if target_loss is None else Target(float(target_loss))
-    one = settings[0]
+    one, goal = settings[0], _goal(target_loss)
     protocol = check_batches(one.batch_size, key, protocol, count(x))
     problem = Problem.of(apply_fn, params, x, y, loss=one.loss, trainable=trainable)
-    track = _Track.of(problem, one, key, protocol)
-    runners = [_Runner(setting, track) for setting in settings]
-    alive, bar = list(range(len(runners))), None
-    for end in heats(one.steps):
-        for done, i in enumerate(alive):
-            runners[i].advance(end if bar is None else min(end, bar), goal)
-            bar = runners[i].there if runners[i].there is not None else bar
-            if progress is not None:
-                progress(f"training to step {end}", done, len(alive))
-        if bar is not None:
-            break
-        alive = [i for i in alive if runners[i].finite]
-        alive.sort(key=lambda i: runners[i].losses[-1])
-        if end == one.steps or not alive:
-            break
-        going_on = alive[: max(LEAST, math.ceil(KEEP * len(alive)))]
-        for i in alive[len(going_on) :]:
-            runners[i].drop()
-        alive = going_on
-    return _result(settings, goal, runners, problem)
+    track = Track.of(problem, one, key, protocol)
+    runners = [Runner(setting, track) for setting in settings]
+    run_heats(runners, one.steps, goal, progress)
+    return _result(settings, goal, runners)
 
 
-def heats(steps: int) -> list[int]:
-    """The steps at which a heat ends.
+def race_starts(
+    candidates: Mapping[str, Candidate],
+    x: Any,
+    y: Any,
+    settings: Sequence[Hyperparameters] | Mapping[str, Sequence[Hyperparameters]],
+    *,
+    target_loss: float | None = None,
+    key: Array | None = None,
+    protocol: str | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Race:
+    """`race` for starting points: checkpoints, networks, what is trained, each by every setting.
+
+    Which start is best depends on the rate that suits it, and a rate that suits is found with a few
+    steps: so every start begins with all settings, and what is slow is left out, start or rate.
+    `compare` forecasts instead, and says why; of networks that train in seconds this is the better
+    guide at a fraction of the cost (`experiments.bench.checkpoints`).
+
+    Args:
+        candidates: starting points by name.
+        x: training samples (N, ...), an array or a pytree of arrays with N rows each; a candidate
+            may have them in a form of its own.
+        y: integer labels (N,) or targets (N, C).
+        settings: what every start is trained by; or by the name of a start, its own. They share
+            loss, batch size and horizon.
+        target_loss: as in `race`.
+        key: as in `race`; all see the same batches.
+        protocol: as in `race`.
+        progress: as in `race`.
+
+    Returns:
+        A `Race` of all pairs, whose `starts` name the starting points and `order` ranks them.
+        `trainings` count every pair's steps by a training of its own.
+
+    Raises:
+        ValueError: no candidates; names of settings that are not those of the candidates; whatever
+            `race` refuses.
+        TypeError: candidates or settings that are none.
 
     Example:
-        >>> heats(20)
-        [4, 7, 12, 20]
+        >>> import jax.numpy as jnp
+        >>> from jaxttp.forecast import grid
+        >>> x = jnp.stack([jnp.linspace(-1, 1, 20), jnp.ones(20)], axis=1)
+        >>> y = (x[:, 0] > 0).astype(int)
+        >>> linear = lambda w, x: x @ w
+        >>> ways = {"zero": jnp.zeros((2, 2)), "near": jnp.array([[-2.0, 2.0], [0.0, 0.0]])}
+        >>> starts = {name: Candidate(linear, w) for name, w in ways.items()}
+        >>> found = race_starts(starts, x, y, grid(learning_rate=(0.1, 1.0)), target_loss=0.15)
+        >>> found.order, str(found.settings[found.best()])
+        (('near', 'zero'), 'rate 1')
+
+    Source:
+        Successive halving, as `race`, with its numbers.
     """
-    ends, end = [], FIRST
-    while end < steps:
-        ends.append(end)
-        end = math.ceil(GROWTH * end)
-    return [*ends, steps]
+    check_candidates(candidates)
+    check_known(key=key, target_loss=target_loss)
+    by_start = _by_start(candidates, settings)
+    every = _alike([one for some in by_start.values() for one in some])
+    one, goal = every[0], _goal(target_loss)
+    x = check_samples("x", x)
+    protocol = check_batches(one.batch_size, key, protocol, count(x))
+    runners, starts = [], []
+    for name, start in candidates.items():
+        problem = problem_of(name, start, x, y, one.loss)
+        track = Track.of(problem, one, key, protocol)
+        runners += [Runner(setting, track) for setting in by_start[name]]
+        starts += [name] * len(by_start[name])
+    run_heats(runners, one.steps, goal, progress)
+    return _result(every, goal, runners, tuple(starts))
 
 
-def expected(count: int, steps: int, best: int) -> float:
-    """What a race will cost at most, in trainings of one setting, if the first needs `best` steps.
+def _by_start(
+    candidates: Mapping[str, Candidate],
+    settings: Sequence[Hyperparameters] | Mapping[str, Sequence[Hyperparameters]],
+) -> dict[str, tuple[Hyperparameters, ...]]:
+    """The settings of every start."""
+    if not isinstance(settings, Mapping):
+        return dict.fromkeys(candidates, check_settings(settings))
+    if set(settings) != set(candidates):
+        raise ValueError(
+            f"settings must have those of every candidate, {', '.join(map(repr, candidates))}, and "
+            f"of no other; got those of {', '.join(map(repr, settings)) or 'none'}."
+        )
+    return {name: check_settings(settings[name]) for name in candidates}
 
-    Example:
-        >>> round(expected(30, 150, 10), 2), round(expected(30, 150, 80), 2)
-        (1.51, 3.43)
-    """
-    spent, done, left = 0.0, 0, count
-    for end in heats(steps):
-        upto = min(end, best)
-        spent, done = spent + left * (upto - done + 1 / STEP), upto
-        if best <= end:
-            break
-        left = min(left, max(LEAST, math.ceil(KEEP * left)))
-    return spent / steps
+
+def _goal(target_loss: float | None) -> Target | None:
+    if target_loss is None:
+        return None
+    check_number("target_loss", target_loss, above=0.0)
+    return Target(float(target_loss))
 
 
 def _alike(settings: Sequence[Hyperparameters]) -> tuple[Hyperparameters, ...]:
@@ -177,145 +207,26 @@ def _alike(settings: Sequence[Hyperparameters]) -> tuple[Hyperparameters, ...]:
     return settings
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Track:
-    """What all run on: data, batches, programs, and when the loss is looked at."""
-
-    problem: Problem
-    value: Callable[..., Any]
-    evaluate: Callable[..., Any]
-    indices: np.ndarray | None
-    every: int
-    steps: dict[Any, Callable[..., Any]] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls, problem: Problem, one: Hyperparameters, key: Array | None, protocol: str
-    ) -> "_Track":
-        n = len(problem.f0)
-        programs = kept(_programs, problem.network, problem.loss)
-        if one.batch_size is None:
-            return cls(problem, *programs, None, 1)
-        drawn = batch_indices(key, n, one.batch_size, one.steps, protocol=protocol)
-        return cls(problem, *programs, np.asarray(drawn), math.ceil(n / (STEP * one.batch_size)))
-
-    def step(self, stepper: optax.GradientTransformation) -> Callable[..., Any]:
-        """A step of an algorithm, compiled once for all of its settings."""
-        if stepper not in self.steps:
-            problem = self.problem
-            self.steps[stepper] = kept(_step, problem.network, problem.loss, stepper)
-        return self.steps[stepper]
-
-    def batch(self, t: int) -> tuple[Any, Array]:
-        """The samples of step t, and their targets."""
-        x, targets = self.problem.x, self.problem.targets
-        if self.indices is None:
-            return x, targets
-        return take(x, self.indices[t]), targets[self.indices[t]]
-
-
-@functools.lru_cache(maxsize=8)
-def _programs(network: ApplyFn, loss: Loss) -> tuple[Callable, Callable]:
-    """The loss of outputs, and the loss of weights."""
-    return (
-        jit(loss.value),
-        jit(lambda w, x, targets: loss.value(network(w, x), targets)),
-    )
-
-
-_step = functools.lru_cache(maxsize=16)(make_step)
-
-
-class _Runner:
-    """A setting in training."""
-
-    def __init__(self, setting: Hyperparameters, track: _Track) -> None:
-        stepper, numbers = setting.stepper()
-        self.rates, self.track, self.step = setting.rates(), track, track.step(stepper)
-        self.weights = track.problem.weights
-        self.state: Any = stepper.init(self.weights)
-        for name, value in numbers.items():
-            self._set(name, value)
-        self.done, self.looks = 0, 0.0  # steps, and ways forward beside them
-        self.losses: list[float] = []
-        self.at: list[int] = []
-        self.there: int | None = None
-
-    @property
-    def finite(self) -> bool:
-        """Whether all losses that were seen are: the last, as none is looked for after that."""
-        return not self.losses or math.isfinite(self.losses[-1])
-
-    @property
-    def running(self) -> bool:
-        """Whether there is anything left to train."""
-        return self.there is None and self.finite
-
-    @property
-    def seen(self) -> int:
-        """The last step whose loss is known, -1 for none."""
-        return self.at[-1] if self.at else -1
-
-    def advance(self, end: int, goal: Target | None) -> None:
-        """Train to a step, or to the goal, and look at the loss there."""
-        track = self.track
-        while self.done < end and self.running:
-            t = self.done
-            looking = t % track.every == 0 and self.seen < t
-            if looking and track.indices is not None:
-                self._look(t, goal)
-                if not self.running:
-                    return
-            self._set("rate", self.rates[t])
-            x, targets = track.batch(t)
-            weights, state, f, _ = self.step(self.weights, self.state, x, targets)
-            if looking and track.indices is None:
-                self._note(t, float(track.value(f, targets)), goal)
-                if not self.running:
-                    self.looks += STEP  # a step that goes for nothing showed it
-                    return
-            self.weights, self.state, self.done = weights, state, t + 1
-        if self.running and self.seen < self.done:
-            self._look(self.done, goal)
-
-    def _set(self, name: str, value: float) -> None:
-        numbers = self.state.hyperparams
-        numbers[name] = jnp.asarray(value, numbers[name].dtype)
-
-    def _look(self, t: int, goal: Target | None) -> None:
-        problem = self.track.problem
-        self.looks += 1
-        self._note(t, float(self.track.evaluate(self.weights, problem.x, problem.targets)), goal)
-
-    def _note(self, t: int, loss: float, goal: Target | None) -> None:
-        self.at.append(t)
-        self.losses.append(loss)
-        if goal is not None and loss <= goal.value:
-            self.there = t
-
-    def drop(self) -> None:
-        """Out of the race: what it held may go."""
-        self.weights = self.state = None
-
-
 def _result(
     settings: tuple[Hyperparameters, ...],
     goal: Target | None,
-    runners: Sequence[Any],
-    problem: Problem,
+    runners: Sequence[Runner],
+    starts: tuple[str, ...] = (),
 ) -> Race:
-    n, one = len(problem.f0), settings[0]
+    problems: list[Problem] = [runner.track.problem for runner in runners]
+    n, one = len(problems[0].f0), settings[0]
     share = (one.batch_size or n) / n
     spent = sum(runner.done * share + runner.looks / STEP for runner in runners)
     ends = [(r.there if r.there is not None else one.steps + 1, r.losses[-1]) for r in runners]
     in_it = [i for i, r in enumerate(runners) if r.weights is not None and r.finite]
     first = min(in_it, key=lambda i: ends[i], default=None)
     longest = max(runners, key=lambda r: len(r.at))
+    notes = dict.fromkeys(note for problem in problems for note in problem.notes)
     return Race(
         settings, goal,
         np.array([-1 if runner.there is None else runner.there for runner in runners]),
         tuple(np.array(runner.losses) for runner in runners), np.array(longest.at),
         float(spent / (one.steps * share)),
-        None if first is None else problem.restore(runners[first].weights),
-        np.array([runner.finite for runner in runners]), problem.notes,
+        None if first is None else problems[first].restore(runners[first].weights),
+        np.array([runner.finite for runner in runners]), tuple(notes), starts,
     )  # fmt: skip

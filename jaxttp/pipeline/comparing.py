@@ -1,4 +1,4 @@
-"""From the name of a task to a comparison of starting points."""
+"""From the name of a task to a comparison of starting points, or a race of them."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxttp._checks import check_choice
-from jaxttp.forecast import Candidate, Comparison, compare
+from jaxttp.forecast import Candidate, Comparison, Race, compare, grid, race_starts
 from jaxttp.models import lora
 from jaxttp.ntk._select import leaf_paths
 from jaxttp.pipeline._unused import check_unused
@@ -18,7 +18,10 @@ from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.sweeping import ALIKE, Progress
 from jaxttp.pipeline.tasks import Task, build_task
 
-STARTS = "every start is forecast by heavy-ball descent at one rate, its own best if none is given"
+STARTS = "every start is trained by heavy-ball descent at a constant rate"
+RACED = "a race trains, and builds no kernel"
+RACED_RATES = (1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Learning rates of a race that names none: what is too high is seen in the first heat."""
 ADAPTERS = "lora"
 START_NAMES = ("all", "head", "last", "bias", ADAPTERS)
 """What can be trained: all weights, the head, the head and the last block, the biases, low-rank
@@ -122,8 +125,8 @@ def compare_task(
     """Which network, and what of it, to train: forecasts for a named task, ranked and explained.
 
     Args:
-        settings: data, samples, loss, momentum, batch size, horizon, metric, rank of adapters and
-            seed; target losses and errors, which rank before the thresholds.
+        settings: data, samples, loss, momentum, batch size, horizon, metric, rank of adapters,
+            width of a sketch and seed; target losses and errors, which rank before the thresholds.
         names: as in `starting_points`; when None "all" of several networks, all but "lora" of one.
         networks: models and weights to compare; that of the settings when empty.
         learning_rate: of all; each gets its own best when None.
@@ -145,9 +148,75 @@ def compare_task(
         >>> len(found.names)
         2
     """
+    check_unused(settings, ("mesh",), "kernels are compared by decomposing them on one device")
+    task, candidates = _candidates(settings, names, networks)
+    if progress is not None:
+        progress("comparing", 0, 1)
+    found = compare(
+        candidates, task.x, task.y, loss=task.loss, learning_rate=learning_rate,
+        momentum=settings.momentum, batch_size=settings.batch_size, steps=settings.steps,
+        key=jax.random.key(settings.seed), time_steps=time_steps, thresholds=thresholds, rule=rule,
+        relinearize=settings.relinearize, sketch_dim=settings.sketch_dim,
+        metric=metric or settings.metric, target_loss=settings.target_loss,
+        target_error=settings.target_error,
+    )  # fmt: skip
+    return task, found
+
+
+def race_starts_task(
+    settings: Settings,
+    names: Sequence[str] | None = None,
+    *,
+    networks: Sequence[NamedNetwork] = (),
+    learning_rates: Sequence[float] = RACED_RATES,
+    progress: Progress | None = None,
+) -> tuple[Task, Race]:
+    """The same by real training in heats: every start by every rate, the slow ones left out early.
+
+    Args:
+        settings: data, samples, loss, momentum, batch size, horizon, rank of adapters and seed; one
+            target loss, or none for the lowest loss at the horizon.
+        names: as in `compare_task`.
+        networks: as in `compare_task`.
+        learning_rates: of every start.
+        progress: called with (stage, done, total).
+
+    Returns:
+        ``(task, race)``; of several networks the first one's task.
+
+    Raises:
+        ValueError: goals other than one loss; whatever `build_task` and `race_starts` refuse.
+
+    Example:
+        >>> small = Settings(data="wine", samples_per_class=4, steps=20, target_loss=(0.5,))
+        >>> _, found = race_starts_task(small, ("all", "head"), learning_rates=(0.03, 0.3))
+        >>> sorted(found.order)
+        ['all', 'head']
+    """
+    check_unused(settings, ("relinearize", "sketch_dim", "thresholds"), RACED)
+    check_unused(settings, ("metric", "target_error"), "a race is to a loss, by target_loss")
+    check_unused(settings, ("mesh",), "a race trains on one device")
+    if len(settings.target_loss) > 1:
+        raise ValueError(f"target_loss={settings.target_loss} must be one loss, a race's goal.")
+    task, candidates = _candidates(settings, names, networks)
+    choices = grid(
+        learning_rate=list(learning_rates), momentum=settings.momentum, loss=task.loss,
+        batch_size=settings.batch_size, steps=settings.steps,
+    )  # fmt: skip
+    found = race_starts(
+        candidates, task.x, task.y, choices, progress=progress,
+        target_loss=settings.target_loss[0] if settings.target_loss else None,
+        key=None if settings.batch_size is None else jax.random.key(settings.seed),
+    )  # fmt: skip
+    return task, found
+
+
+def _candidates(
+    settings: Settings, names: Sequence[str] | None, networks: Sequence[NamedNetwork]
+) -> tuple[Task, dict[str, Candidate]]:
+    """What starts, by name, and the first network's task."""
     check_unused(settings, ("optimizer", "weight_decay", "nesterov", "schedule", "warmup"), STARTS)
     check_unused(settings, ("budget", "total_samples"), ALIKE)
-    check_unused(settings, ("mesh",), "kernels are compared by decomposing them on one device")
     check_unused(settings, ("trainable",), "names say what is trained")
     several = len(networks) > 1
     names = names or (("all",) if several else START_NAMES[:-1])
@@ -167,14 +236,4 @@ def compare_task(
     if several:
         words = f"{len(tasks)} networks on {settings.data}, {len(task.y)} samples, {task.loss}"
         task = dataclasses.replace(task, description=words)
-    if progress is not None:
-        progress("comparing", 0, 1)
-    found = compare(
-        candidates, task.x, task.y, loss=task.loss, learning_rate=learning_rate,
-        momentum=settings.momentum, batch_size=settings.batch_size, steps=settings.steps,
-        key=jax.random.key(settings.seed), time_steps=time_steps, thresholds=thresholds, rule=rule,
-        relinearize=settings.relinearize,
-        metric=metric or settings.metric, target_loss=settings.target_loss,
-        target_error=settings.target_error,
-    )  # fmt: skip
-    return task, found
+    return task, candidates

@@ -141,6 +141,7 @@ def extrapolate_task(
     check_unused(settings, ("optimizer", "weight_decay", "nesterov", "schedule", "warmup"), WHOLE)
     check_unused(settings, ("budget", "total_samples"), ONE)
     check_unused(settings, ("mesh",), "the kernel of the subset is decomposed on one device")
+    check_unused(settings, ("sketch_dim",), "the kernel of the subset is exact")
     check_unused(settings, ("metric", "target_error"), "the error on all samples is not known")
     task = build_task(settings)
     check_integer("subset", subset, at_least=2, at_most=len(task.y))

@@ -93,6 +93,7 @@ def report_task(
     known: dict[str, Any] = {"task": ahead.task, "kernel": kernel, "progress": progress}
     around = dataclasses.replace(
         settings, optimizer="sgd", weight_decay=None, nesterov=False, budget="auto",
+        sketch_dim=None,
     )  # fmt: skip
     swept = sweep_task(
         around, batch_sizes=(settings.batch_size,), schedules=(settings.schedule,),

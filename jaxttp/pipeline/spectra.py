@@ -22,6 +22,7 @@ from jaxttp.ntk import (
     label_alignment,
 )
 from jaxttp.ntk.row_sharded import RowSharded, gathered
+from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.devices import mesh_of
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
@@ -122,6 +123,7 @@ def task_spectrum(
     apply_fn, params = task.model
     x = jax.tree.map(jnp.asarray, task.x)
     if kernel is None:
+        check_unused(settings, ("sketch_dim",), "a spectrum is of the exact kernel")
         if progress is not None:
             progress("kernel", 0, 1)
         theta = gathered(empirical_ntk(apply_fn, params, x, mesh=mesh_of(settings.mesh)))

@@ -15,7 +15,7 @@ from jaxttp.forecast import Hyperparameters, Linearizer, Problem, Race, Sweep, g
 from jaxttp.forecast.hyperparameters import ALGORITHMS, DESCENT, SCHEDULES
 from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.forecast.screening import Wanted, screen
-from jaxttp.ntk import Exact, RowSharded
+from jaxttp.ntk import Exact, RowSharded, Sketched
 from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.devices import mesh_of
 from jaxttp.pipeline.goals import aims
@@ -118,8 +118,9 @@ def sweep_task(
     """Forecast a grid of settings for a named task from one kernel, and those that lead again.
 
     Args:
-        settings: data, samples, loss, horizon, warm-up of every schedule, thresholds, metric, seed;
-            where there are target losses or errors, the advice is for the first of them.
+        settings: data, samples, loss, horizon, warm-up of every schedule, thresholds, metric, width
+            of a sketch, seed; where there are target losses or errors, the advice is for the first
+            of them.
         learning_rates: of all; when None 16, from a hundredth of the largest stable rate to twice
             it, and for Adam and AdamW six from 1e-4 to 3e-2.
         momenta: of "sgd" and "nesterov", the latter's above 0.
@@ -162,9 +163,10 @@ def sweep_task(
     task = build_task(settings) if task is None else task
     problem = Problem.of(*task.model, task.x, task.y, loss=task.loss)
     first = kernel if kernel is None or isinstance(kernel, RowSharded) else jnp.asarray(kernel)
-    estimator = Exact(mesh=mesh_of(settings.mesh))
-    lines = Linearizer(problem, estimator, progress, first)
     key = jax.random.split(jax.random.key(settings.seed), 2)[0]
+    mesh, width = mesh_of(settings.mesh), settings.sketch_dim
+    estimator = Exact(mesh=mesh) if width is None else Sketched(width, key, mesh=mesh)
+    lines = Linearizer(problem, estimator, progress, first)
     common: dict[str, Any] = {
         "batch_size": list(batch_sizes), "loss": task.loss, "steps": settings.steps, "schedule": [
             warmed(check_choice("schedule", name, SCHEDULES), settings.warmup, settings.steps)

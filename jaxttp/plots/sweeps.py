@@ -292,7 +292,7 @@ def plot_race(found: Race, *, title: str = "") -> Figure:
         shown = np.where(np.isfinite(curve), curve, np.nan)
         steps, place = found.at[: len(curve)], order.index(i) if i in order else None
         color = GREY if place is None else CYCLE[place]
-        label = None if place is None else str(found.settings[i])
+        label = None if place is None else found.named(i)
         width, above = (0.8, 1) if place is None else (2.2, 3)
         axes.plot(steps, shown, color=color, lw=width, label=label, zorder=above)
         axes.plot(steps[-1], shown[-1], "o", ms=3 if place is None else 5, color=color,

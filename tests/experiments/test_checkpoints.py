@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from experiments.bench import checkpoints
-from experiments.bench.checkpoints import judged, methods, tables, train, truth
+from experiments.bench.advice import steps_to
+from experiments.bench.checkpoints import train, with_race
+from experiments.bench.checkpoints_tables import LEADS, judged, methods, tables, truth
 from experiments.bench.checkpoints_tasks import (
     TARGETS,
     Target,
@@ -20,7 +22,7 @@ from experiments.bench.checkpoints_tasks import (
 )
 
 NAMES = ("slow", "fast", "never")
-SCORES = ("LogME", "LEEP", *checkpoints.LEADS, "kNN")
+SCORES = ("LogME", "LEEP", *LEADS, "kNN")
 
 
 def run(speed, accuracy):
@@ -49,6 +51,7 @@ def row(order=("fast", "slow", "never"), target="one"):
             "never": [run(0.001, 0.9), diverged],
         },
         "at_advised": {"slow": 10, "fast": 7, "never": -1},
+        "race": {"order": ["fast", "slow", "never"], "trainings": 0.5, "steps": 7, "seconds": 1.0},
     }  # fmt: skip
 
 
@@ -178,4 +181,13 @@ def test_smoke():
     assert set(found["real"]) == set(settings.checkpoints)
     assert all(len(runs) == 2 for runs in found["real"].values())
     assert found["forecasts"]["followed"]["trainings"] > 0
+    assert sorted(found["race"]["order"]) == sorted(settings.checkpoints)
+    assert 0 < found["race"]["trainings"] < 2 * len(settings.checkpoints)  # rates: 2
+    # What the race saw of the first is what the whole grid saw, to rounding of float32.
+    times = [
+        steps_to(one["loss"], found["goal"]) for runs in found["real"].values() for one in runs
+    ]
+    seen = found["race"]["steps"]
+    assert seen == -1 or any(abs(time - seen) <= 1 for time in times)
+    assert with_race(found, settings) is found
     assert "jaxttp.compare" in tables([found])

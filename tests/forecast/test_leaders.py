@@ -1,6 +1,7 @@
 """The settings that lead a sweep are forecast again, as `predict_training_time` forecasts them."""
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 from jaxttp import predict_training_time, sweep
 from jaxttp.dynamics import _accompany
-from jaxttp.forecast import grid, leaders
+from jaxttp.forecast import _options, grid, leaders
 from jaxttp.forecast.leaders import descent_of
 from jaxttp.rule import Target
 from tests.draws import normal, split
@@ -96,6 +97,21 @@ def test_a_few_settings_are_all_followed():
     assert sorted(found.relinearized) == [0, 1, 2, 3]
     assert len(found.ranking()) < 4
     assert found.depth == "all along rebuilt kernels"
+
+
+def test_what_may_take_minutes_is_announced_once(monkeypatch):
+    settings = grid(learning_rate=(0.05, 0.1), steps=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sweep(network, W, X, Y, settings)
+    monkeypatch.setattr(_options, "LONG", 0.0)
+    said = r"forecasting up to 2 leading settings again may take minutes \(.* training itself costs"
+    with pytest.warns(UserWarning, match=said) as seen:
+        sweep(network, W, X, Y, settings)
+    assert [str(one.message).rpartition("; ")[2] for one in seen] == ["jaxttp.race trains them"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sweep(network, W, X, Y, settings, relinearize=0)
 
 
 def test_rivals_that_cannot_be_told_apart_are_named():

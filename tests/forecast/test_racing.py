@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.forecast import Hyperparameters, Race, grid, race
+from jaxttp.forecast import Candidate, Hyperparameters, Race, grid, race, race_starts
+from jaxttp.forecast.heats import FIRST, GROWTH, KEEP, LEAST, heats
 from jaxttp.forecast.raced import SURE
-from jaxttp.forecast.racing import FIRST, GROWTH, KEEP, LEAST, heats
 from jaxttp.losses import get_loss
 
 STEPS = 40
@@ -181,6 +181,116 @@ def test_one_that_begins_late_can_be_left_out():
     alone = race(*arguments, settings[-1:], target_loss=0.5)
     assert alone.times[0] < found.times[found.best()]
     assert found.times[-1] == -1
+
+
+def starts():
+    """All weights, the last layer alone, and other weights of half the size."""
+    params, _, _ = problem()
+    half = jax.tree.map(lambda leaf: leaf / 2, params)
+    head = {"in": False, "out": True}
+    return {
+        "all": Candidate(network, params),
+        "head": Candidate(network, params, head),
+        "half": Candidate(network, half),
+    }
+
+
+@pytest.mark.parametrize("goal", [0.4, None])
+def test_starts_race_as_one_grid_of_all_pairs(brute, goal):
+    _, x, y = problem()
+    candidates = {name: starts()[name] for name in ("half", "all")}
+    found = race_starts(candidates, x, y, SETTINGS, target_loss=goal)
+    half = np.stack([curve_of(one, candidates["half"].params, x, y)[0] for one in SETTINGS])
+    curves = np.concatenate([half, brute])
+    assert found.starts == ("half",) * 10 + ("all",) * 10
+    assert found.settings == SETTINGS * 2
+    for curve, whole in zip(found.losses, curves, strict=True):
+        np.testing.assert_allclose(curve, whole[: len(curve)], rtol=1e-9)
+    best = found.best()
+    if goal is None:
+        assert best == int(np.argmin(curves[:, -1]))
+    else:
+        times = [first(curve, goal) for curve in curves]
+        assert found.times[best] == min(times) == times[best]
+    assert found.order[0] == found.starts[best]
+    assert sorted(found.order) == ["all", "half"]
+    assert f"use {found.starts[best]}, {found.settings[best]}: " in found.advice
+    assert "Race of 20 settings of 2 starting points to " in str(found)
+    assert {row["start"] for row in found.rows()} == {"all", "half"}
+    assert found.to_json()["order"] == list(found.order)
+    assert found.sure is None
+    targets = jax.nn.one_hot(y, 2)
+    loss = float(get_loss("cross_entropy").value(network(found.params, x), targets))
+    assert loss == pytest.approx(found.losses[best][-1], rel=1e-12)
+
+
+def test_each_start_by_settings_of_its_own():
+    params, x, y = problem()
+    settings = {
+        "half": grid(learning_rate=0.5, steps=10),
+        "all": grid(learning_rate=(0.1, 0.2), steps=10),
+        "head": grid(learning_rate=(1.0, 2.0), momentum=0.9, steps=10),
+    }
+    found = race_starts(starts(), x, y, settings, target_loss=1e-9)
+    assert found.starts == ("all", "all", "head", "head", "half")
+    assert found.settings == (*settings["all"], *settings["head"], *settings["half"])
+    alone = race(network, params, x, y, settings["head"], trainable={"in": False, "out": True})
+    for i, curve in enumerate(alone.losses):
+        np.testing.assert_allclose(found.losses[2 + i], curve[: len(found.losses[2 + i])])
+    assert found.ranking() == ()
+    furthest = [i for i in range(5) if found.trained[i] == found.trained.max()]
+    assert found.order[0] == found.starts[min(furthest, key=lambda i: found.last[i])]
+    one = race_starts({"head": starts()["head"]}, x, y, settings["head"])
+    np.testing.assert_array_equal(one.params["in"], params["in"])
+
+
+def test_the_first_has_the_edge_of_its_own_start():
+    _, x, y = problem()
+    settings = {
+        "all": grid(learning_rate=(0.1, 0.2), steps=12), "half": grid(learning_rate=5.0, steps=12),
+    }  # fmt: skip
+    found = race_starts(
+        {name: starts()[name] for name in settings}, x, y, settings, target_loss=1e-9
+    )
+    assert found.edge == ""  # nobody is at the goal
+    found = race_starts({"all": starts()["all"]}, x, y, settings["all"])
+    assert "highest rate of its kind" in found.edge
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"candidates": {}}, ValueError, "candidates must hold at least one"),
+        ({"candidates": [1]}, TypeError, "candidates"),
+        ({"candidates": {"all": 3}}, TypeError, "candidates"),
+        ({"settings": {}}, ValueError, "settings must have those of every candidate, 'all'"),
+        ({"settings": {"other": SETTINGS}}, ValueError, "of no other; got those of 'other'"),
+        ({"settings": {"all": []}}, ValueError, "settings must hold at least one"),
+        ({"settings": [*SETTINGS, Hyperparameters(0.1, steps=3)]}, ValueError, "share steps"),
+        ({"target_loss": -1.0}, ValueError, "target_loss must be"),
+        ({"x": jnp.ones((3, 4))}, ValueError, "y "),
+        ({"settings": grid(learning_rate=0.1, batch_size=3)}, ValueError, "needs key"),
+    ],
+)
+def test_bad_starts_are_named(change, error, words):
+    params, x, y = problem()
+    asked = {"candidates": {"all": Candidate(network, params)}, "x": x, "y": y,
+             "settings": SETTINGS}  # fmt: skip
+    with pytest.raises(error, match=words):
+        race_starts(**(asked | change))
+
+
+def test_starts_with_samples_of_their_own():
+    params, x, y = problem()
+    wide = Candidate(lambda p, x: network(p, x[:, :4]), params, x=jnp.tile(x, (1, 2)))
+    found = race_starts({"all": starts()["all"], "wide": wide}, x, y, SETTINGS[:2])
+    for one, other in ((0, 2), (1, 3)):
+        seen = min(len(found.losses[one]), len(found.losses[other]))
+        assert seen > 4
+        np.testing.assert_allclose(found.losses[one][:seen], found.losses[other][:seen], rtol=1e-9)
+    short = Candidate(network, params, x=x[:5])
+    with pytest.raises(ValueError, match=r"candidates\['wide'\].x must hold the 24 samples"):
+        race_starts({"wide": short}, x, y, SETTINGS[:2])
 
 
 def test_it_prints_what_was_spent_and_what_to_use():

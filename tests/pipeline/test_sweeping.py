@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxttp
 from jaxttp import predict_training_time
 from jaxttp.forecast import training_time
 from jaxttp.pipeline import (
@@ -16,8 +17,10 @@ from jaxttp.pipeline import (
     compare_task,
     extrapolate_task,
     pair_networks,
+    race_starts_task,
     starting_points,
     sweep_task,
+    task_spectrum,
 )
 from jaxttp.pipeline.sweeping import ADAPTIVE_RATES
 
@@ -160,6 +163,57 @@ def test_a_comparison_of_what_to_train():
     assert "wine" in task.description
     assert sorted(found.names) == ["all", "head"]
     assert found.loss.shape == (2, 31)
+
+
+def test_a_race_of_what_to_train():
+    asked = dataclasses.replace(SMALL, relinearize="auto", momentum=0.9, target_loss=(0.5,))
+    task, found = race_starts_task(asked, ("all", "head"), learning_rates=(0.003, 0.1))
+    assert found.starts == ("all", "all", "head", "head")
+    assert [one.learning_rate for one in found.settings] == [0.003, 0.1] * 2
+    assert all((one.momentum, one.steps) == (0.9, 30) for one in found.settings)
+    head = jaxttp.race(
+        *task.model, task.x, task.y, found.settings[2:], target_loss=0.5,
+        trainable=lambda path: path.startswith("head"),
+    )  # fmt: skip
+    for curve, alone in zip(found.losses[2:], head.losses, strict=True):
+        seen = min(len(curve), len(alone))
+        np.testing.assert_allclose(curve[:seen], alone[:seen], rtol=1e-5)  # float32
+    assert found.goal is not None
+    assert found.goal.value == 0.5
+    refused = {
+        "relinearize=3 does nothing here: a race trains": {"relinearize": 3},
+        "sketch_dim=8 does nothing here: a race trains": {"sketch_dim": 8},
+        "metric='error' does nothing here: a race is to a loss": {"metric": "error"},
+        "must be one loss": {"target_loss": (0.5, 0.3)},
+        "trained by heavy-ball descent": {"schedule": "cosine"},
+        "a race trains on one device": {"mesh": 2},
+    }
+    for words, change in refused.items():
+        with pytest.raises(ValueError, match=words):
+            race_starts_task(dataclasses.replace(asked, **change))
+
+
+def test_sketches_are_used_or_refused():
+    """What `sketch_dim` asks for, and nothing without it."""
+    asked = dataclasses.replace(SMALL, sketch_dim=6, steps=4)
+    rates = {"learning_rates": (0.01, 0.02), "momenta": (0.0,), "time_steps": False}
+    exact, found = (
+        sweep_task(dataclasses.replace(asked, sketch_dim=None), **rates),
+        sweep_task(asked, **rates),
+    )
+    key = jax.random.split(jax.random.key(0), 2)[0]
+    same = jaxttp.sweep(
+        *found.task.model, found.task.x, found.task.y, found.sweep.settings, sketch_dim=6, key=key,
+        relinearize=0,
+    )  # fmt: skip
+    np.testing.assert_allclose(found.sweep.loss, same.loss, rtol=1e-5)  # float32
+    assert np.max(np.abs(found.sweep.loss - exact.sweep.loss)) > 1e-3
+    rough = compare_task(asked, ("all",), learning_rate=0.02, time_steps=False)[1]
+    np.testing.assert_array_less(1e-3, np.max(np.abs(rough.loss[0] - exact.sweep.loss[1])))
+    with pytest.raises(ValueError, match="sketch_dim=6 does nothing here: a spectrum is of"):
+        task_spectrum(asked)
+    with pytest.raises(ValueError, match="sketch_dim=6 does nothing here: the kernel of the"):
+        extrapolate_task(asked, subset=9)
 
 
 def test_networks_and_files_are_paired():
