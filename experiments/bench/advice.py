@@ -1,7 +1,7 @@
 """Whether the advice of `jaxttp.sweep` wins: its choice against the whole grid trained for real.
 
-    python -m experiments.bench.advice [--preset smoke|cpu] [--part reported|tuning] [--minutes M]
-                                       [--store FILE]
+    python -m experiments.bench.advice [--preset smoke|cpu] [--part reported|tuning]
+                                       [--batch-size B] [--minutes M] [--store FILE]
 
 Every task has a grid of learning rates, as shares of the largest stable one up to beyond it, and
 momenta. All of it is trained for real; the sweep names a goal and chooses a setting before that.
@@ -10,6 +10,10 @@ learning-rate finder, and what people do with real training: a tenth of every tr
 halving, power laws through the first tenth. All are asked for the fewest steps to the goal that the
 sweep named; the race is told it, or trains to the horizon without. A rival's cost is real training,
 in trainings of one setting; the sweep's is its operations by count, in the same unit.
+
+With a batch size all of that is of mini-batches, the same ones for forecasts, races and trainings;
+losses are those on all samples, after every step, which real training does not come to know: what
+people do with it is flattered.
 """
 
 import argparse
@@ -29,6 +33,7 @@ from experiments.bench import accuracy_tasks, trust_tasks
 from experiments.bench.stored import go_on
 from experiments.bench.trust_tasks import Job
 from jaxttp import sweep
+from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast import Hyperparameters, grid, race
 from jaxttp.forecast.problem import Problem
@@ -52,6 +57,11 @@ class AdviceSettings:
     momenta: tuple[float, ...] = (0.0, 0.6, 0.9)
     steps: int = 150
     only: tuple[str, ...] = ()
+    batch_size: int | None = None
+
+    def drawn(self) -> dict[str, Any]:
+        """What says which batches there are."""
+        return {} if self.batch_size is None else {"key": jax.random.key(SEED)}
 
 
 PRESETS = {
@@ -79,7 +89,7 @@ def settings_of(job: Job, settings: AdviceSettings) -> tuple[Hyperparameters, ..
         for momentum in settings.momenta
         for one in grid(
             learning_rate=rates.tolist(), momentum=(momentum,), loss=job.loss,
-            steps=settings.steps,
+            steps=settings.steps, batch_size=settings.batch_size,
         )
     )  # fmt: skip
 
@@ -89,9 +99,9 @@ class Trainer:
 
     def __init__(self, job: Job):
         problem = Problem.of(*job.model, job.x, job.y, loss=job.loss)
-        loss, targets, x = get_loss(job.loss), problem.targets, jnp.asarray(job.x)
+        loss, self.data = get_loss(job.loss), (jnp.asarray(job.x), problem.targets)
 
-        def value(params: Any) -> Any:
+        def value(params: Any, x: Any, targets: Any) -> Any:
             return loss.value(job.model.apply_fn(params, x), targets)
 
         self.params, self.value, self.loss = job.model.params, jax.jit(value), value
@@ -101,8 +111,8 @@ class Trainer:
         """A step of an algorithm whose numbers stand in its state."""
 
         @jax.jit
-        def step(params: Any, state: Any) -> tuple:
-            now, gradient = jax.value_and_grad(self.loss)(params)
+        def step(params: Any, state: Any, x: Any, targets: Any) -> tuple:
+            now, gradient = jax.value_and_grad(self.loss)(params, x, targets)
             updates, state = stepper.update(gradient, state, params)
             return optax.apply_updates(params, updates), state, now
 
@@ -115,11 +125,18 @@ class Trainer:
         state: Any = stepper.init(params)
         for name, value in numbers.items():
             state.hyperparams[name] = jnp.asarray(value, state.hyperparams[name].dtype)
-        for rate in one.rates() if rates is None else rates:
+        rates = one.rates() if rates is None else rates
+        size, rows = one.batch_size, None
+        if size is not None:
+            key = jax.random.key(SEED)
+            rows = np.asarray(batch_indices(key, len(self.data[1]), size, len(rates)))
+        for t, rate in enumerate(rates):
             state.hyperparams["rate"] = jnp.asarray(rate, state.hyperparams["rate"].dtype)
-            params, state, now = step(params, state)
-            losses.append(now)
-        return np.array([*map(float, losses), float(self.value(params))])
+            data = self.data if rows is None else tuple(part[rows[t]] for part in self.data)
+            before = None if rows is None else self.value(params, *self.data)
+            params, state, now = step(params, state, *data)
+            losses.append(now if before is None else before)
+        return np.array([*map(float, losses), float(self.value(params, *self.data))])
 
 
 def real_grid(job: Job, choices: tuple[Hyperparameters, ...]) -> np.ndarray:
@@ -132,7 +149,8 @@ def finder(job: Job, choices: tuple[Hyperparameters, ...]) -> dict[str, float]:
     """Rates that a learning-rate finder names: momentum 0.9, rates rising over 100 steps."""
     rates = np.array([one.learning_rate for one in choices])
     tried = np.geomspace(rates.min() / 10, rates.max() * 10, 100)
-    losses = Trainer(job).run(Hyperparameters(1.0, momentum=0.9), tried)
+    found = Hyperparameters(1.0, momentum=0.9, batch_size=choices[0].batch_size)
+    losses = Trainer(job).run(found, tried)
     smooth, average = [], 0.0
     for t, loss in enumerate(losses[:-1]):
         average = 0.98 * average + 0.02 * loss
@@ -149,15 +167,15 @@ def finder(job: Job, choices: tuple[Hyperparameters, ...]) -> dict[str, float]:
 def measure(task: str, settings: AdviceSettings) -> dict[str, Any]:
     """The sweep's advice, the first kernel's, and the whole grid for real; plain values."""
     jax.clear_caches()
-    job = job_of(task)
+    job, drawn = job_of(task), settings.drawn()
     choices = settings_of(job, settings)
     begun = time.perf_counter()
-    found = sweep(*job.model, job.x, job.y, choices)
+    found = sweep(*job.model, job.x, job.y, choices, **drawn)
     seconds = time.perf_counter() - begun
-    alone = sweep(*job.model, job.x, job.y, choices, relinearize=0)
+    alone = sweep(*job.model, job.x, job.y, choices, relinearize=0, **drawn)
     goal = found.targets[0].value if found.targets else None
-    raced = race(*job.model, job.x, job.y, choices, target_loss=goal)
-    blind = race(*job.model, job.x, job.y, choices)
+    raced = race(*job.model, job.x, job.y, choices, target_loss=goal, **drawn)
+    blind = race(*job.model, job.x, job.y, choices, **drawn)
     begun = time.perf_counter()
     real = real_grid(job, choices)
     return {
@@ -315,11 +333,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--part", choices=PARTS, default="reported")
+    parser.add_argument("--batch-size", type=int, help="samples a step (default: all)")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no task after that")
     parser.add_argument("--store", type=Path, help="a file of JSON lines (default: by preset)")
     arguments = parser.parse_args()
-    settings = PRESETS[arguments.preset]
-    store = arguments.store or Path(f"advice-{arguments.preset}.jsonl")
+    size = arguments.batch_size
+    settings = dataclasses.replace(PRESETS[arguments.preset], batch_size=size)
+    words = "" if size is None else f"-batches-{size}"
+    store = arguments.store or Path(f"advice-{arguments.preset}{words}.jsonl")
     wanted = settings.only or PARTS[arguments.part]
     jobs = ((task, functools.partial(measure, task, settings)) for task in wanted)
     rows = [

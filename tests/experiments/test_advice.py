@@ -1,5 +1,8 @@
 """The benchmark of advice: rivals and tables on a grid whose answers are known."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,12 +10,14 @@ import pytest
 from experiments.bench import races
 from experiments.bench.advice import (
     PRESETS,
+    SEED,
     STEEPEST,
     TENTH,
     AdviceSettings,
     Trainer,
     best_place,
     is_reached,
+    measure,
     power_law,
     rivals,
     steps_to,
@@ -20,6 +25,7 @@ from experiments.bench.advice import (
 )
 from experiments.bench.trust_tasks import Job
 from jaxttp import Model, train
+from jaxttp.dynamics.batches import batch_indices
 from jaxttp.forecast import Hyperparameters
 
 RATES = np.geomspace(0.02, 2.5, 4).tolist()
@@ -118,3 +124,29 @@ def test_a_trainer_trains_like_optax():
     ):
         run = train(*job.model, x, y, loss="squared_error", optimizer=one.optimizer(), steps=5)
         np.testing.assert_allclose(Trainer(job).run(one), run.loss, rtol=1e-6)  # float32 numbers
+
+
+def test_a_trainer_of_batches_knows_the_loss_on_all_samples():
+    x, y = np.random.default_rng(0).standard_normal((2, 6, 2))
+    job = Job(Model(lambda w, x: x @ w, jnp.ones((2, 2)) / 7), x, y, "squared_error")
+    one = Hyperparameters(0.1, momentum=0.9, steps=5, loss="squared_error", batch_size=2)
+    weights, velocity, losses = np.ones((2, 2)) / 7, 0.0, []
+    for rows in np.asarray(batch_indices(jax.random.key(SEED), 6, 2, 5)):
+        losses.append(np.sum((x @ weights - y) ** 2) / 12)
+        velocity = 0.9 * velocity + x[rows].T @ (x[rows] @ weights - y[rows]) / 2
+        weights = weights - 0.1 * velocity
+    losses.append(np.sum((x @ weights - y) ** 2) / 12)
+    np.testing.assert_allclose(Trainer(job).run(one), losses, rtol=1e-5)  # float32 numbers
+
+
+@pytest.mark.slow
+def test_advice_on_batches():
+    settings = dataclasses.replace(
+        PRESETS["smoke"], batch_size=20, shares=(0.3, 1.0, 2), steps=8
+    )  # fmt: skip
+    found = measure("wine, MLP", settings)
+    real = np.array(found["real"])
+    assert real.shape == (2, 9)
+    assert found["race"] is not None
+    assert steps_to(real[found["race"]], found["goal"]) <= 8
+    assert "| wine, MLP |" in tables([found], best_place([found]))
