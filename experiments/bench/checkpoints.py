@@ -21,7 +21,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +40,6 @@ from experiments.bench.checkpoints_tasks import (
 from experiments.bench.stored import go_on
 from jaxttp import Candidate, compare, grid, race_starts
 from jaxttp._quick import quick
-from jaxttp.forecast import comparison
 from jaxttp.losses import get_loss
 from jaxttp.representation import lead, lead_speeds, leep, logme, neighbor_accuracy
 
@@ -88,21 +86,13 @@ def forecasts(
     Its cost is what its sweeps count: kernels, passes and products, in real trainings; the looks at
     the network for `trust` (at most six passes) are not in it.
     """
-    follow, out = comparison.follow_leaders, {}
+    out = {}
     for name, relinearize in (("followed", settings.relinearize), ("first", 0)):
-        spent: list[float] = []
-
-        def counting(*args: Any, spent: list[float] = spent, **keywords: Any) -> Any:
-            swept = follow(*args, **keywords)
-            spent.append(float(swept.trainings or 0.0))
-            return swept
-
         begun = time.perf_counter()
-        with mock.patch.object(comparison, "follow_leaders", counting):
-            found = compare(
-                candidates, task.x, task.y, momentum=MOMENTUM, loss=LOSS, steps=settings.steps,
-                target_loss=goal, relinearize=relinearize, time_steps=False,
-            )  # fmt: skip
+        found = compare(
+            candidates, task.x, task.y, momentum=MOMENTUM, loss=LOSS, steps=settings.steps,
+            target_loss=goal, relinearize=relinearize, time_steps=False,
+        )  # fmt: skip
         out[name] = {
             "order": list(found.names),
             "steps": {
@@ -114,7 +104,7 @@ def forecasts(
             "final_loss": dict(zip(found.names, map(float, found.final_loss), strict=True)),
             "speed": {one: w.speed for one, w in zip(found.names, found.explanations, strict=True)},
             "trust": dict(zip(found.names, found.trust, strict=True)),
-            "trainings": sum(spent),
+            "trainings": found.trainings,
             "seconds": time.perf_counter() - begun,
         }
     return out

@@ -1,14 +1,16 @@
 """How often the first of a race is the best of its grid, beside how often `Race.sure` says so.
 
     python -m experiments.bench.races [--preset smoke|cpu] [--part reported|tuning] [--draws 20 21]
-                                      [--minutes M] [--store FILE]
+                                      [--batch-size B] [--minutes M] [--store FILE]
 
 The tasks are those of `experiments.bench.advice`, drawn anew; the grids are its thirty settings of
 gradient descent, ten rates of AdamW, and both together. All of it is trained for real. The goals
-lie at shares of the drop to where the best of a grid ends: three of them, near and far.
+lie at shares of the drop to where the best of a grid ends: three of them, near and far. With a
+batch size all trainings see the same mini-batches, and a race looks at the loss now and then.
 """
 
 import argparse
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,10 @@ def measure(task: str, draw: int, settings: AdviceSettings) -> Row:
     job = job_of(task, draw)
     descent = settings_of(job, settings)
     rates = np.geomspace(*ADAMW).tolist()
-    adamw = grid(learning_rate=rates, algorithm="adamw", loss=job.loss, steps=settings.steps)
+    adamw = grid(
+        learning_rate=rates, algorithm="adamw", loss=job.loss, steps=settings.steps,
+        batch_size=settings.batch_size,
+    )  # fmt: skip
     real = dict(zip((*descent, *adamw), real_grid(job, (*descent, *adamw)), strict=True))
     readings = []
     for name, choices in (("gradient descent", descent), ("AdamW", adamw),
@@ -46,7 +51,9 @@ def measure(task: str, draw: int, settings: AdviceSettings) -> Row:
         ends = np.where(np.isfinite(curves[:, -1]), curves[:, -1], np.inf)
         for share in SHARES:
             goal = float(ends.min() + share * (curves[0, 0] - ends.min()))
-            found = race(*job.model, job.x, job.y, choices, target_loss=goal)
+            found = race(
+                *job.model, job.x, job.y, choices, target_loss=goal, **settings.drawn()
+            )  # fmt: skip
             times = np.array([reached(curve, goal) for curve in curves])
             first = found.ranking()
             readings.append({
@@ -91,11 +98,14 @@ def main() -> None:
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--part", choices=PARTS, default="reported")
     parser.add_argument("--draws", type=int, nargs="+", default=[20, 21, 22])
+    parser.add_argument("--batch-size", type=int, help="samples a step (default: all)")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no task after that")
     parser.add_argument("--store", type=Path, help="a file of JSON lines (default: by preset)")
     arguments = parser.parse_args()
-    settings = PRESETS[arguments.preset]
-    store = arguments.store or Path(f"races-{arguments.preset}.jsonl")
+    size = arguments.batch_size
+    settings = dataclasses.replace(PRESETS[arguments.preset], batch_size=size)
+    words = "" if size is None else f"-batches-{size}"
+    store = arguments.store or Path(f"races-{arguments.preset}{words}.jsonl")
     wanted = [
         (task, draw)
         for draw in arguments.draws

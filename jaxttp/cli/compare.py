@@ -105,6 +105,7 @@ def compare(
         "metric": found.metric,
         "thresholds": list(found.thresholds),
         "targets": [target.words() for target in found.targets],
+        "trainings": found.trainings,
         "rows": [_finite(row) for row in found.rows()],
     }
     shell.deliver(
@@ -211,6 +212,9 @@ def _print(console: Console, task: Any, found: Any) -> None:
         if trust is not None:
             console.print(f"trust, {name}: {trust}", soft_wrap=True)
     for words in found.gaps():
+        console.print(words, soft_wrap=True)
+    if found.price:
+        words = found.price.replace("jaxttp.race_starts", "a race (--race)")
         console.print(words, soft_wrap=True)
     console.print(
         "speed: share of the fastest descent that the labels get; aligned: share of their gradient "

@@ -64,6 +64,8 @@ class Comparison:
         target_steps: steps to every target (K, L), -1 as in `steps`.
         error: predicted error curves (K, T + 1), with the metric "error" or a target of it; else
             None.
+        trainings: what the forecasts cost by count, in trainings of one starting point, without
+            what was asked for `trust`; None where it is not known.
     """
 
     names: tuple[str, ...]
@@ -81,6 +83,17 @@ class Comparison:
     targets: tuple[Target, ...] = ()
     target_steps: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0), int))
     error: np.ndarray | None = None
+    trainings: float | None = None
+
+    @property
+    def price(self) -> str:
+        """One line on what it cost; empty where that is not known."""
+        if self.trainings is None:
+            return ""
+        return (
+            f"by count this cost {self.trainings:.2g} trainings of one start; jaxttp.race_starts "
+            "trains them in heats"
+        )
 
     def seconds(self) -> np.ndarray:
         """Seconds to every threshold (K, E); infinite where never reached, NaN where not timed."""
@@ -158,6 +171,8 @@ class Comparison:
             if self.trust and self.trust[i] is not None:
                 lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
         lines += [wrapped(f"  {words}", 4) for words in self.gaps()]
+        if self.price:
+            lines.append(wrapped(f"  {self.price}", 2))
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT

@@ -170,24 +170,24 @@ def compare(
         found[name] = (told, best, seconds, _explain(lines.first, problem))
     order = sorted(found, key=lambda name: _rank(found[name][0], found[name][1]))
     parts = [found[name] for name in order]
+    each = lambda what: [getattr(swept, what)[i] for swept, i, _, _ in parts]  # noqa: E731
     return Comparison(
         names=tuple(order),
         thresholds=reading.thresholds,
         rule=reading.kind,
-        steps=np.stack([swept.steps[i] for swept, i, _, _ in parts]),
+        steps=np.stack(each("steps")),
         step_seconds=np.array([seconds for _, _, seconds, _ in parts]),
-        settings=tuple(
-            dataclasses.replace(swept.settings[i], loss=loss) for swept, i, _, _ in parts
-        ),
-        final_loss=np.array([swept.final_loss[i] for swept, i, _, _ in parts]),
-        final_error=np.array([swept.final_error[i] for swept, i, _, _ in parts]),
-        loss=np.stack([swept.loss[i] for swept, i, _, _ in parts]),
+        settings=tuple(dataclasses.replace(one, loss=loss) for one in each("settings")),
+        final_loss=np.array(each("final_loss")),
+        final_error=np.array(each("final_error")),
+        loss=np.stack(each("loss")),
         explanations=tuple(why for _, _, _, why in parts),
         metric=reading.metric,
         trust=tuple(swept.trust.get(i) for swept, i, _, _ in parts),
         targets=targets,
-        target_steps=np.stack([swept.target_steps[i] for swept, i, _, _ in parts]),
+        target_steps=np.stack(each("target_steps")),
         error=_errors([(swept, i) for swept, i, _, _ in parts]),
+        trainings=sum(swept.trainings or 0.0 for swept, _, _, _ in parts),
     )
 
 

@@ -10,9 +10,11 @@ import optax
 import pytest
 
 from jaxttp import Model, predict_training_time
-from jaxttp.forecast import Candidate, compare, comparison
+from jaxttp.forecast import Candidate, Descent, Problem, compare, comparison
+from jaxttp.forecast.price import Price
 from jaxttp.losses import get_loss
 from jaxttp.models import lora
+from jaxttp.ntk import Exact
 from tests import oracles
 from tests.draws import normal, split
 
@@ -181,6 +183,19 @@ def test_what_its_network_denied_comes_last(monkeypatch):
     found = compare(CANDIDATES, X, Y, **options)
     for name, setting in zip(found.names, found.settings, strict=True):
         assert (setting.learning_rate == chosen[name]) == (name not in alike)
+
+
+def test_what_it_cost_is_counted():
+    """One kernel each, and no training: by hand from the price of every part."""
+    options = {"learning_rate": 0.2, "steps": 30, "time_steps": False, "relinearize": 0}
+    found = compare(CANDIDATES, X, Y, **options)
+    total = 0.0
+    for one in CANDIDATES.values():
+        problem = Problem.of(one.apply_fn, one.params, X, Y, trainable=one.trainable)
+        price = Price.of(problem, Descent.of(learning_rate=0.2, steps=30), Exact())
+        total += price.forecast(1, 0, 30) / price.training  # a product with it a step
+    assert found.trainings == pytest.approx(total, rel=1e-12)
+    assert f"by count this cost {found.trainings:.2g} trainings of one start" in str(found)
 
 
 def test_samples_of_their_own_and_error_rates():
