@@ -65,6 +65,7 @@ ALLOWED: dict[tuple[str, str, str], str] = {
     ("conditioning.layer_terms", "apply_fn", "NaN outputs"): _SHOWN,
     ("class_sketch", "x", "1e20"): _OVERFLOW,
     ("compare", "x", "complex"): "the message names the candidate's network",
+    ("race_starts", "x", "complex"): "the message names the candidate's network",
     ("dynamics.two_factor_observables", "f", "1e20"): "squares of features overflow float32",
     ("dynamics.weight_space", "apply_fn", ""): "follows the outputs of the batch as a whole",
     ("dynamics.weight_space_flow", "apply_fn", ""): "follows the outputs of the batch as a whole",
