@@ -57,12 +57,19 @@ class Race:
         """Starting points, the first one first; what was left out comes by how far it got.
 
         Every start counts as its best setting: by steps to the goal, then by the steps that it was
-        trained, then by its last loss. Empty in a race of one start.
+        trained, then by its loss there, no later than where the first is at the goal. Empty in a
+        race of one start.
         """
-        never = self.settings[0].steps + 1
-        times = np.where(self.times >= 0, self.times, never)
-        places = np.lexsort((self.last, -self.trained, ~self.finite, times))
-        return tuple(dict.fromkeys(self.starts[i] for i in places)) if self.starts else ()
+        if not self.starts:
+            return ()
+        there = self.times[self.times >= 0]
+        steps = np.minimum(self.trained, there.min() if len(there) else self.at[-1])
+        seen = np.searchsorted(self.at, steps)
+        last = [curve[i] if np.isfinite(curve[i]) else np.inf
+                for curve, i in zip(self.losses, seen, strict=True)]  # fmt: skip
+        times = np.where(self.times >= 0, self.times, self.settings[0].steps + 1)
+        places = np.lexsort((last, -steps, ~self.finite, times))
+        return tuple(dict.fromkeys(self.starts[i] for i in places))
 
     @property
     def trained(self) -> np.ndarray:

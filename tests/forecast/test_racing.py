@@ -1,5 +1,6 @@
 """Races against brute force: every setting trained to its end by optax, one after the other."""
 
+import dataclasses
 import itertools
 import math
 
@@ -16,6 +17,7 @@ from jaxttp.forecast import Candidate, Hyperparameters, Race, grid, race, race_s
 from jaxttp.forecast.heats import FIRST, GROWTH, KEEP, LEAST, heats
 from jaxttp.forecast.raced import SURE
 from jaxttp.losses import get_loss
+from jaxttp.rule import Target
 
 STEPS = 40
 SETTINGS = grid(learning_rate=(0.01, 0.1, 0.5, 1.0, 2.0), momentum=(0.0, 0.9), steps=STEPS)
@@ -242,6 +244,27 @@ def test_each_start_by_settings_of_its_own():
     assert found.order[0] == found.starts[min(furthest, key=lambda i: found.last[i])]
     one = race_starts({"head": starts()["head"]}, x, y, settings["head"])
     np.testing.assert_array_equal(one.params["in"], params["in"])
+
+
+def test_starts_are_ordered_by_what_all_of_a_heat_have_seen():
+    """Those that were trained before the first was at the goal went on; that does not count."""
+    at, one = np.arange(9), Hyperparameters(0.1, steps=9)
+    losses = (
+        np.linspace(1.0, 0.2, 9),  # 0.5 at step 5, left at 0.2
+        np.array([1.0, 0.9, 0.8, 0.6, 0.4, 0.1]),  # at the goal at step 5
+        np.array([1.0, 0.9, 0.8, 0.6, 0.5, 0.4]),  # 0.4 at step 5
+        np.array([1.0, 0.1, np.nan]),
+        np.array([1.0, 0.9]),  # out after the first heat
+    )
+    finite = np.array([True, True, True, False, True])
+    found = Race(
+        (one,) * 5, Target(0.15), np.array([-1, 5, -1, -1, -1]), losses, at, 1.0, None, finite,
+        starts=("a", "b", "c", "d", "e"),
+    )  # fmt: skip
+    assert found.order == ("b", "c", "a", "e", "d")
+    nobody = dataclasses.replace(found, times=np.full(5, -1))
+    assert nobody.order == ("a", "b", "c", "e", "d")  # by how far they came, then by losses
+    assert dataclasses.replace(found, starts=()).order == ()
 
 
 def test_the_first_has_the_edge_of_its_own_start():
