@@ -88,7 +88,7 @@ class ForecastPlan:
     def __str__(self) -> str:
         cost, allowed = (share_of(n, self.training) for n in (self.operations, self.budget))
         words = f"{_words(self.dynamics, self.kernel)}: at most {cost} the training by count"
-        if not _rebuilds(self.dynamics):  # else the forecast estimates its own error
+        if not is_rebuilt(self.dynamics):  # else the forecast estimates its own error
             off = f"{100 * self.error:.0f} %"
             words += f"; on the small tasks this was tuned on times were off by {off} on average"
         if self.operations > self.budget:
@@ -190,7 +190,7 @@ def _candidates(
     all outputs of a sample for alike, which tokens are not.
     """
     kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
-    free = _centre(dynamics).rebuilds == "auto" if _rebuilds(dynamics) else False
+    free = _centre(dynamics).rebuilds == "auto" if is_rebuilt(dynamics) else False
     most = sorted(range(MOST + 1), reverse=True) if free else [None]
     return itertools.product(kernels, most)
 
@@ -201,11 +201,16 @@ def _kernels(problem: Problem, descent: Descent, key: Array | None) -> list[Kern
     classes, outputs = problem.classes, problem.f0.size
     widths = [k for k in reversed(WIDTHS) if PER_CLASS * classes <= k < outputs / 2]
     every = [Exact(), *(Sketched(width, key) for width in widths)]
-    fitting = [one for one in every if _bytes(one, problem) <= MEMORY]
+    fitting = [one for one in every if fits(one, problem)]
     if classes > 1 and not problem.loss.tokens and (descent.batch_size is None or not fitting):
         every.append(ClassSketched(key))
-        fitting += [one for one in every[-1:] if _bytes(one, problem) <= MEMORY]
+        fitting += [one for one in every[-1:] if fits(one, problem)]
     return fitting or [min(every, key=lambda one: _bytes(one, problem))]
+
+
+def fits(kernel: KernelEstimator, problem: Problem) -> bool:
+    """Whether kernels and the work on them fit into the memory of a plan."""
+    return _bytes(kernel, problem) <= MEMORY
 
 
 def _bytes(kernel: KernelEstimator, problem: Problem) -> float:
@@ -217,7 +222,8 @@ def _bytes(kernel: KernelEstimator, problem: Problem) -> float:
     return 4.0 * 3 * numbers
 
 
-def _rebuilds(dynamics: Dynamics) -> bool:
+def is_rebuilt(dynamics: Dynamics) -> bool:
+    """Whether kernels are rebuilt along the mean path."""
     return isinstance(_centre(dynamics), Relinearized)
 
 
@@ -247,10 +253,10 @@ def _priced(
         beside += len(jax.tree.leaves(problem.x_test)[0]) / problem.f0.shape[0]
     if isinstance(dynamics, Scaled):
         beside *= 2.0  # whole and halves
-    if most is None and _rebuilds(dynamics):
+    if most is None and is_rebuilt(dynamics):
         most = _centre(dynamics).rebuilds
     if not most:
-        one_kernel = _on_one_kernel(dynamics) if most == 0 else dynamics
+        one_kernel = on_one_kernel(dynamics) if most == 0 else dynamics
         cost = price.forecast(1, int(ONE_PASSES), int(READING * ONE_RUNS * descent.steps))
         return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel))
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
@@ -267,7 +273,8 @@ def _priced(
     return _Priced(bounded, kernel, cost, expected_error(most, kernel))
 
 
-def _on_one_kernel(dynamics: Dynamics) -> Dynamics:
+def on_one_kernel(dynamics: Dynamics) -> Dynamics:
+    """The same on the first kernel alone."""
     if isinstance(dynamics, Noisy):
         return dataclasses.replace(dynamics, centre=None)
     return _with_centre(dynamics, Recursion())
@@ -319,7 +326,7 @@ def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:
         one, several = (f"{s} of width {kernel.sketch_dim:,}" for s in ("a sketch", "sketches"))
     elif isinstance(kernel, ClassSketched):
         one, several = "a class sketch", "class sketches"
-    if not _rebuilds(dynamics):
+    if not is_rebuilt(dynamics):
         return f"one kernel, {one}" if one else "one kernel"
     centre = _centre(dynamics)
     often = f"at most {centre.most + 1}" if centre.rebuilds == "auto" else f"{centre.rebuilds + 1}"

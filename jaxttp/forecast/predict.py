@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,11 +30,12 @@ from jaxttp.forecast._options import (
     plain_kernel,
     samples_at_hand,
 )
+from jaxttp.forecast.denied import GIVEN_UP, plan_again, together
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.doubt import LEVEL, Doubt, without_parts
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Progress
 from jaxttp.forecast.paths.recursion import Recursion
-from jaxttp.forecast.planner import check_budget
+from jaxttp.forecast.planner import ForecastPlan, check_budget
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.forecast.price import Price
 from jaxttp.forecast.problem import Problem
@@ -237,17 +239,40 @@ def predict_training_time(
         fixed = None if is_open else estimator
         named = budget == "auto" and isinstance(dynamics, Dynamics)
         plan = None if named else choose_plan(way, problem, descent, fixed, budget, key, progress)
-        if plan is not None:
-            way, estimator = plan.dynamics, on_mesh(plan.kernel, mesh)
-        found = forecast_training(
-            problem, descent, dynamics=way, kernel=estimator, rule=reading, targets=targets,
-            level=level, progress=progress,
-        )  # fmt: skip
-    said = plan is not None and (budget != "auto" or not plan.whole)
+        read: dict[str, Any] = {"rule": reading, "targets": targets, "level": level}
+        follow = functools.partial(forecast_training, problem, descent, **read, progress=progress)
+        if plan is None:
+            found, said = follow(dynamics=way, kernel=estimator), None
+        else:
+            asked = way if is_open else None
+            found, said = _by_plan(plan, asked, problem, descent, budget, mesh, follow)
     cost = dataclasses.replace(
         found.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds
     )
-    return dataclasses.replace(found, cost=cost, plan=str(plan) if said else None)
+    return dataclasses.replace(found, cost=cost, plan=said)
+
+
+def _by_plan(
+    plan: ForecastPlan,
+    asked: Dynamics | None,
+    problem: Problem,
+    descent: Descent,
+    budget: float | str,
+    mesh: Any,
+    follow: Callable[..., Prediction],
+) -> tuple[Prediction, str | None]:
+    """A planned forecast, and what is said of the plan.
+
+    Where the dynamics that was asked for is given, the kernels are the plan's own choice, and the
+    forecast is made again where the network denies them.
+    """
+    found = follow(dynamics=plan.dynamics, kernel=on_mesh(plan.kernel, mesh))
+    said = str(plan) if budget != "auto" or not plan.whole else None
+    other = None if asked is None else plan_again(plan, found, asked, problem, descent)
+    if other is None:
+        return found, said
+    again = follow(dynamics=other.dynamics, kernel=on_mesh(other.kernel, mesh))
+    return together(found, again), f"{other}; {GIVEN_UP}"
 
 
 def forecast_training(
