@@ -65,8 +65,8 @@ class Race:
         there = self.times[self.times >= 0]
         steps = np.minimum(self.trained, there.min() if len(there) else self.at[-1])
         seen = np.searchsorted(self.at, steps)
-        last = [curve[i] if np.isfinite(curve[i]) else np.inf
-                for curve, i in zip(self.losses, seen, strict=True)]  # fmt: skip
+        last = np.array([curve[i] for curve, i in zip(self.losses, seen, strict=True)])
+        last = np.where(np.isfinite(last), last, np.inf)
         times = np.where(self.times >= 0, self.times, self.settings[0].steps + 1)
         places = np.lexsort((last, -steps, ~self.finite, times))
         return tuple(dict.fromkeys(self.starts[i] for i in places))
