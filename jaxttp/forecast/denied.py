@@ -37,7 +37,7 @@ def jump_of(loss: Float[Array | np.ndarray, " t"]) -> float:
     """By how much a curve rises above its least value so far, at most, as a share of its drop.
 
     Example:
-        >>> jump_of(np.array([1.0, 0.5, 0.7, 0.2]))
+        >>> round(jump_of(np.array([1.0, 0.5, 0.7, 0.2])), 6)
         0.25
     """
     curve = np.asarray(loss, np.float64)
