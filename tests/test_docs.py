@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import json
 import pkgutil
 import re
@@ -131,6 +132,14 @@ def test_no_link_is_dead(path):
         found = path if not name else path.parent / name
         assert found.exists(), f"{path.name}: {target}"
         assert not anchor or anchor in anchors(found), f"{path.name}: {target}"
+
+
+@pytest.mark.parametrize("path", SITE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_headings_go_down_one_level_at_a_time(path):
+    """As the site asks, which is built without warnings."""
+    levels = [len(mark) for mark in re.findall(r"^(#+) ", prose(path), re.M)]
+    steps = [b - a for a, b in itertools.pairwise(levels)]
+    assert all(step <= 1 for step in steps)
 
 
 def test_the_check_of_links_finds_dead_ones(tmp_path):

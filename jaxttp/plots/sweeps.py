@@ -302,7 +302,11 @@ def plot_race(found: Race, *, title: str = "") -> Figure:
     axes.set_yscale("log")
     starts = [curve[0] for curve in found.losses if np.isfinite(curve[0])]
     if starts:
-        axes.set_ylim(top=2 * max(starts))
+        least = [curve[np.isfinite(curve)].min() for curve in found.losses if len(curve)
+                 and np.isfinite(curve[0])]  # fmt: skip
+        goal = [] if found.goal is None else [found.goal.value]
+        low = min((value for value in (*least, *goal, *starts) if value > 0), default=1e-3)
+        axes.set_ylim(bottom=0.7 * low, top=2 * max(starts))
     axes.set(xlabel="training step", ylabel="loss on all training samples")
     if order or found.goal is not None:
         axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
