@@ -80,7 +80,7 @@ def compare(
     ] = False,
 ) -> None:
     """Forecast several networks or choices of what to train, ranked, with the kernel's reasons."""
-    from jaxttp.pipeline import compare_task, pair_networks
+    from jaxttp.pipeline import compare_task
 
     if race:
         _race(given, train, rule)
@@ -89,9 +89,7 @@ def compare(
     with shell.work() as report:
         asked, goals = given["thresholds"], GOALS["thresholds"].parse
         task, found = compare_task(
-            given.settings(leave=("model", "weights", "learning_rate", "thresholds")),
-            _names(train),
-            networks=pair_networks(given["model"] or (), given["weights"] or ()),
+            **_starts(given, train),
             learning_rate=given["learning_rate"],
             thresholds=None if asked is None or goals is None else goals(asked),
             rule=rule,
@@ -115,27 +113,31 @@ def compare(
     )
 
 
-def _names(train: str | None) -> list[str] | None:
-    return None if train is None else [name.strip() for name in train.split(",")]
+def _starts(given: Given, train: str | None) -> dict[str, Any]:
+    """What a comparison and a race are of."""
+    from jaxttp.pipeline import pair_networks
+
+    return {
+        "settings": given.settings(leave=("model", "weights", "learning_rate", "thresholds")),
+        "names": None if train is None else [name.strip() for name in train.split(",")],
+        "networks": pair_networks(given["model"] or (), given["weights"] or ()),
+    }
 
 
 def _race(given: Given, train: str | None, rule: str) -> None:
     """All starts by real training in heats."""
     from jaxttp._checks import check_used
-    from jaxttp.pipeline import pair_networks, race_starts_task
+    from jaxttp.pipeline import race_starts_task
 
     shell, rate = given.shell, given["learning_rate"]
     with shell.work() as report:
         why = "a race is to one loss, or to the lowest: name it by --target-loss"
         check_used("thresholds", given["thresholds"], False, why)
         check_used("rule", None if rule == "absolute" else rule, False, why)
-        task, found = race_starts_task(
-            given.settings(leave=("model", "weights", "learning_rate", "thresholds")),
-            _names(train),
-            networks=pair_networks(given["model"] or (), given["weights"] or ()),
-            **({} if rate is None else {"learning_rates": (rate,)}),
-            progress=report,
-        )
+        asked = _starts(given, train)
+        if rate is not None:
+            asked["learning_rates"] = (rate,)
+        task, found = race_starts_task(**asked, progress=report)
     plain = {"task": task.description, "note": task.note} | found.to_json()
 
     def write(folder: Path) -> list[Path]:

@@ -19,7 +19,6 @@ from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics
 from jaxttp.forecast.planner import (
     ForecastPlan,
-    expected_error,
     fits,
     is_rebuilt,
     on_one_kernel,
@@ -71,10 +70,8 @@ def plan_again(
         other = plan_forecast(dynamics, problem, descent, Exact(), budget=share)
         if other.operations <= room:
             return other
-    return dataclasses.replace(
-        plan, dynamics=on_one_kernel(plan.dynamics), whole=False,
-        error=expected_error(0, plan.kernel), more="",
-    )  # fmt: skip
+    alone, share = on_one_kernel(dynamics), plan.budget / plan.training
+    return plan_forecast(alone, problem, descent, plan.kernel, budget=share)
 
 
 def together(first: Prediction, second: Prediction) -> Prediction:
