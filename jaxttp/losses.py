@@ -53,6 +53,9 @@ class Loss:
         weighted: whether its targets are (N, 2 C), C targets and C weights a sample.
         tokens: T where it is over the T tokens of a sample: outputs are then (N, T V), targets
             (N, 2 T), labels and weights, and the Hessian is one block a token; 0 elsewhere.
+        shift_invariant: whether neither loss nor error changes where a constant is added to all
+            outputs of a sample, as with a softmax: forecasts then follow C - 1 contrasts.
+        contrasts_of: C where it is of those, outputs (N, C - 1), with the targets of C; else 0.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Loss:
     error: Callable[..., Array]
     weighted: bool = False
     tokens: int = 0
+    shift_invariant: bool = False
+    contrasts_of: int = 0
 
     def __repr__(self) -> str:
         kind = f", {self.tokens} tokens" if self.tokens else ", weighted" if self.weighted else ""
@@ -110,7 +115,7 @@ def _binary_cross_entropy(outputs: Array, targets: Array) -> Array:
     return jnp.sum(jax.nn.softplus(outputs) - targets * outputs)
 
 
-cross_entropy = Loss("cross_entropy", _cross_entropy, misclassified)
+cross_entropy = Loss("cross_entropy", _cross_entropy, misclassified, shift_invariant=True)
 """Softmax cross-entropy, l = logsumexp(f) - f_y."""
 
 squared_error = Loss("squared_error", _squared_error, unexplained_variance)
@@ -207,11 +212,12 @@ def encode_targets(
     if isinstance(y, Weighted):
         targets, loss = encode_targets(loss, y.y, outputs)
         return _attach(loss, targets, y.weight)
-    if loss.weighted:  # encoded before
-        if y.shape != (n, 2 * (loss.tokens or c)):
+    if loss.weighted or loss.contrasts_of:  # encoded before
+        encoded = (n, (1 + loss.weighted) * (loss.tokens or loss.contrasts_of or c))
+        if y.shape != encoded:
             raise ValueError(
                 f"y has shape {y.shape}, but {loss!r} takes what encode_targets made of weighted "
-                f"labels, {(n, 2 * (loss.tokens or c))}; give it those, or the loss by its name."
+                f"labels, {encoded}; give it those, or the loss by its name."
             )
         return jnp.asarray(y, outputs.dtype), loss
     is_label = jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_
@@ -392,7 +398,7 @@ def _weighted_loss(loss: Loss) -> Loss:
         targets, weights = jnp.split(both, 2, axis=-1)
         return loss.error(outputs, targets, weights)
 
-    return Loss(loss.name, sample_loss, error, weighted=True)
+    return dataclasses.replace(loss, sample_loss=sample_loss, error=error, weighted=True)
 
 
 _BY_OUTPUT: dict[Any, Callable[[Array, Array, Array], Array]] = {

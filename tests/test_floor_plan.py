@@ -44,7 +44,7 @@ FLOORS = (
         "crossing",
     ),
     ("_covariance", "_machine", "early_stopping", "losses", "rule", "tokens"),
-    ("data", "ntk"),
+    ("_contrasts", "data", "ntk"),
     ("_known_answers", "conditioning", "dynamics", "gauss_newton", "representation"),
     ("models", "training"),
     ("forecast",),

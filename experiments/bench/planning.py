@@ -133,7 +133,7 @@ def _forecast(
     job: Job, descent: Descent, estimator: KernelEstimator, most: int, real: Any
 ) -> dict[str, Any]:
     """The errors of one forecast, and what it did."""
-    problem = Problem.of(*job.model, job.x, job.y, loss=job.loss)
+    problem = Problem.of(*job.model, job.x, job.y, loss=job.loss).contrasted()
     way = Relinearized(most=most) if most else Recursion()
     guess = forecast_training(
         problem, descent, dynamics=way, kernel=estimator, rule=Rule(THRESHOLDS)

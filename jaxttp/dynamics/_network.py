@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxttp._contrasts import Contrasted, contrasts, from_contrasts
 from jaxttp._jit import jit
 from jaxttp._quick import quick
 from jaxttp._types import ApplyFn, Params
@@ -46,7 +47,17 @@ def inner(left: Params, right: Params) -> Array:
 
 
 def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
-    """Outputs, J^T a and J v; the compiled functions are kept for a few networks."""
+    """Outputs, J^T a and J v; the compiled functions are kept for a few networks.
+
+    Those of a network's contrasts are those of the network: what is compiled for one serves both.
+    """
+    if isinstance(apply_fn, Contrasted):
+        outputs, pull, push = compile_network(apply_fn.network)
+        return (
+            lambda w, x: contrasts(outputs(w, x)),
+            lambda w, x, a: pull(w, x, from_contrasts(a)),
+            lambda w, x, v: contrasts(push(w, x, v)),
+        )
     return kept(_compile_network, apply_fn)
 
 

@@ -234,7 +234,7 @@ def predict_training_time(
     with stopwatch() as watch:
         problem = Problem.of(
             apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test, y_test=y_test
-        )
+        ).contrasted()
         is_open = all(v is None for v in (sketch_dim, kernel, kernel_batch_size, max_bytes))
         fixed = None if is_open else estimator
         named = budget == "auto" and isinstance(dynamics, Dynamics)
@@ -329,6 +329,7 @@ def forecast_training(
     way.check(descent, problem.weights, problem.loss)
     kernel = Exact() if kernel is None else kernel
     check_mesh(way, kernel)
+    problem = problem.contrasted() if way.kernels else problem.whole or problem
     if way.kernels:
         check_tokens(problem, kernel)
     price = Price.of(problem, descent, kernel, way.trained_samples(problem))
@@ -362,7 +363,7 @@ def forecast_training(
         rule=rule.kind,
         dynamics=way.name,
         hyperparameters=plain,
-        outputs=path.outputs,
+        outputs=problem.whole_outputs(path.outputs),
         loss_uncertainty=path.uncertainty,
         steps_uncertainty=doubt.steps_uncertainty,
         loss_band=doubt.loss_band,

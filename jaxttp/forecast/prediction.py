@@ -72,6 +72,8 @@ class Prediction:
         dynamics: how the outputs were moved.
         hyperparameters: what was asked for, as plain values.
         outputs: predicted outputs (T + 1, N, C), with dynamics "sde" their mean over the paths.
+            Those of a softmax cross-entropy are right up to a constant a sample and step, which
+            neither loss nor probabilities see: their mean over classes is that before training.
         loss_uncertainty: with re-linearisation, the estimated error of the loss curve, (T + 1,):
             what the second-order correction changed so far; None otherwise.
         steps_uncertainty: with re-linearisation, the estimated error of every training time, at

@@ -53,7 +53,7 @@ class Price:
             samples: that are trained on; those of the problem when None.
         """
         n = problem.f0.shape[0]
-        step = STEP * plan_of(problem).forward
+        step = STEP * plan_of(problem.whole or problem).forward
         return cls(
             training=step * (descent.batch_size or samples or n) * descent.steps,
             kernel=estimator.operations(problem),

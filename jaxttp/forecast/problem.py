@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxttp._bounded import bound_programs
 from jaxttp._checks import check_finite, check_known
+from jaxttp._contrasts import Contrasted, contrasted, contrasts, from_contrasts, sees_contrasts
+from jaxttp._jit import jit
 from jaxttp._samples import take
 from jaxttp._types import ApplyFn, Params, notes_of
 from jaxttp._weights import token_labels
@@ -54,6 +57,7 @@ class Problem:
         labels: `y`, for others to encode: labels of tokens know how many outputs a token has.
         notes: how the network is evaluated, where that is not as it was given: layers put into
             evaluation mode, parameters promoted from half precision.
+        whole: the problem with all C outputs, where this is one of their C - 1 contrasts.
     """
 
     apply_fn: ApplyFn
@@ -72,6 +76,7 @@ class Problem:
     loss_test: Loss | None = None
     labels: Any = None
     notes: tuple[str, ...] = ()
+    whole: "Problem | None" = None
 
     @classmethod
     def of(
@@ -177,20 +182,57 @@ class Problem:
 
     def without_test(self) -> "Problem":
         """The same without its test data."""
+        whole = None if self.whole is None else self.whole.without_test()
         return dataclasses.replace(
-            self, x_test=None, f0_test=None, targets_test=None, loss_test=None
+            self, x_test=None, f0_test=None, targets_test=None, loss_test=None, whole=whole
         )
 
     def take(self, rows: Any) -> "Problem":
         """The problem of some of its training samples alone."""
+        whole = None if self.whole is None else self.whole.take(rows)
         return dataclasses.replace(
-            self.without_test(), x=take(self.x, rows), f0=self.f0[rows], targets=self.targets[rows]
-        )
+            self.without_test(), x=take(self.x, rows), f0=self.f0[rows],
+            targets=self.targets[rows], whole=whole,
+        )  # fmt: skip
+
+    def contrasted(self) -> "Problem":
+        """The same of the C - 1 contrasts of its outputs, where its loss asks for no more.
+
+        Losses, errors and weights along a training are those of the whole; see
+        `jaxttp._contrasts`.
+        """
+        if not sees_contrasts(self.loss, self.classes):
+            return self
+        test: dict[str, Any] = {}
+        if self.loss_test is not None and self.f0_test is not None:
+            test = {
+                "f0_test": contrasts(self.f0_test),
+                "loss_test": contrasted(self.loss_test, self.classes),
+            }
+        return dataclasses.replace(
+            self, apply_fn=Contrasted(self.apply_fn), network=Contrasted(self.network),
+            f0=contrasts(self.f0), loss=contrasted(self.loss, self.classes), whole=self, **test,
+        )  # fmt: skip
+
+    def whole_outputs(self, outputs: Float[Array, "t n d"]) -> Float[Array, "t n c"]:
+        """Outputs (T, N, C) from those of this problem.
+
+        Of contrasts the mean over a sample's outputs is not known: it is that before training.
+        """
+        return outputs if self.whole is None else _around(outputs, self.whole.f0)
 
     def with_loss(self, loss: str | Loss, y: Any) -> "Problem":
         """The same network and data under another loss; test data are left out."""
+        if self.whole is not None:
+            return self.whole.with_loss(loss, y)
         targets, exact = encode_targets(loss, y, self.f0)
         return dataclasses.replace(self.without_test(), targets=targets, loss=exact)
+
+
+@jit
+def _around(found: Array, before: Array) -> Array:
+    """Outputs (T, N, C) with these contrasts, and the means of those before training."""
+    return from_contrasts(found) + jnp.mean(before, axis=-1, keepdims=True)[None]
 
 
 def _of_part(apply_fn: ApplyFn, restore: Callable[[Params], Params]) -> ApplyFn:

@@ -184,7 +184,8 @@ class Online:
         setting, k = self._setting, base.at
         if k == setting.steps:
             return dataclasses.replace(base, kind="weights")
-        rates, problem = setting.rates(), self._problem
+        lines = self._lines.contrasted()
+        rates, problem = setting.rates(), lines.problem
         before, now = (split_trainable(self._weights[i], problem.trainable)[0] for i in (0, -1))
         velocity = move = jax.tree.map(jnp.subtract, before, now)
         if setting.momentum:
@@ -196,7 +197,7 @@ class Online:
         path = relinearized_recursion(
             problem.network, now, problem.x, problem.targets, loss=problem.loss,
             optimizer=optax.sgd(rate, setting.momentum or None), steps=setting.steps - k,
-            kernel_fn=self._lines.at, rebuilds=rebuilds,
+            kernel_fn=lines.at, rebuilds=rebuilds,
             accumulators=(velocity,) if setting.momentum else (),
             damp=True,  # a training that is under way may be at the edge, and has not diverged
         )  # fmt: skip

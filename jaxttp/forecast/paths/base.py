@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_instance
+from jaxttp._contrasts import contrasts
 from jaxttp._jit import full_precision
 from jaxttp._types import Params
 from jaxttp.dynamics.stability import curvature_modes, rate_limit
@@ -25,7 +26,9 @@ from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.factored import Factored, Kernel
+from jaxttp.ntk.row_sharded import RowSharded
+from jaxttp.ntk.streamed import Streamed
 from jaxttp.rule import Rule
 
 Progress = Callable[[str, int, int], None]
@@ -55,6 +58,18 @@ class Linearizer:
         self.passes = 0  # through the network, beside those of kernels and paths
         if first is not None:
             self.__dict__["estimate"] = Estimate(first)
+
+    def contrasted(self) -> "Linearizer":
+        """Linearisations of the contrasts of these outputs, counted by themselves.
+
+        The kernel before training is that of this one where it was built, so that many may share
+        it; a kernel on many devices or on a disk stays where it is, with all outputs.
+        """
+        problem, first = self.problem.contrasted(), self.known
+        if isinstance(first, RowSharded | Streamed) or problem is self.problem:
+            return Linearizer(self.problem, self.estimator, first=first)
+        first = None if first is None else _of_contrasts(first)
+        return Linearizer(problem, self.estimator, first=first)
 
     def report(self, stage: str, done: int = 0, total: int = 1) -> None:
         """Tell whoever listens how far it has come."""
@@ -135,6 +150,22 @@ class Linearizer:
     def curves(self, outputs: Array) -> tuple[Array, Array]:
         """Loss and error along a path (T, N, C), or their medians over paths (P, T, N, C)."""
         return loss_and_error(self.problem.loss, outputs, self.problem.targets)
+
+
+@full_precision
+def _of_contrasts(kernel: Array | Factored) -> Kernel:
+    """B^T Theta B, from Theta; one scalar kernel for all outputs is that of the contrasts, too."""
+    if kernel.ndim == 2:
+        return kernel
+    if isinstance(kernel, Factored):
+        rows, columns = (
+            jnp.moveaxis(contrasts(jnp.moveaxis(factor.reshape(n, c, -1), 1, -1)), -1, 1)
+            for factor, n, c in zip(
+                (kernel.rows, kernel.columns), kernel.shape[::2], kernel.shape[1::2], strict=True
+            )
+        )
+        return Factored.of(rows, columns)
+    return jnp.moveaxis(contrasts(jnp.moveaxis(contrasts(kernel), 1, -1)), -1, 1)
 
 
 @full_precision

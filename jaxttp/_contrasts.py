@@ -1,0 +1,111 @@
+"""Outputs as a softmax sees them: the C - 1 contrasts between the C logits of a sample.
+
+A constant added to all logits of a sample changes neither probabilities, nor the cross-entropy, nor
+which class is the largest. So of the outputs f (C,) only
+
+    f' = B^T f,      B (C, C - 1),      B^T B = I,      B B^T = I - 1 1^T / C
+
+matters, its kernel is B^T Theta B, and gradients of the loss, which sum to zero over the classes,
+lose nothing by B^T. What follows f' is exact; a kernel has (C - 1)^2 / C^2 of the entries, a
+quarter for two classes and two thirds for five, and takes C - 1 ways back through the network.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxttp._jit import jit
+from jaxttp._types import ApplyFn, Params
+from jaxttp.losses import Loss
+
+MOST = 64
+"""Classes beyond which one less is of no account."""
+
+
+@functools.lru_cache(maxsize=MOST)
+def basis(classes: int) -> np.ndarray:
+    """B (C, C - 1): orthonormal columns that sum to zero (Helmert's).
+
+    Column j is j + 1 times a constant, then what makes up for it in row j + 1.
+
+    Args:
+        classes: C, at least 2.
+
+    Example:
+        >>> basis(2).round(3).tolist()
+        [[0.707], [-0.707]]
+    """
+    found = np.zeros((classes, classes - 1))
+    for j in range(1, classes):
+        found[:j, j - 1] = 1.0
+        found[j, j - 1] = -j
+        found[:, j - 1] /= np.sqrt(j * (j + 1))
+    return found
+
+
+@jit
+def contrasts(outputs: Float[Array, "... c"]) -> Float[Array, "... d"]:
+    """The contrasts B^T f, C - 1 numbers in place of C."""
+    return outputs @ jnp.asarray(basis(outputs.shape[-1]), outputs.dtype)
+
+
+@jit
+def from_contrasts(found: Float[Array, "... d"]) -> Float[Array, "... c"]:
+    """B f', the outputs of mean zero with these contrasts.
+
+    Example:
+        >>> from_contrasts(contrasts(jnp.array([1.0, 2.0, 6.0]))).round(6).tolist()
+        [-2.0, -1.0, 3.0]
+    """
+    return found @ jnp.asarray(basis(found.shape[-1] + 1).T, found.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrasted:
+    """A network ``(params, x) -> f' (N, C - 1)``; equal where the network behind it is the same.
+
+    Attributes:
+        network: ``(params, x) -> f (N, C)``.
+    """
+
+    network: ApplyFn
+
+    def __call__(self, params: Params, x: Any) -> Array:
+        """The contrasts of its outputs."""
+        return contrasts(self.network(params, x))
+
+
+@functools.lru_cache(maxsize=64)
+def contrasted(loss: Loss, classes: int) -> Loss:
+    """The same loss of contrasts (N, C - 1); its targets stay as they are.
+
+    Args:
+        loss: one that is `shift_invariant`, of outputs (N, C).
+        classes: C.
+
+    Example:
+        >>> from jaxttp.losses import cross_entropy
+        >>> f, y = jnp.array([[1.0, 2.0, 6.0]]), jnp.eye(3)[:1]
+        >>> of_contrasts = contrasted(cross_entropy, 3)
+        >>> abs(float(of_contrasts.value(contrasts(f), y) - cross_entropy.value(f, y))) < 1e-6
+        True
+    """
+
+    def sample_loss(outputs: Array, targets: Array) -> Array:
+        return loss.sample_loss(from_contrasts(outputs), targets)
+
+    def error(outputs: Array, targets: Array, *weights: Array) -> Array:
+        return loss.error(from_contrasts(outputs), targets, *weights)
+
+    return dataclasses.replace(
+        loss, sample_loss=sample_loss, error=error, shift_invariant=False, contrasts_of=classes
+    )
+
+
+def sees_contrasts(loss: Loss, classes: int) -> bool:
+    """Whether a loss asks for no more than contrasts, and those are fewer to speak of."""
+    return loss.shift_invariant and not loss.tokens and 2 <= classes <= MOST

@@ -1,0 +1,234 @@
+"""Contrasts of logits: what a softmax sees of them, and forecasts that follow nothing else."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxttp import predict_training_time, sweep, train, weighted
+from jaxttp._contrasts import (
+    MOST,
+    Contrasted,
+    basis,
+    contrasted,
+    contrasts,
+    from_contrasts,
+    sees_contrasts,
+)
+from jaxttp.dynamics._network import compile_network
+from jaxttp.forecast import Problem, grid
+from jaxttp.forecast.paths.base import Linearizer
+from jaxttp.losses import cross_entropy, encode_targets, get_loss
+from jaxttp.ntk import Exact, Sketched
+from tests import oracles
+
+
+def normal(seed, shape, scale=1.0):
+    return scale * jax.random.normal(jax.random.key(seed), shape)
+
+
+PARAMS = {"a": normal(1, (4, 6), 0.5), "b": normal(2, (6, 3), 0.5)}
+X, Y = normal(3, (14, 4)), jnp.arange(14) % 3
+WHOLE = dataclasses.replace(cross_entropy, shift_invariant=False)
+"""The same loss, of which nobody says that it sees no more than contrasts."""
+
+
+def network(params, x):
+    return jnp.tanh(x @ params["a"]) @ params["b"]
+
+
+@given(classes=st.integers(2, 12), seed=st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_contrasts_are_all_but_the_mean(classes, seed):
+    b = basis(classes)
+    np.testing.assert_allclose(b.T @ b, np.eye(classes - 1), atol=1e-12)
+    np.testing.assert_allclose(b @ b.T, np.eye(classes) - 1 / classes, atol=1e-12)
+    f = np.random.default_rng(seed).normal(size=(3, classes))
+    found = contrasts(jnp.asarray(f))
+    np.testing.assert_allclose(found, contrasts(jnp.asarray(f + 7.0)), atol=1e-11)
+    np.testing.assert_allclose(from_contrasts(found), f - f.mean(1, keepdims=True), atol=1e-11)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+@pytest.mark.parametrize("kind", ["labels", "soft", "weights", "weights of classes", "-100"])
+def test_a_loss_of_contrasts_is_the_loss(classes, kind):
+    """Values, errors, gradients B^T g and Hessians B^T H B, of every form of targets."""
+    draw = np.random.default_rng(classes)
+    f, labels = draw.normal(size=(9, classes)), draw.integers(0, classes, 9)
+    soft = oracles.softmax(draw.normal(size=(9, classes)))
+    y = {
+        "labels": labels,
+        "soft": soft,
+        "weights": weighted(labels, sample_weight=draw.uniform(0.5, 2.0, 9)),
+        "weights of classes": weighted(labels, class_weight=draw.uniform(0.5, 2.0, classes)),
+        "-100": np.where(np.arange(9) == 4, -100, labels),
+    }[kind]
+    f = jnp.asarray(f)
+    targets, loss = encode_targets("cross_entropy", y, f)
+    assert sees_contrasts(loss, classes)
+    found, small = contrasted(loss, classes), contrasts(f)
+    b = basis(classes)
+    np.testing.assert_allclose(found.value(small, targets), loss.value(f, targets), rtol=1e-12)
+    np.testing.assert_allclose(found.error(small, targets), loss.error(f, targets), rtol=1e-12)
+    np.testing.assert_allclose(
+        found.gradient(small, targets), loss.gradient(f, targets) @ b, atol=1e-12
+    )
+    np.testing.assert_allclose(
+        found.hessian(small, targets), b.T @ loss.hessian(f, targets) @ b, atol=1e-12
+    )
+    again, same = encode_targets(found, targets, small)  # encoded before
+    assert same is found
+    np.testing.assert_array_equal(again, targets)
+    with pytest.raises(ValueError, match=r"y has shape .* takes what encode_targets made"):
+        encode_targets(found, targets[:, :-1], small)
+
+
+def test_what_sees_more_than_contrasts():
+    """A squared error asks for the mean of the outputs too: without it the loss is another."""
+    assert not sees_contrasts(get_loss("squared_error"), 3)
+    assert not sees_contrasts(get_loss("binary_cross_entropy"), 3)
+    assert not sees_contrasts(contrasted(cross_entropy, 3), 2)  # once is enough
+    assert not sees_contrasts(cross_entropy, MOST + 1)
+    assert sees_contrasts(cross_entropy, MOST)
+    f = jnp.array([[3.0, 4.0]])
+    wrong = contrasted(get_loss("squared_error"), 2)
+    y = jnp.array([[1.0, 0.0]])
+    assert float(wrong.value(contrasts(f), y)) < 0.2 * float(
+        get_loss("squared_error").value(f, y)
+    )  # 1.25 and 10: the mean of 3.5 is missing
+    tokens = encode_targets("cross_entropy", jnp.zeros((2, 4), int), jnp.zeros((2, 4, 5)))[1]
+    assert not sees_contrasts(tokens, 20)
+
+
+def test_the_kernel_of_contrasts():
+    """B^T Theta B, from the brute-force Jacobian; projected or computed, exact or sketched."""
+    problem = Problem.of(network, PARAMS, X, Y)
+    small = problem.contrasted()
+    assert small.contrasted() is small
+    assert small.f0.shape == (14, 2)
+    assert small.with_loss("squared_error", Y).f0.shape == (14, 3)
+    b = basis(3)
+    want = np.einsum("ca,icjd,db->iajb", b, oracles.kernel(network, PARAMS, X), b)
+    found = Exact().estimate(small, small.weights).kernel
+    np.testing.assert_allclose(np.asarray(found), want, atol=1e-12)
+    for estimator in (Exact(), Sketched(8, jax.random.key(0)), Sketched(64, jax.random.key(0))):
+        lines = Linearizer(problem, estimator)
+        _ = lines.first
+        projected = lines.contrasted()
+        np.testing.assert_allclose(
+            np.asarray(projected.first),
+            np.asarray(estimator.estimate(small, small.weights).kernel), atol=1e-12,
+        )  # fmt: skip
+        assert projected.kernels == 0  # of the first one
+
+
+def test_programs_of_a_network_serve_its_contrasts():
+    small = Contrasted(network)
+    assert small == Contrasted(network)
+    outputs, pull, push = compile_network(small)
+    np.testing.assert_allclose(outputs(PARAMS, X), contrasts(network(PARAMS, X)), atol=1e-12)
+    a = normal(5, (14, 2))
+    pulled = jax.vjp(lambda w: small(w, X), PARAMS)[1](a)[0]
+    jax.tree.map(lambda p, q: np.testing.assert_allclose(p, q, atol=1e-12), pull(PARAMS, X, a),
+                 pulled)  # fmt: skip
+    v = jax.tree.map(jnp.ones_like, PARAMS)
+    pushed = jax.jvp(lambda w: small(w, X), (PARAMS,), (v,))[1]
+    np.testing.assert_allclose(push(PARAMS, X, v), pushed, atol=1e-12)
+
+
+WAYS = {
+    "one kernel": {"relinearize": 0},
+    "rebuilt": {"relinearize": 2},
+    "default": {},
+    "momentum": {"momentum": 0.9, "learning_rate": 0.05},
+    "test samples": {"x_test": X[:5], "y_test": Y[:5]},
+    "sketched": {"sketch_dim": 16, "key": jax.random.key(2)},
+    "batches": {"batch_size": 5, "key": jax.random.key(3), "learning_rate": 0.1},
+    "sde": {
+        "dynamics": "sde", "batch_size": 5, "key": jax.random.key(3), "paths": 3,
+        "learning_rate": 0.1,
+    },
+    "weighted": {"y": weighted(Y, sample_weight=jnp.arange(1.0, 15.0))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_forecasts_of_contrasts_are_those_of_all_outputs(way):
+    asked = {"learning_rate": 0.5, "steps": 25, "y": Y} | WAYS[way]
+    y = asked.pop("y")
+    small = predict_training_time(network, PARAMS, X, y, **asked)
+    whole = predict_training_time(network, PARAMS, X, y, **asked, loss=WHOLE)
+    # Rounding, through some 25 steps and up to 17 kernels of numbers near 1.
+    np.testing.assert_allclose(small.loss, whole.loss, atol=1e-9)
+    np.testing.assert_array_equal(small.error, whole.error)
+    assert small.steps == whole.steps
+    np.testing.assert_allclose(small.max_learning_rate, whole.max_learning_rate, rtol=1e-9)
+    centred = [one.outputs - one.outputs.mean(-1, keepdims=True) for one in (small, whole)]
+    np.testing.assert_allclose(*centred, atol=1e-8)
+    np.testing.assert_allclose(
+        small.outputs.mean(-1), jnp.broadcast_to(network(PARAMS, X).mean(-1), (26, 14)), atol=1e-12
+    )
+    if small.test_loss is not None:
+        np.testing.assert_allclose(small.test_loss, whole.test_loss, atol=1e-9)
+    assert small.cost.kernels == whole.cost.kernels
+    assert small.cost.operations < whole.cost.operations
+    assert small.cost.training_operations == whole.cost.training_operations
+
+
+def test_two_classes_are_one_output():
+    """A quarter of the kernel, and what the logistic loss of the difference foresees."""
+    params = PARAMS | {"b": PARAMS["b"][:, :2]}
+    y = Y % 2
+    found = predict_training_time(network, params, X, y, learning_rate=0.5, steps=25)
+
+    def difference(w, x):
+        f = network(w, x)
+        return f[:, 1:] - f[:, :1]
+
+    logistic = predict_training_time(
+        difference, params, X, y, learning_rate=0.5, steps=25, loss="binary_cross_entropy"
+    )
+    np.testing.assert_allclose(found.loss, logistic.loss, atol=1e-9)
+    assert found.steps == logistic.steps
+
+
+def test_a_linear_network_is_foreseen_exactly_by_its_contrasts():
+    weights = normal(7, (4, 3))
+    found = predict_training_time(
+        lambda w, x: x @ w, weights, X, Y, learning_rate=0.4, steps=30, relinearize=0
+    )
+    run = train(lambda w, x: x @ w, weights, X, Y, loss="cross_entropy", optimizer=optax.sgd(0.4),
+                steps=30)  # fmt: skip
+    np.testing.assert_allclose(found.loss, run.loss, atol=1e-12)
+
+
+def test_leaders_of_a_sweep_are_followed_by_contrasts():
+    choices = grid(learning_rate=(0.2, 0.6), momentum=(0.0, 0.9), steps=20)
+    small = sweep(network, PARAMS, X, Y, choices)
+    whole = sweep(network, PARAMS, X, Y, [dataclasses.replace(one, loss=WHOLE) for one in choices])
+    np.testing.assert_allclose(small.loss, whole.loss, atol=1e-9)
+    np.testing.assert_array_equal(small.steps, whole.steps)
+    assert small.relinearized == whole.relinearized
+    assert small.trainings < 0.8 * whole.trainings
+
+
+def test_a_loss_of_ones_own_may_say_that_it_is_shift_invariant():
+    """Softmax cross-entropy with focal weights: a function of probabilities alone."""
+    own = dataclasses.replace(
+        cross_entropy, name="focal",
+        sample_loss=lambda f, y: jnp.sum(
+            -y * (1 - jax.nn.softmax(f)) ** 2 * jax.nn.log_softmax(f)
+        ),
+    )  # fmt: skip
+    assert sees_contrasts(own, 3)
+    asked = {"learning_rate": 0.5, "steps": 20, "relinearize": 2}
+    targets = jnp.eye(3)[Y]
+    small = predict_training_time(network, PARAMS, X, targets, loss=own, **asked)
+    plain = dataclasses.replace(own, shift_invariant=False)
+    whole = predict_training_time(network, PARAMS, X, targets, loss=plain, **asked)
+    np.testing.assert_allclose(small.loss, whole.loss, atol=1e-9)
