@@ -31,6 +31,8 @@ from jaxttp.training import make_step
 
 FIRST, GROWTH, KEEP, LEAST = 4, 1.6, 0.6, 3
 """Steps of the first heat, how they grow, which share goes on, and how many at least."""
+NEAR = 2.0
+"""With batches the loss on all samples is looked for from where a batch's is so many goals."""
 
 
 def heats(steps: int) -> list[int]:
@@ -125,6 +127,7 @@ class Runner:
         for name, value in numbers.items():
             self._set(name, value)
         self.done, self.looks = 0, 0.0  # steps, and ways forward beside them
+        self.batch_loss = math.inf
         self.losses: list[float] = []
         self.at: list[int] = []
         self.there: int | None = None
@@ -146,25 +149,33 @@ class Runner:
 
     def advance(self, end: int, goal: Target | None) -> None:
         """Train to a step, or to the goal, and look at the loss there."""
-        track = self.track
+        track, whole = self.track, self.track.indices is None
         while self.done < end and self.running:
             t = self.done
-            looking = t % track.every == 0 and self.seen < t
-            if looking and track.indices is not None:
+            if not whole and self._is_near(t, goal):
                 self._look(t, goal)
                 if not self.running:
                     return
             self._set("rate", self.rates[t])
             x, targets = track.batch(t)
             weights, state, f, _ = self.step(self.weights, self.state, x, targets)
-            if looking and track.indices is None:
-                self._note(t, float(track.value(f, targets)), goal)
+            self.batch_loss = float(track.value(f, targets))
+            if whole and self.seen < t:
+                self._note(t, self.batch_loss, goal)
                 if not self.running:
                     self.looks += STEP  # a step that goes for nothing showed it
                     return
             self.weights, self.state, self.done = weights, state, t + 1
         if self.running and self.seen < self.done:
             self._look(self.done, goal)
+
+    def _is_near(self, t: int, goal: Target | None) -> bool:
+        """Whether the loss on all samples is to be looked at, before step t of a batch."""
+        if t % self.track.every or self.seen == t:
+            return False
+        if t == 0 or not math.isfinite(self.batch_loss):
+            return True
+        return goal is not None and self.batch_loss <= NEAR * goal.value
 
     def _set(self, name: str, value: float) -> None:
         numbers = self.state.hyperparams

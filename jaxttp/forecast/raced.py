@@ -25,8 +25,8 @@ class Race:
         settings: that started, S of them.
         goal: the loss on all training samples to get to; None for the lowest at the horizon.
         times: steps to the goal (S,), -1 where it was not seen there.
-        losses: on all training samples, for every setting as far as it came: at the steps `at`.
-        at: steps, (K,); a setting's losses stand at the first of them.
+        losses: on all training samples, for every setting wherever they were looked at.
+        at: the steps at which they were, for every setting.
         trainings: what was spent, in trainings of one setting, by count.
         params: all parameters of the first one, as they were there: at the goal, or where there is
             none or it was not reached, at the lowest loss of the last heat's end. None where
@@ -41,7 +41,7 @@ class Race:
     goal: Target | None
     times: np.ndarray
     losses: tuple[np.ndarray, ...]
-    at: np.ndarray
+    at: tuple[np.ndarray, ...]
     trainings: float
     params: Params | None
     finite: np.ndarray
@@ -63,9 +63,9 @@ class Race:
         if not self.starts:
             return ()
         there = self.times[self.times >= 0]
-        steps = np.minimum(self.trained, there.min() if len(there) else self.at[-1])
-        seen = np.searchsorted(self.at, steps)
-        last = np.array([curve[i] for curve, i in zip(self.losses, seen, strict=True)])
+        steps = np.minimum(self.trained, there.min() if len(there) else self.settings[0].steps)
+        seen = zip(self.losses, self.at, steps, strict=True)
+        last = np.array([loss[np.searchsorted(at, t, "right") - 1] for loss, at, t in seen])
         last = np.where(np.isfinite(last), last, np.inf)
         times = np.where(self.times >= 0, self.times, self.settings[0].steps + 1)
         places = np.lexsort((last, -steps, ~self.finite, times))
@@ -74,7 +74,7 @@ class Race:
     @property
     def trained(self) -> np.ndarray:
         """Steps that every setting was trained, (S,)."""
-        return np.array([self.at[len(curve) - 1] for curve in self.losses])
+        return np.array([at[-1] for at in self.at])
 
     @property
     def last(self) -> np.ndarray:

@@ -66,8 +66,9 @@ def race(
 
     Returns:
         A `Race`. Weights and velocities of all that are in the race are held at a time. With
-        batches the loss on all samples is looked at every N/(3 B) steps, so that to look costs as
-        much as to train, and times are multiples of that.
+        batches the loss on all samples is looked at where a heat ends and, as long as the batches
+        themselves are at no more than twice the goal, every N/(3 B) steps, so that to look costs as
+        much as to train; times are multiples of that.
 
     Raises:
         ValueError: no settings, or of several losses, batch sizes or horizons; a target that is not
@@ -220,12 +221,12 @@ def _result(
     ends = [(r.there if r.there is not None else one.steps + 1, r.losses[-1]) for r in runners]
     in_it = [i for i, r in enumerate(runners) if r.weights is not None and r.finite]
     first = min(in_it, key=lambda i: ends[i], default=None)
-    longest = max(runners, key=lambda r: len(r.at))
     notes = dict.fromkeys(note for problem in problems for note in problem.notes)
     return Race(
         settings, goal,
         np.array([-1 if runner.there is None else runner.there for runner in runners]),
-        tuple(np.array(runner.losses) for runner in runners), np.array(longest.at),
+        tuple(np.array(runner.losses) for runner in runners),
+        tuple(np.array(runner.at) for runner in runners),
         float(spent / (one.steps * share)),
         None if first is None else problems[first].restore(runners[first].weights),
         np.array([runner.finite for runner in runners]), tuple(notes), starts,

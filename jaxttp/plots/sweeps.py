@@ -290,7 +290,7 @@ def plot_race(found: Race, *, title: str = "") -> Figure:
     for i in (*(i for i in range(len(found.losses)) if i not in order), *order):
         curve = found.losses[i]
         shown = np.where(np.isfinite(curve), curve, np.nan)
-        steps, place = found.at[: len(curve)], order.index(i) if i in order else None
+        steps, place = found.at[i], order.index(i) if i in order else None
         color = GREY if place is None else CYCLE[place]
         label = None if place is None else found.named(i)
         width, above = (0.8, 1) if place is None else (2.2, 3)

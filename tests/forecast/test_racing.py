@@ -123,15 +123,36 @@ def test_batches_are_the_same_for_all_and_looked_at_now_and_then():
     key = jax.random.key(3)
     found = race(network, params, x, y, settings, target_loss=1e-9, key=key)
     indices = batch_indices(key, 24, 2, 20)
-    assert found.at.tolist() == sorted({*range(0, 20, 4), *heats(20)})  # 24 / (3 * 2) = 4
     for i, one in enumerate(settings):
+        assert found.at[i].tolist() == [0, *heats(20)]  # no batch comes near that goal
         whole, _ = curve_of(one, params, x, y, indices=indices)
-        seen = found.at[: len(found.losses[i])]
-        np.testing.assert_allclose(found.losses[i], whole[seen], rtol=1e-9)
+        np.testing.assert_allclose(found.losses[i], whole[found.at[i]], rtol=1e-9)
     assert found.ranking() == ()
     assert "no setting got to" in found.advice
     with pytest.raises(ValueError, match="no setting gets to loss below"):
         found.best()
+
+
+def test_near_the_goal_batches_are_looked_at_more_often():
+    """From where a batch's own loss is at twice the goal, every 24 / (3 * 2) = 4 steps."""
+    params, x, y = problem()
+    settings = grid(learning_rate=(0.1, 0.5, 1.0), batch_size=2, steps=20)
+    key = jax.random.key(3)
+    indices = batch_indices(key, 24, 2, 20)
+    curves = [curve_of(one, params, x, y, indices=indices)[0] for one in settings]
+    goal = 0.999 * min(float(curve.min()) for curve in curves)  # near to all, and never reached
+    found = race(network, params, x, y, settings, target_loss=goal, key=key)
+    for i, one in enumerate(settings):
+        far = race(network, params, x, y, [one], target_loss=1e-9, key=key)
+        assert {*far.at[0]} <= {*found.at[i]} <= {*range(0, 20, 4), *heats(20)}
+        np.testing.assert_allclose(found.losses[i], curves[i][found.at[i]], rtol=1e-9)
+    assert any(len(at) > len(heats(20)) + 1 for at in found.at)
+    assert all(np.all(np.diff(at) > 0) for at in found.at)
+    reached = race(network, params, x, y, settings, target_loss=1.2 * goal, key=key)
+    first = reached.best()
+    looked = reached.at[first]
+    below = [t for t in looked if curves[first][t] <= 1.2 * goal]
+    assert reached.times[first] == below[0] == looked[-1]
 
 
 def test_schedules_and_a_part_of_the_weights():
@@ -248,7 +269,7 @@ def test_each_start_by_settings_of_its_own():
 
 def test_starts_are_ordered_by_what_all_of_a_heat_have_seen():
     """Those that were trained before the first was at the goal went on; that does not count."""
-    at, one = np.arange(9), Hyperparameters(0.1, steps=9)
+    one = Hyperparameters(0.1, steps=9)
     losses = (
         np.linspace(1.0, 0.2, 9),  # 0.5 at step 5, left at 0.2
         np.array([1.0, 0.9, 0.8, 0.6, 0.4, 0.1]),  # at the goal at step 5
@@ -257,6 +278,7 @@ def test_starts_are_ordered_by_what_all_of_a_heat_have_seen():
         np.array([1.0, 0.9]),  # out after the first heat
     )
     finite = np.array([True, True, True, False, True])
+    at = tuple(np.arange(len(curve)) for curve in losses)
     found = Race(
         (one,) * 5, Target(0.15), np.array([-1, 5, -1, -1, -1]), losses, at, 1.0, None, finite,
         starts=("a", "b", "c", "d", "e"),
