@@ -31,9 +31,9 @@ LEAST = 4.5e12
 """And so many operations in any case: a minute or two of a laptop."""
 MEMORY = 4e9
 """Bytes that the kernels of a plan may take where another plan takes less."""
-ERRORS = {0: 0.188, 1: 0.093, 2: 0.026, 4: 0.013, 8: 0.002, 16: 0.001}
+ERRORS = {0: 0.188, 1: 0.116, 2: 0.040, 4: 0.012, 8: 0.002, 16: 0.001}
 """By kernels after the first at most, the error of a time as a share of it, beyond two steps."""
-BY_CLASS = {0: 0.196, 1: 0.107, 2: 0.051, 4: 0.018, 8: 0.007, 16: 0.004}
+BY_CLASS = {0: 0.201, 1: 0.114, 2: 0.050, 4: 0.017, 8: 0.004, 16: 0.003}
 """The same of class sketches, which the network itself corrects where they are rebuilt."""
 BY_SKETCH, OF_SKETCH = 4.0, 0.14
 """A sketch of width k makes it 1 + 4/sqrt(k) times as large, and adds 0.14/sqrt(k) in square."""
