@@ -6,10 +6,11 @@
 Every task has a grid of learning rates, as shares of the largest stable one up to beyond it, and
 momenta. All of it is trained for real; the sweep names a goal and chooses a setting before that.
 Beside it stand `jaxttp.race`, which trains openly, the first kernel alone, rules of thumb, a
-learning-rate finder, and what people do with real training: a tenth of every training, successive
-halving, power laws through the first tenth. All are asked for the fewest steps to the goal that the
-sweep named; the race is told it, or trains to the horizon without. A rival's cost is real training,
-in trainings of one setting; the sweep's is its operations by count, in the same unit.
+learning-rate finder, what people do with real training (a tenth of every training, successive
+halving, power laws through the first tenth), and others (`advice_rivals`). All are asked for the
+fewest steps to the goal that the sweep named; the race is told it, or trains to the horizon
+without. A rival's cost is real training, in trainings of one setting; the sweep's is its operations
+by count, in the same unit.
 
 With a batch size all of that is of mini-batches, the same ones for forecasts, races and trainings;
 losses are those on all samples, after every step, which real training does not come to know: what
@@ -27,9 +28,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy.optimize import curve_fit
 
 from experiments.bench import accuracy_tasks, trust_tasks
+from experiments.bench.advice_rivals import (
+    BEYOND,
+    is_reached,
+    online_times,
+    rivals,
+    statistics,
+    steps_to,
+)
 from experiments.bench.stored import go_on
 from experiments.bench.trust_tasks import Job
 from jaxttp import sweep
@@ -53,7 +61,7 @@ PARTS = {
 class AdviceSettings:
     """The grid, and which tasks."""
 
-    shares: tuple[float, float, int] = (0.02, 2.5, 10)
+    shares: tuple[float, float, int] = (0.02, BEYOND, 10)
     momenta: tuple[float, ...] = (0.0, 0.6, 0.9)
     steps: int = 150
     only: tuple[str, ...] = ()
@@ -178,6 +186,7 @@ def measure(task: str, settings: AdviceSettings) -> dict[str, Any]:
     blind = race(*job.model, job.x, job.y, choices, **drawn)
     begun = time.perf_counter()
     real = real_grid(job, choices)
+    grid_seconds = time.perf_counter() - begun
     return {
         "task": task,
         "goal": goal,
@@ -186,7 +195,9 @@ def measure(task: str, settings: AdviceSettings) -> dict[str, Any]:
         "followed": list(found.relinearized),
         "trainings": found.trainings,
         "seconds": seconds,
-        "grid_seconds": time.perf_counter() - begun,
+        "grid_seconds": grid_seconds,
+        "statistics": statistics(job),
+        "online": None if goal is None else online_times(job, choices, real, goal),
         "race": _first(raced.ranking()),
         "race_trainings": raced.trainings,
         "race_sure": raced.sure,
@@ -206,82 +217,6 @@ def _first(order: Any) -> int | None:
     return int(order[0]) if len(order) else None
 
 
-def steps_to(curve: Any, goal: float) -> float:
-    """The first step at or below a goal, infinite for never."""
-    curve = np.asarray(curve, np.float64)
-    below = np.flatnonzero(curve <= goal)
-    is_there = len(below) > 0 and bool(np.all(np.isfinite(curve[: below[0]])))
-    return float(below[0]) if is_there else float("inf")
-
-
-def is_reached(row: dict[str, Any]) -> bool:
-    """Whether any setting gets to a goal: else no choice is better than another."""
-    goal = row["goal"]
-    return goal is not None and any(np.isfinite(steps_to(curve, goal)) for curve in row["real"])
-
-
-def rivals(row: dict[str, Any], fixed: int) -> dict[str, tuple[int | None, float]]:
-    """What others choose, and what that costs in trainings of one setting.
-
-    Args:
-        row: of `measure`.
-        fixed: the place in the grid that was best on other tasks.
-    """
-    real = np.array(row["real"])
-    rates, momenta, steps = np.array(row["rates"]), np.array(row["momenta"]), real.shape[1] - 1
-    tenth, count = max(1, steps // 10), len(real)
-    seen = np.where(np.isfinite(real), real, np.inf)
-
-    def nearest(rate: float, momentum: float) -> int:
-        alike = np.flatnonzero(momenta == momentum)
-        return int(alike[np.argmin(np.abs(np.log(rates[alike] / rate)))])
-
-    limit = rates.max() / AdviceSettings.shares[1]
-    high = float(momenta.max())
-    kernel = row["one_kernel_trainings"]
-    out: dict[str, tuple[int | None, float]] = {
-        "jaxttp.race": (row["race"], row["race_trainings"]),
-        "jaxttp.race, to the horizon": (row["race_to_horizon"], row["race_to_horizon_trainings"]),
-        "jaxttp.sweep": (row["chosen"], row["trainings"]),
-        "its first kernel alone": (row["one_kernel"], kernel),
-        "that, each by its own drop": (row["own_drop"], kernel),
-        "half the largest stable rate, no momentum": (nearest(0.5 * limit, float(momenta.min())),
-                                                      kernel),
-        "half the largest stable rate, momentum 0.9": (nearest(0.5 * limit, high), kernel),
-        "the share and momentum best on other tasks": (fixed, kernel),
-    }  # fmt: skip
-    for name, rate in row["finder"].items():
-        out[f"rate finder, {name}, momentum 0.9"] = (nearest(rate, high), 100 / steps)
-    out["a tenth of every training, the lowest"] = (
-        int(np.argmin(seen[:, tenth])), count * tenth / steps
-    )  # fmt: skip
-    alive, done, cost = np.arange(count), 0, 0.0
-    for upto in (tenth, 3 * tenth, 9 * tenth):
-        cost += len(alive) * (upto - done) / steps
-        alive, done = alive[np.argsort(seen[alive, upto])][: max(1, len(alive) // 3)], upto
-    out["successive halving, by thirds"] = (int(alive[0]), cost)
-    laws = [power_law(curve[: tenth + 1], row["goal"]) for curve in seen]
-    out["power laws through a tenth of each"] = (int(np.argmin(laws)), count * tenth / steps)
-    return out
-
-
-def power_law(curve: np.ndarray, goal: float) -> float:
-    """When a + b (t + 1)^-c, fitted to the beginning of a curve, is at a goal."""
-    if curve.min() <= goal:
-        return float(np.argmax(curve <= goal))
-    if not np.all(np.isfinite(curve)):
-        return float("inf")
-    t = np.arange(len(curve)) + 1.0
-    try:
-        (a, b, c), _ = curve_fit(
-            lambda t, a, b, c: a + b * t**-c, t, curve, (0.5 * curve.min(), curve[0], 0.5),
-            bounds=((0, 0, 1e-3), (np.inf, np.inf, 5)),
-        )  # fmt: skip
-    except RuntimeError:
-        return float("inf")
-    return float(((goal - a) / b) ** (-1 / c)) if a < goal and b > 0 else float("inf")
-
-
 def best_place(rows: list[dict[str, Any]]) -> int:
     """The place in the grid with the least mean excess over the best on some tasks."""
     excess = []
@@ -299,7 +234,8 @@ def tables(rows: list[dict[str, Any]], fixed: int) -> str:
     for row in rows:
         times = np.array([steps_to(curve, row["goal"]) for curve in row["real"]])
         best = float(times.min())
-        for name, (place, cost) in rivals(row, fixed).items():
+        others = [one for one in rows if one is not row]
+        for name, (place, cost) in rivals(row, fixed, others).items():
             time_ = float("inf") if place is None else float(times[place])
             regrets.setdefault(name, []).append((best, time_, cost))
         cells = []

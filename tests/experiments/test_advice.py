@@ -16,12 +16,17 @@ from experiments.bench.advice import (
     AdviceSettings,
     Trainer,
     best_place,
-    is_reached,
     measure,
+    tables,
+)
+from experiments.bench.advice_rivals import (
+    forest,
+    is_reached,
+    online_times,
     power_law,
     rivals,
+    statistics,
     steps_to,
-    tables,
 )
 from experiments.bench.trust_tasks import Job
 from jaxttp import Model, train
@@ -42,7 +47,8 @@ def row(task="one", chosen=2):
         "race_to_horizon_trainings": 0.8,
         "one_kernel": 1, "own_drop": 0, "one_kernel_trainings": 0.25,
         "finder": {TENTH: RATES[0], STEEPEST: 10 * RATES[3]}, "rates": RATES,
-        "momenta": [0.0] * 4, "real": real.tolist(),
+        "momenta": [0.0] * 4, "real": real.tolist(), "online": [900.0, 300.0, 80.0, np.inf],
+        "statistics": {"largest": 0.0, "loss": 1.0},
     }  # fmt: skip
 
 
@@ -82,9 +88,46 @@ def test_rivals_choose_by_what_they_see():
     assert found[f"rate finder, {TENTH}, momentum 0.9"] == (0, 100 / 150)
     assert found[f"rate finder, {STEEPEST}, momentum 0.9"][0] == 3
     assert found["a tenth of every training, the lowest"] == (2, 4 * 15 / 150)
+    assert found["a tenth of each, carried on by Online"] == (2, 4 * 15 / 150 + 0.25)
+    assert found["a forest on kernel statistics, other tasks"] == (None, 0.25)  # there are none
     place, cost = found["successive halving, by thirds"]
     assert place == 2
     assert cost == pytest.approx((4 * 15 + 1 * 30 + 1 * 90) / 150)
+
+
+def test_a_forest_learns_from_other_tasks_which_rate_is_first():
+    assert forest(row(), [row("two"), row("three")]) == 2
+    fast = row("two") | {"real": row()["real"][::-1]}  # there the lowest but one is first
+    assert forest(row(), [fast, fast | {"task": "three"}]) == 1
+
+
+def test_statistics_of_a_linear_network_are_known():
+    """With outputs of zero and the kernel K x I_2: margins of zero, half of the gradient each."""
+    x = np.diag([1.0, 2.0])
+    job = Job(Model(lambda w, x: x @ w, jnp.zeros((2, 2))), x, np.array([0, 1]), "cross_entropy")
+    found = statistics(job)
+    assert found["trace"] == pytest.approx(np.log(2 * (1 + 4) / 4))
+    assert found["largest"] == pytest.approx(np.log(4 / 2))
+    assert found["loss"] == pytest.approx(np.log(2))
+    assert (found["margin"], found["spread"]) == (0.0, 0.0)
+    # g = (-1/2, 1/2) and (1/2, -1/2): g K g = 1/2 (1 + 4), |g|^2 = 1
+    assert found["speed"] == pytest.approx(np.log(2.5 / 4))
+    assert found["gradient"] == pytest.approx(np.log(1 / 2))
+
+
+def test_a_linear_network_is_carried_on_exactly_from_its_first_tenth():
+    x = np.random.default_rng(1).standard_normal((12, 3))
+    y = (x[:, 0] > 0).astype(int)
+    job = Job(Model(lambda w, x: x @ w, jnp.zeros((3, 2))), x, y, "cross_entropy")
+    choices = [Hyperparameters(rate, momentum=m, steps=40) for rate in (0.1, 1.0) for m in (0, 0.9)]
+    curves = np.stack([Trainer(job).run(one) for one in choices])
+    goal = float(curves[0, 30])
+    wanted = [steps_to(curve, goal) for curve in curves]
+    found = online_times(job, choices, curves, goal)
+    assert found == pytest.approx(wanted, abs=1)
+    broken = curves.copy()
+    broken[1, 2] = np.nan
+    assert online_times(job, choices, broken, goal)[1] == np.inf
 
 
 def test_tables_count_what_is_near_the_best():
