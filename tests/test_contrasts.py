@@ -180,6 +180,19 @@ def test_forecasts_of_contrasts_are_those_of_all_outputs(way):
     assert small.cost.training_operations == whole.cost.training_operations
 
 
+def test_noise_in_the_eigenbasis_of_the_kernel_asks_for_all_of_it():
+    asked = {"learning_rate": 0.1, "steps": 10, "dynamics": "sde", "noise": "diagonal", "paths": 3,
+             "batch_size": 5, "key": jax.random.key(3), "relinearize": 0}  # fmt: skip
+    found = predict_training_time(network, PARAMS, X, Y, **asked)
+    whole = predict_training_time(network, PARAMS, X, Y, **asked, loss=WHOLE)
+    np.testing.assert_array_equal(found.loss, whole.loss)
+    np.testing.assert_array_equal(found.outputs, whole.outputs)
+    adam = {"optimizer": optax.adam(0.1), "steps": 10}  # in weight space there is no kernel
+    found = predict_training_time(network, PARAMS, X, Y, **adam)
+    whole = predict_training_time(network, PARAMS, X, Y, **adam, loss=WHOLE)
+    np.testing.assert_array_equal(found.outputs, whole.outputs)
+
+
 def test_two_classes_are_one_output():
     """A quarter of the kernel, and what the logistic loss of the difference foresees."""
     params = PARAMS | {"b": PARAMS["b"][:, :2]}

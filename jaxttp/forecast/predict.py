@@ -232,9 +232,9 @@ def predict_training_time(
     check_at_hand(way, x, descent, x_test, estimator)
     level = check_level(level, way, estimator)
     with stopwatch() as watch:
-        problem = Problem.of(
+        problem = way.view(Problem.of(
             apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test, y_test=y_test
-        ).contrasted()
+        ))  # fmt: skip
         is_open = all(v is None for v in (sketch_dim, kernel, kernel_batch_size, max_bytes))
         fixed = None if is_open else estimator
         named = budget == "auto" and isinstance(dynamics, Dynamics)
@@ -329,7 +329,7 @@ def forecast_training(
     way.check(descent, problem.weights, problem.loss)
     kernel = Exact() if kernel is None else kernel
     check_mesh(way, kernel)
-    problem = problem.contrasted() if way.kernels else problem.whole or problem
+    problem = way.view(problem)
     if way.kernels:
         check_tokens(problem, kernel)
     price = Price.of(problem, descent, kernel, way.trained_samples(problem))

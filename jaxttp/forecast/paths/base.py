@@ -257,6 +257,10 @@ class Dynamics(abc.ABC):
             ValueError: it cannot be followed.
         """
 
+    def view(self, problem: Problem) -> Problem:
+        """The problem as it looks at it: contrasts of outputs where these do, all of them else."""
+        return problem.contrasted() if self.kernels else problem.whole or problem
+
     @abc.abstractmethod
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """The path of a training that was checked."""

@@ -13,6 +13,7 @@ from jaxttp.forecast.bands import recentred
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Draws, Dynamics, Linearizer, Path, check_centre
 from jaxttp.forecast.paths.recursion import OneKernel, linear_rates, recur
+from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss
 from jaxttp.rule import Rule
 
@@ -65,6 +66,12 @@ class Noisy(OneKernel):
             )
         if self.centre is not None:
             self.centre.check(descent.full, weights, loss)
+
+    def view(self, problem: Problem) -> Problem:
+        """See `Dynamics`; "diagonal" noise is so in the eigenbasis of the whole kernel."""
+        if self.noise == "diagonal":
+            return problem.whole or problem
+        return super().view(problem)
 
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
