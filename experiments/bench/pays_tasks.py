@@ -17,6 +17,7 @@ from experiments.bench.accuracy_tasks import Job
 from experiments.bench.trust_tasks import Samples, pretrained
 from jaxttp import from_nnx, predict_training_time
 from jaxttp.data import load_dataset, select
+from jaxttp.losses import cross_entropy
 from jaxttp.models import MLP, calibrate_batch_norm, fresh_head, load_pretrained, make_model
 from jaxttp.ntk import ClassSketched
 
@@ -127,10 +128,14 @@ def make(name: str, data_set: str, per_class: int) -> Job:
 
 @functools.cache
 def limit(name: str, data_set: str, per_class: int) -> float:
-    """Gradient descent's largest stable rate, by a class sketch of the kernel."""
+    """Gradient descent's largest stable rate, by a class sketch of the kernel of all outputs.
+
+    That of their contrasts is another sketch, and real runs are kept that had these rates.
+    """
     job = make(name, data_set, per_class)
     found = predict_training_time(
         *job.model, job.x, job.y, learning_rate=1e-6, steps=1, relinearize=0,
         kernel=ClassSketched(jax.random.key(0)),
+        loss=dataclasses.replace(cross_entropy, shift_invariant=False),
     )  # fmt: skip
     return float(found.max_learning_rate)
