@@ -42,7 +42,9 @@ PER_CLASS = 25
 """Columns of a sketch for each class at least: it follows no more directions than it has."""
 PASSES, BATCH_PASSES = 5.0, 8.0
 """Ways through the network beside a kernel that is rebuilt; with mini-batches."""
-MEMORIES = 2.0
+EXACT_PASSES, EXACT_BATCH_PASSES = 4.0, 6.5
+"""The same beside exact kernels, which leave the network less to correct."""
+MEMORIES = 1.5
 """So many times as many where the optimiser has a memory: a velocity is carried along."""
 RUNS, BATCH_RUNS = 1.5, 2.5
 """Runs of the horizon with such a kernel; with mini-batches, which cost next to nothing where the
@@ -261,6 +263,8 @@ def _priced(
         return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel))
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
     passes = BATCH_PASSES if batches else PASSES
+    if isinstance(kernel, Exact):
+        passes = EXACT_BATCH_PASSES if batches else EXACT_PASSES
     runs = BATCH_RUNS if batches and not isinstance(kernel, Sketched) else RUNS
     if not descent.is_plain or descent.momentum:
         passes *= MEMORIES
