@@ -103,8 +103,17 @@ class Loss:
 
 
 def _cross_entropy(outputs: Array, targets: Array) -> Array:
-    # Not logsumexp(f) - sum(y f): weighted targets do not add up to one.
-    return jnp.sum(targets * (jax.nn.logsumexp(outputs) - outputs))
+    # XLA may compute outputs anew, rounded otherwise, for their maximum and for what is below it:
+    # of outputs above 1e9 all exponentials of differences could then be infinite, or zero.
+    largest = jax.lax.stop_gradient(jnp.max(outputs))
+    sizes = jnp.exp(jnp.minimum(outputs - largest, _MISSED))
+    log_sum = jnp.log(jnp.maximum(jnp.sum(sizes), math.exp(-_MISSED))) + largest
+    # Not log_sum - sum(y f): weighted targets do not add up to one.
+    return jnp.sum(targets * (log_sum - outputs))
+
+
+_MISSED = 60.0
+"""By how much a rounded maximum may be missed, at most."""
 
 
 def _squared_error(outputs: Array, targets: Array) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxttp import losses
-from jaxttp.losses import Loss, encode_targets, get_loss
+from jaxttp.losses import Loss, cross_entropy, encode_targets, get_loss
 
 NAMES = ["cross_entropy", "squared_error", "binary_cross_entropy"]
 SHAPE = (5, 3)
@@ -431,3 +431,35 @@ def test_boolean_labels_are_two_classes():
     y = np.array([True, False])
     targets, _ = encode_targets("cross_entropy", y, jnp.zeros((2, 2)))
     np.testing.assert_array_equal(targets, [[0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4, 1e9, 1e13, 1e17])
+def test_a_cross_entropy_of_outputs_however_large_is_a_number(size):
+    """XLA may round an output otherwise for the maximum and for what is below it.
+
+    Seen with outputs that a multiplication makes within the same program.
+    """
+    draw = np.random.default_rng(0).normal(size=(40, 1))
+    sides = jnp.asarray([[0.7071067811865476, -0.7071067811865476]], jnp.float32)
+    y = jnp.asarray(np.eye(2)[np.arange(40) % 2], jnp.float32)
+
+    @jax.jit
+    def of(f):
+        return cross_entropy.value(f @ sides, y), cross_entropy.gradient(f @ sides, y)
+
+    value, gradient = of(jnp.asarray(size * draw, jnp.float32))
+    wide = size * draw @ np.asarray(sides, np.float64)
+    each = np.logaddexp(wide[:, 0], wide[:, 1]) - np.sum(np.asarray(y) * wide, axis=1)
+    assert float(value) == pytest.approx(each.mean(), rel=1e-5)
+    assert bool(jnp.all(jnp.isfinite(gradient)))
+    if size < 1e5:
+        with np.errstate(over="ignore"):
+            right = 1 / (1 + np.exp(wide[:, ::-1] - wide)) - np.asarray(y)
+        np.testing.assert_allclose(gradient, right, atol=3e-3 if size > 1 else 1e-6)
+
+
+def test_the_gradient_of_a_sure_output_is_none():
+    """The sum of exponentials is then one, exactly; no bound on it may take part."""
+    f, y = jnp.array([[50.0, 0.0], [0.0, 800.0]]), jnp.eye(2)
+    np.testing.assert_array_equal(cross_entropy.gradient(f, 1 - y), [[1.0, -1.0], [-1.0, 1.0]])
+    assert np.all(np.abs(cross_entropy.gradient(f, y)) < 1e-20)

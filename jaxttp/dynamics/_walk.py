@@ -172,6 +172,8 @@ def step(
     """
     here, end = state.here, ahead.end
     state, point = combine(course, state, [here.point], ahead.run.rows[0])
+    if not _is_known(ahead.run.rows[0]):
+        return SegmentStep(stop(course, state), Outcome.DIVERGED)
     kernel, seconds = timed(course.kernel_fn, point)
     state = state._replace(seconds=(*state.seconds, seconds))
     if is_concrete(kernel) and not bool(is_finite(kernel)):
@@ -210,6 +212,13 @@ def step(
         return SegmentStep(hold(course, state, guard, end, run.train), Outcome.HELD, error)
     arrived = arrive(course, state, ahead, far, run, weights, f)
     return SegmentStep(arrived, Outcome.ACCEPTED, error, far._replace(line=run.shares))
+
+
+def _is_known(row: Array) -> bool:
+    """Whether the coefficients of weights are finite; not asked under `jit`, or of many devices."""
+    if not is_concrete(row) or not row.is_fully_addressable:
+        return True
+    return bool(np.all(np.isfinite(np.asarray(row))))
 
 
 def _bent(
