@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._jit import jit
 from jaxttp._types import ApplyFn, Params
-from jaxttp.losses import Loss
+from jaxttp.losses import Loss, cross_entropy
 
 MOST = 64
 """Classes beyond which one less is of no account."""
@@ -88,7 +88,6 @@ def contrasted(loss: Loss, classes: int) -> Loss:
         classes: C.
 
     Example:
-        >>> from jaxttp.losses import cross_entropy
         >>> f, y = jnp.array([[1.0, 2.0, 6.0]]), jnp.eye(3)[:1]
         >>> of_contrasts = contrasted(cross_entropy, 3)
         >>> abs(float(of_contrasts.value(contrasts(f), y) - cross_entropy.value(f, y))) < 1e-6
@@ -104,6 +103,27 @@ def contrasted(loss: Loss, classes: int) -> Loss:
     return dataclasses.replace(
         loss, sample_loss=sample_loss, error=error, shift_invariant=False, contrasts_of=classes
     )
+
+
+def check_invariance(loss: Loss, outputs: Float[Array, "n c"], targets: Array) -> None:
+    """Refuse a loss that says that it is shift-invariant, and is not; that of the library is.
+
+    Args:
+        loss: of outputs (N, C).
+        outputs: at which it is asked, and one above them.
+        targets: encoded.
+
+    Raises:
+        ValueError: the two differ.
+    """
+    if loss.sample_loss is cross_entropy.sample_loss:
+        return
+    here, above = (float(loss.value(f, targets)) for f in (outputs, outputs + 1.0))
+    if abs(above - here) > 1e-3 * (1.0 + abs(here)):
+        raise ValueError(
+            f"loss={loss!r} says shift_invariant=True, but with one added to all outputs it is "
+            f"{above:.6g} in place of {here:.6g}; leave shift_invariant out."
+        )
 
 
 def sees_contrasts(loss: Loss, classes: int) -> bool:

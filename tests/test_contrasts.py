@@ -230,6 +230,21 @@ def test_leaders_of_a_sweep_are_followed_by_contrasts():
     assert small.trainings < 0.8 * whole.trainings
 
 
+def test_a_loss_that_is_not_shift_invariant_is_found_out():
+    """Made from the cross-entropy, as users do, with a penalty on the size of the logits."""
+    penalised = dataclasses.replace(
+        cross_entropy, name="penalised",
+        sample_loss=lambda f, y: cross_entropy.sample_loss(f, y) + 0.1 * jnp.sum(f**2),
+    )  # fmt: skip
+    asked = {"learning_rate": 0.5, "steps": 10, "relinearize": 0}
+    with pytest.raises(
+        ValueError, match=r"loss=Loss\('penalised'\) says shift_invariant=True, but"
+    ):
+        predict_training_time(network, PARAMS, X, Y, loss=penalised, **asked)
+    right = dataclasses.replace(penalised, shift_invariant=False)
+    assert predict_training_time(network, PARAMS, X, Y, loss=right, **asked).stable
+
+
 def test_a_loss_of_ones_own_may_say_that_it_is_shift_invariant():
     """Softmax cross-entropy with focal weights: a function of probabilities alone."""
     own = dataclasses.replace(

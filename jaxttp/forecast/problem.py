@@ -12,7 +12,14 @@ from jaxtyping import Array, Float
 
 from jaxttp._bounded import bound_programs
 from jaxttp._checks import check_finite, check_known
-from jaxttp._contrasts import Contrasted, contrasted, contrasts, from_contrasts, sees_contrasts
+from jaxttp._contrasts import (
+    Contrasted,
+    check_invariance,
+    contrasted,
+    contrasts,
+    from_contrasts,
+    sees_contrasts,
+)
 from jaxttp._jit import jit
 from jaxttp._samples import take
 from jaxttp._types import ApplyFn, Params, notes_of
@@ -200,9 +207,13 @@ class Problem:
 
         Losses, errors and weights along a training are those of the whole; see
         `jaxttp._contrasts`.
+
+        Raises:
+            ValueError: a loss that says that it is shift-invariant, and is not.
         """
         if not sees_contrasts(self.loss, self.classes):
             return self
+        check_invariance(self.loss, self.f0, self.targets)
         test: dict[str, Any] = {}
         if self.loss_test is not None and self.f0_test is not None:
             test = {
