@@ -14,7 +14,8 @@ from jaxttp.rule import Target
 SURE = 0.95
 """How often the first one is within 10 % of the best of its grid, or a step: on twelve tuning tasks
 with three goals each always (36 of 36), of which this is what remains at one doubt in twenty. Of
-other tasks 97 % with gradient descent, 94 with AdamW, 91 of both in one grid (33 readings each)."""
+other tasks 97 % with gradient descent, 94 with AdamW, 91 of both in one grid (33 readings each),
+87 with mini-batches (15)."""
 
 
 @dataclasses.dataclass(frozen=True)
