@@ -63,7 +63,7 @@ def lines_of(lines: Linearizer, one: Hyperparameters, y: Any) -> Linearizer:
     problem = lines.problem
     if get_loss(one.loss) != problem.loss:
         problem = problem.with_loss(one.loss, y)
-    return Linearizer(problem, lines.estimator, first=lines.known).contrasted()
+    return lines.contrasted(problem)
 
 
 def cost_of(lines: Linearizer, descent: Descent, passes: int, products: int) -> float:

@@ -112,10 +112,10 @@ class Online:
         estimator = choose_kernel(sketch_dim, key, None, max_bytes)
         self._problem = Problem.of(apply_fn, params, x, y, loss=setting.loss, trainable=trainable)
         check_tokens(self._problem, estimator)
-        self._lines = Linearizer(self._problem, estimator)
+        self._lines = Linearizer(self._problem.contrasted(), estimator)
         self._y, self._setting = self._problem.labels, setting
         self._outputs = compile_network(self._problem.apply_fn)[0]
-        self.kernel = self._lines.first
+        self.kernel = Linearizer(self._problem, estimator).first
         self._losses: list[float] = []
         self._path: list[Array] = []
         self._weights: list[Params] = []
@@ -184,8 +184,8 @@ class Online:
         setting, k = self._setting, base.at
         if k == setting.steps:
             return dataclasses.replace(base, kind="weights")
-        lines = self._lines.contrasted()
-        rates, problem = setting.rates(), lines.problem
+        lines, rates = self._lines, setting.rates()
+        problem = lines.problem
         before, now = (split_trainable(self._weights[i], problem.trainable)[0] for i in (0, -1))
         velocity = move = jax.tree.map(jnp.subtract, before, now)
         if setting.momentum:

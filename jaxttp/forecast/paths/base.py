@@ -59,17 +59,29 @@ class Linearizer:
         if first is not None:
             self.__dict__["estimate"] = Estimate(first)
 
-    def contrasted(self) -> "Linearizer":
+    def contrasted(self, problem: Problem | None = None) -> "Linearizer":
         """Linearisations of the contrasts of these outputs, counted by themselves.
 
         The kernel before training is that of this one where it was built, so that many may share
         it; a kernel on many devices or on a disk stays where it is, with all outputs.
+
+        Args:
+            problem: this one under another loss; None for itself.
         """
-        problem, first = self.problem.contrasted(), self.known
-        if isinstance(first, RowSharded | Streamed) or problem is self.problem:
-            return Linearizer(self.problem, self.estimator, first=first)
-        first = None if first is None else _of_contrasts(first)
-        return Linearizer(problem, self.estimator, first=first)
+        problem, first = self.problem if problem is None else problem, self.known
+        small = problem.contrasted()
+        if isinstance(first, RowSharded | Streamed) or small is problem:
+            return Linearizer(problem, self.estimator, first=first)
+        return Linearizer(
+            small, self.estimator, first=None if first is None else self._first_of_contrasts
+        )
+
+    @functools.cached_property
+    def _first_of_contrasts(self) -> Kernel:
+        """The kernel before training of the contrasts, made once for all that share it."""
+        first = self.first
+        assert not isinstance(first, RowSharded | Streamed)
+        return _of_contrasts(first)
 
     def report(self, stage: str, done: int = 0, total: int = 1) -> None:
         """Tell whoever listens how far it has come."""
