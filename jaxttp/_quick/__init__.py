@@ -1,8 +1,9 @@
 """Networks as XLA for CPUs runs them quickly: the same functions, put differently where it helps.
 
-`convolutions` are products where the compiler has a bad loop for them, and `fusion` keeps what
-residual blocks add up from being computed over and over; `network` puts both into a network. On
-other backends nothing changes.
+`convolutions` are products where the compiler has a bad loop for them, maxima of `pooling` have
+derivatives without one, and `fusion` keeps what residual blocks add up from being computed over and
+over; `network` puts them into a network, `equations` one at a time. On other backends nothing
+changes.
 """
 
 from jaxttp._quick.network import quick

@@ -7,11 +7,9 @@ The same holds of its transpose, by which gradients come back. On other backends
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -60,22 +58,3 @@ def convolve(equation: Any, x: Array, kernel: Array) -> Array:
         preferred_element_type=given["preferred_element_type"],
     )
     return jnp.transpose(found, tuple(np.argsort((out[0], *out[2:], out[1])).tolist()))
-
-
-def run_equation(equation: Any, values: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
-    """Some outputs of one equation; slow convolutions as products.
-
-    Args:
-        equation: of a jaxpr.
-        values: of its inputs, without those that are literals.
-        outvars: the outputs that are wanted.
-    """
-    if is_slow(equation):
-        return [convolve(equation, *values)]
-    invars = [atom for atom in equation.invars if not isinstance(atom, jex.core.Literal)]
-    names = (tuple("" for _ in some) for some in (invars, outvars))
-    single = jex.core.Jaxpr(
-        constvars=(), invars=invars, outvars=outvars, eqns=[equation], effects=equation.effects,
-        debug_info=jex.core.DebugInfo("jaxttp step", "one equation", *names),
-    )  # fmt: skip
-    return jex.core.jaxpr_as_fun(jex.core.ClosedJaxpr(single, ()))(*values)

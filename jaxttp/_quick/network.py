@@ -1,4 +1,4 @@
-"""A network with its slow convolutions as products, and its shared sums computed once."""
+"""A network with its slow steps put differently, and its shared sums computed once."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.extend as jex
 
-from jaxttp._quick.convolutions import is_slow
+from jaxttp._quick.equations import is_slow
 from jaxttp._quick.fusion import run_steps, shared_sums
 from jaxttp._quick.steps import straight_line
 

@@ -5,7 +5,6 @@ given φ by the modes, see `jaxttp.gauss_newton.modes`: truncating singular valu
 truncating eigenvalues of a Gram at rtol².
 """
 
-import itertools
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -17,6 +16,8 @@ from jaxtyping import Array
 from jaxttp._result import RESULT
 from jaxttp._sequence import after
 from jaxttp._threads import decompose
+from jaxttp.ntk._rows import rows_product
+from jaxttp.ntk.layerwise import mirror
 
 ENOUGH = 1000
 """An exact solve is refined until its relative residual is below this many roundings (1e-4 in
@@ -30,7 +31,6 @@ LEADING = 1e-5
 """How sharp the leading singular vector must be to be split off."""
 
 _ITERATIONS = 6
-_STRIPS = 4
 
 
 class Solve(NamedTuple):
@@ -92,15 +92,8 @@ def cholesky_route(s: Array, t: Array) -> Solve:
 
 
 def _gram(s: Array) -> Array:
-    """S sᵀ, of which only the lower triangle is multiplied out, by strips."""
-    n = s.shape[0]
-    if n < 4 * _STRIPS:
-        return s @ s.T
-    edges = [n * i // _STRIPS for i in range(_STRIPS + 1)]
-    strips = [s[low:] @ s[low:high].T for low, high in itertools.pairwise(edges)]
-    padded = [jnp.pad(x, ((low, 0), (0, 0))) for x, low in zip(strips, edges, strict=False)]
-    lower = jnp.concatenate(padded, axis=1)
-    return jnp.tril(lower) + jnp.tril(lower, -1).T
+    """S sᵀ, exactly symmetric."""
+    return mirror(rows_product(s, None, s.dtype), "trace")
 
 
 def _refined(s: Array, t: Array, gram: Array) -> tuple[Array, Array]:

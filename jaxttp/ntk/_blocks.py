@@ -20,6 +20,7 @@ from jaxttp.ntk import layerwise
 from jaxttp.ntk._compiled import Functions, wide
 from jaxttp.ntk._late import product_of_outer
 from jaxttp.ntk._plan import KernelPlan
+from jaxttp.ntk._rows import PRODUCTS
 
 
 def by_blocks(
@@ -158,22 +159,27 @@ def against(
         leaves: of the parameters.
         x: samples, for their shapes.
         row_features: of some samples.
-        column_features: of others, or the same object.
+        column_features: of others; with the same object only the upper half counts.
         output: "full", "trace" or "diagonal".
         dtype: in which the kernel is summed.
         joined: whether the parts of all layers become one kernel.
     """
     waiting = getattr(row_features, "late", {})
-    if not waiting:
-        return functions.against(leaves, x, row_features, column_features)
+    is_own = row_features is column_features
     tiles: dict[str, Array] = {}
-    if row_features.inputs or row_features.gradients:
-        rest = [one._replace(late={}) for one in (row_features, column_features)]
-        tiles = dict(functions.against(leaves, x, *rest))
+    if not waiting or row_features.inputs or row_features.gradients:
+        rest = [
+            one._replace(late={}) if waiting else one for one in (row_features, column_features)
+        ]
+        found = (
+            functions.square(leaves, x, rest[0]) if is_own
+            else functions.against(leaves, x, *rest)
+        )  # fmt: skip
+        tiles = dict(found)
     with wide(dtype):
         for leaf, pair in waiting.items():
-            other = None if row_features is column_features else column_features.late[leaf]
-            part = product_of_outer(pair, other, layerwise.PRODUCTS[output], dtype)
+            other = None if is_own else column_features.late[leaf]
+            part = product_of_outer(pair, other, PRODUCTS[output], dtype)
             part = layerwise.finish(part, output)
             if output == "trace":
                 part = part / jnp.asarray(pair.cotangents.shape[1], part.dtype)

@@ -13,7 +13,6 @@ from jaxttp._jit import jit
 from jaxttp._quick import quick
 from jaxttp._types import ApplyFn
 from jaxttp.ntk import layerwise
-from jaxttp.ntk._costs import STRIPS
 from jaxttp.ntk._products import pull_and_push
 from jaxttp.ntk._program import trace
 from jaxttp.ntk._sites import find_sites
@@ -153,29 +152,23 @@ class _Layerwise:
     def features(self, x: list[Array]) -> Features:
         return self.layers.features(self.leaves, x)
 
-    def _contract(self, first: Features, second: Features) -> dict[str, Array]:
+    def against(self, row_features: Features, other: Features | None) -> dict[str, Array]:
+        """The kernel in the public layout; with None of the rows themselves, its upper half."""
         output = self.variant.output
         dtype = jnp.dtype(self.variant.dtype)
         with wide(self.variant.dtype):
-            terms = self.layers.kernels(first, second, output, dtype)
+            terms = self.layers.kernels(row_features, other, output, dtype)
             if self.variant.joined:
                 terms = {"sum": functools.reduce(jnp.add, terms.values())}
             if output == "trace":
                 classes = jnp.asarray(self.layers.program.outputs, dtype)
                 terms = {name: term / classes for name, term in terms.items()}
-        return terms
+            return {name: layerwise.finish(term, output) for name, term in terms.items()}
 
     def square(self, row_features: Features) -> dict[str, Array]:
-        rows = jax.tree.leaves(row_features)[0].shape[0]
-        strips = STRIPS if rows >= 8 else 1
+        terms = self.against(row_features, None)
         with wide(self.variant.dtype):
-            return layerwise.square(row_features, self._contract, self.variant.output, rows, strips)
-
-    def against(self, row_features: Features, other: Features) -> dict[str, Array]:
-        terms = self._contract(row_features, other)
-        with wide(self.variant.dtype):
-            output = self.variant.output
-            return {name: layerwise.finish(term, output) for name, term in terms.items()}
+            return {name: layerwise.mirror(t, self.variant.output) for name, t in terms.items()}
 
 
 class _VectorProducts:

@@ -9,12 +9,14 @@ import dataclasses
 import math
 
 from jaxttp._quick.steps import ProgramStep
+from jaxttp.ntk._pairs import turns_of
 from jaxttp.ntk._program import NetworkProgram
-from jaxttp.ntk._sites import Site
+from jaxttp.ntk._rows import STRIPS, is_halved
+from jaxttp.ntk._sites import Site, by_pixels
 
 _PASS = 32
-STRIPS = 4
-"""Upper-triangle strips of a square block: 5/8 of the work of a full one."""
+ONE_PIECE_BYTES = 1 << 30
+"""Working memory of a kernel that one program may compute in one piece."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,13 +51,6 @@ class Workload:
     def classes(self) -> int:
         """The number of outputs, C."""
         return self.program.outputs
-
-    @property
-    def pairs(self) -> float:
-        """Pairs of samples to compute."""
-        if self.symmetric:
-            return self.n1 * self.n2 * (STRIPS + 1) / (2 * STRIPS)
-        return self.n1 * self.n2
 
     @property
     def samples(self) -> int:
@@ -113,9 +108,22 @@ def outer_size(work: Workload, site: Site) -> int:
 
 
 def _activation_cost(work: Workload, site: Site) -> float:
-    similarity = 2 if site.kind == "embedding" else 2 * site.fan_in
-    per_pair = similarity + 2 * work.class_pairs * site.fan_out + _PASS * work.entries
-    return work.pairs * site.groups * site.positions**2 * per_pair
+    pairs, pixels = work.n1 * work.n2, by_pixels(site)
+    if site.positions == 1 and site.groups == 1:
+        share = _share_of_product(work, site.fan_out)
+    else:
+        turns = turns_of(
+            site.positions, pairs * work.entries, is_own=work.symmetric, with_pixels=pixels
+        )
+        share = (turns + 1) / (2 * turns) if work.symmetric else 1.0
+    once, similarity = 0.0, 2.0 * site.fan_in
+    if site.kind == "embedding":
+        similarity = 2.0
+    elif pixels and site.windows is not None:
+        taps = site.windows.shape[1]
+        once, similarity = 2.0 * site.n_pixels**2 * site.fan_in / taps, float(_PASS + taps)
+    each = similarity + 2 * work.class_pairs * site.fan_out + _PASS * work.entries
+    return pairs * site.groups * (once + share * site.positions**2 * each)
 
 
 def _gradient_cost(work: Workload, site: Site) -> float:
@@ -126,7 +134,19 @@ def _gradient_cost(work: Workload, site: Site) -> float:
 
 
 def _product_cost(work: Workload, size: int) -> float:
-    return work.pairs * (2 * work.class_pairs * size + _PASS * work.entries)
+    each = 2 * work.class_pairs * size + _PASS * work.entries
+    return work.n1 * work.n2 * _share_of_product(work, size) * each
+
+
+def _share_of_product(work: Workload, size: int) -> float:
+    """How much of a product of gradients of so many numbers is computed."""
+    if not work.symmetric or work.output == "diagonal":
+        return 1.0
+    rows, columns = (1, size * work.classes) if work.output == "trace" else (work.classes, size)
+    # A square exists three times, so larger ones are in blocks, of which half are computed.
+    in_blocks = 3 * work.n1 * work.n2 * work.entries * work.itemsize > ONE_PIECE_BYTES
+    halved = in_blocks or is_halved(work.n1 * rows, columns)
+    return (STRIPS + 1) / (2 * STRIPS) if halved else 1.0
 
 
 def method_costs(work: Workload) -> dict[str, float]:

@@ -14,7 +14,6 @@ a deep network compiles as one block does.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,12 +21,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._jit import jit
+from jaxttp.ntk._rows import Product
 
 PIECE = 1 << 22
 """Numbers of a piece of the gradients."""
 _EVEN = 16  # a wider piece is a multiple of so many numbers
-
-Product = Callable[[Array, Array, Any], Array]
 
 
 class Outer(NamedTuple):
@@ -49,8 +47,9 @@ def product_of_outer(
 
     Args:
         first: of n samples.
-        second: of m samples; None for the kernel of a batch with itself.
-        product: of gradients (n, C, d) and (m, C, d), a function with a hash.
+        second: of m samples; None for the kernel of a batch with itself, of which only the upper
+            half counts.
+        product: of gradients (n, C, d) and (m, C, d) or None, a function with a hash.
         dtype: in which the kernel is summed.
         piece: numbers of all samples' gradients that are formed at a time, at least a column.
 
@@ -60,7 +59,7 @@ def product_of_outer(
     Example:
         >>> pair = Outer(jnp.ones((1, 3, 2)), jnp.ones((1, 1, 4, 3)))
         >>> def product(a, b, dtype):
-        ...     return jnp.einsum("ncd,mcd->nm", a, b, preferred_element_type=dtype)
+        ...     return jnp.einsum("ncd,mcd->nm", a, a if b is None else b)
         >>> product_of_outer(pair, None, product, "float32").tolist()  # 8 weights, each 3
         [[72.0]]
     """
@@ -98,7 +97,7 @@ def _piece(
     first: Outer, second: Outer | None, low: Array, *, width: int, product: Product, dtype: str
 ) -> Array:
     one = _formed(first, low, width)
-    two = one if second is None else _formed(second, low, width)
+    two = None if second is None else _formed(second, low, width)
     return product(one, two, jnp.dtype(dtype))
 
 

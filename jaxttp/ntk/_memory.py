@@ -8,15 +8,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from jaxttp.ntk._costs import Workload, outer_size
+from jaxttp.ntk._costs import ONE_PIECE_BYTES, Workload, outer_size
 from jaxttp.ntk._late import PIECE
+from jaxttp.ntk._sites import by_pixels
 
 _HEADROOM = 1.35
 _CHUNK_BYTES = 512 << 20
-_ONE_PIECE_BYTES = 1 << 30
 _COMPILER_BYTES = 256 << 20
 KEPT_ROWS = 64
-_LATE_ROWS = 96
+_LATE_ROWS = 192
 
 
 class TooLittle(ValueError):
@@ -37,7 +37,8 @@ class Memory:
     """Bytes: of the result, of a sample's features, of differentiating one sample.
 
     Of the features those in activation form are `copied` when tiles are made of them, and of those
-    whose gradients wait one layer's at a time (`turned`).
+    whose gradients wait one layer's at a time (`turned`). Products of the `pixels` of a convolution
+    count for each pair of samples.
     """
 
     work: Workload
@@ -48,6 +49,7 @@ class Memory:
     transient: int
     entry: int
     turned: int = 0
+    pixels: int = 0
 
     @classmethod
     def of(cls, work: Workload, method: str, forms: Mapping[int, str], layers: int) -> "Memory":
@@ -62,14 +64,17 @@ class Memory:
         ]
         forward, largest = sum(outputs), max(outputs, default=0)
         sites = {site.leaf: site for site in work.sites}
-        per_sample, copied, patches, waiting, turned = 0, 0, 0, 0, 0
+        per_sample, copied, patches, waiting, turned, pixels = 0, 0, 0, 0, 0, 0
         for leaf, form in forms.items():
             if form in ("direct", "gradient"):
                 per_sample += c * work.leaf_size(leaf)
             if form == "gradient":
                 patches = max(patches, sites[leaf].input_size)
             if form == "activation":
-                copied += outer_size(work, sites[leaf])
+                site = sites[leaf]
+                copied += site.compared_size + c * site.cotangent_size
+                if by_pixels(site):
+                    pixels = max(pixels, site.groups * (site.n_pixels + 1) ** 2)
             if form == "late gradient":
                 waiting += outer_size(work, sites[leaf])
                 turned = max(turned, c * sites[leaf].input_size + c * sites[leaf].cotangent_size)
@@ -81,14 +86,15 @@ class Memory:
             per_sample, transient = forward // width, 2 * c * work.size * width
         return cls(
             work, method, work.n1 * work.n2 * entry, width * per_sample, width * copied,
-            int(transient), entry, width * turned,
+            int(transient), entry, width * turned, 3 * max(work.itemsize, 4) * pixels,
         )  # fmt: skip
 
     def total(self, rows: int, columns: int, chunk: int, kept: bool = False) -> int:
         """Estimated peak for these blocks."""
         work = self.work
         # A square block exists three times: as strips, as the strips joined, and mirrored.
-        side = rows * (rows if work.symmetric else columns) * self.entry
+        pairs = rows * (rows if work.symmetric else columns)
+        side = pairs * (self.entry + self.pixels / 3)
         if self.method == "vector_product":
             # Every column takes a tangent of the weights and a forward pass over all rows with it.
             live = 2 * columns * work.classes * rows * self.per_sample + columns * self.transient
@@ -101,7 +107,7 @@ class Memory:
             features = 1.15 * self.per_sample * held
             return int(self.result + features + _HEADROOM * (scratch + pieces + forward))
         if kept:
-            scratch = 5.0 * rows * rows * self.entry + 2.0 * rows * self.copied
+            scratch = rows * rows * (5.0 * self.entry + self.pixels) + 2.0 * rows * self.copied
             features = 1.15 * self.per_sample * work.n1  # in blocks that are never copied whole
             return int(self.result + features + _HEADROOM * (scratch + self.transient * chunk))
         if chunk >= max(work.n1, work.n2):
@@ -111,8 +117,8 @@ class Memory:
         elif work.symmetric and rows == work.n1:
             scratch, features = 3.0 * side, 3.5 * self.per_sample * rows
         else:
-            scratch = 2.0 * rows * columns * self.entry
-            scratch += 3.0 * rows * rows * self.entry if work.symmetric else 0.0
+            scratch = rows * columns * (2.0 * self.entry + self.pixels)
+            scratch += rows * rows * (3.0 * self.entry + self.pixels) if work.symmetric else 0.0
             features = self.per_sample * (rows + columns)
         forward = self.transient * max(chunk, columns)
         return int(self.result + _HEADROOM * (scratch + features + forward))
@@ -121,7 +127,7 @@ class Memory:
         """Whether one program can compute it all."""
         work = self.work
         total = self.total(work.n1, work.n2, max(work.n1, work.n2))
-        return total <= _spare(bound) and total - self.result <= _ONE_PIECE_BYTES
+        return total <= _spare(bound) and total - self.result <= ONE_PIECE_BYTES
 
     def _chunk(self, bound: int) -> int:
         """Samples differentiated at a time: with a quarter of the space."""
@@ -134,13 +140,14 @@ class Memory:
         """The blocks with gradients that wait, None where they would be formed too often."""
         work, bound = self.work, _spare(bound)
         chunk = self._chunk(bound)
-        side = _even(work.n1, _LATE_ROWS)
-        if work.symmetric and self.total(side, side, min(chunk, side), kept=True) <= bound:
-            return Blocks(side, side, min(side, _even(side, chunk)), kept=True)
+        for most in (_LATE_ROWS, _LATE_ROWS // 2):
+            side = _even(work.n1, most)
+            if work.symmetric and self.total(side, side, min(chunk, side), kept=True) <= bound:
+                return Blocks(side, side, min(side, _even(side, chunk)), kept=True)
         rows = _largest(work.n1, lambda r: self.total(r, min(r, work.n2), chunk) <= bound)
         rows = _even(work.n1, rows)
-        columns = _even(work.n2, min(rows, _LATE_ROWS))
-        few = min(rows, columns) < min(_LATE_ROWS // 8, work.n1, work.n2)
+        columns = _even(work.n2, min(rows, _LATE_ROWS // 2))
+        few = min(rows, columns) < min(_LATE_ROWS // 16, work.n1, work.n2)
         blocks = Blocks(rows, columns, min(chunk, rows, columns))
         return None if few or self.total(*blocks) > bound else blocks
 
@@ -151,7 +158,7 @@ class Memory:
             return Blocks(work.n1, work.n2, max(work.n1, work.n2))
         asked, bound = bound, _spare(bound)
         if self.method == "vector_product":
-            wanted = min(bound, self.result + _ONE_PIECE_BYTES)
+            wanted = min(bound, self.result + ONE_PIECE_BYTES)
             size = _largest(max(work.n1, work.n2), lambda b: self.total(b, b, b) <= wanted)
             blocks = Blocks(min(size, work.n1), min(size, work.n2), size)
         else:

@@ -27,7 +27,7 @@ def test_a_share_is_the_plan_s():
     assert one.kernel == alone.kernel_bytes == 8 * many.kernel == 4 * 12_000**2
     assert one.operations == alone.flops[alone.method]
     assert one.gathered == one.product == 0
-    # Each block once; the strips of one device compute three quarters of the square.
+    # Each block once; one device counts five eighths of the square.
     assert 0.66 / 8 < many.operations / one.operations < 1 / 8
     assert many.product == 4 * 12_000 * 7 / 8
     least = pods.fewest(CASE, 4000, "full", 2e8)

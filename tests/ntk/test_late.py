@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp.ntk import _memory, empirical_ntk, layerwise, ntk_plan
+from jaxttp.ntk import _memory, empirical_ntk, ntk_plan
 from jaxttp.ntk._late import Outer, product_of_outer
 from jaxttp.ntk._memory import Blocks
 from jaxttp.ntk.layerwise import PRODUCTS
@@ -133,23 +133,3 @@ def test_they_wait_where_a_transformer_would_not_fit_into_one_piece():
     assert set(small.forms.values()) == {"gradient"}
     small = ntk_plan(deep, params, x, max_bytes=plan.bytes // 2)
     assert small.bytes <= plan.bytes // 2
-
-
-@pytest.mark.parametrize("output", ["full", "trace"])
-def test_long_rows_are_multiplied_by_slices(output, monkeypatch):
-    """Few rows of many numbers: the slices and what is left over make the same sum."""
-
-    def network(params, x):
-        return jnp.tanh(x @ params["in"]) @ params["out"]
-
-    params = {"in": normal(0, (5, 7)), "out": normal(1, (7, 3))}
-    x = normal(2, (4, 5))
-    wanted = empirical_ntk(network, params, x, output=output, method="jacobian")
-    monkeypatch.setattr(layerwise, "_SLICE", 60)  # 5 columns of 12 rows, 56 columns in all
-
-    def again(params, x):  # a program of its own
-        return network(params, x)
-
-    close(empirical_ntk(again, params, x, output=output, method="jacobian"), wanted)
-    traced = jax.make_jaxpr(lambda a: layerwise._rows_product(a, a, "float64"))(jnp.ones((12, 35)))
-    assert "scan" in str(traced) or "while" in str(traced)

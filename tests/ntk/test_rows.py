@@ -1,0 +1,79 @@
+"""Products of rows, by slices and by halves: against the product as it stands."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxttp import empirical_ntk
+from jaxttp.ntk import _rows
+from jaxttp.ntk._rows import PRODUCTS, is_halved, rows_product
+from tests.draws import normal, split
+
+
+def close(found, wanted):
+    # Sums of some thousand products of standard normal numbers in float64: rounding is below 1e-12.
+    np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("rows", [256, 301])
+@pytest.mark.parametrize("size", [512, 1024, 1030, 2048, 3100])
+def test_the_upper_half_of_a_symmetric_product(rows, size):
+    a = normal(rows + size, (rows, 8), dtype=float)
+    a = jnp.tile(a, (1, -(-size // 8)))[:, :size] * jnp.cos(jnp.arange(size))[None]
+    assert is_halved(rows, size)
+    found = rows_product(a, None, "float64")
+    close(jnp.triu(found), jnp.triu(a @ a.T))
+    assert float(jnp.abs(jnp.tril(found, -rows // 2)).max()) == 0.0  # what is saved is not computed
+
+
+@pytest.mark.parametrize(("rows", "size"), [(255, 600), (300, 511), (3, 1)])
+def test_small_ones_are_whole(rows, size):
+    assert not is_halved(rows, size)
+    a = jnp.ones((rows, size)) * jnp.arange(1, rows + 1)[:, None]
+    close(rows_product(a, None, "float64"), a @ a.T)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(1, 40))
+def test_slices_and_what_is_left_over_make_the_same_sum(n, m, classes, size):
+    a, b = (normal(key, (k, classes, size)) for key, k in zip(split(n, 2), (n, m), strict=True))
+    wide = pytest.MonkeyPatch()
+    wide.setattr(_rows, "_SLICE", 12)  # slices of a few numbers
+    wide.setattr(_rows, "_STRIP_SLICE", 7)
+    wide.setattr(_rows, "_WORTH_ROWS", 4)
+    wide.setattr(_rows, "_WORTH_SIZE", 2)
+    with wide.context():
+        full, own = PRODUCTS["full"](a, b, "float64"), PRODUCTS["full"](a, None, "float64")
+        trace = PRODUCTS["trace"](a, b, "float64")
+        own_trace = PRODUCTS["trace"](a, None, "float64")
+    wide.undo()
+    close(full, jnp.einsum("icd,jed->icje", a, b))
+    close(trace, jnp.einsum("icd,jcd->ij", a, b))
+    flat = jnp.einsum("icd,jed->icje", a, a).reshape(n * classes, -1)
+    close(jnp.triu(own.reshape(n * classes, -1)), jnp.triu(flat))
+    close(jnp.triu(own_trace), jnp.triu(jnp.einsum("icd,jcd->ij", a, a)))
+    close(PRODUCTS["diagonal"](a, None, "float64"), jnp.einsum("icd,jcd->cij", a, a))
+
+
+@pytest.mark.parametrize("output", ["full", "trace"])
+def test_long_rows_are_multiplied_by_slices(output, monkeypatch):
+    """Few rows of many numbers, as a kernel has them."""
+
+    def network(params, x):
+        return jnp.tanh(x @ params["in"]) @ params["out"]
+
+    params = {"in": normal(0, (5, 7)), "out": normal(1, (7, 3))}
+    x = normal(2, (4, 5))
+    wanted = empirical_ntk(network, params, x, output=output, method="jacobian")
+    monkeypatch.setattr(_rows, "_SLICE", 60)  # 5 columns of 12 rows, 56 columns in all
+
+    def again(params, x):  # a program of its own
+        return network(params, x)
+
+    close(empirical_ntk(again, params, x, output=output, method="jacobian"), wanted)
+    if jax.default_backend() == "cpu":
+        traced = jax.make_jaxpr(lambda a: rows_product(a, a, "float64"))(jnp.ones((12, 35)))
+        assert "scan" in str(traced) or "while" in str(traced)
