@@ -39,7 +39,7 @@ def made():
 @pytest.fixture
 def blocks(monkeypatch):
     """No kernel fits into one piece; the blocks are those that are set here."""
-    monkeypatch.setattr(_memory, "_ONE_PIECE_BYTES", 0)
+    monkeypatch.setattr(_memory, "ONE_PIECE_BYTES", 0)
 
     def use(*given, **options):
         chosen = Blocks(*given, **options)
