@@ -1,6 +1,6 @@
 """What a budget buys: how much truer forecasts become by more kernels and by wider sketches.
 
-    python -m experiments.bench.planning [--preset smoke|cpu] [--minutes M] [--store FILE]
+    python -m experiments.bench.planning [--preset smoke|cpu|long] [--minutes M] [--store FILE]
 
 On the tuning tasks of `accuracy_tasks` and the fitting half of `trust_tasks`, of whose accuracy
 nothing is reported, every training is run for real and forecast with at most 0, 1, 2, 4, 8 or 16
@@ -74,6 +74,7 @@ PRESETS = {
         by_class=(0,),
     ),
     "cpu": PlanningSettings(),
+    "long": PlanningSettings(steps=600, widths=(), sketched=()),
 }
 
 

@@ -29,13 +29,14 @@ from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast import Hyperparameters
+from jaxttp.forecast._along import Part
 from jaxttp.forecast._trust import (
     SLACK,
-    learning_speeds,
     trust_in_one_kernel,
     trust_in_path,
     trust_in_speeds,
 )
+from jaxttp.forecast._witness import ask_network
 from jaxttp.forecast.leaders import heavy_ball_path
 from jaxttp.losses import encode_targets
 from jaxttp.rule import Rule
@@ -130,7 +131,7 @@ def plan() -> list[Run]:
     ]
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: Run, *, rebuilt: bool = True) -> dict[str, Any]:
     """Train for real, forecast with one kernel and with as many as are asked for; plain values."""
     job, way = make(run.task, run.seed), run.way
     x, (apply_fn, params) = jnp.asarray(job.x), job.model
@@ -154,14 +155,19 @@ def measure(run: Run) -> dict[str, Any]:
         kernel, f0, targets, BALL.rates, BALL.momentum, batches.get("key"), loss=loss,
         batch_size=way.batch_size,
     )  # fmt: skip
-    speeds = learning_speeds(apply_fn, params, x, targets, loss, kernel, plain, way.batch_size)
+    witness = ask_network(
+        apply_fn, params, Part(kernel, x, targets, f0), loss, functools.partial(_follow, loss),
+        way.batch_size,
+    )  # fmt: skip
     curve = jax.vmap(lambda f: loss.value(f, targets))(plain.train)
     lost = plain.diverged_at is None or int(plain.diverged_at) >= 0
     out["one kernel"] = {
         "curve": None if lost else curve.tolist(),
-        "speeds": {str(t): speed for t, speed in speeds.items()},
-        "trust": None if lost else trust_in_speeds(speeds, curve),
+        "seen": {str(t): one._asdict() for t, one in witness.seen.items()},
+        "trust": None if lost else trust_in_speeds(witness, curve),
     }
+    if not rebuilt:
+        return out
     rule = Rule(THRESHOLDS)
     for name, rebuilds in (("1 rebuilt", 1), ("2 rebuilt", 2), ("auto", "auto")):
         path = relinearized_recursion(
@@ -177,6 +183,13 @@ def measure(run: Run) -> dict[str, Any]:
     checked = trust_in_one_kernel((curve, None), (path.loss, None), path, rule)
     out["checked"] = out["one kernel"] | {"trust": None if lost else checked}
     return out
+
+
+def _follow(loss: Any, part: Part) -> Any:
+    return heavy_ball_path(
+        part.kernel, part.start, part.targets, BALL.rates, BALL.momentum, None, loss=loss,
+        batch_size=None,
+    )  # fmt: skip
 
 
 def _kernel(apply_fn: Any, x: Any, params: Any) -> Any:
@@ -222,7 +235,10 @@ def report(rows: list[dict[str, Any]]) -> str:
     ]
     for kind in KINDS:
         for words, tasks in (("fitting", FITTING), ("held out", HELD_OUT)):
-            some = [r for r in rows if r["task"] in tasks and is_stable(r[kind]["curve"])]
+            some = [r for r in rows if r["task"] in tasks and kind in r]
+            some = [r for r in some if is_stable(r[kind]["curve"])]
+            if not some:
+                continue
             wrong = np.array([off(r[kind]["curve"], r["real"]) > WRONG for r in some], bool)
             warned = np.array([r[kind]["trust"] is not None for r in some], bool)
             cells = []
@@ -239,6 +255,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="begin no run after that")
     parser.add_argument("--store", type=Path, default=Path("trust.jsonl"))
     parser.add_argument("--tasks", default="", help="only those whose name holds this")
+    parser.add_argument("--one-kernel", action="store_true", help="and no rebuilt ones")
     parser.add_argument("--report", action="store_true", help="print the table, measure nothing")
     arguments = parser.parse_args()
     store, begun, task = arguments.store, time.monotonic(), ""
@@ -254,7 +271,7 @@ def main() -> None:
             jax.clear_caches()  # nothing is shared by tasks
             task = run.task
         one = time.perf_counter()
-        rows.append(measure(run))
+        rows.append(measure(run, rebuilt=not arguments.one_kernel))
         with store.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
         print(f"{run.name}: {time.perf_counter() - one:.1f} s", flush=True)

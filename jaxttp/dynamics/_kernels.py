@@ -44,12 +44,25 @@ def apply_kernel(kernel: Kernel, vectors: Float[Array, "*t n c"]) -> Float[Array
 def columns_of(kernel: Kernel, batch: Int[Array, " b"]) -> Kernel:
     """Theta[:, :, batch] (M, C, B, C), of a kernel that multiplies."""
     if isinstance(kernel, Factored):
-        c = kernel.classes
-        picked = (batch[:, None] * c + jnp.arange(c)[None]).reshape(-1)
-        return Factored(kernel.rows, kernel.columns[picked], c)
+        return Factored(kernel.rows, kernel.columns[_rows_of(kernel, batch)], kernel.classes)
     if isinstance(kernel, RowSharded | Streamed):
         return kernel.some_columns(batch)
     return jnp.take(kernel, batch, axis=kernel.ndim // 2)
+
+
+def _rows_of(kernel: Factored, samples: Int[Array, " b"]) -> Int[Array, " bc"]:
+    """Where the outputs of some samples stand in a factor."""
+    return (samples[:, None] * kernel.classes + jnp.arange(kernel.classes)[None]).reshape(-1)
+
+
+def some_samples(kernel: Kernel, rows: Int[Array, " b"]) -> Kernel | None:
+    """Theta[rows, :, rows] (B, C, B, C); None of a kernel on many devices or on a disk."""
+    if isinstance(kernel, RowSharded | Streamed):
+        return None
+    if isinstance(kernel, Factored):
+        picked = _rows_of(kernel, rows)
+        return Factored(kernel.rows[picked], kernel.columns[picked], kernel.classes)
+    return jnp.take(jnp.take(kernel, rows, axis=0), rows, axis=kernel.ndim // 2)
 
 
 def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:

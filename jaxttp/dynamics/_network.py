@@ -58,14 +58,33 @@ def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
             lambda w, x, a: pull(w, x, from_contrasts(a)),
             lambda w, x, v: contrasts(push(w, x, v)),
         )
-    return kept(_compile_network, apply_fn)
+    outputs, see, push = kept(_compile_network, apply_fn)
+    return outputs, lambda w, x, a: see(w, x, a)[1], push
+
+
+def outputs_and_pull(apply_fn: ApplyFn) -> Callable:
+    """(weights, x, a) -> (outputs, J^T a), by the program of `compile_network`'s J^T a."""
+    if isinstance(apply_fn, Contrasted):
+        see = outputs_and_pull(apply_fn.network)
+
+        def see_contrasts(w: Params, x: Any, a: Array) -> tuple[Array, Params]:
+            outputs, pulled = see(w, x, from_contrasts(a))
+            return contrasts(outputs), pulled
+
+        return see_contrasts
+    return kept(_compile_network, apply_fn)[1]
 
 
 @functools.lru_cache(maxsize=8)
 def _compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
     network = quick(apply_fn)
+
+    def see(w: Params, x: Any, a: Array) -> tuple[Array, Params]:
+        outputs, pull = jax.vjp(lambda v: network(v, x), w)
+        return outputs, pull(a)[0]
+
     return (
         jit(network),
-        jit(lambda w, x, a: jax.vjp(lambda v: network(v, x), w)[1](a)[0]),
+        jit(see),
         jit(lambda w, x, v: jax.jvp(lambda u: network(u, x), (w,), (v,))[1]),
     )

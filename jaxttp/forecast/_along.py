@@ -12,27 +12,77 @@ from jaxtyping import Array
 from jaxttp._jit import jit
 from jaxttp._samples import take
 from jaxttp._types import Params
-from jaxttp.dynamics._kernels import apply_kernel
+from jaxttp.dynamics._kernels import apply_kernel, some_samples
 from jaxttp.dynamics._pieces import add_vectors
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
 Network = Callable[[Params, Any], Array]
-MOST = 3
+MOST = 2
 """Steps that are asked about together."""
+SHARE, LEAST = 4, 32
+"""The network is asked about a fourth of the samples, and about so many where there are."""
 
 
-def pull_in_batches(pull: Any, weights: Params, x: Any, cotangent: Array, size: int) -> Params:
-    """J^T of outputs (N, C) at these weights, `size` samples at once."""
+class Part(NamedTuple):
+    """Some of the samples, and their kernel.
+
+    Attributes:
+        kernel: Theta of theirs.
+        x: samples (n, ...).
+        targets: encoded.
+        start: their outputs before training (n, C).
+        rows: which they are; None for all.
+    """
+
+    kernel: Kernel
+    x: Any
+    targets: Any
+    start: Array
+    rows: np.ndarray | None = None
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.start.shape[0]
+
+    def some(self) -> "Part":
+        """As many as the network is asked about, drawn by lot, the same ones every time.
+
+        All of them where the kernel lies on many devices or on a disk.
+        """
+        size = sampled(self.size)
+        rows = np.sort(np.random.default_rng(0).permutation(self.size)[:size])
+        kernel = some_samples(self.kernel, jnp.asarray(rows)) if size < self.size else None
+        if kernel is None:
+            return self
+        return Part(kernel, take(self.x, rows), take(self.targets, rows), self.start[rows], rows)
+
+
+def sampled(samples: int) -> int:
+    """How many of so many samples the network is asked about.
+
+    Example:
+        >>> sampled(20), sampled(100), sampled(1000)
+        (20, 32, 250)
+    """
+    return max(min(samples, LEAST), samples // SHARE)
+
+
+def see_in_batches(
+    see: Any, weights: Params, x: Any, cotangent: Array, size: int
+) -> tuple[Array, Params]:
+    """The outputs (N, C) at these weights and J^T of a cotangent, `size` samples at once."""
     n = cotangent.shape[0]
     if size == n:
-        return pull(weights, x, cotangent)
-    total = None
+        return see(weights, x, cotangent)
+    total, outputs = None, []
     for start in range(0, n, size):
-        part = pull(weights, *batch_of(x, cotangent, start, size))
+        found, part = see(weights, *batch_of(x, cotangent, start, size))
+        outputs.append(found[: n - start])
         total = part if total is None else add_vectors(total, [part], np.ones(1, cotangent.dtype))
-    return total
+    return jnp.concatenate(outputs), total  # type: ignore[return-value]
 
 
 @functools.partial(jit, static_argnums=3)
@@ -73,12 +123,10 @@ class Predicted(NamedTuple):
 
 
 def places_of(
-    pull: Any,
+    see: Any,
     params: Params,
-    x: Any,
-    targets: Array,
+    part: Part,
     loss: Loss,
-    kernel: Kernel,
     path: Trajectory,
     steps: Sequence[int],
     size: int,
@@ -86,13 +134,11 @@ def places_of(
     """The predicted weights of some steps, one after the other; w_0 itself at step 0.
 
     Args:
-        pull: (weights, x, cotangent) -> J^T cotangent.
+        see: (weights, x, cotangent) -> outputs and J^T cotangent.
         params: w_0, the part that is trained.
-        x: samples (N, ...).
-        targets: encoded.
+        part: the samples.
         loss: exact.
-        kernel: Theta.
-        path: of `recursion`, which knows a_t and c_t.
+        path: of their training, of `recursion`, which knows a_t and c_t.
         steps: at most `MOST`.
         size: samples at once.
     """
@@ -102,12 +148,13 @@ def places_of(
         return
     asked = jnp.asarray(np.resize(np.asarray(steps), MOST))  # one shape for all
     duals, scales, gradients, expected = _ask(
-        kernel, path.train, path.dual, path.scale, asked, targets, loss
+        part.kernel, path.train, path.dual, path.scale, asked, part.targets, loss
     )
     for i, step in enumerate(steps):
         weights = params
         if step > 0:
-            weights = _moved(params, pull_in_batches(pull, params, x, duals[i], size), scales[i])
+            moved = see_in_batches(see, params, part.x, duals[i], size)[1]
+            weights = _moved(params, moved, scales[i])
         yield Predicted(step, weights, gradients[i], float(expected[i]))
 
 

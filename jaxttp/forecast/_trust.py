@@ -4,29 +4,21 @@ The constants are chosen on `experiments.bench.trust_tasks.FITTING`; how often w
 is measured by `experiments.bench.trust`.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._types import Params
-from jaxttp.crossing import training_time
 from jaxttp.dynamics._confirm import RISE
-from jaxttp.dynamics._network import compile_network
-from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
-from jaxttp.forecast._along import Network, places_of, pull_in_batches, square
-from jaxttp.forecast._curves import loss_and_error
+from jaxttp.forecast._witness import Witness
 from jaxttp.forecast.bands import steps_uncertainty
-from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel
 from jaxttp.rule import Rule
 
-ASKED = (0.4, 0.1)
-"""The network is asked where these shares of the predicted drop are left, and at the end."""
 DOUBTED = 1.75
-"""The network's speed of learning over the forecast's is doubted where it changes by more times."""
+"""A forecast is doubted where speeds of learning, the network's over its own, change by more."""
+OF_LOSS = 1.5
+"""A loss that is r times as large counts as speeds that change by r to the power of this."""
 OFF = ((10.0, "two thirds"), (3.0, "half"), (DOUBTED, "a third"))
 """Such factors, and by how much of the real ones times were off then, see `trust_in_speeds`."""
 UNSURE = 0.18
@@ -45,66 +37,15 @@ SHARE = 0.05
 """And that by at least this share of its drop."""
 
 
-def learning_speeds(
-    network: Network,
-    params: Params,
-    x: Any,
-    targets: Array,
-    loss: Loss,
-    kernel: Kernel,
-    path: Trajectory,
-    batch_size: int | None,
-) -> dict[int, float]:
-    """How fast the loss falls at predicted weights, as a share of the forecast's speed there.
+def trust_in_speeds(witness: Witness, loss: Float[Array | np.ndarray, " t"]) -> str | None:
+    """What `ask_network` and the predicted curve say of a forecast with one kernel.
 
-    At outputs f_t with gradient g the loss falls by g^T Theta g, which is |J^T g|^2: with the J of
-    the weights w_t = c_t w_0 + J_0^T a_t that one kernel predicts, over that with J_0. Each costs
-    two products with J^T, in batches of the training's own size.
+    In 182 runs of `experiments.bench.trust` the largest error of three times, as a share of the
+    real one, was in 8 of 10 runs at most 0.08 where what changes along the path changes by less
+    than 1.3 times, 0.19 up to 1.75, 0.3 to 0.4 up to 3, 0.45 up to 10 and 0.6 beyond.
 
     Args:
-        network: ``(params, x) -> outputs (N, C)``.
-        params: w_0, the part that is trained.
-        x: samples (N, ...).
-        targets: encoded.
-        loss: exact.
-        kernel: Theta.
-        path: of `recursion`, which knows a_t and c_t.
-        batch_size: samples at once; all of them when None.
-
-    Returns:
-        By step: 1 for a linear network; infinite where the network is not finite. Empty where the
-        loss does not change or the forecast diverges; steps without a gradient are left out.
-    """
-    assert path.diverged_at is not None
-    if int(path.diverged_at) >= 0:
-        return {}
-    curve = np.asarray(loss_and_error(loss, path.train, targets)[0])
-    times = {*(int(training_time(curve, e)) for e in ASKED), len(curve) - 1}
-    steps = sorted(t for t in times if t > 0)  # -1: the loss does not change
-    n = len(targets)
-    size = n if batch_size is None else min(batch_size, n)
-    pull = compile_network(network)[1]
-    speeds = {}
-    for step, weights, gradient, expected in places_of(
-        pull, params, x, targets, loss, kernel, path, steps, size
-    ):
-        if expected > 0:
-            found = float(square(pull_in_batches(pull, weights, x, gradient, size)))
-            speeds[step] = found / expected if np.isfinite(found) else np.inf
-    return speeds
-
-
-def trust_in_speeds(
-    speeds: Mapping[int, float], loss: Float[Array | np.ndarray, " t"]
-) -> str | None:
-    """What `learning_speeds` and the predicted curve say of a forecast with one kernel.
-
-    In 151 runs of `experiments.bench.trust` the largest error of three times, as a share of the
-    real one, was in 8 of 10 runs at most 0.05 where the speed changes by less than 1.3 times along
-    the path, 0.24 up to 1.75, 0.32 up to 3, 0.45 up to 10 and 0.60 beyond.
-
-    Args:
-        speeds: by step, 1 where the linearisation holds.
+        witness: with 1 for all steps where the linearisation holds.
         loss: the predicted curve.
 
     Returns:
@@ -113,26 +54,43 @@ def trust_in_speeds(
     rising = trust_in_loss(loss, "the real network may not survive that; try a lower rate")
     if rising is not None:
         return rising
-    factors = {t: max(s, 1 / s if s > 0 else np.inf) for t, s in speeds.items()}
-    worst = max(factors, key=lambda t: factors[t], default=None)
-    if worst is None:
+    if not witness.seen:
         return None
+    speeds = {t: one.speed for t, one in witness.seen.items()}
+    losses = {t: one.loss for t, one in witness.seen.items()}
     slowest, fastest = min(1.0, *speeds.values()), max(1.0, *speeds.values())
     change = fastest / slowest if slowest > 0 else np.inf
-    if change <= DOUBTED:
+    far = max(map(_times, losses.values())) ** OF_LOSS
+    if max(change, far) <= DOUBTED:
         return None
-    if not np.isfinite(speeds[worst]):
+    by_loss = far > change
+    told = losses if by_loss else speeds
+    worst = max(told, key=lambda t: _times(told[t]))
+    alone = f" of {witness.samples} samples alone" if witness.share < 1 else ""
+    where = f"at the weights predicted for step {worst}{alone}"
+    if not np.isfinite(told[worst]):
         return (
-            f"at the weights predicted for step {worst} the network is not finite: one "
-            "linearization does not hold that far; try a lower rate, or relinearize='auto'"
+            f"{where} the network is not finite: one linearization does not hold that far; try a "
+            "lower rate, or relinearize='auto'"
         )
-    times = "over 100" if factors[worst] > 100 else f"{factors[worst]:.2g}"
-    off = next(words for least, words in OFF if change >= least)
+    off = next(words for least, words in OFF if max(change, far) >= least)
+    times = _times(told[worst])
+    much = "over 100" if times > 100 else f"{times:.2g}"
+    if by_loss:
+        size = "times" if told[worst] > 1 else "times below"
+        found = f"the network's loss is {much} {size} what this one linearization has it"
+    else:
+        how = "fast" if told[worst] > 1 else "slowly"
+        found = f"the network learns {much} times as {how} as this one linearization has it"
     return (
-        f"at the weights predicted for step {worst} the network learns {times} times as "
-        f"{'fast' if speeds[worst] > 1 else 'slowly'} as this one linearization has it: times can "
-        f"be off by {off} of themselves; relinearize='auto' follows such changes"
+        f"{where} {found}: times can be off by {off} of themselves; relinearize='auto' follows "
+        "such changes"
     )
+
+
+def _times(ratio: float) -> float:
+    """How many times larger or smaller."""
+    return max(ratio, 1 / ratio) if ratio > 0 else np.inf
 
 
 def trust_in_loss(loss: Float[Array | np.ndarray, " t"], remedy: str) -> str | None:

@@ -166,7 +166,7 @@ def compare(
         follow = {"relinearize": relinearize, **drawn}
         swept = follow_leaders(swept, lines, problem.targets, reading, **follow)
         best = _best(swept)
-        told = with_trust(swept, lines, problem.targets, only=(best,), **drawn)
+        told = with_trust(swept, lines, problem.targets, only=(best,))
         found[name] = (told, best, seconds, _explain(lines.first, problem))
     order = sorted(found, key=lambda name: _rank(found[name][0], found[name][1]))
     parts = [found[name] for name in order]

@@ -19,13 +19,15 @@ from jaxtyping import Array
 from jaxttp._jit import jit
 from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics._trajectory import Trajectory
-from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.dynamics.recursion import recursion
+from jaxttp.forecast._along import Part
 from jaxttp.forecast._curves import held_to
 from jaxttp.forecast._options import Keywords, announce
 from jaxttp.forecast._shared import with_shared_goal
-from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
+from jaxttp.forecast._trust import trust_in_speeds
+from jaxttp.forecast._witness import ask_network
 from jaxttp.forecast.doubt import LEVEL, Doubt
+from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.one_by_one import cost_of, descent_of, lines_of
 from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.forecast.paths.relinearized import Relinearized
@@ -231,23 +233,19 @@ def with_trust(
     lines: Linearizer,
     y: Any,
     *,
-    key: Array | None = None,
-    protocol: str | None = None,
     only: Sequence[int] | None = None,
 ) -> Sweep:
     """The same sweep, with `Sweep.trust` for the settings that it shows first.
 
     Those are the five cheapest to what the sweep is ranked by (`Sweep.ranked_by`) and the first to
-    every other threshold and target, each for six gradient evaluations (`learning_speeds`); what is
-    compiled serves all of a batch size. Those that were followed along rebuilt kernels have said
-    it already.
+    every other threshold and target, each for a pass through the network or two (`ask_network`);
+    what is compiled serves all of a batch size. Those that were followed along rebuilt kernels have
+    said it already.
 
     Args:
         swept: of `sweep_kernel`, on this first kernel.
         lines: of the problem.
         y: integer labels (N,) or targets (N, C).
-        key: as there.
-        protocol: as there.
         only: the settings to ask about, where those are known.
 
     Returns:
@@ -262,16 +260,20 @@ def with_trust(
     for i in sorted(chosen - set(trust)):  # others were followed, which told it
         one = swept.settings[i]
         theta, start, targets, loss, _, _ = check_problem(lines.first, problem.f0, y, one.loss)
-        path = heavy_ball_path(
-            theta, start, targets, jnp.asarray(one.rates(), start.dtype),
-            jnp.asarray(one.momentum, start.dtype), key if one.batch_size else None,
-            loss=loss, batch_size=one.batch_size, protocol=protocol or PROTOCOLS[0],
-        )  # fmt: skip
-        speeds = learning_speeds(
-            problem.network, problem.weights, problem.x, targets, loss, theta, path, one.batch_size
-        )
-        trust[i] = trust_in_speeds(speeds, jnp.asarray(swept.loss[i, : one.steps + 1]))
+        follow = functools.partial(_follow, one, loss)
+        whole = Part(theta, problem.x, targets, start)
+        witness = ask_network(problem.network, problem.weights, whole, loss, follow, one.batch_size)
+        trust[i] = trust_in_speeds(witness, jnp.asarray(swept.loss[i, : one.steps + 1]))
     return dataclasses.replace(swept, trust=trust)
+
+
+def _follow(one: Hyperparameters, loss: Loss, part: Part) -> Trajectory:
+    """The training of some samples with full batches."""
+    rates = jnp.asarray(one.rates(), part.start.dtype)
+    momentum = jnp.asarray(one.momentum, part.start.dtype)
+    return heavy_ball_path(
+        part.kernel, part.start, part.targets, rates, momentum, None, loss=loss, batch_size=None
+    )
 
 
 @functools.partial(jit, static_argnames=("loss", "batch_size", "protocol"))

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import check_number
+from jaxttp.forecast._witness import passes_asked
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics
 from jaxttp.forecast.paths.noisy import Noisy
@@ -57,8 +58,6 @@ WRITING = 200.0
 many operations: 400 on two cores, a hundred on a GPU by its bandwidth."""
 ALIKE = 1.1
 """Expected errors that differ by no more times are alike, and the cheaper forecast is planned."""
-ONE_PASSES, ONE_RUNS = 6.0, 1.0
-"""Both of a forecast with one kernel."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -259,7 +258,7 @@ def _priced(
         most = _centre(dynamics).rebuilds
     if not most:
         one_kernel = on_one_kernel(dynamics) if most == 0 else dynamics
-        cost = price.forecast(1, int(ONE_PASSES), int(READING * ONE_RUNS * descent.steps))
+        cost = price.forecast(1, passes_asked(problem.f0.shape[0]), int(READING * descent.steps))
         return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel))
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
     passes = BATCH_PASSES if batches else PASSES

@@ -85,8 +85,9 @@ class Prediction:
         test_loss: predicted loss on the test samples (T + 1,), where they were given.
         test_error: predicted error on the test samples (T + 1,), where they were given.
         trust: how far the forecast can be trusted, where there is doubt; None otherwise. With one
-            kernel it compares how fast the network learns at three of the predicted weights,
-            re-linearised paths go by their estimated error, "weight_space" always says something.
+            kernel it compares how fast the network learns, and its loss, at two of the weights that
+            are predicted for a quarter of the samples; re-linearised paths go by their estimated
+            error, "weight_space" always says something.
         rates: the learning rate of every step (or one for all), and its share of the limit.
         targets: the step at which every target is reached, -1 for never; empty where none was
             asked for. See `reach` for others of the same forecast.

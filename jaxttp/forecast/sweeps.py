@@ -133,7 +133,7 @@ def sweep(
     swept = screen(lines, y, wanted)
     drawn: dict[str, Any] = {"key": key, "protocol": protocol}
     swept = follow_leaders(swept, lines, y, reading, relinearize=relinearize, **drawn)
-    return with_trust(swept, lines, y, **drawn)
+    return with_trust(swept, lines, y)
 
 
 def sweep_kernel(

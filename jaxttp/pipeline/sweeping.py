@@ -188,7 +188,7 @@ def sweep_task(
         swept = follow_leaders(
             swept, lines, task.y, rule, relinearize=settings.relinearize, key=key, progress=progress
         )
-        swept = with_trust(swept, lines, task.y, key=key)
+        swept = with_trust(swept, lines, task.y)
     goal = swept.ranked_by if threshold is None else _goal(threshold, settings.thresholds, targets)
     raced = _race(task, choices, swept.goal(goal), goal, key, progress) if race_them else None
     return TaskSweep(settings, task, swept, goal, raced)

@@ -10,7 +10,9 @@ from jaxttp import empirical_ntk, predict_training_time, train
 from jaxttp.crossing import training_time
 from jaxttp.dynamics import RelinearizedTrajectory
 from jaxttp.dynamics.recursion import recursion
-from jaxttp.forecast._trust import learning_speeds, trust_in_path, trust_in_speeds
+from jaxttp.forecast._along import Part, sampled
+from jaxttp.forecast._trust import trust_in_path, trust_in_speeds
+from jaxttp.forecast._witness import Seen, Witness, ask_network
 from jaxttp.losses import encode_targets
 from jaxttp.rule import Rule, Target
 
@@ -29,31 +31,68 @@ def linear(params, x):
 
 
 @pytest.mark.parametrize(("batch_size", "decay"), [(None, 0.0), (3, 0.1)])
-def test_speeds_are_those_of_the_dense_jacobians(batch_size, decay):
-    x = jnp.asarray(X)
-    f0 = tanh(PARAMS, x)
-    targets, loss = encode_targets("cross_entropy", Y, f0)
+@pytest.mark.parametrize("samples", [7, 40])
+def test_what_the_network_says_is_what_dense_jacobians_say(batch_size, decay, samples):
+    """On all of few samples and on a part of many, trained by itself."""
+    x, y = RNG.standard_normal((samples, 3)), RNG.integers(0, 2, samples)
+    whole_f0 = tanh(PARAMS, jnp.asarray(x))
+    targets, loss = encode_targets("cross_entropy", y, whole_f0)
     optimizer = optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.5, 0.5))
-    tangent = jax.jvp(lambda w: tanh(w, x), (PARAMS,), (PARAMS,))[1] if decay else None
-    options = COMMON | {"optimizer": optimizer, "initial_tangent": tangent}
-    theta = empirical_ntk(tanh, PARAMS, x)
-    path = recursion(theta, f0, Y, **options)
-    np.testing.assert_array_equal(path.train[0], f0)
-    speeds = learning_speeds(tanh, PARAMS, x, targets, loss, theta, path, batch_size)
-    curve = jnp.stack([loss.value(f, targets) for f in path.train])
-    assert set(speeds) == {int(training_time(curve, 0.4)), int(training_time(curve, 0.1)), 12}
+    whole = Part(empirical_ntk(tanh, PARAMS, x), jnp.asarray(x), targets, whole_f0)
+    asked = []
+
+    def follow(part):
+        tangent = jax.jvp(lambda w: tanh(w, part.x), (PARAMS,), (PARAMS,))[1] if decay else None
+        options = COMMON | {"loss": loss, "optimizer": optimizer, "initial_tangent": tangent}
+        asked.append((part, recursion(part.kernel, part.start, part.targets, **options)))
+        return asked[-1][1]
+
+    witness = ask_network(tanh, PARAMS, whole, loss, follow, batch_size)
+    ((part, path),) = asked
+    assert witness.samples == part.size == sampled(samples) == min(samples, 32)
+    assert witness.share == part.size / samples
+    rows = slice(None) if part.rows is None else part.rows
+    np.testing.assert_array_equal(part.x, x[rows])
+    np.testing.assert_array_equal(path.train[0], tanh(PARAMS, part.x))
+    curve = jnp.stack([loss.value(f, part.targets) for f in path.train])
+    steps = {int(training_time(curve, 0.4)), int(training_time(curve, 0.1))}
+    assert set(witness.seen) == {t for t in steps if t > 0}
     flat, unravel = jax.flatten_util.ravel_pytree(PARAMS)
-    j = jax.jacobian(lambda w: tanh(unravel(w), x).ravel())
+    network = jax.jit(lambda w: tanh(unravel(w), part.x).ravel())
+    j = jax.jacobian(network)
     first = j(flat)
-    for t, found in speeds.items():
+    for t, found in witness.seen.items():
         weights = path.scale[t] * flat + first.T @ path.dual[t].ravel()
         # The weights are those whose linearised outputs the path says.
-        moved = np.asarray(f0.ravel() + first @ (weights - flat))
+        moved = np.asarray(part.start.ravel() + first @ (weights - flat))
         np.testing.assert_allclose(moved, np.ravel(path.train[t]), rtol=1e-9, atol=1e-12)
-        g = loss.gradient(path.train[t], targets).ravel()
+        g = loss.gradient(path.train[t], part.targets).ravel()
         want = np.sum((j(weights).T @ g) ** 2) / np.sum((first.T @ g) ** 2)
-        assert found == pytest.approx(float(want), rel=1e-9)  # other sums, float64
-    assert abs(speeds[12] - 1) > 0.05
+        assert found.speed == pytest.approx(float(want), rel=1e-9)  # other sums, float64
+        real = loss.value(network(weights).reshape(part.start.shape), part.targets)
+        # A millionth of the first loss is added to both, so that two zeros are alike.
+        assert found.loss == pytest.approx(float(real / curve[t]), rel=3e-6)
+    assert max(abs(one.speed - 1) for one in witness.seen.values()) > 0.05
+
+
+def test_a_part_that_diverges_is_given_up_for_the_whole():
+    x, y = RNG.standard_normal((40, 3)), RNG.integers(0, 2, 40)
+    f0 = tanh(PARAMS, jnp.asarray(x))
+    targets, loss = encode_targets("squared_error", y, f0)
+    whole = Part(empirical_ntk(tanh, PARAMS, x), jnp.asarray(x), targets, f0)
+
+    def follow(part, lost=(32,)):
+        rate = 1e60 if part.size in lost else 0.1
+        return recursion(
+            part.kernel, part.start, part.targets, loss=loss, steps=12, optimizer=optax.sgd(rate)
+        )
+
+    witness = ask_network(tanh, PARAMS, whole, loss, follow, None)
+    assert (witness.samples, witness.share) == (40, 1.0)
+    assert witness.seen
+    nobody = ask_network(tanh, PARAMS, whole, loss, lambda part: follow(part, (32, 40)), None)
+    assert not nobody.seen
+    assert nobody.passes == 0
 
 
 def test_a_linear_network_leaves_no_doubt():
@@ -74,7 +113,7 @@ def test_a_network_whose_kernel_grows_says_so():
     assert forecast.trust is not None
     assert "times as fast" in forecast.trust
     assert forecast.trust in " ".join(str(forecast).split())
-    assert forecast.cost.gradient_evaluations == 1 + 2 * 3
+    assert forecast.cost.gradient_evaluations == 1 + 2 * 2
     flow = predict_training_time(
         tanh, start, X, y, relinearize=0, learning_rate=0.5, steps=100, dynamics="ode"
     )
@@ -106,19 +145,20 @@ STEADY = 0.5 ** (np.arange(41) / 8)
 
 
 @pytest.mark.parametrize(
-    ("speeds", "words"),
+    ("seen", "words"),
     [
-        ({}, None), ({9: 1.0, 40: 1.6}, None), ({9: 0.62}, None), 
-        ({9: 0.7, 40: 1.6}, "step 40 the network learns 1.6 times as fast .* a third"),
-       
-        ({9: 2.0, 40: 1.0}, "predicted for step 9 the network learns 2 times as fast .* a third"),
-        ({9: 0.4}, "2.5 times as slowly .* a third"), ({9: 7.0}, "half"), ({9: 12.0}, "two thirds"),
-        ({9: 2.0, 40: 0.0}, "step 40 the network learns over 100 times as slowly"),
-        ({9: np.inf}, "is not finite"),
+        ({}, None), ({9: (1.0, 1.0), 40: (1.6, 1.0)}, None), ({9: (0.62, 1.2)}, None),
+        ({9: (0.7, 1.0), 40: (1.6, 1.0)}, "step 40 .* learns 1.6 times as fast .* a third"),
+        ({9: (2.0, 1.0)}, "predicted for step 9 the network learns 2 times as fast .* a third"),
+        ({9: (0.4, 1.0)}, "2.5 times as slowly .* a third"), ({9: (7.0, 1.0)}, "half"),
+        ({9: (12.0, 1.0)}, "two thirds"), ({9: (1.0, 1.5)}, "loss is 1.5 times what .* a third"),
+        ({9: (1.0, 1.1), 40: (1.0, 0.4)}, "step 40 .* loss is 2.5 times below what .* half"),
+        ({9: (2.0, 1.0), 40: (0.0, 1.0)}, "step 40 the network learns over 100 times as slowly"),
+        ({9: (1.0, np.inf)}, "is not finite"), ({9: (np.inf, 1.0)}, "is not finite"),
     ],
 )  # fmt: skip
-def test_words(speeds, words):
-    found = trust_in_speeds(speeds, STEADY)
+def test_words(seen, words):
+    found = trust_in_speeds(heard(seen), STEADY)
     if words is None:
         assert found is None
     else:
@@ -126,11 +166,22 @@ def test_words(speeds, words):
             raise ValueError(found)
 
 
+def heard(seen, **of):
+    return Witness({t: Seen(*one) for t, one in seen.items()}, **of)
+
+
+def test_words_say_of_which_samples_they_are():
+    found = trust_in_speeds(heard({9: (3.0, 1.0)}, samples=38, share=38 / 150), STEADY)
+    assert "for step 9 of 38 samples alone the network learns" in found
+    assert heard({9: (3.0, 1.0), 4: (1.0, 1.0)}, samples=38, share=38 / 150).passes == 1
+
+
 def test_one_kernel_says_that_the_loss_rises():
     swollen = np.concatenate([[1.0, 21.0], STEADY])
-    assert "rises on the way, to 21 times" in (trust_in_speeds({}, swollen) or "")
+    assert "rises on the way, to 21 times" in (trust_in_speeds(heard({}), swollen) or "")
     again = np.concatenate([STEADY, np.linspace(STEADY[-1], 0.4, 9)])
-    assert "rises again from step 40" in (trust_in_speeds({9: 1.0}, again) or "")
+    steady = heard({9: (1.0, 1.0)})
+    assert "rises again from step 40" in (trust_in_speeds(steady, again) or "")
 
 
 def path_of(

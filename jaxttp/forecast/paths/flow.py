@@ -45,9 +45,9 @@ class _Flow(OneKernel):
             learning_rate=effective_learning_rate(descent.learning_rate, descent.momentum),
             **lines.cross,
         )  # fmt: skip
-        speeds = self.witness(lines, descent)  # the flow's weights are those of the recursion
+        witness = self.witness(lines, descent)  # the flow's weights are those of the recursion
         return Path.of(
-            lines, found.train, found.test, gradient_evaluations=2 * len(speeds), witness=speeds,
+            lines, found.train, found.test, gradient_evaluations=witness.passes, witness=witness,
             products=descent.steps,
         )  # fmt: skip
 

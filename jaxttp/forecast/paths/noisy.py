@@ -88,10 +88,10 @@ class Noisy(OneKernel):
         )  # fmt: skip
         if centre is None:
             assert found.train is not None  # the outputs were asked for
-            speeds = self.witness(lines, descent)
+            witness = self.witness(lines, descent)
             path = Path.of(
-                lines, found.train, found.test, gradient_evaluations=2 * len(speeds),
-                diverged=int(jnp.max(found.diverged_at)) >= 0, witness=speeds,
+                lines, found.train, found.test, gradient_evaluations=witness.passes,
+                diverged=int(jnp.max(found.diverged_at)) >= 0, witness=witness,
                 products=self.paths * descent.steps,
             )  # fmt: skip
             losses = found.loss

@@ -9,8 +9,10 @@ from jaxttp._types import Params
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.recursion import recursion
+from jaxttp.forecast._along import Part
 from jaxttp.forecast._stability import Rates, optimizer_rates
-from jaxttp.forecast._trust import learning_speeds, trust_in_speeds
+from jaxttp.forecast._trust import trust_in_speeds
+from jaxttp.forecast._witness import Witness, ask_network
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
 from jaxttp.losses import Loss
@@ -41,15 +43,22 @@ def linear_rates(lines: Linearizer, descent: Descent) -> tuple[float, Rates | No
 class OneKernel(Dynamics):
     """What the dynamics on one kernel share: the network is asked how fast it learns further on."""
 
-    def witness(
-        self, lines: Linearizer, descent: Descent, plain: Trajectory | None = None
-    ) -> dict[int, float]:
-        """`learning_speeds` along the path of the recursion, whose weights are known."""
+    def witness(self, lines: Linearizer, descent: Descent) -> Witness:
+        """What the network says along the path of the recursion, whose weights are known."""
         problem = lines.problem
-        return learning_speeds(
-            problem.network, problem.weights, problem.x, problem.targets, problem.loss,
-            lines.first, recur(lines, descent) if plain is None else plain, descent.batch_size,
-        )  # fmt: skip
+        whole = Part(lines.first, problem.x, problem.targets, problem.f0)
+        tangent = lines.tangents["initial_tangent"] if descent.decays else None
+
+        def follow(part: Part) -> Trajectory:
+            own = tangent if tangent is None or part.rows is None else tangent[part.rows]
+            return recursion(
+                part.kernel, part.start, part.targets, loss=problem.loss, steps=descent.steps,
+                optimizer=descent.stepper, initial_tangent=own,
+            )  # fmt: skip
+
+        return ask_network(
+            problem.network, problem.weights, whole, problem.loss, follow, descent.batch_size
+        )
 
     def trust(self, path: Path, rule: Rule) -> str | None:
         """See `Dynamics`."""
@@ -79,10 +88,10 @@ class Recursion(OneKernel):
         tangents = lines.tangents if descent.decays else {}
         found = recur(lines, descent, **cross, **tangents)
         assert found.diverged_at is not None  # steps can diverge
-        speeds = self.witness(lines, descent, found)
+        witness = self.witness(lines, descent)
         return Path.of(
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
-            gradient_evaluations=2 * len(speeds), products=descent.steps, witness=speeds,
+            gradient_evaluations=witness.passes, products=descent.steps, witness=witness,
         )  # fmt: skip
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:

@@ -1,0 +1,128 @@
+"""The network as a witness of a forecast with one kernel: how it fares at predicted weights."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxttp._types import Params
+from jaxttp.crossing import training_time
+from jaxttp.dynamics._network import outputs_and_pull
+from jaxttp.dynamics._trajectory import Trajectory
+from jaxttp.forecast._along import Network, Part, places_of, sampled, see_in_batches, square
+from jaxttp.forecast._curves import loss_and_error
+from jaxttp.losses import Loss
+
+ASKED = (0.4, 0.1)
+"""The network is asked where these shares of the predicted drop are left."""
+NOTHING = 1e-6
+"""A share of the first loss below which losses are alike."""
+
+
+class Seen(NamedTuple):
+    """The network at predicted weights.
+
+    Attributes:
+        speed: how fast its loss falls there over how fast the forecast has it fall.
+        loss: its loss over the predicted one; 1 where one of them is not positive.
+    """
+
+    speed: float
+    loss: float
+
+
+class Witness(NamedTuple):
+    """What the network says of a forecast with one kernel.
+
+    Attributes:
+        seen: by step.
+        samples: how many it was asked about.
+        share: which of all that is.
+    """
+
+    seen: Mapping[int, Seen]
+    samples: int = 0
+    share: float = 1.0
+
+    @property
+    def passes(self) -> int:
+        """Ways on and back through the network with all samples, as they are counted."""
+        return round(2 * len(self.seen) * self.share)
+
+
+NOBODY = Witness({})
+
+
+def passes_asked(samples: int) -> int:
+    """The same before anybody is asked, with so many samples.
+
+    Example:
+        >>> passes_asked(20), passes_asked(1000)
+        (4, 1)
+    """
+    return round(2 * len(ASKED) * sampled(samples) / samples)
+
+
+def ask_network(
+    network: Network,
+    params: Params,
+    whole: Part,
+    loss: Loss,
+    follow: Callable[[Part], Trajectory],
+    batch_size: int | None,
+) -> Witness:
+    """How fast the network learns, and what its loss is, at weights that one kernel predicts.
+
+    At outputs f_t with gradient g the loss falls by g^T Theta g, which is |J^T g|^2: with the J of
+    the weights w_t = c_t w_0 + J_0^T a_t that one kernel predicts, over that with J_0. Each costs
+    two products with J^T. They are weights of a training on a part of the samples alone, with the
+    same optimiser and full batches: its kernel is a part of the kernel, so that nothing but those
+    products is to be paid for.
+
+    Args:
+        network: ``(params, x) -> outputs (N, C)``.
+        params: w_0, the part that is trained.
+        whole: all samples and their kernel.
+        loss: exact.
+        follow: the training of some samples, of `recursion`, which knows a_t and c_t.
+        batch_size: samples at once at most; all of them when None.
+
+    Returns:
+        By step: 1 for a linear network; infinite where the network is not finite. Nothing where the
+        loss does not change or the forecast diverges; steps without a gradient are left out.
+    """
+    part = whole.some()
+    path = follow(part)
+    if _diverges(path) and part is not whole:  # a part may be stiffer than the whole
+        part, path = whole, follow(whole)
+    if _diverges(path):
+        return NOBODY
+    curve = np.asarray(loss_and_error(loss, path.train, part.targets)[0])
+    steps = sorted({t for t in (int(training_time(curve, e)) for e in ASKED) if t > 0})
+    n = part.size
+    size = math.ceil(n / math.ceil(n / (batch_size or n)))
+    see = outputs_and_pull(network)
+    seen = {}
+    for step, weights, gradient, expected in places_of(see, params, part, loss, path, steps, size):
+        if expected > 0:
+            outputs, pulled = see_in_batches(see, weights, part.x, gradient, size)
+            real = float(loss.value(outputs, part.targets))
+            found = float(square(pulled))
+            speed = found / expected if np.isfinite(found) else np.inf
+            seen[step] = Seen(speed, _over(real, float(curve[step]), float(curve[0])))
+    return Witness(seen, n, n / whole.size)
+
+
+def _diverges(path: Trajectory) -> bool:
+    assert path.diverged_at is not None
+    return int(path.diverged_at) >= 0
+
+
+def _over(real: float, predicted: float, first: float) -> float:
+    """A loss over what was predicted, where that means something."""
+    if not np.isfinite(real):
+        return np.inf
+    if min(real, predicted) < 0 or first <= 0:
+        return 1.0
+    return (real + NOTHING * first) / (predicted + NOTHING * first)
