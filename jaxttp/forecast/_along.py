@@ -100,10 +100,13 @@ def _moved(params: Params, step: Params, scale: Array) -> Params:
     return jax.tree.map(lambda w, m: scale.astype(w.dtype) * w + m, params, step)
 
 
-@jit
-def square(tree: Params) -> Array:
-    """The squared norm of all leaves."""
-    return sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
+@functools.partial(jit, static_argnums=3)
+def loss_and_square(
+    outputs: Array, pulled: Params, targets: Any, loss: Loss
+) -> tuple[Array, Array]:
+    """The loss of outputs, and the squared norm of all leaves of J^T g."""
+    found = sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(pulled)), start=jnp.zeros(()))
+    return loss.value(outputs, targets), found
 
 
 class Predicted(NamedTuple):

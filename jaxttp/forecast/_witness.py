@@ -10,7 +10,14 @@ from jaxttp._types import Params
 from jaxttp.crossing import training_time
 from jaxttp.dynamics._network import outputs_and_pull
 from jaxttp.dynamics._trajectory import Trajectory
-from jaxttp.forecast._along import Network, Part, places_of, sampled, see_in_batches, square
+from jaxttp.forecast._along import (
+    Network,
+    Part,
+    loss_and_square,
+    places_of,
+    sampled,
+    see_in_batches,
+)
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.losses import Loss
 
@@ -107,8 +114,7 @@ def ask_network(
     for step, weights, gradient, expected in places_of(see, params, part, loss, path, steps, size):
         if expected > 0:
             outputs, pulled = see_in_batches(see, weights, part.x, gradient, size)
-            real = float(loss.value(outputs, part.targets))
-            found = float(square(pulled))
+            real, found = map(float, loss_and_square(outputs, pulled, part.targets, loss))
             speed = found / expected if np.isfinite(found) else np.inf
             seen[step] = Seen(speed, _over(real, float(curve[step]), float(curve[0])))
     return Witness(seen, n, n / whole.size)

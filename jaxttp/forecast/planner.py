@@ -32,9 +32,16 @@ LEAST = 4.5e12
 """And so many operations in any case: a minute or two of a laptop."""
 MEMORY = 4e9
 """Bytes that the kernels of a plan may take where another plan takes less."""
-ERRORS = {0: 0.188, 1: 0.116, 2: 0.040, 4: 0.012, 8: 0.002, 16: 0.001}
-"""By kernels after the first at most, the error of a time as a share of it, beyond two steps."""
-BY_CLASS = {0: 0.201, 1: 0.114, 2: 0.050, 4: 0.017, 8: 0.004, 16: 0.003}
+ERRORS = {
+    150: {0: 0.112, 1: 0.079, 2: 0.025, 4: 0.007, 8: 0.002, 16: 0.001},
+    600: {0: 0.262, 1: 0.255, 2: 0.134, 4: 0.070, 8: 0.026, 16: 0.021},
+}
+"""By steps and kernels after the first at most, the error of a time as a share of it, beyond two
+steps. Over a long way one rebuilt kernel is no better than none."""
+BY_CLASS = {
+    150: {0: 0.125, 1: 0.102, 2: 0.046, 4: 0.020, 8: 0.013, 16: 0.012},
+    600: {0: 0.278, 1: 0.268, 2: 0.167, 4: 0.092, 8: 0.036, 16: 0.031},
+}
 """The same of class sketches, which the network itself corrects where they are rebuilt."""
 BY_SKETCH, OF_SKETCH = 4.0, 0.14
 """A sketch of width k makes it 1 + 4/sqrt(k) times as large, and adds 0.14/sqrt(k) in square."""
@@ -259,7 +266,7 @@ def _priced(
     if not most:
         one_kernel = on_one_kernel(dynamics) if most == 0 else dynamics
         cost = price.forecast(1, passes_asked(problem.f0.shape[0]), int(READING * descent.steps))
-        return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel))
+        return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel, descent.steps))
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
     passes = BATCH_PASSES if batches else PASSES
     if isinstance(kernel, Exact):
@@ -273,7 +280,7 @@ def _priced(
     bounded = dynamics
     if _centre(dynamics).rebuilds == "auto":
         bounded = _with_centre(dynamics, dataclasses.replace(_centre(dynamics), most=most))
-    return _Priced(bounded, kernel, cost, expected_error(most, kernel))
+    return _Priced(bounded, kernel, cost, expected_error(most, kernel, descent.steps))
 
 
 def on_one_kernel(dynamics: Dynamics) -> Dynamics:
@@ -288,19 +295,22 @@ def _with_centre(dynamics: Dynamics, centre: Relinearized | Recursion) -> Dynami
     return dataclasses.replace(dynamics, centre=centre) if is_around else centre
 
 
-def expected_error(most: int, kernel: KernelEstimator) -> float:
+def expected_error(most: int, kernel: KernelEstimator, steps: int) -> float:
     """By how much of itself a time is off on average.
 
     Args:
         most: kernels after the first.
         kernel: how they come about.
+        steps: of the training; the error grows with their logarithm between those that were
+            measured, and is that of the nearest beyond.
 
     Example:
-        >>> expected_error(16, Exact()) < expected_error(0, Exact())
+        >>> expected_error(16, Exact(), 600) < expected_error(0, Exact(), 600)
         True
     """
     known = BY_CLASS if isinstance(kernel, ClassSketched) else ERRORS
-    of_rebuilds = float(np.interp(most, list(known), list(known.values())))
+    each = [np.interp(most, list(row), list(row.values())) for row in known.values()]
+    of_rebuilds = float(np.interp(np.log(max(steps, 1)), np.log(list(known)), each))
     if not isinstance(kernel, Sketched):
         return of_rebuilds
     width = np.sqrt(kernel.sketch_dim)
