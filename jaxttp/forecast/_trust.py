@@ -42,7 +42,7 @@ def trust_in_speeds(witness: Witness, loss: Float[Array | np.ndarray, " t"]) -> 
 
     In 182 runs of `experiments.bench.trust` the largest error of three times, as a share of the
     real one, was in 8 of 10 runs at most 0.08 where what changes along the path changes by less
-    than 1.3 times, 0.19 up to 1.75, 0.3 to 0.4 up to 3, 0.45 up to 10 and 0.6 beyond.
+    than 1.3 times, 0.19 up to 1.75, 0.40 up to 3, 0.44 up to 10 and 0.60 beyond.
 
     Args:
         witness: with 1 for all steps where the linearisation holds.
