@@ -275,11 +275,27 @@ def gather(settings: PaysSettings, found: dict[str, Any]) -> list[Row]:
                     asked: found[_key(name, title, steps, asked)]
                     for asked in forecasts(settings, way)
                 }
+                check_start(name, title, guesses["default"], real)
                 guesses[TENTH] = power_law(real, steps)
                 rows += [
                     Row(name, title, steps, asked, guess, real) for asked, guess in guesses.items()
                 ]
     return rows
+
+
+def check_start(name: str, way: str, guess: Guess, real: Real) -> None:
+    """Refuse a training that was kept of another network: pre-training depends on rounding.
+
+    Raises:
+        ValueError: the first losses differ.
+    """
+    foreseen, true = float(guess.loss[0]), float(real.loss[0])
+    if abs(foreseen - true) > 1e-3 * abs(true):
+        raise ValueError(
+            f"the training of {name} that was kept ({way}) began at a loss of {true:.4f}, the one "
+            f"that is foreseen begins at {foreseen:.4f}: another machine pre-trained another "
+            f"network. Take the lines of '{name}; ...; {REAL}' out of records.jsonl and run again."
+        )
 
 
 def table(rows: list[Row]) -> list[str]:
