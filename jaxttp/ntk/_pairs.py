@@ -84,11 +84,9 @@ def sum_over_pairs(
     else:
         find = _alike_pixels(x1, x2, dtype, windows)
     multiply = _multiply(g1, g2, turn, output, dtype)
-    which = [
-        (b, s, t) for b in range(groups) for s in range(positions)
-        for t in range(s // turn if is_own else 0, turns)
-    ]  # fmt: skip
-    places = jnp.asarray(np.array(which, np.int32))
+    which = np.indices((groups, positions, turns), np.int32).reshape(3, -1).T
+    which = which[which[:, 2] >= which[:, 1] // turn] if is_own else which
+    places = jnp.asarray(which)
 
     def add(index: Array, total: Array) -> Array:
         b, s, t = places[index]
