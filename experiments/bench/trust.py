@@ -29,7 +29,7 @@ from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast import Hyperparameters
-from jaxttp.forecast._along import Part
+from jaxttp.forecast._along import Subset
 from jaxttp.forecast._trust import (
     SLACK,
     trust_in_one_kernel,
@@ -156,7 +156,7 @@ def measure(run: Run, *, rebuilt: bool = True) -> dict[str, Any]:
         batch_size=way.batch_size,
     )  # fmt: skip
     witness = ask_network(
-        apply_fn, params, Part(kernel, x, targets, f0), loss, functools.partial(_follow, loss),
+        apply_fn, params, Subset(kernel, x, targets, f0), loss, functools.partial(_follow, loss),
         way.batch_size,
     )  # fmt: skip
     curve = jax.vmap(lambda f: loss.value(f, targets))(plain.train)
@@ -185,7 +185,7 @@ def measure(run: Run, *, rebuilt: bool = True) -> dict[str, Any]:
     return out
 
 
-def _follow(loss: Any, part: Part) -> Any:
+def _follow(loss: Any, part: Subset) -> Any:
     return heavy_ball_path(
         part.kernel, part.start, part.targets, BALL.rates, BALL.momentum, None, loss=loss,
         batch_size=None,

@@ -40,7 +40,7 @@ def pool(equation: Any, x: Array) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
 def _largest(x: Array, window: Any, strides: Any, padding: Any) -> Array:
-    least = jnp.asarray(-jnp.inf, x.dtype)
+    least = np.asarray(-np.inf, x.dtype)
     return jax.lax.reduce_window(x, least, jax.lax.max, window, strides, padding)
 
 

@@ -25,7 +25,7 @@ SHARE, LEAST = 4, 32
 """The network is asked about a fourth of the samples, and about so many where there are."""
 
 
-class Part(NamedTuple):
+class Subset(NamedTuple):
     """Some of the samples, and their kernel.
 
     Attributes:
@@ -47,7 +47,7 @@ class Part(NamedTuple):
         """How many there are."""
         return self.start.shape[0]
 
-    def some(self) -> "Part":
+    def some(self) -> "Subset":
         """As many as the network is asked about, drawn by lot, the same ones every time.
 
         All of them where the kernel lies on many devices or on a disk.
@@ -57,7 +57,7 @@ class Part(NamedTuple):
         kernel = some_samples(self.kernel, jnp.asarray(rows)) if size < self.size else None
         if kernel is None:
             return self
-        return Part(kernel, take(self.x, rows), take(self.targets, rows), self.start[rows], rows)
+        return Subset(kernel, take(self.x, rows), take(self.targets, rows), self.start[rows], rows)
 
 
 def sampled(samples: int) -> int:
@@ -128,7 +128,7 @@ class Predicted(NamedTuple):
 def places_of(
     see: Any,
     params: Params,
-    part: Part,
+    part: Subset,
     loss: Loss,
     path: Trajectory,
     steps: Sequence[int],

@@ -12,7 +12,7 @@ from jaxttp.dynamics._network import outputs_and_pull
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.forecast._along import (
     Network,
-    Part,
+    Subset,
     loss_and_square,
     places_of,
     sampled,
@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
     Attributes:
         speed: how fast its loss falls there over how fast the forecast has it fall.
-        loss: its loss over the predicted one; 1 where one of them is not positive.
+        loss: its loss over the predicted one; 1 where one of them is negative.
     """
 
     speed: float
@@ -74,9 +74,9 @@ def passes_asked(samples: int) -> int:
 def ask_network(
     network: Network,
     params: Params,
-    whole: Part,
+    whole: Subset,
     loss: Loss,
-    follow: Callable[[Part], Trajectory],
+    follow: Callable[[Subset], Trajectory],
     batch_size: int | None,
 ) -> Witness:
     """How fast the network learns, and what its loss is, at weights that one kernel predicts.

@@ -20,7 +20,7 @@ from jaxttp._jit import jit
 from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.recursion import recursion
-from jaxttp.forecast._along import Part
+from jaxttp.forecast._along import Subset
 from jaxttp.forecast._curves import held_to
 from jaxttp.forecast._options import Keywords, announce
 from jaxttp.forecast._shared import with_shared_goal
@@ -261,13 +261,13 @@ def with_trust(
         one = swept.settings[i]
         theta, start, targets, loss, _, _ = check_problem(lines.first, problem.f0, y, one.loss)
         follow = functools.partial(_follow, one, loss)
-        whole = Part(theta, problem.x, targets, start)
+        whole = Subset(theta, problem.x, targets, start)
         witness = ask_network(problem.network, problem.weights, whole, loss, follow, one.batch_size)
         trust[i] = trust_in_speeds(witness, jnp.asarray(swept.loss[i, : one.steps + 1]))
     return dataclasses.replace(swept, trust=trust)
 
 
-def _follow(one: Hyperparameters, loss: Loss, part: Part) -> Trajectory:
+def _follow(one: Hyperparameters, loss: Loss, part: Subset) -> Trajectory:
     """The training of some samples with full batches."""
     rates = jnp.asarray(one.rates(), part.start.dtype)
     momentum = jnp.asarray(one.momentum, part.start.dtype)

@@ -10,7 +10,7 @@ from jaxttp import empirical_ntk, predict_training_time, train
 from jaxttp.crossing import training_time
 from jaxttp.dynamics import RelinearizedTrajectory
 from jaxttp.dynamics.recursion import recursion
-from jaxttp.forecast._along import Part, sampled
+from jaxttp.forecast._along import Subset, sampled
 from jaxttp.forecast._trust import trust_in_path, trust_in_speeds
 from jaxttp.forecast._witness import Seen, Witness, ask_network
 from jaxttp.losses import encode_targets
@@ -38,7 +38,7 @@ def test_what_the_network_says_is_what_dense_jacobians_say(batch_size, decay, sa
     whole_f0 = tanh(PARAMS, jnp.asarray(x))
     targets, loss = encode_targets("cross_entropy", y, whole_f0)
     optimizer = optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.5, 0.5))
-    whole = Part(empirical_ntk(tanh, PARAMS, x), jnp.asarray(x), targets, whole_f0)
+    whole = Subset(empirical_ntk(tanh, PARAMS, x), jnp.asarray(x), targets, whole_f0)
     asked = []
 
     def follow(part):
@@ -79,7 +79,7 @@ def test_a_part_that_diverges_is_given_up_for_the_whole():
     x, y = RNG.standard_normal((40, 3)), RNG.integers(0, 2, 40)
     f0 = tanh(PARAMS, jnp.asarray(x))
     targets, loss = encode_targets("squared_error", y, f0)
-    whole = Part(empirical_ntk(tanh, PARAMS, x), jnp.asarray(x), targets, f0)
+    whole = Subset(empirical_ntk(tanh, PARAMS, x), jnp.asarray(x), targets, f0)
 
     def follow(part, lost=(32,)):
         rate = 1e60 if part.size in lost else 0.1

@@ -9,7 +9,7 @@ from jaxttp._types import Params
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.recursion import recursion
-from jaxttp.forecast._along import Part
+from jaxttp.forecast._along import Subset
 from jaxttp.forecast._stability import Rates, optimizer_rates
 from jaxttp.forecast._trust import trust_in_speeds
 from jaxttp.forecast._witness import Witness, ask_network
@@ -46,10 +46,10 @@ class OneKernel(Dynamics):
     def witness(self, lines: Linearizer, descent: Descent) -> Witness:
         """What the network says along the path of the recursion, whose weights are known."""
         problem = lines.problem
-        whole = Part(lines.first, problem.x, problem.targets, problem.f0)
+        whole = Subset(lines.first, problem.x, problem.targets, problem.f0)
         tangent = lines.tangents["initial_tangent"] if descent.decays else None
 
-        def follow(part: Part) -> Trajectory:
+        def follow(part: Subset) -> Trajectory:
             own = tangent if tangent is None or part.rows is None else tangent[part.rows]
             return recursion(
                 part.kernel, part.start, part.targets, loss=problem.loss, steps=descent.steps,
