@@ -51,8 +51,8 @@ def test_values_and_derivatives_of_the_step_itself(size, window, strides, paddin
     back = normal(1, wanted.shape)
     # The same numbers are added in another order.
     np.testing.assert_allclose(mine(back)[0], pull(back)[0], rtol=1e-14, atol=1e-14)
-    # Forwards XLA takes one of several largest entries or another, as it orders them; here it is the
-    # transpose of the way back. Sums of at most 150 products of normal numbers.
+    # Forwards XLA takes one of several largest entries or another, as it orders them; here it is
+    # the transpose of the way back. Sums of at most 150 products of normal numbers.
     moved = normal(2, x.shape)
     forward = jax.jvp(other, (x,), (moved,))[1]
     np.testing.assert_allclose(jnp.vdot(back, forward), jnp.vdot(mine(back)[0], moved), atol=1e-12)
