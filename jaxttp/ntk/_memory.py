@@ -86,7 +86,7 @@ class Memory:
             per_sample, transient = forward // width, 2 * c * work.size * width
         return cls(
             work, method, work.n1 * work.n2 * entry, width * per_sample, width * copied,
-            int(transient), entry, width * turned, 3 * max(work.itemsize, 4) * pixels,
+            int(transient), entry, width * turned, max(work.itemsize, 4) * pixels,
         )  # fmt: skip
 
     def total(self, rows: int, columns: int, chunk: int, kept: bool = False) -> int:
@@ -94,7 +94,7 @@ class Memory:
         work = self.work
         # A square block exists three times: as strips, as the strips joined, and mirrored.
         pairs = rows * (rows if work.symmetric else columns)
-        side = pairs * (self.entry + self.pixels / 3)
+        side = pairs * (self.entry + self.pixels)
         if self.method == "vector_product":
             # Every column takes a tangent of the weights and a forward pass over all rows with it.
             live = 2 * columns * work.classes * rows * self.per_sample + columns * self.transient
@@ -107,7 +107,8 @@ class Memory:
             features = 1.15 * self.per_sample * held
             return int(self.result + features + _HEADROOM * (scratch + pieces + forward))
         if kept:
-            scratch = rows * rows * (5.0 * self.entry + self.pixels) + 2.0 * rows * self.copied
+            square = rows * rows * (5.0 * self.entry + 3.0 * self.pixels)
+            scratch = square + 2.0 * rows * self.copied
             features = 1.15 * self.per_sample * work.n1  # in blocks that are never copied whole
             return int(self.result + features + _HEADROOM * (scratch + self.transient * chunk))
         if chunk >= max(work.n1, work.n2):
@@ -117,8 +118,8 @@ class Memory:
         elif work.symmetric and rows == work.n1:
             scratch, features = 3.0 * side, 3.5 * self.per_sample * rows
         else:
-            scratch = rows * columns * (2.0 * self.entry + self.pixels)
-            scratch += rows * rows * (3.0 * self.entry + self.pixels) if work.symmetric else 0.0
+            scratch = rows * columns * (2.0 * self.entry + 3.0 * self.pixels)
+            scratch += 3.0 * rows * rows * (self.entry + self.pixels) if work.symmetric else 0.0
             features = self.per_sample * (rows + columns)
         forward = self.transient * max(chunk, columns)
         return int(self.result + _HEADROOM * (scratch + features + forward))

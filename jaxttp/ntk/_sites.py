@@ -56,8 +56,8 @@ class Site:
         scale: the factor between the leaf and what the step uses.
         inputs: data operand -> x (groups, positions, fan_in); tokens (groups, positions).
         cotangents: cotangent of the step's output -> g (groups, positions, fan_out).
-        windows: of a convolution, which pixel is under each tap (positions, taps), p where there is
-            none; None of everything else.
+        windows: of a convolution on few pixels, which is under each tap (positions, taps), p where
+            there is none; None of everything else.
         n_pixels: p, how many there are.
         pixels: of a convolution, data operand -> its pixels (groups, p, channels).
     """
@@ -108,8 +108,7 @@ def by_pixels(site: Site) -> bool:
     if site.windows is None:
         return False
     positions, taps = site.windows.shape
-    shares = 2 * site.n_pixels**2 < positions**2 * taps
-    return taps > 1 and site.n_pixels <= _MOST_PIXELS and shares
+    return taps > 1 and 2 * site.n_pixels**2 < positions**2 * taps
 
 
 def find_sites(program: NetworkProgram, trainable: Sequence[bool]) -> tuple[Site, ...]:
@@ -284,7 +283,7 @@ def _conv_site(
 
     size = tuple(shape[axis] for axis in numbers.lhs_spec[2:])
     windows = None
-    if batch == 1:
+    if batch == 1 and math.prod(size) <= _MOST_PIXELS:
         windows = _windows(size, places, window, strides, padding, dilation, input_dilation)
     return Site(
         "conv", leaf, None, index, 0, groups, positions, fan_in, fan_out, scale,

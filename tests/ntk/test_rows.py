@@ -40,16 +40,14 @@ def test_small_ones_are_whole(rows, size):
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(1, 40))
 def test_slices_and_what_is_left_over_make_the_same_sum(n, m, classes, size):
     a, b = (normal(key, (k, classes, size)) for key, k in zip(split(n, 2), (n, m), strict=True))
-    wide = pytest.MonkeyPatch()
-    wide.setattr(_rows, "_SLICE", 12)  # slices of a few numbers
-    wide.setattr(_rows, "_STRIP_SLICE", 7)
-    wide.setattr(_rows, "_WORTH_ROWS", 4)
-    wide.setattr(_rows, "_WORTH_SIZE", 2)
-    with wide.context():
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(_rows, "_SLICE", 30)  # slices of 2 numbers of 15 rows, and of up to 30 of one
+        small.setattr(_rows, "_STRIP_SLICE", 7)
+        small.setattr(_rows, "_WORTH_ROWS", 4)
+        small.setattr(_rows, "_WORTH_SIZE", 2)
         full, own = PRODUCTS["full"](a, b, "float64"), PRODUCTS["full"](a, None, "float64")
         trace = PRODUCTS["trace"](a, b, "float64")
         own_trace = PRODUCTS["trace"](a, None, "float64")
-    wide.undo()
     close(full, jnp.einsum("icd,jed->icje", a, b))
     close(trace, jnp.einsum("icd,jcd->ij", a, b))
     flat = jnp.einsum("icd,jed->icje", a, a).reshape(n * classes, -1)
