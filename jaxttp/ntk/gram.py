@@ -329,6 +329,11 @@ class Job:
         )  # fmt: skip
 
 
+def workload(apply_fn: ApplyFn, params: Params, x: Any, trainable: Any = None) -> Workload:
+    """Of a network's exact kernel with itself: its program, its sites and the shapes."""
+    return Job.of(apply_fn, params, x, None, "full", "auto", trainable, None, False).work
+
+
 def _accumulation_dtype(wanted: Any, network: Any) -> str:
     if wanted is None:
         narrow = jnp.dtype(network).itemsize < jnp.dtype(jnp.float32).itemsize

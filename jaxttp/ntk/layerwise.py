@@ -17,6 +17,7 @@ matrix products of a CPU like (a third of their time otherwise goes into copies)
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +31,9 @@ from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._rows import PRODUCTS
 from jaxttp.ntk._sites import Site, by_pixels
 
-_JOIN_BELOW = 1 << 14  # leaves of fewer parameters are joined into one product
+JOIN_BELOW = 1 << 14
+"""Leaves of fewer parameters are joined into one product."""
+JOINED = "joined"
 
 
 class Features(NamedTuple):
@@ -108,12 +111,26 @@ class Layers:
             gradients[str(index)] = value.reshape(len(basis), -1)
         return Features(inputs, cotangents, self._join(gradients), late)
 
+    def gradient_sizes(self) -> dict[str, int]:
+        """By name, numbers of a sample's and output's gradient in `Features.gradients`."""
+        shapes = {i: self.program.avals[self.program.parameters[i]].shape for i in self.direct}
+        sizes = {str(site.leaf): site.size for site in self.gradient}
+        sizes |= {str(leaf): math.prod(shape) for leaf, shape in shapes.items()}
+        small = self._small(sizes)
+        joined = {JOINED: sum(sizes.pop(name) for name in small)} if small else {}
+        return {**sizes, **joined}
+
+    def _small(self, sizes: dict[str, int]) -> list[str]:
+        """The names of what is joined."""
+        small = [name for name, size in sizes.items() if size < JOIN_BELOW]
+        return small if self.joined and len(small) > 1 else []
+
     def _join(self, gradients: dict[str, Array]) -> dict[str, Array]:
-        small = [name for name, value in gradients.items() if value.shape[-1] < _JOIN_BELOW]
-        if not self.joined or len(small) < 2:
+        small = self._small({name: value.shape[-1] for name, value in gradients.items()})
+        if not small:
             return gradients
         joined = jnp.concatenate([gradients.pop(name) for name in small], axis=-1)
-        return {**gradients, "joined": joined}
+        return {**gradients, JOINED: joined}
 
     def kernels(
         self, first: Features, second: Features | None, output: str, dtype: Any

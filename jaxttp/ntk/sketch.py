@@ -1,9 +1,9 @@
 """Random projections of the Jacobian, J R with E[R Rᵀ] = I, so that E[(J R)(J R)ᵀ] = Θ.
 
-CountSketch (the default) multiplies each coordinate by a random sign, cuts each parameter leaf into
-blocks of `dim` coordinates, rolls each block by a random shift and adds the blocks up. It needs no
-scatter and no stored projection. With x, y two rows of J, and sums over pairs of coordinates of
-DIFFERENT blocks only (two coordinates of one block never collide),
+CountSketch (the default) multiplies each coordinate by a random sign and adds it to one of `dim`
+buckets; how, `_countsketch` says, and `_sketch_layers` that most layers' gradients are never kept.
+With x, y two rows of J, and sums over pairs of coordinates that may collide (those of one block of
+`dim` never do),
 
     E|Θ̂_xy − Θ_xy|² = (‖x‖²‖y‖² + ⟨x,y⟩² − 2 Σ x_a² y_a²) / dim     (all pairs; an upper bound)
 
@@ -33,15 +33,14 @@ from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample
-from jaxttp.ntk._select import select_leaves
 from jaxttp.ntk._sharded_sketch import check_width, sharded_sketch
+from jaxttp.ntk._sketch_layers import Draws, SketchLayers, draw, layered_sketcher
+from jaxttp.ntk.gram import cached, workload
 from jaxttp.ntk.row_sharded import several
 
 _KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
 _DENSE_BLOCK = 1024  # coordinates whose projection is drawn at once
-_GRADIENT_BYTES = 256 << 20
-
-Projections = dict[int, tuple[Array, Array]]
+_GRADIENT_BYTES, _LAYER_BYTES = 256 << 20, 128 << 20  # of the samples differentiated at a time
 
 
 def sketch_jacobian(
@@ -73,7 +72,7 @@ def sketch_jacobian(
         kind: "countsketch" (cheapest), "rademacher" (±1), "gaussian" or "achlioptas"
             (√3 {-1, 0, +1} with probabilities 1/6, 2/3, 1/6).
         trainable: see `empirical_ntk`.
-        batch_size: samples differentiated at a time; None for as many as fit into 256 MiB.
+        batch_size: samples differentiated at a time; None for as many as fit into 128 MiB.
         mesh: a `jax.sharding.Mesh` over whose devices the samples are differentiated, and the
             columns of the sketch sharded; None for one device. `batch_size` is then of each.
 
@@ -146,16 +145,16 @@ class Projection(NamedTuple):
     Attributes:
         program: (leaves, x (B, ...), draws, key) -> rows (B, C, k).
         leaves: parameters.
-        draws: signs and shifts, which all samples share; none of dense kinds.
+        draws: of a CountSketch, what all samples share.
         key: draws the rest.
         batch_size: samples at a time.
         mask: which leaves are differentiated by.
-        sample_bytes: of the gradients of one sample.
+        sample_bytes: of the work on one sample.
     """
 
     program: Callable[..., Array]
     leaves: list[Array]
-    draws: Projections
+    draws: Draws
     key: Array
     batch_size: int
     mask: tuple[bool, ...]
@@ -170,24 +169,22 @@ class Projection(NamedTuple):
         check_choice("kind", kind, _KINDS)
         dim = check_integer("dim", dim, at_least=1)
         check_network(apply_fn, params)
-        mask = select_leaves(params, trainable)
+        work = workload(apply_fn, params, x, trainable)
         leaves, treedef = jax.tree.flatten(params)
         leaves = [jnp.asarray(leaf) for leaf in leaves]
-        kept = [leaf for leaf, on in zip(leaves, mask, strict=True) if on]
-        outputs = jax.eval_shape(apply_fn, params, x).shape[-1]
-        size = outputs * sum(leaf.size * leaf.dtype.itemsize for leaf in kept)
-        if batch_size is None:
-            batch_size = max(1, _GRADIENT_BYTES // max(1, size))
-        batch_size = min(check_integer("batch_size", batch_size, at_least=1), count(x))
-        try:
-            hash(apply_fn)
-        except TypeError:
-            run = _sketcher.__wrapped__
+        mask, itemsize = work.trainable, max(leaf.dtype.itemsize for leaf in leaves)
+        if kind == "countsketch":
+            layers = SketchLayers.of(work.program, work.sites, mask, dim)
+            numbers, most = layers.numbers, _LAYER_BYTES
+            program = cached(layered_sketcher, apply_fn, treedef, mask, dim)
+            draws = draw(key, layers.random, dim)
         else:
-            run = _sketcher
-        sizes = tuple((i, leaf.size) for i, leaf in enumerate(leaves) if mask[i])
-        draws = _draws(key, sizes, dim) if kind == "countsketch" else {}
-        program = run(apply_fn, treedef, mask, dim, kind)
+            numbers, most = 2 * work.classes * work.size, _GRADIENT_BYTES
+            program, draws = cached(_dense_sketcher, apply_fn, treedef, mask, dim, kind), {}
+        size = numbers * itemsize
+        if batch_size is None:
+            batch_size = max(1, most // max(1, size))
+        batch_size = min(check_integer("batch_size", batch_size, at_least=1), count(x))
         return cls(program, leaves, draws, key, batch_size, mask, size)
 
     def rows(self, x: Any) -> Array:
@@ -196,12 +193,12 @@ class Projection(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _sketcher(
+def _dense_sketcher(
     apply_fn: ApplyFn, treedef: Any, mask: tuple[bool, ...], dim: int, kind: str
 ) -> Callable[..., Array]:
     quick_fn = quick(apply_fn)
 
-    def row(leaves: list[Array], draws: Projections, key: Array, sample: Any) -> Array:
+    def row(leaves: list[Array], key: Array, sample: Any) -> Array:
         chosen = {i: leaf for i, leaf in enumerate(leaves) if mask[i]}
 
         def network(chosen: dict[int, Array]) -> Array:
@@ -210,53 +207,18 @@ def _sketcher(
             return quick_fn(jax.tree.unflatten(treedef, mixed), batch)[0]
 
         def project(leaf: int, rows: Array) -> Array:
-            rows = rows.reshape(rows.shape[0], -1)
-            if kind == "countsketch":
-                return _countsketch(rows, *draws[leaf])
-            return _dense_sketch(rows, jax.random.fold_in(key, leaf), dim, kind=kind)
+            own = jax.random.fold_in(key, leaf)
+            return _dense_sketch(rows.reshape(rows.shape[0], -1), own, dim, kind=kind)
 
         gradients = jax.jacrev(network)(chosen)  # each (C, ...)
         return functools.reduce(jnp.add, [project(i, gradients[i]) for i in chosen])
 
     @jit
-    def sketch(leaves: list[Array], x: Any, draws: Projections, key: Array) -> Array:
-        return jax.vmap(lambda sample: row(leaves, draws, key, sample))(x)
+    def sketch(leaves: list[Array], x: Any, draws: Draws, key: Array) -> Array:
+        del draws  # a dense matrix is drawn where it is used
+        return jax.vmap(lambda sample: row(leaves, key, sample))(x)
 
     return sketch
-
-
-@functools.partial(jit, static_argnames=("sizes", "dim"))
-def _draws(key: Array, sizes: tuple[tuple[int, int], ...], dim: int) -> Projections:
-    """By leaf, of its number and size: signs (blocks, dim) of coordinates, shifts (blocks,)."""
-
-    def draw(key: Array) -> tuple[Array, Array]:
-        sign_key, shift_key = jax.random.split(key)
-        signs = jax.random.rademacher(sign_key, (1, dim), "int8")[0]
-        return signs, jax.random.randint(shift_key, (), 0, dim)
-
-    def of(leaf: int, size: int) -> tuple[Array, Array]:
-        own = jax.random.fold_in(key, leaf)
-        keys = jax.vmap(lambda index: jax.random.fold_in(own, index))(jnp.arange(-(-size // dim)))
-        return jax.vmap(draw)(keys)
-
-    return {leaf: of(leaf, size) for leaf, size in sizes}
-
-
-def _countsketch(rows: Array, signs: Array, shifts: Array) -> Array:
-    """Signs for coordinates, a roll for each block of `dim`, and the sum of the blocks."""
-    many, size = rows.shape
-    blocks, dim = signs.shape
-    padded = jnp.pad(rows, ((0, 0), (0, blocks * dim - size)))
-
-    def add(index: Array, total: Array) -> Array:
-        block = jax.lax.dynamic_slice_in_dim(padded, index * dim, dim, axis=1)
-        block = block * signs[index][None].astype(rows.dtype)
-        start = dim - shifts[index]  # of two turns, which are laid over each other at the end
-        there = jax.lax.dynamic_slice_in_dim(total, start, dim, axis=1)
-        return jax.lax.dynamic_update_slice_in_dim(total, there + block, start, axis=1)
-
-    turns = jax.lax.fori_loop(0, blocks, add, jnp.zeros((many, 2 * dim), rows.dtype))
-    return turns[:, :dim] + turns[:, dim:]
 
 
 def _dense_sketch(rows: Array, key: Array, dim: int, *, kind: str) -> Array:
