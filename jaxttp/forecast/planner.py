@@ -60,9 +60,6 @@ kernel is kept as factors (`jaxttp.dynamics._features`)."""
 READING = 8.0
 """A product with a kernel takes the time of so many times its operations: every number of the
 kernel is read from memory for one multiplication."""
-WRITING = 200.0
-"""A number of a sample's gradient, which a sketch writes, reads and adds up, takes the time of so
-many operations: 400 on two cores, a hundred on a GPU by its bandwidth."""
 ALIKE = 1.1
 """Expected errors that differ by no more times are alike, and the cheaper forecast is planned."""
 
@@ -150,7 +147,7 @@ def plan_forecast(
     check_budget(budget)
     several = list(_candidates(dynamics, problem, descent, kernel, key))
     kernels = {id(one): one for one, _ in several}
-    prices = {name: _price(problem, descent, one) for name, one in kernels.items()}
+    prices = {name: Price.of(problem, descent, one) for name, one in kernels.items()}
     priced = [
         _priced(dynamics, problem, descent, prices[id(one)], one, most) for one, most in several
     ]
@@ -238,14 +235,6 @@ def is_rebuilt(dynamics: Dynamics) -> bool:
 def _centre(dynamics: Dynamics) -> Any:
     """The mean path of a dynamics."""
     return dynamics.centre if isinstance(dynamics, Noisy | Scaled) else dynamics
-
-
-def _price(problem: Problem, descent: Descent, kernel: KernelEstimator) -> Price:
-    price = Price.of(problem, descent, kernel)
-    if not isinstance(kernel, Sketched):
-        return price
-    numbers = problem.f0.size * sum(leaf.size for leaf in jax.tree.leaves(problem.weights))
-    return dataclasses.replace(price, kernel=price.kernel + WRITING * numbers)
 
 
 def _priced(

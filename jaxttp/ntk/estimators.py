@@ -18,8 +18,9 @@ from jaxttp._checks import check_integer, check_key, check_number
 from jaxttp._types import Params
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk._sharded_sketch import check_width
+from jaxttp.ntk._sketch_layers import sketch_cost
 from jaxttp.ntk.factored import Factored, Kernel
-from jaxttp.ntk.gram import kernel_of, ntk_plan
+from jaxttp.ntk.gram import kernel_of, ntk_plan, workload
 from jaxttp.ntk.row_sharded import RowSharded, on_many_devices, several
 from jaxttp.ntk.signed import signed_kernel, signed_network
 from jaxttp.ntk.sketch import sketch_of
@@ -175,10 +176,9 @@ class Sketched(KernelEstimator):
 
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`: C ways back a sample, and the product of the projections."""
-        n, c = problem.f0.shape
-        size = sum(leaf.size for leaf in jax.tree.leaves(problem.weights))
-        rows = n * plan_of(problem).forward * (1 + 2 * c) + n * c * size
-        formed = 0.0 if self._is_factored(problem) else 2.0 * (n * c) ** 2
+        work = workload(problem.apply_fn, problem.params, problem.x, problem.trainable)
+        rows = problem.f0.shape[0] * sketch_cost(work, self.sketch_dim)
+        formed = 0.0 if self._is_factored(problem) else 2.0 * problem.f0.size**2
         return rows + formed * self.sketch_dim
 
     def product(self, problem: Any) -> float:

@@ -15,7 +15,7 @@ from jaxttp.ntk import (
     sketch_error,
     sketch_jacobian,
 )
-from jaxttp.ntk.sketch import _countsketch
+from jaxttp.ntk import _countsketch as countsketch
 from tests import oracles
 from tests.draws import normal
 from tests.ntk.networks import mlp
@@ -119,7 +119,8 @@ def test_a_countsketch_is_the_sum_of_blocks_with_signs_that_were_rolled():
         np.roll(np.pad(rows, ((0, 0), (0, 2)))[:, 3 * i : 3 * i + 3] * signs[i], -shifts[i], 1)
         for i in range(3)
     )
-    found = _countsketch(jnp.asarray(rows), jnp.asarray(signs), jnp.asarray(shifts))
+    blocks = countsketch.Blocks(jnp.asarray(signs), jnp.asarray(shifts))
+    found = countsketch.of_rows(jnp.asarray(rows), blocks)
     np.testing.assert_array_equal(found, wanted)  # sums of small integers
 
 
