@@ -14,7 +14,7 @@ all of float32, whatever the device: `experiments/bench/precision.py` looks for 
 import concurrent.futures
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
@@ -25,6 +25,9 @@ QUICKLY: dict[str, Any] = {
     "xla_backend_optimization_level": 1,
 }
 """Options of XLA for one program."""
+NEW_LOOPS: dict[str, Any] = {"xla_backend_optimization_level": 1}
+"""The same for programs whose time is in loops over pieces of large arrays, of which the older
+emitter makes copies: a layer's sketch takes it two to four times as long."""
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -53,7 +56,9 @@ def full_precision(fun: Function) -> Function:
     return cast(Function, call)
 
 
-def jit(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def jit(
+    fun: Callable[..., Any], *, quickly: Mapping[str, Any] = QUICKLY, **options: Any
+) -> Callable[..., Any]:
     """A compiled function, as `jax.jit` gives it, at full precision; on CPUs compiled quickly.
 
     Within somebody's trace (XLA's options are those of whole programs), on other backends, for a
@@ -62,6 +67,7 @@ def jit(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
     Args:
         fun: the function, as `__wrapped__` afterwards.
+        quickly: options of XLA.
         options: those of `jax.jit`.
 
     Example:
@@ -73,7 +79,7 @@ def jit(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         ([2.0, 2.0], 2.0)
     """
     plain: Any = jax.jit(fun, **options)
-    quick: Any = jax.jit(fun, compiler_options=QUICKLY, **options)
+    quick: Any = jax.jit(fun, compiler_options=dict(quickly), **options)
 
     @functools.wraps(fun)
     @full_precision

@@ -15,14 +15,16 @@ With h and h' one-to-one pairs (i, j), (i', j) never collide, and all others do 
 that of a CountSketch. Wider x or g are cut into pieces with h, h' and signs of their own.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-_COLUMNS = 1 << 16
-"""Numbers of a sample's gradients that are formed at a time, over all outputs."""
+_COLUMNS, _FEW, _MANY = 1 << 17, 16, 64
+"""Numbers of a sample's gradients that are formed at a time, over all outputs, and in how many
+columns: a power of two (34 of them take as long as 64 on a CPU), more than a few in any case."""
 
 
 class Blocks(NamedTuple):
@@ -77,22 +79,26 @@ def pieces_of(fan_in: int, fan_out: int, dim: int) -> tuple[int, int]:
     return blocks_of(fan_in, dim), blocks_of(fan_out, dim)
 
 
-def draw_convolution(key: Array, fan_in: int, fan_out: int, dim: int) -> Convolution:
-    """Places and signs of all pairs of pieces."""
+def piece_sizes(fan_in: int, fan_out: int, dim: int) -> list[tuple[int, int]]:
+    """Of all pairs of a piece of x and one of g, how wide they are."""
     cut = pieces_of(fan_in, fan_out, dim)
+    sizes = -(-fan_in // cut[0]), -(-fan_out // cut[1])
+    return [sizes] * math.prod(cut)
 
-    def places(key: Array, size: int) -> tuple[Array, Array]:
+
+def draw_convolutions(key: Array, sizes: Int[Array, "p 2"], dim: int) -> Convolution:
+    """Places and signs of pairs of pieces that are so wide, each by its own number."""
+
+    def places(key: Array, size: Array) -> Places:
         order, sign = jax.random.split(key)
         of = jnp.minimum(jax.random.permutation(order, dim), size)
-        return of, jax.random.rademacher(sign, (dim,), "int8")
+        return Places(of, jax.random.rademacher(sign, (dim,), "int8"))
 
-    def draw(index: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def draw(index: Array, sizes: Array) -> Convolution:
         one, two = jax.random.split(jax.random.fold_in(key, index))
-        sizes = (-(-size // many) for size, many in zip((fan_in, fan_out), cut, strict=True))
-        return places(one, next(sizes)), places(two, next(sizes))
+        return Convolution(places(one, sizes[0]), places(two, sizes[1]))
 
-    inputs, outputs = jax.vmap(draw)(jnp.arange(cut[0] * cut[1]))
-    return Convolution(Places(*inputs), Places(*outputs))
+    return jax.vmap(draw)(jnp.arange(len(sizes)), sizes)
 
 
 def of_rows(rows: Float[Array, "m d"], blocks: Blocks) -> Float[Array, "m dim"]:
@@ -124,7 +130,8 @@ def _laid_over(turns: Array) -> Array:
 
 def columns_of(classes: int, fan_out: int, fan_in: int) -> int:
     """Columns of a sample's gradients (C o, k) that are formed at a time."""
-    return min(fan_in, max(1, _COLUMNS // (classes * fan_out)))
+    fitting = max(1, _COLUMNS // (classes * fan_out))
+    return min(fan_in, max(_FEW, min(_MANY, 1 << (fitting.bit_length() - 1))))
 
 
 def product_blocks(classes: int, fan_in: int, fan_out: int, dim: int) -> int:

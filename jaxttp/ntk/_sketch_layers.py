@@ -9,21 +9,22 @@ those with few positions (the last stages of a convolutional network) never.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from jaxttp._jit import jit
+from jaxttp._jit import NEW_LOOPS, jit
 from jaxttp._types import ApplyFn
 from jaxttp.ntk import _countsketch as sketches
 from jaxttp.ntk._compiled import structure
 from jaxttp.ntk._costs import Workload
 from jaxttp.ntk._program import NetworkProgram, trace
 from jaxttp.ntk._sites import Site, find_sites
-from jaxttp.ntk.layerwise import JOIN_BELOW, JOINED, Layers
+from jaxttp.ntk.layerwise import JOIN_BELOW, Features, Layers
 
 _WRITE = 20
 """A number of a gradient that is formed and added up takes the time of so many operations."""
@@ -32,10 +33,24 @@ _TRANSFORM = 45
 _TOKEN, _SCATTER = 1000, 500
 """And a sign that is drawn when it is needed, and a number that is put in its place."""
 _MOST_PIECES = 8
+_FOLD = "fold"
+_WIDE = 1 << 12
+"""Buckets that a sketch has at first: with few of them a turn of a loop has little to do."""
 
 Draws = dict[str, Any]
-Wanted = tuple[tuple[str, tuple[int, ...]], ...]
-"""By leaf, a number of blocks, the sizes of a convolution, or none for a key alone."""
+
+
+def width_of(size: int, dim: int) -> int:
+    """Buckets of a network's sketch before they are folded to `dim`, of which it is a multiple.
+
+    Two coordinates share one of K buckets with probability 1/K, and two of K buckets are folded
+    together with (K/dim - 1)/(K - 1): both with 1/dim at most.
+
+    Args:
+        size: coordinates of a row of the Jacobian.
+        dim: of its sketch.
+    """
+    return dim * max(1, min(-(-size // dim), -(-_WIDE // dim)))
 
 
 def form_costs(site: Site, classes: int, dim: int) -> dict[str, float]:
@@ -57,6 +72,7 @@ def form_costs(site: Site, classes: int, dim: int) -> dict[str, float]:
 def sketch_cost(work: Workload, dim: int) -> float:
     """Estimated operations of a sample's rows of a sketch."""
     classes, sites = work.classes, {site.leaf: site for site in work.sites}
+    dim = width_of(work.size, dim)
     total = work.forward * (1 + classes)
     for leaf, wanted in enumerate(work.trainable):
         if leaf in sites and wanted:
@@ -73,19 +89,24 @@ class SketchLayers:
     Attributes:
         layers: gives inputs, cotangents and gradients.
         dim: width of the sketch.
+        width: buckets before they are folded.
     """
 
     layers: Layers
     dim: int
+    width: int
 
     @classmethod
     def of(
         cls, program: NetworkProgram, sites: Sequence[Site], trainable: Sequence[bool], dim: int
     ) -> "SketchLayers":
         """The cheapest form of every leaf."""
+        shapes = [program.avals[slot].shape for slot in program.parameters]
+        size = sum(math.prod(s) for s, wanted in zip(shapes, trainable, strict=True) if wanted)
+        width = width_of(size, dim)
         chosen: dict[str, list[Site]] = {}
         for site in sites:
-            costs = form_costs(site, program.outputs, dim)
+            costs = form_costs(site, program.outputs, width)
             chosen.setdefault(min(costs, key=lambda form: costs[form]), []).append(site)
         apart = {site.leaf for form, some in chosen.items() if form != "direct" for site in some}
         direct = [i for i, wanted in enumerate(trainable) if wanted and i not in apart]
@@ -97,12 +118,12 @@ class SketchLayers:
             direct=tuple(direct),
             late=tuple(chosen.get("products", [])),
         )
-        return cls(layers, dim)
+        return cls(layers, dim, width)
 
     @property
     def numbers(self) -> int:
         """That a sample's features are, and the largest of what is made of them at a time."""
-        layers, classes, dim = self.layers, self.layers.program.outputs, self.dim
+        layers, classes, dim = self.layers, self.layers.program.outputs, self.width
         kept = classes * sum(layers.gradient_sizes().values())
         parts = [max((classes * n for n in layers.gradient_sizes().values()), default=0)]
         for site in layers.activation + layers.gradient + layers.late:
@@ -115,76 +136,121 @@ class SketchLayers:
             parts.append(2 * classes * site.fan_out * columns)
         return kept + max(parts) + 4 * classes * dim
 
-    @property
-    def random(self) -> Wanted:
-        """What `draw` is to draw."""
-        dim, classes = self.dim, self.layers.program.outputs
-        sizes: dict[str, tuple[int, ...]] = {
-            name: (sketches.blocks_of(size, dim),)
-            for name, size in self.layers.gradient_sizes().items()
-        }
-        for site in self.layers.late:
-            count = sketches.product_blocks(classes, site.fan_in, site.fan_out, dim)
-            sizes[str(site.leaf)] = (count,)
-        for site in self.layers.activation:
-            is_table = site.kind == "embedding"
-            sizes[str(site.leaf)] = () if is_table else (site.fan_in, site.fan_out)
-        return tuple(sizes.items())
-
-    def rows(self, leaves: Sequence[Array], samples: Sequence[Array], draws: Draws) -> Array:
-        """The sketch (n, C, dim) of some samples."""
-        found = self.layers.features(leaves, samples)
-        shape = len(samples[0]), self.layers.program.outputs, self.dim
-        dtype = jnp.result_type(*jax.tree.leaves(found._replace(inputs={})))
-        wide = jnp.promote_types(dtype, "float32")
-        total = jnp.zeros(shape, wide)
-        for name, value in found.gradients.items():
-            rows = value.astype(wide).reshape(shape[0] * shape[1], -1)
-            total = total + sketches.of_rows(rows, draws[name]).reshape(shape)
-        for leaf, outer in found.late.items():
-            x, g = (one.astype(wide) for one in outer)
-            total = total + sketches.of_products(x, g, draws[str(leaf)])
-        spectra = []
-        for site in self.layers.activation:
-            x, drawn = found.inputs[site.leaf][:, 0], draws[str(site.leaf)]
-            g = found.cotangents[site.leaf][:, :, 0].astype(wide)
+    def draw(self, key: Array) -> Draws:
+        """What all samples share: by leaf (or joined leaves), and how buckets are folded."""
+        layers, classes, width = self.layers, self.layers.program.outputs, self.width
+        blocks = {n: sketches.blocks_of(d, width) for n, d in layers.gradient_sizes().items()}
+        pairs: dict[str, list[tuple[int, int]]] = {}
+        found: Draws = {}
+        for site in layers.late:
+            count = sketches.product_blocks(classes, site.fan_in, site.fan_out, width)
+            blocks[str(site.leaf)] = count
+        for site in layers.activation:
             if site.kind == "embedding":
-                total = total + sketches.of_tokens(x, g, drawn, self.dim)
+                found[str(site.leaf)] = jax.random.fold_in(key, 3 + site.leaf)
             else:
-                spectra.append(sketches.spectrum_of_products(x.astype(wide), g, drawn))
-        if spectra:
-            total = total + jnp.fft.irfft(functools.reduce(jnp.add, spectra), self.dim)
-        return total.astype(dtype)
+                pairs[str(site.leaf)] = sketches.piece_sizes(site.fan_in, site.fan_out, width)
+        if blocks:
+            own = jax.random.fold_in(key, 0)
+            found |= _shared_out(blocks, _draw_blocks(own, sum(blocks.values()), width))
+        if pairs:
+            own, sizes = jax.random.fold_in(key, 1), np.concatenate(list(pairs.values()))
+            drawn = _draw_convolutions(own, sizes, width)
+            found |= _shared_out({name: len(some) for name, some in pairs.items()}, drawn)
+        if width > self.dim:
+            found[_FOLD] = jax.random.permutation(jax.random.fold_in(key, 2), width)
+        return found
 
 
-@functools.partial(jit, static_argnames=("wanted", "dim"))
-def draw(key: Array, wanted: Wanted, dim: int) -> Draws:
-    """By leaf (or joined leaves), what all samples share: of its number and size."""
+_draw_blocks = jit(sketches.draw_blocks, static_argnums=(1, 2))
+_draw_convolutions = jit(sketches.draw_convolutions, static_argnums=2)
 
-    def of(name: str, sizes: tuple[int, ...]) -> Any:
-        own = jax.random.fold_in(key, (1 << 31) - 1 if name == JOINED else int(name))
-        if len(sizes) == 2:
-            return sketches.draw_convolution(own, sizes[0], sizes[1], dim)
-        return sketches.draw_blocks(own, sizes[0], dim) if sizes else own
 
-    return {name: of(name, sizes) for name, sizes in wanted}
+def _shared_out(counts: Mapping[str, int], drawn: Any) -> dict[str, Any]:
+    """What was drawn for all leaves at once, by leaf."""
+    ends = np.cumsum(list(counts.values()))
+    return {
+        name: jax.tree.map(lambda a, low=end - count, high=end: a[low:high], drawn)
+        for (name, count), end in zip(counts.items(), ends.tolist(), strict=True)
+    }
 
 
 @functools.lru_cache(maxsize=64)
 def layered_sketcher(
     apply_fn: ApplyFn, treedef: Any, mask: tuple[bool, ...], dim: int
 ) -> Callable[..., Array]:
-    """(leaves, x (B, ...), draws, key) -> rows (B, C, dim), compiled."""
+    """(leaves, x (B, ...), draws, key) -> rows (B, C, dim).
+
+    The network is one program and every shape of a layer another, so that a deep network compiles
+    as one block does.
+    """
 
     @jit
+    def features(leaves: list[Array], x: Any) -> Features:
+        sample = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), x)
+        program = trace(apply_fn, structure(jax.tree.unflatten(treedef, leaves)), sample)
+        layers = SketchLayers.of(program, find_sites(program, mask), mask, dim).layers
+        return layers.features(leaves, jax.tree.leaves(x))
+
     def sketch(leaves: list[Array], x: Any, draws: Draws, key: Array) -> Array:
         del key
-        shape = functools.partial(
-            jax.tree.map, lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
-        )
-        params = structure(jax.tree.unflatten(treedef, leaves))
-        program = trace(apply_fn, params, shape(x))
-        layers = SketchLayers.of(program, find_sites(program, mask), mask, dim)
-        return layers.rows(leaves, jax.tree.leaves(x), draws)
+        return _rows(features(leaves, x), draws, dim)
 
     return sketch
+
+
+def _rows(found: Features, draws: Draws, dim: int) -> Array:
+    """The sketch (n, C, dim) of features, layer after layer."""
+    known = jax.tree.leaves(found._replace(inputs={}))
+    dtype, shape = jnp.result_type(*known), known[0].shape[:2]
+    wide, fold = jnp.promote_types(dtype, "float32"), draws.get(_FOLD)
+    width = dim if fold is None else len(fold)
+    total = jnp.zeros((*shape, width), wide)
+    spectrum = jnp.zeros((*shape, width // 2 + 1), jnp.result_type(wide, "complex64"))
+    for name, value in found.gradients.items():
+        total = _add_rows(total, value, draws[name])
+    for leaf, outer in found.late.items():
+        total = _add_products(total, *outer, draws[str(leaf)])
+    for leaf, x in found.inputs.items():
+        drawn, g = draws[str(leaf)], found.cotangents[leaf]
+        if jnp.issubdtype(x.dtype, jnp.integer):
+            total = _add_tokens(total, x, g, drawn)
+        else:
+            spectrum = _add_spectrum(spectrum, x, g, drawn)
+    return _folded(total, spectrum if found.inputs else None, fold, dim=dim).astype(dtype)
+
+
+_adding = functools.partial(jit, quickly=NEW_LOOPS, donate_argnums=0)
+
+
+@_adding
+def _add_rows(total: Array, rows: Array, blocks: sketches.Blocks) -> Array:
+    flat = rows.astype(total.dtype).reshape(-1, rows.shape[-1])
+    return total + sketches.of_rows(flat, blocks).reshape(total.shape)
+
+
+@_adding
+def _add_products(total: Array, x: Array, g: Array, blocks: sketches.Blocks) -> Array:
+    return total + sketches.of_products(x.astype(total.dtype), g.astype(total.dtype), blocks)
+
+
+@_adding
+def _add_tokens(total: Array, x: Array, g: Array, key: Array) -> Array:
+    g = g[:, :, 0].astype(total.dtype)
+    return total + sketches.of_tokens(x[:, 0], g, key, total.shape[-1])
+
+
+@_adding
+def _add_spectrum(total: Array, x: Array, g: Array, drawn: sketches.Convolution) -> Array:
+    x, g = (one.astype(total.real.dtype) for one in (x[:, 0], g[:, :, 0]))
+    return total + sketches.spectrum_of_products(x, g, drawn)
+
+
+@functools.partial(jit, static_argnames="dim")
+def _folded(total: Array, spectrum: Array | None, fold: Array | None, *, dim: int) -> Array:
+    if spectrum is not None:
+        total = total + jnp.fft.irfft(spectrum, total.shape[-1])
+    if fold is not None:
+        total = jnp.take(total, fold, axis=-1, mode="clip")
+        total = jnp.sum(total.reshape(*total.shape[:2], -1, dim), 2)
+    return total

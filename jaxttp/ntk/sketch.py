@@ -34,7 +34,7 @@ from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.ntk._sharded_sketch import check_width, sharded_sketch
-from jaxttp.ntk._sketch_layers import Draws, SketchLayers, draw, layered_sketcher
+from jaxttp.ntk._sketch_layers import Draws, SketchLayers, layered_sketcher
 from jaxttp.ntk.gram import cached, workload
 from jaxttp.ntk.row_sharded import several
 
@@ -134,9 +134,7 @@ def sketch_of(
             return sharded_sketch(
                 work.program, devices, work.leaves, x, work.draws, key, work.batch_size
             )
-        starts = range(0, count(x), work.batch_size)
-        parts = [work.rows(take(x, slice(low, low + work.batch_size))) for low in starts]
-    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+        return work.all_rows(x)
 
 
 class Projection(NamedTuple):
@@ -177,7 +175,7 @@ class Projection(NamedTuple):
             layers = SketchLayers.of(work.program, work.sites, mask, dim)
             numbers, most = layers.numbers, _LAYER_BYTES
             program = cached(layered_sketcher, apply_fn, treedef, mask, dim)
-            draws = draw(key, layers.random, dim)
+            draws = layers.draw(key)
         else:
             numbers, most = 2 * work.classes * work.size, _GRADIENT_BYTES
             program, draws = cached(_dense_sketcher, apply_fn, treedef, mask, dim, kind), {}
@@ -186,6 +184,16 @@ class Projection(NamedTuple):
             batch_size = max(1, most // max(1, size))
         batch_size = min(check_integer("batch_size", batch_size, at_least=1), count(x))
         return cls(program, leaves, draws, key, batch_size, mask, size)
+
+    def all_rows(self, x: Any) -> Array:
+        """Of all samples, some at a time; the last ones once more, so that all calls are alike."""
+        n = count(x)
+        each = -(-n // -(-n // min(n, self.batch_size)))
+        parts = []
+        for low in range(0, n, each):
+            start = min(low, n - each)
+            parts.append(self.rows(take(x, slice(start, start + each)))[low - start :])
+        return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def rows(self, x: Any) -> Array:
         """Of some samples (B, ...), the sketch (B, C, k)."""

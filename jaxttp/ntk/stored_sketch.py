@@ -314,14 +314,9 @@ def _store_rows(
     if store.read(rows, classes) is not None:
         return False
     samples = jax.tree.map(lambda leaf: on_device(device, padded(leaf, rows, tile)), x)
-    parts = []
     with jax.default_matmul_precision("highest"):
-        for low in range(0, tile, batch):
-            # The last samples once more, where they are fewer: every call is of one program.
-            start = min(low, tile - batch)
-            found = work.rows(take(samples, slice(start, start + batch)))
-            parts.append(np.asarray(found[low - start :]))
-    store.write(rows, classes, np.concatenate(parts)[: rows.stop - rows.start])
+        found = np.asarray(work._replace(batch_size=batch).all_rows(samples))
+    store.write(rows, classes, found[: rows.stop - rows.start])
     return True
 
 
