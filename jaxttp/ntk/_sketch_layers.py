@@ -201,8 +201,9 @@ def layered_sketcher(
 
 def _rows(found: Features, draws: Draws, dim: int) -> Array:
     """The sketch (n, C, dim) of features, layer after layer."""
-    known = jax.tree.leaves(found._replace(inputs={}))
-    dtype, shape = jnp.result_type(*known), known[0].shape[:2]
+    late = {leaf: outer.cotangents for leaf, outer in found.late.items()}
+    of_outputs = [*found.gradients.values(), *found.cotangents.values(), *late.values()]
+    dtype, shape = jnp.result_type(*of_outputs), of_outputs[0].shape[:2]
     wide, fold = jnp.promote_types(dtype, "float32"), draws.get(_FOLD)
     width = dim if fold is None else len(fold)
     total = jnp.zeros((*shape, width), wide)
@@ -220,7 +221,7 @@ def _rows(found: Features, draws: Draws, dim: int) -> Array:
     return _folded(total, spectrum if found.inputs else None, fold, dim=dim).astype(dtype)
 
 
-_adding = functools.partial(jit, quickly=NEW_LOOPS, donate_argnums=0)
+_adding = functools.partial(jit, quickly=NEW_LOOPS)
 
 
 @_adding

@@ -1,0 +1,115 @@
+"""Sketches of whole networks: every form of a layer, and what they cost."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxttp.ntk import empirical_ntk, sketch_error, sketch_jacobian
+from jaxttp.ntk._sketch_layers import SketchLayers, sketch_cost, width_of
+from jaxttp.ntk.gram import workload
+from tests.draws import normal
+
+
+def _network(n=4):
+    """Tokens from a table, layers with many positions and with few, and small ones."""
+    params = {
+        "table": normal(1, (4000, 16)),
+        "wide": normal(2, (16, 1100)) / 4,
+        "bias": normal(3, (1100,)) / 10,
+        "narrow": normal(4, (1100, 16)) / 33,
+        "deep": normal(5, (256, 640)) / 16,
+        "last": normal(6, (640, 3)) / 25,
+    }
+
+    def apply_fn(params, tokens):
+        h = params["table"][tokens]  # (n, 16, 16)
+        h = jnp.tanh(h @ params["wide"] + params["bias"][None, None])
+        h = jnp.tanh(h @ params["narrow"])
+        h = jnp.tanh(h.reshape(len(h), -1) @ params["deep"])
+        return h @ params["last"]
+
+    return apply_fn, params, jax.random.randint(jax.random.key(7), (n, 16), 0, 4000)
+
+
+def _layers(apply_fn, params, x, dim):
+    work = workload(apply_fn, params, x)
+    return SketchLayers.of(work.program, work.sites, work.trainable, dim)
+
+
+@pytest.mark.parametrize("dim", [500, 4096])
+def test_all_forms_of_layers_make_one_sketch(dim):
+    apply_fn, params, x = _network()
+    layers = _layers(apply_fn, params, x, dim).layers
+    # Leaves by name: bias, deep, last, narrow, table, wide.
+    assert {site.leaf: site.kind for site in layers.activation} == {1: "dense", 4: "embedding"}
+    assert {site.leaf for site in layers.late} == {3, 5}
+    assert {site.leaf for site in layers.gradient} == {2}
+    assert layers.direct == (0,)
+
+    exact, keys = empirical_ntk(apply_fn, params, x), jax.random.split(jax.random.key(0), 16)
+    sketches = [sketch_jacobian(apply_fn, params, x, key=key, dim=dim) for key in keys]
+    found = [jnp.einsum("ncd,med->ncme", s, s) for s in sketches]
+    whole = jnp.linalg.norm(exact.ravel())
+    errors = [float(jnp.linalg.norm((one - exact).ravel()) / whole) for one in found]
+    told = float(jnp.mean(jnp.asarray([sketch_error(s) for s in sketches])))
+    # Each is off by what is foreseen (a bound, and a mean of 16), and their mean by a quarter.
+    assert 0.5 * told < np.sqrt(np.mean(np.square(errors))) < 1.25 * told
+    mean = jnp.mean(jnp.stack(found), 0)
+    assert float(jnp.linalg.norm((mean - exact).ravel()) / whole) < 2 * told / 4
+
+
+@pytest.mark.parametrize("leaf", ["table", "wide", "narrow", "deep", "last", "bias"])
+def test_every_layer_alone(leaf):
+    apply_fn, params, x = _network()
+    options = {"trainable": lambda path: path == leaf}
+    exact = empirical_ntk(apply_fn, params, x, **options)
+    found = sketch_jacobian(apply_fn, params, x, key=jax.random.key(1), dim=4096, **options)
+    # An error of 3 per cent (of a table 5, of few coordinates none) would be more, were any factor
+    # left out.
+    off = jnp.einsum("ncd,med->ncme", found, found) - exact
+    assert float(jnp.linalg.norm(off.ravel()) / jnp.linalg.norm(exact.ravel())) < 0.12
+
+
+def test_batches_and_float32_change_nothing_but_rounding():
+    apply_fn, params, x = _network()
+    options = {"key": jax.random.key(2), "dim": 300}
+    whole = sketch_jacobian(apply_fn, params, x, **options)
+    parts = sketch_jacobian(apply_fn, params, x, batch_size=3, **options)
+    np.testing.assert_allclose(parts, whole, rtol=1e-10, atol=1e-10)
+    half = sketch_jacobian(
+        apply_fn, jax.tree.map(lambda a: a.astype("float32"), params), x, **options
+    )
+    assert half.dtype == jnp.float32
+    size = float(jnp.max(jnp.abs(whole)))
+    np.testing.assert_allclose(half, whole, atol=1e-5 * size)  # float32
+
+
+def test_half_numbers_are_summed_in_single_ones():
+    apply_fn, params, x = _network()
+    rounded = jax.tree.map(lambda a: a.astype("bfloat16"), params)
+    found = sketch_jacobian(apply_fn, rounded, x, key=jax.random.key(2), dim=300)
+    exact = sketch_jacobian(apply_fn, params, x, key=jax.random.key(2), dim=300)
+    assert found.dtype == jnp.bfloat16
+    # Eight bits of the numbers that a gradient is made of, not of sums of thousands.
+    off = jnp.linalg.norm((found - exact).ravel()) / jnp.linalg.norm(exact.ravel())
+    assert float(off) < 0.05
+
+
+def test_widths_are_folded_from_multiples():
+    assert width_of(10, 4) == 12
+    assert width_of(10**6, 1000) == 5000
+    assert width_of(10**6, 4096) == 4096
+    assert width_of(10**6, 5000) == 5000
+    assert width_of(3, 16) == 16
+
+
+def test_costs_are_those_of_the_cheapest_forms():
+    apply_fn, params, x = _network()
+    work = workload(apply_fn, params, x)
+    cost = sketch_cost(work, 4096)
+    assert cost > 4 * work.forward  # a way on and three back
+    # Of many buckets a transform costs more than the gradients of the one layer that has it.
+    layers = _layers(apply_fn, params, x, 16 * 4096).layers
+    assert 1 in {site.leaf for site in layers.late}
+    assert cost < sketch_cost(work, 16 * 4096) < 2 * cost
