@@ -203,8 +203,8 @@ def _candidates(
 def _kernels(problem: Problem, descent: Descent, key: Array | None) -> list[KernelEstimator]:
     """Those that fit into memory; the one that takes the least of it where none does."""
     key = jax.random.key(0) if key is None else key
-    classes, outputs = problem.classes, problem.f0.size
-    widths = [k for k in reversed(WIDTHS) if PER_CLASS * classes <= k < outputs / 2]
+    classes = problem.classes
+    widths = [k for k in reversed(WIDTHS) if PER_CLASS * classes <= k]
     every = [Exact(), *(Sketched(width, key) for width in widths)]
     fitting = [one for one in every if fits(one, problem)]
     if classes > 1 and not problem.loss.tokens and (descent.batch_size is None or not fitting):

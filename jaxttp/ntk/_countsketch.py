@@ -27,7 +27,7 @@ _COLUMNS, _FEW, _MANY = 1 << 17, 16, 64
 columns: a power of two (34 of them take as long as 64 on a CPU), more than a few in any case."""
 
 
-class Blocks(NamedTuple):
+class RolledBlocks(NamedTuple):
     """A CountSketch of blocks.
 
     Attributes:
@@ -58,7 +58,7 @@ class Convolution(NamedTuple):
     outputs: Places
 
 
-def draw_blocks(key: Array, blocks: int, dim: int) -> Blocks:
+def draw_blocks(key: Array, blocks: int, dim: int) -> RolledBlocks:
     """Signs and shifts of so many blocks, each by its own number."""
 
     def draw(index: Array) -> tuple[Array, Array]:
@@ -66,11 +66,11 @@ def draw_blocks(key: Array, blocks: int, dim: int) -> Blocks:
         signs = jax.random.rademacher(sign_key, (1, dim), "int8")[0]
         return signs, jax.random.randint(shift_key, (), 0, dim)
 
-    return Blocks(*jax.vmap(draw)(jnp.arange(blocks)))
+    return RolledBlocks(*jax.vmap(draw)(jnp.arange(blocks)))
 
 
 def blocks_of(size: int, dim: int) -> int:
-    """Blocks of so many coordinates."""
+    """RolledBlocks of so many coordinates."""
     return -(-size // dim)
 
 
@@ -101,7 +101,7 @@ def draw_convolutions(key: Array, sizes: Int[Array, "p 2"], dim: int) -> Convolu
     return jax.vmap(draw)(jnp.arange(len(sizes)), sizes)
 
 
-def of_rows(rows: Float[Array, "m d"], blocks: Blocks) -> Float[Array, "m dim"]:
+def of_rows(rows: Float[Array, "m d"], blocks: RolledBlocks) -> Float[Array, "m dim"]:
     """Signs for coordinates, a roll for each block of `dim`, and the sum of the blocks."""
     many, size = rows.shape
     count, dim = blocks.signs.shape
@@ -114,7 +114,7 @@ def of_rows(rows: Float[Array, "m d"], blocks: Blocks) -> Float[Array, "m dim"]:
     return _laid_over(jax.lax.fori_loop(0, count, add, jnp.zeros((many, 2 * dim), rows.dtype)))
 
 
-def _with_block(total: Array, block: Array, blocks: Blocks, index: Any) -> Array:
+def _with_block(total: Array, block: Array, blocks: RolledBlocks, index: Any) -> Array:
     """One more block on two turns of the sketch, which are laid over each other at the end."""
     width, dim = block.shape[-1], blocks.signs.shape[1]
     block = block * blocks.signs[index][None, :width].astype(block.dtype)
@@ -135,13 +135,13 @@ def columns_of(classes: int, fan_out: int, fan_in: int) -> int:
 
 
 def product_blocks(classes: int, fan_in: int, fan_out: int, dim: int) -> int:
-    """Blocks of the gradients of a layer, whose columns come some at a time."""
+    """RolledBlocks of the gradients of a layer, whose columns come some at a time."""
     width = columns_of(classes, fan_out, fan_in)
     return blocks_of(fan_in, width) * blocks_of(width * fan_out, dim)
 
 
 def of_products(
-    x: Float[Array, "n s k"], g: Float[Array, "n c o s"], blocks: Blocks
+    x: Float[Array, "n s k"], g: Float[Array, "n c o s"], blocks: RolledBlocks
 ) -> Float[Array, "n c dim"]:
     """The sketch of sum_s g[o, s] x[s, k], formed some columns at a time (see `_late`)."""
     (n, positions, fan_in), (_, classes, fan_out, _) = x.shape, g.shape

@@ -37,7 +37,7 @@ _FOLD = "fold"
 _WIDE = 1 << 12
 """Buckets that a sketch has at first: with few of them a turn of a loop has little to do."""
 
-Draws = dict[str, Any]
+Projections = dict[str, Any]
 
 
 def width_of(size: int, dim: int) -> int:
@@ -136,12 +136,12 @@ class SketchLayers:
             parts.append(2 * classes * site.fan_out * columns)
         return kept + max(parts) + 4 * classes * dim
 
-    def draw(self, key: Array) -> Draws:
+    def draw(self, key: Array) -> Projections:
         """What all samples share: by leaf (or joined leaves), and how buckets are folded."""
         layers, classes, width = self.layers, self.layers.program.outputs, self.width
         blocks = {n: sketches.blocks_of(d, width) for n, d in layers.gradient_sizes().items()}
         pairs: dict[str, list[tuple[int, int]]] = {}
-        found: Draws = {}
+        found: Projections = {}
         for site in layers.late:
             count = sketches.product_blocks(classes, site.fan_in, site.fan_out, width)
             blocks[str(site.leaf)] = count
@@ -192,14 +192,14 @@ def layered_sketcher(
         layers = SketchLayers.of(program, find_sites(program, mask), mask, dim).layers
         return layers.features(leaves, jax.tree.leaves(x))
 
-    def sketch(leaves: list[Array], x: Any, draws: Draws, key: Array) -> Array:
+    def sketch(leaves: list[Array], x: Any, draws: Projections, key: Array) -> Array:
         del key
         return _rows(features(leaves, x), draws, dim)
 
     return sketch
 
 
-def _rows(found: Features, draws: Draws, dim: int) -> Array:
+def _rows(found: Features, draws: Projections, dim: int) -> Array:
     """The sketch (n, C, dim) of features, layer after layer."""
     late = {leaf: outer.cotangents for leaf, outer in found.late.items()}
     of_outputs = [*found.gradients.values(), *found.cotangents.values(), *late.values()]
@@ -225,13 +225,13 @@ _adding = functools.partial(jit, quickly=NEW_LOOPS)
 
 
 @_adding
-def _add_rows(total: Array, rows: Array, blocks: sketches.Blocks) -> Array:
+def _add_rows(total: Array, rows: Array, blocks: sketches.RolledBlocks) -> Array:
     flat = rows.astype(total.dtype).reshape(-1, rows.shape[-1])
     return total + sketches.of_rows(flat, blocks).reshape(total.shape)
 
 
 @_adding
-def _add_products(total: Array, x: Array, g: Array, blocks: sketches.Blocks) -> Array:
+def _add_products(total: Array, x: Array, g: Array, blocks: sketches.RolledBlocks) -> Array:
     return total + sketches.of_products(x.astype(total.dtype), g.astype(total.dtype), blocks)
 
 

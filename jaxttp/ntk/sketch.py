@@ -34,7 +34,7 @@ from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.ntk._sharded_sketch import check_width, sharded_sketch
-from jaxttp.ntk._sketch_layers import Draws, SketchLayers, layered_sketcher
+from jaxttp.ntk._sketch_layers import Projections, SketchLayers, layered_sketcher
 from jaxttp.ntk.gram import cached, workload
 from jaxttp.ntk.row_sharded import several
 
@@ -152,7 +152,7 @@ class Projection(NamedTuple):
 
     program: Callable[..., Array]
     leaves: list[Array]
-    draws: Draws
+    draws: Projections
     key: Array
     batch_size: int
     mask: tuple[bool, ...]
@@ -222,7 +222,7 @@ def _dense_sketcher(
         return functools.reduce(jnp.add, [project(i, gradients[i]) for i in chosen])
 
     @jit
-    def sketch(leaves: list[Array], x: Any, draws: Draws, key: Array) -> Array:
+    def sketch(leaves: list[Array], x: Any, draws: Projections, key: Array) -> Array:
         del draws  # a dense matrix is drawn where it is used
         return jax.vmap(lambda sample: row(leaves, key, sample))(x)
 

@@ -81,7 +81,7 @@ def test_blocks_are_added_with_signs_and_rolled():
         np.roll(np.pad(rows, ((0, 0), (0, 2)))[:, 3 * i : 3 * i + 3] * signs[i], -shifts[i], 1)
         for i in range(3)
     )
-    blocks = sketches.Blocks(jnp.asarray(signs), jnp.asarray(shifts))
+    blocks = sketches.RolledBlocks(jnp.asarray(signs), jnp.asarray(shifts))
     np.testing.assert_array_equal(sketches.of_rows(jnp.asarray(rows), blocks), wanted)  # integers
 
 
