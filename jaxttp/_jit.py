@@ -3,7 +3,8 @@
 What a user waits for is mostly the compilation of some dozens of programs that run a few times.
 XLA's older emitter for CPUs and LLVM's first level of optimisation take half of the time of a
 compilation; the programs run as fast (`experiments/bench/RESULTS.md`, "Compilation"), and the
-numbers differ by rounding only. Steps of real trainings stay with `jax.jit`, as their users' do.
+numbers differ by rounding only. Of a deep network, where a program has many arguments, it is the
+newer emitter that is quicker. Steps of real trainings stay with `jax.jit`, as their users' do.
 
 NVIDIA's GPUs round the operands of a float32 product to TF32 by default, eleven bits, and TPUs to
 bfloat16. A training bears that, and runs here as JAX runs it. What is computed once to be relied on
@@ -14,7 +15,7 @@ all of float32, whatever the device: `experiments/bench/precision.py` looks for 
 import concurrent.futures
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import jax
@@ -25,9 +26,11 @@ QUICKLY: dict[str, Any] = {
     "xla_backend_optimization_level": 1,
 }
 """Options of XLA for one program."""
-NEW_LOOPS: dict[str, Any] = {"xla_backend_optimization_level": 1}
-"""The same for programs whose time is in loops over pieces of large arrays, of which the older
-emitter makes copies: a layer's sketch takes it two to four times as long."""
+NEW: dict[str, Any] = {"xla_backend_optimization_level": 1}
+"""The same for long programs, and for those whose time is in loops over pieces of large arrays, of
+which the older emitter makes copies: a layer's sketch takes it two to four times as long."""
+MANY = 64
+"""A program of more arrays is long."""
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -56,9 +59,7 @@ def full_precision(fun: Function) -> Function:
     return cast(Function, call)
 
 
-def jit(
-    fun: Callable[..., Any], *, quickly: Mapping[str, Any] = QUICKLY, **options: Any
-) -> Callable[..., Any]:
+def jit(fun: Callable[..., Any], *, has_loops: bool = False, **options: Any) -> Callable[..., Any]:
     """A compiled function, as `jax.jit` gives it, at full precision; on CPUs compiled quickly.
 
     Within somebody's trace (XLA's options are those of whole programs), on other backends, for a
@@ -67,7 +68,7 @@ def jit(
 
     Args:
         fun: the function, as `__wrapped__` afterwards.
-        quickly: options of XLA.
+        has_loops: whether its time is in loops over pieces of large arrays.
         options: those of `jax.jit`.
 
     Example:
@@ -79,15 +80,17 @@ def jit(
         ([2.0, 2.0], 2.0)
     """
     plain: Any = jax.jit(fun, **options)
-    quick: Any = jax.jit(fun, compiler_options=dict(quickly), **options)
+    short: Any = jax.jit(fun, compiler_options=NEW if has_loops else QUICKLY, **options)
+    long: Any = jax.jit(fun, compiler_options=NEW, **options)
 
     @functools.wraps(fun)
     @full_precision
     def call(*args: Any, **kwargs: Any) -> Any:
         if not is_quick():
             return plain(*args, **kwargs)
+        run = long if len(jax.tree.leaves((args, kwargs))) > MANY else short
         try:
-            return quick(*args, **kwargs)
+            return run(*args, **kwargs)
         except jax.errors.JaxRuntimeError as error:
             if "compile option" not in str(error):
                 raise

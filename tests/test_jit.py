@@ -42,7 +42,24 @@ def test_the_options_reach_the_compiler(ours, monkeypatch):
 
     monkeypatch.setattr(jax, "jit", recorded)
     jit(network, static_argnums=())
-    assert seen == [None, _jit.QUICKLY]
+    assert seen == [None, _jit.QUICKLY, _jit.NEW]
+    seen.clear()
+    jit(network, has_loops=True)
+    assert seen == [None, _jit.NEW, _jit.NEW]
+
+
+@CPU
+def test_programs_of_many_arrays_are_compiled_as_long_ones(ours, monkeypatch):
+    chosen = []
+
+    def recorded(fun, compiler_options=None, **options):
+        return lambda *args: chosen.append(compiler_options)
+
+    monkeypatch.setattr(jax, "jit", recorded)
+    total = jit(lambda leaves: sum(leaves))
+    total([jnp.ones(1)] * _jit.MANY)
+    total([jnp.ones(1)] * (_jit.MANY + 1))
+    assert chosen == [_jit.QUICKLY, _jit.NEW]
 
 
 def test_options_of_jit_are_kept(ours):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._jit import NEW_LOOPS, jit
+from jaxttp._jit import jit
 from jaxttp._types import ApplyFn
 from jaxttp.ntk import _countsketch as sketches
 from jaxttp.ntk._compiled import structure
@@ -221,7 +221,7 @@ def _rows(found: Features, draws: Projections, dim: int) -> Array:
     return _folded(total, spectrum if found.inputs else None, fold, dim=dim).astype(dtype)
 
 
-_adding = functools.partial(jit, quickly=NEW_LOOPS)
+_adding = functools.partial(jit, has_loops=True)
 
 
 @_adding
