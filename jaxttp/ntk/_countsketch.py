@@ -7,7 +7,7 @@ What a row is made of decides how its coordinates get there:
     products    sum_s x[s] g[s]^T formed some columns at a time, and added up as blocks
     convolved   the same without forming it: coordinate (i, j) goes to bucket h(i) + h'(j) under
                 the sign s(i) s'(j), so that its sketch is the circular convolution of those of x[s]
-                and g[s], a product of their spectra (Pagh 2013, TensorSketch)
+                and g[s], a product of their spectra (TensorSketch: Pham and Pagh 2013)
     tokens      rows of a table, each rolled, under signs drawn when its token comes
 
 With h and h' one-to-one pairs (i, j), (i', j) never collide, and all others do with probability

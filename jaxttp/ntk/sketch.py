@@ -90,7 +90,8 @@ def sketch_jacobian(
         (3, 2, 8)
 
     Source:
-        Charikar, Chen, Farach-Colton 2002 (CountSketch); Achlioptas 2003.
+        Charikar, Chen, Farach-Colton 2002 (CountSketch); Pham and Pagh 2013 (of products);
+        Achlioptas 2003.
     """
     check_network(apply_fn, params)
     check_key(key, optional=False)
