@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Integer
 
 _COLUMNS, _FEW, _MANY = 1 << 17, 16, 64
 """Numbers of a sample's gradients that are formed at a time, over all outputs, and in how many
@@ -70,7 +70,7 @@ def draw_blocks(key: Array, blocks: int, dim: int) -> RolledBlocks:
 
 
 def blocks_of(size: int, dim: int) -> int:
-    """RolledBlocks of so many coordinates."""
+    """Blocks of so many coordinates."""
     return -(-size // dim)
 
 
@@ -135,7 +135,7 @@ def columns_of(classes: int, fan_out: int, fan_in: int) -> int:
 
 
 def product_blocks(classes: int, fan_in: int, fan_out: int, dim: int) -> int:
-    """RolledBlocks of the gradients of a layer, whose columns come some at a time."""
+    """Blocks of the gradients of a layer, whose columns come some at a time."""
     width = columns_of(classes, fan_out, fan_in)
     return blocks_of(fan_in, width) * blocks_of(width * fan_out, dim)
 
@@ -197,7 +197,7 @@ def _spectrum(rows: Array, places: Places, index: int) -> Array:
 
 
 def of_tokens(
-    tokens: Int[Array, "n s"], g: Float[Array, "n c s o"], key: Array, dim: int
+    tokens: Integer[Array, "n s"], g: Float[Array, "n c s o"], key: Array, dim: int
 ) -> Float[Array, "n c dim"]:
     """The sketch of the gradient of a table (V, o), of which each position reads one row."""
     width = g.shape[-1]

@@ -122,7 +122,7 @@ class SketchLayers:
 
     @property
     def numbers(self) -> int:
-        """That a sample's features are, and the largest of what is made of them at a time."""
+        """That are there at a time for a sample: its features, what they are of or become."""
         layers, classes, dim = self.layers, self.layers.program.outputs, self.width
         kept = classes * sum(layers.gradient_sizes().values())
         parts = [max((classes * n for n in layers.gradient_sizes().values()), default=0)]
@@ -134,7 +134,7 @@ class SketchLayers:
         for site in layers.late:
             columns = sketches.columns_of(classes, site.fan_out, site.fan_in)
             parts.append(2 * classes * site.fan_out * columns)
-        return kept + max(parts) + 4 * classes * dim
+        return kept + max(kept, *parts) + 4 * classes * dim
 
     def draw(self, key: Array) -> Projections:
         """What all samples share: by leaf (or joined leaves), and how buckets are folded."""

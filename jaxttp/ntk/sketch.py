@@ -38,9 +38,11 @@ from jaxttp.ntk._sketch_layers import Projections, SketchLayers, layered_sketche
 from jaxttp.ntk.gram import cached, workload
 from jaxttp.ntk.row_sharded import several
 
+DRAWN = 2
+"""How projections are drawn: what is stored of another way is not gone on with."""
 _KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
 _DENSE_BLOCK = 1024  # coordinates whose projection is drawn at once
-_GRADIENT_BYTES, _LAYER_BYTES = 256 << 20, 128 << 20  # of the samples differentiated at a time
+_BYTES = 256 << 20  # of the work on the samples differentiated at a time
 
 
 def sketch_jacobian(
@@ -72,7 +74,7 @@ def sketch_jacobian(
         kind: "countsketch" (cheapest), "rademacher" (±1), "gaussian" or "achlioptas"
             (√3 {-1, 0, +1} with probabilities 1/6, 2/3, 1/6).
         trainable: see `empirical_ntk`.
-        batch_size: samples differentiated at a time; None for as many as fit into 128 MiB.
+        batch_size: samples differentiated at a time; None for as many as fit into 256 MiB.
         mesh: a `jax.sharding.Mesh` over whose devices the samples are differentiated, and the
             columns of the sketch sharded; None for one device. `batch_size` is then of each.
 
@@ -174,15 +176,15 @@ class Projection(NamedTuple):
         mask, itemsize = work.trainable, max(leaf.dtype.itemsize for leaf in leaves)
         if kind == "countsketch":
             layers = SketchLayers.of(work.program, work.sites, mask, dim)
-            numbers, most = layers.numbers, _LAYER_BYTES
+            numbers = layers.numbers
             program = cached(layered_sketcher, apply_fn, treedef, mask, dim)
             draws = layers.draw(key)
         else:
-            numbers, most = 2 * work.classes * work.size, _GRADIENT_BYTES
+            numbers = 2 * work.classes * work.size
             program, draws = cached(_dense_sketcher, apply_fn, treedef, mask, dim, kind), {}
         size = numbers * itemsize
         if batch_size is None:
-            batch_size = max(1, most // max(1, size))
+            batch_size = max(1, _BYTES // max(1, size))
         batch_size = min(check_integer("batch_size", batch_size, at_least=1), count(x))
         return cls(program, leaves, draws, key, batch_size, mask, size)
 

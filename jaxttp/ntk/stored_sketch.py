@@ -30,7 +30,7 @@ from jaxttp.ntk._tile_work import (
 )
 from jaxttp.ntk._tiles import TileStore, found_arrays, missing_tiles, open_arrays, read_ahead
 from jaxttp.ntk.row_sharded import several, whole_on_host
-from jaxttp.ntk.sketch import Projection, check_rows
+from jaxttp.ntk.sketch import DRAWN, Projection, check_rows
 from jaxttp.ntk.streamed import Streamed
 
 
@@ -224,7 +224,7 @@ def store_sketch(
     Raises:
         SystemExit: SIGTERM came, and no handler was there that ended the process.
         ValueError: what `sketch_jacobian` refuses; a path that holds another sketch; a `max_bytes`
-            in which the gradients of one sample do not fit.
+            in which the work on one sample does not fit.
         ImportError: without TensorStore (the extra ``store``).
 
     Example:
@@ -253,7 +253,7 @@ def store_sketch(
     one = jax.eval_shape(first.rows, take(x, slice(1)))
     row = math.prod(one.shape) * one.dtype.itemsize
     tile, batch = _tile_of(shape[0], row, first.sample_bytes, tile, bound)
-    said = first.mask, dim, kind, jax.random.key_data(key).tolist(), tile, batch
+    said = first.mask, dim, kind, jax.random.key_data(key).tolist(), tile, batch, DRAWN
     name = identity_of(apply_fn, params, x, said)
     numbers, digests = opened_by_one(
         devices,
@@ -273,26 +273,25 @@ def store_sketch(
     return StoredSketch(Path(path), numbers, tile, computed)
 
 
-def _tile_of(n: int, row: int, gradients: int, tile: int | None, bound: float) -> tuple[int, int]:
+def _tile_of(n: int, row: int, work: int, tile: int | None, bound: float) -> tuple[int, int]:
     """Samples of a block, and of those differentiated at a time.
 
     Args:
         n: samples.
         row: bytes of one sample's rows of the sketch.
-        gradients: bytes of one sample's gradients.
+        work: bytes of the work on one sample.
         tile: samples of a block that are asked for, or None.
         bound: on the bytes of all.
     """
     size = max(1, min(TILE_BYTES, int(bound) // (2 * COPIES)) // row)
     size = min(n, size if tile is None else check_integer("tile", tile, at_least=1))
     left = bound - COPIES * size * row
-    # Half of the time a gradient and its projection are both there.
-    batch = min(size, int(left // (2 * gradients + row)))
+    batch = min(size, int(left // (work + row)))
     if batch < 1:
         raise ValueError(
             f"max_bytes={bound} does not hold a block of {size} samples ({size * row} bytes, some "
-            f"copies of it, and the {gradients} bytes of one sample's gradients); give at least "
-            f"{COPIES * row + 2 * gradients + row}."
+            f"copies of it, and {work} bytes of work on one sample); give at least "
+            f"{COPIES * row + work + row}."
         )
     return size, batch
 
