@@ -89,8 +89,9 @@ def kernels(n, classes, **training):
 def test_class_sketches_are_for_full_batches(monkeypatch):
     """Bytes of 3 kernels: 12 (N C)^2, 12 N C k, 12 N^2."""
     batches = {"batch_size": 8, "key": jax.random.key(1)}
-    assert [type(one) for one in kernels(40, 2)] == [Exact, ClassSketched]
-    assert [type(one) for one in kernels(40, 2, **batches)] == [Exact]
+    sketches = [Sketched] * len(planner.WIDTHS)
+    assert [type(one) for one in kernels(40, 2)] == [Exact, *sketches, ClassSketched]
+    assert [type(one) for one in kernels(40, 2, **batches)] == [Exact, *sketches]
     monkeypatch.setattr(planner, "MEMORY", 12 * 60**2 + 1.0)
     assert [type(one) for one in kernels(60, 20)] == [ClassSketched]
     assert [type(one) for one in kernels(60, 20, **batches)] == [ClassSketched]  # nothing else fits

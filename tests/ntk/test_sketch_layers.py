@@ -113,3 +113,21 @@ def test_costs_are_those_of_the_cheapest_forms():
     layers = _layers(apply_fn, params, x, 16 * 4096).layers
     assert 1 in {site.leaf for site in layers.late}
     assert cost < sketch_cost(work, 16 * 4096) < 2 * cost
+
+
+def test_memory_counts_all_features():
+    apply_fn, params, x = _network()
+    layers = _layers(apply_fn, params, x, 300)
+    leaves = jax.tree.leaves(params)
+    work = workload(apply_fn, params, x)
+    assert work.program.constants == {}  # so that it runs as it is
+    shapes = jax.tree.leaves(jax.eval_shape(layers.layers.features, leaves, [x[:1]]))
+    kept = sum(leaf.size for leaf in shapes)
+    assert kept <= layers.numbers < 20 * kept
+
+
+def test_tokens_may_be_bytes():
+    apply_fn, params, x = _network()
+    small, options = x % 200, {"key": jax.random.key(3), "dim": 300}
+    found = sketch_jacobian(apply_fn, params, small.astype("uint8"), **options)
+    np.testing.assert_array_equal(found, sketch_jacobian(apply_fn, params, small, **options))
