@@ -38,18 +38,16 @@ def sharded_sketch(
     leaves: list[Any],
     x: Any,
     draws: Any,
-    key: Array,
     size: int,
 ) -> Array:
     """The sketch (N, C, dim) of all samples, columns sharded over all axes of the mesh.
 
     Args:
-        sketch: (leaves, samples, draws, key) -> sketch of those samples.
+        sketch: (leaves, samples, draws) -> sketch of those samples.
         mesh: of automatic axes; its size divides dim.
         leaves: of the parameters; those with shards on this mesh keep them, see `stay`.
         x: samples (N, ...).
         draws: of the projection.
-        key: of the same.
         size: samples of a device differentiated at a time.
     """
     n, each = count(x), share_of(count(x), mesh)
@@ -58,7 +56,7 @@ def sharded_sketch(
     x = jax.tree.map(lambda leaf: shard_rows(leaf, mesh), x)
     parts = []
     for low in range(0, each, size):
-        part = _part(sketch, mesh, min(size, each - low), specs)(leaves, x, draws, key, low)
+        part = _part(sketch, mesh, min(size, each - low), specs)(leaves, x, draws, low)
         parts.append(settled(part, mesh))
     return settled(_by_columns(parts, n, mesh), mesh)
 
@@ -70,11 +68,11 @@ def _part(
     """A few samples of every device."""
     rows = PartitionSpec(mesh.axis_names)
 
-    def own(leaves: list[Array], x: Any, draws: Any, key: Array, low: Array) -> Array:
+    def own(leaves: list[Array], x: Any, draws: Any, low: Array) -> Array:
         some = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, low, size), x)
-        return sketch(gathered_leaves(leaves, leaf_specs), some, draws, key)
+        return sketch(gathered_leaves(leaves, leaf_specs), some, draws)
 
-    specs = (list(leaf_specs), rows, EVERYWHERE, EVERYWHERE, EVERYWHERE)
+    specs = (list(leaf_specs), rows, EVERYWHERE, EVERYWHERE)
     return jit(jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False))
 
 

@@ -179,7 +179,7 @@ def _shared_out(counts: Mapping[str, int], drawn: Any) -> dict[str, Any]:
 def layered_sketcher(
     apply_fn: ApplyFn, treedef: Any, mask: tuple[bool, ...], dim: int
 ) -> Callable[..., Array]:
-    """(leaves, x (B, ...), draws, key) -> rows (B, C, dim).
+    """(leaves, x (B, ...), draws) -> rows (B, C, dim).
 
     The network is one program and every shape of a layer another, so that a deep network compiles
     as one block does.
@@ -192,8 +192,7 @@ def layered_sketcher(
         layers = SketchLayers.of(program, find_sites(program, mask), mask, dim).layers
         return layers.features(leaves, jax.tree.leaves(x))
 
-    def sketch(leaves: list[Array], x: Any, draws: Projections, key: Array) -> Array:
-        del key
+    def sketch(leaves: list[Array], x: Any, draws: Projections) -> Array:
         return _rows(features(leaves, x), draws, dim)
 
     return sketch

@@ -135,7 +135,7 @@ def sketch_of(
     with jax.default_matmul_precision("highest"):
         if devices is not None:
             return sharded_sketch(
-                work.program, devices, work.leaves, x, work.draws, key, work.batch_size
+                work.program, devices, work.leaves, x, work.draws, work.batch_size
             )
         return work.all_rows(x)
 
@@ -144,10 +144,10 @@ class Projection(NamedTuple):
     """How the rows of a sketch are made.
 
     Attributes:
-        program: (leaves, x (B, ...), draws, key) -> rows (B, C, k).
+        program: (leaves, x (B, ...), draws) -> rows (B, C, k).
         leaves: parameters.
-        draws: of a CountSketch, what all samples share.
-        key: draws the rest.
+        draws: of a CountSketch, what all samples share; of dense kinds, which draw a matrix where
+            it is used, the key.
         batch_size: samples at a time.
         mask: which leaves are differentiated by.
         sample_bytes: of the work on one sample.
@@ -155,8 +155,7 @@ class Projection(NamedTuple):
 
     program: Callable[..., Array]
     leaves: list[Array]
-    draws: Projections
-    key: Array
+    draws: Projections | Array
     batch_size: int
     mask: tuple[bool, ...]
     sample_bytes: int
@@ -181,12 +180,12 @@ class Projection(NamedTuple):
             draws = layers.draw(key)
         else:
             numbers = 2 * work.classes * work.size
-            program, draws = cached(_dense_sketcher, apply_fn, treedef, mask, dim, kind), {}
+            program, draws = cached(_dense_sketcher, apply_fn, treedef, mask, dim, kind), key
         size = numbers * itemsize
         if batch_size is None:
             batch_size = max(1, _BYTES // max(1, size))
         batch_size = min(check_integer("batch_size", batch_size, at_least=1), count(x))
-        return cls(program, leaves, draws, key, batch_size, mask, size)
+        return cls(program, leaves, draws, batch_size, mask, size)
 
     def all_rows(self, x: Any) -> Array:
         """Of all samples, some at a time; the last ones once more, so that all calls are alike."""
@@ -200,7 +199,7 @@ class Projection(NamedTuple):
 
     def rows(self, x: Any) -> Array:
         """Of some samples (B, ...), the sketch (B, C, k)."""
-        return self.program(self.leaves, x, self.draws, self.key)
+        return self.program(self.leaves, x, self.draws)
 
 
 @functools.lru_cache(maxsize=64)
@@ -225,8 +224,7 @@ def _dense_sketcher(
         return functools.reduce(jnp.add, [project(i, gradients[i]) for i in chosen])
 
     @jit
-    def sketch(leaves: list[Array], x: Any, draws: Projections, key: Array) -> Array:
-        del draws  # a dense matrix is drawn where it is used
+    def sketch(leaves: list[Array], x: Any, key: Array) -> Array:
         return jax.vmap(lambda sample: row(leaves, key, sample))(x)
 
     return sketch

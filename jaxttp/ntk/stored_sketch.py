@@ -264,8 +264,9 @@ def store_sketch(
         (slice(low, min(low + tile, shape[0])), slice(0, shape[1]))
         for low in range(0, shape[0], tile)
     ]
+    work = first._replace(batch_size=batch)
     tasks = {
-        number: functools.partial(_store_rows, store, _on(device, first), x, tile, batch, device)
+        number: functools.partial(_store_rows, store, _on(device, work), x, tile, device)
         for number, device in own.items()
     }
     missing = functools.partial(missing_tiles, digests)
@@ -302,19 +303,18 @@ def _on(device: Any, work: Projection) -> Projection:
         return work
     put = functools.partial(jax.device_put, device=device)
     leaves, draws = jax.tree.map(put, (work.leaves, work.draws))
-    return work._replace(leaves=leaves, draws=draws, key=put(work.key))
+    return work._replace(leaves=leaves, draws=draws)
 
 
 def _store_rows(
-    store: TileStore, work: Projection, x: Any, tile: int, batch: int, device: Any,
-    rows: slice, classes: slice,
-) -> bool:  # fmt: skip
+    store: TileStore, work: Projection, x: Any, tile: int, device: Any, rows: slice, classes: slice
+) -> bool:
     """See to a block; whether it had to be computed."""
     if store.read(rows, classes) is not None:
         return False
     samples = jax.tree.map(lambda leaf: on_device(device, padded(leaf, rows, tile)), x)
     with jax.default_matmul_precision("highest"):
-        found = np.asarray(work._replace(batch_size=batch).all_rows(samples))
+        found = np.asarray(work.all_rows(samples))
     store.write(rows, classes, found[: rows.stop - rows.start])
     return True
 
