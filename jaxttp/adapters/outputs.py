@@ -1,7 +1,6 @@
 """What every function here asks of a network: outputs (N, C), each of its own sample alone."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -14,12 +13,9 @@ from jaxttp._checks import check_leaves, is_concrete, values_known
 from jaxttp._quick import quick
 from jaxttp._samples import count, shape_words, take
 from jaxttp._types import ApplyFn, Params, noted, notes_of
+from jaxttp.adapters._in_two import FEW, Evaluated
 from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
 
-FEW = 8
-"""Samples that tell whether outputs mix them."""
-WHOLE = 2**26
-"""Bytes of samples of which copies are made, to spare a program for few of them."""
 TOKENS = (
     " For outputs over tokens (N, T, V) give jaxttp.flatten_tokens(apply_fn); one label a sequence "
     "goes with jaxttp.label_words(apply_fn, ids), the logits of a few words at the last token."
@@ -160,7 +156,7 @@ def check_per_sample(
     x: Any,
     name: str = "apply_fn",
     *,
-    evaluated: tuple[Callable[[Params, Any], Array], Array] | None = None,
+    evaluated: Evaluated | None = None,
 ) -> None:
     """Raise `ValueError` unless outputs are (N, C) and each depends on its own sample alone.
 
@@ -179,8 +175,8 @@ def check_per_sample(
         params: its parameters.
         x: inputs (N, ...).
         name: what the messages call `apply_fn`.
-        evaluated: `apply_fn`, compiled, and what it gives for `x`, where that is at hand: then k is
-            N, for samples of up to 64 MiB, and nothing more is compiled.
+        evaluated: what `apply_fn` gives for `x` and for its first row among others, where that is
+            at hand (`jaxttp.adapters._in_two`): then nothing more is computed.
 
     Raises:
         TypeError: see `output_shape`.
@@ -199,20 +195,19 @@ def check_per_sample(
     if rows < 2 or not all(map(_is_at_hand, jax.tree.leaves((params, x)))):
         return
     with values_known():
-        is_small = sum(leaf.nbytes for leaf in jax.tree.leaves(x)) <= WHOLE
-        given = evaluated if is_small else None
-        batch, copies, alike = _first_rows(x, min(rows, FEW) if given is None else rows)
-        if bool(alike):
-            return
-        forward = jax.jit(quick(apply_fn)) if given is None else given[0]
-        outputs = forward(params, batch) if given is None else given[1]
-        if not is_concrete(outputs):  # `apply_fn` itself closes over traced values
-            return
-        seen, alone = np.asarray(outputs), np.asarray(forward(params, copies))
+        if evaluated is None:
+            batch, copies, alike = _first_rows(x, min(rows, FEW))
+            if bool(alike):
+                return
+            forward = jax.jit(quick(apply_fn))
+            evaluated = Evaluated(forward(params, batch), forward(params, copies))
+        if evaluated.alone is None or not is_concrete(evaluated.outputs):
+            return  # nothing to tell, or `apply_fn` itself closes over traced values
+        seen, alone = np.asarray(evaluated.outputs), np.asarray(evaluated.alone)
         mixed = _differ(seen[0], alone[0])
         placed = _differ(alone, np.broadcast_to(alone[:1], alone.shape))
         if not mixed and bool(np.all(seen == seen[:1])):
-            few = [_first_rows(each, min(rows, FEW))[0] for each in (batch, copies)]
+            few = _first_rows(x, min(rows, FEW))[:2]
             mixed = _differ(*(_row_gradient(params, quick(apply_fn), each) for each in few))
     if placed and not mixed:
         raise ValueError(

@@ -12,6 +12,7 @@ from jaxttp._contrasts import Contrasted, contrasts, from_contrasts
 from jaxttp._jit import jit
 from jaxttp._quick import quick
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters._in_two import InTwo
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ def _compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
         return outputs, pull(a)[0]
 
     return (
-        jit(network),
+        InTwo(jit(network)),
         jit(see),
         jit(lambda w, x, v: jax.jvp(lambda u: network(u, x), (w,), (v,))[1]),
     )

@@ -168,9 +168,9 @@ class Problem:
                 )
             test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, beside)
         evaluate = compile_network(apply_fn)[0]
-        f0 = evaluate(params, x)
-        f0 = f0 if mesh is None else gathered(f0)
-        check_per_sample(apply_fn, params, x, evaluated=(evaluate, f0))
+        found = evaluate.evaluate(params, x)
+        f0 = found.outputs if mesh is None else gathered(found.outputs)
+        check_per_sample(apply_fn, params, x, evaluated=found)
         check_finite("apply_fn(params, x)", f0)
         if x_test is not None:
             test |= {"x_test": x_test, "f0_test": evaluate(params, x_test)}
