@@ -76,8 +76,13 @@ def outputs_and_pull(apply_fn: ApplyFn) -> Callable:
     return kept(_compile_network, apply_fn)[1]
 
 
+def in_two(apply_fn: ApplyFn) -> InTwo:
+    """The outputs of `compile_network`, which tell whether a network mixes samples."""
+    return kept(_compile_network, apply_fn)[0]
+
+
 @functools.lru_cache(maxsize=8)
-def _compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
+def _compile_network(apply_fn: ApplyFn) -> tuple[InTwo, Callable, Callable]:
     network = quick(apply_fn)
 
     def see(w: Params, x: Any, a: Array) -> tuple[Array, Params]:

@@ -5,8 +5,10 @@ end of a segment where its weights really are; where a segment went too far by s
 predicted loss jumps there. Losses of real full batches at stable rates do not, nor did those of any
 forecast by class sketches of the tuning tasks, by more than 0.008 of their drop. On a ResNet-18 and
 a ResNet20 of BatchNorm, over 600 steps, they jumped by 0.1 to 1 of it, and said so in a wide
-uncertainty alone. What jumps is forecast again, by exact kernels where what is left of the budget
-has room for one, and else by the first class sketch.
+uncertainty alone. Or the path sees that the network denies what rebuilt kernels say, and holds an
+earlier one from there on. Either is forecast again, by exact kernels or sketches of all outputs as
+far as what is left of the budget goes. Where it buys none that is rebuilt, a path that jumps gives
+way to one kernel, and one that holds a kernel stays.
 """
 
 import dataclasses
@@ -21,12 +23,13 @@ from jaxttp.forecast.planner import (
     ForecastPlan,
     fits,
     is_rebuilt,
+    of_outputs,
     on_one_kernel,
     plan_forecast,
 )
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.problem import Problem
-from jaxttp.ntk.estimators import ClassSketched, Exact
+from jaxttp.ntk.estimators import ClassSketched
 
 JUMP = 0.05
 """A predicted loss that rises by more than this share of its drop is given up."""
@@ -61,17 +64,27 @@ def plan_again(
         problem: network and data.
         descent: the training.
     """
-    by_class = isinstance(plan.kernel, ClassSketched) and is_rebuilt(plan.dynamics)
-    if not by_class or descent.batch_size is not None or jump_of(found.loss) <= JUMP:
+    sketch = plan.kernel
+    if not isinstance(sketch, ClassSketched) or not is_rebuilt(plan.dynamics):
+        return None
+    jumps = jump_of(found.loss) > JUMP
+    if descent.batch_size is not None or not (jumps or found.held_from is not None):
         return None
     room = plan.budget - found.cost.operations
-    if room > 0 and fits(Exact(), problem):
-        share = room / plan.training
-        other = plan_forecast(dynamics, problem, descent, Exact(), budget=share)
-        if other.operations <= room:
-            return other
+    share = room / plan.training
+    plans = [
+        plan_forecast(dynamics, problem, descent, kernel, budget=share)
+        for kernel in of_outputs(problem, sketch.key)
+        if room > 0 and fits(kernel, problem)
+    ]
+    plans = [other for other in plans if other.operations <= room]
+    best = min(plans, key=lambda other: other.error, default=None)
+    if best is not None and (jumps or is_rebuilt(best.dynamics)):
+        return best
+    if not jumps:
+        return None
     alone, share = on_one_kernel(dynamics), plan.budget / plan.training
-    return plan_forecast(alone, problem, descent, plan.kernel, budget=share)
+    return plan_forecast(alone, problem, descent, sketch, budget=share)
 
 
 def together(first: Prediction, second: Prediction) -> Prediction:
@@ -84,5 +97,5 @@ def together(first: Prediction, second: Prediction) -> Prediction:
     return dataclasses.replace(second, cost=dataclasses.replace(other, **added))
 
 
-GIVEN_UP = "class sketches before, by which the predicted loss jumped, were given up"
+GIVEN_UP = "class sketches before, which the network denies, were given up"
 """Said of a plan that took another's place."""

@@ -203,14 +203,24 @@ def _candidates(
 def _kernels(problem: Problem, descent: Descent, key: Array | None) -> list[KernelEstimator]:
     """Those that fit into memory; the one that takes the least of it where none does."""
     key = jax.random.key(0) if key is None else key
-    classes = problem.classes
-    widths = [k for k in reversed(WIDTHS) if PER_CLASS * classes <= k]
-    every = [Exact(), *(Sketched(width, key) for width in widths)]
+    every = of_outputs(problem, key)
     fitting = [one for one in every if fits(one, problem)]
-    if classes > 1 and not problem.loss.tokens and (descent.batch_size is None or not fitting):
+    is_wanted = descent.batch_size is None or not fitting
+    if problem.classes > 1 and not problem.loss.tokens and is_wanted:
         every.append(ClassSketched(key))
         fitting += [one for one in every[-1:] if fits(one, problem)]
     return fitting or [min(every, key=lambda one: _bytes(one, problem))]
+
+
+def of_outputs(problem: Problem, key: Array) -> list[KernelEstimator]:
+    """Exact kernels and sketches of all outputs, the best first.
+
+    Args:
+        problem: network and data.
+        key: a `jax.random.key` for sketches.
+    """
+    widths = [k for k in reversed(WIDTHS) if PER_CLASS * problem.classes <= k]
+    return [Exact(), *(Sketched(width, key) for width in widths)]
 
 
 def fits(kernel: KernelEstimator, problem: Problem) -> bool:

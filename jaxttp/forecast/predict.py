@@ -378,6 +378,7 @@ def forecast_training(
         targets_uncertainty=doubt.targets_uncertainty,
         notes=problem.notes,
         unsure_from=path.unsure_from,
+        held_from=path.held_from,
     )
 
 

@@ -96,6 +96,8 @@ class Prediction:
         targets_band: as `steps_band`, for targets on the training samples.
         unsure_from: the step from which on the noise of mini-batches outgrows what kernels can
             follow, and a real training may fail; None for never.
+        held_from: the step whose kernel was held from there on, because the network denies what
+            rebuilt ones said further on; None for never.
         plan: what was chosen within a budget, see `jaxttp.forecast.planner`; None where nothing
             had to be left out and no budget was given.
         notes: how the network was evaluated, where that is not as it was given, such as
@@ -127,6 +129,7 @@ class Prediction:
     targets_band: Mapping[Target, tuple[int, int]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unsure_from: int | None = None
+    held_from: int | None = None
     plan: str | None = None
 
     def read(

@@ -26,7 +26,7 @@ from jaxttp._types import ApplyFn, Params, notes_of
 from jaxttp._weights import token_labels
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._network import compile_network, kept
+from jaxttp.dynamics._network import in_two, kept
 from jaxttp.dynamics._promoted import promote, promote_samples, warn_of
 from jaxttp.forecast._model import check_model
 from jaxttp.losses import Loss, encode_targets
@@ -167,7 +167,7 @@ class Problem:
                     "one length."
                 )
             test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, beside)
-        evaluate = compile_network(apply_fn)[0]
+        evaluate = in_two(apply_fn)
         found = evaluate.evaluate(params, x)
         f0 = found.outputs if mesh is None else gathered(found.outputs)
         check_per_sample(apply_fn, params, x, evaluated=found)

@@ -1,5 +1,6 @@
 """Class sketches by which a predicted loss jumps are given up; held against real training."""
 
+import dataclasses
 import warnings
 
 import jax
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxttp import predict_training_time, train
-from jaxttp.forecast import denied, planner
-from jaxttp.forecast.denied import GIVEN_UP, JUMP, jump_of
+from jaxttp.forecast import Descent, Problem, Relinearized, denied, planner, predict
+from jaxttp.forecast.denied import GIVEN_UP, JUMP, jump_of, plan_again
+from jaxttp.forecast.planner import is_rebuilt, plan_forecast
 from jaxttp.ntk import ClassSketched
 from tests.draws import normal, split
 
@@ -53,7 +55,7 @@ def off(found):
 @pytest.mark.slow
 def test_what_jumps_is_forecast_again_by_exact_kernels(by_class, monkeypatch):
     found = forecast()
-    monkeypatch.setattr(denied, "JUMP", np.inf)
+    monkeypatch.setattr(predict, "plan_again", lambda *_: None)
     first = forecast()
     assert first.plan is None or GIVEN_UP not in first.plan
     assert jump_of(first.loss) > JUMP
@@ -79,6 +81,28 @@ def test_a_budget_without_room_for_an_exact_kernel_keeps_the_first_sketch(by_cla
     alone = forecast(kernel=by_class, relinearize=0)
     np.testing.assert_allclose(found.loss, alone.loss, rtol=1e-9)
     assert found.trust == alone.trust
+
+
+@pytest.mark.parametrize("held_from", [None, 7])
+@pytest.mark.parametrize("budget", [100.0, 1e-4])
+def test_a_held_kernel_is_forecast_again_where_rebuilt_ones_have_room(held_from, budget):
+    problem = Problem.of(network, W, X, Y)
+    descent, way = Descent.of(learning_rate=RATE, steps=STEPS), Relinearized()
+    sketch = ClassSketched(jax.random.key(0))
+    plan = plan_forecast(way, problem, descent, sketch, budget=100.0)
+    plan = dataclasses.replace(plan, budget=budget * plan.training)
+    calm = forecast(kernel=sketch, relinearize=0)
+    assert jump_of(calm.loss) == 0.0
+    found = dataclasses.replace(calm, held_from=held_from)
+    other = plan_again(plan, found, way, problem, descent)
+    if held_from is None or budget < 1:
+        assert other is None
+    else:
+        assert is_rebuilt(other.dynamics)
+        assert not isinstance(other.kernel, ClassSketched)
+        assert other.operations <= plan.budget - found.cost.operations
+    in_batches = dataclasses.replace(descent, batch_size=8)
+    assert plan_again(plan, found, way, problem, in_batches) is None
 
 
 @pytest.mark.slow

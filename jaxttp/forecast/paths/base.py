@@ -216,6 +216,8 @@ class Path:
         witness: what the dynamics' own `trust` reads.
         unsure_from: the step from which on the batches' noise is not followed, so that a real
             training may fail; None for never.
+        held_from: the step whose kernel was held from there on, because the network denies what
+            rebuilt ones said further on; None for never.
     """
 
     outputs: Float[Array, "t n c"]
@@ -230,6 +232,7 @@ class Path:
     draws: Draws | None = None
     witness: Any = None
     unsure_from: int | None = None
+    held_from: int | None = None
 
     @classmethod
     def of(

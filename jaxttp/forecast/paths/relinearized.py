@@ -73,6 +73,7 @@ class Relinearized(Dynamics):
             gradient_evaluations=found.gradient_evaluations, uncertainty=found.loss_uncertainty,
             products=found.steps_run,
             witness=found, unsure_from=found.left_at if found.left_at >= 0 else None,
+            held_from=found.held_from if found.held_from >= 0 else None,
         )  # fmt: skip
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
