@@ -249,6 +249,20 @@ def test_time_step(batch_size):
     assert 0 < spent.seconds < spent.compile_seconds
 
 
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_a_step_that_was_timed_is_not_compiled_again(batch_size):
+    optimizer = optax.sgd(RATE)
+    given = (linear, jnp.asarray(WEIGHTS), X, LABELS)
+    common = {"loss": "cross_entropy", "optimizer": optimizer, "batch_size": batch_size}
+    key = None if batch_size is None else jax.random.key(0)
+    spent = time_step(*given, **common, repeats=1)
+    with compilations() as seen:
+        again = time_step(*given, **common, repeats=1)
+        assert seen == []
+    assert again.compile_seconds < spent.compile_seconds
+    assert train(*given, **common, key=key, steps=2).compile_seconds < spent.compile_seconds
+
+
 def test_time_step_grows_with_the_batch():
     """Bigger batches cost more: the batch size is really used."""
 
