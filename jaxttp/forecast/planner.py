@@ -145,6 +145,7 @@ def plan_forecast(
         (Relinearized(rebuilds='auto', tolerance=0.02, most=16), Exact(batch_size=None, ...))
     """
     check_budget(budget)
+    problem = dynamics.view(problem)
     several = list(_candidates(dynamics, problem, descent, kernel, key))
     kernels = {id(one): one for one, _ in several}
     prices = {name: Price.of(problem, descent, one) for name, one in kernels.items()}

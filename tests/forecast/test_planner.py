@@ -46,6 +46,16 @@ def descent(steps=50, **more):
     return Descent.of(learning_rate=0.1, steps=steps, **more)
 
 
+def test_a_plan_is_of_the_outputs_that_its_dynamics_follows():
+    """Softmax losses see the contrasts alone, whether a problem was put so before or not."""
+    way, whole = Relinearized(), problem()
+    seen = way.view(whole)
+    assert seen.classes < whole.classes
+    found, expected = (plan_forecast(way, one, descent(), budget=0.1) for one in (whole, seen))
+    assert str(found) == str(expected)
+    assert found.operations == expected.operations
+
+
 def test_small_problems_are_forecast_in_full():
     plan = plan_forecast(Relinearized(), problem(), descent())
     assert isinstance(plan.kernel, Exact)
