@@ -21,6 +21,8 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.extend as jex
 
+from jaxttp._background import Background
+
 QUICKLY: dict[str, Any] = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_backend_optimization_level": 1,
@@ -83,12 +85,18 @@ def jit(fun: Callable[..., Any], *, has_loops: bool = False, **options: Any) -> 
     short: Any = jax.jit(fun, compiler_options=NEW if has_loops else QUICKLY, **options)
     long: Any = jax.jit(fun, compiler_options=NEW, **options)
 
+    begun = Background()
+
+    def choose(*args: Any) -> Any:
+        if not is_quick():
+            return plain
+        return long if len(jax.tree.leaves(args)) > MANY else short
+
     @functools.wraps(fun)
     @full_precision
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not is_quick():
-            return plain(*args, **kwargs)
-        run = long if len(jax.tree.leaves((args, kwargs))) > MANY else short
+        begun.wait()
+        run = choose(args, kwargs)
         try:
             return run(*args, **kwargs)
         except jax.errors.JaxRuntimeError as error:
@@ -97,7 +105,32 @@ def jit(fun: Callable[..., Any], *, has_loops: bool = False, **options: Any) -> 
             _known[:] = [False]
         return plain(*args, **kwargs)
 
+    def ahead(*args: Any, **kwargs: Any) -> None:
+        lower = full_precision(choose(args, kwargs).lower)
+        begun.begin(lambda: lower(*args, **kwargs).compile())
+
+    cast(Any, call).ahead = ahead
     return call
+
+
+def compile_ahead(program: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Compile a program of `jit` in the background; its next call waits for that.
+
+    Args:
+        program: what `jit` gave; of anything else nothing is compiled.
+        args: its arguments, of which only shapes and dtypes count.
+        kwargs: likewise.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> double = jit(lambda x: 2 * x)
+        >>> compile_ahead(double, jnp.ones(3))
+        >>> double(jnp.ones(3)).tolist()
+        [2.0, 2.0, 2.0]
+    """
+    ahead = getattr(program, "ahead", None)
+    if ahead is not None and _is_outside():
+        ahead(*args, **kwargs)
 
 
 _known: list[bool] = []

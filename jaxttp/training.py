@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from jaxttp._background import Background
 from jaxttp._checks import (
     check_finite,
     check_floating,
@@ -32,6 +33,7 @@ from jaxttp._timing import stopwatch
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import as_rows
 from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.dynamics._network import in_two
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.rule import Rule, Target, reach
@@ -267,7 +269,7 @@ def train(
     check_known(key=key)
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
-    evaluate = jax.jit(quick(apply_fn))
+    evaluate = in_two(apply_fn)
     f = evaluate(params, x)
     indices = None
     if batch_size is not None:
@@ -276,6 +278,7 @@ def train(
     step = step_of(apply_fn, loss, optimizer, record)
     first = x if indices is None else take(x, indices[0])
     with stopwatch() as compiling:
+        _STEPS.wait()
         step = step.lower(params, state, first, targets[: count(first)]).compile()
 
     def call_back(t: int, f: Array) -> bool:
@@ -414,12 +417,55 @@ def compile_step(
         >>> compiled.cost_analysis()["flops"] > 0
         True
     """
+    with stopwatch() as waiting:
+        _STEPS.wait()
+    step, seconds = _compiled_step(apply_fn, params, x, y, loss, optimizer, batch_size)
+    return step, seconds + waiting.seconds
+
+
+def _compiled_step(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    loss: str | Loss,
+    optimizer: optax.GradientTransformation,
+    batch_size: int | None,
+) -> tuple[jax.stages.Compiled, float]:
     _check_given(apply_fn, params, y, optimizer)
     apply_fn, x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     with stopwatch() as compiling:
         step = step_of(apply_fn, loss, optimizer).lower(params, state, x, targets).compile()
     return step, compiling.seconds
+
+
+_STEPS = Background()
+
+
+def compile_step_ahead(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    loss: str | Loss,
+    optimizer: optax.GradientTransformation,
+    batch_size: int | None = None,
+) -> None:
+    """`compile_step` in the background; that, `time_step` and `train` wait for it.
+
+    Args:
+        apply_fn: as in `time_step`, like all the others.
+        params: as there.
+        x: as there.
+        y: as there.
+        loss: as there.
+        optimizer: as there.
+        batch_size: as there.
+    """
+    given = (apply_fn, params, x, y, loss, optimizer, batch_size)
+    _STEPS.begin(functools.partial(_compiled_step, *given))
 
 
 def _check_given(apply_fn: ApplyFn, params: Params, y: Any, optimizer: Any) -> None:

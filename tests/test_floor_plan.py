@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 # The ground first. A package, or a module directly in jaxttp/, imports from itself and from lower
 # floors; "jaxttp" is jaxttp/__init__.py, which nothing imports.
 FLOORS = (
+    ("_background",),
     (
         "_backend",
         "_bounded",

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxttp._checks import is_concrete
 from jaxttp._samples import count, take
 from jaxttp._types import Params
 
@@ -91,6 +92,9 @@ def _join(one: Array, two: Array, n: int) -> tuple[Array, Array]:
 
 
 def _size(x: Any, n: int) -> int:
-    """Samples of a batch: half and some copies, or all of few and of what several devices share."""
-    is_shared = any(len(getattr(leaf, "devices", set)()) > 1 for leaf in jax.tree.leaves(x))
-    return n if is_shared or n < _LEAST else -(-(n + FEW) // 2)
+    """Samples of a batch: half and some copies; all of few, of traced ones, of several devices'."""
+    leaves = jax.tree.leaves(x)
+    is_whole = n < _LEAST or not all(map(is_concrete, leaves))
+    if is_whole or any(len(getattr(leaf, "devices", set)()) > 1 for leaf in leaves):
+        return n
+    return -(-(n + FEW) // 2)

@@ -1,6 +1,7 @@
 """Parts of a data set: some of its classes, some images of each, some samples held out."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -211,5 +212,25 @@ def _permutation(key: Array | None, stream: int, n: int) -> np.ndarray:
         raise ValueError("key is needed to draw classes or samples; give a jax.random.key(seed).")
     check_key(key)
     check_known(key=key)
-    numbers = np.arange(n, dtype=np.int32)
-    return np.asarray(jax.random.permutation(jax.random.fold_in(key, stream), numbers))
+    key = jax.random.fold_in(key, stream)
+    is_prefix = bool(getattr(jax.config, "jax_threefry_partitionable", False))
+    if not is_prefix or str(jax.random.key_impl(key)) != "threefry2x32":
+        return np.asarray(jax.random.permutation(key, np.arange(n, dtype=np.int32)))
+    return _sorted_by_lot(key, n)
+
+
+def _sorted_by_lot(key: Array, n: int) -> np.ndarray:
+    """`jax.random.permutation`, which compiles a program for every n, sorted here.
+
+    Bits of a longer array begin with those of a shorter one, so that one program draws them for
+    many n.
+    """
+    order, rounds = np.arange(n, dtype=np.int32), math.ceil(3 * math.log(max(n, 1)) / _LOG_BITS)
+    for _ in range(rounds):
+        key, now = jax.random.split(key)
+        bits = jax.random.bits(now, (max(256, 1 << (n - 1).bit_length()),), np.uint32)
+        order = order[np.argsort(np.asarray(bits)[:n], kind="stable")]
+    return order
+
+
+_LOG_BITS = math.log(np.iinfo(np.uint32).max)

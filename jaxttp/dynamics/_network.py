@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._contrasts import Contrasted, contrasts, from_contrasts
-from jaxttp._jit import jit
+from jaxttp._jit import compile_ahead, jit
 from jaxttp._quick import quick
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters._in_two import InTwo
@@ -74,6 +74,13 @@ def outputs_and_pull(apply_fn: ApplyFn) -> Callable:
 
         return see_contrasts
     return kept(_compile_network, apply_fn)[1]
+
+
+def see_ahead(apply_fn: ApplyFn, weights: Params, x: Any, like: Array) -> None:
+    """Compile J^T a in the background, for samples x (N, ...) and outputs like these (N, C)."""
+    if isinstance(apply_fn, Contrasted):
+        apply_fn, like = apply_fn.network, from_contrasts(like)
+    compile_ahead(kept(_compile_network, apply_fn)[1], weights, x, like)
 
 
 def in_two(apply_fn: ApplyFn) -> InTwo:

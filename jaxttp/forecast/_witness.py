@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxttp._samples import take
 from jaxttp._types import Params
 from jaxttp.crossing import training_time
-from jaxttp.dynamics._network import outputs_and_pull
+from jaxttp.dynamics._network import outputs_and_pull, see_ahead
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.forecast._along import (
     Network,
@@ -19,6 +20,7 @@ from jaxttp.forecast._along import (
     see_in_batches,
 )
 from jaxttp.forecast._curves import loss_and_error
+from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss
 
 ASKED = (0.4, 0.1)
@@ -71,6 +73,27 @@ def passes_asked(samples: int) -> int:
     return round(2 * len(ASKED) * sampled(samples) / samples)
 
 
+def batch_of_questions(samples: int, batch_size: int | None) -> int:
+    """How many of so many samples the network is asked about at once.
+
+    Example:
+        >>> batch_of_questions(37, 32), batch_of_questions(37, None)
+        (19, 37)
+    """
+    return math.ceil(samples / math.ceil(samples / (batch_size or samples)))
+
+
+def compile_questions(problem: Problem, batch_size: int | None) -> None:
+    """Compile in the background what `ask_network` will ask, of as many samples.
+
+    Args:
+        problem: network and data.
+        batch_size: as for `ask_network`.
+    """
+    some = slice(batch_of_questions(sampled(problem.f0.shape[0]), batch_size))
+    see_ahead(problem.network, problem.weights, take(problem.x, some), problem.f0[some])
+
+
 def ask_network(
     network: Network,
     params: Params,
@@ -108,7 +131,7 @@ def ask_network(
     curve = np.asarray(loss_and_error(loss, path.train, part.targets)[0])
     steps = sorted({t for t in (int(training_time(curve, e)) for e in ASKED) if t > 0})
     n = part.size
-    size = math.ceil(n / math.ceil(n / (batch_size or n)))
+    size = batch_of_questions(n, batch_size)
     see = outputs_and_pull(network)
     seen = {}
     for step, weights, gradient, expected in places_of(see, params, part, loss, path, steps, size):

@@ -17,7 +17,7 @@ from jaxttp.pipeline.goals import Arrival, aims, arrivals, reached_seconds
 from jaxttp.pipeline.optimizers import make_optimizer
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
-from jaxttp.training import StepTime, TrainingRun, time_step, train
+from jaxttp.training import StepTime, TrainingRun, compile_step_ahead, time_step, train
 
 Progress = Callable[[str, int, int], None]
 
@@ -148,6 +148,12 @@ def forecast(
     task = build_task(settings)
     keys = jax.random.split(jax.random.key(settings.seed), 2)
     batch_size, trainer = settings.batch_size, make_optimizer(settings)
+    rows = np.arange(settings.total_samples or len(task.y)) % len(task.y)
+    step: dict[str, Any] = {
+        "loss": task.loss, "optimizer": trainer.transformation, "batch_size": batch_size
+    }  # fmt: skip
+    x, y = take(task.x, rows), task.y[rows]
+    compile_step_ahead(*task.model, x, y, **step)
     prediction = predict_training_time(
         *task.model,
         task.x,
@@ -170,11 +176,7 @@ def forecast(
     )
     if progress is not None:
         progress("timing a step", 0, 1)
-    rows = np.arange(settings.total_samples or len(task.y)) % len(task.y)
-    step_time = time_step(
-        *task.model, take(task.x, rows), task.y[rows], loss=task.loss,
-        optimizer=trainer.transformation, batch_size=batch_size,
-    )  # fmt: skip
+    step_time = time_step(*task.model, x, y, **step)
     run = None
     if verify and prediction.stable:
         report = None if progress is None else lambda i, n: progress("real training", i, n)
@@ -182,9 +184,7 @@ def forecast(
             *task.model,
             task.x,
             task.y,
-            loss=task.loss,
-            optimizer=trainer.transformation,
-            batch_size=batch_size,
+            **step,
             steps=settings.steps,
             key=keys[1],  # another draw of batches than the forecast's: nobody knows those ahead
             progress=report,

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxttp.data import Dataset, load_dataset, select, split
+from jaxttp.data.selection import _permutation
 
 
 def toy(labels, classes):
@@ -168,3 +169,20 @@ def test_split_of_a_regression(key):
 def test_bad_splits(key, share, message):
     with pytest.raises(ValueError, match=message):
         split(toy([0, 0, 1, 1], 2), held_out=share, key=key)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 255, 256, 257, 1625, 1626, 3000])
+def test_an_order_is_that_of_jax(n):
+    """For every length, and with as many programs as there are powers of two."""
+    for seed in range(3):
+        key = jax.random.key(seed)
+        expected = jax.random.permutation(jax.random.fold_in(key, 4), np.arange(n, dtype=np.int32))
+        found = _permutation(key, 4, n)
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == np.int32
+
+
+def test_an_order_by_another_generator_is_that_of_jax():
+    key = jax.random.key(0, impl="rbg")
+    expected = jax.random.permutation(jax.random.fold_in(key, 4), np.arange(40, dtype=np.int32))
+    np.testing.assert_array_equal(_permutation(key, 4, 40), expected)

@@ -12,7 +12,7 @@ from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._along import Subset
 from jaxttp.forecast._stability import Rates, optimizer_rates
 from jaxttp.forecast._trust import trust_in_speeds
-from jaxttp.forecast._witness import Witness, ask_network
+from jaxttp.forecast._witness import Witness, ask_network, compile_questions
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
 from jaxttp.losses import Loss
@@ -84,6 +84,7 @@ class Recursion(OneKernel):
 
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
+        compile_questions(lines.problem, descent.batch_size)
         cross = lines.cross
         tangents = lines.tangents if descent.decays else {}
         found = recur(lines, descent, **cross, **tangents)

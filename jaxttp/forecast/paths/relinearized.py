@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxttp._checks import check_integer, check_number
 from jaxttp._types import Params
+from jaxttp.dynamics._network import see_ahead
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast._stability import Rates, rises
 from jaxttp.forecast._trust import trust_in_path
@@ -58,6 +59,7 @@ class Relinearized(Dynamics):
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
         problem = lines.problem
+        see_ahead(problem.network, problem.weights, problem.x, problem.f0)
         lines.estimate  # noqa: B018 - before the network counts passes
         found = relinearized_recursion(
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
