@@ -105,20 +105,27 @@ def jit(fun: Callable[..., Any], *, has_loops: bool = False, **options: Any) -> 
             _known[:] = [False]
         return plain(*args, **kwargs)
 
+    seen: set[Any] = set()
+
     def ahead(*args: Any, **kwargs: Any) -> None:
-        lower = full_precision(choose(args, kwargs).lower)
-        begun.begin(lambda: lower(*args, **kwargs).compile())
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        kinds = [(getattr(a, "shape", ()), str(getattr(a, "dtype", type(a)))) for a in leaves]
+        given = structure, *kinds
+        if given not in seen:
+            seen.add(given)
+            lower = full_precision(choose(args, kwargs).lower)
+            begun.begin(lambda: lower(*args, **kwargs).compile())
 
     cast(Any, call).ahead = ahead
     return call
 
 
 def compile_ahead(program: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Compile a program of `jit` in the background; its next call waits for that.
+    """Compile a program of `jit` in the background, once; its next call waits for that.
 
     Args:
         program: what `jit` gave; of anything else nothing is compiled.
-        args: its arguments, of which only shapes and dtypes count.
+        args: its arguments, arrays or their `jax.ShapeDtypeStruct`.
         kwargs: likewise.
 
     Example:

@@ -9,8 +9,10 @@ import optax
 import pytest
 
 from jaxttp._background import Background
+from jaxttp._contrasts import Contrasted
 from jaxttp._jit import compile_ahead, jit
 from jaxttp._timing import compilations, stopwatch
+from jaxttp.dynamics._network import outputs_and_pull, see_ahead
 from jaxttp.training import compile_step_ahead, time_step
 
 
@@ -29,6 +31,38 @@ def test_what_was_compiled_ahead_is_not_compiled_again():
     assert len(threads) == 1  # traced once, and not here
     assert threads[0].startswith("jaxttp-compiles")
     assert len(seen) == 1
+
+
+def test_the_same_is_begun_once():
+    traced = []
+
+    @jit
+    def noted(x):
+        traced.append(x.shape)
+        return x
+
+    for length in (2, 2, 3, 2):
+        compile_ahead(noted, jnp.ones(length))
+    noted(jnp.ones(2)).block_until_ready()
+    assert sorted(traced) == [(2,), (3,)]
+
+
+def test_products_of_a_network_are_found_again():
+    def network(w, x):
+        return jnp.tanh(x["a"] @ w)
+
+    contrasted = Contrasted(network)
+    x, w = {"a": np.ones((40, 3), np.float32)}, jnp.ones((3, 4))
+    see = outputs_and_pull(contrasted)
+    with compilations() as seen:
+        see_ahead(contrasted, w, x, contrasted(w, x), 7)
+        few = {"a": x["a"][:7]}
+        see(w, few, jnp.ones((7, 3)))
+    programs = len(seen)
+    with compilations() as seen:
+        jax.clear_caches()
+        see(w, few, jnp.ones((7, 3)))
+    assert len(seen) <= programs  # those of contrasts and one of the network, not two
 
 
 def test_shapes_are_enough():

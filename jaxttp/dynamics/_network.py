@@ -76,11 +76,30 @@ def outputs_and_pull(apply_fn: ApplyFn) -> Callable:
     return kept(_compile_network, apply_fn)[1]
 
 
-def see_ahead(apply_fn: ApplyFn, weights: Params, x: Any, like: Array) -> None:
-    """Compile J^T a in the background, for samples x (N, ...) and outputs like these (N, C)."""
+def see_ahead(
+    apply_fn: ApplyFn, weights: Params, x: Any, outputs: Array, size: int | None = None
+) -> None:
+    """Compile J^T a in the background.
+
+    Args:
+        apply_fn: the network.
+        weights: its weights.
+        x: samples (N, ...).
+        outputs: for them (N, C).
+        size: samples at once; all of them when None.
+    """
+    size = len(outputs) if size is None else size
+    columns = outputs.shape[1]
     if isinstance(apply_fn, Contrasted):
-        apply_fn, like = apply_fn.network, from_contrasts(like)
-    compile_ahead(kept(_compile_network, apply_fn)[1], weights, x, like)
+        apply_fn, columns = apply_fn.network, columns + 1
+
+    def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), dtype)
+
+    like = jax.ShapeDtypeStruct((size, columns), outputs.dtype)
+    see = kept(_compile_network, apply_fn)[1]
+    compile_ahead(see, weights, jax.tree.map(shape_of, x), like)
 
 
 def in_two(apply_fn: ApplyFn) -> InTwo:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxttp._samples import take
 from jaxttp._types import Params
 from jaxttp.crossing import training_time
 from jaxttp.dynamics._network import outputs_and_pull, see_ahead
@@ -90,8 +89,8 @@ def compile_questions(problem: Problem, batch_size: int | None) -> None:
         problem: network and data.
         batch_size: as for `ask_network`.
     """
-    some = slice(batch_of_questions(sampled(problem.f0.shape[0]), batch_size))
-    see_ahead(problem.network, problem.weights, take(problem.x, some), problem.f0[some])
+    size = batch_of_questions(sampled(problem.f0.shape[0]), batch_size)
+    see_ahead(problem.network, problem.weights, problem.x, problem.f0, size)
 
 
 def ask_network(
