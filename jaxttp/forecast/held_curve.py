@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from scipy.interpolate import PchipInterpolator
 
 from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._held_path import HeldPath, smoothed
@@ -237,6 +236,8 @@ def _between(at: np.ndarray, values: np.ndarray, every: np.ndarray) -> np.ndarra
     """A curve through points, level where they end before it does."""
     if len(at) == 1:
         return np.full(len(every), values[0])
+    from scipy.interpolate import PchipInterpolator  # here: a fifth of the time of all imports
+
     return PchipInterpolator(at, values)(np.minimum(every, at[-1]))
 
 
