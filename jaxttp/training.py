@@ -180,24 +180,16 @@ _kept_step = functools.lru_cache(maxsize=8)(make_step)
 holds its network."""
 
 
-def step_of(
-    apply_fn: ApplyFn,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    record: Callable[[Any], Any] | None = None,
-) -> Any:
+def step_of(*parts: Any) -> Any:
     """`make_step` of these, a kept one where they can be told from others.
 
     Args:
-        apply_fn: as for `make_step`, like all the others.
-        loss: as there.
-        optimizer: as there.
-        record: as there.
+        parts: arguments of `make_step`.
     """
     try:
-        return _kept_step(apply_fn, loss, optimizer, record)
+        return _kept_step(*parts)
     except TypeError:  # an optimiser without a hash
-        return make_step(apply_fn, loss, optimizer, record)
+        return make_step(*parts)
 
 
 def train(
