@@ -416,35 +416,21 @@ def compile_step(
 
 
 def _compiled_step(
-    apply_fn: ApplyFn,
-    params: Params,
-    x: Any,
-    y: Any,
-    loss: str | Loss,
-    optimizer: optax.GradientTransformation,
-    batch_size: int | None,
-) -> tuple[jax.stages.Compiled, float]:
+    apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss,
+    optimizer: optax.GradientTransformation, batch_size: int | None = None,
+) -> tuple[jax.stages.Compiled, float]:  # fmt: skip
     _check_given(apply_fn, params, y, optimizer)
     apply_fn, x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     with stopwatch() as compiling:
-        step = step_of(apply_fn, loss, optimizer).lower(params, state, x, targets).compile()
+        step = step_of(apply_fn, loss, optimizer, None).lower(params, state, x, targets).compile()
     return step, compiling.seconds
 
 
 _STEPS = Background()
 
 
-def compile_step_ahead(
-    apply_fn: ApplyFn,
-    params: Params,
-    x: Any,
-    y: Any,
-    *,
-    loss: str | Loss,
-    optimizer: optax.GradientTransformation,
-    batch_size: int | None = None,
-) -> None:
+def compile_step_ahead(apply_fn: ApplyFn, params: Params, x: Any, y: Any, **how: Any) -> None:
     """`compile_step` in the background; that, `time_step` and `train` wait for it.
 
     Args:
@@ -452,12 +438,9 @@ def compile_step_ahead(
         params: as there.
         x: as there.
         y: as there.
-        loss: as there.
-        optimizer: as there.
-        batch_size: as there.
+        how: `loss`, `optimizer` and `batch_size`, as there.
     """
-    given = (apply_fn, params, x, y, loss, optimizer, batch_size)
-    _STEPS.begin(functools.partial(_compiled_step, *given))
+    _STEPS.begin(functools.partial(_compiled_step, apply_fn, params, x, y, **how))
 
 
 def _check_given(apply_fn: ApplyFn, params: Params, y: Any, optimizer: Any) -> None:
