@@ -180,16 +180,21 @@ _kept_step = functools.lru_cache(maxsize=8)(make_step)
 holds its network."""
 
 
-def step_of(*parts: Any) -> Any:
+def step_of(
+    apply_fn: ApplyFn, loss: Loss, optimizer: Any, record: Callable[[Any], Any] | None = None
+) -> Any:
     """`make_step` of these, a kept one where they can be told from others.
 
     Args:
-        parts: arguments of `make_step`.
+        apply_fn: as for `make_step`, like all the others.
+        loss: as there.
+        optimizer: as there.
+        record: as there.
     """
     try:
-        return _kept_step(*parts)
+        return _kept_step(apply_fn, loss, optimizer, record)
     except TypeError:  # an optimiser without a hash
-        return make_step(*parts)
+        return make_step(apply_fn, loss, optimizer, record)
 
 
 def train(
@@ -261,8 +266,8 @@ def train(
     check_known(key=key)
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
-    evaluate = in_two(apply_fn)
-    f = evaluate(params, x)
+    evaluate = in_two(apply_fn).at(x)
+    f = evaluate(params)
     indices = None
     if batch_size is not None:
         indices = batch_indices(key, f.shape[0], batch_size, steps, protocol=protocol)
@@ -293,7 +298,7 @@ def train(
             # A step on the full batch has computed the outputs after the step before it.
             history.append(before)
         if always or t + 1 == steps:
-            history.append(evaluate(params, x))
+            history.append(evaluate(params))
         ended = call_back(t + 1, history[-1])
         if progress is not None:
             progress(t + 1, steps)
@@ -423,7 +428,7 @@ def _compiled_step(
     apply_fn, x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
     with stopwatch() as compiling:
-        step = step_of(apply_fn, loss, optimizer, None).lower(params, state, x, targets).compile()
+        step = step_of(apply_fn, loss, optimizer).lower(params, state, x, targets).compile()
     return step, compiling.seconds
 
 

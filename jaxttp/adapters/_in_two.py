@@ -52,12 +52,16 @@ class InTwo(NamedTuple):
 
     def __call__(self, params: Params, x: Any) -> Array:
         """The outputs (N, C) for samples (N, ...)."""
+        return self.at(x)(params)
+
+    def at(self, x: Any) -> Callable[[Params], Array]:
+        """``params -> outputs`` for samples that are cut once."""
         n = count(x)
         size = _size(x, n)
         if size == n:
-            return self.program(params, x)
+            return lambda params: self.program(params, x)
         first, second, _ = _cut(x, size)
-        return _join(self.program(params, first), self.program(params, second), n)[0]
+        return lambda p: _join(self.program(p, first), self.program(p, second), n)[0]
 
     def evaluate(self, params: Params, x: Any) -> Evaluated:
         """The same, with what tells whether outputs mix samples."""

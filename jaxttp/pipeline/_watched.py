@@ -69,12 +69,7 @@ def train_watched(
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps))
     at = np.unique(np.round(np.linspace(0, steps, min(POINTS, steps) + 1)).astype(int))
-    step, state, found, seconds = (
-        step_of(rows, loss, optimizer, None),
-        optimizer.init(params),
-        [],
-        0.0,
-    )
+    step, state, found, seconds = step_of(rows, loss, optimizer), optimizer.init(params), [], 0.0
     step = step.lower(params, state, take(x, indices[0]), targets[indices[0]]).compile()
     for t in range(steps + 1):
         if t in at:
