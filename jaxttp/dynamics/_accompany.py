@@ -32,6 +32,7 @@ from jaxttp.dynamics._course import (
     differ,
     run_to,
     survey,
+    survey_here,
 )
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._pieces import loss_curve, loss_value, row_of
@@ -110,15 +111,14 @@ def _take(
     course: Course, state: State, mean: Far, bounds: tuple[Damping | None, ...], end: int
 ) -> State:
     """The segment to `end` between the knots of the mean path."""
-    here, in_use = state.here, course.in_use(state)
-    first, last = mean.points
-    pushed, products = survey(course, here, first, in_use)
-    remote, _ = survey(course, here, last, in_use)
+    state, pushed, products = survey_here(course, state)
+    in_use = course.in_use(state)
+    remote, _ = survey(course, state.here, mean.points[-1], in_use)
     near, far = mean.knots
     knots = [Knot(near.kernel, pushed, bounds[0]), Knot(far.kernel, remote, bounds[1])]
     mine = Far(knots, mean.points, mean.line)
     state, run = run_to(course, state, knots, products, mine.line, end)
-    state = state._replace(passes=state.passes + 2 * sum(in_use))
+    state = state._replace(passes=state.passes + sum(in_use))
     ahead = Ahead(end, knots[0], products, run)
     state, run, weights, f = confirm(course, state, ahead, mine, run)
     return arrive(course, state, ahead, mine, run, weights, f)
@@ -169,6 +169,7 @@ def join(mean: RelinearizedTrajectory, batches: Batches) -> RelinearizedTrajecto
         left_at=batches.state.start if batches.speed < 1 else -1,
         gradient_evaluations=mean.gradient_evaluations + found.gradient_evaluations,
         steps_run=mean.steps_run + found.steps_run,
+        mean_loss=mean.loss,
     )
 
 

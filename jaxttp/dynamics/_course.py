@@ -90,8 +90,8 @@ class Course:
 
     def in_use(self, state: "State") -> tuple[bool, ...]:
         """Which of the vectors that coefficients refer to can enter the outputs."""
-        begun = (share != 0 for share in self.shares)
-        carried = (self.moving or state.start > 0 or each for each in begun)
+        begun = (self.moving or state.start > 0 or share != 0 for share in self.shares)
+        carried = (each and not dual for each, dual in zip(begun, state.gathered, strict=True))
         guards = 0 if state.guard is None else state.guard.modes
         return (self.decays, *carried, *(True for _ in range(guards)))
 
@@ -124,6 +124,27 @@ class Crossing(NamedTuple):
     test: Array | None
 
 
+class Surveyed(NamedTuple):
+    """What `survey` found where a segment starts, for as long as the start is the same.
+
+    Attributes:
+        start: with the vectors.
+        in_use: which of them.
+        pushed: J v there (k, N, C).
+        products: of the vectors (k, k).
+    """
+
+    start: Start
+    in_use: tuple[bool, ...]
+    pushed: Array
+    products: Array
+
+    def holds(self, start: Start, in_use: tuple[bool, ...]) -> bool:
+        """Whether this is what would be found."""
+        same = self.start.point is start.point and self.start.vectors is start.vectors
+        return same and self.in_use == in_use
+
+
 class State(NamedTuple):
     """A path from step 0 to step `start`.
 
@@ -146,6 +167,8 @@ class State(NamedTuple):
             is not looked at.
         guard: what holds modes back from here on, or None.
         central_from: the start of the first segment in which that came to bear, or -1.
+        gathered: for every accumulator, whether it is J^T of coefficients alone (`Start.duals`).
+        surveyed: what `survey` found at `here`, or None.
         bends: whether two kernels of the network were seen to differ, looked at where something is
             damped: one that is linear has no oscillation that holds it at the edge of stability,
             and its kernel is the truth beyond it.
@@ -168,6 +191,8 @@ class State(NamedTuple):
     sharpest: float = 0.0
     guard: Guard | None = None
     central_from: int = -1
+    gathered: tuple[bool, ...] = ()
+    surveyed: "Surveyed | None" = None
     bends: bool = False
 
     @property
@@ -296,6 +321,16 @@ def survey(
     pairs = zip(in_use, here.vectors, strict=True)
     pushed = [push(point, course.x, vector) if used else None for used, vector in pairs]
     return surveyed(pushed, here.vectors, here.f, in_use)
+
+
+def survey_here(course: Course, state: State) -> tuple[State, Array, Array]:
+    """`survey` where the path is, which is done once for all that start there."""
+    here, in_use, known = state.here, course.in_use(state), state.surveyed
+    if known is None or not known.holds(here, in_use):
+        pushed, products = survey(course, here, here.point, in_use)
+        known = Surveyed(here, in_use, pushed, products)
+        state = state._replace(surveyed=known, passes=state.passes + sum(in_use))
+    return state, known.pushed, known.products
 
 
 def combine(course: Course, state: State, points: list[Params], row: Array) -> tuple[State, Params]:

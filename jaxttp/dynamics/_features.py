@@ -51,7 +51,7 @@ def run_batches(
     size, rows = here.f.size, 2 * here.f.size + len(here.vectors)
     # One kernel sees what both knots' gradients came to; two see each of them.
     many, width = len(knots) ** 2, _factors(knots[0]).columns.shape[1]
-    weights, state = begin(optimizer, here, many * width)
+    weights, state = begin(optimizer, here, space.begun)
     limit = output_limit(dtype)
 
     def step(t: Array, carry: tuple) -> tuple:
@@ -148,6 +148,13 @@ class _Space(NamedTuple):
                 seen.append(part * damped)
             images += [seen[0] + seen[1]] if len(self.knots) == 1 else seen
         return images
+
+    def begun(self, dual: Array) -> Array:
+        """The same of what an accumulator holds at the first knot (N C,), in the order of steps."""
+        seen = [jnp.dot(dual, _factors(knot).columns, precision="highest") for knot in self.knots]
+        if len(self.knots) == 1:
+            return seen[0]
+        return jnp.concatenate([part for each in seen for part in (each, jnp.zeros_like(each))])
 
     def fill(self, train: Array, path: list[Array], shares: Array, end: Array) -> Array:
         """Outputs (T + 1, N, C) with those of the segment.

@@ -54,6 +54,11 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> Array:
     return jax.device_put(np.zeros(shape, dtype))
 
 
+def as_shares(values: list[float], f: Array) -> Array:
+    """Numbers as an array (k,) like outputs, for which no program is compiled."""
+    return jax.device_put(np.asarray(values, f.dtype))
+
+
 @functools.partial(jit, static_argnums=(2, 3))
 def blank(
     params: Params, f: Array, shares: tuple[float, ...], steps: int

@@ -8,6 +8,7 @@ optax itself does the book-keeping (see `filters`).
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,8 +32,15 @@ from jaxttp.ntk.factored import Kernel
 class Start(NamedTuple):
     """Where a segment starts.
 
-    `vectors` are the weight-space vectors that coefficients refer to: the weights, then one
-    accumulator for every parameter-like leaf of the optimiser's state.
+    Attributes:
+        point: the point of linearisation.
+        kernel: Theta there.
+        vectors: the weight-space vectors that coefficients refer to: the weights, then one
+            accumulator for every parameter-like leaf of the optimiser's state.
+        f: outputs (N, C).
+        state: the optimiser's state.
+        duals: what each accumulator holds beside its vector, as J^T of this (N, C) at `point`.
+        shares: how much of its vector an accumulator holds (k,).
     """
 
     point: Params
@@ -40,6 +48,8 @@ class Start(NamedTuple):
     vectors: list[Params]
     f: Array
     state: optax.OptState
+    duals: list[Array]
+    shares: Array
 
 
 class Knot(NamedTuple):
@@ -112,6 +122,31 @@ def chord(knot: Knot, products: Array, row: Array) -> Chord:
     dual = apply_kernel(knot.kernel, both) + jnp.tensordot(carried, knot.pushed, 1)
     along = jnp.einsum("nc,knc->k", both, knot.pushed) + products @ carried
     return Chord(dual, along, jnp.vdot(both, dual) + jnp.vdot(carried, along))
+
+
+@jit
+def gathered(knots: list[Knot], products: Array, row: Array) -> tuple[Array, Array]:
+    """The part J^T a of a vector in weight space, with J at the last knot, and what is beside it.
+
+    Args:
+        knots: both.
+        products: of the vectors of the start with each other (k, k).
+        row: coefficients of the vector.
+
+    Returns:
+        a (N, C), with the coefficients at the first knot as if they were at the last; and lengths
+        (1 + k,) as shares of that of the part at the last: of the part at the first, and of those
+        along the vectors of the start.
+    """
+    near, far = knots[0], knots[-1]
+    size, shape = near.pushed[0].size, near.pushed.shape[1:]
+    first, last = row[:size].reshape(shape), row[size : 2 * size].reshape(shape)
+    here = jnp.vdot(first, apply_kernel(near.kernel, first))
+    there = jnp.vdot(last, apply_kernel(far.kernel, last))
+    along = row[2 * size :] ** 2 * jnp.diagonal(products)
+    squares = jnp.maximum(jnp.append(here[None], along), 0.0)
+    shares = jnp.sqrt(squares / jnp.where(there > 0, there, 1.0))
+    return first + last, jnp.where(there > 0, shares, jnp.inf)
 
 
 @functools.partial(jit, static_argnames=("loss", "record"))
@@ -198,23 +233,30 @@ def _along(ends: tuple[Knot, Knot], products: Array, updates: Array, k: int) -> 
     return moved + products[-k:] @ updates[2 * size :]
 
 
-def begin(optimizer: Optimizer, here: Start, extra: int = 0) -> tuple[Array, optax.OptState]:
+def begin(
+    optimizer: Optimizer, here: Start, images: Callable[[Array], Array] | None = None
+) -> tuple[Array, optax.OptState]:
     """The coefficients of the weights where a segment starts, and the optimiser's state in them.
 
     Args:
         optimizer: see `same_program`.
         here: the start.
-        extra: further numbers that the optimiser is to act on, zero so far.
+        images: coefficients of J^T at the start (N C,) -> further numbers that the optimiser is to
+            act on, beside them.
     """
     count, dtype = len(here.vectors), here.f.dtype
-    unit = jnp.eye(count, dtype=dtype)
-    zero, rest = jnp.zeros(2 * here.f.size, dtype), jnp.zeros(extra, dtype)
-    rows = [jnp.concatenate([zero, unit[k], rest]) for k in range(count)]
-    carried = iter(rows[1:])
+    unit, zero = jnp.eye(count, dtype=dtype), jnp.zeros(here.f.size, dtype)
+
+    def row(dual: Array, vectors: Array) -> Array:
+        rest = [] if images is None else [images(dual)]
+        return jnp.concatenate([dual, zero, vectors, *rest])
+
+    held = zip(here.duals, here.shares, unit[1:], strict=False)  # a guard's vectors come after them
+    carried = iter([row(dual.reshape(-1), share * vector) for dual, share, vector in held])
     state = optax.tree_utils.tree_map_params(
         optimizer, lambda leaf: next(carried).astype(leaf.dtype), here.state
     )
-    return rows[0], state
+    return row(zero, unit[0]), state
 
 
 def share(

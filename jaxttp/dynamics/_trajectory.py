@@ -65,6 +65,8 @@ class RelinearizedTrajectory(eqx.Module):
             the start where that is beyond it, 0 where it is not looked at (damp=False).
         central_from: the step from which on modes are held back at the edge of stability, -1 for
             never; see `_central`.
+        mean_loss: with mini-batches and rebuilds="auto", the loss (steps + 1,) of the mean path,
+            that of full batches, beside which they are followed; else None.
     """
 
     ts: Float[Array, " t"]
@@ -86,5 +88,6 @@ class RelinearizedTrajectory(eqx.Module):
     steps_run: int = eqx.field(static=True, default=0)
     sharpest: float = eqx.field(static=True, default=0.0)
     central_from: int = eqx.field(static=True, default=-1)
+    mean_loss: Float[Array, " t"] | None = None
 
     plot, _repr_html_, __repr__ = RESULT

@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from jaxttp._checks import check_finite_value, is_concrete
 from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics._accumulators import gather, surveyed_before
 from jaxttp.dynamics._central import NEAR, Guard
 from jaxttp.dynamics._confirm import Far, confirm, is_contradicted
 from jaxttp.dynamics._course import (
@@ -32,11 +33,13 @@ from jaxttp.dynamics._course import (
     run_to,
     sharper,
     survey,
+    survey_here,
     timed,
 )
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import (
+    as_shares,
     blank,
     empty_path,
     estimate,
@@ -46,6 +49,7 @@ from jaxttp.dynamics._pieces import (
     row_of,
     settle,
     splice,
+    zeros,
 )
 from jaxttp.dynamics._segment import Knot, Run, Start, chord, follow_beside
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory
@@ -114,9 +118,18 @@ def set_out(
     kernel, seconds = timed(kernel_fn, params)
     kernel = check_finite_value("kernel", kernel)  # a later one may not be, where a forecast ends
     vectors = [params, *(accumulators or begun)]
+    here = Start(
+        params,
+        kernel,
+        vectors,
+        f,
+        inner,
+        [zeros(f.shape, f.dtype)] * len(shares),
+        as_shares([1.0] * len(shares), f),
+    )
     state = State(
-        Start(params, kernel, vectors, f, inner), None, train, train, jax.device_put(-1),
-        seconds=(seconds,), beside=_beside(course, params),
+        here, None, train, train, jax.device_put(-1), seconds=(seconds,),
+        beside=_beside(course, params), gathered=(False,) * len(shares),
     )  # fmt: skip
     bound = damping_at(course, state, kernel, f)
     state = sharper(state, bound)
@@ -127,11 +140,10 @@ def set_out(
 
 def look_ahead(course: Course, state: State, end: int) -> tuple[State, Ahead]:
     """Run from here to step `end` with the kernel at hand; the path itself stays as it is."""
-    here, in_use = state.here, course.in_use(state)
-    pushed, products = survey(course, here, here.point, in_use)
-    knot = Knot(here.kernel, pushed, state.damping)
+    state, pushed, products = survey_here(course, state)
+    knot = Knot(state.here.kernel, pushed, state.damping)
     state, run = run_to(course, state, [knot], products, None, end)
-    return state._replace(passes=state.passes + sum(in_use)), Ahead(end, knot, products, run)
+    return state, Ahead(end, knot, products, run)
 
 
 class SegmentStep(NamedTuple):
@@ -274,21 +286,21 @@ def arrive(
     if state.central_from < 0 and state.guard is not None:
         bears = state.guard.bears(run.curvatures)
         state = state._replace(central_from=state.start if bears else -1)
-    here, carried, before = state.here, [], state.here.kernel
+    here, before = state.here, state.here
     if ahead.end < course.steps:
-        for row in run.rows[1:]:
-            state, vector = combine(course, state, far.points, row)
-            carried.append(vector)
-        here = Start(far.points[-1], far.knots[-1].kernel, [weights, *carried], f, run.state)
+        state, carried, duals, shares = gather(course, state, ahead, far, run, weights)
+        point, kernel = far.points[-1], far.knots[-1].kernel
+        here = Start(point, kernel, [weights, *carried], f, run.state, duals, shares)
     state = state._replace(
         here=here, train=train, provisional=provisional, diverged_at=diverged_at,
-        ends=(*state.ends, ahead.end), guard=None,
+        ends=(*state.ends, ahead.end), guard=None, surveyed=None,
     )  # fmt: skip
     if ahead.end == course.steps:
         return state
+    state = surveyed_before(course, state, before.vectors, ahead, far)
     bound = damping_at(course, state, here.kernel, f)
     acts = _acts(course, bound)
-    if acts and not state.bends and not bool(differ(before, here.kernel)):
+    if acts and not state.bends and not bool(differ(before.kernel, here.kernel)):
         acts, bound = False, None
     state = state._replace(damping=bound, bends=state.bends or acts)
     near = acts and course.central

@@ -52,11 +52,13 @@ PASSES, BATCH_PASSES = 5.0, 8.0
 """Ways through the network beside a kernel that is rebuilt; with mini-batches."""
 EXACT_PASSES, EXACT_BATCH_PASSES = 4.0, 6.5
 """The same beside exact kernels, which leave the network less to correct."""
-MEMORIES = 1.5
+MEMORIES = 1.1
 """So many times as many where the optimiser has a memory: a velocity is carried along."""
 RUNS, BATCH_RUNS = 1.5, 2.5
 """Runs of the horizon with such a kernel; with mini-batches, which cost next to nothing where the
 kernel is kept as factors (`jaxttp.dynamics._features`)."""
+PARTS = 3.5
+"""Runs where larger data are forecast on one kernel: the samples', all of them at once, halves'."""
 READING = 8.0
 """A product with a kernel takes the time of so many times its operations: every number of the
 kernel is read from memory for one multiplication."""
@@ -256,27 +258,28 @@ def _priced(
     kernel: KernelEstimator,
     most: int | None,
 ) -> _Priced:
-    beside = 1.0
+    beside, is_scaled = 1.0, isinstance(dynamics, Scaled)
     if problem.x_test is not None:
         beside += len(jax.tree.leaves(problem.x_test)[0]) / problem.f0.shape[0]
-    if isinstance(dynamics, Scaled):
-        beside *= 2.0  # whole and halves
     if most is None and is_rebuilt(dynamics):
         most = _centre(dynamics).rebuilds
     if not most:
         one_kernel = on_one_kernel(dynamics) if most == 0 else dynamics
-        cost = price.forecast(1, passes_asked(problem.f0.shape[0]), int(READING * descent.steps))
+        products = int(READING * descent.steps * (PARTS if is_scaled else 1.0))
+        cost = price.forecast(1, passes_asked(problem.f0.shape[0]), products)
         return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel, descent.steps))
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
-    passes = BATCH_PASSES if batches else PASSES
+    passes, alone = (BATCH_PASSES if batches else PASSES), PASSES
     if isinstance(kernel, Exact):
-        passes = EXACT_BATCH_PASSES if batches else EXACT_PASSES
+        passes, alone = (EXACT_BATCH_PASSES if batches else EXACT_PASSES), EXACT_PASSES
     runs = BATCH_RUNS if batches and not isinstance(kernel, Sketched) else RUNS
-    if not descent.is_plain or descent.momentum:
-        passes *= MEMORIES
     built = most + 1
-    products = int(READING * runs * built * descent.steps)
-    cost = price.forecast(built, int(passes * built), products) * beside
+    passes, alone = passes * built, alone * most * is_scaled  # the halves begin with its kernel
+    if not descent.is_plain or descent.momentum:
+        passes, alone = MEMORIES * passes, MEMORIES * alone
+    products = int(READING * runs * built * descent.steps * (1 + is_scaled))
+    kernels = built + most * is_scaled
+    cost = price.forecast(kernels, int(passes + alone), products) * beside
     bounded = dynamics
     if _centre(dynamics).rebuilds == "auto":
         bounded = _with_centre(dynamics, dataclasses.replace(_centre(dynamics), most=most))

@@ -194,12 +194,23 @@ class Problem:
             self, x_test=None, f0_test=None, targets_test=None, loss_test=None, whole=whole
         )
 
-    def take(self, rows: Any) -> "Problem":
-        """The problem of some of its training samples alone."""
-        whole = None if self.whole is None else self.whole.take(rows)
+    def take(self, rows: Any, unseen: Any = None) -> "Problem":
+        """The problem of some of its training samples alone.
+
+        Args:
+            rows: their numbers.
+            unseen: those of the training samples that become its test samples; none when None.
+        """
+        whole = None if self.whole is None else self.whole.take(rows, unseen)
+        test: dict[str, Any] = {}
+        if unseen is not None:
+            test = {
+                "x_test": take(self.x, unseen), "f0_test": self.f0[unseen],
+                "targets_test": self.targets[unseen], "loss_test": self.loss,
+            }  # fmt: skip
         return dataclasses.replace(
             self.without_test(), x=take(self.x, rows), f0=self.f0[rows],
-            targets=self.targets[rows], whole=whole,
+            targets=self.targets[rows], whole=whole, **test,
         )  # fmt: skip
 
     def contrasted(self) -> "Problem":

@@ -64,6 +64,7 @@ def time_scale(
     ratio: float,
     rates: Float[np.ndarray, " s"] | None = None,
     path: Float[np.ndarray, " t"] | None = None,
+    unseen: Float[np.ndarray, "2 t"] | None = None,
 ) -> TimeScale:
     """How much later N samples come to the losses of M.
 
@@ -74,6 +75,8 @@ def time_scale(
         rates: learning rates (T,); constant when None.
         path: loss of the M samples that is to be scaled (T + 1,), such as by mini-batches where
             `whole` and `halves` are by full ones; `whole` when None.
+        unseen: loss of each half on samples that it does not train on (2, T + 1), which N samples
+            come to no later; None where that is not known.
 
     Returns:
         A `TimeScale`; of a path that does not fall, that of the subset itself.
@@ -105,6 +108,11 @@ def time_scale(
     found = isotonic_regression(np.log(full[good] / both[good])).x
     growth = np.interp(np.arange(len(here)), np.flatnonzero(good), np.maximum(found, 0.0))
     later = np.log2(ratio) * growth
+    if unseen is not None:
+        bound = _when(np.mean([_falling(each) for each in unseen], axis=0), levels, spent)
+        known = np.isfinite(bound) & np.isfinite(full) & (full > 0)
+        least = np.log(np.maximum(bound[known], full[known]) / full[known])
+        later[known] = np.minimum(later[known], least)
     there = np.maximum.accumulate(here * np.exp(later))
     apart = np.diff(np.log(each[:, np.all((each > 0) & np.isfinite(each), axis=0)]), axis=0)
     drawn = DRAWN * float(np.sqrt(np.mean(apart**2))) if apart.size else 0.0

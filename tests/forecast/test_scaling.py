@@ -20,7 +20,9 @@ from jaxttp.forecast import (
     forecast_training,
     predict_training_time,
 )
+from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.scaling import time_scale
+from jaxttp.ntk import ClassSketched, Sketched
 
 STEPS = 200
 T = np.arange(STEPS + 1.0)
@@ -98,13 +100,37 @@ def test_all_samples_are_what_they_are():
     np.testing.assert_array_equal(time_scale(flat, halves_of(flat), 4.0).of(flat), flat)
 
 
-CURVES = arrays.arrays(np.float64, (3, 31), elements=st.floats(1e-6, 10.0))
+def test_n_samples_are_no_later_than_halves_on_what_they_have_not_seen():
+    """What they learn of others is there for samples that N train on, too: a bound on times."""
+    memorising, unseen = 2.0 * memorised(100), np.exp(-3 * T / 150)
+    halves = halves_of(2.0 * memorised(50))
+    plain = time_scale(memorising, halves, 8.0)
+    bounded = time_scale(memorising, halves, 8.0, unseen=halves_of(unseen))
+    assert plain.slower == pytest.approx(8.0, rel=0.02)
+    for level in (1.0, 0.5, 0.1):
+        time, bound = (int(np.argmax(curve <= level)) for curve in (bounded.of(memorising), unseen))
+        alone = int(np.argmax(memorising <= level))
+        # Curves are averaged over a tenth of a time before they are read.
+        assert alone <= time <= max(1.12 * bound, alone) + 2
+    # Where halves never learn anything of others there is no bound.
+    nothing = time_scale(memorising, halves, 8.0, unseen=halves_of(np.full(STEPS + 1, 2.0)))
+    np.testing.assert_array_equal(nothing.at, plain.at)
+
+
+def test_the_bound_is_never_below_the_subset_itself():
+    curve = memorised(100)
+    found = time_scale(curve, halves_of(memorised(50)), 8.0, unseen=halves_of(memorised(20)))
+    np.testing.assert_allclose(found.of(curve), curve, rtol=1e-9)
+
+
+CURVES = arrays.arrays(np.float64, (5, 31), elements=st.floats(1e-6, 10.0))
 
 
 @settings(max_examples=60, deadline=None)
 @given(curves=CURVES, ratio=st.floats(1.0, 100.0))
 def test_whatever_the_curves_the_whole_is_behind(curves, ratio):
-    found = time_scale(curves[0], curves[1:], ratio)
+    found = time_scale(curves[0], curves[1:3], ratio, unseen=curves[3:])
+    assert found.slower <= time_scale(curves[0], curves[1:3], ratio).slower + 1e-9
     assert np.all(np.isfinite(found.at)) and np.all(np.isfinite(found.unsure))  # noqa: PT018
     assert found.at[0] == 0
     assert np.all(np.diff(found.at) >= -1e-9)
@@ -176,11 +202,63 @@ def test_the_forecast_says_what_it_is_of_and_what_it_cost():
     assert "times the steps of the 40 at hand" in found.trust
     assert found.hyperparameters["total_samples"] == 4000
     assert found.cost.training_operations == pytest.approx(100 * plain.cost.training_operations)
-    assert found.cost.kernels == 2  # one, and two of half the samples
+    assert found.cost.kernels == 1  # those of the halves are blocks of it
+    # Of the whole path alone the network is asked what it says.
+    assert found.cost.gradient_evaluations == plain.cost.gradient_evaluations
     assert all(v >= 0 for v in found.steps_uncertainty.values())
     assert np.all(np.isfinite(found.loss_uncertainty))
     assert found.loss[-1] > plain.loss[-1]
     assert found.outputs.shape == plain.outputs.shape
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [None, Sketched(64, jax.random.key(1)), ClassSketched(jax.random.key(1))],
+    ids=["exact", "sketch", "class sketch"],
+)
+def test_parts_of_a_kernel_are_kernels_of_parts(estimator):
+    """What halves begin with, and with what they foresee each other's samples: nothing is built."""
+    x, y = samples(3)
+    problem = Problem.of(network, PARAMS, x[:20], y[:20])
+    lines = Linearizer(problem, estimator)
+    rows, others = np.array([3, 1, 7, 12]), np.array([0, 19, 5])
+    unknown = lines.take(rows, others)
+    assert unknown.problem.x_test is None  # a cross kernel would have to be built
+    whole = np.asarray(lines.first)
+    part = lines.take(rows, others)
+    axes = (rows, others)
+    for found, (left, right) in (
+        (part.first, (rows, rows)), (part.cross["kernel_test"], axes[::-1])
+    ):  # fmt: skip
+        want = np.take(np.take(whole, left, axis=0), right, axis=whole.ndim // 2)
+        np.testing.assert_allclose(found, want, rtol=1e-12)
+    assert part.cross_at(None) is part.cross["kernel_test"]
+    assert part.kernels == 0
+    np.testing.assert_array_equal(part.problem.x_test, x[others])
+    np.testing.assert_array_equal(part.problem.targets_test, problem.targets[others])
+    same = Linearizer(Problem.of(network, PARAMS, x[rows], y[rows], x_test=x[others],
+                                 y_test=y[others]))  # fmt: skip
+    if estimator is None:
+        found, want = (Recursion().follow(each, DESCENT) for each in (part, same))
+        np.testing.assert_allclose(found.test_loss, want.test_loss, rtol=1e-9)
+        assert found.gradient_evaluations == 0 < want.gradient_evaluations
+
+
+def test_mini_batches_are_beside_full_ones(monkeypatch):
+    """The mean path of rebuilt kernels is that of full batches: it is not followed again."""
+    followed = []
+    plain = Relinearized.follow
+    monkeypatch.setattr(
+        Relinearized, "follow",
+        lambda self, lines, descent: followed.append(descent.batch_size) or plain(
+            self, lines, descent),
+    )  # fmt: skip
+    x, y = samples(4)
+    descent = Descent.of(learning_rate=0.5, steps=30, batch_size=8, key=jax.random.key(0))
+    problem = Problem.of(network, PARAMS, x[:40], y[:40])
+    found = forecast_training(problem, descent, dynamics=Scaled(80, Relinearized(most=2)))
+    assert followed == [8, None, None]  # the subset, and two halves by full batches
+    assert np.all(np.isfinite(found.loss))
 
 
 @pytest.mark.slow

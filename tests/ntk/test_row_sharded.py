@@ -181,7 +181,9 @@ def test_mini_batches_on_a_sketch():
         kernel = Factored.of(sketch, sketch)
         train = jnp.zeros((steps + 1, N, C)).at[0].set(f0)
         return run_batches(
-            descent, loss, [Knot(kernel, pushed)], Start(params, kernel, [params], f0, state),
+            descent, loss, [Knot(kernel, pushed)], Start(
+                params, kernel, [params], f0, state, [], jnp.zeros(0)
+            ),
             gram([params], (True,), f0.dtype), None, jnp.asarray(0), jnp.asarray(steps), train,
             targets, batches, jnp.zeros_like(f0),
         ).train  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_instance
@@ -42,6 +43,7 @@ class Linearizer:
         estimator: how kernels come about.
         progress: called with (stage, done, total).
         first: the kernel before training, where it is at hand.
+        asks: whether the network is asked what it says of a path on one kernel.
     """
 
     def __init__(
@@ -50,11 +52,14 @@ class Linearizer:
         estimator: KernelEstimator | None = None,
         progress: Progress | None = None,
         first: Kernel | None = None,
+        asks: bool = True,
     ) -> None:
         self.problem = problem
         self.estimator = Exact() if estimator is None else estimator
         self.progress = progress
         self.kernels = 0
+        self.asks = asks
+        self.rebuilds_cross = True
         self.passes = 0  # through the network, beside those of kernels and paths
         if first is not None:
             self.__dict__["estimate"] = Estimate(first)
@@ -82,6 +87,31 @@ class Linearizer:
         first = self.first
         assert not isinstance(first, RowSharded | Streamed)
         return _of_contrasts(first)
+
+    def take(
+        self, rows: np.ndarray | None = None, unseen: np.ndarray | None = None
+    ) -> "Linearizer":
+        """Linearisations of some of the samples, counted by themselves, of which nobody asks more.
+
+        Their kernel before training is a block of this one where that was built and lies in memory.
+
+        Args:
+            rows: their numbers; all of them when None.
+            unseen: those of others that are their test samples, where the kernel is at hand; the
+                cross kernel is that before training then, and rebuilt for no weights.
+        """
+        known = self.known
+        if rows is None:
+            return Linearizer(self.problem, self.estimator, self.progress, known, asks=False)
+        if not isinstance(known, jax.Array | Factored):
+            return Linearizer(self.problem.take(rows), self.estimator, self.progress, asks=False)
+        problem, first = self.problem.take(rows, unseen), _block(known, rows, rows)
+        found = Linearizer(problem, self.estimator, self.progress, first, asks=False)
+        if unseen is not None:
+            cross = _block(known, unseen, rows)
+            found.__dict__["cross"] = {"kernel_test": cross, "f0_test": problem.f0_test}
+            found.rebuilds_cross = False
+        return found
 
     def report(self, stage: str, done: int = 0, total: int = 1) -> None:
         """Tell whoever listens how far it has come."""
@@ -127,7 +157,7 @@ class Linearizer:
 
     def cross_at(self, weights: Params) -> Kernel:
         """Theta(x_test, x) at these weights of the trained part; that before training is kept."""
-        is_first = weights is self.problem.weights
+        is_first = weights is self.problem.weights or not self.rebuilds_cross
         return self.cross["kernel_test"] if is_first else self._cross(weights)
 
     def _cross(self, weights: Params) -> Kernel:
@@ -180,6 +210,17 @@ def _of_contrasts(kernel: Array | Factored) -> Kernel:
     return jnp.moveaxis(contrasts(jnp.moveaxis(contrasts(kernel), 1, -1)), -1, 1)
 
 
+def _block(kernel: Array | Factored, rows: np.ndarray, columns: np.ndarray) -> Kernel:
+    """The kernel between some of the samples and others."""
+    if not isinstance(kernel, Factored):
+        return jnp.take(jnp.take(kernel, rows, axis=0), columns, axis=kernel.ndim // 2)
+    parts = (
+        jnp.take(factor.reshape(-1, kernel.classes, factor.shape[-1]), chosen, axis=0)
+        for factor, chosen in ((kernel.rows, rows), (kernel.columns, columns))
+    )
+    return Factored.of(*parts)
+
+
 @full_precision
 def _push(network: Any, weights: Params, x: Any) -> Array:
     return jax.jvp(lambda w: network(w, x), (weights,), (weights,))[1]
@@ -212,6 +253,7 @@ class Path:
         gradient_evaluations: passes back through the network, those of kernels apart.
         products: of a kernel with outputs, about.
         uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
+        mean_loss: the loss (T + 1,) of full batches, where mini-batches were followed beside them.
         draws: curves of many draws, or None.
         witness: what the dynamics' own `trust` reads.
         unsure_from: the step from which on the batches' noise is not followed, so that a real
@@ -229,6 +271,7 @@ class Path:
     gradient_evaluations: int = 0
     products: int = 0
     uncertainty: Float[Array, " t"] | None = None
+    mean_loss: Float[Array, " t"] | None = None
     draws: Draws | None = None
     witness: Any = None
     unsure_from: int | None = None

@@ -12,7 +12,7 @@ from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._along import Subset
 from jaxttp.forecast._stability import Rates, optimizer_rates
 from jaxttp.forecast._trust import trust_in_speeds
-from jaxttp.forecast._witness import Witness, ask_network, compile_questions
+from jaxttp.forecast._witness import NOBODY, Witness, ask_network, compile_questions
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
 from jaxttp.losses import Loss
@@ -45,6 +45,8 @@ class OneKernel(Dynamics):
 
     def witness(self, lines: Linearizer, descent: Descent) -> Witness:
         """What the network says along the path of the recursion, whose weights are known."""
+        if not lines.asks:
+            return NOBODY
         problem = lines.problem
         whole = Subset(lines.first, problem.x, problem.targets, problem.f0)
         tangent = lines.tangents["initial_tangent"] if descent.decays else None
@@ -84,7 +86,8 @@ class Recursion(OneKernel):
 
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
-        compile_questions(lines.problem, descent.batch_size)
+        if lines.asks:
+            compile_questions(lines.problem, descent.batch_size)
         cross = lines.cross
         tangents = lines.tangents if descent.decays else {}
         found = recur(lines, descent, **cross, **tangents)

@@ -73,7 +73,7 @@ class Relinearized(Dynamics):
         return Path.of(
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
             gradient_evaluations=found.gradient_evaluations, uncertainty=found.loss_uncertainty,
-            products=found.steps_run,
+            products=found.steps_run, mean_loss=found.mean_loss,
             witness=found, unsure_from=found.left_at if found.left_at >= 0 else None,
             held_from=found.held_from if found.held_from >= 0 else None,
         )  # fmt: skip

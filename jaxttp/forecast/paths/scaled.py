@@ -109,24 +109,28 @@ class Scaled(Dynamics):
                 "x_test: test curves of a larger data set are not forecast; leave x_test or "
                 "total_samples out."
             )
-        subset = whole = self.centre.follow(lines, descent)
-        full, spent = descent.full, [subset]
-        if descent.batch_size is not None:
-            whole = self.centre.follow(lines, full)
-            spent.append(whole)
+        subset = self.centre.follow(lines, descent)
+        full, spent, whole = descent.full, [subset], subset.loss
+        if subset.mean_loss is not None:
+            whole = subset.mean_loss
+        elif descent.batch_size is not None:
+            spent.append(self.centre.follow(lines.take(), full))
+            whole = spent[-1].loss
         order = np.asarray(jax.random.permutation(jax.random.key(self.seed), count))
+        parts = order[: count // 2], order[count // 2 : 2 * (count // 2)]
         halves = []
-        for rows in (order[: count // 2], order[count // 2 : 2 * (count // 2)]):
-            part = Linearizer(problem.take(rows), lines.estimator, lines.progress)
+        for rows, others in (parts, parts[::-1]):
+            part = lines.take(rows, others)
             halves.append((part, self.centre.follow(part, full)))
         kernels = sum(part.kernels for part, _ in halves)
         lines.kernels += (kernels + 1) // 2  # what two of half the samples cost
         scale = time_scale(
-            np.asarray(whole.loss),
+            np.asarray(whole),
             np.stack([half.loss for _, half in halves]),
             self.samples / count,
             descent.spent_rates(),
             np.asarray(subset.loss),
+            _unseen([half for _, half in halves]),
         )
         loss = scale.of(np.asarray(subset.loss))
         off = scale.off(loss)
@@ -174,3 +178,9 @@ class Scaled(Dynamics):
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
         return {**self.centre.plain_values(), "total_samples": self.samples}
+
+
+def _unseen(halves: list[Path]) -> np.ndarray | None:
+    """Losses of the halves on each other's samples (2, T + 1); None where they are not known."""
+    losses = [np.asarray(half.test_loss) for half in halves if half.test_loss is not None]
+    return np.stack(losses) if len(losses) == len(halves) else None
