@@ -90,7 +90,7 @@ WAYS = {
 
 
 @functools.cache
-def images(name: str, classes: tuple[int, ...], per_class: int, pixels: int) -> Samples:
+def images(name: str, classes: tuple[int, ...], per_class: int | None, pixels: int) -> Samples:
     """Some of a data set, drawn once for all; digits in three colours where they are enlarged."""
     data = select(load_dataset(name), classes=classes, per_class=per_class, key=jax.random.key(17))
     x = np.asarray(data.x, np.float32)
@@ -104,26 +104,35 @@ def images(name: str, classes: tuple[int, ...], per_class: int, pixels: int) -> 
 @functools.cache
 def make(name: str, data_set: str, per_class: int) -> Job:
     """The network of that name before fine-tuning, and its samples."""
-    chosen = NETWORKS[name]
-    data = images(data_set, (5, 6, 7, 8, 9), per_class, chosen.pixels)
-    key = jax.random.key(3)
-    if chosen.model == "mlp":
+    data = images(data_set, (5, 6, 7, 8, 9), per_class, NETWORKS[name].pixels)
+    if NETWORKS[name].model == "mlp":
         sizes = (data.x[0].size, 64, 64, CLASSES)
-        return Job(from_nnx(MLP(sizes, rngs=nnx.Rngs(params=key))), data.x, data.y)
+        return Job(from_nnx(MLP(sizes, rngs=nnx.Rngs(params=HEAD))), data.x, data.y)
+    network = trained_before(name, data_set, per_class)
+    return Job(from_nnx(fresh_head(network, CLASSES, key=HEAD)), data.x, data.y)
+
+
+HEAD = jax.random.key(3)
+"""Draws the output layer of whatever is fine-tuned."""
+
+
+def trained_before(name: str, data_set: str, per_class: int) -> Any:
+    """The network of that name as it is pre-trained, which does not know the classes 5-9."""
+    chosen = NETWORKS[name]
     if chosen.model == "digits-resnet":
-        network: Any = load_pretrained()
-    else:
-        size = chosen.pixels
-        build: Callable[[], Any] = lambda: make_model(  # noqa: E731
-            chosen.model, CLASSES, image_size=size, rngs=nnx.Rngs(0)
-        )
-        network = nnx.jit(build)()
-        if not chosen.model.startswith("vit"):
-            network = calibrate_batch_norm(network, data.x)
-        if chosen.steps:
-            before = images(data_set, (0, 1, 2, 3, 4), 150, chosen.pixels)
-            network = pretrained(network, before, steps=chosen.steps, rate=chosen.rate)
-    return Job(from_nnx(fresh_head(network, CLASSES, key=key)), data.x, data.y)
+        return load_pretrained()
+    size = chosen.pixels
+    build: Callable[[], Any] = lambda: make_model(  # noqa: E731
+        chosen.model, CLASSES, image_size=size, rngs=nnx.Rngs(0)
+    )
+    network = nnx.jit(build)()
+    if not chosen.model.startswith("vit"):
+        seen = images(data_set, (5, 6, 7, 8, 9), per_class, size)
+        network = calibrate_batch_norm(network, seen.x)
+    if chosen.steps:
+        before = images(data_set, (0, 1, 2, 3, 4), 150, size)
+        network = pretrained(network, before, steps=chosen.steps, rate=chosen.rate)
+    return network
 
 
 @functools.cache
