@@ -87,10 +87,10 @@ def test_the_table_of_larger_data_reads_by_horizon():
 
 def test_the_law_of_samples_in_a_table():
     # A quarter late, right to the step, never reached by the subset: two readings, one within 15 %.
-    late = scaling.Reading("a", 2, 10.0, 5.0, 12.5, 0.1)
-    near = scaling.Reading("a", 2, 1.0, 1.0, 2.0, 0.1)
-    never = scaling.Reading("a", 2, 10.0, np.inf, np.inf, 0.1)
-    subset, law = scaling.summary([late, near, never]).splitlines()[2:]
+    late = scaling.Reading("a", 2, 10.0, 5.0, 20.0, 12.5, 0.1)
+    near = scaling.Reading("a", 2, 1.0, 1.0, 2.0, 2.0, 0.1)
+    never = scaling.Reading("a", 2, 10.0, np.inf, np.inf, np.inf, 0.1)
+    subset, _, law = scaling.summary([late, near, never]).splitlines()[2:]
     assert subset.startswith("| 2 | 2 | subset | 0.49 | 0.35 | 50% |")
     assert law == "| 2 | 2 | law | 0.16 | 0.11 | 50% | 50%, 50% |"
 
