@@ -5,8 +5,8 @@
 Networks that know the digits 0-4 are fine-tuned on all digits 5-9 (896) and on all ten digits
 (1,797), by cross-entropy, in batches of 32 with momentum 0.9, at a constant rate and with a cosine,
 over 2 to 40 epochs: for real, a few times with other batches, and as forecast with
-``total_samples`` from some of the samples, within a quarter of the training's operations and by
-default. Beside them stand the subset's own forecast, which is also what `extrapolate` says of such
+``total_samples`` from some of the samples, within a quarter of the training's operations and, the
+longest from 200, by default. Beside them stand the subset's own forecast, which is also what `extrapolate` says of such
 a loss, and a tenth of the training continued by a power law. No constant was chosen on any of it.
 What is kept in the folder is not made again; a forecast never sees a real curve.
 """
@@ -44,6 +44,8 @@ WITHIN, SLACK = 0.15, 2
 """A reading is right that is off by no more of itself, or by so many steps."""
 END = 0.1
 """A final loss is right that is off by no more of the drop."""
+LONG, FEW = 40, 200
+"""Epochs and samples of the forecasts that are made by default as well."""
 AT_ONCE = 300
 """Samples of which the loss is evaluated at once."""
 READINGS = 90
@@ -177,7 +179,7 @@ def forecasts(training: Training, count: int) -> dict[str, dict[str, Any]]:
     whole = {"total_samples": len(training.job.y)}
     found: dict[str, dict[str, Any]] = {"a quarter": whole | {"budget": 0.25}}
     found["the subset alone"] = {"budget": 0.25}
-    if training.epochs > 2:
+    if training.epochs >= LONG and count <= FEW:  # minutes each, which is its default
         found["default"] = whole
     return {f"{name}, from {count}": asked for name, asked in found.items()}
 
