@@ -1,12 +1,14 @@
 """From 250 samples to 1,000: how far off is a forecast from a quarter of the data?
 
-    python -m experiments.bench.extrapolation [--preset smoke|cpu] [--store FILE] [--subsets]
+    python -m experiments.bench.extrapolation [--preset smoke|cpu] [--store FILE] [--subsets|--real]
 
 Squared error, full batches, eta lambda_max / N = 1 by 100 samples. Against the extrapolations stand
 the linearised network on all samples, which they are meant to foresee (an MLP is trained in weight
 space, so that no kernel of all samples is needed), and the real training. At long horizons the
 goals are 10, 3 and 2 % of the initial loss. A run that was stopped goes on. `--subsets` repeats the
 long runs' extrapolations (nothing else) from disjoint subsets: what the draw of a subset does.
+`--real` forecasts nothing: real trainings of subsets and of their halves go through the law of
+`total_samples`, which is the most that a forecast from these samples could know of it.
 """
 
 import argparse
@@ -35,10 +37,13 @@ from jaxttp import (
 from jaxttp.data import select
 from jaxttp.dynamics import weight_space
 from jaxttp.forecast import Hyperparameters, extrapolate_spectrum, mode_curve
+from jaxttp.forecast.scaling import time_scale
 from jaxttp.models import MLP, fresh_head, load_pretrained
 
 THRESHOLDS = (0.01, 0.1, 0.4)
 SHARES = (0.1, 0.03, 0.02)
+LONG = 500
+"""Steps from which on a run is a long one."""
 NAMES = ("subset", "power law", "resolvent", "linearised", "real")
 """Curves: the subset's own, both methods of `extrapolate`, and what happens on all samples."""
 
@@ -190,6 +195,38 @@ def subsets(settings: ExtrapolationSettings) -> Iterator[str]:
         yield f"| {name_of(network, seed, horizon, momentum)} | {' | '.join(columns)} |"
 
 
+def laws(settings: ExtrapolationSettings, draws: int = 3) -> Iterator[str]:
+    """A line for every run of MLPs over 500 steps: the law on real curves of subsets."""
+    for network, seed, horizon, momentum in settings.runs:
+        if network == "ResNet" or horizon < LONG:
+            continue
+        job = make(network, seed, settings.per_class)
+        go = functools.partial(_real, job, _rate(job, seed, settings), momentum, horizon)
+        count = len(job.x)
+        found, subset = [_read(go(np.arange(count)))], min(settings.subset, count // 3)
+        for size in (subset, 2 * subset):
+            for draw in range(draws):
+                rows = np.random.default_rng(draw).permutation(count)[:size]
+                parts = np.array_split(rows, 2)
+                whole, halves = go(rows), np.stack([go(part) for part in parts])
+                scale = time_scale(whole, halves, count / size)
+                found += [_read(whole), _read(scale.of(whole))]
+        yield f"| {name_of(network, seed, horizon, momentum)} | {' | '.join(found)} |"
+
+
+def _real(job: Job, eta: float, momentum: float, steps: int, rows: np.ndarray) -> np.ndarray:
+    found = train(
+        *job.model, job.x[rows], job.y[rows], loss="squared_error",
+        optimizer=optax.sgd(eta, momentum or None), steps=steps,
+    )  # fmt: skip
+    return np.asarray(found.loss, np.float64)
+
+
+def _read(curve: np.ndarray) -> str:
+    times = (int(training_time(curve, share * curve[0], rule="absolute")) for share in SHARES)
+    return ", ".join(str(time) if time >= 0 else "-" for time in times)
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """All runs."""
     lines = [
@@ -198,7 +235,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     goals = {"relative": "1, 10, 40 % of the drop", "absolute": "10, 3, 2 % of L_0"}
     for row in rows:
-        rule = "absolute" if row["horizon"] > 500 else "relative"
+        rule = "absolute" if row["horizon"] > LONG else "relative"
         final = ", ".join(f"{row[name]['final']:.3f}" for name in NAMES)
         cells = [", ".join(str(t) if t >= 0 else "-" for t in row[name][rule]) for name in NAMES]
         lines.append(
@@ -219,9 +256,10 @@ def main() -> None:
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--store", type=Path, help="a file of JSON lines (default: by preset)")
     parser.add_argument("--subsets", action="store_true", help="what the draw of a subset does")
+    parser.add_argument("--real", action="store_true", help="the law on real curves of subsets")
     arguments = parser.parse_args()
-    if arguments.subsets:
-        for line in subsets(PRESETS[arguments.preset]):
+    if arguments.subsets or arguments.real:
+        for line in (subsets if arguments.subsets else laws)(PRESETS[arguments.preset]):
             print(line, flush=True)
         return
     store = arguments.store or Path(f"extrapolation-{arguments.preset}.jsonl")

@@ -52,7 +52,7 @@ PASSES, BATCH_PASSES = 5.0, 8.0
 """Ways through the network beside a kernel that is rebuilt; with mini-batches."""
 EXACT_PASSES, EXACT_BATCH_PASSES = 4.0, 6.5
 """The same beside exact kernels, which leave the network less to correct."""
-MEMORIES = 1.1
+MEMORIES, EXACT_MEMORIES = 1.3, 1.1
 """So many times as many where the optimiser has a memory: a velocity is carried along."""
 RUNS, BATCH_RUNS = 1.5, 2.5
 """Runs of the horizon with such a kernel; with mini-batches, which cost next to nothing where the
@@ -269,14 +269,15 @@ def _priced(
         cost = price.forecast(1, passes_asked(problem.f0.shape[0]), products)
         return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel, descent.steps))
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
-    passes, alone = (BATCH_PASSES if batches else PASSES), PASSES
+    passes, alone, memories = (BATCH_PASSES if batches else PASSES), PASSES, MEMORIES
     if isinstance(kernel, Exact):
         passes, alone = (EXACT_BATCH_PASSES if batches else EXACT_PASSES), EXACT_PASSES
+        memories = EXACT_MEMORIES
     runs = BATCH_RUNS if batches and not isinstance(kernel, Sketched) else RUNS
     built = most + 1
     passes, alone = passes * built, alone * most * is_scaled  # the halves begin with its kernel
     if not descent.is_plain or descent.momentum:
-        passes, alone = MEMORIES * passes, MEMORIES * alone
+        passes, alone = memories * passes, memories * alone
     products = int(READING * runs * built * descent.steps * (1 + is_scaled))
     kernels = built + most * is_scaled
     cost = price.forecast(kernels, int(passes + alone), products) * beside

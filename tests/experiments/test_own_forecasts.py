@@ -85,6 +85,21 @@ def test_the_table_of_larger_data_reads_by_horizon():
     assert "| 1, 10, 40 % of the drop | 3, 2, 1 |" in early
 
 
+@pytest.mark.slow
+def test_the_law_on_real_curves_of_subsets(monkeypatch):
+    settings = extrapolation.PRESETS["smoke"]
+    assert list(extrapolation.laws(settings, 1)) == []  # no run of it is long
+    monkeypatch.setattr(extrapolation, "LONG", 5)
+    monkeypatch.setattr(extrapolation, "SHARES", (0.9,))
+    (line,) = extrapolation.laws(settings, 1)
+    name, *times = line.strip("| ").split(" | ")
+    assert name == "tanh MLP, seed 0, T = 10"
+    real, subset, law, more, law_of_more = map(int, times)
+    assert min(real, subset, more) >= 1
+    assert subset <= law  # more samples are no faster than few
+    assert more <= law_of_more
+
+
 def test_the_law_of_samples_in_a_table():
     # A quarter late, right to the step, never reached by the subset: two readings, one within 15 %.
     late = scaling.Reading("a", 2, 10.0, 5.0, 20.0, 12.5, 0.1)
