@@ -118,15 +118,8 @@ def set_out(
     kernel, seconds = timed(kernel_fn, params)
     kernel = check_finite_value("kernel", kernel)  # a later one may not be, where a forecast ends
     vectors = [params, *(accumulators or begun)]
-    here = Start(
-        params,
-        kernel,
-        vectors,
-        f,
-        inner,
-        [zeros(f.shape, f.dtype)] * len(shares),
-        as_shares([1.0] * len(shares), f),
-    )
+    duals, ones = [zeros(f.shape, f.dtype)] * len(shares), as_shares([1.0] * len(shares), f)
+    here = Start(params, kernel, vectors, f, inner, duals, ones)
     state = State(
         here, None, train, train, jax.device_put(-1), seconds=(seconds,),
         beside=_beside(course, params), gathered=(False,) * len(shares),
