@@ -88,6 +88,16 @@ class RowSharded(eqx.Module):
         picked = jnp.take(self.padded, batch, axis=axis)
         return RowSharded(picked, (self.samples[0], batch.shape[0]), self.mesh)
 
+    def block(self, rows: np.ndarray, columns: np.ndarray) -> "RowSharded":
+        """Theta[rows, :, columns] on the same devices, by the numbers of samples."""
+        devices, by_rows = self.mesh.size, PartitionSpec(self.mesh.axis_names)
+        rows_filled, columns_filled = (
+            np.append(each, np.zeros(-len(each) % devices, int)) for each in (rows, columns)
+        )
+        sharding = NamedSharding(self.mesh, by_rows)
+        picked = _picked(self.padded, rows_filled, columns_filled, sharding)
+        return RowSharded(picked, (len(rows), len(columns)), self.mesh)
+
     def on_one_device(self) -> Array:
         """All of a kernel of at most `SMALL` rows and columns.
 
@@ -121,6 +131,12 @@ class RowSharded(eqx.Module):
         """The kernel in this host's memory, gathered from all processes."""
         del copy
         return np.asarray(self._cut(on_host(self.padded)), dtype)
+
+
+@functools.partial(jit, static_argnums=3)
+def _picked(padded: Array, rows: Array, columns: Array, sharding: NamedSharding) -> Array:
+    found = jnp.take(jnp.take(padded, rows, axis=0), columns, axis=padded.ndim // 2)
+    return jax.lax.with_sharding_constraint(found, sharding)
 
 
 @functools.partial(jit, static_argnums=(2, 3))

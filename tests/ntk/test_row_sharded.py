@@ -167,6 +167,29 @@ def test_a_condition_number_by_products(kernels):
     assert largest(compiled) == share
 
 
+@pytest.mark.parametrize("rows", [8, 5], ids=["divided by the devices", "filled up"])
+@pytest.mark.parametrize("output", ["full", "trace"])
+def test_a_block_is_the_kernel_of_some_samples(rows, output):
+    x, params = samples(N), weights(8)
+    whole = np.asarray(empirical_ntk(network, params, x, output=output))
+    spread = RowSharded.of(empirical_ntk(network, params, x, output=output, mesh=four()), four())
+    chosen, others = np.arange(N)[::-1][:rows], np.arange(N)[1 : rows + 2]
+    block = spread.block(chosen, others)
+    want = np.take(np.take(whole, chosen, axis=0), others, axis=whole.ndim // 2)
+    assert block.shape == want.shape
+    np.testing.assert_allclose(np.asarray(block), want, rtol=1e-10, atol=1e-12)
+    assert largest_share(block) <= -(-rows // 4)
+    vectors = jax.random.normal(jax.random.key(2), (len(others), C))
+    flat = want if want.ndim == 4 else np.einsum("nm,cd->ncmd", want, np.eye(C))
+    moved = np.einsum("ncmd,md->nc", flat, np.asarray(vectors))
+    np.testing.assert_allclose(block.apply(vectors), moved, rtol=1e-9, atol=1e-10)
+
+
+def largest_share(kernel):
+    """Rows on one device, at most."""
+    return max(shard.data.shape[0] for shard in kernel.padded.addressable_shards)
+
+
 def test_mini_batches_on_a_sketch():
     """The primal dynamics: a quarter of the columns on every device, and never a kernel."""
     x, key, width, steps = samples(N), jax.random.key(1), 160, 7

@@ -93,7 +93,8 @@ class Linearizer:
     ) -> "Linearizer":
         """Linearisations of some of the samples, counted by themselves, of which nobody asks more.
 
-        Their kernel before training is a block of this one where that was built and lies in memory.
+        Their kernel before training is a block of this one where that was built and lies in memory,
+        of one device or of many.
 
         Args:
             rows: their numbers; all of them when None.
@@ -103,7 +104,7 @@ class Linearizer:
         known = self.known
         if rows is None:
             return Linearizer(self.problem, self.estimator, self.progress, known, asks=False)
-        if not isinstance(known, jax.Array | Factored):
+        if not isinstance(known, jax.Array | Factored | RowSharded):
             return Linearizer(self.problem.take(rows), self.estimator, self.progress, asks=False)
         problem, first = self.problem.take(rows, unseen), _block(known, rows, rows)
         found = Linearizer(problem, self.estimator, self.progress, first, asks=False)
@@ -210,8 +211,10 @@ def _of_contrasts(kernel: Array | Factored) -> Kernel:
     return jnp.moveaxis(contrasts(jnp.moveaxis(contrasts(kernel), 1, -1)), -1, 1)
 
 
-def _block(kernel: Array | Factored, rows: np.ndarray, columns: np.ndarray) -> Kernel:
+def _block(kernel: Array | Factored | RowSharded, rows: np.ndarray, columns: np.ndarray) -> Kernel:
     """The kernel between some of the samples and others."""
+    if isinstance(kernel, RowSharded):
+        return kernel.block(rows, columns)
     if not isinstance(kernel, Factored):
         return jnp.take(jnp.take(kernel, rows, axis=0), columns, axis=kernel.ndim // 2)
     parts = (
