@@ -12,12 +12,10 @@ was chosen on any of it. What is kept in the folder is not made again; a forecas
 curve.
 """
 
-import argparse
 import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,9 +23,9 @@ import numpy as np
 import optax
 
 from experiments.bench.accuracy_tasks import Job
-from experiments.bench.pays import TENTH, Guess, Real, foresee, power_law
+from experiments.bench.pays import TENTH, Guess, Real, foresee, make_all, power_law
 from experiments.bench.pays_tasks import HEAD, NETWORKS, images, trained_before
-from experiments.store import Pieces, Store
+from experiments.store import Pieces
 from jaxttp import from_nnx, predict_training_time, training_time
 from jaxttp._quick import quick
 from jaxttp.dynamics import batch_indices
@@ -300,20 +298,7 @@ def _words(times: list[float]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Make what the folder does not have yet, and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--folder", type=Path, help="where to keep what is made")
-    parser.add_argument("--only", nargs="+", choices=NETWORKS, help="these networks")
-    options = parser.parse_args(arguments)
-    settings = PRESETS[options.preset]
-    if options.only:
-        settings = dataclasses.replace(settings, networks=tuple(options.only))
-    store = Store(
-        options.folder,
-        settings=dataclasses.replace(settings, networks=()),
-        report=lambda name, done, total: print(f"{done}/{total} {name}", flush=True),
-    )
-    print("\n".join(table(gather(settings, store.all(pieces(settings))))))
+    print("\n".join(table(gather(*make_all(__doc__, PRESETS, pieces, arguments)))))
 
 
 if __name__ == "__main__":

@@ -318,14 +318,26 @@ def table(rows: list[Row]) -> list[str]:
     return lines
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Make what the folder does not have yet, and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
+def make_all(
+    doc: str | None,
+    presets: dict[str, Any],
+    pieces: Callable[[Any], Pieces],
+    arguments: list[str] | None,
+) -> tuple[Any, dict[str, Any]]:
+    """The settings that a command line asks for, and all their pieces; a folder keeps them.
+
+    Args:
+        doc: what the command does.
+        presets: settings by name, with `networks`.
+        pieces: of settings.
+        arguments: of the command line; this process's when None.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
+    parser.add_argument("--preset", choices=presets, default="cpu")
     parser.add_argument("--folder", type=Path, help="where to keep what is made")
     parser.add_argument("--only", nargs="+", choices=NETWORKS, help="these networks")
     options = parser.parse_args(arguments)
-    settings = PRESETS[options.preset]
+    settings = presets[options.preset]
     if options.only:
         settings = dataclasses.replace(settings, networks=tuple(options.only))
     store = Store(
@@ -333,7 +345,12 @@ def main(arguments: list[str] | None = None) -> None:
         settings=dataclasses.replace(settings, networks=()),
         report=lambda name, done, total: print(f"{done}/{total} {name}", flush=True),
     )
-    print("\n".join(table(gather(settings, store.all(pieces(settings))))))
+    return settings, store.all(pieces(settings))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Make what the folder does not have yet, and print the table."""
+    print("\n".join(table(gather(*make_all(__doc__, PRESETS, pieces, arguments)))))
 
 
 if __name__ == "__main__":
