@@ -15,7 +15,7 @@ import argparse
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +152,7 @@ def measure(
         curve = np.asarray(curves[name], np.float64)
         out[name] = {
             "relative": [int(training_time(curve, e)) for e in THRESHOLDS],
-            "absolute": [
-                int(training_time(curve, share * curve[0], rule="absolute")) for share in SHARES
-            ],
+            "absolute": _to_shares(curve),
             "final": float(curve[-1] / curve[0]),
         }
     return out
@@ -186,12 +184,8 @@ def subsets(settings: ExtrapolationSettings) -> Iterator[str]:
             kernel = np.asarray(empirical_ntk(*job.model, job.x[rows]))
             found = extrapolate_spectrum(kernel, residual[rows], samples=len(job.x), size=size)
             path, _ = mode_curve(found.values, found.residual, setting)
-            times.append([
-                int(training_time(path, share * path[0], rule="absolute")) for share in SHARES
-            ])  # fmt: skip
-        columns = [
-            ", ".join(str(t) if t >= 0 else "-" for t in c) for c in zip(*times, strict=True)
-        ]
+            times.append(_to_shares(path))
+        columns = [_words(column) for column in zip(*times, strict=True)]
         yield f"| {name_of(network, seed, horizon, momentum)} | {' | '.join(columns)} |"
 
 
@@ -223,7 +217,14 @@ def _real(job: Job, eta: float, momentum: float, steps: int, rows: np.ndarray) -
 
 
 def _read(curve: np.ndarray) -> str:
-    times = (int(training_time(curve, share * curve[0], rule="absolute")) for share in SHARES)
+    return _words(_to_shares(curve))
+
+
+def _to_shares(curve: np.ndarray) -> list[int]:
+    return [int(training_time(curve, share * curve[0], rule="absolute")) for share in SHARES]
+
+
+def _words(times: Iterable[int]) -> str:
     return ", ".join(str(time) if time >= 0 else "-" for time in times)
 
 
@@ -237,7 +238,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         rule = "absolute" if row["horizon"] > LONG else "relative"
         final = ", ".join(f"{row[name]['final']:.3f}" for name in NAMES)
-        cells = [", ".join(str(t) if t >= 0 else "-" for t in row[name][rule]) for name in NAMES]
+        cells = [_words(row[name][rule]) for name in NAMES]
         lines.append(
             "| " + " | ".join([row["name"], row["samples"], goals[rule], *cells, final]) + " |"
         )

@@ -99,7 +99,7 @@ def time_scale(
     levels = levels[np.sort(first)]  # once where the loss rests
     here, full = _when(curve, levels, spent), _when(_falling(whole), levels, spent)
     each = np.stack([_when(_falling(half), levels, spent) for half in halves])
-    both = _when(np.mean([_falling(half) for half in halves], axis=0), levels, spent)
+    both = _when_both(halves, levels, spent)
     good = np.isfinite(both) & np.isfinite(full) & (full > 0) & (both > 0)
     if not np.any(good):
         return _same(steps)
@@ -109,7 +109,7 @@ def time_scale(
     growth = np.interp(np.arange(len(here)), np.flatnonzero(good), np.maximum(found, 0.0))
     later = np.log2(ratio) * growth
     if unseen is not None:
-        bound = _when(np.mean([_falling(each) for each in unseen], axis=0), levels, spent)
+        bound = _when_both(unseen, levels, spent)
         known = np.isfinite(bound) & np.isfinite(full) & (full > 0)
         least = np.log(np.maximum(bound[known], full[known]) / full[known])
         later[known] = np.minimum(later[known], least)
@@ -147,3 +147,8 @@ def _when(curve: np.ndarray, levels: np.ndarray, spent: np.ndarray) -> np.ndarra
     first = np.concatenate([[True], np.diff(curve) < 0])  # the first step of a rest
     found = np.interp(-levels, -curve[first], spent[first])
     return np.where(levels < curve[-1], np.inf, found)
+
+
+def _when_both(losses: np.ndarray, levels: np.ndarray, spent: np.ndarray) -> np.ndarray:
+    """The same of the mean of two losses' logarithms."""
+    return _when(np.mean([_falling(loss) for loss in losses], axis=0), levels, spent)
