@@ -169,7 +169,6 @@ def join(mean: RelinearizedTrajectory, batches: Batches) -> RelinearizedTrajecto
         left_at=batches.state.start if batches.speed < 1 else -1,
         gradient_evaluations=mean.gradient_evaluations + found.gradient_evaluations,
         steps_run=mean.steps_run + found.steps_run,
-        mean_loss=mean.loss,
     )
 
 

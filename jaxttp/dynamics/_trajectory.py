@@ -1,5 +1,7 @@
 """The results of the dynamics functions."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 from jaxtyping import Array, Float
 
@@ -34,6 +36,22 @@ class Trajectory(eqx.Module):
     plot, _repr_html_, __repr__ = RESULT
 
 
+class SubsetCurves(NamedTuple):
+    """Losses of training on some of the samples alone, by full batches, with a path's kernels.
+
+    Attributes:
+        loss: on them (T + 1,).
+        unseen: on the other samples (T + 1,); None where there are none.
+        diverged_at: first step whose outputs could not be represented, -1 for never.
+        steps_run: steps of the recursion that were run.
+    """
+
+    loss: Float[Array, " t"]
+    unseen: Float[Array, " t"] | None
+    diverged_at: Array
+    steps_run: int
+
+
 class RelinearizedTrajectory(eqx.Module):
     """Predicted outputs with the kernel rebuilt along the path.
 
@@ -65,8 +83,8 @@ class RelinearizedTrajectory(eqx.Module):
             the start where that is beyond it, 0 where it is not looked at (damp=False).
         central_from: the step from which on modes are held back at the edge of stability, -1 for
             never; see `_central`.
-        mean_loss: with mini-batches and rebuilds="auto", the loss (steps + 1,) of the mean path,
-            that of full batches, beside which they are followed; else None.
+        subsets: of every subset that was asked for, what training on it alone comes to with these
+            kernels.
     """
 
     ts: Float[Array, " t"]
@@ -88,6 +106,6 @@ class RelinearizedTrajectory(eqx.Module):
     steps_run: int = eqx.field(static=True, default=0)
     sharpest: float = eqx.field(static=True, default=0.0)
     central_from: int = eqx.field(static=True, default=-1)
-    mean_loss: Float[Array, " t"] | None = None
+    subsets: tuple[SubsetCurves, ...] = ()
 
     plot, _repr_html_, __repr__ = RESULT

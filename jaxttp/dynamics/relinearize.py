@@ -45,6 +45,7 @@ from jaxttp.dynamics._placement import (
     segment_ends,
 )
 from jaxttp.dynamics._promoted import promote_all
+from jaxttp.dynamics._subsets import Alongside, check_subsets, curves_of, follow_subsets, set_apart
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory
 from jaxttp.dynamics._walk import (
     Course,
@@ -83,6 +84,7 @@ def relinearized_recursion(
     damp: bool | None = None,
     x_test: Any = None,
     kernel_test_fn: Callable[[Params], Kernel] | None = None,
+    subsets: Sequence[Any] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> RelinearizedTrajectory:
     """The dual recursion with the kernel rebuilt along the predicted path.
@@ -123,6 +125,9 @@ def relinearized_recursion(
             them. Give `kernel_test_fn` with them.
         kernel_test_fn: ``params -> Theta(x_test, x)``, (M, C, N, C) or (M, N); called where a
             segment was accepted.
+        subsets: numbers of samples; for each the losses are followed beside, as if it were trained
+            on alone by full batches, with this path's kernels and without the network. Both halves
+            beside all samples say how training time grows with their number.
         progress: called with (kernels built, kernels in all; for "auto" at most).
 
     Returns:
@@ -130,7 +135,8 @@ def relinearized_recursion(
 
     Raises:
         ValueError: an optimiser that is not linear, bad labels, segments not ending at `steps`, a
-            wrong number of accumulators, one of x_test and kernel_test_fn alone.
+            wrong number of accumulators, one of x_test and kernel_test_fn alone, subsets of other
+            samples.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -174,10 +180,16 @@ def relinearized_recursion(
     course = dataclasses.replace(course, by_error=by_error)
     if course.indices is not None and by_error:
         (course, state), batches = part_ways(course, state)
-    state, beside = _follow(course, state, placement, report, batches)
+    apart = set_apart(course, state, check_subsets(subsets, state.train.shape[1]))
+    state, beside, apart = _follow(course, state, placement, report, batches, apart)
     report(state.kernels, state.kernels)
     found = finish(course, state)
-    return found if beside is None else join(found, beside)
+    found = found if beside is None else join(found, beside)
+    return dataclasses.replace(
+        found,
+        subsets=tuple(map(curves_of, apart.each)),
+        gradient_evaluations=found.gradient_evaluations + apart.passes,
+    )
 
 
 def _placement(
@@ -201,8 +213,9 @@ def _follow(
     placement: Placement,
     report: Callable[[int, int], None],
     batches: Batches | None,
-) -> tuple[State, Batches | None]:
-    """The path to the horizon, segment after segment, and that of the batches beside it."""
+    subsets: Alongside,
+) -> tuple[State, Batches | None, Alongside]:
+    """The path to the horizon, segment after segment; those of batches and of subsets beside it."""
     memory = placement.begin()
     while state.start < course.steps:
         if state.guard is not None:
@@ -225,4 +238,6 @@ def _follow(
             memory = placement.learn(view, proposal, taken.error, outcome is Outcome.ACCEPTED)
             if batches is not None and outcome is not Outcome.REJECTED:
                 batches = accompany(batches, before, taken)
-    return state, batches
+            if outcome is not Outcome.REJECTED:
+                subsets = follow_subsets(course, subsets, before, outcome, taken.far, state.start)
+    return state, batches, subsets

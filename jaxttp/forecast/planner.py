@@ -59,6 +59,9 @@ RUNS, BATCH_RUNS = 1.5, 2.5
 kernel is kept as factors (`jaxttp.dynamics._features`)."""
 PARTS = 3.5
 """Runs where larger data are forecast on one kernel: the samples', all of them at once, halves'."""
+SUBSET_RUNS = 6.0
+"""And where its kernels are rebuilt, beside those of the path: of all of them at once and of both
+halves, by the kernels at both ends of a segment."""
 READING = 8.0
 """A product with a kernel takes the time of so many times its operations: every number of the
 kernel is read from memory for one multiplication."""
@@ -269,18 +272,16 @@ def _priced(
         cost = price.forecast(1, passes_asked(problem.f0.shape[0]), products)
         return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel, descent.steps))
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
-    passes, alone, memories = (BATCH_PASSES if batches else PASSES), PASSES, MEMORIES
+    passes, memories = (BATCH_PASSES if batches else PASSES), MEMORIES
     if isinstance(kernel, Exact):
-        passes, alone = (EXACT_BATCH_PASSES if batches else EXACT_PASSES), EXACT_PASSES
+        passes = EXACT_BATCH_PASSES if batches else EXACT_PASSES
         memories = EXACT_MEMORIES
     runs = BATCH_RUNS if batches and not isinstance(kernel, Sketched) else RUNS
     built = most + 1
-    passes, alone = passes * built, alone * most * is_scaled  # the halves begin with its kernel
+    runs, passes = runs * built + SUBSET_RUNS * is_scaled, passes * built
     if not descent.is_plain or descent.momentum:
-        passes, alone = memories * passes, memories * alone
-    products = int(READING * runs * built * descent.steps * (1 + is_scaled))
-    kernels = built + most * is_scaled
-    cost = price.forecast(kernels, int(passes + alone), products) * beside
+        passes = memories * passes
+    cost = price.forecast(built, int(passes), int(READING * runs * descent.steps)) * beside
     bounded = dynamics
     if _centre(dynamics).rebuilds == "auto":
         bounded = _with_centre(dynamics, dataclasses.replace(_centre(dynamics), most=most))

@@ -1,14 +1,19 @@
 """How training time grows with the number of samples, read off a subset and its halves.
 
 The more samples, the less of each is memorised in a number of steps: a loss that M samples come to
-after t steps N > M of them come to later. How much later shows between halves of the M and the
-whole. At one loss, with rho = t(M) / t(M/2),
+after t steps N > M of them come to later. A residual falls at the rate of what samples have in
+common, whatever their number, and of its own sample's part, one in N of the mean loss: so the time
+at a fixed loss is
 
-    t(N) = t(M) rho^log2(N/M),
+    1/t(N) = a + b/N,
 
-a power law of time at a fixed loss. It holds where nothing is memorised (rho = 1: the first epochs)
-and where all is (rho = 2: a number of epochs), whatever the loss and the batches. The same law of
-the loss at a fixed time does not: losses of memorised samples fall by orders of magnitude.
+of which the times of M samples and of their halves are two equations. With rho = t(M) / t(M/2),
+
+    t(N) = t(M) / ((2 - rho) + (rho - 1) M/N).
+
+It is t(M) where nothing is memorised (rho = 1: the first epochs) and as many epochs where all is
+(rho = 2), whatever the loss and the batches. The same of the loss at a fixed time does not hold:
+losses of memorised samples fall by orders of magnitude.
 
 Times are counted in learning rate spent, so that a schedule stays that of the whole. With
 mini-batches rho is read off full batches, which no draw makes jump, at the same loss. The law and
@@ -107,7 +112,9 @@ def time_scale(
 
     found = isotonic_regression(np.log(full[good] / both[good])).x
     growth = np.interp(np.arange(len(here)), np.flatnonzero(good), np.maximum(found, 0.0))
-    later = np.log2(ratio) * growth
+    rho = np.minimum(np.exp(growth), 2.0)
+    kept = (2 - rho) + (rho - 1) / ratio
+    later = -np.log(kept)
     if unseen is not None:
         bound = _when_both(unseen, levels, spent)
         known = np.isfinite(bound) & np.isfinite(full) & (full > 0)

@@ -85,8 +85,8 @@ def test_how_far_halves_are_apart_is_in_the_doubt():
     apart = np.stack([memorised(50), memorised(80)])  # times apart by log 1.6
     found = time_scale(memorised(100), apart, 4.0)
     drawn = 0.7 * np.log(1.6) * np.sqrt(1 - 1 / 4)
-    growth = np.log(100) - np.log(2 / (1 / 50 + 1 / 80))
-    law = 0.5 * 2 * growth
+    rho = 100 / (2 / (1 / 50 + 1 / 80))
+    law = -0.5 * np.log((2 - rho) + (rho - 1) / 4)
     assert found.unsure[120] == pytest.approx(np.hypot(drawn, law), rel=0.1)
     loss = found.of(memorised(100))
     off = found.off(loss)
@@ -244,21 +244,20 @@ def test_parts_of_a_kernel_are_kernels_of_parts(estimator):
         assert found.gradient_evaluations == 0 < want.gradient_evaluations
 
 
-def test_mini_batches_are_beside_full_ones(monkeypatch):
-    """The mean path of rebuilt kernels is that of full batches: it is not followed again."""
-    followed = []
-    plain = Relinearized.follow
-    monkeypatch.setattr(
-        Relinearized, "follow",
-        lambda self, lines, descent: followed.append(descent.batch_size) or plain(
-            self, lines, descent),
-    )  # fmt: skip
+def test_halves_take_their_steps_with_the_kernels_of_the_path():
+    """Nothing is built for them, and the network is not asked of them; nor of batches twice."""
     x, y = samples(4)
-    descent = Descent.of(learning_rate=0.5, steps=30, batch_size=8, key=jax.random.key(0))
     problem = Problem.of(network, PARAMS, x[:40], y[:40])
-    found = forecast_training(problem, descent, dynamics=Scaled(80, Relinearized(most=2)))
-    assert followed == [8, None, None]  # the subset, and two halves by full batches
-    assert np.all(np.isfinite(found.loss))
+    for more in ({}, {"batch_size": 8, "key": jax.random.key(0)}):
+        descent = Descent.of(learning_rate=0.5, steps=30, **more)
+        few, many = (
+            forecast_training(problem, descent, dynamics=way)
+            for way in (Relinearized(most=2), Scaled(80, Relinearized(most=2)))
+        )
+        assert np.all(np.isfinite(many.loss))
+        assert many.loss[-1] > few.loss[-1]
+        for name in ("kernels", "gradient_evaluations"):
+            assert getattr(many.cost, name) == getattr(few.cost, name)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ be trusted (`trust`). A new one is one class in a file of its own; see CONTRIBUT
 import abc
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from jaxttp._checks import check_instance
 from jaxttp._contrasts import contrasts
 from jaxttp._jit import full_precision
 from jaxttp._types import Params
+from jaxttp.dynamics._trajectory import SubsetCurves
 from jaxttp.dynamics.stability import curvature_modes, rate_limit
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast._stability import Rates, constant_rate, rises
@@ -256,7 +258,6 @@ class Path:
         gradient_evaluations: passes back through the network, those of kernels apart.
         products: of a kernel with outputs, about.
         uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
-        mean_loss: the loss (T + 1,) of full batches, where mini-batches were followed beside them.
         draws: curves of many draws, or None.
         witness: what the dynamics' own `trust` reads.
         unsure_from: the step from which on the batches' noise is not followed, so that a real
@@ -274,7 +275,6 @@ class Path:
     gradient_evaluations: int = 0
     products: int = 0
     uncertainty: Float[Array, " t"] | None = None
-    mean_loss: Float[Array, " t"] | None = None
     draws: Draws | None = None
     witness: Any = None
     unsure_from: int | None = None
@@ -325,6 +325,41 @@ class Dynamics(abc.ABC):
     @abc.abstractmethod
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """The path of a training that was checked."""
+
+    def follow_with(
+        self, lines: Linearizer, descent: Descent, subsets: list[np.ndarray]
+    ) -> tuple[Path, list[SubsetCurves]]:
+        """The path of a training, and what training on some of the samples alone comes to.
+
+        Subsets are followed by full batches. Unless a dynamics knows better each is a path of its
+        own, beginning with a block of the kernel where that was built.
+
+        Args:
+            lines: of the samples at hand.
+            descent: the training.
+            subsets: numbers of samples; all of them among these.
+        """
+        path, count = self.follow(lines, descent), lines.problem.f0.shape[0]
+        found, parts = [], []
+        for rows in subsets:
+            if len(rows) == count and descent.batch_size is None:
+                found.append(path)
+                continue
+            others = np.setdiff1d(np.arange(count), rows)
+            part = lines.take() if len(rows) == count else lines.take(rows, others)
+            found.append(self.follow(part, descent.full))
+            parts.append((len(rows) / count, part, found[-1]))
+        lines.kernels += math.ceil(sum(share * part.kernels for share, part, _ in parts))
+        spent = {
+            name: getattr(path, name)
+            + math.ceil(sum(share * getattr(one, name) for share, _, one in parts))
+            for name in ("gradient_evaluations", "products")
+        }
+        curves = [
+            SubsetCurves(one.loss, one.test_loss, jnp.asarray(1 if one.diverged else -1), 0)
+            for one in found
+        ]
+        return dataclasses.replace(path, **spent), curves
 
     def trained_samples(self, problem: Problem) -> int:
         """On how many samples the training runs that it foresees."""

@@ -3,9 +3,12 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from jaxttp._checks import check_integer, check_number
 from jaxttp._types import Params
 from jaxttp.dynamics._network import see_ahead
+from jaxttp.dynamics._trajectory import SubsetCurves
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast._stability import Rates, rises
 from jaxttp.forecast._trust import trust_in_path
@@ -58,6 +61,12 @@ class Relinearized(Dynamics):
 
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
+        return self.follow_with(lines, descent, [])[0]
+
+    def follow_with(
+        self, lines: Linearizer, descent: Descent, subsets: list[np.ndarray]
+    ) -> tuple[Path, list[SubsetCurves]]:
+        """See `Dynamics`: subsets take their steps with the kernels of the path."""
         problem = lines.problem
         see_ahead(problem.network, problem.weights, problem.x, problem.f0)
         lines.estimate  # noqa: B018 - before the network counts passes
@@ -67,16 +76,17 @@ class Relinearized(Dynamics):
             tolerance=self.tolerance, max_rebuilds=self.most,
             kernel_fn=lines.at, rebuilds=self.rebuilds,
             x_test=problem.x_test,
-            kernel_test_fn=None if problem.x_test is None else lines.cross_at,
+            kernel_test_fn=None if problem.x_test is None else lines.cross_at, subsets=subsets,
             progress=lambda done, total: lines.report("kernels", done, total),
         )  # fmt: skip
-        return Path.of(
+        run = found.steps_run + sum(each.steps_run for each in found.subsets)
+        path = Path.of(
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
             gradient_evaluations=found.gradient_evaluations, uncertainty=found.loss_uncertainty,
-            products=found.steps_run, mean_loss=found.mean_loss,
-            witness=found, unsure_from=found.left_at if found.left_at >= 0 else None,
+            products=run, witness=found, unsure_from=found.left_at if found.left_at >= 0 else None,
             held_from=found.held_from if found.held_from >= 0 else None,
         )  # fmt: skip
+        return path, list(found.subsets)
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
         """See `Dynamics`."""

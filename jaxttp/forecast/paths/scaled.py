@@ -109,38 +109,24 @@ class Scaled(Dynamics):
                 "x_test: test curves of a larger data set are not forecast; leave x_test or "
                 "total_samples out."
             )
-        subset = self.centre.follow(lines, descent)
-        full, spent, whole = descent.full, [subset], subset.loss
-        if subset.mean_loss is not None:
-            whole = subset.mean_loss
-        elif descent.batch_size is not None:
-            spent.append(self.centre.follow(lines.take(), full))
-            whole = spent[-1].loss
         order = np.asarray(jax.random.permutation(jax.random.key(self.seed), count))
-        parts = order[: count // 2], order[count // 2 : 2 * (count // 2)]
-        halves = []
-        for rows, others in (parts, parts[::-1]):
-            part = lines.take(rows, others)
-            halves.append((part, self.centre.follow(part, full)))
-        kernels = sum(part.kernels for part, _ in halves)
-        lines.kernels += (kernels + 1) // 2  # what two of half the samples cost
+        parts = [np.arange(count), order[: count // 2], order[count // 2 : 2 * (count // 2)]]
+        subset, (whole, *halves) = self.centre.follow_with(lines, descent, parts)
+        unseen = [half.unseen for half in halves if half.unseen is not None]
         scale = time_scale(
-            np.asarray(whole),
-            np.stack([half.loss for _, half in halves]),
+            np.asarray(whole.loss),
+            np.stack([half.loss for half in halves]),
             self.samples / count,
             descent.spent_rates(),
             np.asarray(subset.loss),
-            _unseen([half for _, half in halves]),
+            np.stack(unseen) if len(unseen) == len(halves) else None,
         )
         loss = scale.of(np.asarray(subset.loss))
         off = scale.off(loss)
         if subset.uncertainty is not None:
             off = np.hypot(off, scale.of(np.asarray(subset.uncertainty)))
-        diverged = subset.diverged or any(half.diverged for _, half in halves)
+        diverged = subset.diverged or any(int(half.diverged_at) >= 0 for half in halves)
         more: dict[str, Any] = {}
-        for name in ("gradient_evaluations", "products"):
-            both = sum(getattr(half, name) for _, half in halves)
-            more[name] = sum(getattr(one, name) for one in spent) + (both + 1) // 2
         if subset.unsure_from is not None:
             more["unsure_from"] = int(np.searchsorted(scale.at, subset.unsure_from))
         return dataclasses.replace(
@@ -178,9 +164,3 @@ class Scaled(Dynamics):
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
         return {**self.centre.plain_values(), "total_samples": self.samples}
-
-
-def _unseen(halves: list[Path]) -> np.ndarray | None:
-    """Losses of the halves on each other's samples (2, T + 1); None where they are not known."""
-    losses = [np.asarray(half.test_loss) for half in halves if half.test_loss is not None]
-    return np.stack(losses) if len(losses) == len(halves) else None
