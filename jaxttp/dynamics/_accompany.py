@@ -4,9 +4,10 @@ Which batches will be drawn nobody knows ahead, and kernels rebuilt along one dr
 kicks of single batches in stiff directions, which the network's own curvature takes back, grow in a
 linearisation that was made in the middle of one. So kernels are built along the mean path, that of
 full batches, and the batches take their steps with these: every segment is run again from where
-the batches are, and what the network says at THEIR weights at its end drives it as it drives the
-mean path. Between knots kernels are mixed as on the mean path at the same step: by their own way
-along the chord the noise would enter the kernel. No kernel is built for them.
+the batches are, with what the kernels were found to miss of the mean path, and what the network
+says at THEIR weights at its end drives it as it drives the mean path. Between knots kernels are
+mixed as on the mean path at the same step: by their own way along the chord the noise would enter
+the kernel. No kernel is built for them.
 
 Beyond the edge of mini-batches (`_batch_edge`) kernels alone would drive both apart, so the modes
 that are beyond it are damped, in the batches' steps and in the mean path, which then stays where
@@ -116,11 +117,11 @@ def _take(
     remote, _ = survey(course, state.here, mean.points[-1], in_use)
     near, far = mean.knots
     knots = [Knot(near.kernel, pushed, bounds[0]), Knot(far.kernel, remote, bounds[1])]
-    mine = Far(knots, mean.points, mean.line)
-    state, run = run_to(course, state, knots, products, mine.line, end)
+    mine = Far(knots, mean.points, mean.line, mean.defect)
+    state, run = run_to(course, state, knots, products, mine.line, end, mine.defect)
     state = state._replace(passes=state.passes + sum(in_use))
     ahead = Ahead(end, knots[0], products, run)
-    state, run, weights, f = confirm(course, state, ahead, mine, run)
+    state, run, weights, f, _ = confirm(course, state, ahead, mine, run)
     return arrive(course, state, ahead, mine, run, weights, f)
 
 

@@ -15,6 +15,9 @@ from jaxttp.dynamics._segment import Run, gram, settled
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
+MOST_LEFT = 0.5
+"""No larger share of what is missed is said to be left after another run."""
+
 
 @functools.partial(jit, static_argnums=3)
 def surveyed(
@@ -104,15 +107,25 @@ def loss_value(loss: Loss, f: Array, targets: Array) -> Array:
 
 
 @jit
-def more_defect(defect: Array, f: Array, path: Array, end: Any) -> Array:
-    return defect + (f - path[end])
+def more_defect(
+    defect: Array, f: Array, path: Array, end: Any, before: Array | None
+) -> tuple[Array, Array]:
+    """A defect to run a segment again with, and what was missed with the one that it has.
+
+    What is missed falls by about the same share in every run, which two of them tell (Aitken).
+    """
+    missed = f - path[end]
+    if before is None:
+        return defect + missed, missed
+    share = jnp.vdot(missed, before) / jnp.maximum(jnp.vdot(before, before), 1e-30)
+    return defect + missed / (1 - jnp.clip(share, 0.0, MOST_LEFT)), missed
 
 
 def better(
-    before: tuple[Run, Params, Array], after: tuple[Run, Params, Array], end: Any
-) -> tuple[Run, Params, Array]:
-    """The one of two runs that the network contradicts less at the segment's end."""
-    pairs = [(f, row_of(run.train, end)) for run, _, f in (before, after)]
+    before: tuple[Run, Params, Array, Array], after: tuple[Run, Params, Array, Array], end: Any
+) -> tuple[Run, Params, Array, Array]:
+    """The one of two runs, with weights, outputs and defect, that the network contradicts less."""
+    pairs = [(f, row_of(run.train, end)) for run, _, f, _ in (before, after)]
     if all(is_concrete(each) for pair in pairs for each in pair):  # no program for it
         one, two = (np.linalg.norm(np.asarray(f) - np.asarray(there)) for f, there in pairs)
         return after if two < one else before

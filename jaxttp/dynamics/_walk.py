@@ -209,14 +209,15 @@ def step(
     if is_beyond(bound) and state.crossing is None:
         state, crossing = cross_edge(course, state)
         state = state._replace(crossing=crossing, edge_at=end)
-    state, run, weights, f = confirm(course, state, ahead, far, run)
+    state, run, weights, f, defect = confirm(course, state, ahead, far, run)
     lost = course.damps and _is_lost(course, state, kernel, f, run, end)
     if lost and guard is not None and limit is not None and np.isfinite(limit):
         return _rejected(state, guard, DENIED * limit)
     if lost or (guard is None and end == course.steps and is_beyond(bound)):
         return SegmentStep(hold(course, state, guard, end, run.train), Outcome.HELD, error)
     arrived = arrive(course, state, ahead, far, run, weights, f)
-    return SegmentStep(arrived, Outcome.ACCEPTED, error, far._replace(line=run.shares))
+    far = far._replace(line=run.shares, defect=defect)
+    return SegmentStep(arrived, Outcome.ACCEPTED, error, far)
 
 
 def _is_known(row: Array) -> bool:

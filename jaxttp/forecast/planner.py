@@ -50,7 +50,7 @@ PER_CLASS = 25
 """Columns of a sketch for each class at least: it follows no more directions than it has."""
 PASSES, BATCH_PASSES = 5.0, 8.0
 """Ways through the network beside a kernel that is rebuilt; with mini-batches."""
-EXACT_PASSES, EXACT_BATCH_PASSES = 4.0, 6.5
+EXACT_PASSES, EXACT_BATCH_PASSES = 3.1, 4.4
 """The same beside exact kernels, which leave the network less to correct."""
 MEMORIES, EXACT_MEMORIES = 1.3, 1.1
 """So many times as many where the optimiser has a memory: a velocity is carried along."""

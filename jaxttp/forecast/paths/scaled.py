@@ -156,8 +156,8 @@ class Scaled(Dynamics):
             return said
         words = (
             f"to the lowest losses {self.samples:,} samples take {scale.slower:.2g} times the "
-            f"steps of the {few:,} at hand, by a power law of their halves; more samples at hand "
-            "would be surer"
+            f"steps of the {few:,} at hand, by how much sooner their halves do; more samples at "
+            "hand would be surer"
         )
         return words if said is None else f"{said}; {words}"
 
