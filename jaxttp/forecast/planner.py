@@ -48,7 +48,7 @@ BY_SKETCH, OF_SKETCH = 4.0, 0.14
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 PER_CLASS = 25
 """Columns of a sketch for each class at least: it follows no more directions than it has."""
-PASSES, BATCH_PASSES = 5.0, 8.0
+PASSES, BATCH_PASSES = 3.7, 5.3
 """Ways through the network beside a kernel that is rebuilt; with mini-batches."""
 EXACT_PASSES, EXACT_BATCH_PASSES = 3.1, 4.4
 """The same beside exact kernels, which leave the network less to correct."""
@@ -65,6 +65,8 @@ halves, by the kernels at both ends of a segment."""
 READING = 8.0
 """A product with a kernel takes the time of so many times its operations: every number of the
 kernel is read from memory for one multiplication."""
+TRUE = 0.1
+"""An expected error of times, as a share of them, with which a forecast is worth its cost."""
 ALIKE = 1.1
 """Expected errors that differ by no more times are alike, and the cheaper forecast is planned."""
 
@@ -84,6 +86,8 @@ class ForecastPlan:
         whole: whether nothing was left out: an exact kernel, or the one given, rebuilt as often as
             it takes.
         more: what twice the budget would buy, in words; empty for nothing.
+        needed: operations that times within a tenth of themselves are expected to take, or the
+            truest ones where none are.
     """
 
     dynamics: Dynamics
@@ -94,6 +98,12 @@ class ForecastPlan:
     error: float
     whole: bool
     more: str = ""
+    needed: float = 0.0
+
+    @property
+    def pays(self) -> bool:
+        """Whether times within a tenth of themselves take no more than the training."""
+        return self.needed <= self.training
 
     def __str__(self) -> str:
         cost, allowed = (share_of(n, self.training) for n in (self.operations, self.budget))
@@ -105,6 +115,9 @@ class ForecastPlan:
             words += f"; nothing fits the budget, {allowed} the training"
         if self.operations > self.training:
             words += "; training itself costs less"
+        elif not self.pays:
+            share = share_of(self.needed, self.training)
+            words += f"; times within a tenth take {share} the training, so that none pays"
         return words + (f"; twice the budget buys a truer one, {self.more}" if self.more else "")
 
 
@@ -174,6 +187,7 @@ def plan_forecast(
         chosen.error,
         whole,
         more,
+        _needed(priced),
     )
 
 
@@ -335,6 +349,12 @@ def _best(several: list[_Priced], limit: float) -> _Priced:
     least = min(one.error for one in within)
     good = [one for one in within if one.error <= ALIKE * least]
     return min(good, key=lambda one: (one.operations, one.error))
+
+
+def _needed(several: list[_Priced]) -> float:
+    """The least operations with which times are off by no more than `TRUE`, or as little as can."""
+    least = min(one.error for one in several)
+    return min(one.operations for one in several if one.error <= max(TRUE, least))
 
 
 def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:

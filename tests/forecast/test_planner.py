@@ -216,3 +216,19 @@ def test_a_plan_is_plain_words():
     assert str(fewer).startswith("one kernel: at most 1/")
     assert str(fewer).endswith("twice the budget buys a truer one, the moon")
     assert isinstance(plan, ForecastPlan)
+    assert not plan.pays  # a small network's kernels cost more than its training
+    assert "times within a tenth take" in str(fewer)
+    assert "so that none pays" in str(fewer)
+    paying = dataclasses.replace(fewer, needed=0.5 * plan.training)
+    assert paying.pays
+    assert "none pays" not in str(paying)
+
+
+def test_what_times_within_a_tenth_need():
+    """The least that any plan with so small an error takes: a budget for it buys one."""
+    long = dataclasses.replace(descent(), steps=20_000)
+    poor = plan_forecast(Relinearized(), problem(), long, budget=1e-9)
+    rich = plan_forecast(Relinearized(), problem(), long, budget=1.01 * poor.needed / poor.training)
+    assert poor.error > 0.1 >= rich.error
+    assert rich.operations <= 1.01 * rich.needed
+    assert poor.needed == rich.needed
