@@ -140,8 +140,8 @@ def trainings(settings: EpochsSettings) -> Iterator[Training]:
                 yield Training(name, classes, cosine, epochs, settings.per_class)
 
 
-def run_for_real(training: Training, seed: int) -> Real:
-    """The training itself; its loss on all samples between some steps is interpolated."""
+def run_for_real(training: Any, seed: int) -> Real:
+    """The training itself (job, steps, optimiser); losses between some are interpolated."""
     job, steps = training.job, training.steps
     network = quick(job.model.apply_fn)
     outputs = jax.eval_shape(network, job.model.params, job.x)
@@ -244,14 +244,9 @@ def gather(settings: EpochsSettings, found: dict[str, Any]) -> list[Row]:
 def _row(
     training: Training, what: str, share: float, loss: np.ndarray, real: list[np.ndarray]
 ) -> Row:
-    times, each = _times(loss), np.array([_times(curve) for curve in real])
+    times, each = goals_of(loss), np.array([goals_of(curve) for curve in real])
     true = np.where(np.all(np.isfinite(each), axis=0), np.median(each, axis=0), np.inf)
-    kept = np.isfinite(true)
-    gap = np.abs(times - np.where(kept, true, 0.0))
-    off = [
-        0.0 if gap[k] <= SLACK else min(float(gap[k] / true[k]), np.inf)
-        for k in np.flatnonzero(kept)
-    ]
+    off = off_by(times, true)
     end, start = float(np.mean([curve[-1] for curve in real])), float(real[0][0])
     drop = start - min(float(curve.min()) for curve in real)
     return Row(
@@ -260,7 +255,17 @@ def _row(
     )  # fmt: skip
 
 
-def _times(loss: np.ndarray) -> np.ndarray:
+def off_by(times: np.ndarray, true: np.ndarray) -> list[float]:
+    """By how much of themselves times are off, for every goal that is reached for real."""
+    kept = np.isfinite(true)
+    gap = np.abs(times - np.where(kept, true, 0.0))
+    return [
+        0.0 if gap[k] <= SLACK else min(float(gap[k] / true[k]), np.inf)
+        for k in np.flatnonzero(kept)
+    ]
+
+
+def goals_of(loss: np.ndarray) -> np.ndarray:
     """Steps to every goal; infinite for never."""
     goals = [(goal, "relative") for goal in RELATIVE]
     goals += [(goal * float(loss[0]), "absolute") for goal in ABSOLUTE]

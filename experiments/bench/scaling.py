@@ -72,7 +72,7 @@ PRESETS = {
             "patches, ResNet",
         ),
         steps=600,
-        seeds=2,
+        seeds=1,
     ),
     "reported": ScalingSettings(("digits 5-9, ResNet",), forecasts=True),
 }

@@ -21,6 +21,8 @@ SMALL_DEFECT = 1e-2
 """A defect that moves the loss by less than this share of the drop so far is left as it is. On 33
 trainings of tuning tasks over 600 steps a tenth of it took a third more of the network, by
 mini-batches half as much again, and was no truer; three times as much was less true."""
+AT_EDGE = 1e-3
+"""The same share beyond the edge of stability."""
 TRUSTED = 0.25
 """Least share of the predicted fall of the loss that the network must confirm (trust regions)."""
 DOUBT_FROM = 0.05
@@ -101,7 +103,8 @@ def _is_small(course: Course, state: State, f: Array, run: Run, end: int) -> boo
     if losses is None:
         return False
     now, then, _, first = losses
-    return abs(now - then) <= SMALL_DEFECT * abs(first - now)
+    small = SMALL_DEFECT if state.sharpest <= 1.0 else AT_EDGE
+    return abs(now - then) <= small * abs(first - now)
 
 
 def is_contradicted(course: Course, state: State, f: Array, run: Run, end: int) -> bool:
