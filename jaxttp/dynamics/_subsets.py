@@ -172,7 +172,9 @@ def _take(
     for kernel, origin in knots:
         is_near = before.sharpest > NEAR
         bound = damping_at(course, state, kernel, here.f) if is_near else None
-        pushed = _pushed(kernel, origin, subset.scale, subset.dual, subset.multiples)
+        pushed = zeros((count, *mean.f.shape), dtype)
+        if course.decays:
+            pushed = _pushed(kernel, origin, subset.scale, subset.dual, subset.multiples)
         mine.append(Knot(kernel, pushed, bound))
     products = zeros((count, count), dtype)  # of lengths, which nobody asks for
     state, run = run_to(course, state, mine, products, line, end)

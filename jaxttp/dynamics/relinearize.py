@@ -136,7 +136,7 @@ def relinearized_recursion(
     Raises:
         ValueError: an optimiser that is not linear, bad labels, segments not ending at `steps`, a
             wrong number of accumulators, one of x_test and kernel_test_fn alone, subsets of other
-            samples.
+            samples, or with accumulators.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -161,6 +161,9 @@ def relinearized_recursion(
     placement = _placement(rebuilds, ends, steps, tolerance, max_rebuilds)
     if (x_test is None) != (kernel_test_fn is None):
         raise ValueError("x_test and kernel_test_fn belong together: give both or neither.")
+
+    if len(subsets) and len(accumulators):
+        raise ValueError("subsets are trained on from the start: leave accumulators out.")
 
     def draw(samples: int) -> Array | None:
         if batch_size is None:

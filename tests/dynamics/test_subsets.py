@@ -206,3 +206,8 @@ def test_beyond_the_edge_of_stability_subsets_are_held_there():
 def test_bad_subsets(rows):
     with pytest.raises(ValueError, match=r"subsets must hold numbers of samples, 0\.\.8, each"):
         along(optax.sgd(0.1), subsets=[rows])
+
+
+def test_subsets_begin_at_rest():
+    with pytest.raises(ValueError, match="subsets are trained on from the start"):
+        along(optax.sgd(0.1, 0.9), subsets=[ROWS], accumulators=[W])
