@@ -19,7 +19,7 @@ from jaxttp.forecast import (
     _options,
     planner,
 )
-from jaxttp.forecast.planner import ForecastPlan, plan_forecast
+from jaxttp.forecast.planner import ForecastPlan, expected_error, plan_forecast
 from jaxttp.forecast.price import Price
 from jaxttp.ntk import ClassSketched, Exact, Sketched
 from tests.draws import normal, split
@@ -224,9 +224,20 @@ def test_a_plan_is_plain_words():
     assert "none pays" not in str(paying)
 
 
+def test_beyond_the_horizons_that_were_measured_kernels_a_step_count():
+    for kernel in (Exact(), ClassSketched(jax.random.key(0)), Sketched(512, jax.random.key(0))):
+        assert expected_error(16, kernel, 2400) == expected_error(4, kernel, 600)
+        assert expected_error(0, kernel, 2400) == expected_error(0, kernel, 600)
+        assert expected_error(16, kernel, 20) == expected_error(16, kernel, 150)
+        # What was measured says so, too: to a tenth of a time, from 150 to 600 steps.
+        for most in (1, 2, 4):
+            few, many = expected_error(most, kernel, 150), expected_error(4 * most, kernel, 600)
+            assert abs(few - many) < 0.03
+
+
 def test_what_times_within_a_tenth_need():
     """The least that any plan with so small an error takes: a budget for it buys one."""
-    long = dataclasses.replace(descent(), steps=20_000)
+    long = dataclasses.replace(descent(), steps=600)
     poor = plan_forecast(Relinearized(), problem(), long, budget=1e-9)
     rich = plan_forecast(Relinearized(), problem(), long, budget=1.01 * poor.needed / poor.training)
     assert poor.error > 0.1 >= rich.error
