@@ -115,9 +115,11 @@ class ForecastPlan:
             words += f"; nothing fits the budget, {allowed} the training"
         if self.operations > self.training:
             words += "; training itself costs less"
-        elif not self.pays:
-            share = share_of(self.needed, self.training)
-            words += f"; times within a tenth take {share} the training, so that none pays"
+        elif self.needed > self.budget:
+            words += (
+                f"; times within a tenth take {share_of(self.needed, self.training)} the training"
+            )
+            words += "" if self.pays else ", so that none pays"
         return words + (f"; twice the budget buys a truer one, {self.more}" if self.more else "")
 
 

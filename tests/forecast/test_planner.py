@@ -212,16 +212,19 @@ def test_a_plan_is_plain_words():
     plan = plan_forecast(Relinearized(), problem(), descent(), budget=1e9)
     assert str(plan).startswith("at most 17 kernels: at most ")
     assert "training itself costs less" in str(plan)
-    fewer = dataclasses.replace(plan, dynamics=Recursion(), operations=1.0, more="the moon")
+    fewer = dataclasses.replace(
+        plan, dynamics=Recursion(), operations=1.0, budget=1.0, more="the moon"
+    )
     assert str(fewer).startswith("one kernel: at most 1/")
     assert str(fewer).endswith("twice the budget buys a truer one, the moon")
     assert isinstance(plan, ForecastPlan)
     assert not plan.pays  # a small network's kernels cost more than its training
     assert "times within a tenth take" in str(fewer)
     assert "so that none pays" in str(fewer)
-    paying = dataclasses.replace(fewer, needed=0.5 * plan.training)
+    paying = dataclasses.replace(fewer, needed=0.5 * plan.training, budget=plan.training / 4)
     assert paying.pays
-    assert "none pays" not in str(paying)
+    assert "times within a tenth take 1/2 of the training;" in str(paying)
+    assert "within a tenth" not in str(dataclasses.replace(paying, budget=plan.training))
 
 
 def test_beyond_the_horizons_that_were_measured_kernels_a_step_count():
