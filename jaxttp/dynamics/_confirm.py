@@ -1,7 +1,8 @@
 """What the network says at the end of a segment, and the segment done again until both agree."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
@@ -65,18 +66,16 @@ def confirm(
     end = ahead.end
     state, weights, f = _end_of(course, state, far, run)
     defect = zeros(f.shape, f.dtype) if far.defect is None else far.defect
-    missed = None
+    missed, done = None, _is_small(course, state, f, run, end)
     for _ in range(SWEEPS):
-        if _is_small(course, state, f, run, end):
+        if is_concrete(done) and done:
             break
-        more, missed = more_defect(defect, f, run.train, end, missed)
+        more, missed = more_defect(defect, f, run.train, end, missed, course.loss)
         state, again = run_to(course, state, far.knots, ahead.products, far.line, end, more)
         state, new_weights, new_f = _end_of(course, state, far, again)
         before, after = (run, weights, f, defect), (again, new_weights, new_f, more)
-        kept = better(before, after, end)
-        if kept is before:
-            break
-        run, weights, f, defect = kept
+        (run, weights, f, defect), is_better = better(before, after, end, course.loss, done)
+        done = done | ~is_better | _is_small(course, state, f, run, end)
     return state, run, weights, f, defect
 
 
@@ -86,32 +85,24 @@ def _end_of(course: Course, state: State, far: Far, run: Run) -> tuple[State, Pa
     return state, weights, compile_network(course.apply_fn)[0](weights, course.x)
 
 
-def _losses(course: Course, state: State, f: Array, run: Run, end: int) -> tuple[float, ...] | None:
-    """Losses: of the network at `end`, of the run there, where the segment starts, at step 0.
-
-    None under `jit`.
-    """
-    if not is_concrete(f):
-        return None
+def _losses(course: Course, state: State, f: Array, run: Run, end: int) -> tuple[Any, ...]:
+    """Losses: of the network at `end`, of the run there, where the segment starts, at step 0."""
     outputs = (f, row_of(run.train, end), state.here.f, row_of(run.train, 0))
-    return tuple(float(loss_value(course.loss, each, course.targets)) for each in outputs)
+    found = (loss_value(course.loss, each, course.targets) for each in outputs)
+    return tuple(float(each) if is_concrete(each) else each for each in found)
 
 
-def _is_small(course: Course, state: State, f: Array, run: Run, end: int) -> bool:
-    """Whether the network agrees with the kernels on the loss; not known under `jit`."""
-    losses = _losses(course, state, f, run, end)
-    if losses is None:
-        return False
-    now, then, _, first = losses
+def _is_small(course: Course, state: State, f: Array, run: Run, end: int) -> Any:
+    """Whether the network agrees with the kernels on the loss."""
+    now, then, _, first = _losses(course, state, f, run, end)
     small = SMALL_DEFECT if state.sharpest <= 1.0 else AT_EDGE
-    return abs(now - then) <= small * abs(first - now)
+    found = abs(now - then) <= small * abs(first - now)
+    return np.bool_(found) if isinstance(found, bool) else found
 
 
 def is_contradicted(course: Course, state: State, f: Array, run: Run, end: int) -> bool:
     """Whether the network at a segment's end denies what the kernels say of its loss."""
-    losses = _losses(course, state, f, run, end)
-    assert losses is not None  # asked where modes are damped, and they are not under `jit`
-    now, then, begun, first = losses
+    now, then, begun, first = _losses(course, state, f, run, end)
     if not max(now, then) <= RISE * max(first, begun):
         return True
     expected = begun - then

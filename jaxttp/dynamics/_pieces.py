@@ -106,9 +106,9 @@ def loss_value(loss: Loss, f: Array, targets: Array) -> Array:
     return loss.value(f, targets)
 
 
-@jit
+@functools.partial(jit, static_argnums=5)
 def more_defect(
-    defect: Array, f: Array, path: Array, end: Any, before: Array | None
+    defect: Array, f: Array, path: Array, end: Any, before: Array | None, loss: Loss
 ) -> tuple[Array, Array]:
     """A defect to run a segment again with, and what was missed with the one that it has.
 
@@ -117,20 +117,40 @@ def more_defect(
     missed = f - path[end]
     if before is None:
         return defect + missed, missed
-    share = jnp.vdot(missed, before) / jnp.maximum(jnp.vdot(before, before), 1e-30)
+    now, then = (_seen(each, loss) for each in (missed, before))
+    share = jnp.vdot(now, then) / jnp.maximum(jnp.vdot(then, then), 1e-30)
     return defect + missed / (1 - jnp.clip(share, 0.0, MOST_LEFT)), missed
 
 
+Confirmed = tuple[Run, Params, Array, Array]
+"""A run, weights and outputs at its end, and the defect that it was run with."""
+
+
+def _seen(outputs: Any, loss: Loss) -> Any:
+    """Outputs without what the loss does not see of them, as contrasts have them."""
+    return outputs - outputs.mean(axis=-1, keepdims=True) if loss.shift_invariant else outputs
+
+
 def better(
-    before: tuple[Run, Params, Array, Array], after: tuple[Run, Params, Array, Array], end: Any
-) -> tuple[Run, Params, Array, Array]:
-    """The one of two runs, with weights, outputs and defect, that the network contradicts less."""
+    before: Confirmed, after: Confirmed, end: Any, loss: Loss, done: Any = False
+) -> tuple[Confirmed, Any]:
+    """The one of two runs that the network contradicts less, and whether that is the second.
+
+    Args:
+        before: the first.
+        after: the second.
+        end: of the segment.
+        loss: by which it is judged.
+        done: whether it is the first in any case.
+    """
     pairs = [(f, row_of(run.train, end)) for run, _, f, _ in (before, after)]
     if all(is_concrete(each) for pair in pairs for each in pair):  # no program for it
-        one, two = (np.linalg.norm(np.asarray(f) - np.asarray(there)) for f, there in pairs)
-        return after if two < one else before
-    one, two = (jnp.linalg.norm(f - there) for f, there in pairs)
-    return jax.tree.map(lambda a, b: jnp.where(two < one, a, b), after, before)
+        apart = (np.asarray(f) - np.asarray(there) for f, there in pairs)
+        one, two = (np.linalg.norm(_seen(each, loss)) for each in apart)
+        return (after if two < one else before), np.bool_(two < one)
+    one, two = (jnp.linalg.norm(_seen(f - there, loss)) for f, there in pairs)
+    is_better = (two < one) & ~jnp.asarray(done)
+    return jax.tree.map(lambda a, b: jnp.where(is_better, a, b), after, before), is_better
 
 
 @jit
