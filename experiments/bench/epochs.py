@@ -15,7 +15,7 @@ curve.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -107,10 +107,7 @@ class Training(NamedTuple):
 
     def optimizer(self) -> optax.GradientTransformation:
         """SGD."""
-        rate: Any = _rate(self.network, self.classes, self.per_class)
-        if self.cosine:
-            rate = optax.cosine_decay_schedule(rate, self.steps)
-        return optax.sgd(rate, MOMENTUM)
+        return sgd(_rate(self.network, self.classes, self.per_class), self.cosine, self.steps)
 
 
 @functools.cache
@@ -124,11 +121,21 @@ def _job(name: str, classes: int, per_class: int | None) -> Job:
 def _rate(name: str, classes: int, per_class: int | None) -> float:
     job = _job(name, classes, per_class)
     some = np.random.default_rng(0).permutation(len(job.y))[:150]
+    return rate_by(Job(job.model, job.x[some], job.y[some]))
+
+
+def rate_by(some: Job) -> float:
+    """A share of the largest stable rate of gradient descent on some samples, for momentum."""
     found = predict_training_time(
-        *job.model, job.x[some], job.y[some], learning_rate=1e-6, steps=1, relinearize=0,
+        *some.model, some.x, some.y, learning_rate=1e-6, steps=1, relinearize=0,
         kernel=ClassSketched(jax.random.key(0)),
     )  # fmt: skip
     return SHARE * float(found.max_learning_rate) * (1 - MOMENTUM)
+
+
+def sgd(rate: Any, cosine: bool, steps: int) -> optax.GradientTransformation:
+    """With momentum, at a constant rate or with a cosine."""
+    return optax.sgd(optax.cosine_decay_schedule(rate, steps) if cosine else rate, MOMENTUM)
 
 
 def trainings(settings: EpochsSettings) -> Iterator[Training]:
@@ -183,15 +190,19 @@ def forecasts(training: Training, count: int) -> dict[str, dict[str, Any]]:
     return {f"{name}, from {count}": asked for name, asked in found.items()}
 
 
+def descent(training: Any) -> dict[str, Any]:
+    """A training, which has an optimiser and steps, in the words of `predict_training_time`."""
+    return {
+        "optimizer": training.optimizer(), "steps": training.steps, "loss": "cross_entropy",
+        "batch_size": BATCH, "key": jax.random.key(11),
+    }  # fmt: skip
+
+
 def foreseen(training: Training, count: int, asked: dict[str, Any]) -> Guess:
     """A forecast from so many samples."""
     job = training.job
     rows = np.random.default_rng(10).permutation(len(job.y))[:count]
-    given = {
-        "optimizer": training.optimizer(), "steps": training.steps, "loss": "cross_entropy",
-        "batch_size": BATCH, "key": jax.random.key(11),
-    }  # fmt: skip
-    return foresee(Job(job.model, job.x[rows], job.y[rows]), given, asked)
+    return foresee(Job(job.model, job.x[rows], job.y[rows]), descent(training), asked)
 
 
 def pieces(settings: EpochsSettings) -> Pieces:
@@ -282,8 +293,8 @@ def table(rows: list[Row]) -> list[str]:
     ]
     for row in rows:
         right = sum(off <= WITHIN for off in row.off)
-        cells = [str(row.training), row.what, f"{row.share:.2g}", _words(row.times)]
-        cells += [_words(row.true), f"{right} of {len(row.off)}", f"{100 * row.end:.0f} %"]
+        cells = [str(row.training), row.what, f"{row.share:.2g}", words(row.times)]
+        cells += [words(row.true), f"{right} of {len(row.off)}", f"{100 * row.end:.0f} %"]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| forecast | times within 15 % | ends within 10 % of the drop | by count |"]
     lines.append("|---|---|---|---|")
@@ -297,7 +308,8 @@ def table(rows: list[Row]) -> list[str]:
     return lines
 
 
-def _words(times: list[float]) -> str:
+def words(times: Iterable[float]) -> str:
+    """Times in a cell of a table."""
     return ", ".join("-" if not np.isfinite(time) else f"{time:.0f}" for time in times)
 
 

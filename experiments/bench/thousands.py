@@ -18,18 +18,26 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import optax
 from sklearn import datasets
 
 from experiments.bench.accuracy_tasks import Job
-from experiments.bench.epochs import BATCH, MOMENTUM, SHARE, WITHIN, goals_of, off_by, run_for_real
+from experiments.bench.epochs import (
+    BATCH,
+    WITHIN,
+    descent,
+    goals_of,
+    off_by,
+    rate_by,
+    run_for_real,
+    sgd,
+    words,
+)
 from experiments.bench.pays import foresee
 from experiments.bench.pays_tasks import HEAD
-from jaxttp import from_nnx, predict_training_time
+from jaxttp import from_nnx
 from jaxttp.models import fresh_head, load_pretrained
-from jaxttp.ntk import ClassSketched
 
 SIDE, APART = 8, 5
 """Pixels of a patch, and between the corners of two."""
@@ -69,11 +77,7 @@ def patches(samples: int) -> Job:
 @functools.cache
 def _rate(samples: int) -> float:
     job = patches(samples)
-    found = predict_training_time(
-        *job.model, job.x[:150], job.y[:150], learning_rate=1e-6, steps=1, relinearize=0,
-        kernel=ClassSketched(jax.random.key(0)),
-    )  # fmt: skip
-    return SHARE * float(found.max_learning_rate) * (1 - MOMENTUM)
+    return rate_by(Job(job.model, job.x[:150], job.y[:150]))
 
 
 class Long(NamedTuple):
@@ -95,23 +99,16 @@ class Long(NamedTuple):
 
     def optimizer(self) -> optax.GradientTransformation:
         """SGD."""
-        rate: Any = _rate(self.samples)
-        if self.cosine:
-            rate = optax.cosine_decay_schedule(rate, self.steps)
-        return optax.sgd(rate, MOMENTUM)
+        return sgd(_rate(self.samples), self.cosine, self.steps)
 
 
 def foreseen(training: Long, few: int, budget: float | None) -> dict[str, Any]:
     """A forecast from some of the patches; what it took, in this process as well."""
     job = training.job
-    given = {
-        "optimizer": training.optimizer(), "steps": training.steps, "loss": "cross_entropy",
-        "batch_size": BATCH, "key": jax.random.key(11),
-    }  # fmt: skip
     asked: dict[str, Any] = {"total_samples": len(job.y)}
     if budget is not None:
         asked["budget"] = budget
-    found = foresee(Job(job.model, job.x[:few], job.y[:few]), given, asked)
+    found = foresee(Job(job.model, job.x[:few], job.y[:few]), descent(training), asked)
     return {
         "times": goals_of(found.loss).tolist(), "end": float(found.loss[-1]),
         "share": found.share, "seconds": found.seconds + found.compile_seconds,
@@ -121,9 +118,9 @@ def foreseen(training: Long, few: int, budget: float | None) -> dict[str, Any]:
 
 def _apart(training: Long, few: int, budget: float | None) -> dict[str, Any]:
     """The same in a process of its own."""
-    words = json.dumps([*training, few, budget])
+    asked = json.dumps([*training, few, budget])
     found = subprocess.run(
-        [sys.executable, "-m", "experiments.bench.thousands", "--forecast", words],
+        [sys.executable, "-m", "experiments.bench.thousands", "--forecast", asked],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     return json.loads(found.stdout.splitlines()[-1])
@@ -148,16 +145,12 @@ def table(settings: ThousandsSettings) -> list[str]:
             got = _apart(training, settings.few, budget)
             right = [off <= WITHIN for off in off_by(np.array(got["times"], float), true)]
             what = "default" if budget is None else f"budget {budget:g}"
-            cells = [name, what, f"{got['share']:.2g}", _words(got["times"]), _words(true)]
+            cells = [name, what, f"{got['share']:.2g}", words(got["times"]), words(true)]
             cells += [f"{sum(right)} of {len(right)}", f"{got['end']:.3g}"]
             cells += [f"{np.mean([loss[-1] for loss in real]):.3g}", f"{got['peak']:.0f}"]
             cells.append(f"{got['seconds']:.0f}")
             lines.append(f"| {' | '.join(cells)} |")
     return lines
-
-
-def _words(times: Any) -> str:
-    return ", ".join("-" if not np.isfinite(time) else f"{time:.0f}" for time in times)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import is_concrete
@@ -66,8 +65,9 @@ def confirm(
     end = ahead.end
     state, weights, f = _end_of(course, state, far, run)
     defect = zeros(f.shape, f.dtype) if far.defect is None else far.defect
-    missed, done = None, _is_small(course, state, f, run, end)
+    missed, done = None, False
     for _ in range(SWEEPS):
+        done = done | _is_small(course, state, f, run, end)
         if is_concrete(done) and done:
             break
         more, missed = more_defect(defect, f, run.train, end, missed, course.loss)
@@ -75,7 +75,7 @@ def confirm(
         state, new_weights, new_f = _end_of(course, state, far, again)
         before, after = (run, weights, f, defect), (again, new_weights, new_f, more)
         (run, weights, f, defect), is_better = better(before, after, end, course.loss, done)
-        done = done | ~is_better | _is_small(course, state, f, run, end)
+        done = done | ~is_better
     return state, run, weights, f, defect
 
 
@@ -96,8 +96,7 @@ def _is_small(course: Course, state: State, f: Array, run: Run, end: int) -> Any
     """Whether the network agrees with the kernels on the loss."""
     now, then, _, first = _losses(course, state, f, run, end)
     small = SMALL_DEFECT if state.sharpest <= 1.0 else AT_EDGE
-    found = abs(now - then) <= small * abs(first - now)
-    return np.bool_(found) if isinstance(found, bool) else found
+    return abs(now - then) <= small * abs(first - now)
 
 
 def is_contradicted(course: Course, state: State, f: Array, run: Run, end: int) -> bool:

@@ -55,14 +55,20 @@ def _rows_of(kernel: Factored, samples: Int[Array, " b"]) -> Int[Array, " bc"]:
     return (samples[:, None] * kernel.classes + jnp.arange(kernel.classes)[None]).reshape(-1)
 
 
+def block_of(kernel: Array | Factored | RowSharded, rows: Any, columns: Any) -> Kernel:
+    """Theta[rows, :, columns] of a kernel in memory, by the numbers of samples."""
+    if isinstance(kernel, RowSharded):
+        return kernel.block(rows, columns)
+    rows, columns = jnp.asarray(rows), jnp.asarray(columns)
+    if isinstance(kernel, Factored):
+        left, right = (_rows_of(kernel, samples) for samples in (rows, columns))
+        return Factored(kernel.rows[left], kernel.columns[right], kernel.classes)
+    return jnp.take(jnp.take(kernel, rows, axis=0), columns, axis=kernel.ndim // 2)
+
+
 def some_samples(kernel: Kernel, rows: Int[Array, " b"]) -> Kernel | None:
     """Theta[rows, :, rows] (B, C, B, C); None of a kernel on many devices or on a disk."""
-    if isinstance(kernel, RowSharded | Streamed):
-        return None
-    if isinstance(kernel, Factored):
-        picked = _rows_of(kernel, rows)
-        return Factored(kernel.rows[picked], kernel.columns[picked], kernel.classes)
-    return jnp.take(jnp.take(kernel, rows, axis=0), rows, axis=kernel.ndim // 2)
+    return None if isinstance(kernel, RowSharded | Streamed) else block_of(kernel, rows, rows)
 
 
 def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:

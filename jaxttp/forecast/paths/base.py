@@ -21,6 +21,7 @@ from jaxttp._checks import check_instance
 from jaxttp._contrasts import contrasts
 from jaxttp._jit import full_precision
 from jaxttp._types import Params
+from jaxttp.dynamics._kernels import block_of
 from jaxttp.dynamics._trajectory import SubsetCurves
 from jaxttp.dynamics.stability import curvature_modes, rate_limit
 from jaxttp.forecast._curves import loss_and_error
@@ -108,10 +109,10 @@ class Linearizer:
             return Linearizer(self.problem, self.estimator, self.progress, known, asks=False)
         if not isinstance(known, jax.Array | Factored | RowSharded):
             return Linearizer(self.problem.take(rows), self.estimator, self.progress, asks=False)
-        problem, first = self.problem.take(rows, unseen), _block(known, rows, rows)
+        problem, first = self.problem.take(rows, unseen), block_of(known, rows, rows)
         found = Linearizer(problem, self.estimator, self.progress, first, asks=False)
         if unseen is not None:
-            cross = _block(known, unseen, rows)
+            cross = block_of(known, unseen, rows)
             found.__dict__["cross"] = {"kernel_test": cross, "f0_test": problem.f0_test}
             found.rebuilds_cross = False
         return found
@@ -211,19 +212,6 @@ def _of_contrasts(kernel: Array | Factored) -> Kernel:
         )
         return Factored.of(rows, columns)
     return jnp.moveaxis(contrasts(jnp.moveaxis(contrasts(kernel), 1, -1)), -1, 1)
-
-
-def _block(kernel: Array | Factored | RowSharded, rows: np.ndarray, columns: np.ndarray) -> Kernel:
-    """The kernel between some of the samples and others."""
-    if isinstance(kernel, RowSharded):
-        return kernel.block(rows, columns)
-    if not isinstance(kernel, Factored):
-        return jnp.take(jnp.take(kernel, rows, axis=0), columns, axis=kernel.ndim // 2)
-    parts = (
-        jnp.take(factor.reshape(-1, kernel.classes, factor.shape[-1]), chosen, axis=0)
-        for factor, chosen in ((kernel.rows, rows), (kernel.columns, columns))
-    )
-    return Factored.of(*parts)
 
 
 @full_precision

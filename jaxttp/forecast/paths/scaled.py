@@ -126,9 +126,9 @@ class Scaled(Dynamics):
         if subset.uncertainty is not None:
             off = np.hypot(off, scale.of(np.asarray(subset.uncertainty)))
         diverged = subset.diverged or any(int(half.diverged_at) >= 0 for half in halves)
-        more: dict[str, Any] = {}
-        if subset.unsure_from is not None:
-            more["unsure_from"] = int(np.searchsorted(scale.at, subset.unsure_from))
+        unsure_from = subset.unsure_from
+        if unsure_from is not None:
+            unsure_from = int(np.searchsorted(scale.at, unsure_from))
         return dataclasses.replace(
             subset,
             outputs=jnp.asarray(scale.of(np.asarray(subset.outputs))),
@@ -137,7 +137,7 @@ class Scaled(Dynamics):
             uncertainty=jnp.asarray(off, subset.loss.dtype),
             diverged=diverged,
             witness=Growth(subset, scale, count),
-            **more,
+            unsure_from=unsure_from,
         )
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
