@@ -92,6 +92,8 @@ def _problem(result: Any) -> str | None:
     if result.fastest is not None:
         return None
     goal = result.sweep.goal(result.threshold)
+    if result.sweep.nearest(result.threshold):
+        return f"no setting gets to {goal}: {result.sweep.remedy(result.threshold)}."
     return f"no setting gets to {goal} stably; try {_lower(result)}, or more steps."
 
 

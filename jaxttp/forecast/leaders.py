@@ -39,6 +39,8 @@ from jaxttp.rule import Rule, Target
 
 SURE, LEAST, MOST = 1, 2, 8
 """So many of the first are to be looked at, and so many settings in all, at least and at most."""
+NEAREST = 4
+"""And where fewer than two get to the goal so many with those that come nearest to it."""
 BEYOND = 3.0
 """Rates up to so many times the first kernel's limit are tried, where lower ones lead."""
 SHARP, FAST = 2.0, 0.5
@@ -72,7 +74,8 @@ def follow_leaders(
     followed until those in front have been, and then the next higher rate of what leads for as long
     as it leads in turn, also beyond the first kernel's limit, which networks often survive, or the
     next lower one where what leads is thrown about at the edge of stability: two at least and eight
-    at most; of eight settings or fewer all that are stable. A goal that the sweep chose is chosen
+    at most; of eight settings or fewer all that are stable. Where fewer than two get to the goal,
+    those that come nearest to it are, four at most. A goal that the sweep chose is chosen
     again by the ends of those that were followed.
     Kernels are rebuilt as often as the default budget allows (see `predict_training_time`).
 
@@ -148,6 +151,10 @@ def _next(swept: Sweep) -> int | None:
     """The setting to follow next; None where what leads has been followed."""
     orders = (swept.ranking(), swept.cheapest())
     done = {*swept.relinearized, *swept.simulated}
+    if len(orders[0]) < LEAST and len(swept.relinearized) < NEAREST:  # one kernel may be late
+        near = next((i for i in swept.nearest() if i not in done), None)
+        if near is not None:
+            return near
     for order in orders:
         for i in order[:SURE]:
             if i not in done:

@@ -222,6 +222,14 @@ class Sweep:
         order = np.lexsort((self.final_loss, cost))
         return self._sure_first(int(i) for i in order if np.isfinite(cost[i]))
 
+    def nearest(self, threshold: float | Target | None = None) -> tuple[int, ...]:
+        """The stable settings that do not get there, by how near their curves come at the end."""
+        goal = self.ranked_by if threshold is None else threshold
+        by_error = (goal.metric if isinstance(goal, Target) else self.metric) == "error"
+        order = np.lexsort((self.final_loss, self.final_error if by_error else self.final_loss))
+        short = self.stable & (self.times(threshold) < 0)
+        return self._sure_first(int(i) for i in order if short[i])
+
     def off(self, i: int, threshold: float | Target | None = None) -> int | None:
         """By how many steps the time of setting i may be off; None where that is not known."""
         goal = self.ranked_by if threshold is None else threshold
@@ -286,11 +294,22 @@ class Sweep:
         """What to use, in one line: the first setting, when it gets there, and the next best."""
         order, goal = self.ranking(), self.goal(self.ranked_by)
         if not order:
-            return f"no setting gets to {goal}: try lower rates or more steps"
+            return f"no setting gets to {goal}: {self.remedy()}"
         first = f"use {self.settings[order[0]]}: {goal} at {self._time_and_seconds(order[0])}"
         if len(order) == 1:
-            return f"{first}; no other gets there"
+            left = len(self.settings) - len(self.relinearized) - len(self.simulated)
+            alone = " on the first kernel" if self.relinearized and left else ""
+            return f"{first}; no other gets there{alone}"
         return f"{first}; next best {self.settings[order[1]]}: {self._time_and_seconds(order[1])}"
+
+    def remedy(self, threshold: float | Target | None = None) -> str:
+        """What to try where no setting gets there."""
+        near = self.nearest(threshold)
+        if not near:
+            return "none is stable; try lower rates"
+        beside = at_the_edge(self.settings, near[0])
+        end = f"{self.settings[near[0]]} comes nearest, to a loss of {self.final_loss[near[0]]:.3g}"
+        return f"{end}; try more steps{f', and {beside}' if 'highest' in beside else ''}"
 
     @property
     def edge(self) -> str:

@@ -6,9 +6,10 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from jaxttp import predict_training_time, sweep
+from jaxttp import predict_training_time, sweep, train
 from jaxttp.dynamics import _accompany
 from jaxttp.forecast import _options, grid, leaders
 from jaxttp.forecast.leaders import descent_of
@@ -169,3 +170,33 @@ def test_what_is_left_is_unsure(monkeypatch):
     assert one.end_in_doubt.endswith("if it trains at all")
     full = predict_training_time(network, W, X, Y, learning_rate=0.1, steps=15)
     assert full.unsure_from is None
+
+
+@pytest.mark.slow
+def test_a_goal_that_one_kernel_reaches_with_no_setting_is_looked_for_along_rebuilt_ones(
+    monkeypatch,
+):
+    """The first kernel was late, so that the sweep said that no setting gets there."""
+    monkeypatch.setattr(leaders, "FEW", 0)
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(40, 6))
+    labels = (x[:, 0] * x[:, 1] > 0).astype(int)
+    first, second = split(4, 2)
+    w = {"in": normal(first, (6, 32)) / 2.5, "out": normal(second, (32, 2)) / 6}
+    settings = grid(learning_rate=(0.03, 0.1, 0.2), momentum=0.9, steps=40)
+    options = {"target_loss": 0.1}
+    plain = sweep(network, w, x, labels, settings, relinearize=0, **options)
+    assert plain.ranking() == ()
+    assert plain.nearest()[0] == 2  # the highest rate comes nearest
+    assert "comes nearest, to a loss of" in plain.advice
+    assert "try more steps, and that is the highest rate of its kind" in plain.advice
+    found = sweep(network, w, x, labels, settings, **options)
+    real = train(
+        network, w, x, labels, loss="cross_entropy", optimizer=optax.sgd(0.2, 0.9), steps=40
+    )
+    (time,) = real.reach([0.1]).values()
+    assert 0 < time < 40
+    assert found.ranking()[0] == 2
+    # four to nine kernels are off by a few per cent over so few steps
+    assert abs(found.times()[2] - time) <= 2
+    assert len(found.relinearized) <= leaders.NEAREST
