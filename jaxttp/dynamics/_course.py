@@ -20,6 +20,7 @@ from jaxttp.dynamics._edge import Damping, damping, find_edge, slow_down
 from jaxttp.dynamics._features import run_batches
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._network import compile_network
+from jaxttp.dynamics._offsets import Offset
 from jaxttp.dynamics._pieces import add_vectors, split_row, surveyed, zeros
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, run_segment
 from jaxttp.dynamics.optimizers import Optimizer, inlined
@@ -172,6 +173,7 @@ class State(NamedTuple):
         bends: whether two kernels of the network were seen to differ, looked at where something is
             damped: one that is linear has no oscillation that holds it at the edge of stability,
             and its kernel is the truth beyond it.
+        offset: what the last segment's corrected end was off its provisional one, or None.
     """
 
     here: Start
@@ -194,6 +196,7 @@ class State(NamedTuple):
     gathered: tuple[bool, ...] = ()
     surveyed: "Surveyed | None" = None
     bends: bool = False
+    offset: Offset | None = None
 
     @property
     def start(self) -> int:

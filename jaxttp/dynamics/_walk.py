@@ -38,6 +38,7 @@ from jaxttp.dynamics._course import (
 )
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._network import compile_network
+from jaxttp.dynamics._offsets import foreseen, offset_of
 from jaxttp.dynamics._pieces import (
     as_shares,
     blank,
@@ -160,10 +161,11 @@ def step(
 ) -> SegmentStep:
     """Take the segment from here to the end of `ahead`, in second order.
 
-    A kernel is built at the provisional end, and the segment is run again with the kernel
-    interpolated; what the network then says beyond the kernels drives further runs. A segment that
-    turns out to cross the edge of stability is taken again with its steepest modes held back (see
-    `_central`); where the network denies that, shorter ones are tried before a kernel is held.
+    A kernel is built near the provisional end (see `_offsets`), and the segment is run again with
+    the kernel interpolated; what the network then says beyond the kernels drives further runs. A
+    segment that turns out to cross the edge of stability is taken again with its steepest modes
+    held back (see `_central`); where the network denies that, shorter ones are tried before a
+    kernel is held.
 
     Args:
         course: what does not change.
@@ -177,6 +179,7 @@ def step(
     """
     here, end = state.here, ahead.end
     state, point = combine(course, state, [here.point], ahead.run.rows[0])
+    point = point if state.offset is None else foreseen(point, state.offset)
     if not _is_known(ahead.run.rows[0]):
         return SegmentStep(stop(course, state), Outcome.DIVERGED)
     kernel, seconds = timed(course.kernel_fn, point)
@@ -215,6 +218,7 @@ def step(
         return _rejected(state, guard, DENIED * limit)
     if lost or (guard is None and end == course.steps and is_beyond(bound)):
         return SegmentStep(hold(course, state, guard, end, run.train), Outcome.HELD, error)
+    state = state._replace(offset=offset_of(weights, point, state.offset))
     arrived = arrive(course, state, ahead, far, run, weights, f)
     far = far._replace(line=run.shares, defect=defect)
     return SegmentStep(arrived, Outcome.ACCEPTED, error, far)

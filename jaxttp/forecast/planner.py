@@ -162,7 +162,7 @@ def plan_forecast(
         >>> problem = Problem.of(lambda w, x: x @ w, jnp.zeros((6, 2)), x, jnp.arange(6) % 2)
         >>> plan = plan_forecast(Relinearized(), problem, Descent.of(learning_rate=0.1, steps=50))
         >>> plan.dynamics, plan.kernel
-        (Relinearized(rebuilds='auto', tolerance=0.02, most=16), Exact(batch_size=None, ...))
+        (Relinearized(rebuilds='auto', tolerance=None, most=16), Exact(batch_size=None, ...))
     """
     check_budget(budget)
     problem = dynamics.view(problem)

@@ -20,6 +20,9 @@ from jaxttp.rule import Rule
 
 MOST = 16
 """Kernels after the first that "auto" takes at most."""
+TOLERANCE, HORIZON = 0.02, 150
+"""What "auto" asks of a segment up to so many steps; of longer trainings in proportion less: their
+curves are flatter, so that the same change of a loss moves times by more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Relinearized(Dynamics):
     Attributes:
         rebuilds: kernels after the first, placed along the path; "auto" for as many as `tolerance`
             asks for.
-        tolerance: for "auto".
+        tolerance: for "auto", see `relinearized_recursion`; None for 0.02 up to 150 steps, beyond
+            in proportion less (0.005 for 600).
         most: for "auto", no more kernels than that after the first, twice as many at the edge of
             stability; they reach the horizon all the same, in longer segments.
 
@@ -38,11 +42,11 @@ class Relinearized(Dynamics):
 
     Example:
         >>> Relinearized(4)
-        Relinearized(rebuilds=4, tolerance=0.02, most=16)
+        Relinearized(rebuilds=4, tolerance=None, most=16)
     """
 
     rebuilds: int | str = "auto"
-    tolerance: float = 0.02
+    tolerance: float | None = None
     most: int = MOST
     name = "recursion"
     by_products = True
@@ -51,7 +55,8 @@ class Relinearized(Dynamics):
         if self.rebuilds != "auto":
             remedy = "It counts kernels after the first; 'auto' chooses."
             check_integer("rebuilds", self.rebuilds, at_least=1, remedy=remedy)
-        check_number("tolerance", self.tolerance, above=0.0)
+        if self.tolerance is not None:
+            check_number("tolerance", self.tolerance, above=0.0)
         check_integer("most", self.most, at_least=1)
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
@@ -69,11 +74,14 @@ class Relinearized(Dynamics):
         """See `Dynamics`: subsets take their steps with the kernels of the path."""
         problem = lines.problem
         see_ahead(problem.network, problem.weights, problem.x, problem.f0)
+        tolerance = self.tolerance
+        if tolerance is None:
+            tolerance = TOLERANCE * min(1.0, HORIZON / descent.steps)
         lines.estimate  # noqa: B018 - before the network counts passes
         found = relinearized_recursion(
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
             steps=descent.steps, optimizer=descent.optimizer, **descent.batches,
-            tolerance=self.tolerance, max_rebuilds=self.most,
+            tolerance=tolerance, max_rebuilds=self.most,
             kernel_fn=lines.at, rebuilds=self.rebuilds,
             x_test=problem.x_test,
             kernel_test_fn=None if problem.x_test is None else lines.cross_at, subsets=subsets,

@@ -1,0 +1,58 @@
+"""Where kernels are built: near where the path will be, not where one kernel alone would lead.
+
+A segment's second kernel is built at its provisional end, to which the kernel at its start leads.
+The corrected end lies beside it, by the square of the segment's length, and mostly across: the
+kernel turns on the way. Steps then go between kernels of places that the path does not pass, all on
+the same side, which makes forecasts late in second order. From one segment to the next the offset
+changes little where segments are short enough to be true (a cosine of 0.8 to 0.98 on fine-tuned
+ResNets), so that the last one is added to the next provisional end. Nobody asks the network for it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxttp._jit import jit
+from jaxttp._types import Params
+from jaxttp.dynamics._network import inner
+
+
+class Offset(NamedTuple):
+    """The corrected end of a segment beside the provisional one.
+
+    Attributes:
+        vector: from the provisional end to the corrected one, in weight space.
+        share: how much of it the next segment will have, by this one and the one before, in [0, 1]:
+            where the path turns it is none.
+    """
+
+    vector: Params
+    share: Array
+
+
+@jit
+def foreseen(point: Params, offset: Offset) -> Params:
+    """A provisional end, with as much of the last segment's offset as is expected of this one."""
+    return jax.tree.map(lambda w, u: w + offset.share.astype(w.dtype) * u, point, offset.vector)
+
+
+@jit
+def offset_of(weights: Params, point: Params, before: Offset | None) -> Offset:
+    """The offset of a segment.
+
+    Args:
+        weights: at its corrected end.
+        point: where its second kernel was built.
+        before: the offset that was foreseen there; None for nothing.
+    """
+    vector = jax.tree.map(jnp.subtract, weights, point)
+    if before is None:
+        return Offset(vector, jnp.ones(()))
+    vector = jax.tree.map(
+        lambda u, last: u + before.share.astype(u.dtype) * last, vector, before.vector
+    )
+    size = inner(before.vector, before.vector)
+    share = inner(vector, before.vector) / jnp.where(size > 0, size, 1.0)
+    return Offset(vector, jnp.where(size > 0, jnp.clip(share, 0.0, 1.0), 1.0))
