@@ -279,7 +279,9 @@ class Prediction:
             off, band = self.targets_uncertainty.get(target), self.targets_band.get(target)
             lines.append(f"  {target.words():<26} {self._when(step, off, band)}")
         first, last = float(self.loss[0]), float(self.loss[-1])
-        lines.append(f"  loss   {first:.4g} -> {last:.4g}{self.end_in_doubt}")
+        halved = self.hyperparameters.get("loss") == "squared_error"
+        scale = ", half the sum of squares over outputs" if halved else ""
+        lines.append(f"  loss   {first:.4g} -> {last:.4g}{self.end_in_doubt}{scale}")
         lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")
         if self.test_loss is not None and self.test_error is not None:
             ends = [float(c[i]) for c in (self.test_loss, self.test_error) for i in (0, -1)]

@@ -114,6 +114,9 @@ def test_what_is_printed():
     cost = dataclasses.replace(forecast.cost, gradient_evaluations=1)
     assert "1 gradient evaluation," in str(cost)
     assert "2 gradient evaluations," in str(dataclasses.replace(cost, gradient_evaluations=2))
+    assert "sum of squares" not in str(forecast)
+    halved = dataclasses.replace(forecast, hyperparameters={"loss": "squared_error"})
+    assert ", half the sum of squares over outputs\n" in str(halved)
 
 
 def test_no_training_happens(monkeypatch):
