@@ -128,17 +128,30 @@ cross_entropy = Loss("cross_entropy", _cross_entropy, misclassified, shift_invar
 """Softmax cross-entropy, l = logsumexp(f) - f_y."""
 
 squared_error = Loss("squared_error", _squared_error, unexplained_variance)
-"""l = 0.5 ||f - y||^2. With integer labels the targets are one-hot, the error misclassified."""
+"""l = 0.5 ||f - y||^2. With integer labels the targets are one-hot, the error misclassified.
+
+The mean squared error over N samples and C outputs is 2/C times this loss.
+"""
 
 binary_cross_entropy = Loss("binary_cross_entropy", _binary_cross_entropy, wrong_bits)
-"""A sigmoid for every output, summed over outputs: binary (C = 1) or multi-label (C > 1)."""
+"""A sigmoid for every output, summed over outputs: binary (C = 1) or multi-label (C > 1).
+
+The mean over C outputs is 1/C times this loss.
+"""
 
 _OTHER_NAMES = {
     **dict.fromkeys(("mse", "l2", "mean_squared_error"), "squared_error"),
     **dict.fromkeys(("ce", "xent", "softmax_cross_entropy"), "cross_entropy"),
     **dict.fromkeys(("bce", "sigmoid_cross_entropy"), "binary_cross_entropy"),
 }
-"""What others call them, for those who ask for it; the squared error here is half a sum."""
+"""What others call them, for those who ask for it."""
+_SCALES = {
+    "squared_error": " It is half the sum over outputs of (f - y)^2: of a network trained on the "
+    "mean of (f - y)^2 over C outputs at a rate r, the learning rate here is 2 r / C.",
+    "binary_cross_entropy": " It is the sum over outputs: of a network trained on the mean over C "
+    "outputs at a rate r, the learning rate here is r / C.",
+}
+"""Where others divide by the number of outputs, and these losses do not."""
 _LOSSES = {loss.name: loss for loss in (cross_entropy, squared_error, binary_cross_entropy)}
 
 
@@ -160,7 +173,7 @@ def get_loss(loss: str | Loss) -> Loss:
             f"loss must be a name ({', '.join(_LOSSES)}) or a jaxttp.losses.Loss; got {loss!r}."
         )
     near = _OTHER_NAMES.get(loss.lower().replace("-", "_"))
-    remedy = f"Its name here is {near!r}." if near else ""
+    remedy = f"Its name here is {near!r}.{_SCALES.get(near, '')}" if near else ""
     return _LOSSES[check_choice("loss", loss, _LOSSES, remedy=remedy)]
 
 

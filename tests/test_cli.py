@@ -317,6 +317,21 @@ def test_what_is_no_command_at_all():
     assert re.match("jaxttp: No such command 'forecast'", line)
 
 
+@pytest.mark.parametrize(
+    ("command", "short", "meant"),
+    [
+        ("predict", "--lr", "--learning-rate"),
+        ("sweep", "--lr", "--learning-rates"),
+        ("predict", "--wd", "--weight-decay"),
+    ],
+)
+def test_short_names_of_others_are_answered(command, short, meant):
+    result = call(command, short, "0.1")
+    assert result.exit_code == 2
+    assert re.search(rf"No such option: {short} .*{meant}\W*$", result.stderr)
+    assert "--lora" not in result.stderr
+
+
 # --- json, quiet, verbose -------------------------------------------------------------------------
 
 

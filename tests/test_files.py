@@ -93,6 +93,13 @@ def test_arrays_that_are_not_what_they_say(data, tmp_path):
         read_arrays(path, ("x", "y"))
 
 
+def test_objects_are_named_with_what_to_do(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.eye(90), y=np.array(["a", "b", "c"] * 30, object))
+    words = r"needs the arrays x and y: y \(90,\) is an array of Python objects .* y\.astype\(str\)"
+    with pytest.raises(ValueError, match=words):
+        load_table(tmp_path / "a.npz")
+
+
 def test_an_archive_is_read_and_never_unpacked(tmp_path):
     """Names that lead out of the folder lead nowhere; of two arrays of a name one is read."""
     path = tmp_path / "data" / "a.npz"

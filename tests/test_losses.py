@@ -210,8 +210,33 @@ def test_unknown_losses_are_refused():
     for other, here in (("mse", "squared"), ("L2", "squared"), ("ce", "cross"), ("bce", "binary_")):
         with pytest.raises(ValueError, match=rf"not known; .* Its name here is '{here}"):
             get_loss(other)
+    with pytest.raises(ValueError, match=r"half the sum over outputs .* rate here is 2 r / C\.$"):
+        get_loss("mse")
+    with pytest.raises(ValueError, match=r"the sum over outputs: .* rate here is r / C\.$"):
+        get_loss("bce")
     with pytest.raises(TypeError, match=r"^loss must be a name \(cross_entropy, .* got 3"):
         inspect.unwrap(get_loss)(3)  # without the type checks that only the tests switch on
+
+
+@pytest.mark.parametrize(
+    ("name", "of_output", "factor"),
+    [
+        ("squared_error", lambda f, y: (f - y) ** 2, 2),
+        ("binary_cross_entropy", lambda f, y: jax.nn.softplus(f) - y * f, 1),
+    ],
+)
+def test_the_rate_of_a_mean_over_outputs(name, of_output, factor):
+    """What errors, docstrings and the guide say: steps of a mean's descent at r are those here."""
+    c, rate = 3, 0.7
+    rng = np.random.default_rng(0)
+    w, x, y = rng.normal(size=(4, c)), rng.normal(size=(5, 4)), rng.random((5, c))
+    loss = get_loss(name)
+    theirs = rate * jax.grad(lambda w: jnp.mean(of_output(x @ w, y)))(w)
+    here = factor * rate / c * jax.grad(lambda w: loss.value(x @ w, y))(w)
+    np.testing.assert_allclose(here, theirs, rtol=1e-12)
+    np.testing.assert_allclose(
+        loss.value(x @ w, y), c / factor * jnp.mean(of_output(x @ w, y)), rtol=1e-12
+    )
 
 
 # --- encode_targets -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import check_leaves, is_concrete
-from jaxttp._samples import count
+from jaxttp._samples import count, shape_words
 
 _ADAPTERS = {
     "flax.nnx": "apply_fn, params = jaxttp.from_nnx(module)",
@@ -39,7 +39,7 @@ def check_samples(name: str, x: Any) -> Any:
 
     Raises:
         ValueError: rows of different shapes, text, mixed columns; in a pytree, arrays of different
-            lengths, scalars, no array at all.
+            lengths, scalars, no array at all; no sample.
 
     Example:
         >>> check_samples("x", [[1.0, 2.0], [3.0, 4.0]]).shape
@@ -49,10 +49,14 @@ def check_samples(name: str, x: Any) -> Any:
         {'ids': (2, 2), 'mask': (2, 2)}
     """
     if not _is_tree(x):
-        return _as_array(name, x)
-    tree = _as_arrays(name, x)
-    count(tree, name)
-    return tree
+        samples = _as_array(name, x)
+        rows = len(samples) if samples.ndim else None
+    else:
+        samples = _as_arrays(name, x)
+        rows = count(samples, name)
+    if rows == 0:
+        raise ValueError(f"{name} holds no sample: {shape_words(samples, name)}.")
+    return samples
 
 
 def _is_tree(x: Any) -> bool:

@@ -54,12 +54,25 @@ class OneLine(TyperGroup):
             words = getattr(problem, "format_message", None)  # what a parser raises
             if words is None:
                 raise
+            _offer(problem)
             if type(problem).__name__ == "NoArgsIsHelpError":
                 print(words())
                 sys.exit(2)
             print(_one_line(words()), file=sys.stderr)
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+_SHORT = {"--lr": "--learning-rate", "--bs": "--batch-size", "--wd": "--weight-decay"}
+"""What others call some options, which no likeness of letters tells."""
+
+
+def _offer(problem: Any) -> None:
+    """Name the options of the command that are meant by a short name of others."""
+    meant = _SHORT.get(getattr(problem, "option_name", ""))
+    if meant is not None and problem.ctx is not None:
+        known = [name for one in problem.ctx.command.params for name in one.opts]
+        problem.possibilities = [name for name in known if name.startswith(meant)]
 
 
 class Grouped(TyperCommand):

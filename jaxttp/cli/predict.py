@@ -129,6 +129,7 @@ def _print(console: Console, result: Any) -> None:
         final += prediction.end_in_doubt if name == "loss" else ""
         if run is not None:
             final += f", real {float(getattr(run, name)[-1]):.4g}"
+        final += prediction.scale if name == "loss" else ""
         console.print(final)
     if result.settings.optimizer == "sgd":
         rate = result.settings.learning_rate

@@ -62,6 +62,11 @@ def _check_header(name: str, file: Any, size: int) -> None:
     if read is None:
         raise ValueError(f"{name} is an array of the unknown version {version}.")
     shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(
+            f"{name} {shape} is an array of Python objects (pickled), which is not read; save it "
+            f"as text, {name}.astype(str), or as numbers."
+        )
     wanted = int(np.prod([int(length) for length in shape], dtype=object)) * dtype.itemsize
     if wanted > size:
         raise ValueError(f"{name} {shape} would be {wanted} bytes; the archive has {size} of it.")

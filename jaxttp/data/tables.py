@@ -18,6 +18,8 @@ from jaxttp.data.registry import dataset_names, load_dataset
 SUFFIXES = (".csv", ".npz")
 SHOWN_CLASSES = 6
 """So many are named, with their rows, where a table is described."""
+BYTE = 255
+"""The largest value of a pixel of eight bits."""
 
 
 def is_table(name: str) -> bool:
@@ -38,14 +40,16 @@ def load_table(
     fill: str | None = None,
     drop_missing: bool = False,
     one_hot: bool = False,
+    targets: bool | None = None,
 ) -> Dataset:
     r"""A data set from a file: CSV with a label or target in each row, or NPZ with x and y.
 
     Words and whole numbers (up to 100 different ones) are labels, other numbers are targets; none
     may be missing. A first line of CSV without a number among its features, or with the only label
     that is none, or with the name of the `label`, names the columns. Features of tables, indicators
-    too, and targets get mean 0 and deviation 1; arrays of higher rank stay as they are. What was
-    done to them is in `Dataset.columns`, which prepares new rows in the same way.
+    too, and targets get mean 0 and deviation 1; arrays of higher rank stay as they are, but for
+    pixels of eight bits (uint8), which are divided by 255. What was done to columns is in
+    `Dataset.columns`, which prepares new rows in the same way.
 
     Args:
         path: the file.
@@ -59,6 +63,8 @@ def load_table(
             the description says how many. An error when False.
         one_hot: of a CSV, put an indicator column for every word, in sorted order, in place of
             a feature whose values are words. An error when False.
+        targets: True takes whole numbers for targets, such as an age; False takes rows y (N, K) of
+            an NPZ with a single 1 each for classes. By the rule above when None.
 
     Returns:
         The data set.
@@ -85,6 +91,7 @@ def load_table(
         own.csv, 1 missing value in 1 of 4 rows filled with the column's mean, ...
     """
     path = Path(path)
+    check_choice("targets", targets, (None, True, False))
     if fill is not None:
         check_choice("fill", fill, FILLS)
         if drop_missing:
@@ -100,30 +107,38 @@ def load_table(
         features, x, y, column, name = _from_csv(
             path, done, label=label, fill=fill, drop_missing=drop_missing, one_hot=one_hot
         )
-        targets = (name,)
+        heads = (name,)
     else:
         options = {"label": label, "fill": fill, "drop_missing": drop_missing, "one_hot": one_hot}
         _refuse_options(options, "it is for the cells of a CSV")
-        features, x, y, targets = _from_npz(path)
-    names = None if y.ndim == 2 else class_labels(path, y)
+        features, x, y, heads = _from_npz(path, done)
+    if targets is False:
+        y = _from_one_hot(y)
+    given = targets is True and y.dtype.kind != "U"
+    names = None if y.ndim == 2 or given else class_labels(path, y)
     source = f" from {column}" if column else ""
+    scaled = ["features"] * bool(features) + ["targets"] * (names is None)
 
     def words(target: str) -> str:
-        return ", ".join([path.name, *done, target + source, "features of mean 0 and deviation 1."])
+        parts = [path.name, *done, target + source]
+        if scaled:
+            parts.append(f"{' and '.join(scaled)} of mean 0 and deviation 1")
+        return ", ".join(parts) + "."
 
     if names is None:
         values = np.asarray(y, np.float64).reshape(len(y), -1)
-        fitted = tuple(Column.fitted(one, values[:, i]) for i, one in enumerate(targets))
-        scaled = standardized(values).astype(np.float32)
-        return Dataset(x.astype(np.float32), scaled, path.name, words("a regression of numbers"),
+        fitted = tuple(Column.fitted(one, values[:, i]) for i, one in enumerate(heads))
+        return Dataset(x.astype(np.float32), standardized(values).astype(np.float32), path.name,
+                       words("a regression of numbers"),
                        columns=Columns(features, fitted))  # fmt: skip
     labels = np.searchsorted(names, y).astype(np.int32)
     shown = tuple(str(int(name)) if names.dtype.kind == "f" else str(name) for name in names)
     rows = [f"{name!r} {count}" for name, count in zip(shown, np.bincount(labels), strict=True)]
     classes = f"{len(names)} classes"
     classes += f" ({', '.join(rows)})" if len(rows) <= SHOWN_CLASSES else ""
-    return Dataset(x.astype(np.float32), labels, path.name, words(classes), len(names), shown,
-                   columns=Columns(features))  # fmt: skip
+    doubt = "" if targets is False else _why_not_numbers(names, len(y))
+    return Dataset(x.astype(np.float32), labels, path.name, words(classes) + doubt, len(names),
+                   shown, columns=Columns(features))  # fmt: skip
 
 
 def load_whole(
@@ -186,8 +201,26 @@ def _from_csv(
     )
 
 
+def _from_one_hot(y: np.ndarray) -> np.ndarray:
+    """Labels (N,) of rows (N, K) with a single 1 each, and 0 elsewhere; other y as they are."""
+    if y.ndim != 2 or y.dtype.kind == "U":
+        return y
+    one_hot = np.all((y == 0) | (y == 1)) and np.all(np.sum(y != 0, axis=1) == 1)
+    return np.argmax(y, axis=1) if one_hot else y
+
+
+def _why_not_numbers(names: np.ndarray, rows: int) -> str:
+    """What to do where whole numbers that were taken for labels look like targets."""
+    if names.dtype.kind == "U" or len(names) <= SHOWN_CLASSES or 3 * len(names) <= rows:
+        return ""
+    return (
+        f" {len(names)} classes for {rows} rows: --loss squared_error (in load_table targets=True) "
+        "takes them as numbers."
+    )
+
+
 def _from_npz(
-    path: Path,
+    path: Path, done: list[str]
 ) -> tuple[tuple[Column, ...], np.ndarray, np.ndarray, tuple[str, ...]]:
     """The columns of x, x, y, and the names of the columns of y."""
     x, y = _read_npz(path)
@@ -202,13 +235,25 @@ def _from_npz(
         raise ValueError(f"data={str(path)!r}: y {y.shape} holds words; labels are (N,).")
     targets = ("y",) if y.ndim == 1 else tuple(f"y column {i + 1}" for i in range(y.shape[1]))
     if x.ndim > 2:
-        return (), x, y, targets
+        return (), _pixels(x, done), y, targets
     features = tuple(Column.fitted(f"column {i + 1}", x[:, i]) for i in range(x.shape[1]))
     return features, standardized(x), y, targets
 
 
+def _pixels(x: np.ndarray, done: list[str]) -> np.ndarray:
+    """Arrays (N, ...) of bytes in [0, 1], others as they are; what was done, or is to be done."""
+    low, high = x.min(initial=0), x.max(initial=0)
+    if x.dtype == np.uint8 and high > 1:
+        done.append(f"x divided by {BYTE}")
+        return x / BYTE
+    looks_unscaled = low >= 0 and BYTE / 2 < high <= BYTE
+    hint = f" in 0..{BYTE} (divide x by {BYTE} if they are pixels)" if looks_unscaled else ""
+    done.append(f"x as it is{hint}")
+    return x
+
+
 def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The finite arrays x (float64) and y."""
+    """The finite arrays x and y."""
     try:
         x, y = read_arrays(path, ("x", "y")).values()
     except PROBLEMS as problem:
@@ -226,7 +271,7 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
                 f"data={str(path)!r}: y[{lost[0]}] holds {str(y.reshape(-1)[lost[0]])!r}, "
                 f"{len(lost)} of {y.size} labels are missing; fill them in, or leave them out."
             )
-    return x.astype(np.float64), y
+    return x, y
 
 
 def class_labels(path: Path, y: np.ndarray) -> np.ndarray | None:

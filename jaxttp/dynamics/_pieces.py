@@ -145,8 +145,10 @@ def better(
     """
     pairs = [(f, row_of(run.train, end)) for run, _, f, _ in (before, after)]
     if all(is_concrete(each) for pair in pairs for each in pair):  # no program for it
-        apart = (np.asarray(f) - np.asarray(there) for f, there in pairs)
-        one, two = (np.linalg.norm(_seen(each, loss)) for each in apart)
+        # In double precision squares of what has nearly diverged are finite; what has is not seen.
+        apart = (np.subtract(*(np.asarray(each, np.float64) for each in pair)) for pair in pairs)
+        with np.errstate(over="ignore", invalid="ignore"):
+            one, two = (np.linalg.norm(_seen(each, loss)) for each in apart)
         return (after if two < one else before), np.bool_(two < one)
     one, two = (jnp.linalg.norm(_seen(f - there, loss)) for f, there in pairs)
     is_better = (two < one) & ~jnp.asarray(done)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -89,6 +90,7 @@ class Keywords(NamedTuple):
         if total_samples is not None:
             remedy = "dynamics='sde' is of the samples at hand; leave total_samples or it out"
             check_used("total_samples", total_samples, self.dynamics != "sde", remedy)
+            check_integer("total_samples", total_samples, at_least=2)
             return Scaled(total_samples, self.choose(descent, weights))
         if isinstance(self.dynamics, Dynamics):
             return self.dynamics
@@ -115,7 +117,14 @@ def samples_at_hand(
 ) -> tuple[Any, Any, int | None]:
     """Samples, labels and the number of all: as given, or drawn out of batches without labels."""
     if y is not None:
+        if isinstance(x, Iterator):
+            raise ValueError(
+                "y must be left out where x is an iterable of batches, each of them a pair (x, y); "
+                f"got both, and x is a {type(x).__name__}. Or give x as one array (N, ...)."
+            )
         return x, y, total_samples
+    if total_samples is not None:
+        check_integer("total_samples", total_samples, at_least=1)
     if hasattr(x, "shape"):
         raise ValueError(
             "y must be given: the labels or targets of x. Without it x is an iterable of batches "

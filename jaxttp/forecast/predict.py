@@ -107,7 +107,11 @@ def predict_training_time(
             logits of tokens labels (N, T), -100 for what does not count; for one label a sequence,
             or where N T V is above some thousands, see `jaxttp.tokens`.
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" (binary or multi-label) or a
-            `Loss`; the mean over the batch.
+            `Loss`; the mean over the batch. The squared error is half the sum over outputs of
+            (f - y)^2: for a network trained on mean((f - y)**2) over C outputs at a rate r, give
+            learning_rate = 2 r / C, and r / C for a binary cross-entropy with a mean over outputs,
+            which is a sum here. Of such a mean as a goal, `target_loss` is C / 2 times, and C
+            times.
         learning_rate: eta > 0 of gradient descent. Give either this or `optimizer`.
         momentum: heavy-ball momentum in [0, 1), with `learning_rate`.
         batch_size: samples a step; all of them when None.

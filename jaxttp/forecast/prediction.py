@@ -221,6 +221,12 @@ class Prediction:
         return words if self.unsure_from is None else f"{words}, if it trains at all"
 
     @property
+    def scale(self) -> str:
+        """What the loss is, in words, where others mean a multiple of it; else empty."""
+        halved = self.hyperparameters.get("loss") == "squared_error"
+        return ", half the sum of squares over outputs" if halved else ""
+
+    @property
     def out_of_reach(self) -> str | None:
         """What to try where a goal is not reached within the horizon; None where all are."""
         times = [*self.steps.values(), *self.targets.values()]
@@ -234,7 +240,7 @@ class Prediction:
 
     @property
     def returns(self) -> tuple[str, ...]:
-        """A line for every target that is lost again after the step at which it is first reached.
+        """A line for every target that is lost again after it is first reached, or holds before.
 
         Times are those of the first step below a target, see `training_time`.
         """
@@ -244,6 +250,8 @@ class Prediction:
             if last < 0 <= step or last > step:
                 when = f"for good from step {last} on" if last >= 0 else "above it at the end"
                 lines.append(f"{target.words()} first at step {step}, {when}")
+            elif step == 0:
+                lines.append(f"{target.words()} holds before training already")
         return tuple(lines)
 
     def _when(self, step: int, off: int | None, band: tuple[int, int] | None) -> str:
@@ -279,7 +287,7 @@ class Prediction:
             off, band = self.targets_uncertainty.get(target), self.targets_band.get(target)
             lines.append(f"  {target.words():<26} {self._when(step, off, band)}")
         first, last = float(self.loss[0]), float(self.loss[-1])
-        lines.append(f"  loss   {first:.4g} -> {last:.4g}{self.end_in_doubt}")
+        lines.append(f"  loss   {first:.4g} -> {last:.4g}{self.end_in_doubt}{self.scale}")
         lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")
         if self.test_loss is not None and self.test_error is not None:
             ends = [float(c[i]) for c in (self.test_loss, self.test_error) for i in (0, -1)]

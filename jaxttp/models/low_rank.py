@@ -17,6 +17,18 @@ from jaxttp.ntk._select import leaf_paths
 Targets = Predicate | str | Sequence[str]
 """Which kernels: a predicate on paths, a regular expression or ends of names of modules."""
 
+_SEPARATOR = re.compile(r"[/.]")
+"""Between the parts of a path: dots are those of PyTorch's names."""
+_LOOKED_UP = re.compile(
+    r".*embed.*|(.*_)?emb(_.*)?|wte|wpe|tok|(.*_)?tokens?|pos|positions?|segments?"
+    r"|(pos|position|positional)_enc(oding)?", re.IGNORECASE
+)  # fmt: skip
+"""Parts of paths of embeddings, positions and tokens."""
+_NO_KERNEL = re.compile(r"b\d*|(.*_)?bias\d*(_.*)?|scale|gamma|beta", re.IGNORECASE)
+"""Names of leaves that are no kernels, whatever their shape."""
+_BY_HEADS = re.compile(r"(query|key|value|qkv|q|k|v)(_proj)?", re.IGNORECASE)
+"""Modules of attention whose kernels Flax shapes (fan_in, heads, head_dim)."""
+
 
 def lora(
     model: Model,
@@ -36,17 +48,21 @@ def lora(
     with s = α/r, or α/√r where `rslora` asks for it,
 
     for each kernel W_0 reshaped to (fan_in, fan_out); of a convolution, fan_in is height times
-    width times channels. The function starts as the model's own. Everything else is frozen.
+    width times channels. Of Flax's attention, queries, keys and values (in, heads, head_dim) have
+    fan_out = heads times head_dim, and the output (heads, head_dim, out) has that as its fan_in.
+    The function starts as the model's own. Everything else is frozen.
 
     Args:
         model: any model.
         rank: r, at least 1.
         key: a JAX random key, draws A.
-        targets: which kernels. None for all leaves with at least two axes, but not positions,
-            tokens and the head. As in PEFT's ``target_modules``: names of modules or their ends,
-            such as ``["q_proj", "v_proj"]``, or a regular expression that fits a whole name; a
-            module's name is the path of its kernel with dots, ``blocks.0.attention.q_proj``. Or a
-            predicate on the path, such as that of `adapter_targets`.
+        targets: which kernels. None for all leaves with at least two axes, but not biases (a leaf
+            ``bias``, ``b`` or ``scale``), not embeddings, positions and tokens, by their usual
+            names in a path, and not the head. As in PEFT's ``target_modules``: names of modules or
+            their ends, such as ``["q_proj", "v_proj"]``, or a regular expression that fits a whole
+            name; a module's name is the path of its kernel with dots,
+            ``blocks.0.attention.q_proj``. Or a predicate on the path, such as that of
+            `adapter_targets`.
         alpha: α; the rank when None.
         rslora: whether the scale is α/√r, which keeps large ranks learning.
         also: parameters to train in full beside the adapters, a predicate on the path, such as
@@ -87,8 +103,7 @@ def lora(
     for index, (path, leaf) in enumerate(kernels.items()):
         if leaf.ndim < 2 or not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(f"targets: {path} is {leaf.dtype} {leaf.shape}, not a kernel.")
-        fan_out = leaf.shape[output_axis]
-        fan_in = math.prod(leaf.shape) // fan_out
+        fan_in, fan_out = _sides(path, leaves, output_axis)
         check_integer(
             "rank", rank, at_least=1, at_most=min(fan_in, fan_out),
             remedy=f"{path} is a {fan_in} by {fan_out} matrix; leave it out by targets.",
@@ -173,7 +188,27 @@ def merge_lora(
 
 
 def _is_kernel(path: str) -> bool:
-    return path.split("/")[0] not in ("head", "positions", "cls_token", "embed", "segments")
+    """Whether a leaf with two axes or more is a kernel, by its path."""
+    parts = _SEPARATOR.split(path)
+    looked_up = any(map(_LOOKED_UP.fullmatch, parts))
+    return parts[0] != "head" and not looked_up and not _NO_KERNEL.fullmatch(parts[-1])
+
+
+def _sides(path: str, leaves: Mapping[str, Any], output_axis: int) -> tuple[int, int]:
+    """The fan_in and fan_out of a kernel.
+
+    With three axes, the last two are outputs where its bias has their shape; where it has no bias,
+    the name of its module tells.
+    """
+    shape = leaves[path].shape
+    fan_out = shape[output_axis]
+    if len(shape) == 3 and output_axis in (-1, 2):
+        parts = _SEPARATOR.split(path)
+        bias = leaves.get(path.removesuffix(parts[-1]) + "bias")
+        named = any(map(_BY_HEADS.fullmatch, parts[-2:]))
+        if named if bias is None else bias.shape == shape[1:]:
+            fan_out = shape[1] * shape[2]
+    return math.prod(shape) // fan_out, fan_out
 
 
 def fits(name: str, targets: str | Sequence[str]) -> bool:
@@ -239,6 +274,6 @@ def _chosen(leaves: Mapping[str, Any], targets: Targets | None) -> list[str]:
     modules = {
         path.replace("/", ".").rpartition(".")[0]: path
         for path, leaf in leaves.items()
-        if leaf.ndim > 1
+        if leaf.ndim > 1 and not _NO_KERNEL.fullmatch(_SEPARATOR.split(path)[-1])
     }
     return [modules[name] for name in chosen_modules(list(modules), targets)]

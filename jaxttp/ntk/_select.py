@@ -62,11 +62,18 @@ def select_leaves(params: Params, trainable: Any = None) -> tuple[bool, ...]:
             "(trainable)."
         )
     if not any(mask):
-        known = ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
-        raise ValueError(
-            f"trainable leaves no floating-point parameter to count; params has {known}."
-        )
+        raise ValueError(_why_nothing_counts(paths, leaves, trainable))
     return mask
+
+
+def _why_nothing_counts(paths: tuple[str, ...], leaves: list[Any], trainable: Any) -> str:
+    """Words of a refusal: it is up to the parameters, or to what was chosen of them."""
+    if trainable is None:
+        kinds = ", ".join(sorted({str(jnp.result_type(leaf)) for leaf in leaves}))
+        held = f"holds {kinds} alone: convert the weights to float" if kinds else "is empty"
+        return f"params has no floating-point leaf, which is what trains; it {held}."
+    known = ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
+    return f"trainable leaves no floating-point parameter to count; params has {known}."
 
 
 def split_trainable(

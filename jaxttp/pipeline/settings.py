@@ -24,7 +24,8 @@ class Settings:
             5-9; the others train a small MLP from random weights.
         samples_per_class: images of each class; None for all. Regression takes all samples.
         loss: "cross_entropy", "squared_error" or "binary_cross_entropy"; None chooses cross-entropy
-            for classes and squared error for regression.
+            for classes and squared error for regression. "squared_error" takes whole numbers of a
+            table of one's own for targets, the others one-hot rows of an NPZ for classes.
         learning_rate: eta > 0, the schedule's largest value.
         momentum: heavy-ball, in [0, 1); of "sgd".
         batch_size: samples a step; None for all of them.

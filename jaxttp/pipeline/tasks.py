@@ -24,6 +24,7 @@ from jaxttp.data import (
     load_table,
     load_texts,
     load_tokenizer,
+    preprocess,
     select,
     vit_preprocessing,
 )
@@ -53,6 +54,8 @@ _FOR_IMAGES = (
     "one_hot",
 )  # fmt: skip
 _FOR_TABLES = ("label", "fill", "drop_missing", "one_hot")
+_TARGETS = {"squared_error": True, "cross_entropy": False, "binary_cross_entropy": False}
+"""Whether a loss that is asked for takes a table's labels for numbers."""
 REGRESSION = "a regression has no classes and takes all samples"
 
 
@@ -202,11 +205,26 @@ def _samples(settings: Settings, key: Array) -> tuple[Dataset, str | None]:
 def _own_samples(
     settings: Settings, options: dict[str, Any], key: Array
 ) -> tuple[Dataset, str | None]:
+    """Those of a table, or of arrays of images, which are preprocessed as others are."""
+    preprocessing = options.pop("preprocessing")
     for name, given in options.items():
         if given is not None:
             raise ValueError(f"{name} is for images; {settings.data} is a table.")
-    dataset = load_table(settings.data, **{name: getattr(settings, name) for name in _FOR_TABLES})
-    return _selected(settings, dataset, key)
+    dataset = load_table(
+        settings.data, targets=_TARGETS.get(settings.loss or ""),
+        **{name: getattr(settings, name) for name in _FOR_TABLES},
+    )  # fmt: skip
+    found, note = _selected(settings, dataset, key)
+    if preprocessing is None:
+        return found, note
+    x = found.x[..., None] if found.x.ndim == 3 else found.x
+    if x.ndim != 4 or x.shape[3] not in (1, 3) or x.min() < 0 or x.max() > 1:
+        raise ValueError(
+            f"model={settings.model!r} takes images: an NPZ with x (N, H, W) or (N, H, W, C), of 1 "
+            "or 3 channels, in [0, 1] or uint8. Of other data leave the model out (an MLP); "
+            f"{dataset.name} has x {dataset.x.shape} from {x.min():g} to {x.max():g}."
+        )
+    return preprocess(dataclasses.replace(found, x=x), preprocessing), note
 
 
 def _texts(settings: Settings, folder: str) -> Dataset:
@@ -299,7 +317,8 @@ def _untrained_network(
             if MODELS[name].family != "vit":
                 network = calibrate_batch_norm(network, dataset.x)
             origin = "from random weights"
-        return network, f"{name} {origin} on {settings.data} at {size}x{size}"
+        source = dataset.name if is_table(settings.data) else settings.data
+        return network, f"{name} {origin} on {source} at {size}x{size}"
     if settings.data == "digits":
         chosen = settings.classes
         digits = "5-9" if chosen is None else ", ".join(dataset.class_names)

@@ -1,5 +1,6 @@
 """Tables of one's own: what is a label, what a target, and what is refused."""
 
+import inspect
 import json
 
 import numpy as np
@@ -71,6 +72,67 @@ def test_arrays(tmp_path):
     assert found.y.tolist() == [0, 1, 0, 1, 0, 1]
     np.savez(tmp_path / "two.npz", x=images.reshape(6, -1), y=images[:, 0, :2, 0])
     assert load_table(tmp_path / "two.npz").y.shape == (6, 2)
+
+
+def test_pixels_are_scaled_and_what_was_scaled_is_said(tmp_path):
+    pixels = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4) * 2
+    labels = np.arange(6) % 2
+
+    def load(x, y=labels):
+        np.savez(tmp_path / "own.npz", x=x, y=y)
+        return load_table(tmp_path / "own.npz")
+
+    found = load(pixels)
+    np.testing.assert_allclose(found.x, pixels / 255, rtol=1e-6)  # float32
+    assert found.description == "own.npz, x divided by 255, 2 classes ('0' 3, '1' 3)."
+    found = load(pixels.astype(float))
+    np.testing.assert_array_equal(found.x, pixels)
+    assert ", x as it is in 0..255 (divide x by 255 if they are pixels), 2 cl" in found.description
+    found = load(pixels / 255.0, y=labels + 0.5)
+    assert found.description == (
+        "own.npz, x as it is, a regression of numbers, targets of mean 0 and deviation 1."
+    )
+    masks = load(pixels % 2)
+    assert masks.x.max() <= 1
+    assert "x as it is, 2 classes" in masks.description
+    plain = load(pixels.reshape(6, 16), y=labels + 0.5)
+    assert plain.description.endswith("features and targets of mean 0 and deviation 1.")
+
+
+def test_whole_numbers_are_targets_where_that_is_said(tmp_path):
+    ages = [20, 35, 50, 35, 61, 44, 27, 73, 31]
+    path = write(tmp_path, "w,age\n" + "".join(f"{i},{age}\n" for i, age in enumerate(ages)))
+    doubt = " 8 classes for 9 rows: --loss squared_error (in load_table targets=True) takes them as"
+    assert doubt in load_table(path).description
+    assert "--loss" not in load_table(path, targets=False).description
+    found = load_table(path, targets=True)
+    with pytest.raises(ValueError, match="targets='y' is not known; choose one of None, True"):
+        inspect.unwrap(load_table)(path, targets="y")  # without the type checks of tests
+    assert found.num_classes is None
+    np.testing.assert_allclose(found.columns.restore(found.y)[:, 0], ages, rtol=1e-6)  # float32
+    words = write(tmp_path, ROWS.format("a", "b", "a"), "words.csv")
+    assert load_table(words, targets=True).num_classes == 2
+    for loss, outputs in ((None, 8), ("cross_entropy", 8), ("squared_error", 1)):
+        task = build_task(Settings(data=path, loss=loss))
+        assert task.loss == loss or loss is None
+        assert f"MLP 1-64-64-{outputs} " in task.description
+        assert task.y.shape == ((9, 1) if outputs == 1 else (9,))
+    # Named data keep their classes, one-hot.
+    named = build_task(Settings(data="wine", loss="squared_error", samples_per_class=2))
+    assert named.y.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_one_hot_rows_are_classes_where_that_is_said(tmp_path):
+    labels, path = np.array([0, 2, 1, 2]), str(tmp_path / "own.npz")
+    np.savez(path, x=np.eye(4), y=np.eye(3)[labels])
+    assert load_table(path).y.shape == (4, 3)
+    assert load_table(path, targets=True).y.shape == (4, 3)
+    assert load_table(path, targets=False).y.tolist() == labels.tolist()
+    assert build_task(Settings(data=path, loss="cross_entropy")).y.tolist() == labels.tolist()
+    for rows in (np.ones((4, 3)), np.eye(3)[labels] * 0.5, np.eye(4, 3)):
+        np.savez(path, x=np.eye(4), y=rows)
+        with pytest.raises(ValueError, match="loss='cross_entropy' needs classes"):
+            build_task(Settings(data=path, loss="cross_entropy"))
 
 
 @pytest.mark.parametrize(

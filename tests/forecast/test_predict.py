@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 
 import equinox as eqx
 import jax
@@ -104,6 +105,40 @@ def test_frozen_parameters_do_not_move_the_forecast():
     np.testing.assert_allclose(head.outputs, alone.outputs, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["params", "x", "y"])
+def test_what_is_traced_is_named(name):
+    given = {"params": PARAMS, "x": X, "y": Y}
+
+    def loss(value):
+        found = given | {name: value}
+        return predict(params=found["params"], x=found["x"], y=found["y"], steps=3).loss
+
+    with pytest.raises(ValueError, match=f"^{name} is traced"):
+        jax.jit(loss)(given[name])
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [(None, "it is empty"), ({"w": np.ones((4, 3), np.int32)}, "it holds int32 alone: convert")],
+)
+def test_parameters_that_do_not_train(params, words):
+    with pytest.raises(ValueError, match=f"^params has no floating-point leaf.*{words}"):
+        predict(linear, params)
+
+
+def test_batches_have_their_labels():
+    with pytest.raises(ValueError, match=r"^y must be left out .* pair \(x, y\); .* a generator"):
+        predict(x=((X, Y) for _ in range(3)))
+    with pytest.raises(ValueError, match=r"^total_samples must be an integer of at least 1; got 0"):
+        predict(x=((X, Y) for _ in range(3)), y=None, total_samples=0)
+
+
+def test_a_number_of_samples_is_called_as_the_keyword_is():
+    choose = inspect.unwrap(Keywords.choose)  # without the type checks of the tests
+    with pytest.raises(ValueError, match=r"^total_samples must be an integer of at least 2; got 1"):
+        choose(Keywords(relinearize=0), Descent.of(learning_rate=0.1, steps=3), PARAMS, 1e3)
+
+
 def test_what_is_printed():
     forecast = predict(steps=20)
     lines = str(forecast).splitlines()
@@ -114,6 +149,9 @@ def test_what_is_printed():
     cost = dataclasses.replace(forecast.cost, gradient_evaluations=1)
     assert "1 gradient evaluation," in str(cost)
     assert "2 gradient evaluations," in str(dataclasses.replace(cost, gradient_evaluations=2))
+    assert "sum of squares" not in str(forecast)
+    halved = dataclasses.replace(forecast, hyperparameters={"loss": "squared_error"})
+    assert ", half the sum of squares over outputs\n" in str(halved)
 
 
 def test_no_training_happens(monkeypatch):

@@ -338,4 +338,6 @@ def test_a_target_that_is_lost_again_says_so():
     assert lost.returns[0] in str(lost)
     never = dataclasses.replace(lost, targets={high: -1})
     assert never.returns == ()
+    early = dataclasses.replace(found, loss=curve, targets={Target(2.0): 0}, targets_uncertainty={})
+    assert early.returns == ("loss below 2 holds before training already",)
     assert found.returns == ()

@@ -10,6 +10,7 @@ from PIL import Image
 
 import jaxttp.models.catalog as catalog
 from jaxttp.adapters import output_shape
+from jaxttp.data import imagenet_preprocessing
 from jaxttp.models import ResNet, ViT, save_params
 from jaxttp.pipeline import Settings, build_task, forecast
 from tests.models.filled import filled
@@ -98,6 +99,29 @@ def test_random_weights_get_the_averages_of_the_samples(tmp_path):
     task = build_task(Settings(**options, model="resnet18"))
     outputs = np.asarray(task.model.apply_fn(task.model.params, task.x))
     assert 0.1 < outputs.std() < 10
+
+
+@pytest.mark.parametrize("shape", [(6, 20, 24), (6, 20, 24, 3)])
+def test_an_image_model_takes_arrays_of_images(shape, tmp_path):
+    """Bytes and numbers in [0, 1] alike, and as images of a data set are."""
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    path = tmp_path / "own.npz"
+    settings = Settings(data=str(path), model="resnet18", samples_per_class=2)
+    found = []
+    for x in (pixels, pixels / 255):
+        np.savez(path, x=x, y=np.arange(6) % 2)
+        found.append(build_task(settings))
+    first, second = found
+    assert first.x.shape == (4, 16, 16, 3)
+    np.testing.assert_array_equal(first.x, second.x)
+    whole = build_task(dataclasses.replace(settings, samples_per_class=3))
+    prepared = imagenet_preprocessing(16)(pixels[0].reshape(20, 24, -1))
+    np.testing.assert_array_equal(whole.x[0], prepared)
+    assert first.description.startswith("resnet18 from random weights on own.npz at 16x16, 4 sam")
+    for wrong in (pixels.astype(float), pixels.reshape(6, -1), pixels.reshape(6, 2, 2, -1)):
+        np.savez(path, x=wrong, y=np.arange(6) % 2)
+        with pytest.raises(ValueError, match=r"model='resnet18' takes images: .* has x \(6,"):
+            build_task(settings)
 
 
 @pytest.mark.parametrize(
