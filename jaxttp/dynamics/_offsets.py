@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jaxttp._jit import jit
@@ -29,7 +30,7 @@ class Offset(NamedTuple):
     """
 
     vector: Params
-    share: Array
+    share: Array | np.ndarray
 
 
 @jit
@@ -38,7 +39,6 @@ def foreseen(point: Params, offset: Offset) -> Params:
     return jax.tree.map(lambda w, u: w + offset.share.astype(w.dtype) * u, point, offset.vector)
 
 
-@jit
 def offset_of(weights: Params, point: Params, before: Offset | None) -> Offset:
     """The offset of a segment.
 
@@ -47,12 +47,19 @@ def offset_of(weights: Params, point: Params, before: Offset | None) -> Offset:
         point: where its second kernel was built.
         before: the offset that was foreseen there; None for nothing.
     """
-    vector = jax.tree.map(jnp.subtract, weights, point)
-    if before is None:
-        return Offset(vector, jnp.ones(()))
+    if before is None:  # zeros for which no program is compiled
+        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), weights)
+        before = Offset(nothing, np.ones((), np.float32))
+    return _offset_of(weights, point, before)
+
+
+@jit
+def _offset_of(weights: Params, point: Params, before: Offset) -> Offset:
     vector = jax.tree.map(
-        lambda u, last: u + before.share.astype(u.dtype) * last, vector, before.vector
-    )
+        lambda w, p, last: w - p + before.share.astype(w.dtype) * last,
+        weights, point, before.vector,
+    )  # fmt: skip
     size = inner(before.vector, before.vector)
     share = inner(vector, before.vector) / jnp.where(size > 0, size, 1.0)
-    return Offset(vector, jnp.where(size > 0, jnp.clip(share, 0.0, 1.0), 1.0))
+    share = jnp.where(size > 0, jnp.clip(share, 0.0, 1.0), 1.0)
+    return Offset(vector, share.astype(jnp.float32))

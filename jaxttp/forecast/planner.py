@@ -34,13 +34,13 @@ MEMORY = 4e9
 """Bytes that the kernels of a plan may take where another plan takes less."""
 ERRORS = {
     150: {0: 0.112, 1: 0.079, 2: 0.025, 4: 0.007, 8: 0.002, 16: 0.001},
-    600: {0: 0.262, 1: 0.255, 2: 0.134, 4: 0.070, 8: 0.026, 16: 0.021},
+    600: {0: 0.262, 1: 0.255, 2: 0.119, 4: 0.061, 8: 0.015, 16: 0.003},
 }
 """By steps and kernels after the first at most, the error of a time as a share of it, beyond two
 steps. Over a long way one rebuilt kernel is no better than none."""
 BY_CLASS = {
     150: {0: 0.125, 1: 0.102, 2: 0.046, 4: 0.020, 8: 0.013, 16: 0.012},
-    600: {0: 0.278, 1: 0.268, 2: 0.167, 4: 0.092, 8: 0.036, 16: 0.031},
+    600: {0: 0.278, 1: 0.268, 2: 0.167, 4: 0.074, 8: 0.032, 16: 0.014},
 }
 """The same of class sketches, which the network itself corrects where they are rebuilt."""
 BY_SKETCH, OF_SKETCH = 4.0, 0.14

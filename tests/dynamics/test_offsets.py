@@ -40,14 +40,14 @@ def test_as_much_is_expected_as_came_again(turned, share):
     weights = jax.tree.map(jnp.add, provisional, wanted)
     found = offset_of(weights, foreseen(provisional, last), last)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-14), found.vector, wanted)
-    np.testing.assert_allclose(found.share, share, atol=1e-15)
+    np.testing.assert_allclose(found.share, share, rtol=1e-6)  # a float32
 
 
 def test_no_offset_says_nothing():
     nothing = Offset(vector(0, 0, 0), jnp.asarray(1.0))
     found = offset_of(vector(1, 1, 1), vector(0, 0, 0), nothing)
     assert found.share == 1
-    assert np.all(np.isfinite(found.vector["b"]))
+    jax.tree.map(np.testing.assert_array_equal, found.vector, vector(1, 1, 1))
 
 
 KEYS = split(5, 3)
