@@ -25,8 +25,8 @@ class Offset(NamedTuple):
 
     Attributes:
         vector: from the provisional end to the corrected one, in weight space.
-        share: how much of it the next segment will have, by this one and the one before, in [0, 1]:
-            where the path turns it is none.
+        share: how much of it is expected of the next segment: the cosine of the angle between this
+            one and the one before, at least 0. Nothing is where that is not known.
     """
 
     vector: Params
@@ -39,27 +39,28 @@ def foreseen(point: Params, offset: Offset) -> Params:
     return jax.tree.map(lambda w, u: w + offset.share.astype(w.dtype) * u, point, offset.vector)
 
 
-def offset_of(weights: Params, point: Params, before: Offset | None) -> Offset:
+def offset_of(weights: Params, point: Params, last: Offset | None, *, was_foreseen: bool) -> Offset:
     """The offset of a segment.
 
     Args:
         weights: at its corrected end.
         point: where its second kernel was built.
-        before: the offset that was foreseen there; None for nothing.
+        last: the offset of the segment before; None for none.
+        was_foreseen: whether its share of that is in `point`.
     """
-    if before is None:  # zeros for which no program is compiled
+    if last is None:  # zeros for which no program is compiled
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), weights)
-        before = Offset(nothing, np.ones((), np.float32))
-    return _offset_of(weights, point, before)
+        last = Offset(nothing, np.zeros((), np.float32))
+    elif not was_foreseen:
+        last = last._replace(share=np.zeros((), np.float32))
+    return _offset_of(weights, point, last)
 
 
 @jit
-def _offset_of(weights: Params, point: Params, before: Offset) -> Offset:
+def _offset_of(weights: Params, point: Params, last: Offset) -> Offset:
     vector = jax.tree.map(
-        lambda w, p, last: w - p + before.share.astype(w.dtype) * last,
-        weights, point, before.vector,
-    )  # fmt: skip
-    size = inner(before.vector, before.vector)
-    share = inner(vector, before.vector) / jnp.where(size > 0, size, 1.0)
-    share = jnp.where(size > 0, jnp.clip(share, 0.0, 1.0), 1.0)
-    return Offset(vector, share.astype(jnp.float32))
+        lambda w, p, u: w - p + last.share.astype(w.dtype) * u, weights, point, last.vector
+    )
+    size = jnp.sqrt(inner(vector, vector)) * jnp.sqrt(inner(last.vector, last.vector))
+    cosine = inner(vector, last.vector) / jnp.where(size > 0, size, 1.0)
+    return Offset(vector, jnp.maximum(cosine, 0.0).astype(jnp.float32))

@@ -179,7 +179,9 @@ def step(
     """
     here, end = state.here, ahead.end
     state, point = combine(course, state, [here.point], ahead.run.rows[0])
-    point = point if state.offset is None else foreseen(point, state.offset)
+    # Not where modes are held back at the edge of stability: the path turns with them.
+    is_foreseen = state.offset is not None and state.guard is None
+    point = foreseen(point, state.offset) if is_foreseen else point
     if not _is_known(ahead.run.rows[0]):
         return SegmentStep(stop(course, state), Outcome.DIVERGED)
     kernel, seconds = timed(course.kernel_fn, point)
@@ -218,7 +220,8 @@ def step(
         return _rejected(state, guard, DENIED * limit)
     if lost or (guard is None and end == course.steps and is_beyond(bound)):
         return SegmentStep(hold(course, state, guard, end, run.train), Outcome.HELD, error)
-    state = state._replace(offset=offset_of(weights, point, state.offset))
+    offset = offset_of(weights, point, state.offset, was_foreseen=is_foreseen)
+    state = state._replace(offset=offset)
     arrived = arrive(course, state, ahead, far, run, weights, f)
     far = far._replace(line=run.shares, defect=defect)
     return SegmentStep(arrived, Outcome.ACCEPTED, error, far)

@@ -20,33 +20,35 @@ def vector(*numbers):
     return {"a": first[None], "b": jnp.stack(rest)}
 
 
-def test_the_first_offset_is_expected_again():
-    found = offset_of(vector(3, 1, 0), vector(1, 1, 2), None)
+def test_the_first_offset_foresees_nothing():
+    found = offset_of(vector(3, 1, 0), vector(1, 1, 2), None, was_foreseen=False)
     jax.tree.map(np.testing.assert_array_equal, found.vector, vector(2, 0, -2))
-    assert found.share == 1
+    assert found.share == 0
     point = foreseen(vector(1, 1, 1), found)
-    jax.tree.map(np.testing.assert_array_equal, point, vector(3, 1, -1))
+    jax.tree.map(np.testing.assert_array_equal, point, vector(1, 1, 1))
 
 
+@pytest.mark.parametrize("was_foreseen", [True, False])
 @pytest.mark.parametrize(
-    ("turned", "share"), [(1.0, 1.0), (2.5, 1.0), (0.4, 0.4), (0.0, 0.0), (-0.7, 0.0)]
+    ("along", "cosine"), [(1.0, 0.5**0.5), (2.0, 0.8**0.5), (0.0, 0.0), (-0.7, 0.0)]
 )
-def test_as_much_is_expected_as_came_again(turned, share):
-    """The part of this offset along the last one; more is not extrapolated, less than none not."""
+def test_as_much_is_expected_as_came_again(along, cosine, was_foreseen):
+    """The cosine between this offset and the last one; where the path turned back nothing."""
     last = Offset(vector(3, 0, 4), jnp.asarray(0.5))
-    across = vector(4, 7, -3)  # orthogonal to it
-    wanted = jax.tree.map(lambda u, v: turned * u + v, last.vector, across)
+    across = vector(4, 0, -3)  # orthogonal to it, and as long
+    wanted = jax.tree.map(lambda u, v: along * u + v, last.vector, across)
     provisional = vector(1, 2, 3)
     weights = jax.tree.map(jnp.add, provisional, wanted)
-    found = offset_of(weights, foreseen(provisional, last), last)
+    point = foreseen(provisional, last) if was_foreseen else provisional
+    found = offset_of(weights, point, last, was_foreseen=was_foreseen)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-14), found.vector, wanted)
-    np.testing.assert_allclose(found.share, share, rtol=1e-6)  # a float32
+    np.testing.assert_allclose(found.share, cosine, rtol=1e-6)  # a float32
 
 
 def test_no_offset_says_nothing():
     nothing = Offset(vector(0, 0, 0), jnp.asarray(1.0))
-    found = offset_of(vector(1, 1, 1), vector(0, 0, 0), nothing)
-    assert found.share == 1
+    found = offset_of(vector(1, 1, 1), vector(0, 0, 0), nothing, was_foreseen=True)
+    assert found.share == 0
     jax.tree.map(np.testing.assert_array_equal, found.vector, vector(1, 1, 1))
 
 
