@@ -259,7 +259,7 @@ class Prediction:
         if step < 0:
             falls = bool(self.loss[-1] <= self.loss[0])
             if self.stable and self.unsure_from is not None:
-                return f"not before step {self.unsure_from}"
+                return f"not foreseen: unsure from step {self.unsure_from} on"
             return "not reached" if self.stable else "not stable" if falls else "diverges"
         words = f"step {step_words(step, off, self.horizon)}"
         if self.unsure_from is not None and step > self.unsure_from:

@@ -310,7 +310,7 @@ def test_what_is_out_of_reach_says_what_to_try():
     # Batches that were left at step 3 may come there all the same: that is not known.
     left = dataclasses.replace(slow, unsure_from=3)
     assert left.out_of_reach is None
-    assert "not before step 3" in str(left)
+    assert "not foreseen: unsure from step 3 on" in str(left)
     assert "not reached" not in str(left)
 
 

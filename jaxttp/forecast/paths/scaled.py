@@ -152,6 +152,7 @@ class Scaled(Dynamics):
         """See `Dynamics`: that of the samples at hand, and how far the whole is from them."""
         subset, scale, few = path.witness
         said = self.centre.trust(subset, rule)
+        said = said and f"of the {few:,} samples at hand alone: {said}"
         if scale.slower < FAR:
             return said
         words = (
