@@ -89,8 +89,11 @@ WRONG = {
     "lengths": ((linear, W, {"a": X, "b": X[:7]}), r"x\['b'\] has 7 rows, x\['a'\] 8: every array"),
     "ragged": ((linear, W, RAGGED), "x must be one array .*this list .* pad or crop them"),
     "text": ((linear, W, [["a", "b", "c"]] * 8), "x must hold numbers; got text. Convert it"),
-    "no sample": ((linear, W, X[:0]), r"x holds no sample: x of shape \(0, 3\)"),
-    "no sample in a tree": ((linear, W, {"a": X[:0]}), r"x holds no sample: x\['a'\] \(0, 3\)"),
+    "no sample": ((linear, W, X[:0]), r"x must hold at least one sample; got x of shape \(0, 3\)"),
+    "no sample in a tree": (
+        (linear, W, {"a": X[:0]}),
+        r"x must hold at least one sample; got x\['a'\] \(0, 3\)",
+    ),
     "objects": ((linear, W, np.array([[1, None, 2]] * 8)), "x must hold numbers; got dtype object"),
 }
 

@@ -55,7 +55,7 @@ def check_samples(name: str, x: Any) -> Any:
         samples = _as_arrays(name, x)
         rows = count(samples, name)
     if rows == 0:
-        raise ValueError(f"{name} holds no sample: {shape_words(samples, name)}.")
+        raise ValueError(f"{name} must hold at least one sample; got {shape_words(samples, name)}.")
     return samples
 
 

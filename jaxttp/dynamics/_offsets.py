@@ -19,6 +19,9 @@ from jaxttp._jit import jit
 from jaxttp._types import Params
 from jaxttp.dynamics._network import inner
 
+SHORT = 0.1
+"""A vector of less than this share of another's length says little: it may be rounding alone."""
+
 
 class Offset(NamedTuple):
     """The corrected end of a segment beside the provisional one.
@@ -26,7 +29,8 @@ class Offset(NamedTuple):
     Attributes:
         vector: from the provisional end to the corrected one, in weight space.
         share: how much of it is expected of the next segment: the cosine of the angle between this
-            one and the one before, at least 0. Nothing is where that is not known.
+            one and the one before, at least 0, and less where one is `SHORT` beside the other.
+            Nothing where that is not known.
     """
 
     vector: Params
@@ -61,6 +65,10 @@ def _offset_of(weights: Params, point: Params, last: Offset) -> Offset:
     vector = jax.tree.map(
         lambda w, p, u: w - p + last.share.astype(w.dtype) * u, weights, point, last.vector
     )
-    size = jnp.sqrt(inner(vector, vector)) * jnp.sqrt(inner(last.vector, last.vector))
-    cosine = inner(vector, last.vector) / jnp.where(size > 0, size, 1.0)
-    return Offset(vector, jnp.maximum(cosine, 0.0).astype(jnp.float32))
+    known = jnp.isfinite(inner(vector, vector))  # not of a path that diverges
+    vector = jax.tree.map(lambda u: jnp.where(known, u, 0.0).astype(u.dtype), vector)
+    one, two = (jnp.sqrt(inner(each, each)) for each in (vector, last.vector))
+    short, long = jnp.minimum(one, two), jnp.maximum(one, two)
+    cosine = inner(vector, last.vector) / jnp.where(short > 0, short * long, 1.0)
+    known = jnp.minimum(1.0, short / jnp.where(long > 0, SHORT * long, 1.0))
+    return Offset(vector, (known * jnp.maximum(cosine, 0.0)).astype(jnp.float32))

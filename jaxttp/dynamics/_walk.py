@@ -179,9 +179,7 @@ def step(
     """
     here, end = state.here, ahead.end
     state, point = combine(course, state, [here.point], ahead.run.rows[0])
-    # Not where modes are held back at the edge of stability: the path turns with them.
-    is_foreseen = state.offset is not None and state.guard is None
-    point = foreseen(point, state.offset) if is_foreseen else point
+    point, was_foreseen = _seen_ahead(state, point)
     if not _is_known(ahead.run.rows[0]):
         return SegmentStep(stop(course, state), Outcome.DIVERGED)
     kernel, seconds = timed(course.kernel_fn, point)
@@ -220,11 +218,21 @@ def step(
         return _rejected(state, guard, DENIED * limit)
     if lost or (guard is None and end == course.steps and is_beyond(bound)):
         return SegmentStep(hold(course, state, guard, end, run.train), Outcome.HELD, error)
-    offset = offset_of(weights, point, state.offset, was_foreseen=is_foreseen)
+    offset = offset_of(weights, point, state.offset, was_foreseen=was_foreseen)
     state = state._replace(offset=offset)
     arrived = arrive(course, state, ahead, far, run, weights, f)
     far = far._replace(line=run.shares, defect=defect)
     return SegmentStep(arrived, Outcome.ACCEPTED, error, far)
+
+
+def _seen_ahead(state: State, point: Params) -> tuple[Params, bool]:
+    """Where to build a segment's second kernel, and whether that is off the provisional end.
+
+    Not where modes are held back at the edge of stability: the path turns with them.
+    """
+    if state.offset is None or state.guard is not None:
+        return point, False
+    return foreseen(point, state.offset), True
 
 
 def _is_known(row: Array) -> bool:

@@ -151,14 +151,12 @@ def _next(swept: Sweep) -> int | None:
     """The setting to follow next; None where what leads has been followed."""
     orders = (swept.ranking(), swept.cheapest())
     done = {*swept.relinearized, *swept.simulated}
+    first = [i for order in orders for i in order[:SURE]]
     if len(orders[0]) < LEAST and len(swept.relinearized) < NEAREST:  # one kernel may be late
-        near = next((i for i in swept.nearest() if i not in done), None)
-        if near is not None:
-            return near
-    for order in orders:
-        for i in order[:SURE]:
-            if i not in done:
-                return i
+        first = [*swept.nearest(), *first]
+    for i in first:
+        if i not in done:
+            return i
     leaders = [order[0] for order in orders if order]
     beside = [_beside(swept, i, higher=True) for i in leaders]
     beside += [_beside(swept, i, higher=False) for i in leaders if i in swept.rough]
