@@ -43,30 +43,25 @@ def foreseen(point: Params, offset: Offset) -> Params:
     return jax.tree.map(lambda w, u: w + offset.share.astype(w.dtype) * u, point, offset.vector)
 
 
-def offset_of(weights: Params, point: Params, last: Offset | None, *, was_foreseen: bool) -> Offset:
+def offset_of(weights: Params, provisional: Params, last: Offset | None) -> Offset:
     """The offset of a segment.
 
     Args:
         weights: at its corrected end.
-        point: where its second kernel was built.
+        provisional: at the end to which one kernel leads.
         last: the offset of the segment before; None for none.
-        was_foreseen: whether its share of that is in `point`.
     """
     if last is None:  # zeros for which no program is compiled
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), weights)
         last = Offset(nothing, np.zeros((), np.float32))
-    elif not was_foreseen:
-        last = last._replace(share=np.zeros((), np.float32))
-    return _offset_of(weights, point, last)
+    return _offset_of(weights, provisional, last)
 
 
 @jit
-def _offset_of(weights: Params, point: Params, last: Offset) -> Offset:
-    vector = jax.tree.map(
-        lambda w, p, u: w - p + last.share.astype(w.dtype) * u, weights, point, last.vector
-    )
-    known = jnp.isfinite(inner(vector, vector))  # not of a path that diverges
-    vector = jax.tree.map(lambda u: jnp.where(known, u, 0.0).astype(u.dtype), vector)
+def _offset_of(weights: Params, provisional: Params, last: Offset) -> Offset:
+    vector = jax.tree.map(jnp.subtract, weights, provisional)
+    is_finite = jnp.isfinite(inner(vector, vector))  # not of a path that diverges
+    vector = jax.tree.map(lambda u: jnp.where(is_finite, u, 0.0).astype(u.dtype), vector)
     one, two = (jnp.sqrt(inner(each, each)) for each in (vector, last.vector))
     short, long = jnp.minimum(one, two), jnp.maximum(one, two)
     cosine = inner(vector, last.vector) / jnp.where(short > 0, short * long, 1.0)

@@ -178,8 +178,8 @@ def step(
         A `SegmentStep`. A state that is held or diverged is at the horizon.
     """
     here, end = state.here, ahead.end
-    state, point = combine(course, state, [here.point], ahead.run.rows[0])
-    point, was_foreseen = _seen_ahead(state, point)
+    state, provisional = combine(course, state, [here.point], ahead.run.rows[0])
+    point = _seen_ahead(state, provisional)
     if not _is_known(ahead.run.rows[0]):
         return SegmentStep(stop(course, state), Outcome.DIVERGED)
     kernel, seconds = timed(course.kernel_fn, point)
@@ -218,21 +218,20 @@ def step(
         return _rejected(state, guard, DENIED * limit)
     if lost or (guard is None and end == course.steps and is_beyond(bound)):
         return SegmentStep(hold(course, state, guard, end, run.train), Outcome.HELD, error)
-    offset = offset_of(weights, point, state.offset, was_foreseen=was_foreseen)
-    state = state._replace(offset=offset)
+    state = state._replace(offset=offset_of(weights, provisional, state.offset))
     arrived = arrive(course, state, ahead, far, run, weights, f)
     far = far._replace(line=run.shares, defect=defect)
     return SegmentStep(arrived, Outcome.ACCEPTED, error, far)
 
 
-def _seen_ahead(state: State, point: Params) -> tuple[Params, bool]:
-    """Where to build a segment's second kernel, and whether that is off the provisional end.
+def _seen_ahead(state: State, provisional: Params) -> Params:
+    """Where to build a segment's second kernel, by its provisional end and the last offset.
 
-    Not where modes are held back at the edge of stability: the path turns with them.
+    At that end itself where modes are held back at the edge of stability: the path turns with them.
     """
     if state.offset is None or state.guard is not None:
-        return point, False
-    return foreseen(point, state.offset), True
+        return provisional
+    return foreseen(provisional, state.offset)
 
 
 def _is_known(row: Array) -> bool:

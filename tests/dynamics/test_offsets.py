@@ -21,33 +21,31 @@ def vector(*numbers):
 
 
 def test_the_first_offset_foresees_nothing():
-    found = offset_of(vector(3, 1, 0), vector(1, 1, 2), None, was_foreseen=False)
+    found = offset_of(vector(3, 1, 0), vector(1, 1, 2), None)
     jax.tree.map(np.testing.assert_array_equal, found.vector, vector(2, 0, -2))
     assert found.share == 0
     point = foreseen(vector(1, 1, 1), found)
     jax.tree.map(np.testing.assert_array_equal, point, vector(1, 1, 1))
 
 
-@pytest.mark.parametrize("was_foreseen", [True, False])
 @pytest.mark.parametrize(
     ("along", "share"), [(1.0, 0.5**0.5), (2.0, 0.8**0.5), (0.0, 0.0), (-0.7, 0.0), (1e8, 1e-7)]
 )
-def test_as_much_is_expected_as_came_again(along, share, was_foreseen):
+def test_as_much_is_expected_as_came_again(along, share):
     """The cosine between both; where the path turned back nothing, nor where one is rounding."""
     last = Offset(vector(3, 0, 4), jnp.asarray(0.5))
     across = vector(4, 0, -3)  # orthogonal to it, and as long
     wanted = jax.tree.map(lambda u, v: along * u + v, last.vector, across)
     provisional = vector(1, 2, 3)
     weights = jax.tree.map(jnp.add, provisional, wanted)
-    point = foreseen(provisional, last) if was_foreseen else provisional
-    found = offset_of(weights, point, last, was_foreseen=was_foreseen)
+    found = offset_of(weights, provisional, last)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-14), found.vector, wanted)
     np.testing.assert_allclose(found.share, share, rtol=1e-6)  # a float32
 
 
 def test_no_offset_says_nothing():
     nothing = Offset(vector(0, 0, 0), jnp.asarray(1.0))
-    found = offset_of(vector(1, 1, 1), vector(0, 0, 0), nothing, was_foreseen=True)
+    found = offset_of(vector(1, 1, 1), vector(0, 0, 0), nothing)
     assert found.share == 0
     jax.tree.map(np.testing.assert_array_equal, found.vector, vector(1, 1, 1))
 
