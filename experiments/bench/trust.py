@@ -163,7 +163,7 @@ def measure(run: Run, *, rebuilt: bool = True) -> dict[str, Any]:
     lost = plain.diverged_at is None or int(plain.diverged_at) >= 0
     out["one kernel"] = {
         "curve": None if lost else curve.tolist(),
-        "seen": {str(t): one._asdict() for t, one in witness.seen.items()},
+        "seen": witness._asdict(),
         "trust": None if lost else trust_in_speeds(witness, curve),
     }
     if not rebuilt:

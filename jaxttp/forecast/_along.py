@@ -1,7 +1,7 @@
 """The network at weights that a forecast predicts."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +19,8 @@ from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
 Network = Callable[[Params, Any], Array]
-MOST = 2
-"""Steps that are asked about together."""
+POINTS = 64
+"""Places on a way that are looked at."""
 SHARE, LEAST = 4, 32
 """The network is asked about a fourth of the samples, and about so many where there are."""
 
@@ -109,69 +109,73 @@ def loss_and_square(
     return loss.value(outputs, targets), found
 
 
-class Predicted(NamedTuple):
-    """A step of a predicted path.
+class Place(NamedTuple):
+    """A point on the way from w_0 to the weights that a path predicts for a step.
 
     Attributes:
-        step: t.
-        weights: w_t = c_t w_0 + J_0^T a_t.
-        gradient: of the loss by the predicted outputs (N, C).
-        expected: g^T Theta g, the speed at which the kernel has the loss fall.
+        dual: a_t of that step.
+        scale: c_t of that step.
+        way: s, how much of the way, so that the weights are w_0 + s (c_t w_0 + J_0^T a_t - w_0).
+        gradient: of the loss by the outputs f_0 + s (f_t - f_0) that the linearised network has
+            there (N, C).
+        expected: g^T Theta g, the speed at which the kernel has the loss fall there.
+        loss: of those outputs.
     """
 
-    step: int
-    weights: Params
+    dual: Array
+    scale: Array
+    way: Array
     gradient: Array
-    expected: float
+    expected: Array
+    loss: Array
 
 
-def places_of(
-    see: Any,
-    params: Params,
-    part: Subset,
-    loss: Loss,
-    path: Trajectory,
-    steps: Sequence[int],
-    size: int,
-) -> Iterator[Predicted]:
-    """The predicted weights of some steps, one after the other; w_0 itself at step 0.
+def weights_at(see: Any, params: Params, part: Subset, place: Place, size: int) -> Params:
+    """The weights of a place, for one product with J_0^T.
 
     Args:
         see: (weights, x, cotangent) -> outputs and J^T cotangent.
         params: w_0, the part that is trained.
         part: the samples.
-        loss: exact.
-        path: of their training, of `recursion`, which knows a_t and c_t.
-        steps: at most `MOST`.
+        place: of theirs.
         size: samples at once.
     """
-    assert path.dual is not None
-    assert path.scale is not None
-    if not steps:
-        return
-    asked = jnp.asarray(np.resize(np.asarray(steps), MOST))  # one shape for all
-    duals, scales, gradients, expected = _ask(
-        part.kernel, path.train, path.dual, path.scale, asked, part.targets, loss
+    moved = see_in_batches(see, params, part.x, place.way * place.dual, size)[1]
+    return _moved(params, moved, 1 + place.way * (place.scale - 1))
+
+
+def place_on_the_way(part: Subset, loss: Loss, path: Trajectory, step: int, level: float) -> Place:
+    """The first of `POINTS` places on the way to the weights of a step whose loss is low enough.
+
+    Args:
+        part: samples and their kernel.
+        loss: exact.
+        path: of their training, of `recursion`, which knows a_t and c_t.
+        step: t.
+        level: what the loss is to fall to; where it does not, the place is the end of the way.
+    """
+    where = np.asarray(step), np.asarray(level, part.start.dtype)
+    return _place(
+        part.kernel, part.start, part.targets, path.train, path.dual, path.scale, *where, loss
     )
-    for i, step in enumerate(steps):
-        weights = params
-        if step > 0:
-            moved = see_in_batches(see, params, part.x, duals[i], size)[1]
-            weights = _moved(params, moved, scales[i])
-        yield Predicted(step, weights, gradients[i], float(expected[i]))
 
 
-@functools.partial(jit, static_argnums=6)
-def _ask(
+@functools.partial(jit, static_argnums=8)
+def _place(
     kernel: Kernel,
+    start: Array,
+    targets: Any,
     train: Array,
     dual: Array,
     scale: Array,
-    steps: Array,
-    targets: Array,
+    step: Array,
+    level: Array,
     loss: Loss,
-) -> tuple[list[Array], list[Array], list[Array], list[Array]]:
-    """At some steps a_t, c_t, the gradients g, and g^T Theta g."""
-    gradients = jax.vmap(lambda f: loss.gradient(f, targets))(train[steps])
-    expected = jnp.sum(gradients * apply_kernel(kernel, gradients), axis=(1, 2))
-    return list(dual[steps]), list(scale[steps]), list(gradients), list(expected)
+) -> Place:
+    moved = train[step] - start
+    ways = jnp.arange(1, POINTS + 1, dtype=moved.dtype) / POINTS
+    losses = jax.vmap(lambda s: loss.value(start + s * moved, targets))(ways)
+    found = jnp.where(jnp.any(losses <= level), jnp.argmax(losses <= level), POINTS - 1)
+    gradient = loss.gradient(start + ways[found] * moved, targets)
+    expected = jnp.sum(gradient * apply_kernel(kernel, gradient))
+    return Place(dual[step], scale[step], ways[found], gradient, expected, losses[found])

@@ -1,7 +1,7 @@
 """The network as a witness of a forecast with one kernel: how it fares at predicted weights."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,62 +14,60 @@ from jaxttp.forecast._along import (
     Network,
     Subset,
     loss_and_square,
-    places_of,
+    place_on_the_way,
     sampled,
     see_in_batches,
+    weights_at,
 )
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss
 
-ASKED = (0.4, 0.1)
-"""The network is asked where these shares of the predicted drop are left."""
+TOWARDS, ASKED = 0.1, 0.2
+"""On the straight way to the weights where the first share of the predicted drop is left, the
+network is asked where the second is: of places on this way and on the path itself, one or two, it
+told right forecasts from wrong ones best in `experiments.bench.trust`, for one of two ways back.
+"""
 NOTHING = 1e-6
 """A share of the first loss below which losses are alike."""
-
-
-class Seen(NamedTuple):
-    """The network at predicted weights.
-
-    Attributes:
-        speed: how fast its loss falls there over how fast the forecast has it fall.
-        loss: its loss over the predicted one; 1 where one of them is negative.
-    """
-
-    speed: float
-    loss: float
 
 
 class Witness(NamedTuple):
     """What the network says of a forecast with one kernel.
 
     Attributes:
-        seen: by step.
+        step: on the way to whose weights it was asked; -1 where nobody was.
+        speed: how fast its loss falls there over how fast the forecast has it fall.
+        loss: its loss over the predicted one; 1 where one of them is negative.
         samples: how many it was asked about.
         share: which of all that is.
     """
 
-    seen: Mapping[int, Seen]
+    step: int = -1
+    speed: float = 1.0
+    loss: float = 1.0
     samples: int = 0
     share: float = 1.0
 
     @property
-    def passes(self) -> int:
+    def passes(self) -> float:
         """Ways on and back through the network with all samples, as they are counted."""
-        return round(2 * len(self.seen) * self.share)
+        return WAYS * self.share if self.step >= 0 else 0.0
 
 
-NOBODY = Witness({})
+WAYS = 2
+"""On and back through the network, of those that are asked about: to the place, and there."""
+NOBODY = Witness()
 
 
-def passes_asked(samples: int) -> int:
+def passes_asked(samples: int) -> float:
     """The same before anybody is asked, with so many samples.
 
     Example:
         >>> passes_asked(20), passes_asked(1000)
-        (4, 1)
+        (2.0, 0.5)
     """
-    return round(2 * len(ASKED) * sampled(samples) / samples)
+    return WAYS * sampled(samples) / samples
 
 
 def batch_of_questions(samples: int, batch_size: int | None) -> int:
@@ -103,11 +101,12 @@ def ask_network(
 ) -> Witness:
     """How fast the network learns, and what its loss is, at weights that one kernel predicts.
 
-    At outputs f_t with gradient g the loss falls by g^T Theta g, which is |J^T g|^2: with the J of
-    the weights w_t = c_t w_0 + J_0^T a_t that one kernel predicts, over that with J_0. Each costs
-    two products with J^T. They are weights of a training on a part of the samples alone, with the
-    same optimiser and full batches: its kernel is a part of the kernel, so that nothing but those
-    products is to be paid for.
+    At outputs f with gradient g the loss falls by g^T Theta g, which is |J^T g|^2: with the J of
+    weights w on the way from w_0 to w_t = c_t w_0 + J_0^T a_t, over that with J_0, at the outputs
+    that the linearised network has there, f_0 + s (f_t - f_0). It costs two products with J^T.
+    The weights are those of a training on a part of the samples alone, with the same optimiser and
+    full batches: its kernel is a part of the kernel, so that nothing but those products is to be
+    paid for.
 
     Args:
         network: ``(params, x) -> outputs (N, C)``.
@@ -118,8 +117,8 @@ def ask_network(
         batch_size: samples at once at most; all of them when None.
 
     Returns:
-        By step: 1 for a linear network; infinite where the network is not finite. Nothing where the
-        loss does not change or the forecast diverges; steps without a gradient are left out.
+        Speed and loss 1 for a linear network; infinite where the network is not finite. `NOBODY`
+        where the loss does not change, the forecast diverges or there is no gradient.
     """
     part = whole.some()
     path = follow(part)
@@ -128,18 +127,26 @@ def ask_network(
     if _diverges(path):
         return NOBODY
     curve = np.asarray(loss_and_error(loss, path.train, part.targets)[0])
-    steps = sorted({t for t in (int(training_time(curve, e)) for e in ASKED) if t > 0})
-    n = part.size
-    size = batch_of_questions(n, batch_size)
+    step, least = int(training_time(curve, TOWARDS)), float(curve.min())
+    if step <= 0:
+        return NOBODY
+    level = least + ASKED * (float(curve[0]) - least)
+    place = place_on_the_way(part, loss, path, step, level)
+    expected = float(place.expected)
+    if expected <= 0:
+        return NOBODY
+    size = batch_of_questions(part.size, batch_size)
     see = outputs_and_pull(network)
-    seen = {}
-    for step, weights, gradient, expected in places_of(see, params, part, loss, path, steps, size):
-        if expected > 0:
-            outputs, pulled = see_in_batches(see, weights, part.x, gradient, size)
-            real, found = map(float, loss_and_square(outputs, pulled, part.targets, loss))
-            speed = found / expected if np.isfinite(found) else np.inf
-            seen[step] = Seen(speed, _over(real, float(curve[step]), float(curve[0])))
-    return Witness(seen, n, n / whole.size)
+    weights = weights_at(see, params, part, place, size)
+    outputs, pulled = see_in_batches(see, weights, part.x, place.gradient, size)
+    real, found = map(float, loss_and_square(outputs, pulled, part.targets, loss))
+    return Witness(
+        step=step,
+        speed=found / expected if np.isfinite(found) else np.inf,
+        loss=_over(real, float(place.loss), float(curve[0])),
+        samples=part.size,
+        share=part.size / whole.size,
+    )
 
 
 def _diverges(path: Trajectory) -> bool:

@@ -66,7 +66,7 @@ def lines_of(lines: Linearizer, one: Hyperparameters, y: Any) -> Linearizer:
     return lines.contrasted(problem)
 
 
-def cost_of(lines: Linearizer, descent: Descent, passes: int, products: int) -> float:
+def cost_of(lines: Linearizer, descent: Descent, passes: float, products: int) -> float:
     """What was done, in trainings of a setting, by count.
 
     Args:

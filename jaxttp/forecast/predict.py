@@ -6,6 +6,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -358,7 +359,7 @@ def forecast_training(
         stable=stable,
         cost=Cost(
             kernels=lines.kernels,
-            gradient_evaluations=lines.kernels * kernel.passes(problem) + beside,
+            gradient_evaluations=math.ceil(lines.kernels * kernel.passes(problem) + beside),
             seconds=watch.run_seconds,
             compile_seconds=watch.compile_seconds,
             operations=price.forecast(lines.kernels, beside, path.products),

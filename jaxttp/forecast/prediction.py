@@ -23,7 +23,8 @@ class Cost:
     Attributes:
         kernels: kernels built.
         gradient_evaluations: passes back through the network over all samples; an exact kernel
-            takes one for each of the C outputs, a step of full-batch training takes one.
+            takes one for each of the C outputs, a step of full-batch training takes one. A part
+            of the samples counts as that part, and the sum is rounded up.
         seconds: wall-clock time without compilation.
         compile_seconds: time to trace and compile.
         operations: floating-point operations, counted, see `jaxttp.forecast.price`.

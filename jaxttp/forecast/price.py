@@ -61,7 +61,7 @@ class Price:
             product=estimator.product(problem),
         )
 
-    def forecast(self, kernels: int, passes: int, products: int) -> float:
+    def forecast(self, kernels: int, passes: float, products: int) -> float:
         """The operations of a forecast.
 
         Args:

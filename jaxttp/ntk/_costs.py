@@ -11,7 +11,7 @@ import math
 from jaxttp._quick.steps import ProgramStep
 from jaxttp.ntk._pairs import turns_of
 from jaxttp.ntk._program import NetworkProgram
-from jaxttp.ntk._rows import STRIPS, is_halved
+from jaxttp.ntk._rows import is_halved, share_of_half
 from jaxttp.ntk._sites import Site, by_pixels
 
 _PASS = 32
@@ -145,8 +145,9 @@ def _share_of_product(work: Workload, size: int) -> float:
     rows, columns = (1, size * work.classes) if work.output == "trace" else (work.classes, size)
     # A square exists three times, so larger ones are in blocks, of which half are computed.
     in_blocks = 3 * work.n1 * work.n2 * work.entries * work.itemsize > ONE_PIECE_BYTES
-    halved = in_blocks or is_halved(work.n1 * rows, columns)
-    return (STRIPS + 1) / (2 * STRIPS) if halved else 1.0
+    if in_blocks or is_halved(work.n1 * rows, columns):
+        return share_of_half(work.n1 * rows)
+    return 1.0
 
 
 def method_costs(work: Workload) -> dict[str, float]:

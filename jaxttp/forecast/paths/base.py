@@ -260,7 +260,7 @@ class Path:
     test_loss: Float[Array, " t"] | None = None
     test_error: Float[Array, " t"] | None = None
     diverged: bool = False
-    gradient_evaluations: int = 0
+    gradient_evaluations: float = 0
     products: int = 0
     uncertainty: Float[Array, " t"] | None = None
     draws: Draws | None = None
