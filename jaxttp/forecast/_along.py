@@ -20,7 +20,7 @@ from jaxttp.ntk.factored import Kernel
 
 Network = Callable[[Params, Any], Array]
 POINTS = 64
-"""Places on a way that are looked at."""
+"""Points on a way that are looked at."""
 SHARE, LEAST = 4, 32
 """The network is asked about a fourth of the samples, and about so many where there are."""
 
@@ -109,13 +109,12 @@ def loss_and_square(
     return loss.value(outputs, targets), found
 
 
-class Place(NamedTuple):
-    """A point on the way from w_0 to the weights that a path predicts for a step.
+class Waypoint(NamedTuple):
+    """A point w_0 + s (w_t - w_0) on the way to the weights w_t = c_t w_0 + J_0^T a_t of a step.
 
     Attributes:
-        dual: a_t of that step.
-        scale: c_t of that step.
-        way: s, how much of the way, so that the weights are w_0 + s (c_t w_0 + J_0^T a_t - w_0).
+        dual: s a_t (N, C), so that its weights are scale w_0 + J_0^T dual.
+        scale: 1 + s (c_t - 1).
         gradient: of the loss by the outputs f_0 + s (f_t - f_0) that the linearised network has
             there (N, C).
         expected: g^T Theta g, the speed at which the kernel has the loss fall there.
@@ -124,44 +123,45 @@ class Place(NamedTuple):
 
     dual: Array
     scale: Array
-    way: Array
     gradient: Array
     expected: Array
     loss: Array
 
 
-def weights_at(see: Any, params: Params, part: Subset, place: Place, size: int) -> Params:
-    """The weights of a place, for one product with J_0^T.
+def weights_at(see: Any, params: Params, part: Subset, point: Waypoint, size: int) -> Params:
+    """The weights of a point, for one product with J_0^T.
 
     Args:
         see: (weights, x, cotangent) -> outputs and J^T cotangent.
         params: w_0, the part that is trained.
         part: the samples.
-        place: of theirs.
+        point: of theirs.
         size: samples at once.
     """
-    moved = see_in_batches(see, params, part.x, place.way * place.dual, size)[1]
-    return _moved(params, moved, 1 + place.way * (place.scale - 1))
+    moved = see_in_batches(see, params, part.x, point.dual, size)[1]
+    return _moved(params, moved, point.scale)
 
 
-def place_on_the_way(part: Subset, loss: Loss, path: Trajectory, step: int, level: float) -> Place:
-    """The first of `POINTS` places on the way to the weights of a step whose loss is low enough.
+def point_on_the_way(
+    part: Subset, loss: Loss, path: Trajectory, step: int, level: float
+) -> Waypoint:
+    """The first of `POINTS` points on the way to the weights of a step whose loss is low enough.
 
     Args:
         part: samples and their kernel.
         loss: exact.
         path: of their training, of `recursion`, which knows a_t and c_t.
         step: t.
-        level: what the loss is to fall to; where it does not, the place is the end of the way.
+        level: what the loss is to fall to; where it does not, the point is the end of the way.
     """
     where = np.asarray(step), np.asarray(level, part.start.dtype)
-    return _place(
+    return _point(
         part.kernel, part.start, part.targets, path.train, path.dual, path.scale, *where, loss
     )
 
 
 @functools.partial(jit, static_argnums=8)
-def _place(
+def _point(
     kernel: Kernel,
     start: Array,
     targets: Any,
@@ -171,11 +171,14 @@ def _place(
     step: Array,
     level: Array,
     loss: Loss,
-) -> Place:
+) -> Waypoint:
     moved = train[step] - start
     ways = jnp.arange(1, POINTS + 1, dtype=moved.dtype) / POINTS
     losses = jax.vmap(lambda s: loss.value(start + s * moved, targets))(ways)
     found = jnp.where(jnp.any(losses <= level), jnp.argmax(losses <= level), POINTS - 1)
-    gradient = loss.gradient(start + ways[found] * moved, targets)
+    way = ways[found]
+    gradient = loss.gradient(start + way * moved, targets)
     expected = jnp.sum(gradient * apply_kernel(kernel, gradient))
-    return Place(dual[step], scale[step], ways[found], gradient, expected, losses[found])
+    return Waypoint(
+        way * dual[step], 1 + way * (scale[step] - 1), gradient, expected, losses[found]
+    )

@@ -14,7 +14,7 @@ from jaxttp.forecast._along import (
     Network,
     Subset,
     loss_and_square,
-    place_on_the_way,
+    point_on_the_way,
     sampled,
     see_in_batches,
     weights_at,
@@ -28,6 +28,8 @@ TOWARDS, ASKED = 0.1, 0.2
 network is asked where the second is: of places on this way and on the path itself, one or two, it
 told right forecasts from wrong ones best in `experiments.bench.trust`, for one of two ways back.
 """
+WAYS = 2
+"""On and back through the network, of those that are asked about: to the place, and there."""
 NOTHING = 1e-6
 """A share of the first loss below which losses are alike."""
 
@@ -55,8 +57,6 @@ class Witness(NamedTuple):
         return WAYS * self.share if self.step >= 0 else 0.0
 
 
-WAYS = 2
-"""On and back through the network, of those that are asked about: to the place, and there."""
 NOBODY = Witness()
 
 
@@ -131,19 +131,19 @@ def ask_network(
     if step <= 0:
         return NOBODY
     level = least + ASKED * (float(curve[0]) - least)
-    place = place_on_the_way(part, loss, path, step, level)
-    expected = float(place.expected)
+    point = point_on_the_way(part, loss, path, step, level)
+    expected = float(point.expected)
     if expected <= 0:
         return NOBODY
     size = batch_of_questions(part.size, batch_size)
     see = outputs_and_pull(network)
-    weights = weights_at(see, params, part, place, size)
-    outputs, pulled = see_in_batches(see, weights, part.x, place.gradient, size)
+    weights = weights_at(see, params, part, point, size)
+    outputs, pulled = see_in_batches(see, weights, part.x, point.gradient, size)
     real, found = map(float, loss_and_square(outputs, pulled, part.targets, loss))
     return Witness(
         step=step,
         speed=found / expected if np.isfinite(found) else np.inf,
-        loss=_over(real, float(place.loss), float(curve[0])),
+        loss=_over(real, float(point.loss), float(curve[0])),
         samples=part.size,
         share=part.size / whole.size,
     )
