@@ -60,9 +60,11 @@ def offset_of(weights: Params, provisional: Params, last: Offset | None) -> Offs
 @jit
 def _offset_of(weights: Params, provisional: Params, last: Offset) -> Offset:
     vector = jax.tree.map(jnp.subtract, weights, provisional)
-    is_finite = jnp.isfinite(inner(vector, vector))  # not of a path that diverges
+    square = inner(vector, vector)
+    is_finite = jnp.isfinite(square)  # not of a path that diverges
     vector = jax.tree.map(lambda u: jnp.where(is_finite, u, 0.0).astype(u.dtype), vector)
-    one, two = (jnp.sqrt(inner(each, each)) for each in (vector, last.vector))
+    one = jnp.sqrt(jnp.where(is_finite, square, 0.0))
+    two = jnp.sqrt(inner(last.vector, last.vector))
     short, long = jnp.minimum(one, two), jnp.maximum(one, two)
     cosine = inner(vector, last.vector) / jnp.where(short > 0, short * long, 1.0)
     known = jnp.minimum(1.0, short / jnp.where(long > 0, SHORT * long, 1.0))

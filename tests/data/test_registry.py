@@ -1,5 +1,8 @@
+import importlib.util
+
 import numpy as np
 import pytest
+import sklearn.datasets
 
 from jaxttp.data import dataset_names, imagenet_preprocessing, load_dataset, select
 from jaxttp.data.folders import LAYOUTS
@@ -35,6 +38,17 @@ def test_shapes_dtypes_and_labels(name):
         assert data.y.dtype == np.int32
         np.testing.assert_array_equal(np.unique(data.y), np.arange(num_classes))
         assert len(data.class_names) == num_classes
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_digits_are_those_of_scikit_learn(monkeypatch, moved):
+    """Read from its file, or by it where the file is elsewhere."""
+    x, y = sklearn.datasets.load_digits(return_X_y=True)
+    if moved:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = load_dataset("digits")
+    np.testing.assert_array_equal(found.x.reshape(-1, 64) * 16, x)
+    np.testing.assert_array_equal(found.y, y)
 
 
 def test_digits_are_pixels_in_the_unit_interval():
