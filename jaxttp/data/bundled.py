@@ -26,7 +26,7 @@ def digits() -> Dataset:
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (1797, 64) and digits, from scikit-learn's file; its import takes ten times as long."""
+    """Pixels (1797, 64) and digits, from the file of scikit-learn, whose import takes long."""
     package = importlib.util.find_spec("sklearn")
     for folder in (package.submodule_search_locations or ()) if package else ():
         file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
