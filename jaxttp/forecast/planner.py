@@ -7,7 +7,7 @@ nothing else is reported of (`experiments/bench/planning.py`).
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -43,8 +43,10 @@ BY_CLASS = {
     600: {0: 0.278, 1: 0.268, 2: 0.167, 4: 0.074, 8: 0.032, 16: 0.014},
 }
 """The same of class sketches, which the network itself corrects where they are rebuilt."""
-BY_SKETCH, OF_SKETCH = 4.0, 0.14
-"""A sketch of width k makes it 1 + 4/sqrt(k) times as large, and adds 0.14/sqrt(k) in square."""
+BY_SKETCH = 4.0
+"""A sketch of width k makes it 1 + 4/sqrt(k) times as large."""
+OF_SKETCH = {150: 0.6, 600: 4.2}
+"""And adds in square so much over k, by steps: no number of kernels takes it away."""
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 PER_CLASS = 25
 """Columns of a sketch for each class at least: it follows no more directions than it has."""
@@ -333,11 +335,18 @@ def expected_error(most: int, kernel: KernelEstimator, steps: int) -> float:
     known = BY_CLASS if isinstance(kernel, ClassSketched) else ERRORS
     built = most * min(1.0, max(known) / max(steps, 1))
     each = [np.interp(built, list(row), list(row.values())) for row in known.values()]
-    of_rebuilds = float(np.interp(np.log(max(steps, 1)), np.log(list(known)), each))
+    of_rebuilds = _between(dict(zip(known, each, strict=True)), steps)
     if not isinstance(kernel, Sketched):
         return of_rebuilds
-    width = np.sqrt(kernel.sketch_dim)
-    return float(np.hypot(of_rebuilds * (1 + BY_SKETCH / width), OF_SKETCH / width))
+    width = kernel.sketch_dim
+    by_width = of_rebuilds * (1 + BY_SKETCH / np.sqrt(width))
+    return float(np.hypot(by_width, _between(OF_SKETCH, steps) / width))
+
+
+def _between(known: Mapping[int, float], steps: int) -> float:
+    """What is known at some horizons, by the logarithm of the steps between them."""
+    at = np.log([max(steps, 1), *known])
+    return float(np.interp(at[0], at[1:], list(known.values())))
 
 
 def _best(several: list[_Priced], limit: float) -> _Priced:
