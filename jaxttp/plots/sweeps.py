@@ -163,8 +163,12 @@ def plot_pareto(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
     unit = "samples seen" if sweep.step_seconds is None else "seconds"
     axes.set_xlabel(f"{unit} until there")
     axes.set_ylabel("predicted loss at the horizon")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    if np.any(reached):
+        # Nothing is spent on a goal that holds before training, and 0 has no logarithm.
+        axes.set_xscale("linear" if np.any(cost[reached] <= 0) else "log")
+        axes.set_yscale("log")
+    else:
+        axes.annotate("no setting gets there", (0.5, 0.5), xycoords="axes fraction", ha="center")
     axes.margins(x=0.25, y=0.1)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), frameon=False)
     tidy(axes)
