@@ -150,6 +150,11 @@ def compare(
     problems = {name: problem_of(name, one, x, y, loss) for name, one in candidates.items()}
     if own_goals:
         worst = max(_start(problem, metric) for problem in problems.values())
+        if not worst > 0:
+            raise ValueError(
+                f"candidates begin with {metric} 0, of which there is no tenth to get to: "
+                "give thresholds or a target."
+            )
         thresholds = tuple(share * worst for share in GOALS)
     reading = Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
     drawn: dict[str, Any] = {"key": key, "protocol": protocol}

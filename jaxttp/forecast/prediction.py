@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice
@@ -234,6 +235,11 @@ class Prediction:
         if not self.stable or self.unsure_from is not None or all(step >= 0 for step in times):
             return None
         rate = self.hyperparameters.get("learning_rate")
+        if np.ptp(np.asarray(self.loss)) == 0 and self.loss[0] > 0:
+            return (
+                f"not reached: the loss does not move in {self.horizon} steps; its gradient at "
+                "these weights, or the learning rate, is next to nothing"
+            )
         words = f"not reached within {self.horizon} steps: try more steps"
         if rate is None or not rate < 0.5 * self.max_learning_rate:
             return words

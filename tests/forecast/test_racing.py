@@ -195,6 +195,7 @@ def test_what_diverges_is_out_of_the_race():
     alone = race(lambda w, x: x @ w, jnp.zeros((3, 1)), x, y, settings[1:], target_loss=0.5)
     assert alone.params is None
     assert alone.advice == ("no setting got to loss below 0.5: try other rates")
+    assert "diverged: loss" in str(alone)
 
 
 def test_one_that_begins_late_can_be_left_out():
