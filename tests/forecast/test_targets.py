@@ -345,9 +345,10 @@ def test_a_target_that_is_lost_again_says_so():
 
 def test_a_loss_that_does_not_move_is_said_so():
     """More steps would not help where all weights are zero, and with them the gradient."""
+    zeros = {"a": jnp.zeros((4, 3)), "b": jnp.zeros((3, 2))}
     still = predict_training_time(
-        lambda w, x: jnp.tanh(x @ w["a"]) @ w["b"],
-        {"a": jnp.zeros((4, 3)), "b": jnp.zeros((3, 2))}, jnp.eye(4), [0, 1, 0, 1], learning_rate=0.1, steps=5, relinearize=0,
+        lambda w, x: jnp.tanh(x @ w["a"]) @ w["b"], zeros, jnp.eye(4), [0, 1, 0, 1],
+        learning_rate=0.1, steps=5, relinearize=0,
     )  # fmt: skip
     assert "the loss does not move in 5 steps; its gradient" in still.out_of_reach
     assert "more steps" not in str(still)
