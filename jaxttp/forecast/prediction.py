@@ -100,6 +100,8 @@ class Prediction:
             follow, and a real training may fail; None for never.
         held_from: the step whose kernel was held from there on, because the network denies what
             rebuilt ones said further on; None for never.
+        error_kind: what the error is: "misclassified", "wrong_bits" or "wrong_tokens", shares that
+            are wrong; "unexplained_variance", of regressions; or the name of a loss's own.
         plan: what was chosen within a budget, see `jaxttp.forecast.planner`; None where nothing
             had to be left out and no budget was given.
         notes: how the network was evaluated, where that is not as it was given, such as
@@ -133,6 +135,7 @@ class Prediction:
     unsure_from: int | None = None
     held_from: int | None = None
     plan: str | None = None
+    error_kind: str = "misclassified"
 
     def read(
         self,
