@@ -17,6 +17,8 @@ import numpy as np
 from jaxtyping import Array
 
 T = TypeVar("T")
+LONGEST_VALUE = 200
+"""Characters of a value that an error repeats."""
 
 
 def is_concrete(value: Any) -> bool:
@@ -125,7 +127,10 @@ def check_used(name: str, value: Any, used: bool, remedy: str) -> None:
         ValueError: paths=8 does nothing here: it counts paths of dynamics='sde'. Leave it out.
     """
     if value is not None and not used:
-        raise ValueError(f"{name}={value!r} does nothing here: {remedy}. Leave it out.")
+        words = repr(value)
+        many = "\n" in words or len(words) > LONGEST_VALUE  # samples, say
+        given = f"{name} (a {type(value).__name__})" if many else f"{name}={words}"
+        raise ValueError(f"{given} does nothing here: {remedy}. Leave it out.")
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -24,16 +24,15 @@ METRICS = ("loss", "error")
 
 def check_thresholds(thresholds: float | Sequence[float], rule: str) -> tuple[float, ...]:
     """Validated epsilons of a rule, one or several."""
-    if isinstance(thresholds, int | float):
-        thresholds = (thresholds,)
-    if len(thresholds) == 0:
+    several: Any = (thresholds,) if np.ndim(thresholds) == 0 else thresholds
+    if len(several) == 0:
         raise ValueError("thresholds must hold at least one number; got none.")
-    for threshold in thresholds:
+    for threshold in several:
         if rule == "relative":
             check_number("thresholds", threshold, above=0.0, below=1.0, remedy="1 % is 0.01.")
         else:
             check_number("thresholds", threshold, above=0.0)
-    return tuple(float(threshold) for threshold in thresholds)
+    return tuple(float(threshold) for threshold in several)
 
 
 def check_reading(

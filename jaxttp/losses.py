@@ -420,6 +420,7 @@ def _weighted_loss(loss: Loss) -> Loss:
         targets, weights = jnp.split(both, 2, axis=-1)
         return loss.error(outputs, targets, weights)
 
+    error.__name__ = getattr(loss.error, "__name__", "error")  # which results name
     return dataclasses.replace(loss, sample_loss=sample_loss, error=error, weighted=True)
 
 

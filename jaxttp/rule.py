@@ -6,8 +6,9 @@ that a curve is to get below, wherever it ends: results have both.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import jax
 import numpy as np
 
 from jaxttp._checks import check_choice, check_number
@@ -84,8 +85,8 @@ class Rule:
                 )
             found = rule
         else:
-            wanted = THRESHOLDS if thresholds is None else thresholds
-            several = (wanted,) if isinstance(wanted, int | float) else tuple(wanted)
+            wanted: Any = THRESHOLDS if thresholds is None else thresholds
+            several = (wanted,) if np.ndim(wanted) == 0 else tuple(wanted)
             found = cls(several, rule, metric, smooth, window)
         return found if steps is None else found.check(steps)
 
@@ -225,7 +226,7 @@ class Target:
             >>> Target(0.3).lasting([1.0, 0.2, 0.4, 0.1]), Target(0.3).lasting([1.0, 0.2, 0.4])
             (3, -1)
         """
-        below = np.asarray(smooth_curve(curve, smooth)) <= self.value
+        below = np.asarray(smooth_curve(curve, smooth)) < self.value
         if not below[-1]:
             return -1
         above = np.flatnonzero(~below)
@@ -304,9 +305,9 @@ def check_targets(
         ...
         ValueError: target_test_loss=0.3 cannot be read here. Give x_test.
     """
-    if isinstance(targets, Target | int | float):
+    if isinstance(targets, Target) or _is_number(targets):
         raise TypeError("targets must hold Target values; put the one into a list.")
-    several = tuple(Target(one) if isinstance(one, int | float) else one for one in targets)
+    several: list[Any] = [Target(cast("float", one)) if _is_number(one) else one for one in targets]
     for target in several:
         if not isinstance(target, Target):
             raise TypeError(f"targets must hold Target, such as Target(0.3); got {target!r}.")
@@ -365,6 +366,12 @@ def reach(
     if not reached:
         return dict.fromkeys(several, -1)
     return {t: int(t.time(getattr(curves, t.curve_name), smooth)) for t in several}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number of Python, NumPy or JAX."""
+    array = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
+    return isinstance(value, int | float) or array
 
 
 def _target_value(name: str, value: Any, metric: str) -> float:

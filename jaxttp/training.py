@@ -5,6 +5,7 @@ Optimisers that take more than gradients are given the batch, the loss and the o
 """
 
 import functools
+import inspect
 import re
 import statistics
 import time
@@ -168,6 +169,10 @@ def make_step(
         if isinstance(optimizer, optax.GradientTransformationExtraArgs):
             extra = {"x": x, "y": targets, "loss": loss, "outputs": f, "value": value,
                      "grad": gradient, "value_fn": value_fn}  # fmt: skip
+            taken = inspect.signature(optimizer.update).parameters.values()
+            if not any(one.kind is one.VAR_KEYWORD for one in taken):  # optax.contrib.sam
+                names = {one.name for one in taken}
+                extra = {name: given for name, given in extra.items() if name in names}
         updates, state = optimizer.update(gradient, state, params, **extra)
         kept = None if record is None else record(state)
         return optax.apply_updates(params, updates), state, f, kept

@@ -171,6 +171,14 @@ def quick_processes(request, monkeypatch):
 
 
 @pytest.fixture
+def unchecked_types(monkeypatch):
+    """As users call: without the type checks that only the tests switch on."""
+    from jaxtyping import config
+
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
 def strict_dtypes():
     """Our own functions mix no dtypes (optax's schedules do, so this is not global)."""
     with jax.numpy_dtype_promotion("strict"):

@@ -21,6 +21,7 @@ from jaxttp._checks import (
     check_leaves,
     check_number,
     check_several,
+    check_used,
     is_concrete,
 )
 
@@ -227,3 +228,9 @@ def test_what_is_traced_is_refused_where_values_are_looked_at():
     check_known(x={"a": jnp.ones(2)})
     with pytest.raises(ValueError, match=r"^x is traced, and its values are looked at"):
         jax.jit(lambda x: check_known(x=[x]))(1.0)
+
+
+def test_samples_that_do_nothing_are_not_printed():
+    samples = np.random.default_rng(0).normal(size=(40, 3))
+    with pytest.raises(ValueError, match=r"^x_test \(a ndarray\) does nothing here: because"):
+        check_used("x_test", samples, False, "because")

@@ -9,7 +9,9 @@ import pytest
 from IPython.core import formatters
 from matplotlib.figure import Figure
 
+from jaxttp import predict_training_time, weighted
 from jaxttp.forecast import Target
+from jaxttp.losses import Loss, unexplained_variance
 from jaxttp.plots import MARKERS, plot_forecast, save
 from tests import tiny
 
@@ -189,3 +191,21 @@ def test_a_notebook_shows_a_figure_before_pyplot_drew_any():
     shown = formatters.PNGFormatter()(tiny.verified().plot())
     assert shown.startswith(b"\x89PNG")
     assert formatters.PNGFormatter()(Figure()) is None
+
+
+def test_the_error_is_called_what_it_is():
+    """Labels count errors whatever the loss; a loss of one's own may not."""
+    x = jnp.eye(4)
+    own = Loss("mine", lambda f, y: 0.5 * jnp.sum((f - y) ** 2), unexplained_variance)
+    many = "misclassified training samples (%)"
+    weights = weighted([0, 1, 0, 1], sample_weight=[1.0, 2.0, 1.0, 1.0])
+    for loss, y, words in (
+        ("squared_error", [0, 1, 0, 1], many), ("cross_entropy", weights, many),
+        ("cross_entropy", [0, 1, 0, 1], many), (own, x[:, :2], "unexplained variance"),
+        ("squared_error", x[:, :2], "unexplained variance"),
+    ):  # fmt: skip
+        found = predict_training_time(
+            lambda w, x: x @ w, jnp.zeros((4, 2)), x, y, loss=loss, learning_rate=0.1, steps=3,
+            relinearize=0,
+        )  # fmt: skip
+        assert found.plot().axes[1].get_ylabel() == words

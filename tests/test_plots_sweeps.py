@@ -59,6 +59,21 @@ def test_targets_of_a_sweep():
     assert plot_sweep(found, 0.1).axes[0].get_title() == "steps to 10 % of the loss's drop"
 
 
+@pytest.mark.parametrize(("goal", "reached"), [(1e-9, False), (5.0, True)])
+def test_goals_that_none_or_all_reach_are_drawn(goal, reached, recwarn):
+    """A loss that no setting gets to, and one that holds before training: 0 has no logarithm."""
+    settings = grid(learning_rate=(0.1, 0.2), steps=10)
+    found = sweep_kernel(
+        jnp.eye(4).reshape(2, 2, 2, 2), jnp.zeros((2, 2)), jnp.array([0, 1]), settings,
+        targets=[Target(goal)],
+    )  # fmt: skip
+    figure = plot_sweep(found)
+    figure.draw_without_rendering()
+    assert not any("log-scaled" in str(one.message) for one in recwarn)
+    pareto = figure.axes[1]
+    assert any("no setting" in text.get_text() for text in pareto.texts) != reached
+
+
 @pytest.mark.slow
 def test_the_comparison_shows_curves_and_reasons():
     x, y = jnp.eye(4), jnp.array([0, 1, 0, 1])

@@ -113,3 +113,22 @@ def test_a_real_run_is_read_alike():
     assert run._replace(loss=run.loss.at[-1].set(jnp.nan)).reach(targets[:1]) == {targets[0]: -1}
     with pytest.raises(ValueError, match=r"target_test_loss=0\.3 .* curves at hand"):
         run.reach([Target(0.3, on="test")])
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("number", [np.float32, jnp.float32, float, np.asarray])
+def test_numbers_of_numpy_and_jax_are_numbers(number):
+    """Thresholds and targets; what is read is what the same float reads."""
+    curves = Curves([1.0, 0.5, 0.2, 0.1])
+    assert list(reach(curves, [number(0.25)]).values()) == [2]
+    assert Rule.of(number(0.5), "relative").read(curves.loss, None).popitem()[1] == 1
+    assert Rule(number(0.5)).thresholds == (0.5,)
+    with pytest.raises(TypeError, match="put the one into a list"):
+        check_targets(number(0.25))
+
+
+def test_a_loss_at_the_target_is_not_below_it():
+    target = Target(0.25)
+    assert int(target.time([1.0, 0.2, 0.25])) == 1
+    assert target.lasting([1.0, 0.2, 0.25]) == -1
+    assert target.lasting([1.0, 0.25, 0.2]) == int(target.time([1.0, 0.25, 0.2])) == 2

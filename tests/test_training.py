@@ -201,6 +201,19 @@ def test_a_line_search_trains():
     assert float(done.loss[-1]) - best < 1e-2 * (float(done.loss[0]) - best)
 
 
+def test_an_optimiser_may_take_one_extra_argument_alone():
+    """Those of optax swallow what they do not know; `optax.contrib.sam` names what it takes."""
+    sharp = optax.contrib.sam(optax.sgd(RATE), optax.sgd(0.05), sync_period=2)
+    found = run(optimizer=sharp, steps=4)
+    w, state = jnp.asarray(WEIGHTS), sharp.init(jnp.asarray(WEIGHTS))
+    for t in range(4):
+        assert_close(found.outputs[t], X @ w)
+        slope = X.T @ (softmax(X @ w) - ONE_HOT) / len(X)
+        updates, state = sharp.update(slope, state, w)
+        w = optax.apply_updates(w, updates)
+    assert_close(found.params, w)
+
+
 def test_a_training_goes_on_from_its_state_and_ends_when_told():
     optimizer = optax.sgd(RATE, momentum=0.8)
     whole = run(optimizer=optimizer)

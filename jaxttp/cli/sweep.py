@@ -145,7 +145,7 @@ def _print(console: Console, result: Any) -> None:
             timed = "-" if swept.step_seconds is None else seconds_text(cost[i])
             risk = " (may not train)" if i in swept.unsure else ""
             table.add_row(
-                str(swept.settings[i]) + risk, swept.time_words(i, result.threshold), timed,
+                swept.named(i) + risk, swept.time_words(i, result.threshold), timed,
                 f"{swept.final_loss[i]:.4g}", f"{swept.final_error[i]:.4g}",
             )  # fmt: skip
         console.print(table)
@@ -187,7 +187,7 @@ def _print_advice(console: Console, result: Any) -> None:
         if swept.tie:
             console.print(swept.tie, soft_wrap=True)
     else:
-        goal, best = swept.goal(result.threshold), swept.settings[result.fastest]
+        goal, best = swept.goal(result.threshold), swept.named(result.fastest)
         time = swept.time_words(result.fastest, result.threshold)
         console.print(f"fastest to {goal}: {best} ({time} steps)")
     if swept.trust.get(result.fastest) is not None:

@@ -116,7 +116,8 @@ class Columns:
         """New rows as the network takes them.
 
         Args:
-            rows: M rows of cells, numbers or words as in the file, the label's column left out.
+            rows: M rows of cells, numbers or words as in the file, the label's column left out; a
+                list, an array or a data frame with the columns in the order of the file.
 
         Returns:
             x (M, D), float32, standardised by the table's means and deviations.
@@ -127,6 +128,8 @@ class Columns:
         """
         if not self.features:
             raise ValueError("prepare is for tables; the inputs of these data stay as they are.")
+        if hasattr(rows, "to_numpy"):  # a data frame, which is iterated by its columns' names
+            rows = rows.to_numpy()  # type: ignore[union-attr]
         for row, cells in enumerate(rows):
             if len(cells) != len(self.features):
                 names = ", ".join(column.name for column in self.features[:20])

@@ -190,12 +190,13 @@ def _choose_classes(
     known = range(len(class_names))
     if classes is None:
         return tuple(known)
-    if isinstance(classes, int):
+    if np.ndim(classes) == 0:
         remedy = f"{name} has {len(known)} classes."
         check_integer("classes", classes, at_least=1, at_most=len(known), remedy=remedy)
         # The draws within the classes fold in their labels; this one must differ from them.
         order = _permutation(key, len(known), len(known))
-        return tuple(sorted(int(label) for label in order[:classes]))
+        return tuple(sorted(int(label) for label in order[: int(classes)]))  # type: ignore[arg-type]
+    classes = [int(label) if label in known else label for label in classes]  # type: ignore[union-attr]
     absent = [label for label in classes if label not in known]
     if absent or len(classes) == 0:
         listed = ", ".join(f"{label} ({class_names[label]})" for label in known)

@@ -18,6 +18,8 @@ from jaxttp.data.registry import dataset_names, load_dataset
 SUFFIXES = (".csv", ".npz")
 SHOWN_CLASSES = 6
 """So many are named, with their rows, where a table is described."""
+LARGEST_LABEL = 2**53
+"""Beyond it float64, as which cells are read, has no odd numbers."""
 BYTE = 255
 """The largest value of a pixel of eight bits."""
 
@@ -260,8 +262,8 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"data={str(path)!r} needs the arrays x and y: {problem}") from problem
     for name, array in (("x", x), ("y", y)):
         numbers = np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_
-        if (name == "x" or array.dtype.kind != "U") and not numbers:
-            raise ValueError(f"data={str(path)!r}: {name} holds {array.dtype}, not numbers.")
+        if ((name == "x" or array.dtype.kind != "U") and not numbers) or array.dtype.kind == "c":
+            raise ValueError(f"data={str(path)!r}: {name} holds {array.dtype}, not real numbers.")
         if numbers and not np.all(np.isfinite(array)):
             raise ValueError(f"data={str(path)!r}: {name} holds what is not finite.")
     if y.dtype.kind == "U" and y.ndim < 3:
@@ -285,5 +287,12 @@ def class_labels(path: Path, y: np.ndarray) -> np.ndarray | None:
                 "numbers."
             )
         return values
-    whole = bool(np.all(y == np.round(np.asarray(y, np.float64))))
+    floats = np.asarray(y, np.float64)
+    if len(values) <= MOST_CLASSES and np.max(np.abs(floats), initial=0) >= LARGEST_LABEL:
+        raise ValueError(
+            f"data={str(path)!r} has labels or targets as large as {np.max(np.abs(floats)):g}: "
+            f"from {LARGEST_LABEL} on whole numbers are not told apart. Number the classes, or "
+            "write them as words; targets --loss squared_error (in load_table targets=True) takes."
+        )
+    whole = bool(np.all(y == np.round(floats)))
     return values.astype(np.float64) if whole and len(values) <= MOST_CLASSES else None

@@ -149,8 +149,7 @@ def compare(
     check_finite("x", x)
     problems = {name: problem_of(name, one, x, y, loss) for name, one in candidates.items()}
     if own_goals:
-        worst = max(_start(problem, metric) for problem in problems.values())
-        thresholds = tuple(share * worst for share in GOALS)
+        thresholds = _own_goals([_start(problem, metric) for problem in problems.values()], metric)
     reading = Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
     drawn: dict[str, Any] = {"key": key, "protocol": protocol}
     found = {}
@@ -201,6 +200,17 @@ def _check(candidates: Any, steps: Any, time_steps: Any) -> None:
     check_integer("steps", steps, at_least=1)
     check_choice("time_steps", time_steps, (True, False))
     check_candidates(candidates)
+
+
+def _own_goals(starts: Sequence[float], metric: str) -> tuple[float, ...]:
+    """Shares of the largest initial loss, or error."""
+    worst = max(starts)
+    if not worst > 0:
+        raise ValueError(
+            f"candidates begin with {metric} 0, of which there is no tenth to get to: give "
+            "thresholds or a target."
+        )
+    return tuple(share * worst for share in GOALS)
 
 
 def _start(problem: Problem, metric: str) -> float:

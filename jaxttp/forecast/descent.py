@@ -98,7 +98,7 @@ class Descent:
             check_optimizer(optimizer)
             assert optimizer is not None  # one of both is given
             rate, made = None, optimizer
-        check_integer("steps", steps, at_least=1)
+        steps = check_integer("steps", steps, at_least=1)
         if batch_size is not None and key is None:
             raise ValueError(
                 f"batch_size={batch_size} needs key: batches are drawn at random; pass "

@@ -25,6 +25,8 @@ LAG = 1 / 2
 
 COARSE = 1 / 2
 """What holds have to keep of what their gradients promise; a parabola's whole way down is that."""
+AGAIN = 0.05
+"""A loss that ends by this share of its whole range above its lowest point rises again."""
 HEART = 0.35
 """The loss that learning a sample by heart costs others, over what it gains on the sample."""
 
@@ -74,10 +76,18 @@ class HeldForecast:
             f"  loss {self.loss[0]:.4g} to {self.loss[-1]:.4g}"
             + ("" if self.diverged else f" ± {self.uncertainty[-1]:.2g}"),
         ]
+        way = "drop" if self.loss[-1] <= self.loss[0] else "rise"
         lines += [
-            f"  within {100 * threshold:g} % of the drop: " + (f"step {t}" if t >= 0 else "never")
+            f"  within {100 * threshold:g} % of the {way}: " + (f"step {t}" if t >= 0 else "never")
             for threshold, t in times.items()
         ]
+        lowest = int(np.argmin(self.loss))
+        back = float(self.loss[-1] - self.loss[lowest])
+        if not self.diverged and back > max(self.uncertainty[-1], AGAIN * np.ptp(self.loss)):
+            lines.append(
+                f"  lowest at step {lowest}, {self.loss[lowest]:.4g}, and it rises from there: "
+                "stop early"
+            )
         if self.trust is not None:
             lines.append(wrapped(f"  trust: {self.trust}", 4))
         return "\n".join(lines)

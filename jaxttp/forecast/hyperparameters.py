@@ -225,6 +225,11 @@ def _factors(schedule: Any, steps: int) -> np.ndarray:
             f"schedule={name!r} must give one finite factor >= 0 a step; got shape "
             f"{factors.shape[1:]}, values from {factors.min()} to {factors.max()}."
         )
+    if not np.any(factors > 0):
+        raise ValueError(
+            f"schedule={name!r} has no rate above 0 in {steps} step(s), by which nothing would "
+            "train; give more steps or another schedule."
+        )
     return factors
 
 

@@ -385,6 +385,7 @@ def forecast_training(
         notes=problem.notes,
         unsure_from=path.unsure_from,
         held_from=path.held_from,
+        error_kind=getattr((problem.whole or problem).loss.error, "__name__", "error"),
     )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._checks import check_choice
@@ -99,6 +100,8 @@ class Prediction:
             follow, and a real training may fail; None for never.
         held_from: the step whose kernel was held from there on, because the network denies what
             rebuilt ones said further on; None for never.
+        error_kind: what the error is: "misclassified", "wrong_bits" or "wrong_tokens", shares that
+            are wrong; "unexplained_variance", of regressions; or the name of a loss's own.
         plan: what was chosen within a budget, see `jaxttp.forecast.planner`; None where nothing
             had to be left out and no budget was given.
         notes: how the network was evaluated, where that is not as it was given, such as
@@ -132,6 +135,7 @@ class Prediction:
     unsure_from: int | None = None
     held_from: int | None = None
     plan: str | None = None
+    error_kind: str = "misclassified"
 
     def read(
         self,
@@ -234,6 +238,11 @@ class Prediction:
         if not self.stable or self.unsure_from is not None or all(step >= 0 for step in times):
             return None
         rate = self.hyperparameters.get("learning_rate")
+        if np.ptp(np.asarray(self.loss)) == 0 and self.loss[0] > 0:
+            return (
+                f"not reached: the loss does not move in {self.horizon} steps; its gradient at "
+                "these weights, or the learning rate, is next to nothing"
+            )
         words = f"not reached within {self.horizon} steps: try more steps"
         if rate is None or not rate < 0.5 * self.max_learning_rate:
             return words

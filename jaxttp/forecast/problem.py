@@ -1,8 +1,10 @@
 """A network and data, looked at once: what every forecast starts from."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -40,6 +42,15 @@ COLLECTIONS = ("params", "batch_stats")
 def _kinds(x: Any) -> list[str]:
     """The dtypes of samples."""
     return [str(leaf.dtype) for leaf in jax.tree.leaves(x)]
+
+
+@contextlib.contextmanager
+def _about_y(name: str) -> Iterator[None]:
+    """What is wrong with labels is said of the argument that they are, where that is not y."""
+    try:
+        yield
+    except ValueError as problem:
+        raise ValueError(re.sub(r"\by\b", name, str(problem))) from problem
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -167,7 +178,8 @@ class Problem:
                     f"x_test gives outputs {beside.shape}, x {outputs.shape}: pad or crop them to "
                     "one length."
                 )
-            test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, beside)
+            with _about_y(names.format("y_test")):
+                test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, beside)
         evaluate = in_two(apply_fn)
         found = evaluate.evaluate(params, x)
         f0 = found.outputs if mesh is None else gathered(found.outputs)

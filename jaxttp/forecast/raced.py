@@ -126,6 +126,8 @@ class Race:
             what = "stayed finite" if self.goal is None else f"got to {self.goal.words()}"
             lowest = f"; lowest {self.last[low]:.3g}, of {self.named(low)}"
             return f"no setting {what}{lowest if self.finite.any() else ''}: try other rates"
+        if self.goal is not None and self.times[order[0]] == 0:
+            return f"{self.goal.words()} holds before training already: name a lower goal"
         first = f"use {self.named(order[0])}: {self._said(order[0])}"
         if len(order) > 1:
             return f"{first}; next {self.named(order[1])}: {self._said(order[1])}"
@@ -194,15 +196,15 @@ class Race:
         """Where a setting came to, before its loss."""
         if self.times[i] >= 0:
             return f"step {self.times[i]}; "
-        if self.goal is None or self.trained[i] == self.trained.max():
-            return ""
-        return "left out: " if self.finite[i] else "diverged: "
+        if not self.finite[i]:
+            return "diverged: "
+        return "" if self.goal is None or self.trained[i] == self.trained.max() else "left out: "
 
     @property
     def edge(self) -> str:
         """What to try where the first has the highest or the lowest rate of its kind; or empty."""
         order = self.ranking()
-        if not order:
+        if not order or self.times[order[0]] == 0:  # which holds whatever the rate is
             return ""
         alike = [i for i in range(len(self.settings)) if not self.starts
                  or self.starts[i] == self.starts[order[0]]]  # fmt: skip

@@ -93,6 +93,7 @@ def race(
     check_known(params=params, x=x, y=y, key=key, target_loss=target_loss)
     settings = _alike(settings)
     one, goal = settings[0], _goal(target_loss)
+    x = check_samples("x", x)
     protocol = check_batches(one.batch_size, key, protocol, count(x))
     problem = Problem.of(apply_fn, params, x, y, loss=one.loss, trainable=trainable)
     track = Track.of(problem, one, key, protocol)

@@ -16,6 +16,7 @@ from jaxttp.forecast._stability import Rates, stability_message
 from jaxttp.forecast._sweep_rows import rows_of
 from jaxttp.forecast.hyperparameters import Hyperparameters, at_the_edge
 from jaxttp.forecast.seconds import readable_time
+from jaxttp.losses import get_loss
 from jaxttp.rule import Target, goal_words, step_words
 
 SHOWN = 5
@@ -110,6 +111,15 @@ class Sweep:
     simulated: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
 
+    def named(self, i: int) -> str:
+        """Setting i in words, with its loss and its horizon where these are not those of all."""
+        one, parts = self.settings[i], [str(self.settings[i])]
+        if len({get_loss(other.loss) for other in self.settings}) > 1:
+            parts.append(get_loss(one.loss).name)
+        if len({other.steps for other in self.settings}) > 1:
+            parts.append(f"{one.steps} steps")
+        return ", ".join(parts)
+
     @property
     def ranked_by(self) -> float | Target:
         """What settings are ranked by unless told: the first target, or the middle threshold."""
@@ -163,7 +173,7 @@ class Sweep:
         if not len(unstable):
             return None
         i = int(unstable[np.argmin(self.final_loss[unstable])])  # the one that looks best
-        return f"{len(unstable)} not stable, as {self.settings[i]}: {self.message(i)}"
+        return f"{len(unstable)} not stable, as {self.named(i)}: {self.message(i)}"
 
     def cost(self, threshold: float | Target | None = None) -> np.ndarray:
         """What every setting spends to get there, (S,): seconds where known, else samples seen.
@@ -224,11 +234,15 @@ class Sweep:
 
     def nearest(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The stable settings that do not get there, by how near their curves come at the end."""
-        goal = self.ranked_by if threshold is None else threshold
-        by_error = (goal.metric if isinstance(goal, Target) else self.metric) == "error"
-        order = np.lexsort((self.final_loss, self.final_error if by_error else self.final_loss))
+        first = self.final_error if self._is_error(threshold) else self.final_loss
+        order = np.lexsort((self.final_loss, first))
         short = self.stable & (self.times(threshold) < 0)
         return self._sure_first(int(i) for i in order if short[i])
+
+    def _is_error(self, threshold: float | Target | None) -> bool:
+        """Whether a goal is about the error."""
+        goal = self.ranked_by if threshold is None else threshold
+        return (goal.metric if isinstance(goal, Target) else self.metric) == "error"
 
     def off(self, i: int, threshold: float | Target | None = None) -> int | None:
         """By how many steps the time of setting i may be off; None where that is not known."""
@@ -282,9 +296,7 @@ class Sweep:
         tied, all_risky = self.tied(), {*self.ranking()} <= self.unsure
         risky = [i for i in tied if i in self.unsure and not all_risky]
         rivals = [i for i in tied if i not in risky]
-        rival, risk = (
-            ", ".join(str(self.settings[i]) for i in some[:SHOWN]) for some in (rivals, risky)
-        )
+        rival, risk = (", ".join(self.named(i) for i in some[:SHOWN]) for some in (rivals, risky))
         words = [f"by the ± it may as well be {rival}"] if rivals else []
         words += [f"sooner, if they train at all, may be {risk}"] if risky else []
         return f"which is first is not sure: {'; '.join(words)}" if words else ""
@@ -295,12 +307,14 @@ class Sweep:
         order, goal = self.ranking(), self.goal(self.ranked_by)
         if not order:
             return f"no setting gets to {goal}: {self.remedy()}"
-        first = f"use {self.settings[order[0]]}: {goal} at {self._time_and_seconds(order[0])}"
+        if self.times()[order[0]] == 0:
+            return f"{goal} holds before training already: name a lower goal"
+        first = f"use {self.named(order[0])}: {goal} at {self._time_and_seconds(order[0])}"
         if len(order) == 1:
             left = len(self.settings) - len(self.relinearized) - len(self.simulated)
             alone = " on the first kernel" if self.relinearized and left else ""
             return f"{first}; no other gets there{alone}"
-        return f"{first}; next best {self.settings[order[1]]}: {self._time_and_seconds(order[1])}"
+        return f"{first}; next best {self.named(order[1])}: {self._time_and_seconds(order[1])}"
 
     def remedy(self, threshold: float | Target | None = None) -> str:
         """What to try where no setting gets there."""
@@ -308,14 +322,20 @@ class Sweep:
         if not near:
             return "none is stable; try lower rates"
         beside = at_the_edge(self.settings, near[0])
-        end = f"{self.settings[near[0]]} comes nearest, to a loss of {self.final_loss[near[0]]:.3g}"
+        metric, ends = "loss", self.final_loss
+        if self._is_error(threshold):
+            metric, ends = "error", self.final_error
+        what = f"{'an' if metric == 'error' else 'a'} {metric} of {ends[near[0]]:.3g}"
+        end = f"{self.named(near[0])} comes nearest, to {what}"
         return f"{end}; try more steps{f', and {beside}' if 'highest' in beside else ''}"
 
     @property
     def edge(self) -> str:
         """What to try where the first has the highest or the lowest rate of its kind; or empty."""
         order = self.ranking()
-        return at_the_edge(self.settings, order[0]) if order else ""
+        if not order or self.times()[order[0]] == 0:  # which holds whatever the rate is
+            return ""
+        return at_the_edge(self.settings, order[0])
 
     def _time_and_seconds(self, i: int) -> str:
         words = f"step {self.time_words(i, self.ranked_by)}"
@@ -413,7 +433,7 @@ class Sweep:
         mark = ", linearised" if i in self.simulated else mark
         mark = ", thrown about" if i in self.rough else mark
         mark = ", may not train" if i in self.unsure else mark
-        lines = [f"  {self.settings[i]!s:<40} steps {times}; loss {self.final_loss[i]:.4g}{mark}"]
+        lines = [f"  {self.named(i):<40} steps {times}; loss {self.final_loss[i]:.4g}{mark}"]
         if self.trust.get(i) is not None:
             lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
         return lines

@@ -77,15 +77,16 @@ def change_of(
     if curvature == "identity" or loss.sample_loss is squared_error.sample_loss:
         return gradient
     lam = jnp.asarray(damping, f.dtype)
+    tiny = jnp.finfo(f.dtype).tiny  # where a probability is 0 nothing is left to move: 0, not 0/0
     if loss.sample_loss is cross_entropy.sample_loss:
         p = jax.nn.softmax(f, axis=1)
-        spread = p / (p + lam)
-        moved = gradient / (p + lam)
+        spread = p / jnp.maximum(p + lam, tiny)
+        moved = gradient / jnp.maximum(p + lam, tiny)
         shift = jnp.sum(moved, axis=1) / jnp.sum(spread, axis=1)
         return moved - shift[:, None] * spread
     if loss.sample_loss is binary_cross_entropy.sample_loss:
         p = jax.nn.sigmoid(f)
-        return gradient / (p * jax.nn.sigmoid(-f) + lam)
+        return gradient / jnp.maximum(p * jax.nn.sigmoid(-f) + lam, tiny)
     values, vectors = decompose(jnp.linalg.eigh, loss.hessian(f, targets))  # (N, C), (N, C, C)
     # Curvature below the rounding of the largest is taken to be zero, and negative one too.
     floor = 10 * float(jnp.finfo(f.dtype).eps) * jnp.max(jnp.abs(values), axis=1, keepdims=True)
@@ -220,8 +221,10 @@ def forecast_flow(
     if loss.sample_loss is squared_error.sample_loss:
         path = targets[None] + decay * (f0 - targets)[None]
     elif loss.sample_loss is cross_entropy.sample_loss and curvature == "hessian":
-        p0 = jax.nn.softmax(f0, axis=1)
-        log_p = jnp.log(targets[None] * -jnp.expm1(-times)[:, None, None] + decay * p0[None])
+        # In logarithms: after a time of 88 the probability of a wrong class is 0 in float32.
+        arrived = jnp.log(targets)[None] + jnp.log(-jnp.expm1(-times))[:, None, None]
+        left = jax.nn.log_softmax(f0, axis=1)[None] - times[:, None, None]
+        log_p = jnp.logaddexp(arrived, left)
         centre = jnp.mean(f0, axis=1, keepdims=True)
         path = log_p - jnp.mean(log_p, axis=2, keepdims=True) + centre[None]
     else:

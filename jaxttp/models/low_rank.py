@@ -271,9 +271,8 @@ def _chosen(leaves: Mapping[str, Any], targets: Targets | None) -> list[str]:
         return [path for path, leaf in leaves.items() if leaf.ndim > 1 and _is_kernel(path)]
     if callable(targets):
         return [path for path in leaves if targets(path)]
-    modules = {
-        path.replace("/", ".").rpartition(".")[0]: path
-        for path, leaf in leaves.items()
-        if leaf.ndim > 1 and not _NO_KERNEL.fullmatch(_SEPARATOR.split(path)[-1])
-    }
-    return [modules[name] for name in chosen_modules(list(modules), targets)]
+    modules: dict[str, list[str]] = {}  # a recurrent cell has two kernels
+    for path, leaf in leaves.items():
+        if leaf.ndim > 1 and not _NO_KERNEL.fullmatch(_SEPARATOR.split(path)[-1]):
+            modules.setdefault(path.replace("/", ".").rpartition(".")[0], []).append(path)
+    return [path for name in chosen_modules(list(modules), targets) for path in modules[name]]

@@ -210,6 +210,8 @@ def _choices(
                 RANGE[0] * lines.limit, RANGE[1] * lines.limit, RATES
             ).tolist()  # fmt: skip
         if name in DESCENT:
+            if name == "nesterov" and not any(kinds["momentum"]):
+                raise ValueError("momenta must hold one above 0, for algorithm 'nesterov'.")
             own["momentum"] = [m for m in kinds["momentum"] if m or name != "nesterov"]
         if name != "adam":
             own["weight_decay"] = kinds.get("weight_decay")

@@ -244,6 +244,8 @@ def _selected(settings: Settings, dataset: Dataset, key: Array) -> tuple[Dataset
             raise ValueError(f"classes={settings.classes!r}: {dataset.name} is a regression.")
         return dataset, known
     each, chosen = settings.samples_per_class, {"classes": settings.classes, "key": key}
+    if each is not None:
+        check_integer("samples_per_class", each, at_least=1)
     found = select(dataset, per_class=each, fewer=True, **chosen)
     whole = len(dataset) if settings.classes is None else len(select(dataset, **chosen))
     if len(found) == whole:

@@ -148,7 +148,9 @@ def forecast(
     task = build_task(settings)
     keys = jax.random.split(jax.random.key(settings.seed), 2)
     batch_size, trainer = settings.batch_size, make_optimizer(settings)
-    rows = np.arange(settings.total_samples or len(task.y)) % len(task.y)
+    total = settings.total_samples or len(task.y)
+    # A step is of a batch; of all samples, which may not fit into memory, it takes them all.
+    rows = np.arange(min(total, batch_size or total)) % len(task.y)
     step: dict[str, Any] = {
         "loss": task.loss, "optimizer": trainer.transformation, "batch_size": batch_size
     }  # fmt: skip

@@ -28,8 +28,11 @@ from jaxttp.plots._marks import (
     when,
 )
 from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, tidy
+from jaxttp.rule import Target
 from jaxttp.training import TrainingRun
 
+SHARES = ("misclassified", "wrong_bits", "wrong_tokens")
+"""Errors that count what is wrong, and are shown in percent."""
 UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
@@ -119,7 +122,7 @@ def plot_error(
         axes.plot(steps, test, color=OTHER, ls="-.", label="test")
     axes.set(
         xlabel="training step",
-        ylabel="misclassified training samples (%)" if classes else "unexplained variance",
+        ylabel="misclassified training samples (%)" if classes else _error_name(prediction),
     )
     axes.set_xlim(0, 1.02 * prediction.horizon)
     axes.set_ylim(bottom=0)
@@ -131,6 +134,12 @@ def plot_error(
     mark_ends(axes, dict(zip((PREDICTED, REAL, OTHER), curves, strict=True)),
               unit="%" if classes else "")  # fmt: skip
     legend_with(axes, rows)
+
+
+def _error_name(prediction: Prediction) -> str:
+    """An error that is no share of samples, in words."""
+    known = prediction.error_kind not in SHARES
+    return prediction.error_kind.replace("_", " ") if known else "unexplained variance"
 
 
 @figure_of
@@ -155,7 +164,7 @@ def plot_prediction(result: Prediction, *, title: str = "") -> Figure:
     name = str(result.hyperparameters.get("loss", ""))
     figure, (left, right) = panels(2, title=title)
     plot_loss(left, result, name=name)
-    plot_error(right, result, classes=name != "squared_error")
+    plot_error(right, result, classes=result.error_kind in SHARES)
     return figure
 
 
@@ -356,7 +365,8 @@ def plot_wall_clock(result: WallClock) -> Figure:
         A matplotlib figure.
     """
     figure, (axes,) = panels(height=3.2)
-    names = [*(f"to {threshold:g}" for threshold in result.seconds), "whole horizon"]
+    goals = (goal.words() if isinstance(goal, Target) else f"{goal:g}" for goal in result.seconds)
+    names = [*(f"to {goal}" for goal in goals), "whole horizon"]
     seconds = np.array([*result.seconds.values(), result.total_seconds])
     unit, size = next((u, s) for u, s in UNITS if s <= result.total_seconds or s == UNITS[-1][1])
     bars = axes.barh(names, seconds / size, color=PREDICTED, height=0.5)

@@ -303,7 +303,7 @@ def _best_settings(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
     goal = f"steps to {threshold.words()}" if target else f"steps to {100 * threshold:g} %"
     head = ["cheapest for their loss", goal, "loss at the end", "error"]
     rows = [
-        [str(swept.settings[i]), swept.time_words(i, threshold), float(swept.final_loss[i]),
+        [swept.named(i), swept.time_words(i, threshold), float(swept.final_loss[i]),
          float(swept.final_error[i])]
         for i in swept.pareto(threshold)
     ]  # fmt: skip

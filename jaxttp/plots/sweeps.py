@@ -1,5 +1,6 @@
 """Sweeps as heat maps and as a choice between cost and loss."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -79,10 +80,13 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
         threshold: one of its thresholds or targets.
     """
     rates = sorted({float(one.learning_rate) for one in sweep.settings})
-    rows = list(dict.fromkeys(_label(one) for one in sweep.settings))
+    kinds = [dataclasses.replace(one, learning_rate=1.0) for one in sweep.settings]
+    rows = [i for i, kind in enumerate(kinds) if kind not in kinds[:i]]  # the first of each
+    at = [next(row for row, i in enumerate(rows) if kinds[i] == kind) for kind in kinds]
     table = np.full((len(rows), len(rates)), np.nan)
     times = sweep.times(threshold)
-    where = [(rows.index(_label(s)), rates.index(float(s.learning_rate))) for s in sweep.settings]
+    columns = [rates.index(float(one.learning_rate)) for one in sweep.settings]
+    where = list(zip(at, columns, strict=True))
     for i, place in enumerate(where):
         if sweep.stable[i] and times[i] >= 0:
             table[place] = times[i]
@@ -96,15 +100,11 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
         rasterized=True,
     )
     axes.set_xscale("log")
-    for row, label in enumerate(rows):
-        limits = [
-            sweep.max_learning_rate[i]
-            for i, one in enumerate(sweep.settings)
-            if _label(one) == label
-        ]
-        if edges[0] < limits[0] < edges[-1]:
+    for row, i in enumerate(rows):
+        limit = sweep.max_learning_rate[i]
+        if edges[0] < limit < edges[-1]:
             name = "largest stable rate" if row == 0 else None
-            axes.plot([limits[0]] * 2, [row, row + 1], color=REAL, lw=2.5, label=name)
+            axes.plot([limit] * 2, [row, row + 1], color=REAL, lw=2.5, label=name)
     if np.any(np.isfinite(table)):
         best = where[sweep.best(threshold)]
         fewest = table[best]
@@ -122,7 +122,7 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
             mec="black",
             label="fewest steps",
         )
-    axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, [_label(sweep.named(i)) for i in rows])
     axes.set_ylim(0, len(rows))
     axes.set_xlim(edges[0], edges[-1])
     axes.set_xlabel("learning rate")
@@ -155,7 +155,7 @@ def plot_pareto(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
     )  # fmt: skip
     for i in _apart(chosen):
         axes.annotate(
-            str(sweep.settings[i]), (cost[i], sweep.final_loss[i]), xytext=(7, 5), fontsize=10,
+            sweep.named(i), (cost[i], sweep.final_loss[i]), xytext=(7, 5), fontsize=10,
             textcoords="offset points",
         )  # fmt: skip
     if isinstance(threshold, Target) and threshold.metric == "loss":
@@ -163,8 +163,12 @@ def plot_pareto(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
     unit = "samples seen" if sweep.step_seconds is None else "seconds"
     axes.set_xlabel(f"{unit} until there")
     axes.set_ylabel("predicted loss at the horizon")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    if np.any(reached):
+        # Nothing is spent on a goal that holds before training, and 0 has no logarithm.
+        axes.set_xscale("linear" if np.any(cost[reached] <= 0) else "log")
+        axes.set_yscale("log")
+    else:
+        axes.annotate("no setting gets there", (0.5, 0.5), xycoords="axes fraction", ha="center")
     axes.margins(x=0.25, y=0.1)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), frameon=False)
     tidy(axes)
@@ -175,9 +179,9 @@ def _apart(chosen: list[int]) -> list[int]:
     return list(dict.fromkeys(chosen[i] for i in (0, len(chosen) // 2, -1))) if chosen else []
 
 
-def _label(one: Any) -> str:
+def _label(name: str) -> str:
     """What is not the learning rate."""
-    words = [word for word in str(one).split(", ") if not word.startswith("rate ")]
+    words = [word for word in name.split(", ") if not word.startswith("rate ")]
     return ", ".join(words) or "plain"
 
 

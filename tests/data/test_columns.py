@@ -48,6 +48,24 @@ def test_rows_of_the_table_come_out_as_its_x(path):
     assert found.columns.prepare(np.empty((0, 3))).shape == (0, 4)
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_rows_may_be_a_data_frame(path):
+    class Frame:  # of pandas, say: iterated, it gives the names of its columns
+        def __init__(self, rows):
+            self.rows = rows
+
+        def __iter__(self):
+            return iter(self.rows[0])
+
+        def to_numpy(self):
+            return np.array(self.rows, dtype=object)
+
+    found = load_table(path, fill="mean", one_hot=True)
+    cells = [[1.0 if not one.words else one.words[0] for one in found.columns.features]] * 2
+    expected = found.columns.prepare(cells)
+    np.testing.assert_array_equal(found.columns.prepare(Frame(cells)), expected)
+
+
 def test_targets_come_back_in_their_units(tmp_path):
     (tmp_path / "own.csv").write_text("w,price\n1,10.5\n2,20\n5,90\n")
     found = load_table(tmp_path / "own.csv")

@@ -186,3 +186,15 @@ def test_an_order_by_another_generator_is_that_of_jax():
     key = jax.random.key(0, impl="rbg")
     expected = jax.random.permutation(jax.random.fold_in(key, 4), np.arange(40, dtype=np.int32))
     np.testing.assert_array_equal(_permutation(key, 4, 40), expected)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_classes_are_numbers_of_any_kind():
+    digits, key = load_dataset("digits"), jax.random.key(0)
+    for number in (int, np.int64, np.int32):
+        found = select(digits, classes=number(2), per_class=3, key=key)
+        assert found.class_names == select(digits, classes=2, per_class=3, key=key).class_names
+    for several in ([7, 5], [7.0, 5.0], np.array([7, 5]), np.array([7.0, 5.0])):
+        assert select(digits, classes=several, per_class=2, key=key).class_names == ("7", "5")
+    with pytest.raises(ValueError, match=r"\[7.5\] not in digits"):
+        select(digits, classes=[7.5], per_class=2, key=key)

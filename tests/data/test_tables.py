@@ -99,6 +99,28 @@ def test_pixels_are_scaled_and_what_was_scaled_is_said(tmp_path):
     assert plain.description.endswith("features and targets of mean 0 and deviation 1.")
 
 
+@pytest.mark.parametrize("form", ["csv", "npz"])
+def test_labels_that_floats_do_not_tell_apart_are_refused(form, tmp_path):
+    """Identifiers of 64 bits: two classes would silently be one."""
+    ids = [2**53, 2**53 + 1, 2**53]
+    path = str(tmp_path / f"ids.{form}")
+    if form == "csv":
+        write(tmp_path, "".join(f"{i},{one}\n" for i, one in enumerate(ids)), "ids.csv")
+    else:
+        np.savez(path, x=np.eye(3), y=np.array(ids, np.int64))
+    with pytest.raises(ValueError, match="on whole numbers are not told apart"):
+        load_table(path)
+    assert load_table(path, targets=True).num_classes is None
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_complex_arrays_do_not_lose_a_part(name, tmp_path):
+    arrays = {"x": np.eye(3), "y": np.array([0, 1, 0])}
+    np.savez(tmp_path / "own.npz", **(arrays | {name: arrays[name] + 1j}))
+    with pytest.raises(ValueError, match=f"{name} holds complex128, not real"):
+        load_table(tmp_path / "own.npz")
+
+
 def test_whole_numbers_are_targets_where_that_is_said(tmp_path):
     ages = [20, 35, 50, 35, 61, 44, 27, 73, 31]
     path = write(tmp_path, "w,age\n" + "".join(f"{i},{age}\n" for i, age in enumerate(ages)))
@@ -219,7 +241,7 @@ def test_a_hundred_words_are_the_most(form, tmp_path):
         ({"x": np.ones((3, 2)), "y": np.ones(2)}, "of one length"),
         ({"x": np.ones(3), "y": np.ones(3)}, "needs x"),
         ({"x": np.full((3, 2), np.nan), "y": np.ones(3)}, "x holds what is not finite"),
-        ({"x": np.array([["a"], ["b"]]), "y": np.ones(2)}, "x holds <U1, not numbers"),
+        ({"x": np.array([["a"], ["b"]]), "y": np.ones(2)}, "x holds <U1, not real numbers"),
         ({"x": np.ones((2, 2)), "y": np.array(["a", ""])}, r"y\[1\] holds '', 1 of 2 labels"),
         ({"x": np.ones((2, 2)), "y": np.array([["a", "b"], ["b", "a"]])}, "y .2, 2. holds words"),
     ],

@@ -450,3 +450,14 @@ def test_what_cannot_be_foreseen_is_refused_by_name(samples, change, words):
 def test_what_a_share_pays_for():
     assert affordable(0.2, 600, beside=22.0, batch_size=16) == 84
     assert affordable(0.9, 30, beside=-20.0, batch_size=16) == 30  # never more than the steps
+
+
+def test_a_watched_loss_that_rises_is_said_to():
+    """Sequences of no batch, once the others are learnt by heart: not "10 % of the drop"."""
+    falling = np.linspace(2.0, 1.0, 11)
+    rising = np.concatenate([[2.0, 1.5], np.linspace(1.5, 4.0, 9)])
+    at, none = np.array([0, 10]), np.zeros(11)
+    for loss, way in ((falling, "drop"), (rising, "rise")):
+        found = HeldForecast(loss, none, at, loss[at], none[at], at, 2.0, 10.0, diverged=False)
+        assert f"within 10 % of the {way}: step" in str(found)
+        assert ("lowest at step 1, 1.5, and it rises from there" in str(found)) == (way == "rise")

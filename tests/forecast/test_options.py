@@ -219,7 +219,7 @@ def test_labels_are_looked_at_before_the_kernel(monkeypatch):
 
     monkeypatch.setattr("jaxttp.ntk.estimators.kernel_of", refuse)
     bad = np.full(12, 7)
-    with pytest.raises(ValueError, match=r"y holds .* 7"):
+    with pytest.raises(ValueError, match=r"y_test holds .* 7"):
         predict(Counted(), x_test=X, y_test=bad)
     with pytest.raises(ValueError, match=r"y holds .* 7"):
         sweep(Counted(), W, X, bad, grid(learning_rate=0.1))

@@ -333,3 +333,32 @@ def test_what_an_optimizer_begins_after_64_steps_is_forecast():
         assert (
             Keywords(relinearize=0).choose(Descent.of(optimizer=clipped, steps=steps), start) == way
         )
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0, 7], "y_test holds labels from 0 to 7"),
+        ([0], r"y_test has shape \(1,\)"),
+        (["a", "b"], r"y_test must hold .*np.unique\(y_test, "),
+        ([-100, -100], "y_test holds nothing"),
+    ],
+)
+def test_labels_of_test_samples_are_called_so(labels, words):
+    x = jnp.eye(2)
+    with pytest.raises(ValueError, match=words):
+        predict_training_time(
+            lambda w, x: x @ w, jnp.zeros((2, 2)), x, [0, 1], learning_rate=0.1, steps=3,
+            x_test=x, y_test=labels,
+        )  # fmt: skip
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_steps_may_be_a_number_of_numpy(recwarn):
+    found = predict_training_time(
+        lambda w, x: jnp.tanh(x @ w), jnp.zeros((2, 2)), jnp.eye(2), [0, 1], learning_rate=0.1,
+        steps=np.int64(3),
+    )  # fmt: skip
+    assert found.horizon == 3
+    assert isinstance(found.horizon, int)
+    assert [str(one.message) for one in recwarn] == []

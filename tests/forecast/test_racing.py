@@ -177,6 +177,14 @@ def test_schedules_and_a_part_of_the_weights():
     np.testing.assert_allclose(found.losses[1][:10], losses, rtol=1e-9)
 
 
+def test_samples_may_be_lists():
+    params, x, y = problem()
+    settings = grid(learning_rate=(0.1, 0.5), steps=3)
+    same = race(network, params, x, y, settings)
+    found = race(network, params, np.asarray(x).tolist(), np.asarray(y).tolist(), settings)
+    np.testing.assert_array_equal(found.last, same.last)
+
+
 def test_what_diverges_is_out_of_the_race():
     x, y = jnp.eye(3), jnp.array([[1.0], [2.0], [3.0]])
     settings = grid(learning_rate=(1.0, 1e200), loss="squared_error", steps=30)
@@ -187,6 +195,7 @@ def test_what_diverges_is_out_of_the_race():
     alone = race(lambda w, x: x @ w, jnp.zeros((3, 1)), x, y, settings[1:], target_loss=0.5)
     assert alone.params is None
     assert alone.advice == ("no setting got to loss below 0.5: try other rates")
+    assert "diverged: loss" in str(alone)
 
 
 def test_one_that_begins_late_can_be_left_out():

@@ -43,6 +43,8 @@ def test_thresholds_and_targets_are_told_apart():
     assert [line.split(":")[0] for line in str(found).splitlines()[1:3]] == [
         "  to threshold 0.1", "  to loss below 0.1",
     ]  # fmt: skip
+    bars = [label.get_text() for label in found.plot().axes[0].get_yticklabels()]
+    assert bars == ["to 0.1", "to loss below 0.1", "whole horizon"]
 
 
 def test_an_estimate_is_a_roofline():

@@ -276,3 +276,10 @@ def test_the_first_settings_say_how_far_to_trust_them():
     assert rows[i]["trust"] == found.trust[i]
     kernel = jnp.eye(14).reshape(7, 2, 7, 2)
     assert sweep_kernel(kernel, jnp.zeros((7, 2)), y, settings).trust == {}
+
+
+@pytest.mark.parametrize("schedule", ["warmup_cosine", lambda step: 0.0 * step])
+def test_schedules_without_a_rate_are_refused(schedule):
+    settings = grid(learning_rate=(0.1, 0.2), schedule=schedule, steps=1)
+    with pytest.raises(ValueError, match=r"has no rate above 0 in 1 step\(s\)"):
+        sweep_kernel(jnp.eye(2), jnp.zeros((2, 2)), jnp.array([0, 1]), settings)

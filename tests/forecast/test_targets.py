@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp import compare, extrapolate, online, predict_training_time, sweep, train
+from jaxttp import compare, extrapolate, online, predict_training_time, race, sweep, train
 from jaxttp.cli._goals import cells
 from jaxttp.forecast import (
     Candidate,
@@ -341,3 +341,64 @@ def test_a_target_that_is_lost_again_says_so():
     early = dataclasses.replace(found, loss=curve, targets={Target(2.0): 0}, targets_uncertainty={})
     assert early.returns == ("loss below 2 holds before training already",)
     assert found.returns == ()
+
+
+def test_a_loss_that_does_not_move_is_said_so():
+    """More steps would not help where all weights are zero, and with them the gradient."""
+    zeros = {"a": jnp.zeros((4, 3)), "b": jnp.zeros((3, 2))}
+    still = predict_training_time(
+        lambda w, x: jnp.tanh(x @ w["a"]) @ w["b"], zeros, jnp.eye(4), [0, 1, 0, 1],
+        learning_rate=0.1, steps=5, relinearize=0,
+    )  # fmt: skip
+    assert "the loss does not move in 5 steps; its gradient" in still.out_of_reach
+    assert "more steps" not in str(still)
+
+
+def test_goals_that_hold_before_training_advise_no_rate():
+    data = jnp.eye(4), jnp.array([0, 1, 0, 1])
+    settings = grid(learning_rate=(0.1, 0.2), steps=5)
+    given = lambda w, x: x @ w, jnp.zeros((4, 2))
+    for found in (
+        sweep(*given, *data, settings, target_loss=5.0, relinearize=0),
+        race(*given, *data, settings, target_loss=5.0),
+    ):
+        assert found.advice == "loss below 5 holds before training already: name a lower goal"
+        assert found.edge == ""
+        assert "try" not in str(found)
+
+
+def test_settings_are_told_apart_by_their_losses_and_horizons():
+    losses = ("cross_entropy", "squared_error")
+    settings = grid(learning_rate=(0.1, 0.2), steps=(5, 8), loss=losses)
+    found = sweep(
+        lambda w, x: x @ w, jnp.zeros((4, 2)), jnp.eye(4), jnp.array([0, 1, 0, 1]), settings,
+        relinearize=0,
+    )  # fmt: skip
+    assert found.named(0) == "rate 0.1, cross_entropy, 5 steps"
+    assert len({found.named(i) for i in range(8)}) == 8
+    # The picture has a row for each of them, and no time in place of another.
+    heat = found.plot().axes[0]
+    assert len(heat.get_yticklabels()) == 4
+    shown = np.ma.filled(heat.collections[0].get_array(), -1)
+    order = [(loss, steps) for steps in (5, 8) for loss in losses]
+    for i, one in enumerate(settings):
+        row = order.index((one.loss, one.steps))
+        assert shown[row, (0.1, 0.2).index(one.learning_rate)] == found.times()[i]
+
+
+def test_an_error_out_of_reach_is_told_by_the_error():
+    x, y = jnp.ones((4, 1)), jnp.array([0, 1, 0, 1])  # which nothing tells apart
+    settings = grid(learning_rate=(0.1, 0.2), steps=5)
+    found = sweep(
+        lambda w, x: x @ w, jnp.zeros((1, 2)), x, y, settings, target_error=0.1, relinearize=0
+    )
+    assert "comes nearest, to an error of 0.5" in found.remedy()
+
+
+def test_starts_without_errors_have_no_goals_of_their_own():
+    x = jnp.eye(2)
+    with pytest.raises(ValueError, match="candidates begin with error 0"):
+        compare(
+            {"solved": Candidate(lambda w, x: x @ w, jnp.eye(2))}, x, jnp.array([0, 1]), steps=5,
+            metric="error", time_steps=False,
+        )  # fmt: skip

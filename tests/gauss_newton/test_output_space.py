@@ -82,6 +82,31 @@ def test_steps_converge_to_the_flow_and_take_euler_steps():
     assert path.loss.shape == (41,)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_long_flows_and_saturated_outputs_stay_finite(dtype):
+    """Probabilities that are 0 in this precision: a wrong class has nothing left to lose."""
+    f, y = jnp.array([[0.0, 200.0, 1.0]], dtype), jnp.array([1])
+    for label in (y, 0 * y):
+        path = forecast_flow(
+            f, label, loss="cross_entropy", curvature="hessian", ts=jnp.array([0.0, 1.0, 900.0])
+        )
+        assert bool(jnp.all(jnp.isfinite(path.outputs)))
+        np.testing.assert_allclose(path.outputs[0], f, atol=1e-4)  # the same up to rounding of 200
+        expected = -np.log(1 - np.exp(-1.0)) if label is not y else 0.0
+        np.testing.assert_allclose(path.loss[1:], [expected, 0.0], atol=1e-4)
+    steps = forecast_steps(
+        jnp.zeros((1, 3), dtype), y, loss="cross_entropy", curvature="hessian", damping=0.0,
+        learning_rate=0.9, steps=400,
+    )  # fmt: skip
+    assert bool(jnp.all(jnp.isfinite(steps.outputs)))
+    assert float(steps.loss[-1]) == 0.0
+    settled = jnp.array([[2000.0]], dtype)
+    change = output_change(
+        settled, jnp.array([1]), loss="binary_cross_entropy", curvature="hessian", damping=0.0
+    )
+    assert change.tolist() == [[0.0]]
+
+
 def test_the_softmax_with_identity_has_a_slow_tail():
     path = forecast_steps(F, LABELS, loss="cross_entropy", learning_rate=1.0, steps=4000)
     # loss ~ 1/(c t): doubling the time halves it.

@@ -66,6 +66,13 @@ def test_the_scale_of_rslora(key):
     np.testing.assert_array_equal(merged["kernel"], 4 * np.eye(4))
 
 
+def test_a_module_may_have_two_kernels(key):
+    """A recurrent cell by its name: both of its kernels get adapters, not the last alone."""
+    cell = {"cell": {"weight_ih": jnp.ones((4, 3)), "weight_hh": jnp.ones((4, 4))}}
+    model = lora(Model(lambda w, x: x, cell), rank=1, key=key, targets=["cell"])
+    assert sorted(model.params) == ["cell/weight_hh", "cell/weight_ih"]
+
+
 def test_a_head_trains_in_full_beside_adapters(key):
     model = lora(BASE, rank=1, key=key, targets=["up_proj"], also=head_only)
     assert sorted(model.params) == ["blocks/0/up_proj/kernel", "blocks/1/up_proj/kernel",

@@ -269,3 +269,8 @@ def test_bad_input():
         extrapolate_task(SMALL, subset=16)
     with pytest.raises(ValueError, match="batch_size cannot be extrapolated"):
         extrapolate_task(Settings(data="wine", batch_size=4), subset=10)
+
+
+def test_nesterov_without_momentum_is_named():
+    with pytest.raises(ValueError, match="momenta must hold one above 0, for algorithm 'nesterov'"):
+        sweep_task(SMALL, algorithms=("nesterov",), momenta=(0.0,), time_steps=False)

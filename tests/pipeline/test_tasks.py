@@ -260,3 +260,10 @@ def test_texts_for_a_language_model(tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"^model: folder='.*bert' has no model\.safetensors"):
         build_task(asked)
+
+
+def test_samples_of_a_class_are_called_as_the_setting_is(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("w,h,kind\n1,2,a\n3,4,b\n5,7,a\n")
+    with pytest.raises(ValueError, match="samples_per_class must be an integer of at least 1"):
+        build_task(Settings(data=str(path), samples_per_class=0))

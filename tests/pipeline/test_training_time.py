@@ -371,3 +371,11 @@ def test_digits_end_to_end():
     for e, step in result.prediction.steps.items():
         assert abs(step - result.real_steps[e]) <= 6, e
     assert strict_json(result)["verified"] is not None
+
+
+def test_a_batch_is_timed_without_all_samples():
+    """A step of a batch does not ask for all of the samples that are said: 10 TB of them here."""
+    settings = Settings(data="wine", samples_per_class=4, steps=4, batch_size=4, relinearize=0)
+    found = forecast(dataclasses.replace(settings, total_samples=10**11))
+    assert found.prediction.hyperparameters["total_samples"] == 10**11
+    assert found.step_time.seconds > 0
