@@ -147,7 +147,7 @@ def predict_training_time(
             rebuilds along the path of the very batches, "auto" along the mean path beside which
             they take their steps. With "recursion" or, for their mean path, "sde"; the others
             follow one kernel, and "auto" asks for no more.
-        tolerance: for relinearize="auto", see `relinearized_recursion`; when None 0.02 up to 150
+        tolerance: for relinearize="auto", see `relinearized_recursion`; when None 0.02 up to 300
             steps, beyond in proportion less.
         sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
             exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim), is estimated
