@@ -78,7 +78,7 @@ def test_what_the_network_says_is_what_dense_jacobians_say(batch_size, decay, sa
     g = loss.gradient(linearised(way), part.targets).ravel()
     want = np.sum((j(weights).T @ g) ** 2) / np.sum((first.T @ g) ** 2)
     assert witness.speed == pytest.approx(float(want), rel=1e-9)  # other sums, float64
-    assert abs(witness.speed - 1) > 0.02
+    assert abs(witness.speed - 1) > 0.05
     real = loss.value(network(weights).reshape(part.start.shape), part.targets)
     predicted = loss.value(linearised(way), part.targets)
     # A millionth of the first loss is added to both, so that two zeros are alike.

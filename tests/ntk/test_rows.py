@@ -19,7 +19,7 @@ def close(found, wanted):
 
 
 @pytest.mark.parametrize("rows", [256, 301, 512, 605])
-@pytest.mark.parametrize("size", [512, 1030, 3100])
+@pytest.mark.parametrize("size", [512, 1024, 1030, 2048, 3100])
 def test_the_upper_half_of_a_symmetric_product(rows, size):
     a = normal(rows + size, (rows, 8), dtype=float)
     a = jnp.tile(a, (1, -(-size // 8)))[:, :size] * jnp.cos(jnp.arange(size))[None]
