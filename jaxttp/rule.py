@@ -160,7 +160,7 @@ def goal_words(threshold: float, kind: str, metric: str = "loss") -> str:
 def step_words(step: int, unsure: int | None, horizon: int | None = None) -> str:
     """A time that is reached, with by how much it may be off.
 
-    Where that is the whole horizon, a curve so far off never gets there.
+    Where that is the whole horizon, of more than one step, a curve so far off never gets there.
 
     Example:
         >>> step_words(80, None), step_words(80, 9, 150), step_words(80, 150, 150)
@@ -168,7 +168,7 @@ def step_words(step: int, unsure: int | None, horizon: int | None = None) -> str
     """
     if unsure is None:
         return str(step)
-    never = horizon is not None and unsure >= horizon
+    never = horizon is not None and unsure >= horizon > 1
     return f"{step} (or never)" if never else f"{step} ± {unsure}"
 
 

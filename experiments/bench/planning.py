@@ -2,11 +2,12 @@
 
     python -m experiments.bench.planning [--preset smoke|cpu|long] [--minutes M] [--store FILE]
 
-On the tuning tasks of `accuracy_tasks` and the fitting half of `trust_tasks`, of whose accuracy
-nothing is reported, every training is run for real and forecast with at most 0, 1, 2, 4, 8 or 16
-kernels after the first, exact or sketched. The tables that it prints are the constants of
-`jaxttp.forecast.planner`: the mean error of a time as a share of it by the number of kernels, what
-a sketch adds to it, and what a kernel costs in ways through the network and in runs of the horizon.
+On the tuning tasks of `accuracy_tasks`, the fitting half of `trust_tasks` and its FINE_TUNED, of
+whose accuracy nothing is reported, every training is run for real and forecast with at most 0, 1,
+2, 4, 8 or 16 kernels after the first, exact or sketched. The tables that it prints are the
+constants of `jaxttp.forecast.planner`: the mean error of a time as a share of it by the number of
+kernels, what a sketch adds to it, and what a kernel costs in ways through the network and in runs
+of the horizon.
 """
 
 import argparse
@@ -23,8 +24,8 @@ from experiments.bench.accuracy import AccuracySettings, Run, plan
 from experiments.bench.accuracy_tasks import TUNING
 from experiments.bench.accuracy_tasks import make as make_tuning
 from experiments.bench.stored import go_on
-from experiments.bench.trust_tasks import FITTING, Job
-from experiments.bench.trust_tasks import make as make_fitting
+from experiments.bench.trust_tasks import FINE_TUNED, FITTING, RECIPES, Job
+from experiments.bench.trust_tasks import make as make_other
 from jaxttp import train
 from jaxttp.crossing import training_time
 from jaxttp.forecast import (
@@ -35,6 +36,7 @@ from jaxttp.forecast import (
     Rule,
     forecast_training,
 )
+from jaxttp.forecast._witness import passes_asked
 from jaxttp.forecast.price import Price
 from jaxttp.ntk import ClassSketched, Exact, Sketched, empirical_ntk
 from jaxttp.ntk.estimators import KernelEstimator
@@ -46,6 +48,8 @@ SLACK = 2
 """Errors of so many steps are of no account."""
 WAYS = ((0.0, None, 0.3), (0.9, None, 0.1), (0.0, 32, 0.2), (0.9, 32, 0.05), (0.0, None, 0.8))
 """How the fitting tasks are trained, in turns: momentum, samples a batch, effective rate."""
+FINE_WAYS = WAYS[:2]
+"""How every one of FINE_TUNED is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,7 @@ class PlanningSettings:
 
     tasks: tuple[str, ...] = tuple(TUNING)
     fitting: tuple[str, ...] = tuple(FITTING)
+    fine_tuned: tuple[str, ...] = tuple(FINE_TUNED)
     runs: int = 3
     steps: int = 150
     kernels: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
@@ -66,6 +71,7 @@ PRESETS = {
     "smoke": PlanningSettings(
         tasks=("moons, MLP",),
         fitting=(),
+        fine_tuned=(),
         runs=1,
         steps=20,
         kernels=(0, 1),
@@ -81,16 +87,20 @@ PRESETS = {
 def runs_of(settings: PlanningSettings) -> list[Run]:
     """The trainings, the tuning tasks' first."""
     tuning = AccuracySettings(tasks=settings.tasks, runs=settings.runs, steps=settings.steps)
-    return plan(tuning) + [
+    fitting = [
         Run(task, i, 1.0, *WAYS[(place + i) % len(WAYS)])
         for place, task in enumerate(settings.fitting)
         for i in range(settings.runs)
     ]
+    fine_tuned = [
+        Run(task, i, 1.0, *way) for task in settings.fine_tuned for i, way in enumerate(FINE_WAYS)
+    ]
+    return plan(tuning) + fitting + fine_tuned
 
 
 def _job(run: Run) -> Job:
-    if run.task in FITTING:
-        return make_fitting(run.task, run.seed)
+    if run.task in RECIPES:
+        return make_other(run.task, run.seed)
     return Job(*make_tuning(run.task, run.seed, run.head_scale), "cross_entropy")
 
 
@@ -141,7 +151,9 @@ def _forecast(
     )
     price = Price.of(problem, descent, estimator)
     kernels = guess.cost.kernels
-    passes = guess.cost.gradient_evaluations - kernels * estimator.passes(problem)
+    passes = passes_asked(len(job.x))  # a part of one, which the cost rounds
+    if most:
+        passes = guess.cost.gradient_evaluations - kernels * estimator.passes(problem)
     products = guess.cost.operations - price.forecast(kernels, passes, 0)
     return {
         "most": most,
@@ -218,7 +230,7 @@ def main() -> None:
     store = arguments.store or Path(f"planning-{arguments.preset}.jsonl")
     jobs = ((run.name, functools.partial(measure, run, settings)) for run in runs_of(settings))
     rows = go_on(store, jobs, arguments.minutes)
-    for words, part in (("tuning", TUNING), ("fitting", FITTING)):
+    for words, part in (("tuning", TUNING), ("fitting", FITTING), ("fine-tuned", FINE_TUNED)):
         some = [row for row in rows if row["name"].split("/")[0] in part]
         if some:
             print(f"\n{words}: {tables(some)}")

@@ -3,7 +3,8 @@
 Networks that were trained on something are fine-tuned on something else: convolutions with
 BatchNorm, an MLP, tokens under attention, the shipped ResNet; and a few start at random weights.
 None is among the tasks of `accuracy_tasks.REPORTED` or TUNING. A task is split by nothing but its
-name: constants are chosen on FITTING alone.
+name: constants are chosen on FITTING alone. FINE_TUNED are for plans alone (`planning`): residual
+networks with other images, as large as those that people fine-tune.
 """
 
 import functools
@@ -23,7 +24,14 @@ from jaxttp import Model, from_nnx
 from jaxttp._quick import quick
 from jaxttp.data import load_dataset
 from jaxttp.losses import get_loss
-from jaxttp.models import MLP, Transformer, fresh_head, load_pretrained
+from jaxttp.models import (
+    MLP,
+    Transformer,
+    calibrate_batch_norm,
+    fresh_head,
+    load_pretrained,
+    make_model,
+)
 
 PRETRAINING = {"steps": 200, "batch": 64, "rate": 3e-3}
 WORDS = 6
@@ -168,6 +176,14 @@ def changed(x: np.ndarray, change: str) -> np.ndarray:
 
 
 @functools.cache
+def coloured(classes: tuple[int, ...], change: str = "") -> Samples:
+    """The same enlarged to 16x16 pixels in three colours, for networks of photographs."""
+    small = digits(classes, change)
+    x = np.asarray(jax.image.resize(small.x, (len(small.x), 16, 16, 1), "bilinear"))
+    return Samples(np.repeat(x, 3, axis=-1), small.y)
+
+
+@functools.cache
 def stripes(classes: int = 4) -> Samples:
     """Waves over 8x8 pixels, told apart by their direction."""
     rng, count = np.random.default_rng(2), 600
@@ -233,6 +249,16 @@ def _reader(width: int, depth: int, seed: int) -> Callable:
     return lambda: pretrained(Reader(width, depth, nnx.Rngs(3)), sentences(seed))
 
 
+def _residual(model: str, before: tuple[int, ...], rate: float) -> Callable:
+    def network() -> nnx.Module:
+        known = coloured(before)
+        fresh = make_model(model, len(before), image_size=16, rngs=nnx.Rngs(1))
+        fresh = calibrate_batch_norm(fresh, known.x[:150])
+        return pretrained(fresh, known, steps=120, rate=rate)
+
+    return network
+
+
 LOW, HIGH = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 part = functools.partial
 
@@ -284,18 +310,35 @@ HELD_OUT: dict[str, Recipe] = {
 }  # fmt: skip
 """What they are tested on."""
 
+FINE_TUNED: dict[str, Recipe] = {
+    "shipped ResNet, inverted even digits": Recipe(
+        load_pretrained, part(digits, (0, 2, 4, 6, 8), "inverted"), 150
+    ),
+    "shipped ResNet, turned digits 3-7": Recipe(
+        load_pretrained, part(digits, (3, 4, 5, 6, 7), "turned"), 150
+    ),
+    "ResNet20, digits 5-9 to inverted 0-4": Recipe(
+        _residual("resnet20", HIGH, 3e-3), part(coloured, LOW, "inverted"), 120
+    ),
+    "ResNet-18, odd digits to even": Recipe(
+        _residual("resnet18", (1, 3, 5, 7, 9), 1e-3), part(coloured, (0, 2, 4, 6, 8)), 100
+    ),
+}
+"""What plans' constants are measured on, too; digits, but none of the tasks that are reported."""
+RECIPES = FITTING | HELD_OUT | FINE_TUNED
+
 
 @functools.cache
 def _start(name: str) -> tuple[nnx.Module, Any]:
     """The network before training, and one function for all its weights: it is compiled once."""
-    recipe = (FITTING | HELD_OUT)[name]
+    recipe = RECIPES[name]
     network = recipe.network()
     return network, from_nnx(network).apply_fn
 
 
 def make(name: str, seed: int) -> Job:
     """The task of that name; `seed` draws the samples and the weights of a fresh head."""
-    recipe = (FITTING | HELD_OUT)[name]
+    recipe = RECIPES[name]
     network, apply_fn = _start(name)
     data, rng = recipe.data(), np.random.default_rng(100 + seed)
     some = np.sort(rng.choice(len(data.x), recipe.samples, replace=False))

@@ -21,8 +21,8 @@ from jaxttp.ntk.factored import Kernel
 Network = Callable[[Params, Any], Array]
 POINTS = 64
 """Points on a way that are looked at."""
-SHARE, LEAST = 4, 32
-"""The network is asked about a fourth of the samples, and about so many where there are."""
+SHARE, LEAST = 5, 32
+"""The network is asked about a fifth of the samples, and about so many where there are."""
 
 
 class Subset(NamedTuple):
@@ -65,7 +65,7 @@ def sampled(samples: int) -> int:
 
     Example:
         >>> sampled(20), sampled(100), sampled(1000)
-        (20, 32, 250)
+        (20, 32, 200)
     """
     return max(min(samples, LEAST), samples // SHARE)
 

@@ -65,7 +65,7 @@ def passes_asked(samples: int) -> float:
 
     Example:
         >>> passes_asked(20), passes_asked(1000)
-        (2.0, 0.5)
+        (2.0, 0.4)
     """
     return WAYS * sampled(samples) / samples
 

@@ -119,9 +119,9 @@ class ForecastPlan:
             words += "; training itself costs less"
         elif self.needed > self.budget:
             words += (
-                f"; times within a tenth take {share_of(self.needed, self.training)} the training"
+                f"; times within a tenth take {share_of(self.needed, self.training)} the training, "
             )
-            words += "" if self.pays else ", so that none pays"
+            words += "for which this budget does not pay" if self.pays else "so that none pays"
         return words + (f"; twice the budget buys a truer one, {self.more}" if self.more else "")
 
 

@@ -223,7 +223,8 @@ def test_a_plan_is_plain_words():
     assert "so that none pays" in str(fewer)
     paying = dataclasses.replace(fewer, needed=0.5 * plan.training, budget=plan.training / 4)
     assert paying.pays
-    assert "times within a tenth take 1/2 of the training;" in str(paying)
+    found = "times within a tenth take 1/2 of the training, for which this budget does not pay;"
+    assert found in str(paying)
     assert "within a tenth" not in str(dataclasses.replace(paying, budget=plan.training))
 
 

@@ -25,6 +25,7 @@ from jaxttp.forecast import (
 from jaxttp.forecast.doubt import Doubt
 from jaxttp.forecast.paths import Path
 from jaxttp.forecast.paths.base import Draws
+from jaxttp.rule import step_words
 from tests.draws import normal, split
 
 KEYS = split(11, 4)
@@ -292,6 +293,14 @@ def test_a_time_that_may_never_come_is_said_so():
     assert f"step {at} ± 3" in str(unsure)
     assert cells(at, 0.1, found.horizon, horizon=found.horizon)[0] == f"{at} (or never)"
     assert cells(at, 0.1, 3, horizon=found.horizon)[0] == f"{at} ± 3"
+
+
+def test_a_single_step_is_no_doubt():
+    """A time is off by a step at least, which is all of a horizon of one."""
+    assert step_words(1, 1, 1) == "1 ± 1"
+    assert step_words(1, 2, 2) == "1 (or never)"
+    found = predict_training_time(network, W, X, Y, learning_rate=0.1, steps=1, relinearize=1)
+    assert "never" not in str(found)
 
 
 def test_what_is_out_of_reach_says_what_to_try():
