@@ -25,7 +25,7 @@ from jaxttp.ntk._rows import Product
 
 PIECE = 1 << 22
 """Numbers of a piece of the gradients."""
-_EVEN = 16  # a wider piece is a multiple of so many numbers
+_EVEN = 16  # a wider piece is a multiple of so many numbers, where the layer's length is not one
 
 
 class Outer(NamedTuple):
@@ -66,19 +66,28 @@ def product_of_outer(
     k, (_, classes, o, _) = first.inputs.shape[-1], first.cotangents.shape
     samples = max(len(one.inputs) for one in (first, second) if one is not None)
     length, rest = max(k, o), min(k, o)
-    width = min(length, max(1, piece // (samples * classes * rest)))
-    if _EVEN < width < length:
-        width -= width % _EVEN
+    width = _width(length, max(1, piece // (samples * classes * rest)))
     options: dict[str, Any] = {"product": product, "dtype": jnp.dtype(dtype).name}
-    total = None
+    piece_of = functools.partial(_piece, width=1, **options)
+    total = jnp.zeros(jax.eval_shape(piece_of, first, second, 0).shape, dtype)
     for low in range(0, length, width):
         size = min(width, length - low)
-        if total is None:
-            total = _begin(first, second, low, width=size, **options)
-        else:
-            total = _go_on(total, first, second, low, width=size, **options)
-    assert total is not None
+        total = _go_on(total, first, second, low, width=size, **options)
     return total
+
+
+def _width(length: int, most: int) -> int:
+    """How many of a layer's columns are formed at a time: pieces of one width share a program.
+
+    Example:
+        >>> _width(1152, 54), _width(147, 109), _width(147, 500), _width(97, 50)
+        (48, 49, 147, 48)
+    """
+    if most >= length:
+        return length
+    even = max(most - most % _EVEN, min(most, _EVEN))
+    whole = [width for width in range(most, most // 3, -1) if length % width == 0]
+    return whole[0] if whole and length % even else even
 
 
 def _formed(pair: Outer, low: Array, width: int) -> Array:
@@ -102,7 +111,6 @@ def _piece(
 
 
 _STATIC = ("width", "product", "dtype")
-_begin = jit(_piece, static_argnames=_STATIC)
 
 
 @functools.partial(jit, static_argnames=_STATIC, donate_argnums=0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxttp.ntk import _memory, empirical_ntk, ntk_plan
-from jaxttp.ntk._late import Outer, product_of_outer
+from jaxttp.ntk._late import Outer, _width, product_of_outer
 from jaxttp.ntk._memory import Blocks
 from jaxttp.ntk.layerwise import PRODUCTS
 from tests import oracles
@@ -113,6 +113,16 @@ def test_pieces_of_any_size_are_the_same_sum(piece, k, o, output):
     close(got, np.einsum(shapes[output], one, two))
     got = product_of_outer(pairs[0], None, product, "float64", piece)
     close(got, np.einsum(shapes[output], one, one))
+
+
+def test_pieces_are_nearly_as_wide_as_they_may_be_and_mostly_of_one_width():
+    """Of one width where it divides the length, so that they share a program."""
+    for length in range(1, 301):
+        for most in range(1, 201):
+            width = _width(length, most)
+            assert min(length, most) / 3 < width <= min(length, most)
+            assert width % 16 == 0 or length % width == 0 or most < 16
+    assert [576 % _width(576, most) for most in (50, 100, 200)] == [0, 0, 0]
 
 
 def test_they_wait_where_a_transformer_would_not_fit_into_one_piece():
