@@ -5,6 +5,15 @@
 It is a loop over groups b, positions s and some positions t. Of a batch with itself the pairs
 (s, t) and (t, s) give transposed parts, so that half of the loop does, and its transpose.
 
+With several outputs and many positions it is summed in another order, sample after sample j:
+
+    sum_{s,o} g_i^c[s,o] (sum_t <x_i[s], x_j[t]> g_j^d[t,o])
+
+are C s^2 o + C^2 s o operations for C^2 s^2 o, and rows i of a block that stays in a CPU's caches.
+Of a batch with itself a block needs no samples before its own. (3 x 3 convolutions of 150 samples
+on two cores: of 256 channels on 4 x 4 pixels with 4 outputs 0.15 s for 0.24, with 9 outputs 0.43
+for 1.0; of 16 on 8 x 8 pixels with 9 outputs 0.4 for 5 s.)
+
 A convolution's x are patches, and <patch s, patch t> is the sum over the taps of products of the
 pixels under them. Where there are fewer pairs of pixels than of taps under pairs of patches, each
 product of two pixels is computed once: patches of 3 x 3 take a ninth of the multiplications.
@@ -22,6 +31,9 @@ from jaxttp.ntk._rows import rows_product
 
 _TURN, _OWN_TURN = 1 << 21, 1 << 16
 """Numbers that a turn of the loop makes at most, and of a loop over half of the pairs."""
+ROWS = 16
+"""Samples of a block of rows where they come sample after sample; more where no cache is small."""
+_MANY_ROWS, _MANY_POSITIONS = 128, 16
 _LEAST = 2
 """Positions that a turn may take in any case; with pixels it is one, more are compiled badly."""
 
@@ -50,6 +62,17 @@ def turns_of(positions: int, entries: int, *, is_own: bool, with_pixels: bool) -
     return positions // max(t for t in range(1, positions + 1) if positions % t == 0 and t <= most)
 
 
+def goes_by_rows(positions: int, classes: int, output: str) -> bool:
+    """Whether samples come one after the other, against blocks of rows.
+
+    Args:
+        positions: of each sample.
+        classes: C.
+        output: "full", "trace" or "diagonal".
+    """
+    return output == "full" and classes > 1 and positions >= _MANY_POSITIONS
+
+
 def sum_over_pairs(
     x1: Array,
     g1: Array,
@@ -76,6 +99,8 @@ def sum_over_pairs(
     (n, classes, groups, positions), m = g1.shape[:4], len(g1 if g2 is None else g2)
     is_own = g2 is None
     x2, g2 = (one if two is None else two for one, two in ((x1, x2), (g1, g2)))
+    if goes_by_rows(positions, classes, output):
+        return _by_rows(x1, g1, x2, g2, dtype, windows, is_own=is_own)
     entries = n * m * {"full": classes**2, "diagonal": classes, "trace": 1}[output]
     turns = turns_of(positions, entries, is_own=is_own, with_pixels=windows is not None)
     turn = positions // turns
@@ -132,6 +157,72 @@ def _alike_pixels(x1: Array, x2: Array, dtype: Any, windows: np.ndarray) -> Any:
         return functools.reduce(jnp.add, [products[b, one, two] for one, two in pairs])[:, None]
 
     return find
+
+
+def _by_rows(
+    x1: Array, g1: Array, x2: Array, g2: Array, dtype: Any, windows: np.ndarray | None, *,
+    is_own: bool,
+) -> Array:  # fmt: skip
+    """`sum_over_pairs` of all outputs, sample after sample; by its own upper half of a batch."""
+    (n, classes, groups, positions), m = g1.shape[:4], len(g2)
+    blocks = -(-n // (ROWS if jax.default_backend() == "cpu" else _MANY_ROWS))
+    rows = -(-n // blocks)
+
+    def in_blocks(x: Array) -> Array:  # (groups, blocks, rows, ...)
+        whole = jnp.pad(x, [(0, blocks * rows - n)] + [(0, 0)] * (x.ndim - 1))
+        return jnp.moveaxis(whole.reshape(blocks, rows, *x.shape[1:]), 2, 0)
+
+    gs = in_blocks(jnp.moveaxis(g1, 2, 1).reshape(n, groups, classes, -1))
+    xs, x2, g2 = in_blocks(x1), jnp.moveaxis(x2, 1, 0), jnp.moveaxis(g2, 2, 0)
+    find = _alike_in_turn(dtype, windows)
+
+    def block(index: Array, total: Array) -> Array:
+        b, i = index // blocks, index % blocks
+        x, g = xs[b, i], gs[b, i]
+
+        def column(j: Array, total: Array) -> Array:
+            a = find(x, x2[b, j]).reshape(rows * positions, positions)
+            parts = []
+            for d in range(classes):
+                near = jax.lax.dot(a, g2[b, j, d].astype(dtype)).reshape(rows, -1)
+                parts.append(jnp.einsum("nck,nk->nc", g, near, preferred_element_type=dtype))
+            return total.at[i, :, :, j].add(jnp.stack(parts, -1))
+
+        def wanted(j: Array, total: Array) -> Array:
+            return jax.lax.cond(j >= i * rows, column, lambda j, total: total, j, total)
+
+        return jax.lax.fori_loop(0, m, wanted if is_own else column, total)
+
+    nothing = jnp.zeros((blocks, rows, classes, m, classes), dtype)
+    found = jax.lax.fori_loop(0, groups * blocks, block, nothing)
+    found = found.reshape(-1, classes, m, classes)[:n]
+    if not is_own:
+        return found
+    flat = found.reshape(n * classes, n * classes)
+    return (jnp.triu(flat) + jnp.triu(flat, 1).T).reshape(found.shape)
+
+
+def _alike_in_turn(dtype: Any, windows: np.ndarray | None) -> Any:
+    """(x of some rows, x of one sample) -> <x_i[s], x_j[t]> (rows, positions, positions)."""
+    if windows is None:
+
+        def patches(x: Array, other: Array) -> Array:
+            if jnp.issubdtype(x.dtype, jnp.integer):
+                return (x[:, :, None] == other[None, None]).astype(dtype)
+            one, two = x.reshape(-1, *x.shape[2:]), other
+            return rows_product(one.reshape(len(one), -1), two.reshape(len(two), -1), dtype)
+
+        return patches
+    under = windows.astype(np.int32)
+
+    def pixels(x: Array, other: Array) -> Array:
+        products = rows_product(x.reshape(-1, x.shape[-1]), other, dtype)
+        products = products.reshape(len(x), x.shape[1], -1)
+        products = jnp.pad(products, ((0, 0), (0, 1), (0, 1)))  # none: zero
+        taps = (products[:, tap][:, :, tap] for tap in under.T)
+        return functools.reduce(jnp.add, taps)
+
+    return pixels
 
 
 def _multiply(g1: Array, g2: Array, turn: int, output: str, dtype: Any) -> Any:

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxttp import empirical_ntk
 from jaxttp.ntk import _pairs
-from jaxttp.ntk._pairs import sum_over_pairs, turns_of
+from jaxttp.ntk._pairs import goes_by_rows, sum_over_pairs, turns_of
 from jaxttp.ntk._program import trace
 from jaxttp.ntk._sites import by_pixels, find_sites
 from tests.draws import normal, split
@@ -53,6 +53,63 @@ def test_all_pairs_of_positions(output, numbers, monkeypatch):
     assert np.array_equal(own, own.transpose(turned))  # not only to rounding
 
 
+@pytest.fixture(params=[2, 16])
+def by_rows(request, monkeypatch):
+    """However few the positions are, in blocks of so many rows."""
+    monkeypatch.setattr(_pairs, "_MANY_POSITIONS", 1)
+    monkeypatch.setattr(_pairs, "ROWS", request.param)
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 2), (5, 7), (17, 4)])
+def test_sample_after_sample(n, m, by_rows):
+    """Blocks that do not divide the samples; two groups."""
+    x1, g1, x2, g2 = features(n, m, 3, 2, 4, 5, 2)
+    close(
+        sum_over_pairs(x1, g1, x2, g2, "full", "float64"),
+        jnp.einsum(ORACLES["full"], x1, x2, g1, g2),
+    )
+    own = sum_over_pairs(x1, g1, None, None, "full", "float64")
+    close(own, jnp.einsum(ORACLES["full"], x1, x1, g1, g1))
+    assert np.array_equal(own, own.transpose(2, 3, 0, 1))
+
+
+def test_tokens_sample_after_sample(by_rows):
+    """Of an embedding: positions are alike where they hold the same token."""
+    (_, g1, _, g2), tokens = features(5, 3, 2, 1, 4, 1, 2), np.random.default_rng(0)
+    x1, x2 = (jnp.asarray(tokens.integers(0, 3, (n, 1, 4))) for n in (5, 3))
+    hot = [jax.nn.one_hot(x, 3, dtype=jnp.float64) for x in (x1, x2)]
+    found = sum_over_pairs(x1, g1, x2, g2, "full", "float64")
+    close(found, jnp.einsum(ORACLES["full"], *hot, g1, g2))
+
+
+def test_it_goes_by_rows_where_positions_and_outputs_are_many():
+    assert goes_by_rows(16, 2, "full")
+    assert not goes_by_rows(9, 9, "full")
+    assert not goes_by_rows(64, 1, "full")
+    assert not goes_by_rows(64, 5, "trace")
+
+
+def test_sample_after_sample_under_grad_vmap_and_in_single_precision(by_rows):
+    x1, g1, x2, g2 = features(3, 2, 2, 1, 4, 3, 2)
+    weight = normal(9, (3, 2, 3, 2))
+
+    def value(way, x, g):
+        return jnp.sum(weight * way(x, g))
+
+    def ours(x, g):
+        return sum_over_pairs(x, g, None, None, "full", "float64")
+
+    def plain(x, g):
+        return jnp.einsum(ORACLES["full"], x, x, g, g)
+
+    found, wanted = (jax.grad(functools.partial(value, f), (0, 1))(x1, g1) for f in (ours, plain))
+    jax.tree.map(close, found, wanted)
+    several = [jnp.stack([a, 2 * a]) for a in (x1, g1)]
+    close(jax.vmap(ours)(*several), jax.vmap(plain)(*several))
+    halves = [a.astype(jnp.float32) for a in (x1, g1, x2, g2)]
+    assert sum_over_pairs(*halves, "full", "float64").dtype == jnp.float64
+
+
 def test_half_of_the_pairs_is_enough_of_a_batch_with_itself():
     assert turns_of(16, 10**6, is_own=True, with_pixels=False) == 8
     assert turns_of(16, 10**6, is_own=True, with_pixels=True) == 16
@@ -68,10 +125,14 @@ GEOMETRIES = st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("least", [1, 16])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(GEOMETRIES)
-def test_patches_are_sums_of_pixels(geometry):
-    """Of any convolution: sizes, taps, strides, dilations, margins, groups."""
+def test_patches_are_sums_of_pixels(least, monkeypatch, geometry):
+    """Of any convolution: sizes, taps, strides, dilations, margins, groups; in both orders."""
+    monkeypatch.setattr(_pairs, "_MANY_POSITIONS", least)
     size, taps, stride, dilation, gaps, low, high, groups = geometry
     axes = len(size)
     names = "HW"[:axes]
