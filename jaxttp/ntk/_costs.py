@@ -11,7 +11,7 @@ import dataclasses
 import math
 
 from jaxttp._quick.steps import ProgramStep
-from jaxttp.ntk._pairs import ROWS, goes_by_rows, turns_of
+from jaxttp.ntk._pairs import goes_by_rows, rows_at_once, turns_of
 from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._rows import is_halved, share_of_half
 from jaxttp.ntk._sites import Site, by_pixels
@@ -133,7 +133,8 @@ def _activation_cost(work: Workload, site: Site) -> float:
 
 def _by_rows_cost(work: Workload, site: Site) -> float:
     """Of all outputs, sample after sample against blocks of rows."""
-    share = 0.5 * (1 + min(ROWS / work.n1, 1.0)) if work.symmetric else 1.0
+    rows = rows_at_once(work.n1, site.positions, site.fan_out)
+    share = 0.5 * (1 + rows / work.n1) if work.symmetric else 1.0
     similarity = 2.0 * site.positions**2 * (1 if site.kind == "embedding" else site.fan_in)
     if by_pixels(site) and site.windows is not None:  # of pixels, and their sums over taps
         taps = site.windows.shape[1]

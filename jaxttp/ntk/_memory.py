@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from jaxttp.ntk._costs import ONE_PIECE_BYTES, Workload, outer_size
 from jaxttp.ntk._late import PIECE
+from jaxttp.ntk._pairs import goes_by_rows
 from jaxttp.ntk._sites import by_pixels
 
 _HEADROOM = 1.35
@@ -38,7 +39,7 @@ class Memory:
 
     Of the features those in activation form are `copied` when tiles are made of them, and of those
     whose gradients wait one layer's at a time (`turned`). Products of the `pixels` of a convolution
-    count for each pair of samples.
+    count for each pair of samples, unless they come sample after sample.
     """
 
     work: Workload
@@ -73,7 +74,7 @@ class Memory:
             if form == "activation":
                 site = sites[leaf]
                 copied += site.compared_size + c * site.cotangent_size
-                if by_pixels(site):
+                if by_pixels(site) and not goes_by_rows(site.positions, c, work.output):
                     pixels = max(pixels, site.groups * (site.n_pixels + 1) ** 2)
             if form == "late gradient":
                 waiting += outer_size(work, sites[leaf])

@@ -31,9 +31,10 @@ from jaxttp.ntk._rows import rows_product
 
 _TURN, _OWN_TURN = 1 << 21, 1 << 16
 """Numbers that a turn of the loop makes at most, and of a loop over half of the pairs."""
-ROWS = 16
-"""Samples of a block of rows where they come sample after sample; more where no cache is small."""
-_MANY_ROWS, _MANY_POSITIONS = 128, 16
+_ROWS, _MANY_ROWS, _BLOCK = 16, 128, 1 << 22
+"""Samples of a block of rows where they come sample after sample, more where caches are not what
+counts, and the numbers that it makes of another sample at most."""
+_MANY_POSITIONS = 16
 _LEAST = 2
 """Positions that a turn may take in any case; with pixels it is one, more are compiled badly."""
 
@@ -71,6 +72,23 @@ def goes_by_rows(positions: int, classes: int, output: str) -> bool:
         output: "full", "trace" or "diagonal".
     """
     return output == "full" and classes > 1 and positions >= _MANY_POSITIONS
+
+
+def rows_at_once(samples: int, positions: int, fan_out: int, most: int = 0) -> int:
+    """Samples of a block of rows, the last of which may be filled up.
+
+    Args:
+        samples: of all rows.
+        positions: of each.
+        fan_out: numbers of a cotangent at each.
+        most: no more; those of a CPU for 0.
+
+    Example:
+        >>> rows_at_once(150, 16, 256), rows_at_once(10, 16, 256), rows_at_once(150, 1024, 3072)
+        (15, 10, 1)
+    """
+    fitting = max(1, _BLOCK // (positions * max(positions, fan_out)))
+    return -(-samples // -(-samples // min(most or _ROWS, fitting)))
 
 
 def sum_over_pairs(
@@ -163,10 +181,11 @@ def _by_rows(
     x1: Array, g1: Array, x2: Array, g2: Array, dtype: Any, windows: np.ndarray | None, *,
     is_own: bool,
 ) -> Array:  # fmt: skip
-    """`sum_over_pairs` of all outputs, sample after sample; by its own upper half of a batch."""
+    """`sum_over_pairs` of all outputs, sample after sample."""
     (n, classes, groups, positions), m = g1.shape[:4], len(g2)
-    blocks = -(-n // (ROWS if jax.default_backend() == "cpu" else _MANY_ROWS))
-    rows = -(-n // blocks)
+    most = _ROWS if jax.default_backend() == "cpu" else _MANY_ROWS
+    rows = rows_at_once(n, positions, g1.shape[-1], most)
+    blocks = -(-n // rows)
 
     def in_blocks(x: Array) -> Array:  # (groups, blocks, rows, ...)
         whole = jnp.pad(x, [(0, blocks * rows - n)] + [(0, 0)] * (x.ndim - 1))
@@ -209,8 +228,8 @@ def _alike_in_turn(dtype: Any, windows: np.ndarray | None) -> Any:
         def patches(x: Array, other: Array) -> Array:
             if jnp.issubdtype(x.dtype, jnp.integer):
                 return (x[:, :, None] == other[None, None]).astype(dtype)
-            one, two = x.reshape(-1, *x.shape[2:]), other
-            return rows_product(one.reshape(len(one), -1), two.reshape(len(two), -1), dtype)
+            one, two = x.reshape(x.shape[0] * x.shape[1], -1), other.reshape(len(other), -1)
+            return rows_product(one, two, dtype)
 
         return patches
     under = windows.astype(np.int32)

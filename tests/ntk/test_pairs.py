@@ -57,7 +57,7 @@ def test_all_pairs_of_positions(output, numbers, monkeypatch):
 def by_rows(request, monkeypatch):
     """However few the positions are, in blocks of so many rows."""
     monkeypatch.setattr(_pairs, "_MANY_POSITIONS", 1)
-    monkeypatch.setattr(_pairs, "ROWS", request.param)
+    monkeypatch.setattr(_pairs, "_ROWS", request.param)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 2), (5, 7), (17, 4)])
