@@ -14,7 +14,7 @@ import optax
 from flax import nnx
 
 from experiments.bench.accuracy_tasks import Job
-from experiments.bench.trust_tasks import Samples, pretrained
+from experiments.bench.trust_tasks import Samples, enlarged, pretrained
 from jaxttp import from_nnx, predict_training_time
 from jaxttp.data import load_dataset, select
 from jaxttp.losses import cross_entropy
@@ -93,11 +93,7 @@ WAYS = {
 def images(name: str, classes: tuple[int, ...], per_class: int | None, pixels: int) -> Samples:
     """Some of a data set, drawn once for all; digits in three colours where they are enlarged."""
     data = select(load_dataset(name), classes=classes, per_class=per_class, key=jax.random.key(17))
-    x = np.asarray(data.x, np.float32)
-    if pixels != x.shape[1]:
-        x = np.asarray(jax.image.resize(x, (len(x), pixels, pixels, x.shape[3]), "bilinear"))
-    if pixels != 8 and x.shape[3] == 1:
-        x = np.repeat(x, 3, axis=-1)
+    x = enlarged(np.asarray(data.x, np.float32), pixels)
     return Samples(x, np.asarray(data.y, np.int32))
 
 

@@ -179,8 +179,16 @@ def changed(x: np.ndarray, change: str) -> np.ndarray:
 def coloured(classes: tuple[int, ...], change: str = "") -> Samples:
     """The same enlarged to 16x16 pixels in three colours, for networks of photographs."""
     small = digits(classes, change)
-    x = np.asarray(jax.image.resize(small.x, (len(small.x), 16, 16, 1), "bilinear"))
-    return Samples(np.repeat(x, 3, axis=-1), small.y)
+    return Samples(enlarged(small.x, 16), small.y)
+
+
+def enlarged(x: np.ndarray, pixels: int) -> np.ndarray:
+    """Images of so many pixels a side; gray ones in three colours, unless they are to have 8."""
+    if pixels != x.shape[1]:
+        x = np.asarray(jax.image.resize(x, (len(x), pixels, pixels, x.shape[3]), "bilinear"))
+    if pixels != 8 and x.shape[3] == 1:
+        x = np.repeat(x, 3, axis=-1)
+    return x
 
 
 @functools.cache

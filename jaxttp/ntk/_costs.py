@@ -3,8 +3,9 @@
 The cost model counts floating-point operations; an elementwise pass over a kernel-sized array
 counts as `_PASS` operations an entry, because memory sets its pace (measured on a CPU: an entry of
 a fused multiply-add over a large array takes as long as about 32 operations of a matrix product).
-Products of small matrices count `_SMALL` times: of all that a sample has to do with a block of rows
-(ResNet-18 at 64 px on two cores: 5 % faster than by large ones, where a third less is to be done).
+Products of small matrices, of a sample with a block of rows, count `_SMALL` times: they run at a
+lower rate. Counted once, layers would come so that take longer than by their gradients (3 x 3
+convolutions of ResNet-18 on 8 x 8 pixels; `experiments/bench/RESULTS.md`).
 """
 
 import dataclasses

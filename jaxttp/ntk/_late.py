@@ -68,8 +68,7 @@ def product_of_outer(
     length, rest = max(k, o), min(k, o)
     width = _width(length, max(1, piece // (samples * classes * rest)))
     options: dict[str, Any] = {"product": product, "dtype": jnp.dtype(dtype).name}
-    piece_of = functools.partial(_piece, width=1, **options)
-    total = jnp.zeros(jax.eval_shape(piece_of, first, second, 0).shape, dtype)
+    total = jnp.zeros(jax.eval_shape(_column(**options), first, second, 0).shape, dtype)
     for low in range(0, length, width):
         size = min(width, length - low)
         total = _go_on(total, first, second, low, width=size, **options)
@@ -108,6 +107,12 @@ def _piece(
     one = _formed(first, low, width)
     two = None if second is None else _formed(second, low, width)
     return product(one, two, jnp.dtype(dtype))
+
+
+@functools.lru_cache(maxsize=64)
+def _column(product: Product, dtype: str) -> Any:
+    """A piece of one column, the same object every time: what it is traced to is kept by it."""
+    return functools.partial(_piece, width=1, product=product, dtype=dtype)
 
 
 _STATIC = ("width", "product", "dtype")

@@ -105,6 +105,11 @@ def _upper_half(a: Array, dtype: Any) -> Array:
     return whole
 
 
+def mirrored(kernel: Array) -> Array:
+    """The upper half of square matrices (..., n, n) copied onto the lower one."""
+    return jnp.triu(kernel) + jnp.triu(kernel, 1).swapaxes(-1, -2)
+
+
 def _by_slices(add: Callable[..., Any], total: Any, size: int, width: int) -> Any:
     """Add slice after slice, the rest first."""
     turns = size // width

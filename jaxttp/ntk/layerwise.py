@@ -28,7 +28,7 @@ from jaxtyping import Array
 from jaxttp.ntk._late import Outer
 from jaxttp.ntk._pairs import similarity, sum_over_pairs
 from jaxttp.ntk._program import NetworkProgram
-from jaxttp.ntk._rows import PRODUCTS
+from jaxttp.ntk._rows import PRODUCTS, mirrored
 from jaxttp.ntk._sites import Site, by_pixels
 
 JOIN_BELOW = 1 << 14
@@ -199,10 +199,10 @@ def mirror(kernel: Array, output: str) -> Array:
     if output == "full":
         n, classes = kernel.shape[:2]
         flat = kernel.reshape(n * classes, n * classes)
-        return (jnp.triu(flat) + jnp.triu(flat, 1).T).reshape(kernel.shape)
+        return mirrored(flat).reshape(kernel.shape)
     if output == "diagonal":
         return jnp.moveaxis(mirror(jnp.moveaxis(kernel, 2, 0), "trace"), 0, 2)
-    return jnp.triu(kernel) + jnp.triu(kernel, 1).swapaxes(-1, -2)
+    return mirrored(kernel)
 
 
 def transposed(kernel: Array, output: str) -> Array:

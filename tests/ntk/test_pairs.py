@@ -127,7 +127,7 @@ GEOMETRIES = st.tuples(
 @pytest.mark.slow
 @pytest.mark.parametrize("least", [1, 16])
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(GEOMETRIES)
 def test_patches_are_sums_of_pixels(least, monkeypatch, geometry):
