@@ -1,24 +1,24 @@
-"""Programs are dropped before Linux lets the process map no more memory.
+"""Compiled functions of jaxttp are dropped before Linux lets the process map no more memory.
 
-JAX keeps every program that it compiles, one for each shape, and on a CPU a program maps some
-twenty pieces of memory. Linux allows a process 65,530 of them: after some hundred forecasts of new
-shapes the next compilation would end the process.
+JAX keeps every function that it compiles, one for each shape, and on a CPU a compiled function maps
+some twenty pieces of memory. Linux allows a process 65,530 of them: after some hundred forecasts of
+new shapes the next compilation would end the process. What the user compiled is left alone.
 """
 
 import ctypes
 import gc
 from pathlib import Path
 
-import jax
+from jaxttp._jit import drop_programs
 
 SHARE = 0.4
-"""Of the pieces that are allowed; beyond it all compiled programs are dropped, which took some five
-GiB by then."""
+"""Of the pieces that are allowed; beyond it all compiled functions of jaxttp are dropped, which
+took some five GiB by then."""
 ALLOWED, USED = Path("/proc/sys/vm/max_map_count"), Path("/proc/self/maps")
 
 
 def bound_programs() -> bool:
-    """Drop all compiled programs where they map too much; what is needed again is compiled again.
+    """Drop what jaxttp compiled where it maps too much; what is needed again is compiled again.
 
     Returns:
         Whether they were dropped; never where there is no such limit.
@@ -35,7 +35,7 @@ def bound_programs() -> bool:
         return False
     if used <= SHARE * allowed:
         return False
-    jax.clear_caches()
+    drop_programs()
     give_back()
     return True
 

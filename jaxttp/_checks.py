@@ -279,12 +279,13 @@ def check_integers(name: str, values: Any, *, at_least: int = 1) -> tuple[int, .
 
 
 def check_floating(name: str, tree: Any) -> None:
-    """Raise `ValueError` where an array of a pytree that is trained is not floating-point."""
+    """Raise `ValueError` where a leaf of a pytree that is trained is not floating-point."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        dtype = leaf.dtype if hasattr(leaf, "dtype") else None
-        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        kind = leaf.dtype if hasattr(leaf, "dtype") else type(leaf)
+        if not jnp.issubdtype(kind, jnp.floating):
+            kind = getattr(kind, "__name__", kind)
             raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} holds {dtype}; what is trained must be "
+                f"{name}{jax.tree_util.keystr(path)} holds {kind}; what is trained must be "
                 "floating-point. Let the function close over the rest."
             )
 

@@ -12,14 +12,15 @@ quarter for two classes and two thirds for five, and takes C - 1 ways back throu
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._jit import jit
-from jaxttp._types import ApplyFn, Params
+from jaxttp._traced import Network
+from jaxttp._types import ApplyFn
 from jaxttp.losses import Loss, cross_entropy
 
 MOST = 64
@@ -64,22 +65,18 @@ def from_contrasts(found: Float[Array, "... d"]) -> Float[Array, "... c"]:
     return found @ jnp.asarray(basis(found.shape[-1] + 1).T, found.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class Contrasted:
-    """A network ``(params, x) -> f' (N, C - 1)``; equal where the network behind it is the same.
+class Contrasted(Network):
+    """A network ``(params, x) -> f' (N, C - 1)``.
 
     Attributes:
         network: ``(params, x) -> f (N, C)``.
     """
 
-    network: ApplyFn
-
-    def __call__(self, params: Params, x: Any) -> Array:
-        """The contrasts of its outputs."""
-        return contrasts(self.network(params, x))
+    def __init__(self, network: ApplyFn) -> None:
+        super().__init__(lambda params, x: contrasts(network(params, x)))
+        self.network = network
 
 
-@functools.lru_cache(maxsize=64)
 def contrasted(loss: Loss, classes: int) -> Loss:
     """The same loss of contrasts (N, C - 1); its targets stay as they are.
 
@@ -93,16 +90,20 @@ def contrasted(loss: Loss, classes: int) -> Loss:
         >>> abs(float(of_contrasts.value(contrasts(f), y) - cross_entropy.value(f, y))) < 1e-6
         True
     """
-
-    def sample_loss(outputs: Array, targets: Array) -> Array:
-        return loss.sample_loss(from_contrasts(outputs), targets)
-
-    def error(outputs: Array, targets: Array, *weights: Array) -> Array:
-        return loss.error(from_contrasts(outputs), targets, *weights)
-
+    sample_loss, error = _OfContrasts(loss.sample_loss), _OfContrasts(loss.error)
     return dataclasses.replace(
         loss, sample_loss=sample_loss, error=error, shift_invariant=False, contrasts_of=classes
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfContrasts:
+    """A function of outputs as one of contrasts; equal where the functions are."""
+
+    function: Callable[..., Array]
+
+    def __call__(self, outputs: Array, targets: Array, *weights: Array) -> Array:
+        return self.function(from_contrasts(outputs), targets, *weights)
 
 
 def check_invariance(loss: Loss, outputs: Float[Array, "n c"], targets: Array) -> None:

@@ -1,4 +1,4 @@
-"""What Ctrl-C does to a command, one line and status 130, and SIGTERM to work in pieces.
+"""What Ctrl-C does to a command, one line and status 130.
 
 The interpreter cannot be left in the usual way: while XLA compiles, its threads run on into an
 interpreter that is being taken down, and the process ends in a segmentation fault. So the process
@@ -10,12 +10,12 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-STATUS, TERMINATED = 130, 143
-"""128 and the signal's number, as shells have it: of Ctrl-C and of SIGTERM."""
+STATUS = 130
+"""128 and the signal's number, as shells have it."""
 _SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"
 
 unfinished: set[Path] = set()
@@ -65,53 +65,3 @@ def leave() -> NoReturn:
         terminal = os.isatty(2)  # a progress bar hides the cursor
         os.write(2, f"{_SHOW_CURSOR if terminal else ''}jaxttp: interrupted\n".encode())
     os._exit(STATUS)
-
-
-@contextlib.contextmanager
-def between_pieces() -> Iterator[Callable[[str], None]]:
-    """Work in pieces, in which SIGTERM waits for the end of a piece; a second one does not wait.
-
-    Schedulers send it some time before they kill. It is heard in the main thread alone, and not
-    where it is ignored. The handler that was there is put back at the end, and called where the
-    signal came; where that returns, or there was none, the process ends by `SystemExit`, so that
-    whatever was begun around this work is taken down in order.
-
-    Yields:
-        A function to call after every piece, with a line for standard error in case it is the last.
-
-    Raises:
-        SystemExit: the signal came; of status 143, as shells have it.
-    """
-    before, came = signal.getsignal(signal.SIGTERM), []
-
-    def heard(*_: Any) -> None:
-        came.append(True)
-        if len(came) > 1:
-            end()
-
-    def end() -> NoReturn:
-        signal.signal(signal.SIGTERM, before)
-        if callable(before):
-            signal.raise_signal(signal.SIGTERM)
-        raise SystemExit(TERMINATED)
-
-    def piece(words: str) -> None:
-        if came:
-            print(words, file=sys.stderr, flush=True)
-            end()
-
-    if before is None or before is signal.SIG_IGN:  # of somebody's C code, or not to be heard
-        yield piece
-        return
-    try:
-        signal.signal(signal.SIGTERM, heard)
-    except ValueError:  # not the main thread
-        yield piece
-        return
-    try:
-        yield piece
-    finally:
-        if signal.getsignal(signal.SIGTERM) is heard:
-            signal.signal(signal.SIGTERM, before)
-            if came:
-                end()

@@ -12,16 +12,14 @@ bfloat16. A training bears that, and runs here as JAX runs it. What is computed 
 all of float32, whatever the device: `experiments/bench/precision.py` looks for what does not.
 """
 
-import concurrent.futures
 import functools
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import jax
 import jax.extend as jex
-
-from jaxttp._background import Background
 
 QUICKLY: dict[str, Any] = {
     "xla_cpu_use_fusion_emitters": False,
@@ -85,8 +83,6 @@ def jit(fun: Callable[..., Any], *, has_loops: bool = False, **options: Any) -> 
     short: Any = jax.jit(fun, compiler_options=NEW if has_loops else QUICKLY, **options)
     long: Any = jax.jit(fun, compiler_options=NEW, **options)
 
-    begun = Background()
-
     def choose(*args: Any) -> Any:
         if not is_quick():
             return plain
@@ -95,7 +91,6 @@ def jit(fun: Callable[..., Any], *, has_loops: bool = False, **options: Any) -> 
     @functools.wraps(fun)
     @full_precision
     def call(*args: Any, **kwargs: Any) -> Any:
-        begun.wait()
         run = choose(args, kwargs)
         try:
             return run(*args, **kwargs)
@@ -105,40 +100,34 @@ def jit(fun: Callable[..., Any], *, has_loops: bool = False, **options: Any) -> 
             _known[:] = [False]
         return plain(*args, **kwargs)
 
-    seen: set[Any] = set()
-
-    def ahead(*args: Any, **kwargs: Any) -> None:
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        kinds = [(getattr(a, "shape", ()), str(getattr(a, "dtype", type(a)))) for a in leaves]
-        given = structure, *kinds
-        if given not in seen:
-            seen.add(given)
-            lower = full_precision(choose(args, kwargs).lower)
-            begun.begin(lambda: lower(*args, **kwargs).compile())
-
-    cast(Any, call).ahead = ahead
+    for each in (plain, short, long):
+        registered(each)
     return call
 
 
-def compile_ahead(program: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Compile a program of `jit` in the background, once; its next call waits for that.
+_programs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def registered(program: Any) -> Any:
+    """A function that `jax.jit` gave, to be dropped with those of `jit`.
 
     Args:
-        program: what `jit` gave; of anything else nothing is compiled.
-        args: its arguments, arrays or their `jax.ShapeDtypeStruct`.
-        kwargs: likewise.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> double = jit(lambda x: 2 * x)
-        >>> compile_ahead(double, jnp.ones(3))
-        >>> double(jnp.ones(3)).tolist()
-        [2.0, 2.0, 2.0]
+        program: with a method `clear_cache`.
     """
-    ahead = getattr(program, "ahead", None)
-    if ahead is not None and _is_outside():
-        ahead(*args, **kwargs)
+    _programs.add(program)
+    return program
 
+
+def drop_programs() -> None:
+    """Drop what jaxttp has compiled; what is called again is compiled again."""
+    for program in list(_programs):
+        program.clear_cache()
+
+
+try:
+    _OUTSIDE: Any = jex.core.get_opaque_trace_state()  # this module is imported outside of traces
+except (AttributeError, TypeError):
+    _OUTSIDE = None
 
 _known: list[bool] = []
 """Whether the options are there and ours to choose, once that was asked."""
@@ -166,13 +155,6 @@ def _are_ours() -> bool:
 def _is_outside() -> bool:
     """Whether no trace is going on; False where this JAX cannot say."""
     try:
-        return jex.core.get_opaque_trace_state() == _outside()
+        return jex.core.get_opaque_trace_state() == _OUTSIDE
     except (AttributeError, TypeError):
         return False
-
-
-@functools.cache
-def _outside() -> Any:
-    # Asked in a thread of its own: this one may be within a trace when it asks for the first time.
-    with concurrent.futures.ThreadPoolExecutor(1) as fresh:
-        return fresh.submit(jex.core.get_opaque_trace_state).result()

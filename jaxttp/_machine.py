@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +81,7 @@ def inspect_machine() -> Machine:
     """
     devices, backend = _devices()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = _memory()
+    memory = host_memory()
     return Machine(
         versions=_versions(),
         processor=_processor(),
@@ -202,20 +202,34 @@ def _processor() -> str:
     return f"{name}, {widest}" if widest else name
 
 
-def _memory() -> dict[str, float]:
-    """GiB, by the names of /proc/meminfo; a container's limit counts where it is lower."""
+def host_memory() -> dict[str, float]:
+    """GiB, by the names of /proc/meminfo; a control group's limit counts where it is lower."""
     info = Path("/proc/meminfo")
     if not info.exists():
         return {}
     rows = (line.split() for line in info.read_text().splitlines())
     found = {row[0].rstrip(":"): int(row[1]) / 2**20 for row in rows if len(row) > 1}
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
-        there = int(most) / 2**30
-        left = there - int(used.read_text()) / 2**30
-        found["MemTotal"] = min(found["MemTotal"], there)
-        found["MemAvailable"] = min(found["MemAvailable"], left)
+    for limit, used in _group_limits():
+        found["MemTotal"] = min(found["MemTotal"], limit)
+        found["MemAvailable"] = min(found["MemAvailable"], limit - used)
     return found
+
+
+def _group_limits(root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[float, float]]:
+    """Limit and use, GiB, of this process's control groups and of those around them."""
+    groups = Path("/proc/self/cgroup")
+    lines = groups.read_text().splitlines() if groups.exists() else []
+    for _, kinds, path in (line.split(":", 2) for line in lines):
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        top = root / "memory" if kinds else root
+        names = ("limit_in_bytes", "usage_in_bytes") if kinds else ("max", "current")
+        here = top / path.lstrip("/")
+        for folder in {top, here, *(up for up in here.parents if top in up.parents)}:
+            files = [folder / f"memory.{name}" for name in names]
+            values = [file.read_text().strip() for file in files if file.exists()]
+            if len(values) == 2 and all(value.isdigit() for value in values):
+                yield int(values[0]) / 2**30, int(values[1]) / 2**30
 
 
 def _devices() -> tuple[tuple[str, ...], str]:

@@ -9,14 +9,14 @@ from typing import Any
 from jaxttp._checks import check_number
 
 RECENT = 32
-"""Calls whose pace the time that is left is told from: what was stored already took none."""
+"""Calls whose pace the time that is left is told from: the first ones compile."""
 
 
 def print_progress(what: str = "", *, every: float = 10.0, to: Any = None) -> Callable[..., None]:
     """A `progress=` for any function that takes one: lines with the time that is left.
 
-    The time left is what the rest takes at the pace of the last 32 calls, so that tiles which a
-    store had already, or a slow start with compilation, do not mislead for long.
+    The time left is what the rest takes at the pace of the last 32 calls, so that a slow
+    start with compilation does not mislead for long.
 
     Args:
         what: stands before every line; a function that names its stages does it itself.

@@ -29,7 +29,7 @@ class Stopwatch:
 
     def _record(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         del kwargs
-        # What is compiled in the background is waited for, or costs nothing.
+        # What another thread of the user's compiles is no part of the block.
         if event.startswith("/jax/core/compile/") and threading.get_ident() == self._thread:
             now = time.perf_counter()
             self._spans.append((now - duration_secs, now))

@@ -30,12 +30,23 @@ from jaxttp._checks import check_choice, check_finite_value, is_concrete
 from jaxttp._error_rates import misclassified as misclassified
 from jaxttp._error_rates import unexplained_variance as unexplained_variance
 from jaxttp._error_rates import wrong_bits as wrong_bits
+from jaxttp._jit import registered
 from jaxttp._tokens import token_hessian_product, token_loss, wrong_tokens
+from jaxttp._traced import Keyed
 from jaxttp._weights import IGNORED, token_labels, token_targets, without_marked
 from jaxttp._weights import Weighted as Weighted
 from jaxttp._weights import weighted as weighted
 
-_jit = functools.partial(jax.jit, static_argnums=0)  # a Loss is hashable; compiled once per shape
+
+def _compiled(method: Callable[..., Array]) -> Callable[..., Array]:
+    """A method of a loss, compiled once per shape for all losses of the same equations."""
+    run = registered(jax.jit(method, static_argnums=0))
+
+    @functools.wraps(method)
+    def call(self: "Loss", outputs: Any, targets: Any, *vectors: Any) -> Array:
+        return run(self.keyed(outputs, targets), outputs, targets, *vectors)
+
+    return call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,26 +81,44 @@ class Loss:
         kind = f", {self.tokens} tokens" if self.tokens else ", weighted" if self.weighted else ""
         return f"Loss({self.name!r}{kind})"
 
-    @_jit
+    def keyed(self, outputs: Any, targets: Any) -> "Loss":
+        """The same loss, equal to others whose functions have the same equations.
+
+        A function of the user's is traced for this, so that what it reads (a global, an attribute)
+        is read now, and no compiled function remembers it.
+
+        Args:
+            outputs: (N, C), of which shape and dtype matter.
+            targets: (N, K), likewise.
+        """
+        if all(isinstance(f, Keyed) or _is_ours(f) for f in (self.sample_loss, self.error)):
+            return self
+        f, y = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (outputs, targets))
+        one = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (f, y))
+        with jax.default_matmul_precision("highest"):
+            sample_loss, error = Keyed(self.sample_loss, *one), Keyed(self.error, f, y)
+        return dataclasses.replace(self, sample_loss=sample_loss, error=error)
+
+    @_compiled
     def value(self, outputs: Float[Array, "n c"], targets: Float[Array, "n k"]) -> Float[Array, ""]:
         """L(f), the mean over samples."""
         return jnp.mean(jax.vmap(self.sample_loss)(outputs, targets))
 
-    @_jit
+    @_compiled
     def gradient(
         self, outputs: Float[Array, "n c"], targets: Float[Array, "n k"]
     ) -> Float[Array, "n c"]:
         """g_i = dl(f_i, y_i)/df_i, not divided by N."""
         return jax.vmap(jax.grad(self.sample_loss))(outputs, targets)
 
-    @_jit
+    @_compiled
     def hessian(
         self, outputs: Float[Array, "n c"], targets: Float[Array, "n k"]
     ) -> Float[Array, "n c c"]:
         """H_i = d^2 l(f_i, y_i)/df_i^2, one (C, C) block a sample, not divided by N."""
         return jax.vmap(jax.hessian(self.sample_loss))(outputs, targets)
 
-    @_jit
+    @_compiled
     def hessian_vector_product(
         self,
         outputs: Float[Array, "n c"],
@@ -100,6 +129,15 @@ class Loss:
         if self.tokens:
             return token_hessian_product(outputs, targets, vector)
         return jax.jvp(lambda f: self.gradient(f, targets), (outputs,), (vector,))[1]
+
+
+def _is_ours(function: Any) -> bool:
+    """Whether a function is of this package and reads nothing but its arguments."""
+    # `functools.wraps` gives a user's function the module of ours, but not its globals; a checker
+    # of types wraps ours.
+    own = getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
+    packages = {own.split(".")[0], str(getattr(function, "__module__", "")).split(".")[0]}
+    return packages <= {"jaxttp", "jaxtyping", "beartype"}
 
 
 def _cross_entropy(outputs: Array, targets: Array) -> Array:
@@ -217,7 +255,12 @@ def encode_targets(
         >>> targets.tolist()
         [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    loss = get_loss(loss)
+    targets, loss = _encode(get_loss(loss), y, outputs)
+    like = jax.ShapeDtypeStruct((targets.shape[0], math.prod(outputs.shape[1:])), outputs.dtype)
+    return targets, loss.keyed(like, targets)
+
+
+def _encode(loss: Loss, y: Any, outputs: Any) -> tuple[Array, Loss]:
     shape, dtype = getattr(outputs, "shape", ()), getattr(outputs, "dtype", object)
     if len(shape) not in (2, 3) or not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
@@ -399,9 +442,7 @@ def _attach(loss: Loss, targets: Array, weight: Any) -> tuple[Array, Loss]:
     return jnp.concatenate([targets, w / mean], axis=1), _weighted_loss(loss)
 
 
-@functools.lru_cache(maxsize=64)
 def _weighted_loss(loss: Loss) -> Loss:
-    by_output = _BY_OUTPUT.get(loss.sample_loss)
     if loss.error not in (misclassified, wrong_bits, unexplained_variance):
         taken = inspect.signature(loss.error).parameters
         if len(taken) < 3:
@@ -409,19 +450,38 @@ def _weighted_loss(loss: Loss) -> Loss:
                 f"the error of {loss!r} must take (outputs, targets, weights) to be weighted; it "
                 f"takes ({', '.join(taken)})."
             )
+    return dataclasses.replace(
+        loss, sample_loss=_WeightedSample(loss), error=_WeightedError(loss), weighted=True
+    )
 
-    def sample_loss(outputs: Array, both: Array) -> Array:
+
+@dataclasses.dataclass(frozen=True)
+class _WeightedSample:
+    """A sample's loss times its weight; equal for equal losses."""
+
+    loss: Loss
+
+    def __call__(self, outputs: Array, both: Array) -> Array:
         targets, weights = jnp.split(both, 2)
+        by_output = _BY_OUTPUT.get(self.loss.sample_loss)
         if by_output is None:
-            return weights[0] * loss.sample_loss(outputs, targets)
+            return weights[0] * self.loss.sample_loss(outputs, targets)
         return by_output(outputs, targets, weights)
 
-    def error(outputs: Array, both: Array) -> Array:
-        targets, weights = jnp.split(both, 2, axis=-1)
-        return loss.error(outputs, targets, weights)
 
-    error.__name__ = getattr(loss.error, "__name__", "error")  # which results name
-    return dataclasses.replace(loss, sample_loss=sample_loss, error=error, weighted=True)
+@dataclasses.dataclass(frozen=True)
+class _WeightedError:
+    """The weighted error; equal for equal losses."""
+
+    loss: Loss
+
+    def __call__(self, outputs: Array, both: Array) -> Array:
+        targets, weights = jnp.split(both, 2, axis=-1)
+        return self.loss.error(outputs, targets, weights)
+
+    @property
+    def __name__(self) -> str:  # which results name
+        return getattr(self.loss.error, "__name__", "error")
 
 
 _BY_OUTPUT: dict[Any, Callable[[Array, Array, Array], Array]] = {

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._background import Background
+from jaxttp._bounded import bound_programs, give_back
 from jaxttp._checks import (
     check_finite,
     check_floating,
@@ -27,12 +27,14 @@ from jaxttp._checks import (
     check_known,
     check_optimizer,
 )
-from jaxttp._quick import quick
+from jaxttp._jit import registered
 from jaxttp._result import RESULT
 from jaxttp._samples import count, take
 from jaxttp._timing import stopwatch
+from jaxttp._traced import Keyed, Traced, network_of
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import as_rows
+from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import in_two
 from jaxttp.dynamics.batches import batch_indices, check_batches
@@ -131,75 +133,129 @@ class StepTime(NamedTuple):
     plot, _repr_html_, __repr__ = RESULT
 
 
-def make_step(
-    apply_fn: ApplyFn,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    record: Callable[[Any], Any] | None = None,
-) -> Any:
-    """One step of training, jitted: ``(params, state, x, targets) -> (params, state, f, record)``.
+class TrainingStep:
+    """One step of training: ``(params, state, x, targets) -> (params, state, f, record)``.
+
+    f are the outputs before the step. It is compiled; a step with the same equations (of network,
+    loss, optimizer and record) was compiled before and is found again.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
-        loss: its mean over the batch is minimised.
+        loss: its mean over the batch is minimized.
         optimizer: any optax transformation. One that takes extra arguments is given `x`, `y` (the
             encoded targets), `loss` (the `Loss`), `outputs` (N, C), and, by the names that optax's
             own use, `value`, `grad` and `value_fn`.
-        record: what to return of the optimiser's new state.
-
-    Returns:
-        The jitted function; f are the outputs before the step.
+        record: what to return of the optimizer's new state.
     """
-    network = quick(apply_fn)
 
-    @jax.jit
-    def step(params: Params, state: Any, x: Any, targets: Array) -> tuple[Params, Any, Array, Any]:
-        def objective(w: Params) -> tuple[Array, Array]:
-            f = network(w, x)
-            return loss.value(f, targets), f
+    def __init__(
+        self,
+        apply_fn: ApplyFn,
+        loss: Loss,
+        optimizer: optax.GradientTransformation,
+        record: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.network, self.loss, self.optimizer = network_of(apply_fn), loss, optimizer
+        self.record = record
+        self._programs: dict[Any, tuple[Keyed, Keyed | None]] = {}
 
-        def value_fn(
-            w: Params, x: Any = x, y: Any = targets, loss: Any = loss, outputs: Any = None
-        ) -> Array:
-            """The loss of other weights; line searches pass all extra arguments that it names."""
-            return loss.value(network(w, x), y)
+    def __call__(self, params: Params, state: Any, x: Any, targets: Array) -> tuple:
+        """Take a step."""
+        return _take_step(*self._arguments(params, state, x, targets))
 
-        (value, f), gradient = jax.value_and_grad(objective, has_aux=True)(params)
-        extra = {}
-        if isinstance(optimizer, optax.GradientTransformationExtraArgs):
-            extra = {"x": x, "y": targets, "loss": loss, "outputs": f, "value": value,
-                     "grad": gradient, "value_fn": value_fn}  # fmt: skip
-            taken = inspect.signature(optimizer.update).parameters.values()
-            if not any(one.kind is one.VAR_KEYWORD for one in taken):  # optax.contrib.sam
-                names = {one.name for one in taken}
-                extra = {name: given for name, given in extra.items() if name in names}
-        updates, state = optimizer.update(gradient, state, params, **extra)
-        kept = None if record is None else record(state)
-        return optax.apply_updates(params, updates), state, f, kept
+    def compile(self, params: Params, state: Any, x: Any, targets: Array) -> "CompiledStep":
+        """The compiled step, not run, for arguments of these shapes."""
+        static, network, *rest = self._arguments(params, state, x, targets)
+        return CompiledStep(_take_step.lower(static, network, *rest).compile(), network)
 
-    return step
+    def _arguments(self, params: Params, state: Any, x: Any, targets: Array) -> tuple:
+        network = self.network.at(params, x)
+        key = network.program, jax.tree.structure(state)
+        if key not in self._programs:
+            self._programs[key] = self._keyed(network, params, state, x, targets)
+        update, record = self._programs[key]
+        return _Static(update, self.loss, record), network, params, state, x, targets
+
+    def _keyed(
+        self, network: Traced, params: Params, state: Any, x: Any, targets: Array
+    ) -> tuple[Keyed, Keyed | None]:
+        """The optimizer's update and the record, equal to others of the same equations."""
+        loss, optimizer = self.loss, self.optimizer
+
+        def update(
+            network: Traced, gradient: Params, state: Any, params: Params, x: Any, targets: Array,
+            value: Array, f: Array,
+        ) -> tuple[Params, Any]:  # fmt: skip
+            extra = _extra_arguments(network, loss, optimizer, gradient, x, targets, value, f)
+            return optimizer.update(gradient, state, params, **extra)
+
+        f = network.outputs
+        value = jax.ShapeDtypeStruct((), f.dtype)
+        given = network, params, state, params, x, targets, value, f
+        record = None if self.record is None else Keyed(self.record, state)
+        return Keyed(update, *given), record
 
 
-_kept_step = functools.lru_cache(maxsize=8)(make_step)
-"""The last few, so that the same optimiser trains again without compiling; bounded, as each of them
-holds its network."""
+class _Static(NamedTuple):
+    """What a step is compiled for beside the network."""
+
+    update: Keyed
+    loss: Loss
+    record: Keyed | None
 
 
-def step_of(
-    apply_fn: ApplyFn, loss: Loss, optimizer: Any, record: Callable[[Any], Any] | None = None
-) -> Any:
-    """`make_step` of these, a kept one where they can be told from others.
+class CompiledStep(NamedTuple):
+    """A compiled step for arguments of fixed shapes.
 
-    Args:
-        apply_fn: as for `make_step`, like all the others.
-        loss: as there.
-        optimizer: as there.
-        record: as there.
+    Attributes:
+        compiled: of JAX; ``compiled.cost_analysis()`` counts its operations and bytes.
+        network: that it steps.
     """
-    try:
-        return _kept_step(apply_fn, loss, optimizer, record)
-    except TypeError:  # an optimiser without a hash
-        return make_step(apply_fn, loss, optimizer, record)
+
+    compiled: jax.stages.Compiled
+    network: Traced
+
+    def __call__(self, params: Params, state: Any, x: Any, targets: Array) -> tuple:
+        """Take a step."""
+        return self.compiled(self.network, params, state, x, targets)
+
+
+@registered
+@functools.partial(jax.jit, static_argnums=0)
+def _take_step(
+    static: _Static, network: Traced, params: Params, state: Any, x: Any, targets: Array
+) -> tuple[Params, Any, Array, Any]:
+    def objective(w: Params) -> tuple[Array, Array]:
+        f = network(w, x)
+        return static.loss.value(f, targets), f
+
+    (value, f), gradient = jax.value_and_grad(objective, has_aux=True)(params)
+    updates, state = static.update(network, gradient, state, params, x, targets, value, f)
+    kept = None if static.record is None else static.record(state)
+    return optax.apply_updates(params, updates), state, f, kept
+
+
+def _extra_arguments(
+    network: Traced, loss: Loss, optimizer: Any, gradient: Params, x: Any, targets: Array,
+    value: Array, f: Array,
+) -> dict[str, Any]:  # fmt: skip
+    """What an optimizer's update is given beside gradient, state and parameters."""
+    if not isinstance(optimizer, optax.GradientTransformationExtraArgs):
+        return {}
+
+    def value_fn(
+        w: Params, x: Any = x, y: Any = targets, loss: Any = loss, outputs: Any = None
+    ) -> Array:
+        """The loss of other weights; line searches pass all extra arguments that it names."""
+        return loss.value(network(w, x), y)
+
+    extra = {"x": x, "y": targets, "loss": loss, "outputs": f, "value": value, "grad": gradient,
+             "value_fn": value_fn}  # fmt: skip
+    taken = inspect.signature(optimizer.update).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in taken):
+        return extra
+    names = {one.name for one in taken}  # optax.contrib.sam takes some of them alone
+    return {name: given for name, given in extra.items() if name in names}
 
 
 def train(
@@ -245,14 +301,16 @@ def train(
         state: the optimiser's state to start from, such as the `TrainingRun.state` of an earlier
             training that goes on; `optimizer.init(params)` when None.
         record: ``state -> pytree`` of arrays to keep of the optimiser's state after every step, see
-            `TrainingRun.recorded`. It is traced: a function of its own for every call compiles.
+            `TrainingRun.recorded`. It is traced; one of the same equations compiles nothing again.
 
     Returns:
         A `TrainingRun`.
 
     Raises:
-        ValueError: bad labels, batch size, key or protocol; a protocol without a batch size;
-            whatever the optimiser refuses.
+        ValueError: bad labels, batch size, key or protocol; a protocol without a batch size; a leaf
+            of `params` that is not floating-point, be it a plain int; whatever the optimizer
+            refuses; a loss that is not finite because the gradient of a sample is not at the
+            weights to start from.
         equinox.EquinoxRuntimeError: what an optimiser finds wrong at run time, such as features
             that Gauss-Newton steps cannot invert.
 
@@ -266,22 +324,23 @@ def train(
     check_integer("steps", steps, at_least=1)
     get_loss(loss)
     _check_given(apply_fn, params, y, optimizer)
+    bound_programs()
     x = _samples(x)
     protocol = check_batches(batch_size, key, protocol, count(x))
     check_known(key=key)
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
-    evaluate = in_two(apply_fn).at(x)
+    network = network_of(apply_fn)
+    evaluate = in_two(network).at(x)
     f = evaluate(params)
     indices = None
     if batch_size is not None:
         indices = batch_indices(key, f.shape[0], batch_size, steps, protocol=protocol)
     state = optimizer.init(params) if state is None else state
-    step = step_of(apply_fn, loss, optimizer, record)
+    step = TrainingStep(network, loss, optimizer, record)
     first = x if indices is None else take(x, indices[0])
     with stopwatch() as compiling:
-        _STEPS.wait()
-        step = step.lower(params, state, first, targets[: count(first)]).compile()
+        step = step.compile(params, state, first, targets[: count(first)])
 
     def call_back(t: int, f: Array) -> bool:
         if callback is None:
@@ -289,7 +348,7 @@ def train(
         answer = callback(t, params, float(loss.value(f, targets)))
         return isinstance(answer, bool | np.bool_) and bool(answer)
 
-    history, kept, seconds = [f], [], 0.0
+    start, history, kept, seconds = params, [f], [], 0.0
     always = indices is not None or callback is not None
     ended = call_back(0, f)
     for t in range(0 if ended else steps):
@@ -312,6 +371,7 @@ def train(
     outputs = jnp.stack(history)
     losses = jax.vmap(lambda f: loss.value(f, targets))(outputs)
     errors = jax.vmap(lambda f: loss.error(f, targets))(outputs)
+    check_gradients(apply_fn, start, x, losses)
     recorded = jax.tree.map(lambda *rows: jnp.stack(rows), *kept) if kept else None
     return TrainingRun(losses, errors, outputs, params, seconds, compiling.seconds, state, recorded)
 
@@ -374,6 +434,7 @@ def time_step(
     _check_given(apply_fn, params, y, optimizer)
     _, x, targets, _ = _batch(apply_fn, params, x, y, loss, batch_size)
     state = optimizer.init(params)
+    give_back()  # what compiling has left
     jax.block_until_ready(step(params, state, x, targets))
     times = []
     for _ in range(repeats):
@@ -392,7 +453,7 @@ def compile_step(
     loss: str | Loss,
     optimizer: optax.GradientTransformation,
     batch_size: int | None = None,
-) -> tuple[jax.stages.Compiled, float]:
+) -> tuple[CompiledStep, float]:
     """The compiled training step, not run, and the seconds it took to compile.
 
     Args:
@@ -405,7 +466,7 @@ def compile_step(
         batch_size: as there.
 
     Returns:
-        ``(compiled, seconds)``; ``compiled.cost_analysis()`` counts its operations and bytes. A
+        ``(step, seconds)``; ``step.compiled.cost_analysis()`` counts its operations and bytes. A
         step that was compiled before, by `train` for one, takes next to no time.
 
     Raises:
@@ -413,44 +474,18 @@ def compile_step(
 
     Example:
         >>> import jax.numpy as jnp, optax
-        >>> compiled, _ = compile_step(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2),
-        ...                            jnp.ones((2, 1)), loss="squared_error",
-        ...                            optimizer=optax.sgd(1.0))
-        >>> compiled.cost_analysis()["flops"] > 0
+        >>> step, _ = compile_step(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2),
+        ...                        jnp.ones((2, 1)), loss="squared_error",
+        ...                        optimizer=optax.sgd(1.0))
+        >>> step.compiled.cost_analysis()["flops"] > 0
         True
     """
-    with stopwatch() as waiting:
-        _STEPS.wait()
-    step, seconds = _compiled_step(apply_fn, params, x, y, loss, optimizer, batch_size)
-    return step, seconds + waiting.seconds
-
-
-def _compiled_step(
-    apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss,
-    optimizer: optax.GradientTransformation, batch_size: int | None = None,
-) -> tuple[jax.stages.Compiled, float]:  # fmt: skip
     _check_given(apply_fn, params, y, optimizer)
     apply_fn, x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
-    state = optimizer.init(params)
+    step, state = TrainingStep(apply_fn, loss, optimizer), optimizer.init(params)
     with stopwatch() as compiling:
-        step = step_of(apply_fn, loss, optimizer).lower(params, state, x, targets).compile()
-    return step, compiling.seconds
-
-
-_STEPS = Background()
-
-
-def compile_step_ahead(apply_fn: ApplyFn, params: Params, x: Any, y: Any, **how: Any) -> None:
-    """`compile_step` in the background; that, `time_step` and `train` wait for it.
-
-    Args:
-        apply_fn: as in `time_step`, like all the others.
-        params: as there.
-        x: as there.
-        y: as there.
-        how: `loss`, `optimizer` and `batch_size`, as there.
-    """
-    _STEPS.begin(functools.partial(_compiled_step, apply_fn, params, x, y, **how))
+        compiled = step.compile(params, state, x, targets)
+    return compiled, compiling.seconds
 
 
 def _check_given(apply_fn: ApplyFn, params: Params, y: Any, optimizer: Any) -> None:

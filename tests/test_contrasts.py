@@ -129,7 +129,6 @@ def test_the_kernel_of_contrasts():
 
 def test_programs_of_a_network_serve_its_contrasts():
     small = Contrasted(network)
-    assert small == Contrasted(network)
     outputs, pull, push = compile_network(small)
     np.testing.assert_allclose(outputs(PARAMS, X), contrasts(network(PARAMS, X)), atol=1e-12)
     a = normal(5, (14, 2))

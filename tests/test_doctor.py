@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -188,3 +189,21 @@ def test_this_machine():
     if machine.memory is not None:
         assert 0 < machine.memory <= machine.memory_there
     assert all(line.endswith("threads") for line in machine.threads)
+
+
+def test_the_limit_of_a_control_group(tmp_path):
+    """Of either version of the interface: files at the top hold for all groups."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    for where, names in (
+        (tmp_path, ("max", "current")),
+        (folder, ("limit_in_bytes", "usage_in_bytes")),
+    ):
+        for name, size in zip(names, (2 << 30, 1 << 30), strict=True):
+            (where / f"memory.{name}").write_text(f"{size}\n")
+    found = set(_machine._group_limits(tmp_path))
+    assert found <= {(2.0, 1.0)}
+    assert found or not Path("/proc/self/cgroup").exists()
+    (tmp_path / "memory.max").write_text("max\n")
+    (folder / "memory.limit_in_bytes").unlink()
+    assert not list(_machine._group_limits(tmp_path))

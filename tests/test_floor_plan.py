@@ -14,20 +14,18 @@ ROOT = Path(__file__).parents[1]
 # The ground first. A package, or a module directly in jaxttp/, imports from itself and from lower
 # floors; "jaxttp" is jaxttp/__init__.py, which nothing imports.
 FLOORS = (
-    ("_background",),
+    ("_checks", "_jit", "_quick", "_types"),
     (
         "_backend",
         "_bounded",
-        "_checks",
         "_html",
         "_interrupt",
-        "_jit",
-        "_quick",
+        "_products",
         "_roots",
         "_samples",
         "_timing",
         "_tokens",
-        "_types",
+        "_traced",
         "_versions",
     ),
     (

@@ -9,6 +9,7 @@ prints how far outputs and kernels are from PyTorch's own.
 import importlib.metadata
 import pathlib
 import re
+import threading
 import types
 
 import jax
@@ -180,6 +181,63 @@ def test_forecasts_of_what_torch_made(torch):
     assert set(found.notes) == {"1 BatchNorm on running averages", "1 dropout (0.3) off"}
     double = from_torch(module.double(), x.astype(float))
     assert double.apply_fn(double.params, jnp.asarray(x, float)).dtype == jnp.float64
+
+
+def traced(f, params, x):
+    """The operations, traced anew: JAX remembers those of a function."""
+    return str(jax.make_jaxpr(lambda params: f(params, x))(params))
+
+
+def test_threads_take_turns(torch):
+    """Each trace has all weights, and the same operations as in the main thread.
+
+    PyTorch swaps weights inside of a module; without a lock some of them miss in a trace.
+    """
+    layers = [torch.nn.Linear(4, 4) for _ in range(20)]
+    x = np.ones((2, 4), np.float32)
+    models = [from_torch(torch.nn.Sequential(*part), x) for part in (layers, layers[:15])]
+    expected = [traced(*model, x) for model in models]
+    assert [text.count("dot_general") for text in expected] == [20, 15]
+    different, failed = [], []
+
+    def trace():
+        for _ in range(4):
+            for model, text in zip(models, expected, strict=True):
+                try:
+                    different.append(traced(*model, x) != text)
+                except Exception as problem:
+                    failed.append(repr(problem))
+
+    threads = [threading.Thread(target=trace) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert different == [False] * 24
+
+
+def test_the_check_is_compiled(torch):
+    """PyTorch calls the module, then one trace, in which frozen weights are arguments too."""
+    seen = []
+
+    class Watched(torch.nn.Linear):
+        def forward(self, x):
+            seen.append([isinstance(getattr(a, "_elem", 0), jax.core.Tracer)
+                         for a in (x, self.weight, self.bias)])  # fmt: skip
+            return super().forward(x)
+
+    module = Watched(3, 2)
+    module.weight.requires_grad_(False)
+    assert {*from_torch(module, np.ones((2, 3), np.float32)).params} == {"bias"}
+    assert seen == [[False] * 3, [True] * 3]
+
+    class Branch(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x if x.sum() > 0 else -x)
+
+    with pytest.raises(TypeError, match="depends on the value of the argument x"):
+        from_torch(Branch(3, 2), np.ones((2, 3), np.float32))
 
 
 def test_what_cannot_be_is_refused(torch):

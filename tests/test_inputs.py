@@ -1,5 +1,7 @@
 """What people pass in place of arrays and functions: it works, or one line says what would."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,6 +117,15 @@ def test_a_kernel_says_the_same(name):
         empirical_ntk(apply_fn, params, x)
     both = empirical_ntk(lambda p, x: (x["a"] + x["b"]) @ p, W, {"a": X, "b": X})
     np.testing.assert_allclose(both, empirical_ntk(linear, W, 2 * X), atol=1e-12)  # rounding
+
+
+@pytest.mark.parametrize("x", [collections.UserDict(a=X), {"a": X.tolist()}])
+def test_mappings_that_are_made_into_dicts_of_arrays(x):
+    """As tokenizers give them, in the first place and in the second."""
+    apply_fn = lambda p, x: x["a"] @ p  # noqa: E731
+    want = empirical_ntk(linear, W, X)
+    np.testing.assert_array_equal(empirical_ntk(apply_fn, W, x), want)
+    np.testing.assert_array_equal(empirical_ntk(apply_fn, W, {"a": X[:2]}, x), want[:2])
 
 
 def test_lists_of_a_kernel_are_no_samples():

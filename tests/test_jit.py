@@ -1,5 +1,7 @@
 """Programs that are compiled quickly: the same numbers, and `jax.jit` where that is called for."""
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ CPU = pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere it is
 def ours(monkeypatch):
     """As where nobody chose how programs are compiled; the suite itself does."""
     monkeypatch.setattr(_jit, "_known", [True])
+    monkeypatch.setattr(_jit, "_programs", weakref.WeakSet())
 
 
 def network(weights, x):
@@ -141,18 +144,3 @@ def test_flags_of_a_user_stay(monkeypatch, flags, wanted):
 def test_other_backends_compile_as_they_do(ours, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not is_quick()
-
-
-def test_a_first_call_within_a_trace_is_not_taken_for_one_outside():
-    """What is outside is learnt once, perhaps from within somebody's jit."""
-    _jit._outside.cache_clear()
-    seen = []
-
-    @jax.jit
-    def traced(x):
-        seen.append(_jit._is_outside())
-        return x
-
-    traced(1.0)
-    assert seen == [False]
-    assert _jit._is_outside()

@@ -20,7 +20,7 @@ def clock(monkeypatch):
 
 
 def test_the_time_left_is_by_the_pace_of_late(clock):
-    """A hundred tiles that were stored already take no time, and do not count for long."""
+    """A hundred calls that took no time do not count for long."""
     out = io.StringIO()
     tell = print_progress("kernel", every=0, to=out)
     for done in range(101):

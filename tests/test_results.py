@@ -45,9 +45,9 @@ INPUTS = {
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
     "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Checked", "Noisy",
     "Linearizer",
-    "HeavyBall", "RowSharded", "StoredKernel", "StoredSketch", "StoredFactors",
+    "HeavyBall", "RowSharded",
     "Mode", "Filter", "Truncate", "Damp", "Tikhonov",
-    "Noise",
+    "Noise", "CompiledStep", "Traced",
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline

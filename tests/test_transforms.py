@@ -21,7 +21,7 @@ REFUSES = {
     "time_step", "train", "wall_clock", "weighted", "representation.neighbor_accuracy",
     "representation.lead", "representation.lead_speeds",
     "forecast.held_forecast", "forecast.extrapolate_spectrum", "forecast.mode_curve",
-    "forecast.sweep_kernel", "ntk_plan", "ntk.store_plan", "from_nnx",
+    "forecast.sweep_kernel", "ntk_plan", "from_nnx",
 }  # fmt: skip
 """Answers are made of Python's numbers, or of functions, or are about shapes alone."""
 KINKED = {
@@ -34,6 +34,7 @@ KINKED = {
     "ntk.eigendecomposition": "vectors of eigenvalues that differ by little",
     "ntk.spectral_density": "a loop until it converged: forward mode alone",
     "ntk.extreme_eigenvalues": "a loop until it converged: forward mode alone",
+    "ntk.top_eigenpairs": "a loop until it converged: forward mode alone",
     "dynamics.relinearized_recursion": "a loop until it converged: forward mode alone",
     "representation.leep": "rows have to sum to 1",
     "gauss_newton.inverse_error": "a measure of rounding",
@@ -53,7 +54,8 @@ SLOW = {
     "conditioning.batch_norm_scales", "conditioning.psd_residual_bound", "class_sketch",
     "dynamics.diagonal_noise", "dynamics.weight_space", "dynamics.two_factor_observables",
     "dynamics.two_factor_descent", "dynamics.cluster_samples", "ntk.class_separation",
-    "ntk.spectral_density", "ntk.extreme_eigenvalues", "representation.weight_path",
+    "ntk.spectral_density", "ntk.extreme_eigenvalues", "ntk.top_eigenpairs",
+    "representation.weight_path",
     "representation.logme", "representation.kernel_rate", "representation.cka_table",
     "representation.feature_moments", "representation.representation_geometry",
     "losses.unexplained_variance",

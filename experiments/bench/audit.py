@@ -52,7 +52,6 @@ ALLOWED: dict[tuple[str, str, str], str] = {
     ("flatten_tokens", "apply_fn", ""): _WRAPPED, ("label_words", "apply_fn", ""): _WRAPPED,
     ("sample_tokens", "apply_fn", ""): _WRAPPED, ("sample_tokens", "x", "complex"): _WRAPPED,
     ("ntk_plan", "apply_fn", ""): _SHAPES, ("ntk_plan", "x1", "complex"): _SHAPES,
-    ("ntk.store_plan", "apply_fn", ""): _SHAPES, ("ntk.store_plan", "x1", "complex"): _SHAPES,
     ("train", "apply_fn", ""): _REAL, ("time_step", "apply_fn", ""): _REAL,
     ("wall_clock", "apply_fn", ""): _REAL,
     ("ntk_operator", "apply_fn", "mixes samples"): "products with J of the batch as a whole",

@@ -39,10 +39,6 @@ LEFT_OUT = {
     "load_corpus": "takes a folder; tests/data/test_corpus.py",
     "load_transformer": "takes a folder; tests/models/test_language.py",
     "load_adapter": "takes a folder; tests/models/test_peft.py",
-    "open_kernel": "takes a folder; tests/ntk/test_stored.py",
-    "open_sketch": "takes a folder; tests/ntk/test_stored_sketch.py",
-    "store_kernel": "writes a folder; tests/ntk/test_stored.py",
-    "store_sketch": "writes a folder; tests/ntk/test_stored_sketch.py",
     "save_adapter": "takes a folder; tests/models/test_peft.py",
     "adapter_targets": "takes a network of a folder; tests/models/test_peft.py",
     **dict.fromkeys(
@@ -290,6 +286,10 @@ def _losses_and_kernels(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "ntk.spectral_density": {
             "kernel": moved()["kernel"], "key": jax.random.key(0), "depth": 4, "probes": 2,
         },
+        "ntk.top_eigenpairs": {
+            "kernel": moved()["kernel"], "k": 2, "key": jax.random.key(0), "rtol": 1e-4,
+            "depth": 6,
+        },
         "representation.alpha_req": {"features": features()},
         "representation.participation_ratio": {"features": features()},
         "representation.rankme": {"features": features()},
@@ -344,7 +344,6 @@ def _forecasts() -> dict[str, dict[str, Any]]:
         "grid": {"learning_rate": (0.1, 0.2), "steps": 4},
         "label_words": {"apply_fn": lambda w, x: w[x], "ids": [0, 1]},
         "ntk_operator": base, "ntk_plan": {"apply_fn": apply_fn, "params": params, "x1": x},
-        "ntk.store_plan": {"apply_fn": apply_fn, "params": params, "x1": x, "tile": 2},
         "online": watched | {"setting": setting, "losses": curve[:3]},
         "predict_training_time": real | {
             "learning_rate": 0.1, "momentum": 0.5, "batch_size": 2, "key": key, "steps": 4,

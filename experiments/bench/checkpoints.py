@@ -39,7 +39,7 @@ from experiments.bench.checkpoints_tasks import (
 )
 from experiments.bench.stored import go_on
 from jaxttp import Candidate, compare, grid, race_starts
-from jaxttp._quick import quick
+from jaxttp._traced import network_of
 from jaxttp.losses import get_loss
 from jaxttp.representation import lead, lead_speeds, leep, logme, neighbor_accuracy
 
@@ -147,7 +147,7 @@ def with_lead(row: dict[str, Any], settings: CheckpointSettings) -> dict[str, An
 @functools.cache
 def _program(apply_fn: Any) -> tuple[Any, Any]:
     """A step of heavy-ball descent, and the loss and accuracy; compiled once a number of labels."""
-    network, value = quick(apply_fn), get_loss(LOSS).value
+    network, value = network_of(apply_fn).run, get_loss(LOSS).value
 
     def loss(params: Any, x: Any, targets: Any) -> Any:
         return value(network(params, x), targets)

@@ -27,12 +27,12 @@ from experiments.bench.pays import TENTH, Guess, Real, foresee, make_all, power_
 from experiments.bench.pays_tasks import HEAD, NETWORKS, images, trained_before
 from experiments.store import Pieces
 from jaxttp import from_nnx, predict_training_time, training_time
-from jaxttp._quick import quick
+from jaxttp._traced import network_of
 from jaxttp.dynamics import batch_indices
 from jaxttp.losses import encode_targets
 from jaxttp.models import fresh_head
 from jaxttp.ntk import ClassSketched
-from jaxttp.training import make_step
+from jaxttp.training import TrainingStep
 
 MOMENTUM, BATCH = 0.9, 32
 SHARE = 0.3
@@ -150,10 +150,10 @@ def trainings(settings: EpochsSettings) -> Iterator[Training]:
 def run_for_real(training: Any, seed: int) -> Real:
     """The training itself (job, steps, optimiser); losses between some are interpolated."""
     job, steps = training.job, training.steps
-    network = quick(job.model.apply_fn)
+    network = network_of(job.model.apply_fn).run
     outputs = jax.eval_shape(network, job.model.params, job.x)
     targets, loss = encode_targets("cross_entropy", job.y, outputs)
-    step, batches = make_step(job.model.apply_fn, loss, training.optimizer()), batch_indices(
+    step, batches = TrainingStep(job.model.apply_fn, loss, training.optimizer()), batch_indices(
         jax.random.key(seed), len(job.y), BATCH, steps
     )  # fmt: skip
     value = jax.jit(lambda w, x, y: loss.value(network(w, x), y))

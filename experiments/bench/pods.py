@@ -168,7 +168,7 @@ def gathers(case: Any, output: str) -> tuple[float, int]:
     from jaxttp.ntk._costs import choose_forms
     from jaxttp.ntk._memory import Memory
     from jaxttp.ntk._sharded import _pieces, shard_rows, stay
-    from jaxttp.ntk.gram import Job, cached
+    from jaxttp.ntk.gram import Job
     from jaxttp.ntk.row_sharded import automatic
 
     mesh = automatic(jax.make_mesh((DEVICES,), ("rows",)))
@@ -177,7 +177,7 @@ def gathers(case: Any, output: str) -> tuple[float, int]:
     plan = share.plan("auto", None, None)
     each = Memory.of(share.work, plan.method, choose_forms(share.work, plan.method), 1).per_sample
     leaves, specs = stay(job.leaves, mesh)
-    pieces = _pieces(cached(compiled, job.apply_fn, job.variant(plan)), mesh, output, specs)
+    pieces = _pieces(compiled(job.work.program, job.variant(plan)), mesh, output, specs)
     x = [shard_rows(leaf, mesh) for leaf in job.rows]
     held = pieces.features(leaves, x, 0, size=share.work.n1)
     tiles = jax.jit(lambda *given: pieces.tiles(*given))

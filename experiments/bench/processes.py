@@ -13,13 +13,10 @@ Every process computes the same on one device of its own, and prints the largest
 
 import argparse
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 TIMEOUT = 900
@@ -38,8 +35,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--address", help="host:port of process 0")
     parser.add_argument("--index", type=int, help="of this process")
     parser.add_argument("--cluster", action="store_true", help="as the cluster says")
-    place = Path(tempfile.gettempdir())
-    parser.add_argument("--folder", type=Path, default=place, help="that all processes see")
     parser.add_argument("--only", default="", help="what has these words in its name")
     given = parser.parse_args(arguments)
     if given.address is None and not given.cluster:
@@ -53,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         jax.distributed.initialize(
             given.address, given.count, given.index, initialization_timeout=TIMEOUT // 2
         )
-    return measure(given.folder, given.only)
+    return measure(given.only)
 
 
 def start(count: int, devices: int, only: str = "") -> int:
@@ -83,14 +78,14 @@ def start(count: int, devices: int, only: str = "") -> int:
                 process.kill()
 
 
-def measure(folder: Path, only: str) -> int:
+def measure(only: str) -> int:
     """In one of the processes: each way on all devices, beside the same on one."""
     import jax
     import numpy as np
 
     mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     worst = 0.0
-    for name, way in ways(mesh, folder):
+    for name, way in ways(mesh):
         if only not in name:
             continue
         found, wanted = (np.asarray(each) for each in way())
@@ -103,12 +98,11 @@ def measure(folder: Path, only: str) -> int:
     return 0 if worst < TOLERANCE else 1
 
 
-def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
+def ways(mesh: Any) -> list[tuple[str, Callable[[], tuple[Any, Any]]]]:
     """What is asked on all devices and on one: a name, and a function that gives both.
 
     Args:
         mesh: of the devices of all processes.
-        folder: that all processes see.
     """
     import dataclasses
 
@@ -116,7 +110,6 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
     import jax.numpy as jnp
     import numpy as np
     import optax
-    from jax.experimental import multihost_utils
     from jax.sharding import NamedSharding, PartitionSpec
     from sklearn.datasets import load_digits
 
@@ -132,8 +125,6 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
         empirical_ntk,
         extreme_eigenvalues,
         sketch_jacobian,
-        store_kernel,
-        store_sketch,
     )
     from jaxttp.ntk._sharded import place
     from jaxttp.ntk.row_sharded import automatic, on_host
@@ -256,30 +247,6 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
         spread = empirical_ntk(network, cut, x[:101], output="trace", mesh=mesh)
         return spread, empirical_ntk(network, params, x[:101], output="trace")
 
-    def one_store(store: Any, given: Any, tiles: int, **options: Any) -> Any:
-        """What every process fills with its own tiles, and then has whole."""
-        number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid())))
-        path = folder / f"jaxttp-processes-{number}"
-        kept = store(network, params, given, path=path, tile=16, mesh=mesh, **options)
-        found, computed = np.asarray(kept), kept.computed
-        multihost_utils.sync_global_devices("read")
-        if jax.process_index() == 0:
-            shutil.rmtree(path)
-        multihost_utils.sync_global_devices("removed")
-        if not 0 < computed < tiles:
-            raise AssertionError(f"this process computed {computed} of {tiles} tiles")
-        return found
-
-    def stores() -> tuple[Any, Any]:
-        kernel = one_store(store_kernel, x[:101], 28), empirical_ntk(network, params, x[:101])
-        drawn = {"key": key, "dim": 24}
-        sketch = sketch_jacobian(network, params, x[:100], **drawn)
-        pair = one_store(store_sketch, own(100), 7, **drawn), sketch
-        flat = [
-            np.concatenate([np.ravel(a), np.ravel(b)]) for a, b in zip(kernel, pair, strict=True)
-        ]
-        return flat[0], flat[1]
-
     batches = {"batch_size": 16, "key": key}
     width = 16 * jax.device_count()
     return [
@@ -287,7 +254,6 @@ def ways(mesh: Any, folder: Path) -> list[tuple[str, Callable[[], tuple[Any, Any
         ("kernel of each process's own samples", by_process),
         ("no device has more than its rows", shares),
         ("kernel, parameters sharded", sharded_parameters),
-        ("stores of a kernel and of a sketch that all processes fill", stores),
         ("sketch", sketches),
         ("largest eigenvalue", ends),
         ("condition number", condition),

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxttp import from_nnx
-from jaxttp._quick import quick
+from jaxttp._traced import network_of
 from jaxttp.models import ViT
 
 
@@ -44,7 +44,7 @@ def measure(depth: int, width: int, samples: int, rounds: int) -> Row:
     options: dict[str, Any] = {"image_size": 64, "patch_size": 8, "width": width, "depth": depth}
     model = from_nnx(ViT(5, heads=3, rngs=nnx.Rngs(0), **options))
     x = jax.random.normal(jax.random.key(0), (samples, 64, 64, 3))
-    networks = (model.apply_fn, quick(model.apply_fn))
+    networks = (model.apply_fn, network_of(model.apply_fn).run)
     compiled = [_compile(network, model.params, x) for network in networks]
     found = [jax.block_until_ready(one(model.params, x)) for one, _ in compiled]
     times: tuple[list[float], list[float]] = ([], [])

@@ -40,7 +40,7 @@ from jaxttp.forecast._witness import ask_network
 from jaxttp.forecast.leaders import heavy_ball_path
 from jaxttp.losses import encode_targets
 from jaxttp.rule import Rule
-from jaxttp.training import make_step
+from jaxttp.training import TrainingStep
 
 STEPS = 120
 THRESHOLDS = (0.01, 0.1, 0.4)
@@ -198,7 +198,7 @@ def _kernel(apply_fn: Any, x: Any, params: Any) -> Any:
 
 @functools.lru_cache(maxsize=2)
 def _stepper(task: str, apply_fn: Any, loss: Any) -> tuple[Any, Any]:
-    return make_step(apply_fn, loss, BALL.optimizer), jax.jit(apply_fn)
+    return TrainingStep(apply_fn, loss, BALL.optimizer), jax.jit(apply_fn)
 
 
 def _real(

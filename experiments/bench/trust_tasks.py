@@ -21,7 +21,7 @@ from jaxtyping import Array
 from sklearn import datasets
 
 from jaxttp import Model, from_nnx
-from jaxttp._quick import quick
+from jaxttp._traced import network_of
 from jaxttp.data import load_dataset
 from jaxttp.losses import get_loss
 from jaxttp.models import (
@@ -139,7 +139,7 @@ def pretrained(
     @jax.jit
     def step(params: Any, rest: Any, state: Any, batch: Array) -> tuple:
         def objective(weights: Any) -> tuple:
-            outputs, after = quick(forward)(weights, (rest, x[batch]))
+            outputs, after = network_of(forward).run(weights, (rest, x[batch]))
             return value(outputs, targets[batch]), after
 
         gradient, rest = jax.grad(objective, has_aux=True)(params)

@@ -2,10 +2,6 @@
 
 `convolutions` are products where the compiler has a bad loop for them, maxima of `pooling` have
 derivatives without one, and `fusion` keeps what residual blocks add up from being computed over and
-over; `network` puts them into a network, `equations` one at a time. On other backends nothing
-changes.
+over; `equations` puts them into the steps of a network (`jaxttp._traced`). On other backends
+nothing changes.
 """
-
-from jaxttp._quick.network import quick
-
-__all__ = ["quick"]

@@ -75,13 +75,15 @@ class StraightLine(NamedTuple):
         steps: what to do, in order.
         inputs: the slots of the arguments.
         outputs: the slots of what is returned.
-        constants: values known from the start, by slot.
+        literals: numbers of the program itself, by slot.
+        constants: arrays that the function closes over, by slot.
         avals: shape and dtype of each slot.
     """
 
     steps: list[ProgramStep]
     inputs: list[int]
     outputs: list[int]
+    literals: dict[int, np.ndarray]
     constants: dict[int, Any]
     avals: dict[int, Any]
 
@@ -100,6 +102,7 @@ def straight_line(closed: Any, *, of_one_sample: bool = False) -> StraightLine:
         >>> [step.name for step in line.steps], line.inputs, line.outputs
         (['mul', 'sin'], [0], [2])
     """
+    literals: dict[int, np.ndarray] = {}
     constants: dict[int, Any] = {}
     avals: dict[int, Any] = {}
     steps: list[ProgramStep] = []
@@ -112,7 +115,7 @@ def straight_line(closed: Any, *, of_one_sample: bool = False) -> StraightLine:
     def read(env: dict[Any, int], atom: Any) -> int:
         if isinstance(atom, jex.core.Literal):
             slot = new_slot(atom.aval)
-            constants[slot] = np.asarray(atom.val, getattr(atom.aval, "dtype", None))
+            literals[slot] = np.asarray(atom.val, getattr(atom.aval, "dtype", None))
             return slot
         return env[atom]
 
@@ -143,7 +146,7 @@ def straight_line(closed: Any, *, of_one_sample: bool = False) -> StraightLine:
         return [read(env, atom) for atom in jaxpr.outvars]
 
     inputs = [new_slot(var.aval) for var in closed.jaxpr.invars]
-    return StraightLine(steps, inputs, walk(closed, inputs), constants, avals)
+    return StraightLine(steps, inputs, walk(closed, inputs), literals, constants, avals)
 
 
 def _inside(equation: Any, of_one_sample: bool) -> Any:

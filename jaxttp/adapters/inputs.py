@@ -160,7 +160,8 @@ def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -
     try:
         if _are_known_tokens(x):  # the network itself may look at them: ids out of range
             return jax.eval_shape(lambda params: apply_fn(params, x), params)
-        return jax.eval_shape(apply_fn, params, x)
+        # A function of its own: JAX keeps what it traced by the identity of the function.
+        return jax.eval_shape(lambda *given: apply_fn(*given), params, x)
     except Exception as problem:
         if (kind := _module_kind(apply_fn)) is not None:
             raise TypeError(
@@ -217,7 +218,7 @@ def _other_dtype(apply_fn: Any, params: Any, x: Any) -> str | None:
 
 def _try(apply_fn: Any, *arguments: Any) -> Any:
     try:
-        return jax.eval_shape(apply_fn, *arguments)
+        return jax.eval_shape(lambda *given: apply_fn(*given), *arguments)
     except Exception:
         return None
 

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._checks import check_leaves, is_concrete, values_known
-from jaxttp._quick import quick
+from jaxttp._jit import registered
 from jaxttp._samples import count, shape_words, take
+from jaxttp._traced import Traced, network_of
 from jaxttp._types import ApplyFn, Params, noted, notes_of
 from jaxttp.adapters._in_two import FEW, Evaluated
 from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
@@ -32,8 +33,7 @@ def flatten_tokens(apply_fn: ApplyFn) -> ApplyFn:
         apply_fn: ``(params, x) -> outputs (N, T, V)``.
 
     Returns:
-        ``(params, x) -> outputs (N, T V)``; the same function for the same network, so that its
-        compiled programs are found again.
+        ``(params, x) -> outputs (N, T V)``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -43,14 +43,7 @@ def flatten_tokens(apply_fn: ApplyFn) -> ApplyFn:
     """
     if not callable(apply_fn):
         raise TypeError(f"apply_fn must be a function (params, x) -> outputs; got {apply_fn!r}.")
-    try:
-        return _flat(apply_fn)
-    except TypeError:  # a network without a hash
-        return _flat.__wrapped__(apply_fn)
 
-
-@functools.lru_cache(maxsize=16)
-def _flat(apply_fn: ApplyFn) -> ApplyFn:
     def rows(params: Params, x: Any) -> Array:
         outputs = apply_fn(params, x)
         return outputs.reshape(outputs.shape[0], -1)
@@ -199,8 +192,8 @@ def check_per_sample(
             batch, copies, alike = _first_rows(x, min(rows, FEW))
             if bool(alike):
                 return
-            forward = jax.jit(quick(apply_fn))
-            evaluated = Evaluated(forward(params, batch), forward(params, copies))
+            network = network_of(apply_fn).at(params, batch)
+            evaluated = Evaluated(*(_forward(network, params, few) for few in (batch, copies)))
         if evaluated.alone is None or not is_concrete(evaluated.outputs):
             return  # nothing to tell, or `apply_fn` itself closes over traced values
         seen, alone = np.asarray(evaluated.outputs), np.asarray(evaluated.alone)
@@ -208,7 +201,8 @@ def check_per_sample(
         placed = _differ(alone, np.broadcast_to(alone[:1], alone.shape))
         if not mixed and bool(np.all(seen == seen[:1])):
             few = _first_rows(x, min(rows, FEW))[:2]
-            mixed = _differ(*(_row_gradient(params, quick(apply_fn), each) for each in few))
+            network = network_of(apply_fn).at(params, few[0])
+            mixed = _differ(*(_row_gradient(params, network, each) for each in few))
     if placed and not mixed:
         raise ValueError(
             f"{name}: copies of one sample give different outputs, as with dropout that is left "
@@ -233,21 +227,18 @@ def _first_rows(x: Any, size: int) -> tuple[Any, Any, Array]:
     return batch, copies, functools.reduce(jnp.logical_and, jax.tree.leaves(same))
 
 
-def _row_gradient(params: Params, apply_fn: ApplyFn, x: Any) -> Params:
-    """The gradient of `_first_row` in the parameters."""
-    try:
-        return _compiled_gradient(params, apply_fn, x)
-    except TypeError:  # a callable without a hash is compiled for this call alone
-        return eqx.filter_grad(_first_row)(params, apply_fn, x)
+@registered
+@jax.jit
+def _forward(network: Traced, params: Params, x: Any) -> Array:
+    return network(params, x)
 
 
-def _first_row(params: Params, apply_fn: ApplyFn, x: Any) -> Array:
-    """A scalar of row 0 with a different weight on every output, so that none cancel."""
-    outputs = apply_fn(params, x)[0]
+@eqx.filter_jit
+@eqx.filter_grad
+def _row_gradient(params: Params, network: Traced, x: Any) -> Array:
+    """The gradient in the parameters of a scalar of row 0, to which outputs add with weights."""
+    outputs = network(params, x)[0]
     return jnp.sum(outputs * np.cos(np.arange(outputs.size)).astype(outputs.dtype))
-
-
-_compiled_gradient = eqx.filter_jit(eqx.filter_grad(_first_row))
 
 
 def _differ(batch: Any, copies: Any) -> bool:

@@ -4,6 +4,7 @@ import copy
 import importlib
 import importlib.metadata
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ PAIR = ("2.9.1", "0.0.13")
 """Versions of torch and torchax that were tried together, with jax 0.10.2."""
 INSTALL = f"pip install 'torch=={PAIR[0]}' 'torchax=={PAIR[1]}', or the extra jaxttp[torch]"
 _OUTPUTS = ("logits", "last_hidden_state")
+# A call swaps its arrays into the module, and torchax keeps the modes that it switches on in one
+# environment for all modules. So all share one lock; it is re-entrant as modules may be nested.
+_LOCK = threading.RLock()
 
 
 def from_torch(
@@ -30,7 +34,7 @@ def from_torch(
     The module is copied, neither mutated nor referred to. The copy is put into evaluation mode
     (dropout off, batch norm on its running averages) and, where it comes from transformers, onto
     attention written out in plain operations ("eager"). Its outputs for the example are compared
-    with PyTorch's own.
+    with PyTorch's own. `apply_fn` may be traced in several threads; they take turns.
 
     Args:
         module: an instance of ``torch.nn.Module`` whose row i of the outputs depends on sample i.
@@ -48,7 +52,8 @@ def from_torch(
 
     Raises:
         ImportError: torch or torchax is missing, or this pair of versions does not import.
-        TypeError: `module` is no instance of ``torch.nn.Module``.
+        TypeError: `module` is no instance of ``torch.nn.Module``; its forward pass needs values of
+            x in Python, such as an ``if`` or ``.item()``.
         ValueError: no outputs are found; batch norm without running averages; no parameter with
             ``requires_grad``; outputs that differ from PyTorch's.
 
@@ -71,30 +76,37 @@ def from_torch(
     if getattr(getattr(module, "config", None), "use_cache", False):
         module.config.use_cache = False
     signature = inspect.signature(module.forward)
-    trained = {
-        name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad
-    }
     with torch.no_grad():
         expected = _selected(
             _called(module, signature, _as_tensors(torch, example)), select, _numbers
         )
     with jax.numpy_rank_promotion("allow"):
         arrays, call = torchax.extract_jax(module)
-    params = {name: array for name, array in arrays.items() if name in trained}
-    constants = {name: array for name, array in arrays.items() if name not in trained}
+    named = dict(module.named_parameters(remove_duplicate=False))
+    weights = {name: array for name, array in arrays.items() if name in named}
+    params = {name: array for name, array in weights.items() if named[name].requires_grad}
     if not params:
         raise ValueError("module has no parameter with requires_grad; nothing could be trained.")
+    constants = {name: array for name, array in arrays.items() if name not in params}
 
-    def apply_fn(params: Params, x: Any) -> Any:
+    def outputs(weights: Params, x: Any) -> Any:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return call({**constants, **params}, args, kwargs)
+            with _LOCK:
+                # torchax makes a random key at a thread's first call: not as part of a trace.
+                with jax.ensure_compile_time_eval():
+                    _ = torchax.default_env().prng_key
+                return call({**constants, **weights}, args, kwargs)
 
         # PyTorch's operations broadcast, and mix dtypes.
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-            found = _called(forward, signature, check_samples("x", x))
-            return _selected(found, select, lambda found: found)
+            return _selected(_called(forward, signature, x), select, lambda found: found)
 
-    _compare(np.asarray(apply_fn(params, example)), expected)
+    def apply_fn(params: Params, x: Any) -> Any:
+        return outputs(params, check_samples("x", x))
+
+    # All weights are arguments here: frozen ones would be constants of the compiled function.
+    found = jax.jit(outputs)(weights, check_samples("example", example))
+    _compare(np.asarray(found), expected)
     return Model(noted(apply_fn, lambda: counted(described)), params)
 
 

@@ -70,12 +70,13 @@ def short(count: int) -> str:
 
 def _cells(one: Any, *, priced: bool, real: bool) -> list[str]:
     """A row of the table."""
-    ends = [str(end) if end >= 0 else "never" for end in (one.earliest, one.latest)]
+    bounded = one.earliest is not None
+    ends = [str(end) if end >= 0 else "never" for end in (one.earliest, one.latest) if bounded]
     words = one.words.removeprefix("within ").removeprefix("loss ")
     if one.step < 0:
-        row = [words, "never", "-", "-", "-", *["-"] * priced]
+        row = [words, "never" if bounded else "see trust", "-", "-", "-", *["-"] * priced]
     else:
-        row = [words, str(one.step), " - ".join(ends), short(one.tokens),
+        row = [words, str(one.step), " - ".join(ends) or "-", short(one.tokens),
                seconds_text(one.seconds), *[f"{one.cost or 0:.2f}"] * priced]  # fmt: skip
     if real:
         row.append(str(one.real_step) if one.real_step >= 0 else "never")

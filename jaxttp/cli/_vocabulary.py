@@ -234,6 +234,13 @@ TASK: dict[str, Declared] = {
     "one_hot": Declared(
         Annotated[bool, flag("Task", "Make indicators of words in a CSV.", "--one-hot")], False
     ),
+    "drop": Declared(
+        Annotated[
+            list[str] | None,
+            option("Task", "Column of a CSV to leave out; several times.", metavar="<str>"),
+        ],
+        parse=lambda names: tuple(names or ()),
+    ),
     "loss": Declared(
         Annotated[
             str | None,

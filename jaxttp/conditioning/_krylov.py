@@ -91,7 +91,7 @@ def _ends(operator: Any, found: Ritz, n: int, precision: float, rtol: float | No
     def copies() -> tuple[Array, Array]:
         again = lanczos(
             product, product(draw(-2)), min(LANCZOS_STEPS, n),
-            precision=precision, fresh=lambda index: product(draw(index)),
+            precision=precision, fresh=lambda index, _: product(draw(index)),
         )  # fmt: skip
         return jnp.where(again.known, jnp.abs(again.values), 0.0), again.spanned
 

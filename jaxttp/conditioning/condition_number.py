@@ -292,6 +292,7 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
             matrix = jnp.asarray(operator.as_matrix())
             precision = float(jnp.finfo(matrix.dtype).eps)
             matrix = matrix.astype(jnp.float64)
+            _check_products(operator, matrix)
             return _of_spectrum(
                 decompose(jnp.linalg.eigvalsh, 0.5 * (matrix + matrix.T)), rank, rtol, precision
             )
@@ -345,6 +346,14 @@ def _partial(
     )
 
 
+def _check_products(operator: Any, result: Array) -> None:
+    """Refuse an operator whose products are not finite, as a result of them shows."""
+    if is_concrete(result) and not np.all(np.isfinite(result)):
+        ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), operator.in_structure())
+        operator.mv(ones)  # outside of a trace it may say why
+        raise ValueError("matrix_or_operator: its products hold NaN or infinite values.")
+
+
 def _of_products(operator: Any, n: int, rank: Any, rtol: float | None) -> ConditionNumber:
     """From products alone; exact where they meet every eigenvalue, else a lower bound."""
     structure = operator.in_structure()
@@ -364,8 +373,7 @@ def _of_products(operator: Any, n: int, rank: Any, rtol: float | None) -> Condit
         )  # fmt: skip
         value = jnp.where(contradicted, math.nan, result.value)
         return eqx.tree_at(lambda result: result.value, result, value)
-    if not math.isfinite(float(found.largest)):
-        raise ValueError("matrix_or_operator: its products hold NaN or infinite values.")
+    _check_products(operator, found.largest)
     counted, kind = int(found.counted), "iterative" if bool(found.complete) else "lower bound"
     if bool(found.spanned):
         values = jnp.append(found.values, jnp.zeros(n - len(found.values)))

@@ -22,19 +22,22 @@ import lineax as lx
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_finite, check_integer, check_used
+from jaxttp._checks import check_array, check_choice, check_finite, check_integer, check_used
 from jaxttp._double import double
+from jaxttp._products import with_forward_mode
 from jaxttp._samples import count, take
 from jaxttp._threads import decompose
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import as_rows, check_per_sample
+from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.losses import Loss, encode_targets, get_loss
-from jaxttp.ntk._select import leaf_paths, split_trainable
+from jaxttp.ntk._select import leaf_paths, select_leaves, split_trainable
 from jaxttp.ntk.gram import kernel_of
 from jaxttp.ntk.row_sharded import gathered, several
 
 KINDS = ("gauss_newton", "generalized", "functional_hessian", "hessian")
+HESSIANS = KINDS[2:]
 FORMS = ("auto", "outputs", "parameters")
 AT_ONCE = 2**24
 """Outputs that a product holds at a time unless told otherwise: 128 MiB each time they occur."""
@@ -67,6 +70,7 @@ class _FlatNetwork:
         self.params, self.x = _promote(params), _promote(x)
         apply_fn, shape = as_rows(apply_fn, self.params, self.x)
         check_per_sample(apply_fn, self.params, self.x)
+        self.trainable = select_leaves(self.params, use)
         selected, restore = split_trainable(self.params, use)
         self.flat, unravel = ravel_pytree(selected)
         self.apply_fn = apply_fn
@@ -92,6 +96,14 @@ class _FlatNetwork:
     def output_hessian(self, outputs: Array) -> Array:
         assert self.loss is not None
         return self.loss.hessian(outputs, self.targets)
+
+    def checked(self, result: Array) -> Array:
+        """`result`, unless it is not finite because a derivative of the network is not."""
+        for order in (1, 2) if self.kind in HESSIANS else (1,):
+            check_gradients(
+                self.apply_fn, self.params, self.x, result, trainable=self.trainable, order=order
+            )
+        return result
 
 
 def curvature_matrix(
@@ -141,7 +153,8 @@ def curvature_matrix(
         with accumulate="float32").
 
     Raises:
-        ValueError: an unknown option, missing y or loss, shapes that do not fit.
+        ValueError: an unknown option, missing y or loss, shapes that do not fit; derivatives that
+            are not finite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -156,24 +169,25 @@ def curvature_matrix(
     check_choice("accumulate", accumulate, ("float64", "float32"))
     if accumulate == "float32" and promote:
         raise ValueError("accumulate='float32' needs promote=False: sums of float64 stay float64.")
-    mesh, is_hessian = several(mesh), kind in ("functional_hessian", "hessian")
+    mesh, is_hessian = several(mesh), kind in HESSIANS
     check_used("mesh", mesh, not is_hessian, f"kind={kind!r} is over parameters, on one device")
     if is_hessian and form == "outputs":
         raise ValueError(f"kind={kind!r} exists in form='parameters' only.")
     with double():
         network = _FlatNetwork(apply_fn, params, x, y, kind, loss, trainable)
         if is_hessian:
-            full = jax.jit(jax.hessian(network.value))(network.flat, network.x, network.targets)
+            slope = jax.grad(lambda flat: network.value(flat, network.x, network.targets))
+            full = jax.jit(jax.jacfwd(with_forward_mode(slope, network.flat)))(network.flat)
             if kind == "functional_hessian":
                 full = full - _parameter_form(network, batch_size)
-            return 0.5 * (full + full.T)
+            return network.checked(0.5 * (full + full.T))
         rows = network.samples * network.outputs
         if form == "auto":
             form = "parameters" if network.flat.size < rows else "outputs"
         if form == "parameters":
             remedy = "the matrix over fewer parameters than outputs is computed on one device"
             check_used("mesh", mesh, False, remedy)
-            return _parameter_form(network, batch_size)
+            return network.checked(_parameter_form(network, batch_size))
     kernel = _accurate_kernel(
         network.apply_fn, params, x, promote, trainable=trainable, batch_size=batch_size,
         max_bytes=max_bytes, accumulate=accumulate, mesh=mesh,
@@ -186,7 +200,7 @@ def curvature_matrix(
             )
             root = root.astype(kernel.dtype)
             kernel = jnp.einsum("nab,nbmc,mcd->namd", root, kernel, root, precision="highest")
-        return kernel.reshape(rows, rows)
+        return network.checked(kernel.reshape(rows, rows))
 
 
 def _accurate_kernel(
@@ -259,7 +273,8 @@ def curvature_operator(
 
     Returns:
         A symmetric `lineax` operator on (p,) float64 vectors in the order of
-        `jax.flatten_util.ravel_pytree`; the Gauss-Newton kinds are tagged PSD.
+        `jax.flatten_util.ravel_pytree`; the Gauss-Newton kinds are tagged PSD. A product raises a
+        `ValueError` where derivatives are not finite, unless it is traced.
 
     Raises:
         ValueError: an unknown kind, missing y or loss, shapes that do not fit.
@@ -282,7 +297,8 @@ def curvature_operator(
     check_integer("batch_size", batch_size, at_least=1)
 
     def outer(vector: Array, x: Any, targets: Array) -> Array:
-        f, push = jax.linearize(lambda flat: network.evaluate(flat, x), network.flat)
+        run = with_forward_mode(lambda flat: network.evaluate(flat, x), network.flat)
+        f, push = jax.linearize(run, network.flat)
         image = push(vector)
         if network.loss is not None:
             image = network.loss.hessian_vector_product(f, targets, image)
@@ -290,7 +306,8 @@ def curvature_operator(
 
     def full(vector: Array, x: Any, targets: Array) -> Array:
         slope = jax.grad(lambda flat: network.value(flat, x, targets))
-        return jax.jvp(slope, (network.flat,), (vector,))[1]
+        run = with_forward_mode(slope, network.flat)
+        return jax.jvp(run, (network.flat,), (vector,))[1]
 
     def part(vector: Array, x: Any, targets: Array) -> Array:
         if psd:
@@ -304,7 +321,13 @@ def curvature_operator(
 
     def product(vector: Array) -> Array:
         with double():
-            return compiled(jnp.asarray(vector).astype(jnp.float64))
+            vector = check_array("v", vector)
+            if vector.shape != network.flat.shape:
+                raise ValueError(
+                    f"v must be {network.flat.shape}, a number for each selected parameter in the "
+                    f"order of jax.flatten_util.ravel_pytree; got {vector.shape}."
+                )
+            return network.checked(compiled(vector.astype(jnp.float64)))
 
     tags = (lx.symmetric_tag, lx.positive_semidefinite_tag) if psd else (lx.symmetric_tag,)
     with double():
@@ -361,9 +384,7 @@ def layer_terms(
         raise ValueError("params holds no array.")
     if "trainable" in options:
         raise ValueError("trainable: layer_terms selects every leaf in turn; drop unwanted ones.")
-    default = (
-        {} if options.get("kind") in ("hessian", "functional_hessian") else {"form": "outputs"}
-    )
+    default = {} if options.get("kind") in HESSIANS else {"form": "outputs"}
     options = default | options
     out = {}
     for name, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):

@@ -62,12 +62,13 @@ def read_rows(path: Path) -> list[tuple[int, list[str]]]:
         raise ValueError(f"data={str(path)!r} is no CSV in UTF-8: {problem}") from problem
 
 
-def read_cells(path: Path, label: str | int | None) -> Cells:
-    """All cells, the head apart and the label last."""
+def read_cells(path: Path, label: str | int | None, drop: Sequence[str | int] = ()) -> Cells:
+    """The cells, the head apart and the label last, without the columns to `drop`."""
     read = read_rows(path)
     rows = [row for _, row in read]
     width = max(map(len, rows[:1]), default=0)
-    named = _names_label(rows, label) or _is_head(_label_last(rows, _number_of(label, width)))
+    named = any(_names_column(rows, one) for one in (label, *drop))
+    named = named or _is_head(_label_last(rows, _number_of(label, width)))
     heads = rows[0] if named else []
     read = read[1:] if named else read
     if len(read) < 2 or len(read[0][1]) < 2:
@@ -83,12 +84,25 @@ def read_cells(path: Path, label: str | int | None) -> Cells:
         names = heads
     else:
         names = [f"column {place}" for place in range(1, width + 1)]
-    chosen = _label_place(path, names if named else [], width, label)
-    order = [*(i for i in range(width) if i != chosen), chosen]
+    order = _order(path, names if named else [], width, label, drop)
     return Cells(
         path, [line for line, _ in read], [[row[i] for i in order] for _, row in read],
         [names[i] for i in order], [i + 1 for i in order], named,
     )  # fmt: skip
+
+
+def _order(
+    path: Path, heads: list[str], width: int, label: str | int | None, drop: Sequence[str | int]
+) -> list[int]:
+    """The places from 0 of the columns that are kept, the label last."""
+    chosen = width - 1 if label is None else _place_of(path, heads, width, "label", label)
+    dropped = {_place_of(path, heads, width, "drop", column): column for column in drop}
+    if chosen in dropped:
+        raise ValueError(f"drop={dropped[chosen]!r} is the column of the label; name another one.")
+    order = [*(i for i in range(width) if i != chosen and i not in dropped), chosen]
+    if len(order) < 2:
+        raise ValueError(f"drop={list(drop)!r} leaves no feature of {str(path)!r}.")
+    return order
 
 
 def _number_of(label: str | int | None, width: int) -> int | None:
@@ -99,12 +113,12 @@ def _number_of(label: str | int | None, width: int) -> int | None:
     return place if 0 <= place < width else None
 
 
-def _names_label(rows: list[list[str]], label: str | int | None) -> bool:
-    """Whether the first row is a head because it names the label, which no row below repeats."""
-    if not isinstance(label, str) or not rows or label not in rows[0] or label.isdecimal():
+def _names_column(rows: list[list[str]], name: str | int | None) -> bool:
+    """Whether the first row is a head because it has this name, which no row below repeats."""
+    if not isinstance(name, str) or not rows or name not in rows[0] or name.isdecimal():
         return False
-    place = rows[0].index(label)
-    return all(place >= len(row) or row[place] != label for row in rows[1:])
+    place = rows[0].index(name)
+    return all(place >= len(row) or row[place] != name for row in rows[1:])
 
 
 def _label_last(rows: list[list[str]], place: int | None) -> list[list[str]]:
@@ -114,20 +128,18 @@ def _label_last(rows: list[list[str]], place: int | None) -> list[list[str]]:
     return [[*row[:place], *row[place + 1 :], *row[place : place + 1]] for row in rows]
 
 
-def _label_place(path: Path, heads: list[str], width: int, label: str | int | None) -> int:
-    """The place of the label from 0: the last, or by its name, or by its number from 1."""
-    if label is None:
-        return width - 1
-    if not isinstance(label, str):
-        check_integer("label", label, at_least=1)
-    elif (several := heads.count(label)) == 1:
-        return heads.index(label)
+def _place_of(path: Path, heads: list[str], width: int, option: str, column: str | int) -> int:
+    """The place from 0 of a column that an option gives by its name, or its number from 1."""
+    if not isinstance(column, str):
+        check_integer(option, column, at_least=1)
+    elif (several := heads.count(column)) == 1:
+        return heads.index(column)
     elif several:
         raise ValueError(
-            f"label={label!r}: {several} columns of {str(path)!r} have this name; give the number "
-            "of one, from 1."
+            f"{option}={column!r}: {several} columns of {str(path)!r} have this name; give the "
+            "number of one, from 1."
         )
-    if (place := _number_of(label, width)) is not None:
+    if (place := _number_of(column, width)) is not None:
         return place
     shown = [f"{i} ({name!r})" for i, name in enumerate(heads, start=1)]
     known = (
@@ -135,7 +147,7 @@ def _label_place(path: Path, heads: list[str], width: int, label: str | int | No
         if heads
         else f"has no names in its first line, and {width} columns; give a number from 1 to {width}"
     )
-    raise ValueError(f"label={label!r} is no column: {str(path)!r} {known}.")
+    raise ValueError(f"{option}={column!r} is no column: {str(path)!r} {known}.")
 
 
 def _is_head(rows: list[list[str]]) -> bool:

@@ -1,12 +1,13 @@
 """A table of one's own, from a CSV or NPZ file."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxttp._checks import check_choice, check_instance, check_used
+from jaxttp._checks import check_choice, check_instance, check_several, check_used
 from jaxttp.data._archives import PROBLEMS, read_arrays
 from jaxttp.data._cells import is_missing, read_cells, read_labels
 from jaxttp.data._features import FILLS, MOST_CLASSES, fit_features, without_missing
@@ -42,6 +43,7 @@ def load_table(
     fill: str | None = None,
     drop_missing: bool = False,
     one_hot: bool = False,
+    drop: Sequence[str | int] = (),
     targets: bool | None = None,
 ) -> Dataset:
     r"""A data set from a file: CSV with a label or target in each row, or NPZ with x and y.
@@ -65,6 +67,8 @@ def load_table(
             the description says how many. An error when False.
         one_hot: of a CSV, put an indicator column for every word, in sorted order, in place of
             a feature whose values are words. An error when False.
+        drop: of a CSV, columns to leave out, such as an id: names in the first line, or numbers
+            from 1, a list of them; the description says which. None is left out when empty.
         targets: True takes whole numbers for targets, such as an age; False takes rows y (N, K) of
             an NPZ with a single 1 each for classes. By the rule above when None.
 
@@ -73,10 +77,11 @@ def load_table(
 
     Raises:
         ValueError: no such file, no table in it, rows of different lengths, no such column as
-            `label`, missing values and features of words (named by column and counted), what is not
-            a number or not finite otherwise, labels that are numbers for the most part, or more
-            than 100 words; `fill` with `drop_missing`; an option for an NPZ, where it would do
-            nothing.
+            `label` or in `drop`, which holds neither the label nor all features; missing values and
+            features of words (named by column and counted), what is not a number or not finite
+            otherwise, labels that are numbers for the most part, or more than 100 words; `fill`
+            with `drop_missing`; an option for an NPZ, where it would do nothing.
+        TypeError: `drop` is no list.
 
     Example:
         >>> import tempfile
@@ -94,6 +99,7 @@ def load_table(
     """
     path = Path(path)
     check_choice("targets", targets, (None, True, False))
+    drop = check_several("drop", drop, "columns, by name or by number from 1")
     if fill is not None:
         check_choice("fill", fill, FILLS)
         if drop_missing:
@@ -107,11 +113,15 @@ def load_table(
     column = ""
     if path.suffix.lower() == ".csv":
         features, x, y, column, name = _from_csv(
-            path, done, label=label, fill=fill, drop_missing=drop_missing, one_hot=one_hot
-        )
+            path, done, label=label, fill=fill, drop_missing=drop_missing, one_hot=one_hot,
+            drop=drop,
+        )  # fmt: skip
         heads = (name,)
     else:
-        options = {"label": label, "fill": fill, "drop_missing": drop_missing, "one_hot": one_hot}
+        options = {
+            "label": label, "fill": fill, "drop_missing": drop_missing, "one_hot": one_hot,
+            "drop": drop,
+        }  # fmt: skip
         _refuse_options(options, "it is for the cells of a CSV")
         features, x, y, heads = _from_npz(path, done)
     if targets is False:
@@ -143,22 +153,12 @@ def load_table(
                    shown, columns=Columns(features))  # fmt: skip
 
 
-def load_whole(
-    name: str,
-    *,
-    label: str | int | None = None,
-    fill: str | None = None,
-    drop_missing: bool = False,
-    one_hot: bool = False,
-) -> Dataset:
+def load_whole(name: str, **options: Any) -> Dataset:
     """A bundled data set or a table of one's own, all of its samples.
 
     Args:
         name: one of `jaxttp.data.dataset_names`, or a file for `load_table`.
-        label: see `load_table`; for a CSV alone.
-        fill: likewise.
-        drop_missing: likewise.
-        one_hot: likewise.
+        **options: of `load_table` for the cells of a CSV; for a CSV alone.
 
     Returns:
         The data set.
@@ -172,8 +172,7 @@ def load_whole(
         Dataset('wine': x (178, 13), 3 classes)
     """
     if is_table(name):
-        return load_table(name, label=label, fill=fill, drop_missing=drop_missing, one_hot=one_hot)
-    options = {"label": label, "fill": fill, "drop_missing": drop_missing, "one_hot": one_hot}
+        return load_table(name, **options)
     _refuse_options(options, "it is for a CSV of your own")
     return load_dataset(check_choice("data", name, dataset_names()))
 
@@ -181,15 +180,18 @@ def load_whole(
 def _refuse_options(options: dict[str, Any], why: str) -> None:
     """Refuse those of the options for a CSV that were given."""
     for name, value in options.items():
-        check_used(name, None if value is False else value, False, why)
+        check_used(name, None if value is False or value == () else value, False, why)
 
 
 def _from_csv(
     path: Path, done: list[str], *, label: str | int | None, fill: str | None, drop_missing: bool,
-    one_hot: bool,
+    one_hot: bool, drop: tuple[str | int, ...],
 ) -> tuple[tuple[Column, ...], np.ndarray, np.ndarray, str, str]:  # fmt: skip
     """The features' columns, x, y, and how messages and the head call the column of y."""
-    table = read_cells(path, label)
+    table = read_cells(path, label, drop)
+    if drop:
+        names = ", ".join(map(repr, dict.fromkeys(drop)))
+        done.append(f"without column{'s' * (len(drop) > 1)} {names}")
     if drop_missing:
         table = without_missing(table, done)
     features, x = fit_features(table, done, fill=fill, one_hot=one_hot)

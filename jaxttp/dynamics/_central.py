@@ -27,9 +27,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxttp._jit import jit
-from jaxttp._quick import quick
+from jaxttp._products import with_forward_mode
+from jaxttp._traced import Traced, network_of
 from jaxttp._types import ApplyFn, Params
-from jaxttp.dynamics._network import inner, kept
+from jaxttp.dynamics._network import inner
 from jaxttp.losses import Loss
 
 NEAR = 0.8
@@ -115,34 +116,38 @@ def steepening(
     `left` is H^(1/2) u of the modes u of `curvature_modes`, whose directions in weight space are
     J^T H^(1/2) u / sqrt(N S).
     """
-    return kept(_steepening, apply_fn, loss)
-
-
-@functools.lru_cache(maxsize=8)
-def _steepening(apply_fn: ApplyFn, loss: Loss) -> Callable:
-    network = quick(apply_fn)
-
-    @jit
-    def modes(weights: Params, x: Any, left: Array, curvatures: Array) -> list[Params]:
-        _, pull = jax.vjp(lambda w: network(w, x), weights)
-        sizes = jnp.sqrt(left.shape[1] * curvatures)
-        return [pull(each / size)[0] for each, size in zip(left, sizes, strict=True)]
-
-    @jit
-    def gradients(weights: Params, x: Any, targets: Array, along: list[Params]) -> list[Params]:
-        def curvature(weights: Params, mode: Params) -> Array:
-            f, v = jax.jvp(lambda w: network(w, x), (weights,), (mode,))
-            return jnp.vdot(v, loss.hessian_vector_product(f, targets, v)) / f.shape[0]
-
-        found = [jax.grad(curvature)(weights, mode) for mode in along]
-        return [_without(each, along) for each in found]
 
     def both(
         weights: Params, x: Any, targets: Array, left: Array, curvatures: Array
     ) -> list[Params]:
-        return gradients(weights, x, targets, modes(weights, x, left, curvatures))
+        network = network_of(apply_fn).precise(weights, x)
+        along = _modes(network, weights, x, left, curvatures)
+        return _gradients(network, weights, x, targets, along, loss=loss)
 
     return both
+
+
+@jit
+def _modes(
+    network: Traced, weights: Params, x: Any, left: Array, curvatures: Array
+) -> list[Params]:
+    _, pull = jax.vjp(lambda w: network(w, x), weights)
+    sizes = jnp.sqrt(left.shape[1] * curvatures)
+    return [pull(each / size)[0] for each, size in zip(left, sizes, strict=True)]
+
+
+@functools.partial(jit, static_argnames="loss")
+def _gradients(
+    network: Traced, weights: Params, x: Any, targets: Array, along: list[Params], *, loss: Loss
+) -> list[Params]:
+    run = with_forward_mode(lambda w: network(w, x), weights)
+
+    def curvature(weights: Params, mode: Params) -> Array:
+        f, v = jax.jvp(run, (weights,), (mode,))
+        return jnp.vdot(v, loss.hessian_vector_product(f, targets, v)) / f.shape[0]
+
+    found = [jax.grad(curvature)(weights, mode) for mode in along]
+    return [_without(each, along) for each in found]
 
 
 def _without(vector: Params, others: list[Params]) -> Params:

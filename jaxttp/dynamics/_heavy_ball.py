@@ -17,12 +17,11 @@ from jaxttp.dynamics._kernels import apply_kernel, columns_of
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.row_sharded import RowSharded
-from jaxttp.ntk.streamed import Streamed
 
 
 @functools.partial(jit, static_argnames=("loss", "all_errors"))
 def heavy_ball(
-    matrix: Float[Array, "nc nc"] | Factored | RowSharded | Streamed,
+    matrix: Float[Array, "nc nc"] | Float[Array, "n n"] | Factored | RowSharded,
     start: Float[Array, "n c"],
     targets: Float[Array, "n k"],
     rates: Float[Array, "t s"],
@@ -34,8 +33,8 @@ def heavy_ball(
     """Loss curves (T + 1, S), final errors (1, S), and which settings did not diverge (S,).
 
     With `all_errors` these are curves too (T + 1, S). A setting that diverges is held where its
-    outputs were last representable. The kernel is a matrix or, on many devices or a
-    disk, what multiplies.
+    outputs were last representable. The kernel is a matrix, K (N, N) of K ⊗ I_C or, on
+    many devices, what multiplies.
     """
     n, c = start.shape
     count = momenta.shape[0]
@@ -52,7 +51,7 @@ def heavy_ball(
         return jnp.moveaxis(moved, 0, 2)
 
     def force(f: Array, batch: Array | None) -> Array:
-        if not isinstance(matrix, jax.Array):
+        if not isinstance(matrix, jax.Array) or matrix.shape != (n * c, n * c):
             return multiplied(f, batch)
         if batch is None:
             flat = gradient(f, targets).reshape(n * c, count) / n

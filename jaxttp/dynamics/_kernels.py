@@ -2,10 +2,10 @@
 
 A kernel is an array (M, C, N, C), its factors (`jaxttp.ntk.Factored`), or (M, N), which stands for
 K ⊗ I_C (the same scalar kernel for every output, no mixing), as the class sketch gives it. Any of
-them may lie on many devices: arrays with other rows on each, or `jaxttp.ntk.RowSharded`; or on a
-disk, `jaxttp.ntk.StoredKernel`.
+them may lie on many devices: arrays with other rows on each, or `jaxttp.ntk.RowSharded`.
 """
 
+import math
 from typing import Any
 
 import equinox as eqx
@@ -25,12 +25,11 @@ from jaxttp._checks import (
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk.row_sharded import RowSharded, recognised
-from jaxttp.ntk.streamed import Streamed, SupportsProducts
 
 
 def apply_kernel(kernel: Kernel, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
     """Theta v for one v (N, C) or many (T, N, C), as one product of pinned precision."""
-    if isinstance(kernel, Factored | RowSharded | Streamed):
+    if isinstance(kernel, Factored | RowSharded):
         return kernel.apply(vectors)
     if kernel.ndim == 2:
         return jnp.einsum("mn,...nc->...mc", kernel, vectors, precision="highest")
@@ -45,7 +44,7 @@ def columns_of(kernel: Kernel, batch: Int[Array, " b"]) -> Kernel:
     """Theta[:, :, batch] (M, C, B, C), of a kernel that multiplies."""
     if isinstance(kernel, Factored):
         return Factored(kernel.rows, kernel.columns[_rows_of(kernel, batch)], kernel.classes)
-    if isinstance(kernel, RowSharded | Streamed):
+    if isinstance(kernel, RowSharded):
         return kernel.some_columns(batch)
     return jnp.take(kernel, batch, axis=kernel.ndim // 2)
 
@@ -55,8 +54,8 @@ def _rows_of(kernel: Factored, samples: Int[Array, " b"]) -> Int[Array, " bc"]:
     return (samples[:, None] * kernel.classes + jnp.arange(kernel.classes)[None]).reshape(-1)
 
 
-def block_of(kernel: Array | Factored | RowSharded, rows: Any, columns: Any) -> Kernel:
-    """Theta[rows, :, columns] of a kernel in memory, by the numbers of samples."""
+def block_of(kernel: Kernel, rows: Any, columns: Any) -> Kernel:
+    """Theta[rows, :, columns] of a kernel, by the numbers of samples."""
     if isinstance(kernel, RowSharded):
         return kernel.block(rows, columns)
     rows, columns = jnp.asarray(rows), jnp.asarray(columns)
@@ -67,15 +66,15 @@ def block_of(kernel: Array | Factored | RowSharded, rows: Any, columns: Any) -> 
 
 
 def some_samples(kernel: Kernel, rows: Int[Array, " b"]) -> Kernel | None:
-    """Theta[rows, :, rows] (B, C, B, C); None of a kernel on many devices or on a disk."""
-    return None if isinstance(kernel, RowSharded | Streamed) else block_of(kernel, rows, rows)
+    """Theta[rows, :, rows] (B, C, B, C); None of a kernel on many devices."""
+    return None if isinstance(kernel, RowSharded) else block_of(kernel, rows, rows)
 
 
 def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
     """The kernel as a matrix (M C, N C), sample-major."""
     if isinstance(kernel, Factored):
         kernel = kernel.dense()
-    if isinstance(kernel, RowSharded | Streamed):
+    if isinstance(kernel, RowSharded):
         kernel = kernel.on_one_device()
     if kernel.ndim == 2:
         return jnp.kron(kernel, jnp.eye(c, dtype=kernel.dtype))
@@ -85,8 +84,8 @@ def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
 
 def as_kernel(kernel: Any, dtype: Any, name: str = "kernel") -> Kernel:
     """A kernel in numbers of `dtype`."""
-    kernel = recognised(kernel.streamed() if isinstance(kernel, SupportsProducts) else kernel)
-    if isinstance(kernel, Factored | RowSharded | Streamed):
+    kernel = recognised(kernel)
+    if isinstance(kernel, Factored | RowSharded):
         return kernel.astype(dtype)
     return check_array(name, kernel).astype(dtype)
 
@@ -142,15 +141,46 @@ def _check_kernel_shape(name: str, kernel: Kernel, m: int, n: int, c: int) -> No
         )
 
 
-def check_times(ts: Any, dtype: Any) -> Array:
-    """Validated output times (T,), non-negative and increasing."""
-    ts = check_array("ts", ts).astype(dtype)
+def check_times(ts: Any, dtype: Any, *, limit: bool = False) -> Array:
+    """Validated output times (T,), non-negative and increasing; of one number T is 1.
+
+    Args:
+        ts: one time or several.
+        dtype: of the result.
+        limit: whether infinity, the limit of training, is a time.
+    """
+    ts = jnp.atleast_1d(check_array("ts", ts).astype(dtype))
     if ts.ndim != 1 or ts.shape[0] == 0:
-        raise ValueError(f"ts must be a non-empty vector of times; got shape {ts.shape}.")
-    check_finite("ts", ts)
-    if is_concrete(ts) and (np.asarray(ts)[0] < 0 or np.any(np.diff(ts) < 0)):
+        raise ValueError(f"ts must be a time or a non-empty vector of them; got shape {ts.shape}.")
+    if not is_concrete(ts):
+        return ts
+    times = np.asarray(ts)
+    check_finite("ts", times[times != np.inf] if limit else times)
+    if times[0] < 0 or np.any(times[1:] < times[:-1]):
         raise ValueError("ts must be non-negative and increasing; sort it (the flow starts at 0).")
     return ts
+
+
+def regularized(kernel: Kernel, diag_reg: Any) -> Kernel:
+    """Theta + diag_reg (tr Theta / NC) I, from a kernel on the training samples.
+
+    Args:
+        kernel: Theta (N, C, N, C) or (N, N), checked.
+        diag_reg: a number of at least 0; with 0 the kernel is returned as it is.
+
+    Raises:
+        ValueError: another number, or a kernel that is not an array of one device.
+    """
+    check_number("diag_reg", diag_reg, at_least=0.0)
+    if is_concrete(diag_reg) and diag_reg == 0:
+        return kernel
+    if isinstance(kernel, RowSharded):
+        raise ValueError("diag_reg needs a kernel that is one array in memory, or factors of it.")
+    array = kernel.dense() if isinstance(kernel, Factored) else kernel
+    side = math.isqrt(array.size)
+    matrix = array.reshape(side, side)
+    added = jnp.asarray(diag_reg, array.dtype) * jnp.mean(jnp.diag(matrix))
+    return (matrix + added * jnp.eye(side, dtype=array.dtype)).reshape(array.shape)
 
 
 def check_rate(learning_rate: Any) -> Any:

@@ -69,11 +69,11 @@ def step_maps(optimizer: optax.GradientTransformation, steps: int) -> StepMaps:
     Raises:
         ValueError: a state whose accumulators cannot be told from its counters.
     """
-    descent = same_program(optimizer)
     with jax.numpy_dtype_promotion("standard"), jax.enable_x64(True):
         try:
             count = len(slots(optimizer, optimizer.init(jnp.zeros(1))))
             first = optimizer.init(jnp.zeros(2 + count))
+            descent = same_program(optimizer, jnp.zeros(()))
             rows = inlined(_step_rows, descent)(descent, first, steps)
         except (ValueError, TypeError, AttributeError) as problem:
             raise ValueError(f"optimizer: its steps cannot be taken apart ({problem})") from problem

@@ -12,8 +12,7 @@ multiples of w_0 and J^T of coefficients at the present knot (see `_accumulators
 """
 
 import dataclasses
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -242,17 +241,24 @@ def _with_weights(loss: Loss, targets: Array, weights: np.ndarray) -> Array:
     return jnp.concatenate([values, known * column], axis=1)
 
 
-@functools.lru_cache(maxsize=64)
 def _weighing(loss: Loss) -> Loss:
     """The loss whose targets carry weights."""
     if loss.weighted:
         return loss
+    sample_loss = _Weighed(loss.sample_loss)
+    return dataclasses.replace(loss, sample_loss=sample_loss, error=_no_error, contrasts_of=0)
 
-    def sample_loss(outputs: Array, both: Array) -> Array:
-        return both[-1] * loss.sample_loss(outputs, both[:-1])
 
-    def error(outputs: Array, both: Array) -> Array:
-        del both  # nobody asks for it
-        return jnp.zeros((), outputs.dtype)
+@dataclasses.dataclass(frozen=True)
+class _Weighed:
+    """A sample's loss times its weight; equal where the losses are."""
 
-    return dataclasses.replace(loss, sample_loss=sample_loss, error=error, contrasts_of=0)
+    sample_loss: Callable[[Array, Array], Array]
+
+    def __call__(self, outputs: Array, both: Array) -> Array:
+        return both[-1] * self.sample_loss(outputs, both[:-1])
+
+
+def _no_error(outputs: Array, both: Array) -> Array:
+    del both  # the error rate of subsets is not used
+    return jnp.zeros((), outputs.dtype)

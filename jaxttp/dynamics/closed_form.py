@@ -22,6 +22,7 @@ from jaxttp.dynamics._kernels import (
     check_rate,
     check_times,
     flatten_kernel,
+    regularized,
 )
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss, get_loss
@@ -38,6 +39,7 @@ def closed_form(
     ts: Any,
     kernel_test: KernelLike | None = None,
     f0_test: ArrayLike | None = None,
+    diag_reg: Any = 0.0,
 ) -> Trajectory:
     """Gradient flow of the squared error, exact at any time.
 
@@ -51,15 +53,21 @@ def closed_form(
         y: integer labels (N,), which become one-hot targets, or targets (N, C).
         loss: "squared_error", the only one that has a closed form.
         learning_rate: eta > 0; one unit of time is one step of that size.
-        ts: times (T,), non-negative and increasing; the flow starts at t = 0 whatever ts[0].
+        ts: times (T,), non-negative and increasing, or one time (T = 1); the flow starts at t = 0
+            whatever ts[0]. ``jnp.inf`` is the limit of training, where eigenvalues of the kernel
+            below rounding count as 0.
         kernel_test: Theta(X*, X) (M, C, N, C), or (M, N).
         f0_test: test outputs at t = 0, (M, C).
+        diag_reg: a number r of at least 0. Training outputs follow the kernel Theta + r m I, where
+            m is the mean of Theta's diagonal; test outputs follow `kernel_test` as it is. To see
+            the regularized outputs on the training samples (kernel ridge regression, in the limit),
+            give these as test samples: ``kernel_test=kernel, f0_test=f0``.
 
     Returns:
         A `Trajectory`: train (T, N, C), test (T, M, C) or None.
 
     Raises:
-        ValueError: another loss, bad shapes, values or times.
+        ValueError: another loss, bad shapes, values, times or `diag_reg`.
         RuntimeError: at run time, a kernel with an eigenvalue below -1e-3 of the largest.
 
     Example:
@@ -81,7 +89,8 @@ def closed_form(
     kernel, f0, targets, loss, kernel_test, f0_test = check_problem(
         kernel, f0, y, loss, kernel_test, f0_test
     )
-    ts = check_times(ts, f0.dtype)
+    kernel = regularized(kernel, diag_reg)
+    ts = check_times(ts, f0.dtype, limit=True)
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
     matrix, delta, root, mean = _prepare(kernel, f0, targets, loss.weighted)
     spectrum = decompose(jnp.linalg.eigh, matrix)
@@ -131,7 +140,11 @@ def _evaluate(
     )
     values = jnp.maximum(values, 0.0)
     parts = jnp.matmul(vectors.T, delta, precision="highest")
-    exponent = rate * jnp.outer(ts, values)  # (T, K)
+    # In the limit what moves has arrived: what lies in the range of Theta, to rounding.
+    limit, finite = jnp.isinf(ts)[:, None], jnp.where(jnp.isinf(ts), 0.0, ts)
+    moves = (values > values.size * jnp.finfo(f0.dtype).eps * largest)[None]
+    exponent = rate * jnp.outer(finite, values)  # (T, K)
+    exponent = jnp.where(limit & moves, jnp.inf, exponent)
     train = None
     if root is None:
         decayed = jnp.exp(-exponent)[:, :, None] * parts[None]
@@ -142,7 +155,8 @@ def _evaluate(
 
     safe = jnp.where(exponent > 0, exponent, 1.0)
     ratio = jnp.where(exponent > 0, -jnp.expm1(-safe) / safe, 1.0)
-    phi = rate * ts[:, None] * ratio
+    arrived = jnp.where(moves, 1.0 / jnp.where(moves, values[None], 1.0), 0.0)
+    phi = jnp.where(limit, arrived, rate * finite[:, None] * ratio)
     dual = jnp.matmul(vectors[None], phi[:, :, None] * parts[None], precision="highest")
     dual = dual.reshape(-1, n, c)
     if root is not None:

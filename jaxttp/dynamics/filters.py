@@ -29,10 +29,8 @@ from jaxttp._types import Params
 from jaxttp.dynamics.optimizers import (
     HeavyBall,
     Optimizer,
-    TracedError,
     inlined,
     keep_dtypes,
-    same_optimizer,
     same_program,
     slots,
 )
@@ -115,12 +113,7 @@ def linear_filter(
     steps = max(PROBE_STEPS, check_integer("steps", steps, at_least=1))
     shapes, tree = jax.tree.flatten(jax.tree.map(_small, params))
     shown = tuple(shapes), tree, steps, jnp.result_type(float)
-    if isinstance(optimizer, HeavyBall):  # its numbers are traced: compiled once, and quick
-        return _filter(optimizer, *shown)
-    try:
-        return _concrete_filter(same_optimizer(optimizer), *shown)
-    except TracedError:  # nothing that is traced may be kept
-        return _filter(optimizer, *shown)
+    return _filter(optimizer, *shown)
 
 
 class _Shape(tuple):
@@ -130,14 +123,6 @@ class _Shape(tuple):
 def _small(leaf: Any) -> _Shape:
     """As many axes as a leaf has, none longer than 2."""
     return _Shape(min(size, 2) for size in np.shape(leaf))
-
-
-@functools.lru_cache(maxsize=64)
-def _concrete_filter(code: Any, shapes: tuple, tree: Any, steps: int, dtype: Any) -> LinearFilter:
-    found = _filter(code.optimizer, shapes, tree, steps, dtype)
-    if found.weight_decay is None:
-        raise TracedError
-    return found
 
 
 def _filter(optimizer: Any, shapes: tuple, tree: Any, steps: int, dtype: Any) -> LinearFilter:
@@ -187,12 +172,14 @@ def _probe(optimizer: Any, params: Params, steps: int) -> tuple[Any, Any, Any]:
     inputs = None
     if params is not None:
         inputs = jax.tree.map(lambda mix: np.tensordot(sequences[0], mix, 1), named)
-    descent = same_program(optimizer)
+    starts = _begun(first, 1)
+    of_names = () if inputs is None else (_begun(inputs, 0),)
+    descent = same_program(optimizer, jax.tree.map(lambda leaf: leaf[0], starts), *of_names)
     respond = inlined(_responses, descent)
-    updates = respond(descent, _arrays(first), jax.vmap(optimizer.init)(_begun(first, 1)))
+    updates = respond(descent, _arrays(first), jax.vmap(optimizer.init)(starts))
     some = None
     if inputs is not None:
-        some = inlined(_run, descent)(descent, _arrays(inputs), optimizer.init(_begun(inputs, 0)))
+        some = inlined(_run, descent)(descent, _arrays(inputs), optimizer.init(*of_names))
     if is_concrete(updates["impulse"]):  # small arrays: nothing to compile
         return _compare(np, jax.tree.map(np.asarray, updates), weights, some, named)
     return _compare(jnp, updates, weights, some, named)
@@ -273,13 +260,6 @@ def start_shares(optimizer: optax.GradientTransformation | HeavyBall) -> tuple[f
     """
     if isinstance(optimizer, HeavyBall):
         return () if optimizer.momentum is None else (0.0,)
-    try:
-        return _kept_shares(same_optimizer(optimizer))
-    except TracedError:
-        return _start_shares(optimizer)
-
-
-def _start_shares(optimizer: optax.GradientTransformation) -> tuple[float, ...]:
     weights = np.array([0.7, -1.3, 0.4, 2.1, -0.6], np.float32)
     starts = (weights, -3.0 * weights[:4])  # of two lengths: a state that mixes weights shows it
     with values_known():
@@ -303,8 +283,3 @@ def _start_shares(optimizer: optax.GradientTransformation) -> tuple[float, ...]:
                 raise ValueError(_HIDDEN)
             shares.append(share)
     return tuple(shares)
-
-
-@functools.lru_cache(maxsize=64)
-def _kept_shares(code: Any) -> tuple[float, ...]:
-    return _start_shares(code.optimizer)

@@ -20,8 +20,10 @@ from jaxttp.dynamics._kernels import (
     check_rate,
     check_times,
     flatten_kernel,
+    regularized,
 )
 from jaxttp.dynamics._trajectory import Trajectory
+from jaxttp.dynamics.closed_form import closed_form
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel, KernelLike
 
@@ -44,6 +46,7 @@ def gradient_flow(
     ts: Any,
     kernel_test: KernelLike | None = None,
     f0_test: ArrayLike | None = None,
+    diag_reg: Any = 0.0,
     solver: str = "auto",
     rtol: float | None = None,
     atol: float | None = None,
@@ -55,15 +58,18 @@ def gradient_flow(
     Test outputs follow df*/dt = -(eta/N) Theta(X*, X) g(f).
 
     Args:
-        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C; an array, on a mesh, or a
-            `jaxttp.ntk.StoredKernel`, which is read once for every product.
+        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C; an array, also on a mesh.
         f0: outputs at t = 0, (N, C).
         y: integer labels (N,) or targets (N, C).
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.
         learning_rate: eta > 0; one unit of time is one step of that size.
-        ts: times (T,), non-negative and increasing; the flow starts at t = 0 whatever ts[0].
+        ts: times (T,), non-negative and increasing, or one time (T = 1); the flow starts at t = 0
+            whatever ts[0]. The last one may be ``jnp.inf``, the limit of training, for the squared
+            error, whose whole path is then that of `closed_form`; other losses need not have one.
         kernel_test: Theta(X*, X) (M, C, N, C), or (M, N).
         f0_test: test outputs at t = 0, (M, C).
+        diag_reg: a number r of at least 0. Training outputs follow the kernel Theta + r m I, where
+            m is the mean of Theta's diagonal; see `closed_form`.
         solver: "tsit5", "dopri8", "kvaerno5" (implicit, for very long horizons) or "auto".
         rtol: relative tolerance of the step-size control; by the dtype when None (1e-5 for
             float32, 1e-8 for float64).
@@ -77,7 +83,8 @@ def gradient_flow(
         A `Trajectory`: train (T, N, C), test (T, M, C) or None, and the solver's step counts.
 
     Raises:
-        ValueError: bad shapes, labels, rate, times or option.
+        ValueError: bad shapes, labels, rate, times, `diag_reg` or option; an infinite time with
+            another loss than the squared error.
         RuntimeError: at run time, when the solver does not reach the last time.
 
     Example:
@@ -97,7 +104,21 @@ def gradient_flow(
     kernel, f0, targets, loss, kernel_test, f0_test = check_problem(
         kernel, f0, y, loss, kernel_test, f0_test
     )
-    ts = check_times(ts, f0.dtype)
+    kernel = regularized(kernel, diag_reg)
+    ts = check_times(ts, f0.dtype, limit=True)
+    if not is_concrete(ts):
+        ts = eqx.error_if(ts, jnp.isinf(ts[-1]), "ts holds infinity: see `closed_form`")
+    elif jnp.isinf(ts[-1]):
+        if loss.name != "squared_error":
+            raise ValueError(
+                f"ts holds infinity: the outputs of loss={loss.name!r} need not have a limit, as "
+                "those of a cross-entropy on labels grow without bound. Give a finite time, or "
+                "loss='squared_error'."
+            )
+        return closed_form(
+            kernel, f0, targets, loss=loss, learning_rate=learning_rate, ts=ts,
+            kernel_test=kernel_test, f0_test=f0_test,
+        )  # fmt: skip
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
     if solver == "auto":
         solver = _choose(kernel, f0, rate, ts)

@@ -24,8 +24,10 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_array, check_choice, check_finite, check_floating, check_integer
 from jaxttp._jit import jit
 from jaxttp._samples import concatenate, count
+from jaxttp._traced import Traced, network_of
 from jaxttp._types import ApplyFn, Params
-from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.gradients import check_gradients
+from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics.batches import PROTOCOLS
@@ -130,28 +132,11 @@ def diagonal_noise(
     check_finite("params", params)
     check_finite("x", x)
     check_per_sample(apply_fn, params, x)
-    targets, loss = encode_targets(loss, y, jax.eval_shape(apply_fn, params, x))
+    targets, loss = encode_targets(loss, y, traced_outputs(apply_fn, params, x))
 
-    @jit
-    def deviation(params: Params, x: Any, targets: Array) -> Params:
-        def gradient(sample: Any, target: Array) -> Params:
-            one = jax.tree.map(lambda leaf: leaf[None], sample)
-            objective = lambda w: loss.sample_loss(apply_fn(w, one)[0], target)  # noqa: E731
-            return jax.grad(objective)(params)
-
-        def add(sums: tuple, pair: tuple) -> tuple:
-            g = gradient(*pair)
-            first = jax.tree.map(jnp.add, sums[0], g)
-            return (first, jax.tree.map(lambda a, b: a + b * b, sums[1], g)), None
-
-        zero = jax.tree.map(jnp.zeros_like, params)
-        (first, second), _ = jax.lax.scan(add, (zero, zero), (x, targets))
-        n = count(x)
-        return jax.tree.map(
-            lambda a, b: jnp.sqrt(jnp.maximum(b / n - (a / n) ** 2, 0.0)), first, second
-        )
-
-    sigma = deviation(params, x, targets)
+    one = jax.tree.map(lambda leaf: leaf[:1], x)
+    sigma = _deviation(network_of(apply_fn).precise(params, one), params, x, targets, loss=loss)
+    check_gradients(apply_fn, params, x, sigma)
 
     def scaled(v: Params, samples: Any) -> Array:
         return apply_fn(jax.tree.map(lambda w, s, u: w + s * u, params, sigma, v), samples)
@@ -159,6 +144,27 @@ def diagonal_noise(
     every = x if x_test is None else concatenate([x, check_samples("x_test", x_test)])
     start = jax.tree.map(jnp.zeros_like, params)
     return kernel_of(scaled, start, every, batch_size=batch_size, max_bytes=max_bytes)
+
+
+@functools.partial(jit, static_argnames="loss")
+def _deviation(network: Traced, params: Params, x: Any, targets: Array, *, loss: Loss) -> Params:
+    """The standard deviation over samples of the gradient of every parameter."""
+
+    def gradient(sample: Any, target: Array) -> Params:
+        one = jax.tree.map(lambda leaf: leaf[None], sample)
+        return jax.grad(lambda w: loss.sample_loss(network(w, one)[0], target))(params)
+
+    def add(sums: tuple, pair: tuple) -> tuple:
+        g = gradient(*pair)
+        first = jax.tree.map(jnp.add, sums[0], g)
+        return (first, jax.tree.map(lambda a, b: a + b * b, sums[1], g)), None
+
+    zero = jax.tree.map(jnp.zeros_like, params)
+    (first, second), _ = jax.lax.scan(add, (zero, zero), (x, targets))
+    n = count(x)
+    return jax.tree.map(
+        lambda a, b: jnp.sqrt(jnp.maximum(b / n - (a / n) ** 2, 0.0)), first, second
+    )
 
 
 def protocol_scale(protocol: str, n: int, batch_size: int) -> float:

@@ -1,15 +1,13 @@
-"""Optimisers as arguments of compiled functions: what is compiled for one serves its siblings.
+"""Optimizers as arguments of compiled functions: what is compiled for one serves its siblings.
 
 A fresh `optax.sgd(0.1)` is made of fresh functions, and a compiled function that closes over them
-is compiled anew. Two values help. `HeavyBall` is the optimiser whose rate and momentum are numbers
+is compiled anew. Two values help. `HeavyBall` is the optimizer whose rate and momentum are numbers
 on the leaves of a pytree. `OptaxProgram` is any optax transformation, equal to another one where
-both are the same code of optax over the same values; the numbers that only its INITIAL state holds,
-such as those of `optax.inject_hyperparams`, travel in that state and may differ.
+the equations of their updates are the same; the numbers that only its INITIAL state holds, such as
+those of `optax.inject_hyperparams`, travel in that state and may differ.
 """
 
 import abc
-import functools
-import types
 from typing import Any
 
 import equinox as eqx
@@ -19,12 +17,9 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_optimizer, is_concrete
-
-LARGE = 1 << 12
-"""Arrays of more entries are compared by identity."""
-DEPTH = 5
-"""How deep traced values are looked for in what is compared by identity."""
+from jaxttp._checks import check_optimizer
+from jaxttp._jit import full_precision
+from jaxttp._traced import Keyed
 
 
 class Optimizer(eqx.Module):
@@ -86,13 +81,13 @@ class HeavyBall(Optimizer):
 
 
 class OptaxProgram(Optimizer):
-    """An optax transformation as a static argument, equal to others of the same program.
+    """An optax transformation as a static argument, equal to others whose steps are the same.
 
     Attributes:
-        code: the transformation, hashable by value.
+        code: the transformation, equal to others of the same equations.
     """
 
-    code: "_Code" = eqx.field(static=True)
+    code: "_KeyedUpdate" = eqx.field(static=True)
 
     def init(self, params: Any) -> optax.OptState:
         """The initial state of ONE of the transformations that are equal; its numbers may differ.
@@ -106,11 +101,15 @@ class OptaxProgram(Optimizer):
         return self.code.optimizer.update(updates, state, params)
 
 
-def same_program(optimizer: Any) -> Optimizer:
-    """An optimiser as an argument of compiled functions.
+def same_program(optimizer: Any, *params: Any) -> Optimizer:
+    """An optimizer as an argument of compiled functions.
+
+    Its update is traced for this, so that what it reads (a global, an attribute) is read now.
 
     Args:
         optimizer: an optax transformation; a `HeavyBall` or `OptaxProgram` is returned as it is.
+        params: weights that it is to step, of which shapes and structure matter; none where that
+            is one vector.
 
     Returns:
         A pytree; what is compiled for it serves others equal to it. Call `init` of `optimizer`
@@ -132,161 +131,65 @@ def same_program(optimizer: Any) -> Optimizer:
     if isinstance(optimizer, Optimizer):
         return optimizer
     check_optimizer(optimizer)
-    return OptaxProgram(_Code(optimizer, exact=False))
-
-
-def same_optimizer(optimizer: Any) -> "_Code":
-    """A hashable value that is equal for optimisers of the same code and ALL the same numbers.
-
-    Raises:
-        TracedError: the optimiser holds traced values, so that nothing may be kept for it.
-    """
-    code = _Code(optimizer, exact=True)
-    if code.traced:
-        raise TracedError
-    return code
-
-
-class TracedError(Exception):
-    """The optimiser holds traced values."""
+    return OptaxProgram(_KeyedUpdate(optimizer, *params))
 
 
 def inlined(function: Any, descent: Optimizer) -> Any:
-    """A compiled function of an optimiser, or its body where the optimiser holds traced values.
+    """A compiled function of an optimizer, or its body where the optimizer holds traced values.
 
     Such values belong to one trace, and must not be kept with what is compiled.
     """
-    if isinstance(descent, OptaxProgram) and descent.code.traced:
-        return function.__wrapped__
+    if isinstance(descent, OptaxProgram) and descent.code.is_traced:
+        return full_precision(function.__wrapped__)
     return function
 
 
-class _Code:
-    """An optax transformation, hashable by what its functions are made of.
+class _KeyedUpdate(Keyed):
+    """An optax transformation, equal to others whose update has the same equations.
 
-    The initial state is passed along (unless `exact`), so of `init` the floating-point numbers do
-    not count, only its code: which parts of the state are shaped like the parameters.
+    The numbers of a state are arguments of the update: only its structure counts. Where no weights
+    are given, those of several shapes stand for them, as an optimizer may look at shapes or names.
+
+    Attributes:
+        optimizer: the transformation.
     """
 
-    def __init__(self, optimizer: Any, *, exact: bool) -> None:
+    def __init__(self, optimizer: Any, *params: Any) -> None:
         self.optimizer = optimizer
-        reader = _Reader()
-        self._key = (reader.read(optimizer.update), reader.read(optimizer.init, exact=exact))
-        self.traced = reader.traced
-        self._hash = hash(self._key)
+        likes = [_VECTOR, *(params or [_SEVERAL])]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Code) and self._key == other._key
+        def steps(given: list[Any]) -> list[Any]:
+            found = [_step(optimizer, *one) for one in given]
+            if all(one is None for one in found):
+                raise ValueError("optimizer steps none of these weights")
+            return found
 
-    def __hash__(self) -> int:
-        return self._hash
-
-
-class _Same:
-    """A value that equals itself alone."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+        with jax.numpy_dtype_promotion("standard"):
+            super().__init__(steps, [(like, _state_of(optimizer, like)) for like in likes])
 
 
-class _Reader:
-    """Functions and what they close over, as nested tuples that can be compared.
-
-    Functions of optax count by their code and contents: what they read beyond that, modules and
-    each other, does not change. All other functions may read a global variable that does, and
-    objects may change: both count by identity.
-    """
-
-    def __init__(self) -> None:
-        self.traced = False
-        self._inside: set[int] = set()
-
-    def read(self, value: Any, *, exact: bool = True) -> Any:
-        """The value as a hashable; without its floating-point numbers unless `exact`."""
-        if value is None or isinstance(value, bool | int | str | bytes):
-            return type(value), value
-        if isinstance(value, float):
-            return (type(value), value.hex()) if exact else (type(value),)
-        if isinstance(value, np.ndarray | np.generic | jax.Array):
-            return self._array(value, exact)
-        if id(value) in self._inside:  # a function that closes over itself
-            return _Same(value)
-        self._inside.add(id(value))
-        try:
-            return self._compound(value, exact)
-        finally:
-            self._inside.remove(id(value))
-
-    def _compound(self, value: Any, exact: bool) -> Any:
-        read = functools.partial(self.read, exact=exact)
-        if isinstance(value, types.FunctionType) and _is_of_optax(value):
-            cells = tuple(map(_contents, value.__closure__ or ()))
-            parts = tuple(map(read, (*cells, value.__defaults__, value.__kwdefaults__)))
-            return value.__module__, value.__code__, parts
-        if isinstance(value, types.MethodType):
-            return types.MethodType, _Same(value.__func__), read(value.__self__)
-        if isinstance(value, functools.partial):
-            return functools.partial, read(value.func), read(value.args), read(value.keywords)
-        if isinstance(value, tuple) or type(value) is list:
-            return type(value), tuple(map(read, value))
-        if type(value) is dict:
-            return dict, tuple((read(k), read(v)) for k, v in value.items())
-        self.traced |= _holds_tracers(value)
-        return _Same(value)
-
-    def _array(self, value: Any, exact: bool) -> Any:
-        if not is_concrete(value):
-            self.traced = True
-            return _Same(value)
-        if isinstance(value, jax.Array) and not (
-            value.is_fully_addressable and jnp.issubdtype(value.dtype, np.number)
-        ):
-            return _Same(value)
-        if value.dtype == object or value.size > LARGE:
-            return _Same(value)
-        what = type(value), value.dtype, value.shape, getattr(value, "weak_type", False)
-        if not exact and np.issubdtype(value.dtype, np.inexact):
-            return what
-        return *what, np.asarray(value).tobytes()
+_VECTOR = jax.ShapeDtypeStruct((3,), np.float32)
+_SEVERAL = {
+    "kernel": jax.ShapeDtypeStruct((4, 3), np.float32),
+    "bias": jax.ShapeDtypeStruct((3,), np.float32),
+    "scale": jax.ShapeDtypeStruct((), np.float32),
+}
 
 
-def _is_of_optax(function: types.FunctionType) -> bool:
-    """Whether it is defined there (`functools.wraps` writes other names on functions)."""
-    return function.__globals__.get("__name__", "").split(".")[0] == "optax"
-
-
-def _holds_tracers(value: Any, depth: int = DEPTH) -> bool:
-    """Whether a function closes over traced values, or an object has them."""
-    if not is_concrete(value):
-        return True
-    if depth == 0 or isinstance(value, type | types.ModuleType | np.ndarray | jax.Array):
-        return False
-    if isinstance(value, types.FunctionType):
-        parts = [_contents(cell) for cell in value.__closure__ or ()]
-    elif isinstance(value, dict):
-        parts = value.values()
-    elif isinstance(value, tuple | list):
-        parts = value
-    else:
-        parts = getattr(value, "__dict__", {}).values()
-    return any(_holds_tracers(part, depth - 1) for part in parts)
-
-
-class _Empty:
-    """Stands for a variable of a closure that has no value yet."""
-
-
-def _contents(cell: types.CellType) -> Any:
+def _state_of(optimizer: Any, params: Any) -> Any:
+    """The shapes of a fresh state; None where it does not take these weights."""
     try:
-        return cell.cell_contents
-    except ValueError:
-        return _Empty
+        return jax.eval_shape(lambda w: optimizer.init(w), params)
+    except Exception:
+        return None
+
+
+def _step(optimizer: Any, params: Any, state: Any) -> Any:
+    """An update; None where the optimizer does not step these weights by gradients alone."""
+    try:
+        return optimizer.update(params, state, params)
+    except Exception:
+        return None
 
 
 def keep_dtypes(state: Any, like: Any) -> Any:

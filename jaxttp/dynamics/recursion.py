@@ -20,7 +20,6 @@ from jaxttp._checks import check_integer
 from jaxttp._jit import jit
 from jaxttp.dynamics._dual import Coefficients, dual_gradient, output_limit, start
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
-from jaxttp.dynamics._stored_rows import follow_rows, has_rows, start_rows
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.filters import linear_filter
@@ -48,9 +47,7 @@ def recursion(
     """Outputs of the linearised network under an optimiser, step for step and exactly.
 
     Args:
-        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C; an array, on a mesh, or a
-            `jaxttp.ntk.StoredKernel`, which is read once for every product; or the kernel of a
-            `jaxttp.ntk.StoredSketch`, of which a step with `batch_size` reads the batch's rows.
+        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C; an array, also on a mesh.
         f0: outputs before training (N, C).
         y: integer labels (N,) or targets (N, C).
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.
@@ -108,12 +105,10 @@ def recursion(
         initial_tangent_test = jnp.asarray(initial_tangent_test, f0.dtype)
     if isinstance(optimizer, HeavyBall):
         optimizer = optimizer.with_velocity()
-    by_rows = indices is not None and has_rows(kernel)
-    descent, state = same_program(optimizer), None
+    descent, state = same_program(optimizer, start(f0)), None
     if descent is not optimizer:  # the numbers of an initial state are its own
-        state = optimizer.init(start_rows(kernel, f0) if by_rows else start(f0))
-    follow = follow_rows if by_rows else _follow
-    return inlined(follow, descent)(
+        state = optimizer.init(start(f0))
+    return inlined(_follow, descent)(
         descent, state, kernel, f0, targets, indices, tangent, kernel_test, f0_test,
         initial_tangent_test, loss=loss, steps=steps,
     )  # fmt: skip

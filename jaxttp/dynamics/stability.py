@@ -17,6 +17,7 @@ from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.losses import Loss
 from jaxttp.ntk._lanczos import lanczos
 from jaxttp.ntk.factored import Kernel, KernelLike
+from jaxttp.ntk.row_sharded import on_many_devices
 
 LANCZOS_STEPS = 64
 OPERATOR_STEPS = 31
@@ -62,6 +63,8 @@ def largest_curvature(
 def _largest_curvature(kernel: Kernel, f0: Array, targets: Array, loss: Loss) -> Array:
     if f0.size <= DENSE:  # a program that is compiled in a third of the time
         return _largest_dense(kernel, f0, targets, loss)
+    if isinstance(kernel, Array) and kernel.ndim == 2 and not on_many_devices(kernel):
+        return _largest_repeated(kernel, f0, targets, loss)
     return curvature_modes(kernel, f0, targets, loss)[0][0]
 
 
@@ -70,6 +73,22 @@ def _largest_dense(kernel: Kernel, f0: Array, targets: Array, loss: Loss) -> Arr
     root = _hessian_root(f0, targets, loss)
     values = decompose(jnp.linalg.eigvalsh, _rooted_kernel(kernel, root))
     return jnp.maximum(values[-1], 0.0)
+
+
+@functools.partial(jit, static_argnums=3)
+def _largest_repeated(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Array:
+    """Of K ⊗ I_C: with K = R R^T it is that of (1/N) R^T H R, for which no H is formed."""
+    (n, c), (values, vectors) = f0.shape, decompose(jnp.linalg.eigh, kernel)
+    root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None]
+
+    def product(flat: Array) -> Array:
+        moved = jnp.dot(root, flat.reshape(n, c), precision="highest")
+        pushed = loss.hessian_vector_product(f0, targets, moved)
+        return jnp.dot(root.T, pushed, precision="highest").reshape(-1) / n
+
+    start = jax.random.normal(jax.random.key(0), (n * c,), f0.dtype)
+    found = lanczos(product, product(start), LANCZOS_STEPS)
+    return jnp.max(jnp.where(found.known, found.values, 0.0))
 
 
 @functools.partial(jit, static_argnums=3)

@@ -22,15 +22,17 @@ from jaxtyping import Array, Float
 
 from jaxttp._checks import check_finite, check_floating, check_integer, is_concrete
 from jaxttp._jit import jit
-from jaxttp._quick import quick
+from jaxttp._products import with_forward_mode
 from jaxttp._result import RESULT
 from jaxttp._samples import count
+from jaxttp._traced import Traced, network_of
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import output_shape
 from jaxttp.dynamics._dual import dual_gradient, output_limit
 from jaxttp.dynamics._kernels import check_rate, check_times
-from jaxttp.dynamics._network import compile_network, kept
+from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._promoted import promote_all
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.batches import batch_indices
@@ -89,6 +91,17 @@ class WeightSpaceTrajectory(eqx.Module):
             f"{100 * mismatch:.2g} % of their predicted change{advice}"
         )
 
+    @property
+    def doubted_from(self) -> int | None:
+        """The step from which on times are not early any more; None where all may be taken.
+
+        What a linearization misses is of second order in the displacement, so that its share of the
+        predicted change grows in proportion to it, to `mismatch` at the end.
+        """
+        moved = np.asarray(self.displacement)
+        late = float(self.mismatch) * moved > EARLY_ONLY * moved[-1]
+        return int(np.argmax(late)) if np.any(late) else None
+
 
 def weight_space(
     apply_fn: ApplyFn,
@@ -126,7 +139,7 @@ def weight_space(
 
     Raises:
         ValueError: bad labels, steps, batch size or protocol; a batch size without a key; an
-            optimiser that needs more than gradients and weights.
+            optimiser that needs more than gradients and weights; gradients that are not finite.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -146,24 +159,28 @@ def weight_space(
     check_rows(apply_fn, params, x)
     x_test = None if x_test is None else check_samples("x_test", x_test)
     params, x, x_test = promote_all(params, x, x_test)
-    f0 = compile_network(apply_fn)[0](params, x)
+    network = network_of(apply_fn)
+    f0 = compile_network(network)[0](params, x)
     check_finite("apply_fn(params, x)", f0)
     targets, loss = encode_targets(loss, y, f0)
     indices = None
     if batch_size is not None:
         indices = batch_indices(key, f0.shape[0], batch_size, steps, protocol=protocol)
-    descent = same_program(optimizer)
+    descent = same_program(optimizer, params)
     state = optimizer.init(params)
-    begin, step, end = kept(_training, apply_fn)
-    step = functools.partial(inlined(step, descent), descent, loss=loss)
-    f0, push = begin(params, x)
-    f0_test, push_test = (None, None) if x_test is None else begin(params, x_test)
+    step = functools.partial(inlined(_step, descent), descent, loss=loss)
+    f0, push = _linearized(network.precise(params, x), params, x)
+    f0_test, push_test = None, None
+    if x_test is not None:
+        f0_test, push_test = _linearized(network.precise(params, x_test), params, x_test)
     given = (push, push_test, params, f0, targets)
     moved, reports = _walk(step, given, _first(params, state), indices, steps)
+    _, test, _, alive = reports
+    check_gradients(apply_fn, params, x, jnp.where(alive, 0.0, jnp.nan))
+    check_gradients(apply_fn, params, x_test, test, name="x_test")
     *curves, last = _collect(params, f0, f0_test, *reports)
-    return WeightSpaceTrajectory(
-        *curves, *end(params, moved, x, f0, last), linear=_is_linear(optimizer, params, steps)
-    )
+    end = _end(network.precise(params, x), params, moved, x, f0, last)
+    return WeightSpaceTrajectory(*curves, *end, linear=_is_linear(optimizer, params, steps))
 
 
 def check_rows(apply_fn: ApplyFn, params: Params, x: Any) -> None:
@@ -248,50 +265,49 @@ def _walk(step: Any, given: tuple, first: tuple, indices: Array | None, steps: i
     return carry[0], jax.tree.map(lambda *rows: jax.device_put(np.stack(rows)), *found)
 
 
-@functools.lru_cache(maxsize=8)
-def _training(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
-    """Linearisation, step and end of a network's training, compiled."""
-    network = quick(apply_fn)
+@jit
+def _linearized(network: Traced, params: Params, x: Any) -> tuple[Array, Callable[[Params], Array]]:
+    """The outputs, and the product with the Jacobian as a function that is a pytree."""
+    return jax.linearize(with_forward_mode(lambda w: network(w, x), params), params)
 
-    @jit
-    def begin(params: Params, x: Any) -> tuple[Array, Callable[[Params], Array]]:
-        return jax.linearize(lambda w: network(w, x), params)
 
-    @functools.partial(jit, static_argnames="loss", donate_argnames=("moved", "state"))
-    def step(
-        optimizer: Optimizer,
-        push: Callable[[Params], Array],
-        push_test: Callable[[Params], Array] | None,
-        params: Params,
-        f0: Array,
-        targets: Array,
-        moved: Params,
-        state: optax.OptState,
-        f: Array,
-        alive: Array,
-        batch: Array | None,
-        *,
-        loss: Loss,
-    ) -> tuple[tuple, tuple]:
-        pull = jax.linear_transpose(push, params)
-        (gradient,) = pull(dual_gradient(loss, f, targets, batch))
-        weights = jax.tree.map(jnp.add, params, moved)
-        updates, after = optimizer.update(gradient, state, weights)
-        state = keep_dtypes(after, state)
-        new = jax.tree.map(lambda m, u: m + u.astype(m.dtype), moved, updates)
-        new_f = f0 + push(new)
-        alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
-        moved, f = jax.tree.map(lambda a, b: jnp.where(alive, a, b), (new, new_f), (moved, f))
-        test = None if push_test is None else push_test(moved)
-        return (moved, state, f, alive), (f, test, _norm(moved), alive)
+@functools.partial(jit, static_argnames="loss", donate_argnames=("moved", "state"))
+def _step(
+    optimizer: Optimizer,
+    push: Callable[[Params], Array],
+    push_test: Callable[[Params], Array] | None,
+    params: Params,
+    f0: Array,
+    targets: Array,
+    moved: Params,
+    state: optax.OptState,
+    f: Array,
+    alive: Array,
+    batch: Array | None,
+    *,
+    loss: Loss,
+) -> tuple[tuple, tuple]:
+    pull = jax.linear_transpose(push, params)
+    (gradient,) = pull(dual_gradient(loss, f, targets, batch))
+    weights = jax.tree.map(jnp.add, params, moved)
+    updates, after = optimizer.update(gradient, state, weights)
+    state = keep_dtypes(after, state)
+    new = jax.tree.map(lambda m, u: m + u.astype(m.dtype), moved, updates)
+    new_f = f0 + push(new)
+    alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
+    moved, f = jax.tree.map(lambda a, b: jnp.where(alive, a, b), (new, new_f), (moved, f))
+    test = None if push_test is None else push_test(moved)
+    return (moved, state, f, alive), (f, test, _norm(moved), alive)
 
-    @jit
-    def end(params: Params, moved: Params, x: Any, f0: Array, f: Array) -> tuple[Array, Array]:
-        outputs = network(jax.tree.map(jnp.add, params, moved), x)
-        gone = jnp.linalg.norm(f - f0)
-        return outputs, jnp.linalg.norm(outputs - f) / jnp.where(gone > 0, gone, 1.0)
 
-    return begin, step, end
+@jit
+def _end(
+    network: Traced, params: Params, moved: Params, x: Any, f0: Array, f: Array
+) -> tuple[Array, Array]:
+    """The network's outputs at the last weights, and how far the predicted ones are off."""
+    outputs = network(jax.tree.map(jnp.add, params, moved), x)
+    gone = jnp.linalg.norm(f - f0)
+    return outputs, jnp.linalg.norm(outputs - f) / jnp.where(gone > 0, gone, 1.0)
 
 
 def weight_space_flow(
@@ -331,7 +347,7 @@ def weight_space_flow(
         A `Trajectory`: train (T, N, C), and the solver's step counts.
 
     Raises:
-        ValueError: bad labels, rate or times.
+        ValueError: bad labels, rate or times; gradients that are not finite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -348,64 +364,67 @@ def weight_space_flow(
     x = check_samples("x", x)
     check_rows(apply_fn, params, x)
     params, x = promote_all(params, x)
-    f0 = compile_network(apply_fn)[0](params, x)
+    network = network_of(apply_fn)
+    f0 = compile_network(network)[0](params, x)
     check_finite("apply_fn(params, x)", f0)
     targets, loss = encode_targets(loss, y, f0)
     ts = check_times(ts, f0.dtype)
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
-    run = kept(_flow, apply_fn, linearized)
     accuracy = tolerances(f0.dtype, rtol, atol)
-    return run(params, x, f0, targets, ts, rate, accuracy, loss=loss, max_steps=max_steps)
+    try:
+        path = _flow(
+            network.precise(params, x), params, x, f0, targets, ts, rate, accuracy, loss=loss,
+            max_steps=max_steps, linearized=linearized,
+        )  # fmt: skip
+        return jax.block_until_ready(path)
+    except Exception:  # the solver's, which does not know why no step is small enough
+        check_gradients(apply_fn, params, x, jnp.nan)
+        raise
 
 
-@functools.lru_cache(maxsize=8)
-def _flow(apply_fn: ApplyFn, linearized: bool) -> Callable[..., Trajectory]:
-    """The compiled flow of a network."""
-    network = quick(apply_fn)
+@functools.partial(jit, static_argnames=("loss", "max_steps", "linearized"))
+def _flow(
+    network: Traced,
+    params: Params,
+    x: Any,
+    f0: Array,
+    targets: Array,
+    ts: Array,
+    rate: Array,
+    accuracy: tuple[Array, Array],
+    *,
+    loss: Loss,
+    max_steps: int,
+    linearized: bool,
+) -> Trajectory:
+    _, push = jax.linearize(with_forward_mode(lambda w: network(w, x), params), params)
 
-    @functools.partial(jit, static_argnames=("loss", "max_steps"))
-    def run(
-        params: Params,
-        x: Any,
-        f0: Array,
-        targets: Array,
-        ts: Array,
-        rate: Array,
-        accuracy: tuple[Array, Array],
-        *,
-        loss: Loss,
-        max_steps: int,
-    ) -> Trajectory:
-        _, push = jax.linearize(lambda w: network(w, x), params)
+    def outputs(moved: Params) -> Array:
+        if linearized:
+            return f0 + push(moved)
+        return network(jax.tree.map(jnp.add, params, moved), x)
 
-        def outputs(moved: Params) -> Array:
-            if linearized:
-                return f0 + push(moved)
-            return network(jax.tree.map(jnp.add, params, moved), x)
+    def field(t: Any, moved: Params, args: Any) -> Params:
+        f, pull = jax.vjp(outputs, moved)
+        (gradient,) = pull(loss.gradient(f, targets))
+        return jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)
 
-        def field(t: Any, moved: Params, args: Any) -> Params:
-            f, pull = jax.vjp(outputs, moved)
-            (gradient,) = pull(loss.gradient(f, targets))
-            return jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)
-
-        solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(field),
-            diffrax.Tsit5(),
-            t0=jnp.zeros((), f0.dtype),
-            t1=ts[-1],
-            dt0=None,
-            y0=jax.tree.map(jnp.zeros_like, params),
-            saveat=diffrax.SaveAt(ts=ts, fn=lambda t, moved, args: outputs(moved)),
-            stepsize_controller=diffrax.PIDController(*accuracy),
-            max_steps=max_steps,
-        )
-        stats = solution.stats
-        assert solution.ys is not None
-        return Trajectory(
-            ts, solution.ys, None, stats["num_accepted_steps"], stats["num_rejected_steps"]
-        )
-
-    return run
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(field),
+        diffrax.Tsit5(),
+        t0=jnp.zeros((), f0.dtype),
+        t1=ts[-1],
+        dt0=None,
+        y0=jax.tree.map(jnp.zeros_like, params),
+        saveat=diffrax.SaveAt(ts=ts, fn=lambda t, moved, args: outputs(moved)),
+        stepsize_controller=diffrax.PIDController(*accuracy),
+        max_steps=max_steps,
+    )
+    stats = solution.stats
+    assert solution.ys is not None
+    return Trajectory(
+        ts, solution.ys, None, stats["num_accepted_steps"], stats["num_rejected_steps"]
+    )
 
 
 def _norm(tree: Params) -> Array:

@@ -1,7 +1,6 @@
 """The network at weights that a forecast predicts."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,6 @@ from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
-Network = Callable[[Params, Any], Array]
 POINTS = 64
 """Points on a way that are looked at."""
 SHARE, LEAST = 5, 32
@@ -50,7 +48,7 @@ class Subset(NamedTuple):
     def some(self) -> "Subset":
         """As many as the network is asked about, drawn by lot, the same ones every time.
 
-        All of them where the kernel lies on many devices or on a disk.
+        All of them where the kernel lies on many devices.
         """
         size = sampled(self.size)
         rows = np.sort(np.random.default_rng(0).permutation(self.size)[:size])

@@ -11,9 +11,10 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._jit import jit
-from jaxttp._quick import quick
 from jaxttp._samples import count, take
+from jaxttp._traced import Traced, network_of
 from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics.optimizers import Optimizer, inlined, same_program
 from jaxttp.losses import Loss
 
 LOWEST = 0.02
@@ -200,13 +201,14 @@ def watcher(
         >>> look(jnp.zeros(()))
         2.0
     """
-    evaluate = jit(lambda weights, a, b: loss.value(network(weights, a), b))
+    traced = network_of(network)
 
     def look(weights: Params) -> float:
         total, parts = count(x), 0.0
         for first in range(0, total, batch_size):
             some = slice(first, first + batch_size)
-            part = evaluate(weights, take(x, some), targets[some])
+            batch = take(x, some)
+            part = _loss(traced.precise(weights, batch), weights, batch, targets[some], loss=loss)
             parts += float(part) * min(batch_size, total - first) / total
         return parts
 
@@ -323,25 +325,17 @@ def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarra
     return (near @ values) / np.sum(near, axis=1)
 
 
-def held_programs(network: ApplyFn, loss: Loss, optimizer: optax.GradientTransformation) -> tuple:
+def held_programs(
+    network: ApplyFn, loss: Loss, optimizer: optax.GradientTransformation, params: Params
+) -> tuple:
     """Loss and gradient, loss, many steps with one gradient, and sums of weights; compiled."""
-    quickly = quick(network)
+    traced, descent = network_of(network), same_program(optimizer, params)
+
+    def gradient(params: Params, x: Any, targets: Array) -> tuple[Array, Params]:
+        return _loss_and_gradient(traced.precise(params, x), params, x, targets, loss=loss)
 
     def value(params: Params, x: Any, targets: Array) -> Array:
-        return loss.value(quickly(params, x), targets)
-
-    @jit
-    def hold(
-        params: Params, state: Any, held: Params, times: Array, scale: Array
-    ) -> tuple[Params, Any, Array]:
-        def one(_: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
-            updates, after = optimizer.update(held, carry[1], carry[0])
-            updates = jax.tree.map(lambda u: jnp.asarray(scale, u.dtype) * u, updates)
-            return optax.apply_updates(carry[0], updates), after
-
-        moved, state = jax.lax.fori_loop(0, times, one, (params, state))
-        change = jax.tree.map(jnp.subtract, moved, params)
-        return moved, state, jnp.asarray(optax.tree.vdot(held, change))
+        return _loss(traced.precise(params, x), params, x, targets, loss=loss)
 
     def mix(weights: list[Params], shares: np.ndarray) -> Params:
         def one(*leaves: Array) -> Array:
@@ -352,4 +346,32 @@ def held_programs(network: ApplyFn, loss: Loss, optimizer: optax.GradientTransfo
 
         return jax.tree.map(one, *weights)
 
-    return jit(jax.value_and_grad(value)), jit(value), hold, mix
+    return gradient, value, functools.partial(inlined(_hold, descent), descent), mix
+
+
+@functools.partial(jit, static_argnames="loss")
+def _loss(network: Traced, params: Params, x: Any, targets: Array, *, loss: Loss) -> Array:
+    return loss.value(network(params, x), targets)
+
+
+@functools.partial(jit, static_argnames="loss")
+def _loss_and_gradient(
+    network: Traced, params: Params, x: Any, targets: Array, *, loss: Loss
+) -> tuple[Array, Params]:
+    return jax.value_and_grad(lambda w: loss.value(network(w, x), targets))(params)
+
+
+@jit
+def _hold(
+    optimizer: Optimizer, params: Params, state: Any, held: Params, times: Array, scale: Array
+) -> tuple[Params, Any, Array]:
+    """Many steps with one gradient, and its product with the change of the weights."""
+
+    def one(_: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
+        updates, after = optimizer.update(held, carry[1], carry[0])
+        updates = jax.tree.map(lambda u: jnp.asarray(scale, u.dtype) * u, updates)
+        return optax.apply_updates(carry[0], updates), after
+
+    moved, state = jax.lax.fori_loop(0, times, one, (params, state))
+    change = jax.tree.map(jnp.subtract, moved, params)
+    return moved, state, jnp.asarray(optax.tree.vdot(held, change))

@@ -206,8 +206,8 @@ def _stable(rates: Rates, batch_size: int | None) -> str:
 
 
 def _beyond(rates: Rates, curve: _Curve) -> str:
-    """Where some step is."""
-    if rates.constant and rates.known:
+    """Where some step is; a loss that never comes to twice its start does not diverge."""
+    if rates.constant and rates.known and curve.highest > RISE * curve.first:
         rate = float(rates.rates[rates.peak])
         return f"diverges above η = {rates.limit:.4g} (learning rate {rate:g}){curve.down}"
     return f"{_above(rates, rates.batches)}; the real network may not survive it{curve.down}"
@@ -217,7 +217,8 @@ def _above(rates: Rates, where: str) -> str:
     """By how much, and when, the rates are beyond their limit."""
     share, above = float(rates.shares[rates.peak]), rates.above
     rate = float(rates.rates[rates.peak])
-    what = f"peak rate {rate:.3g}" if rates.known else "its largest step"
+    which = "learning" if rates.constant else "peak"
+    what = f"{which} rate {rate:.3g}" if rates.known else "its largest step"
     of = f"the limit {rates.limit:.3g}" if rates.known else "the largest stable one"
     begin, end = int(above[0]), int(above[-1]) + 1
     when = f" from step {begin}" if begin else ""

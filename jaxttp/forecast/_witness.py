@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxttp._types import Params
+from jaxttp._types import ApplyFn, Params
 from jaxttp.crossing import training_time
-from jaxttp.dynamics._network import outputs_and_pull, see_ahead
+from jaxttp.dynamics._network import outputs_and_pull
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.forecast._along import (
-    Network,
     Subset,
     loss_and_square,
     point_on_the_way,
@@ -20,7 +19,6 @@ from jaxttp.forecast._along import (
     weights_at,
 )
 from jaxttp.forecast._curves import loss_and_error
-from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss
 
 TOWARDS, ASKED = 0.1, 0.2
@@ -80,19 +78,8 @@ def batch_of_questions(samples: int, batch_size: int | None) -> int:
     return math.ceil(samples / math.ceil(samples / (batch_size or samples)))
 
 
-def compile_questions(problem: Problem, batch_size: int | None) -> None:
-    """Compile in the background what `ask_network` will ask, of as many samples.
-
-    Args:
-        problem: network and data.
-        batch_size: as for `ask_network`.
-    """
-    size = batch_of_questions(sampled(problem.f0.shape[0]), batch_size)
-    see_ahead(problem.network, problem.weights, problem.x, problem.f0, size)
-
-
 def ask_network(
-    network: Network,
+    network: ApplyFn,
     params: Params,
     whole: Subset,
     loss: Loss,

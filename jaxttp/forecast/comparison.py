@@ -271,10 +271,15 @@ def _best(swept: Sweep) -> int:
 @full_precision
 def _explain(kernel: Kernel, problem: Problem) -> Explanation:
     f0, gradient = problem.f0, problem.loss.gradient(problem.f0, problem.targets)
-    system = eigendecomposition(kernel)
-    values = np.asarray(system.values, np.float64)
-    shares = np.asarray(label_alignment(system, gradient), np.float64)
-    total, largest, rank = float(shares.sum()), float(values[0]), int(system.rank)
+    system, times = eigendecomposition(kernel), 1
+    if kernel.ndim == 4:
+        shares = label_alignment(system, gradient)
+    else:  # K ⊗ I_C has every eigenvalue of K for each output
+        times = gradient.shape[1]
+        shares = jax.vmap(label_alignment, (None, 1), 1)(system, gradient).reshape(-1)
+    values = np.repeat(np.asarray(system.values, np.float64), times)
+    shares = np.asarray(shares, np.float64)
+    total, largest, rank = float(shares.sum()), float(values[0]), times * int(system.rank)
     if not (total > 0 and largest > 0):  # nothing is left to learn, or nothing moves
         return Explanation(0.0, 0.0, float("nan"), rank, largest / f0.shape[0], 0.0, 0.0)
     _, pull, _ = compile_network(problem.network)

@@ -59,6 +59,7 @@ class Doubt:
         level: float = LEVEL,
         sketched: tuple[Array, Array] | None = None,
         targets: Iterable[Target] = (),
+        doubted_from: int | None = None,
     ) -> "Doubt":
         """Read a path.
 
@@ -71,6 +72,8 @@ class Doubt:
                 `without_parts`.
             targets: read off the same curves, averaged as the rule's; those of the test samples
                 have neither band nor uncertainty.
+            doubted_from: see `Prediction`; later times, and those that are not reached, have
+                neither band nor uncertainty then.
         """
         band = None
         if path.draws is not None:
@@ -80,12 +83,14 @@ class Doubt:
             ends = with_error(whole, path.loss, jackknife(sketched[0]), level)
             band = jnp.maximum(jnp.asarray(ends, path.loss.dtype), 0.0)
         own = _read(path, rule, stable=stable, level=level, sketched=sketched)
+        own = own.until(doubted_from)
         asked = {}
         for target in targets:
             seen, parts = (path, sketched) if target.on == "train" else (_test(path), None)
             found = _read(seen, target.rule(rule.smooth), stable=stable, level=level,
                           sketched=parts)  # fmt: skip
-            asked[target] = _Times(*(None if v is None else v[target.value] for v in found))
+            found = found.until(doubted_from)
+            asked[target] = _Times(*(None if v is None else v.get(target.value) for v in found))
         return cls(
             own.steps, band, own.band, own.uncertainty,
             targets={target: one.steps for target, one in asked.items()},
@@ -102,6 +107,17 @@ class _Times(NamedTuple):
     steps: Any
     band: Any
     uncertainty: Any
+
+    def until(self, step: int | None) -> "_Times":
+        """The same, without bands and errors of times after a step, and of none; None for all."""
+        if step is None:
+            return self
+        sure = {threshold for threshold, time in self.steps.items() if 0 <= time <= step}
+        band, uncertainty = (
+            found and {e: one for e, one in found.items() if e in sure}
+            for found in (self.band, self.uncertainty)
+        )
+        return _Times(self.steps, band, uncertainty)
 
 
 def _test(path: Path) -> Path:

@@ -14,6 +14,7 @@ from jaxttp._result import RESULT, wrapped
 from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
+from jaxttp.dynamics._kernels import flatten_kernel
 from jaxttp.forecast._options import choose_kernel, refuse_mesh
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.hyperparameters import Hyperparameters
@@ -217,7 +218,8 @@ def extrapolate(
     draw, *halves = jax.random.split(key, resamples + 1)
     chosen = np.asarray(jax.random.permutation(draw, m))[:subset]
     lines = Linearizer(problem.take(chosen), estimator)
-    theta = np.asarray(lines.first)
+    outputs = (subset, problem.classes)
+    theta = np.asarray(flatten_kernel(lines.first, problem.classes)).reshape(*outputs, *outputs)
     size = _squared_error(problem)
     curve = functools.partial(
         _curve, lines, theta, setting, samples=n, size=size, method=method, head=head, alpha=alpha

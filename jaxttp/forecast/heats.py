@@ -19,15 +19,15 @@ from jaxtyping import Array
 
 from jaxttp._jit import jit
 from jaxttp._samples import take
-from jaxttp._types import ApplyFn
-from jaxttp.dynamics._network import kept
+from jaxttp._traced import Traced, network_of
+from jaxttp._types import Params
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.price import STEP
 from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss
 from jaxttp.rule import Target
-from jaxttp.training import make_step
+from jaxttp.training import TrainingStep
 
 FIRST, GROWTH, KEEP, LEAST = 4, 1.6, 0.6, 3
 """Steps of the first heat, how they grow, which share goes on, and how many at least."""
@@ -71,8 +71,6 @@ class Track:
     """What all run on: data, batches, programs, and when the loss is looked at."""
 
     problem: Problem
-    value: Callable[..., Any]
-    evaluate: Callable[..., Any]
     indices: np.ndarray | None
     every: int
     steps: dict[Any, Callable[..., Any]] = dataclasses.field(default_factory=dict)
@@ -83,18 +81,30 @@ class Track:
     ) -> "Track":
         """Of a problem, for settings that share loss, batch size and horizon with one of them."""
         n = len(problem.f0)
-        programs = kept(_programs, problem.network, problem.loss)
         if one.batch_size is None:
-            return cls(problem, *programs, None, 1)
+            return cls(problem, None, 1)
         drawn = batch_indices(key, n, one.batch_size, one.steps, protocol=protocol)
-        return cls(problem, *programs, np.asarray(drawn), math.ceil(n / (STEP * one.batch_size)))
+        return cls(problem, np.asarray(drawn), math.ceil(n / (STEP * one.batch_size)))
 
-    def step(self, stepper: optax.GradientTransformation) -> Callable[..., Any]:
+    def value(self, outputs: Array, targets: Array) -> Array:
+        """The loss of outputs."""
+        return self.problem.loss.value(outputs, targets)
+
+    def evaluate(self, weights: Params) -> Array:
+        """The loss of weights, on all samples."""
+        problem = self.problem
+        network = network_of(problem.network).precise(weights, problem.x)
+        return _loss(network, weights, problem.x, problem.targets, loss=problem.loss)
+
+    def step(
+        self, algorithm: Any, stepper: optax.GradientTransformation, numbers: dict[str, float]
+    ) -> Callable[..., Any]:
         """A step of an algorithm, compiled once for all of its settings."""
-        if stepper not in self.steps:
+        key = algorithm, *numbers
+        if key not in self.steps:
             problem = self.problem
-            self.steps[stepper] = kept(_step, problem.network, problem.loss, stepper)
-        return self.steps[stepper]
+            self.steps[key] = TrainingStep(problem.network, problem.loss, stepper)
+        return self.steps[key]
 
     def batch(self, t: int) -> tuple[Any, Array]:
         """The samples of step t, and their targets."""
@@ -104,16 +114,9 @@ class Track:
         return take(x, self.indices[t]), targets[self.indices[t]]
 
 
-@functools.lru_cache(maxsize=16)
-def _programs(network: ApplyFn, loss: Loss) -> tuple[Callable, Callable]:
-    """The loss of outputs, and the loss of weights."""
-    return (
-        jit(loss.value),
-        jit(lambda w, x, targets: loss.value(network(w, x), targets)),
-    )
-
-
-_step = functools.lru_cache(maxsize=16)(make_step)
+@functools.partial(jit, static_argnames="loss")
+def _loss(network: Traced, weights: Params, x: Any, targets: Array, *, loss: Loss) -> Array:
+    return loss.value(network(weights, x), targets)
 
 
 class Runner:
@@ -121,7 +124,8 @@ class Runner:
 
     def __init__(self, setting: Hyperparameters, track: Track) -> None:
         stepper, numbers = setting.stepper()
-        self.rates, self.track, self.step = setting.rates(), track, track.step(stepper)
+        self.rates, self.track = setting.rates(), track
+        self.step = track.step(setting.algorithm, stepper, numbers)
         self.weights = track.problem.weights
         self.state: Any = stepper.init(self.weights)
         for name, value in numbers.items():
@@ -182,9 +186,8 @@ class Runner:
         numbers[name] = jnp.asarray(value, numbers[name].dtype)
 
     def _look(self, t: int, goal: Target | None) -> None:
-        problem = self.track.problem
         self.looks += 1
-        self._note(t, float(self.track.evaluate(self.weights, problem.x, problem.targets)), goal)
+        self._note(t, float(self.track.evaluate(self.weights)), goal)
 
     def _note(self, t: int, loss: float, goal: Target | None) -> None:
         self.at.append(t)

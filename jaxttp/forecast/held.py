@@ -34,6 +34,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
+from jaxttp._bounded import give_back
 from jaxttp._checks import (
     check_finite,
     check_floating,
@@ -44,9 +45,12 @@ from jaxttp._checks import (
     check_optimizer,
 )
 from jaxttp._samples import count, take
+from jaxttp._traced import network_of
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters import as_rows, check_per_sample
+from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.dynamics._network import in_two
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.weight_space import check_stepping
 from jaxttp.forecast._held_path import (
@@ -120,7 +124,7 @@ def held_forecast(
 
     Raises:
         ValueError: a share that pays for fewer than 24 knots beside the points of the curve; steps,
-            batches, labels or an optimiser that do not fit.
+            batches, labels or an optimiser that do not fit; gradients that are not finite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -152,9 +156,11 @@ def held_forecast(
         check_finite(name, given[name])
     protocol = check_batches(batch_size, key, protocol, count(x))
     rows, outputs = as_rows(apply_fn, params, x)
+    rows = network_of(rows)
     few = take(x, slice(0, FEW))
-    check_per_sample(rows, params, few)
-    check_finite("apply_fn(params, x)", rows(params, few))
+    evaluated = in_two(rows).evaluate(params, few)
+    check_per_sample(rows, params, few, evaluated=evaluated)
+    check_finite("apply_fn(params, x)", evaluated.outputs)
     given_loss = get_loss(loss)
     targets, loss = encode_targets(given_loss, y, outputs)
     seen = as_rows(apply_fn, params, x_watched)[1]
@@ -163,7 +169,7 @@ def held_forecast(
     fresh = None if total_samples is None else count(x) // batch_size
     look_cost = FORWARD * count(x_watched) / batch_size
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
-    programs = held_programs(rows, loss, optimizer)
+    programs = held_programs(rows, loss, optimizer, params)
     sizes, beside = step_sizes(optimizer, params, steps), POINTS * look_cost
     paid, most = share * steps, affordable(share, steps, beside, batch_size)
 
@@ -180,7 +186,9 @@ def held_forecast(
         )  # fmt: skip
 
     begin = HeldState(0, params, optimizer.init(params), look(params))
+    give_back()  # what compiling has left: hundreds of MB for a large network
     whole, scale = follow(begin, 1.0, most, POINTS), 1.0
+    check_gradients(rows, params, x, (whole.before, whole.loss))
     paid -= cost_of(whole, look_cost) + look_cost
     while whole.left:
         part, good, scale = whole.upto_good(), whole.good, scale / 2

@@ -74,11 +74,12 @@ class HeldForecast:
             f"HeldForecast of {steps:,} steps from {count:,} gradients, "
             f"{100 * self.share:.2g} % of the training's cost",
             f"  loss {self.loss[0]:.4g} to {self.loss[-1]:.4g}"
-            + ("" if self.diverged else f" ± {self.uncertainty[-1]:.2g}"),
+            + (f" ± {self.uncertainty[-1]:.2g}" if self.is_bounded else ""),
         ]
         way = "drop" if self.loss[-1] <= self.loss[0] else "rise"
+        never = "never" if self.is_bounded else "not reached, see trust"
         lines += [
-            f"  within {100 * threshold:g} % of the {way}: " + (f"step {t}" if t >= 0 else "never")
+            f"  within {100 * threshold:g} % of the {way}: " + (f"step {t}" if t >= 0 else never)
             for threshold, t in times.items()
         ]
         lowest = int(np.argmin(self.loss))
@@ -96,6 +97,15 @@ class HeldForecast:
     def share(self) -> float:
         """What the forecast costs, as a share of the training."""
         return self.gradients / self.training_gradients
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether `uncertainty` is all that is in doubt.
+
+        Not where the path was left, or gradients were held for too long: then `trust` doubts the
+        loss without saying by how much, and no range is printed.
+        """
+        return not self.diverged and self.kept >= COARSE
 
     @property
     def trust(self) -> str | None:
@@ -133,19 +143,21 @@ class HeldForecast:
         """The loss at which a share of the foreseen drop is left."""
         return float(self.loss[-1] + threshold * (self.loss[0] - self.loss[-1]))
 
-    def between(self, level: float) -> tuple[int, int]:
+    def between(self, level: float, off: float = 0.0) -> tuple[int, int]:
         """When a loss is reached at the earliest and at the latest, by the uncertainty.
 
         Args:
             level: the loss to get below.
+            off: by how much that may be off itself, as a share of a drop whose end is uncertain.
 
         Returns:
-            Two steps, the first at which the forecast less its uncertainty is below, and that with
-            it; -1 for not within the horizon, or where the path was left.
+            Two steps, the first at which the forecast less its uncertainty is below the level and
+            `off`, and that at which the forecast and its uncertainty are below the level less
+            `off`; -1 for not within the horizon, or where the path was left.
         """
         if self.diverged:
             return -1, -1
-        ends = (self.loss + sign * self.uncertainty < level for sign in (-1, 1))
+        ends = (self.loss + sign * (self.uncertainty + off) < level for sign in (-1, 1))
         earliest, latest = (int(np.argmax(below)) if np.any(below) else -1 for below in ends)
         return earliest, latest
 

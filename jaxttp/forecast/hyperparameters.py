@@ -149,6 +149,8 @@ class Hyperparameters:
         numbers = {"momentum": self.momentum} if self.algorithm in DESCENT else {}
         if self.decay or self.algorithm == "adamw":
             numbers["weight_decay"] = self.decay
+        if not isinstance(self.algorithm, str):
+            return optax.inject_hyperparams(lambda rate: self.algorithm(rate))(rate=1.0), numbers
         return _with_numbers(self.algorithm, tuple(numbers)), numbers
 
     def __str__(self) -> str:
@@ -180,19 +182,21 @@ def _named(
 
 
 @functools.lru_cache(maxsize=16)
-def _with_numbers(algorithm: Any, names: tuple[str, ...]) -> optax.GradientTransformation:
+def _with_numbers(algorithm: str, names: tuple[str, ...]) -> optax.GradientTransformation:
     """A transformation whose numbers stand in its state."""
-    if not isinstance(algorithm, str):
-        return optax.inject_hyperparams(lambda rate: algorithm(rate))(rate=1.0)
     make = functools.partial(_named, algorithm)
     return optax.inject_hyperparams(make)(rate=1.0, **dict.fromkeys(names, 0.5))
 
 
-def check_settings(settings: Any) -> tuple[Hyperparameters, ...]:
+def check_settings(settings: Any, loss: str | Loss | None = None) -> tuple[Hyperparameters, ...]:
     """Settings as a tuple, at least one.
 
+    Args:
+        settings: a list of `Hyperparameters`.
+        loss: in place of the default one of theirs; None leaves them as they are.
+
     Raises:
-        ValueError: none.
+        ValueError: none; another loss than `loss` that is not the default.
         TypeError: one that is not in a list, or something else.
 
     Example:
@@ -207,17 +211,28 @@ def check_settings(settings: Any) -> tuple[Hyperparameters, ...]:
     for one in settings:
         if not isinstance(one, Hyperparameters):
             raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
-    return settings
+    if loss is None:
+        return settings
+    named = {get_loss(one.loss).name for one in settings} - {get_loss(loss).name, "cross_entropy"}
+    if named:
+        raise ValueError(
+            f"loss={get_loss(loss).name!r}, but settings have loss={named.pop()!r}: name losses in "
+            "one place, loss= or grid(loss=)."
+        )
+    return tuple(dataclasses.replace(one, loss=loss) for one in settings)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
+def _named_factors(schedule: str, steps: int) -> np.ndarray:
+    """`_factors` of a schedule's name."""
+    return np.ones(steps) if schedule == "constant" else _factors(SCHEDULES[schedule](steps), steps)
+
+
 def _factors(schedule: Any, steps: int) -> np.ndarray:
     """The factor of every step, (steps,), float64 (optax computes schedules in float32)."""
-    name = schedule
-    if schedule == "constant":
-        return np.ones(steps)
     if isinstance(schedule, str):
-        schedule = SCHEDULES[schedule](steps)
+        return _named_factors(schedule, steps)
+    name = schedule
     with jax.numpy_dtype_promotion("standard"):  # optax asks for it
         factors = np.asarray(jax.vmap(schedule)(jnp.arange(steps)), np.float64)
     if factors.shape != (steps,) or not np.all(np.isfinite(factors)) or np.any(factors < 0):

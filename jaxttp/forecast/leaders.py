@@ -25,13 +25,14 @@ from jaxttp.forecast._curves import held_to
 from jaxttp.forecast._options import Keywords, announce
 from jaxttp.forecast._shared import with_shared_goal
 from jaxttp.forecast._trust import trust_in_speeds
-from jaxttp.forecast._witness import ask_network
+from jaxttp.forecast._witness import NOBODY, Witness, ask_network
 from jaxttp.forecast.doubt import LEVEL, Doubt
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.one_by_one import cost_of, descent_of, lines_of
 from jaxttp.forecast.paths.base import Linearizer, Path
+from jaxttp.forecast.paths.recursion import Linear
 from jaxttp.forecast.paths.relinearized import Relinearized
-from jaxttp.forecast.planner import plan_forecast
+from jaxttp.forecast.planner import plan_forecast, suited
 from jaxttp.forecast.swept import FEW, SHOWN, Sweep
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
@@ -49,9 +50,9 @@ share of its limit at the start, real trainings of the tuning tasks did not come
 
 
 class Rebuilt(NamedTuple):
-    """A setting along rebuilt kernels."""
+    """A setting along rebuilt kernels, or on the one of a linear network."""
 
-    way: Relinearized
+    way: Relinearized | Linear
     path: Path
     stable: bool
 
@@ -73,10 +74,11 @@ def follow_leaders(
     Those first in what the sweep is ranked by (`Sweep.ranked_by`), by steps and by cost, are
     followed until those in front have been, and then the next higher rate of what leads for as long
     as it leads in turn, also beyond the first kernel's limit, which networks often survive, or the
-    next lower one where what leads is thrown about at the edge of stability: two at least and eight
-    at most; of eight settings or fewer all that are stable. Where fewer than two get to the goal,
-    those that come nearest to it are, four at most. A goal that the sweep chose is chosen
-    again by the ends of those that were followed.
+    next lower one where what leads is thrown about at the edge of stability, and then those
+    that have nothing against them but that limit (`Sweep.above_limit`): two at least and eight at
+    most; of eight settings or fewer all that are stable, too. Where fewer than two get to the goal,
+    those that come nearest to it are, four at most. A goal that the sweep chose is chosen again by
+    the ends of those that were followed.
     Kernels are rebuilt as often as the default budget allows (see `predict_training_time`).
 
     Args:
@@ -112,7 +114,8 @@ def follow_leaders(
             way = plan.dynamics
             if progress is None and not followed:
                 announce(plan, *_long(most), forecasts=most, trainings=len(swept.settings))
-        if not isinstance(way, Relinearized):
+        way = suited(way, beside.problem)
+        if not isinstance(way, Relinearized | Linear):
             break
         report("rebuilding kernels of the leading settings", len(followed), most)
         path = way.follow(beside, descent)
@@ -161,7 +164,7 @@ def _next(swept: Sweep) -> int | None:
     beside = [_beside(swept, i, higher=True) for i in leaders]
     beside += [_beside(swept, i, higher=False) for i in leaders if i in swept.rough]
     few = len(swept.settings) <= FEW
-    waiting = [i for i in beside if i is not None and i not in done]
+    waiting = [i for i in (*beside, *swept.above_limit) if i is not None and i not in done]
     if waiting:
         return waiting[0]
     if len(swept.relinearized) >= LEAST and not few:
@@ -225,6 +228,8 @@ def _risks(path: Path, share: float, time: int) -> tuple[bool, bool, bool]:
         time: the predicted one, -1 for never.
     """
     seen = path.witness
+    if isinstance(seen, Witness):  # one kernel: a linear network stays as stable as it was
+        return path.unsure_from is not None, False, False
     # It comes to the edge somewhere in the segment that ends there.
     edge = max((end for end in seen.ends if end < seen.edge_at), default=0)
     edge = edge if seen.edge_at >= 0 else -1
@@ -267,7 +272,11 @@ def with_trust(
         theta, start, targets, loss, _, _ = check_problem(lines.first, problem.f0, y, one.loss)
         follow = functools.partial(_follow, one, loss)
         whole = Subset(theta, problem.x, targets, start)
-        witness = ask_network(problem.network, problem.weights, whole, loss, follow, one.batch_size)
+        witness = NOBODY
+        if lines.asks:
+            witness = ask_network(
+                problem.network, problem.weights, whole, loss, follow, one.batch_size
+            )
         trust[i] = trust_in_speeds(witness, jnp.asarray(swept.loss[i, : one.steps + 1]))
     return dataclasses.replace(swept, trust=trust)
 

@@ -61,7 +61,7 @@ def lines_of(lines: Linearizer, one: Hyperparameters, y: Any) -> Linearizer:
         y: integer labels (N,) or targets (N, C).
     """
     problem = lines.problem
-    if get_loss(one.loss) != problem.loss:
+    if get_loss(one.loss).keyed(problem.f0, problem.targets) != problem.loss:
         problem = problem.with_loss(one.loss, y)
     return lines.contrasted(problem)
 

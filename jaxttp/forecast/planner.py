@@ -19,7 +19,7 @@ from jaxttp.forecast._witness import passes_asked
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics
 from jaxttp.forecast.paths.noisy import Noisy
-from jaxttp.forecast.paths.recursion import Recursion
+from jaxttp.forecast.paths.recursion import Linear, Recursion
 from jaxttp.forecast.paths.relinearized import MOST, Relinearized
 from jaxttp.forecast.paths.scaled import Scaled
 from jaxttp.forecast.price import Price, share_of
@@ -110,7 +110,9 @@ class ForecastPlan:
     def __str__(self) -> str:
         cost, allowed = (share_of(n, self.training) for n in (self.operations, self.budget))
         words = f"{_words(self.dynamics, self.kernel)}: at most {cost} the training by count"
-        if not is_rebuilt(self.dynamics):  # else the forecast estimates its own error
+        if isinstance(_centre(self.dynamics), Linear):
+            words += "; the network is linear in its trained weights, so that it is never rebuilt"
+        elif not is_rebuilt(self.dynamics):  # else the forecast estimates its own error
             off = f"{100 * self.error:.0f} %"
             words += f"; on the small tasks this was tuned on times were off by {off} on average"
         if self.operations > self.budget:
@@ -160,14 +162,15 @@ def plan_forecast(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> x = jnp.eye(6)
-        >>> problem = Problem.of(lambda w, x: x @ w, jnp.zeros((6, 2)), x, jnp.arange(6) % 2)
+        >>> x, network = jnp.eye(6), lambda w, x: jnp.tanh(x @ w)
+        >>> problem = Problem.of(network, jnp.zeros((6, 2)), x, jnp.arange(6) % 2)
         >>> plan = plan_forecast(Relinearized(), problem, Descent.of(learning_rate=0.1, steps=50))
         >>> plan.dynamics, plan.kernel
         (Relinearized(rebuilds='auto', tolerance=None, most=16), Exact(batch_size=None, ...))
     """
     check_budget(budget)
     problem = dynamics.view(problem)
+    dynamics = suited(dynamics, problem)
     several = list(_candidates(dynamics, problem, descent, kernel, key))
     kernels = {id(one): one for one, _ in several}
     prices = {name: Price.of(problem, descent, one) for name, one in kernels.items()}
@@ -256,7 +259,7 @@ def _bytes(kernel: KernelEstimator, problem: Problem) -> float:
     """Memory of two kernels and the work on them, in float32."""
     outputs = problem.f0.size
     numbers = outputs * (kernel.sketch_dim if isinstance(kernel, Sketched) else outputs)
-    if isinstance(kernel, ClassSketched):
+    if isinstance(kernel, ClassSketched) or (isinstance(kernel, Exact) and problem.is_repeated):
         numbers = problem.f0.shape[0] ** 2
     return 4.0 * 3 * numbers
 
@@ -287,8 +290,11 @@ def _priced(
     if not most:
         one_kernel = on_one_kernel(dynamics) if most == 0 else dynamics
         products = int(READING * descent.steps * (PARTS if is_scaled else 1.0))
-        cost = price.forecast(1, passes_asked(problem.f0.shape[0]), products)
-        return _Priced(one_kernel, kernel, cost * beside, expected_error(0, kernel, descent.steps))
+        is_known = problem.is_linear and isinstance(kernel, Exact)
+        passes = 0.0 if is_known else passes_asked(problem.f0.shape[0])
+        cost = price.forecast(1, passes, products)
+        error = expected_error(MOST if problem.is_linear else 0, kernel, descent.steps)
+        return _Priced(one_kernel, kernel, cost * beside, error)
     batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
     passes, memories = (BATCH_PASSES if batches else PASSES), MEMORIES
     if isinstance(kernel, Exact):
@@ -304,6 +310,12 @@ def _priced(
     if _centre(dynamics).rebuilds == "auto":
         bounded = _with_centre(dynamics, dataclasses.replace(_centre(dynamics), most=most))
     return _Priced(bounded, kernel, cost, expected_error(most, kernel, descent.steps))
+
+
+def suited(dynamics: Dynamics, problem: Problem) -> Dynamics:
+    """The same, without rebuilt kernels where a network is linear in its trained weights."""
+    rebuilds = is_rebuilt(dynamics) and problem.is_linear
+    return _with_centre(dynamics, Linear()) if rebuilds else dynamics
 
 
 def on_one_kernel(dynamics: Dynamics) -> Dynamics:

@@ -36,7 +36,7 @@ from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.doubt import LEVEL, Doubt, without_parts
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Progress
 from jaxttp.forecast.paths.recursion import Recursion
-from jaxttp.forecast.planner import ForecastPlan, check_budget
+from jaxttp.forecast.planner import ForecastPlan, check_budget, suited
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.forecast.price import Price
 from jaxttp.forecast.problem import Problem
@@ -146,7 +146,8 @@ def predict_training_time(
             holds its times against rebuilt kernels, for `trust`). With mini-batches a number
             rebuilds along the path of the very batches, "auto" along the mean path beside which
             they take their steps. With "recursion" or, for their mean path, "sde"; the others
-            follow one kernel, and "auto" asks for no more.
+            follow one kernel, and "auto" asks for no more. A network that is linear in its
+            trained weights, such as a last layer on a frozen trunk, is never rebuilt.
         tolerance: for relinearize="auto", see `relinearized_recursion`; when None 0.02 up to 300
             steps, beyond in proportion less.
         sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
@@ -189,14 +190,18 @@ def predict_training_time(
         progress: called with (stage, done, total); a large kernel reports its tiles.
 
     Returns:
-        A `Prediction`. A learning rate beyond stability is no exception, be it for one step of a
-        schedule: `stable` is False, `steps` are -1, the curves are finite (held at the last
-        representable value), and `message` says by how much and until when.
+        A `Prediction`. A forecast that is not stable is no exception: `stable` is False, `steps`
+        are -1, the curves are finite (held at the last representable value), and `message` says
+        why. With rebuilt kernels, the default, the predicted loss judges: a rate above
+        `max_learning_rate` at which it converges is stable, and `message` says by how much and
+        until when the rate is above. With one kernel a rate above the limit, be it for one step of
+        a schedule, is not stable.
 
     Raises:
         ValueError: neither or both of `learning_rate` and `optimizer`; a batch size without a key;
             rates, momentum, thresholds, targets, steps out of range; test targets without `x_test`;
-            labels out of range; mismatched lengths; non-finite data or parameters; an `apply_fn`
+            labels out of range; mismatched lengths; non-finite data or parameters; gradients that
+            are not finite before training, with the first such sample and parameter; an `apply_fn`
             that returns no (N, C), or whose outputs depend on the other samples of the batch, or
             are coarser than float32; options that do not go together, or that would do nothing; an
             optimiser that is not linear where the dynamics need one. Options are looked at before
@@ -335,6 +340,7 @@ def forecast_training(
     way.check(descent, problem.weights, problem.loss)
     kernel = Exact() if kernel is None else kernel
     check_mesh(way, kernel)
+    way = suited(way, problem)
     problem = way.view(problem)
     if way.kernels:
         check_tokens(problem, kernel)
@@ -346,8 +352,10 @@ def forecast_training(
         stable = way.is_stable(path, rates, descent)
         parts = lines.estimate.parts if way.kernels else None
         sketched = None if parts is None else without_parts(lines, descent, parts)
-        doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=wanted)
         trust = way.trust(path, rule.about(wanted))
+        doubted_from = None if trust is None else way.doubted_from(path)
+        doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=wanted,
+                         doubted_from=doubted_from)  # fmt: skip
     beside = path.gradient_evaluations + lines.passes
     plain = {**descent.plain_values(), "relinearize": 0, **way.plain_values()}
     plain |= {**plain_kernel(kernel), "loss": problem.loss.name, "protocol": descent.protocol}
@@ -384,6 +392,7 @@ def forecast_training(
         targets_uncertainty=doubt.targets_uncertainty,
         notes=problem.notes,
         unsure_from=path.unsure_from,
+        doubted_from=doubted_from,
         held_from=path.held_from,
         error_kind=getattr((problem.whole or problem).loss.error, "__name__", "error"),
     )

@@ -63,10 +63,11 @@ class Prediction:
         max_learning_rate: beyond it the linearised network diverges at the start of training; for
             an `optimizer` given as such its own, at the step that is the farthest beyond (plain
             gradient descent's where it has none: Adam, accumulated gradients).
-        stable: False when the learning rate of any step is beyond the limit (for a schedule with
-            mini-batches the mean-square limit), the outputs diverged, or the loss exceeds twice
-            its start on the way (small batches can diverge below the limit). A re-linearised
-            path is judged by its loss alone.
+        stable: False when the outputs diverged, or the loss exceeds twice its start on the way
+            (small batches can diverge below the limit); with one kernel also when the learning rate
+            of any step is beyond the limit (for a schedule with mini-batches the mean-square
+            limit). With rebuilt kernels the loss alone judges: a rate beyond the limit can be
+            stable, and often trains.
         cost: what the forecast cost.
         horizon: T.
         rule: the definition of training time, see `training_time`.
@@ -98,6 +99,8 @@ class Prediction:
         targets_band: as `steps_band`, for targets on the training samples.
         unsure_from: the step from which on the noise of mini-batches outgrows what kernels can
             follow, and a real training may fail; None for never.
+        doubted_from: the step from which on `trust` doubts the forecast without saying by how
+            much: times after it have no uncertainty and no band. None for never.
         held_from: the step whose kernel was held from there on, because the network denies what
             rebuilt ones said further on; None for never.
         error_kind: what the error is: "misclassified", "wrong_bits" or "wrong_tokens", shares that
@@ -133,6 +136,7 @@ class Prediction:
     targets_band: Mapping[Target, tuple[int, int]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unsure_from: int | None = None
+    doubted_from: int | None = None
     held_from: int | None = None
     plan: str | None = None
     error_kind: str = "misclassified"
@@ -204,7 +208,7 @@ class Prediction:
         if not self.stable:
             raise ValueError(f"early_stopping needs a training that is stable: {self.message}.")
         found = early_stopping(curve, metric=metric, smooth=smooth)
-        if self.loss_uncertainty is None:
+        if self.loss_uncertainty is None or self._is_doubted(found.step):
             return found
         return found._replace(unsure=displaced(self.loss, self.loss_uncertainty, found.step))
 
@@ -218,10 +222,14 @@ class Prediction:
         words = words.replace("stable", "stable at first", 1)  # the limit is that of the start
         return f"{words}; with batches of {batch_size} it may fail from step {self.unsure_from} on"
 
+    def _is_doubted(self, step: int) -> bool:
+        """Whether `trust` doubts what is at a step without saying by how much."""
+        return self.doubted_from is not None and not 0 <= step <= self.doubted_from
+
     @property
     def end_in_doubt(self) -> str:
         """By how much the loss at the end may be off, in words; empty where that is not known."""
-        off = self.loss_uncertainty
+        off = None if self._is_doubted(self.horizon) or not self.stable else self.loss_uncertainty
         words = "" if off is None else f" ± {float(off[-1]):.2g}"
         return words if self.unsure_from is None else f"{words}, if it trains at all"
 
@@ -242,6 +250,12 @@ class Prediction:
             return (
                 f"not reached: the loss does not move in {self.horizon} steps; its gradient at "
                 "these weights, or the learning rate, is next to nothing"
+            )
+        if self.doubted_from is not None:
+            since = f" from step {self.doubted_from} on" if self.doubted_from else ""
+            return (
+                f"not reached within {self.horizon} steps by a forecast that is in doubt{since} "
+                "(see trust): a real training may get there, or never"
             )
         words = f"not reached within {self.horizon} steps: try more steps"
         if rate is None or not rate < 0.5 * self.max_learning_rate:
@@ -272,7 +286,7 @@ class Prediction:
                 return f"not foreseen: unsure from step {self.unsure_from} on"
             return "not reached" if self.stable else "not stable" if falls else "diverges"
         words = f"step {step_words(step, off, self.horizon)}"
-        if self.unsure_from is not None and step > self.unsure_from:
+        if self._is_doubted(step):
             words = f"about step {step}"
         if band is None or band[0] == band[1] == step:
             return words
@@ -290,8 +304,8 @@ class Prediction:
         lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}{drawn}"]
         for threshold, step in self.steps.items():
             goal = goal_words(threshold, self.rule, self.metric)
-            off = None if self.steps_uncertainty is None else self.steps_uncertainty[threshold]
-            band = None if self.steps_band is None else self.steps_band[threshold]
+            off = None if self.steps_uncertainty is None else self.steps_uncertainty.get(threshold)
+            band = None if self.steps_band is None else self.steps_band.get(threshold)
             lines.append(f"  {goal:<26} {self._when(step, off, band)}")
         for target, step in self.targets.items():
             off, band = self.targets_uncertainty.get(target), self.targets_band.get(target)

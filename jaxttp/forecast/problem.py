@@ -24,15 +24,20 @@ from jaxttp._contrasts import (
 )
 from jaxttp._jit import jit
 from jaxttp._samples import take
+from jaxttp._traced import Network, network_of
 from jaxttp._types import ApplyFn, Params, notes_of
 from jaxttp._weights import token_labels
 from jaxttp.adapters import as_rows, check_per_sample
+from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._network import in_two, kept
+from jaxttp.dynamics._network import in_two
 from jaxttp.dynamics._promoted import promote, promote_samples, warn_of
 from jaxttp.forecast._model import check_model
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk._select import split_trainable
+from jaxttp.ntk._costs import Workload
+from jaxttp.ntk._linear import is_linear
+from jaxttp.ntk._select import select_leaves, split_trainable
+from jaxttp.ntk.gram import workload
 from jaxttp.ntk.row_sharded import gathered, is_by_process, of_processes
 
 COLLECTIONS = ("params", "batch_stats")
@@ -76,6 +81,7 @@ class Problem:
         notes: how the network is evaluated, where that is not as it was given: layers put into
             evaluation mode, parameters promoted from half precision.
         whole: the problem with all C outputs, where this is one of their C - 1 contrasts.
+        origin: the problem of all training samples, where this is of some of them.
     """
 
     apply_fn: ApplyFn
@@ -95,6 +101,7 @@ class Problem:
     labels: Any = None
     notes: tuple[str, ...] = ()
     whole: "Problem | None" = None
+    origin: "Problem | None" = None
 
     @classmethod
     def of(
@@ -180,6 +187,7 @@ class Problem:
                 )
             with _about_y(names.format("y_test")):
                 test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, beside)
+        apply_fn = network_of(apply_fn)
         evaluate = in_two(apply_fn)
         found = evaluate.evaluate(params, x)
         f0 = found.outputs if mesh is None else gathered(found.outputs)
@@ -188,17 +196,44 @@ class Problem:
         if x_test is not None:
             test |= {"x_test": x_test, "f0_test": evaluate(params, x_test)}
 
-        network = apply_fn if weights is params else _of_part(apply_fn, restore)
-        network = network if mesh is None else kept(_everywhere, network, mesh)
+        network = apply_fn if weights is params else Network(_part(apply_fn.apply_fn, restore))
+        network = network if mesh is None else Network(_everywhere(network, mesh))
         return cls(
             apply_fn, params, trainable, network, weights, restore, x, f0, targets, exact,
             **test, labels=y, notes=notes_of(apply_fn) + promoted,
         )  # fmt: skip
 
+    def check_gradients(self, result: Any, *, test: bool = False) -> None:
+        """Raise `ValueError` if `result` is not finite because a gradient before training is not.
+
+        Args:
+            result: pytree of arrays that were computed from the gradients.
+            test: whether test samples may be the reason, rather than training samples.
+        """
+        x, name = (self.x_test, "x_test") if test else ((self.origin or self).x, "x")
+        mask = select_leaves(self.params, self.trainable)
+        check_gradients(self.apply_fn, self.params, x, result, trainable=mask, name=name)
+
     @property
     def classes(self) -> int:
         """C, the number of outputs."""
         return self.f0.shape[1]
+
+    @functools.cached_property
+    def _work(self) -> Workload:
+        """What a kernel of all outputs takes, from shapes alone."""
+        whole = self.whole or self
+        return workload(whole.apply_fn, whole.params, whole.x, whole.trainable)
+
+    @functools.cached_property
+    def is_linear(self) -> bool:
+        """Whether outputs are linear in the trained weights, whose kernel never changes then."""
+        return is_linear(self._work.program, self._work.trainable)
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether its kernel is K ⊗ I_C: last layers alone are trained."""
+        return self._work.is_repeated
 
     def without_test(self) -> "Problem":
         """The same without its test data."""
@@ -223,7 +258,7 @@ class Problem:
             }  # fmt: skip
         return dataclasses.replace(
             self.without_test(), x=take(self.x, rows), f0=self.f0[rows],
-            targets=self.targets[rows], whole=whole, **test,
+            targets=self.targets[rows], whole=whole, origin=self.origin or self, **test,
         )  # fmt: skip
 
     def contrasted(self) -> "Problem":
@@ -244,8 +279,10 @@ class Problem:
                 "f0_test": contrasts(self.f0_test),
                 "loss_test": contrasted(self.loss_test, self.classes),
             }
+        apply_fn = Contrasted(self.apply_fn)
+        network = apply_fn if self.network is self.apply_fn else Contrasted(self.network)
         return dataclasses.replace(
-            self, apply_fn=Contrasted(self.apply_fn), network=Contrasted(self.network),
+            self, apply_fn=apply_fn, network=network,
             f0=contrasts(self.f0), loss=contrasted(self.loss, self.classes), whole=self, **test,
         )  # fmt: skip
 
@@ -270,18 +307,12 @@ def _around(found: Array, before: Array) -> Array:
     return from_contrasts(found) + jnp.mean(before, axis=-1, keepdims=True)[None]
 
 
-def _of_part(apply_fn: ApplyFn, restore: Callable[[Params], Params]) -> ApplyFn:
-    """The network of the trained weights alone: one function for one part, to keep its programs."""
-    return kept(_part, apply_fn, restore)
-
-
-@functools.lru_cache(maxsize=4)
 def _everywhere(network: ApplyFn, mesh: Mesh) -> ApplyFn:
     """Outputs that every process has in whole, of samples of which each has some."""
     whole = NamedSharding(mesh, PartitionSpec())
     return lambda weights, x: jax.lax.with_sharding_constraint(network(weights, x), whole)
 
 
-@functools.lru_cache(maxsize=4)
 def _part(apply_fn: ApplyFn, restore: Callable[[Params], Params]) -> ApplyFn:
+    """The network of the trained weights alone."""
     return lambda weights, samples: apply_fn(restore(weights), samples)

@@ -216,6 +216,10 @@ def _result(
     starts: tuple[str, ...] = (),
 ) -> Race:
     problems: list[Problem] = [runner.track.problem for runner in runners]
+    for problem in {id(problem): problem for problem in problems}.values():
+        # All settings see the same batches: what outlived a sample shows that its gradient is good.
+        own = (runner for runner in runners if runner.track.problem is problem)
+        problem.check_gradients(max(own, key=lambda one: (one.done, one.finite)).losses)
     n, one = len(problems[0].f0), settings[0]
     share = (one.batch_size or n) / n
     spent = sum(runner.done * share + runner.looks / STEP for runner in runners)

@@ -30,7 +30,6 @@ from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss, get_loss
 from jaxttp.ntk.factored import Kernel, KernelLike
 from jaxttp.ntk.row_sharded import on_many_devices
-from jaxttp.ntk.streamed import Streamed
 from jaxttp.rule import TRAIN_CURVES, Rule, Target, check_targets
 
 _CHUNK_BYTES = 64 << 20
@@ -200,8 +199,8 @@ def _follow_together(
         if batch_size is not None:
             longest = max(settings[i].steps for i in members)
             indices = batch_indices(wanted.key, n, batch_size, longest, protocol=wanted.protocol)
-        elsewhere = isinstance(theta, Streamed) or on_many_devices(theta)
-        matrix = theta if elsewhere else flatten_kernel(theta, c)
+        as_it_is = on_many_devices(theta) or theta.ndim == 2
+        matrix = theta if as_it_is else flatten_kernel(theta, c)
         size = max(1, _CHUNK_BYTES // (5 * start.size * start.dtype.itemsize))
         for low in range(0, len(members), size):
             part = members[low : low + size]

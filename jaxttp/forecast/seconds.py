@@ -162,10 +162,10 @@ def wall_clock(
         name = device if isinstance(device, str) else "the given device"
         if isinstance(device, str):
             device = DEVICES[check_choice("device", device, DEVICES)]
-        compiled, compiling = compile_step(
+        step, compiling = compile_step(
             apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
         )
-        counted = compiled.cost_analysis() or {}
+        counted = step.compiled.cost_analysis() or {}
         operations = float(counted.get("flops", 0.0))
         moved = float(counted.get("bytes accessed", 0.0))
         if not operations > 0:
@@ -174,7 +174,7 @@ def wall_clock(
                 f"{jax.default_backend()!r} does not give; measure with device=None, or run on CPU."
             )
         seconds = max(operations / device.flops, moved / device.bandwidth) / efficiency
-        floor = device.dispatch + device.launch * count_kernels(compiled.as_text() or "")
+        floor = device.dispatch + device.launch * count_kernels(step.compiled.as_text() or "")
         source = f"estimated for {name}"
         if floor > seconds:
             seconds, source = floor, f"{source} (the time to start its kernels)"

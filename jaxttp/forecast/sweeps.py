@@ -16,12 +16,13 @@ from jaxttp._samples import count
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.forecast._options import Keywords, check_processes, check_tokens, choose_kernel
-from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent
+from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent, check_settings
 from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.screening import Wanted, screen, screen_kernel
 from jaxttp.forecast.swept import Sweep
+from jaxttp.losses import Loss
 from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.factored import KernelLike
 from jaxttp.rule import Rule, Target, Values, targets_of
@@ -34,6 +35,7 @@ def sweep(
     y: Any,
     settings: Sequence[Hyperparameters],
     *,
+    loss: str | Loss | None = None,
     thresholds: Sequence[float] | None = None,
     target_loss: Values = None,
     target_error: Values = None,
@@ -64,6 +66,8 @@ def sweep(
             weight decay are followed one by one, and algorithms that know no kernel, such as
             "adamw", by training the linearised network: about a training each by cost
             (`Sweep.simulated`), which a `race` does not take.
+        loss: of all settings, a name or a `Loss`; when None their own, as ``grid(loss=)`` names
+            them, "cross_entropy" unless told.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
         target_loss: losses on the training samples to get below, one or several, each above 0. The
@@ -115,6 +119,7 @@ def sweep(
         TTP Section 5 forecasts one setting at a time with an ODE; the recursion on the outputs is
         exact for the linearised network (derived, tested against `recursion`).
     """
+    settings = check_settings(settings, loss)
     check_known(params=params, x=x, y=y)
     x = check_samples("x", x)
     reading = Rule.of(thresholds, rule, metric, smooth, window)
@@ -127,8 +132,8 @@ def sweep(
     problem = Problem.of(apply_fn, params, x, y, loss=losses[0], trainable=trainable)
     check_tokens(problem, estimator)
     y = problem.labels
-    for loss in losses[1:]:
-        problem.with_loss(loss, y)  # refuses labels that do not suit it
+    for other in losses[1:]:
+        problem.with_loss(other, y)  # refuses labels that do not suit it
     lines = Linearizer(problem, estimator)
     swept = screen(lines, y, wanted)
     drawn: dict[str, Any] = {"key": key, "protocol": protocol}
@@ -156,8 +161,7 @@ def sweep_kernel(
     """`sweep` for a kernel that exists already.
 
     Args:
-        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C; an array, on a mesh, or a
-            `jaxttp.ntk.StoredKernel`, which is read once for every product.
+        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C; an array, also on a mesh.
         f0: outputs before training (N, C).
         y: integer labels (N,) or targets (N, C).
         settings: what to forecast, heavy-ball descent alone: a kernel does not know the weights,

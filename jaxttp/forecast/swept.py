@@ -12,7 +12,7 @@ from jaxttp._checks import check_choice
 from jaxttp._files import inert, replaced
 from jaxttp._result import RESULT, wrapped
 from jaxttp.forecast._curves import read_times
-from jaxttp.forecast._stability import Rates, stability_message
+from jaxttp.forecast._stability import Rates, rises, stability_message
 from jaxttp.forecast._sweep_rows import rows_of
 from jaxttp.forecast.hyperparameters import Hyperparameters, at_the_edge
 from jaxttp.forecast.seconds import readable_time
@@ -44,8 +44,8 @@ class Sweep:
         final_loss: predicted mean loss on all samples at the horizon, (S,).
         final_error: predicted error at the horizon, (S,).
         stable: (S,), False where the forecast diverges, or any step's rate is beyond its limit and
-            kernels were not rebuilt (as in `Prediction.stable`); `message` says which. Such
-            settings are not ranked.
+            kernels were not rebuilt (as in `Prediction.stable`, see `above_limit`); `message` says
+            which. Such settings are not ranked.
         max_learning_rate: (S,), where a constant rate with this momentum and loss diverges at the
             start of training.
         loss: predicted loss curves (S, T + 1), T the longest horizon; a shorter one is held at its
@@ -163,17 +163,36 @@ class Sweep:
         words = stability_message(
             self.loss[i], beside, stable=bool(self.stable[i]), batch_size=one.batch_size
         )
-        risk = f"; with batches of {one.batch_size} it may fail" if i in self.unsure else ""
-        return words + risk
+        if i not in self.unsure or not self.stable[i]:
+            return words
+        batches = "" if one.batch_size is None else f"with batches of {one.batch_size} "
+        return f"{words}; {batches}it may fail"
+
+    @property
+    def above_limit(self) -> tuple[int, ...]:
+        """The settings with a rate above the first kernel's limit, though its forecast converges.
+
+        Only rebuilt kernels could tell whether they train, and did not: they are not `stable`, and
+        not ranked. Those nearest to their limit are first.
+        """
+        known = {*self.relinearized, *self.simulated}
+        open_ones = np.flatnonzero(~self.stable & ~rises(self.loss)).tolist()
+        return tuple(sorted((i for i in open_ones if i not in known), key=self.share))
 
     @property
     def warning(self) -> str | None:
-        """One line on the settings that are not stable; None where all of them are."""
-        unstable = np.flatnonzero(~self.stable)
-        if not len(unstable):
-            return None
-        i = int(unstable[np.argmin(self.final_loss[unstable])])  # the one that looks best
-        return f"{len(unstable)} not stable, as {self.named(i)}: {self.message(i)}"
+        """One line on the settings that are not stable; None where all of them are.
+
+        Where kernels were rebuilt for the leading settings, those `above_limit` count apart.
+        """
+        left = self.above_limit if self.relinearized else ()
+        unstable = [i for i in np.flatnonzero(~self.stable).tolist() if i not in left]
+        lines = []
+        for some, what in ((unstable, "not stable"), (left, "above the first kernel's limit")):
+            if some:
+                i = min(some, key=lambda i: self.final_loss[i])  # the one that looks best
+                lines.append(f"{len(some)} {what}, as {self.named(i)}: {self.message(i)}")
+        return "; ".join(lines) or None
 
     def cost(self, threshold: float | Target | None = None) -> np.ndarray:
         """What every setting spends to get there, (S,): seconds where known, else samples seen.
@@ -264,7 +283,7 @@ class Sweep:
         time, off = int(self.times(threshold)[i]), self.off(i, threshold)
         if time < 0:
             return str(time)
-        rough = i in self.unsure
+        rough = i in self.unsure | self.rough
         return f"about {time}" if rough else step_words(time, off, self.settings[i].steps)
 
     def pareto(self, threshold: float | Target | None = None) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._checks import check_array, check_choice, check_finite
+from jaxttp._traced import Keyed
 
 Activation: TypeAlias = str | Callable[[Array], Array]
 
@@ -118,7 +119,9 @@ def check_activation(
     for name in names:
         if not callable(name):
             check_choice("activation", name, ACTIVATIONS)
-    return names
+    # What a function of the user's reads is read now (see `jaxttp._traced`).
+    one = jax.ShapeDtypeStruct((2,), jnp.float32)
+    return tuple(Keyed(name, one) if callable(name) else name for name in names)
 
 
 def scan_activations(activations: tuple[Activation, ...]) -> tuple[Array | None, Callable]:

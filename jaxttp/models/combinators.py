@@ -95,16 +95,16 @@ def head_only(path: str) -> bool:
     """Whether a parameter belongs to the last layer, an attribute ``head``: for `trainable`.
 
     Args:
-        path: such as "blocks/0/conv1/kernel".
+        path: such as "blocks/0/conv1/kernel", or "blocks.0.conv1.weight" of `from_torch`.
 
     Returns:
         True for "head" and what is in it.
 
     Example:
-        >>> head_only("head/kernel"), head_only("blocks/0/head/kernel")
-        (True, False)
+        >>> head_only("head/kernel"), head_only("head.weight"), head_only("blocks/0/head/kernel")
+        (True, True, False)
     """
-    return path.split("/")[0] == "head"
+    return path.replace(".", "/").split("/")[0] == "head"
 
 
 def last_blocks(

@@ -1,7 +1,12 @@
 """The kernel, and nothing that moves: exact, sketched, matrix-free, and its spectrum."""
 
 from jaxttp.ntk._plan import KernelPlan
-from jaxttp.ntk.density import SpectralDensity, extreme_eigenvalues, spectral_density
+from jaxttp.ntk.density import (
+    SpectralDensity,
+    extreme_eigenvalues,
+    spectral_density,
+    top_eigenpairs,
+)
 from jaxttp.ntk.estimators import ClassSketched, Estimate, Exact, KernelEstimator, Sketched
 from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
@@ -21,8 +26,6 @@ from jaxttp.ntk.spectrum import (
     label_alignment,
     psd_report,
 )
-from jaxttp.ntk.stored import StoredKernel, open_kernel, store_kernel, store_plan
-from jaxttp.ntk.stored_sketch import StoredFactors, StoredSketch, open_sketch, store_sketch
 
 __all__ = [
     "ClassSeparation",
@@ -39,9 +42,6 @@ __all__ = [
     "PowerLaw",
     "RowSharded",
     "Sketched",
-    "StoredFactors",
-    "StoredKernel",
-    "StoredSketch",
     "SpectralDensity",
     "as_matrix",
     "class_separation",
@@ -54,13 +54,9 @@ __all__ = [
     "label_alignment",
     "ntk_operator",
     "ntk_plan",
-    "open_kernel",
-    "open_sketch",
     "psd_report",
     "sketch_error",
     "sketch_jacobian",
     "spectral_density",
-    "store_kernel",
-    "store_plan",
-    "store_sketch",
+    "top_eigenpairs",
 ]

@@ -26,7 +26,7 @@ from jaxttp.ntk._rows import PRODUCTS
 def by_blocks(
     functions: Functions,
     plan: KernelPlan,
-    leaves: list[Array],
+    leaves: list[Any],
     x1: list[Array],
     x2: list[Array] | None,
     n1: int,
@@ -143,7 +143,7 @@ class _Unfinished:
 
 def against(
     functions: Functions,
-    leaves: list[Array],
+    leaves: list[Any],
     x: list[Array],
     row_features: Any,
     column_features: Any,
@@ -191,7 +191,7 @@ def against(
 
 
 def features_of_rows(
-    functions: Functions, leaves: list[Array], x: list[Array], start: int, rows: int, chunk: int
+    functions: Functions, leaves: list[Any], x: list[Array], start: int, rows: int, chunk: int
 ) -> Any:
     """Features of a block of rows, differentiated a chunk at a time.
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._jit import jit
-from jaxttp._quick import quick
-from jaxttp._types import ApplyFn
+from jaxttp._products import pull_and_push
 from jaxttp.ntk import layerwise
-from jaxttp.ntk._products import pull_and_push
-from jaxttp.ntk._program import trace
+from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import find_sites
 from jaxttp.ntk.layerwise import Features, Layers
 
@@ -31,8 +29,6 @@ class Variant(NamedTuple):
     """Which of the many possible programs is compiled: all it depends on but shapes; hashable.
 
     Attributes:
-        treedef: structure of the parameters.
-        sample_treedef: structure of the samples.
         trainable: which leaves of the parameters the kernel is over.
         forms: (leaf, form) of the short formula that a leaf's part of the kernel takes.
         method: of `empirical_ntk`, chosen.
@@ -41,8 +37,6 @@ class Variant(NamedTuple):
         joined: whether the parts of all leaves become one kernel, rather than one each.
     """
 
-    treedef: Any
-    sample_treedef: Any
     trainable: tuple[bool, ...]
     forms: tuple[tuple[int, str], ...]
     method: str
@@ -53,6 +47,8 @@ class Variant(NamedTuple):
 
 class Functions(NamedTuple):
     """Compiled pieces of the computation; `start` arguments are traced integers.
+
+    `leaves` are those of the parameters, then the arrays that the network closes over.
 
     Attributes:
         whole: (leaves, x1, x2 or None) -> kernel.
@@ -72,36 +68,37 @@ class Functions(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(apply_fn: ApplyFn, variant: Variant) -> Functions:
+def compiled(program: NetworkProgram, variant: Variant) -> Functions:
+    """The pieces for a network, kept by its equations, not by the function that has them."""
     engine: Any = _VectorProducts if variant.method == "vector_product" else _Layerwise
 
     def whole(leaves: list[Array], x1: list[Array], x2: list[Array] | None) -> dict[str, Array]:
-        tool = engine(apply_fn, variant, leaves, x1)
+        tool = engine(program, variant, leaves)
         first = tool.features(x1)
         return tool.square(first) if x2 is None else tool.against(first, tool.features(x2))
 
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
-        return engine(apply_fn, variant, leaves, x).features(_take(x, start, size))
+        return engine(program, variant, leaves).features(_take(x, start, size))
 
     def square(leaves: list[Array], x: list[Array], row_features: Any) -> dict[str, Array]:
-        return engine(apply_fn, variant, leaves, x).square(row_features)
+        return engine(program, variant, leaves).square(row_features)
 
     def within(
         leaves: list[Array], x: list[Array], row_features: Any, start: Array, size: int
     ) -> dict[str, Array]:
         part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), row_features)
-        return engine(apply_fn, variant, leaves, x).against(row_features, part)
+        return engine(program, variant, leaves).against(row_features, part)
 
     def stream(
         leaves: list[Array], x: list[Array], row_features: Any, start: Array, size: int
     ) -> dict[str, Array]:
-        tool = engine(apply_fn, variant, leaves, x)
+        tool = engine(program, variant, leaves)
         return tool.against(row_features, tool.features(_take(x, start, size)))
 
     def against(
         leaves: list[Array], x: list[Array], row_features: Any, column_features: Any
     ) -> dict[str, Array]:
-        return engine(apply_fn, variant, leaves, x).against(row_features, column_features)
+        return engine(program, variant, leaves).against(row_features, column_features)
 
     return Functions(
         jit(whole),
@@ -130,14 +127,8 @@ def wide(dtype: str) -> Iterator[None]:
 class _Layerwise:
     """Layerwise and Jacobian methods: they differ in the forms alone."""
 
-    def __init__(self, apply_fn: ApplyFn, variant: Variant, leaves: Any, x: Any) -> None:
+    def __init__(self, program: NetworkProgram, variant: Variant, leaves: Any) -> None:
         self.variant, self.leaves = variant, leaves
-        samples = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in x]
-        program = trace(
-            apply_fn,
-            structure(jax.tree.unflatten(variant.treedef, leaves)),
-            jax.tree.unflatten(variant.sample_treedef, samples),
-        )
         forms = dict(variant.forms)
         sites = find_sites(program, variant.trainable)
         self.layers = Layers(
@@ -174,21 +165,19 @@ class _Layerwise:
 class _VectorProducts:
     """A column of the kernel is J applied to a row of J; no Jacobian is ever formed."""
 
-    def __init__(self, apply_fn: ApplyFn, variant: Variant, leaves: Any, x: Any) -> None:
-        del x
-        self.apply_fn, self.variant, self.leaves = quick(apply_fn), variant, leaves
+    def __init__(self, program: NetworkProgram, variant: Variant, leaves: Any) -> None:
+        self.program, self.variant, self.leaves = program, variant, leaves
 
-    def _network(self, chosen: dict[int, Array], x: list[Array]) -> Array:
-        leaves = [chosen.get(index, leaf) for index, leaf in enumerate(self.leaves)]
-        params = jax.tree.unflatten(self.variant.treedef, leaves)
-        return self.apply_fn(params, jax.tree.unflatten(self.variant.sample_treedef, x))
+    def _network(self, chosen: dict[int, Array], x: Sequence[Array]) -> Array:
+        leaves: list[Any] = [chosen.get(index, leaf) for index, leaf in enumerate(self.leaves)]
+        return self.program.batch(leaves, x)
 
     def features(self, x: list[Array]) -> list[Array]:
         return x
 
     def against(self, row_features: list[Array], x: list[Array]) -> dict[str, Array]:
         mask = self.variant.trainable
-        chosen = {i: leaf for i, leaf in enumerate(self.leaves) if mask[i]}
+        chosen = {i: self.leaves[i] for i, wanted in enumerate(mask) if wanted}
         outputs, _, push = pull_and_push(lambda leaves: self._network(leaves, row_features), chosen)
         basis = jnp.eye(outputs.shape[-1], dtype=outputs.dtype)
 

@@ -38,6 +38,7 @@ class Workload:
         output: "full", "trace" or "diagonal".
         itemsize: bytes of a number of the kernel.
         alone: whether one device computes all of it, so that gradients may wait for products.
+        outputs: of which the kernel is computed at a time; None for all.
     """
 
     program: NetworkProgram
@@ -50,11 +51,18 @@ class Workload:
     output: str
     itemsize: int
     alone: bool = True
+    outputs: int | None = None
 
     @property
     def classes(self) -> int:
-        """The number of outputs, C."""
-        return self.program.outputs
+        """The number of outputs, C, that are differentiated at a time."""
+        return self.outputs or self.program.outputs
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether last layers alone are trained, so that the kernel is K ⊗ I_C."""
+        heads = {leaf for site in self.sites if site.is_head for leaf in (site.leaf, site.bias)}
+        return all(leaf in heads for leaf, wanted in enumerate(self.trainable) if wanted)
 
     @property
     def samples(self) -> int:
@@ -75,6 +83,11 @@ class Workload:
     def entries(self) -> int:
         """Entries of the kernel for a pair of samples."""
         return {"full": self.classes**2, "diagonal": self.classes, "trace": 1}[self.output]
+
+    def bytes(self, layers: int) -> int:
+        """The size of the kernels of so many layers, of all outputs."""
+        whole = dataclasses.replace(self, outputs=None)
+        return self.n1 * self.n2 * whole.entries * self.itemsize * layers
 
     def leaf_size(self, leaf: int) -> int:
         """The number of parameters of a leaf."""
@@ -128,7 +141,8 @@ def _activation_cost(work: Workload, site: Site) -> float:
     elif pixels and site.windows is not None:
         taps = site.windows.shape[1]
         once, similarity = 2.0 * site.n_pixels**2 * site.fan_in / taps, float(_PASS + taps)
-    each = similarity + 2 * work.class_pairs * site.fan_out + _PASS * work.entries
+    products = 0 if site.is_head else 2 * work.class_pairs * site.fan_out
+    each = similarity + products + _PASS * work.entries
     return pairs * site.groups * (once + share * site.positions**2 * each)
 
 
@@ -173,7 +187,7 @@ def method_costs(work: Workload) -> dict[str, float]:
     """Estimated operations of each method."""
     forward, c = work.forward, work.classes
     sites = {site.leaf: site for site in work.sites}
-    layerwise = work.samples * forward * (1 + c)
+    layerwise = work.samples * forward * (1 + c * (not work.is_repeated))
     for leaf, form in choose_forms(work, "layerwise").items():
         size = work.leaf_size(leaf)
         if form == "direct":
@@ -187,7 +201,8 @@ def method_costs(work: Workload) -> dict[str, float]:
     products += half * work.n1 * work.n2 * work.entries * _PASS
     # A column's weight tangent is read and written once for each block of rows.
     products += work.n2 * c * work.size * _PASS
-    return {"layerwise": layerwise, "jacobian": jacobian, "vector_product": products}
+    costs = {"layerwise": layerwise, "jacobian": jacobian, "vector_product": products}
+    return {name: cost * work.program.outputs / c for name, cost in costs.items()}
 
 
 def _step_flops(step: ProgramStep) -> float:

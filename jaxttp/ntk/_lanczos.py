@@ -8,8 +8,12 @@ longer be orthogonal to the others, and its Ritz values could lie anywhere (3 I 
 of -8602 and 8608; zeros give NaN). So every vector is orthogonalised twice before its length is
 taken, and the iteration ends at a length that is rounding. This is why it is our own: matfree's
 `tridiag_sym` divides by that length whatever it is, and at the backend's default precision.
+
+A process may also go on from Ritz vectors of another one (a thick restart): T then begins with
+their values on its diagonal, and their couplings to the next vector beside it.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -54,6 +58,11 @@ class Ritz(NamedTuple):
         steps = self.values.shape[0]
         return jnp.arange(steps, dtype=self.made.dtype) >= steps - self.made
 
+    @property
+    def couplings(self) -> Float[Array, " k"]:
+        """What of A v lies along the vector that follows the basis; ±‖A v - theta v‖."""
+        return jnp.matmul(self.projected[-1], self.coordinates, precision="highest")
+
     def vectors(self) -> Float[Array, "n k"]:
         """The Ritz vectors, as columns; 0 for repeats."""
         return jnp.einsum("sd,sk->dk", self.basis, self.coordinates, precision="highest")
@@ -65,7 +74,7 @@ def lanczos(
     steps: int,
     *,
     precision: float | None = None,
-    fresh: Callable[[Array], Array] | None = None,
+    fresh: Callable[[Array, Array], Array] | None = None,
 ) -> Ritz:
     """Ritz values and vectors of a symmetric operator, with full re-orthogonalisation.
 
@@ -74,8 +83,9 @@ def lanczos(
         start: the first vector, of any length; where it is zero, a constant one.
         steps: products at most, at most n.
         precision: relative rounding of `product`; that of the start's dtype when None.
-        fresh: step -> a vector to go on with where the Krylov space ends, which finds the copies of
-            multiple eigenvalues; of length at most ‖A‖. None ends the iteration there.
+        fresh: (step, an estimate of ‖A‖ that is not 0) -> a vector to go on with where the Krylov
+            space ends, which finds the copies of multiple eigenvalues; of length at most ‖A‖. None
+            ends the iteration there.
 
     Returns:
         A `Ritz`; NaN throughout where a product is not finite.
@@ -84,13 +94,8 @@ def lanczos(
         Golub and Van Loan, section 10.1 (the iteration and its residuals); Parlett, "twice is
         enough" (the orthogonalisation).
     """
-    scheme = _Scheme(start.size, steps, precision)
-    state = jax.lax.while_loop(
-        lambda s: (s.done < steps) & s.more,
-        lambda s: scheme.step(s, product(s.basis[s.done]), fresh),
-        scheme.begin(start),
-    )
-    return scheme.end(state)
+    scheme = Scheme(start.size, steps, precision)
+    return scheme.end(scheme.run(product, scheme.begin(start), fresh))
 
 
 def walked(
@@ -112,11 +117,21 @@ def walked(
         steps: likewise.
         precision: likewise.
     """
-    scheme = _Scheme(start.size, steps, precision)
-    state = _begin(scheme, start)
-    while int(state.done) < steps and bool(state.more):
-        state = _step(operator, product, scheme, state)
-    return _end(scheme, state)
+    scheme = Scheme(start.size, steps, precision)
+    return _end(scheme, walk(product, operator, scheme, _begin(scheme, start)))
+
+
+def walk(
+    product: Callable[[Any, Array], Array],
+    operator: Any,
+    scheme: "Scheme",
+    state: "Steps",
+    fresh: Callable[[Any, Array, Array], Array] | None = None,
+) -> "Steps":
+    """`Scheme.run` from outside; `product` and `fresh` are given the operator first."""
+    while int(state.done) < scheme.steps and bool(state.more):
+        state = _step(operator, product, fresh, scheme, state)
+    return state
 
 
 def is_walked(operator: Any) -> bool:
@@ -128,7 +143,10 @@ def is_walked(operator: Any) -> bool:
 
 
 class Steps(NamedTuple):
-    """Of an iteration: steps done, basis (steps + 1, n), T, and whether there is more to do."""
+    """Of an iteration: steps done, basis (steps + 1, n), T, and whether there is more to do.
+
+    The first `held` rows of the basis are Ritz vectors of an earlier one, with their `couplings`.
+    """
 
     done: Array
     basis: Array
@@ -136,9 +154,11 @@ class Steps(NamedTuple):
     beside: Array
     closed: Array
     more: Array
+    held: Array
+    couplings: Array
 
 
-class _Scheme(NamedTuple):
+class Scheme(NamedTuple):
     """The iteration without its products."""
 
     size: int
@@ -152,28 +172,65 @@ class _Scheme(NamedTuple):
         start = jnp.where(
             size > 0, start / jnp.where(size > 0, size, 1), jnp.asarray(n**-0.5, dtype)
         )
-        none, no = jnp.zeros(steps, dtype), jnp.zeros((), bool)
+        none, no, zero = jnp.zeros(steps, dtype), jnp.zeros((), bool), jnp.zeros((), jnp.int32)
         basis = jnp.zeros((steps + 1, n), dtype).at[0].set(start)
-        return Steps(jnp.zeros((), jnp.int32), basis, none, none, no, ~no)
+        return Steps(zero, basis, none, none, no, ~no, zero, none)
+
+    def resume(
+        self, values: Array, vectors: Array, couplings: Array, held: Array, following: Array
+    ) -> Steps:
+        """Before the first step after a restart.
+
+        Args:
+            values: Ritz values (r,), r below `steps`.
+            vectors: their vectors (r, n).
+            couplings: A vectors_j = values_j vectors_j + couplings_j following, (r,).
+            held: how many of them to keep.
+            following: the vector of length one to go on with, orthogonal to those.
+        """
+        keep = jnp.arange(len(values), dtype=held.dtype) < held
+        none, no = jnp.zeros(self.steps, values.dtype), jnp.zeros((), bool)
+        basis = jnp.zeros((self.steps + 1, self.size), values.dtype)
+        basis = basis.at[: len(values)].set(jnp.where(keep[:, None], vectors, 0))
+        diagonal, couplings = (
+            none.at[: len(values)].set(jnp.where(keep, row, 0)) for row in (values, couplings)
+        )
+        basis = basis.at[held].set(following)
+        return Steps(held, basis, diagonal, none, no, ~no, held, couplings)
+
+    def run(
+        self,
+        product: Callable[[Array], Array],
+        state: Steps,
+        fresh: Callable[[Array, Array], Array] | None = None,
+    ) -> Steps:
+        """All steps, in one loop."""
+        return jax.lax.while_loop(
+            lambda s: (s.done < self.steps) & s.more,
+            lambda s: self.step(s, product(s.basis[s.done]), fresh),
+            state,
+        )
 
     def step(
-        self, state: Steps, image: Array, fresh: Callable[[Array], Array] | None = None
+        self, state: Steps, image: Array, fresh: Callable[[Array, Array], Array] | None = None
     ) -> Steps:
         """One more vector, out of the operator times the last one."""
-        i, basis, diagonal, beside, closed, _ = state
+        i, basis, diagonal, beside, closed, _, held, couplings = state
         diagonal = diagonal.at[i].set(jnp.vdot(basis[i], image, precision="highest"))
         scale = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(beside))
-        following, size = self._cut(_rest(basis, image), scale)
+        following, size = self._cut(rest(basis, image), scale)
         more = size > 0
         closed = closed | ~more
         if fresh is not None:
-            vector = fresh
+            vector, scale = fresh, jnp.where(scale > 0, scale, jnp.ones((), scale.dtype))
             following, left = jax.lax.cond(
-                more, lambda: (following, size), lambda: self._cut(_rest(basis, vector(i)), scale)
+                more,
+                lambda: (following, size),
+                lambda: self._cut(rest(basis, vector(i, scale)), scale),
             )
             more = left > 0
         basis, beside = basis.at[i + 1].set(following), beside.at[i].set(size)
-        return Steps(i + 1, basis, diagonal, beside, closed, more)
+        return Steps(i + 1, basis, diagonal, beside, closed, more, held, couplings)
 
     def _cut(self, vector: Array, scale: Array) -> tuple[Array, Array]:
         """A vector of length one, and its length: 0 where that is rounding."""
@@ -185,12 +242,12 @@ class _Scheme(NamedTuple):
 
     def end(self, state: Steps) -> Ritz:
         """What the steps know."""
-        count, basis, diagonal, beside, closed, more = state
+        count, basis, diagonal, beside, closed, more, held, couplings = state
         steps, dtype = self.steps, diagonal.dtype
         # What was never computed gets an eigenvalue below all others, and so comes first.
-        bound = jnp.max(jnp.abs(diagonal)) + 2 * jnp.max(beside)
+        bound = jnp.max(jnp.abs(diagonal)) + 2 * jnp.max(beside) + length(couplings)
         outside = -2 * jnp.where(bound > 0, bound, jnp.ones((), dtype))
-        neighbours = jnp.diag(beside[:-1], 1)
+        neighbours = jnp.diag(beside[:-1], 1).at[:, held].add(couplings)
         square = jnp.diag(diagonal) + neighbours + neighbours.T
         place = jnp.arange(steps, dtype=count.dtype)
         never = place >= count
@@ -207,7 +264,7 @@ class _Scheme(NamedTuple):
         )  # fmt: skip
 
 
-def _rest(basis: Array, image: Array) -> Array:
+def rest(basis: Array, image: Array) -> Array:
     """What of a vector is orthogonal to the basis."""
     for _ in range(2):  # twice is enough
         overlap = jnp.einsum("sd,d->s", basis, image, precision="highest")
@@ -216,19 +273,24 @@ def _rest(basis: Array, image: Array) -> Array:
 
 
 @eqx.filter_jit
-def _begin(scheme: _Scheme, start: Array) -> Steps:
+def _begin(scheme: Scheme, start: Array) -> Steps:
     return scheme.begin(start)
 
 
 @eqx.filter_jit(donate="all-except-first")
 def _step(
-    operator: Any, product: Callable[[Any, Array], Array], scheme: _Scheme, state: Steps
+    operator: Any,
+    product: Callable[[Any, Array], Array],
+    fresh: Callable[[Any, Array, Array], Array] | None,
+    scheme: Scheme,
+    state: Steps,
 ) -> Steps:
-    return scheme.step(state, product(operator, state.basis[state.done]))
+    image = product(operator, state.basis[state.done])
+    return scheme.step(state, image, fresh and functools.partial(fresh, operator))
 
 
 @eqx.filter_jit
-def _end(scheme: _Scheme, state: Steps) -> Ritz:
+def _end(scheme: Scheme, state: Steps) -> Ritz:
     return scheme.end(state)
 
 

@@ -73,7 +73,7 @@ class Memory:
                 patches = max(patches, sites[leaf].input_size)
             if form == "activation":
                 site = sites[leaf]
-                copied += site.compared_size + c * site.cotangent_size
+                copied += site.compared_size + c * site.cotangent_size * (not site.is_head)
                 if by_pixels(site) and not goes_by_rows(site.positions, c, work.output):
                     pixels = max(pixels, site.groups * (site.n_pixels + 1) ** 2)
             if form == "late gradient":
@@ -82,11 +82,13 @@ class Memory:
         per_sample += copied + waiting
         # All values of the forward pass, a few cotangents, patches of a layer, and the features
         # twice: as they arise and in the block that is copied to its place.
-        transient = forward + 4 * c * largest + width * (patches + 7 * per_sample // 4)
+        backward = 0 if method == "layerwise" and work.is_repeated else 4 * c * largest
+        transient = forward + backward + width * (patches + 7 * per_sample // 4)
         if method == "vector_product":
             per_sample, transient = forward // width, 2 * c * work.size * width
+        part = 0 if work.outputs is None else work.n1 * work.n2 * entry
         return cls(
-            work, method, work.n1 * work.n2 * entry, width * per_sample, width * copied,
+            work, method, work.bytes(layers) + part, width * per_sample, width * copied,
             int(transient), entry, width * turned, max(work.itemsize, 4) * pixels,
         )  # fmt: skip
 
@@ -136,7 +138,7 @@ class Memory:
         least = self.total(1, 1, 1)
         spare = min((bound - least) / 4, _CHUNK_BYTES)
         most = min(self.work.n1, self.work.n2)
-        return _largest(most, lambda q: self.total(1, q, q) - least <= spare)
+        return largest(most, lambda q: self.total(1, q, q) - least <= spare)
 
     def fit_late(self, bound: int) -> "Blocks | None":
         """The blocks with gradients that wait, None where they would be formed too often."""
@@ -146,7 +148,7 @@ class Memory:
             side = _even(work.n1, most)
             if work.symmetric and self.total(side, side, min(chunk, side), kept=True) <= bound:
                 return Blocks(side, side, min(side, _even(side, chunk)), kept=True)
-        rows = _largest(work.n1, lambda r: self.total(r, min(r, work.n2), chunk) <= bound)
+        rows = largest(work.n1, lambda r: self.total(r, min(r, work.n2), chunk) <= bound)
         rows = _even(work.n1, rows)
         columns = _even(work.n2, min(rows, _LATE_ROWS // 2))
         few = min(rows, columns) < min(_LATE_ROWS // 16, work.n1, work.n2)
@@ -161,12 +163,12 @@ class Memory:
         asked, bound = bound, _spare(bound)
         if self.method == "vector_product":
             wanted = min(bound, self.result + ONE_PIECE_BYTES)
-            size = _largest(max(work.n1, work.n2), lambda b: self.total(b, b, b) <= wanted)
+            size = largest(max(work.n1, work.n2), lambda b: self.total(b, b, b) <= wanted)
             blocks = Blocks(min(size, work.n1), min(size, work.n2), size)
         else:
             # Differentiating and streaming get at most a quarter of the space.
             chunk = self._chunk(bound)
-            rows = _largest(work.n1, lambda r: self.total(r, min(chunk, r), min(chunk, r)) <= bound)
+            rows = largest(work.n1, lambda r: self.total(r, min(chunk, r), min(chunk, r)) <= bound)
             rows = _even(work.n1, rows)
             if work.symmetric and rows < work.n1:
                 side = _even(work.n1, KEPT_ROWS)
@@ -182,11 +184,23 @@ class Memory:
         raise TooLittle(
             f"max_bytes={asked} is too little: one sample against one sample needs about "
             f"{least} bytes ({readable(least)}), of which the result takes {self.result} "
-            f"({readable(self.result)}). Give at least that, or ask for output='trace'."
+            f"({readable(self.result)}). Give at least that, ask for output='trace', "
+            f"{self._sketch_that_fits(asked)}or multiply by a square kernel without "
+            "forming it (ntk_operator)."
         )
 
+    def _sketch_that_fits(self, bound: int) -> str:
+        """The widest sketch, a power of two, of which two copies and one sample's work fit."""
+        rows = self.work.samples * self.work.classes
+        width = (bound - self.transient) // (2 * rows * self.work.itemsize)
+        if width < 1:
+            return ""
+        width = 1 << (min(width, rows).bit_length() - 1)
+        size = readable(rows * width * self.work.itemsize)
+        return f"sketch it (sketch_jacobian or Sketched with dim={width}: {size}), "
 
-def _largest(most: int, fits: Callable[[int], bool]) -> int:
+
+def largest(most: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to `most` that fits, or 1."""
     low, high = 1, most
     while low < high:

@@ -1,12 +1,13 @@
 """Which method, which form for each layer, how many samples at a time: decided before any work."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 from jaxttp._checks import check_integer
 from jaxttp._result import RESULT
 from jaxttp.ntk._costs import Workload, choose_forms, method_costs
-from jaxttp.ntk._memory import Blocks, Memory, readable
+from jaxttp.ntk._memory import Blocks, Memory, largest, readable
 
 DEFAULT_WORK_BYTES = 4 << 30
 
@@ -33,10 +34,9 @@ class KernelPlan:
         bytes: estimated peak, the result included; on a mesh that of one device, and of its rows.
         max_bytes: the bound that was kept, None for the default working space.
         devices: that share the rows.
-        host_bytes: samples and parameters as they were given, and tiles on their way to a disk.
-        tile: samples on a side of a tile of `store_kernel`, of which the blocks are; None for none.
-        tiles: how many are computed.
-        disk_bytes: that the store will take.
+        outputs: differentiated at a time, where the trace or the diagonal of all of them at once
+            would not fit; None for all.
+        host_bytes: samples and parameters as they were given.
     """
 
     method: str
@@ -52,19 +52,18 @@ class KernelPlan:
     bytes: int
     max_bytes: int | None
     devices: int = 1
+    outputs: int | None = None
     host_bytes: int = 0
-    tile: int | None = None
-    tiles: int = 0
-    disk_bytes: int = 0
 
     plot, _repr_html_, __repr__ = RESULT
 
     def __str__(self) -> str:
         costs = ", ".join(f"{name} {flops:.2e}" for name, flops in self.flops.items())
         once = ", all features kept" if self.kept else ""
+        once += f", {self.outputs} outputs at a time" if self.outputs else ""
         blocks = f"{self.rows} rows x {self.columns} columns, {self.chunk} samples at a time"
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
-        what = "kernel" if self.tile is None and self.devices == 1 else "its part of the kernel"
+        what = "kernel" if self.devices == 1 else "its part of the kernel"
         lines = [
             f"kernel by {self.method}: {self.reason}",
             f"operations: {costs}",
@@ -72,11 +71,6 @@ class KernelPlan:
             f"memory: about {readable(self.bytes)}{each}, {what} {readable(self.kernel_bytes)}; "
             f"{readable(self.host_bytes)} on the host",
         ]
-        if self.tile is not None:
-            lines.append(
-                f"store: {readable(self.disk_bytes)}, {self.tiles} tiles of {self.tile} samples "
-                "a side to compute"
-            )
         width = max((len(path) for path in self.forms), default=0)
         lines += [f"  {path:<{width}}  {form}" for path, form in self.forms.items()]
         return "\n".join(lines)
@@ -91,14 +85,51 @@ def make_plan(
 ) -> KernelPlan:
     """The plan that `empirical_ntk` carries out.
 
+    A trace or a diagonal that fits only so is computed some outputs at a time: as many as leave
+    room for all samples at once, which share the way back through a last layer, or at least for
+    each to be differentiated once.
+
     Raises:
         ValueError: `max_bytes` cannot be kept; the message states the least that can.
     """
+    bound = work.bytes(layers) + DEFAULT_WORK_BYTES if max_bytes is None else max_bytes
+
+    def plan(outputs: int | None) -> KernelPlan:
+        some = dataclasses.replace(work, outputs=outputs)
+        return _plan_together(some, method, batch_size, max_bytes, bound, layers)
+
+    def fits(outputs: int | None, wanted: Callable[[KernelPlan], bool]) -> bool:
+        try:
+            made = plan(outputs)
+        except ValueError:
+            return False
+        return made.bytes <= bound and wanted(made)
+
+    orders: tuple[Callable[[KernelPlan], bool], ...] = (
+        lambda made: made.chunk >= max(work.n1, work.n2),
+        lambda made: made.kept or made.rows == work.n1,
+        lambda made: True,
+    )
+    if work.output == "full" or not work.alone or work.classes == 1 or fits(None, orders[-1]):
+        return plan(None)
+    several = (largest(work.classes, functools.partial(fits, wanted=one)) for one in orders)
+    found = (some for some, one in zip(several, orders, strict=True) if fits(some, one))
+    return plan(next(found, 1))
+
+
+def _plan_together(
+    work: Workload,
+    method: str,
+    batch_size: int | None,
+    max_bytes: int | None,
+    bound: int,
+    layers: int,
+) -> KernelPlan:
+    """The plan of so many outputs at a time as the workload says."""
     costs = method_costs(work)
     method, reason = _choose_method(work, method, costs)
     forms = choose_forms(work, method)
     memory = Memory.of(work, method, forms, layers)
-    bound = max_bytes if max_bytes is not None else memory.result + DEFAULT_WORK_BYTES
     later = None
     if batch_size is None and work.alone and not memory.in_one_piece(bound):
         later = _late_plan(work, method, layers, bound)
@@ -125,9 +156,10 @@ def make_plan(
         kept=blocks.kept,
         flops=costs,
         forward=work.forward,
-        kernel_bytes=memory.result,
+        kernel_bytes=work.bytes(layers),
         bytes=memory.total(*blocks),
         max_bytes=max_bytes,
+        outputs=work.outputs,
     )
 
 

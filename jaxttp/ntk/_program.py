@@ -6,28 +6,30 @@ What only groups steps (jit, remat) is dissolved (see `jaxttp._quick.steps`).
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array
 
 from jaxttp._quick.fusion import run_steps, shared_sums
 from jaxttp._quick.steps import ProgramStep, straight_line
+from jaxttp._traced import constants_of, the_same
 from jaxttp._types import ApplyFn
 from jaxttp.adapters.outputs import TOKENS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NetworkProgram:
-    """A traced single-sample network.
+    """A traced single-sample network; the same object for all networks of the same equations.
 
     Attributes:
         steps: what to do, in order; dead steps are gone.
         parameters: the slot of each parameter leaf.
         inputs: the slot of each leaf of the sample.
         output: the slot of the outputs (C,).
-        constants: values known from the start.
+        constants: the slots of the arrays that the network closes over.
+        literals: numbers of the equations themselves, by slot.
         avals: shape and dtype of each slot.
         shared: slots that CPUs are to compute once (`jaxttp._quick.fusion`).
     """
@@ -36,7 +38,8 @@ class NetworkProgram:
     parameters: tuple[int, ...]
     inputs: tuple[int, ...]
     output: int
-    constants: Mapping[int, Any]
+    constants: tuple[int, ...]
+    literals: Mapping[int, Any]
     avals: Mapping[int, Any]
     shared: frozenset[Any]
 
@@ -55,7 +58,7 @@ class NetworkProgram:
         """The network's outputs, with `probes` added on the way.
 
         Args:
-            leaves: parameter leaves.
+            leaves: parameter leaves, then the arrays that the network closes over.
             sample: leaves of one sample.
             probes: step index -> array added to that step's (only) output.
             captured: step index -> input position whose value is wanted.
@@ -63,12 +66,17 @@ class NetworkProgram:
         Returns:
             The outputs (C,) and the captured values by step index.
         """
-        values: dict[int, Any] = dict(self.constants)
-        values.update(zip(self.parameters, leaves, strict=True))
+        values: dict[int, Any] = dict(self.literals)
+        values.update(zip((*self.parameters, *self.constants), leaves, strict=True))
         values.update(zip(self.inputs, sample, strict=True))
-        run_steps(self.steps, values, leaves, self.shared, probes)
+        weights = leaves[: len(self.parameters)]
+        run_steps(self.steps, values, weights, self.shared, probes)
         seen = {index: values[self._slot(index, place)] for index, place in captured.items()}
         return values[self.output], seen
+
+    def batch(self, leaves: Sequence[Array], samples: Sequence[Array]) -> Array:
+        """The network's outputs (N, C) for samples (N, ...)."""
+        return jax.vmap(lambda *sample: self.run(leaves, sample, {}, {})[0])(*samples)
 
     def _slot(self, index: int, position: int) -> int:
         slot = self.steps[index].inputs[position]
@@ -76,8 +84,20 @@ class NetworkProgram:
         return slot
 
 
-def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> NetworkProgram:
-    """The program of one sample.
+class OneSample(NamedTuple):
+    """A network traced with one sample.
+
+    Attributes:
+        program: its equations.
+        constants: the arrays that it closes over.
+    """
+
+    program: NetworkProgram
+    constants: tuple[Any, ...]
+
+
+def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> OneSample:
+    """The program of one sample, and what the network closes over.
 
     Args:
         apply_fn: ``(params, x (N, ...)) -> (N, C)``.
@@ -101,19 +121,26 @@ def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> NetworkProgram:
             )
         return outputs[0]
 
+    return trace_sample(one, params, sample)
+
+
+def trace_sample(one: Callable[[Any, Any], Array], params: Any, sample: Any) -> OneSample:
+    """The same of a function ``(params, sample) -> outputs (C,)``, made for this call alone."""
     closed = jax.make_jaxpr(one)(params, sample)
     line, n_params = straight_line(closed, of_one_sample=True), len(jax.tree.leaves(params))
     (output,) = line.outputs
     steps = _without_dead_steps(line.steps, output)
-    return NetworkProgram(
+    program = NetworkProgram(
         steps=steps,
         parameters=tuple(line.inputs[:n_params]),
         inputs=tuple(line.inputs[n_params:]),
         output=output,
-        constants=line.constants,
+        constants=tuple(line.constants),
+        literals=line.literals,
         avals=line.avals,
         shared=shared_sums(steps, line.inputs[n_params:]),
     )
+    return OneSample(the_same(program, line, n_params), constants_of(line))
 
 
 def _without_dead_steps(steps: Sequence[ProgramStep], output: int) -> tuple[ProgramStep, ...]:

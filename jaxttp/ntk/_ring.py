@@ -104,7 +104,7 @@ class _Turns:
     products: "_Products"
     moves: "_Moves"
     mesh: Mesh
-    leaves: list[Array]
+    leaves: list[Any]
     x: list[Array]
     held: Any
     columns: int
@@ -242,15 +242,15 @@ def _products(
     own_and_theirs = (mesh, list(specs), rows, rows, rows, EVERYWHERE, EVERYWHERE)
 
     @jit
-    def own(leaves: list[Array], x: list[Array], held: Any) -> Parts:
-        def each(leaves: list[Array], x: list[Array], held: Any) -> Parts:
+    def own(leaves: list[Any], x: list[Array], held: Any) -> Parts:
+        def each(leaves: list[Any], x: list[Array], held: Any) -> Parts:
             return functions.square(gathered_leaves(leaves, specs), x, held)
 
         return on_all(each, mesh, list(specs), rows, rows)(leaves, x, held)
 
     @functools.partial(jit, static_argnames=("rows", "size"))
     def pair(
-        leaves: list[Array], x: list[Array], held: Any, others: Any, i: Array, j: Array, rows: int,
+        leaves: list[Any], x: list[Array], held: Any, others: Any, i: Array, j: Array, rows: int,
         size: int,
     ) -> Parts:  # fmt: skip
         def each(leaves: Any, x: Any, held: Any, others: Any, i: Array, j: Array) -> Parts:
@@ -261,7 +261,7 @@ def _products(
 
     @functools.partial(jit, static_argnames="size")
     def shared(
-        leaves: list[Array], x: list[Array], held: Any, others: Any, i: Array, j: Array, size: int
+        leaves: list[Any], x: list[Array], held: Any, others: Any, i: Array, j: Array, size: int
     ) -> Parts:
         def each(leaves: Any, x: Any, held: Any, others: Any, i: Array, j: Array) -> Parts:
             first, mine = _is_first(mesh), jax.tree.leaves(held)[0].shape[0]

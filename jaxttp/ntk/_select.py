@@ -62,18 +62,28 @@ def select_leaves(params: Params, trainable: Any = None) -> tuple[bool, ...]:
             "(trainable)."
         )
     if not any(mask):
-        raise ValueError(_why_nothing_counts(paths, leaves, trainable))
+        raise ValueError(_why_nothing_counts(params, trainable))
     return mask
 
 
-def _why_nothing_counts(paths: tuple[str, ...], leaves: list[Any], trainable: Any) -> str:
+def _why_nothing_counts(params: Params, trainable: Any) -> str:
     """Words of a refusal: it is up to the parameters, or to what was chosen of them."""
     if trainable is None:
-        kinds = ", ".join(sorted({str(jnp.result_type(leaf)) for leaf in leaves}))
+        kinds = ", ".join(sorted({str(jnp.result_type(leaf)) for leaf in jax.tree.leaves(params)}))
         held = f"holds {kinds} alone: convert the weights to float" if kinds else "is empty"
         return f"params has no floating-point leaf, which is what trains; it {held}."
+    paths = leaf_paths(params)
     known = ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
-    return f"trainable leaves no floating-point parameter to count; params has {known}."
+    refusal = f"trainable leaves no floating-point parameter to count; params has {known}."
+    # `from_torch` and `from_keras` give one dict with the layers in the order of registration.
+    last = str(next(reversed(params), "")) if isinstance(params, dict) else ""
+    layer = last[: max(last.rfind("."), last.rfind("/")) + 1]
+    if not callable(trainable) or not layer:
+        return refusal
+    return (
+        f"{refusal} Its last entry is of the layer {layer[:-1]!r}: "
+        f"trainable=lambda path: path.startswith({layer!r})."
+    )
 
 
 def split_trainable(

@@ -38,7 +38,7 @@ def sharded_kernel(
     functions: Functions,
     plan: KernelPlan,
     mesh: Mesh,
-    leaves: list[Array],
+    leaves: list[Any],
     x1: list[Any],
     x2: list[Any] | None,
     *,
@@ -205,8 +205,8 @@ def _pieces(
     rows = PartitionSpec(axes)
 
     @functools.partial(jit, static_argnames="size")
-    def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
-        def own(leaves: list[Array], x: list[Array], start: Array) -> Any:
+    def features(leaves: list[Any], x: list[Array], start: Array, size: int) -> Any:
+        def own(leaves: list[Any], x: list[Array], start: Array) -> Any:
             return functions.features(gathered_leaves(leaves, specs), x, start, size=size)
 
         return on_all(own, mesh, list(specs), rows, EVERYWHERE)(leaves, x, start)
@@ -228,8 +228,8 @@ def _pieces(
         return on_all(own, mesh, rows, rows, EVERYWHERE)(held, part, start)
 
     @jit
-    def tiles(leaves: list[Array], x: list[Array], held: Any, others: Any) -> dict[str, Array]:
-        def own(leaves: list[Array], x: list[Array], held: Any, others: Any) -> Any:
+    def tiles(leaves: list[Any], x: list[Array], held: Any, others: Any) -> dict[str, Array]:
+        def own(leaves: list[Any], x: list[Array], held: Any, others: Any) -> Any:
             gathered = jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), others)
             return functions.against(gathered_leaves(leaves, specs), x, held, gathered)
 
@@ -250,7 +250,7 @@ def _pieces(
 
 
 def _features(
-    pieces: _Pieces, mesh: Mesh, leaves: list[Array], x: list[Array], start: int, rows: int,
+    pieces: _Pieces, mesh: Mesh, leaves: list[Any], x: list[Array], start: int, rows: int,
     chunk: int,
 ) -> Any:  # fmt: skip
     """Features of a block of every device's rows, differentiated a chunk at a time."""

@@ -68,7 +68,7 @@ def _part(
     """A few samples of every device."""
     rows = PartitionSpec(mesh.axis_names)
 
-    def own(leaves: list[Array], x: Any, draws: Any, low: Array) -> Array:
+    def own(leaves: list[Any], x: Any, draws: Any, low: Array) -> Array:
         some = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, low, size), x)
         return sketch(gathered_leaves(leaves, leaf_specs), some, draws)
 

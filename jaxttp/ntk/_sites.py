@@ -28,6 +28,7 @@ from jaxttp.ntk._program import NetworkProgram
 
 _CONSTANT, _PARAMETER, _DATA = 0, 1, 2
 _MOST_PIXELS = 64  # whose products with each other are kept
+_ADDING = ("add", "add_any")
 _REARRANGING = ("reshape", "squeeze", "expand_dims", "transpose", "rev", "copy", "broadcast_in_dim")
 
 
@@ -60,6 +61,8 @@ class Site:
             there is none; None of everything else.
         n_pixels: p, how many there are.
         pixels: of a convolution, data operand -> its pixels (groups, p, channels).
+        is_head: whether the network's outputs are those of this dense step, each once, and what
+            else is added to them: the cotangents of the outputs are unit vectors then.
     """
 
     kind: str
@@ -77,6 +80,7 @@ class Site:
     windows: np.ndarray | None = None
     n_pixels: int = 0
     pixels: Callable[[Array], Array] | None = None
+    is_head: bool = False
 
     @property
     def size(self) -> int:
@@ -143,14 +147,17 @@ def find_sites(program: NetworkProgram, trainable: Sequence[bool]) -> tuple[Site
         ):
             sites.append(site)
     sites.sort(key=lambda site: site.step)
-    return tuple(_with_bias(program, site, uses, views) for site in sites)
+    return tuple(
+        dataclasses.replace(_with_bias(program, site, uses, views), is_head=_is_head(program, site))
+        for site in sites
+    )
 
 
 def _classify(
     program: NetworkProgram, trainable: Sequence[bool]
 ) -> tuple[dict[int, int], dict[int, frozenset[int]], dict[int, _WeightView]]:
     """For each slot: constant, parameter or data; the leaves behind it; whether it is a view."""
-    kinds: dict[int, int] = dict.fromkeys(program.constants, _CONSTANT)
+    kinds: dict[int, int] = dict.fromkeys((*program.constants, *program.literals), _CONSTANT)
     leaves: dict[int, frozenset[int]] = {}
     views: dict[int, _WeightView] = {}
     kinds.update(dict.fromkeys(program.inputs, _DATA))
@@ -395,7 +402,7 @@ def _with_bias(
         ):
             break
         output = adder.outputs[0]
-    if adder.name not in ("add", "add_any") or adder.inputs.count(output) != 1:
+    if adder.name not in _ADDING or adder.inputs.count(output) != 1:
         return site
     other: Any = adder.inputs[1 - adder.inputs.index(output)]
     view = views.get(other)
@@ -404,3 +411,28 @@ def _with_bias(
     aval: Any = program.avals[output]  # type: ignore[index]
     same_shape = program.avals[other].shape == aval.shape
     return dataclasses.replace(site, bias=view.leaf) if same_shape else site
+
+
+def _is_head(program: NetworkProgram, site: Site) -> bool:
+    """Whether nothing but unit vectors are the cotangents of a dense site with one position."""
+    if site.kind != "dense" or site.positions != 1 or site.groups != 1:
+        return False
+    slot: Any = program.steps[site.step].outputs[0]
+    while slot != program.output:
+        readers = [step for step in program.steps if slot in step.inputs]
+        if len(readers) != 1 or not _hands_on(readers[0], slot):
+            return False
+        slot = readers[0].outputs[0]
+    return True
+
+
+def _hands_on(step: ProgramStep, slot: int | None) -> bool:
+    """Whether a step returns the entries of a slot, or some of them, each once and as it is."""
+    if step.inputs.count(slot) != 1:
+        return False
+    if step.name in ("slice", "dynamic_slice"):
+        return step.inputs[0] == slot
+    after = step.equation.outvars[0].aval
+    same_size = math.prod(after.shape) == math.prod(step.shape(step.inputs.index(slot)))
+    is_real = jnp.issubdtype(after.dtype, jnp.floating)
+    return same_size and is_real and step.name in (*_REARRANGING, *_ADDING, "convert_element_type")

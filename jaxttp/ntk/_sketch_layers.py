@@ -9,7 +9,7 @@ those with few positions (the last stages of a convolutional network) never.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,11 +18,9 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._jit import jit
-from jaxttp._types import ApplyFn
 from jaxttp.ntk import _countsketch as sketches
-from jaxttp.ntk._compiled import structure
 from jaxttp.ntk._costs import Workload
-from jaxttp.ntk._program import NetworkProgram, trace
+from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import Site, find_sites
 from jaxttp.ntk.layerwise import JOIN_BELOW, Features, Layers
 
@@ -113,7 +111,10 @@ class SketchLayers:
         kept = chosen.get("convolved", []) + chosen.get("tokens", [])
         layers = Layers(
             program,
-            activation=tuple(dataclasses.replace(site, windows=None) for site in kept),  # patches
+            # With patches in place of pixels, and the cotangents of the last layer.
+            activation=tuple(
+                dataclasses.replace(site, windows=None, is_head=False) for site in kept
+            ),
             gradient=tuple(chosen.get("gradient", [])),
             direct=tuple(direct),
             late=tuple(chosen.get("products", [])),
@@ -175,27 +176,35 @@ def _shared_out(counts: Mapping[str, int], drawn: Any) -> dict[str, Any]:
     }
 
 
-@functools.lru_cache(maxsize=64)
-def layered_sketcher(
-    apply_fn: ApplyFn, treedef: Any, mask: tuple[bool, ...], dim: int
-) -> Callable[..., Array]:
+@dataclasses.dataclass(frozen=True)
+class LayeredSketcher:
     """(leaves, x (B, ...), draws) -> rows (B, C, dim).
 
     The network is one program and every shape of a layer another, so that a deep network compiles
     as one block does.
+
+    Attributes:
+        program: the network.
+        mask: which leaves are differentiated by.
+        dim: width of the sketch.
     """
 
-    @jit
-    def features(leaves: list[Array], x: Any) -> Features:
-        sample = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), x)
-        program = trace(apply_fn, structure(jax.tree.unflatten(treedef, leaves)), sample)
-        layers = SketchLayers.of(program, find_sites(program, mask), mask, dim).layers
-        return layers.features(leaves, jax.tree.leaves(x))
+    program: NetworkProgram
+    mask: tuple[bool, ...]
+    dim: int
 
-    def sketch(leaves: list[Array], x: Any, draws: Projections) -> Array:
-        return _rows(features(leaves, x), draws, dim)
+    def __call__(self, leaves: list[Array], x: Any, draws: Projections) -> Array:
+        """The rows of some samples."""
+        features = _features(self.program, self.mask, self.dim, leaves, x)
+        return _rows(features, draws, self.dim)
 
-    return sketch
+
+@functools.partial(jit, static_argnums=(0, 1, 2))
+def _features(
+    program: NetworkProgram, mask: tuple[bool, ...], dim: int, leaves: list[Array], x: Any
+) -> Features:
+    layers = SketchLayers.of(program, find_sites(program, mask), mask, dim).layers
+    return layers.features(leaves, jax.tree.leaves(x))
 
 
 def _rows(found: Features, draws: Projections, dim: int) -> Array:

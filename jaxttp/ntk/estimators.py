@@ -1,8 +1,7 @@
 """How a kernel comes about: exactly, or from a random projection of the Jacobian.
 
 An estimator is a value with two methods; a new one is one more class here. What it is asked about
-is a `jaxttp.forecast.Problem` (its `apply_fn`, `restore`, `trainable` and `x` are read) at some
-weights of the trained part.
+is a `jaxttp.forecast.Problem` at some weights of the trained part.
 """
 
 import abc
@@ -69,7 +68,7 @@ class KernelEstimator(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Exact(KernelEstimator):
-    """The kernel itself, see `empirical_ntk`.
+    """The kernel itself, see `empirical_ntk`; K (N, N) where last layers alone train, K ⊗ I_C.
 
     Attributes:
         batch_size: samples a tile; chosen from `max_bytes` when None.
@@ -106,15 +105,26 @@ class Exact(KernelEstimator):
 
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`."""
-        plan = plan_of(problem, batch_size=self.batch_size, max_bytes=_of_one(self))
+        whole, output = _asked(problem)
+        options = {"batch_size": self.batch_size, "max_bytes": _of_one(self), "output": output}
+        plan = plan_of(whole, **options)
         return plan.flops[plan.method]
+
+    def passes(self, problem: Any) -> int:
+        """See `KernelEstimator`; last layers alone are not differentiated."""
+        return 1 if problem.is_repeated else super().passes(problem)
+
+    def product(self, problem: Any) -> float:
+        """See `KernelEstimator`."""
+        return _repeated_product(problem) if problem.is_repeated else super().product(problem)
 
     def _between(
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None
     ) -> Kernel:
+        whole, output = _asked(problem)
         found = kernel_of(
-            problem.apply_fn, problem.restore(weights), x1, x2, trainable=problem.trainable,
-            batch_size=self.batch_size, max_bytes=self.max_bytes, progress=progress,
+            whole.apply_fn, problem.restore(weights), x1, x2, trainable=problem.trainable,
+            output=output, batch_size=self.batch_size, max_bytes=self.max_bytes, progress=progress,
             mesh=self.mesh,
         )  # fmt: skip
         return _on(self.mesh, found)
@@ -263,7 +273,7 @@ class ClassSketched(KernelEstimator):
 
     def product(self, problem: Any) -> float:
         """See `KernelEstimator`."""
-        return 2.0 * problem.f0.shape[0] * problem.f0.size
+        return _repeated_product(problem)
 
     def _between(
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None
@@ -285,6 +295,18 @@ def plan_of(problem: Any, **options: Any) -> KernelPlan:
     return ntk_plan(
         problem.apply_fn, problem.params, problem.x, trainable=problem.trainable, **options
     )
+
+
+def _asked(problem: Any) -> tuple[Any, str]:
+    """The problem whose kernel is computed, and which output of `empirical_ntk` that is.
+
+    K ⊗ I_C is that of contrasts, too, with an I that is smaller.
+    """
+    return (problem.whole or problem, "trace") if problem.is_repeated else (problem, "full")
+
+
+def _repeated_product(problem: Any) -> float:
+    return 2.0 * problem.f0.shape[0] * problem.f0.size
 
 
 def _of_one(kernel: Exact | ClassSketched) -> int | None:

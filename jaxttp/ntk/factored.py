@@ -9,7 +9,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp.ntk.row_sharded import RowSharded
-from jaxttp.ntk.streamed import Streamed, SupportsProducts
 
 
 class Factored(eqx.Module):
@@ -78,8 +77,8 @@ class Factored(eqx.Module):
         return np.asarray(self.dense(), dtype)
 
 
-Kernel = Array | Factored | RowSharded | Streamed
-"""A kernel as an array, as its factors, as rows on many devices, or on a disk."""
+Kernel = Array | Factored | RowSharded
+"""A kernel as an array, as its factors, or as rows on many devices."""
 
-KernelLike = ArrayLike | Factored | RowSharded | Streamed | SupportsProducts
+KernelLike = ArrayLike | Factored | RowSharded
 """What becomes one."""

@@ -8,27 +8,34 @@ whose features are held, against which blocks of columns are streamed; only the 
 symmetric kernel is computed.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxttp._checks import check_choice, check_finite
+from jaxttp._jit import jit
 from jaxttp._samples import count, leaf_shapes
+from jaxttp._traced import network_of
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.ntk._blocks import by_blocks
-from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure
+from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure, wide
 from jaxttp.ntk._costs import Workload
+from jaxttp.ntk._memory import readable
 from jaxttp.ntk._plan import KernelPlan, make_plan
-from jaxttp.ntk._program import NetworkProgram, trace
+from jaxttp.ntk._program import trace, trace_sample
+from jaxttp.ntk._room import devices_of, room_on
 from jaxttp.ntk._select import leaf_paths, select_leaves
 from jaxttp.ntk._sharded import sharded_kernel
 from jaxttp.ntk._shares import plan_on
@@ -77,7 +84,9 @@ def empirical_ntk(
         trainable: which parameters count: None for all, a pytree of bools (a prefix is enough), or
             a predicate on the path, such as ``lambda path: path.startswith("head/")``.
         batch_size: samples at a time; None to let the plan decide.
-        max_bytes: bound on the peak memory, the result included; None for 4 GiB beside the result.
+        max_bytes: bound on the peak memory, the result included; None for 4 GiB beside the result,
+            or less where there is less. A trace or a diagonal that all outputs at once would not
+            fit into is computed some outputs at a time.
         mesh: a `jax.sharding.Mesh` over whose devices the rows are sharded, parameters being on
             all of them; None for one device. `max_bytes` is then that of one device. Where the
             devices do not divide N1 the result is a `jaxttp.ntk.RowSharded`, which goes wherever a
@@ -91,10 +100,11 @@ def empirical_ntk(
         The kernel, or a dict of kernels if `per_layer`.
 
     Raises:
-        ValueError: an unknown option, x1 and x2 that do not match, values that are not finite,
-            nothing trainable, outputs that are not (N, C) or depend on other samples, or a
-            `max_bytes` that cannot be kept (the least that can is stated, and the fewest devices
-            with which it can).
+        ValueError: an unknown option, x1 and x2 that do not match, values or gradients that are
+            not finite, nothing trainable, outputs that are not (N, C) or depend on other samples, a
+            kernel that the memory there is does not hold (what fits is named), or a `max_bytes`
+            that cannot be kept (the least that can is stated, and the fewest devices with which it
+            can).
 
     Example:
         >>> import jax.numpy as jnp
@@ -108,15 +118,22 @@ def empirical_ntk(
         TTP section 3; the layerwise contraction is derived in `jaxttp.ntk.layerwise`.
     """
     check_network(apply_fn, params)
+    x1, x2 = _as_samples("x1", x1), _as_samples("x2", x2)
     for name, value in (("params", params), ("x1", x1)):
         check_finite(name, value)
     _count_samples("x1", x1)
-    check_per_sample(apply_fn, params, _as_samples("x1", x1))
-    return kernel_of(
+    check_per_sample(apply_fn, params, x1)
+    kernel = kernel_of(
         apply_fn, params, x1, x2, output=output, method=method, trainable=trainable,
         batch_size=batch_size, max_bytes=max_bytes, mesh=mesh,
         accumulation_dtype=accumulation_dtype, per_layer=per_layer, progress=progress,
     )  # fmt: skip
+    mask = select_leaves(params, trainable)
+    for name, samples in (("x1", x1), ("x2", x2)):
+        if samples is not None:
+            rows = _as_samples(name, samples)
+            check_gradients(apply_fn, params, rows, kernel, trainable=mask, name=name)
+    return kernel
 
 
 def kernel_of(
@@ -142,6 +159,8 @@ def kernel_of(
         check_finite(name, value)
     job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer)
     plan = job.plan_on(devices, method, batch_size, max_bytes)
+    if max_bytes is None:
+        plan = _within_memory(job, plan, devices, method, batch_size)
     if devices is None:
         result: dict[str, Any] = _compute(job, plan, progress)
     else:
@@ -221,14 +240,11 @@ def _count_samples(name: str, x: Any) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """Checked arguments."""
+    """Checked arguments; `leaves` are the parameters', then what the network closes over."""
 
-    apply_fn: ApplyFn
     leaves: list[Any]
-    treedef: Any
     rows: list[Any]
     columns: list[Any] | None
-    sample_treedef: Any
     work: Workload
     dtype: str
     per_layer: bool
@@ -260,17 +276,16 @@ class Job:
                 raise ValueError(
                     f"x2 must look like x1 but for its length; got {two}, x1 has {one}."
                 )
-        leaves, treedef = jax.tree.flatten(params)
         mask = select_leaves(params, trainable)
-        structs = tuple((s.shape, s.dtype) for s in jax.tree.leaves(structure(leaves)))
-        samples = tuple((jnp.shape(a)[1:], dtype_of(a)) for a in first)
+        samples = [jax.ShapeDtypeStruct(jnp.shape(a)[1:], dtype_of(a)) for a in first]
+        sample = jax.tree.unflatten(sample_treedef, samples)
         try:
-            program, sites = cached(
-                _analyse, apply_fn, treedef, structs, sample_treedef, samples, mask, _config()
-            )
+            with jax.default_matmul_precision("highest"):
+                one = network_of(apply_fn).once(trace, structure(params), sample)
         except Exception:
             traced_outputs(apply_fn, params, x1)  # where the reason is known: raises in one line
             raise
+        program, sites = one.program, find_sites(one.program, mask)
         network = program.avals[program.output].dtype
         dtype = _accumulation_dtype(accumulation_dtype, network)
         if method == "vector_product" and (per_layer or jnp.dtype(dtype) != network):
@@ -283,7 +298,8 @@ class Job:
             program, sites, leaf_paths(params), mask, n1, n2, x2 is None, output,
             jnp.dtype(dtype).itemsize,
         )  # fmt: skip
-        return cls(apply_fn, leaves, treedef, first, second, sample_treedef, work, dtype, per_layer)
+        leaves = [*jax.tree.leaves(params), *one.constants]
+        return cls(leaves, first, second, work, dtype, per_layer)
 
     def plan(self, method: str, batch_size: int | None, max_bytes: int | None) -> KernelPlan:
         """The plan for this job."""
@@ -324,14 +340,19 @@ class Job:
         index = {path: leaf for leaf, path in enumerate(self.work.paths)}
         forms = tuple((index[path], form) for path, form in plan.forms.items())
         return Variant(
-            self.treedef, self.sample_treedef, self.work.trainable, forms, plan.method,
-            self.work.output, self.dtype, not self.per_layer,
+            self.work.trainable, forms, plan.method, self.work.output, self.dtype,
+            not self.per_layer,
         )  # fmt: skip
 
 
 def workload(apply_fn: ApplyFn, params: Params, x: Any, trainable: Any = None) -> Workload:
     """Of a network's exact kernel with itself: its program, its sites and the shapes."""
-    return Job.of(apply_fn, params, x, None, "full", "auto", trainable, None, False).work
+    return job_of(apply_fn, params, x, trainable).work
+
+
+def job_of(apply_fn: ApplyFn, params: Params, x: Any, trainable: Any = None) -> Job:
+    """A network's exact kernel with itself."""
+    return Job.of(apply_fn, params, x, None, "full", "auto", trainable, None, False)
 
 
 def _accumulation_dtype(wanted: Any, network: Any) -> str:
@@ -348,47 +369,58 @@ def _accumulation_dtype(wanted: Any, network: Any) -> str:
     return name
 
 
-def _config() -> Hashable:
-    """Settings of JAX under which a traced program would differ."""
-    return jax.dtypes.canonicalize_dtype("float64").name
+def _within_memory(
+    job: Job, plan: KernelPlan, mesh: Mesh | None, method: str, batch_size: int | None
+) -> KernelPlan:
+    """The plan, or one with smaller blocks where the memory there is would not hold it.
 
-
-def cached(function: Callable[..., Any], apply_fn: ApplyFn, *rest: Any) -> Any:
-    """`function(apply_fn, *rest)` from its bounded cache, or anew if something has no hash."""
+    Raises:
+        ValueError: it holds none.
+    """
+    given = [*job.leaves, *job.rows, *(job.columns or [])]
+    room = room_on(devices_of(given) if mesh is None else mesh.local_devices[:1])
+    if room is None or plan.bytes <= room:
+        return plan
     try:
-        hash((apply_fn, rest))
-    except TypeError:
-        return function.__wrapped__(apply_fn, *rest)  # type: ignore[attr-defined]
-    return function(apply_fn, *rest)
+        smaller = job.plan_on(mesh, method, None, room)
+    except ValueError:
+        raise ValueError(_too_large(job, mesh, room)) from None
+    return smaller if batch_size is None else plan
 
 
-@functools.lru_cache(maxsize=128)
-def _analyse(
-    apply_fn: ApplyFn,
-    treedef: Any,
-    structs: Any,
-    sample_treedef: Any,
-    samples: Any,
-    mask: tuple[bool, ...],
-    config: Hashable,
-) -> tuple[NetworkProgram, Any]:
-    """The program and its sites, for planning: shapes only, the constants are dropped."""
-    del config
-    with jax.default_matmul_precision("highest"):
-        program = trace(
-            apply_fn,
-            jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*s) for s in structs]),
-            jax.tree.unflatten(sample_treedef, [jax.ShapeDtypeStruct(*s) for s in samples]),
-        )
-    sites = find_sites(program, mask)
-    return dataclasses.replace(program, constants={}), sites
+def _too_large(job: Job, mesh: Mesh | None, room: int) -> str:
+    """What does not fit, and what does."""
+    work = job.work
+    size, each = readable(work.bytes(1)), work.program.outputs * work.itemsize
+    shape = {"full": "(N1, C, N2, C)", "diagonal": "(N1, N2, C)", "trace": "(N1, N2)"}
+    fitting = []
+    for output in {"full": ("trace", "diagonal"), "diagonal": ("trace",)}.get(work.output, ()):
+        other = dataclasses.replace(job, work=dataclasses.replace(work, output=output))
+        with contextlib.suppress(ValueError):
+            took = readable(other.plan_on(mesh, "auto", None, room).kernel_bytes)
+            exact = ", all of the kernel, which is K ⊗ I_C" if work.is_repeated else ""
+            exact = exact if output == "trace" else ""
+            fitting.append(f"output={output!r} {shape[output]}, {took}{exact}")
+    most = room // (8 * work.samples * each)
+    if most >= 1:
+        dim = min(4096, 1 << int(most).bit_length() - 1)
+        took = readable(dim * work.samples * each)
+        fitting.append(f"sketch_jacobian(..., dim={dim}), {took} (sketch_dim of a forecast)")
+    fitting.append("ntk_operator, which multiplies by the kernel and does not form it")
+    return (
+        f"output={work.output!r} of N1 = {work.n1:,}, N2 = {work.n2:,} samples and C = "
+        f"{work.program.outputs:,} outputs takes {size}, beside the work on it, and there are "
+        f"{readable(room)} of memory. What fits: {'; '.join(fitting)}."
+    )
 
 
 def _compute(
     job: Job, plan: KernelPlan, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Array]:
-    functions = cached(compiled, job.apply_fn, job.variant(plan))
-    leaves = [jnp.asarray(leaf) for leaf in job.leaves]
+    if plan.outputs is not None:
+        return _by_outputs(job, plan, progress)
+    functions = compiled(job.work.program, job.variant(plan))
+    leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in job.leaves]
     x1 = [jnp.asarray(leaf) for leaf in job.rows]
     x2 = None if job.columns is None else [jnp.asarray(leaf) for leaf in job.columns]
     n1, n2, output = job.work.n1, job.work.n2, job.work.output
@@ -401,10 +433,60 @@ def _compute(
         )  # fmt: skip
 
 
+def _by_outputs(
+    job: Job, plan: KernelPlan, progress: Callable[[int, int], None] | None
+) -> dict[str, Array]:
+    """A trace or a diagonal, some outputs after the other, by two programs at most."""
+    work, size = job.work, plan.outputs
+    assert size is not None
+    program, classes = work.program, work.program.outputs
+    leaves = [*job.leaves, np.int32(0)]
+    sample = [jax.ShapeDtypeStruct(leaf.shape[1:], dtype_of(leaf)) for leaf in job.rows]
+    mask = (*work.trainable, *(False for _ in leaves[len(work.trainable) :]))
+    found: dict[str, Array] = {}
+    for low in range(0, classes, size):
+        some = min(size, classes - low)
+
+        def outputs_from(leaves: list[Array], sample: list[Array], some: int = some) -> Array:
+            outputs, _ = program.run(leaves[:-1], sample, {}, {})
+            return jax.lax.dynamic_slice_in_dim(outputs, leaves[-1], some)
+
+        with jax.default_matmul_precision("highest"):
+            one = trace_sample(outputs_from, structure(leaves), sample)
+        part = dataclasses.replace(
+            job, work=dataclasses.replace(work, program=one.program, trainable=mask),
+            leaves=[*leaves[:-1], np.int32(low)],
+        )  # fmt: skip
+        report = progress and functools.partial(_report, progress, low / classes, some / classes)
+        kernels = _compute(part, dataclasses.replace(plan, outputs=None), report)
+        with wide(job.dtype):
+            for name, kernel in kernels.items():
+                if name not in found:
+                    shape = (*kernel.shape[:2], *(classes for _ in kernel.shape[2:]))
+                    found[name] = jnp.zeros(shape, kernel.dtype)
+                found[name] = _add_outputs(found[name], kernel, low, share=some / classes)
+    return found
+
+
+def _report(
+    progress: Callable[[int, int], None], before: float, share: float, done: int, pairs: int
+) -> None:
+    """Say how far all outputs have come, from how far some of them have."""
+    progress(round(before * pairs + share * done), pairs)
+
+
+@functools.partial(jit, static_argnames="share", donate_argnames="found")
+def _add_outputs(found: Array, part: Array, low: Any, *, share: float) -> Array:
+    """A diagonal with that of some outputs in its place; a mean with their share of it."""
+    if part.ndim == 3:
+        return jax.lax.dynamic_update_slice_in_dim(found, part, low, axis=2)
+    return found + part * jnp.asarray(share, part.dtype)
+
+
 def _compute_sharded(
     job: Job, plan: KernelPlan, mesh: Mesh, progress: Callable[[int, int], None] | None
 ) -> dict[str, Array | RowSharded]:
-    functions = cached(compiled, job.apply_fn, job.variant(plan))
+    functions = compiled(job.work.program, job.variant(plan))
     with jax.default_matmul_precision("highest"):
         found = sharded_kernel(
             functions, plan, mesh, job.leaves, job.rows, job.columns, output=job.work.output,

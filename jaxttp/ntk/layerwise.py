@@ -5,7 +5,8 @@ For a site (see `_sites`) with inputs x (b, s, k) and output cotangents g^c (b, 
     activation form   Θ[i,c,j,d] += sum_{b,s,t} <x_i[b,s], x_j[b,t]> <g_i^c[b,s], g_j^d[b,t]>
     gradient form     Θ[i,c,j,d] += <dW_i^c, dW_j^d>,     dW_i^c[b] = sum_s x_i[b,s] g_i^c[b,s]^T
 
-The first never forms a weight gradient (see `_pairs`); the second is cheaper when many positions
+The first never forms a weight gradient (see `_pairs`), and no g of a last layer, which are unit
+vectors: <g_i^c, g_j^d> is 1 for c = d and 0 else. The second is cheaper when many positions
 share a small weight. Where x and g are smaller than the dW, these wait, and are formed when they
 are multiplied (see `_late`). Direct parameters (see `_sites`) are in gradient form by ordinary
 differentiation.
@@ -42,7 +43,7 @@ class Features(NamedTuple):
     Attributes:
         inputs: by leaf, x (n, b, s, k) of the sites in activation form, of some convolutions
             their pixels (n, b, p, channels).
-        cotangents: by leaf, g (n, C, b, s, o) of the same sites.
+        cotangents: by leaf, g (n, C, b, s, o) of the same sites, the last layer apart.
         gradients: by name, per-sample gradients (n, C, d) of everything else.
         late: by leaf, x (n, s, k) and g (n, C, o, s) of the sites whose gradients are yet to form.
     """
@@ -80,13 +81,15 @@ class Layers:
     def _one(self, leaves: Sequence[Array], sample: Sequence[Array]) -> Features:
         sites = self.activation + self.gradient + self.late
         captured = {site.step: site.operand for site in sites}
+        heads = [site for site in self.activation if site.is_head]
         steps = self.program.steps
 
         def forward(probes: dict[int, Array], direct: dict[int, Array]) -> Any:
             mixed = [direct.get(index, leaf) for index, leaf in enumerate(leaves)]
             return self.program.run(mixed, sample, probes, captured)
 
-        avals = {site.step: steps[site.step].equation.outvars[0].aval for site in sites}
+        beneath = [site.step for site in sites if site not in heads]
+        avals = {step: steps[step].equation.outvars[0].aval for step in beneath}
         probes = {step: jnp.zeros(aval.shape, aval.dtype) for step, aval in avals.items()}
         direct = {index: leaves[index] for index in self.direct}
         outputs, pull, seen = jax.vjp(forward, probes, direct, has_aux=True)
@@ -97,6 +100,9 @@ class Layers:
         for site in sites:
             pixels = site.pixels if site in self.activation and by_pixels(site) else None
             x = (pixels or site.inputs)(seen[site.step])
+            if site in heads:
+                inputs[site.leaf] = x
+                continue
             g = jax.vmap(site.cotangents, (0, None))(at_sites[site.step], seen[site.step])
             if site.scale != 1.0:
                 g = g * jnp.asarray(site.scale, g.dtype)
@@ -156,17 +162,22 @@ class Layers:
         terms: dict[str, Array] = {}
         for site in self.activation:
             x1, x2 = first.inputs[site.leaf], inputs.get(site.leaf)
-            g1, g2 = first.cotangents[site.leaf], cotangents.get(site.leaf)
+            g1, g2 = first.cotangents.get(site.leaf), cotangents.get(site.leaf)
             if site.positions == 1 and site.groups == 1:
                 others = None if x2 is None else x2.reshape(len(x2), -1)
                 a = similarity(x1.reshape(len(x1), -1), others, dtype)
-                g = product(g1[:, :, 0, 0], None if g2 is None else g2[:, :, 0, 0], dtype)
+                if g1 is None:  # a last layer
+                    g = _units(self.program.outputs, output, dtype)
+                    a = a * jnp.asarray(site.scale**2, a.dtype)
+                else:
+                    g = product(g1[:, :, 0, 0], None if g2 is None else g2[:, :, 0, 0], dtype)
                 if site.bias is not None and self.joined:
                     a = a + jnp.ones((), a.dtype)
                 elif site.bias is not None:
-                    terms[str(site.bias)] = g
-                terms[str(site.leaf)] = _spread(a, output, g1.shape[1]) * g
+                    terms[str(site.bias)] = _spread(jnp.ones_like(a), output, g) * g
+                terms[str(site.leaf)] = _spread(a, output, g) * g
             else:
+                assert g1 is not None  # a last layer has one position
                 windows = site.windows if by_pixels(site) else None
                 found = sum_over_pairs(x1, g1, x2, g2, output, dtype, windows)
                 terms[str(site.leaf)] = found
@@ -175,9 +186,21 @@ class Layers:
         return terms
 
 
-def _spread(a: Array, output: str, classes: int) -> Array:
-    """Give (n, m) the axes of a kernel: the same for every pair of classes."""
+def _units(classes: int, output: str, dtype: Any) -> Array:
+    """<g^c, g^d> of unit vectors, with the axes of a kernel; for the trace their sum."""
     if output == "full":
+        return jnp.eye(classes, dtype=dtype)[None, :, None]
+    return (
+        jnp.ones((classes, 1, 1), dtype)
+        if output == "diagonal"
+        else jnp.full((1, 1), classes, dtype)
+    )
+
+
+def _spread(a: Array, output: str, g: Array) -> Array:
+    """Give (n, m) the axes of a kernel: the same for every pair of classes of `g`."""
+    if output == "full":
+        classes = g.shape[1]
         # Repeated in memory, behind a barrier that keeps XLA from fusing it into what follows: a
         # broadcast along the fastest axis is not vectorised.
         n, m = a.shape

@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite, check_integer
-from jaxttp._quick import quick
+from jaxttp._checks import check_array, check_finite, check_integer
+from jaxttp._products import pull_and_push
+from jaxttp._samples import count, take
+from jaxttp._traced import Traced, network_of
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample, output_shape
-from jaxttp.ntk._products import pull_and_push
 from jaxttp.ntk._select import select_leaves
 
 
@@ -30,26 +32,48 @@ class NTKOperator(lx.AbstractLinearOperator):
     Attributes:
         leaves: parameter leaves.
         x: inputs (N, ...), an array or a pytree of arrays with N rows each.
+        networks: the network, traced for a batch of samples, and for those that are left over.
     """
 
     leaves: list[Array]
     x: Any
-    apply_fn: ApplyFn = eqx.field(static=True)
+    networks: tuple[Traced, ...]
     treedef: Any = eqx.field(static=True)
     trainable: tuple[bool, ...] = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
 
     def mv(self, vector: Array) -> Array:
-        """Θ v, for v (N, C)."""
-        shape = self.in_structure().shape
-        if jnp.shape(vector) != shape:
-            raise ValueError(f"v must have the outputs' shape {shape}; got {jnp.shape(vector)}.")
+        """Θ v, for v (N, C) of the outputs' dtype; refused where a gradient is not finite."""
+        vector, outputs = check_array("v", vector), self.in_structure()
+        if vector.shape != outputs.shape:
+            raise ValueError(f"v must have the outputs' shape {outputs.shape}; got {vector.shape}.")
+        if vector.dtype != outputs.dtype:
+            raise ValueError(
+                f"v must have the outputs' dtype {outputs.dtype}; got {vector.dtype}. Cast it: "
+                f"v.astype({str(outputs.dtype)!r})."
+            )
         with jax.default_matmul_precision("highest"):
-            return self._products(vector)
+            return self._checked(self._products(vector))
+
+    def _checked(self, result: Array) -> Array:
+        """`result`, unless it is not finite because a gradient is not."""
+        params = jax.tree.unflatten(self.treedef, self.leaves)
+        check_gradients(self._in_parts, params, self.x, result, trainable=self.trainable)
+        return result
+
+    def _in_parts(self, params: Params, x: Any) -> Array:
+        """The outputs of any number of samples, in batches, the last filled up with copies."""
+        network, n = self.networks[0], count(x)
+        size = network.outputs.shape[0]
+        filled = jax.tree.map(lambda a: jnp.resize(a, (-(-n // size) * size, *a.shape[1:])), x)
+        parts = [network(params, take(filled, slice(i, i + size))) for i in range(0, n, size)]
+        return jnp.concatenate(parts)[:n]
 
     def _network(self, chosen: dict[int, Array], x: Any) -> Array:
         leaves = [chosen.get(index, leaf) for index, leaf in enumerate(self.leaves)]
-        return quick(self.apply_fn)(jax.tree.unflatten(self.treedef, leaves), x)
+        sizes = [network.outputs.shape[0] for network in self.networks]
+        network = self.networks[sizes.index(count(x))]
+        return network(jax.tree.unflatten(self.treedef, leaves), x)
 
     def _products(self, vector: Array) -> Array:
         chosen = {i: leaf for i, leaf in enumerate(self.leaves) if self.trainable[i]}
@@ -83,7 +107,7 @@ class NTKOperator(lx.AbstractLinearOperator):
         structure = self.in_structure()
         size = structure.shape[0] * structure.shape[1]
         basis = jnp.eye(size, dtype=structure.dtype).reshape(size, *structure.shape)
-        return jax.lax.map(self.mv, basis).reshape(size, size).T
+        return self._checked(jax.lax.map(self.mv, basis)).reshape(size, size).T
 
     def transpose(self) -> "NTKOperator":
         """Θ is symmetric."""
@@ -91,9 +115,8 @@ class NTKOperator(lx.AbstractLinearOperator):
 
     def in_structure(self) -> jax.ShapeDtypeStruct:
         """Shape and dtype of v."""
-        params = jax.tree.unflatten(self.treedef, self.leaves)
-        outputs = jax.eval_shape(self.apply_fn, params, self.x)
-        return jax.ShapeDtypeStruct(outputs.shape, outputs.dtype)
+        outputs = self.networks[0].outputs
+        return jax.ShapeDtypeStruct((count(self.x), *outputs.shape[1:]), outputs.dtype)
 
     def out_structure(self) -> jax.ShapeDtypeStruct:
         """Shape and dtype of Θv."""
@@ -142,8 +165,10 @@ def ntk_operator(
         check_per_sample(apply_fn, params, x)
     mask = select_leaves(params, trainable)
     leaves, treedef = jax.tree.flatten(params)
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
-    return NTKOperator(leaves, x, apply_fn, treedef, mask, batch_size)
+    leaves, network, n = [jnp.asarray(leaf) for leaf in leaves], network_of(apply_fn), count(x)
+    size = n if batch_size is None else min(batch_size, n)
+    networks = [network.precise(params, take(x, slice(k))) for k in (size, n % size) if k]
+    return NTKOperator(leaves, x, tuple(networks), treedef, mask, batch_size)
 
 
 def _always(value: bool) -> Callable[[Any], bool]:

@@ -207,15 +207,6 @@ def on_host(whole: Array) -> np.ndarray:
     return np.asarray(whole)
 
 
-def whole_on_host(tree: Any) -> Any:
-    """The same tree, what lies on several processes in this host's memory.
-
-    Args:
-        tree: samples (N, ...), an array or a pytree; all processes make this call.
-    """
-    return jax.tree.map(lambda leaf: on_host(leaf) if is_by_process(leaf) else leaf, tree)
-
-
 def is_by_process(value: Any) -> bool:
     """Whether an array is known to have parts that this process does not have."""
     is_array = isinstance(value, jax.Array) and is_concrete(value)

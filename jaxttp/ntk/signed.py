@@ -1,6 +1,5 @@
 """One backward pass a sample in place of C: the kernel of one signed sum of the outputs."""
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +10,9 @@ from jaxtyping import Array, Float
 from jaxttp._checks import check_integer, check_key
 from jaxttp._result import RESULT
 from jaxttp._samples import count, take
+from jaxttp._traced import Network, network_of
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.ntk._select import select_leaves
 from jaxttp.ntk.gram import kernel_of
@@ -84,12 +85,13 @@ def class_sketch(
     check_rows(apply_fn, params, x)
     mask = select_leaves(params, trainable)
     n = count(x)
-    classes = jax.eval_shape(apply_fn, params, x).shape[-1]
+    classes = jax.eval_shape(lambda *given: apply_fn(*given), params, x).shape[-1]
     tree = jax.tree.unflatten(jax.tree.structure(params), mask)
     kernel = signed_kernel(
         apply_fn, params, x, key=key, trainable=tree, batch_size=batch_size, max_bytes=max_bytes
     )
     assert isinstance(kernel, jax.Array)  # without a mesh
+    check_gradients(apply_fn, params, x, kernel, trainable=mask)
     few = min(check, n)
     block = take(x, slice(few))
     exact = kernel_of(apply_fn, params, block, trainable=tree, max_bytes=max_bytes)
@@ -152,27 +154,23 @@ def signed_network(
         key: draws the signs s; None for signs that are all the same, where only shapes matter.
         trainable: see `empirical_ntk`.
     """
-    outputs = jax.eval_shape(apply_fn, params, x)
+    outputs = jax.eval_shape(lambda *given: apply_fn(*given), params, x)
     classes = outputs.shape[-1]
     signs: Array | np.ndarray = np.full((classes, 1), classes**-0.5, outputs.dtype)
     if key is not None:
         signs = jax.random.rademacher(key, (classes, 1), outputs.dtype)
         signs = signs / jnp.sqrt(jnp.asarray(classes, outputs.dtype))
-    try:
-        signed = _signed(apply_fn)
-    except TypeError:
-        signed = _signed.__wrapped__(apply_fn)
+    signed = network_of(apply_fn).once(_signed)
     mask = jax.tree.unflatten(jax.tree.structure(params), select_leaves(params, trainable))
     return signed, (params, signs), (mask, False)
 
 
-@functools.lru_cache(maxsize=64)
-def _signed(apply_fn: ApplyFn) -> ApplyFn:
+def _signed(apply_fn: ApplyFn) -> Network:
     def signed(pair: Any, x: Any) -> Array:
         params, signs = pair
         return apply_fn(params, x) @ signs
 
-    return signed
+    return Network(signed)
 
 
 __all__ = ["ClassSketch", "class_sketch"]

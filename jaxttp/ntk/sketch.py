@@ -11,6 +11,7 @@ Dense kinds multiply by a matrix that is drawn block by block and thrown away. A
 derived from the key, the leaf and the block of coordinates, never from the batch.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,18 +29,18 @@ from jaxttp._checks import (
     check_key,
 )
 from jaxttp._jit import full_precision, jit
-from jaxttp._quick import quick
 from jaxttp._samples import count, take
 from jaxttp._types import ApplyFn, Params
+from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample
+from jaxttp.ntk._program import NetworkProgram
+from jaxttp.ntk._select import select_leaves
 from jaxttp.ntk._sharded_sketch import check_width, sharded_sketch
-from jaxttp.ntk._sketch_layers import Projections, SketchLayers, layered_sketcher
-from jaxttp.ntk.gram import cached, workload
+from jaxttp.ntk._sketch_layers import LayeredSketcher, Projections, SketchLayers
+from jaxttp.ntk.gram import job_of
 from jaxttp.ntk.row_sharded import several
 
-DRAWN = 2
-"""How projections are drawn: what is stored of another way is not gone on with."""
 _KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
 _DENSE_BLOCK = 1024  # coordinates whose projection is drawn at once
 _BYTES = 256 << 20  # of the work on the samples differentiated at a time
@@ -83,7 +84,7 @@ def sketch_jacobian(
 
     Raises:
         ValueError: an unknown kind, `dim` or `batch_size` below one, nothing trainable; a `dim`
-            that the devices of `mesh` do not divide.
+            that the devices of `mesh` do not divide; gradients that are not finite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -99,10 +100,12 @@ def sketch_jacobian(
     check_key(key, optional=False)
     x = check_samples("x", x)
     check_rows(apply_fn, params, x)
-    return sketch_of(
+    sketch = sketch_of(
         apply_fn, params, x, key=key, dim=dim, kind=kind, trainable=trainable,
         batch_size=batch_size, mesh=mesh,
     )  # fmt: skip
+    check_gradients(apply_fn, params, x, sketch, trainable=select_leaves(params, trainable))
+    return sketch
 
 
 def check_rows(apply_fn: ApplyFn, params: Params, x: Any) -> None:
@@ -145,20 +148,16 @@ class Projection(NamedTuple):
 
     Attributes:
         program: (leaves, x (B, ...), draws) -> rows (B, C, k).
-        leaves: parameters.
+        leaves: parameters, then what the network closes over.
         draws: of a CountSketch, what all samples share; of dense kinds, which draw a matrix where
             it is used, the key.
         batch_size: samples at a time.
-        mask: which leaves are differentiated by.
-        sample_bytes: of the work on one sample.
     """
 
     program: Callable[..., Array]
     leaves: list[Array]
     draws: Projections | Array
     batch_size: int
-    mask: tuple[bool, ...]
-    sample_bytes: int
 
     @classmethod
     def of(
@@ -169,23 +168,22 @@ class Projection(NamedTuple):
         check_choice("kind", kind, _KINDS)
         dim = check_integer("dim", dim, at_least=1)
         check_network(apply_fn, params)
-        work = workload(apply_fn, params, x, trainable)
-        leaves, treedef = jax.tree.flatten(params)
-        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        job = job_of(apply_fn, params, x, trainable)
+        work, leaves = job.work, [jnp.asarray(leaf) for leaf in job.leaves]
         mask, itemsize = work.trainable, max(leaf.dtype.itemsize for leaf in leaves)
         if kind == "countsketch":
             layers = SketchLayers.of(work.program, work.sites, mask, dim)
             numbers = layers.numbers
-            program = cached(layered_sketcher, apply_fn, treedef, mask, dim)
+            program = LayeredSketcher(work.program, mask, dim)
             draws = layers.draw(key)
         else:
             numbers = 2 * work.classes * work.size
-            program, draws = cached(_dense_sketcher, apply_fn, treedef, mask, dim, kind), key
+            program, draws = _DenseSketcher(work.program, mask, dim, kind), key
         size = numbers * itemsize
         if batch_size is None:
             batch_size = max(1, _BYTES // max(1, size))
         batch_size = min(check_integer("batch_size", batch_size, at_least=1), count(x))
-        return cls(program, leaves, draws, batch_size, mask, size)
+        return cls(program, leaves, draws, batch_size)
 
     def all_rows(self, x: Any) -> Array:
         """Of all samples, some at a time; the last ones once more, so that all calls are alike."""
@@ -202,32 +200,36 @@ class Projection(NamedTuple):
         return self.program(self.leaves, x, self.draws)
 
 
-@functools.lru_cache(maxsize=64)
-def _dense_sketcher(
-    apply_fn: ApplyFn, treedef: Any, mask: tuple[bool, ...], dim: int, kind: str
-) -> Callable[..., Array]:
-    quick_fn = quick(apply_fn)
+@dataclasses.dataclass(frozen=True)
+class _DenseSketcher:
+    """(leaves, x (B, ...), key) -> rows (B, C, dim), by a dense random matrix."""
 
-    def row(leaves: list[Array], key: Array, sample: Any) -> Array:
-        chosen = {i: leaf for i, leaf in enumerate(leaves) if mask[i]}
+    program: NetworkProgram
+    mask: tuple[bool, ...]
+    dim: int
+    kind: str
 
+    def __call__(self, leaves: list[Array], x: Any, key: Array) -> Array:
+        return _dense_rows(self, leaves, x, key)
+
+
+@functools.partial(jit, static_argnums=0)
+def _dense_rows(how: _DenseSketcher, leaves: list[Array], x: Any, key: Array) -> Array:
+    chosen = {i: leaves[i] for i, wanted in enumerate(how.mask) if wanted}
+
+    def row(*sample: Array) -> Array:
         def network(chosen: dict[int, Array]) -> Array:
             mixed = [chosen.get(i, leaf) for i, leaf in enumerate(leaves)]
-            batch = jax.tree.map(lambda a: a[None], sample)
-            return quick_fn(jax.tree.unflatten(treedef, mixed), batch)[0]
+            return how.program.run(mixed, sample, {}, {})[0]
 
         def project(leaf: int, rows: Array) -> Array:
             own = jax.random.fold_in(key, leaf)
-            return _dense_sketch(rows.reshape(rows.shape[0], -1), own, dim, kind=kind)
+            return _dense_sketch(rows.reshape(rows.shape[0], -1), own, how.dim, kind=how.kind)
 
         gradients = jax.jacrev(network)(chosen)  # each (C, ...)
         return functools.reduce(jnp.add, [project(i, gradients[i]) for i in chosen])
 
-    @jit
-    def sketch(leaves: list[Array], x: Any, key: Array) -> Array:
-        return jax.vmap(lambda sample: row(leaves, key, sample))(x)
-
-    return sketch
+    return jax.vmap(row)(*jax.tree.leaves(x))
 
 
 def _dense_sketch(rows: Array, key: Array, dim: int, *, kind: str) -> Array:

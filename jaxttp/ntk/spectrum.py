@@ -25,7 +25,6 @@ from jaxttp._result import RESULT
 from jaxttp._threads import decompose
 from jaxttp.ntk.factored import Factored, KernelLike
 from jaxttp.ntk.row_sharded import RowSharded, recognised
-from jaxttp.ntk.streamed import Streamed
 
 
 class PSDReport(NamedTuple):
@@ -93,7 +92,7 @@ def as_matrix(kernel: KernelLike) -> Array:
         (6, 6)
     """
     kernel = recognised(kernel)
-    if isinstance(kernel, RowSharded | Streamed):
+    if isinstance(kernel, RowSharded):
         kernel = kernel.on_one_device()
     shape = kernel.shape if isinstance(kernel, Factored) else jnp.shape(kernel)
     half = shape[: len(shape) // 2]

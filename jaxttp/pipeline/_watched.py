@@ -15,7 +15,7 @@ from jaxttp.adapters import as_rows
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.forecast._held_path import watcher
 from jaxttp.losses import encode_targets
-from jaxttp.training import step_of
+from jaxttp.training import TrainingStep
 
 POINTS = 60
 """Looks at what is watched, beside the start."""
@@ -69,8 +69,9 @@ def train_watched(
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps))
     at = np.unique(np.round(np.linspace(0, steps, min(POINTS, steps) + 1)).astype(int))
-    step, state, found, seconds = step_of(rows, loss, optimizer), optimizer.init(params), [], 0.0
-    step = step.lower(params, state, take(x, indices[0]), targets[indices[0]]).compile()
+    state, found, seconds = optimizer.init(params), [], 0.0
+    step = TrainingStep(rows, loss, optimizer)
+    step = step.compile(params, state, take(x, indices[0]), targets[indices[0]])
     for t in range(steps + 1):
         if t in at:
             found.append(look(params))

@@ -68,6 +68,7 @@ class ConditionSettings:
         fill: likewise.
         drop_missing: likewise.
         one_hot: likewise.
+        drop: likewise.
         mesh: likewise, of "mlp" and "resnet": every device computes its rows of the matrix, which
             are put together on one to be decomposed.
     """
@@ -87,6 +88,7 @@ class ConditionSettings:
     fill: str | None = None
     drop_missing: bool = False
     one_hot: bool = False
+    drop: tuple[str | int, ...] = ()
     mesh: int | str | None = None
 
 
@@ -167,7 +169,7 @@ def _load(settings: ConditionSettings, *, linear: bool) -> tuple[Dataset, np.nda
     check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     dataset = load_whole(
         settings.data, label=settings.label, fill=settings.fill,
-        drop_missing=settings.drop_missing, one_hot=settings.one_hot,
+        drop_missing=settings.drop_missing, one_hot=settings.one_hot, drop=settings.drop,
     )  # fmt: skip
     count = settings.samples
     if count is None:

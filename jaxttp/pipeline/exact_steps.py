@@ -71,6 +71,7 @@ class StepSettings:
         fill: likewise.
         drop_missing: likewise.
         one_hot: likewise.
+        drop: likewise.
     """
 
     data: str = "digits"
@@ -91,6 +92,7 @@ class StepSettings:
     fill: str | None = None
     drop_missing: bool = False
     one_hot: bool = False
+    drop: tuple[str | int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +242,7 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     keys = jax.random.split(jax.random.key(settings.seed))
     dataset = load_whole(
         settings.data, label=settings.label, fill=settings.fill,
-        drop_missing=settings.drop_missing, one_hot=settings.one_hot,
+        drop_missing=settings.drop_missing, one_hot=settings.one_hot, drop=settings.drop,
     )  # fmt: skip
     if dataset.num_classes is not None:
         dataset = select(

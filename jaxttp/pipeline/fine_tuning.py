@@ -43,7 +43,8 @@ class Goal:
         words: what it is.
         level: the loss to get below.
         step: foreseen, -1 for never.
-        earliest: by the forecast's uncertainty, likewise.
+        earliest: by the forecast's uncertainty, likewise; None where `FineTuning.trust` doubts it
+            without saying by how much.
         latest: likewise.
         tokens: seen until then; None for never.
         seconds: likewise.
@@ -54,8 +55,8 @@ class Goal:
     words: str
     level: float
     step: int
-    earliest: int
-    latest: int
+    earliest: int | None
+    latest: int | None
     tokens: int | None
     seconds: float | None
     cost: float | None
@@ -122,9 +123,12 @@ class FineTuning:
             real |= Rule(thresholds).read(run.loss, run.loss, reached=fell)
             real |= reach(Curves(run.loss), targets, reached=run.finite)
         rows = [
-            self._goal(f"within {100 * e:g} % of its drop", found.level(e), t, real.get(e))
+            self._goal(
+                f"within {100 * e:g} % of its drop", found.level(e), t, real.get(e),
+                off=(1 - e) * float(found.uncertainty[-1]),
+            )
             for e, t in steps.items()
-        ]
+        ]  # fmt: skip
         rows += [self._goal(one.words(), one.value, t, real.get(one)) for one, t in below.items()]
         return tuple(rows)
 
@@ -133,18 +137,31 @@ class FineTuning:
             return None
         return seconds / 3600 * self.price_per_hour
 
-    def _goal(self, words: str, level: float, step: int, real: int | None) -> Goal:
+    def _goal(
+        self, words: str, level: float, step: int, real: int | None, off: float = 0.0
+    ) -> Goal:  # fmt: skip
         there = step >= 0
         seconds = step * self.clock.step_seconds if there else None
+        between = self.found.between(level, off) if self.is_bounded else (None, None)
         return Goal(
-            words, level, step, *self.found.between(level),
+            words, level, step, *between,
             step * self.tokens_a_step if there else None, seconds, self._money(seconds), real,
         )  # fmt: skip
 
     @property
     def trust(self) -> tuple[str, ...]:
         """What keeps it from being certain, a sentence each."""
-        said = [] if self.found.trust is None else [self.found.trust]
+        return (() if self.found.trust is None else (self.found.trust,)) + self._limits
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the uncertainty of the loss is all that is in doubt, see `HeldForecast`."""
+        return self.found.is_bounded and not self._limits
+
+    @property
+    def _limits(self) -> tuple[str, ...]:
+        """What the forecast does not see, and so cannot say the size of."""
+        said = []
         batch, knots = self.settings.batch_size or 1, len(self.found.knots)
         if self.epochs > AGAIN:
             said.append(
@@ -165,21 +182,23 @@ class FineTuning:
             )
         return tuple(said)
 
-    def tokens_and_loss(self, count: int = 5) -> list[tuple[int, float, float]]:
-        """Tokens seen, the loss foreseen then, and its uncertainty, at even distances.
+    def tokens_and_loss(self, count: int = 5) -> list[tuple[int, float, float | None]]:
+        """Tokens seen, the loss foreseen then, and its uncertainty if known, at even distances.
 
         Args:
             count: of them, the start and the end included.
         """
         at = np.round(np.linspace(0, self.settings.steps, count)).astype(int)
         found = self.found
-        return [(int(t) * self.tokens_a_step, float(found.loss[t]), float(found.uncertainty[t]))
-                for t in at]  # fmt: skip
+        off = [float(found.uncertainty[t]) if self.is_bounded else None for t in at]
+        return [(int(t) * self.tokens_a_step, float(found.loss[t]), u)
+                for t, u in zip(at, off, strict=True)]  # fmt: skip
 
     def __str__(self) -> str:
         lines = [wrapped(str(self.task), 2), wrapped(self.scale_words(), 2)]
         for one in self.goals:
-            when = f"step {one.step}" if one.step >= 0 else "not reached"
+            never = "not reached" if self.is_bounded else "not reached, see trust"
+            when = f"step {one.step}" if one.step >= 0 else never
             lines.append(f"  {one.words}: {when}")
         last = [self.cost_words(), *(f"trust: {line}" for line in self.trust)]
         lines += [wrapped(line, 2) for line in last]
@@ -221,7 +240,7 @@ class FineTuning:
             "epoch_seconds": self.epoch[0],
             "epoch_cost": self.epoch[1],
             "loss": plain_numbers(found.loss),
-            "loss_uncertainty": plain_numbers(found.uncertainty),
+            "loss_uncertainty": plain_numbers(found.uncertainty) if self.is_bounded else None,
             "goals": [dataclasses.asdict(one) for one in self.goals],
             "stable": not found.diverged,
             "trust": list(self.trust),

@@ -71,6 +71,7 @@ class Settings:
             "most_frequent" value (of words always that); None refuses them.
         drop_missing: whether rows of a CSV in which a value is missing are left out.
         one_hot: whether columns of words in a CSV become indicators.
+        drop: columns of a CSV to leave out, such as an id, by name or by number from 1.
         mesh: devices over which the rows of kernels are computed, a number or "all"; None for one.
             It changes where numbers are computed, and them by rounding alone.
     """
@@ -112,6 +113,7 @@ class Settings:
     fill: str | None = None
     drop_missing: bool = False
     one_hot: bool = False
+    drop: tuple[str | int, ...] = ()
     mesh: int | str | None = None
 
 

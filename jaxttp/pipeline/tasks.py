@@ -51,9 +51,9 @@ HIDDEN = (64, 64)
 """Widths of the MLP that learns data without a model of their own."""
 _FOR_IMAGES = (
     "weights", "image_size", "hidden", "split", "folder", "cache", "label", "fill", "drop_missing",
-    "one_hot",
+    "one_hot", "drop",
 )  # fmt: skip
-_FOR_TABLES = ("label", "fill", "drop_missing", "one_hot")
+_FOR_TABLES = ("label", "fill", "drop_missing", "one_hot", "drop")
 _TARGETS = {"squared_error": True, "cross_entropy": False, "binary_cross_entropy": False}
 """Whether a loss that is asked for takes a table's labels for numbers."""
 REGRESSION = "a regression has no classes and takes all samples"

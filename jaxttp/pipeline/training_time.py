@@ -17,7 +17,7 @@ from jaxttp.pipeline.goals import Arrival, aims, arrivals, reached_seconds
 from jaxttp.pipeline.optimizers import make_optimizer
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
-from jaxttp.training import StepTime, TrainingRun, compile_step_ahead, time_step, train
+from jaxttp.training import StepTime, TrainingRun, time_step, train
 
 Progress = Callable[[str, int, int], None]
 
@@ -155,7 +155,6 @@ def forecast(
         "loss": task.loss, "optimizer": trainer.transformation, "batch_size": batch_size
     }  # fmt: skip
     x, y = take(task.x, rows), task.y[rows]
-    compile_step_ahead(*task.model, x, y, **step)
     prediction = predict_training_time(
         *task.model,
         task.x,

@@ -55,6 +55,8 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
         times: name the training times and the targets in the legend.
     """
     loss, steps = np.asarray(prediction.loss), np.arange(prediction.horizon + 1)
+    last = prediction.horizon if prediction.doubted_from is None else prediction.doubted_from
+    sure = slice(last + 1)
     if run is not None:
         axes.plot(steps, np.asarray(run.loss), color=REAL, lw=2.2, label="real training")
     axes.plot(steps, loss, color=PREDICTED, lw=2.2, ls="--", label="forecast")
@@ -64,11 +66,12 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
             sources.append("projections")
         words = f"band over {' and '.join(sources)}" if sources else "band"
         low, high = np.asarray(prediction.loss_band)
-        axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0, label=words)
+        axes.fill_between(steps[sure], low[sure], high[sure], color=PREDICTED, alpha=0.18, lw=0,
+                          label=words)  # fmt: skip
     elif prediction.loss_uncertainty is not None:
         off = np.asarray(prediction.loss_uncertainty)
-        axes.fill_between(steps, loss - off, loss + off, color=PREDICTED, alpha=0.18, lw=0,
-                          label="estimated error")  # fmt: skip
+        axes.fill_between(steps[sure], (loss - off)[sure], (loss + off)[sure], color=PREDICTED,
+                          alpha=0.18, lw=0, label="estimated error")  # fmt: skip
     if prediction.test_loss is not None:
         axes.plot(steps, np.asarray(prediction.test_loss), color=OTHER, ls="-.", label="test")
     name = f" ({name.replace('_', '-')})" if name else ""

@@ -14,6 +14,7 @@ from jaxttp.ntk import (
     PowerLaw,
     SpectralDensity,
 )
+from jaxttp.ntk.density import with_error
 from jaxttp.pipeline import TaskSpectrum, TaskSteps
 from jaxttp.plots._draw import figure_of
 from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, positive, tidy
@@ -148,7 +149,10 @@ def plot_extrapolated_spectrum(result: Spectrum) -> Figure:
 
 @figure_of
 def plot_density(result: SpectralDensity, *, width: float = 0.3) -> Figure:
-    """The density of eigenvalues over their logarithm.
+    """The density of eigenvalues over their logarithm, on either side of zero, with its error.
+
+    The axis is logarithmic on both sides where there are negative eigenvalues, or some that are
+    zero to rounding: a line at 0, whose label counts them. The band is the standard error.
 
     Args:
         result: of `jaxttp.ntk.spectral_density`.
@@ -157,20 +161,45 @@ def plot_density(result: SpectralDensity, *, width: float = 0.3) -> Figure:
     Returns:
         A matplotlib figure.
     """
-    figure, (axes,) = panels()
-    nodes, weights = np.asarray(result.nodes).ravel(), np.asarray(result.weights).ravel()
-    counts = (nodes > 1e-12 * nodes.max()) & (weights > 0)
-    if not counts.any():
-        axes.set(title="no eigenvalue above zero", xlabel="eigenvalue")
-        return figure
-    logs = np.log(nodes[counts])
-    grid = np.linspace(logs.min() - 4 * width, logs.max() + 4 * width, 400)
-    bumps = np.exp(-0.5 * ((grid[:, None] - logs) / width) ** 2) / (width * np.sqrt(2 * np.pi))
-    axes.semilogx(np.exp(grid), result.size * bumps @ weights[counts], color=PREDICTED)
-    axes.fill_between(np.exp(grid), result.size * bumps @ weights[counts], alpha=0.18,
-                      color=PREDICTED, lw=0)  # fmt: skip
+    figure, (axes,) = panels(title=str(result))
+    nodes, weights = np.asarray(result.nodes), np.asarray(result.weights)
+    counts = (np.abs(nodes) > float(result.rounding)) & (weights > 0)
+    logs = np.log(np.where(counts, np.abs(nodes), 1.0))
+    reach, band = 4 * width, f"± standard error ({len(nodes)} probes)"
+    sides = {sign: counts & (sign * nodes > 0) for sign in (-1, 1)}
+    for sign, side in sides.items():
+        if not side.any():
+            continue
+        grid = np.linspace(logs[side].min() - reach, logs[side].max() + reach, 400)
+        z = (grid[:, None, None] - logs) / width
+        bumps = np.where(side, np.exp(-0.5 * z**2) / (width * np.sqrt(2 * np.pi)), 0.0)
+        density, error = (
+            result.size * np.asarray(part) for part in result.integral(lambda _, b=bumps: b)
+        )
+        line = sign * np.exp(grid)
+        axes.plot(line, density, color=PREDICTED)
+        if len(nodes) > 1:
+            axes.fill_between(line, density - error, density + error, alpha=0.3, color=PREDICTED,
+                              lw=0, label=band)  # fmt: skip
+            band = "_"  # once in the legend
+    zeros, spread = map(float, result.zeros())
+    if zeros >= 0.5 or sides[-1].any():
+        # Nothing but zeros lies in the linear part.
+        nearest = logs[counts].min() if counts.any() else 0.0
+        linear = 10.0 ** np.floor((nearest - reach) / np.log(10))
+        ends = [np.exp(logs[side].max() + reach) if side.any() else linear
+                for side in sides.values()]  # fmt: skip
+        decades = np.log10(ends[0] / linear) + np.log10(ends[1] / linear)
+        axes.set_xscale("symlog", linthresh=linear, linscale=max(1.0, 0.1 * decades))
+        axes.xaxis.get_major_locator().set_params(numticks=6)  # else they cover each other
+        axes.set_xlim(-ends[0], ends[1])
+        if zeros >= 0.5:
+            axes.axvline(0.0, color=OTHER, label=f"zero to rounding: {with_error(zeros, spread)}")
+    else:
+        axes.set_xscale("log")
     axes.set(xlabel="eigenvalue", ylabel="eigenvalues for each factor of e")
     axes.set_ylim(bottom=0)
+    legend(axes)
     tidy(axes)
     return figure
 

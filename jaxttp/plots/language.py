@@ -14,11 +14,13 @@ from jaxttp.plots._marks import MARKERS
 from jaxttp.plots._style import GREY, PREDICTED, REAL, legend, panels, tidy
 
 
-def _foreseen(axes: Axes, found: HeldForecast) -> None:
-    """The loss at every step, and how far it may be off."""
+def _foreseen(axes: Axes, found: HeldForecast, *, bounded: bool) -> None:
+    """The loss at every step, and how far it may be off where that is known."""
     steps = np.arange(len(found.loss))
     low, high = found.loss - found.uncertainty, found.loss + found.uncertainty
-    axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0, label="estimated error")
+    if bounded:
+        axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0,
+                          label="estimated error")  # fmt: skip
     axes.plot(steps, found.loss, color=PREDICTED, lw=2.2, ls="--", label="forecast")
 
 
@@ -41,7 +43,7 @@ def plot_held(result: HeldForecast) -> Figure:
         1
     """
     figure, (axes,) = panels()
-    _foreseen(axes, result)
+    _foreseen(axes, result, bounded=result.is_bounded)
     axes.plot(result.at, result.held, "o:", color=GREY, ms=4, label="path of held gradients")
     axes.set(xlabel="training step", ylabel="loss of the watched sequences")
     tidy(axes)
@@ -65,7 +67,7 @@ def plot_fine_tuning(result: FineTuning) -> Figure:
     if result.run is not None:
         axes.plot(result.run.at, result.run.loss[result.run.at], color=REAL, lw=2.2,
                   label="real training")  # fmt: skip
-    _foreseen(axes, found)
+    _foreseen(axes, found, bounded=result.is_bounded)
     for marker, one in zip(cycle(MARKERS), result.goals, strict=False):
         if one.step >= 0:
             axes.plot(one.step, found.loss[one.step], marker, color=PREDICTED, mfc="white",

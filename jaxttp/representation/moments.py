@@ -178,7 +178,7 @@ def feature_moments(
     check_finite("x", x)
     check_finite("params", params)
     _check_features(apply_fn, params, x)
-    evaluate = jax.jit(apply_fn)
+    evaluate = jax.jit(lambda *given: apply_fn(*given))  # JAX keeps functions by identity
     moments = None
     for start in range(0, jnp.shape(x)[0], batch_size):
         features = evaluate(params, x[start : start + batch_size])

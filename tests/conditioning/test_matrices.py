@@ -123,6 +123,22 @@ def test_linear_networks_agree_with_the_closed_form():
     np.testing.assert_allclose(spectra[0], spectra[1], atol=1e-12 * spectra[0][-1])
 
 
+@pytest.mark.parametrize(
+    ("v", "match"),
+    [
+        (jnp.ones(5), r"v must be \(6,\), .*ravel_pytree; got \(5,\)"),
+        (jnp.ones((3, 2)), r"v must be \(6,\), .*; got \(3, 2\)"),
+        (jnp.ones(6, complex), "v must hold real numbers; got complex128"),
+    ],
+)
+def test_vectors_that_are_no_parameters(v, match):
+    operator = conditioning.curvature_operator(
+        lambda w, x: x @ w, jnp.ones((3, 2)), jnp.ones((4, 3))
+    )
+    with pytest.raises(ValueError, match=match):
+        operator.mv(v)
+
+
 @pytest.mark.usefixtures("quick_processes")
 @pytest.mark.slow
 def test_float32_networks_in_a_float32_process():

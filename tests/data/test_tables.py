@@ -456,3 +456,68 @@ def test_what_neither_option_mends(tmp_path):
         load_table(write(tmp_path, many), one_hot=True)
     with pytest.raises(ValueError, match="line 3, column 2 holds 'x', while 2 of 3 rows hold"):
         load_table(write(tmp_path, "1,2,a\n2,3,b\n3,x,b\n"), one_hot=True)
+
+
+IDS = "id,w,kind,h\n907,1,a,5\n13,3,b,6\n4444,2,a,8\n"
+
+
+@pytest.mark.parametrize("drop", [["id"], [1], ["1"], ("id", "id")])
+def test_a_column_is_left_out(drop, tmp_path):
+    path = write(tmp_path, IDS)
+    found = load_table(path, label="kind", drop=drop)
+    same = load_table(write(tmp_path, "w,h,kind\n1,5,a\n3,6,b\n2,8,a\n", "same.csv"))
+    np.testing.assert_array_equal(found.x, same.x)
+    np.testing.assert_array_equal(found.y, same.y)
+    assert [one.name for one in found.columns.features] == ["w", "h"]
+    np.testing.assert_array_equal(found.columns.prepare([["1", "5"]]), found.x[:1])
+    assert f"own.csv, without column{'s' * (len(drop) > 1)} {drop[0]!r}, " in found.description
+    assert "column 3 ('kind')" in found.description  # its place in the file
+
+
+def test_a_column_of_words_or_gaps_that_is_left_out_is_not_refused(tmp_path):
+    found = load_table(write(tmp_path, "name,w,kind\nx,1,a\n,2,b\n"), drop=["name"])
+    assert found.x.shape == (2, 1)
+
+
+def test_a_dropped_name_makes_the_first_line_a_head(tmp_path):
+    found = load_table(write(tmp_path, "id,2020,2021,kind\n7,1,2,a\n8,3,5,b\n"), drop=["id"])
+    assert [one.name for one in found.columns.features] == ["2020", "2021"]
+
+
+@pytest.mark.parametrize(
+    ("drop", "problem", "words"),
+    [
+        (["ID"], ValueError, r"drop='ID' is no column: .*has the columns 1 \('id'\), 2 \('w'\)"),
+        ([9], ValueError, "drop=9 is no column"),
+        ([0], ValueError, "drop must be an integer of at least 1; got 0"),
+        (["kind"], ValueError, "drop='kind' is the column of the label"),
+        (["id", "w", "h"], ValueError, "leaves no feature"),
+        ("id", TypeError, "drop must be a list of columns"),
+    ],
+)
+def test_what_cannot_be_left_out(drop, problem, words, tmp_path):
+    with pytest.raises(problem, match=words):
+        load_table(write(tmp_path, IDS), label="kind", drop=drop)
+
+
+def test_nothing_but_a_csv_has_columns_to_leave_out(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.eye(3), y=np.arange(3))
+    with pytest.raises(ValueError, match=r"drop=.* does nothing here"):
+        load_table(tmp_path / "own.npz", drop=["id"])
+    with pytest.raises(ValueError, match=r"drop=.* does nothing here"):
+        load_whole("wine", drop=["id"])
+    with pytest.raises(ValueError, match=r"drop=.* does nothing here"):
+        build_task(Settings(data="wine", drop=("id",)))
+
+
+def test_commands_leave_columns_out(tmp_path):
+    path = write(tmp_path, IDS)
+    call = ["predict", "--data", path, "--label", "kind", "--drop", "id", "--drop", "h", "--steps",
+            "2", "--samples-per-class", "1", "--relinearize", "0"]  # fmt: skip
+    done = CliRunner().invoke(app, call)
+    assert done.exit_code == 0, done.output
+    assert "MLP 1-64-64-2" in done.output
+    assert "without columns 'id', 'h'" in done.output
+    refused = CliRunner().invoke(app, [*call, "--drop", "none"])
+    assert refused.exit_code == 2
+    assert "drop='none' is no column" in refused.stderr

@@ -1,10 +1,14 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
 
-from jaxttp.dynamics import closed_form
+import jaxttp
+from jaxttp.dynamics import closed_form, gradient_flow
+from jaxttp.ntk import Factored
 from tests import oracles
 
 TS = np.array([0.0, 0.5, 3.0, 40.0, 1000.0])
@@ -47,6 +51,135 @@ def test_singular_kernel_needs_no_inverse(problem):
     )  # fmt: skip
     np.testing.assert_allclose(path.train[0], [[1.0], [5.0]], atol=1e-12)
     np.testing.assert_allclose(path.test[0], [[1.0]], atol=1e-12)
+
+
+def test_one_time_is_a_vector_of_one(problem):
+    common = {"learning_rate": 0.1}
+    for flow in (closed_form, functools.partial(gradient_flow, loss="squared_error")):
+        one = flow(problem.kernel, problem.f0, problem.labels, ts=3.0, **common)
+        many = flow(problem.kernel, problem.f0, problem.labels, ts=[3.0], **common)
+        assert one.ts.shape == (1,)
+        np.testing.assert_array_equal(one.train, many.train)
+
+
+@pytest.mark.parametrize("is_scalar", [False, True])
+def test_the_limit_is_the_minimum_of_the_loss_that_is_nearest(problem, is_scalar):
+    """f0 + Theta Theta^+ (y - f0), with pinv of NumPy; of a kernel of rank 3, which loses most."""
+    half = np.random.default_rng(0).standard_normal((7 if is_scalar else 21, 3))
+    cross = np.random.default_rng(1).standard_normal((2 if is_scalar else 6, 3)) @ half.T
+    kernel = half @ half.T
+    whole, across = (np.kron(k, np.eye(3)) if is_scalar else k for k in (kernel, cross))
+    dual = np.linalg.pinv(whole, rcond=1e-9) @ (problem.targets - problem.f0).reshape(-1)
+    f0_test = np.ones((2, 3))
+    if not is_scalar:
+        kernel, cross = kernel.reshape(7, 3, 7, 3), cross.reshape(2, 3, 7, 3)
+    options = {"ts": [0.0, 2.0, np.inf], "kernel_test": cross, "f0_test": f0_test}
+    path = closed_form(kernel, problem.f0, problem.labels, learning_rate=0.1, **options)
+    # eigh and pinv of numbers of order 10 in float64
+    np.testing.assert_allclose(path.train[2], problem.f0 + (whole @ dual).reshape(7, 3), atol=1e-10)
+    np.testing.assert_allclose(path.test[2], f0_test + (across @ dual).reshape(2, 3), atol=1e-10)
+    np.testing.assert_allclose(path.train[0], problem.f0, atol=1e-12)
+    long = closed_form(
+        kernel, problem.f0, problem.labels, learning_rate=0.1, **options | {"ts": 1e8}
+    )
+    np.testing.assert_allclose(long.test[0], path.test[2], atol=1e-5)  # t amplifies rounding
+    flow = gradient_flow(
+        kernel, problem.f0, problem.labels, loss="squared_error", learning_rate=0.1, **options
+    )
+    np.testing.assert_array_equal(flow.test, path.test)
+
+
+def test_the_limit_under_jit_and_its_derivative(problem):
+    def last(ts):
+        path = closed_form(problem.kernel, problem.f0, problem.labels, learning_rate=0.1, ts=ts)
+        return path.train[-1]
+
+    np.testing.assert_allclose(jax.jit(last)(jnp.inf), problem.targets, atol=1e-9)
+
+    def limit(f0):
+        options = {"kernel_test": problem.kernel_test, "f0_test": problem.f0_test}
+        path = closed_form(
+            problem.kernel, f0, problem.labels, learning_rate=0.1, ts=jnp.inf, **options
+        )
+        return jnp.sum(path.test)
+
+    assert bool(jnp.all(jnp.isfinite(jax.grad(limit)(jnp.asarray(problem.f0)))))
+
+
+def test_weights_have_a_limit(problem):
+    """A sample of weight 0 moves with the others: f0 + Theta_a Theta_aa^-1 (y - f0)_a."""
+    mask = np.array([1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    path = closed_form(
+        problem.kernel, problem.f0, jaxttp.weighted(problem.targets, mask=mask), learning_rate=0.1,
+        ts=jnp.inf,
+    )  # fmt: skip
+    kept = np.flatnonzero(np.repeat(mask, 3))
+    theta = problem.kernel.reshape(21, 21)
+    residual = (problem.targets - problem.f0).reshape(-1)[kept]
+    moved = theta[:, kept] @ np.linalg.solve(theta[np.ix_(kept, kept)], residual)
+    np.testing.assert_allclose(
+        path.train[0], problem.f0 + moved.reshape(7, 3), atol=1e-8
+    )  # the kernel's condition number is about 1e3
+
+
+@pytest.mark.parametrize("form", ["full", "scalar", "factored"])
+def test_a_regularized_kernel_adds_a_share_of_its_mean_diagonal(problem, form):
+    """Train outputs by Theta + r m I; in the limit test outputs are kernel ridge regression's."""
+    n, c, r = 7, 3, 0.3
+    kernel, cross = problem.kernel, problem.kernel_test
+    if form == "scalar":
+        kernel, cross = kernel[:, 0, :, 0], cross[:, 0, :, 0]
+    if form == "factored":
+        root = np.linalg.cholesky(kernel.reshape(21, 21)).reshape(n, c, 21)
+        kernel = Factored.of(jnp.asarray(root), jnp.asarray(root))
+    whole, across = (
+        np.kron(k, np.eye(c)) if form == "scalar" else np.asarray(k).reshape(-1, n * c)
+        for k in (kernel, cross)
+    )
+    ridge = whole + r * np.trace(whole) / (n * c) * np.eye(n * c)
+    residual = (problem.targets - problem.f0).reshape(-1)
+    options = {
+        "learning_rate": 0.2, "kernel_test": cross, "f0_test": problem.f0_test, "diag_reg": r
+    }  # fmt: skip
+    path = closed_form(kernel, problem.f0, problem.labels, ts=[5.0, np.inf], **options)
+    rest = scipy.linalg.expm(-0.2 / n * 5.0 * ridge)
+    for row, decay in enumerate((rest, np.zeros_like(rest))):
+        moved = residual - decay @ residual
+        train = problem.f0 + moved.reshape(n, c)
+        test = problem.f0_test + (across @ np.linalg.solve(ridge, moved)).reshape(-1, c)
+        np.testing.assert_allclose(path.train[row], train, atol=1e-10)  # as expm and eigh round
+        np.testing.assert_allclose(path.test[row], test, atol=1e-10)
+    flow = gradient_flow(
+        kernel, problem.f0, problem.labels, loss="squared_error", ts=5.0, **options
+    )
+    np.testing.assert_allclose(flow.train[0], path.train[0], atol=1e-6)  # the solver's tolerance
+    np.testing.assert_allclose(flow.test[0], path.test[0], atol=1e-6)
+    plain = closed_form(kernel, problem.f0, problem.labels, ts=5.0, **options | {"diag_reg": 0})
+    without = {name: value for name, value in options.items() if name != "diag_reg"}
+    same = closed_form(kernel, problem.f0, problem.labels, ts=5.0, **without)
+    np.testing.assert_array_equal(plain.test, same.test)
+
+
+def test_time_of_a_loss_that_is_a_mean_over_outputs_is_c_times_as_long():
+    """neural-tangents' loss is half the mean over all N C outputs: t there is C t here.
+
+    Weights of a linear network are moved by that loss's own gradient, in steps of 1e-3.
+    """
+    rng, c = np.random.default_rng(0), 3
+    x, y, w = (rng.standard_normal(shape) for shape in ((5, 4), (5, c), (4, c)))
+    start, t, rate, small = x @ w, 6.0, 0.7, 1e-3
+    for _ in range(int(t / small)):
+        w -= small * rate * x.T @ (x @ w - y) / y.size  # d/dw of mean((f - y)^2) / 2
+    path = closed_form(x @ x.T, start, y, learning_rate=rate, ts=t / c)
+    np.testing.assert_allclose(path.train[0], x @ w, atol=2e-3)  # Euler's steps of 1e-3
+    assert np.max(np.abs(path.train[0] - start)) > 0.3
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
+def test_a_loss_that_need_not_have_a_limit_is_refused(problem, loss):
+    y = problem.targets if loss.startswith("binary") else problem.labels
+    with pytest.raises(ValueError, match=r"ts holds infinity.*squared_error"):
+        gradient_flow(problem.kernel, problem.f0, y, loss=loss, learning_rate=0.1, ts=np.inf)
 
 
 def test_scalar_kernel_is_the_kronecker_product(problem):
@@ -93,7 +226,12 @@ def test_indefinite_kernel_is_refused():
         ({"ts": np.array([1.0, 0.5])}, "ts"),
         ({"ts": np.array([-1.0, 0.5])}, "ts"),
         ({"ts": np.array([])}, "ts"),
-        ({"ts": np.array([0.0, np.inf])}, "ts"),
+        ({"ts": np.array([0.0, np.nan])}, "ts"),
+        ({"ts": -np.inf}, "ts"),
+        ({"ts": np.zeros((1, 1))}, "ts"),
+        ({"diag_reg": -0.1}, "diag_reg"),
+        ({"diag_reg": np.inf}, "diag_reg"),
+        ({"diag_reg": "0.1"}, "diag_reg"),
         ({"kernel": np.eye(4)}, "kernel"),
         ({"f0": np.zeros(7)}, "f0"),
         ({"f0": np.full((7, 3), np.nan)}, "f0"),

@@ -11,7 +11,7 @@ def test_two_processes_agree_with_one_device(quick_processes, capfd):
     assert processes.main(["--count", "2", "--devices", "2"]) == 0
     said = capfd.readouterr().out
     assert "2 processes, 4 devices" in said
-    assert len([line for line in said.splitlines() if "e-" in line or "e+" in line]) == 21
+    assert len([line for line in said.splitlines() if "e-" in line or "e+" in line]) == 20
 
 
 @pytest.mark.slow

@@ -169,7 +169,7 @@ def test_what_its_network_denied_comes_last(monkeypatch):
         held = {comparison._best(swept)} if only_best else {*swept.relinearized}
         return (
             swept
-            if lines.problem.apply_fn is not first
+            if lines.problem.apply_fn.apply_fn is not first
             else dataclasses.replace(swept, held=frozenset(held))
         )
 

@@ -114,7 +114,7 @@ def follow(x, y, knots, rows, window, *, scale=1.0, looks=None):
         return jnp.asarray(x[here]), jnp.asarray(y[here])
 
     found = follow_held(
-        held_programs(linear, get_loss("squared_error"), optimizer),
+        held_programs(linear, get_loss("squared_error"), optimizer, start),
         HeldState(knots[0], start, optimizer.init(start), look(start)), scale, np.asarray(knots),
         np.arange(len(knots)), batch, look, window,
     )  # fmt: skip

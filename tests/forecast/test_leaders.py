@@ -100,6 +100,51 @@ def test_a_few_settings_are_all_followed():
     assert found.depth == "all along rebuilt kernels"
 
 
+def separable():
+    """Two classes apart, a small network, and the limit of its first kernel without momentum."""
+    rng, keys = np.random.default_rng(0), split(0, 3)
+    x = rng.normal(size=(16, 12))
+    y = (x[:, :3].sum(1) > 0).astype(int)
+    x[:, :6] += (2 * y - 1)[:, None]
+    w = {"in": 1.4 * normal(keys[1], (12, 8), 12**-0.5), "out": normal(keys[2], (8, 2), 8**-0.5)}
+    network = lambda w, x: jnp.maximum(x @ w["in"], 0) @ w["out"]  # noqa: E731
+    plain = sweep(network, w, x, y, grid(learning_rate=0.1, steps=1), relinearize=0)
+    return (network, w, x, y), float(plain.max_learning_rate[0])
+
+
+@pytest.mark.slow
+def test_what_converges_along_rebuilt_kernels_is_stable_above_the_first_limit():
+    """Momentum leads, so that the rate without it was not looked at and said to diverge."""
+    task, limit = separable()
+    settings = grid(learning_rate=(0.5 * limit, 1.3 * limit), momentum=(0.0, 0.9), steps=20)
+    alone = sweep(*task, settings, relinearize=0, target_loss=0.1)
+    assert alone.stable.tolist() == [True, True, False, True]  # 0.9 has 1.9 times the limit
+    assert alone.above_limit == (2,)
+    words = f"learning rate {1.3 * limit:.3g} is 1.3 times the limit {limit:.3g}; "
+    assert alone.message(2).startswith(words + "the real network may not survive it, though")
+    real = train(*task, loss="cross_entropy", optimizer=optax.sgd(1.3 * limit), steps=20).reach(
+        [0.1]
+    )[Target(0.1)]
+    assert real > 0
+    found = sweep(*task, settings, target_loss=0.1)
+    assert found.stable.all()
+    assert found.warning is None
+    assert abs(found.times()[2] - real) <= 1  # of 5 steps
+    assert found.message(2).startswith("stable with kernels rebuilt, though learning rate")
+
+
+def test_what_is_above_the_first_limit_is_not_called_unstable_unless_it_was_followed(monkeypatch):
+    task, limit = separable()
+    monkeypatch.setattr(leaders, "FEW", 0)
+    monkeypatch.setattr(leaders, "MOST", 1)
+    settings = grid(learning_rate=(0.5 * limit, 1.3 * limit), steps=20)
+    found = sweep(*task, settings, target_loss=0.1)
+    assert (found.relinearized, found.above_limit) == ((0,), (1,))
+    assert found.warning.startswith(f"1 above the first kernel's limit, as {settings[1]}: learning")
+    assert "diverges" not in str(found)
+    assert "not stable, as" not in str(found)
+
+
 def test_what_may_take_minutes_is_announced_once(monkeypatch):
     settings = grid(learning_rate=(0.05, 0.1), steps=2)
     with warnings.catch_warnings():

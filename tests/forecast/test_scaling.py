@@ -241,7 +241,7 @@ def test_parts_of_a_kernel_are_kernels_of_parts(estimator):
     if estimator is None:
         found, want = (Recursion().follow(each, DESCENT) for each in (part, same))
         np.testing.assert_allclose(found.test_loss, want.test_loss, rtol=1e-9)
-        assert found.gradient_evaluations == 0 < want.gradient_evaluations
+        assert found.gradient_evaluations == 0
 
 
 def test_halves_take_their_steps_with_the_kernels_of_the_path():

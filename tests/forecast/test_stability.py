@@ -191,6 +191,10 @@ def test_words_for_every_case():
     assert say(rising, constant_rate(0.2, 0.2), False) == (
         "diverges above η = 0.2 (learning rate 0.2)"
     )
+    assert say(fine, constant_rate(0.3, 0.2), False) == (
+        "learning rate 0.3 is 1.5 times the limit 0.2; the real network may not survive it, though "
+        "the predicted loss comes down from 1 to 0.1"
+    )
     beyond = Rates(np.array([0.3, 0.1]), np.array([3.0, 1e-3]))
     assert say(fine, beyond, True) == (
         "stable with kernels rebuilt, though peak rate 0.3 is 3 times the limit 0.1 at the start "

@@ -195,6 +195,24 @@ def test_grid_is_a_product_in_order():
     assert str(settings[1]) == "rate 0.1, batch 4, cosine"
 
 
+def test_a_loss_for_all_settings_is_that_of_a_grid():
+    x, y = np.eye(4), np.ones((4, 1))
+    net, w = lambda w, x: x @ w, jnp.zeros((4, 1))
+    rates = {"learning_rate": (0.1, 1.0), "steps": 5}
+    one = sweep(net, w, x, y, grid(**rates), loss="squared_error", relinearize=0)
+    other = sweep(net, w, x, y, grid(**rates, loss="squared_error"), relinearize=0)
+    np.testing.assert_array_equal(one.loss, other.loss)
+    assert one.settings == other.settings
+    same = sweep(
+        net, w, x, y, grid(**rates, loss="squared_error"), loss="squared_error", relinearize=0
+    )
+    assert same.settings == other.settings
+    with pytest.raises(ValueError, match=r"one place, loss= or grid\(loss=\)"):
+        sweep(net, w, x, y, grid(**rates, loss="squared_error"), loss="binary_cross_entropy")
+    with pytest.raises(ValueError, match="loss"):
+        sweep(net, w, x, y, grid(**rates), loss="hinge")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -202,6 +202,18 @@ def test_freezing_everything():
         freeze(mlp(), lambda path: False)
 
 
+@pytest.mark.parametrize(("separator", "kind"), [(".", "weight"), ("/", "kernel")])
+def test_a_last_layer_of_another_name_is_in_the_refusal(separator, kind):
+    """Models of `from_torch` and `from_keras` have their layers in order, not by the alphabet."""
+    names = [f"{layer}{separator}{kind}" for layer in ("stem", "head_norm", "fc")]
+    model = Model(lambda w, x: x, {name: jnp.ones(2) for name in names})
+    message = rf"layer 'fc': trainable=lambda path: path\.startswith\('fc{separator}'\)\."
+    with pytest.raises(ValueError, match=message):
+        freeze(model, head_only)
+    head = Model(lambda w, x: x, {name: jnp.ones(2) for name in [*names, f"head{separator}{kind}"]})
+    assert {*freeze(head, head_only).params} == {f"head{separator}{kind}"}
+
+
 # --- other outputs --------------------------------------------------------------------------------
 
 

@@ -41,6 +41,54 @@ def test_density_has_the_moments_of_the_spectrum():
     np.testing.assert_allclose(area, 1.0, rtol=1e-3)  # tails of the bumps beyond the grid
 
 
+def test_integrals_and_zeros_with_their_error():
+    """60 zeros of 100 by probes whose spaces are exhausted: what is off is the draw of them."""
+    matrix = prescribed(jnp.asarray(np.r_[np.zeros(60), np.linspace(-1.0, 2.0, 40)]))[1]
+    density = spectral_density(matrix, key=jax.random.key(0), depth=60, probes=50)
+    for (value, error), exact in (
+        (density.zeros(), 60.0),
+        (density.integral(jnp.square), jnp.trace(matrix @ matrix) / 100),
+    ):
+        assert abs(value - exact) < 3 * error  # standard errors, of one fixed draw
+    # The variance of v^T P v for +-1 probes is 2 (|P|^2 - sum of squares of its diagonal).
+    values, vectors = np.linalg.eigh(matrix)
+    null = vectors[:, np.abs(values) < 1e-9]
+    null = null @ null.T
+    exact = (2 * (np.sum(null**2) - np.sum(np.diag(null) ** 2)) / 50) ** 0.5
+    np.testing.assert_allclose(density.zeros()[1], exact, rtol=0.3)  # of 50 draws, to 10 % each
+    words = str(density)
+    assert words.startswith("100 eigenvalues from -1 to 2, mean 0.")
+    assert " ± " in words
+    alone = spectral_density(matrix, key=jax.random.key(0), probes=1)
+    assert np.isnan(alone.zeros()[1])
+    assert "±" not in str(alone)
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ([-4.0, -1.0, 1.0, 9.0], "symlog"),
+        ([0.0, 0.0, 1.0, 9.0], "symlog"),
+        ([1.0, 2.0, 5.0, 9.0], "log"),
+    ],
+)
+def test_the_picture_shows_both_signs_and_zeros(values, scale):
+    density = spectral_density(jnp.diag(jnp.asarray(values)), key=jax.random.key(0), probes=3)
+    (axes,) = density.plot(width=0.2).axes
+    assert axes.get_xscale() == scale
+    curves = [line.get_xydata() for line in axes.lines if len(line.get_xdata()) > 2]
+    low, high = axes.get_xlim()
+    assert all(low <= curve[:, 0].min() and curve[:, 0].max() <= high for curve in curves)
+    shown = np.concatenate(curves)
+    # Unit probes of a diagonal matrix are exact: the density is as high at each single eigenvalue.
+    for value in (one for one in values if one != 0):
+        nearest = shown[np.argmin(np.abs(shown[:, 0] - value)), 1]
+        assert nearest >= 0.99 / (0.2 * (2 * np.pi) ** 0.5)
+    labels = axes.get_legend_handles_labels()[1]
+    assert ("zero to rounding: 2 ± 0" in labels) == (0.0 in values)
+    assert labels[0] == "± standard error (3 probes)"
+
+
 def make_operators():
     keys = jax.random.split(jax.random.key(4), 3)
     params = {"in": jax.random.normal(keys[0], (3, 4)), "out": jax.random.normal(keys[1], (4, 2))}

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxttp.ntk import empirical_ntk, ntk_operator, ntk_plan, psd_report
+from jaxttp.ntk import (
+    _plan,
+    _room,
+    empirical_ntk,
+    gram,
+    ntk_operator,
+    ntk_plan,
+    psd_report,
+    sketch_jacobian,
+)
 from jaxttp.ntk._compiled import compiled
 from tests import oracles
 from tests.draws import normal
@@ -97,6 +106,119 @@ def test_trace_and_diagonal(name, method, batch_size):
     close(trace, jnp.einsum("ncmc->nm", full) / full.shape[1])
     square = empirical_ntk(apply_fn, params, x, output="trace", **options)
     assert bool(jnp.all(square == square.T))
+
+
+def fewest_bytes(*network, **options):
+    """The least memory with which a kernel can be computed."""
+    with pytest.raises(ValueError, match=r"needs about (\d+) bytes") as caught:
+        ntk_plan(*network, max_bytes=1, **options)
+    return int(str(caught.value).split("needs about ")[1].split(" ")[0])
+
+
+@pytest.mark.parametrize("method", ["layerwise", "jacobian", "vector_product"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LARGE else ()) for n in NETWORKS]
+)
+def test_outputs_one_after_the_other(name, method):
+    apply_fn, params, x, wanted = made(name)
+    x, wanted = x[:3], wanted[:3, :, :3]
+    several = wanted.shape[1] > 1
+    options = {"method": method, "output": "diagonal"}
+    options["max_bytes"] = fewest_bytes(apply_fn, params, x, **options)
+    assert (ntk_plan(apply_fn, params, x, **options).outputs is not None) == several
+    diagonal = empirical_ntk(apply_fn, params, x, **options)
+    close(diagonal, jnp.einsum("ncmc->nmc", wanted))
+    assert bool(jnp.all(diagonal == diagonal.transpose(1, 0, 2)))
+
+
+def wide_net(classes, n=5):
+    params = {"a": normal(1, (4, 6)), "w": normal(2, (6, classes)), "b": normal(3, (1, classes))}
+    return lambda p, x: jnp.tanh(x @ p["a"]) @ p["w"] + p["b"], params, normal(0, (n, 4))
+
+
+@pytest.mark.parametrize("output", ["trace", "diagonal"])
+def test_a_number_of_outputs_that_does_not_divide_them(output, monkeypatch):
+    """Of all samples at once, in the dtype of the sums, with layers apart and progress."""
+    monkeypatch.setattr(_plan, "DEFAULT_WORK_BYTES", 60_000)
+    apply_fn, params, x = wide_net(53)
+    plan = ntk_plan(apply_fn, params, x, output=output)
+    assert 1 < plan.outputs < 53
+    assert 53 % plan.outputs
+    assert "outputs at a time" in str(plan)
+    wanted = jnp.einsum("ncmc->nmc", oracles.kernel(apply_fn, params, x))
+    wanted = wanted if output == "diagonal" else wanted.mean(-1)
+    close(empirical_ntk(apply_fn, params, x, output=output), wanted)
+    layers = empirical_ntk(apply_fn, params, x, output=output, per_layer=True)
+    assert set(layers) == {"a", "w", "b"}
+    close(sum(layers.values()), wanted)
+    seen = []
+    options = {"batch_size": 2, "progress": lambda done, pairs: seen.append((done, pairs))}
+    close(empirical_ntk(apply_fn, params, x, output=output, **options), wanted)
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_outputs_in_turn_sum_in_float64_without_the_global_switch(monkeypatch):
+    apply_fn, params, x = wide_net(53)
+    wanted = jnp.einsum("ncmc->nmc", oracles.kernel(apply_fn, params, x))
+    monkeypatch.setattr(_plan, "DEFAULT_WORK_BYTES", 60_000)
+    with jax.enable_x64(False):
+        single = jax.tree.map(lambda a: jnp.asarray(np.asarray(a), "float32"), (params, x))
+        options = {"output": "diagonal", "accumulation_dtype": "float64"}
+        found = empirical_ntk(apply_fn, *single, **options)
+        assert found.dtype == jnp.float64
+    close(np.asarray(found), wanted, 1e-6)  # the gradients are rounded to float32
+
+
+def test_many_outputs_take_little_beside_the_diagonal():
+    """100,000 outputs of 64 samples: all of them at once would take 390 GiB beside 1.5."""
+    shapes = {"a": (16, 32), "w": (32, 100_000), "b": (1, 100_000)}
+    params = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
+    apply_fn, x = wide_net(1)[0], jax.ShapeDtypeStruct((64, 16), "float32")
+    for method in ("auto", "layerwise", "jacobian", "vector_product"):
+        for output in ("trace", "diagonal"):
+            plan = ntk_plan(apply_fn, params, x, output=output, method=method)
+            assert plan.bytes <= plan.kernel_bytes + (4 << 30), (method, output)
+
+
+def test_what_fits_is_computed_with_all_outputs_at_once():
+    apply_fn, params, x = wide_net(53)
+    for output in ("full", "trace", "diagonal"):
+        assert ntk_plan(apply_fn, params, x, output=output).outputs is None
+
+
+@pytest.mark.parametrize("output", ["full", "trace", "diagonal"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        lambda p, h: h @ p["w"] + p["b"],
+        lambda p, h: 0.5 * (h @ (2.0 * p["w"]))[:, ::-1] + h[:, :1],  # no unit vectors
+        lambda p, h: ((h @ (-2.0 * p["w"])).reshape(-1, 5, 2) + h[:, :1, None]).reshape(-1, 10),
+        lambda p, h: (h @ p["w"] + p["b"])[:, 3:],
+        lambda p, h: h @ p["w"] + (h @ p["w"]) ** 2,
+        lambda p, h: jnp.einsum("ko,nk->no", p["w"], h) + p["b"] + h @ p["v"],
+        lambda p, h: (lambda f: f - jax.nn.logsumexp(f, 1, keepdims=True))(h @ p["w"]),
+    ],
+)
+def test_last_layers_of_every_kind(head, output):
+    """Their cotangents are not computed where they are unit vectors."""
+    shapes = {"a": (4, 6), "w": (6, 10), "b": (10,), "v": (6, 10)}
+    params = {name: normal(i, shape) for i, (name, shape) in enumerate(shapes.items())}
+    x = normal(9, (5, 4))
+
+    def apply_fn(p, x):
+        with jax.numpy_rank_promotion("allow"):
+            return head(p, jnp.tanh(x @ p["a"]))
+
+    wanted = oracles.kernel(apply_fn, params, x)
+    wanted = {
+        "full": wanted,
+        "diagonal": jnp.einsum("ncmc->nmc", wanted),
+        "trace": jnp.einsum("ncmc->nm", wanted) / wanted.shape[1],
+    }[output]
+    close(empirical_ntk(apply_fn, params, x, output=output), wanted)
+    layers = empirical_ntk(apply_fn, params, x, output=output, per_layer=True)
+    close(sum(layers.values()), wanted)
 
 
 def _scan(table, tokens):
@@ -298,11 +420,24 @@ def test_the_plan_is_kept_and_explains_itself():
 
 def test_the_least_memory_that_is_named_is_enough():
     apply_fn, params, x = conv_channels_first()
-    with pytest.raises(ValueError, match=r"needs about (\d+) bytes") as caught:
-        empirical_ntk(apply_fn, params, x, max_bytes=1000)
-    least = int(str(caught.value).split("needs about ")[1].split(" ")[0])
+    least = fewest_bytes(apply_fn, params, x)
     kernel = empirical_ntk(apply_fn, params, x, max_bytes=least)
     close(kernel, oracles.kernel(apply_fn, params, x))
+
+
+def test_a_bound_that_cannot_be_kept_names_a_sketch_that_fits():
+    apply_fn, params, x = mlp()
+    x = jnp.tile(x, (40, 1))
+    bound = ntk_plan(apply_fn, params, x).kernel_bytes // 2
+    with pytest.raises(ValueError, match=r"with dim=\d+: .*ntk_operator") as caught:
+        empirical_ntk(apply_fn, params, x, max_bytes=bound)
+    dim = int(str(caught.value).split("dim=")[1].split(":")[0])
+    sketch = sketch_jacobian(apply_fn, params, x, key=jax.random.key(0), dim=dim)
+    # The widest power of two of which two copies and one sample's work (few bytes here) fit.
+    assert 2 * sketch.nbytes < bound < 4 * sketch.nbytes + 10_000
+    with pytest.raises(ValueError, match="is too little") as caught:  # no sketch does either
+        ntk_plan(apply_fn, params, x, max_bytes=1000)
+    assert "dim=" not in str(caught.value)
 
 
 def _bad(error, match, **changes):
@@ -349,3 +484,89 @@ def test_progress_counts_pairs_of_samples(other):
     assert len(set(total)) == 1
     assert list(done) == sorted(done)
     assert done[-1] == total[0]
+
+
+def refusal(monkeypatch, room, trainable=None, **options):
+    """What is said of a kernel (5, 53, 5, 53) of 562 kB where there is so much memory."""
+    apply_fn, params, x = wide_net(53)
+    monkeypatch.setattr(gram, "room_on", lambda devices: room)
+    with pytest.raises(ValueError, match=r"of memory\. What fits") as caught:
+        empirical_ntk(apply_fn, params, x, trainable=trainable, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2}, {"method": "vector_product"}])
+def test_what_no_memory_holds_is_refused_with_what_fits(options, monkeypatch):
+    said = refusal(monkeypatch, 300_000, **options)
+    assert "takes 548.6 KiB" in said
+    assert "there are 293.0 KiB" in said
+    for fitting in ("'trace' (N1, N2), 200 B", "'diagonal' (N1, N2, C), 10.4 KiB", "ntk_operator"):
+        assert fitting in said
+    assert "dim=16), 33.1 KiB" in said  # an eighth of the memory, a power of two
+    assert "K ⊗ I_C" not in said
+
+
+def test_the_trace_is_named_as_all_of_the_kernel_of_a_head(monkeypatch):
+    said = refusal(monkeypatch, 300_000, {"a": False, "w": True, "b": True})
+    assert "all of the kernel, which is K ⊗ I_C" in said
+
+
+def test_what_does_not_fit_is_not_named(monkeypatch):
+    said = refusal(monkeypatch, 2_000)
+    assert "diagonal" not in said
+    assert "dim=" not in said
+
+
+def test_less_memory_than_the_working_space_makes_blocks_smaller(monkeypatch):
+    apply_fn, params, x = wide_net(53)
+    whole = ntk_plan(apply_fn, params, x)
+    room = (whole.bytes + whole.kernel_bytes) // 2
+    blocks = []
+    monkeypatch.setattr(gram, "room_on", lambda devices: room)
+    compute = gram._compute
+
+    def noted(job, plan, *rest):
+        blocks.append(plan)
+        return compute(job, plan, *rest)
+
+    monkeypatch.setattr(gram, "_compute", noted)
+    close(empirical_ntk(apply_fn, params, x), oracles.kernel(apply_fn, params, x))
+    assert blocks[0].bytes <= room < whole.bytes
+
+
+@pytest.mark.parametrize("room", [None, 10**12])
+def test_nothing_is_refused_that_fits_or_where_memory_is_not_known(room, monkeypatch):
+    apply_fn, params, x, wanted = twelve()
+    monkeypatch.setattr(gram, "room_on", lambda devices: room)
+    close(empirical_ntk(apply_fn, params, x), wanted)
+
+
+def test_a_bound_that_is_given_keeps_its_meaning(monkeypatch):
+    apply_fn, params, x, wanted = twelve()
+    monkeypatch.setattr(gram, "room_on", lambda devices: 1)
+    close(empirical_ntk(apply_fn, params, x, max_bytes=10**9), wanted)
+
+
+class Device:
+    """One with memory of its own, one that counts none, one that cannot say."""
+
+    def __init__(self, stats):
+        self.stats = stats
+
+    def memory_stats(self):
+        if isinstance(self.stats, Exception):
+            raise self.stats
+        return self.stats
+
+
+def test_memory_is_the_devices_own_or_the_hosts(monkeypatch):
+    gpu, other, cpu = Device({"bytes_limit": 5}), Device({"bytes_limit": 7}), Device(None)
+    remote = Device(RuntimeError("not addressable"))
+    monkeypatch.setattr(_room, "host_memory", lambda: {"MemTotal": 2.0})
+    assert _room.room_on([gpu]) == 5
+    assert _room.room_on([gpu, other]) == 12
+    assert _room.room_on([cpu, remote]) == 2 << 30
+    monkeypatch.setattr(_room, "host_memory", dict)
+    assert _room.room_on([gpu]) == 5
+    assert _room.room_on([cpu]) is None
+    assert _room.devices_of([np.ones(1), jnp.ones(1)]) == set(jax.devices()[:1])

@@ -30,7 +30,7 @@ def symmetric(values, dtype=np.float64):
 @jax.jit
 def with_fresh(matrix, start):
     draws = jax.random.normal(jax.random.key(1), (SIZE, SIZE), start.dtype)
-    return lanczos(lambda v: matrix @ v, start, SIZE, fresh=lambda i: draws[i])
+    return lanczos(lambda v: matrix @ v, start, SIZE, fresh=lambda i, _: draws[i])
 
 
 @settings(max_examples=10)

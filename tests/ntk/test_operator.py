@@ -55,3 +55,17 @@ def test_bad_input():
         ntk_operator(apply_fn, params, x, batch_size=0)
     with pytest.raises(ValueError, match="outputs' shape"):
         ntk_operator(apply_fn, params, x).mv(jnp.ones(5))
+
+
+@pytest.mark.parametrize(
+    ("v", "match"),
+    [
+        (jnp.ones((3, 1), int), r"dtype float64; got int64. Cast it: v.astype\('float64'\)"),
+        (jnp.ones((3, 1), jnp.float32), "dtype float64; got float32"),
+        (jnp.ones((3, 1), complex), "v must hold real numbers; got complex128"),
+    ],
+)
+def test_vectors_of_another_dtype(v, match):
+    operator = ntk_operator(lambda w, x: x @ w, jnp.ones((2, 1)), jnp.ones((3, 2)))
+    with pytest.raises(ValueError, match=match):
+        operator.mv(v)

@@ -151,7 +151,7 @@ def test_patches_are_sums_of_pixels(least, monkeypatch, geometry):
     channels = 2 * groups
     params = normal(0, ((taps,) * axes) + (2, channels))
     x = normal(1, (3, *size, channels))
-    (site,) = find_sites(trace(network, params, x[0]), (True,))
+    (site,) = find_sites(trace(network, params, x[0]).program, (True,))
     assert site.windows is not None
     patches, pixels = (jax.vmap(f)(x[:, None]) for f in (site.inputs, site.pixels))
     assert pixels.shape == (3, groups, site.n_pixels, 2)
@@ -183,7 +183,7 @@ def test_a_kernel_by_pixels(output):
         "out": normal(keys[2], (16, 2)),
     }  # fmt: skip
     x = normal(keys[3], (5, 3, 3, 8))
-    program = trace(network, params, x[0])
+    program = trace(network, params, x[0]).program
     assert [by_pixels(site) for site in find_sites(program, (True,) * 3)] == [True, True, False]
     found = empirical_ntk(network, params, x, output=output, method="layerwise")
     wanted = empirical_ntk(network, params, x, output=output, method="jacobian")

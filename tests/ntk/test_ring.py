@@ -11,7 +11,7 @@ from jaxttp.ntk import empirical_ntk
 from jaxttp.ntk._compiled import compiled
 from jaxttp.ntk._ring import _moves, _products
 from jaxttp.ntk._sharded import shard_rows, sharded_kernel, stay
-from jaxttp.ntk.gram import Job, cached
+from jaxttp.ntk.gram import Job
 from jaxttp.ntk.row_sharded import automatic
 from tests import oracles
 from tests.meshes import automatic_four, largest, need, network, samples, weights
@@ -60,7 +60,7 @@ def test_some_columns_at_a_time(devices, n, columns):
     plan = job.on_each(devices).plan("auto", None, None)
     plan, told = dataclasses.replace(plan, columns=columns), []
     found = sharded_kernel(
-        cached(compiled, network, job.variant(plan)), plan, automatic(mesh_of(devices)),
+        compiled(job.work.program, job.variant(plan)), plan, automatic(mesh_of(devices)),
         job.leaves, job.rows, None, output="full", dtype=job.dtype,
         progress=lambda *done: told.append(done),
     )  # fmt: skip
@@ -78,7 +78,7 @@ def test_the_ring_needs_room():
         plan = dataclasses.replace(plan, max_bytes=max_bytes, columns=4)
         told.clear()
         found = sharded_kernel(
-            cached(compiled, network, job.variant(plan)), plan, automatic_four(), job.leaves,
+            compiled(job.work.program, job.variant(plan)), plan, automatic_four(), job.leaves,
             job.rows, None, output="full", dtype=job.dtype,
             progress=lambda *done: told.append(done),
         )  # fmt: skip
@@ -92,7 +92,7 @@ def test_no_program_holds_more_than_a_share_of_the_kernel():
     job = Job.of(network, weights(), x, None, "full", "auto", None, None, False)
     plan = job.on_each(4).plan("auto", None, None)
     leaves, specs = stay(job.leaves, mesh)
-    functions = cached(compiled, network, job.variant(plan))
+    functions = compiled(job.work.program, job.variant(plan))
     products = _products(functions, mesh, specs)
     moves = _moves(mesh, "full")
     rows = [shard_rows(leaf, mesh) for leaf in job.rows]

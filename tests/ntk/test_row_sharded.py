@@ -26,6 +26,7 @@ from jaxttp.ntk import (
     psd_report,
     sketch_jacobian,
     spectral_density,
+    top_eigenpairs,
 )
 from jaxttp.ntk.row_sharded import on_many_devices, recognised
 from tests import oracles
@@ -96,6 +97,9 @@ def test_spectrum(kernels):
     key = jax.random.key(0)
     _, largest_value = extreme_eigenvalues(found, key=key)
     np.testing.assert_allclose(largest_value, values[-1], rtol=1e-10)  # isolated: it converges
+    top, vectors = top_eigenpairs(found, 3, key=key)
+    np.testing.assert_allclose(top, values[:-4:-1], rtol=1e-10)
+    assert vectors.shape == (3, N, C)
     density, alone = (spectral_density(k, key=key, depth=6, probes=2) for k in kernels)
     np.testing.assert_allclose(density.nodes, alone.nodes, rtol=1e-10)
     np.testing.assert_allclose(density.weights, alone.weights, rtol=1e-8)

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxttp.ntk import RowSharded, empirical_ntk, ntk_plan, sketch_jacobian
 from jaxttp.ntk._compiled import compiled
 from jaxttp.ntk._sharded import _pieces, shard_rows, sharded_kernel, stay
-from jaxttp.ntk.gram import Job, cached
+from jaxttp.ntk.gram import Job
 from tests import oracles
 from tests.meshes import automatic_four, four, largest, need, network, samples, weights
 
@@ -82,7 +82,7 @@ def test_parameters_stay_sharded():
     leaves, specs = stay(list(params.values()), mesh)
     assert specs == tuple(cuts.values())
     job = Job.of(network, params, x, None, "trace", "auto", None, None, False)
-    functions = cached(compiled, network, job.variant(job.on_each(4).plan("auto", None, None)))
+    functions = compiled(job.work.program, job.variant(job.on_each(4).plan("auto", None, None)))
     rows, given = [shard_rows(x, mesh)], []
     for some in (leaves, list(whole.values())):
         kept, specs = stay(some, mesh)
@@ -152,7 +152,7 @@ def test_blocks_of_rows_on_every_device():
     x, seen = samples(16), []
     job = Job.of(network, weights(), x, None, "trace", "auto", None, None, False)
     plan = job.on_each(4).plan("auto", 2, None)
-    functions = cached(compiled, network, job.variant(plan))
+    functions = compiled(job.work.program, job.variant(plan))
     found = sharded_kernel(
         functions, plan, automatic_four(), job.leaves, job.rows, None, output="trace",
         dtype=job.dtype, progress=lambda done, total: seen.append(done),
@@ -168,7 +168,7 @@ def test_programs_of_tiles_hold_a_share_of_the_kernel():
     job = Job.of(network, weights(), x, None, "full", "auto", None, None, False)
     plan = job.on_each(4).plan("auto", None, None)
     leaves, specs = stay(job.leaves, mesh)
-    pieces = _pieces(cached(compiled, network, job.variant(plan)), mesh, "full", specs)
+    pieces = _pieces(compiled(job.work.program, job.variant(plan)), mesh, "full", specs)
     rows = [shard_rows(leaf, mesh) for leaf in job.rows]
     held = pieces.features(leaves, rows, 0, size=16)
     others = pieces.some(held, 0, size=1)

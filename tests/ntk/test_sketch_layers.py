@@ -120,7 +120,7 @@ def test_memory_counts_all_features():
     layers = _layers(apply_fn, params, x, 300)
     leaves = jax.tree.leaves(params)
     work = workload(apply_fn, params, x)
-    assert work.program.constants == {}  # so that it runs as it is
+    assert work.program.constants == ()  # so that it runs as it is
     shapes = jax.tree.leaves(jax.eval_shape(layers.layers.features, leaves, [x[:1]]))
     kept = sum(leaf.size for leaf in shapes)
     assert kept <= layers.numbers < 20 * kept

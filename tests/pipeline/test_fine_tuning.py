@@ -7,8 +7,10 @@ import jax
 import numpy as np
 import optax
 import pytest
+from rich.console import Console
 
 from jaxttp import train
+from jaxttp.cli._fine_tuning import show
 from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.forecast import HeldForecast, WallClock
 from jaxttp.models import load_transformer
@@ -62,21 +64,28 @@ def test_what_is_watched_is_no_part_of_what_trains(task):
     assert task.model.params["blocks/0/attention/q_proj/kernel"]["a"].shape == (16, 2)
 
 
-def forecast(task, folder, **options):
+def forecast(task, folder, held=None, **options):
     """Of a curve that is known: 3 - t / 300, ± 0.1, half a second a step."""
     loss = 3 - np.arange(301) / 300
-    held = HeldForecast(
+    found = HeldForecast(
         loss, np.full(301, 0.1), np.array([0, 300]), loss[[0, -1]], np.zeros(2), np.arange(40),
         480.0, 2400.0, False,
     )  # fmt: skip
+    found = dataclasses.replace(found, **(held or {}))
     clock = WallClock(0.5, {}, 150.0, 0.25, "known", 0.0)
     chosen = settings(folder, target_loss=(2.5, 1.0))
-    parts = [chosen, LoraSettings(2, 4.0), task, held, clock, 3.0, 6.0]
+    parts = [chosen, LoraSettings(2, 4.0), task, found, clock, 3.0, 6.0]
     return dataclasses.replace(FineTuning(*parts), **options)
 
 
+def bounded(task, folder, **held):
+    """A path within the sample, of a corpus that is seen once: all that is in doubt has a size."""
+    chosen = settings(folder, target_loss=(2.5, 1.0), total_samples=24_000)
+    return forecast(task, folder, {"knots": np.arange(20)} | held, settings=chosen)
+
+
 def test_steps_become_tokens_seconds_and_money(task, folder):
-    found = forecast(task, folder)
+    found = bounded(task, folder)
     half, never = found.goals[-2:]
     # 3 - t / 300 < 2.5 first at t = 151, with ± 0.1 at 121 and 181; 64 tokens and 0.5 s a step
     assert (half.step, half.earliest, half.latest) == (151, 121, 181)
@@ -87,6 +96,37 @@ def test_steps_become_tokens_seconds_and_money(task, folder):
     assert found.goals[1].words == "within 10 % of its drop"
     assert found.goals[1].step == 271
     assert json.loads(json.dumps(found.to_json()))["goals"][-1]["step"] == -1
+
+
+def test_a_goal_whose_level_is_in_doubt_has_a_wider_range(task, folder):
+    """40 % of a drop of 1 ± 0.1 is left at 2.4 ± 0.06, which 3 - t / 300 ± 0.1 is below by
+    t = 133 (2.46 + 0.1) to 229 (2.34 - 0.1)."""
+    first = bounded(task, folder, uncertainty=np.full(301, 0.1)).goals[2]
+    assert (first.words, first.step) == ("within 40 % of its drop", 180)
+    assert (first.earliest, first.latest) == (133, 229)
+
+
+@pytest.mark.parametrize("reason", ["held too long", "seen again", "more weights"])
+def test_a_warning_without_a_size_leaves_no_range(task, folder, reason):
+    if reason == "held too long":
+        found = bounded(task, folder, kept=0.2)
+    elif reason == "seen again":
+        found = forecast(task, folder)
+    else:
+        large = dataclasses.replace(task, weights=MEASURED + 1)
+        found = dataclasses.replace(bounded(task, folder), task=large)
+    assert found.trust
+    assert {(one.earliest, one.latest) for one in found.goals} == {(None, None)}
+    assert {off for *_, off in found.tokens_and_loss()} == {None}
+    assert found.to_json()["loss_uncertainty"] is None
+    assert "loss below 1: not reached, see trust" in str(found)
+    console = Console(record=True, width=200)
+    show(console, found)
+    shown = console.export_text()
+    assert "±" not in shown.partition("trust:")[0]
+    assert "see trust" in shown
+    (axes, *_) = found.plot().axes
+    assert not axes.collections  # no band
 
 
 def test_from_a_sample_to_the_whole_corpus(task, folder):

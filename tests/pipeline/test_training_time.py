@@ -270,7 +270,7 @@ def test_json_is_complete():
 def test_json_repeats_what_was_asked_for():
     given = strict_json(tiny.verified())["hyperparameters"]
     asked = dataclasses.asdict(tiny.SETTINGS)
-    for name in ("thresholds", "target_loss", "target_error"):
+    for name in ("thresholds", "target_loss", "target_error", "drop"):
         asked[name] = list(asked[name])
     assert given | asked | {"loss": "cross_entropy"} == given
     assert set(given) - set(asked) == {"protocol"}

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp._quick import network as module
-from jaxttp._quick import quick
-from jaxttp._quick.network import Quick
+from jaxttp import _traced as module
+from jaxttp._traced import Network, network_of
 from tests.draws import normal, split
 from tests.meshes import four
 
@@ -43,17 +42,17 @@ def deep_parts():
 def test_only_slow_ones_are_replaced():
     params, x = deep_parts()
     assert count("conv_general_dilated", deep, params, x) == 2
-    assert count("conv_general_dilated", quick(deep), params, x) == 0
+    assert count("conv_general_dilated", network_of(deep).run, params, x) == 0
     large = jnp.ones((1, 16, 16, 2))
     assert (
-        count("conv_general_dilated", quick(deep), params, large) == 2
+        count("conv_general_dilated", network_of(deep).run, params, large) == 2
     )  # 16 to 8 to 4 pixels: quick as they are
 
 
 def test_elsewhere_nothing_is_replaced(monkeypatch):
     monkeypatch.setattr(module.jax, "default_backend", lambda: "tpu")
     params, x = deep_parts()
-    assert count("conv_general_dilated", Quick(lambda w, x: deep(w, x)), params, x) == 2
+    assert count("conv_general_dilated", Network(lambda w, x: deep(w, x)).run, params, x) == 2
 
 
 def test_derivatives_of_ones_own_are_kept():
@@ -67,23 +66,20 @@ def test_derivatives_of_ones_own_are_kept():
     def network(w, x):
         return odd(deep(w, x))
 
-    found = jax.grad(lambda w: quick(network)(w, x).sum())(params)
+    found = jax.grad(lambda w: network_of(network).run(w, x).sum())(params)
     plain = jax.grad(lambda w: deep(w, x).sum())(params)
     for a, b in zip(found, plain, strict=True):
         np.testing.assert_allclose(a, 7 * b, rtol=1e-12)
 
 
-def test_the_same_network_is_the_same():
-    assert quick(deep) is quick(deep)
-    assert Quick(deep) == Quick(deep)
-
+def test_a_network_without_a_hash_runs():
     class NoHash:
         __hash__ = None
 
         def __call__(self, w, x):
             return x @ w
 
-    assert quick(NoHash())(jnp.eye(2), jnp.ones((1, 2))).tolist() == [[1.0, 1.0]]
+    assert network_of(NoHash()).run(jnp.eye(2), jnp.ones((1, 2))).tolist() == [[1.0, 1.0]]
 
 
 def blocks(params, x):
@@ -124,7 +120,7 @@ def test_outputs_and_derivatives_are_those_of_the_network(name):
                 lambda f: jax.vmap(lambda row: f(params, row[None]))(x)):  # fmt: skip
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10),
-            one(quick(network)), one(network),
+            one(network_of(network).run), one(network),
         )  # fmt: skip
 
 
@@ -132,25 +128,27 @@ def test_outputs_and_derivatives_are_those_of_the_network(name):
 def test_sums_are_kept_within_groups_too_and_elsewhere_not(monkeypatch):
     params, x = block_parts()
     assert count("cond", blocks, params, x) == 0
-    assert count("cond", quick(blocks), params, x) == 2  # nothing but the mean reads the last
-    assert count("cond", quick(blocks), params, x[:1, :1]) == 0  # too few numbers
+    assert (
+        count("cond", network_of(blocks).run, params, x) == 2
+    )  # nothing but the mean reads the last
+    assert count("cond", network_of(blocks).run, params, x[:1, :1]) == 0  # too few numbers
     monkeypatch.setattr(module.jax, "default_backend", lambda: "gpu")
-    assert count("cond", Quick(lambda w, x: blocks(w, x)), params, x) == 0
+    assert count("cond", Network(lambda w, x: blocks(w, x)).run, params, x) == 0
 
 
 def test_weights_that_are_not_a_number_stay_so():
     params, x = block_parts()
     params[0] = params[0].at[0, 0].set(jnp.nan)
-    np.testing.assert_array_equal(quick(blocks)(params, x), blocks(params, x))
+    np.testing.assert_array_equal(network_of(blocks).run(params, x), blocks(params, x))
     params[0] = params[0].at[0, 0].set(jnp.inf)
-    np.testing.assert_array_equal(quick(blocks)(params, x), blocks(params, x))
+    np.testing.assert_array_equal(network_of(blocks).run(params, x), blocks(params, x))
 
 
 @CPU
 def test_weights_that_are_no_real_numbers_leave_a_network_as_it_is():
     x = jnp.ones((64, 64))
-    twice = Quick(lambda w, x: (x + x**2) * jnp.exp(x + w[0] * x))
-    np.testing.assert_array_equal(twice([3], x), twice.apply_fn([3], x))
+    twice = Network(lambda w, x: (x + x**2) * jnp.exp(x + w[0] * x))
+    np.testing.assert_array_equal(twice.run([3], x), twice([3], x))
 
 
 @CPU
@@ -163,5 +161,5 @@ def test_weights_on_several_devices():
     def network(params, x):
         return blocks([jax.reshard(w, whole) for w in params], x)
 
-    found = jax.jit(lambda w, x: quick(network)(w, x))(placed, jax.device_put(x, rows))
+    found = jax.jit(lambda w, x: network_of(network).run(w, x))(placed, jax.device_put(x, rows))
     np.testing.assert_allclose(found, blocks(params, x), rtol=1e-10, atol=1e-10)

@@ -10,8 +10,8 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxttp._quick import quick
 from jaxttp._quick.pooling import is_slow, pool
+from jaxttp._traced import network_of
 from tests.draws import normal
 
 CPU = pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere nothing is replaced")
@@ -92,13 +92,14 @@ def test_a_network_has_no_scatter_left():
     w, x = normal(3, (2,)), normal(4, (4, 8, 8, 2))
     assert "select_and_scatter" in str(jax.make_jaxpr(functools.partial(slope, network))(w, x))
     assert "select_and_scatter" not in str(
-        jax.make_jaxpr(functools.partial(slope, quick(network)))(w, x)
+        jax.make_jaxpr(functools.partial(slope, network_of(network).run))(w, x)
     )
     np.testing.assert_allclose(
-        slope(quick(network), w, x), slope(network, w, x), rtol=1e-13, atol=1e-13
+        slope(network_of(network).run, w, x), slope(network, w, x), rtol=1e-13, atol=1e-13
     )
     first, second = (
-        jax.hessian(lambda w, f=f: jnp.sum(f(w, x) ** 2))(w) for f in (network, quick(network))
+        jax.hessian(lambda w, f=f: jnp.sum(f(w, x) ** 2))(w)
+        for f in (network, network_of(network).run)
     )
     np.testing.assert_allclose(second, first, rtol=1e-13, atol=1e-13)
 

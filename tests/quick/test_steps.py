@@ -11,7 +11,7 @@ from tests.meshes import four
 
 def run(function, *arguments, of_one_sample=False):
     line = straight_line(jax.make_jaxpr(function)(*arguments), of_one_sample=of_one_sample)
-    values = line.constants | dict(zip(line.inputs, arguments, strict=True))
+    values = line.literals | line.constants | dict(zip(line.inputs, arguments, strict=True))
     for step in line.steps:
         kept = [slot for slot in step.outputs if slot is not None]
         values.update(zip(kept, step.evaluate(values), strict=True))

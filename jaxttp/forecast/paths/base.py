@@ -22,8 +22,9 @@ from jaxttp._contrasts import contrasts
 from jaxttp._jit import full_precision
 from jaxttp._types import Params
 from jaxttp.dynamics._kernels import block_of
+from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._trajectory import SubsetCurves
-from jaxttp.dynamics.stability import curvature_modes, rate_limit
+from jaxttp.dynamics.stability import curvature_modes, max_learning_rate, rate_limit
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.forecast._stability import Rates, constant_rate, rises
 from jaxttp.forecast.descent import Descent
@@ -32,7 +33,6 @@ from jaxttp.losses import Loss
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
 from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk.row_sharded import RowSharded
-from jaxttp.ntk.streamed import Streamed
 from jaxttp.rule import Rule
 
 Progress = Callable[[str, int, int], None]
@@ -46,7 +46,8 @@ class Linearizer:
         estimator: how kernels come about.
         progress: called with (stage, done, total).
         first: the kernel before training, where it is at hand.
-        asks: whether the network is asked what it says of a path on one kernel.
+        asks: whether the network is asked what it says of a path on one kernel, unless it is linear
+            in its trained weights, whose kernel is everywhere the first one.
     """
 
     def __init__(
@@ -61,24 +62,30 @@ class Linearizer:
         self.estimator = Exact() if estimator is None else estimator
         self.progress = progress
         self.kernels = 0
-        self.asks = asks
+        self._asks = asks
         self.rebuilds_cross = True
         self.passes = 0  # through the network, beside those of kernels and paths
         if first is not None:
             self.__dict__["estimate"] = Estimate(first)
 
+    @property
+    def asks(self) -> bool:
+        """Whether the network is asked what it says of a path on one kernel."""
+        is_known = self.problem.is_linear and isinstance(self.estimator, Exact)
+        return self._asks and not is_known  # a sketch may be off where the network is linear, too
+
     def contrasted(self, problem: Problem | None = None) -> "Linearizer":
         """Linearisations of the contrasts of these outputs, counted by themselves.
 
         The kernel before training is that of this one where it was built, so that many may share
-        it; a kernel on many devices or on a disk stays where it is, with all outputs.
+        it; a kernel on many devices stays where it is, with all outputs.
 
         Args:
             problem: this one under another loss; None for itself.
         """
         problem, first = self.problem if problem is None else problem, self.known
         small = problem.contrasted()
-        if isinstance(first, RowSharded | Streamed) or small is problem:
+        if isinstance(first, RowSharded) or small is problem:
             return Linearizer(problem, self.estimator, first=first)
         return Linearizer(
             small, self.estimator, first=None if first is None else self._first_of_contrasts
@@ -88,7 +95,7 @@ class Linearizer:
     def _first_of_contrasts(self) -> Kernel:
         """The kernel before training of the contrasts, made once for all that share it."""
         first = self.first
-        assert not isinstance(first, RowSharded | Streamed)
+        assert not isinstance(first, RowSharded)
         return _of_contrasts(first)
 
     def take(
@@ -107,7 +114,7 @@ class Linearizer:
         known = self.known
         if rows is None:
             return Linearizer(self.problem, self.estimator, self.progress, known, asks=False)
-        if not isinstance(known, jax.Array | Factored | RowSharded):
+        if known is None:
             return Linearizer(self.problem.take(rows), self.estimator, self.progress, asks=False)
         problem, first = self.problem.take(rows, unseen), block_of(known, rows, rows)
         found = Linearizer(problem, self.estimator, self.progress, first, asks=False)
@@ -127,6 +134,7 @@ class Linearizer:
         """The kernel before training, and kernels that lack a part of its sketch."""
         self.report("kernel")
         found = self._estimate(self.problem.weights)
+        self.problem.check_gradients(found.kernel)
         self.report("dynamics")
         return found
 
@@ -142,7 +150,8 @@ class Linearizer:
 
     def at(self, weights: Params) -> Kernel:
         """Theta at these weights of the trained part; the one before training is kept."""
-        return self.first if weights is self.problem.weights else self._estimate(weights).kernel
+        is_first = weights is self.problem.weights or self.problem.is_linear
+        return self.first if is_first else self._estimate(weights).kernel
 
     def _estimate(self, weights: Params) -> Estimate:
         self.kernels += 1
@@ -157,11 +166,13 @@ class Linearizer:
         if self.problem.x_test is None:
             return {}
         kernel = self._cross(self.problem.weights)
+        self.problem.check_gradients(kernel, test=True)
         return {"kernel_test": kernel, "f0_test": self.problem.f0_test}  # type: ignore[dict-item]
 
     def cross_at(self, weights: Params) -> Kernel:
         """Theta(x_test, x) at these weights of the trained part; that before training is kept."""
-        is_first = weights is self.problem.weights or not self.rebuilds_cross
+        is_first = weights is self.problem.weights or self.problem.is_linear
+        is_first |= not self.rebuilds_cross
         return self.cross["kernel_test"] if is_first else self._cross(weights)
 
     def _cross(self, weights: Params) -> Kernel:
@@ -172,9 +183,10 @@ class Linearizer:
     def tangents(self) -> dict[str, Array]:
         """J w_0 on the samples and, where there are any, on the test samples (for decay)."""
         problem = self.problem
-        found = {"initial_tangent": _push(problem.network, problem.weights, problem.x)}
+        weights, push = problem.weights, compile_network(problem.network)[2]
+        found = {"initial_tangent": push(weights, problem.x, weights)}
         if problem.x_test is not None:
-            there = _push(problem.network, problem.weights, problem.x_test)
+            there = push(weights, problem.x_test, weights)
             found["initial_tangent_test"] = there
         return found
 
@@ -188,9 +200,12 @@ class Linearizer:
         return self.limit if momentum == 0 else float(self._limit(momentum))
 
     def _limit(self, momentum: float) -> Array:
-        problem = self.problem
+        problem, first = self.problem, self.first
+        if isinstance(first, jax.Array) and first.ndim == 2:
+            common: dict[str, Any] = {"loss": problem.loss, "momentum": momentum}
+            return max_learning_rate(first, problem.f0, problem.targets, **common)
         # The program of the edge of stability, which rebuilt kernels have compiled already.
-        values, *_ = curvature_modes(self.first, problem.f0, problem.targets, problem.loss)
+        values, *_ = curvature_modes(first, problem.f0, problem.targets, problem.loss)
         return rate_limit(values, momentum)
 
     def curves(self, outputs: Array) -> tuple[Array, Array]:
@@ -212,11 +227,6 @@ def _of_contrasts(kernel: Array | Factored) -> Kernel:
         )
         return Factored.of(rows, columns)
     return jnp.moveaxis(contrasts(jnp.moveaxis(contrasts(kernel), 1, -1)), -1, 1)
-
-
-@full_precision
-def _push(network: Any, weights: Params, x: Any) -> Array:
-    return jax.jvp(lambda w: network(w, x), (weights,), (weights,))[1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -374,6 +384,11 @@ class Dynamics(abc.ABC):
         """How far its path can be trusted, where there is doubt."""
         del path, rule
         return None
+
+    def doubted_from(self, path: Path) -> int | None:
+        """From which step on the warning of `trust` states no size, where there is one."""
+        del path
+        return 0
 
     def plain_values(self) -> dict[str, Any]:
         """Its options, as a result keeps them."""

@@ -120,6 +120,12 @@ class Noisy(OneKernel):
             return super().trust(path, rule)
         return self.centre.trust(path.witness, rule)
 
+    def doubted_from(self, path: Path) -> int | None:
+        """See `Dynamics`: that of the centre, or of one kernel."""
+        if self.centre is None:
+            return super().doubted_from(path)
+        return self.centre.doubted_from(path.witness)
+
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
         return {} if self.centre is None else self.centre.plain_values()

@@ -10,9 +10,9 @@ from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._along import Subset
-from jaxttp.forecast._stability import Rates, optimizer_rates
+from jaxttp.forecast._stability import Rates, optimizer_rates, rises
 from jaxttp.forecast._trust import trust_in_speeds
-from jaxttp.forecast._witness import NOBODY, Witness, ask_network, compile_questions
+from jaxttp.forecast._witness import NOBODY, Witness, ask_network
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
 from jaxttp.losses import Loss
@@ -86,8 +86,6 @@ class Recursion(OneKernel):
 
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
-        if lines.asks:
-            compile_questions(lines.problem, descent.batch_size)
         cross = lines.cross
         tangents = lines.tangents if descent.decays else {}
         found = recur(lines, descent, **cross, **tangents)
@@ -101,3 +99,17 @@ class Recursion(OneKernel):
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
         """See `Dynamics`."""
         return super().rates(lines, descent) if descent.is_plain else linear_rates(lines, descent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Recursion):
+    """Of a network that is linear in its trained weights: what rebuilt kernels come to, on one.
+
+    Example:
+        >>> Linear().name
+        'recursion'
+    """
+
+    def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
+        """See `Dynamics`; the path is the training's own, so that its loss judges."""
+        return not path.diverged and not bool(rises(path.loss))

@@ -7,7 +7,6 @@ import numpy as np
 
 from jaxttp._checks import check_integer, check_number
 from jaxttp._types import Params
-from jaxttp.dynamics._network import see_ahead
 from jaxttp.dynamics._trajectory import SubsetCurves
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast._stability import Rates, rises
@@ -74,7 +73,6 @@ class Relinearized(Dynamics):
     ) -> tuple[Path, list[SubsetCurves]]:
         """See `Dynamics`: subsets take their steps with the kernels of the path."""
         problem = lines.problem
-        see_ahead(problem.network, problem.weights, problem.x, problem.f0)
         tolerance = self.tolerance
         if tolerance is None:
             tolerance = TOLERANCE * min(1.0, HORIZON / descent.steps)
@@ -108,6 +106,12 @@ class Relinearized(Dynamics):
     def trust(self, path: Path, rule: Rule) -> str | None:
         """See `Dynamics`."""
         return trust_in_path(path.witness, rule)
+
+    def doubted_from(self, path: Path) -> int | None:
+        """See `Dynamics`: where noise is not followed, a kernel is held, or the edge is reached."""
+        found = path.witness
+        steps = (found.left_at, found.held_from, found.central_from)
+        return min((step for step in steps if step >= 0), default=None)
 
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""

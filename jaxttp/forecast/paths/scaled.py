@@ -162,6 +162,12 @@ class Scaled(Dynamics):
         )
         return words if said is None else f"{said}; {words}"
 
+    def doubted_from(self, path: Path) -> int | None:
+        """See `Dynamics`: that of the samples at hand, at the step that all are then at."""
+        subset, scale, _ = path.witness
+        step = self.centre.doubted_from(subset) if self.centre.trust(subset, Rule()) else None
+        return None if step is None else int(np.searchsorted(scale.at, step))
+
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
         return {**self.centre.plain_values(), "total_samples": self.samples}

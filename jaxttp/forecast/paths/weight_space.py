@@ -42,7 +42,7 @@ class WeightSpace(Dynamics):
         )  # fmt: skip
         return Path.of(
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
-            gradient_evaluations=2 * descent.steps, witness=found.trust,
+            gradient_evaluations=2 * descent.steps, witness=found,
         )  # fmt: skip
 
     def limit(self, lines: Linearizer, momentum: float) -> float:
@@ -57,4 +57,8 @@ class WeightSpace(Dynamics):
 
     def trust(self, path: Path, rule: Rule) -> str | None:
         """See `Dynamics`."""
-        return path.witness
+        return path.witness.trust
+
+    def doubted_from(self, path: Path) -> int | None:
+        """See `Dynamics`."""
+        return path.witness.doubted_from

@@ -1,0 +1,146 @@
+"""Jᵀu and Jv of a network, for every network that has a reverse mode."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend as jex
+import jax.numpy as jnp
+from jaxtyping import Array
+
+_PROMISED = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+_DROPPED = jax.lax.GatherScatterMode.FILL_OR_DROP
+
+
+def with_forward_mode(function: Callable[[Any], Array], params: Any) -> Callable[[Any], Array]:
+    """The same function, which `jax.jvp` and `jax.linearize` take.
+
+    A function with a `jax.custom_vjp` inside (flash attention, a solver's adjoint) has no forward
+    mode; its tangents are then those of `pull_and_push`.
+
+    Args:
+        function: ``params -> outputs``.
+        params: pytree of floating-point arrays, of which shapes and dtypes matter.
+
+    Example:
+        >>> @jax.custom_vjp
+        ... def double(w):
+        ...     return 2 * w
+        >>> double.defvjp(lambda w: (2 * w, None), lambda _, g: (2 * g,))
+        >>> one = jnp.ones(1)
+        >>> jax.jvp(with_forward_mode(double, one), (one,), (3 * one,))[1].tolist()
+        [6.0]
+    """
+    closed = jax.make_jaxpr(lambda p: function(p))(params)
+    if not _any_equation(closed.jaxpr, lambda one: "custom_vjp" in one.primitive.name):
+        return function
+
+    @jax.custom_jvp
+    def run(params: Any) -> Array:
+        return function(params)
+
+    @run.defjvp
+    def tangent(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, Array]:
+        try:
+            outputs, _, push = pull_and_push(function, *primals)
+        except (TypeError, ValueError) as problem:
+            raise ValueError(
+                "apply_fn has a layer with a derivative of its own that has no forward mode, and "
+                "whose derivative has no reverse mode. Give a layer that has one: jax.custom_jvp "
+                "in place of jax.custom_vjp; for a solver of diffrax "
+                f"adjoint=diffrax.DirectAdjoint(). ({problem})"
+            ) from problem
+        return outputs, push(*tangents)
+
+    return run
+
+
+def pull_and_push(
+    function: Callable[[Any], Array], params: Any
+) -> tuple[Array, Callable[[Array], Any], Callable[[Any], Array]]:
+    """The outputs, ``u -> Jᵀu`` and ``v -> Jv``.
+
+    The forward product is the transpose of the backward one, not a jvp: a `jax.custom_vjp` inside
+    the network has no forward mode, and two modes could disagree. Where the backward product has no
+    transpose (a loop, as in the default adjoint of diffrax), the rows of the Jacobian are formed,
+    one backward product for each output.
+
+    Args:
+        function: ``params -> outputs``.
+        params: pytree of floating-point arrays.
+    """
+    outputs, pull = jax.vjp(function, params)
+    backward = jax.make_jaxpr(lambda u: pull(u)[0])(outputs)
+    if _any_equation(backward.jaxpr, _promises):
+        leaves = jex.core.jaxpr_as_fun(_dropping(backward))
+        treedef = jax.tree.structure(params)
+
+        def dropping(u: Array) -> Any:
+            return jax.tree.unflatten(treedef, leaves(u))
+
+        transposed = jax.linear_transpose(dropping, outputs)
+    else:
+        transposed = jax.linear_transpose(lambda u: pull(u)[0], outputs)
+    try:
+        jax.eval_shape(transposed, params)
+    except (NotImplementedError, ValueError, TypeError, AssertionError):
+        return outputs, lambda u: pull(u)[0], lambda v: _by_rows(pull, outputs, v)
+    return outputs, lambda u: pull(u)[0], lambda v: transposed(v)[0]
+
+
+def _by_rows(pull: Callable[[Array], tuple[Any]], outputs: Array, direction: Any) -> Array:
+    """Jv, a row of J at a time."""
+
+    def row(index: Array) -> Array:
+        unit = jnp.zeros(outputs.size, outputs.dtype).at[index].set(1).reshape(outputs.shape)
+        leaves = zip(jax.tree.leaves(pull(unit)[0]), jax.tree.leaves(direction), strict=True)
+        return sum((jnp.vdot(a, b) for a, b in leaves), start=jnp.zeros((), outputs.dtype))
+
+    return jax.lax.map(row, jnp.arange(outputs.size)).reshape(outputs.shape)
+
+
+def _inner_programs(value: Any) -> list[Any]:
+    """The programs among the parameters of an equation."""
+    many = value if isinstance(value, tuple | list) else (value,)
+    return [one for one in many if isinstance(one, jex.core.Jaxpr | jex.core.ClosedJaxpr)]
+
+
+def _any_equation(jaxpr: Any, condition: Callable[[Any], bool]) -> bool:
+    """Whether a condition holds for an equation of a program, or of one within it."""
+    for equation in jaxpr.eqns:
+        if condition(equation):
+            return True
+        for value in equation.params.values():
+            inner = [getattr(one, "jaxpr", one) for one in _inner_programs(value)]
+            if any(_any_equation(one, condition) for one in inner):
+                return True
+    return False
+
+
+def _promises(equation: Any) -> bool:
+    """Whether an equation scatters where it was promised that every index is within bounds."""
+    return equation.primitive.name == "scatter-add" and equation.params["mode"] == _PROMISED
+
+
+def _dropping(program: Any) -> Any:
+    """The same program with such scatters told to drop what is out of bounds, as they do anyway.
+
+    ``table[tokens]`` makes that promise. For a token that breaks it the outputs hold the nearest
+    row, whose gradient the backward product drops; its transpose would add the row again.
+    """
+    inside = getattr(program, "jaxpr", program)
+    if inside is not program:  # from JAX 0.12 on there is one class, which is its own inside
+        return program.replace(jaxpr=_dropping(inside))
+
+    def mended(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(mended(one) for one in value) if _inner_programs(value) else value
+        return _dropping(value) if _inner_programs(value) else value
+
+    equations = []
+    for equation in program.eqns:
+        params = {name: mended(value) for name, value in equation.params.items()}
+        if equation.primitive.name == "scatter-add" and params["mode"] == _PROMISED:
+            params["mode"] = _DROPPED
+        equations.append(equation.replace(params=params))
+    return program.replace(eqns=equations)

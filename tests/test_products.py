@@ -1,0 +1,143 @@
+"""Products with the Jacobian of networks without a forward mode, or a transposable derivative."""
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxttp
+from jaxttp import conditioning, dynamics, forecast
+from jaxttp._products import pull_and_push, with_forward_mode
+from tests.draws import normal
+
+X = normal(0, (8, 3))
+Y = np.asarray(X[:, 0] > 0).astype(int)
+PARAMS = {"w": normal(1, (3, 5), 1 / 2), "v": normal(2, (5, 2), 1 / 2)}
+
+
+@jax.custom_vjp
+def fused(x):
+    return jnp.tanh(x)
+
+
+fused.defvjp(lambda x: (jnp.tanh(x), x), lambda x, g: (g * (1 - jnp.tanh(x) ** 2),))
+
+
+def custom(p, x):
+    """An activation with a backward rule alone, as flash attention and fused losses have it."""
+    return fused(x @ p["w"]) @ p["v"]
+
+
+def plain(p, x):
+    return jnp.tanh(x @ p["w"]) @ p["v"]
+
+
+def solved(adjoint):
+    """A neural ODE."""
+
+    def network(p, x):
+        def field(t, h, args):
+            return jnp.tanh(h @ p["w"]) @ p["w"].T
+
+        def one(row):
+            path = diffrax.diffeqsolve(
+                diffrax.ODETerm(field), diffrax.Heun(), 0.0, 0.5, 0.25, row, max_steps=4,
+                adjoint=adjoint,
+            )  # fmt: skip
+            return path.ys[-1] @ p["w"] @ p["v"]
+
+        return jax.vmap(one)(x)
+
+    return network
+
+
+def predicted(f, **options):
+    return jaxttp.predict_training_time(f, PARAMS, X, Y, steps=5, **options).loss
+
+
+def operator(kind):
+    def product(f):
+        made = conditioning.curvature_operator(f, PARAMS, X, Y, kind=kind, loss="cross_entropy")
+        return made.mv(jnp.ones(made.in_structure().shape))
+
+    return product
+
+
+DECAY = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.3))
+CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.3))
+DOORS = {
+    "momentum": lambda f: predicted(f, learning_rate=0.3, momentum=0.9),
+    "weight decay": lambda f: predicted(f, optimizer=DECAY, relinearize=1),
+    "Adam": lambda f: predicted(f, optimizer=optax.adam(0.05)),
+    "clipping": lambda f: predicted(f, optimizer=CLIPPED),
+    "sweep over momenta": lambda f: (
+        jaxttp.sweep(
+            f, PARAMS, X, Y, forecast.grid(learning_rate=(0.1, 0.3), momentum=(0.0, 0.9), steps=5)
+        ).loss
+    ),
+    "weight_space_flow": lambda f: (
+        dynamics.weight_space_flow(
+            f, PARAMS, X, Y, loss="cross_entropy", learning_rate=0.3, ts=jnp.array([2.0])
+        ).train
+    ),
+    "ntk_operator": lambda f: jaxttp.ntk_operator(f, PARAMS, X).mv(jnp.ones((8, 2))),
+    "vector products": lambda f: jaxttp.empirical_ntk(f, PARAMS, X, method="vector_product"),
+    "Gauss-Newton operator": operator("gauss_newton"),
+    "generalized Gauss-Newton operator": operator("generalized"),
+}
+SECOND = {
+    "Hessian operator": operator("hessian"),
+    "functional Hessian operator": operator("functional_hessian"),
+    "Hessian": lambda f: conditioning.curvature_matrix(
+        f, PARAMS, X, Y, kind="hessian", loss="cross_entropy"
+    ),
+}
+OF_SOLVER = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("ntk_operator", "vector products", "Adam", "Gauss-Newton operator")
+]
+
+
+@pytest.mark.parametrize("name", DOORS | SECOND)
+def test_a_network_with_a_backward_rule_alone(name):
+    door = (DOORS | SECOND)[name]
+    # The same derivatives in another order of sums, in float64.
+    np.testing.assert_allclose(door(custom), door(plain), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OF_SOLVER)
+def test_a_network_with_the_default_adjoint_of_diffrax(name):
+    found = DOORS[name](solved(diffrax.RecursiveCheckpointAdjoint()))
+    expected = DOORS[name](solved(diffrax.DirectAdjoint()))
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_what_has_neither_mode_names_the_way_out():
+    network = solved(diffrax.RecursiveCheckpointAdjoint())
+    with pytest.raises(ValueError, match=r"forward mode.*custom_jvp.*DirectAdjoint"):
+        SECOND["Hessian operator"](network)
+
+
+def test_products_are_those_with_the_jacobian():
+    def function(p):
+        return custom(p, X)
+
+    outputs, pull, push = pull_and_push(function, PARAMS)
+    jacobian = jax.jacrev(function)(PARAMS)
+    u, v = normal(3, (8, 2)), jax.tree.map(lambda a: normal(4, a.shape), PARAMS)
+    np.testing.assert_allclose(outputs, plain(PARAMS, X), rtol=1e-12)
+    for name, leaf in jacobian.items():
+        np.testing.assert_allclose(pull(u)[name], np.tensordot(u, leaf, 2), rtol=1e-10, atol=1e-13)
+    expected = sum(np.tensordot(leaf, v[name], 2) for name, leaf in jacobian.items())
+    np.testing.assert_allclose(push(v), expected, rtol=1e-10, atol=1e-13)
+    run = with_forward_mode(function, PARAMS)
+    np.testing.assert_allclose(jax.jvp(run, (PARAMS,), (v,))[1], expected, rtol=1e-10, atol=1e-13)
+
+
+def test_a_function_with_a_forward_mode_stays_as_it_is():
+    def function(p):
+        return plain(p, X)
+
+    assert with_forward_mode(function, PARAMS) is function
