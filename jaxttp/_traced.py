@@ -34,9 +34,7 @@ from jaxttp._checks import is_concrete
 from jaxttp._quick.equations import run_equation
 from jaxttp._quick.fusion import run_steps, shared_sums
 from jaxttp._quick.steps import ProgramStep, StraightLine, straight_line
-from jaxttp._types import noted, notes_of
-
-ApplyFn = Callable[[Any, Any], Any]
+from jaxttp._types import ApplyFn, noted, notes_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -428,18 +428,13 @@ def time_step(
         True
     """
     check_integer("repeats", repeats, at_least=1)
-    step, compiling = compile_step(
-        apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
-    )
-    _check_given(apply_fn, params, y, optimizer)
-    _, x, targets, _ = _batch(apply_fn, params, x, y, loss, batch_size)
-    state = optimizer.init(params)
+    step, batch, compiling = _compiled_step(apply_fn, params, x, y, loss, optimizer, batch_size)
     give_back()  # what compiling has left
-    jax.block_until_ready(step(params, state, x, targets))
+    jax.block_until_ready(step(*batch))
     times = []
     for _ in range(repeats):
         begun = time.perf_counter()
-        jax.block_until_ready(step(params, state, x, targets))
+        jax.block_until_ready(step(*batch))
         times.append(time.perf_counter() - begun)
     return StepTime(statistics.median(times), compiling)
 
@@ -480,12 +475,26 @@ def compile_step(
         >>> step.compiled.cost_analysis()["flops"] > 0
         True
     """
+    step, _, seconds = _compiled_step(apply_fn, params, x, y, loss, optimizer, batch_size)
+    return step, seconds
+
+
+def _compiled_step(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    loss: str | Loss,
+    optimizer: optax.GradientTransformation,
+    batch_size: int | None,
+) -> tuple[CompiledStep, tuple, float]:
+    """The compiled step, its arguments for the first batch, and the seconds it took to compile."""
     _check_given(apply_fn, params, y, optimizer)
     apply_fn, x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
-    step, state = TrainingStep(apply_fn, loss, optimizer), optimizer.init(params)
+    batch = params, optimizer.init(params), x, targets
     with stopwatch() as compiling:
-        compiled = step.compile(params, state, x, targets)
-    return compiled, compiling.seconds
+        step = TrainingStep(apply_fn, loss, optimizer).compile(*batch)
+    return step, batch, compiling.seconds
 
 
 def _check_given(apply_fn: ApplyFn, params: Params, y: Any, optimizer: Any) -> None:

@@ -6,7 +6,6 @@ KERAS_BACKEND=jax python -m pytest -n 0 -s tests/test_from_keras.py
 import importlib.util
 import os
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxttp import empirical_ntk, from_keras, predict_training_time
+from tests.threads import in_threads
 
 X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 
@@ -89,11 +89,7 @@ def test_traces_in_several_threads(keras):
                 except Exception as problem:
                     failed.append(repr(problem))
 
-    threads = [threading.Thread(target=trace) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(trace, 3)
     assert not failed
     assert different == [False] * 30
 

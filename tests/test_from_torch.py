@@ -9,7 +9,6 @@ prints how far outputs and kernels are from PyTorch's own.
 import importlib.metadata
 import pathlib
 import re
-import threading
 import types
 
 import jax
@@ -19,6 +18,7 @@ import pytest
 
 from jaxttp import empirical_ntk, from_torch, label_words, predict_training_time
 from jaxttp.adapters import pytorch
+from tests.threads import in_threads
 
 RANDOM = np.random.default_rng(0)
 TOKENS = RANDOM.integers(0, 30, (4, 6))
@@ -208,11 +208,7 @@ def test_threads_take_turns(torch):
                 except Exception as problem:
                     failed.append(repr(problem))
 
-    threads = [threading.Thread(target=trace) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(trace, 3)
     assert not failed
     assert different == [False] * 24
 

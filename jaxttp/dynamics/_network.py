@@ -1,5 +1,6 @@
 """The network at the data, compiled: outputs, and products with its Jacobian; of two vectors."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxttp._products import with_forward_mode
 from jaxttp._traced import Traced, network_of
 from jaxttp._types import ApplyFn, Params
 from jaxttp.adapters._in_two import InTwo
+from jaxttp.losses import Loss
 
 
 def inner(left: Params, right: Params) -> Array:
@@ -73,6 +75,12 @@ def _outputs(network: Traced, w: Params, x: Any) -> Array:
 def _see(network: Traced, w: Params, x: Any, a: Array) -> tuple[Array, Params]:
     outputs, pull = jax.vjp(lambda v: network(v, x), w)
     return outputs, pull(a)[0]
+
+
+@functools.partial(jit, static_argnames="loss")
+def loss_of_weights(network: Traced, w: Params, x: Any, targets: Array, *, loss: Loss) -> Array:
+    """The mean loss of samples at some weights, compiled."""
+    return loss.value(network(w, x), targets)
 
 
 @jit

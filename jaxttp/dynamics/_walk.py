@@ -102,8 +102,8 @@ def set_out(
     if not isinstance(optimizer, HeavyBall):
         decays = linear_filter(optimizer, params, steps=steps).weight_decay is not False
     shares = start_shares(optimizer)
-    descent = same_program(optimizer)
     begun, train, rows = blank(params, f, shares, steps)
+    descent = same_program(optimizer, rows)
     inner = optimizer.init(rows)
     if accumulators and len(accumulators) != len(shares):
         raise ValueError(

@@ -14,6 +14,7 @@ from jaxttp._jit import jit
 from jaxttp._samples import count, take
 from jaxttp._traced import Traced, network_of
 from jaxttp._types import ApplyFn, Params
+from jaxttp.dynamics._network import loss_of_weights
 from jaxttp.dynamics.optimizers import Optimizer, inlined, same_program
 from jaxttp.losses import Loss
 
@@ -208,7 +209,8 @@ def watcher(
         for first in range(0, total, batch_size):
             some = slice(first, first + batch_size)
             batch = take(x, some)
-            part = _loss(traced.precise(weights, batch), weights, batch, targets[some], loss=loss)
+            network = traced.precise(weights, batch)
+            part = loss_of_weights(network, weights, batch, targets[some], loss=loss)
             parts += float(part) * min(batch_size, total - first) / total
         return parts
 
@@ -335,7 +337,7 @@ def held_programs(
         return _loss_and_gradient(traced.precise(params, x), params, x, targets, loss=loss)
 
     def value(params: Params, x: Any, targets: Array) -> Array:
-        return _loss(traced.precise(params, x), params, x, targets, loss=loss)
+        return loss_of_weights(traced.precise(params, x), params, x, targets, loss=loss)
 
     def mix(weights: list[Params], shares: np.ndarray) -> Params:
         def one(*leaves: Array) -> Array:
@@ -347,11 +349,6 @@ def held_programs(
         return jax.tree.map(one, *weights)
 
     return gradient, value, functools.partial(inlined(_hold, descent), descent), mix
-
-
-@functools.partial(jit, static_argnames="loss")
-def _loss(network: Traced, params: Params, x: Any, targets: Array, *, loss: Loss) -> Array:
-    return loss.value(network(params, x), targets)
 
 
 @functools.partial(jit, static_argnames="loss")

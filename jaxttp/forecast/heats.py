@@ -7,7 +7,6 @@ one, at 80 steps as 3.4 (`expected`).
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,15 +16,14 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._jit import jit
 from jaxttp._samples import take
-from jaxttp._traced import Traced, network_of
+from jaxttp._traced import network_of
 from jaxttp._types import Params
+from jaxttp.dynamics._network import loss_of_weights
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.price import STEP
 from jaxttp.forecast.problem import Problem
-from jaxttp.losses import Loss
 from jaxttp.rule import Target
 from jaxttp.training import TrainingStep
 
@@ -94,7 +92,7 @@ class Track:
         """The loss of weights, on all samples."""
         problem = self.problem
         network = network_of(problem.network).precise(weights, problem.x)
-        return _loss(network, weights, problem.x, problem.targets, loss=problem.loss)
+        return loss_of_weights(network, weights, problem.x, problem.targets, loss=problem.loss)
 
     def step(
         self, algorithm: Any, stepper: optax.GradientTransformation, numbers: dict[str, float]
@@ -112,11 +110,6 @@ class Track:
         if self.indices is None:
             return x, targets
         return take(x, self.indices[t]), targets[self.indices[t]]
-
-
-@functools.partial(jit, static_argnames="loss")
-def _loss(network: Traced, weights: Params, x: Any, targets: Array, *, loss: Loss) -> Array:
-    return loss.value(network(weights, x), targets)
 
 
 class Runner:

@@ -34,7 +34,7 @@ from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure, wide
 from jaxttp.ntk._costs import Workload
 from jaxttp.ntk._memory import readable
 from jaxttp.ntk._plan import KernelPlan, make_plan
-from jaxttp.ntk._program import trace, trace_sample
+from jaxttp.ntk._program import NetworkProgram, trace, trace_sample
 from jaxttp.ntk._room import devices_of, room_on
 from jaxttp.ntk._select import leaf_paths, select_leaves
 from jaxttp.ntk._sharded import sharded_kernel
@@ -443,18 +443,21 @@ def _by_outputs(
     leaves = [*job.leaves, np.int32(0)]
     sample = [jax.ShapeDtypeStruct(leaf.shape[1:], dtype_of(leaf)) for leaf in job.rows]
     mask = (*work.trainable, *(False for _ in leaves[len(work.trainable) :]))
-    found: dict[str, Array] = {}
-    for low in range(0, classes, size):
-        some = min(size, classes - low)
 
-        def outputs_from(leaves: list[Array], sample: list[Array], some: int = some) -> Array:
+    def program_of(some: int) -> NetworkProgram:
+        def outputs_from(leaves: list[Array], sample: list[Array]) -> Array:
             outputs, _ = program.run(leaves[:-1], sample, {}, {})
             return jax.lax.dynamic_slice_in_dim(outputs, leaves[-1], some)
 
         with jax.default_matmul_precision("highest"):
-            one = trace_sample(outputs_from, structure(leaves), sample)
+            return trace_sample(outputs_from, structure(leaves), sample).program
+
+    programs = {some: program_of(some) for some in {size, classes % size or size}}
+    found: dict[str, Array] = {}
+    for low in range(0, classes, size):
+        some = min(size, classes - low)
         part = dataclasses.replace(
-            job, work=dataclasses.replace(work, program=one.program, trainable=mask),
+            job, work=dataclasses.replace(work, program=programs[some], trainable=mask),
             leaves=[*leaves[:-1], np.int32(low)],
         )  # fmt: skip
         report = progress and functools.partial(_report, progress, low / classes, some / classes)
