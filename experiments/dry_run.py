@@ -20,7 +20,7 @@ from experiments import cuts
 from experiments.harness import find, load_script
 from experiments.store import Store
 from jaxttp import pipeline
-from jaxttp._checks import check_choice
+from jaxttp._core.checks import check_choice
 from jaxttp.data import registry, tfds
 from jaxttp.data.folders import LAYOUTS
 from jaxttp.data.images import ImageSource

@@ -19,7 +19,7 @@ from PIL import Image
 
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError, Report, Store
-from jaxttp._checks import check_choice
+from jaxttp._core.checks import check_choice
 from jaxttp.plots import save
 
 RESULTS = Path("experiments/results")

@@ -1,6 +1,6 @@
 """Imported before JAX by `python -m experiments`: no false alarms when it reads kept programs.
 
-The same as `jaxttp._programs.hush`, which says why; that is too late here, since importing it
+The same as `jaxttp._core.programs.hush`, which says why; that is too late here, since importing it
 imports JAX.
 """
 

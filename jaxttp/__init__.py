@@ -50,22 +50,23 @@ imported when it is first used.
 
 from typing import Any
 
-from jaxttp import _interrupt, _programs
+from jaxttp._core import interrupts as _interrupt
+from jaxttp._core import programs as _programs
+from jaxttp._core.xla_cpu import backend as _backend
 
 if _interrupt.is_command():
     _interrupt.watch()  # first of all: what follows takes seconds
     _programs.hush()  # before JAX is imported
 
-from jaxttp import _backend as _backend  # before a backend starts
 from jaxttp import conditioning as conditioning
 from jaxttp import dynamics as dynamics
 from jaxttp import gauss_newton as gauss_newton
 from jaxttp import losses as losses
 from jaxttp import ntk as ntk
 from jaxttp import representation as representation
-from jaxttp._progress import print_progress as print_progress
-from jaxttp._types import Model as Model
-from jaxttp._versions import __version__ as __version__
+from jaxttp._core.progress import print_progress as print_progress
+from jaxttp._core.types import Model as Model
+from jaxttp._core.versions import __version__ as __version__
 from jaxttp.adapters import flatten_tokens as flatten_tokens
 from jaxttp.adapters import from_equinox as from_equinox
 from jaxttp.adapters import from_keras as from_keras
@@ -73,7 +74,6 @@ from jaxttp.adapters import from_linen as from_linen
 from jaxttp.adapters import from_nnx as from_nnx
 from jaxttp.adapters import from_torch as from_torch
 from jaxttp.batches import draw_samples as draw_samples
-from jaxttp.early_stopping import early_stopping as early_stopping
 from jaxttp.forecast import Candidate as Candidate
 from jaxttp.forecast import Cost as Cost
 from jaxttp.forecast import Online as Online
@@ -89,16 +89,19 @@ from jaxttp.forecast import sweep as sweep
 from jaxttp.forecast import training_time as training_time
 from jaxttp.forecast import wall_clock as wall_clock
 from jaxttp.losses import weighted as weighted
+from jaxttp.losses.early_stopping import early_stopping as early_stopping
+from jaxttp.losses.rule import Target as Target
+from jaxttp.losses.tokens import label_words as label_words
+from jaxttp.losses.tokens import sample_tokens as sample_tokens
 from jaxttp.ntk import class_sketch as class_sketch
 from jaxttp.ntk import empirical_ntk as empirical_ntk
 from jaxttp.ntk import ntk_operator as ntk_operator
 from jaxttp.ntk import ntk_plan as ntk_plan
 from jaxttp.ntk import sketch_jacobian as sketch_jacobian
-from jaxttp.rule import Target as Target
-from jaxttp.tokens import label_words as label_words
-from jaxttp.tokens import sample_tokens as sample_tokens
 from jaxttp.training import time_step as time_step
 from jaxttp.training import train as train
+
+_backend.protect_process()  # before a backend starts
 
 __all__ = [
     "Candidate",
@@ -151,7 +154,7 @@ def __getattr__(name: str) -> Any:
     """Packages that load Flax, data or figures: imported when somebody asks for them."""
     import importlib
 
-    from jaxttp._result import figures
+    from jaxttp._core.results import figures
 
     if name == "data":
         return importlib.import_module("jaxttp.data")

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxttp._checks import check_integer, check_known
-from jaxttp._samples import count, take
+from jaxttp._core.checks import check_integer, check_known
+from jaxttp._core.samples import count, take
 
 SAMPLES = 512
 """Drawn when no number is given."""

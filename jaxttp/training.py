@@ -19,27 +19,27 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._bounded import bound_programs, give_back
-from jaxttp._checks import (
+from jaxttp._core.bounded import bound_programs, give_back
+from jaxttp._core.checks import (
     check_finite,
     check_floating,
     check_integer,
     check_known,
     check_optimizer,
 )
-from jaxttp._jit import registered
-from jaxttp._result import RESULT
-from jaxttp._samples import count, take
-from jaxttp._timing import stopwatch
-from jaxttp._traced import Keyed, Traced, network_of
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.compile import registered
+from jaxttp._core.results import RESULT
+from jaxttp._core.samples import count, take
+from jaxttp._core.timing import stopwatch
+from jaxttp._core.traced import Keyed, Traced, network_of
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters import as_rows
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import in_two
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets, get_loss
-from jaxttp.rule import Rule, Target, reach
+from jaxttp.losses.rule import Rule, Target, reach
 
 
 class TrainingRun(NamedTuple):

@@ -150,7 +150,9 @@ def pytest_collection_finish():
 def bounded_memory():
     """Compiled programs are never dropped by themselves: a worker grows to 6 GiB without this."""
     yield
-    from jaxttp._bounded import give_back  # here: the hooks of this file come before the package
+    from jaxttp._core.bounded import (
+        give_back,  # here: the hooks of this file come before the package
+    )
 
     status = Path("/proc/self/statm")
     pages = int(status.read_text().split()[1]) if status.exists() else 0

@@ -18,7 +18,7 @@ from flax import core, nnx, traverse_util
 
 import jaxttp
 from jaxttp import adapters, models, predict_training_time
-from jaxttp._types import notes_of
+from jaxttp._core.types import notes_of
 from jaxttp.adapters import check_per_sample, from_equinox, from_linen, from_nnx, output_shape
 
 KEY = jax.random.key(0)

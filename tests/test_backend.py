@@ -1,4 +1,4 @@
-"""`jaxttp._backend`: jaxlib 0.10.2's wrong fusions are switched off, and nothing else."""
+"""`xla_cpu.backend`: jaxlib 0.10.2's wrong fusions are switched off, and nothing else."""
 
 import os
 import pathlib
@@ -10,8 +10,8 @@ import pytest
 
 import jaxttp
 from experiments.bench import backend
-from jaxttp import _backend
-from jaxttp._backend import FLAG, Protection, protect
+from jaxttp._core.xla_cpu import backend as _backend
+from jaxttp._core.xla_cpu.backend import FLAG, Protection, protect
 
 
 @pytest.mark.parametrize(
@@ -59,20 +59,20 @@ def test_a_file_of_flags_is_not_turned_into_flags():
 def test_the_environment_is_changed_once(monkeypatch, tmp_path):
     monkeypatch.setattr(_backend, "backend_started", lambda: False)
     monkeypatch.setenv("XLA_FLAGS", "--a")
-    _backend.apply("0.10.1")
+    _backend.protect_process("0.10.1")
     assert os.environ["XLA_FLAGS"] == "--a"
     for _ in range(2):
-        _backend.apply("0.10.2")
+        _backend.protect_process("0.10.2")
         assert os.environ["XLA_FLAGS"] == f"--a {FLAG}="
     monkeypatch.delenv("XLA_FLAGS")
-    _backend.apply("0.10.2")
+    _backend.protect_process("0.10.2")
     assert os.environ["XLA_FLAGS"] == f"{FLAG}="
     listed = tmp_path / "flags.txt"
     monkeypatch.setenv("XLA_FLAGS", str(listed))
     with pytest.warns(RuntimeWarning, match="names a file"):
-        _backend.apply("0.10.2")
+        _backend.protect_process("0.10.2")
     listed.write_text(f"{FLAG}=")
-    _backend.apply("0.10.2")
+    _backend.protect_process("0.10.2")
     assert os.environ["XLA_FLAGS"] == str(listed)
 
 
@@ -102,7 +102,7 @@ def test_importing_is_enough_and_starts_no_backend():
         import jax.numpy as jnp
         jnp.zeros(1)
         jaxlib.version.__version__ = "0.10.2"
-        for name in ("jaxttp", "jaxttp._backend"):
+        for name in ("jaxttp", "jaxttp._core.xla_cpu.backend"):
             sys.modules.pop(name)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("default")

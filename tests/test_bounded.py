@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from jaxttp import _bounded
-from jaxttp._jit import drop_programs, jit
+from jaxttp._core import bounded as _bounded
+from jaxttp._core.compile import drop_programs, jit
 
 
 def test_programs_are_dropped_beyond_the_share_alone(monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_array,
     check_choice,
     check_finite,

@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxttp import predict_training_time, sweep, train, weighted
-from jaxttp._contrasts import (
+from jaxttp.dynamics._network import compile_network
+from jaxttp.forecast import Problem, grid
+from jaxttp.forecast.paths.base import Linearizer
+from jaxttp.losses import cross_entropy, encode_targets, get_loss
+from jaxttp.losses.contrasts import (
     MOST,
     Contrasted,
     basis,
@@ -20,10 +24,6 @@ from jaxttp._contrasts import (
     from_contrasts,
     sees_contrasts,
 )
-from jaxttp.dynamics._network import compile_network
-from jaxttp.forecast import Problem, grid
-from jaxttp.forecast.paths.base import Linearizer
-from jaxttp.losses import cross_entropy, encode_targets, get_loss
 from jaxttp.ntk import Exact, Sketched
 from tests import oracles
 

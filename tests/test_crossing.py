@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp.crossing import RULES, metric_time
 from jaxttp.forecast import smooth_curve, training_time
 from jaxttp.forecast.bands import steps_band
-from jaxttp.rule import Rule
+from jaxttp.losses.crossing import RULES, metric_time
+from jaxttp.losses.rule import Rule
 from jaxttp.training import TrainingRun
 
 LENGTHS = (2, 3, 12, 31)  # few lengths, so that few shapes are compiled

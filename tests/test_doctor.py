@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
-from jaxttp import _known_answers, _machine
-from jaxttp._known_answers import KNOWN_ANSWERS
-from jaxttp._machine import Machine, faults, inspect_machine
+from jaxttp._core import machine as _machine
+from jaxttp._core.machine import Machine, faults, inspect_machine
 from jaxttp.cli import app
+from jaxttp.cli import known_answers as _known_answers
+from jaxttp.cli.known_answers import KNOWN_ANSWERS
 
 WELL = Machine(
     versions={"jax": "0.10.1", "jaxlib": "0.10.1"}, processor="any", cores=2, cores_there=2,

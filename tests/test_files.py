@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
-from jaxttp._files import inert, parse_json
+from jaxttp._core.files import inert, parse_json
 from jaxttp.cli import app
 from jaxttp.cli._shell import write_json
 from jaxttp.data import Dataset, _archives, cached, load_dataset, load_table
@@ -328,7 +328,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path):
     path.write_text("[1]")
     code = f"""
 import os, signal
-from jaxttp._files import replaced
+from jaxttp._core.files import replaced
 with replaced({str(path)!r}) as place:
     place.write_text("[2, ")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -11,8 +11,9 @@ import matplotlib.figure
 import numpy as np
 import pytest
 
-from jaxttp import _files, _interrupt
-from jaxttp._files import replaced
+from jaxttp._core import files as _files
+from jaxttp._core import interrupts as _interrupt
+from jaxttp._core.files import replaced
 from jaxttp.cli._shell import write_json
 from jaxttp.plots import save
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp import _jit
-from jaxttp._jit import is_quick, jit
+from jaxttp._core import compile as _jit
+from jaxttp._core.compile import is_quick, jit
 
 CPU = pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere it is jax.jit")
 

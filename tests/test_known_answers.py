@@ -1,12 +1,12 @@
-"""`jaxttp._known_answers`: right here, and able to tell when something is wrong."""
+"""`jaxttp.cli.known_answers`: right here, and able to tell when something is wrong."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp import _known_answers
-from jaxttp._known_answers import KNOWN_ANSWERS, deviation
+from jaxttp.cli import known_answers as _known_answers
+from jaxttp.cli.known_answers import KNOWN_ANSWERS, deviation
 
 
 @pytest.fixture(autouse=True)

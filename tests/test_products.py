@@ -9,7 +9,7 @@ import pytest
 
 import jaxttp
 from jaxttp import conditioning, dynamics, forecast
-from jaxttp._products import pull_and_push, with_forward_mode
+from jaxttp._core.products import pull_and_push, with_forward_mode
 from tests.draws import normal
 
 X = normal(0, (8, 3))

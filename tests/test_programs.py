@@ -15,8 +15,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from typer.testing import CliRunner
 
-from jaxttp import _programs
-from jaxttp._programs import LIMIT, VARIABLE, bound, cache_folder, cpu_mark, keep, place
+from jaxttp._core import programs as _programs
+from jaxttp._core.programs import LIMIT, VARIABLE, bound, cache_folder, cpu_mark, keep, place
 from jaxttp.cli import _shell, app
 
 SETTINGS = (

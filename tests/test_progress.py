@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jaxttp import print_progress
-from jaxttp._progress import RECENT, duration, seconds_left
+from jaxttp._core.progress import RECENT, duration, seconds_left
 from jaxttp.cli import _shell
 
 

@@ -26,8 +26,8 @@ from jaxttp import (
     representation,
     training,
 )
-from jaxttp._html import html_table
-from jaxttp._result import describe
+from jaxttp._core.html import html_table
+from jaxttp._core.results import describe
 from jaxttp.plots import PREDICTED, dark_color, darken, draw, plot_forecast
 from jaxttp.plots._dark import GROUND
 from tests import results, tiny

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp.crossing import smooth_curve
-from jaxttp.rule import Curves, Rule, Target, check_targets, reach, targets_of
+from jaxttp.losses.crossing import smooth_curve
+from jaxttp.losses.rule import Curves, Rule, Target, check_targets, reach, targets_of
 from jaxttp.training import TrainingRun
 
 LOSS = np.array([2.0, 1.0, 0.5, 0.6, 0.25, 0.1])

@@ -15,8 +15,8 @@ import pytest
 import scipy.linalg  # loads the BLAS that compiled programs use  # noqa: F401
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from jaxttp import _threads
-from jaxttp._threads import (
+from jaxttp._core.xla_cpu import threads as _threads
+from jaxttp._core.xla_cpu.threads import (
     VARIABLES,
     cores_of,
     count_for,

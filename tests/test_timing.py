@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxttp._timing import Stopwatch, compilations, stopwatch
+from jaxttp._core.timing import Stopwatch, compilations, stopwatch
 
 X = jnp.arange(12.0)
 

@@ -21,11 +21,11 @@ from jaxttp import (
     train,
     weighted,
 )
-from jaxttp._tokens import token_hessian_product
 from jaxttp.conditioning import condition_number, curvature_matrix, curvature_operator
 from jaxttp.dynamics import batch_indices
 from jaxttp.forecast import grid
 from jaxttp.losses import encode_targets
+from jaxttp.losses.token_loss import token_hessian_product
 
 RANDOM = np.random.default_rng(5)
 N, T, V, D = 6, 4, 5, 7

@@ -12,7 +12,7 @@ import pytest
 
 import jaxttp
 from jaxttp import conditioning, dynamics, forecast
-from jaxttp._traced import Keyed, Network, trace_network
+from jaxttp._core.traced import Keyed, Network, trace_network
 from jaxttp.losses import Loss, unexplained_variance
 from tests.draws import normal
 

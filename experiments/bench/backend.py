@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jaxlib.version import __version__ as JAXLIB
 
-from jaxttp._known_answers import Answer, cross_entropy, softmax_behind_layers
+from jaxttp.cli.known_answers import Answer, cross_entropy, softmax_behind_layers
 
 CASES = {"cross-entropy": cross_entropy, "softmax": softmax_behind_layers}
 ROOT = Path(__file__).parents[2]

@@ -39,7 +39,7 @@ from experiments.bench.checkpoints_tasks import (
 )
 from experiments.bench.stored import go_on
 from jaxttp import Candidate, compare, grid, race_starts
-from jaxttp._traced import network_of
+from jaxttp._core.traced import network_of
 from jaxttp.losses import get_loss
 from jaxttp.representation import lead, lead_speeds, leep, logme, neighbor_accuracy
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxttp import predict_training_time
-from jaxttp._timing import compilations
+from jaxttp._core.timing import compilations
 from jaxttp.pipeline import Settings, build_task
 
 

@@ -21,8 +21,8 @@ from sklearn import datasets
 from experiments.bench.accuracy_tasks import digits
 from jaxttp import Model, early_stopping, from_nnx, predict_training_time, train
 from jaxttp.data import select
-from jaxttp.early_stopping import EarlyStopping
 from jaxttp.losses import encode_targets
+from jaxttp.losses.early_stopping import EarlyStopping
 from jaxttp.models import MLP, fresh_head, load_pretrained
 
 MOMENTUM = 0.9

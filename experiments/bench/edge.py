@@ -23,7 +23,7 @@ from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast._trust import trust_in_path
 from jaxttp.losses import encode_targets
-from jaxttp.rule import Rule
+from jaxttp.losses.rule import Rule
 
 
 class Way(NamedTuple):

@@ -27,7 +27,7 @@ from experiments.bench.pays import TENTH, Guess, Real, foresee, make_all, power_
 from experiments.bench.pays_tasks import HEAD, NETWORKS, images, trained_before
 from experiments.store import Pieces
 from jaxttp import from_nnx, predict_training_time, training_time
-from jaxttp._traced import network_of
+from jaxttp._core.traced import network_of
 from jaxttp.dynamics import batch_indices
 from jaxttp.losses import encode_targets
 from jaxttp.models import fresh_head

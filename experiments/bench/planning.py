@@ -27,7 +27,6 @@ from experiments.bench.stored import go_on
 from experiments.bench.trust_tasks import FINE_TUNED, FITTING, RECIPES, Job
 from experiments.bench.trust_tasks import make as make_other
 from jaxttp import train
-from jaxttp.crossing import training_time
 from jaxttp.forecast import (
     Descent,
     Problem,
@@ -38,6 +37,7 @@ from jaxttp.forecast import (
 )
 from jaxttp.forecast._witness import passes_asked
 from jaxttp.forecast.price import Price
+from jaxttp.losses.crossing import training_time
 from jaxttp.ntk import ClassSketched, Exact, Sketched, empirical_ntk
 from jaxttp.ntk.estimators import KernelEstimator
 

@@ -7,7 +7,7 @@ precision is asked for. Here a CPU does so: every function of `experiments.bench
 called as it is and then with such products, on the same arguments, and what differs by more than
 rounding is printed, largest first, relative to the largest value of the array. Real training runs
 as JAX runs it and is expected there, with seconds that were measured; all else asks for
-``precision="highest"`` or stands under `jaxttp._jit.full_precision`.
+``precision="highest"`` or stands under `jaxttp._core.compile.full_precision`.
 """
 
 import contextlib

@@ -4,7 +4,7 @@
 
 Vision transformers (layer norms before attention and before the MLP; 64 tokens) of several depths:
 a jitted gradient with respect to all weights, of the network as it stands and as jaxttp runs it on
-CPUs (`jaxttp._quick.fusion`), compilation apart, in alternation in one process; medians. The last
+CPUs (`xla_cpu.fusion`), compilation apart, in alternation in one process; medians. The last
 column is the largest difference of the two gradients over the largest entry.
 """
 
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxttp import from_nnx
-from jaxttp._traced import network_of
+from jaxttp._core.traced import network_of
 from jaxttp.models import ViT
 
 

@@ -23,11 +23,11 @@ from sklearn import datasets
 
 from experiments.bench.accuracy_tasks import Job, digits, patches
 from jaxttp import Model, from_nnx, predict_training_time, train
-from jaxttp.crossing import training_time
 from jaxttp.data import Dataset, select
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast.scaling import time_scale
 from jaxttp.losses import cross_entropy
+from jaxttp.losses.crossing import training_time
 from jaxttp.models import MLP, fresh_head, load_pretrained
 from jaxttp.ntk import empirical_ntk
 

@@ -10,7 +10,7 @@ program, or two Python threads. Seconds: wall / CPU, the median of three calls (
 turn. Singular values at 6000 are left out: a table of them takes longer than all others.
 step: a truncated Gauss-Newton step beside Adam's, as a user runs it, alone and beside two busy
 processes: the median and the slowest of the calls, CPU seconds, and both in steps of Adam.
-without: the same with one BLAS thread a core, as it was before `jaxttp._threads`; slow.
+without: the same with one BLAS thread a core, as it was before `xla_cpu.threads`; slow.
 
 Nothing here reads or sets an environment variable: run it where none is set.
 """

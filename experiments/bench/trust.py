@@ -39,7 +39,7 @@ from jaxttp.forecast._trust import (
 from jaxttp.forecast._witness import ask_network
 from jaxttp.forecast.leaders import heavy_ball_path
 from jaxttp.losses import encode_targets
-from jaxttp.rule import Rule
+from jaxttp.losses.rule import Rule
 from jaxttp.training import TrainingStep
 
 STEPS = 120

@@ -21,7 +21,7 @@ from jaxtyping import Array
 from sklearn import datasets
 
 from jaxttp import Model, from_nnx
-from jaxttp._traced import network_of
+from jaxttp._core.traced import network_of
 from jaxttp.data import load_dataset
 from jaxttp.losses import get_loss
 from jaxttp.models import (

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxttp import conditioning
-from jaxttp._checks import check_choice, check_integer
+from jaxttp._core.checks import check_choice, check_integer
 from jaxttp.data import dataset_names, load_dataset
 
 

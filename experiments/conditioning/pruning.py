@@ -21,7 +21,7 @@ from experiments import cuts
 from experiments.harness import Script
 from experiments.store import Store
 from jaxttp import conditioning, from_nnx, models
-from jaxttp._checks import check_choice
+from jaxttp._core.checks import check_choice
 from jaxttp.data import load_dataset, select
 from jaxttp.pipeline import tracked_run
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp.data import load_dataset, split
 from jaxttp.data.tfds import TRAIN_SIZES
 from jaxttp.gauss_newton import Mode, revmlp_forward, scale_by_gauss_newton

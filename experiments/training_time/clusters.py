@@ -23,7 +23,7 @@ from experiments.training_time.comparison import (
     name_of,
 )
 from jaxttp import empirical_ntk
-from jaxttp._threads import limited
+from jaxttp._core.xla_cpu.threads import limited
 from jaxttp.dynamics import cluster_samples, gradient_flow, sample_losses
 from jaxttp.ntk import class_separation, eigendecomposition, gradient_components
 from jaxttp.pipeline import Settings as Task

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._samples import count, take
-from jaxttp._types import Params
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.samples import count, take
+from jaxttp._core.types import Params
 
 FEW = 8
 """Samples that tell whether outputs mix them."""

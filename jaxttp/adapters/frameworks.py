@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from jaxttp._types import Model, Params, noted
+from jaxttp._core.types import Model, Params, noted
 from jaxttp.adapters.evaluation import (
     Evaluation,
     call_inputs,

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._samples import count
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.samples import count
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters._in_two import FEW
 
 DERIVATIVES = {1: "gradient", 2: "second derivative"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxttp._types import Model, Params, noted
+from jaxttp._core.types import Model, Params, noted
 from jaxttp.adapters.evaluation import counted
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxttp._types import Model, Params, noted
+from jaxttp._core.types import Model, Params, noted
 from jaxttp.adapters.evaluation import counted
 from jaxttp.adapters.inputs import check_samples
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jaxttp import _interrupt
+from jaxttp._core import interrupts as _interrupt
 from jaxttp.cli._shell import Grouped, OneLine
 from jaxttp.cli.compare import compare
 from jaxttp.cli.conditioning import conditioning
@@ -30,7 +30,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> bool:
     if wanted:
-        from jaxttp._versions import __version__
+        from jaxttp._core.versions import __version__
 
         print(__version__)
         raise typer.Exit

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from jaxttp.cli._shell import seconds_text
-from jaxttp.rule import step_words
+from jaxttp.losses.rule import step_words
 
 
 def cells(

@@ -23,9 +23,9 @@ from rich.progress import (
 )
 from typer.core import TyperCommand, TyperGroup
 
-from jaxttp._files import replaced
-from jaxttp._interrupt import whole
-from jaxttp._programs import Place, keep
+from jaxttp._core.files import replaced
+from jaxttp._core.interrupts import whole
+from jaxttp._core.programs import Place, keep
 
 Report = Callable[[str, int, int], None]
 PACE = 300.0
@@ -96,7 +96,7 @@ class Shell:
         as_json: JSON on standard output in place of the table.
         quiet: no progress, no table.
         verbose: what is done and how long it takes, on standard error; problems with their origin.
-        cache: keep compiled programs for the next process, see `jaxttp._programs`.
+        cache: keep compiled programs for the next process, see `jaxttp._core.programs`.
         distributed: joins this process with others, of which process 0 alone tells and writes; see
             `jaxttp.pipeline.devices.join_processes`.
         mesh: reads what the command was given for its mesh.
@@ -254,7 +254,7 @@ def _told(programs: Place) -> Iterator[Report]:
 
     import jax
 
-    from jaxttp._versions import __version__
+    from jaxttp._core.versions import __version__
 
     device = jax.devices()[0].device_kind
     print(f"jaxttp {__version__}, jax {jax.__version__}, {device}", file=sys.stderr)

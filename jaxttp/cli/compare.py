@@ -126,7 +126,7 @@ def _starts(given: Given, train: str | None) -> dict[str, Any]:
 
 def _race(given: Given, train: str | None, rule: str) -> None:
     """All starts by real training in heats."""
-    from jaxttp._checks import check_used
+    from jaxttp._core.checks import check_used
     from jaxttp.pipeline import race_starts_task
 
     shell, rate = given.shell, given["learning_rate"]

@@ -15,8 +15,8 @@ from jaxttp.cli._shell import seconds_text, write_json
 from jaxttp.cli._vocabulary import DEVICES, FORECAST, GOALS, TASK, TRAINING
 
 if TYPE_CHECKING:
-    from jaxttp._known_answers import Answer
-    from jaxttp._machine import Fault, Machine
+    from jaxttp._core.machine import Fault, Machine
+    from jaxttp.cli.known_answers import Answer
 
 
 @takes(
@@ -28,8 +28,8 @@ def doctor(given: Given) -> None:
     """Versions, devices, threads; small computations against known answers; what to mend."""
     import time
 
-    from jaxttp._known_answers import KNOWN_ANSWERS
-    from jaxttp._machine import Fault, faults, inspect_machine
+    from jaxttp._core.machine import Fault, faults, inspect_machine
+    from jaxttp.cli.known_answers import KNOWN_ANSWERS
 
     machine = inspect_machine()
     starts = machine.backend != "none"  # else there is no device whose name could be told

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from jaxttp._checks import check_used
+from jaxttp._core.checks import check_used
 from jaxttp.cli import _fine_tuning
 from jaxttp.cli._goals import add_targets, cells
 from jaxttp.cli._options import Given, because, takes

@@ -11,7 +11,7 @@ from jaxttp.cli._options import Given, because, takes
 from jaxttp.cli._race import FASTEST, print_race
 from jaxttp.cli._shell import parse_numbers, print_task, seconds_text, write_json
 from jaxttp.cli._vocabulary import flag, option
-from jaxttp.rule import Target
+from jaxttp.losses.rule import Target
 
 
 @takes(

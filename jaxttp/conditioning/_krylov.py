@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._sequence import after
-from jaxttp._threads import decompose
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.sequence import after
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.ntk._lanczos import Ritz, is_walked, lanczos, walked
 
 LANCZOS_STEPS = 256

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxttp._threads import limited
+from jaxttp._core.xla_cpu.threads import limited
 
 TOLERANCE = 1e-10
 """Relative accuracy asked of the iteration; rounding leaves eps * kappa beside it."""

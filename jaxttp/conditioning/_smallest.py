@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxttp._threads import limited
+from jaxttp._core.xla_cpu.threads import limited
 from jaxttp.conditioning.linear import LinearGaussNewton
 
 BLOCK = 4

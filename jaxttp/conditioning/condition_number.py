@@ -14,10 +14,10 @@ import lineax as lx
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxttp._checks import check_integer, check_number, is_concrete
-from jaxttp._double import as_double, check_symmetric, double, precision_of
-from jaxttp._result import RESULT, describe
-from jaxttp._threads import decompose
+from jaxttp._core.checks import check_integer, check_number, is_concrete
+from jaxttp._core.double import as_double, check_symmetric, double, precision_of
+from jaxttp._core.results import RESULT, describe
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.conditioning._krylov import ends_by_products
 from jaxttp.conditioning._shift_invert import TOLERANCE, dense_ends, is_symmetric
 from jaxttp.conditioning._smallest import Extremes, structured_extremes

@@ -8,9 +8,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_array, check_number, is_concrete
-from jaxttp._double import double
-from jaxttp._result import RESULT
+from jaxttp._core.checks import check_array, check_number, is_concrete
+from jaxttp._core.double import double
+from jaxttp._core.results import RESULT
 
 
 def _check_condition(condition: Any) -> Array:

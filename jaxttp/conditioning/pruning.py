@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxttp._checks import check_known, check_leaves, check_number, check_optimizer
-from jaxttp._types import Params
+from jaxttp._core.checks import check_known, check_leaves, check_number, check_optimizer
+from jaxttp._core.types import Params
 
 
 def magnitude_masks(

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_choice,
     check_integer,
     check_integers,
@@ -21,8 +21,8 @@ from jaxttp._checks import (
     check_number,
     check_several,
 )
-from jaxttp._double import double
-from jaxttp._result import RESULT
+from jaxttp._core.double import double
+from jaxttp._core.results import RESULT
 from jaxttp.conditioning.initialization import asymptotic_bound
 from jaxttp.conditioning.linear import batch_norm_scales
 from jaxttp.conditioning.points import leaky_point, linear_point

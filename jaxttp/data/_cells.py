@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxttp._checks import check_integer
+from jaxttp._core.checks import check_integer
 
 MISSING = ("", "?", "na", "n/a", "nan", "null")
 """What stands for a value that is not known, in small letters."""

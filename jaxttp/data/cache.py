@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxttp._files import parse_json, replaced
+from jaxttp._core.files import parse_json, replaced
 from jaxttp.data._archives import PROBLEMS, read_arrays
 from jaxttp.data.columns import Columns
 from jaxttp.data.dataset import Dataset

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jaxttp._checks import check_integer
+from jaxttp._core.checks import check_integer
 
 SUFFIXES = (".txt", ".md", ".py")
 """Of the files of a folder that are read."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxttp._samples import count, shape_words, take
+from jaxttp._core.samples import count, shape_words, take
 from jaxttp.data.columns import Columns
 
 

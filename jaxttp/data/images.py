@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxttp._checks import check_choice, check_instance, check_integer
+from jaxttp._core.checks import check_choice, check_instance, check_integer
 from jaxttp.data.dataset import Dataset
 
 INTERPOLATIONS = ("bilinear", "bicubic", "box")

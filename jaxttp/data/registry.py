@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jaxttp._checks import check_instance
+from jaxttp._core.checks import check_instance
 from jaxttp.data import bundled
 from jaxttp.data.cache import cached
 from jaxttp.data.dataset import Dataset

@@ -9,14 +9,14 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_instance,
     check_integer,
     check_key,
     check_known,
     check_number,
 )
-from jaxttp._samples import take
+from jaxttp._core.samples import take
 from jaxttp.data.dataset import Dataset
 
 

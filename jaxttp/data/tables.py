@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxttp._checks import check_choice, check_instance, check_several, check_used
+from jaxttp._core.checks import check_choice, check_instance, check_several, check_used
 from jaxttp.data._archives import PROBLEMS, read_arrays
 from jaxttp.data._cells import is_missing, read_cells, read_labels
 from jaxttp.data._features import FILLS, MOST_CLASSES, fit_features, without_missing

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxttp._checks import check_integer
-from jaxttp._files import parse_json
+from jaxttp._core.checks import check_integer
+from jaxttp._core.files import parse_json
 from jaxttp.data._cells import read_labels, read_rows
 from jaxttp.data._standardized import standardized
 from jaxttp.data.columns import Column, Columns

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxttp._checks import check_instance, check_integer
-from jaxttp._covariance import whitening
+from jaxttp._core.checks import check_instance, check_integer
+from jaxttp._core.covariance import whitening
 from jaxttp.data.dataset import Dataset
 
 

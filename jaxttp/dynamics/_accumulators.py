@@ -13,8 +13,8 @@ more than 0.013 of its drop, where it had been off by 0.066.
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._types import Params
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.types import Params
 from jaxttp.dynamics._confirm import Far
 from jaxttp.dynamics._course import Ahead, Course, State, Surveyed, combine
 from jaxttp.dynamics._pieces import as_shares, zeros

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxttp._jit import jit
+from jaxttp._core.compile import jit
 from jaxttp.dynamics._edge import DAMPED, FAR, TRIAL, Damping, growth, slow_down
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes
 from jaxttp.dynamics.stability import curvature_modes

@@ -26,10 +26,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxttp._jit import jit
-from jaxttp._products import with_forward_mode
-from jaxttp._traced import Traced, network_of
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.compile import jit
+from jaxttp._core.products import with_forward_mode
+from jaxttp._core.traced import Traced, network_of
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.dynamics._network import inner
 from jaxttp.losses import Loss
 

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._types import Params
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.types import Params
 from jaxttp.dynamics._course import Ahead, Course, State, combine, run_to
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._pieces import better, loss_value, more_defect, row_of, zeros

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._jit import jit
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.compile import jit
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.dynamics._batch_edge import calm
 from jaxttp.dynamics._central import MOST, NEAR, Guard, steepening
 from jaxttp.dynamics._edge import Damping, damping, find_edge, slow_down

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._jit import jit
+from jaxttp._core.compile import jit
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes
 from jaxttp.dynamics.stability import curvature_modes

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxttp._jit import jit
+from jaxttp._core.compile import jit
 from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, begin, risen, share

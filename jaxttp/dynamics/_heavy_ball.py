@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxttp._jit import jit
+from jaxttp._core.compile import jit
 from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import apply_kernel, columns_of
 from jaxttp.losses import Loss

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     all_finite,
     check_array,
     check_finite,

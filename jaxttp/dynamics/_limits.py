@@ -27,7 +27,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._jit import jit
+from jaxttp._core.compile import jit
 from jaxttp.dynamics.optimizers import Optimizer, inlined, keep_dtypes, same_program, slots
 from jaxttp.dynamics.stability import curvature_basis
 from jaxttp.losses import Loss

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._contrasts import Contrasted, contrasts, from_contrasts
-from jaxttp._jit import jit
-from jaxttp._products import with_forward_mode
-from jaxttp._traced import Traced, network_of
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.compile import jit
+from jaxttp._core.products import with_forward_mode
+from jaxttp._core.traced import Traced, network_of
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters._in_two import InTwo
 from jaxttp.losses import Loss
+from jaxttp.losses.contrasts import Contrasted, contrasts, from_contrasts
 
 
 def inner(left: Params, right: Params) -> Array:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._jit import jit
-from jaxttp._types import Params
+from jaxttp._core.compile import jit
+from jaxttp._core.types import Params
 from jaxttp.dynamics._network import inner
 
 SHORT = 0.1

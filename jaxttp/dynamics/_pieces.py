@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import all_finite, is_concrete
-from jaxttp._jit import jit
-from jaxttp._types import Params
+from jaxttp._core.checks import all_finite, is_concrete
+from jaxttp._core.compile import jit
+from jaxttp._core.types import Params
 from jaxttp.dynamics._segment import Run, gram, settled
 from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel

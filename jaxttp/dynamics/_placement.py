@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from jaxttp._checks import check_integer
+from jaxttp._core.checks import check_integer
 
 PLACEMENT = 2.75
 """Segment k of K ends at T (k/K)^PLACEMENT where the path is not known."""

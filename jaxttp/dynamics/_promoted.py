@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._types import Params
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.types import Params
 from jaxttp.ntk._select import select_leaves
 
 

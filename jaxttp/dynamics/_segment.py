@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxttp._jit import jit
-from jaxttp._types import Params
+from jaxttp._core.compile import jit
+from jaxttp._core.types import Params
 from jaxttp.dynamics._central import Guard, hold_back
 from jaxttp.dynamics._dual import dual_gradient, output_limit
 from jaxttp.dynamics._edge import Damping

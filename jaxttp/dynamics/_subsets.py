@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import check_array
-from jaxttp._jit import jit
-from jaxttp._types import Params
+from jaxttp._core.checks import check_array
+from jaxttp._core.compile import jit
+from jaxttp._core.types import Params
 from jaxttp.dynamics._confirm import Far
 from jaxttp.dynamics._course import Course, Outcome, State, damping_at, run_to
 from jaxttp.dynamics._kernels import apply_kernel

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import equinox as eqx
 from jaxtyping import Array, Float
 
-from jaxttp._result import RESULT
+from jaxttp._core.results import RESULT
 
 
 class Trajectory(eqx.Module):

@@ -13,8 +13,8 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite_value, is_concrete
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_finite_value, is_concrete
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.dynamics._accumulators import gather, surveyed_before
 from jaxttp.dynamics._central import NEAR, Guard
 from jaxttp.dynamics._confirm import Far, confirm, is_contradicted

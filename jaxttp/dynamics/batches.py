@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxttp._checks import check_choice, check_integer, check_key
-from jaxttp._jit import jit
+from jaxttp._core.checks import check_choice, check_integer, check_key
+from jaxttp._core.compile import jit
 
 PROTOCOLS = ("epochs", "independent", "replacement")
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._jit import jit
-from jaxttp._threads import decompose
+from jaxttp._core.compile import jit
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import (
     apply_kernel,
     check_problem,

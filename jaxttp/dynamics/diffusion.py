@@ -24,10 +24,10 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_integer, check_key
-from jaxttp._jit import jit
-from jaxttp._result import RESULT
-from jaxttp._threads import decompose
+from jaxttp._core.checks import check_choice, check_integer, check_key
+from jaxttp._core.compile import jit
+from jaxttp._core.results import RESULT
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol_scale
@@ -75,7 +75,7 @@ class Diffusion(eqx.Module):
         return jnp.quantile(loss, jnp.asarray(quantiles, loss.dtype), axis=0)
 
 
-def diffusion(
+def diffusion(  # noqa: PLR0913
     kernel: KernelLike,
     f0: ArrayLike,
     y: Any,

@@ -22,10 +22,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, check_optimizer, is_concrete, values_known
-from jaxttp._jit import jit
-from jaxttp._result import RESULT
-from jaxttp._types import Params
+from jaxttp._core.checks import check_integer, check_optimizer, is_concrete, values_known
+from jaxttp._core.compile import jit
+from jaxttp._core.results import RESULT
+from jaxttp._core.types import Params
 from jaxttp.dynamics.optimizers import (
     HeavyBall,
     Optimizer,

@@ -11,9 +11,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, is_concrete
-from jaxttp._jit import jit
-from jaxttp._threads import decompose
+from jaxttp._core.checks import check_choice, is_concrete
+from jaxttp._core.compile import jit
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import (
     apply_kernel,
     check_problem,

@@ -13,8 +13,8 @@ import optimistix as optx
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_number
-from jaxttp._result import RESULT
+from jaxttp._core.checks import check_choice, check_number
+from jaxttp._core.results import RESULT
 from jaxttp.dynamics._kernels import check_problem, check_rate, check_times
 from jaxttp.dynamics.flow import SOLVERS, Motion, solve, tolerances
 from jaxttp.losses import Loss

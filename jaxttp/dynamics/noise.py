@@ -21,11 +21,17 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_array, check_choice, check_finite, check_floating, check_integer
-from jaxttp._jit import jit
-from jaxttp._samples import concatenate, count
-from jaxttp._traced import Traced, network_of
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import (
+    check_array,
+    check_choice,
+    check_finite,
+    check_floating,
+    check_integer,
+)
+from jaxttp._core.compile import jit
+from jaxttp._core.samples import concatenate, count
+from jaxttp._core.traced import Traced, network_of
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.adapters.outputs import check_per_sample

@@ -17,9 +17,9 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_optimizer
-from jaxttp._jit import full_precision
-from jaxttp._traced import Keyed
+from jaxttp._core.checks import check_optimizer
+from jaxttp._core.compile import full_precision
+from jaxttp._core.traced import Keyed
 
 
 class Optimizer(eqx.Module):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_number, check_used
-from jaxttp._jit import jit
+from jaxttp._core.checks import check_number, check_used
+from jaxttp._core.compile import jit
 from jaxttp.dynamics._kernels import check_rate
 from jaxttp.dynamics._limits import step_maps
 from jaxttp.dynamics.filters import linear_filter

@@ -16,8 +16,8 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer
-from jaxttp._jit import jit
+from jaxttp._core.checks import check_integer
+from jaxttp._core.compile import jit
 from jaxttp.dynamics._dual import Coefficients, dual_gradient, output_limit, start
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics._trajectory import Trajectory

@@ -31,8 +31,8 @@ from typing import Any
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer, check_leaves, check_number, is_concrete
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_integer, check_leaves, check_number, is_concrete
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._accompany import Batches, accompany, join, part_ways
 from jaxttp.dynamics._placement import (
@@ -63,7 +63,7 @@ from jaxttp.losses import Loss
 from jaxttp.ntk.factored import Kernel
 
 
-def relinearized_recursion(
+def relinearized_recursion(  # noqa: PLR0913
     apply_fn: ApplyFn,
     params: Params,
     x: Any,

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from jaxttp._checks import check_array, check_finite_value, check_integer, check_key
-from jaxttp._jit import jit
+from jaxttp._core.checks import check_array, check_finite_value, check_integer, check_key
+from jaxttp._core.compile import jit
 from jaxttp.losses import Loss, encode_targets
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_number, is_concrete
-from jaxttp._jit import jit
-from jaxttp._threads import decompose
+from jaxttp._core.checks import check_number, is_concrete
+from jaxttp._core.compile import jit
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.losses import Loss
 from jaxttp.ntk._lanczos import lanczos

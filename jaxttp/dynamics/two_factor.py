@@ -20,7 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_array,
     check_choice,
     check_finite_value,
@@ -30,9 +30,9 @@ from jaxttp._checks import (
     check_number,
     is_concrete,
 )
-from jaxttp._result import RESULT
-from jaxttp._sequence import after
-from jaxttp._threads import decompose
+from jaxttp._core.results import RESULT
+from jaxttp._core.sequence import after
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import check_rate, check_times
 
 

@@ -20,13 +20,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_finite, check_floating, check_integer, is_concrete
-from jaxttp._jit import jit
-from jaxttp._products import with_forward_mode
-from jaxttp._result import RESULT
-from jaxttp._samples import count
-from jaxttp._traced import Traced, network_of
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_finite, check_floating, check_integer, is_concrete
+from jaxttp._core.compile import jit
+from jaxttp._core.products import with_forward_mode
+from jaxttp._core.results import RESULT
+from jaxttp._core.samples import count
+from jaxttp._core.traced import Traced, network_of
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import output_shape

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._jit import jit
-from jaxttp._samples import take
-from jaxttp._types import Params
+from jaxttp._core.compile import jit
+from jaxttp._core.samples import take
+from jaxttp._core.types import Params
 from jaxttp.dynamics._kernels import apply_kernel, some_samples
 from jaxttp.dynamics._pieces import add_vectors
 from jaxttp.dynamics._trajectory import Trajectory

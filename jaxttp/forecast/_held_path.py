@@ -10,10 +10,10 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._jit import jit
-from jaxttp._samples import count, take
-from jaxttp._traced import Traced, network_of
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.compile import jit
+from jaxttp._core.samples import count, take
+from jaxttp._core.traced import Traced, network_of
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.dynamics._network import loss_of_weights
 from jaxttp.dynamics.optimizers import Optimizer, inlined, same_program
 from jaxttp.losses import Loss

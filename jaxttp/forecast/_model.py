@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters import as_rows
 
 

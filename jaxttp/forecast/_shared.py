@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxttp.forecast.swept import Sweep
-from jaxttp.rule import Rule, Target
+from jaxttp.losses.rule import Rule, Target
 
 
 def shared_goal(curves: np.ndarray, share: float, metric: str = "loss") -> Target | None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxttp.forecast.hyperparameters import algorithm_name, schedule_name
 from jaxttp.losses import get_loss
-from jaxttp.rule import Target
+from jaxttp.losses.rule import Target
 
 
 def rows_of(swept: Any) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from jaxttp.dynamics._confirm import RISE
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
 from jaxttp.forecast._witness import Witness
 from jaxttp.forecast.bands import steps_uncertainty
-from jaxttp.rule import Rule
+from jaxttp.losses.rule import Rule
 
 DOUBTED = 1.5
 """A forecast is doubted where the network's speed of learning is by more than that another one."""

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxttp._types import ApplyFn, Params
-from jaxttp.crossing import training_time
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.dynamics._network import outputs_and_pull
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.forecast._along import (
@@ -20,6 +19,7 @@ from jaxttp.forecast._along import (
 )
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.losses import Loss
+from jaxttp.losses.crossing import training_time
 
 TOWARDS, ASKED = 0.1, 0.2
 """On the straight way to the weights where the first share of the predicted drop is left, the

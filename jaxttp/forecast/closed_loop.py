@@ -21,22 +21,22 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_array,
     check_finite,
     check_integer,
     check_known,
     check_number,
 )
-from jaxttp._jit import jit
-from jaxttp._result import RESULT
+from jaxttp._core.compile import jit
+from jaxttp._core.results import RESULT
 from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.forecast._stability import RISE
 from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent
 from jaxttp.losses import Loss
+from jaxttp.losses.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
 from jaxttp.ntk.factored import KernelLike
-from jaxttp.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
 
 GROWTHS = (*np.linspace(-1.0, 1.0, 21), *np.linspace(1.25, 8.0, 28))
 """The gammas that a fit to losses chooses from."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxttp._result import RESULT, wrapped
+from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.seconds import readable_time
-from jaxttp.rule import Target, goal_words
+from jaxttp.losses.rule import Target, goal_words
 
 FAR = 4.0
 """Times slower or faster from which on starting points are said not to share a learning rate."""

@@ -18,9 +18,9 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_integer, check_known
-from jaxttp._jit import full_precision
-from jaxttp._samples import count
+from jaxttp._core.checks import check_choice, check_finite, check_integer, check_known
+from jaxttp._core.compile import full_precision
+from jaxttp._core.samples import count
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics.batches import check_batches
@@ -34,10 +34,10 @@ from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.sweeps import sweep_kernel
 from jaxttp.forecast.swept import RISK, Sweep
 from jaxttp.losses import Loss
+from jaxttp.losses.rule import Rule, Values, targets_of
 from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.factored import Kernel
 from jaxttp.ntk.spectrum import eigendecomposition, label_alignment
-from jaxttp.rule import Rule, Values, targets_of
 from jaxttp.training import time_step
 
 RATE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
@@ -48,7 +48,7 @@ LEADING = 10
 """Eigenvectors that count as leading."""
 
 
-def compare(
+def compare(  # noqa: PLR0913
     candidates: Mapping[str, Candidate],
     x: Any,
     y: Any,

@@ -7,8 +7,8 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer, check_known, check_number, check_optimizer
-from jaxttp._types import Params
+from jaxttp._core.checks import check_integer, check_known, check_number, check_optimizer
+from jaxttp._core.types import Params
 from jaxttp.dynamics._limits import step_maps, step_rates
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.dynamics.filters import LinearFilter, linear_filter

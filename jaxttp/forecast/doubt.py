@@ -21,8 +21,8 @@ from jaxttp.forecast.bands import (
 )
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Linearizer, Path
+from jaxttp.losses.rule import Rule, Target
 from jaxttp.ntk.factored import Kernel
-from jaxttp.rule import Rule, Target
 
 LEVEL = 0.9
 

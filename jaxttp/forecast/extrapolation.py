@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._checks import check_integer, check_key, check_known, check_used
-from jaxttp._result import RESULT, wrapped
-from jaxttp._samples import count
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_integer, check_key, check_known, check_used
+from jaxttp._core.results import RESULT, wrapped
+from jaxttp._core.samples import count
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._kernels import flatten_kernel
 from jaxttp.forecast._options import choose_kernel, refuse_mesh
@@ -30,8 +30,8 @@ from jaxttp.forecast.spectra import (
 )
 from jaxttp.forecast.sweeps import sweep_kernel
 from jaxttp.losses import Loss, Weighted, get_loss, squared_error
+from jaxttp.losses.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
 from jaxttp.ntk.estimators import KernelEstimator
-from jaxttp.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
 
 Goal = TypeVar("Goal", float, Target)
 
@@ -98,7 +98,7 @@ _IGNORED = "y: labels of -100 cannot be extrapolated; leave those samples out."
 _TOKENS = "y: labels of tokens are forecast by predict_training_time(..., total_samples=) alone."
 
 
-def extrapolate(
+def extrapolate(  # noqa: PLR0913
     apply_fn: ApplyFn,
     params: Params,
     x: Any,

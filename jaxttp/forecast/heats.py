@@ -16,15 +16,15 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._samples import take
-from jaxttp._traced import network_of
-from jaxttp._types import Params
+from jaxttp._core.samples import take
+from jaxttp._core.traced import network_of
+from jaxttp._core.types import Params
 from jaxttp.dynamics._network import loss_of_weights
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.forecast.hyperparameters import Hyperparameters
 from jaxttp.forecast.price import STEP
 from jaxttp.forecast.problem import Problem
-from jaxttp.rule import Target
+from jaxttp.losses.rule import Target
 from jaxttp.training import TrainingStep
 
 FIRST, GROWTH, KEEP, LEAST = 4, 1.6, 0.6, 3

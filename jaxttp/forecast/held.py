@@ -34,8 +34,8 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._bounded import give_back
-from jaxttp._checks import (
+from jaxttp._core.bounded import give_back
+from jaxttp._core.checks import (
     check_finite,
     check_floating,
     check_integer,
@@ -44,9 +44,9 @@ from jaxttp._checks import (
     check_number,
     check_optimizer,
 )
-from jaxttp._samples import count, take
-from jaxttp._traced import network_of
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.samples import count, take
+from jaxttp._core.traced import network_of
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jaxttp._result import RESULT, wrapped
+from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast._held_path import HeldPath, smoothed
-from jaxttp.rule import Rule
+from jaxttp.losses.rule import Rule
 
 COST = 1.05
 """The loss that noise costs on the held path, over the memory of a batch just learnt."""

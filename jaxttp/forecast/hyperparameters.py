@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_choice,
     check_instance,
     check_integer,

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._jit import jit
+from jaxttp._core.compile import jit
 from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.recursion import recursion
@@ -35,8 +35,8 @@ from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.planner import plan_forecast, suited
 from jaxttp.forecast.swept import FEW, SHOWN, Sweep
 from jaxttp.losses import Loss
+from jaxttp.losses.rule import Rule, Target
 from jaxttp.ntk.factored import Kernel
-from jaxttp.rule import Rule, Target
 
 SURE, LEAST, MOST = 1, 2, 8
 """So many of the first are to be looked at, and so many settings in all, at least and at most."""

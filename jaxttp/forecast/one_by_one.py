@@ -19,7 +19,7 @@ from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
 from jaxttp.forecast.paths.weight_space import WeightSpace
 from jaxttp.forecast.price import Price
 from jaxttp.losses import get_loss
-from jaxttp.rule import Rule
+from jaxttp.losses.rule import Rule
 
 
 class Alone(NamedTuple):

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import check_number
+from jaxttp._core.checks import check_number
 from jaxttp.forecast._witness import passes_asked
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics

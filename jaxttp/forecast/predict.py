@@ -13,10 +13,10 @@ from typing import Any
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_instance
-from jaxttp._samples import count
-from jaxttp._timing import stopwatch
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_instance
+from jaxttp._core.samples import count
+from jaxttp._core.timing import stopwatch
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._promoted import promote
 from jaxttp.forecast._options import (
@@ -41,12 +41,20 @@ from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.forecast.price import Price
 from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss, get_loss
+from jaxttp.losses.rule import (
+    ALL_CURVES,
+    TRAIN_CURVES,
+    Rule,
+    Target,
+    Values,
+    check_targets,
+    targets_of,
+)
 from jaxttp.ntk._select import split_trainable
 from jaxttp.ntk.estimators import Exact, KernelEstimator
-from jaxttp.rule import ALL_CURVES, TRAIN_CURVES, Rule, Target, Values, check_targets, targets_of
 
 
-def predict_training_time(
+def predict_training_time(  # noqa: PLR0913
     apply_fn: ApplyFn,
     params: Params,
     x: Any,
@@ -106,7 +114,7 @@ def predict_training_time(
             the rows (`jax.make_array_from_process_local_data`), with a `kernel` that has a mesh.
         y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks. For
             logits of tokens labels (N, T), -100 for what does not count; for one label a sequence,
-            or where N T V is above some thousands, see `jaxttp.tokens`.
+            or where N T V is above some thousands, see `jaxttp.losses.tokens`.
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" (binary or multi-label) or a
             `Loss`; the mean over the batch. The squared error is half the sum over outputs of
             (f - y)^2: for a network trained on mean((f - y)**2) over C outputs at a rate r, give

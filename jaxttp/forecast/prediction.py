@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice
-from jaxttp._result import RESULT, wrapped
-from jaxttp.crossing import METRICS
-from jaxttp.early_stopping import EarlyStopping, early_stopping
+from jaxttp._core.checks import check_choice
+from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast._stability import Rates, stability_message
 from jaxttp.forecast.bands import displaced
 from jaxttp.forecast.price import share_of
-from jaxttp.rule import Rule, Target, goal_words, reach, step_words
+from jaxttp.losses.crossing import METRICS
+from jaxttp.losses.early_stopping import EarlyStopping, early_stopping
+from jaxttp.losses.rule import Rule, Target, goal_words, reach, step_words
 
 
 @dataclasses.dataclass(frozen=True)

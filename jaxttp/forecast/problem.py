@@ -12,21 +12,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxttp._bounded import bound_programs
-from jaxttp._checks import check_finite, check_known
-from jaxttp._contrasts import (
-    Contrasted,
-    check_invariance,
-    contrasted,
-    contrasts,
-    from_contrasts,
-    sees_contrasts,
-)
-from jaxttp._jit import jit
-from jaxttp._samples import take
-from jaxttp._traced import Network, network_of
-from jaxttp._types import ApplyFn, Params, notes_of
-from jaxttp._weights import token_labels
+from jaxttp._core.bounded import bound_programs
+from jaxttp._core.checks import check_finite, check_known
+from jaxttp._core.compile import jit
+from jaxttp._core.samples import take
+from jaxttp._core.traced import Network, network_of
+from jaxttp._core.types import ApplyFn, Params, notes_of
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
@@ -34,6 +25,15 @@ from jaxttp.dynamics._network import in_two
 from jaxttp.dynamics._promoted import promote, promote_samples, warn_of
 from jaxttp.forecast._model import check_model
 from jaxttp.losses import Loss, encode_targets
+from jaxttp.losses.contrasts import (
+    Contrasted,
+    check_invariance,
+    contrasted,
+    contrasts,
+    from_contrasts,
+    sees_contrasts,
+)
+from jaxttp.losses.weights import token_labels
 from jaxttp.ntk._costs import Workload
 from jaxttp.ntk._linear import is_linear
 from jaxttp.ntk._select import select_leaves, split_trainable
@@ -265,7 +265,7 @@ class Problem:
         """The same of the C - 1 contrasts of its outputs, where its loss asks for no more.
 
         Losses, errors and weights along a training are those of the whole; see
-        `jaxttp._contrasts`.
+        `jaxttp.losses.contrasts`.
 
         Raises:
             ValueError: a loss that says that it is shift-invariant, and is not.

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxttp._result import RESULT, wrapped
-from jaxttp._types import Params
+from jaxttp._core.results import RESULT, wrapped
+from jaxttp._core.types import Params
 from jaxttp.forecast.hyperparameters import Hyperparameters, algorithm_name, at_the_edge
 from jaxttp.forecast.swept import SHOWN
-from jaxttp.rule import Target
+from jaxttp.losses.rule import Target
 
 SURE = 0.95
 """How often the first one is within 10 % of the best of its grid, or a step: on twelve tuning tasks

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import check_known, check_number
-from jaxttp._samples import count
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_known, check_number
+from jaxttp._core.samples import count
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.forecast.candidates import Candidate, check_candidates, problem_of
@@ -23,7 +23,7 @@ from jaxttp.forecast.price import STEP
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.raced import Race
 from jaxttp.losses import get_loss
-from jaxttp.rule import Target
+from jaxttp.losses.rule import Target
 
 
 def race(

@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_known, check_number
+from jaxttp._core.checks import check_choice, check_known, check_number
 from jaxttp.dynamics._heavy_ball import heavy_ball
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics.batches import batch_indices, check_batches
@@ -28,9 +28,9 @@ from jaxttp.forecast.one_by_one import Alone, follow_alone
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss, get_loss
+from jaxttp.losses.rule import TRAIN_CURVES, Rule, Target, check_targets
 from jaxttp.ntk.factored import Kernel, KernelLike
 from jaxttp.ntk.row_sharded import on_many_devices
-from jaxttp.rule import TRAIN_CURVES, Rule, Target, check_targets
 
 _CHUNK_BYTES = 64 << 20
 RANKINGS = ("shared", "own")

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import optax
 
-from jaxttp._checks import check_choice, check_integer, check_known, check_number
-from jaxttp._result import RESULT
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_choice, check_integer, check_known, check_number
+from jaxttp._core.results import RESULT
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.losses import Loss
-from jaxttp.rule import Target
+from jaxttp.losses.rule import Target
 from jaxttp.training import compile_step, time_step
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_array,
     check_choice,
     check_finite,
@@ -36,8 +36,8 @@ from jaxttp._checks import (
     check_known,
     check_number,
 )
-from jaxttp._result import RESULT
-from jaxttp._threads import limited
+from jaxttp._core.results import RESULT
+from jaxttp._core.xla_cpu.threads import limited
 from jaxttp.dynamics._kernels import check_problem
 from jaxttp.forecast._stability import rises
 from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent

@@ -11,9 +11,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_array, check_known
-from jaxttp._samples import count
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_array, check_known
+from jaxttp._core.samples import count
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.forecast._options import Keywords, check_processes, check_tokens, choose_kernel
 from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent, check_settings
@@ -23,12 +23,12 @@ from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.screening import Wanted, screen, screen_kernel
 from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss
+from jaxttp.losses.rule import Rule, Target, Values, targets_of
 from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.factored import KernelLike
-from jaxttp.rule import Rule, Target, Values, targets_of
 
 
-def sweep(
+def sweep(  # noqa: PLR0913
     apply_fn: ApplyFn,
     params: Params,
     x: Any,

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxttp._checks import check_choice
-from jaxttp._files import inert, replaced
-from jaxttp._result import RESULT, wrapped
+from jaxttp._core.checks import check_choice
+from jaxttp._core.files import inert, replaced
+from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast._curves import read_times
 from jaxttp.forecast._stability import Rates, rises, stability_message
 from jaxttp.forecast._sweep_rows import rows_of
 from jaxttp.forecast.hyperparameters import Hyperparameters, at_the_edge
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.losses import get_loss
-from jaxttp.rule import Target, goal_words, step_words
+from jaxttp.losses.rule import Target, goal_words, step_words
 
 SHOWN = 5
 """Settings that a sweep prints, and asks the network about."""

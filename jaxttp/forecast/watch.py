@@ -10,10 +10,10 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_number, check_used
-from jaxttp._jit import full_precision
-from jaxttp._result import RESULT
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_choice, check_number, check_used
+from jaxttp._core.compile import full_precision
+from jaxttp._core.results import RESULT
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._promoted import promote
 from jaxttp.dynamics.relinearize import relinearized_recursion
@@ -30,8 +30,8 @@ from jaxttp.forecast.closed_loop import (
 from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent
 from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.problem import Problem
+from jaxttp.losses.rule import Rule, Values, targets_of
 from jaxttp.ntk._select import split_trainable
-from jaxttp.rule import Rule, Values, targets_of
 
 OUT_OF_RANGE = 2.0
 """A re-linearised forecast whose loss exceeds all observed ones by this factor is not believed."""

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_array, check_choice, check_finite
-from jaxttp._traced import Keyed
+from jaxttp._core.checks import check_array, check_choice, check_finite
+from jaxttp._core.traced import Keyed
 
 Activation: TypeAlias = str | Callable[[Array], Array]
 
@@ -119,7 +119,7 @@ def check_activation(
     for name in names:
         if not callable(name):
             check_choice("activation", name, ACTIVATIONS)
-    # What a function of the user's reads is read now (see `jaxttp._traced`).
+    # What a function of the user's reads is read now (see `jaxttp._core.traced`).
     one = jax.ShapeDtypeStruct((2,), jnp.float32)
     return tuple(Keyed(name, one) if callable(name) else name for name in names)
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jaxtyping import Array
 
-from jaxttp._result import RESULT
-from jaxttp._sequence import after
-from jaxttp._threads import decompose
+from jaxttp._core.results import RESULT
+from jaxttp._core.sequence import after
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.ntk._rows import rows_product
 from jaxttp.ntk.layerwise import mirror
 

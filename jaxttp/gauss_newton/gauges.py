@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_array, check_finite, check_integer, check_key, check_number
-from jaxttp._jit import full_precision
-from jaxttp._roots import root
+from jaxttp._core.checks import check_array, check_finite, check_integer, check_key, check_number
+from jaxttp._core.compile import full_precision
+from jaxttp._core.roots import root
 from jaxttp.gauss_newton._network import Activation, Couplings
 from jaxttp.gauss_newton.modes import Mode
 from jaxttp.gauss_newton.readout import check_readout, read

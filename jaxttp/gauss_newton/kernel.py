@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice
-from jaxttp._jit import full_precision
+from jaxttp._core.checks import check_choice
+from jaxttp._core.compile import full_precision
 from jaxttp.gauss_newton._network import (
     Activation,
     Couplings,

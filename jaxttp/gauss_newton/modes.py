@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_key, check_number, is_concrete
+from jaxttp._core.checks import check_choice, check_key, check_number, is_concrete
 from jaxttp.gauss_newton._routes import (
     Kept,
     Solve,

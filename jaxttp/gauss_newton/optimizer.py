@@ -10,8 +10,8 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_number
-from jaxttp._jit import full_precision
+from jaxttp._core.checks import check_choice, check_finite, check_number
+from jaxttp._core.compile import full_precision
 from jaxttp.gauss_newton._network import Activation
 from jaxttp.gauss_newton.modes import ATOL, FULL_RANK_RTOL
 from jaxttp.gauss_newton.output_space import CURVATURES, change_of

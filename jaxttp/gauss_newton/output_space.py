@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_array, check_choice, check_finite, check_integer, check_number
-from jaxttp._jit import full_precision
-from jaxttp._result import RESULT
-from jaxttp._threads import decompose
+from jaxttp._core.checks import check_array, check_choice, check_finite, check_integer, check_number
+from jaxttp._core.compile import full_precision
+from jaxttp._core.results import RESULT
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.losses import Loss, binary_cross_entropy, cross_entropy, encode_targets, squared_error
 
 CURVATURES = ("identity", "hessian")

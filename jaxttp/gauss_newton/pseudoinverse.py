@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_array, check_finite
-from jaxttp._jit import full_precision
+from jaxttp._core.checks import check_array, check_finite
+from jaxttp._core.compile import full_precision
 from jaxttp.gauss_newton._routes import Solve
 from jaxttp.gauss_newton.modes import ATOL, FINEST_RTOL, RTOL, Mode
 from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode

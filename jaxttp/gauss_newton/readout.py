@@ -7,9 +7,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_array, check_finite, check_integer, check_key, is_concrete
-from jaxttp._jit import full_precision
-from jaxttp._threads import decompose
+from jaxttp._core.checks import check_array, check_finite, check_integer, check_key, is_concrete
+from jaxttp._core.compile import full_precision
+from jaxttp._core.xla_cpu.threads import decompose
 
 
 def selection_readout(outputs: int, width: int) -> Float[Array, "c d"]:

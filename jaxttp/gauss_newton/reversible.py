@@ -17,7 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._jit import full_precision
+from jaxttp._core.compile import full_precision
 from jaxttp.gauss_newton._network import (
     Activation,
     Couplings,

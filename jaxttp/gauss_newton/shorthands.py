@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_number, check_used, is_concrete
+from jaxttp._core.checks import check_choice, check_number, check_used, is_concrete
 from jaxttp.gauss_newton.modes import (
     ATOL,
     RTOL,

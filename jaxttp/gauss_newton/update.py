@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_array, check_finite
-from jaxttp._jit import full_precision
-from jaxttp._result import RESULT
-from jaxttp._sequence import after
+from jaxttp._core.checks import check_array, check_finite
+from jaxttp._core.compile import full_precision
+from jaxttp._core.results import RESULT
+from jaxttp._core.sequence import after
 from jaxttp.gauss_newton._network import (
     Activation,
     Couplings,

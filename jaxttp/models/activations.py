@@ -15,7 +15,7 @@ import jax
 from flax import nnx
 from jax import Array
 
-from jaxttp._checks import check_choice
+from jaxttp._core.checks import check_choice
 
 
 class Activation(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer
-from jaxttp._types import Model, Params, noted, notes_of
+from jaxttp._core.checks import check_integer
+from jaxttp._core.types import Model, Params, noted, notes_of
 from jaxttp.ntk._select import leaf_paths, select_leaves
 
 Predicate = Callable[[str], bool]

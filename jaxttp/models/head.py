@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_instance,
     check_integer,
     check_key,

@@ -11,8 +11,8 @@ import jax
 from flax import nnx
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_leaves
-from jaxttp._samples import count
+from jaxttp._core.checks import check_choice, check_leaves
+from jaxttp._core.samples import count
 
 
 def layer_names(module: Any, x: Any) -> tuple[str, ...]:

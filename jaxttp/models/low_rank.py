@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer, check_key, check_known, check_leaves, check_number
-from jaxttp._types import Model, Params, noted, notes_of
+from jaxttp._core.checks import check_integer, check_key, check_known, check_leaves, check_number
+from jaxttp._core.types import Model, Params, noted, notes_of
 from jaxttp.models.combinators import Predicate, check_model
 from jaxttp.ntk._select import leaf_paths
 

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer
+from jaxttp._core.checks import check_integer
 from jaxttp.models.activations import get_activation, kernel_init
 from jaxttp.models.head import linear_head
 

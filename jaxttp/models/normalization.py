@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxttp._checks import check_array, check_choice, check_finite
+from jaxttp._core.checks import check_array, check_choice, check_finite
 
 M = TypeVar("M", bound=nnx.Module)
 

@@ -22,7 +22,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp.models.activations import get_activation
 from jaxttp.models.head import linear_head
 from jaxttp.models.residual import BLOCKS, apply_norm, conv, optional_norm

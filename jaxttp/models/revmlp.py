@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp.gauss_newton import (
     orthonormal_readout,
     revmlp_forward,

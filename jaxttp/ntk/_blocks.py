@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._jit import jit
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.compile import jit
 from jaxttp.ntk import layerwise
 from jaxttp.ntk._compiled import Functions, wide
 from jaxttp.ntk._late import product_of_outer

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._jit import jit
-from jaxttp._products import pull_and_push
+from jaxttp._core.compile import jit
+from jaxttp._core.products import pull_and_push
 from jaxttp.ntk import layerwise
 from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import find_sites

@@ -11,7 +11,7 @@ convolutions of ResNet-18 on 8 x 8 pixels; `experiments/bench/RESULTS.md`).
 import dataclasses
 import math
 
-from jaxttp._quick.steps import ProgramStep
+from jaxttp._core.xla_cpu.steps import ProgramStep
 from jaxttp.ntk._pairs import goes_by_rows, rows_at_once, turns_of
 from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._rows import is_halved, share_of_half

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxttp._checks import is_concrete
-from jaxttp._threads import decompose
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.xla_cpu.threads import decompose
 
 
 class Ritz(NamedTuple):

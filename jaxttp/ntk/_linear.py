@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxttp._quick.steps import ProgramStep
+from jaxttp._core.xla_cpu.steps import ProgramStep
 from jaxttp.ntk._program import NetworkProgram
 
 _ADDITIVE = frozenset({

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
-from jaxttp._checks import check_integer
-from jaxttp._result import RESULT
+from jaxttp._core.checks import check_integer
+from jaxttp._core.results import RESULT
 from jaxttp.ntk._costs import Workload, choose_forms, method_costs
 from jaxttp.ntk._memory import Blocks, Memory, largest, readable
 

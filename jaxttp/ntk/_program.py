@@ -2,7 +2,7 @@
 
 `trace` turns ``apply_fn`` into the program of ONE sample, ``(params, x_i) -> outputs (C,)``: with
 the batch axis gone, what belongs to a sample is explicit, and `jax.vmap` puts the batch back.
-What only groups steps (jit, remat) is dissolved (see `jaxttp._quick.steps`).
+What only groups steps (jit, remat) is dissolved (see `jaxttp._core.xla_cpu.steps`).
 """
 
 import dataclasses
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array
 
-from jaxttp._quick.fusion import run_steps, shared_sums
-from jaxttp._quick.steps import ProgramStep, straight_line
-from jaxttp._traced import constants_of, the_same
-from jaxttp._types import ApplyFn
+from jaxttp._core.traced import constants_of, the_same
+from jaxttp._core.types import ApplyFn
+from jaxttp._core.xla_cpu.fusion import run_steps, shared_sums
+from jaxttp._core.xla_cpu.steps import ProgramStep, straight_line
 from jaxttp.adapters.outputs import TOKENS
 
 
@@ -31,7 +31,7 @@ class NetworkProgram:
         constants: the slots of the arrays that the network closes over.
         literals: numbers of the equations themselves, by slot.
         avals: shape and dtype of each slot.
-        shared: slots that CPUs are to compute once (`jaxttp._quick.fusion`).
+        shared: slots that CPUs are to compute once (`jaxttp._core.xla_cpu.fusion`).
     """
 
     steps: tuple[ProgramStep, ...]

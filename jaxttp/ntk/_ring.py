@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._jit import jit
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.compile import jit
 from jaxttp.ntk._compiled import Functions, wide
 from jaxttp.ntk._each_device import EVERYWHERE, gathered_leaves, on_all, some_rows
 from jaxttp.ntk._memory import KEPT_ROWS

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._machine import host_memory
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.machine import host_memory
 
 
 def room_on(devices: Iterable[Any]) -> int | None:

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxttp._checks import check_leaves
-from jaxttp._types import Params
+from jaxttp._core.checks import check_leaves
+from jaxttp._core.types import Params
 
 
 def leaf_paths(params: Params) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
-from jaxttp._jit import jit
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.compile import jit
 from jaxttp.ntk import _ring
 from jaxttp.ntk._compiled import Functions, wide
 from jaxttp.ntk._each_device import EVERYWHERE, gathered_leaves, on_all, some_rows

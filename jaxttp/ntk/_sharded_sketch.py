@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from jaxttp._jit import jit
-from jaxttp._samples import count, take
+from jaxttp._core.compile import jit
+from jaxttp._core.samples import count, take
 from jaxttp.ntk._each_device import EVERYWHERE, gathered_leaves
 from jaxttp.ntk._sharded import shard_rows, share_of, stay
 from jaxttp.ntk.row_sharded import settled

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._quick.steps import ProgramStep
+from jaxttp._core.xla_cpu.steps import ProgramStep
 from jaxttp.ntk._program import NetworkProgram
 
 _CONSTANT, _PARAMETER, _DATA = 0, 1, 2

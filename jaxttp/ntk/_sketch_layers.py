@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._jit import jit
+from jaxttp._core.compile import jit
 from jaxttp.ntk import _countsketch as sketches
 from jaxttp.ntk._costs import Workload
 from jaxttp.ntk._program import NetworkProgram

@@ -13,15 +13,15 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_finite_value,
     check_integer,
     check_key,
     check_number,
     is_concrete,
 )
-from jaxttp._double import double
-from jaxttp._result import RESULT
+from jaxttp._core.double import double
+from jaxttp._core.results import RESULT
 from jaxttp.ntk._lanczos import Scheme, is_walked, lanczos, length, walked
 from jaxttp.ntk._leading import Leading, Operator, Rounds, leading_pairs
 from jaxttp.ntk.factored import KernelLike

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, check_key, check_number
-from jaxttp._types import Params
+from jaxttp._core.checks import check_integer, check_key, check_number
+from jaxttp._core.types import Params
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk._sharded_sketch import check_width
 from jaxttp.ntk._sketch_layers import sketch_cost

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_array,
     check_finite_value,
 )
-from jaxttp._result import RESULT
+from jaxttp._core.results import RESULT
 
 
 class PowerLaw(NamedTuple):

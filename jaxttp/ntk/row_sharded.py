@@ -16,8 +16,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxttp._checks import is_concrete
-from jaxttp._jit import jit
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.compile import jit
 
 SMALL = 256
 """Outputs of a kernel that may be put together on one device: half a megabyte in float64."""

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, check_key
-from jaxttp._result import RESULT
-from jaxttp._samples import count, take
-from jaxttp._traced import Network, network_of
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_integer, check_key
+from jaxttp._core.results import RESULT
+from jaxttp._core.samples import count, take
+from jaxttp._core.traced import Network, network_of
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.ntk._select import select_leaves

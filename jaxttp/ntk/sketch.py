@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_array,
     check_choice,
     check_finite,
@@ -28,9 +28,9 @@ from jaxttp._checks import (
     check_integer,
     check_key,
 )
-from jaxttp._jit import full_precision, jit
-from jaxttp._samples import count, take
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.compile import full_precision, jit
+from jaxttp._core.samples import count, take
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_array,
     check_choice,
     check_finite_value,
@@ -20,9 +20,9 @@ from jaxttp._checks import (
     check_integer,
     is_concrete,
 )
-from jaxttp._jit import full_precision
-from jaxttp._result import RESULT
-from jaxttp._threads import decompose
+from jaxttp._core.compile import full_precision
+from jaxttp._core.results import RESULT
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.ntk.factored import Factored, KernelLike
 from jaxttp.ntk.row_sharded import RowSharded, recognised
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from jaxttp._checks import check_used
+from jaxttp._core.checks import check_used
 
 
 def check_unused(settings: Any, names: Iterable[str], why: str) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._samples import count, take
-from jaxttp._types import Model
+from jaxttp._core.samples import count, take
+from jaxttp._core.types import Model
 from jaxttp.adapters import as_rows
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.forecast._held_path import watcher

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxttp._checks import check_choice
+from jaxttp._core.checks import check_choice
 from jaxttp.forecast import Candidate, Comparison, Race, compare, grid, race_starts
 from jaxttp.models import lora
 from jaxttp.ntk._select import leaf_paths

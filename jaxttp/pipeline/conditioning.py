@@ -12,10 +12,10 @@ import numpy as np
 from flax import nnx
 
 from jaxttp import conditioning
-from jaxttp._checks import check_choice, check_integer
-from jaxttp._result import RESULT
-from jaxttp._threads import limited
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_choice, check_integer
+from jaxttp._core.results import RESULT
+from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.xla_cpu.threads import limited
 from jaxttp.adapters import from_nnx
 from jaxttp.conditioning import ConditionNumber, ConditionSweep, RankSensitivity
 from jaxttp.data import Dataset, load_dataset, load_whole, select

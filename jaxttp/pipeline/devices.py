@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxttp._checks import check_integer
+from jaxttp._core.checks import check_integer
 
 MESH = "all"
 """Every device that JAX sees."""

@@ -11,8 +11,8 @@ import optax
 from flax import nnx
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_integer, check_number
-from jaxttp._result import RESULT
+from jaxttp._core.checks import check_choice, check_integer, check_number
+from jaxttp._core.results import RESULT
 from jaxttp.data import is_table, load_whole, select
 from jaxttp.data._standardized import standardized
 from jaxttp.forecast import training_time

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxttp._checks import check_integer
-from jaxttp._result import RESULT
+from jaxttp._core.checks import check_integer
+from jaxttp._core.results import RESULT
 from jaxttp.forecast import Extrapolation, extrapolate
 from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.goals import Arrival, aims, arrivals, reached_seconds

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxttp._checks import check_used
-from jaxttp._result import RESULT, wrapped
+from jaxttp._core.checks import check_used
+from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast import HeldForecast, WallClock, held_forecast, wall_clock
 from jaxttp.forecast.seconds import readable_time
+from jaxttp.losses.rule import Curves, Rule, reach
 from jaxttp.pipeline._plain import plain_number, plain_numbers
 from jaxttp.pipeline._watched import WatchedRun, train_watched
 from jaxttp.pipeline.goals import aims
@@ -28,7 +29,6 @@ from jaxttp.pipeline.text_tasks import (
     check_text_settings,
     split_task,
 )
-from jaxttp.rule import Curves, Rule, reach
 
 Progress = Callable[[str, int, int], None]
 AGAIN = 1.5

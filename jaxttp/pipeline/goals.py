@@ -6,7 +6,7 @@ The one place where targets of settings become those of the front doors.
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jaxttp.rule import Curves, Target, reach, targets_of
+from jaxttp.losses.rule import Curves, Target, reach, targets_of
 
 
 class Arrival(NamedTuple):
@@ -58,7 +58,7 @@ def arrivals(
         One `Arrival` a target.
 
     Example:
-        >>> from jaxttp.rule import Curves
+        >>> from jaxttp.losses.rule import Curves
         >>> arrivals([Target(0.3)], Curves([1.0, 0.5, 0.2]), reached=True, step_seconds=0.5)[0][:4]
         ('loss', 0.3, 2, 1.0)
     """
@@ -99,6 +99,6 @@ def aims(settings: Any) -> tuple[Target, ...]:
     """The targets of settings, losses first.
 
     Raises:
-        ValueError: a value that nothing can be below, see `jaxttp.rule.Target`.
+        ValueError: a value that nothing can be below, see `jaxttp.Target`.
     """
     return targets_of(settings.target_loss, settings.target_error)

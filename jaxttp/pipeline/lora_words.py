@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxttp._checks import check_integer, check_number
+from jaxttp._core.checks import check_integer, check_number
 
 KEYS = ("r", "alpha", "modules", "rslora")
 ALL = "all-linear"

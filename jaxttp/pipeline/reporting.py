@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxttp._result import RESULT
-from jaxttp._versions import versions
+from jaxttp._core.results import RESULT
+from jaxttp._core.versions import versions
 from jaxttp.ntk import RowSharded, empirical_ntk
 from jaxttp.ntk.row_sharded import automatic
 from jaxttp.pipeline._unused import check_unused

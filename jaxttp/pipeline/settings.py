@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxttp._checks import check_choice, check_integer, check_number
+from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp.forecast.hyperparameters import SCHEDULES
 from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.devices import check_mesh_size

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._result import RESULT
+from jaxttp._core.results import RESULT
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.losses import encode_targets
 from jaxttp.ntk import (

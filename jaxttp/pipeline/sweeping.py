@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxttp._checks import check_choice
-from jaxttp._result import RESULT
+from jaxttp._core.checks import check_choice
+from jaxttp._core.results import RESULT
 from jaxttp.forecast import Hyperparameters, Linearizer, Problem, Race, Sweep, grid, race
 from jaxttp.forecast.hyperparameters import ALGORITHMS, DESCENT, SCHEDULES
 from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.forecast.screening import Wanted, screen
+from jaxttp.losses.rule import Rule, Target
 from jaxttp.ntk import Exact, RowSharded, Sketched
 from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.devices import mesh_of
@@ -22,7 +23,6 @@ from jaxttp.pipeline.goals import aims
 from jaxttp.pipeline.optimizers import warmed
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
-from jaxttp.rule import Rule, Target
 from jaxttp.training import time_step
 
 Progress = Callable[[str, int, int], None]

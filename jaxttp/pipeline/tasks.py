@@ -9,8 +9,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_integer, check_number
-from jaxttp._types import Model
+from jaxttp._core.checks import check_choice, check_integer, check_number
+from jaxttp._core.types import Model
 from jaxttp.adapters import from_nnx
 from jaxttp.data import (
     Columns,

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import check_integer, check_number
-from jaxttp._types import Model
+from jaxttp._core.checks import check_integer, check_number
+from jaxttp._core.types import Model
 from jaxttp.adapters import from_nnx
 from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.forecast.held import FORWARD, POINTS, affordable

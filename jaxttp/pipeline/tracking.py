@@ -10,8 +10,8 @@ import optax
 from jaxtyping import Array
 
 from jaxttp import conditioning
-from jaxttp._result import RESULT
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.results import RESULT
+from jaxttp._core.types import ApplyFn, Params
 from jaxttp.conditioning import ConditionNumber, Record, Tracker
 from jaxttp.pipeline.conditioning import network_condition
 from jaxttp.training import TrainingRun, train

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxttp._checks import check_used
-from jaxttp._result import RESULT
-from jaxttp._samples import take
+from jaxttp._core.checks import check_used
+from jaxttp._core.results import RESULT
+from jaxttp._core.samples import take
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.pipeline._plain import plain_numbers
 from jaxttp.pipeline.devices import mesh_of

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from jaxttp.losses.rule import Target
 from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL
-from jaxttp.rule import Target
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from jaxttp._html import html_table
+from jaxttp._core.html import html_table
 from jaxttp.plots._dark import GROUND, INK, dark_color
 
 _HEX = re.compile(r"#[0-9a-fA-F]{6}\b")

@@ -12,7 +12,7 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp._files import replaced
+from jaxttp._core.files import replaced
 
 # Okabe and Ito's colours, which stay apart under every form of colour blindness.
 PREDICTED = "#0072B2"

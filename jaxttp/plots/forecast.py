@@ -15,6 +15,7 @@ from jaxttp.forecast import (
     WallClock,
 )
 from jaxttp.gauss_newton import StepForecast
+from jaxttp.losses.rule import Target
 from jaxttp.pipeline import Forecast, PrunedRun, TaskExtrapolation
 from jaxttp.pipeline.optimizers import training_words
 from jaxttp.plots._draw import figure_of, styled
@@ -28,7 +29,6 @@ from jaxttp.plots._marks import (
     when,
 )
 from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, tidy
-from jaxttp.rule import Target
 from jaxttp.training import TrainingRun
 
 SHARES = ("misclassified", "wrong_bits", "wrong_tokens")

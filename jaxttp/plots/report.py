@@ -11,10 +11,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp._files import replaced
-from jaxttp._versions import versions
+from jaxttp._core.files import replaced
+from jaxttp._core.versions import versions
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.seconds import readable_time
+from jaxttp.losses.rule import Target, step_words
 from jaxttp.pipeline import TaskReport
 from jaxttp.pipeline.optimizers import training_words
 from jaxttp.plots import _page
@@ -23,7 +24,6 @@ from jaxttp.plots._style import legend, panels
 from jaxttp.plots.forecast import has_classes, plot_error, plot_loss
 from jaxttp.plots.kernel import plot_eigenvalues, plot_law, plot_shares
 from jaxttp.plots.sweeps import plot_heat_map, plot_pareto
-from jaxttp.rule import Target, step_words
 
 WIDTH, HEIGHT = 4.2, 3.6
 """Inches of a panel: a phone shows its text at about its own size."""

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp.forecast import Comparison, Race, Sweep
+from jaxttp.losses.rule import Target
 from jaxttp.pipeline import TaskSweep
 from jaxttp.plots._draw import figure_of
 from jaxttp.plots._style import CYCLE, GREY, OTHER, PREDICTED, REAL, panels, tidy
-from jaxttp.rule import Target
 
 REGRET = 0.1
 """Settings that need so much more than the fewest steps are as good."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite_value, is_concrete
+from jaxttp._core.checks import check_finite_value, is_concrete
 
 ROUNDING = 16 * 2.0**-52
 """Features that differ by less than this share of their size are constant."""

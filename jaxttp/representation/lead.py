@@ -12,8 +12,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_integer, check_integers, check_key, check_known, check_number
-from jaxttp._double import double
+from jaxttp._core.checks import check_integer, check_integers, check_key, check_known, check_number
+from jaxttp._core.double import double
 from jaxttp.representation._inputs import as_rows
 from jaxttp.representation.transfer import known_labels
 

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_array, check_finite, check_instance, check_integer
-from jaxttp._double import double
-from jaxttp._jit import full_precision
-from jaxttp._result import RESULT
-from jaxttp._roots import root
-from jaxttp._threads import decompose
-from jaxttp._types import ApplyFn, Params
+from jaxttp._core.checks import check_array, check_finite, check_instance, check_integer
+from jaxttp._core.compile import full_precision
+from jaxttp._core.double import double
+from jaxttp._core.results import RESULT
+from jaxttp._core.roots import root
+from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.adapters.inputs import traced_outputs
 from jaxttp.adapters.outputs import check_per_sample, flatten_tokens
 from jaxttp.representation._inputs import as_rows, refuse_constant

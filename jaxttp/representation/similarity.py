@@ -8,9 +8,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_finite_value, check_several
-from jaxttp._double import as_double, double
-from jaxttp._result import RESULT
+from jaxttp._core.checks import check_finite_value, check_several
+from jaxttp._core.double import as_double, double
+from jaxttp._core.results import RESULT
 from jaxttp.representation._inputs import as_rows, refuse, refuse_constant
 
 

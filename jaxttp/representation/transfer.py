@@ -14,9 +14,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_integer, check_known
-from jaxttp._double import as_double, double
-from jaxttp._threads import decompose
+from jaxttp._core.checks import check_choice, check_integer, check_known
+from jaxttp._core.double import as_double, double
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.representation._inputs import ROUNDING, as_rows, refuse
 
 REACH = 1e12

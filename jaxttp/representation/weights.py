@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_finite, check_leaves, check_several
-from jaxttp._double import double
-from jaxttp._result import RESULT
-from jaxttp._roots import root
-from jaxttp._types import Params
+from jaxttp._core.checks import check_finite, check_leaves, check_several
+from jaxttp._core.double import double
+from jaxttp._core.results import RESULT
+from jaxttp._core.roots import root
+from jaxttp._core.types import Params
 from jaxttp.ntk._select import leaf_paths
 
 

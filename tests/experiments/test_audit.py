@@ -11,7 +11,7 @@ import pytest
 
 from experiments.bench import audit, audit_calls
 from experiments.bench.audit_inputs import REFUSAL, SPOKEN, Bad, bad_values
-from jaxttp._checks import check_finite, check_number
+from jaxttp._core.checks import check_finite, check_number
 
 ROOT = Path(__file__).parents[2]
 

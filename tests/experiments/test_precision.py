@@ -7,7 +7,7 @@ import pytest
 
 from experiments.bench import precision
 from experiments.bench.precision import ROUNDED, ROUNDING, differences, main, rounded_products
-from jaxttp._jit import full_precision
+from jaxttp._core.compile import full_precision
 
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "cpu", reason="a CPU is made to round its products"

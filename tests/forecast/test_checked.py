@@ -17,7 +17,7 @@ from jaxttp.forecast import (
     Scaled,
 )
 from jaxttp.forecast._trust import trust_in_one_kernel
-from jaxttp.rule import Rule
+from jaxttp.losses.rule import Rule
 from tests.forecast.test_trust import path_of
 
 RNG = np.random.default_rng(0)

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time, sweep
-from jaxttp._timing import compilations
+from jaxttp._core.timing import compilations
 from jaxttp.forecast import grid
 from tests import shortcuts
 from tests.draws import normal
@@ -25,7 +25,7 @@ W = normal(1, (3, 2), 1 / 2)
 
 @pytest.fixture(scope="module", autouse=True)
 def room_for_programs():
-    """Programs are dropped where a process holds too many (`jaxttp._bounded`): not in between."""
+    """Programs are dropped where a process holds too many (`_core.bounded`): not in between."""
     shortcuts.forget()  # which hold them, too
     jax.clear_caches()
     gc.collect()

@@ -13,7 +13,7 @@ from jaxttp.dynamics import weight_space
 from jaxttp.forecast import Noisy, Relinearized
 from jaxttp.forecast.doubt import Doubt
 from jaxttp.forecast.paths import Path
-from jaxttp.rule import Rule, Target
+from jaxttp.losses.rule import Rule, Target
 from tests.draws import normal
 
 X = normal(0, (12, 3))

@@ -13,7 +13,7 @@ from jaxttp import predict_training_time, sweep, train
 from jaxttp.dynamics import _accompany
 from jaxttp.forecast import _options, grid, leaders
 from jaxttp.forecast.leaders import descent_of
-from jaxttp.rule import Target
+from jaxttp.losses.rule import Target
 from tests.draws import normal, split
 
 KEYS = split(3, 3)

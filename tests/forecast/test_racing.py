@@ -17,7 +17,7 @@ from jaxttp.forecast import Candidate, Hyperparameters, Race, grid, race, race_s
 from jaxttp.forecast.heats import FIRST, GROWTH, KEEP, LEAST, heats
 from jaxttp.forecast.raced import SURE
 from jaxttp.losses import get_loss
-from jaxttp.rule import Target
+from jaxttp.losses.rule import Target
 
 STEPS = 40
 SETTINGS = grid(learning_rate=(0.01, 0.1, 0.5, 1.0, 2.0), momentum=(0.0, 0.9), steps=STEPS)

@@ -8,7 +8,7 @@ import pytest
 
 from jaxttp.forecast import DEVICES, Device, wall_clock
 from jaxttp.forecast.seconds import count_kernels
-from jaxttp.rule import Target
+from jaxttp.losses.rule import Target
 
 PARAMS = jnp.zeros((200, 300))
 X, Y = np.ones((64, 200)), np.zeros((64, 300))

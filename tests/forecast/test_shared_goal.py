@@ -13,8 +13,8 @@ from jaxttp.forecast._shared import shared_goal
 from jaxttp.forecast.leaders import _beside, _risks, descent_of
 from jaxttp.forecast.paths.base import Path
 from jaxttp.forecast.price import Price
+from jaxttp.losses.rule import Target
 from jaxttp.ntk.estimators import Exact
-from jaxttp.rule import Target
 from tests.draws import normal, split
 
 KEYS = split(17, 2)

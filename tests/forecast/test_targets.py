@@ -25,7 +25,7 @@ from jaxttp.forecast import (
 from jaxttp.forecast.doubt import Doubt
 from jaxttp.forecast.paths import Path
 from jaxttp.forecast.paths.base import Draws
-from jaxttp.rule import step_words
+from jaxttp.losses.rule import step_words
 from tests.draws import normal, split
 
 KEYS = split(11, 4)

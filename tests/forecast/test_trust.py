@@ -7,14 +7,14 @@ import optax
 import pytest
 
 from jaxttp import empirical_ntk, predict_training_time, train
-from jaxttp.crossing import training_time
 from jaxttp.dynamics import RelinearizedTrajectory
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast._along import Subset, sampled
 from jaxttp.forecast._trust import trust_in_path, trust_in_speeds
 from jaxttp.forecast._witness import NOBODY, Witness, ask_network
 from jaxttp.losses import encode_targets
-from jaxttp.rule import Rule, Target
+from jaxttp.losses.crossing import training_time
+from jaxttp.losses.rule import Rule, Target
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((7, 3)), RNG.integers(0, 2, 7)

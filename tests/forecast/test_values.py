@@ -29,8 +29,8 @@ from jaxttp.forecast import (
     sweep_kernel,
 )
 from jaxttp.forecast.paths import Path
+from jaxttp.losses.rule import goal_words
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
-from jaxttp.rule import goal_words
 from tests.draws import normal, split
 
 KEYS = split(5, 3)

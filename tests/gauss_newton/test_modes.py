@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp._timing import compilations
+from jaxttp._core.timing import compilations
 from jaxttp.gauss_newton import (
     Damp,
     Exact,

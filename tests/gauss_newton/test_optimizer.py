@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from jaxttp import predict_training_time, train
-from jaxttp._timing import compilations
+from jaxttp._core.timing import compilations
 from jaxttp.gauss_newton import (
     Exact,
     Truncate,

@@ -10,10 +10,10 @@ import optax
 import pytest
 
 from jaxttp.forecast.hyperparameters import SCHEDULES, Hyperparameters
+from jaxttp.losses.rule import Target
 from jaxttp.pipeline import Settings, build_task, forecast, make_optimizer, sweep_task
 from jaxttp.pipeline.goals import aims, arrivals
 from jaxttp.pipeline.optimizers import hyperparameters, training_words
-from jaxttp.rule import Target
 from tests import tiny
 
 

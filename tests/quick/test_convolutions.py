@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxttp._quick.convolutions import convolve, is_slow
+from jaxttp._core.xla_cpu.convolutions import convolve, is_slow
 from tests.draws import normal, split
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp._quick.fusion import FEW, at_run_time, keep, shared_sums
-from jaxttp._quick.steps import straight_line
+from jaxttp._core.xla_cpu.fusion import FEW, at_run_time, keep, shared_sums
+from jaxttp._core.xla_cpu.steps import straight_line
 
 
 def twice(s):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp import _traced as module
-from jaxttp._traced import Network, network_of
+from jaxttp._core import traced as module
+from jaxttp._core.traced import Network, network_of
 from tests.draws import normal, split
 from tests.meshes import four
 

@@ -10,8 +10,8 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxttp._quick.pooling import is_slow, pool
-from jaxttp._traced import network_of
+from jaxttp._core.traced import network_of
+from jaxttp._core.xla_cpu.pooling import is_slow, pool
 from tests.draws import normal
 
 CPU = pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere nothing is replaced")

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._quick.steps import straight_line
+from jaxttp._core.xla_cpu.steps import straight_line
 from jaxttp.ntk import ntk_plan
 from tests.meshes import four
 

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_instance
-from jaxttp._contrasts import contrasts
-from jaxttp._jit import full_precision
-from jaxttp._types import Params
+from jaxttp._core.checks import check_instance
+from jaxttp._core.compile import full_precision
+from jaxttp._core.types import Params
 from jaxttp.dynamics._kernels import block_of
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._trajectory import SubsetCurves
@@ -30,10 +29,11 @@ from jaxttp.forecast._stability import Rates, constant_rate, rises
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss
+from jaxttp.losses.contrasts import contrasts
+from jaxttp.losses.rule import Rule
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
 from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk.row_sharded import RowSharded
-from jaxttp.rule import Rule
 
 Progress = Callable[[str, int, int], None]
 

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from jaxttp._checks import check_instance
-from jaxttp._types import Params
+from jaxttp._core.checks import check_instance
+from jaxttp._core.types import Params
 from jaxttp.forecast._stability import Rates
 from jaxttp.forecast._trust import trust_in_one_kernel
 from jaxttp.forecast.descent import Descent
@@ -12,7 +12,7 @@ from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path, check_centre
 from jaxttp.forecast.paths.recursion import Recursion
 from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.losses import Loss
-from jaxttp.rule import Rule
+from jaxttp.losses.rule import Rule
 
 
 @dataclasses.dataclass(frozen=True)

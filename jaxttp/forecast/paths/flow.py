@@ -6,8 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxttp._checks import check_choice
-from jaxttp._types import Params
+from jaxttp._core.checks import check_choice
+from jaxttp._core.types import Params
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.closed_form import closed_form
 from jaxttp.dynamics.flow import SOLVERS, gradient_flow

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxttp._checks import check_choice, check_integer
-from jaxttp._types import Params
+from jaxttp._core.checks import check_choice, check_integer
+from jaxttp._core.types import Params
 from jaxttp.dynamics.diffusion import NOISES, diffusion
 from jaxttp.forecast._stability import Rates, rises
 from jaxttp.forecast.bands import recentred
@@ -15,7 +15,7 @@ from jaxttp.forecast.paths.base import Draws, Dynamics, Linearizer, Path, check_
 from jaxttp.forecast.paths.recursion import OneKernel, linear_rates, recur
 from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss
-from jaxttp.rule import Rule
+from jaxttp.losses.rule import Rule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxttp._types import Params
+from jaxttp._core.types import Params
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.recursion import recursion
@@ -16,7 +16,7 @@ from jaxttp.forecast._witness import NOBODY, Witness, ask_network
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
 from jaxttp.losses import Loss
-from jaxttp.rule import Rule
+from jaxttp.losses.rule import Rule
 
 
 def recur(lines: Linearizer, descent: Descent, **more: Any) -> Trajectory:

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxttp._checks import check_integer, check_number
-from jaxttp._types import Params
+from jaxttp._core.checks import check_integer, check_number
+from jaxttp._core.types import Params
 from jaxttp.dynamics._trajectory import SubsetCurves
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast._stability import Rates, rises
@@ -15,7 +15,7 @@ from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
 from jaxttp.forecast.paths.recursion import linear_rates
 from jaxttp.losses import Loss
-from jaxttp.rule import Rule
+from jaxttp.losses.rule import Rule
 
 MOST = 16
 """Kernels after the first that "auto" takes at most."""

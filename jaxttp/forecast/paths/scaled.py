@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._checks import check_integer
-from jaxttp._types import Params
+from jaxttp._core.checks import check_integer
+from jaxttp._core.types import Params
 from jaxttp.forecast._stability import Rates
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path, check_centre
@@ -16,7 +16,7 @@ from jaxttp.forecast.paths.relinearized import Relinearized
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.scaling import TimeScale, time_scale
 from jaxttp.losses import Loss
-from jaxttp.rule import Rule
+from jaxttp.losses.rule import Rule
 
 FAR = 2.0
 """From so many times the subset's steps on it is said by how many."""

@@ -2,14 +2,14 @@
 
 import dataclasses
 
-from jaxttp._types import Params
+from jaxttp._core.types import Params
 from jaxttp.dynamics.stability import OPERATOR_STEPS, operator_curvature, rate_limit
 from jaxttp.dynamics.weight_space import check_stepping, weight_space
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
 from jaxttp.losses import Loss
+from jaxttp.losses.rule import Rule
 from jaxttp.ntk.operator import ntk_operator
-from jaxttp.rule import Rule
 
 FORMED = 2048
 """Outputs whose kernel is formed for its largest eigenvalue alone, at most."""

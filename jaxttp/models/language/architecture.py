@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxttp._checks import check_integer, check_number
+from jaxttp._core.checks import check_integer, check_number
 from jaxttp.models.language.rotary import Rotary, read_rotary
 
 ACTIVATIONS = {

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool
 
-from jaxttp._checks import check_choice
+from jaxttp._core.checks import check_choice
 from jaxttp.models.head import linear_head
 from jaxttp.models.language.architecture import Architecture
 from jaxttp.models.language.layers import Angles, Block, embedding, norm

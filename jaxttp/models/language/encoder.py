@@ -8,7 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice
+from jaxttp._core.checks import check_choice
 from jaxttp.models.head import linear_head
 from jaxttp.models.language.architecture import Architecture
 from jaxttp.models.language.decoder import HEADS, at, or_nan

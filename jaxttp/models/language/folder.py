@@ -13,8 +13,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxttp._checks import check_choice, check_finite, check_key
-from jaxttp._files import parse_json
+from jaxttp._core.checks import check_choice, check_finite, check_key
+from jaxttp._core.files import parse_json
 from jaxttp.models.head import linear_head
 from jaxttp.models.language.architecture import Architecture, read_architecture
 from jaxttp.models.language.decoder import HEADS, Decoder

@@ -12,9 +12,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxttp._checks import check_finite, check_integer
-from jaxttp._files import parse_json, replaced
-from jaxttp._types import Model, Params, noted, notes_of
+from jaxttp._core.checks import check_finite, check_integer
+from jaxttp._core.files import parse_json, replaced
+from jaxttp._core.types import Model, Params, noted, notes_of
 from jaxttp.adapters import from_nnx
 from jaxttp.models.combinators import Predicate
 from jaxttp.models.language.decoder import Decoder

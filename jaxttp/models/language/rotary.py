@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_number
+from jaxttp._core.checks import check_choice, check_number
 
 KINDS = ("default", "linear", "llama3")
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
+from jaxttp._core.checks import is_concrete
 
 _NAMES = {
     "ids": ("ids", "input_ids"),

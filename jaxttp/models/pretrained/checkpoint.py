@@ -17,8 +17,8 @@ import safetensors
 import safetensors.numpy
 from flax import nnx
 
-from jaxttp._checks import check_instance, is_concrete
-from jaxttp._files import replaced
+from jaxttp._core.checks import check_instance, is_concrete
+from jaxttp._core.files import replaced
 
 M = TypeVar("M", bound=nnx.Module)
 

@@ -11,7 +11,7 @@ import numpy as np
 import safetensors
 from flax import nnx
 
-from jaxttp._checks import check_finite, check_instance
+from jaxttp._core.checks import check_finite, check_instance
 from jaxttp.models.pretrained._namings import Naming, Source, known_namings
 from jaxttp.models.pretrained._positions import resample_positions
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flax import nnx
 
-from jaxttp._checks import check_choice
+from jaxttp._core.checks import check_choice
 from jaxttp.models.pretrained.checkpoint import load_params, with_params
 from jaxttp.models.resnet import ResNet, digits_resnet
 

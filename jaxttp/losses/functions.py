@@ -26,16 +26,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_choice, check_finite_value, is_concrete
-from jaxttp._error_rates import misclassified as misclassified
-from jaxttp._error_rates import unexplained_variance as unexplained_variance
-from jaxttp._error_rates import wrong_bits as wrong_bits
-from jaxttp._jit import registered
-from jaxttp._tokens import token_hessian_product, token_loss, wrong_tokens
-from jaxttp._traced import Keyed
-from jaxttp._weights import IGNORED, token_labels, token_targets, without_marked
-from jaxttp._weights import Weighted as Weighted
-from jaxttp._weights import weighted as weighted
+from jaxttp._core.checks import check_choice, check_finite_value, is_concrete
+from jaxttp._core.compile import registered
+from jaxttp._core.traced import Keyed
+from jaxttp.losses.error_rates import misclassified as misclassified
+from jaxttp.losses.error_rates import unexplained_variance as unexplained_variance
+from jaxttp.losses.error_rates import wrong_bits as wrong_bits
+from jaxttp.losses.token_loss import token_hessian_product, token_loss, wrong_tokens
+from jaxttp.losses.weights import IGNORED, token_labels, token_targets, without_marked
+from jaxttp.losses.weights import Weighted as Weighted
+from jaxttp.losses.weights import weighted as weighted
 
 
 def _compiled(method: Callable[..., Array]) -> Callable[..., Array]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from jaxttp._checks import check_choice, check_number
-from jaxttp.crossing import METRICS, check_reading, metric_time, smooth_curve
+from jaxttp._core.checks import check_choice, check_number
+from jaxttp.losses.crossing import METRICS, check_reading, metric_time, smooth_curve
 
 THRESHOLDS = (0.01, 0.1, 0.4)
 SAMPLES = ("train", "test")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_array,
     check_choice,
     check_finite,

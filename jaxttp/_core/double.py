@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import check_finite, is_concrete
+from jaxttp._core.checks import check_finite, is_concrete
 
 
 def double() -> contextlib.AbstractContextManager[Any]:

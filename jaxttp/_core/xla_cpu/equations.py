@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.extend as jex
 
-from jaxttp._quick import convolutions, pooling
+from jaxttp._core.xla_cpu import convolutions, pooling
 
 
 def is_slow(equation: Any) -> bool:

@@ -8,9 +8,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._checks import is_concrete
-from jaxttp._double import as_double, check_symmetric, double, precision_of
-from jaxttp._threads import decompose
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.double import as_double, check_symmetric, double, precision_of
+from jaxttp._core.xla_cpu.threads import decompose
 
 NEGATIVE = 1e-5
 """Eigenvalues below -NEGATIVE times the largest are no rounding (of float32 data, at worst)."""

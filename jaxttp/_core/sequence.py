@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
-from jaxttp._checks import is_concrete
+from jaxttp._core.checks import is_concrete
 
 
 def after(value: Array, *done: Array) -> Array:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jaxttp._checks import check_number
+from jaxttp._core.checks import check_number
 
 RECENT = 32
 """Calls whose pace the time that is left is told from: the first ones compile."""

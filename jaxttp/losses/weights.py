@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._checks import check_array, check_known, is_concrete
+from jaxttp._core.checks import check_array, check_known, is_concrete
 
 IGNORED = -100
 """The label of what does not count, by the convention of token classification."""

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jaxttp._quick.steps import ProgramStep
+from jaxttp._core.xla_cpu.steps import ProgramStep
 
 FEW = 1 << 10
 """Fewer numbers are not worth a conditional."""
@@ -37,7 +37,7 @@ def shared_sums(steps: Sequence[ProgramStep], data: Iterable[int]) -> frozenset[
         Slots, of the sums or of what an activation makes of them.
 
     Example:
-        >>> from jaxttp._quick.steps import straight_line
+        >>> from jaxttp._core.xla_cpu.steps import straight_line
         >>> line = straight_line(jax.make_jaxpr(
         ...     lambda x: (r := jax.nn.relu(x + jnp.tanh(x))) * jnp.exp(r))(jnp.ones(4096)))
         >>> [step.name for step in line.steps if step.outputs[0] in shared_sums(line.steps, [0])]

@@ -212,7 +212,7 @@ def _name() -> str:
     import jax
     from jaxlib.version import __version__ as jaxlib
 
-    from jaxttp._versions import __version__
+    from jaxttp._core.versions import __version__
 
     try:
         info = Path("/proc/cpuinfo").read_text(errors="replace")

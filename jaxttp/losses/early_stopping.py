@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxttp._checks import check_choice, check_finite, check_known
-from jaxttp.crossing import METRICS, check_smooth, smooth_curve
+from jaxttp._core.checks import check_choice, check_finite, check_known
+from jaxttp.losses.crossing import METRICS, check_smooth, smooth_curve
 
 NEAR = 0.01
 """Values within this share of the fall above the lowest are as good as it."""

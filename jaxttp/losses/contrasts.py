@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._jit import jit
-from jaxttp._traced import Network
-from jaxttp._types import ApplyFn
+from jaxttp._core.compile import jit
+from jaxttp._core.traced import Network
+from jaxttp._core.types import ApplyFn
 from jaxttp.losses import Loss, cross_entropy
 
 MOST = 64

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxlib.version import __version__ as JAXLIB
 
-from jaxttp._threads import decompose
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.ntk import empirical_ntk
 
 OTHER_JAXLIB = f"install another jaxlib (pip install --upgrade jax 'jaxlib!={JAXLIB}')"

@@ -14,7 +14,7 @@ import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._quick.equations import run_equation
+from jaxttp._core.xla_cpu.equations import run_equation
 
 _GROUPING = ("jit", "pjit", "closed_call", "core_call")
 _REMATERIALISED = ("remat", "remat2", "checkpoint")

@@ -30,11 +30,11 @@ import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._checks import is_concrete
-from jaxttp._quick.equations import run_equation
-from jaxttp._quick.fusion import run_steps, shared_sums
-from jaxttp._quick.steps import ProgramStep, StraightLine, straight_line
-from jaxttp._types import ApplyFn, noted, notes_of
+from jaxttp._core.checks import is_concrete
+from jaxttp._core.types import ApplyFn, noted, notes_of
+from jaxttp._core.xla_cpu.equations import run_equation
+from jaxttp._core.xla_cpu.fusion import run_steps, shared_sums
+from jaxttp._core.xla_cpu.steps import ProgramStep, StraightLine, straight_line
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Program:
         outputs: the slots of the leaves of what it returns.
         literals: numbers of the equations themselves, by slot.
         avals: shape and dtype of each slot.
-        shared: slots that CPUs are to compute once (`jaxttp._quick.fusion`).
+        shared: slots that CPUs are to compute once (`jaxttp._core.xla_cpu.fusion`).
         structures: pytree structures of the parameters, the samples and the outputs.
     """
 
@@ -137,7 +137,7 @@ class Network:
         return self.apply_fn(params, x)
 
     def run(self, params: Any, x: Any) -> Any:
-        """The same by its equations, of which CPUs take some otherwise (`jaxttp._quick`)."""
+        """The same by its equations, of which CPUs take some otherwise (`jaxttp._core.xla_cpu`)."""
         return self.at(params, x)(params, x)
 
     def __deepcopy__(self, memo: Any) -> "Network":
@@ -150,7 +150,7 @@ class Network:
     def precise(self, params: Any, x: Any) -> Traced:
         """The same, with products of float32 matrices in float32 on every device.
 
-        Equations hold the precision that was set when they were traced (see `jaxttp._jit`).
+        Equations hold the precision that was set when they were traced (see `_core.compile`).
         """
         with jax.default_matmul_precision("highest"):
             return self.at(params, x)

@@ -1,9 +1,9 @@
-"""Keeps jaxlib 0.10.2 from computing wrongly on CPUs: importing this module is enough.
+"""Keeps jaxlib 0.10.2 from computing wrongly on CPUs: `protect_process`, called by `import jaxttp`.
 
 That version hands larger parts of a program to YNNPACK than those before it, and some of them come
 back wrong in float32, without a word: the mean of ``logsumexp(f) - sum(y * f)`` over more than
 32,768 rows is off by some tenths, and a softmax behind a few residual layers can be NaN in every
-entry (`jaxttp._known_answers` holds both). The dependencies exclude it. Where it is installed all
+entry (`cli.known_answers` holds both). The dependencies exclude it. Where it is installed all
 the same, these fusions are switched off by a flag, which XLA reads when its first backend starts.
 """
 
@@ -86,7 +86,7 @@ def backend_started() -> bool:
     return bool(ask()) if callable(ask) else bool(getattr(bridge, "_backends", None))
 
 
-def apply(version: str = JAXLIB) -> None:
+def protect_process(version: str = JAXLIB) -> None:
     """`protect` this process, its children too, which inherit the environment.
 
     Args:
@@ -97,7 +97,4 @@ def apply(version: str = JAXLIB) -> None:
     if wanted.flags is not None:
         os.environ["XLA_FLAGS"] = wanted.flags
     if wanted.warning is not None:
-        warnings.warn(wanted.warning, RuntimeWarning, stacklevel=4)
-
-
-apply()
+        warnings.warn(wanted.warning, RuntimeWarning, stacklevel=3)

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxttp import _backend, _programs
-from jaxttp._versions import __version__
+from jaxttp._core import programs as _programs
+from jaxttp._core.versions import __version__
+from jaxttp._core.xla_cpu import backend as _backend
 
 PACKAGES = ("jaxttp", "jax", "jaxlib", "numpy", "scipy", "flax", "optax", "diffrax")
 CUDA = ("jax-cuda13-plugin", "jax-cuda12-plugin")
@@ -269,7 +270,7 @@ def _threads() -> tuple[str, ...]:
     import scipy.linalg  # noqa: F401  (its BLAS is jaxlib's)
     from threadpoolctl import threadpool_info
 
-    from jaxttp._threads import settle
+    from jaxttp._core.xla_cpu.threads import settle
 
     settle()  # so that the numbers are those that compiled programs find
 

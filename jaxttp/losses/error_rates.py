@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxttp._checks import check_array
+from jaxttp._core.checks import check_array
 
 
 def misclassified(

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jaxttp._html import html_table
+from jaxttp._core.html import html_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

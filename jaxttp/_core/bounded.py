@@ -9,7 +9,7 @@ import ctypes
 import gc
 from pathlib import Path
 
-from jaxttp._jit import drop_programs
+from jaxttp._core.compile import drop_programs
 
 SHARE = 0.4
 """Of the pieces that are allowed; beyond it all compiled functions of jaxttp are dropped, which

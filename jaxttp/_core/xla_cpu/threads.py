@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import jax
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
-from jaxttp._checks import is_concrete
+from jaxttp._core.checks import is_concrete
 
 LARGE = 2000
 """Rows from which on threads are worth waiting for each other."""

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._checks import (
+from jaxttp._core.checks import (
     check_finite,
     check_integer,
     check_key,
@@ -26,9 +26,9 @@ from jaxttp._checks import (
     check_several,
     is_concrete,
 )
-from jaxttp._samples import count
-from jaxttp._types import ApplyFn, Params, noted, notes_of
-from jaxttp._weights import IGNORED, Weighted
+from jaxttp._core.samples import count
+from jaxttp._core.types import ApplyFn, Params, noted, notes_of
+from jaxttp.losses.weights import IGNORED, Weighted
 
 MASKS = ("attention_mask", "mask")
 """Keys of samples that say which tokens are there."""

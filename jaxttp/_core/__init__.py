@@ -1,0 +1,1 @@
+"""What all layers share and no user imports: checks, results, compilation, progress."""
