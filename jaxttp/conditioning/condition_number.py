@@ -23,7 +23,7 @@ from jaxttp.conditioning._shift_invert import TOLERANCE, dense_ends, is_symmetri
 from jaxttp.conditioning._smallest import Extremes, structured_extremes
 from jaxttp.conditioning.bounds import ratio
 from jaxttp.conditioning.linear import LinearGaussNewton
-from jaxttp.ntk.row_sharded import RowSharded, recognised
+from jaxttp.ntk.sharded import gathered
 
 DENSE = 1024
 """Operators up to this size are made dense, and all their eigenvalues computed."""
@@ -122,8 +122,7 @@ def condition_number(
     eigenvalue below 10 n eps lambda_max may escape it.
 
     Args:
-        matrix_or_operator: (n, n), a kernel (N, C, N, C), or a symmetric `lineax` operator. A
-            kernel that lies on many devices (`jaxttp.ntk.RowSharded`) is one of the last.
+        matrix_or_operator: (n, n), a kernel (N, C, N, C), or a symmetric `lineax` operator.
         rank: the number of non-zero eigenvalues, if known; may be traced.
         rtol: what is below rtol * lambda_max counts as zero, in place of n * eps.
         spectrum: compute all eigenvalues of a matrix, however large; they are in `eigenvalues`.
@@ -149,11 +148,9 @@ def condition_number(
     if rank is not None and is_concrete(rank):
         whole = np.asarray(rank)[()] if isinstance(rank, Array | np.ndarray) else rank
         rank = check_integer("rank", whole, at_least=1)
-    matrix_or_operator = recognised(matrix_or_operator)
-    if isinstance(matrix_or_operator, RowSharded):
-        matrix_or_operator = _by_products(matrix_or_operator)
     if isinstance(matrix_or_operator, lx.AbstractLinearOperator):
         return _of_operator(matrix_or_operator, rank, rtol)
+    matrix_or_operator = gathered(matrix_or_operator)
     precision = precision_of(matrix_or_operator)
     with double():
         matrix = as_double("matrix_or_operator", matrix_or_operator)
@@ -176,23 +173,6 @@ def condition_number(
                 return found
         matrix = check_symmetric("matrix_or_operator", matrix, precision)
         return _of_spectrum(decompose(jnp.linalg.eigvalsh, matrix), rank, rtol, precision)
-
-
-def _by_products(kernel: RowSharded) -> lx.FunctionLinearOperator:
-    """A square kernel on many devices as an operator on flat vectors."""
-    half = kernel.ndim // 2
-    if kernel.ndim == 3 or kernel.shape[:half] != kernel.shape[half:]:
-        raise ValueError(
-            f"matrix_or_operator must be a kernel (N, C, N, C) or (N, N); got {kernel.shape}."
-        )
-    flat = jax.ShapeDtypeStruct((math.prod(kernel.shape[:half]),), kernel.dtype)
-    product = jax.tree_util.Partial(_flat_product, kernel)
-    return lx.FunctionLinearOperator(product, flat, lx.positive_semidefinite_tag)
-
-
-def _flat_product(kernel: RowSharded, vector: Array) -> Array:
-    shape = kernel.shape[:2] if kernel.ndim == 4 else (kernel.shape[0], 1)
-    return kernel.apply(vector.reshape(shape)).reshape(-1)
 
 
 def _may_have_full_rank(rank: Any, matrix: Array) -> bool:

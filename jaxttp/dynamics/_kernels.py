@@ -2,7 +2,7 @@
 
 A kernel is an array (M, C, N, C), its factors (`jaxttp.ntk.Factored`), or (M, N), which stands for
 K ⊗ I_C (the same scalar kernel for every output, no mixing), as the class sketch gives it. Any of
-them may lie on many devices: arrays with other rows on each, or `jaxttp.ntk.RowSharded`.
+them may have its rows on several devices.
 """
 
 import math
@@ -24,12 +24,11 @@ from jaxttp._core.checks import (
 )
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.ntk.factored import Factored, Kernel
-from jaxttp.ntk.row_sharded import RowSharded, recognised
 
 
 def apply_kernel(kernel: Kernel, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
     """Theta v for one v (N, C) or many (T, N, C), as one product of pinned precision."""
-    if isinstance(kernel, Factored | RowSharded):
+    if isinstance(kernel, Factored):
         return kernel.apply(vectors)
     if kernel.ndim == 2:
         return jnp.einsum("mn,...nc->...mc", kernel, vectors, precision="highest")
@@ -44,8 +43,6 @@ def columns_of(kernel: Kernel, batch: Int[Array, " b"]) -> Kernel:
     """Theta[:, :, batch] (M, C, B, C), of a kernel that multiplies."""
     if isinstance(kernel, Factored):
         return Factored(kernel.rows, kernel.columns[_rows_of(kernel, batch)], kernel.classes)
-    if isinstance(kernel, RowSharded):
-        return kernel.some_columns(batch)
     return jnp.take(kernel, batch, axis=kernel.ndim // 2)
 
 
@@ -56,8 +53,6 @@ def _rows_of(kernel: Factored, samples: Int[Array, " b"]) -> Int[Array, " bc"]:
 
 def block_of(kernel: Kernel, rows: Any, columns: Any) -> Kernel:
     """Theta[rows, :, columns] of a kernel, by the numbers of samples."""
-    if isinstance(kernel, RowSharded):
-        return kernel.block(rows, columns)
     rows, columns = jnp.asarray(rows), jnp.asarray(columns)
     if isinstance(kernel, Factored):
         left, right = (_rows_of(kernel, samples) for samples in (rows, columns))
@@ -65,17 +60,15 @@ def block_of(kernel: Kernel, rows: Any, columns: Any) -> Kernel:
     return jnp.take(jnp.take(kernel, rows, axis=0), columns, axis=kernel.ndim // 2)
 
 
-def some_samples(kernel: Kernel, rows: Int[Array, " b"]) -> Kernel | None:
-    """Theta[rows, :, rows] (B, C, B, C); None of a kernel on many devices."""
-    return None if isinstance(kernel, RowSharded) else block_of(kernel, rows, rows)
+def some_samples(kernel: Kernel, rows: Int[Array, " b"]) -> Kernel:
+    """Theta[rows, :, rows] (B, C, B, C)."""
+    return block_of(kernel, rows, rows)
 
 
 def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
     """The kernel as a matrix (M C, N C), sample-major."""
     if isinstance(kernel, Factored):
         kernel = kernel.dense()
-    if isinstance(kernel, RowSharded):
-        kernel = kernel.on_one_device()
     if kernel.ndim == 2:
         return jnp.kron(kernel, jnp.eye(c, dtype=kernel.dtype))
     m, _, n, _ = kernel.shape
@@ -84,8 +77,7 @@ def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
 
 def as_kernel(kernel: Any, dtype: Any, name: str = "kernel") -> Kernel:
     """A kernel in numbers of `dtype`."""
-    kernel = recognised(kernel)
-    if isinstance(kernel, Factored | RowSharded):
+    if isinstance(kernel, Factored):
         return kernel.astype(dtype)
     return check_array(name, kernel).astype(dtype)
 
@@ -169,13 +161,11 @@ def regularized(kernel: Kernel, diag_reg: Any) -> Kernel:
         diag_reg: a number of at least 0; with 0 the kernel is returned as it is.
 
     Raises:
-        ValueError: another number, or a kernel that is not an array of one device.
+        ValueError: another number.
     """
     check_number("diag_reg", diag_reg, at_least=0.0)
     if is_concrete(diag_reg) and diag_reg == 0:
         return kernel
-    if isinstance(kernel, RowSharded):
-        raise ValueError("diag_reg needs a kernel that is one array in memory, or factors of it.")
     array = kernel.dense() if isinstance(kernel, Factored) else kernel
     side = math.isqrt(array.size)
     matrix = array.reshape(side, side)

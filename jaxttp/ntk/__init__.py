@@ -12,7 +12,6 @@ from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
 from jaxttp.ntk.operator import NTKOperator, ntk_operator
 from jaxttp.ntk.power_law import PowerLaw, fit_power_law
-from jaxttp.ntk.row_sharded import RowSharded
 from jaxttp.ntk.signed import ClassSketch, class_sketch
 from jaxttp.ntk.sketch import sketch_error, sketch_jacobian
 from jaxttp.ntk.spectrum import (
@@ -40,7 +39,6 @@ __all__ = [
     "NTKOperator",
     "PSDReport",
     "PowerLaw",
-    "RowSharded",
     "Sketched",
     "SpectralDensity",
     "as_matrix",

@@ -25,7 +25,6 @@ from jaxttp._core.results import RESULT
 from jaxttp.ntk._lanczos import Scheme, is_walked, lanczos, length, walked
 from jaxttp.ntk._leading import Leading, Operator, Rounds, leading_pairs
 from jaxttp.ntk.factored import KernelLike
-from jaxttp.ntk.row_sharded import RowSharded, recognised
 from jaxttp.ntk.spectrum import as_matrix
 
 
@@ -115,7 +114,7 @@ def extreme_eigenvalues(
     eigenvalues (both are then exact to rounding, and fewer steps are made) or λmin is isolated.
 
     Args:
-        kernel: an array (N, C, N, C) or (N, N), a `RowSharded`, or a lineax operator such as
+        kernel: an array (N, C, N, C) or (N, N), or a lineax operator such as
             `ntk_operator`'s.
         key: a JAX random key, for the start vector.
         depth: Lanczos steps, cut to the size.
@@ -155,7 +154,7 @@ def top_eigenpairs(
     vectors.
 
     Args:
-        kernel: a symmetric array (N, C, N, C) or (N, N), a `RowSharded`, or a symmetric lineax
+        kernel: a symmetric array (N, C, N, C) or (N, N), or a symmetric lineax
             operator such as `ntk_operator`'s or `jaxttp.conditioning.curvature_operator`'s.
         k: how many, at most the size.
         key: a JAX random key, for the random vectors.
@@ -265,7 +264,7 @@ def spectral_density(
     between negative and positive eigenvalues lie on either side of 0 until then.
 
     Args:
-        kernel: an array (N, C, N, C) or (N, N), a `RowSharded`, or a lineax operator.
+        kernel: an array (N, C, N, C) or (N, N), or a lineax operator.
         key: a JAX random key.
         depth: Lanczos steps a probe, cut to the size.
         probes: random ±1 start vectors.
@@ -290,10 +289,9 @@ def spectral_density(
 
 
 def _ready(kernel: Any, key: Any) -> Any:
-    """A finite matrix, or an operator as it is, and a kernel on many devices; no key is refused."""
+    """A finite matrix, or an operator as it is; no key is refused."""
     check_key(key, optional=False)
-    kernel = recognised(kernel)
-    if isinstance(kernel, lx.AbstractLinearOperator | RowSharded):
+    if isinstance(kernel, lx.AbstractLinearOperator):
         return kernel
     return check_finite_value("kernel", as_matrix(kernel))
 
@@ -374,11 +372,6 @@ def _flat(
         zeros = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), kernel.in_structure())
         flat, unravel = ravel_pytree(zeros)
         return lambda v: ravel_pytree(kernel.mv(unravel(v)))[0], flat.size, flat.dtype, unravel
-    if isinstance(kernel, RowSharded):
-        shape = kernel.shape[: kernel.ndim // 2]
-        each = shape if len(shape) == 2 else (*shape, 1)
-        product = lambda v: kernel.apply(v.reshape(each)).reshape(-1)  # noqa: E731
-        return product, math.prod(shape), kernel.dtype, lambda v: v.reshape(shape)
     matrix = as_matrix(kernel)
     product = lambda v: jnp.matmul(matrix, v, precision="highest")  # noqa: E731
     return product, matrix.shape[0], matrix.dtype, lambda v: v

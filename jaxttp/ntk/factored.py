@@ -8,8 +8,6 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp.ntk.row_sharded import RowSharded
-
 
 class Factored(eqx.Module):
     """Theta = A B^T from A (M, C, k) and B (N, C, k), which is never formed.
@@ -77,8 +75,8 @@ class Factored(eqx.Module):
         return np.asarray(self.dense(), dtype)
 
 
-Kernel = Array | Factored | RowSharded
-"""A kernel as an array, as its factors, or as rows on many devices."""
+Kernel = Array | Factored
+"""A kernel as an array or as its factors."""
 
-KernelLike = ArrayLike | Factored | RowSharded
+KernelLike = ArrayLike | Factored
 """What becomes one."""
