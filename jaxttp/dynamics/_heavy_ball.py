@@ -15,7 +15,7 @@ from jaxttp._core.compile import jit
 from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import apply_kernel, columns_of
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Factored
+from jaxttp.ntk.kernels import Factored
 
 
 @functools.partial(jit, static_argnames=("loss", "all_errors"))

@@ -30,7 +30,7 @@ from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss, get_loss
 from jaxttp.losses.rule import TRAIN_CURVES, Rule, Target, check_targets
-from jaxttp.ntk.factored import Kernel, KernelLike
+from jaxttp.ntk.kernels import Kernel, KernelLike
 
 _CHUNK_BYTES = 64 << 20
 RANKINGS = ("shared", "own")

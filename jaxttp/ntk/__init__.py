@@ -8,8 +8,8 @@ from jaxttp.ntk.density import (
     top_eigenpairs,
 )
 from jaxttp.ntk.estimators import ClassSketched, Estimate, Exact, KernelEstimator, Sketched
-from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
+from jaxttp.ntk.kernels import Factored
 from jaxttp.ntk.operator import NTKOperator, ntk_operator
 from jaxttp.ntk.power_law import PowerLaw, fit_power_law
 from jaxttp.ntk.signed import ClassSketch, class_sketch

@@ -24,7 +24,7 @@ from jaxttp._core.double import double
 from jaxttp._core.results import RESULT
 from jaxttp.ntk._lanczos import Scheme, is_walked, lanczos, length, walked
 from jaxttp.ntk._leading import Leading, Operator, Rounds, leading_pairs
-from jaxttp.ntk.factored import KernelLike
+from jaxttp.ntk.kernels import KernelLike
 from jaxttp.ntk.spectrum import as_matrix
 
 

@@ -17,8 +17,8 @@ from jaxttp._core.checks import check_integer, check_key, check_number
 from jaxttp._core.types import Params
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk._sketch_layers import sketch_cost
-from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk.gram import kernel_of, ntk_plan, workload
+from jaxttp.ntk.kernels import Factored, Kernel
 from jaxttp.ntk.sharded import several
 from jaxttp.ntk.signed import signed_kernel, signed_network
 from jaxttp.ntk.sketch import sketch_of

@@ -23,7 +23,7 @@ from jaxttp._core.checks import (
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.ntk.factored import Factored, KernelLike
+from jaxttp.ntk.kernels import Factored, KernelLike
 
 
 class PSDReport(NamedTuple):
@@ -95,8 +95,9 @@ def as_matrix(kernel: KernelLike) -> Array:
     if len(shape) not in (2, 4) or half != shape[len(shape) // 2 :]:
         raise ValueError(f"kernel must be (N, C, N, C) or (N, N); got {shape}.")
     size = half[0] * (half[1] if len(half) == 2 else 1)
-    whole = kernel.dense() if isinstance(kernel, Factored) else kernel
-    return check_array("kernel", whole, floating=True).reshape(size, size)
+    if isinstance(kernel, Factored):
+        return kernel.as_matrix()
+    return check_array("kernel", kernel, floating=True).reshape(size, size)
 
 
 def psd_report(kernel: KernelLike) -> PSDReport:

@@ -32,7 +32,7 @@ from jaxttp.losses import Loss
 from jaxttp.losses.contrasts import contrasts
 from jaxttp.losses.rule import Rule
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
-from jaxttp.ntk.factored import Factored, Kernel
+from jaxttp.ntk.kernels import Factored, Kernel
 
 Progress = Callable[[str, int, int], None]
 
