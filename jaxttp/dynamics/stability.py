@@ -15,8 +15,8 @@ from jaxttp._core.compile import jit
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.losses import Loss
-from jaxttp.ntk._lanczos import lanczos
 from jaxttp.ntk.kernels import Kernel, KernelLike
+from jaxttp.ntk.lanczos import lanczos
 from jaxttp.ntk.sharded import on_many_devices
 
 LANCZOS_STEPS = 64
