@@ -37,7 +37,6 @@ SCRIPTS = {
     "xgn-regression-mini": "experiments.gauss_newton.variant_scripts:REGRESSION_MINI",
     "ours-gn-rank": "experiments.gauss_newton.variant_scripts:RANK",
     "xgn-representation": "experiments.gauss_newton.representation",
-    "ours-gn-cost": "experiments.gauss_newton.costs",
     "ours-gn-forecast": "experiments.gauss_newton.forecasts",
     "ttp-accuracy": "experiments.training_time.scatter",
     "ttp-effective-rate": "experiments.training_time.effective_rate",
@@ -51,9 +50,5 @@ SCRIPTS = {
     "ttp-datasets": "experiments.training_time.datasets",
     "ours-dynamics": "experiments.training_time.dynamics",
     "ours-online": "experiments.training_time.closing",
-    "ours-adapters": "experiments.training_time.adapting",
-    "ours-next-token": "experiments.training_time.next_tokens",
-    "ours-pays": "experiments.training_time.paying",
-    "ours-sweep": "experiments.training_time.sweeping",
     "ours-bands": "experiments.training_time.calibration",
 }

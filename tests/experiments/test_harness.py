@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from experiments import harness
 from experiments.__main__ import app
-from experiments.harness import Script, add_to_gallery, find, load_script, run_script
-from experiments.scripts import SCRIPTS
+from experiments.harness import Script, add_to_gallery, find, run_script
 from experiments.store import MissingError, Store
 from experiments.two_factor.theorems import Settings as Theorems
 from jaxttp.conditioning import Record as Row
@@ -185,22 +184,8 @@ def test_unknown_names(tmp_path, toy):
         find("qqqqqqqq")
 
 
-def test_every_script_offers_what_the_runner_needs():
-    pictures = []
-    for name in SCRIPTS:
-        script = load_script(name)
-        assert {"smoke", "cpu"} <= set(script.presets)
-        assert all(dataclasses.is_dataclass(preset) for preset in script.presets.values())
-        assert all(claim.endswith(")") for claim in script.claim.values())  # ... (Source)
-        pictures += list(script.claim)
-    assert len(pictures) == len(set(pictures))
-
-
 def test_the_command_line(tmp_path):
     runner = CliRunner()
-    listed = runner.invoke(app, ["list"], env={"COLUMNS": "200"})
-    assert listed.exit_code == 0
-    assert all(name in listed.output for name in SCRIPTS)
     options = ["--preset", "smoke", "--output", str(tmp_path)]
     refused = runner.invoke(app, ["run", "two-factor-theorems", "--plot", "--fresh", *options])
     assert refused.exit_code == 2

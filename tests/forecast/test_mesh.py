@@ -181,7 +181,7 @@ def test_a_mesh_that_would_do_nothing_is_refused():
 
 
 def test_samples_of_several_processes(monkeypatch):
-    """Rows on four devices, taken for those of processes; see `experiments.bench.processes`."""
+    """Rows on four devices, taken for those of processes."""
     rows = NamedSharding(four(), PartitionSpec("rows"))
     x, y = samples(24), labels(samples(24))
     spread = jax.device_put(x, rows)
