@@ -169,7 +169,7 @@ def table(rows: list[Row]) -> str:
         lines.append(line((
             row["name"], f"{step}" if unsure is None else f"{step} ± {unsure}", f"{low}-{high}",
             said[rises], ", ".join(f"{one[0]}" for one in row["real"]),
-            ", ".join(f"{one[2]}-{one[3]}" for one in row["real"]), said[risen >= 0.5],
+            ", ".join(f"{one[2]}-{one[3]}" for one in row["real"]), said[int(risen >= 0.5)],
         )))  # fmt: skip
     return "\n".join([
         *lines, "",

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from experiments.__main__ import app
 from experiments.dry_run import dry_run, one_step
-from experiments.gauss_newton import optimizers, variant_scripts, variants
+from experiments.gauss_newton import variant_scripts, variants
 from experiments.harness import load_script, run_script
 from experiments.scripts import SCRIPTS
 from experiments.training_time import scatter
@@ -104,7 +104,7 @@ def test_settings_of_the_paper_are_cut_to_one_step(name, few):
 def test_an_epoch_of_mini_batches_is_one_step_of_the_whole_batch():
     paper = variant_scripts.LEARNING_RATES.presets["paper"]
     cut, few = one_step(paper), one_step(paper, few=True)
-    assert (cut.samples, cut.batch_size, cut.blocks, cut.bottleneck) == (1024, 1024, 6, 8000)
+    assert (cut.samples, cut.batch_size, cut.blocks, cut.bottleneck) == (1024, 1024, (6,), 8000)
     assert {case.phases for case in cut.cases} == {(("gn", 1),), (("adam", 1),)}
     assert (few.samples, few.batch_size, len(few.cases)) == (4, 4, 1)
 
@@ -115,8 +115,8 @@ def test_the_papers_sizes():
     assert {(task.classes, task.samples_per_class) for task in paper.tasks} == {(5, 30)}
     assert {task.model for task in paper.tasks} == {"resnet18"}
     assert (paper.low, paper.high, paper.steps) == ((0.0001, 0.001), (0.005,), 150)
-    for presets in (optimizers.FULL_BATCH, optimizers.MINI_BATCH):
-        paper = presets["paper"]
+    for script in (variant_scripts.FULL_BATCH, variant_scripts.MINI_BATCH):
+        paper = script.presets["paper"]
         assert (paper.data, paper.blocks) == (("mnist", "cifar10"), (2, 6))
         assert (paper.bottleneck, paper.loss, paper.seeds) == (8000, "cross_entropy", (0, 1, 2))
 

@@ -9,12 +9,9 @@ import optax
 import pytest
 from flax import nnx
 
-from experiments.gauss_newton import optimizers
-from experiments.gauss_newton.figures import curves, table
+from experiments.gauss_newton import variant_scripts
 from experiments.gauss_newton.search import best_first, first_stable, is_stable, largest_first
 from experiments.gauss_newton.training import Phase, Record, Training, load, train
-from experiments.harness import run_script
-from experiments.store import Store
 from jaxttp.losses import squared_error
 from jaxttp.models import RevMLP
 
@@ -233,24 +230,22 @@ def test_a_loss_that_grows_again_is_not_stable():
 
 
 @pytest.mark.slow
-def test_smoke_run_of_the_command(tmp_path, monkeypatch):
-    outcome = run_script("xgn-full-batch", "smoke", results=tmp_path)
-    assert outcome.pictures[0].read_bytes().startswith(b"\x89PNG")
-    # The figure can be drawn again from the files alone.
-    outcome.pictures[0].unlink()
-    monkeypatch.setattr(optimizers, "_tuned", pytest.fail)
-    again = run_script("xgn-full-batch", "smoke", results=tmp_path, only_plot=True)
-    assert again.pictures[0].exists()
-    settings = optimizers.FULL_BATCH["smoke"]
-    results = optimizers.run(settings, Store(outcome.folder, settings=settings, read_only=True))
-    assert again.measured["xgn-full-batch"] == table(results).splitlines()
-    first = {}
-    for run in results["runs"]:
-        loss = curves(run | {"full_batch": True}, "train_loss")[1]
-        below = np.flatnonzero(loss <= 1e-3)
-        first.setdefault(run["optimizer"], []).append(below[0] if below.size else len(loss))
-        assert run["diverged"] == -1
-    # A few exact steps against tuned first-order ones, for every seed.
-    assert max(first["gn"]) <= 6
-    assert min(first["adam"]) > 2 * max(first["gn"])
-    assert min(first["sgd"]) > 2 * max(first["gn"])
+def test_a_few_exact_steps_against_tuned_first_order_ones():
+    script = variant_scripts.FULL_BATCH
+    curves = {curve.label: curve for curve in script.run(script.presets["smoke"], None)}
+    assert {curve.data for curve in curves.values()} == {"digits"}
+    below = {label: curve.train_loss <= 1e-3 for label, curve in curves.items()}
+    first = {k: np.where(b.any(0), b.argmax(0), len(b)) for k, b in below.items()}  # every seed
+    assert first["Gauss-Newton"].max() <= 6
+    assert min(first["Adam"].min(), first["SGD"].min()) > 2 * first["Gauss-Newton"].max()
+    assert all(np.all(np.isfinite(curve.train_loss)) for curve in curves.values())
+
+
+def test_weight_decay_is_taken_off_beside_the_direction():
+    """One step of SGD with decay equals one without, minus rate x decay x the weights."""
+    data, ends = wine(), []
+    for decay in (0.0, 0.5):
+        training = Training((Phase("sgd", 0.1, 1),), weight_decay=decay)
+        ends.append(np.asarray(train(network(data), data, training, key=KEY).weights))
+    start = np.asarray(network(data).weights[...])
+    np.testing.assert_allclose(ends[1], ends[0] - 0.1 * 0.5 * start, atol=1e-12)  # the same sums

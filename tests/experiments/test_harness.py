@@ -206,19 +206,3 @@ def test_plot_runs_first_what_is_not_saved(tmp_path, toy, monkeypatch):
     assert again.exit_code == 0
     assert "It is run first." not in again.output
     assert len(toy.made) == made > 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_processes")  # those of one are compiled here
-def test_two_scripts_at_a_time_are_those_of_one(tmp_path):
-    run = ["run", "gnc-leaky-relu", "gnc-batch-norm", "ttp-unknown", "--preset", "smoke"]
-    outputs = []
-    for jobs in ("1", "2"):
-        outcome = CliRunner().invoke(app, [*run, "--jobs", jobs, "--output", str(tmp_path / jobs)])
-        assert outcome.exit_code == 1
-        assert "failed: ttp-unknown" in outcome.output
-        outputs.append(sorted(p.name for p in (tmp_path / jobs).rglob("*.png")))
-        # The same numbers, to the last digit printed.
-        outputs[-1] += [p.read_text() for p in sorted((tmp_path / jobs).rglob("measured.json"))]
-    assert outputs[0] == outputs[1]
-    assert len(outputs[0]) >= 4
