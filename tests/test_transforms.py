@@ -1,8 +1,8 @@
 """jit, vmap and derivatives of every public function of arrays, and the precision of its numbers.
 
-Generated from the valid calls of `experiments.bench.audit_calls`: their floating-point arrays move,
+Generated from the valid calls of `tests.public_calls`: their floating-point arrays move,
 all else stays. A function is in one of the tables below or is tested; what looks at values refuses
-tracers by name, which `experiments.bench.audit` holds.
+tracers by name, which `tests.test_bad_inputs` holds.
 """
 
 import functools
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.bench.audit_calls import calls, functions
+from tests.public_calls import calls, functions
 
 REFUSES = {
     "compare", "early_stopping", "extrapolate", "online", "predict_training_time", "race",

@@ -10,16 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 from matplotlib.figure import Figure
 
 from experiments import cuts
 from experiments.bench.accuracy_tasks import Job
-from experiments.bench.extrapolation import make
 from experiments.store import Pieces, runner
 from experiments.training_time.comparison import CIFAR10, Source, load
-from jaxttp import empirical_ntk, extrapolate, train, training_time
+from jaxttp import empirical_ntk, extrapolate, from_nnx, train, training_time
+from jaxttp.data import load_dataset, select
 from jaxttp.dynamics import weight_space
 from jaxttp.losses import encode_targets
+from jaxttp.models import MLP
 from jaxttp.ntk import eigendecomposition, label_alignment
 from jaxttp.plots import GREY, OTHER, PREDICTED, REAL, tidy
 
@@ -38,7 +40,7 @@ class Settings:
     """A task, and the sizes of both figures.
 
     Attributes:
-        task: a network of `experiments.bench.extrapolation`, or pipeline settings.
+        task: "tanh MLP" (all digits, random weights), or pipeline settings.
         per_class: samples of each class, for such a network.
         sizes: N0 and N of Figure 7.
         small_sizes: N0 and N of Figure 11.
@@ -125,7 +127,7 @@ run = runner(pieces, Result)
 
 def _measure(settings: Settings, subset: int, samples: int) -> Larger:
     if isinstance(settings.task, str):
-        job = make(settings.task, settings.seed, settings.per_class)
+        job = all_digits(settings.seed, settings.per_class)
         chosen = np.random.default_rng(settings.seed).permutation(len(job.x))[:samples]
         job = Job(job.model, job.x[chosen], job.y[chosen])
     else:
@@ -156,6 +158,14 @@ def _measure(settings: Settings, subset: int, samples: int) -> Larger:
         np.asarray(small),
         (low, all_values, found.spectrum.values), (low_shares, all_shares, found.spectrum.residual),
     )  # fmt: skip
+
+
+def all_digits(seed: int, per_class: int) -> Job:
+    """All ten digits, and a tanh MLP with random weights."""
+    samples_key, weights_key = jax.random.split(jax.random.key(300 + seed))
+    data = select(load_dataset("digits"), per_class=per_class, key=samples_key)
+    network = MLP((64, 128, 10), rngs=nnx.Rngs(params=weights_key), activation="tanh")
+    return Job(from_nnx(network), data.x, data.y)
 
 
 def _modes(job: Job) -> tuple[np.ndarray, np.ndarray]:
