@@ -18,8 +18,8 @@ from experiments.bench.audit_calls import calls, functions
 REFUSES = {
     "compare", "early_stopping", "extrapolate", "online", "predict_training_time", "race",
     "race_starts", "sweep",
-    "time_step", "train", "wall_clock", "weighted", "representation.neighbor_accuracy",
-    "representation.lead", "representation.lead_speeds",
+    "time_step", "train", "wall_clock", "weighted", 
+    
     "forecast.held_forecast", "forecast.extrapolate_spectrum", "forecast.mode_curve",
     "forecast.sweep_kernel", "ntk_plan", "from_nnx",
 }  # fmt: skip
@@ -36,7 +36,7 @@ KINKED = {
     "ntk.extreme_eigenvalues": "a loop until it converged: forward mode alone",
     "ntk.top_eigenpairs": "a loop until it converged: forward mode alone",
     "dynamics.relinearized_recursion": "a loop until it converged: forward mode alone",
-    "representation.leep": "rows have to sum to 1",
+    
     "gauss_newton.inverse_error": "a measure of rounding",
     "representation.alpha_req": "the range of a fit",
     "representation.representation_geometry": "the range of a fit",
@@ -56,7 +56,7 @@ SLOW = {
     "dynamics.two_factor_descent", "dynamics.cluster_samples", "ntk.class_separation",
     "ntk.spectral_density", "ntk.extreme_eigenvalues", "ntk.top_eigenpairs",
     "representation.weight_path",
-    "representation.logme", "representation.kernel_rate", "representation.cka_table",
+    "representation.kernel_rate", "representation.cka_table",
     "representation.feature_moments", "representation.representation_geometry",
     "losses.unexplained_variance",
 }  # fmt: skip

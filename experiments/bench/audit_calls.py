@@ -264,7 +264,6 @@ def _losses_and_kernels(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     moments = representation.init_moments(4)
     filled = representation.update_moments(moments, features())
     kernels = jnp.stack([jnp.eye(4), 2.0 * jnp.eye(4) + 1, 3.0 * jnp.eye(4) + 1])
-    head = {"features": features(), "y": y, "widths": (5, 4)}
     return {
         "losses.misclassified": measured, "losses.unexplained_variance": measured,
         "losses.wrong_bits": measured,
@@ -304,11 +303,6 @@ def _losses_and_kernels(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "representation.kernel_distance": {"first": kernels[0], "second": kernels[1]},
         "representation.kernel_rate": {"kernels": kernels, "ts": jnp.asarray([0.0, 1.0, 2.0])},
         "representation.linear_cka": {"first": features(), "second": features()},
-        "representation.logme": {"features": features(), "y": y},
-        "representation.lead": head | {"key": jax.random.key(0)},
-        "representation.lead_speeds": head | {"key": jax.random.key(0)},
-        "representation.leep": {"probabilities": jax.nn.softmax(features()), "y": y},
-        "representation.neighbor_accuracy": {"features": features(), "y": y, "neighbors": 2},
         "representation.weight_cosine": {"params": history[1], "reference": history[0]},
         "representation.weight_norm": {"params": history[0]},
         "representation.weight_path": {"history": history},

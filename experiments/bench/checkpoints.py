@@ -1,14 +1,10 @@
-"""Which checkpoint trains fastest: `jaxttp.compare` against scores of transferability.
+"""Which checkpoint trains fastest: `jaxttp.compare` and `jaxttp.race_starts` against training.
 
     python -m experiments.bench.checkpoints [--preset smoke|cpu] [--minutes M] [--store FILE]
 
 Checkpoints of one small network, pre-trained on other digits, on patches of photographs, for longer
 or shorter, or not at all, get the same fresh head. `compare` ranks them by its forecast of the
-steps to a goal; it offers no test loss. LogME, LEEP (by the head of the pre-training; the
-untrained one has a random head), LEAD, and the accuracy of neighbours (leave-one-out, k = 5 by
-cosine, the library's default: the paper's k was not to be had) rank them by features. Of LEAD (Hu
-et al. 2024) no more than descriptions of its algorithm were to be had, which leave its rate open:
-it is such that a class goes 1 - 1/e of the way in the mean, of each checkpoint or over all.
+steps to a goal; it offers no test loss.
 `jaxttp.race_starts` trains checkpoints and rates in heats, and is told the goal. The truth is real
 training of all at every rate of a grid: steps by the rate that is at the goal first, the end by the
 one of the lowest training loss. The first tenths of those trainings stand beside as rivals.
@@ -27,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench.advice import steps_to
-from experiments.bench.checkpoints_tables import LEADS, tables
+from experiments.bench.checkpoints_tables import tables
 from experiments.bench.checkpoints_tasks import (
     CHECKPOINTS,
     TARGETS,
@@ -35,13 +31,11 @@ from experiments.bench.checkpoints_tasks import (
     checkpoint,
     draw,
     headed,
-    outputs,
 )
 from experiments.bench.stored import go_on
 from jaxttp import Candidate, compare, grid, race_starts
 from jaxttp._core.traced import network_of
 from jaxttp.losses import get_loss
-from jaxttp.representation import lead, lead_speeds, leep, logme, neighbor_accuracy
 
 MOMENTUM = 0.9
 LOSS = "cross_entropy"
@@ -110,40 +104,6 @@ def forecasts(
     return out
 
 
-def scores(name: str, task: Target, settings: CheckpointSettings) -> dict[str, float]:
-    """The scores of a checkpoint on the samples to train on, the larger the better."""
-    features, probabilities = outputs(checkpoint(name, settings.shorter), task.x)
-    return {
-        "LogME": float(logme(features, task.y)),
-        "LEEP": float(leep(probabilities, task.y)),
-        "kNN": neighbor_accuracy(features, task.y),
-    }
-
-
-def lead_scores(target: str, settings: CheckpointSettings) -> dict[str, dict[str, float]]:
-    """LEAD of every checkpoint on a target, each by a rate of its own, and by one for all."""
-    task = draw(target, settings.samples, settings.tested)
-    key, names = jax.random.key(0), settings.checkpoints
-    features = {name: outputs(checkpoint(name, settings.shorter), task.x)[0] for name in names}
-    speeds = [lead_speeds(features[name], task.y, key=key).mean() for name in names]
-    time = 1.0 / float(np.mean(speeds))
-    return {
-        name: {
-            LEADS[0]: lead(features[name], task.y, key=key),
-            LEADS[1]: lead(features[name], task.y, key=key, time=time),
-        }
-        for name in names
-    }
-
-
-def with_lead(row: dict[str, Any], settings: CheckpointSettings) -> dict[str, Any]:
-    """A row with LEAD among its scores, computed where it was measured before LEAD was here."""
-    if all(set(LEADS) <= set(found) for found in row["scores"].values()):
-        return row
-    added = lead_scores(row["target"], settings)
-    return row | {"scores": {name: old | added[name] for name, old in row["scores"].items()}}
-
-
 @functools.cache
 def _program(apply_fn: Any) -> tuple[Any, Any]:
     """A step of heavy-ball descent, and the loss and accuracy; compiled once a number of labels."""
@@ -196,7 +156,6 @@ def measure(target: str, settings: CheckpointSettings) -> dict[str, Any]:
         "target": target,
         "goal": goal,
         "forecasts": forecasts(candidates, task, goal, settings),
-        "scores": {name: scores(name, task, settings) for name in models},
         "rates": np.geomspace(*settings.rates).tolist(),
     }
     begun = time.perf_counter()
@@ -210,7 +169,7 @@ def measure(target: str, settings: CheckpointSettings) -> dict[str, Any]:
         name: _finite(steps_to(run(*model, rate=advised[name])["loss"], goal))
         for name, model in models.items()
     }
-    return with_race(with_lead(row, settings), settings)
+    return with_race(row, settings)
 
 
 def with_race(row: dict[str, Any], settings: CheckpointSettings) -> dict[str, Any]:
@@ -254,11 +213,7 @@ def main() -> None:
     store = arguments.store or Path(f"checkpoints-{arguments.preset}.jsonl")
     jobs = ((name, functools.partial(measure, name, settings)) for name in settings.targets)
     rows = go_on(store, jobs, arguments.minutes, key="target")
-    rows = [
-        with_race(with_lead(row, settings), settings)
-        for row in rows
-        if row["target"] in settings.targets
-    ]
+    rows = [with_race(row, settings) for row in rows if row["target"] in settings.targets]
     print(tables(rows))
 
 

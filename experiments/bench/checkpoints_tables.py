@@ -7,9 +7,7 @@ import numpy as np
 from scipy.stats import weightedtau
 
 from experiments.bench.advice import steps_to
-from jaxttp.forecast.price import STEP
 
-LEADS = ("LEAD", "LEAD, one rate for all")
 WORST = 10.0
 """Times the best at which what takes longer, or never gets there, counts in means."""
 
@@ -60,9 +58,6 @@ def methods(row: dict[str, Any]) -> dict[str, tuple[np.ndarray, float]]:
         "its first kernels alone": (place(first["order"]), first["trainings"]),
         "the kernel's `speed`": (of(first["speed"]), first["trainings"]),
     }
-    forward = len(names) / (STEP * steps)
-    for score in ("LogME", "LEEP", *LEADS, "kNN"):
-        out[score] = (of({name: row["scores"][name][score] for name in names}), forward)
     out["a tenth of a training each, at the middle rate"] = (
         -curves[:, middle, tenth], len(names) * tenth / steps
     )  # fmt: skip

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array
@@ -169,14 +168,3 @@ def headed(network: nnx.Module, classes: int) -> Model:
 @functools.cache
 def _function(classes: int) -> Any:
     return from_nnx(Network(classes, nnx.Rngs(0))).apply_fn
-
-
-def outputs(network: nnx.Module, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Features (N, h) before the head, and the probabilities (N, Z) of the head there is."""
-    head = getattr(network, "head")  # noqa: B009  (a module promises no head)
-    width = head.in_features
-    blank = fresh_head(network, width, key=jax.random.key(0))
-    blank.head.kernel[...] = jnp.eye(width, dtype=head.kernel.dtype)  # type: ignore[attr-defined]
-    features = from_nnx(blank)
-    z = features.apply_fn(features.params, x)
-    return np.asarray(z), np.asarray(jax.nn.softmax(head(z)))

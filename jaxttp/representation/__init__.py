@@ -1,7 +1,5 @@
 """What features look like, how they change, and how far the weights have moved."""
 
-from jaxttp.representation.lead import lead as lead
-from jaxttp.representation.lead import lead_speeds as lead_speeds
 from jaxttp.representation.measures import Geometry as Geometry
 from jaxttp.representation.measures import alpha_req as alpha_req
 from jaxttp.representation.measures import participation_ratio as participation_ratio
@@ -19,9 +17,6 @@ from jaxttp.representation.similarity import cka_table as cka_table
 from jaxttp.representation.similarity import kernel_distance as kernel_distance
 from jaxttp.representation.similarity import kernel_rate as kernel_rate
 from jaxttp.representation.similarity import linear_cka as linear_cka
-from jaxttp.representation.transfer import leep as leep
-from jaxttp.representation.transfer import logme as logme
-from jaxttp.representation.transfer import neighbor_accuracy as neighbor_accuracy
 from jaxttp.representation.weights import WeightPath as WeightPath
 from jaxttp.representation.weights import weight_cosine as weight_cosine
 from jaxttp.representation.weights import weight_norm as weight_norm
