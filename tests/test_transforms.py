@@ -57,7 +57,7 @@ SLOW = {
     "ntk.spectral_density", "ntk.extreme_eigenvalues", "ntk.top_eigenpairs",
     "representation.weight_path",
     "representation.kernel_rate", "representation.cka_table",
-    "representation.feature_moments", "representation.representation_geometry",
+    "representation.representation_geometry",
     "losses.unexplained_variance",
 }  # fmt: skip
 """What compiles long."""
@@ -195,11 +195,11 @@ OWN = {
     "gauss_newton.gauss_newton_direction", "gauss_newton.inverse_error", "gauss_newton.flow_error",
     "gauss_newton.revmlp_kernel", "sketch_jacobian", "ntk_operator", "conditioning.apply_masks",
     "forecast.smooth_curve", "losses.encode_targets",
-    "representation.update_moments", "representation.merge_moments",
+    
 }  # fmt: skip
 """Half precision in, half precision out: networks compute as their parameters are."""
 SUMMED = {
-    "empirical_ntk", "class_sketch", "dynamics.diagonal_noise", "representation.feature_moments",
+    "empirical_ntk", "class_sketch", "dynamics.diagonal_noise",
 }  # fmt: skip
 """Networks in half precision, whose products are summed in more."""
 WIDE = ("conditioning.", "representation.")

@@ -92,7 +92,6 @@ ALLOWED: dict[tuple[str, str, str], str] = {
     ("forecast.smooth_curve", "curve", "a NaN"): "a mean of NaN; what reads curves refuses it",
     ("ntk.as_matrix", "kernel", "a NaN"): _COPIED,
     ("representation.weight_cosine", "", "zeros"): "documented: nan where one of them is zero",
-    ("representation.feature_moments", "apply_fn", "integers"): "features may be whole numbers",
     ("data.load_table", "path", ""): "the message says data=, as the command line does",
     ("data.load_whole", "name", ""): "the message says data=, as the command line does",
     ("models.make_model", "name", ""): "the message says model=, as the command line does",

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 import jaxttp
-from jaxttp import conditioning, data, dynamics, models, ntk, representation
+from jaxttp import conditioning, data, dynamics, models, ntk
 from jaxttp.forecast import Candidate, Descent, Hyperparameters, Problem
 
 PUBLIC = (
@@ -261,8 +261,6 @@ def _losses_and_kernels(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     network = {key: problem()[key] for key in ("apply_fn", "params", "x")}
     system = ntk.eigendecomposition(moved()["kernel"])
     history = [problem()["params"], jax.tree.map(lambda a: 0.9 * a, problem()["params"])]
-    moments = representation.init_moments(4)
-    filled = representation.update_moments(moments, features())
     kernels = jnp.stack([jnp.eye(4), 2.0 * jnp.eye(4) + 1, 3.0 * jnp.eye(4) + 1])
     return {
         "losses.misclassified": measured, "losses.unexplained_variance": measured,
@@ -293,18 +291,12 @@ def _losses_and_kernels(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "representation.participation_ratio": {"features": features()},
         "representation.rankme": {"features": features()},
         "representation.representation_geometry": {"features": features()},
-        "representation.singular_value_trajectory": {"history": [features(), features()]},
-        "representation.feature_moments": network | {"batch_size": 4},
-        "representation.init_moments": {"width": 4},
-        "representation.merge_moments": {"first": filled, "second": filled},
         "representation.singular_values": {"features": features()},
-        "representation.update_moments": {"moments": moments, "features": features()},
         "representation.cka_table": {"first": {"a": features(), "b": features()}},
         "representation.kernel_distance": {"first": kernels[0], "second": kernels[1]},
         "representation.kernel_rate": {"kernels": kernels, "ts": jnp.asarray([0.0, 1.0, 2.0])},
         "representation.linear_cka": {"first": features(), "second": features()},
         "representation.weight_cosine": {"params": history[1], "reference": history[0]},
-        "representation.weight_norm": {"params": history[0]},
         "representation.weight_path": {"history": history},
     }  # fmt: skip
 

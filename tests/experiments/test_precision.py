@@ -17,7 +17,7 @@ SOME = [
     "empirical_ntk", "gauss_newton.gauss_newton_direction", "gauss_newton.apply_pseudoinverse",
     "gauss_newton.revmlp_inverse", "gauss_newton.inverse_error", "gauss_newton.revmlp_kernel",
     "ntk.label_alignment", "ntk.class_separation", "ntk.sketch_error", "dynamics.recursion",
-    "dynamics.weight_space", "dynamics.diagonal_noise", "representation.feature_moments",
+    "dynamics.weight_space", "dynamics.diagonal_noise",
 ]  # fmt: skip
 
 
