@@ -22,7 +22,7 @@ from experiments.bench.accuracy_tasks import digits
 from jaxttp import Model, early_stopping, from_nnx, predict_training_time, train
 from jaxttp.data import select
 from jaxttp.losses import encode_targets
-from jaxttp.losses.early_stopping import EarlyStopping
+from jaxttp.losses.rule import EarlyStopping
 from jaxttp.models import MLP, fresh_head, load_pretrained
 
 MOMENTUM = 0.9

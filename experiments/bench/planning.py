@@ -37,7 +37,7 @@ from jaxttp.forecast import (
 )
 from jaxttp.forecast._witness import passes_asked
 from jaxttp.forecast.price import Price
-from jaxttp.losses.crossing import training_time
+from jaxttp.losses.rule import training_time
 from jaxttp.ntk import ClassSketched, Exact, Sketched, empirical_ntk
 from jaxttp.ntk.estimators import KernelEstimator
 
