@@ -37,7 +37,6 @@ KINKED = {
     "ntk.top_eigenpairs": "a loop until it converged: forward mode alone",
     "dynamics.relinearized_recursion": "a loop until it converged: forward mode alone",
     
-    "gauss_newton.inverse_error": "a measure of rounding",
     "representation.alpha_req": "the range of a fit",
     "representation.representation_geometry": "the range of a fit",
     "dynamics.diffusion": "random paths", "dynamics.crossing_time": "an event of the solver",
@@ -47,8 +46,8 @@ SLOW = {
     "dynamics.diffusion", "dynamics.gradient_flow", "dynamics.crossing_time",
     "dynamics.flow_curves", "dynamics.two_factor_flow", "dynamics.weight_space_flow",
     "dynamics.relinearized_recursion",
-    "gauss_newton.flow_error", "gauss_newton.inverse_error", "gauss_newton.inverse_jvp",
-    "gauss_newton.forecast_flow", "gauss_newton.forecast_steps", "gauss_newton.revmlp_kernel",
+    "gauss_newton.flow_error", 
+    "gauss_newton.forecast_steps", "gauss_newton.revmlp_kernel",
     "conditioning.convolution_point", "conditioning.gauss_newton_convolution",
     "conditioning.leaky_point", "conditioning.linear_point", "conditioning.layer_terms",
     "conditioning.batch_norm_scales", "conditioning.psd_residual_bound", "class_sketch",
@@ -186,13 +185,13 @@ RANDOM = {
 """Draws differ between precisions."""
 SMALL = {
     "ntk.extreme_eigenvalues", "ntk.eigendecomposition", "ntk.spectral_density", "ntk.psd_report",
-    "gauss_newton.apply_pseudoinverse", "gauss_newton.inverse_error",
+    "gauss_newton.apply_pseudoinverse", 
     "dynamics.relinearized_recursion",
 }  # fmt: skip
 """Small eigenvalues, residuals, and estimates of errors, which rounding makes."""
 OWN = {
-    "gauss_newton.revmlp_forward", "gauss_newton.revmlp_inverse", "gauss_newton.inverse_jvp",
-    "gauss_newton.gauss_newton_direction", "gauss_newton.inverse_error", "gauss_newton.flow_error",
+    "gauss_newton.revmlp_forward", "gauss_newton.revmlp_inverse", 
+    "gauss_newton.gauss_newton_direction",  "gauss_newton.flow_error",
     "gauss_newton.revmlp_kernel", "sketch_jacobian", "ntk_operator", "conditioning.apply_masks",
     "forecast.smooth_curve", "losses.encode_targets",
     

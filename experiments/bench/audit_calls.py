@@ -230,23 +230,18 @@ def _gauss_newton(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     solver = {"rtol": 0.01, "atol": 1e-5}
     return {
         "revmlp_forward": net, "revmlp_inverse": outputs,
-        "inverse_jvp": outputs | {"tangents": tangent},
         "selection_readout": {"outputs": 2, "width": 4},
         "orthonormal_readout": {"key": jax.random.key(0), "outputs": 2, "width": 4},
         "apply_pseudoinverse": solver | {
             "features": jnp.asarray(rng.normal(size=(3, 6)), jnp.float32), "change": tangent,
         },
-        "choose_method": {"mode": "truncate", "rtol": 0.01},
+        "as_pseudoinverse": {"kind": "truncate", **solver},
         "output_change": moving | {"damping": 1e-3},
         "gauss_newton_direction": net | solver | {"epsilon": tangent},
         "gauss_newton": {"learning_rate": 0.1, "damping": 1e-3, **solver},
         "scale_by_gauss_newton": {"damping": 1e-3, **solver},
-        "inverse_error": net | {"key": jax.random.key(0), "probes": 2},
         "flow_error": net | {"targets": net["x"] + 0.1, "learning_rate": 0.1, "steps": 2},
         "forecast_steps": moving | {"learning_rate": 0.1, "steps": 3},
-        "forecast_flow": moving | {
-            "loss": "squared_error", "ts": jnp.asarray([0.0, 1.0]), "y": net["x"] + 0.1,
-        },
         "revmlp_kernel": {"x1" if name == "x" else name: value for name, value in net.items()},
     }  # fmt: skip
 

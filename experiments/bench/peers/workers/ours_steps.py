@@ -9,13 +9,13 @@ import optax
 
 from experiments.bench.peers.protocol import Options, Prepared, Problem, serve
 from experiments.bench.peers.reversible import arrays, forward, half_squared_error
-from jaxttp.gauss_newton import Exact, Truncate, gauss_newton
+from jaxttp.gauss_newton import gauss_newton
 
 MODES = {
-    "exact": Exact(),
-    "truncate": Truncate(0.01),
-    "truncate little": Truncate(1e-4),
-    "truncate by svd": Truncate(0.01, method="svd"),
+    "exact": {"pseudoinverse": "exact"},
+    "truncate": {"rtol": 0.01},
+    "truncate little": {"rtol": 1e-4},
+    "truncate by svd": {"rtol": 0.01, "method": "svd"},
 }
 
 
@@ -23,7 +23,7 @@ def _step(problem: Problem, mode: str, rate: float) -> Any:
     w, v, readout, x, _ = arrays(problem)
     y = jnp.asarray(problem["y"])
     optimizer = gauss_newton(
-        rate, readout=readout, pseudoinverse=MODES[mode], measure=False, loss="squared_error"
+        rate, readout=readout, measure=False, loss="squared_error", **MODES[mode]
     )
 
     @jax.jit
