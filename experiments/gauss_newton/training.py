@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp.data import load_dataset, split
-from jaxttp.data.tfds import TRAIN_SIZES
+from jaxttp.data.sources import TRAIN_SIZES
 from jaxttp.gauss_newton import revmlp_forward, scale_by_gauss_newton
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp._core.results import RESULT
 from jaxttp.data import is_table, load_whole, select
-from jaxttp.data._standardized import standardized
+from jaxttp.data.columns import standardized
 from jaxttp.forecast import training_time
 from jaxttp.gauss_newton import (
     GaussNewtonState,

@@ -16,7 +16,7 @@ from experiments.scripts import SCRIPTS
 from experiments.training_time import datasets
 from jaxttp import pipeline
 from jaxttp.data import dataset_names, load_dataset
-from jaxttp.data.tfds import SPLITS, TRAIN_SIZES
+from jaxttp.data.sources import SPLITS, TRAIN_SIZES
 
 # One of a family: every script runs with its preset `smoke` elsewhere, and every preset `paper` is
 # cut to one step below; what only a dry run shows is that a family takes such a preset.
