@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from jaxttp._core.files import inert, parse_json
 from jaxttp.cli import app
 from jaxttp.cli._shell import write_json
-from jaxttp.data import load_table
+from jaxttp.data import load_dataset, load_table
 from jaxttp.data.images import open_image
 from jaxttp.data.tables import PROBLEMS, read_arrays
 from jaxttp.forecast import Hyperparameters, sweep_kernel
