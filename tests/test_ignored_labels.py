@@ -17,7 +17,7 @@ from jaxttp import (
 )
 from jaxttp.adapters import check_per_sample
 from jaxttp.dynamics import batch_indices, recursion
-from jaxttp.forecast import extrapolate, grid
+from jaxttp.forecast import grid
 from jaxttp.losses import encode_targets
 
 RANDOM = np.random.default_rng(3)
@@ -125,9 +125,6 @@ def test_what_is_refused():
         encode_targets("cross_entropy", np.where(np.arange(N) == 0, -1, Y), f)
     with pytest.raises(ValueError, match="leave no sample"):
         weighted(Y, mask=~COUNTS)
-    with pytest.raises(ValueError, match="labels of -100 cannot be extrapolated"):
-        extrapolate(network, W, X, Y, learning_rate=0.1, subset=6, key=jax.random.key(0),
-                    loss="cross_entropy")  # fmt: skip
     # A target of -100 is a number like any other.
     targets, _ = encode_targets("squared_error", jnp.full((N, C), -100.0), f)
     assert targets.shape == (N, C)

@@ -266,11 +266,6 @@ def wrong(**changed):
         (lambda: wrong(apply_fn=lambda w, x: (x @ w)[..., None]), r"must return outputs \(N, C\)"),
         (lambda: empirical_ntk(linear, W, X), r"flatten_tokens\(apply_fn\)"),
         (lambda: wrong(apply_fn=many), r"\(6, 4, 1000\) are 24,000 numbers.* 2 GB.*tokens=2,"),
-        (
-            lambda: jaxttp.extrapolate(linear, W, X, Y, learning_rate=0.1, subset=4, key=KEY,
-                                       loss="cross_entropy"),
-            r"labels of tokens .*total_samples=\) alone",
-        ),
         (lambda: label_words(linear, [1]), "ids must be two or more different"),
         (lambda: label_words(linear, [1, 1]), "ids must be two or more different"),
         (lambda: label_words(linear, [1, 5])(W, X), r"ids holds 5, but the network has 5 words"),

@@ -16,11 +16,11 @@ import pytest
 from experiments.bench.audit_calls import calls, functions
 
 REFUSES = {
-    "compare", "early_stopping", "extrapolate", "online", "predict_training_time", "race",
+    "compare", "early_stopping", "online", "predict_training_time", "race",
     "race_starts", "sweep",
     "time_step", "train", "wall_clock", "weighted", "representation.neighbor_accuracy",
     "representation.lead", "representation.lead_speeds",
-    "forecast.held_forecast", "forecast.extrapolate_spectrum", "forecast.mode_curve",
+    "forecast.held_forecast",
     "forecast.sweep_kernel", "ntk_plan", "from_nnx",
 }  # fmt: skip
 """Answers are made of Python's numbers, or of functions, or are about shapes alone."""

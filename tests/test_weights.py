@@ -289,8 +289,3 @@ def test_bad_combinations_are_refused():
         encode_targets(loss, LABELS, f)
     with pytest.raises(ValueError, match="labels from"):
         encode_targets("cross_entropy", weighted(LABELS + 1, sample_weight=WEIGHT), f)
-    with pytest.raises(ValueError, match="weighted labels cannot be extrapolated"):
-        jaxttp.extrapolate(
-            apply_fn, PARAMS, X, weighted(LABELS, mask=WEIGHT > 0), learning_rate=0.1, subset=5,
-            key=jax.random.key(0),
-        )  # fmt: skip

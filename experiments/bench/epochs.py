@@ -6,8 +6,7 @@ Networks that know the digits 0-4 are fine-tuned on all digits 5-9 (896) and on 
 (1,797), by cross-entropy, in batches of 32 with momentum 0.9, at a constant rate and with a cosine,
 over 2 to 40 epochs: for real, a few times with other batches, and as forecast with
 ``total_samples`` from some of the samples, within a quarter of the training's operations and, the
-longest from 200, by default. Beside them stand the subset's own forecast, which is also what
-`extrapolate` says of such a loss, and a tenth of the training continued by a power law. No constant
+longest from 200, by default. Beside them stand the subset's own forecast and a tenth of the training continued by a power law. No constant
 was chosen on any of it. What is kept in the folder is not made again; a forecast never sees a real
 curve.
 """

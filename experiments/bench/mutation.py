@@ -238,12 +238,6 @@ MUTANTS = [
         "forecast/scaling.py", "forecast/test_scaling.py",
         ("later = np.log2(ratio) * growth", "later = np.log(ratio) * growth"),
     ),
-    *group(
-        "forecast/spectra.py", "forecast/test_extrapolation.py",
-        ("kappa = lam[known] / (1 - freedom / rank0)",
-         "kappa = lam[known] * (1 - freedom / rank0)"),
-        ("decay = decay - rate * velocity", "decay = decay + rate * velocity"),
-    ),
 ]  # fmt: skip
 """Every change, by module."""
 

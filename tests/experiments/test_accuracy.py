@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.bench import accuracy, accuracy_tables, bands, extrapolation
+from experiments.bench import accuracy, accuracy_tables, bands
 from experiments.bench.accuracy_tasks import REPORTED, TUNING, make
 
 
@@ -121,15 +121,10 @@ def test_a_small_run_is_kept_and_not_repeated(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_bands_and_extrapolation_in_small(tmp_path):
+def test_bands_in_small(tmp_path):
     rows = bands.run_all(bands.PRESETS["smoke"], tmp_path / "bands.jsonl", 10.0)
     assert len(rows) == 1
     assert np.array(rows[0]["real"]).shape == (3, 3)
     assert all(0 <= share <= 1 for share in rows[0]["re-linearised"]["steps"])
     assert rows[0]["re-linearised"]["width"] > rows[0]["one kernel"]["width"]
     assert "| 16 | re-linearised | 1 | 3 |" in bands.table(rows)
-    rows = extrapolation.run_all(extrapolation.PRESETS["smoke"], tmp_path / "more.jsonl")
-    assert rows[0]["samples"] == "13 to 40"
-    # The linearised network and the real one begin alike.
-    assert rows[0]["linearised"]["final"] == pytest.approx(rows[0]["real"]["final"], abs=0.1)
-    assert "1, 10, 40 % of the drop" in extrapolation.table(rows)

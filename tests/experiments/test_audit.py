@@ -92,7 +92,7 @@ def test_the_table_counts_and_says_what_is_left_out():
 @pytest.mark.parametrize(
     ("name", "argument"),
     [
-        ("predict_training_time", "x"), ("extrapolate", "key"),
+        ("predict_training_time", "x"), 
         ("train", "key"), ("data.select", "key"),
         ("conditioning.rank_sensitivity", "result"), ("draw_samples", "batches"),
     ],

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from experiments.bench import early_stopping, extrapolation, pays, scaling
+from experiments.bench import early_stopping, pays, scaling
 from experiments.bench.bands import Band, Runs
 from experiments.training_time import adapting, calibration, closing, dynamics, paying, sweeping
 
@@ -68,36 +68,6 @@ def test_every_picture_of_dynamics_has_cases():
     for preset in dynamics.PRESETS.values():
         assert {case.picture for case in preset.cases} == set(dynamics.CLAIM)
     assert adapting.PRESETS["paper"].task is not None
-
-
-def test_the_table_of_larger_data_reads_by_horizon():
-    assert extrapolation.name_of("net", 1, 150, 0.0) == "net, seed 1, T = 150"
-    name = extrapolation.name_of("net", 1, 3000, 0.9)
-    assert name == "net, seed 1, T = 3000, m = 0.9"
-    reading = {"relative": [3, 2, 1], "absolute": [7, -1, -1], "final": 0.25}
-    row = {"name": name, "horizon": 3000, "samples": "2 to 8"}
-    row |= dict.fromkeys(extrapolation.NAMES, reading)
-    last = extrapolation.table([row]).splitlines()[-1]
-    assert last.startswith(
-        "| net, seed 1, T = 3000, m = 0.9 | 2 to 8 | 10, 3, 2 % of L_0 | 7, -, -"
-    )
-    early = extrapolation.table([row | {"horizon": 150}]).splitlines()[-1]
-    assert "| 1, 10, 40 % of the drop | 3, 2, 1 |" in early
-
-
-@pytest.mark.slow
-def test_the_law_on_real_curves_of_subsets(monkeypatch):
-    settings = extrapolation.PRESETS["smoke"]
-    assert list(extrapolation.laws(settings, 1)) == []  # no run of it is long
-    monkeypatch.setattr(extrapolation, "LONG", 5)
-    monkeypatch.setattr(extrapolation, "SHARES", (0.9,))
-    (line,) = extrapolation.laws(settings, 1)
-    name, *times = line.strip("| ").split(" | ")
-    assert name == "tanh MLP, seed 0, T = 10"
-    real, subset, law, more, law_of_more = map(int, times)
-    assert min(real, subset, more) >= 1
-    assert subset <= law  # more samples are no faster than few
-    assert more <= law_of_more
 
 
 def test_the_law_of_samples_in_a_table():
