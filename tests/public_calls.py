@@ -298,11 +298,8 @@ def _forecasts() -> dict[str, dict[str, Any]]:
     real, setting = problem(), Hyperparameters(0.1, steps=4)
     curve = jnp.asarray([1.0, 0.6, 0.4, 0.3, 0.28])
     sgd, many = {"optimizer": optax.sgd(0.1)}, (setting, Hyperparameters(0.2, steps=4))
-    far = jnp.asarray(np.random.default_rng(3).normal(size=(20, 3)), jnp.float32)
-    many_labels = jnp.arange(20) % 2
     kernel = {"kernel": moved()["kernel"]}
     watched = {name: moved()[name] for name in ("kernel", "f0", "y")}
-    scalar = {"kernel": x @ x.T, "residual": jnp.asarray([[1.0], [-1], [2], [0], [1], [1]])}
     return {
         "class_sketch": base | {"key": key, "check": 2},
         "compare": {
@@ -313,10 +310,6 @@ def _forecasts() -> dict[str, dict[str, Any]]:
         "draw_samples": {"batches": [(np.asarray(x), np.asarray(y))], "samples": 4, "seed": 0},
         "early_stopping": {"curve": curve},
         "empirical_ntk": {"apply_fn": apply_fn, "params": params, "x1": x, "x2": x[:2]},
-        "extrapolate": real | {
-            "x": far, "y": many_labels, "learning_rate": 0.1, "subset": 16, "key": key,
-            "loss": "squared_error", "steps": 4, "samples": 40, "resamples": 2,
-        },
         "flatten_tokens": {"apply_fn": apply_fn},
         "grid": {"learning_rate": (0.1, 0.2), "steps": 4},
         "label_words": {"apply_fn": lambda w, x: w[x], "ids": [0, 1]},
@@ -355,10 +348,6 @@ def _forecasts() -> dict[str, dict[str, Any]]:
         "forecast.held_forecast": problem() | sgd | {
             "x_watched": x[:2], "y_watched": y[:2], "steps": 40, "batch_size": 2, "key": key,
             "loss": "cross_entropy", "share": 0.95, "total_samples": 8,
-        },
-        "forecast.extrapolate_spectrum": scalar | {"samples": 12},
-        "forecast.mode_curve": {
-            "values": np.ones(4), "residual": np.ones(4), "setting": setting,
         },
         "forecast.sweep_kernel": kernel | {"f0": moved()["f0"], "y": y, "settings": many},
     }  # fmt: skip

@@ -49,7 +49,7 @@ INPUTS = {
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline
-    "Forecast", "TaskSweep", "TaskExtrapolation", "TaskSteps", "TaskReport", "TaskSpectrum",
+    "Forecast", "TaskSweep", "TaskSteps", "TaskReport", "TaskSpectrum",
     "Conditioning", "Prediction", "banded_Prediction", "Cost", "Online", "OnlineForecast",
     "Diffusion", "FineTuning",
 }  # fmt: skip

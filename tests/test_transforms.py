@@ -16,11 +16,9 @@ import pytest
 from tests.public_calls import calls, functions
 
 REFUSES = {
-    "compare", "early_stopping", "extrapolate", "online", "predict_training_time", "race",
+    "compare", "early_stopping", "online", "predict_training_time", "race",
     "race_starts", "sweep",
-    "time_step", "train", "wall_clock", "weighted", 
-    
-    "forecast.held_forecast", "forecast.extrapolate_spectrum", "forecast.mode_curve",
+    "time_step", "train", "wall_clock", "weighted", "forecast.held_forecast",
     "forecast.sweep_kernel", "ntk_plan", "from_nnx",
 }  # fmt: skip
 """Answers are made of Python's numbers, or of functions, or are about shapes alone."""
