@@ -89,8 +89,8 @@ from jaxttp.forecast import sweep as sweep
 from jaxttp.forecast import training_time as training_time
 from jaxttp.forecast import wall_clock as wall_clock
 from jaxttp.losses import weighted as weighted
-from jaxttp.losses.early_stopping import early_stopping as early_stopping
 from jaxttp.losses.rule import Target as Target
+from jaxttp.losses.rule import early_stopping as early_stopping
 from jaxttp.losses.tokens import label_words as label_words
 from jaxttp.losses.tokens import sample_tokens as sample_tokens
 from jaxttp.ntk import class_sketch as class_sketch

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 import jaxttp
-from jaxttp import conditioning, data, dynamics, models, ntk, representation
+from jaxttp import conditioning, data, dynamics, models, ntk
 from jaxttp.forecast import Candidate, Descent, Hyperparameters, Problem
 
 PUBLIC = (
@@ -230,23 +230,18 @@ def _gauss_newton(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     solver = {"rtol": 0.01, "atol": 1e-5}
     return {
         "revmlp_forward": net, "revmlp_inverse": outputs,
-        "inverse_jvp": outputs | {"tangents": tangent},
         "selection_readout": {"outputs": 2, "width": 4},
         "orthonormal_readout": {"key": jax.random.key(0), "outputs": 2, "width": 4},
         "apply_pseudoinverse": solver | {
             "features": jnp.asarray(rng.normal(size=(3, 6)), jnp.float32), "change": tangent,
         },
-        "choose_method": {"mode": "truncate", "rtol": 0.01},
+        "as_pseudoinverse": {"kind": "truncate", **solver},
         "output_change": moving | {"damping": 1e-3},
         "gauss_newton_direction": net | solver | {"epsilon": tangent},
         "gauss_newton": {"learning_rate": 0.1, "damping": 1e-3, **solver},
         "scale_by_gauss_newton": {"damping": 1e-3, **solver},
-        "inverse_error": net | {"key": jax.random.key(0), "probes": 2},
         "flow_error": net | {"targets": net["x"] + 0.1, "learning_rate": 0.1, "steps": 2},
         "forecast_steps": moving | {"learning_rate": 0.1, "steps": 3},
-        "forecast_flow": moving | {
-            "loss": "squared_error", "ts": jnp.asarray([0.0, 1.0]), "y": net["x"] + 0.1,
-        },
         "revmlp_kernel": {"x1" if name == "x" else name: value for name, value in net.items()},
     }  # fmt: skip
 
@@ -261,10 +256,7 @@ def _losses_and_kernels(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     network = {key: problem()[key] for key in ("apply_fn", "params", "x")}
     system = ntk.eigendecomposition(moved()["kernel"])
     history = [problem()["params"], jax.tree.map(lambda a: 0.9 * a, problem()["params"])]
-    moments = representation.init_moments(4)
-    filled = representation.update_moments(moments, features())
     kernels = jnp.stack([jnp.eye(4), 2.0 * jnp.eye(4) + 1, 3.0 * jnp.eye(4) + 1])
-    head = {"features": features(), "y": y, "widths": (5, 4)}
     return {
         "losses.misclassified": measured, "losses.unexplained_variance": measured,
         "losses.wrong_bits": measured,
@@ -286,31 +278,16 @@ def _losses_and_kernels(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "ntk.spectral_density": {
             "kernel": moved()["kernel"], "key": jax.random.key(0), "depth": 4, "probes": 2,
         },
-        "ntk.top_eigenpairs": {
-            "kernel": moved()["kernel"], "k": 2, "key": jax.random.key(0), "rtol": 1e-4,
-            "depth": 6,
-        },
         "representation.alpha_req": {"features": features()},
         "representation.participation_ratio": {"features": features()},
         "representation.rankme": {"features": features()},
         "representation.representation_geometry": {"features": features()},
-        "representation.singular_value_trajectory": {"history": [features(), features()]},
-        "representation.feature_moments": network | {"batch_size": 4},
-        "representation.init_moments": {"width": 4},
-        "representation.merge_moments": {"first": filled, "second": filled},
         "representation.singular_values": {"features": features()},
-        "representation.update_moments": {"moments": moments, "features": features()},
         "representation.cka_table": {"first": {"a": features(), "b": features()}},
         "representation.kernel_distance": {"first": kernels[0], "second": kernels[1]},
         "representation.kernel_rate": {"kernels": kernels, "ts": jnp.asarray([0.0, 1.0, 2.0])},
         "representation.linear_cka": {"first": features(), "second": features()},
-        "representation.logme": {"features": features(), "y": y},
-        "representation.lead": head | {"key": jax.random.key(0)},
-        "representation.lead_speeds": head | {"key": jax.random.key(0)},
-        "representation.leep": {"probabilities": jax.nn.softmax(features()), "y": y},
-        "representation.neighbor_accuracy": {"features": features(), "y": y, "neighbors": 2},
         "representation.weight_cosine": {"params": history[1], "reference": history[0]},
-        "representation.weight_norm": {"params": history[0]},
         "representation.weight_path": {"history": history},
     }  # fmt: skip
 
@@ -412,11 +389,8 @@ def _data_and_models() -> dict[str, dict[str, Any]]:
         "data.split": {"dataset": wine, "held_out": 0.2, "key": jax.random.key(0)},
         "data.imagenet_preprocessing": {"crop": 4}, "data.vit_preprocessing": {"crop": 4},
         "data.preprocess": {"dataset": images, "preprocessing": data.Preprocessing(2)},
-        "data.grayscale": {"dataset": images}, "data.downsample": {"dataset": images, "factor": 2},
+        "data.downsample": {"dataset": images, "factor": 2},
         "data.whiten": {"dataset": wine},
-        "data.cached": {
-            "folder": str(folder), "settings": {"name": "wine"}, "build": lambda: wine,
-        },
         "models.calibrate_batch_norm": {"module": normed, "x": jnp.asarray(pixels[:, 0, :, 0])},
         "models.make_model": {"name": "vgg5", "num_classes": 2, "rngs": nnx.Rngs(0)},
         "models.map_outputs": {"model": model, "output_fn": lambda f: f[:, :1]},

@@ -389,12 +389,6 @@ def Geometry():
 
 
 @maker
-def FeatureMoments():
-    apply_fn, params, x, _ = problem()
-    return representation.feature_moments(apply_fn, params, x)
-
-
-@maker
 def WeightPath():
     path = np.cumsum(np.random.default_rng(0).normal(size=(9, 4, 3)), axis=0)
     return representation.weight_path([{"w": one} for one in path])

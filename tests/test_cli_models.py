@@ -28,7 +28,7 @@ def arguments(small, **options):
     given = {
         "model": "resnet18", "weights": small / "trained.safetensors", "data": "image_folder",
         "folder": small / "images", "classes": "0,2", "samples-per-class": 3, "steps": 8,
-        "learning-rate": 0.01, "trainable": "lora", "rank": 2, "cache": small / "cache",
+        "learning-rate": 0.01, "trainable": "lora", "rank": 2,
         "output": small / "out",
     }  # fmt: skip
     pairs = (given | options).items()
@@ -118,15 +118,4 @@ def test_bad_input_is_one_line(options, message, small):
     result = call("predict", *arguments(small, **options))
     assert result.exit_code == 2
     assert message in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_a_damaged_cache_is_one_line(small):
-    assert call("predict", *arguments(small)).exit_code == 0
-    (path,) = (small / "cache").iterdir()
-    path.write_bytes(b"nothing")
-    result = call("predict", *arguments(small))
-    assert result.exit_code == 2
-    assert "is damaged" in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -45,9 +45,7 @@ INPUTS = {
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
     "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Checked", "Noisy",
     "Linearizer",
-    "HeavyBall", "RowSharded",
-    "Mode", "Filter", "Truncate", "Damp", "Tikhonov",
-    "Noise", "CompiledStep", "Traced",
+    "HeavyBall", "PseudoInverse", "CompiledStep", "Traced",
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline

@@ -21,9 +21,7 @@ PAGES = {
     "adapters": ("jaxttp.adapters",),
     "training": (
         "jaxttp.training",
-        "jaxttp.losses.crossing",
         "jaxttp.losses.rule",
-        "jaxttp.losses.early_stopping",
         "jaxttp.batches",
         "jaxttp.losses.tokens",
         "jaxttp.losses",

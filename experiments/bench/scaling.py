@@ -28,7 +28,7 @@ from jaxttp.data import Dataset, select
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast.scaling import time_scale
 from jaxttp.losses import cross_entropy
-from jaxttp.losses.crossing import training_time
+from jaxttp.losses.rule import training_time
 from jaxttp.models import MLP, fresh_head, load_pretrained
 from jaxttp.ntk import empirical_ntk
 

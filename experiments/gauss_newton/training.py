@@ -15,9 +15,8 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp.data import load_dataset, split
-from jaxttp.data.tfds import TRAIN_SIZES
-from jaxttp.gauss_newton import Mode, revmlp_forward, scale_by_gauss_newton
-from jaxttp.gauss_newton.shorthands import to_mode
+from jaxttp.data.sources import TRAIN_SIZES
+from jaxttp.gauss_newton import revmlp_forward, scale_by_gauss_newton
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
 
@@ -69,7 +68,6 @@ class Training:
         limit: a loss above this multiple of the first is divergence, which ends the training.
         weight_decay: share of the weights taken off in a step, per unit of learning rate; beside
             the direction, for every optimiser (for SGD it is an L2 term in the loss).
-        noise: of the pseudo-inverse "noise".
         own_batch: whether the loss of every batch is also measured after its step.
     """
 
@@ -82,7 +80,6 @@ class Training:
     damping: float = 1e-3
     limit: float = 2.0
     weight_decay: float = 0.0
-    noise: float = 0.1
     own_batch: bool = False
 
     @property
@@ -134,7 +131,8 @@ class _Method(NamedTuple):
     optimizer: str
     loss: Loss
     activation: Any
-    mode: Mode
+    pseudoinverse: str
+    rtol: float
     damping: float
     weight_decay: float
 
@@ -219,11 +217,9 @@ def train(
     check_integer("evaluate_every", every, at_least=1)
     record = _blank(total, every)
     starts = np.cumsum([0, *(phase.steps for phase in training.phases)])
-    noise = training.noise if training.pseudoinverse == "noise" else None
-    mode = to_mode(training.pseudoinverse, rtol=training.rtol, noise=noise)
     methods = [
-        _Method(phase.optimizer, loss, model.activation, mode, training.damping,
-                training.weight_decay)
+        _Method(phase.optimizer, loss, model.activation, training.pseudoinverse, training.rtol,
+                training.damping, training.weight_decay)
         for phase in training.phases
     ]  # fmt: skip
 
@@ -311,7 +307,8 @@ def _optimizer(method: _Method, rate: ArrayLike, readout: Array | None) -> Any:
         readout=readout,
         curvature="identity" if method.optimizer == "gn" else "hessian",
         damping=method.damping,
-        pseudoinverse=method.mode,
+        pseudoinverse=method.pseudoinverse,
+        rtol=method.rtol,
         measure=False,
     )
     return optax.chain(direction, decay, optax.scale_by_learning_rate(rate))

@@ -204,9 +204,6 @@ TASK: dict[str, Declared] = {
     "folder": Declared(
         Annotated[Path | None, option("Task", "The unpacked archive of the data.")], parse=_text
     ),
-    "cache": Declared(
-        Annotated[Path | None, option("Task", "Folder that keeps prepared samples.")], parse=_text
-    ),
     "samples_per_class": Declared(
         Annotated[str, option("Task", "Samples of each class, or all.", metavar="<int|all>")],
         "30",

@@ -18,7 +18,7 @@ from jaxttp.cli._vocabulary import FORECAST, GOALS, TRAINING, flag, option
             "`--network`, `--depth` and `--width` say which: networks whose bounds are known",
             "model", "hidden", "weights", "image_size", "max_length", "trainable", "rank",
         ),
-        **because("the data are bundled ones, or a table", "split", "folder", "cache"),
+        **because("the data are bundled ones, or a table", "split", "folder"),
         **because("`--samples` counts inputs, whose classes do not matter", "samples_per_class",
                   "classes"),
         "loss": "the Gauss-Newton matrix of the outputs, whatever the loss",

@@ -17,7 +17,7 @@ from jaxttp.cli._vocabulary import option
             "reversible networks alone have these steps: `--blocks`, `--bottleneck`",
             "model", "hidden", "weights", "image_size", "max_length", "trainable", "rank",
         ),
-        **because("the data are bundled ones, or a table", "split", "folder", "cache"),
+        **because("the data are bundled ones, or a table", "split", "folder"),
         **because(
             "an exact step is of all samples, at one share of a whole step, without a memory",
             "momentum", "nesterov", "optimizer", "weight_decay", "schedule", "warmup", "batch_size",

@@ -42,7 +42,7 @@ from jaxttp.forecast.sweeps import sweep as sweep
 from jaxttp.forecast.sweeps import sweep_kernel as sweep_kernel
 from jaxttp.forecast.swept import Sweep as Sweep
 from jaxttp.forecast.watch import Online as Online
-from jaxttp.losses.crossing import smooth_curve as smooth_curve
-from jaxttp.losses.crossing import training_time as training_time
 from jaxttp.losses.rule import Rule as Rule
 from jaxttp.losses.rule import Target as Target
+from jaxttp.losses.rule import smooth_curve as smooth_curve
+from jaxttp.losses.rule import training_time as training_time

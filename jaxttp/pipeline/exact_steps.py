@@ -14,20 +14,23 @@ from jaxtyping import Array
 from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp._core.results import RESULT
 from jaxttp.data import is_table, load_whole, select
-from jaxttp.data._standardized import standardized
+from jaxttp.data.columns import standardized
 from jaxttp.forecast import training_time
 from jaxttp.gauss_newton import (
     GaussNewtonState,
-    Noise,
     StepForecast,
     forecast_steps,
     gauss_newton,
     revmlp_forward,
 )
-from jaxttp.gauss_newton.modes import FULL_RANK_RTOL, Filter
-from jaxttp.gauss_newton.pseudoinverse import RESIDUAL_LIMIT
-from jaxttp.gauss_newton.readout import read
-from jaxttp.gauss_newton.shorthands import MODES, to_mode
+from jaxttp.gauss_newton._network import read
+from jaxttp.gauss_newton.pseudoinverse import (
+    FILTERS,
+    FINEST_RTOL,
+    KINDS,
+    RESIDUAL_LIMIT,
+    as_pseudoinverse,
+)
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
 from jaxttp.pipeline._plain import plain_numbers
@@ -40,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 
 _RATES = tuple(0.5 / 2**k for k in range(6))
 """Tried in turn where none is given."""
-_RTOLS = (FULL_RANK_RTOL, 1e-3, 1e-2)
+_RTOLS = (FINEST_RTOL, 1e-3, 1e-2)
 """Likewise, where every rate diverged with the one before: directions that are nearly missing (of
 few inputs, of samples that lie close) are left out, and the steps are exact no more."""
 
@@ -58,7 +61,7 @@ class StepSettings:
         steps: how many.
         blocks: L.
         bottleneck: m; None for twice the number of samples, at least 256: full rank.
-        pseudoinverse: the shorthand of a mode, see `jaxttp.gauss_newton.gauss_newton_direction`;
+        pseudoinverse: see `jaxttp.gauss_newton.gauss_newton_direction`;
             "noise" draws by the seed.
         rtol: of the pseudo-inverse; None for 1e-6, which is exact at full rank, or, without a
             learning rate, 1e-3 or 1e-2 where every rate diverges with the one before.
@@ -153,7 +156,7 @@ class TaskSteps:
 
     @property
     def _rtol(self) -> float:
-        return FULL_RANK_RTOL if self.settings.rtol is None else self.settings.rtol
+        return FINEST_RTOL if self.settings.rtol is None else self.settings.rtol
 
     @property
     def shortfall(self) -> str | None:
@@ -163,10 +166,10 @@ class TaskSteps:
         n, asked = self.samples, self.settings
         if self.bottleneck < 2 * n:
             remedy = f"a bottleneck of at least {2 * n} (twice the samples), or fewer samples"
-        elif (self._rtol > FULL_RANK_RTOL or asked.pseudoinverse != "truncate") and not (
+        elif (self._rtol > FINEST_RTOL or asked.pseudoinverse != "truncate") and not (
             self.too_fine  # it diverged
         ):
-            remedy = f"pseudoinverse truncate with rtol {FULL_RANK_RTOL:g}"
+            remedy = f"pseudoinverse truncate with rtol {FINEST_RTOL:g}"
         else:
             remedy = "a still wider bottleneck, or fewer samples (none of them twice)"
         return (
@@ -303,7 +306,7 @@ def check_settings(settings: StepSettings) -> None:
     if settings.learning_rate is not None:
         check_number("learning_rate", settings.learning_rate, above=0.0)
     aims(settings)  # refuses what nothing can be below
-    check_choice("pseudoinverse", settings.pseudoinverse, MODES)
+    check_choice("pseudoinverse", settings.pseudoinverse, KINDS)
     if settings.rtol is not None:
         if not _filters(settings):
             raise ValueError(
@@ -314,8 +317,8 @@ def check_settings(settings: StepSettings) -> None:
 
 
 def _filters(settings: StepSettings) -> bool:
-    """Whether the mode has a tolerance."""
-    return issubclass(MODES[settings.pseudoinverse], Filter)
+    """Whether the pseudo-inverse has a tolerance."""
+    return settings.pseudoinverse in FILTERS
 
 
 class _ExactDescent:
@@ -337,20 +340,21 @@ class _ExactDescent:
         assert readout is not None
         self.rtols = _RTOLS[:1] if settings.rtol is None else (settings.rtol,)
         options: dict[str, Any] = {"pseudoinverse": settings.pseudoinverse}
-        if MODES[settings.pseudoinverse] is Noise:
-            options["pseudoinverse"] = Noise(key)
+        if settings.pseudoinverse == "noise":
+            options["key"] = key
         elif _filters(settings):
             if settings.rtol is None and settings.learning_rate is None:
                 self.rtols = _RTOLS
             # A traced tolerance does not say which route resolves it; all of these take the same.
-            mode = to_mode(settings.pseudoinverse, rtol=self.rtols[0])
-            options |= {"method": mode.method, "rtol": self.rtols[0]}
+            route = as_pseudoinverse(settings.pseudoinverse, rtol=self.rtols[0]).method
+            options |= {"method": route, "rtol": self.rtols[0]}
 
         def apply_fn(weights: Array, x: Array) -> Array:
             return read(readout, revmlp_forward(weights, fixed, x))
 
         self.apply_fn = apply_fn
-        injected = optax.inject_hyperparams(gauss_newton, static_args=("readout", "bottlenecks"))
+        static = ("readout", "bottlenecks", "key")
+        injected = optax.inject_hyperparams(gauss_newton, static_args=static)
         self.optimizer = injected(learning_rate=0.5, readout=readout, bottlenecks=fixed, **options)
 
     def run(self, rate: float, rtol: float, *, watched: bool) -> TrainingRun:

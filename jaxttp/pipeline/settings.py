@@ -4,8 +4,8 @@ import dataclasses
 
 from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp.forecast.hyperparameters import SCHEDULES
+from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.devices import check_mesh_size
 from jaxttp.pipeline.goals import aims
 
 TRAINABLE = ("all", "head", "lora")
@@ -54,7 +54,6 @@ class Settings:
         rank: of the adapters.
         split: a part of the data set, see `jaxttp.data.load_dataset`.
         folder: of the image files, likewise.
-        cache: a folder for preprocessed samples, likewise.
         optimizer: "sgd" (gradient descent), "adamw" or "adam", as `make_optimizer` makes them.
         weight_decay: of "sgd" (added to the gradient) and of "adamw" (decoupled); None for 0 and
             0.01, as in PyTorch.
@@ -100,7 +99,6 @@ class Settings:
     rank: int = 4
     split: str | None = None
     folder: str | None = None
-    cache: str | None = None
     optimizer: str = "sgd"
     weight_decay: float | None = None
     nesterov: bool = False
@@ -151,6 +149,6 @@ def check_training(settings: Settings) -> None:
     remedy = f"It is a part of the horizon of {settings.steps} steps."
     check_integer("warmup", settings.warmup, at_least=0, at_most=settings.steps - 1, remedy=remedy)
     check_choice("metric", settings.metric, ("loss", "error"))
-    if check_mesh_size(settings.mesh) is not None and settings.optimizer != "sgd":
+    if mesh_of(settings.mesh) is not None and settings.optimizer != "sgd":
         check_unused(settings, ("mesh",), f"optimizer={settings.optimizer!r} is {IN_WEIGHTS}")
     aims(settings)  # refuses what nothing can be below

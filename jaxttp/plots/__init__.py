@@ -68,7 +68,6 @@ from jaxttp.plots.report import results_html as results_html
 from jaxttp.plots.report import save_report as save_report
 from jaxttp.plots.representation import plot_cka as plot_cka
 from jaxttp.plots.representation import plot_geometry as plot_geometry
-from jaxttp.plots.representation import plot_moments as plot_moments
 from jaxttp.plots.representation import plot_weight_path as plot_weight_path
 from jaxttp.plots.sweeps import plot_comparison as plot_comparison
 from jaxttp.plots.sweeps import plot_heat_map as plot_heat_map

@@ -252,7 +252,7 @@ def plot_step_forecast(result: StepForecast) -> Figure:
     """Loss and error of exact Gauss-Newton steps in function space.
 
     Args:
-        result: of `jaxttp.gauss_newton.forecast_steps` or `forecast_flow`.
+        result: of `jaxttp.gauss_newton.forecast_steps`.
 
     Returns:
         A matplotlib figure.

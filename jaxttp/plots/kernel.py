@@ -14,7 +14,7 @@ from jaxttp.ntk import (
     PowerLaw,
     SpectralDensity,
 )
-from jaxttp.ntk.density import with_error
+from jaxttp.ntk.lanczos import with_error
 from jaxttp.pipeline import TaskSpectrum, TaskSteps
 from jaxttp.plots._draw import figure_of
 from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, positive, tidy

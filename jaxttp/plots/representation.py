@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 
 from jaxttp.plots._dark import KEEP
 from jaxttp.plots._draw import figure_of
-from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, positive, tidy
-from jaxttp.representation import CKATable, FeatureMoments, Geometry, WeightPath
+from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, tidy
+from jaxttp.representation import CKATable, Geometry, WeightPath
 
 
 @figure_of
@@ -36,24 +36,6 @@ def plot_geometry(result: Geometry) -> Figure:
         axes.axvline(float(value), color=color, ls=style, label=f"{name} {float(value):.3g}")
     axes.set(xlabel="rank", ylabel="squared singular value")
     legend(axes)
-    tidy(axes)
-    return figure
-
-
-@figure_of
-def plot_moments(result: FeatureMoments) -> Figure:
-    """Eigenvalues of the covariance.
-
-    Args:
-        result: of `jaxttp.representation.feature_moments`.
-
-    Returns:
-        A matplotlib figure.
-    """
-    figure, (axes,) = panels(title=f"{int(result.samples)} samples")
-    values = np.linalg.eigvalsh(np.asarray(result.covariance))[::-1]
-    axes.semilogy(np.arange(1, len(values) + 1), positive(values), "o-", ms=4, color=PREDICTED)
-    axes.set(xlabel="rank", ylabel="eigenvalue of the covariance")
     tidy(axes)
     return figure
 

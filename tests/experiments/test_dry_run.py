@@ -10,7 +10,7 @@ from experiments.dry_run import dry_run, made_up_data, one_step
 from experiments.harness import load_script
 from experiments.training_time import datasets
 from jaxttp.data import dataset_names, load_dataset
-from jaxttp.data.tfds import SPLITS, TRAIN_SIZES
+from jaxttp.data.sources import SPLITS, TRAIN_SIZES
 
 
 def test_photographs_can_be_small():

@@ -13,8 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxttp import training_time
 from jaxttp.adapters import output_shape
 from jaxttp.data import dataset_names
-from jaxttp.data.folders import LAYOUTS
-from jaxttp.data.tfds import SPLITS
+from jaxttp.data.sources import LAYOUTS, SPLITS
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.pipeline import Settings, build_task, forecast
 from tests import tiny

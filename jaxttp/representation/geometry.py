@@ -7,25 +7,51 @@ whole, or when the samples change places; centred ones do not change with a shif
 computed in float64.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_choice, check_several
-from jaxttp._core.double import double
+from jaxttp._core.checks import check_choice, is_concrete
+from jaxttp._core.double import as_double, double
 from jaxttp._core.results import RESULT, describe
+from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.ntk.power_law import PowerLaw, fit_power_law
-from jaxttp.representation._inputs import refuse
-from jaxttp.representation.moments import FeatureMoments, singular_values, values_of
 
 NORMALIZATIONS = ("singular_values", "eigenvalues")
 
 
+def singular_values(features: ArrayLike, *, center: bool = False) -> Float[Array, " r"]:
+    """Singular values of the features, largest first, over all their directions.
+
+    Args:
+        features: (N, h), or (N, ...), flattened to (N, h).
+        center: subtract the mean of the samples first; then sigma^2 / N are the eigenvalues of the
+            covariance.
+
+    Returns:
+        min(N, h) values in float64.
+
+    Raises:
+        ValueError: features that are empty, constant over the samples, or not finite.
+
+    Example:
+        >>> import numpy as np
+        >>> singular_values(np.array([[3.0, 0.0], [0.0, 4.0]])).tolist()
+        [4.0, 3.0]
+    """
+    with double():
+        rows = feature_rows("features", features)
+        if center:
+            rows = rows - jnp.mean(rows, axis=0, keepdims=True)
+        return decompose(jnp.linalg.svd, rows, compute_uv=False)
+
+
 def rankme(
-    features: ArrayLike | FeatureMoments,
+    features: ArrayLike,
     *,
     normalization: str = "singular_values",
     center: bool = False,
@@ -35,7 +61,7 @@ def rankme(
         exp(-sum_i p_i log p_i)
 
     Args:
-        features: (N, h) or (N, ...), or the `FeatureMoments` of a stream.
+        features: (N, h) or (N, ...).
         normalization: "singular_values" for p_i = sigma_i / sum(sigma), the effective rank of Roy
             and Vetterli that RankMe uses; "eigenvalues" for p_i = sigma_i^2 / sum(sigma^2), the
             entropy of the covariance, smaller and used for language models under the same name.
@@ -68,13 +94,11 @@ def _entropy_rank(sigma: Array, normalization: str) -> Array:
     return jnp.exp(-jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0)))
 
 
-def participation_ratio(
-    features: ArrayLike | FeatureMoments, *, center: bool = True
-) -> Float[Array, ""]:
+def participation_ratio(features: ArrayLike, *, center: bool = True) -> Float[Array, ""]:
     """(sum_i lambda_i)^2 / sum_i lambda_i^2, the number of directions if all were equal.
 
     Args:
-        features: (N, h) or (N, ...), or the `FeatureMoments` of a stream.
+        features: (N, h) or (N, ...).
         center: subtract the mean first (eigenvalues of the covariance, the usual definition).
 
     Returns:
@@ -101,7 +125,7 @@ def _participation(sigma: Array) -> Array:
 
 
 def alpha_req(
-    features: ArrayLike | FeatureMoments,
+    features: ArrayLike,
     *,
     window: tuple[int, int] | None = None,
     center: bool = True,
@@ -111,7 +135,7 @@ def alpha_req(
     Below 1 the variance lies in the tail, well above 1 in a few directions.
 
     Args:
-        features: (N, h) or (N, ...), or the `FeatureMoments` of a stream.
+        features: (N, h) or (N, ...).
         window: first and last rank of the fit, from 1, both included. None for K/10 to K/2 with
             K the number of singular values: state it, alpha depends on it.
         center: subtract the mean first (the eigenvalues of the covariance).
@@ -135,14 +159,10 @@ def alpha_req(
         Agrawal et al. 2022, alpha-ReQ.
     """
     with double():
-        return _power_law(singular_values(features, center=center), _count(features), window)
+        return _power_law(singular_values(features, center=center), jnp.shape(features)[0], window)
 
 
-def _count(features: Any) -> Any:
-    return features.samples if isinstance(features, FeatureMoments) else jnp.shape(features)[0]
-
-
-def _power_law(sigma: Array, count: Any, window: tuple[int, int] | None) -> PowerLaw:
+def _power_law(sigma: Array, count: int, window: tuple[int, int] | None) -> PowerLaw:
     values = sigma**2 / count
     size = values.shape[0]
     if window is None and size < 2:
@@ -187,7 +207,7 @@ class Geometry(NamedTuple):
 
 
 def representation_geometry(
-    features: ArrayLike | FeatureMoments,
+    features: ArrayLike,
     *,
     center: bool = True,
     window: tuple[int, int] | None = None,
@@ -195,7 +215,7 @@ def representation_geometry(
     """Every measure here from one decomposition.
 
     Args:
-        features: (N, h) or (N, ...), or the `FeatureMoments` of a stream.
+        features: (N, h) or (N, ...).
         center: subtract the mean first, for all measures alike.
         window: ranks of the power law, as in `alpha_req`.
 
@@ -218,47 +238,31 @@ def representation_geometry(
             _entropy_rank(sigma, "singular_values"),
             _entropy_rank(sigma, "eigenvalues"),
             _participation(sigma),
-            _power_law(sigma, _count(features), window),
+            _power_law(sigma, jnp.shape(features)[0], window),
         )
 
 
-def singular_value_trajectory(
-    history: ArrayLike | Sequence[Any], *, center: bool = False
-) -> Float[Array, "t r"]:
-    """Singular values along training: row t belongs to checkpoint t.
+def feature_rows(name: str, value: Any) -> Array:
+    """Samples (N, ...) as float64 rows (N, h) that are not all the same; call it inside `double`.
 
-    Args:
-        history: features (T, N, h) of the same samples; or a sequence of T features or
-            `FeatureMoments` of one width.
-        center: subtract the mean of every checkpoint first.
-
-    Returns:
-        (T, r), every row in decreasing order: where two values cross, the lines change names.
-
-    Raises:
-        ValueError: no checkpoints, shapes that differ, features that `singular_values` refuses.
-
-    Example:
-        >>> import numpy as np
-        >>> singular_value_trajectory(np.stack([np.eye(2), np.diag([1.0, 3.0])])).tolist()
-        [[1.0, 1.0], [3.0, 1.0]]
+    Features that differ by no more than rounding have no directions.
     """
-    if not isinstance(history, Sequence):
-        if jnp.ndim(history) < 3 or jnp.shape(history)[0] == 0:
-            raise ValueError(
-                f"history must be features (T, N, h) of T checkpoints; got {jnp.shape(history)}."
-            )
-    several = check_several("history", history, "features (N, h) or FeatureMoments")
-    if not several:
-        raise ValueError("history must hold the features of at least one checkpoint.")
-    with double():
-        rows = [
-            values_of(f"history[{t}]", features, center=center)
-            for t, features in enumerate(several)
-        ]
-        if len({row.shape for row in rows}) != 1:
-            raise ValueError(
-                "history must hold features of one shape; got "
-                f"{sorted({row.shape[0] for row in rows})} singular values."
-            )
-        return jnp.stack(rows)
+    rows = as_double(name, value)
+    if rows.ndim < 2:
+        raise ValueError(f"{name} must be (N, h), a sample a row; got shape {rows.shape}.")
+    rows = rows.reshape(rows.shape[0], -1)
+    constant = jnp.max(jnp.abs(rows - rows[:1])) <= 16 * 2.0**-52 * jnp.max(jnp.abs(rows))
+    text = (
+        "must differ between samples, but all are the same: nothing can be said of their "
+        "directions. Give more samples, or look for dead units."
+    )
+    return refuse(name, rows, constant, text)
+
+
+def refuse(name: str, value: Array, bad: Array, text: str) -> Array:
+    """Return `value`; where `bad` holds it is an error, now if concrete, else at run time."""
+    if is_concrete(bad):
+        if bool(np.any(np.asarray(bad))):
+            raise ValueError(f"{name} {text}")
+        return value
+    return eqx.error_if(value, jnp.any(bad), f"{name} {text}")
