@@ -76,13 +76,12 @@ elif "xla_cpu_max_isa" in os.environ["XLA_FLAGS"]:  # with fused products the em
 # Workers take whole files (--dist=loadfile): these take longest, so they go first.
 LONGEST = (
     "tests/test_notebooks.py",
-    "tests/experiments/test_dry_run.py",
+    "tests/experiments/test_figures.py",
     "tests/pipeline/test_sweeping.py",
     "tests/experiments/test_two_factor.py",
     "tests/dynamics/test_diffusion.py",
     "tests/test_report.py",
     "tests/test_docs.py",
-    "tests/experiments/test_conditioning.py",
     "tests/dynamics/test_relinearize_adaptive.py",
     "tests/dynamics/test_relinearize.py",
     "tests/forecast/test_predict_dynamics.py",

@@ -8,8 +8,8 @@ well. memory: temporary memory of the gradient by depth (n = 128, h = 64, m = 51
 stored. kernel: the exact kernel of 12.5 million weights, 100 samples, 10 outputs.
 """
 
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,21 +58,18 @@ def step_functions(
 
     start = adam.init(w)
     functions: dict[str, Callable[[], object]] = {"adam": lambda: adam_step(w, start, v, x)}
-    kinds: dict[str, dict[str, Any]] = {
-        "exact (cholesky)": {"pseudoinverse": "exact"},
-        "truncate (eigh)": {"rtol": 0.01},
-        "truncate (svd)": {"rtol": 0.01, "method": "svd"},
-    }
-    for name, options in list(kinds.items())[: 3 if svd else 2]:
-        optimizer = gauss_newton(1.0, readout=p, measure=False, **options)
+    modes = [("exact", "cholesky"), ("truncate", "eigh")] + [("truncate", "svd")] * svd
+    for mode, method in modes:
+        optimizer = gauss_newton(
+            1.0, readout=p, pseudoinverse=mode, rtol=0.01, method=method, measure=False
+        )
 
         @jax.jit
         def step(w, state, v, x, optimizer=optimizer):
             updates, state = optimizer.update(w, state, w, x=x, y=y, bottlenecks=v)
             return optax.apply_updates(w, updates), state
 
-        state = optimizer.init(w)
-        functions[name] = lambda step=step, state=state: step(w, state, v, x)
+        functions[f"{mode} ({method})"] = functools.partial(step, w, optimizer.init(w), v, x)
     return functions
 
 

@@ -180,10 +180,10 @@ def test_a_power_law_carries_the_first_part_of_a_training_on():
 
 def test_forecasts_of_a_way_are_those_that_it_allows():
     settings = pays.PaysSettings(budgets=(0.1, 1 / 3))
-    assert list(pays.asked(settings, pays.WAYS["gradient descent"])) == [
+    assert list(pays.options_of(settings, pays.WAYS["gradient descent"])) == [
         "default", "budget 1/10", "budget 1/3", "one kernel", "one class sketch", "equation (1)"
     ]  # fmt: skip
-    assert list(pays.asked(settings, pays.WAYS["AdamW, batches of 32"])) == ["default"]
+    assert list(pays.options_of(settings, pays.WAYS["AdamW, batches of 32"])) == ["default"]
 
 
 def test_the_law_of_samples_in_a_table():
