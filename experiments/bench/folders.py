@@ -10,7 +10,7 @@ from flax import nnx
 from tokenizers import models, pre_tokenizers
 
 from jaxttp.models import Decoder
-from jaxttp.models.language.naming import tensor_of
+from jaxttp.models.language.folder import tensor_of
 
 
 def write_folder(network: Decoder, folder: Path) -> None:

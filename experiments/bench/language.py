@@ -27,7 +27,7 @@ from experiments.bench.adapters import THRESHOLDS, Row
 from experiments.bench.texts import as_bytes, docs_and_code
 from jaxttp import Model, from_nnx, predict_training_time, train, training_time
 from jaxttp.models import Architecture, Decoder, freeze, head_only, lora, map_outputs
-from jaxttp.models.language.rotary import read_rotary
+from jaxttp.models.language.architecture import read_rotary
 
 ROOT = Path(__file__).parents[2]
 BYTES, LETTERS = 128, "abc"

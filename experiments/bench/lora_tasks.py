@@ -27,7 +27,7 @@ from experiments.bench.texts import as_bytes, docs_and_code
 from jaxttp import Model, from_nnx
 from jaxttp.dynamics import batch_indices
 from jaxttp.models import Architecture, Decoder, lora
-from jaxttp.models.language.rotary import read_rotary
+from jaxttp.models.language.architecture import read_rotary
 
 WINDOW = 48
 """Bytes of a sequence that are predicted."""

@@ -32,7 +32,7 @@ from flax import nnx
 
 from jaxttp import from_nnx, label_words
 from jaxttp.models import Architecture, Decoder
-from jaxttp.models.language.rotary import read_rotary
+from jaxttp.models.language.architecture import read_rotary
 from jaxttp.ntk import ntk_plan
 from jaxttp.ntk.gram import kernel_of
 
