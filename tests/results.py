@@ -20,7 +20,6 @@ from jaxttp.pipeline import (
     Settings,
     StepSettings,
     condition,
-    extrapolate_task,
     fine_tuning_task,
     gauss_newton_task,
     pruning_runs,
@@ -129,26 +128,6 @@ def Comparison():
 @maker
 def Explanation():
     return Comparison().explanations[0]
-
-
-@maker
-def Extrapolation():
-    apply_fn, params, x, y = problem()
-    return jaxttp.extrapolate(
-        apply_fn, params, x, y, loss="squared_error", learning_rate=0.05, subset=12, steps=STEPS,
-        key=jax.random.key(0),
-    )  # fmt: skip
-
-
-@maker
-def Spectrum():
-    return Extrapolation().spectrum
-
-
-@maker
-def TaskExtrapolation():
-    small = Settings(data="wine", samples_per_class=12, steps=15, learning_rate=0.01)
-    return extrapolate_task(small, subset=18)
 
 
 @maker

@@ -407,7 +407,6 @@ COMMANDS = (
     "predict",
     "sweep",
     "compare",
-    "extrapolate",
     "spectrum",
     "conditioning",
     "gauss-newton",

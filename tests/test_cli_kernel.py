@@ -40,7 +40,7 @@ def test_steps_that_are_not_exact_say_so():
 def test_the_help_fits_one_screen_and_names_every_command():
     lines = RUN.invoke(app, ["--help"]).output.splitlines()
     assert len(lines) <= 24
-    for name in ("predict", "sweep", "compare", "extrapolate", "conditioning", "gauss-newton",
+    for name in ("predict", "sweep", "compare", "conditioning", "gauss-newton",
                  "spectrum", "report", "doctor"):  # fmt: skip
         assert any(line.strip("│ ").split()[:1] == [name] for line in lines)
 

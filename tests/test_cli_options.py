@@ -28,7 +28,7 @@ def options(command):
 def test_every_command_takes_the_vocabulary():
     assert set(vocabularies()) == set(COMMANDS)
     # the commands that answer a question about training have the task in common, all of it
-    for command in ("predict", "sweep", "extrapolate", "spectrum", "report"):
+    for command in ("predict", "sweep", "spectrum", "report"):
         assert set(_vocabulary.TASK) <= set(options(command)), command
     for name in ("data", "seed", "output", "as_json", "quiet", "verbose", "no_cache"):
         assert all(name in options(command) for command in WITH_TASK), name

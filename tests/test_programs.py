@@ -322,7 +322,7 @@ def test_the_second_process_compiles_nothing(tmp_path):
 
 @pytest.mark.parametrize("flag", [[], ["--no-cache"]])
 @pytest.mark.parametrize("command", [
-    "predict", "sweep", "compare", "extrapolate", "spectrum", "conditioning", "gauss-newton",
+    "predict", "sweep", "compare", "spectrum", "conditioning", "gauss-newton",
     "report",
 ])  # fmt: skip
 def test_every_command_keeps_programs_unless_it_is_told_not_to(command, flag, monkeypatch):

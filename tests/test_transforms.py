@@ -1,8 +1,8 @@
 """jit, vmap and derivatives of every public function of arrays, and the precision of its numbers.
 
-Generated from the valid calls of `experiments.bench.audit_calls`: their floating-point arrays move,
+Generated from the valid calls of `tests.public_calls`: their floating-point arrays move,
 all else stays. A function is in one of the tables below or is tested; what looks at values refuses
-tracers by name, which `experiments.bench.audit` holds.
+tracers by name, which `tests.test_bad_inputs` holds.
 """
 
 import functools
@@ -13,14 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.bench.audit_calls import calls, functions
+from tests.public_calls import calls, functions
 
 REFUSES = {
-    "compare", "early_stopping", "extrapolate", "online", "predict_training_time", "race",
+    "compare", "early_stopping", "online", "predict_training_time", "race",
     "race_starts", "sweep",
-    "time_step", "train", "wall_clock", "weighted", 
-    
-    "forecast.held_forecast", "forecast.extrapolate_spectrum", "forecast.mode_curve",
+    "time_step", "train", "wall_clock", "weighted", "forecast.held_forecast",
     "forecast.sweep_kernel", "ntk_plan", "from_nnx",
 }  # fmt: skip
 """Answers are made of Python's numbers, or of functions, or are about shapes alone."""
@@ -34,7 +32,6 @@ KINKED = {
     "ntk.eigendecomposition": "vectors of eigenvalues that differ by little",
     "ntk.spectral_density": "a loop until it converged: forward mode alone",
     "ntk.extreme_eigenvalues": "a loop until it converged: forward mode alone",
-    "ntk.top_eigenpairs": "a loop until it converged: forward mode alone",
     "dynamics.relinearized_recursion": "a loop until it converged: forward mode alone",
     
     "representation.alpha_req": "the range of a fit",
@@ -53,7 +50,7 @@ SLOW = {
     "conditioning.batch_norm_scales", "conditioning.psd_residual_bound", "class_sketch",
     "dynamics.diagonal_noise", "dynamics.weight_space", "dynamics.two_factor_observables",
     "dynamics.two_factor_descent", "dynamics.cluster_samples", "ntk.class_separation",
-    "ntk.spectral_density", "ntk.extreme_eigenvalues", "ntk.top_eigenpairs",
+    "ntk.spectral_density", "ntk.extreme_eigenvalues",
     "representation.weight_path",
     "representation.kernel_rate", "representation.cka_table",
     "representation.representation_geometry",

@@ -1,8 +1,7 @@
 """Small computations whose results are known, to see whether a backend computes what it should.
 
 Each compiles afresh at every call, as a fault may depend on the compilation, and holds what JAX
-returns against NumPy in float64. `jaxttp doctor` runs them on the user's machine, the tests here,
-`python -m experiments.bench.backend` in many processes.
+returns against NumPy in float64. `jaxttp doctor` runs them on the user's machine, the tests here.
 """
 
 import functools

@@ -36,8 +36,6 @@ from jaxttp.plots.dynamics import plot_trajectory as plot_trajectory
 from jaxttp.plots.dynamics import plot_two_factor as plot_two_factor
 from jaxttp.plots.dynamics import plot_weight_space as plot_weight_space
 from jaxttp.plots.forecast import plot_error as plot_error
-from jaxttp.plots.forecast import plot_extrapolated as plot_extrapolated
-from jaxttp.plots.forecast import plot_extrapolation as plot_extrapolation
 from jaxttp.plots.forecast import plot_forecast as plot_forecast
 from jaxttp.plots.forecast import plot_loss as plot_loss
 from jaxttp.plots.forecast import plot_online as plot_online
@@ -52,7 +50,6 @@ from jaxttp.plots.kernel import plot_class_sketch as plot_class_sketch
 from jaxttp.plots.kernel import plot_density as plot_density
 from jaxttp.plots.kernel import plot_eigensystem as plot_eigensystem
 from jaxttp.plots.kernel import plot_eigenvalues as plot_eigenvalues
-from jaxttp.plots.kernel import plot_extrapolated_spectrum as plot_extrapolated_spectrum
 from jaxttp.plots.kernel import plot_law as plot_law
 from jaxttp.plots.kernel import plot_plan as plot_plan
 from jaxttp.plots.kernel import plot_power_law as plot_power_law

@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp.forecast import (
-    Extrapolation,
     Online,
     OnlineForecast,
     Prediction,
@@ -16,7 +15,7 @@ from jaxttp.forecast import (
 )
 from jaxttp.gauss_newton import StepForecast
 from jaxttp.losses.rule import Target
-from jaxttp.pipeline import Forecast, PrunedRun, TaskExtrapolation
+from jaxttp.pipeline import Forecast, PrunedRun
 from jaxttp.pipeline.optimizers import training_words
 from jaxttp.plots._draw import figure_of, styled
 from jaxttp.plots._marks import (
@@ -301,60 +300,6 @@ def plot_online_callback(result: Online, *, kind: str = "weights") -> Figure:
         A matplotlib figure.
     """
     return plot_online(result.forecast(kind))
-
-
-@figure_of
-def plot_extrapolated(
-    result: Extrapolation, *, run: Any = None, name: str = "", title: str = ""
-) -> Figure:
-    """The loss curve forecast for all samples, how far off halves are, and the real one if known.
-
-    Args:
-        result: of `jaxttp.extrapolate`.
-        run: the real training on all samples.
-        name: of the loss.
-        title: above the figure.
-
-    Returns:
-        A matplotlib figure.
-    """
-    figure, (axes,) = panels(title=title)
-    steps = np.arange(len(result.loss))
-    if run is not None:
-        axes.plot(steps, np.asarray(run.loss), color=REAL, lw=2.2, label="real training")
-    label = f"forecast from {result.subset} of {result.samples} samples"
-    axes.plot(steps, result.loss, color=PREDICTED, lw=2.2, ls="--", label=label)
-    if np.all(np.isfinite(result.loss_spread)):
-        low, high = result.loss - result.loss_spread, result.loss + result.loss_spread
-        axes.fill_between(steps, low, high, color=PREDICTED, alpha=0.18, lw=0,
-                          label="as far off as halves of the subset")  # fmt: skip
-    mark_times(axes, result.loss, result.steps, PREDICTED, filled=False)
-    name = f" ({name.replace('_', '-')})" if name else ""
-    axes.set(xlabel="training step", ylabel=f"training loss{name}")
-    axes.set_ylim(bottom=0)
-    legend_with(axes, mark_targets(axes, result, run=run))
-    tidy(axes)
-    return figure
-
-
-@figure_of
-def plot_extrapolation(result: TaskExtrapolation) -> Figure:
-    """The same for a named task.
-
-    Args:
-        result: a `jaxttp.pipeline.TaskExtrapolation`.
-
-    Returns:
-        A matplotlib figure.
-
-    Example:
-        >>> from jaxttp.pipeline import Settings, extrapolate_task
-        >>> small = Settings(data="wine", samples_per_class=20, steps=20, learning_rate=0.05)
-        >>> len(plot_extrapolation(extrapolate_task(small, subset=24)).axes)
-        1
-    """
-    task = result.task
-    return plot_extrapolated(result.found, run=result.run, name=task.loss, title=task.description)
 
 
 @figure_of

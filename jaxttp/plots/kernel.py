@@ -4,7 +4,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp.forecast import Spectrum
 from jaxttp.gauss_newton import StepInfo
 from jaxttp.ntk import (
     ClassSeparation,
@@ -14,7 +13,7 @@ from jaxttp.ntk import (
     PowerLaw,
     SpectralDensity,
 )
-from jaxttp.ntk.density import with_error
+from jaxttp.ntk.lanczos import with_error
 from jaxttp.pipeline import TaskSpectrum, TaskSteps
 from jaxttp.plots._draw import figure_of
 from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, positive, tidy
@@ -119,31 +118,6 @@ def plot_power_law(result: PowerLaw) -> Figure:
     axes.set(xlabel="rank", ylabel="eigenvalue")
     legend(axes)
     tidy(axes)
-    return figure
-
-
-@figure_of
-def plot_extrapolated_spectrum(result: Spectrum) -> Figure:
-    """Eigenvalues and residual by mode; those taken over from the subset, and the power law.
-
-    Args:
-        result: of `jaxttp.forecast.extrapolate_spectrum`.
-
-    Returns:
-        A matplotlib figure.
-    """
-    figure, axes = panels(2, title=result.message)
-    ranks = np.arange(1, len(result.values) + 1)
-    for place, values, name in zip(
-        axes, (result.values, result.residual), ("eigenvalue of Θ/N", "residual"), strict=True
-    ):
-        shown = positive(values)
-        place.loglog(ranks, shown, color=PREDICTED, ls="--", lw=1.4, label="extrapolated")
-        place.loglog(ranks[: result.head], shown[: result.head], color=REAL,
-                     label="from the subset")  # fmt: skip
-        place.set(xlabel="mode", ylabel=name)
-        legend(place)
-        tidy(place)
     return figure
 
 
