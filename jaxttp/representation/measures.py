@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from jaxttp._core.checks import check_choice, check_several
 from jaxttp._core.double import double
 from jaxttp._core.results import RESULT, describe
-from jaxttp.ntk.power_law import PowerLaw, fit_power_law
+from jaxttp.ntk.spectrum import PowerLaw, fit_power_law
 from jaxttp.representation._inputs import refuse
 from jaxttp.representation.moments import FeatureMoments, singular_values, values_of
 
