@@ -35,7 +35,7 @@ from jaxttp.losses.contrasts import (
 )
 from jaxttp.losses.weights import token_labels
 from jaxttp.ntk._costs import Workload
-from jaxttp.ntk._linear import is_linear
+from jaxttp.ntk._program import is_linear
 from jaxttp.ntk._select import select_leaves, split_trainable
 from jaxttp.ntk.gram import workload
 from jaxttp.ntk.sharded import gathered, is_by_process, of_processes
