@@ -119,14 +119,3 @@ def test_bad_input_is_one_line(options, message, small):
     assert result.exit_code == 2
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_a_damaged_cache_is_one_line(small):
-    assert call("predict", *arguments(small)).exit_code == 0
-    (path,) = (small / "cache").iterdir()
-    path.write_bytes(b"nothing")
-    result = call("predict", *arguments(small))
-    assert result.exit_code == 2
-    assert "is damaged" in result.stderr
-    assert len(result.stderr.splitlines()) == 1

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._core.checks import is_concrete
-from jaxttp._core.sequence import after
-from jaxttp._core.xla_cpu.threads import decompose
+from jaxttp._core.xla_cpu.threads import after, decompose
 from jaxttp.ntk._lanczos import Ritz, is_walked, lanczos, walked
 
 LANCZOS_STEPS = 256

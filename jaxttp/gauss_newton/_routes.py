@@ -14,8 +14,7 @@ import jax.scipy.linalg as jsl
 from jaxtyping import Array
 
 from jaxttp._core.results import RESULT
-from jaxttp._core.sequence import after
-from jaxttp._core.xla_cpu.threads import decompose
+from jaxttp._core.xla_cpu.threads import after, decompose
 from jaxttp.ntk._rows import rows_product
 from jaxttp.ntk.layerwise import mirror
 

@@ -23,7 +23,7 @@ from jaxtyping import Array
 from jaxttp._core.checks import check_array, check_finite
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT
-from jaxttp._core.sequence import after
+from jaxttp._core.xla_cpu.threads import after
 from jaxttp.gauss_newton._network import (
     Activation,
     Couplings,

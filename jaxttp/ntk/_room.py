@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array
 
 from jaxttp._core.checks import is_concrete
-from jaxttp._core.machine import host_memory
+from jaxttp._core.versions import host_memory
 
 
 def room_on(devices: Iterable[Any]) -> int | None:

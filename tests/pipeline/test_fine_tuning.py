@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from jaxttp import train
-from jaxttp.cli._fine_tuning import show
+from jaxttp.cli.predict import _print_fine_tuning as show
 from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.forecast import HeldForecast, WallClock
 from jaxttp.models import load_transformer
