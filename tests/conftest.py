@@ -55,7 +55,6 @@ SLOW_EXAMPLES = (
     "jaxttp.models.resnet.",
     "jaxttp.dynamics.two_factor.two_factor_flow",
     "jaxttp.conditioning.points.convolution_point",
-    "jaxttp.plots.forecast.plot_forecast",
 )
 
 

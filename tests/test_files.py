@@ -31,8 +31,7 @@ from jaxttp.forecast import Hyperparameters, sweep_kernel
 from jaxttp.models import load_params, save_params
 from jaxttp.models.language import folder as folders
 from jaxttp.pipeline import TaskReport
-from jaxttp.plots import save, save_report
-from jaxttp.plots._page import heading, svg, table
+from jaxttp.plots import _page, save, save_report
 from jaxttp.plots._style import panels
 
 NAUGHTY = "<script>alert(1)</script>"
@@ -355,7 +354,7 @@ def test_cells_of_a_spreadsheet_compute_nothing(tmp_path):
 
 def test_names_of_classes_are_neither_html_nor_formulas():
     figure, _ = panels(title=rf"{NAUGHTY} $\frac$ a_b $x^")
-    drawn = svg(figure, NAUGHTY, "a")  # with mathtext this would be an error
-    for text in (drawn, heading(NAUGHTY), table([NAUGHTY], [[NAUGHTY]])):
+    drawn = _page.image(figure, NAUGHTY)  # with mathtext this would be an error
+    for text in (drawn, _page.heading(NAUGHTY), _page.table([NAUGHTY], [[NAUGHTY]])):
         assert "<script" not in text
         assert "&lt;script" in text

@@ -19,15 +19,7 @@ from rst import escape
 PAGES = {
     "forecast": ("jaxttp.forecast", "jaxttp.forecast.paths"),
     "adapters": ("jaxttp.adapters",),
-    "training": (
-        "jaxttp.training",
-        "jaxttp.losses.crossing",
-        "jaxttp.losses.rule",
-        "jaxttp.losses.early_stopping",
-        "jaxttp.batches",
-        "jaxttp.losses.tokens",
-        "jaxttp.losses",
-    ),
+    "training": ("jaxttp.training", "jaxttp.batches", "jaxttp.losses"),
     "ntk": ("jaxttp.ntk",),
     "dynamics": ("jaxttp.dynamics",),
     "conditioning": ("jaxttp.conditioning",),

@@ -143,20 +143,17 @@ def _in_html(self: Any) -> str:
     return html_table([type(self).__name__, ""], list(_fields_in_words(self)))
 
 
-def _plot(self: Any, *, dark: bool = False, **options: Any) -> "Figure":
+def _plot(self: Any, **options: Any) -> "Figure":
     """The figure of this result, see `jaxttp.plots.draw` (loads matplotlib).
 
     Args:
         self: the result.
-        dark: light lines on a dark ground.
         options: of the figure for this type.
 
     Returns:
         A matplotlib figure that is not attached to pyplot; a notebook shows it.
     """
-    plots = figures()
-    figure = plots.draw(self, **options)
-    return plots.darken(figure) if dark else figure
+    return figures().draw(self, **options)
 
 
 def figures() -> Any:
