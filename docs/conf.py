@@ -40,7 +40,6 @@ include_patterns = [
     "notebooks/*.ipynb",
     "experiments/README.md",
     "experiments/bench/RESULTS.md",
-    "experiments/bench/scaling.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 ]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxttp.ntk.row_sharded import automatic
+from jaxttp.ntk.sharded import automatic
 
 
 def need(devices):

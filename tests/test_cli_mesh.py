@@ -83,7 +83,7 @@ def test_two_processes_give_the_same_numbers_and_the_first_one_tells_and_writes(
         ),
         (
             [*PREDICT, "--mesh", "all", "--distributed", "here:1,2,2"],
-            "INDEX counts from 0, so of COUNT=2 processes it is at most 1; got 2.",
+            "distributed='here:1,2,2' must be auto, or HOST:PORT,COUNT,INDEX",
         ),
         (["conditioning", "--mesh", "2"], "mesh=2 does nothing here: the matrix of network="),
         (["conditioning", "--network", "mlp", "--mesh", "9"], "mesh=9 asks for 9 devices"),

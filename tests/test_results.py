@@ -44,7 +44,7 @@ INPUTS = {
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
     "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Checked", "Noisy",
     "Linearizer",
-    "HeavyBall", "RowSharded",
+    "HeavyBall",
     "Mode", "Filter", "Truncate", "Damp", "Tikhonov",
     "Noise", "CompiledStep", "Traced",
 }  # fmt: skip

@@ -286,10 +286,6 @@ def _losses_and_kernels(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "ntk.spectral_density": {
             "kernel": moved()["kernel"], "key": jax.random.key(0), "depth": 4, "probes": 2,
         },
-        "ntk.top_eigenpairs": {
-            "kernel": moved()["kernel"], "k": 2, "key": jax.random.key(0), "rtol": 1e-4,
-            "depth": 6,
-        },
         "representation.alpha_req": {"features": features()},
         "representation.participation_ratio": {"features": features()},
         "representation.rankme": {"features": features()},

@@ -64,7 +64,7 @@ class Shell:
         verbose: progress in lines, on standard error; problems with their origin.
         cache: keep compiled programs for the next process, see `jaxttp._core.programs`.
         distributed: joins this process with others, of which process 0 alone tells and writes; see
-            `jaxttp.pipeline.devices.join_processes`.
+            `jaxttp.ntk.sharded.join_processes`.
         mesh: reads what the command was given for its mesh.
     """
 
@@ -95,7 +95,7 @@ class Shell:
                 raise ValueError(f"output={str(self.output)!r} is a file; give a folder.")
             with contextlib.ExitStack() as stack:
                 if self.distributed is not None:
-                    from jaxttp.pipeline.devices import join_processes
+                    from jaxttp.ntk.sharded import join_processes
 
                     stack.enter_context(_only_results_on_standard_output())
                     join_processes(self.distributed, self.mesh())

@@ -4,7 +4,9 @@ Everything hangs on what counts as zero, so the answer carries its rank, the tol
 behind the last eigenvalue that counts, and the condition numbers at neighbouring ranks.
 """
 
+import functools
 import math
+import warnings
 from typing import Any
 
 import equinox as eqx
@@ -17,19 +19,24 @@ from jaxtyping import Array, Float, Int
 from jaxttp._core.checks import check_integer, check_number, is_concrete
 from jaxttp._core.double import as_double, check_symmetric, double, precision_of
 from jaxttp._core.results import RESULT, describe
-from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.conditioning._krylov import ends_by_products
-from jaxttp.conditioning._shift_invert import TOLERANCE, dense_ends, is_symmetric
-from jaxttp.conditioning._smallest import Extremes, structured_extremes
+from jaxttp._core.xla_cpu.threads import decompose, limited
+from jaxttp.conditioning._structured import structured_extremes
 from jaxttp.conditioning.bounds import ratio
 from jaxttp.conditioning.linear import LinearGaussNewton
-from jaxttp.ntk.row_sharded import RowSharded, recognised
+from jaxttp.ntk.lanczos import Ritz, lanczos, lanczos_of_network, runs_a_network
+from jaxttp.ntk.sharded import gathered
 
 DENSE = 1024
 """Operators up to this size are made dense, and all their eigenvalues computed."""
 
 LARGE = 3000
 """Matrices beyond this, whose values are known, are asked for both ends of the spectrum only."""
+
+LANCZOS_STEPS = 256
+"""Products spent on an operator about which nothing is known."""
+
+TOLERANCE = 1e-10
+"""Relative accuracy of the ends of a large matrix; rounding leaves eps * kappa beside it."""
 
 
 class ConditionNumber(eqx.Module):
@@ -112,18 +119,18 @@ def condition_number(
     rank where it is known (`generic_rank`), since that is safer. Eigenvalues enter by absolute
     value, so that the indefinite functional Hessian can be asked, too.
 
-    A large positive definite matrix (beyond 3000 rows) is factorised, and a Lanczos process on its
+    A large matrix of full rank (beyond 3000 rows) is factorised, and a Lanczos process on its
     inverse finds the smallest eigenvalues ("iterative"); `spectrum=True` insists on all of them.
 
     A `LinearGaussNewton` of any size is solved through its structure: its rank is that of the
     factors, and a preconditioned iteration (LOBPCG) finds both ends. Any other operator beyond 1024
     rows gets a Lanczos process of 256 steps. Where it meets all distinct eigenvalues (a multiple of
-    the identity, a low rank) its answer is exact, else a lower bound that says so. A single
-    eigenvalue below 10 n eps lambda_max may escape it.
+    the identity, a low rank) its answer is exact ("iterative"), else a lower bound that says so;
+    the rank is then not known, but for one that is given. A single eigenvalue below
+    10 n eps lambda_max may escape it.
 
     Args:
-        matrix_or_operator: (n, n), a kernel (N, C, N, C), or a symmetric `lineax` operator. A
-            kernel that lies on many devices (`jaxttp.ntk.RowSharded`) is one of the last.
+        matrix_or_operator: (n, n), a kernel (N, C, N, C), or a symmetric `lineax` operator.
         rank: the number of non-zero eigenvalues, if known; may be traced.
         rtol: what is below rtol * lambda_max counts as zero, in place of n * eps.
         spectrum: compute all eigenvalues of a matrix, however large; they are in `eigenvalues`.
@@ -149,11 +156,9 @@ def condition_number(
     if rank is not None and is_concrete(rank):
         whole = np.asarray(rank)[()] if isinstance(rank, Array | np.ndarray) else rank
         rank = check_integer("rank", whole, at_least=1)
-    matrix_or_operator = recognised(matrix_or_operator)
-    if isinstance(matrix_or_operator, RowSharded):
-        matrix_or_operator = _by_products(matrix_or_operator)
     if isinstance(matrix_or_operator, lx.AbstractLinearOperator):
         return _of_operator(matrix_or_operator, rank, rtol)
+    matrix_or_operator = gathered(matrix_or_operator)
     precision = precision_of(matrix_or_operator)
     with double():
         matrix = as_double("matrix_or_operator", matrix_or_operator)
@@ -165,6 +170,7 @@ def condition_number(
                 "matrix_or_operator must be a matrix (n, n), a kernel (N, C, N, C) or a lineax "
                 f"operator; got shape {matrix.shape}."
             )
+        matrix = check_symmetric("matrix_or_operator", matrix, precision)
         if (
             not spectrum
             and matrix.shape[0] > LARGE
@@ -174,25 +180,7 @@ def condition_number(
             found = _of_ends(matrix, rtol, precision, trusted=rank is not None)
             if found is not None:
                 return found
-        matrix = check_symmetric("matrix_or_operator", matrix, precision)
         return _of_spectrum(decompose(jnp.linalg.eigvalsh, matrix), rank, rtol, precision)
-
-
-def _by_products(kernel: RowSharded) -> lx.FunctionLinearOperator:
-    """A square kernel on many devices as an operator on flat vectors."""
-    half = kernel.ndim // 2
-    if kernel.ndim == 3 or kernel.shape[:half] != kernel.shape[half:]:
-        raise ValueError(
-            f"matrix_or_operator must be a kernel (N, C, N, C) or (N, N); got {kernel.shape}."
-        )
-    flat = jax.ShapeDtypeStruct((math.prod(kernel.shape[:half]),), kernel.dtype)
-    product = jax.tree_util.Partial(_flat_product, kernel)
-    return lx.FunctionLinearOperator(product, flat, lx.positive_semidefinite_tag)
-
-
-def _flat_product(kernel: RowSharded, vector: Array) -> Array:
-    shape = kernel.shape[:2] if kernel.ndim == 4 else (kernel.shape[0], 1)
-    return kernel.apply(vector.reshape(shape)).reshape(-1)
 
 
 def _may_have_full_rank(rank: Any, matrix: Array) -> bool:
@@ -203,30 +191,38 @@ def _may_have_full_rank(rank: Any, matrix: Array) -> bool:
 def _of_ends(
     matrix: Array, rtol: float | None, precision: float, *, trusted: bool
 ) -> ConditionNumber | None:
-    """From both ends of a positive definite matrix; None if it is not one, or not symmetric.
+    """From both ends of a matrix of full rank, by shift and invert; None where it has not that.
+
+    A factorisation is a tenth of the work of all eigenvalues, and runs at full speed where the
+    reduction to tridiagonal form waits for memory. In SciPy, outside jit.
 
     Where the full rank was given (`trusted`) no tolerance cuts it.
     """
+    import scipy.linalg  # here, since loading it takes as long as half of jaxttp
+    from scipy.sparse.linalg import ArpackError, eigsh
+
     values, n = np.asarray(matrix), matrix.shape[0]
-    if matrix.shape[1] != n or not is_symmetric(values, precision):
-        return None  # the caller then checks for symmetry, and says what is wrong
-    ends = dense_ends(values)
-    if ends is None:
+    common: dict[str, Any] = {
+        "v0": np.random.default_rng(0).standard_normal(n), "tol": TOLERANCE,
+        "return_eigenvectors": False,
+    }  # fmt: skip
+    try:
+        with limited(n), warnings.catch_warnings():
+            warnings.simplefilter("error", scipy.linalg.LinAlgWarning)  # an exact zero
+            largest = np.max(np.abs(eigsh(values, k=1, which="LM", **common)))
+            ends = np.sort(np.abs(eigsh(values, k=2, sigma=0.0, which="LM", **common)))
+    except (scipy.linalg.LinAlgWarning, np.linalg.LinAlgError, ArpackError, RuntimeError):
         return None
-    tolerance = (n * precision if rtol is None else rtol) * ends.largest
-    if ends.smallest <= tolerance and not trusted:
+    tolerance = (n * precision if rtol is None else rtol) * largest
+    if not np.all(np.isfinite(ends)) or (ends[0] <= tolerance and not trusted):
         return None
     found = _partial(
-        jnp.asarray(ends.largest), jnp.asarray(ends.smallest), n, TOLERANCE, "iterative"
+        jnp.asarray(largest), jnp.asarray(ends[0]), n, TOLERANCE, "iterative", tolerance
     )
     return eqx.tree_at(
-        lambda result: (result.tolerance, result.gap, result.rank_below),
+        lambda result: (result.gap, result.rank_below),
         found,
-        (
-            jnp.asarray(tolerance),
-            jnp.asarray(math.inf),
-            ratio(jnp.asarray(ends.largest), jnp.asarray(ends.second)),
-        ),
+        (jnp.asarray(math.inf), ratio(jnp.asarray(largest), jnp.asarray(ends[1]))),
     )
 
 
@@ -235,9 +231,6 @@ def _of_spectrum(
     rank: Any,
     rtol: float | None,
     precision: float,
-    *,
-    kind: str = "dense",
-    error: Any = 0.0,
 ) -> ConditionNumber:
     """From all eigenvalues, under any transformation."""
     n = eigenvalues.shape[0]
@@ -275,9 +268,9 @@ def _of_spectrum(
         gap_rank=gap_rank,
         rank_below=jnp.where(counted > 1, ratio(largest, at(counted - 2)), jnp.nan),
         rank_above=jnp.where(counted < n, ratio(largest, beyond), jnp.nan),
-        error=jnp.full_like(largest, error),
+        error=jnp.zeros_like(largest),
         eigenvalues=values,
-        kind=kind,
+        kind="dense",
     )
 
 
@@ -305,7 +298,7 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
 
 
 def _of_structure(operator: LinearGaussNewton, rank: Any) -> ConditionNumber:
-    found: Extremes = structured_extremes(operator)
+    found = structured_extremes(operator)
     if rank is not None and int(rank) != found.rank:
         raise ValueError(
             f"rank={rank} contradicts the factors, whose rank is {found.rank}; leave it None, or "
@@ -363,27 +356,62 @@ def _of_products(operator: Any, n: int, rank: Any, rtol: float | None) -> Condit
             f"{DENSE} rows; its input is {structure}."
         )
     precision = float(jnp.finfo(structure.dtype).eps)
-    found = ends_by_products(operator, n, precision, rtol)
-    tolerance = (n * precision if rtol is None else rtol) * found.largest
-    if not is_concrete(found.largest) or not is_concrete(rank):
-        contradicted = False if rank is None else ~found.spanned & (found.counted > rank)
-        result = _partial(
-            found.largest, found.smallest, -1 if rank is None else rank, found.error, "lower bound",
-            tolerance,
-        )  # fmt: skip
+    steps = min(LANCZOS_STEPS, n)
+    start = jax.random.normal(jax.random.key(0), (n,), jnp.float64)
+    if runs_a_network(operator) and is_concrete(start):
+        start = _product(operator, start)
+        ritz = lanczos_of_network(_product, operator, start, steps, precision=precision)
+        found = _ends_of(ritz, n, precision, rtol)
+    else:
+        found = _ends_by_products(operator, start, steps, precision, rtol)
+    largest, smallest, counted, closed = found
+    tolerance = (n * precision if rtol is None else rtol) * largest
+    error = jnp.where(closed, 10 * precision * n**0.5 * largest / smallest, math.nan)
+    if not is_concrete(largest) or not is_concrete(rank):
+        contradicted = False if rank is None else counted > rank
+        known = -1 if rank is None else rank
+        result = _partial(largest, smallest, known, error, "lower bound", tolerance)
         value = jnp.where(contradicted, math.nan, result.value)
         return eqx.tree_at(lambda result: result.value, result, value)
-    _check_products(operator, found.largest)
-    counted, kind = int(found.counted), "iterative" if bool(found.complete) else "lower bound"
-    if bool(found.spanned):
-        values = jnp.append(found.values, jnp.zeros(n - len(found.values)))
-        share = max(10 * n * precision, rtol or 0.0)
-        return _of_spectrum(values, rank, share, precision, kind=kind, error=found.error)
-    if rank is not None and counted > int(rank):
+    _check_products(operator, largest)
+    if rank is not None and int(counted) > int(rank):
         raise ValueError(
-            f"rank={rank} contradicts the operator, of which at least {counted} eigenvalues exceed "
-            f"{n * precision if rtol is None else rtol:.2g} of the largest; say with rtol what "
-            "counts as zero, or pass the dense matrix to look at the spectrum."
+            f"rank={rank} contradicts the operator, of which at least {int(counted)} eigenvalues "
+            f"exceed {n * precision if rtol is None else rtol:.2g} of the largest; say with rtol "
+            "what counts as zero, or pass the dense matrix to look at the spectrum."
         )
-    known = -1 if rank is None else int(rank)
-    return _partial(found.largest, found.smallest, known, found.error, kind, tolerance)
+    kind, known = "iterative" if bool(closed) else "lower bound", -1 if rank is None else int(rank)
+    return _partial(largest, smallest, known, error, kind, tolerance)
+
+
+@eqx.filter_jit
+def _ends_by_products(
+    operator: Any, start: Array, steps: int, precision: float, rtol: float | None
+) -> tuple[Array, Array, Array, Array]:
+    product = functools.partial(_product, operator)
+    ritz = lanczos(product, product(start), steps, precision=precision)
+    return _ends_of(ritz, start.size, precision, rtol)
+
+
+def _product(operator: Any, vector: Array) -> Array:
+    return operator.mv(vector.astype(operator.in_structure().dtype)).astype(jnp.float64)
+
+
+@eqx.filter_jit
+def _ends_of(
+    ritz: Ritz, n: int, precision: float, rtol: float | None
+) -> tuple[Array, Array, Array, Array]:
+    """The largest eigenvalue, at least the smallest that counts, how many do, whether all are met.
+
+    The start lies in the range, and so do all vectors v = Q y of the Krylov space, of which
+    |A v| = |T y|. So the least singular value of T is at least the smallest absolute eigenvalue
+    that is not zero, while a Ritz value may be nearer to zero, between positive and negative ones.
+    """
+    values = jnp.where(ritz.known, jnp.abs(ritz.values), 0.0)
+    largest = jnp.max(values)
+    tolerance = (n * precision if rtol is None else rtol) * largest
+    stretched = decompose(jnp.linalg.svd, ritz.projected, compute_uv=False)
+    sizes = jnp.where(ritz.closed, values, stretched)
+    smallest = jnp.min(jnp.where(sizes > tolerance, sizes, jnp.inf))
+    counted = jnp.sum(values > tolerance)
+    return largest, jnp.where(largest > 0, smallest, 0.0), counted, ritz.closed

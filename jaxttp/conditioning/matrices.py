@@ -34,7 +34,7 @@ from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.ntk._select import leaf_paths, select_leaves, split_trainable
 from jaxttp.ntk.gram import kernel_of
-from jaxttp.ntk.row_sharded import gathered, several
+from jaxttp.ntk.sharded import gathered, several
 
 KINDS = ("gauss_newton", "generalized", "functional_hessian", "hessian")
 HESSIANS = KINDS[2:]

@@ -26,7 +26,7 @@ from jaxttp.dynamics._edge import DAMPED, FAR, TRIAL, Damping, growth, slow_down
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes
 from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.kernels import Kernel
 
 SHARES = tuple(2.0 ** (-k / 2) for k in range(15))
 """Shares of the full batch's edge that are tried, the largest first."""

@@ -25,7 +25,7 @@ from jaxttp.dynamics._pieces import add_vectors, split_row, surveyed, zeros
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, run_segment
 from jaxttp.dynamics.optimizers import Optimizer, inlined
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Factored, Kernel
+from jaxttp.ntk.kernels import Factored, Kernel
 
 LINEAR = 1e-3
 """Kernels that differ by less than this share are those of a linear network."""

@@ -20,7 +20,7 @@ from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes
 from jaxttp.dynamics.stability import curvature_modes
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.kernels import Kernel
 
 DAMPED = 0.5
 """A damped mode moves as one whose eigenvalue is this share of the edge."""

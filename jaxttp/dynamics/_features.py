@@ -21,7 +21,7 @@ from jaxttp.dynamics._edge import Damping
 from jaxttp.dynamics._segment import Chord, Knot, Run, Start, begin, risen, share
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes, slots
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Factored
+from jaxttp.ntk.kernels import Factored
 
 CHUNK = 32
 """Steps whose outputs are computed at once."""

@@ -15,13 +15,12 @@ from jaxttp._core.compile import jit
 from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import apply_kernel, columns_of
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Factored
-from jaxttp.ntk.row_sharded import RowSharded
+from jaxttp.ntk.kernels import Factored
 
 
 @functools.partial(jit, static_argnames=("loss", "all_errors"))
 def heavy_ball(
-    matrix: Float[Array, "nc nc"] | Float[Array, "n n"] | Factored | RowSharded,
+    matrix: Float[Array, "nc nc"] | Float[Array, "n n"] | Factored,
     start: Float[Array, "n c"],
     targets: Float[Array, "n k"],
     rates: Float[Array, "t s"],
@@ -33,8 +32,7 @@ def heavy_ball(
     """Loss curves (T + 1, S), final errors (1, S), and which settings did not diverge (S,).
 
     With `all_errors` these are curves too (T + 1, S). A setting that diverges is held where its
-    outputs were last representable. The kernel is a matrix, K (N, N) of K ⊗ I_C or, on
-    many devices, what multiplies.
+    outputs were last representable. The kernel is a matrix, K (N, N) of K ⊗ I_C or factors.
     """
     n, c = start.shape
     count = momenta.shape[0]

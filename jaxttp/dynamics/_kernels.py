@@ -1,11 +1,10 @@
 """What every dynamics function does with its kernel: check it and multiply by it.
 
 A kernel is an array (M, C, N, C), its factors (`jaxttp.ntk.Factored`), or (M, N), which stands for
-K ⊗ I_C (the same scalar kernel for every output, no mixing), as the class sketch gives it. Any of
-them may lie on many devices: arrays with other rows on each, or `jaxttp.ntk.RowSharded`.
+K ⊗ I_C (the same scalar kernel for every output, no mixing), as the class sketch gives it: see
+`jaxttp.ntk.kernels`, which multiplies by all three.
 """
 
-import math
 from typing import Any
 
 import equinox as eqx
@@ -23,69 +22,34 @@ from jaxttp._core.checks import (
     is_concrete,
 )
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk.factored import Factored, Kernel
-from jaxttp.ntk.row_sharded import RowSharded, recognised
+from jaxttp.ntk.kernels import Factored, Kernel, KernelOperator, operator_of
 
 
-def apply_kernel(kernel: Kernel, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
+def apply_kernel(
+    kernel: Kernel | KernelOperator, vectors: Float[Array, "*t n c"]
+) -> Float[Array, "*t m c"]:
     """Theta v for one v (N, C) or many (T, N, C), as one product of pinned precision."""
-    if isinstance(kernel, Factored | RowSharded):
-        return kernel.apply(vectors)
-    if kernel.ndim == 2:
-        return jnp.einsum("mn,...nc->...mc", kernel, vectors, precision="highest")
-    m, c, n, _ = kernel.shape
-    leading = vectors.shape[:-2]
-    flat = vectors.reshape(*leading, n * c)
-    out = jnp.einsum("pq,...q->...p", kernel.reshape(m * c, n * c), flat, precision="highest")
-    return out.reshape(*leading, m, c)
+    return operator_of(kernel).mv(vectors)
 
 
-def columns_of(kernel: Kernel, batch: Int[Array, " b"]) -> Kernel:
+def columns_of(kernel: Kernel, batch: Int[Array, " b"]) -> KernelOperator:
     """Theta[:, :, batch] (M, C, B, C), of a kernel that multiplies."""
-    if isinstance(kernel, Factored):
-        return Factored(kernel.rows, kernel.columns[_rows_of(kernel, batch)], kernel.classes)
-    if isinstance(kernel, RowSharded):
-        return kernel.some_columns(batch)
-    return jnp.take(kernel, batch, axis=kernel.ndim // 2)
-
-
-def _rows_of(kernel: Factored, samples: Int[Array, " b"]) -> Int[Array, " bc"]:
-    """Where the outputs of some samples stand in a factor."""
-    return (samples[:, None] * kernel.classes + jnp.arange(kernel.classes)[None]).reshape(-1)
+    return operator_of(kernel).some_columns(batch)
 
 
 def block_of(kernel: Kernel, rows: Any, columns: Any) -> Kernel:
     """Theta[rows, :, columns] of a kernel, by the numbers of samples."""
-    if isinstance(kernel, RowSharded):
-        return kernel.block(rows, columns)
-    rows, columns = jnp.asarray(rows), jnp.asarray(columns)
-    if isinstance(kernel, Factored):
-        left, right = (_rows_of(kernel, samples) for samples in (rows, columns))
-        return Factored(kernel.rows[left], kernel.columns[right], kernel.classes)
-    return jnp.take(jnp.take(kernel, rows, axis=0), columns, axis=kernel.ndim // 2)
-
-
-def some_samples(kernel: Kernel, rows: Int[Array, " b"]) -> Kernel | None:
-    """Theta[rows, :, rows] (B, C, B, C); None of a kernel on many devices."""
-    return None if isinstance(kernel, RowSharded) else block_of(kernel, rows, rows)
+    return operator_of(kernel).block(rows, columns).plain
 
 
 def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
     """The kernel as a matrix (M C, N C), sample-major."""
-    if isinstance(kernel, Factored):
-        kernel = kernel.dense()
-    if isinstance(kernel, RowSharded):
-        kernel = kernel.on_one_device()
-    if kernel.ndim == 2:
-        return jnp.kron(kernel, jnp.eye(c, dtype=kernel.dtype))
-    m, _, n, _ = kernel.shape
-    return kernel.reshape(m * c, n * c)
+    return operator_of(kernel, c).as_matrix()
 
 
 def as_kernel(kernel: Any, dtype: Any, name: str = "kernel") -> Kernel:
     """A kernel in numbers of `dtype`."""
-    kernel = recognised(kernel)
-    if isinstance(kernel, Factored | RowSharded):
+    if isinstance(kernel, Factored):
         return kernel.astype(dtype)
     return check_array(name, kernel).astype(dtype)
 
@@ -169,18 +133,12 @@ def regularized(kernel: Kernel, diag_reg: Any) -> Kernel:
         diag_reg: a number of at least 0; with 0 the kernel is returned as it is.
 
     Raises:
-        ValueError: another number, or a kernel that is not an array of one device.
+        ValueError: another number.
     """
     check_number("diag_reg", diag_reg, at_least=0.0)
     if is_concrete(diag_reg) and diag_reg == 0:
         return kernel
-    if isinstance(kernel, RowSharded):
-        raise ValueError("diag_reg needs a kernel that is one array in memory, or factors of it.")
-    array = kernel.dense() if isinstance(kernel, Factored) else kernel
-    side = math.isqrt(array.size)
-    matrix = array.reshape(side, side)
-    added = jnp.asarray(diag_reg, array.dtype) * jnp.mean(jnp.diag(matrix))
-    return (matrix + added * jnp.eye(side, dtype=array.dtype)).reshape(array.shape)
+    return operator_of(kernel).regularized(diag_reg).plain
 
 
 def check_rate(learning_rate: Any) -> Any:

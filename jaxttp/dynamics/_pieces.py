@@ -13,7 +13,7 @@ from jaxttp._core.compile import jit
 from jaxttp._core.types import Params
 from jaxttp.dynamics._segment import Run, gram, settled
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.kernels import Kernel
 
 MOST_LEFT = 0.5
 """No larger share of what is missed is said to be left after another run."""

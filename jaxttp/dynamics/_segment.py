@@ -26,7 +26,7 @@ from jaxttp.dynamics._network import compile_network as compile_network
 from jaxttp.dynamics._network import inner
 from jaxttp.dynamics.optimizers import Optimizer, keep_dtypes, slots
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.kernels import Kernel
 
 
 class Start(NamedTuple):

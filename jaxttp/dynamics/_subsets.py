@@ -30,7 +30,7 @@ from jaxttp.dynamics._pieces import as_shares, loss_curve, row_of, zeros
 from jaxttp.dynamics._segment import Chord, Knot, Run
 from jaxttp.dynamics._trajectory import SubsetCurves
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.kernels import Kernel
 
 NEAR = 0.5
 """From this share of the edge of stability on a subset's own edge is looked at."""

@@ -57,7 +57,7 @@ from jaxttp.dynamics._trajectory import RelinearizedTrajectory
 from jaxttp.dynamics.filters import linear_filter, start_shares
 from jaxttp.dynamics.optimizers import HeavyBall, same_program
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.kernels import Kernel
 
 DENIED = 4.0
 """A segment at the edge that the network denies counts as one of this error over the limit."""

@@ -26,7 +26,7 @@ from jaxttp.dynamics._kernels import (
 )
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss, get_loss
-from jaxttp.ntk.factored import Kernel, KernelLike
+from jaxttp.ntk.kernels import Kernel, KernelLike
 
 
 def closed_form(

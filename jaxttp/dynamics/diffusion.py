@@ -34,7 +34,7 @@ from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol
 from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.rates import every_step
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel, KernelLike
+from jaxttp.ntk.kernels import Kernel, KernelLike
 
 NOISES = ("full", "diagonal", "constant", "none")
 SOLVERS = {"euler": diffrax.Euler, "shark": diffrax.ShARK, "sea": diffrax.SEA}

@@ -25,7 +25,7 @@ from jaxttp.dynamics._kernels import (
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.closed_form import closed_form
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel, KernelLike
+from jaxttp.ntk.kernels import Kernel, KernelLike
 
 SOLVERS = {
     "tsit5": diffrax.Tsit5,

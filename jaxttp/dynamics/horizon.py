@@ -18,7 +18,7 @@ from jaxttp._core.results import RESULT
 from jaxttp.dynamics._kernels import check_problem, check_rate, check_times
 from jaxttp.dynamics.flow import SOLVERS, Motion, solve, tolerances
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import KernelLike
+from jaxttp.ntk.kernels import KernelLike
 
 
 class FlowCurves(eqx.Module):

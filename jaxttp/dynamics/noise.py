@@ -38,8 +38,8 @@ from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk.factored import Kernel, KernelLike
 from jaxttp.ntk.gram import kernel_of
+from jaxttp.ntk.kernels import Kernel, KernelLike
 
 
 def noise_factor(

@@ -25,7 +25,7 @@ from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, keep_dtypes, same_program
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel, KernelLike
+from jaxttp.ntk.kernels import Kernel, KernelLike
 
 
 def recursion(

@@ -60,7 +60,7 @@ from jaxttp.dynamics._walk import (
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.kernels import Kernel
 
 
 def relinearized_recursion(  # noqa: PLR0913

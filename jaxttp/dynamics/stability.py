@@ -15,9 +15,9 @@ from jaxttp._core.compile import jit
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.losses import Loss
-from jaxttp.ntk._lanczos import lanczos
-from jaxttp.ntk.factored import Kernel, KernelLike
-from jaxttp.ntk.row_sharded import on_many_devices
+from jaxttp.ntk.kernels import Kernel, KernelLike
+from jaxttp.ntk.lanczos import lanczos
+from jaxttp.ntk.sharded import on_many_devices
 
 LANCZOS_STEPS = 64
 OPERATOR_STEPS = 31

@@ -11,11 +11,11 @@ from jaxtyping import Array
 from jaxttp._core.compile import jit
 from jaxttp._core.samples import take
 from jaxttp._core.types import Params
-from jaxttp.dynamics._kernels import apply_kernel, some_samples
+from jaxttp.dynamics._kernels import apply_kernel, block_of
 from jaxttp.dynamics._pieces import add_vectors
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.kernels import Kernel
 
 POINTS = 64
 """Points on a way that are looked at."""
@@ -46,15 +46,12 @@ class Subset(NamedTuple):
         return self.start.shape[0]
 
     def some(self) -> "Subset":
-        """As many as the network is asked about, drawn by lot, the same ones every time.
-
-        All of them where the kernel lies on many devices.
-        """
+        """As many as the network is asked about, drawn by lot, the same ones every time."""
         size = sampled(self.size)
-        rows = np.sort(np.random.default_rng(0).permutation(self.size)[:size])
-        kernel = some_samples(self.kernel, jnp.asarray(rows)) if size < self.size else None
-        if kernel is None:
+        if size >= self.size:
             return self
+        rows = np.sort(np.random.default_rng(0).permutation(self.size)[:size])
+        kernel = block_of(self.kernel, rows, rows)
         return Subset(kernel, take(self.x, rows), take(self.targets, rows), self.start[rows], rows)
 
 

@@ -24,7 +24,7 @@ from jaxttp.forecast.paths.weight_space import WeightSpace
 from jaxttp.forecast.planner import ForecastPlan, plan_forecast
 from jaxttp.forecast.problem import Problem
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
-from jaxttp.ntk.row_sharded import is_by_process, several
+from jaxttp.ntk.sharded import is_by_process, several
 
 WAYS: dict[str, type[Dynamics]] = {
     "auto": Recursion,

@@ -36,7 +36,7 @@ from jaxttp.forecast._stability import RISE
 from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
-from jaxttp.ntk.factored import KernelLike
+from jaxttp.ntk.kernels import KernelLike
 
 GROWTHS = (*np.linspace(-1.0, 1.0, 21), *np.linspace(1.25, 8.0, 28))
 """The gammas that a fit to losses chooses from."""

@@ -36,7 +36,7 @@ from jaxttp.forecast.swept import RISK, Sweep
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule, Values, targets_of
 from jaxttp.ntk.estimators import KernelEstimator
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.kernels import Kernel
 from jaxttp.ntk.spectrum import eigendecomposition, label_alignment
 from jaxttp.training import time_step
 

@@ -22,7 +22,7 @@ from jaxttp.forecast.bands import (
 from jaxttp.forecast.descent import Descent
 from jaxttp.forecast.paths.base import Linearizer, Path
 from jaxttp.losses.rule import Rule, Target
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.kernels import Kernel
 
 LEVEL = 0.9
 

@@ -36,7 +36,7 @@ from jaxttp.forecast.planner import plan_forecast, suited
 from jaxttp.forecast.swept import FEW, SHOWN, Sweep
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule, Target
-from jaxttp.ntk.factored import Kernel
+from jaxttp.ntk.kernels import Kernel
 
 SURE, LEAST, MOST = 1, 2, 8
 """So many of the first are to be looked at, and so many settings in all, at least and at most."""

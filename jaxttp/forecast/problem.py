@@ -37,7 +37,7 @@ from jaxttp.ntk._costs import Workload
 from jaxttp.ntk._linear import is_linear
 from jaxttp.ntk._select import select_leaves, split_trainable
 from jaxttp.ntk.gram import workload
-from jaxttp.ntk.row_sharded import gathered, is_by_process, of_processes
+from jaxttp.ntk.sharded import gathered, is_by_process, of_processes
 
 COLLECTIONS = ("params", "batch_stats")
 """Keys of Flax's variables, where they were not taken apart."""

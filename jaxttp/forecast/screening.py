@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -29,8 +30,7 @@ from jaxttp.forecast.paths.base import Linearizer
 from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss, get_loss
 from jaxttp.losses.rule import TRAIN_CURVES, Rule, Target, check_targets
-from jaxttp.ntk.factored import Kernel, KernelLike
-from jaxttp.ntk.row_sharded import on_many_devices
+from jaxttp.ntk.kernels import Kernel, KernelLike
 
 _CHUNK_BYTES = 64 << 20
 RANKINGS = ("shared", "own")
@@ -199,8 +199,8 @@ def _follow_together(
         if batch_size is not None:
             longest = max(settings[i].steps for i in members)
             indices = batch_indices(wanted.key, n, batch_size, longest, protocol=wanted.protocol)
-        as_it_is = on_many_devices(theta) or theta.ndim == 2
-        matrix = theta if as_it_is else flatten_kernel(theta, c)
+        is_array = isinstance(theta, jax.Array) and theta.ndim == 4
+        matrix = flatten_kernel(theta, c) if is_array else theta
         size = max(1, _CHUNK_BYTES // (5 * start.size * start.dtype.itemsize))
         for low in range(0, len(members), size):
             part = members[low : low + size]

@@ -25,7 +25,7 @@ from jaxttp.forecast.swept import Sweep
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule, Target, Values, targets_of
 from jaxttp.ntk.estimators import KernelEstimator
-from jaxttp.ntk.factored import KernelLike
+from jaxttp.ntk.kernels import KernelLike
 
 
 def sweep(  # noqa: PLR0913

@@ -1,18 +1,12 @@
 """The kernel, and nothing that moves: exact, sketched, matrix-free, and its spectrum."""
 
 from jaxttp.ntk._plan import KernelPlan
-from jaxttp.ntk.density import (
-    SpectralDensity,
-    extreme_eigenvalues,
-    spectral_density,
-    top_eigenpairs,
-)
 from jaxttp.ntk.estimators import ClassSketched, Estimate, Exact, KernelEstimator, Sketched
-from jaxttp.ntk.factored import Factored
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
+from jaxttp.ntk.kernels import Factored
+from jaxttp.ntk.lanczos import SpectralDensity, extreme_eigenvalues, spectral_density
 from jaxttp.ntk.operator import NTKOperator, ntk_operator
 from jaxttp.ntk.power_law import PowerLaw, fit_power_law
-from jaxttp.ntk.row_sharded import RowSharded
 from jaxttp.ntk.signed import ClassSketch, class_sketch
 from jaxttp.ntk.sketch import sketch_error, sketch_jacobian
 from jaxttp.ntk.spectrum import (
@@ -40,7 +34,6 @@ __all__ = [
     "NTKOperator",
     "PSDReport",
     "PowerLaw",
-    "RowSharded",
     "Sketched",
     "SpectralDensity",
     "as_matrix",
@@ -58,5 +51,4 @@ __all__ = [
     "sketch_error",
     "sketch_jacobian",
     "spectral_density",
-    "top_eigenpairs",
 ]

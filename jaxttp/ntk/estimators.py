@@ -16,11 +16,10 @@ from jaxtyping import Array, Float
 from jaxttp._core.checks import check_integer, check_key, check_number
 from jaxttp._core.types import Params
 from jaxttp.ntk._plan import KernelPlan
-from jaxttp.ntk._sharded_sketch import check_width
 from jaxttp.ntk._sketch_layers import sketch_cost
-from jaxttp.ntk.factored import Factored, Kernel
 from jaxttp.ntk.gram import kernel_of, ntk_plan, workload
-from jaxttp.ntk.row_sharded import RowSharded, on_many_devices, several
+from jaxttp.ntk.kernels import Factored, Kernel
+from jaxttp.ntk.sharded import several
 from jaxttp.ntk.signed import signed_kernel, signed_network
 from jaxttp.ntk.sketch import sketch_of
 
@@ -122,12 +121,11 @@ class Exact(KernelEstimator):
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None
     ) -> Kernel:
         whole, output = _asked(problem)
-        found = kernel_of(
+        return kernel_of(
             whole.apply_fn, problem.restore(weights), x1, x2, trainable=problem.trainable,
             output=output, batch_size=self.batch_size, max_bytes=self.max_bytes, progress=progress,
             mesh=self.mesh,
         )  # fmt: skip
-        return _on(self.mesh, found)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,8 +138,8 @@ class Sketched(KernelEstimator):
         sketch_dim: width of the projection; the error falls as 1/sqrt(sketch_dim).
         key: a `jax.random.key`.
         batch_size: samples whose rows of the Jacobian are held at once.
-        mesh: a `jax.sharding.Mesh` over whose devices S is sharded, by columns: `sketch_dim` is a
-            multiple of them, and the kernel is not formed however wide S is.
+        mesh: a `jax.sharding.Mesh` over whose devices the rows of S are sharded; the kernel is not
+            formed then, however wide S is.
 
     Raises:
         ValueError: a number out of range, or no key.
@@ -168,9 +166,7 @@ class Sketched(KernelEstimator):
         check_key(self.key)
         if self.batch_size is not None:
             check_integer("kernel_batch_size", self.batch_size, at_least=1)
-        devices = several(self.mesh)
-        if devices is not None:
-            check_width(self.sketch_dim, devices)
+        several(self.mesh)
 
     def estimate(self, problem: Any, weights: Params, progress: Tiles | None = None) -> Estimate:
         """See `KernelEstimator`."""
@@ -286,8 +282,7 @@ class ClassSketched(KernelEstimator):
             )
             for key in jax.random.split(self.key, self.draws)
         ]  # fmt: skip
-        mean = jax.tree.map(lambda *each: sum(each[1:], each[0]) / self.draws, *found)
-        return _on(self.mesh, mean)
+        return sum(found[1:], found[0]) / self.draws
 
 
 def plan_of(problem: Any, **options: Any) -> KernelPlan:
@@ -312,12 +307,6 @@ def _repeated_product(problem: Any) -> float:
 def _of_one(kernel: Exact | ClassSketched) -> int | None:
     """The bound of a kernel on one device; on a mesh no device has all of it."""
     return kernel.max_bytes if several(kernel.mesh) is None else None
-
-
-def _on(mesh: Any, kernel: Any) -> Kernel:
-    """A kernel of `empirical_ntk` as what multiplies on its mesh."""
-    devices = several(mesh)
-    return kernel if devices is None else RowSharded.of(kernel, devices)
 
 
 def _product(
@@ -351,9 +340,6 @@ def delete_groups(
     parts = np.array_split(np.arange(width), min(GROUPS, width))
     for part in parts:
         k = np.setdiff1d(np.arange(width), part)
-        if on_many_devices(sketch):  # columns stay where they are
-            rest = sketch * np.isin(np.arange(width), k).astype(sketch.dtype)[None, None]
-        else:
-            rest = sketch[..., k]
+        rest = sketch[..., k]
         kernel = Factored.of(rest * (width / max(1, len(k))), rest)
         yield kernel if is_factored else kernel.dense()

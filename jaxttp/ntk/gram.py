@@ -37,10 +37,8 @@ from jaxttp.ntk._plan import KernelPlan, make_plan
 from jaxttp.ntk._program import NetworkProgram, trace, trace_sample
 from jaxttp.ntk._room import devices_of, room_on
 from jaxttp.ntk._select import leaf_paths, select_leaves
-from jaxttp.ntk._sharded import sharded_kernel
-from jaxttp.ntk._shares import plan_on
 from jaxttp.ntk._sites import find_sites
-from jaxttp.ntk.row_sharded import RowSharded, several
+from jaxttp.ntk.sharded import several, sharded_kernel
 
 Output = Literal["full", "trace", "diagonal"]
 _OUTPUTS = ("full", "trace", "diagonal")
@@ -89,8 +87,7 @@ def empirical_ntk(
             fit into is computed some outputs at a time.
         mesh: a `jax.sharding.Mesh` over whose devices the rows are sharded, parameters being on
             all of them; None for one device. `max_bytes` is then that of one device. Where the
-            devices do not divide N1 the result is a `jaxttp.ntk.RowSharded`, which goes wherever a
-            kernel does.
+            devices do not divide N1 each has the whole result.
         accumulation_dtype: dtype of the sums and of the result, "float32" or "float64"; None for
             the network's (at least float32). "float64" needs no global switch.
         per_layer: return a dict from parameter path to its kernel; they sum to the whole.
@@ -103,8 +100,7 @@ def empirical_ntk(
         ValueError: an unknown option, x1 and x2 that do not match, values or gradients that are
             not finite, nothing trainable, outputs that are not (N, C) or depend on other samples, a
             kernel that the memory there is does not hold (what fits is named), or a `max_bytes`
-            that cannot be kept (the least that can is stated, and the fewest devices with which it
-            can).
+            that cannot be kept (the least that can is stated).
 
     Example:
         >>> import jax.numpy as jnp
@@ -162,9 +158,13 @@ def kernel_of(
     if max_bytes is None:
         plan = _within_memory(job, plan, devices, method, batch_size)
     if devices is None:
-        result: dict[str, Any] = _compute(job, plan, progress)
+        result = _compute(job, plan, progress)
     else:
-        result = _compute_sharded(job, plan, devices, progress)
+        with jax.default_matmul_precision("highest"):
+            result = sharded_kernel(
+                compiled(job.work.program, job.variant(plan)), plan, devices, job.leaves, job.rows,
+                job.columns, output=job.work.output, dtype=job.dtype, progress=progress,
+            )  # fmt: skip
     if per_layer:
         return {job.work.paths[int(name)]: kernel for name, kernel in result.items()}
     return result["sum"]
@@ -205,8 +205,7 @@ def ntk_plan(
         The plan; printing it explains it.
 
     Raises:
-        ValueError: a `max_bytes` that cannot be kept (the least that can is stated, and the fewest
-            devices with which it can).
+        ValueError: a `max_bytes` that cannot be kept (the least that can is stated).
 
     Example:
         >>> import jax.numpy as jnp
@@ -322,12 +321,9 @@ class Job:
         self, mesh: Mesh | None, method: str, batch_size: int | None, max_bytes: int | None
     ) -> KernelPlan:
         """The plan of one of the devices of a mesh."""
-
-        def plan(devices: int) -> KernelPlan:
-            found = self.on_each(devices).plan(method, batch_size, max_bytes)
-            return dataclasses.replace(found, devices=devices, host_bytes=self.bytes)
-
-        return plan_on(1 if mesh is None else mesh.size, plan, self.work.n1)
+        devices = 1 if mesh is None else mesh.size
+        found = self.on_each(devices).plan(method, batch_size, max_bytes)
+        return dataclasses.replace(found, devices=devices, host_bytes=self.bytes)
 
     @property
     def bytes(self) -> int:
@@ -484,15 +480,3 @@ def _add_outputs(found: Array, part: Array, low: Any, *, share: float) -> Array:
     if part.ndim == 3:
         return jax.lax.dynamic_update_slice_in_dim(found, part, low, axis=2)
     return found + part * jnp.asarray(share, part.dtype)
-
-
-def _compute_sharded(
-    job: Job, plan: KernelPlan, mesh: Mesh, progress: Callable[[int, int], None] | None
-) -> dict[str, Array | RowSharded]:
-    functions = compiled(job.work.program, job.variant(plan))
-    with jax.default_matmul_precision("highest"):
-        found = sharded_kernel(
-            functions, plan, mesh, job.leaves, job.rows, job.columns, output=job.work.output,
-            dtype=job.dtype, progress=progress,
-        )  # fmt: skip
-    return {name: kernel.simplest() for name, kernel in found.items()}

@@ -16,7 +16,6 @@ from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.ntk._select import select_leaves
 from jaxttp.ntk.gram import kernel_of
-from jaxttp.ntk.row_sharded import RowSharded
 from jaxttp.ntk.sketch import check_rows
 
 
@@ -90,7 +89,6 @@ def class_sketch(
     kernel = signed_kernel(
         apply_fn, params, x, key=key, trainable=tree, batch_size=batch_size, max_bytes=max_bytes
     )
-    assert isinstance(kernel, jax.Array)  # without a mesh
     check_gradients(apply_fn, params, x, kernel, trainable=mask)
     few = min(check, n)
     block = take(x, slice(few))
@@ -119,7 +117,7 @@ def signed_kernel(
     key: Array,
     trainable: Any = None,
     **options: Any,
-) -> Float[Array, "n m"] | RowSharded:
+) -> Float[Array, "n m"]:
     """The kernel of Σ_c s_c f_c / √C between two sets of samples, one backward pass a sample.
 
     Args:

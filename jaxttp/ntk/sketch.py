@@ -36,10 +36,9 @@ from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._select import select_leaves
-from jaxttp.ntk._sharded_sketch import check_width, sharded_sketch
 from jaxttp.ntk._sketch_layers import LayeredSketcher, Projections, SketchLayers
 from jaxttp.ntk.gram import job_of
-from jaxttp.ntk.row_sharded import several
+from jaxttp.ntk.sharded import several, sharded_sketch
 
 _KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
 _DENSE_BLOCK = 1024  # coordinates whose projection is drawn at once
@@ -76,15 +75,15 @@ def sketch_jacobian(
             (√3 {-1, 0, +1} with probabilities 1/6, 2/3, 1/6).
         trainable: see `empirical_ntk`.
         batch_size: samples differentiated at a time; None for as many as fit into 256 MiB.
-        mesh: a `jax.sharding.Mesh` over whose devices the samples are differentiated, and the
-            columns of the sketch sharded; None for one device. `batch_size` is then of each.
+        mesh: a `jax.sharding.Mesh` over whose devices the rows of the sketch are sharded;
+            None for one device. `batch_size` is then of each.
 
     Returns:
         The sketch (N, C, dim).
 
     Raises:
-        ValueError: an unknown kind, `dim` or `batch_size` below one, nothing trainable; a `dim`
-            that the devices of `mesh` do not divide; gradients that are not finite.
+        ValueError: an unknown kind, `dim` or `batch_size` below one, nothing trainable, or
+            gradients that are not finite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -131,8 +130,6 @@ def sketch_of(
 ) -> Array:
     """`sketch_jacobian` of a network whose outputs are known to be of one sample each."""
     devices = several(mesh)
-    if devices is not None:
-        check_width(check_integer("dim", dim, at_least=1), devices)
     x = check_samples("x", x)
     work = Projection.of(apply_fn, params, x, key, dim, kind, trainable, batch_size)
     with jax.default_matmul_precision("highest"):

@@ -23,8 +23,7 @@ from jaxttp._core.checks import (
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.ntk.factored import Factored, KernelLike
-from jaxttp.ntk.row_sharded import RowSharded, recognised
+from jaxttp.ntk.kernels import Factored, KernelLike
 
 
 class PSDReport(NamedTuple):
@@ -84,23 +83,21 @@ def as_matrix(kernel: KernelLike) -> Array:
     """(N, C, N, C) or (N, N) as a square matrix.
 
     Raises:
-        ValueError: any other shape; a large kernel whose rows lie on many devices.
+        ValueError: any other shape.
 
     Example:
         >>> import jax.numpy as jnp
         >>> as_matrix(jnp.zeros((3, 2, 3, 2))).shape
         (6, 6)
     """
-    kernel = recognised(kernel)
-    if isinstance(kernel, RowSharded):
-        kernel = kernel.on_one_device()
     shape = kernel.shape if isinstance(kernel, Factored) else jnp.shape(kernel)
     half = shape[: len(shape) // 2]
     if len(shape) not in (2, 4) or half != shape[len(shape) // 2 :]:
         raise ValueError(f"kernel must be (N, C, N, C) or (N, N); got {shape}.")
     size = half[0] * (half[1] if len(half) == 2 else 1)
-    whole = kernel.dense() if isinstance(kernel, Factored) else kernel
-    return check_array("kernel", whole, floating=True).reshape(size, size)
+    if isinstance(kernel, Factored):
+        return kernel.as_matrix()
+    return check_array("kernel", kernel, floating=True).reshape(size, size)
 
 
 def psd_report(kernel: KernelLike) -> PSDReport:

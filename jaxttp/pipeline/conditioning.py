@@ -20,9 +20,9 @@ from jaxttp.adapters import from_nnx
 from jaxttp.conditioning import ConditionNumber, ConditionSweep, RankSensitivity
 from jaxttp.data import Dataset, load_dataset, load_whole, select
 from jaxttp.models import MLP, fresh_head, load_pretrained
+from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline._plain import plain_number, plain_numbers
 from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.devices import check_mesh_size, mesh_of
 
 NETWORKS = ("linear", "leaky_relu", "mlp", "resnet")
 
@@ -230,7 +230,7 @@ def condition(settings: ConditionSettings) -> Conditioning:
     check_choice("network", settings.network, NETWORKS)
     check_integer("depth", settings.depth, at_least=1)
     check_integer("width", settings.width, at_least=1)
-    check_mesh_size(settings.mesh)
+    mesh_of(settings.mesh)
     build = {"linear": _linear, "leaky_relu": _leaky_relu, "mlp": _mlp, "resnet": _resnet}
     words, found, bounds, rank = build[settings.network](settings)
     sensitivity = None

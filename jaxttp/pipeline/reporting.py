@@ -6,10 +6,9 @@ from typing import Any
 
 from jaxttp._core.results import RESULT
 from jaxttp._core.versions import versions
-from jaxttp.ntk import RowSharded, empirical_ntk
-from jaxttp.ntk.row_sharded import automatic
+from jaxttp.ntk import empirical_ntk
+from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.devices import mesh_of
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.spectra import TaskSpectrum, task_spectrum
 from jaxttp.pipeline.sweeping import TaskSweep, sweep_task
@@ -87,9 +86,7 @@ def report_task(
     if progress is not None:
         progress("kernel", 0, 1)
     # A new kernel: the forecast does not keep the one it built, which may have been a sketch.
-    mesh = mesh_of(settings.mesh)
-    kernel = empirical_ntk(*ahead.task.model, ahead.task.x, mesh=mesh)
-    kernel = kernel if mesh is None else RowSharded.of(kernel, automatic(mesh))
+    kernel = empirical_ntk(*ahead.task.model, ahead.task.x, mesh=mesh_of(settings.mesh))
     known: dict[str, Any] = {"task": ahead.task, "kernel": kernel, "progress": progress}
     around = dataclasses.replace(
         settings, optimizer="sgd", weight_decay=None, nesterov=False, budget="auto",

@@ -4,8 +4,8 @@ import dataclasses
 
 from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp.forecast.hyperparameters import SCHEDULES
+from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.devices import check_mesh_size
 from jaxttp.pipeline.goals import aims
 
 TRAINABLE = ("all", "head", "lora")
@@ -151,6 +151,6 @@ def check_training(settings: Settings) -> None:
     remedy = f"It is a part of the horizon of {settings.steps} steps."
     check_integer("warmup", settings.warmup, at_least=0, at_most=settings.steps - 1, remedy=remedy)
     check_choice("metric", settings.metric, ("loss", "error"))
-    if check_mesh_size(settings.mesh) is not None and settings.optimizer != "sgd":
+    if mesh_of(settings.mesh) is not None and settings.optimizer != "sgd":
         check_unused(settings, ("mesh",), f"optimizer={settings.optimizer!r} is {IN_WEIGHTS}")
     aims(settings)  # refuses what nothing can be below

@@ -21,9 +21,8 @@ from jaxttp.ntk import (
     fit_power_law,
     label_alignment,
 )
-from jaxttp.ntk.row_sharded import RowSharded, gathered
+from jaxttp.ntk.sharded import gathered, mesh_of
 from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.devices import mesh_of
 from jaxttp.pipeline.settings import Settings
 from jaxttp.pipeline.tasks import Task, build_task
 
@@ -93,7 +92,7 @@ def task_spectrum(
     settings: Settings,
     *,
     task: Task | None = None,
-    kernel: ArrayLike | RowSharded | None = None,
+    kernel: ArrayLike | None = None,
     progress: Progress | None = None,
 ) -> TaskSpectrum:
     """Eigenvalues of a task's kernel, and the alignment of residual and labels with them.

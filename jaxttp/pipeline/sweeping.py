@@ -16,9 +16,9 @@ from jaxttp.forecast.hyperparameters import ALGORITHMS, DESCENT, SCHEDULES
 from jaxttp.forecast.leaders import follow_leaders, with_trust
 from jaxttp.forecast.screening import Wanted, screen
 from jaxttp.losses.rule import Rule, Target
-from jaxttp.ntk import Exact, RowSharded, Sketched
+from jaxttp.ntk import Exact, Sketched
+from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.devices import mesh_of
 from jaxttp.pipeline.goals import aims
 from jaxttp.pipeline.optimizers import warmed
 from jaxttp.pipeline.settings import Settings
@@ -112,7 +112,7 @@ def sweep_task(
     time_steps: bool = True,
     race_them: bool = False,
     task: Task | None = None,
-    kernel: ArrayLike | RowSharded | None = None,
+    kernel: ArrayLike | None = None,
     progress: Progress | None = None,
 ) -> TaskSweep:
     """Forecast a grid of settings for a named task from one kernel, and those that lead again.
@@ -137,7 +137,7 @@ def sweep_task(
         race_them: in place of forecasting those that lead again train all in heats, to the loss
             that the advice is for (`jaxttp.race`).
         task: what `build_task` makes of the settings, where it is at hand.
-        kernel: its kernel (N, C, N, C), likewise; on a mesh as `RowSharded`.
+        kernel: its kernel (N, C, N, C), likewise.
         progress: called with (stage, done, total).
 
     Returns:
@@ -162,7 +162,7 @@ def sweep_task(
     report = progress or (lambda stage, done, total: None)
     task = build_task(settings) if task is None else task
     problem = Problem.of(*task.model, task.x, task.y, loss=task.loss)
-    first = kernel if kernel is None or isinstance(kernel, RowSharded) else jnp.asarray(kernel)
+    first = None if kernel is None else jnp.asarray(kernel)
     key = jax.random.split(jax.random.key(settings.seed), 2)[0]
     mesh, width = mesh_of(settings.mesh), settings.sketch_dim
     estimator = Exact(mesh=mesh) if width is None else Sketched(width, key, mesh=mesh)

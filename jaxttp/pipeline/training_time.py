@@ -11,8 +11,8 @@ from jaxttp._core.checks import check_used
 from jaxttp._core.results import RESULT
 from jaxttp._core.samples import take
 from jaxttp.forecast import Prediction, predict_training_time
+from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline._plain import plain_numbers
-from jaxttp.pipeline.devices import mesh_of
 from jaxttp.pipeline.goals import Arrival, aims, arrivals, reached_seconds
 from jaxttp.pipeline.optimizers import make_optimizer
 from jaxttp.pipeline.settings import Settings

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from jaxttp.dynamics import Trajectory, TwoFactorTrajectory, WeightSpaceTrajectory
 from jaxttp.ntk import ClassSketch, Eigensystem, PowerLaw, SpectralDensity
-from jaxttp.ntk.density import with_error
+from jaxttp.ntk.lanczos import with_error
 from jaxttp.pipeline import TaskSpectrum
 from jaxttp.plots._style import CYCLE, GREY, OTHER, PREDICTED, REAL, figure_of, panels, positive
 from jaxttp.representation import CKATable

@@ -14,7 +14,7 @@ from jaxttp.dynamics._segment import Chord, Knot, gathered, run_segment
 from jaxttp.dynamics._walk import look_ahead, set_out, step
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.ntk import empirical_ntk, sketch_jacobian
-from jaxttp.ntk.factored import Factored
+from jaxttp.ntk.kernels import Factored
 from tests import oracles
 
 N, C, STEPS = 9, 2, 120

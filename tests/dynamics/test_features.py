@@ -10,7 +10,7 @@ from jaxttp.dynamics import _course
 from jaxttp.dynamics import relinearized_recursion as relinearized
 from jaxttp.dynamics._segment import run_segment
 from jaxttp.ntk import sketch_jacobian
-from jaxttp.ntk.factored import Factored
+from jaxttp.ntk.kernels import Factored
 
 KEY = jax.random.key(3)
 N, C, WIDTH, STEPS = 14, 3, 12, 40

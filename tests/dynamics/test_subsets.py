@@ -10,7 +10,7 @@ from jaxttp import training_time
 from jaxttp.dynamics import _confirm, relinearized_recursion
 from jaxttp.losses import cross_entropy, encode_targets, get_loss, weighted
 from jaxttp.ntk import empirical_ntk
-from jaxttp.ntk.factored import Factored
+from jaxttp.ntk.kernels import Factored
 from tests import oracles
 from tests.draws import normal, split
 from tests.dynamics import test_edge

@@ -32,8 +32,7 @@ from jaxttp.losses import Loss
 from jaxttp.losses.contrasts import contrasts
 from jaxttp.losses.rule import Rule
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
-from jaxttp.ntk.factored import Factored, Kernel
-from jaxttp.ntk.row_sharded import RowSharded
+from jaxttp.ntk.kernels import Factored, Kernel
 
 Progress = Callable[[str, int, int], None]
 
@@ -78,14 +77,14 @@ class Linearizer:
         """Linearisations of the contrasts of these outputs, counted by themselves.
 
         The kernel before training is that of this one where it was built, so that many may share
-        it; a kernel on many devices stays where it is, with all outputs.
+        it.
 
         Args:
             problem: this one under another loss; None for itself.
         """
         problem, first = self.problem if problem is None else problem, self.known
         small = problem.contrasted()
-        if isinstance(first, RowSharded) or small is problem:
+        if small is problem:
             return Linearizer(problem, self.estimator, first=first)
         return Linearizer(
             small, self.estimator, first=None if first is None else self._first_of_contrasts
@@ -94,17 +93,14 @@ class Linearizer:
     @functools.cached_property
     def _first_of_contrasts(self) -> Kernel:
         """The kernel before training of the contrasts, made once for all that share it."""
-        first = self.first
-        assert not isinstance(first, RowSharded)
-        return _of_contrasts(first)
+        return _of_contrasts(self.first)
 
     def take(
         self, rows: np.ndarray | None = None, unseen: np.ndarray | None = None
     ) -> "Linearizer":
         """Linearisations of some of the samples, counted by themselves, of which nobody asks more.
 
-        Their kernel before training is a block of this one where that was built and lies in memory,
-        of one device or of many.
+        Their kernel before training is a block of this one where that was built.
 
         Args:
             rows: their numbers; all of them when None.

@@ -1,0 +1,230 @@
+"""A kernel as a linear operator on outputs (N, C): dense, the same for every output, or factored.
+
+All three have one interface, that of `lineax` where it has a name for something: `mv` multiplies
+one v (N, C) or many, `as_matrix` forms the matrix (M C, N C). Arrays may have their rows on several
+devices (see `jaxttp.ntk.sharded`); products are then distributed by XLA.
+"""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int
+
+
+class KernelOperator(eqx.Module):
+    """Theta between M and N samples: `Dense`, `Scalar` or `Factored`."""
+
+    @property
+    @abc.abstractmethod
+    def plain(self) -> "Array | Factored":
+        """What public functions return of it: an array where it is one."""
+
+    @abc.abstractmethod
+    def mv(self, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
+        """Theta v for one v (N, C) or many, as one product of pinned precision."""
+
+    @abc.abstractmethod
+    def as_matrix(self) -> Float[Array, "mc nc"]:
+        """The matrix, sample-major."""
+
+    @abc.abstractmethod
+    def some_columns(self, samples: Int[Array, " b"]) -> "KernelOperator":
+        """Theta[:, :, samples] (M, C, B, C)."""
+
+    @abc.abstractmethod
+    def block(self, rows: Any, columns: Any) -> "KernelOperator":
+        """Theta[rows, :, columns], by the indices of samples."""
+
+    @abc.abstractmethod
+    def regularized(self, diag_reg: Any) -> "KernelOperator":
+        """Theta + diag_reg (tr Theta / NC) I, of a square kernel."""
+
+
+class Dense(KernelOperator):
+    """Theta as an array (M, C, N, C)."""
+
+    array: Float[Array, "m c n c"]
+
+    @property
+    def plain(self) -> Array:
+        """The array."""
+        return self.array
+
+    def mv(self, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
+        """See `KernelOperator`."""
+        m, c, n, _ = self.array.shape
+        leading = vectors.shape[:-2]
+        flat = vectors.reshape(*leading, n * c)
+        out = jnp.einsum("pq,...q->...p", self.as_matrix(), flat, precision="highest")
+        return out.reshape(*leading, m, c)
+
+    def as_matrix(self) -> Float[Array, "mc nc"]:
+        """See `KernelOperator`."""
+        m, c, n, _ = self.array.shape
+        return self.array.reshape(m * c, n * c)
+
+    def some_columns(self, samples: Int[Array, " b"]) -> "Dense":
+        """See `KernelOperator`."""
+        return Dense(jnp.take(self.array, samples, axis=2))
+
+    def block(self, rows: Any, columns: Any) -> "Dense":
+        """See `KernelOperator`."""
+        some = jnp.take(self.array, jnp.asarray(rows), axis=0)
+        return Dense(jnp.take(some, jnp.asarray(columns), axis=2))
+
+    def regularized(self, diag_reg: Any) -> "Dense":
+        """See `KernelOperator`."""
+        return Dense(_with_diagonal(self.as_matrix(), diag_reg).reshape(self.array.shape))
+
+
+class Scalar(KernelOperator):
+    """K ⊗ I_C: one kernel K (M, N) for every output, which do not mix."""
+
+    array: Float[Array, "m n"]
+    classes: int = eqx.field(static=True)
+
+    @property
+    def plain(self) -> Array:
+        """K."""
+        return self.array
+
+    def mv(self, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
+        """See `KernelOperator`."""
+        return jnp.einsum("mn,...nc->...mc", self.array, vectors, precision="highest")
+
+    def as_matrix(self) -> Float[Array, "mc nc"]:
+        """See `KernelOperator`."""
+        return jnp.kron(self.array, jnp.eye(self.classes, dtype=self.array.dtype))
+
+    def some_columns(self, samples: Int[Array, " b"]) -> "Scalar":
+        """See `KernelOperator`."""
+        return Scalar(jnp.take(self.array, samples, axis=1), self.classes)
+
+    def block(self, rows: Any, columns: Any) -> "Scalar":
+        """See `KernelOperator`."""
+        some = jnp.take(self.array, jnp.asarray(rows), axis=0)
+        return Scalar(jnp.take(some, jnp.asarray(columns), axis=1), self.classes)
+
+    def regularized(self, diag_reg: Any) -> "Scalar":
+        """See `KernelOperator`."""
+        return Scalar(_with_diagonal(self.array, diag_reg), self.classes)
+
+
+class Factored(KernelOperator):
+    """Theta = A B^T from A (M, C, k) and B (N, C, k), which is never formed.
+
+    A product with outputs takes 2 (M + N) C k operations in place of 2 M N C^2, and the factors so
+    much less memory than the kernel: what a sketch of width k is kept as where k is below N C / 2.
+
+    Attributes:
+        rows: A as a matrix (M C, k). (Reshaped within a loop it costs XLA 100 times as long.)
+        columns: B as a matrix (N C, k).
+        classes: C.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> kernel = Factored.of(jnp.ones((3, 2, 5)), jnp.ones((4, 2, 5)))
+        >>> kernel.shape, float(kernel.dense()[0, 0, 0, 0])
+        ((3, 2, 4, 2), 5.0)
+    """
+
+    rows: Float[Array, "mc k"]
+    columns: Float[Array, "nc k"]
+    classes: int = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, rows: Float[Array, "m c k"], columns: Float[Array, "n c k"]) -> "Factored":
+        """From A and B as sketches are."""
+        (_, c, k) = rows.shape
+        return cls(rows.reshape(-1, k), columns.reshape(-1, k), c)
+
+    @property
+    def plain(self) -> "Factored":
+        """The factors."""
+        return self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(M, C, N, C)."""
+        m, n = (len(factor) // self.classes for factor in (self.rows, self.columns))
+        return m, self.classes, n, self.classes
+
+    @property
+    def ndim(self) -> int:
+        """4, as of the kernel."""
+        return 4
+
+    @property
+    def dtype(self) -> Any:
+        """Of the numbers."""
+        return self.rows.dtype
+
+    def astype(self, dtype: Any) -> "Factored":
+        """The same in other numbers."""
+        return Factored(self.rows.astype(dtype), self.columns.astype(dtype), self.classes)
+
+    def mv(self, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
+        """See `KernelOperator`."""
+        leading = vectors.shape[:-2]
+        inner = jnp.dot(vectors.reshape(*leading, -1), self.columns, precision="highest")
+        out = jnp.einsum("pk,...k->...p", self.rows, inner, precision="highest")
+        return out.reshape(*leading, -1, self.classes)
+
+    def as_matrix(self) -> Float[Array, "mc nc"]:
+        """See `KernelOperator`."""
+        return jnp.dot(self.rows, self.columns.T, precision="highest")
+
+    def dense(self) -> Float[Array, "m c n c"]:
+        """The kernel itself."""
+        return self.as_matrix().reshape(self.shape)
+
+    def some_columns(self, samples: Int[Array, " b"]) -> "Factored":
+        """See `KernelOperator`."""
+        return Factored(self.rows, self.columns[self._outputs_of(samples)], self.classes)
+
+    def block(self, rows: Any, columns: Any) -> "Factored":
+        """See `KernelOperator`."""
+        left, right = (self._outputs_of(jnp.asarray(samples)) for samples in (rows, columns))
+        return Factored(self.rows[left], self.columns[right], self.classes)
+
+    def _outputs_of(self, samples: Int[Array, " b"]) -> Int[Array, " bc"]:
+        """Where the outputs of some samples stand in a factor."""
+        return (samples[:, None] * self.classes + jnp.arange(self.classes)[None]).reshape(-1)
+
+    def regularized(self, diag_reg: Any) -> Dense:
+        """See `KernelOperator`; the diagonal has no factors."""
+        return Dense(self.dense()).regularized(diag_reg)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The kernel itself, for NumPy."""
+        del copy
+        return np.asarray(self.dense(), dtype)
+
+
+def _with_diagonal(matrix: Array, diag_reg: Any) -> Array:
+    """A square matrix plus diag_reg times the mean of its diagonal on its diagonal."""
+    added = jnp.asarray(diag_reg, matrix.dtype) * jnp.mean(jnp.diag(matrix))
+    return matrix + added * jnp.eye(len(matrix), dtype=matrix.dtype)
+
+
+Kernel = Array | Factored
+"""A kernel as an array (M, C, N, C) or (M, N), or as its factors."""
+
+KernelLike = ArrayLike | Factored
+"""What becomes one."""
+
+
+def operator_of(kernel: Array | KernelOperator, classes: int = 1) -> KernelOperator:
+    """The operator that an array stands for; an operator is returned as it is.
+
+    Args:
+        kernel: (M, C, N, C), or (M, N) for K ⊗ I_C.
+        classes: C, which an array (M, N) does not say; only its matrix depends on that.
+    """
+    if isinstance(kernel, KernelOperator):
+        return kernel
+    return Scalar(kernel, classes) if kernel.ndim == 2 else Dense(kernel)

@@ -1,0 +1,421 @@
+"""A spectrum by products alone: Lanczos' iteration, extreme eigenvalues, and a density.
+
+    A Q = Q T + beta_k q_{k+1} e_k^T,    Q^T Q = I,    T tridiagonal
+
+A multiple of the identity, a kernel of few weights, whitened data, the rank C - 1 of a Hessian: all
+exhaust the Krylov space early. What is left of a new vector is then rounding. Normalised, it would
+no longer be orthogonal to the others, and its Ritz values could lie anywhere (3 I then has
+eigenvalues of -8602 and 8608; zeros give NaN). So every vector is orthogonalised twice before its
+length is taken, and the iteration ends at a length that is rounding. This is why it is our own:
+matfree's `tridiag_sym` divides by that length whatever it is.
+
+Source:
+    Golub and Van Loan, section 10.1 (the iteration); Parlett, "twice is enough" (the
+    orthogonalisation); Ubaru, Chen, Saad 2017 (quadrature).
+"""
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxttp._core.checks import check_finite_value, check_integer, check_key, is_concrete
+from jaxttp._core.double import double
+from jaxttp._core.results import RESULT
+from jaxttp._core.xla_cpu.threads import decompose
+from jaxttp.ntk.kernels import KernelLike
+from jaxttp.ntk.spectrum import as_matrix
+
+
+class Ritz(NamedTuple):
+    """What `steps` steps know of a symmetric operator; the `made` ones come last.
+
+    Attributes:
+        values: Ritz values, increasing, all within the spectrum; those that were never computed
+            repeat the smallest, at the front.
+        weights: squared first entries of their vectors in the basis, summing to 1; 0 for repeats.
+        projected: T with the row of beta_k below it, A Q_k = Q_(k+1) projected; 0 beyond `made`.
+        coordinates: column j holds vector j in the basis; 0 for repeats.
+        basis: orthonormal rows, 0 for those that were never computed.
+        made: how many Ritz values were computed.
+        closed: whether the Krylov space of the start is exhausted: the Ritz values are then exactly
+            those eigenvalues, each once, whose eigenspaces the start reaches into.
+    """
+
+    values: Float[Array, " k"]
+    weights: Float[Array, " k"]
+    projected: Float[Array, "k1 k"]
+    coordinates: Float[Array, "k k"]
+    basis: Float[Array, "k n"]
+    made: Int[Array, ""]
+    closed: Bool[Array, ""]
+
+    @property
+    def known(self) -> Bool[Array, " k"]:
+        """Which values were computed."""
+        steps = self.values.shape[0]
+        return jnp.arange(steps, dtype=self.made.dtype) >= steps - self.made
+
+    def vectors(self) -> Float[Array, "n k"]:
+        """The Ritz vectors, as columns; 0 for repeats."""
+        return jnp.einsum("sd,sk->dk", self.basis, self.coordinates, precision="highest")
+
+
+def lanczos(
+    product: Callable[[Array], Array],
+    start: Float[Array, " n"],
+    steps: int,
+    *,
+    precision: float | None = None,
+) -> Ritz:
+    """Ritz values and vectors of a symmetric operator, with full re-orthogonalisation.
+
+    Args:
+        product: v (n,) -> A v (n,).
+        start: the first vector, of any length; where it is zero, a constant one.
+        steps: products at most, at most n.
+        precision: relative rounding of `product`; that of the start's dtype when None.
+
+    Returns:
+        A `Ritz`; NaN throughout where a product is not finite.
+    """
+    state = jax.lax.while_loop(
+        lambda state: (state.done < steps) & ~state.closed,
+        lambda state: _after(state, product(state.basis[state.done]), precision),
+        _begin(start, steps),
+    )
+    return _end(state)
+
+
+def lanczos_of_network(
+    product: Callable[[Any, Array], Array],
+    operator: Any,
+    start: Float[Array, " n"],
+    steps: int,
+    *,
+    precision: float | None = None,
+) -> Ritz:
+    """The same, one step after the other from outside: for CPUs, and nothing that is traced.
+
+    XLA runs a network that stands in a loop on a single core there, at a third of its pace.
+
+    Args:
+        product: (operator, v) -> A v, not compiled.
+        operator: what it needs, a pytree.
+        start: as in `lanczos`.
+        steps: likewise.
+        precision: likewise.
+    """
+    state = _begin(start, steps)
+    while int(state.done) < steps and not bool(state.closed):
+        state = _step(operator, product, precision, state)
+    return _compiled_end(state)
+
+
+def runs_a_network(operator: Any) -> bool:
+    """Whether products differentiate a network, as far as is known, on a CPU and untraced."""
+    known = all(is_concrete(leaf) for leaf in jax.tree.leaves(operator))
+    is_operator = isinstance(operator, lx.AbstractLinearOperator)
+    is_dense = isinstance(operator, lx.MatrixLinearOperator | lx.DiagonalLinearOperator)
+    return is_operator and not is_dense and known and jax.default_backend() == "cpu"
+
+
+class _State(NamedTuple):
+    """Steps done, basis (steps + 1, n), both diagonals of T, whether the space is exhausted."""
+
+    done: Array
+    basis: Array
+    diagonal: Array
+    beside: Array
+    closed: Array
+
+
+def _begin(start: Array, steps: int) -> _State:
+    """Before the first step."""
+    dtype, n = start.dtype, start.size
+    size = length(start)
+    constant = jnp.asarray(n**-0.5, dtype)
+    start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1), constant)
+    basis = jnp.zeros((steps + 1, n), dtype).at[0].set(start)
+    diagonal, beside = jnp.zeros(steps, dtype), jnp.zeros(steps, dtype)
+    return _State(jnp.zeros((), jnp.int32), basis, diagonal, beside, jnp.zeros((), bool))
+
+
+def _after(state: _State, image: Array, precision: float | None) -> _State:
+    """One more vector, out of the operator times the last one."""
+    i, basis, diagonal, beside, _ = state
+    eps = float(jnp.finfo(image.dtype).eps) if precision is None else precision
+    diagonal = diagonal.at[i].set(jnp.vdot(basis[i], image, precision="highest"))
+    scale = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(beside))
+    for _ in range(2):  # twice is enough
+        overlap = jnp.einsum("sd,d->s", basis, image, precision="highest")
+        image = image - jnp.einsum("s,sd->d", overlap, basis, precision="highest")
+    size = length(image)
+    more = size > 10 * eps * image.size**0.5 * scale
+    following = jnp.where(more, image / jnp.where(more, size, 1), 0)
+    beside = beside.at[i].set(jnp.where(more, size, jnp.zeros((), size.dtype)))
+    return _State(i + 1, basis.at[i + 1].set(following), diagonal, beside, ~more)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _step(
+    operator: Any, product: Callable[[Any, Array], Array], precision: float | None, state: _State
+) -> _State:
+    return _after(state, product(operator, state.basis[state.done]), precision)
+
+
+def _end(state: _State) -> Ritz:
+    """What the steps know."""
+    count, basis, diagonal, beside, closed = state
+    steps, dtype = len(diagonal), diagonal.dtype
+    # What was never computed gets an eigenvalue below all others, and so comes first.
+    bound = jnp.max(jnp.abs(diagonal)) + 2 * jnp.max(beside)
+    outside = -2 * jnp.where(bound > 0, bound, jnp.ones((), dtype))
+    neighbours = jnp.diag(beside[:-1], 1)
+    square = jnp.diag(diagonal) + neighbours + neighbours.T
+    index = jnp.arange(steps, dtype=count.dtype)
+    placed = square + jnp.diag(jnp.where(index >= count, outside, 0))
+    values, coordinates = decompose(jnp.linalg.eigh, placed)
+    known = index >= steps - count
+    values = jnp.where(known, values, values[steps - count])
+    values = jnp.where(jnp.isfinite(bound), values, jnp.nan)
+    coordinates = jnp.where(known[None], coordinates, 0)
+    last = jnp.zeros((1, steps), dtype).at[0, -1].set(beside[-1])
+    projected = jnp.concatenate([square, last])
+    return Ritz(
+        values, coordinates[0] ** 2, projected, coordinates, basis[:-1], count, closed
+    )  # fmt: skip
+
+
+_compiled_end = eqx.filter_jit(_end)
+
+
+def length(vector: Float[Array, " n"]) -> Float[Array, ""]:
+    """The Euclidean norm, of entries whose squares overflow or vanish too."""
+    largest = jnp.max(jnp.abs(vector))
+    safe = jnp.where(largest > 0, largest, jnp.ones((), vector.dtype))
+    return jnp.where(largest > 0, safe * jnp.linalg.norm(vector / safe), largest)
+
+
+class SpectralDensity(NamedTuple):
+    """A spectrum as weighted points: ∫ f dμ = (1/n) Σ_k f(λ_k) ≈ Σ weights · f(nodes).
+
+    Attributes:
+        nodes: (probes, depth) Ritz values.
+        weights: (probes, depth), summing to 1 over everything.
+        size: n, the number of eigenvalues that the unit mass stands for.
+    """
+
+    nodes: Array
+    weights: Array
+    size: int
+
+    plot, _repr_html_, __repr__ = RESULT
+
+    def integral(self, function: Callable[[Array], Any]) -> tuple[Array, Array]:
+        """∫ f dμ and its standard error, from how the probes differ: nan of a single one.
+
+        Args:
+            function: f, of an array of eigenvalues (probes, depth) to (..., probes, depth).
+
+        Returns:
+            Two arrays (...); n times as much for tr f(A).
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> kernel = jnp.array([[2.0, 1.0], [1.0, 2.0]])
+            >>> density = spectral_density(kernel, key=jax.random.key(0))
+            >>> trace, error = (2 * float(part) for part in density.integral(lambda x: x))
+            >>> abs(trace - 4.0) < 3 * error
+            True
+        """
+        with _precision(self.nodes):
+            values = jnp.asarray(function(self.nodes), self.weights.dtype)
+            parts = jnp.einsum("pd,...pd->...p", self.weights, values, precision="highest")
+            spread = jnp.std(parts, axis=-1, ddof=1) * parts.shape[-1] ** 0.5
+            return jnp.sum(parts, axis=-1), spread
+
+    def smoothed(self, grid: Array, width: Any) -> Array:
+        """The density at `grid` (G,), each node a Gaussian of that standard deviation."""
+        with _precision(self.nodes):
+            width = jnp.asarray(width, grid.dtype)
+
+            def bumps(nodes: Array) -> Array:
+                z = (grid[:, None, None] - nodes[None]) / width
+                return jnp.exp(-0.5 * z**2) / (width * (2 * jnp.pi) ** 0.5)
+
+            return self.integral(bumps)[0]
+
+    @property
+    def rounding(self) -> Array:
+        """Up to this size eigenvalues are zero to rounding: n eps max |λ|."""
+        with _precision(self.nodes):
+            return self.size * jnp.finfo(self.nodes.dtype).eps * jnp.max(jnp.abs(self.nodes))
+
+    def zeros(self) -> tuple[Array, Array]:
+        """How many eigenvalues are zero to rounding, and the standard error of that number."""
+        with _precision(self.nodes):
+            part, error = self.integral(lambda nodes: jnp.abs(nodes) <= self.rounding)
+            return self.size * part, self.size * error
+
+    def __str__(self) -> str:
+        nodes, probes = np.asarray(self.nodes), len(self.nodes)
+        mean, zeros = (with_error(*pair) for pair in (self.integral(lambda x: x), self.zeros()))
+        return (
+            f"{self.size} eigenvalues from {nodes.min():.3g} to {nodes.max():.3g}, mean {mean}; "
+            f"{zeros} are zero to rounding ({probes} probe{'s' if probes > 1 else ''})"
+        )
+
+
+def with_error(value: Any, error: Any) -> str:
+    """A number and what it is known to; alone where that is not known, nan."""
+    value, error = float(value), float(error)
+    return f"{value:.3g} ± {error:.1g}" if math.isfinite(error) else f"{value:.3g}"
+
+
+def extreme_eigenvalues(
+    kernel: KernelLike | lx.AbstractLinearOperator, *, key: Array, depth: int = 64
+) -> tuple[Array, Array]:
+    """(smallest, largest) Ritz value of `depth` Lanczos steps with full reorthogonalisation.
+
+    Ritz values lie inside the spectrum: the largest is a lower bound and converges fast, the
+    smallest is an upper bound and is right only when `depth` reaches the number of distinct
+    eigenvalues (both are then exact to rounding, and fewer steps are made) or λmin is isolated.
+
+    Args:
+        kernel: an array (N, C, N, C) or (N, N), or a lineax operator such as
+            `ntk_operator`'s.
+        key: a JAX random key, for the start vector.
+        depth: Lanczos steps, cut to the size.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> low, high = extreme_eigenvalues(jnp.diag(jnp.arange(1.0, 5.0)), key=jax.random.key(0))
+        >>> round(float(low), 3), round(float(high), 3)
+        (1.0, 4.0)
+    """
+    depth = check_integer("depth", depth, at_least=1)
+    values, _ = _ritz_values(_as_operator(kernel, key), key, None, depth)
+    return values[0, 0], values[0, -1]
+
+
+def spectral_density(
+    kernel: KernelLike | lx.AbstractLinearOperator,
+    *,
+    key: Array,
+    depth: int = 32,
+    probes: int = 8,
+) -> SpectralDensity:
+    """The density of eigenvalues by stochastic Lanczos quadrature.
+
+        (1/n) Σ_k f(λ_k) ≈ mean over probes of Σ_j τ_j² f(θ_j)
+
+    with θ_j the Ritz values and τ_j the first entries of their eigenvectors. A probe that meets
+    fewer than `depth` distinct eigenvalues is exact; the nodes that it does not need have weight 0
+    and lie on its smallest. Other nodes are accurate at both ends first and within last: zeros
+    between negative and positive eigenvalues lie on either side of 0 until then.
+
+    Args:
+        kernel: an array (N, C, N, C) or (N, N), or a lineax operator.
+        key: a JAX random key.
+        depth: Lanczos steps a probe, cut to the size.
+        probes: random ±1 start vectors.
+
+    Source:
+        Ubaru, Chen, Saad 2017, Algorithm 1.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> kernel = jnp.diag(jnp.array([1.0, 2.0, 3.0]))
+        >>> density = spectral_density(kernel, key=jax.random.key(0), depth=3)
+        >>> round(3 * float(jnp.sum(density.weights * density.nodes)), 3)  # the trace
+        6.0
+    """
+    depth = check_integer("depth", depth, at_least=1)
+    probes = check_integer("probes", probes, at_least=1)
+    operator = _as_operator(kernel, key)
+    nodes, weights = _ritz_values(operator, key, probes, depth)
+    with _precision(operator.in_structure()):
+        return SpectralDensity(nodes, weights / probes, operator.in_size())
+
+
+def _as_operator(kernel: Any, key: Any) -> lx.AbstractLinearOperator:
+    """An operator as it is, and one of a finite matrix; no key is refused."""
+    check_key(key, optional=False)
+    if isinstance(kernel, lx.AbstractLinearOperator):
+        return kernel
+    matrix = check_finite_value("kernel", as_matrix(kernel))
+    return lx.MatrixLinearOperator(matrix, lx.symmetric_tag)
+
+
+def _precision(arrays: Any) -> contextlib.AbstractContextManager[Any]:
+    """Float64 for what is in float64, whatever the process computes in."""
+    is_double = any(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(arrays))
+    return double() if is_double else contextlib.nullcontext()
+
+
+def _ritz_values(
+    operator: lx.AbstractLinearOperator, key: Array, probes: int | None, depth: int
+) -> tuple[Array, Array]:
+    """Ritz values and weights (probes, depth), from starts of ±1 or, for None, one normal one."""
+    steps = min(depth, operator.in_size())
+    starts = _starts(operator, key, probes)
+    with _precision(operator.in_structure()):
+        if runs_a_network(operator) and is_concrete(starts):
+            ritz = [lanczos_of_network(_product, operator, start, steps) for start in starts]
+            values, weights = (
+                jnp.stack([r.values for r in ritz]),
+                jnp.stack([r.weights for r in ritz]),
+            )
+        else:
+            values, weights = _compiled(operator, starts, steps)
+        if is_concrete(values) and not bool(jnp.all(jnp.isfinite(values))):
+            _product(operator, starts[0])  # an operator raises with the reason, outside of a trace
+    return values, weights
+
+
+@eqx.filter_jit
+def _compiled(
+    operator: lx.AbstractLinearOperator, starts: Array, steps: int
+) -> tuple[Array, Array]:
+    """All of it in one program."""
+
+    def of(start: Array) -> tuple[Array, Array]:
+        ritz = lanczos(lambda vector: _product(operator, vector), start, steps)
+        return ritz.values, ritz.weights
+
+    return jax.lax.map(of, starts)
+
+
+def _product(operator: lx.AbstractLinearOperator, vector: Array) -> Array:
+    """A v for a flat v, whatever the operator's vectors are."""
+    structure = operator.in_structure()
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), structure)
+    return ravel_pytree(operator.mv(ravel_pytree(zeros)[1](vector)))[0]
+
+
+def _starts(operator: lx.AbstractLinearOperator, key: Array, probes: int | None) -> Array:
+    """The first vectors (probes, size): ±1, or one normal one for None.
+
+    Drawn in the precision of the process: in a float32 program the bits of a float64 do not
+    compile.
+    """
+    dtype = jnp.result_type(*jax.tree.leaves(operator.in_structure()))
+    drawn = _drawn(key, probes, operator.in_size(), jax.dtypes.canonicalize_dtype(dtype))
+    with _precision(operator.in_structure()):
+        return drawn.astype(dtype)
+
+
+@eqx.filter_jit
+def _drawn(key: Array, probes: int | None, size: int, dtype: Any) -> Array:
+    if probes is None:
+        return jax.random.normal(key, (1, size), dtype)
+    return jax.random.rademacher(key, (probes, size), dtype)
