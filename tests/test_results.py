@@ -27,7 +27,6 @@ from jaxttp import (
     training,
 )
 from jaxttp._core.html import html_table
-from jaxttp._core.results import describe
 from jaxttp.plots import draw
 from tests import results
 
@@ -103,21 +102,6 @@ def test_prints_and_draws(name):
         assert len(axes.get_children()) > 10
     figure.draw_without_rendering()
     assert figure.get_facecolor() == to_rgba("white")
-
-
-def test_vectors_and_numbers_in_words():
-    text = describe(training.StepTime(0.25, float("nan")))
-    assert text == "StepTime\n  seconds          0.25\n  compile_seconds  nan"
-    run = training.TrainingRun(
-        jnp.array([1.0, 2.0, jnp.inf, 4.0, 5.0, 6.0, 7.0]), jnp.ones((0,)), jnp.ones((2, 2, 2)),
-        {"w": jnp.ones(3)}, 1, True,
-    )  # fmt: skip
-    lines = describe(run).splitlines()
-    assert lines[1].endswith("float64[7] from 1 to 7, 1 not finite")
-    assert lines[2].endswith("float64[0]")
-    assert lines[4].endswith("w: 1 1 1")
-    counts = run._replace(error=jnp.array([123456, 7]))
-    assert describe(counts).splitlines()[2].endswith(" 123456 7")
 
 
 def test_traced_results_are_still_printed():

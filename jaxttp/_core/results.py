@@ -9,6 +9,7 @@ type.
 import dataclasses
 import html
 import importlib
+import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,16 @@ def wrapped(line: str, indent: int) -> str:
         '    f'
     """
     return textwrap.fill(line, 110, subsequent_indent=" " * indent, break_long_words=False)
+
+
+def plain_number(value: Any) -> float | None:
+    """A float as JSON takes it; None where it is not finite, which JSON does not know."""
+    return float(value) if math.isfinite(float(value)) else None
+
+
+def plain_numbers(values: Any) -> list[float | None]:
+    """A list of them."""
+    return [plain_number(value) for value in np.asarray(values)]
 
 
 def _fields_in_words(result: Any) -> Iterator[tuple[str, str]]:

@@ -32,7 +32,7 @@ def gauss_newton(
     ] = "truncate",
     rtol: Annotated[
         float | None,
-        option("Training", "Of the pseudo-inverse (default: 1e-6, or the first that is stable)."),
+        option("Training", "Of the pseudo-inverse (default: 1e-6)."),
     ] = None,
 ) -> None:
     """Train a reversible network by exact Gauss-Newton steps, beside their forecast."""
@@ -67,15 +67,13 @@ def _print(console: Console, result: Any) -> None:
     console.print(rows)
     ranks, loss, error = result.ranks, result.loss, result.error
     tried = [f"{rate:g}" for rate in result.diverged]
-    coarse = [f"{rtol:g}" for rtol in result.too_fine]
-    rate, rtol = result.settings.learning_rate, result.settings.rtol
+    rate = result.settings.learning_rate
     say(
         console,
         f"loss {loss[0]:.4g} to {loss[-1]:.4g} (forecast {float(result.forecast.loss[-1]):.4g}), "
         f"error {error[0]:.3g} to {error[-1]:.3g}",
         f"ranks {ranks.min()} to {ranks.max()} of {result.samples} samples, relative residual of "
         f"the first step {result.residual:.1e}",
-        f"rtol {rtol:g}, as every rate diverged with {' and '.join(coarse)}" if coarse else None,
         f"learning rate {rate:g}, as {', '.join(tried)} diverged" if tried else None,
         result.shortfall and f"not exact: {result.shortfall}",
     )

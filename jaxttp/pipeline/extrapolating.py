@@ -1,7 +1,7 @@
 """How long training takes on all samples of a named task, from the kernel of some of them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,15 +9,20 @@ import numpy as np
 
 from jaxttp._core.checks import check_integer
 from jaxttp._core.results import RESULT
+from jaxttp._core.types import Progress
 from jaxttp.forecast import Extrapolation, extrapolate
-from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.goals import Arrival, aims, arrivals, reached_seconds
-from jaxttp.pipeline.optimizers import make_optimizer
-from jaxttp.pipeline.settings import Settings
+from jaxttp.pipeline.settings import (
+    Arrival,
+    Settings,
+    aims,
+    arrivals,
+    check_unused,
+    make_optimizer,
+    reached_seconds,
+)
 from jaxttp.pipeline.tasks import Task, build_task
 from jaxttp.training import StepTime, TrainingRun, time_step, train
 
-Progress = Callable[[str, int, int], None]
 ONE = "one exact kernel of `subset` samples is extrapolated to all that are drawn"
 WHOLE = "full-batch descent at one rate is extrapolated, with or without momentum"
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from jaxttp.dynamics import Diffusion, FlowCurves, RelinearizedTrajectory
 from jaxttp.forecast import Extrapolation, HeldForecast, Online, OnlineForecast, Prediction
 from jaxttp.gauss_newton import StepForecast
-from jaxttp.pipeline import FineTuning, Forecast, PrunedRun, TaskExtrapolation, TaskSteps
-from jaxttp.pipeline.optimizers import training_words
+from jaxttp.pipeline import FineTuning, Forecast, TaskExtrapolation, TaskSteps
+from jaxttp.pipeline.settings import training_words
 from jaxttp.plots._style import (
     GREY,
     MARKERS,
@@ -271,13 +271,6 @@ def _loss_and_error(
 def plot_run(result: TrainingRun) -> Figure:
     """Loss and error of a real training, by step."""
     return _loss_and_error(result, "real training")
-
-
-@figure_of
-def plot_pruned_run(result: PrunedRun) -> Figure:
-    """Loss and error of a pruned network's training."""
-    kappa = float(result.condition.value)
-    return _loss_and_error(result.run, f"{100 * result.rate:g} % pruned, κ = {kappa:.3g}")
 
 
 @figure_of

@@ -16,7 +16,7 @@ from jaxttp._core.versions import versions
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.losses.rule import Target, step_words
 from jaxttp.pipeline import TaskReport
-from jaxttp.pipeline.optimizers import training_words
+from jaxttp.pipeline.settings import training_words
 from jaxttp.plots import _page
 from jaxttp.plots._style import draw, figure_of, panels, styled
 from jaxttp.plots.forecast import has_classes, plot_error, plot_loss
