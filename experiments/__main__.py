@@ -2,19 +2,15 @@
 
 python -m experiments list
 python -m experiments run NAME... [--preset smoke|cpu|gpu|paper] [--plot]
-python -m experiments run --all [--jobs 2]
+python -m experiments run --all
 python -m experiments run NAME... --preset paper --dry-run [--few] [--image-size 64]
 """
 
-import experiments.quiet  # noqa: F401, I001  isort: split
-
 import functools
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -26,7 +22,6 @@ from experiments.harness import RESULTS, Outcome, Report, add_to_gallery, load_s
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError
 from jaxttp._core.interrupts import watch
-from jaxttp._core.programs import keep
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console()
@@ -61,43 +56,36 @@ def run(
     image_size: Annotated[
         int | None, typer.Option(min=1, help="of photographs in a dry run, pixels a side")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="scripts at a time, a process each")] = 1,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="neither use nor keep compiled programs")
-    ] = False,
     output: Annotated[Path, typer.Option(help="folder of all results")] = RESULTS,
 ) -> None:
     """Run scripts, or go on with them, and draw their pictures from what is saved."""
     if bool(names) == all_of_them:
         raise typer.BadParameter("give names, or --all.")
-    if jobs > 1 and dry:
-        raise typer.BadParameter("--jobs is not for --dry-run.")
     if (few or image_size is not None) and not dry:
         raise typer.BadParameter("--few and --image-size are for --dry-run.")
     if dry and (plot or fresh or gallery):
         raise typer.BadParameter("--dry-run saves nothing: no --plot, --fresh or --gallery.")
     if plot and fresh:
         raise typer.BadParameter("--plot draws what is saved, --fresh throws it away: choose one.")
-    keep(not no_cache)
     chosen = list(names or SCRIPTS)
     if all_of_them:
         for name in [name for name in chosen if preset not in load_script(name).presets]:
             console.print(f"{name}: has no preset {preset!r}, left out")
             chosen.remove(name)
-    task = functools.partial(run_script, preset=preset, results=output)
-    task = functools.partial(draw, task) if plot else functools.partial(task, fresh=fresh)
-    cut = functools.partial(dry_run, preset=preset, few=few, image_size=image_size)
     failed = []
-    for name, finish in _dries(chosen, cut) if dry else _runs(chosen, task, jobs, not no_cache):
+    for name in chosen:
         console.rule(f"{name}, {preset}")
         try:
-            found = finish()
+            if dry:
+                _dry(dry_run(name, preset, few=few, image_size=image_size))
+                continue
+            with _bar(name) as report:
+                task = functools.partial(run_script, preset=preset, results=output, report=report)
+                found = draw(task, name) if plot else task(name, fresh=fresh)
         except (ValueError, ImportError, MissingError) as error:
             # One that cannot run here (data that is not there) must not stop the others.
             console.print(f"[red]{name}:[/red] {error}", highlight=False)
             failed.append(name)
-            continue
-        if found is None:
             continue
         for picture, lines in found.measured.items():
             console.print(f"[bold]{picture}[/bold]")
@@ -111,58 +99,20 @@ def run(
         raise typer.Exit(1)
 
 
-def draw(task: Callable[..., Outcome], name: str, **options: Any) -> Outcome:
-    """Draw what is saved; where something is missing, compute it first.
-
-    Args:
-        task: `run_script`, with its options.
-        name: of a script or picture.
-        **options: more of them.
-
-    Returns:
-        An `Outcome`.
-    """
+def draw(task: Callable[..., Outcome], name: str) -> Outcome:
+    """Draw what is saved; where something is missing, compute it first."""
     try:
-        return task(name, only_plot=True, **options)
+        return task(name, only_plot=True)
     except MissingError as missing:
         console.print(f"{name}: {missing} It is run first.", highlight=False, soft_wrap=True)
-        return task(name, **options)
+        return task(name)
 
 
-def _runs(
-    names: list[str], task: Callable[..., Outcome], jobs: int, cache: bool
-) -> Iterator[tuple[str, Callable[[], Outcome]]]:
-    """Names, and what gives (or waits for) their outcomes."""
-    if jobs > 1:
-        # JAX is not safe to fork; a worker keeps what it compiled for its next script.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, context, keep, (cache,)) as pool:
-            for name, future in [(name, pool.submit(task, name)) for name in names]:
-                yield name, future.result
-        return
-    for name in names:
-
-        def finish(name: str = name) -> Outcome:
-            with _bar(name) as report:
-                return task(name, report=report)
-
-        yield name, finish
-
-
-def _dries(
-    names: list[str], cut: Callable[[str], DryRun]
-) -> Iterator[tuple[str, Callable[[], None]]]:
-    for name in names:
-
-        def finish(name: str = name) -> None:
-            found = cut(name)
-            memory = ""
-            if found.peak_bytes is not None:
-                memory = f", at most {found.peak_bytes / 2**30:.2f} GiB in use on the device"
-            line = f"one step: {found.seconds:.0f} s with compilation{memory}"
-            console.print(line, highlight=False)
-
-        yield name, finish
+def _dry(found: DryRun) -> None:
+    memory = ""
+    if found.peak_bytes is not None:
+        memory = f", at most {found.peak_bytes / 2**30:.2f} GiB in use on the device"
+    console.print(f"one step: {found.seconds:.0f} s with compilation{memory}", highlight=False)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from experiments.store import Store
 from jaxttp import pipeline
 from jaxttp._core.checks import check_choice
 from jaxttp.data import registry, tfds
-from jaxttp.data.folders import LAYOUTS
 from jaxttp.data.images import ImageSource
+from jaxttp.data.sources import LAYOUTS
 
 SHAPES = {"mnist": ((28, 28, 1), 10, 70_000), "cifar10": ((32, 32, 3), 10, 60_000),
           "cifar100": ((32, 32, 3), 100, 60_000), "mit67": ((256, 256, 3), 67, 6_700),

@@ -16,7 +16,6 @@ How many steps will training take?             `predict_training_time`
 ... which is best, by a few trained steps?      `race`, of the same settings
 ... from which of several starting points?     `compare`, each a `Candidate`
 ... the same, by a few trained steps?          `race_starts`
-... on more data than a kernel can be of?      `extrapolate`
 ... now that it has begun?                     `Online`, a callback of `train`; `online`
 ... in seconds, and in money?                  `wall_clock`; `time_step` measures one step
 What would really happen?                      `train`
@@ -79,7 +78,6 @@ from jaxttp.forecast import Cost as Cost
 from jaxttp.forecast import Online as Online
 from jaxttp.forecast import Prediction as Prediction
 from jaxttp.forecast import compare as compare
-from jaxttp.forecast import extrapolate as extrapolate
 from jaxttp.forecast import grid as grid
 from jaxttp.forecast import online as online
 from jaxttp.forecast import predict_training_time as predict_training_time
@@ -89,8 +87,8 @@ from jaxttp.forecast import sweep as sweep
 from jaxttp.forecast import training_time as training_time
 from jaxttp.forecast import wall_clock as wall_clock
 from jaxttp.losses import weighted as weighted
-from jaxttp.losses.early_stopping import early_stopping as early_stopping
 from jaxttp.losses.rule import Target as Target
+from jaxttp.losses.rule import early_stopping as early_stopping
 from jaxttp.losses.tokens import label_words as label_words
 from jaxttp.losses.tokens import sample_tokens as sample_tokens
 from jaxttp.ntk import class_sketch as class_sketch
@@ -117,7 +115,6 @@ __all__ = [
     "dynamics",
     "early_stopping",
     "empirical_ntk",
-    "extrapolate",
     "flatten_tokens",
     "from_equinox",
     "from_keras",

@@ -400,8 +400,7 @@ def time_step(
     """Seconds of one training step on this device, from a few timed ones that are thrown away.
 
     It is the step of `jaxttp.train`. On CPUs a loop of one's own can take longer: there the network
-    runs put differently where XLA is slow (vision transformers of 12 blocks 1.5 times faster,
-    `experiments/bench/RESULTS.md`, "Residual networks on a CPU").
+    runs put differently where XLA is slow (vision transformers of 12 blocks 1.5 times faster).
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.

@@ -20,7 +20,6 @@ from jaxttp.pipeline import (
     Settings,
     StepSettings,
     condition,
-    extrapolate_task,
     fine_tuning_task,
     gauss_newton_task,
     report_task,
@@ -128,26 +127,6 @@ def Comparison():
 @maker
 def Explanation():
     return Comparison().explanations[0]
-
-
-@maker
-def Extrapolation():
-    apply_fn, params, x, y = problem()
-    return jaxttp.extrapolate(
-        apply_fn, params, x, y, loss="squared_error", learning_rate=0.05, subset=12, steps=STEPS,
-        key=jax.random.key(0),
-    )  # fmt: skip
-
-
-@maker
-def Spectrum():
-    return Extrapolation().spectrum
-
-
-@maker
-def TaskExtrapolation():
-    small = Settings(data="wine", samples_per_class=12, steps=15, learning_rate=0.01)
-    return extrapolate_task(small, subset=18)
 
 
 @maker
@@ -377,12 +356,6 @@ def Conditioning():
 def Geometry():
     features = np.random.default_rng(0).normal(size=(40, 12)) * np.arange(1.0, 13) ** -0.7
     return representation.representation_geometry(features)
-
-
-@maker
-def FeatureMoments():
-    apply_fn, params, x, _ = problem()
-    return representation.feature_moments(apply_fn, params, x)
 
 
 @maker

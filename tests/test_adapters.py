@@ -969,7 +969,6 @@ def test_a_network_that_mixes_samples_has_no_kernel_of_its_own():
         lambda: jaxttp.conditioning.curvature_operator(mixing, w, X),
         lambda: jaxttp.conditioning.layer_terms(mixing, w, X),
         lambda: jaxttp.dynamics.diagonal_noise(mixing, w, X, y, loss="cross_entropy"),
-        lambda: jaxttp.representation.feature_moments(mixing, w, X),
     ):
         with pytest.raises(ValueError, match="depends on the other samples"):
             refusing()

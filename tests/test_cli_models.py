@@ -28,7 +28,7 @@ def arguments(small, **options):
     given = {
         "model": "resnet18", "weights": small / "trained.safetensors", "data": "image_folder",
         "folder": small / "images", "classes": "0,2", "samples-per-class": 3, "steps": 8,
-        "learning-rate": 0.01, "trainable": "lora", "rank": 2, "cache": small / "cache",
+        "learning-rate": 0.01, "trainable": "lora", "rank": 2,
         "output": small / "out",
     }  # fmt: skip
     pairs = (given | options).items()

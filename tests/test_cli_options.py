@@ -21,7 +21,7 @@ def options(command):
 
 
 def test_every_command_about_training_has_the_whole_task():
-    for command in ("predict", "sweep", "extrapolate", "spectrum", "report"):
+    for command in ("predict", "sweep", "spectrum", "report"):
         assert set(_options.TASK) <= set(options(command)), command
     for name in _options.OUTPUT:
         assert all(name in options(one) for one in COMMANDS if one != "doctor"), name

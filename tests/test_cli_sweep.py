@@ -1,4 +1,4 @@
-"""`jaxttp sweep`, `compare` and `extrapolate`: tables, files, JSON, and one line for bad input."""
+"""`jaxttp sweep` and `compare`: tables, files, JSON, and one line for bad input."""
 
 import csv
 import dataclasses
@@ -124,20 +124,6 @@ def test_compare_shows_the_seconds_to_one_target(monkeypatch):
     assert "eigenvalues below 1e-06 of the largest" in lines[-1]
 
 
-@pytest.mark.slow
-def test_extrapolate_writes_and_prints(tmp_path):
-    done = call(
-        "extrapolate", "--data", "wine", "--samples-per-class", "20", "--steps", "25", "--subset",
-        "24", "--learning-rate", "0.05", "--verify", "--output", str(tmp_path),
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert "from 24 to 60 samples" in done.stdout
-    assert "real steps" in done.stdout
-    written = json.loads((tmp_path / "extrapolation.json").read_text())
-    assert written["verified"] is not None
-    assert (tmp_path / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
-
-
 BAD = {
     "rates": (
         ["sweep", *WINE, "--learning-rates", "fast"],
@@ -151,11 +137,6 @@ BAD = {
         "no setting gets to 10 % of the loss's drop stably",
     ),
     "choice": (["compare", *WINE, "--train", "tail"], "start='tail' is not known"),
-    "subset": (["extrapolate", *WINE, "--subset", "90"], "subset must be"),
-    "diverges": (
-        ["extrapolate", "--data", "wine", "--steps", "20", "--learning-rate", "1000"],
-        "diverges at learning rate 1000",
-    ),
 }
 
 

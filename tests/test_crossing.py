@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from jaxttp.forecast import smooth_curve, training_time
-from jaxttp.forecast.bands import steps_band
-from jaxttp.losses.crossing import RULES, metric_time
-from jaxttp.losses.rule import Rule
+from jaxttp.losses.rule import RULES, Rule, metric_time
 from jaxttp.training import TrainingRun
 
 LENGTHS = (2, 3, 12, 31)  # few lengths, so that few shapes are compiled
@@ -57,14 +55,6 @@ def test_plateau_windows_by_hand(curve, window):
     window = min(window, len(curve) - 1)
     got = training_time(jnp.array(curve), 0.25, rule="plateau", window=window)
     assert got == by_hand(curve, 0.25, "plateau", window)
-
-
-def test_result_is_an_integer_scalar():
-    step = training_time([1.0, 0.5, 0.0], 0.6)
-    assert isinstance(step, jax.Array)
-    assert step.shape == ()
-    assert jnp.issubdtype(step.dtype, jnp.integer)
-    assert step == 1
 
 
 EDGES = {
@@ -120,13 +110,6 @@ def test_whole_numbers_are_a_curve_too(rule, curve):
     assert training_time(curve, 0.25, rule=rule) == by_hand(exact, 0.25, rule)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_low_precision(dtype, strict_dtypes):
-    curve = jnp.array([4.0, 2.0, 1.0, 0.5, 0.0], dtype)
-    assert training_time(curve, 0.3) == 2
-    assert training_time(curve, jnp.float32(0.3), rule="absolute") == 4
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_under_jit_and_vmap(rule):
     rows = [[4.0, 2.0, 1.0, 0.5, 0.25], [1.0, 1.0, 1.0, 1.0, 1.0], [0.1, 3.0, 0.2, 0.1, 0.0]]
@@ -146,35 +129,25 @@ def test_under_jit_and_vmap(rule):
 BAD = {
     "threshold 0": (([1.0, 0.0], 0), {}, "threshold must be greater than 0 and less than 1; got 0"),
     "threshold 1": (([1.0, 0.0], 1), {}, "threshold must be .* got 1. It is a share of the drop"),
-    "threshold above 1": (([1.0, 0.0], 1.5), {}, "less than 1; got 1.5"),
-    "threshold negative": (([1.0, 0.0], -0.1), {}, "got -0.1"),
     "threshold NaN": (([1.0, 0.0], np.nan), {}, "threshold must be finite and greater than 0"),
-    "threshold text": (([1.0, 0.0], "0.1"), {}, "threshold must be a number; got '0.1'"),
     "threshold list": (([1.0, 0.0], [0.1, 0.2]), {}, "threshold must be a number"),
     "gap of 0": (([1.0, 0.0], 0.0), {"rule": "gap"}, "threshold must be greater than 0; got 0.0"),
-    "absolute 0": (([1.0, 0.0], 0.0), {"rule": "absolute"}, "threshold must be greater than 0"),
-    "plateau of -1": (([1.0, 0.0], -1), {"rule": "plateau"}, "threshold must be greater than 0"),
     "window of another rule": (
         ([1.0, 0.0], 0.1),
         {"window": 1},
         "window=1 is for rule='plateau'; with rule='relative' leave it out",
-    ),
-    "curve with NaN": (([1.0, np.nan, 0.0], 0.1), {}, r"curve holds 1 value\(s\) that are NaN"),
-    "curve with infinity": (([np.inf, 0.0], 0.1), {}, "curve holds 1 value"),
-    "curve of 2 axes": ((np.ones((3, 3)), 0.1), {}, r"curve must be a vector .* shape \(3, 3\)"),
-    "curve of one loss": (([1.0], 0.1), {}, "curve must be a vector of at least two losses"),
-    "no curve": ((1.0, 0.1), {}, r"curve must be a vector .* shape \(\)"),
-    "unknown rule": (([1.0, 0.0], 0.1), {"rule": "best"}, "rule='best' is not known.*'plateau'"),
-    "window 0": (
-        ([1.0, 0.5, 0.0], 0.1),
-        {"rule": "plateau", "window": 0},
-        "window must be an integer between 1 and 2; got 0. The curve is that long",
     ),
     "window too long": (
         ([1.0, 0.5, 0.0], 0.1),
         {"rule": "plateau", "window": 3},
         "window must be an integer between 1 and 2; got 3",
     ),
+    "curve with NaN": (([1.0, np.nan, 0.0], 0.1), {}, r"curve holds 1 value\(s\) that are NaN"),
+    "curve of 2 axes": ((np.ones((3, 3)), 0.1), {}, r"curve must be a vector .* shape \(3, 3\)"),
+    "curve of one loss": (([1.0], 0.1), {}, "curve must be a vector of at least two losses"),
+    "unknown rule": (([1.0, 0.0], 0.1), {"rule": "best"}, "rule='best' is not known.*'plateau'"),
+    "an even smoothing": (([3.0, 2.0, 1.0], 0.1), {"smooth": 2}, "smooth must be odd"),
+    "a smoothing too wide": (([3.0, 2.0, 1.0], 0.1), {"smooth": 5}, "smooth"),
 }
 
 
@@ -228,25 +201,3 @@ def test_errors_that_do_not_fall(name):
     assert times == {0.1: expected}
     run = TrainingRun(jnp.array(loss), jnp.array(error), None, None, 1.0, 1.0)
     assert run.read(0.1, metric="error", **options) == {0.1: expected}
-
-
-def test_paths_that_never_get_there_are_the_latest():
-    """Three of five paths get there, at steps 1, 2 and 3; no quantile is earlier for the others."""
-    falling = [[0.5, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.5, 0.0]]
-    curves = jnp.array([*falling, [0.5] * 4, [0.5] * 4])
-    found = steps_band(curves, 0.1, quantiles=(0.0, 0.25, 0.5, 0.75, 1.0), metric="error")
-    assert found == (1, 2, 3, -1, -1)
-
-
-def test_smoothing_keeps_the_loss_before_training():
-    """Smoothing L_0 too would lower it, so that half of the drop is reached later."""
-    curve = 0.8 ** jnp.arange(80.0)
-    lowered = jnp.concatenate([jnp.mean(curve[:6])[None], smooth_curve(curve, 11)[1:]])
-    assert training_time(curve, 0.5) == 4
-    assert training_time(curve, 0.5, smooth=11) < training_time(lowered, 0.5)
-
-
-@pytest.mark.parametrize(("width", "message"), [(2, "must be odd"), (0, "width"), (5, "width")])
-def test_bad_smoothing_is_refused(width, message):
-    with pytest.raises(ValueError, match=message):
-        smooth_curve([3.0, 2.0, 1.0], width)

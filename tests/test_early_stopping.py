@@ -43,14 +43,6 @@ def test_a_curve_that_never_falls_is_best_at_its_start():
     assert (still.step, still.near, still.overfits) == (0, (0, 4), False)
 
 
-def test_noise_is_averaged_away_where_that_is_asked_for():
-    steps = np.arange(101.0)
-    smooth = 1 + ((steps - 50) / 50) ** 2
-    noisy = smooth - 0.4 * (steps == 10) * smooth
-    assert early_stopping(noisy).step == 10
-    assert early_stopping(noisy, smooth=21).step in range(45, 56)
-
-
 curves = st.lists(st.floats(0.015625, 10.0, width=32), min_size=2, max_size=30).map(np.array)
 
 
@@ -67,12 +59,6 @@ def test_by_brute_force(curve):
     assert last == len(curve) - 1 or curve[last + 1] > goal
 
 
-@given(curves, st.sampled_from([0.25, 2.0, 8.0]))
-def test_units_do_not_matter(curve, scale):
-    one, other = early_stopping(curve), early_stopping(scale * curve)
-    assert (one.step, one.near, one.overfits) == (other.step, other.near, other.overfits)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -84,13 +70,6 @@ def test_units_do_not_matter(curve, scale):
 def test_bad_curves(arguments, words):
     with pytest.raises(ValueError, match=words):
         early_stopping(*arguments)
-
-
-def test_bad_options():
-    with pytest.raises(ValueError, match=r"metric=.accuracy. is not known"):
-        early_stopping([1.0, 0.5], metric="accuracy")
-    with pytest.raises(ValueError, match="smooth must be odd"):
-        early_stopping([1.0, 0.5, 0.2], smooth=2)
 
 
 STEPS, RATE = 80, 0.5
@@ -132,22 +111,6 @@ def test_the_forecast_of_a_linear_network_is_that_of_its_training(forecast):
     by_error = prediction.early_stopping(metric="error")
     assert by_error.step == early_stopping(errors, metric="error").step
     assert str(found) in " ".join(str(prediction).split())
-
-
-def test_a_figure_marks_it(forecast):
-    words = [text.get_text() for text in forecast[0].plot().axes[0].get_legend().get_texts()]
-    assert f"lowest test loss: step {forecast[0].early_stopping().step}" in words
-
-
-def test_rebuilt_kernels_say_how_sure_it_is(forecast):
-    _, (x, y, x_test, y_test) = forecast
-    found = predict_training_time(
-        lambda w, x: jnp.tanh(x @ w), 0.1 * jnp.ones((12, 2)), x, y, x_test=x_test, y_test=y_test,
-        learning_rate=RATE, steps=20, relinearize=2,
-    )  # fmt: skip
-    off = found.early_stopping().unsure
-    assert off is not None
-    assert 1 <= off <= 20
 
 
 def test_forecasts_without_an_answer(forecast):

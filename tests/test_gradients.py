@@ -114,13 +114,6 @@ def test_stale_gradients_name_the_sample_too() -> None:
         )  # fmt: skip
 
 
-def test_samples_of_a_subset_keep_their_index() -> None:
-    """What is extrapolated from starts with a kernel of some samples, drawn at random."""
-    x, y = jnp.tile(X, (4, 1)), jnp.tile(Y, 4)
-    with pytest.raises(ValueError, match=f"gradient of sample {BAD} of x "):
-        jaxttp.extrapolate(network, PARAMS, x, y, learning_rate=0.1, subset=20, key=KEY)
-
-
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adam(0.1)])
 def test_test_samples_are_named_as_such(optimizer: Any) -> None:
     with pytest.raises(ValueError, match=f"gradient of sample {BAD} of x_test "):

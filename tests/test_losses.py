@@ -129,13 +129,6 @@ def test_outputs_of_any_size_give_finite_losses(name):
     assert_close(loss.hessian(f, y), np.zeros((1, 2, 2)))
 
 
-def test_cross_entropy_ignores_a_common_shift():
-    f, y = map(jnp.asarray, problem("cross_entropy", (4, 3)))
-    shifted = losses.cross_entropy.value(f + 50.0, y)
-    # A shift of 50 costs two digits: 1e-12 still holds by a wide margin.
-    assert_close(shifted, losses.cross_entropy.value(f, y))
-
-
 # --- errors ---------------------------------------------------------------------------------------
 
 
@@ -174,69 +167,7 @@ def test_unexplained_variance_of_constant_targets_is_relative_to_their_size(leve
     assert losses.unexplained_variance(y, y) == 0
 
 
-def test_unexplained_variance_of_zero_targets_is_the_squared_size():
-    assert losses.unexplained_variance(jnp.full((3, 1), 2.0), jnp.zeros((3, 1))) == 12
-
-
-def test_unexplained_variance_with_one_constant_column():
-    y = jnp.array([[0.1, 1.0], [0.1, 2.0], [0.1, 3.0]])
-    # Squared residuals of zeros, 0.03 + 14, over the spread of the second column, 2.
-    assert_close(losses.unexplained_variance(jnp.zeros((3, 2)), y), 14.03 / 2)
-
-
-@pytest.mark.parametrize("error", ["misclassified", "wrong_bits", "unexplained_variance"])
-def test_errors_under_jit_and_vmap(error, strict_dtypes):
-    function = getattr(losses, error)
-    f, y = jnp.stack([jnp.eye(3), -jnp.eye(3)]), jnp.stack([jnp.eye(3), jnp.eye(3)])
-    batched = jax.jit(jax.vmap(function))(f, y)
-    assert_close(batched, [function(f[0], y[0]), function(f[1], y[1])])
-    assert batched[0] == 0 < batched[1]
-
-
 # --- names ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_loss_by_name(name):
-    loss = get_loss(name)
-    assert loss is get_loss(loss) is getattr(losses, name)
-    assert repr(loss) == f"Loss({name!r})"
-    assert hash(loss) == hash(get_loss(name))
-
-
-def test_unknown_losses_are_refused():
-    with pytest.raises(ValueError, match=r"^loss='hinge' is not known; choose one of 'cross_entr"):
-        get_loss("hinge")
-    for other, here in (("mse", "squared"), ("L2", "squared"), ("ce", "cross"), ("bce", "binary_")):
-        with pytest.raises(ValueError, match=rf"not known; .* Its name here is '{here}"):
-            get_loss(other)
-    with pytest.raises(ValueError, match=r"half the sum over outputs .* rate here is 2 r / C\.$"):
-        get_loss("mse")
-    with pytest.raises(ValueError, match=r"the sum over outputs: .* rate here is r / C\.$"):
-        get_loss("bce")
-    with pytest.raises(TypeError, match=r"^loss must be a name \(cross_entropy, .* got 3"):
-        inspect.unwrap(get_loss)(3)  # without the type checks that only the tests switch on
-
-
-@pytest.mark.parametrize(
-    ("name", "of_output", "factor"),
-    [
-        ("squared_error", lambda f, y: (f - y) ** 2, 2),
-        ("binary_cross_entropy", lambda f, y: jax.nn.softplus(f) - y * f, 1),
-    ],
-)
-def test_the_rate_of_a_mean_over_outputs(name, of_output, factor):
-    """What errors, docstrings and the guide say: steps of a mean's descent at r are those here."""
-    c, rate = 3, 0.7
-    rng = np.random.default_rng(0)
-    w, x, y = rng.normal(size=(4, c)), rng.normal(size=(5, 4)), rng.random((5, c))
-    loss = get_loss(name)
-    theirs = rate * jax.grad(lambda w: jnp.mean(of_output(x @ w, y)))(w)
-    here = factor * rate / c * jax.grad(lambda w: loss.value(x @ w, y))(w)
-    np.testing.assert_allclose(here, theirs, rtol=1e-12)
-    np.testing.assert_allclose(
-        loss.value(x @ w, y), c / factor * jnp.mean(of_output(x @ w, y)), rtol=1e-12
-    )
 
 
 # --- encode_targets -------------------------------------------------------------------------------
@@ -315,53 +246,36 @@ def test_own_losses_take_any_targets():
     np.testing.assert_array_equal(encode_targets(own, [1], outputs(1, 2))[0], [[0.0, 1.0]])
 
 
-def test_no_samples_are_no_error():
-    assert encode_targets("cross_entropy", np.zeros(0, int), outputs(0, 3))[0].shape == (0, 3)
-
-
 BAD = {
     "label too large": ("cross_entropy", [0, 3], (2, 3), r"labels from 0 to 3, .* 0\.\.2"),
-    "label negative": ("cross_entropy", [-1, 0], (2, 3), r"labels from -1 to 0, .* 3 output"),
-    "label too large, squared": ("squared_error", [0, 3], (2, 3), r"0\.\.2\. Renumber"),
+    "label negative": ("squared_error", [-1, 0], (2, 3), r"labels from -1 to 0, .* 3 output"),
     "label too large, binary": ("binary_cross_entropy", [0, 2], (2, 1), r"0 to 2.* 0\.\.1"),
-    "label negative, binary": ("binary_cross_entropy", [0, -1], (2, 1), r"-1 to 0"),
     "too few": ("cross_entropy", [0], (2, 3), r"shape \(1,\) but the network gives 2 rows"),
-    "too many": ("cross_entropy", [0, 1, 2], (2, 3), r"shape \(3,\) but .* 2 rows"),
-    "too few targets": ("squared_error", np.ones((1, 3)), (2, 3), r"\(1, 3\) but .* 2 rows"),
     "scalar": ("cross_entropy", 1, (2, 3), r"shape \(\) but the network gives 2 rows"),
-    "too few columns": ("squared_error", np.ones((2, 2)), (2, 3), r"\(2, 2\), .*one column an"),
-    "broadcastable column": ("squared_error", np.ones((2, 1)), (2, 3), "one column an output"),
+    "a column": ("squared_error", np.ones((2, 1)), (2, 3), r"\(2, 1\) .*integer labels"),
     "float labels": ("cross_entropy", [0.0, 2.0], (2, 3), r"integer labels \(N,\) or targets"),
-    "three axes": ("squared_error", np.ones((2, 3, 1)), (2, 3), r"\(2, 3, 1\), the outputs"),
-    "words": (
-        "cross_entropy",
-        ["cat", "dog"],
-        (2, 3),
-        "floating-point.*got text.*np.unique",
-    ),
+    "words": ("cross_entropy", ["cat", "dog"], (2, 3), "floating-point.*got text.*np.unique"),
     "complex": ("squared_error", np.ones((2, 3), complex), (2, 3), "floating-point.*complex128"),
-    "missing": ("cross_entropy", [0, None], (2, 3), "floating-point targets; got Python objects"),
+    "missing": ("cross_entropy", [0, None], (2, 3), "got text or Python objects"),
+    "ragged": ("cross_entropy", [[0, 1], [1]], (2, 2), "differ in length"),
     "NaN": ("squared_error", [[1.0], [np.nan]], (2, 1), r"1 value\(s\) that are NaN"),
-    "infinity": ("squared_error", [1.0, np.inf], (2, 1), r"1 value\(s\) .* infinite"),
-    "NaN probability": ("cross_entropy", [[0.5, np.nan]], (1, 2), "1 value"),
     "negative probability": ("cross_entropy", [[-0.5, 1.5]], (1, 2), r"probabilities, in \[0, 1\]"),
     "sum below 1": ("cross_entropy", [[0.3, 0.3]], (1, 2), "rows that sum to 1"),
-    "sum above 1": ("cross_entropy", [[1.0, 1.0]], (1, 2), "rows that sum to 1"),
     "beyond 1": ("binary_cross_entropy", [[0.5, 2.0]], (1, 2), "must be probabilities, in"),
-    "below 0": ("binary_cross_entropy", [-0.1, 1.0], (2, 1), r"probabilities, in \[0, 1\]\.$"),
-    "labels -1 and 1": ("binary_cross_entropy", [-1.0, 1.0], (2, 1), "probabilities"),
-    "one output, labels": ("cross_entropy", [0, 0], (2, 1), "with one output is constant"),
-    "one output, one label": ("cross_entropy", [1, 1], (2, 1), "y holds a single class"),
-    "one output, two labels": ("cross_entropy", [0, 1], (2, 1), "use 'binary_cross_entropy'"),
-    "one output, ones": ("cross_entropy", np.ones((2, 1)), (2, 1), "one output is constant"),
-    "one output, floats": (
-        "cross_entropy",
-        [0.5, 1.5],
-        (2, 1),
-        "targets are floats: for a regression loss='squared_error'",
-    ),
+    "one output": ("cross_entropy", [0, 1], (2, 1), "with one output is constant"),
     "one output, regression": ("squared_error", [0, 1], (2, 1), r"targets \(N, 1\)"),
 }
+
+
+def test_losses_by_name():
+    for name in NAMES:
+        assert get_loss(name) is get_loss(get_loss(name)) is getattr(losses, name)
+    with pytest.raises(ValueError, match=r"^loss='hinge' is not known; choose one of 'cross_entr"):
+        get_loss("hinge")
+    with pytest.raises(ValueError, match="Its name here is 'squared_error'"):
+        get_loss("MSE")
+    with pytest.raises(TypeError, match=r"^loss must be a name \(cross_entropy, .* got 3"):
+        inspect.unwrap(get_loss)(3)  # without the type checks that only the tests switch on
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -369,15 +283,6 @@ def test_bad_targets_are_refused(case):
     name, y, shape, message = BAD[case]
     with pytest.raises(ValueError, match=rf"^(y|loss)\b.*{message}"):
         encode_targets(name, y, outputs(*shape))
-
-
-@pytest.mark.parametrize("name", ["cross_entropy", "binary_cross_entropy"])
-def test_a_loss_with_another_error_checks_its_targets_too(name):
-    own = dataclasses.replace(get_loss(name), error=losses.unexplained_variance)
-    with pytest.raises(ValueError, match="must be probabilities"):
-        encode_targets(own, [[0.5, 2.0]], outputs(1, 2))
-    one, _ = encode_targets(own, [[0.0, 1.0]], outputs(1, 2))
-    np.testing.assert_array_equal(one, [[0.0, 1.0]])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -394,9 +299,7 @@ def test_encoding_under_jit_and_vmap(name):
 
 
 TRACED = {
-    "label too large": ("cross_entropy", jnp.array([0, 3]), (2, 3), r"labels beyond 0\.\.2"),
-    "label negative": ("squared_error", jnp.array([-1, 0]), (2, 3), r"labels beyond 0\.\.2"),
-    "binary label": ("binary_cross_entropy", jnp.array([0, 2]), (2, 1), r"labels beyond 0\.\.1"),
+    "label too large": ("cross_entropy", jnp.array([0, 3]), (2, 3), r"labels must lie in 0\.\.2"),
     "NaN": ("squared_error", jnp.array([[jnp.nan]]), (1, 1), "y holds NaN or infinity"),
     "probability": ("cross_entropy", jnp.array([[0.3, 0.3]]), (1, 2), "rows that sum to 1"),
 }
@@ -409,13 +312,6 @@ def test_bad_traced_targets_are_an_error_at_run_time(case):
     encode = eqx.filter_jit(lambda y: encode_targets(name, y, outputs(*shape))[0])
     with pytest.raises(RuntimeError, match=message):
         encode(y)
-
-
-def test_encoding_mixes_no_dtypes(strict_dtypes):
-    for name in NAMES:
-        for y in (np.array([2, 0], np.uint8), np.eye(3, dtype=np.float32)[:2]):
-            targets, _ = encode_targets(name, y, outputs(2, 3, jnp.float32))
-            assert targets.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -435,13 +331,6 @@ def test_long_paths_have_the_losses_of_their_points(name, dtype):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_labels_that_were_read_as_floats_are_recognised():
-    with pytest.raises(ValueError, match=r"look like labels in float64: y\.astype\(int\)"):
-        encode_targets("cross_entropy", np.array([0.0, 1.0, 1.0]), jnp.zeros((3, 2)))
-    with pytest.raises(ValueError, match=r"targets \(N, C\)\.$"):
-        encode_targets("cross_entropy", np.array([0.5, 1.0, 1.0]), jnp.zeros((3, 2)))
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 def test_labels_of_few_bits_for_many_classes(dtype):
     """In 8 bits class 256 is class 0: every label would hit two columns."""
@@ -450,12 +339,6 @@ def test_labels_of_few_bits_for_many_classes(dtype):
     np.testing.assert_array_equal(np.argwhere(targets), np.stack([np.arange(4), y], axis=1))
     traced = jax.jit(lambda y: encode_targets("cross_entropy", y, jnp.zeros((4, 256)))[0])(y)
     np.testing.assert_array_equal(traced, targets[:, :256])
-
-
-def test_boolean_labels_are_two_classes():
-    y = np.array([True, False])
-    targets, _ = encode_targets("cross_entropy", y, jnp.zeros((2, 2)))
-    np.testing.assert_array_equal(targets, [[0, 1], [1, 0]])
 
 
 @pytest.mark.parametrize("size", [1.0, 1e4, 1e9, 1e13, 1e17])

@@ -43,13 +43,11 @@ INPUTS = {
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
     "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Checked", "Noisy",
     "Linearizer",
-    "HeavyBall",
-    "Mode", "Filter", "Truncate", "Damp", "Tikhonov",
-    "Noise", "CompiledStep", "Traced",
+    "HeavyBall", "PseudoInverse", "CompiledStep", "Traced",
 }  # fmt: skip
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline
-    "Forecast", "TaskSweep", "TaskExtrapolation", "TaskSteps", "TaskReport", "TaskSpectrum",
+    "Forecast", "TaskSweep", "TaskSteps", "TaskReport", "TaskSpectrum",
     "Conditioning", "Prediction", "banded_Prediction", "Cost", "Online", "OnlineForecast",
     "Diffusion", "FineTuning",
 }  # fmt: skip

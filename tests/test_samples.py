@@ -29,7 +29,7 @@ from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics import relinearized_recursion, weight_space, weight_space_flow
 from jaxttp.dynamics.noise import diagonal_noise
-from jaxttp.forecast import Hyperparameters, Online, extrapolate, grid
+from jaxttp.forecast import Hyperparameters, Online, grid
 
 N, LENGTH, WORDS, WIDTH, CLASSES = 12, 5, 7, 8, 2
 RANDOM = np.random.default_rng(0)
@@ -176,17 +176,6 @@ def test_sweeps_and_comparisons():
     candidates = {"tokens": Candidate(transformer, PARAMS, x=take(TOKENS, slice(5)))}
     with pytest.raises(ValueError, match=r"\['tokens'\].x must hold the 12 samples of x; got 5"):
         compare(candidates, PACKED, Y, time_steps=False)
-
-
-@pytest.mark.slow
-def test_extrapolations():
-    both(
-        lambda f, x: extrapolate(
-            f, PARAMS, x, Y, learning_rate=0.05, subset=10, key=jax.random.key(0), steps=5,
-            loss="cross_entropy", resamples=2,
-        ).loss,
-        BAGS,
-    )  # fmt: skip
 
 
 @pytest.mark.slow

@@ -8,24 +8,19 @@ import numpy as np
 import optax
 import pytest
 
-import jaxttp
 from jaxttp import (
-    Candidate,
-    compare,
     empirical_ntk,
     flatten_tokens,
     label_words,
     predict_training_time,
     sample_tokens,
-    sweep,
     train,
     weighted,
 )
 from jaxttp.conditioning import condition_number, curvature_matrix, curvature_operator
 from jaxttp.dynamics import batch_indices
-from jaxttp.forecast import grid
 from jaxttp.losses import encode_targets
-from jaxttp.losses.token_loss import token_hessian_product
+from jaxttp.losses.functions import token_hessian_product
 
 RANDOM = np.random.default_rng(5)
 N, T, V, D = 6, 4, 5, 7
@@ -109,34 +104,6 @@ def test_a_linear_network_is_forecast_to_rounding(batched):
 def _loss(w, x=X, y=Y):
     each = optax.softmax_cross_entropy_with_integer_labels(x @ w, np.where(y >= 0, y, 0))
     return jnp.sum(each * (y >= 0)) / (y >= 0).sum()
-
-
-def test_comparisons_take_tokens():
-    """The curve of a training, and seconds of its steps."""
-    run = train(linear, W, X, Y, loss="cross_entropy", optimizer=optax.sgd(0.5), steps=5)
-    both = compare({"a": Candidate(linear, W)}, X, Y, learning_rate=0.5, steps=5, relinearize=0)
-    np.testing.assert_allclose(both.loss[0], run.loss, rtol=1e-10)
-    assert both.step_seconds[0] > 0
-
-
-def test_more_sequences_than_at_hand():
-    """Samples are sequences: halves of them say how much later more of them are learnt."""
-    found = predict_training_time(linear, W, X, Y, learning_rate=0.3, steps=6, relinearize=0,
-                                  total_samples=60)  # fmt: skip
-    assert found.loss.shape == (7,)
-    np.testing.assert_allclose(found.loss[0], by_hand(W)[0], rtol=1e-8)
-
-
-@pytest.mark.slow
-def test_sweeps_and_running_trainings_take_tokens():
-    """The same curve as a training's, from the start and after a step of it."""
-    run = train(linear, W, X, Y, loss="cross_entropy", optimizer=optax.sgd(0.5), steps=5)
-    found = sweep(linear, W, X, Y, grid(learning_rate=(0.1, 0.5), steps=5), relinearize=0)
-    np.testing.assert_allclose(found.loss[1], run.loss, rtol=1e-10)
-    watch = jaxttp.Online(linear, W, X, Y, jaxttp.forecast.Hyperparameters(0.5, steps=5))
-    watch(0, W, float(run.loss[0]))
-    watch(1, W - 0.5 * by_hand(W)[2], float(run.loss[1]))
-    np.testing.assert_allclose(watch.forecast().loss, run.loss, rtol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -266,11 +233,6 @@ def wrong(**changed):
         (lambda: wrong(apply_fn=lambda w, x: (x @ w)[..., None]), r"must return outputs \(N, C\)"),
         (lambda: empirical_ntk(linear, W, X), r"flatten_tokens\(apply_fn\)"),
         (lambda: wrong(apply_fn=many), r"\(6, 4, 1000\) are 24,000 numbers.* 2 GB.*tokens=2,"),
-        (
-            lambda: jaxttp.extrapolate(linear, W, X, Y, learning_rate=0.1, subset=4, key=KEY,
-                                       loss="cross_entropy"),
-            r"labels of tokens .*total_samples=\) alone",
-        ),
         (lambda: label_words(linear, [1]), "ids must be two or more different"),
         (lambda: label_words(linear, [1, 1]), "ids must be two or more different"),
         (lambda: label_words(linear, [1, 5])(W, X), r"ids holds 5, but the network has 5 words"),

@@ -19,7 +19,13 @@ from rst import escape
 PAGES = {
     "forecast": ("jaxttp.forecast", "jaxttp.forecast.paths"),
     "adapters": ("jaxttp.adapters",),
-    "training": ("jaxttp.training", "jaxttp.batches", "jaxttp.losses"),
+    "training": (
+        "jaxttp.training",
+        "jaxttp.losses.rule",
+        "jaxttp.batches",
+        "jaxttp.losses.tokens",
+        "jaxttp.losses",
+    ),
     "ntk": ("jaxttp.ntk",),
     "dynamics": ("jaxttp.dynamics",),
     "conditioning": ("jaxttp.conditioning",),

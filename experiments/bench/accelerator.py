@@ -1,42 +1,42 @@
 """What jaxttp takes on the device at hand, a GPU as a rule, and how far off its float32 is there.
 
-    python -m experiments.bench.accelerator [rates kernels forecasts sweep steps] [--size small]
-                                            [--only mlp resnet18-64 ...] [--rounds 5]
+    python -m experiments.bench.accelerator [answers rates kernels forecasts sweep steps]
+                                            [--size small] [--only mlp resnet18-64 ...] [--rounds 5]
 
-rates: products of matrices at full precision (what the library asks for) and as JAX comes (TF32
-on NVIDIA's GPUs), and a copy. kernels: exact kernels of `experiments.bench.kernel` and of the
-transformers of `experiments.bench.transformer`; "ratio" is a call's time over what the operations
-of its products take at the rate of full precision; "error" the largest deviation from a float64
-Jacobian on four samples, "plain" that of `vmap(jacrev)` and one einsum at the default precision.
-forecasts: N = 150 images, C = 5, random weights: a training step, forecasts of 150 steps without
-rebuilding, first and later, and 150 steps over a later one. sweep: 1,000 settings beside one
-training. steps: Gauss-Newton beside Adam.
+answers: `jaxttp doctor`, known answers on this device. rates: products of matrices at full
+precision (what the library asks for) and as JAX comes (TF32 on NVIDIA's GPUs), and a copy. kernels:
+those of `experiments.bench.kernel`; "ratio" is a call's time over what the operations of its
+products take at the rate of full precision, "error" the largest deviation from a float64 Jacobian
+on four samples, "plain error" that of `vmap(jacrev)` and one einsum at the default precision.
+forecasts: N = 150 images, C = 5, random weights: a training step, a forecast of 150 steps without
+rebuilding by the exact and by a sketched kernel, and how many times as long the 150 steps take.
+sweep: 1,000 settings by one kernel beside one training. steps: Gauss-Newton beside Adam.
 
-Everything waits until it is computed; medians of --rounds after a first call, which compiles.
-"peak" is the device's, since the start of the process. Rows are printed as soon as they are there.
+Each row is a line of JSON, printed as soon as it is there and kept in the store. Seconds are those
+of the first call, which compiles ("first"), and medians of ``--rounds`` later ones ("wall", "cpu").
+"peak" is the device's highest memory since the start of the process.
 """
 
-import argparse
 import dataclasses
 import gc
 import json
-import statistics
-import time
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
-from experiments.bench import gauss_newton, kernel, transformer
-from experiments.bench import sweep as sweeping
-from experiments.bench.full_size import random_network
-from jaxttp import from_nnx, predict_training_time, train
-from jaxttp.ntk.gram import kernel_of
+from experiments.bench import gauss_newton, kernel
+from experiments.bench.harness import Row, in_turn, keep, parser, stamp, store_of
+from jaxttp import empirical_ntk, from_nnx, grid, predict_training_time, sweep, train
+from jaxttp.models import calibrate_batch_norm, make_model
+from jaxttp.pipeline import Settings, build_task
 
-Row = dict[str, Any]
+MODULE = "experiments.bench.accelerator"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,37 +46,33 @@ class Sizes:
     Attributes:
         side: of the square matrices.
         kernels: cases of `experiments.bench.kernel`.
-        networks: of `experiments.bench.transformer`.
-        decoder: their sizes.
+        decoder: sizes of "gpt2" and "llama" among them.
         forecasts: networks and pixels a side.
         samples: N of the forecasts.
         steps: T.
         sketch_dim: of the projected kernel.
-        sweep: sizes of the sweep.
+        sweep: learning rates and momenta of the sweep, and samples of each class.
         batch: samples, half, width and blocks of the reversible network.
     """
 
     side: int = 8192
-    kernels: tuple[str, ...] = ("digits", "digits-600", "mlp", "resnet20", "resnet20-1000", "vit")
-    networks: tuple[str, ...] = transformer.NETWORKS
-    decoder: transformer.Sizes = transformer.LARGE
+    kernels: tuple[str, ...] = tuple(kernel.CASES)
+    decoder: kernel.Tokens = kernel.LARGE
     forecasts: tuple[tuple[str, int], ...] = (
         ("resnet18", 64), ("vit_small", 64), ("resnet18", 224),
     )  # fmt: skip
     samples: int = 150
     steps: int = 150
     sketch_dim: int = 4096
-    sweep: sweeping.SweepSettings = sweeping.PRESETS["cpu"]
+    sweep: tuple[int, int, int] = (100, 10, 30)
     batch: tuple[int, int, int, int] = (1024, 392, 2000, 2)
 
 
 SIZES = {
     "large": Sizes(),
     "small": Sizes(
-        side=64, kernels=("digits",), networks=("gpt2",), decoder=transformer.SMALL,
-        forecasts=(("vgg5", 32),), samples=6, steps=4, sketch_dim=64,
-        sweep=sweeping.PRESETS["smoke"],
-        batch=(16, 8, 40, 2),
+        side=64, kernels=("digits", "gpt2"), decoder=kernel.SMALL, forecasts=(("vgg5", 32),),
+        samples=6, steps=4, sketch_dim=64, sweep=(4, 2, 4), batch=(16, 8, 40, 2),
     ),
 }  # fmt: skip
 
@@ -86,7 +82,6 @@ def only(sizes: Sizes, names: Sequence[str]) -> Sizes:
     return dataclasses.replace(
         sizes,
         kernels=tuple(name for name in sizes.kernels if name in names),
-        networks=tuple(name for name in sizes.networks if name in names),
         forecasts=tuple(pair for pair in sizes.forecasts if f"{pair[0]}-{pair[1]}" in names),
     )
 
@@ -96,21 +91,18 @@ def peak() -> int | None:
     return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
-def timed(call: Callable[[], Any], rounds: int) -> tuple[float, float]:
-    """Seconds of the first call and of a later one, the median of `rounds`."""
-    seconds = []
-    for _ in range(1 + rounds):
-        begun = time.perf_counter()
-        jax.block_until_ready(call())
-        seconds.append(time.perf_counter() - begun)
-    return seconds[0], statistics.median(seconds[1:])
+def random_network(name: str, x: np.ndarray, classes: int) -> nnx.Module:
+    """A network by name with random weights, for such images; batch norm at their averages."""
+    size = x.shape[1]
+    network = nnx.jit(lambda: make_model(name, classes, image_size=size, rngs=nnx.Rngs(0)))()
+    return network if name.startswith("vit") else calibrate_batch_norm(network, x)
 
 
 def product_rate(side: int, rounds: int, precision: str | None) -> float:
     """Operations a second of a product of two square float32 matrices."""
     a, b = (jax.random.normal(jax.random.key(i), (side, side), jnp.float32) for i in range(2))
     multiply = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
-    return 2 * side**3 / timed(lambda: multiply(a, b), rounds)[1]
+    return 2 * side**3 / in_turn({"": lambda: multiply(a, b)}, rounds)[""].wall
 
 
 def rates(sizes: Sizes, rounds: int) -> Iterator[Row]:
@@ -120,41 +112,28 @@ def rates(sizes: Sizes, rounds: int) -> Iterator[Row]:
         yield {"product": name, "side": sizes.side, "operations a second": found}
     numbers = jax.random.normal(jax.random.key(0), (sizes.side, sizes.side), jnp.float32)
     negative = jax.jit(jnp.negative)
-    seconds = timed(lambda: negative(numbers), rounds)[1]
+    seconds = in_turn({"": lambda: negative(numbers)}, rounds)[""].wall
     yield {"copy, bytes a second": 2 * numbers.nbytes / seconds}
 
 
 def kernels(sizes: Sizes, rounds: int) -> Iterator[Row]:
     """Exact kernels, their errors and their time over that of the operations."""
     rate = product_rate(sizes.side, rounds, "highest")
-    cases = {name: kernel.CASES[name] for name in sizes.kernels}
-    for name in sizes.networks:
-        cases[name] = lambda name=name: kernel.Case(*transformer.make(name, sizes.decoder))
-    for name, make in cases.items():
-        case = make()
-        call = lambda case=case: kernel_of(*case)  # noqa: E731
-        first, later = timed(call, rounds)
-        traced = jax.make_jaxpr(lambda x, case=case: kernel_of(case.apply_fn, case.params, x))
-        counted = transformer.operations(traced(case.x).jaxpr)
-        row = {
-            "kernel": name, "N": len(case.x), "first": first, "later": later,
-            "operations": counted, "ratio": later * rate / counted, "peak": peak(),
+    for name in sizes.kernels:
+        tokens = name in ("gpt2", "llama")
+        case = kernel.decoder(name, sizes.decoder) if tokens else kernel.CASES[name]()
+        call = lambda case=case: empirical_ntk(*case)  # noqa: E731
+        found = in_turn({"": call}, rounds)[""]
+        traced = jax.make_jaxpr(lambda x, case=case: empirical_ntk(*case[:2], x))(case.x)
+        counted = kernel.operations(traced.jaxpr)
+        few = case._replace(x=case.x[:4])
+        yield {"kernel": name, "N": len(case.x)} | found._asdict() | {
+            "operations": counted, "ratio": found.wall * rate / counted, "peak": peak(),
+            "error": kernel.error(case, call()),
+            "plain error": kernel.error(few, kernel.plain(few)()),
         }  # fmt: skip
-        yield row | _errors(case, call())
-        del case, call
+        del case, call, few
         gc.collect()
-
-
-def _errors(case: kernel.Case, found: Any) -> Row:
-    """Of the library's kernel and of a plain one, relative to the largest entry, four samples."""
-    exact = kernel.exact(case, 4)
-    plain = np.asarray(kernel.plain(case._replace(x=case.x[:4]))())
-    found = np.asarray(found[:4, :, :4])
-    size = np.max(np.abs(exact))
-    return {
-        "error": float(np.max(np.abs(found - exact)) / size),
-        "plain": float(np.max(np.abs(plain - exact)) / size),
-    }
 
 
 def forecasts(sizes: Sizes, rounds: int) -> Iterator[Row]:
@@ -164,31 +143,44 @@ def forecasts(sizes: Sizes, rounds: int) -> Iterator[Row]:
         x = draw.standard_normal((sizes.samples, pixels, pixels, 3)).astype(np.float32)
         y = np.arange(sizes.samples) % 5
         model = from_nnx(random_network(name, x, 5))
-        options = {"learning_rate": 1e-3, "steps": sizes.steps, "relinearize": 0}
         few = min(20, sizes.steps)
         real = train(*model, x, y, loss="cross_entropy", optimizer=optax.sgd(1e-3), steps=few)
         step = real.seconds / few
         row = {"network": name, "pixels": pixels, "step": step, "compiling": real.compile_seconds}
-        for kind, more in (("exact", {}), ("sketch", {"sketch_dim": sizes.sketch_dim})):
-            call = lambda m=model, x=x, y=y, o=options | more: predict_training_time(  # noqa: E731
-                *m, x, y, key=jax.random.key(0), **o
-            )
-            first, later = timed(call, rounds)
-            found = {"first": first, "later": later, "times": sizes.steps * step / later}
-            yield row | {"forecast": kind} | found | {"peak": peak()}
+        for kind, sketch in (("exact", None), ("sketch", sizes.sketch_dim)):
+            call = lambda model=model, x=x, y=y, dim=sketch: predict_training_time(  # noqa: E731
+                *model, x, y, learning_rate=1e-3, steps=sizes.steps, relinearize=0, sketch_dim=dim,
+                key=jax.random.key(0),
+            ).loss  # fmt: skip
+            found = in_turn({"": call}, rounds)[""]
+            times = sizes.steps * step / found.wall
+            yield row | {"forecast": kind} | found._asdict() | {"times": times, "peak": peak()}
         gc.collect()
 
 
 def sweeps(sizes: Sizes, rounds: int) -> Iterator[Row]:
-    """1,000 settings beside one training."""
-    yield sweeping.cost(dataclasses.replace(sizes.sweep, repeats=rounds))
+    """Many settings by one kernel beside one training of the same task."""
+    many, momenta, per_class = sizes.sweep
+    task = build_task(Settings(samples_per_class=per_class))
+    choices = grid(
+        learning_rate=np.geomspace(1e-4, 2e-2, many), momentum=np.linspace(0, 0.9, momenta),
+        steps=sizes.steps,
+    )  # fmt: skip
+    calls = {
+        "sweep": lambda: sweep(*task.model, task.x, task.y, choices, relinearize=0).times(),
+        "training": lambda: train(
+            *task.model, task.x, task.y, loss=task.loss, optimizer=optax.sgd(0.005),
+            steps=sizes.steps,
+        ).loss,
+    }  # fmt: skip
+    for name, found in in_turn(calls, rounds).items():
+        yield {"work": name, "settings": len(choices)} | found._asdict()
 
 
 def steps(sizes: Sizes, rounds: int) -> Iterator[Row]:
     """Seconds of a step by Gauss-Newton and by Adam."""
-    for name, call in gauss_newton.step_functions(*sizes.batch).items():
-        first, later = timed(call, rounds)
-        yield {"step": name, "first": first, "later": later, "peak": peak()}
+    for name, found in in_turn(gauss_newton.step_functions(*sizes.batch), rounds).items():
+        yield {"step": name} | found._asdict() | {"peak": peak()}
 
 
 PARTS: dict[str, Callable[[Sizes, int], Iterator[Row]]] = {
@@ -196,24 +188,28 @@ PARTS: dict[str, Callable[[Sizes, int], Iterator[Row]]] = {
 }  # fmt: skip
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure what was asked for; a row of JSON for each case."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], default=[], metavar="PART")
-    parser.add_argument("--size", choices=SIZES, default="large")
-    parser.add_argument("--only", nargs="+", help="kernels, and networks of forecasts")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args(arguments)
-    device = jax.devices()[0]
-    head = {"device": f"{device.platform}: {device.device_kind}", "jax": jax.__version__}
-    print(json.dumps(head), flush=True)
+def main(arguments: list[str] | None = None) -> int:
+    """Measure what was asked for; the exit status is that of the known answers."""
+    command = parser(MODULE, __doc__)
+    names = ("answers", *PARTS)
+    command.add_argument("parts", nargs="*", choices=[[], *names], default=[], metavar="PART")
+    command.add_argument("--size", choices=SIZES, default="large")
+    command.add_argument("--only", nargs="+", help="kernels, and networks of forecasts")
+    command.add_argument("--rounds", type=int, default=5)
+    options = command.parse_args(arguments)
+    parts, wrong = options.parts or names, 0
+    if "answers" in parts:  # first, and in its own process: one at a time has the device's memory
+        wrong = subprocess.run([sys.executable, "-m", "jaxttp", "doctor"]).returncode
+    print(json.dumps(stamp()), flush=True)
     sizes = SIZES[options.size]
     if options.only:
         sizes = only(sizes, options.only)
-    for part in options.parts or PARTS:
+    for part in (part for part in parts if part in PARTS):
         for row in PARTS[part](sizes, options.rounds):
-            print(json.dumps({"part": part} | row), flush=True)
+            print(json.dumps(row := {"part": part} | row), flush=True)
+            keep(store_of(MODULE, options), row)
+    return wrong
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

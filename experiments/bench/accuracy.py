@@ -1,18 +1,18 @@
-"""How true are forecasts? Predicted against real training times, many tasks, many ways to train.
+"""How accurate are forecasts? Predicted against real training times of many tasks.
 
-    python -m experiments.bench.accuracy [--preset smoke|tuning|cpu] [--minutes M] [--store FILE]
-                                         [--few] [--report]
+    python -m experiments.bench.accuracy [--preset smoke|tuning|cpu] [--few] [--minutes M]
+                                         [--store FILE] [--report]
 
 Every run is a task (samples, network, fresh head, seed), a scale of the head's outputs, and a way
-to train: gradient descent, momentum 0.9, or mini-batches of 16 to 64, with the EFFECTIVE rate
-eta / (1 - m) given as eta lambda_max / N, lambda_max the largest eigenvalue of Theta. The real
-training is held against the plain forecast (one kernel), re-linearised ones, Algorithm 1 of the
-paper to the letter, and forecasts corrected after a tenth of the steps. What is measured is kept
-line by line in the store, so a run that was cut off goes on where it stopped; `--report` prints the
-tables of what is there. Nothing is tuned on these tasks: that is what the preset "tuning" is for.
+to train: gradient descent, momentum 0.9, or mini-batches of 16 to 64, with the EFFECTIVE rate eta /
+(1 - m) given as eta lambda_max / N, lambda_max the largest eigenvalue of Theta. The real training
+is compared with the forecast by one kernel ("plain"), re-linearised ones, and Algorithm 1 of the
+paper to the letter; with ``--few`` by one kernel and by the default alone. Nothing is tuned on the
+24 runs of "cpu": that is what the preset "tuning" is for. What is measured is kept line by line in
+the store, so a run that was cut off goes on where it stopped; ``--report`` prints the tables of
+what is there (`experiments.bench.accuracy_tables`).
 """
 
-import argparse
 import collections
 import dataclasses
 import functools
@@ -27,13 +27,13 @@ import optax
 
 from experiments.bench.accuracy_tables import report
 from experiments.bench.accuracy_tasks import REPORTED, TUNING, Job, make
-from experiments.bench.stored import go_on, load
+from experiments.bench.harness import Row, go_on, load, parser, store_of
 from jaxttp import empirical_ntk, predict_training_time, sketch_jacobian, train, training_time
 from jaxttp._core.timing import stopwatch
 from jaxttp.dynamics import diagonal_noise, diffusion, effective_learning_rate, gradient_flow
-from jaxttp.forecast import Hyperparameters, Online
 from jaxttp.losses import encode_targets
 
+MODULE = "experiments.bench.accuracy"
 THRESHOLDS = (0.01, 0.1, 0.4)
 LOSS = "cross_entropy"
 
@@ -42,7 +42,7 @@ LOSS = "cross_entropy"
 class AccuracySettings:
     """What to measure: from every list of ways to train, each task takes every `stride`-th.
 
-    `others` are Algorithm 1 and the corrected forecasts.
+    `paper` is whether Algorithm 1 is run, too.
     """
 
     tasks: tuple[str, ...] = tuple(REPORTED)
@@ -58,7 +58,7 @@ class AccuracySettings:
     rebuilds: tuple[int | str, ...] = (4, "auto")
     projections: int = 1000
     paths: int = 8
-    others: bool = True
+    paper: bool = True
 
 
 PRESETS = {
@@ -122,20 +122,16 @@ def _turned(items: list, by: int) -> list:
     return items[by:] + items[:by]
 
 
-def measure(run: Run, settings: AccuracySettings) -> dict[str, Any]:
+def measure(run: Run, settings: AccuracySettings) -> Row:
     """Train for real, forecast in every way; plain values."""
     job = make(run.task, run.seed, run.head_scale)
     kernel = np.asarray(empirical_ntk(*job.model, job.x), np.float64)
     size = kernel.shape[0] * kernel.shape[1]
     largest = float(np.linalg.eigvalsh(kernel.reshape(size, size))[-1]) / len(job.x)
     eta = run.rate * (1 - run.momentum) / largest
-    setting = Hyperparameters(eta, run.momentum, loss=LOSS, steps=settings.steps)
-    at = max(1, settings.steps // 10)
-    watch = Online(*job.model, job.x, job.y, setting)
     real = train(
         *job.model, job.x, job.y, loss=LOSS, optimizer=optax.sgd(eta, run.momentum or None),
         steps=settings.steps, batch_size=run.batch_size, key=jax.random.key(run.seed + 50),
-        callback=lambda t, w, value: watch(t, w, value) if t <= at else None,
     )  # fmt: skip
     out = dataclasses.asdict(run) | {
         "name": run.name,
@@ -147,46 +143,33 @@ def measure(run: Run, settings: AccuracySettings) -> dict[str, Any]:
     }
     if not np.all(np.isfinite(real.loss)):
         return out | {"diverged": True}
-    out["real"] = _reading(real.loss, real.error) | {
-        "loss": _rounded(real.loss),
+    out["real"] = _reading(real.loss) | {
         "seconds": real.seconds,
         "compile_seconds": real.compile_seconds,
     }
     found = {"plain": _predicted(job, run, settings, eta, 0)}
     for rebuilds in settings.rebuilds:
         found[f"{rebuilds} rebuilds"] = _predicted(job, run, settings, eta, rebuilds)
-    if not settings.others:
-        return out | {"forecasts": found}
-    found["Algorithm 1"] = _algorithm_1(job, run, settings, eta)
-    for kind in ("losses", "outputs", "weights"):
-        corrected = watch.forecast(kind)
-        found[f"online, {kind}"] = {
-            "steps": list(corrected.steps.values()),
-            "loss": _rounded(corrected.loss),
-            "left_at": corrected.left_at,
-            "kernels": corrected.kernels,
-            "stable": corrected.stable,
-        }
+    if settings.paper:
+        found["Algorithm 1"] = _algorithm_1(job, run, settings, eta)
     return out | {"forecasts": found}
 
 
 def _predicted(
     job: Job, run: Run, settings: AccuracySettings, eta: float, rebuilds: int | str
-) -> dict[str, Any]:
+) -> Row:
     key = None if run.batch_size is None else jax.random.key(run.seed + 90)  # batches of its own
     found = predict_training_time(
         *job.model, job.x, job.y, loss=LOSS, learning_rate=eta, momentum=run.momentum,
         batch_size=run.batch_size, steps=settings.steps, thresholds=THRESHOLDS, key=key,
         relinearize=rebuilds,
     )  # fmt: skip
-    cost = dataclasses.asdict(found.cost)
-    stable = {"stable": found.stable, "trust": found.trust}
-    return (
-        _reading(found.loss, found.error) | {"loss": _rounded(found.loss)} | stable | {"cost": cost}
-    )
+    return _reading(found.loss) | {
+        "stable": found.stable, "trust": found.trust, "cost": dataclasses.asdict(found.cost)
+    }  # fmt: skip
 
 
-def _algorithm_1(job: Job, run: Run, settings: AccuracySettings, eta: float) -> dict[str, Any]:
+def _algorithm_1(job: Job, run: Run, settings: AccuracySettings, eta: float) -> Row:
     """The paper's: projected Jacobian, effective learning rate, ODE or diagonal-noise SDE."""
     x = jnp.asarray(job.x)
     with stopwatch() as watch:
@@ -201,8 +184,7 @@ def _algorithm_1(job: Job, run: Run, settings: AccuracySettings, eta: float) -> 
                 kernel, f0, targets, loss=loss, ts=jnp.arange(settings.steps + 1, dtype=f0.dtype),
                 learning_rate=effective_learning_rate(eta, run.momentum),
             ).train  # fmt: skip
-            each = jax.vmap(lambda f: (loss.value(f, targets), loss.error(f, targets)))
-            curve, error = each(path)
+            curve = jax.vmap(lambda f: loss.value(f, targets))(path)
         else:
             draws = diffusion(
                 kernel, f0, targets, loss=loss, learning_rate=eta, momentum=run.momentum,
@@ -210,7 +192,7 @@ def _algorithm_1(job: Job, run: Run, settings: AccuracySettings, eta: float) -> 
                 noise="diagonal", noise_kernel=diagonal_noise(*job.model, x, targets, loss=loss),
                 paths=settings.paths, protocol="replacement", save="curves",
             )  # fmt: skip
-            curve, error = jnp.median(draws.loss, axis=0), jnp.median(draws.error, axis=0)
+            curve = jnp.median(draws.loss, axis=0)
         jax.block_until_ready(curve)
     kernels = 1 if run.batch_size is None else 2
     cost = {
@@ -219,25 +201,18 @@ def _algorithm_1(job: Job, run: Run, settings: AccuracySettings, eta: float) -> 
         "seconds": watch.run_seconds,
         "compile_seconds": watch.compile_seconds,
     }
-    stable = bool(np.all(np.isfinite(curve)))
-    return _reading(curve, error) | {"loss": _rounded(curve), "stable": stable, "cost": cost}
+    return _reading(curve) | {"stable": bool(np.all(np.isfinite(curve))), "cost": cost}
 
 
-def _reading(loss: Any, error: Any) -> dict[str, list[int]]:
-    """Training times off the loss and off the error rate."""
-    if not np.all(np.isfinite(loss)):
-        return {"steps": [-1] * len(THRESHOLDS), "error_steps": [-1] * len(THRESHOLDS)}
-    return {
-        "steps": [int(training_time(loss, e)) for e in THRESHOLDS],
-        "error_steps": [int(training_time(error, e)) for e in THRESHOLDS],
-    }
+def _reading(loss: Any) -> Row:
+    """A curve and its training times, -1 where it is not finite."""
+    curve = np.asarray(loss, np.float64)
+    known = bool(np.all(np.isfinite(curve)))
+    times = [int(training_time(curve, e)) if known else -1 for e in THRESHOLDS]
+    return {"steps": times, "loss": [float(f"{value:.6g}") for value in curve]}
 
 
-def _rounded(curve: Any) -> list[float]:
-    return [float(f"{value:.6g}") for value in np.asarray(curve, np.float64)]
-
-
-def run_all(settings: AccuracySettings, store: Path, minutes: float) -> list[dict[str, Any]]:
+def run_all(settings: AccuracySettings, store: Path, minutes: float) -> list[Row]:
     """Measure what the store does not have yet, until the time is over; returns all its rows."""
     done = collections.Counter(row["task"] for row in load(store))
     # One task after another, so that what is compiled serves all its runs; the emptiest first.
@@ -248,19 +223,14 @@ def run_all(settings: AccuracySettings, store: Path, minutes: float) -> list[dic
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--minutes", type=float, default=8.0, help="begin no run after that")
-    parser.add_argument("--store", type=Path, help="a file of JSON lines (default: by preset)")
-    parser.add_argument("--report", action="store_true", help="print the tables, measure nothing")
-    parser.add_argument("--few", action="store_true", help="one kernel and the default alone")
-    arguments = parser.parse_args()
-    store = arguments.store or Path(f"accuracy-{arguments.preset}.jsonl")
-    settings = PRESETS[arguments.preset]
-    if arguments.few:
-        settings = dataclasses.replace(settings, rebuilds=("auto",), others=False)
-    rows = load(store) if arguments.report else run_all(settings, store, arguments.minutes)
-    print(report(rows))
+    command = parser(MODULE, __doc__, PRESETS)
+    command.add_argument("--report", action="store_true", help="print the tables, measure nothing")
+    command.add_argument("--few", action="store_true", help="one kernel and the default alone")
+    options = command.parse_args()
+    settings, store = PRESETS[options.preset], store_of(MODULE, options)
+    if options.few:
+        settings = dataclasses.replace(settings, rebuilds=("auto",), paper=False)
+    print(report(load(store) if options.report else run_all(settings, store, options.minutes)))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,15 @@
 """Tables of the accuracy benchmark: rows in, Markdown out."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
-Row = dict[str, Any]
+from experiments.bench.harness import Row, head, line
+
 CONSTANT = "the median time of other tasks"
 LEVELS = (0.5, 0.25, 0.1)
 FEW = 2
 """Steps that count as right however short the training time is."""
-
-
-def line(cells: Iterable[Any]) -> str:
-    """A line of a table in Markdown."""
-    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def kind(row: Row) -> str:
@@ -24,20 +19,18 @@ def kind(row: Row) -> str:
     return "momentum 0.9" if row["momentum"] else "GD"
 
 
-def errors(rows: Iterable[Row], method: str, what: str = "steps") -> tuple[np.ndarray, np.ndarray]:
-    """Signed errors and real times (runs, 3), of runs where both are known.
+def errors(rows: Iterable[Row], method: str) -> tuple[np.ndarray, np.ndarray]:
+    """Signed errors and real times (runs, 3).
 
     A forecast that calls itself unstable where the real training is not counts as the horizon.
     """
     off, real = [], []
     for row in rows:
         found = row["forecasts"][method]
-        if what not in found:
-            continue
-        lost = (np.array(found[what]) < 0) | (not found["stable"])
-        predicted = np.where(lost, row["horizon"], found[what])
-        off.append(predicted - np.array(row["real"][what]))
-        real.append(row["real"][what])
+        lost = (np.array(found["steps"]) < 0) | (not found["stable"])
+        predicted = np.where(lost, row["horizon"], found["steps"])
+        off.append(predicted - np.array(row["real"]["steps"]))
+        real.append(row["real"]["steps"])
     return np.array(off).reshape(-1, 3), np.array(real).reshape(-1, 3)
 
 
@@ -56,12 +49,11 @@ def pearson(off: np.ndarray, real: np.ndarray) -> float:
 
 def accuracy_table(rows: list[Row]) -> str:
     """By kind of training and method: how far off, in whose favour."""
-    lines = [
-        "| training | forecast | runs | mean error at 1 / 10 / 40 %, steps | within 13 % of T "
-        "| within 13 % of the true time | within 10 % | within 15 % | within 20 % | Pearson "
-        "| too long / too short | curve error |",
-        "|" + "---|" * 12,
-    ]
+    lines = [head((
+        "training", "forecast", "runs", "mean error at 1 / 10 / 40 %, steps", "within 13 % of T",
+        "within 13 % of the true time", "within 10 %", "within 15 %", "within 20 %", "Pearson",
+        "too long / too short", "curve error",
+    ))]  # fmt: skip
     for group, some in _groups(rows):
         for method in _methods(some):
             off, real = errors(some, method)
@@ -88,13 +80,12 @@ def goal_table(rows: list[Row]) -> str:
     Losses are `LEVELS` of the initial one, which forecast and training share; a goal counts where
     the real training reaches it, and a forecast that does not get there counts as the horizon.
     """
-    lines = [
-        "| forecast | times to 1 / 10 / 40 % of the drop: mean error | times to "
-        + " / ".join(f"{level:g}" for level in LEVELS)
-        + " of the initial loss: mean error (readings) | within 15 % | end loss over the real one: "
-        "median factor | largest |",
-        "|" + "---|" * 6,
-    ]
+    levels = " / ".join(f"{level:g}" for level in LEVELS)
+    lines = [head((
+        "forecast", "times to 1 / 10 / 40 % of the drop: mean error",
+        f"times to {levels} of the initial loss: mean error (readings)", "within 15 %",
+        "end loss over the real one: median factor", "largest",
+    ))]  # fmt: skip
     for method in [*_methods(rows), CONSTANT]:
         off = _constant_errors(rows) if method == CONSTANT else errors(rows, method)[0]
         cells = [method, f"{np.abs(off).mean():.1f}" if len(off) else "-"]
@@ -152,78 +143,36 @@ def _below(curve: list[float], level: float) -> int:
     return int(np.argmax(reached)) if reached.any() else -1
 
 
-def error_rate_table(rows: list[Row]) -> str:
-    """Training times of the error rate beside those of the loss."""
-    lines = [
-        "| training | forecast | loss: mean error, within 13 % of T | error rate: mean error, "
-        "within 13 % of T |",
-        "|---|---|---|---|",
-    ]
-    for group, some in _groups(rows):
-        for method in _methods(some):
-            cells = [group, method]
-            for what in ("steps", "error_steps"):
-                off, _ = errors(some, method, what)
-                if not len(off):
-                    break
-                horizon = np.array([row["horizon"] for row in some])[:, None]
-                share = np.mean(np.abs(off) <= 0.13 * horizon)
-                cells.append(f"{np.abs(off).mean():.1f}, {100 * share:.0f} %")
-            if len(cells) == 4:
-                lines.append(line(cells))
-    return "\n".join(lines)
-
-
-def online_table(rows: list[Row]) -> str:
-    """What a tenth of the steps is worth."""
-    lines = [
-        "| training | corrected by | mean error, steps | before | ratio |",
-        "|---|---|---|---|---|",
-    ]
-    for group, some in _groups(rows):
-        before = float(np.abs(errors(some, "plain")[0]).mean())
-        for method in _methods(some, online=True):
-            after = float(np.abs(errors(some, method)[0]).mean())
-            ratio = after / before if before else float("nan")
-            cells = (group, method.removeprefix("online, "), f"{after:.2f}", f"{before:.2f}")
-            lines.append(line((*cells, f"{ratio:.2f}")))
-    return "\n".join(lines)
-
-
 def cost_table(rows: list[Row]) -> str:
     """What forecasts cost against the training they stand for: medians over runs."""
-    lines = [
-        "| network | forecast | kernels | gradient evaluations | seconds (compile) | "
-        "training: seconds (compile) | training / forecast, compile apart | together |",
-        "|" + "---|" * 8,
-    ]
+    lines = [head((
+        "network", "forecast", "kernels", "gradient evaluations", "seconds (compile)",
+        "training: seconds (compile)", "training / forecast, compile apart", "together",
+    ))]  # fmt: skip
     for network in ("ResNet", "MLP"):
         some = [row for row in rows if network in row["task"]]
         for method in _methods(some):
-            costs = [row["forecasts"][method].get("cost") for row in some]
-            if None in costs or not costs:
-                continue
-            middle: Callable[[str], float] = lambda key, c=costs: float(  # noqa: E731
-                np.median([cost[key] for cost in c])
+            costs = [row["forecasts"][method]["cost"] for row in some]
+            kernels, gradients, alone, more = (
+                float(np.median([cost[name] for cost in costs]))
+                for name in ("kernels", "gradient_evaluations", "seconds", "compile_seconds")
             )
-            alone, real = middle("seconds"), float(np.median([r["real"]["seconds"] for r in some]))
-            more = middle("compile_seconds")
-            real_more = float(np.median([r["real"]["compile_seconds"] for r in some]))
-            cells = (
-                network, method, f"{middle('kernels'):g}", f"{middle('gradient_evaluations'):g}",
-                f"{alone:.2f} ({more:.2f})", f"{real:.2f} ({real_more:.2f})",
-                f"{real / alone:.2g}", f"{(real + real_more) / (alone + more):.2g}",
-            )  # fmt: skip
-            lines.append(line(cells))
+            real, real_more = (
+                float(np.median([row["real"][name] for row in some]))
+                for name in ("seconds", "compile_seconds")
+            )
+            lines.append(line((
+                network, method, f"{kernels:g}", f"{gradients:g}", f"{alone:.2f} ({more:.2f})",
+                f"{real:.2f} ({real_more:.2f})", f"{real / alone:.2g}",
+                f"{(real + real_more) / (alone + more):.2g}",
+            )))  # fmt: skip
     return "\n".join(lines)
 
 
 def task_table(rows: list[Row]) -> str:
     """Mean error of every task, in steps."""
     methods = _methods(rows)
-    lines = [
-        "| task | runs | " + " | ".join(methods) + " |", "|" + "---|" * (2 + len(methods))
-    ]  # fmt: skip
+    lines = [head(("task", "runs", *methods))]
     for task in dict.fromkeys(row["task"] for row in rows):
         some = [row for row in rows if row["task"] == task]
         cells = [f"{np.abs(errors(some, method)[0]).mean():.1f}" for method in methods]
@@ -240,12 +189,12 @@ def report(rows: list[Row]) -> str:
     tasks = len({row["task"] for row in rows})
     rates = sorted({row["rate"] for row in rows})
     counts = ", ".join(f"{len(some)} {group}" for group, some in _groups(rows) if group != "all")
-    head = (
+    words = (
         f"{len(rows)} runs of {tasks} tasks ({counts}), T = {rows[0]['horizon']}, effective "
         f"η λmax/N in {', '.join(f'{rate:g}' for rate in rates)}; {gone} more diverged for real."
     )
-    tables = (accuracy_table, goal_table, task_table, error_rate_table, online_table, cost_table)
-    return "\n\n".join([head, *(make(rows) for make in tables)])
+    tables = (accuracy_table, goal_table, task_table, cost_table)
+    return "\n\n".join([words, *(make(rows) for make in tables)])
 
 
 def _groups(rows: list[Row]) -> list[tuple[str, list[Row]]]:
@@ -253,6 +202,5 @@ def _groups(rows: list[Row]) -> list[tuple[str, list[Row]]]:
     return [(name, [row for row in rows if kind(row) == name]) for name in names] + [("all", rows)]
 
 
-def _methods(rows: list[Row], online: bool = False) -> list[str]:
-    names = dict.fromkeys(name for row in rows for name in row["forecasts"])
-    return [name for name in names if name.startswith("online") == online]
+def _methods(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row["forecasts"]))

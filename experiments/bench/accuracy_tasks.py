@@ -1,4 +1,4 @@
-"""The tasks that forecasts are measured on, and apart from them those that constants are tuned on.
+"""The tasks that forecasts are measured on, and those that constants are tuned on.
 
 A task is a network before training with its samples, by name, seed and scale of the head's initial
 outputs. Networks of one name share their compiled functions: only the weights differ.

@@ -5,20 +5,24 @@
 README's first example, then one that differs in rate and momentum, for every dynamics; then the
 main job (`jaxttp predict`'s own task), with one kernel and re-linearised. Everything in one process
 that has compiled nothing before, each dynamics after the ones above it; with ``--only`` one row
-alone. A busy machine makes the
-seconds worthless; the counts are the same everywhere.
+alone. "programs" are those that XLA compiles, "compiling" its seconds, "first" and "second" those
+of the whole forecasts. A busy machine makes the seconds worthless; the counts are the same
+everywhere.
 """
 
-import argparse
-import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from experiments.bench.harness import Row, clock, parser, publish, store_of
 from jaxttp import predict_training_time
 from jaxttp._core.timing import compilations
 from jaxttp.pipeline import Settings, build_task
+
+MODULE = "experiments.bench.compilation"
+COLUMNS = ("forecast", "programs", "compiling", "first", "programs of the second", "second")
 
 
 def example() -> tuple:
@@ -31,11 +35,9 @@ def example() -> tuple:
 
 def measured(job: tuple, **options: Any) -> tuple[int, float, float]:
     """Programs, their seconds, and seconds in all of one forecast."""
-    begun = time.perf_counter()
     with compilations() as seen:
-        found = predict_training_time(*job, **options)
-        jax.block_until_ready(found.loss)
-    return len(seen), sum(seen), time.perf_counter() - begun
+        seconds = clock(lambda: predict_training_time(*job, **options).loss)[0]
+    return len(seen), sum(seen), seconds
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -46,44 +48,38 @@ WAYS: dict[str, dict[str, Any]] = {
     "weight space": {"dynamics": "weight_space"},
     "auto": {},
 }
-MAIN_JOBS: dict[str, dict[str, Any]] = {
-    "main job, one kernel": {"relinearize": 0},
-    "main job": {},
-}
+MAIN_JOBS: dict[str, dict[str, Any]] = {"main job, one kernel": {"relinearize": 0}, "main job": {}}
+
+
+def rows(only: str | None) -> Iterator[Row]:
+    """Every dynamics, then the main jobs."""
+    apply_fn, *data = example()
+    job = (apply_fn, *jax.block_until_ready(data))
+    for name in (name for name in WAYS if only in (None, name)):
+        twice = []
+        for i, (rate, momentum) in enumerate(((0.5, 0.9), (0.4, 0.8))):
+            key = {"key": jax.random.key(i)} if "batch_size" in WAYS[name] else {}
+            common = {"learning_rate": rate, "momentum": momentum, "steps": 200, **key}
+            twice.append(measured(job, **(common | WAYS[name])))
+        (programs, compiling, first), (again, _, second) = twice
+        yield dict(zip(COLUMNS, (name, programs, compiling, first, again, second), strict=True))
+    settings = Settings()
+    task = build_task(settings)
+    for name in (name for name in MAIN_JOBS if only in (None, name)):
+        found = measured(
+            (*task.model, task.x, task.y), loss=task.loss, learning_rate=settings.learning_rate,
+            momentum=settings.momentum, steps=settings.steps, **MAIN_JOBS[name],
+        )  # fmt: skip
+        yield dict(zip(COLUMNS, (name, *found), strict=False))
+        jax.clear_caches()
 
 
 def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", choices=[*WAYS, *MAIN_JOBS])
-    only = parser.parse_args().only
-    ways, jobs = (
-        {name: options for name, options in rows.items() if only in (None, name)}
-        for rows in (WAYS, MAIN_JOBS)
-    )
-    print("| forecast | programs | compiling | in all | the second: programs | in all |")
-    print("|---|---|---|---|---|---|")
-    job = jax.block_until_ready(example()[1:])
-    job = (example()[0], *job)
-    for name, options in ways.items():
-        lines = []
-        for i, (rate, momentum) in enumerate(((0.5, 0.9), (0.4, 0.8))):
-            key = {"key": jax.random.key(i)} if "batch_size" in options else {}
-            common = {"learning_rate": rate, "momentum": momentum, "steps": 200, **key}
-            lines.append(measured(job, **(common | options)))
-        (count, compiling, whole), (again, _, second) = lines
-        print(
-            f"| {name} | {count} | {compiling:.2f} s | {whole:.2f} s | {again} | {second:.3f} s |"
-        )
-    settings = Settings()
-    task = build_task(settings)
-    main_job = (*task.model, task.x, task.y)
-    for name, options in jobs.items():
-        common = {"loss": task.loss, "learning_rate": settings.learning_rate}
-        found = measured(main_job, momentum=settings.momentum, steps=settings.steps, **common,
-                         **options)  # fmt: skip
-        print(f"| {name} | {found[0]} | {found[1]:.2f} s | {found[2]:.2f} s | | |")
-        jax.clear_caches()
+    """Print the table."""
+    command = parser(MODULE, __doc__)
+    command.add_argument("--only", choices=[*WAYS, *MAIN_JOBS])
+    options = command.parse_args()
+    publish(rows(options.only), COLUMNS, store_of(MODULE, options))
 
 
 if __name__ == "__main__":

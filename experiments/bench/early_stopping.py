@@ -1,14 +1,15 @@
-"""When does the test loss rise again? Forecasts, and real trainings beside them.
+"""When does the test loss rise again? Forecasts compared with real training runs.
 
-    python -m experiments.bench.early_stopping [--preset smoke|cpu] [--task NAME] [--seeds 0,1]
+    python -m experiments.bench.early_stopping [--preset smoke|cpu] [--seeds 1 2] [--minutes M]
+                                               [--store FILE]
 
-Small data, some with labels drawn by lot, on which networks overfit; and larger or cleaner ones, on
-which they do not. Forecasts are those of `predict_training_time` on its defaults with test samples,
-made before the training that they are compared with. With mini-batches the real runs draw others.
+Small data, some with labels drawn at random, on which networks overfit; and larger or cleaner ones,
+on which they do not. Forecasts are those of `predict_training_time` on its defaults with test
+samples. With mini-batches the real runs draw others. "as good" is where the loss is nearly the
+lowest, "then" whether it rises again.
 """
 
-import argparse
-import time
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,40 +20,37 @@ from flax import nnx
 from sklearn import datasets
 
 from experiments.bench.accuracy_tasks import digits
+from experiments.bench.harness import Row, go_on, head, line, parser, store_of
 from jaxttp import Model, early_stopping, from_nnx, predict_training_time, train
 from jaxttp.data import select
 from jaxttp.losses import encode_targets
-from jaxttp.losses.early_stopping import EarlyStopping
 from jaxttp.models import MLP, fresh_head, load_pretrained
 
+MODULE = "experiments.bench.early_stopping"
 MOMENTUM = 0.9
 RUNS = 3
 """Real runs with mini-batches."""
 
 
 class Task(NamedTuple):
-    """A training with test samples."""
+    """A training with test samples; of x and y the first `count` are trained on."""
 
     model: Model
-    train: tuple[np.ndarray, np.ndarray]
-    test: tuple[np.ndarray, np.ndarray]
+    x: np.ndarray
+    y: np.ndarray
+    count: int
     rate: float
     steps: int
-    loss: str = "cross_entropy"
     batch_size: int | None = None
 
 
-def _split(
-    x: np.ndarray, y: np.ndarray, count: int, most: int, rng: np.random.Generator
-) -> dict[str, Any]:
+def _drawn(x: np.ndarray, y: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Samples in a random order, a share of the labels drawn at random from all classes."""
+    rng = np.random.default_rng(seed)
+    if share:
+        y = np.where(rng.random(len(y)) < share, rng.integers(0, y.max() + 1, len(y)), y)
     order = rng.permutation(len(x))
-    few, rest = order[:count], order[count : count + most]
-    return {"train": (x[few], y[few]), "test": (x[rest], y[rest])}
-
-
-def _by_lot(y: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Labels of which a share is drawn from all classes."""
-    return np.where(rng.random(len(y)) < share, rng.integers(0, y.max() + 1, len(y)), y)
+    return x[order], y[order]
 
 
 def _mlp(sizes: tuple[int, ...], seed: int, activation: str = "relu") -> Model:
@@ -60,16 +58,15 @@ def _mlp(sizes: tuple[int, ...], seed: int, activation: str = "relu") -> Model:
 
 
 def _digits(seed: int, share: float) -> Task:
-    rng, data = np.random.default_rng(seed), digits()
-    parts = _split(data.x.reshape(len(data.x), -1), _by_lot(data.y, share, rng), 200, 600, rng)
-    return Task(_mlp((64, 64, 10), seed), rate=0.05, steps=300, **parts)
+    data = digits()
+    x, y = _drawn(data.x.reshape(len(data.x), -1), data.y, share, seed)
+    return Task(_mlp((64, 64, 10), seed), x[:800], y[:800], 200, 0.05, 300)
 
 
 def _cancer(seed: int) -> Task:
     x, y = datasets.load_breast_cancer(return_X_y=True)
     x = ((x - x.mean(axis=0)) / x.std(axis=0)).astype(np.float32)
-    parts = _split(x, y.astype(np.int32), 100, 469, np.random.default_rng(seed))
-    return Task(_mlp((30, 64, 2), seed), rate=0.05, steps=300, **parts)
+    return Task(_mlp((30, 64, 2), seed), *_drawn(x, y.astype(np.int32), 0.0, seed), 100, 0.05, 300)
 
 
 def _clusters(seed: int, share: float, count: int, batch_size: int | None = None) -> Task:
@@ -77,136 +74,121 @@ def _clusters(seed: int, share: float, count: int, batch_size: int | None = None
         count + 400, 20, n_informative=8, n_classes=4, n_clusters_per_class=1, flip_y=share,
         random_state=seed + 5,
     )  # fmt: skip
-    x = (x / x.std(axis=0)).astype(np.float32)
-    parts = _split(x, y.astype(np.int32), count, 400, np.random.default_rng(seed))
+    x, y = (x / x.std(axis=0)).astype(np.float32), y.astype(np.int32)
     model = _mlp((20, 64, 4), seed, "tanh")
-    return Task(model, rate=0.03, steps=200, batch_size=batch_size, **parts)
+    return Task(model, *_drawn(x, y, 0.0, seed), count, 0.03, 200, batch_size)
 
 
 def _resnet(seed: int, share: float) -> Task:
-    rng = np.random.default_rng(seed)
-    data = select(digits(), classes=range(5, 10), per_class=None, key=jax.random.key(seed))
-    parts = _split(data.x, _by_lot(data.y, share, rng), 120, 300, rng)
-    model = from_nnx(fresh_head(load_pretrained(), 5, key=jax.random.key(seed)))
-    return Task(model, rate=0.003, steps=200, **parts)
+    key = jax.random.key(seed)
+    data = select(digits(), classes=range(5, 10), per_class=None, key=key)
+    x, y = _drawn(data.x, data.y, share, seed)
+    model = from_nnx(fresh_head(load_pretrained(), 5, key=key))
+    return Task(model, x[:420], y[:420], 120, 0.003, 200)
 
 
 def _diabetes(seed: int) -> Task:
     x, y = datasets.load_diabetes(return_X_y=True)
     y = ((y - y.mean()) / y.std()).astype(np.float32)[:, None]
-    parts = _split((x / x.std(axis=0)).astype(np.float32), y, 150, 292, np.random.default_rng(seed))
-    model = _mlp((10, 64, 1), seed)
-    return Task(model, rate=0.02, steps=300, loss="squared_error", **parts)
+    x = (x / x.std(axis=0)).astype(np.float32)
+    return Task(_mlp((10, 64, 1), seed), *_drawn(x, y, 0.0, seed), 150, 0.02, 300)
 
 
 TASKS: dict[str, Callable[[int], Task]] = {
-    "200 digits, a quarter by lot, MLP": lambda seed: _digits(seed, 0.25),
+    "200 digits, 25 % random labels, MLP": lambda seed: _digits(seed, 0.25),
     "breast cancer, 100 samples, MLP": _cancer,
-    "150 of clusters, a tenth by lot, tanh MLP": lambda seed: _clusters(seed, 0.1, 150),
+    "150 of clusters, 10 % random labels, tanh MLP": lambda seed: _clusters(seed, 0.1, 150),
     "the same, batches of 32": lambda seed: _clusters(seed, 0.1, 150, 32),
-    "120 digits 5-9, 30 % by lot, ResNet": lambda seed: _resnet(seed, 0.3),
+    "120 digits 5-9, 30 % random labels, ResNet": lambda seed: _resnet(seed, 0.3),
     "diabetes, 150 samples, MLP": _diabetes,
     "200 digits, MLP": lambda seed: _digits(seed, 0.0),
     "600 of clusters, tanh MLP": lambda seed: _clusters(seed, 0.0, 600),
-    "the same, batches of 32 ": lambda seed: _clusters(seed, 0.0, 600, 32),
+    "600 of clusters, batches of 32": lambda seed: _clusters(seed, 0.0, 600, 32),
     "120 digits 5-9, ResNet": lambda seed: _resnet(seed, 0.0),
 }
 PRESETS = {"smoke": ("diabetes, 150 samples, MLP",), "cpu": tuple(TASKS)}
 
 
-class Row(NamedTuple):
-    """A forecast, and what really happened, once or several times."""
-
-    name: str
-    seed: int
-    seconds: float
-    forecast: EarlyStopping
-    real: tuple[EarlyStopping, ...]
-
-    @property
-    def verdict(self) -> bool:
-        """Whether overfitting was foreseen as it is in the middle of the real runs."""
-        return self.forecast.overfits == (np.mean([one.overfits for one in self.real]) >= 0.5)
-
-    @property
-    def off(self) -> float:
-        """The error of the step as a share of the real one (the median of several)."""
-        real = float(np.median([one.step for one in self.real]))
-        return abs(self.forecast.step - real) / max(real, 1.0)
-
-
 def measure(name: str, seed: int) -> Row:
     """One task: forecast first, then trained."""
     task = TASKS[name](seed)
-    key = None if task.batch_size is None else jax.random.key(seed + 3)
+    known, unseen = slice(None, task.count), slice(task.count, None)
+    x_test, y_test = task.x[unseen], task.y[unseen]
     common: dict[str, Any] = {
-        "loss": task.loss, "steps": task.steps, "batch_size": task.batch_size,
+        "loss": "squared_error" if task.y.ndim == 2 else "cross_entropy", "steps": task.steps,
+        "batch_size": task.batch_size,
     }  # fmt: skip
-    begun = time.perf_counter()
-    prediction = predict_training_time(
-        *task.model, *task.train, x_test=task.test[0], y_test=task.test[1],
-        learning_rate=task.rate, momentum=MOMENTUM, key=key, **common,
-    )  # fmt: skip
-    seconds = time.perf_counter() - begun
+    draws = 1 if task.batch_size is None else RUNS
+    keys = [None, None] if draws == 1 else jax.random.split(jax.random.key(seed + 3), 1 + RUNS)
+    found = predict_training_time(
+        *task.model, task.x[known], task.y[known], x_test=x_test, y_test=y_test,
+        learning_rate=task.rate, momentum=MOMENTUM, key=keys[0], **common,
+    ).early_stopping()  # fmt: skip
     apply_fn = jax.jit(task.model.apply_fn)
-    before = apply_fn(task.model.params, task.test[0])
-    targets, loss = encode_targets(task.loss, task.test[1], before)
-    real = []
-    for run in range(1 if key is None else RUNS):
+    targets, loss = encode_targets(common["loss"], y_test, apply_fn(task.model.params, x_test))
+
+    def real(key: Any) -> Any:
         curve: list[float] = []
-
-        def keep(_step: int, params: Any, _loss: float, curve: list[float] = curve) -> None:
-            curve.append(float(loss.value(apply_fn(params, task.test[0]), targets)))
-
         train(
-            *task.model, *task.train, optimizer=optax.sgd(task.rate, MOMENTUM), callback=keep,
-            key=None if key is None else jax.random.key(seed + 50 + run), **common,
+            *task.model, task.x[known], task.y[known], optimizer=optax.sgd(task.rate, MOMENTUM),
+            callback=lambda step, params, _: curve.append(
+                float(loss.value(apply_fn(params, x_test), targets))
+            ),
+            key=key, **common,
         )  # fmt: skip
-        real.append(early_stopping(curve))
-    return Row(name, seed, seconds, prediction.early_stopping(), tuple(real))
+        return early_stopping(curve)
+
+    several = [real(key) for key in keys[1:]]
+    return {
+        "name": f"{name}, seed {seed}",
+        "forecast": [found.step, found.unsure, *found.near, bool(found.overfits)],
+        "real": [[one.step, None, *one.near, bool(one.overfits)] for one in several],
+    }
 
 
 def table(rows: list[Row]) -> str:
     """Steps at which the test loss is lowest, and whether it rises again."""
-    lines = [
-        "| task | seed | forecast: lowest at | as good | then | real: lowest at | as good | then | "
-        "seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    titles = (
+        "task",
+        "forecast: lowest at",
+        "as good",
+        "then",
+        "real: lowest at",
+        "as good",
+        "then",
+    )
+    lines, right, near = [head(titles)], [], []
     for row in rows:
-        one = row.forecast
-        off = "" if one.unsure is None else f" ± {one.unsure}"
-        cells = [row.name.strip(), f"{row.seed}", f"{one.step}{off}", *_rest([one])]
-        cells += [", ".join(f"{real.step}" for real in row.real), *_rest(row.real)]
-        lines.append(f"| {' | '.join(cells)} | {row.seconds:.0f} |")
-    risen = [row for row in rows if all(real.overfits for real in row.real)]
-    within = sum(row.off <= 0.2 for row in risen)
-    right = sum(row.verdict for row in rows)
-    lines += [
-        "",
-        f"within 20 % of the real step where it overfits: {within} of {len(risen)}; whether it "
-        f"does: right {right} of {len(rows)} times",
-    ]
-    return "\n".join(lines)
+        step, unsure, low, high, rises = row["forecast"]
+        real = np.median([one[0] for one in row["real"]])
+        risen = np.mean([one[4] for one in row["real"]])
+        right.append(rises == (risen >= 0.5))
+        if risen == 1:
+            near.append(abs(step - real) <= 0.2 * max(real, 1.0))
+        said = ("does not rise", "overfits")
+        lines.append(line((
+            row["name"], f"{step}" if unsure is None else f"{step} ± {unsure}", f"{low}-{high}",
+            said[rises], ", ".join(f"{one[0]}" for one in row["real"]),
+            ", ".join(f"{one[2]}-{one[3]}" for one in row["real"]), said[int(risen >= 0.5)],
+        )))  # fmt: skip
+    return "\n".join([
+        *lines, "",
+        f"within 20 % of the real step where it overfits: {sum(near)} of {len(near)}; whether it "
+        f"does: right {sum(right)} of {len(right)} times",
+    ])  # fmt: skip
 
 
-def _rest(several: Any) -> list[str]:
-    near = ", ".join(f"{one.near[0]}-{one.near[1]}" for one in several)
-    words = {"overfits" if one.overfits else "does not rise" for one in several}
-    return [near, " or ".join(sorted(words))]
-
-
-def main(argv: list[str] | None = None) -> list[Row]:
+def main() -> None:
     """Measure the tasks and print their table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--task", choices=TASKS, help="only this one")
-    parser.add_argument("--seeds", default="0", help="of samples and weights, as 0,1")
-    arguments = parser.parse_args(argv)
-    names = PRESETS[arguments.preset] if arguments.task is None else (arguments.task,)
-    rows = [measure(name, int(seed)) for seed in arguments.seeds.split(",") for name in names]
-    print(table(rows))
-    return rows
+    command = parser(MODULE, __doc__, PRESETS)
+    command.add_argument("--seeds", type=int, nargs="+", default=[0], help="of samples, weights")
+    options = command.parse_args()
+    jobs = (
+        (f"{name}, seed {seed}", functools.partial(measure, name, seed))
+        for seed in options.seeds
+        for name in PRESETS[options.preset]
+    )
+    print(table(go_on(store_of(MODULE, options), jobs, options.minutes)))
 
 
 if __name__ == "__main__":

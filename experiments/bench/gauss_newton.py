@@ -1,21 +1,20 @@
 """What exact Gauss-Newton costs: steps against Adam's, backward memory, the closed-form kernel.
 
-    python -m experiments.bench.gauss_newton [steps] [svd] [memory] [kernel] [large]
+    python -m experiments.bench.gauss_newton [steps] [svd] [memory] [kernel]
 
-CPU time, not wall time, of alternating steps in one process; the median of the repeats. Wall time,
-and what other processes and LAPACK's threads do to it: `experiments.bench.threads`.
+steps: a step of the size of MNIST (2 blocks, n = 1024, h = 392, m = 2000, float32) in turn with
+Adam's, "of Adam" in CPU seconds; "svd" has the decomposition of the published implementation as
+well. memory: temporary memory of the gradient by depth (n = 128, h = 64, m = 512), reversible and
+stored. kernel: the exact kernel of 12.5 million weights, 100 samples, 10 outputs.
 """
 
-import functools
-import resource
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from experiments.bench.harness import Row, in_turn, parser, publish, store_of
 from jaxttp.gauss_newton import (
     Exact,
     Mode,
@@ -26,6 +25,9 @@ from jaxttp.gauss_newton import (
     revmlp_kernel,
 )
 
+MODULE = "experiments.bench.gauss_newton"
+COLUMNS = ("what", "first", "wall", "cpu", "of Adam", "MiB")
+
 
 def network(
     blocks: int, half: int, width: int, samples: int
@@ -35,19 +37,6 @@ def network(
     weights = 0.02 * jax.random.normal(keys[0], (blocks, 2, half, width))
     bottlenecks = jax.random.normal(keys[1], (blocks, 2, width, half)) / width**0.5
     return weights, bottlenecks, jax.random.normal(keys[2], (samples, 2 * half))
-
-
-def cpu_times(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median CPU seconds of each function, called in turn after one call to compile."""
-    for function in functions.values():
-        jax.block_until_ready(function())
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats):
-        for name, function in functions.items():
-            start = time.process_time()
-            jax.block_until_ready(function())
-            times[name].append(time.process_time() - start)
-    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
 
 
 def step_functions(
@@ -88,95 +77,62 @@ def step_functions(
 
 
 def step_costs(
-    samples: int = 1024,
-    half: int = 392,
-    width: int = 2000,
-    blocks: int = 2,
-    svd: bool = False,
-    repeats: int = 5,
+    samples: int, half: int, width: int, blocks: int, svd: bool = False, repeats: int = 5
 ) -> dict[str, float]:
     """CPU seconds of a step of each optimiser."""
-    return cpu_times(step_functions(samples, half, width, blocks, svd), repeats)
+    found = in_turn(step_functions(samples, half, width, blocks, svd), repeats)
+    return {name: timing.cpu for name, timing in found.items()}
 
 
-def steps(svd: bool = False) -> None:
-    """Print the costs of a step at the size of MNIST."""
-    samples, half, width, blocks = 1024, 392, 2000, 2
-    found = step_costs(samples, half, width, blocks, svd)
-    print(f"CPU seconds a step, {blocks} blocks, n = {samples}, h = {half}, m = {width}, float32")
-    for name, seconds in found.items():
-        print(f"  {name:18s} {seconds:7.3f} s   {seconds / found['adam']:5.2f} x Adam")
+def steps(svd: bool = False) -> Iterator[Row]:
+    """A step of each optimiser."""
+    found = in_turn(step_functions(svd=svd))
+    for name, timing in found.items():
+        yield {"what": name} | timing._asdict() | {"of Adam": timing.cpu / found["adam"].cpu}
 
 
-def memory() -> None:
+def memory() -> Iterator[Row]:
     """Temporary memory of compiled gradients, by depth."""
-    print("temporary memory of the gradient in W, n = 128, h = 64, m = 512, float32")
     for blocks in (4, 16, 64):
         w, v, x = network(blocks, 64, 512, 128)
-        sizes = []
-        for reversible in (True, False):
+        for kind, reversible in (("reversible", True), ("stored", False)):
             gradient = jax.jit(
                 jax.grad(
                     lambda w, v, x, r=reversible: jnp.sum(revmlp_forward(w, v, x, reversible=r))
                 )
             )
             analysis = gradient.lower(w, v, x).compile().memory_analysis()
-            sizes.append(analysis.temp_size_in_bytes / 2**20)
-        print(f"  L = {blocks:2d}   reversible {sizes[0]:7.2f} MiB   stored {sizes[1]:7.2f} MiB")
+            size = analysis.temp_size_in_bytes / 2**20
+            yield {"what": f"gradient, L = {blocks}, {kind}", "MiB": size}
 
 
-def kernel(samples: int = 100, half: int = 392, width: int = 2000, blocks: int = 8) -> None:
-    """The exact kernel of 12.5 million weights."""
+def kernel(
+    samples: int = 100, half: int = 392, width: int = 2000, blocks: int = 8
+) -> Iterator[Row]:
+    """The exact kernel, and what it holds beside the network."""
     w, v, x = network(blocks, half, width, samples)
     p = orthonormal_readout(jax.random.key(1), 10, 2 * half)
-
-    @jax.jit
-    def compute(w, v, x):
-        return revmlp_kernel(w, v, x, readout=p)
-
+    compute = jax.jit(lambda w, v, x: revmlp_kernel(w, v, x, readout=p))
     analysis = compute.lower(w, v, x).compile().memory_analysis()
-    start = time.perf_counter()
-    jax.block_until_ready(compute(w, v, x))
-    first = time.perf_counter() - start
-    start = time.perf_counter()
-    jax.block_until_ready(compute(w, v, x))
-    wall = time.perf_counter() - start
     held = (analysis.temp_size_in_bytes + analysis.output_size_in_bytes) / 2**20
-    print(
-        f"kernel of {w.size / 1e6:.1f} M weights, {samples} samples, 10 outputs: {wall:.2f} s "
-        f"({first:.2f} s with compilation), {held:.0f} MiB beside the network's "
-        f"{analysis.argument_size_in_bytes / 2**20:.0f} MiB"
-    )
+    timing = in_turn({"": lambda: compute(w, v, x)}, rounds=1)[""]
+    yield {"what": f"kernel of {w.size / 1e6:.1f} M weights", "MiB": held} | timing._asdict()
 
 
-def large(samples: int = 1024, half: int = 1536, width: int = 8000, blocks: int = 6) -> None:
-    """One truncated step of 147 million weights: time and the process's highest memory."""
-    idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    w, v, x = network(blocks, half, width, samples)
-    p = orthonormal_readout(jax.random.key(1), 10, 2 * half)
-    y = jax.random.randint(jax.random.key(2), (samples,), 0, 10)
-    optimizer = gauss_newton(1.0, readout=p, pseudoinverse=Truncate(0.01), measure=False)
-    state = optimizer.init(w)
+PARTS: dict[str, Callable[[], Iterator[Row]]] = {
+    "steps": steps, "memory": memory, "kernel": kernel, "svd": lambda: steps(svd=True),
+}  # fmt: skip
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(w, state, v, x):
-        updates, state = optimizer.update(w, state, w, x=x, y=y, bottlenecks=v)
-        return optax.apply_updates(w, updates), state
 
-    begun, cpu = time.perf_counter(), time.process_time()
-    w, state = jax.block_until_ready(step(w, state, v, x))
-    wall, cpu = time.perf_counter() - begun, time.process_time() - cpu
-    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle) / 2**20
-    finite = bool(jnp.all(jnp.isfinite(w)))
-    print(
-        f"{w.size / 1e6:.0f} M weights, {samples} samples: {wall:.0f} s wall, {cpu:.0f} s CPU with "
-        f"compilation; {peak:.1f} GiB above the idle process; finite: {finite}"
-    )
+def main() -> None:
+    """Print the table."""
+    command = parser(MODULE, __doc__)
+    command.add_argument("parts", nargs="*", choices=[[], *PARTS], default=[], metavar="PART")
+    options = command.parse_args()
+    chosen = options.parts or ("steps", "memory", "kernel")
+    rows = (row for part in chosen for row in PARTS[part]())
+    publish(rows, COLUMNS, store_of(MODULE, options))
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or ["steps", "memory", "kernel"]
-    for name in chosen:
-        known = {"steps": steps, "memory": memory, "kernel": kernel, "large": large}
-        known["svd"] = functools.partial(steps, svd=True)
-        known[name]()
+    main()

@@ -185,7 +185,6 @@ def settings() -> dict[str, dict[str, Any]]:
         add(f"compare-{task}", "compare", task)
         add(f"compare-{task}-rate", "compare", task, learning_rate=RATES[task], momentum=0.5)
         add(f"compare-{task}-relative", "compare", task, rule="relative", batch_size=5, **KEY)
-        add(f"extrapolate-{task}", "extrapolate", task)
         for kind, momentum in itertools.product(("losses", "outputs", "weights"), (0.0, 0.8)):
             add(f"online-{task}-{kind}-{momentum:g}", "online", task, kind=kind, momentum=momentum)
     return out
@@ -282,18 +281,6 @@ def compared(task: Task, options: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def extrapolated(task: Task, options: dict[str, Any]) -> dict[str, Any]:
-    """What an extrapolation says."""
-    found = jaxttp.extrapolate(
-        task.apply_fn, task.params, task.x, task.y, learning_rate=0.1, subset=task.x.shape[0],
-        key=jax.random.key(3), loss=task.loss, steps=T, samples=40,
-    )  # fmt: skip
-    return {
-        "loss": found.loss, "spread": found.loss_spread, "steps": list(found.steps.values()),
-        "stable": found.stable,
-    }  # fmt: skip
-
-
 def watched(task: Task, options: dict[str, Any]) -> dict[str, Any]:
     """What a forecast says after some real steps."""
     setting = Hyperparameters(0.1, options["momentum"], loss=task.loss, steps=T)
@@ -307,8 +294,7 @@ def watched(task: Task, options: dict[str, Any]) -> dict[str, Any]:
 
 
 CALLS = {
-    "predict": predict, "sweep": swept, "compare": compared, "extrapolate": extrapolated,
-    "online": watched,
+    "predict": predict, "sweep": swept, "compare": compared, "online": watched,
 }  # fmt: skip
 
 

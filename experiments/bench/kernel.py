@@ -1,32 +1,46 @@
-"""Time, peak memory and error of the kernel, one process for each case and method.
+"""Time, memory and error of exact kernels, beside the rate of a product of matrices.
 
     python -m experiments.bench.kernel                      # every case, the method "auto"
-    python -m experiments.bench.kernel digits mlp --methods auto layerwise jacobian
+    python -m experiments.bench.kernel digits gpt2 --methods auto layerwise jacobian plain
     python -m experiments.bench.kernel resnet20-1000 --max-bytes 2147483648
 
-Columns: compile = first call minus a later one; run = median wall seconds of a call; CPU = median
-CPU seconds of a call (on a machine shared with others, half of it is what two free cores would
-need at least); peak = highest resident memory of the process above that of an idle one that has
-imported JAX; error = largest deviation from a float64 Jacobian on a few samples, relative to the
-largest entry. "plain" is `vmap(jacrev)` and one einsum, what one writes without a library.
+A process for each case and method. Columns: "first", "wall", "cpu" are seconds of the first call
+and medians of later ones, by the clock and by the process's CPUs; "operations" those of all
+products of matrices in the program, and "ratio" the CPU seconds over what these take at the rate of
+a (2048, 2048) float32 product timed in turn; "error" is the largest deviation from a float64
+Jacobian on four samples, relative to the largest entry. "plain" is `vmap(jacrev)` and one einsum,
+what one writes without a library.
 """
 
 import argparse
 import itertools
 import json
-import resource
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.bench.harness import (
+    Row,
+    in_own_process,
+    in_turn,
+    parser,
+    peak_gib,
+    publish,
+    store_of,
+)
+
+MODULE = "experiments.bench.kernel"
 METHODS = ("auto", "layerwise", "jacobian", "vector_product", "plain")
+COLUMNS = (
+    "case", "method", "chosen", "parameters", "first", "wall", "cpu", "operations", "ratio",
+    "peak GiB", "planned GiB", "error",
+)  # fmt: skip
+SIDE = 2048
+"""Of the product whose rate the operations are held against."""
 
 
 class Case(NamedTuple):
@@ -142,6 +156,46 @@ def vit(n: int, size: int = 32, patch: int = 4, width: int = 64, depth: int = 4)
     return Case(apply_fn, params, _inputs(rng, n, size, size, 3))
 
 
+class Tokens(NamedTuple):
+    """Sizes of a decoder and of its samples."""
+
+    samples: int = 64
+    length: int = 64
+    width: int = 256
+    depth: int = 6
+    words: int = 4
+    vocabulary: int = 1024
+
+
+LARGE, SMALL = Tokens(), Tokens(3, 4, 8, 1, 2, 11)
+
+
+def decoder(name: str, sizes: Tokens = LARGE) -> Case:
+    """One of the library's decoders, "gpt2" or "llama"; logits of a few words at the last token."""
+    from flax import nnx
+
+    from jaxttp import from_nnx, label_words
+    from jaxttp.models import Architecture, Decoder
+    from jaxttp.models.language.rotary import read_rotary
+
+    width, heads = sizes.width, 4
+    common: dict[str, Any] = {
+        "width": width, "depth": sizes.depth, "heads": heads, "length": sizes.length, "tied": True,
+    }  # fmt: skip
+    if name == "llama":
+        shape = Architecture(
+            "llama", sizes.vocabulary, hidden=11 * width // 4, kv_heads=2, activation="silu",
+            rotary=read_rotary({}, width // heads, sizes.length), rms_norm=True, gated=True,
+            biases=(), **common,
+        )  # fmt: skip
+    else:
+        shape = Architecture("gpt2", sizes.vocabulary, hidden=4 * width, **common)
+    model = from_nnx(Decoder(shape, head="language_model", rngs=nnx.Rngs(0)))
+    ids = np.random.default_rng(0).integers(0, sizes.vocabulary, (sizes.samples, sizes.length))
+    words = label_words(model.apply_fn, list(range(sizes.words)))
+    return Case(words, model.params, jnp.asarray(ids))
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "digits": lambda: resnet(150, 8, 1, 5, 1),
     "digits-600": lambda: resnet(600, 8, 1, 5, 1),
@@ -149,13 +203,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "resnet20": lambda: resnet(200, 32, 3, 10, 3),
     "resnet20-1000": lambda: resnet(1000, 32, 3, 10, 3),
     "vit": lambda: vit(100),
+    "gpt2": lambda: decoder("gpt2"),
+    "llama": lambda: decoder("llama"),
 }
-DEFAULT = ("digits", "digits-600", "mlp", "resnet20", "vit")
-
-
-def _peak() -> int:
-    """The process's highest resident memory in bytes (Linux counts in KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+DEFAULT = tuple(name for name in CASES if name != "resnet20-1000")
 
 
 def plain(case: Case) -> Callable[[], Any]:
@@ -173,92 +224,87 @@ def plain(case: Case) -> Callable[[], Any]:
     return lambda: kernel(case.params, case.x)
 
 
-def exact(case: Case, few: int) -> Any:
-    """The kernel of the first few samples, all in float64; token ids stay integers."""
+def error(case: Case, kernel: Any, few: int = 4) -> float:
+    """The largest deviation from a float64 kernel of a few samples, of its largest entry."""
     with jax.enable_x64(True):
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), case.params)
         x = case.x[:few]
         x = x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(jnp.float64)
-        return np.asarray(plain(Case(case.apply_fn, params, x))())
+        exact = np.asarray(plain(Case(case.apply_fn, params, x))())
+    found = np.asarray(kernel[:few, :, :few])
+    return float(np.max(np.abs(found - exact)) / np.max(np.abs(exact)))
 
 
-def measure(name: str, method: str, max_bytes: int | None, repeats: int) -> dict[str, Any]:
+def operations(jaxpr: Any) -> float:
+    """Operations of products of matrices and convolutions in a traced function, loops unrolled."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        inner = list(jex.core.jaxprs_in_params(equation.params))
+        total += equation.params.get("length", 1) * sum(operations(one) for one in inner)
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            size = float(np.prod([shape[axis] for axis in contracted]))
+            total += 2 * size * equation.outvars[0].aval.size
+        elif equation.primitive.name == "conv_general_dilated":
+            kernel, numbers = equation.invars[1].aval.shape, equation.params["dimension_numbers"]
+            outputs = kernel[numbers.rhs_spec[0]]  # channels into one group, and the window, remain
+            total += 2 * float(np.prod(kernel)) / outputs * equation.outvars[0].aval.size
+    return total
+
+
+def measure(name: str, method: str, max_bytes: int | None, rounds: int, side: int = SIDE) -> Row:
     """One case in this process."""
-    jnp.zeros(1).block_until_ready()
-    idle = _peak()
+    from jaxttp.ntk import empirical_ntk, ntk_plan
+
     case = CASES[name]()
-    size = sum(leaf.size for leaf in jax.tree.leaves(case.params))
+    row: Row = {
+        "case": name, "method": method,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(case.params)),
+    }  # fmt: skip
     if method == "plain":
-        plan, call = None, plain(case)
+        call = plain(case)
+        program = jax.make_jaxpr(lambda: call())()
     else:
-        from jaxttp.ntk import empirical_ntk, ntk_plan
-
-        plan = ntk_plan(*case, method=method, max_bytes=max_bytes)
-        call = lambda: empirical_ntk(*case, method=method, max_bytes=max_bytes)  # noqa: E731
-    start = time.perf_counter()
-    kernel = jax.block_until_ready(call())
-    first = time.perf_counter() - start
-    walls, cpus = [], []
-    for _ in range(repeats):
-        del kernel
-        start, cpu = time.perf_counter(), time.process_time()
-        kernel = jax.block_until_ready(call())
-        walls.append(time.perf_counter() - start)
-        cpus.append(time.process_time() - cpu)
-    peak = _peak() - idle
-    run = statistics.median(walls) if walls else first
-    few = min(len(case.x), 4)
-    known = exact(case, few)
-    got = np.asarray(kernel[:few, :, :few])
-    return {
-        "case": name,
-        "method": method,
-        "chosen": plan.method if plan else "",
-        "blocks": f"{plan.rows}x{plan.columns}/{plan.chunk}" if plan else "",
-        "parameters": size,
-        "compile": first - run,
-        "run": run,
-        "cpu": statistics.median(cpus) if cpus else float("nan"),
-        "peak_mib": peak / 2**20,
-        "planned_mib": plan.bytes / 2**20 if plan else float("nan"),
-        "error": float(np.max(np.abs(got - known)) / np.max(np.abs(known))),
-    }
+        options = {"method": method, "max_bytes": max_bytes}
+        plan = ntk_plan(*case, **options)
+        row |= {"chosen": plan.method, "planned GiB": plan.bytes / 2**30}
+        call = lambda: empirical_ntk(*case, **options)  # noqa: E731
+        program = jax.make_jaxpr(lambda x: empirical_ntk(*case[:2], x, **options))(case.x)
+    square = jnp.ones((side, side), jnp.float32)
+    product = jax.jit(lambda a: a @ a)
+    found = in_turn({"kernel": call, "product": lambda: product(square)}, rounds)
+    row |= found["kernel"]._asdict() | {"operations": operations(program.jaxpr)}
+    rate = 2 * side**3 / max(found["product"].cpu, 1e-9)
+    return row | {
+        "ratio": row["cpu"] * rate / row["operations"], "peak GiB": peak_gib(),
+        "error": error(case, call()),
+    }  # fmt: skip
 
 
-def main() -> None:
-    """Parse the command line, run each case in a fresh process, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", default=list(DEFAULT), help=", ".join(CASES))
-    parser.add_argument("--methods", nargs="+", default=["auto"], choices=METHODS)
-    parser.add_argument("--max-bytes", type=int, default=None)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.inside:
-        (name,), (method,) = arguments.cases, arguments.methods
-        print(json.dumps(measure(name, method, arguments.max_bytes, arguments.repeats)))
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Every case by every method, each in a process of its own."""
+    for name, method in itertools.product(options.cases or DEFAULT, options.methods):
+        arguments = [name, "--methods", method, "--rounds", str(options.rounds)]
+        if options.max_bytes is not None:
+            arguments += ["--max-bytes", str(options.max_bytes)]
+        yield {"case": name, "method": method} | in_own_process(MODULE, arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the table."""
+    command = parser(MODULE, __doc__)
+    command.add_argument("cases", nargs="*", help=", ".join(CASES))
+    command.add_argument("--methods", nargs="+", default=["auto"], choices=METHODS)
+    command.add_argument("--max-bytes", type=int)
+    command.add_argument("--rounds", type=int, default=5)
+    command.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = command.parse_args(arguments)
+    if options.here:
+        row = measure(options.cases[0], options.methods[0], options.max_bytes, options.rounds)
+        print(json.dumps(row))
         return
-    print("| case | method | blocks | compile s | run s | CPU s | peak MiB | planned MiB | error |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name in arguments.cases:
-        for method in arguments.methods:
-            command = [sys.executable, "-m", "experiments.bench.kernel", name, "--inside"]
-            command += ["--methods", method, "--repeats", str(arguments.repeats)]
-            if arguments.max_bytes is not None:
-                command += ["--max-bytes", str(arguments.max_bytes)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                reason = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
-                print(f"| {name} | {method} | failed: {reason[:90]} | | | | | | |", flush=True)
-                continue
-            r = json.loads(done.stdout.strip().splitlines()[-1])
-            label = method + (f" ({r['chosen']})" if method == "auto" else "")
-            print(
-                f"| {name} | {label} | {r['blocks']} | {r['compile']:.1f} | {r['run']:.3f} "
-                f"| {r['cpu']:.3f} | {r['peak_mib']:.0f} | {r['planned_mib']:.0f} "
-                f"| {r['error']:.1e} |",
-                flush=True,
-            )
+    publish(rows(options), COLUMNS, store_of(MODULE, options))
 
 
 if __name__ == "__main__":

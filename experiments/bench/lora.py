@@ -1,51 +1,37 @@
 """How long will LoRA take? Forecasts of next-token fine-tuning, against the real training.
 
-    python -m experiments.bench.lora [--preset smoke|cpu] [--minutes M] [--tuning]
+    python -m experiments.bench.lora [--preset smoke|cpu] [--tuning] [--minutes M] [--store FILE]
 
 Every task of `lora_tasks` is trained for real once (`lora_real.jsonl` has the curves, for texts
-that its rows name; with others installed all is trained anew), and foreseen by
+that its rows name; with others installed all is trained anew), and forecast by
 
-    held      `jaxttp.forecast.held`: held gradients, less what their noise costs
+    held      `jaxttp.forecast.held`: stale gradients, less what their noise costs
     path      the same path without that correction
-    frozen    the network linearised once at the adapters' start, trained by the same optimiser;
-              costs more than the training, and is a baseline on the first few tasks alone
-    subset    the same of the first 64 training sequences alone: what their kernel foresees
-    states    linearised at the last block's states in the change s A B of the kernels; A B, the
-              last norm, the unembedding and the loss are exact; dearer than the training, too
     tenth     a power law c + a (t + b)^-p through the first tenth of the real curve
     fifth     the same through its first fifth
 
 "curve" is the largest distance of the curves over the horizon, "mean" the mean distance, "end" the
-distance at the end, all in per cent of the real drop; times are those to 10 % of the drop. Tasks
-whose training diverges would be left out; none does.
+distance at the end, all in per cent of the real drop; times are those to 10 % of the drop. A power
+law may use a tenth or a fifth of the real training, "held" costs "share" of its gradients.
 """
 
-import argparse
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
-from flax import nnx
 from scipy.optimize import curve_fit
 from scipy.stats import kendalltau
 
 from experiments.bench import lora_tasks
+from experiments.bench.harness import Row, go_on, head, line, load, parser, store_of
 from experiments.bench.lora_tasks import BATCH, EVERY, RANKED, REPORTED, TUNING, Task
-from experiments.bench.stored import Row, go_on, load
-from jaxttp import Model, from_nnx, training_time
+from jaxttp import training_time
 from jaxttp.forecast.held import held_forecast
-from jaxttp.models import Decoder
-from jaxttp.models.low_rank import merge_lora
 
+MODULE = "experiments.bench.lora"
 REAL = Path(__file__).with_name("lora_real.jsonl")
-WAYS = ("held", "path", "frozen", "subset", "states", "tenth", "fifth")
-LINEARIZED, SUBSET = 5, 64
-"""So many of the reported tasks are trained linearised, too, on all sequences and on so many."""
+WAYS = ("held", "path", "tenth", "fifth")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,122 +62,44 @@ PRESETS = {
 }
 
 
-def linearized(model: Model) -> Model:
-    """The network linearised at its parameters."""
-    apply_fn, start = model
-
-    def apply(params: Any, x: Any) -> Any:
-        moved = jax.tree.map(lambda a, b: a - b, params, start)
-        outputs, change = jax.jvp(lambda w: apply_fn(w, x), (start,), (moved,))
-        return outputs + change
-
-    return Model(apply, start)
-
-
-class LastStates(Decoder):
-    """A decoder up to the states of its last block (N, T, D)."""
-
-    def __call__(self, ids: Any, mask: Any = None) -> Any:
-        """States of tokens (N, T)."""
-        return self.activations(ids, mask)[f"blocks.{self.shape.depth - 1}"]
-
-
-class FromStates(Decoder):
-    """What a decoder makes of the states of its last block."""
-
-    def __call__(self, ids: Any, mask: Any = None) -> Any:
-        """Logits (N, T, V) of states (N, T, D)."""
-        h = self.norm(ids)
-        return self.embed.attend(h) if self.shape.tied else self.head(h)
-
-
-def linearized_at_states(network: Decoder, adapted: Model, scale: float) -> Model:
-    """The adapted network whose last states are linear in the change of its kernels.
-
-    Args:
-        network: without adapters.
-        adapted: of `jaxttp.models.lora`, B = 0.
-        scale: α/r.
-    """
-
-    def part(kind: type[Decoder]) -> Model:
-        copy = nnx.clone(network)
-        object.__setattr__(copy, "__class__", kind)
-        return from_nnx(copy)
-
-    states, head = part(LastStates), part(FromStates).apply_fn
-
-    def apply(adapters: Any, x: Any) -> Any:
-        merged = merge_lora(states.params, adapters, scale=scale)
-        change = jax.tree.map(lambda a, b: a - b, merged, states.params)
-        h, moved = jax.jvp(lambda w: states.apply_fn(w, x), (states.params,), (change,))
-        return head(states.params, h + moved)
-
-    return Model(apply, adapted.params)
-
-
-def held_row(
-    task: Task, job: lora_tasks.Job, share: float, total_samples: int | None = None
-) -> Row:
-    """A forecast by held gradients, at the points of the real curve."""
+def held(task: Task, job: lora_tasks.Job, share: float) -> Row:
+    """A forecast by stale gradients, at the points of the real curve."""
     found = held_forecast(
         *job.model, job.x, job.y, x_watched=job.x_watched, y_watched=job.y_watched,
         optimizer=task.made_optimizer(), steps=task.steps, batch_size=BATCH, key=job.key,
-        share=share, total_samples=total_samples,
+        share=share,
     )  # fmt: skip
-    at = np.arange(task.steps + 1)
-    path = np.interp(at, found.at, found.held)
+    path = np.interp(np.arange(task.steps + 1), found.at, found.held)
+    curves = {"loss": found.loss, "path": path, "off": found.uncertainty}
     return {
-        "loss": [round(float(value), 5) for value in found.loss[::EVERY]],
-        "path": [round(float(value), 5) for value in path[::EVERY]],
-        "off": [round(float(value), 5) for value in found.uncertainty[::EVERY]],
         "share": found.share, "diverged": found.diverged, "trust": found.trust,
         "rate_share": found.rate_share,
+    } | {
+        name: [round(float(value), 5) for value in curve[::EVERY]]
+        for name, curve in curves.items()
     }  # fmt: skip
 
 
-def measure(tasks: tuple[Task, ...], settings: LoraSettings, minutes: float) -> list[Row]:
-    """Rows of real runs, linearised runs and forecasts; what is stored is not made again."""
+def measure(
+    tasks: tuple[Task, ...], settings: LoraSettings, store: Path, minutes: float
+) -> list[Row]:
+    """Rows of real runs and forecasts; what is stored is not made again."""
     folder = Path(settings.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    made = functools.lru_cache(maxsize=1)(
+        lambda task: lora_tasks.make(task, settings.pretraining, folder)
+    )
+    kept = [] if settings.few else load(REAL)
+    known = {row["name"]: row for row in kept if row["texts"] == lora_tasks.checksum()}
 
-    @functools.lru_cache(maxsize=1)
-    def made(task: Task) -> lora_tasks.Job:
-        return lora_tasks.make(task, settings.pretraining, folder)
+    def real(task: Task) -> Row:
+        return known.get(task.name) or lora_tasks.real_run(task, made(task))
 
-    def frozen(task: Task) -> Row:
-        job = made(task)
-        found = lora_tasks.real_run(task, job._replace(model=linearized(job.model)))
-        return {**found, "name": f"frozen {task.name}"}
+    def forecast(task: Task) -> Row:
+        return {"name": f"held {task.name}"} | held(task, made(task), settings.share(task))
 
-    def subset(task: Task) -> Row:
-        job = made(task)
-        few = dataclasses.replace(task, samples=min(SUBSET, task.samples))
-        model = linearized(job.model)
-        job = job._replace(model=model, x=job.x[:SUBSET], y=job.y[:SUBSET])
-        found = lora_tasks.real_run(few, job)
-        return {**found, "name": f"subset {task.name}"}
-
-    def states(task: Task) -> Row:
-        job = made(task)
-        network = lora_tasks.pretrain(task.base, settings.pretraining, folder)
-        model = linearized_at_states(network, job.model, task.ratio)
-        return {**lora_tasks.real_run(task, job._replace(model=model)),
-                "name": f"states {task.name}"}  # fmt: skip
-
-    def held(task: Task) -> Row:
-        return {"name": f"held {task.name}", **held_row(task, made(task), settings.share(task))}
-
-    def jobs(prefix: str, make: Callable[[Task], Row], some: Iterable[Task]) -> list[Any]:
-        return [(f"{prefix}{task.name}", functools.partial(make, task)) for task in some]
-
-    short = list(itertools.islice((task for task in tasks if task.steps < 3000), LINEARIZED))
-    real = jobs("", lambda task: lora_tasks.real_run(task, made(task)), tasks)
-    kept = not settings.few and all(row["texts"] == lora_tasks.checksum() for row in load(REAL))
-    real += jobs("frozen ", frozen, short) + jobs("subset ", subset, short)
-    real += jobs("states ", states, short)
-    rows = go_on(REAL if kept else folder / "real.jsonl", real, minutes)
-    return rows + go_on(folder / "held.jsonl", jobs("held ", held, tasks), minutes)
+    jobs = [(task.name, functools.partial(real, task)) for task in tasks]
+    jobs += [(f"held {task.name}", functools.partial(forecast, task)) for task in tasks]
+    return go_on(store, jobs, minutes)
 
 
 def power_law(loss: np.ndarray, share: float) -> np.ndarray:
@@ -218,14 +126,12 @@ def time_to(loss: np.ndarray, steps: int) -> int:
 
 
 def curves(rows: dict[str, Row], task: Task) -> dict[str, np.ndarray]:
-    """The real curve and those foreseen, by the name of the way."""
-    real = np.array(rows[task.name]["loss"])
-    held = rows[f"held {task.name}"]
-    found = {"real": real, "held": np.array(held["loss"]), "path": np.array(held["path"])}
-    for way in ("frozen", "subset", "states"):
-        if f"{way} {task.name}" in rows:
-            found[way] = np.array(rows[f"{way} {task.name}"]["loss"])
-    return found | {"tenth": power_law(real, 0.1), "fifth": power_law(real, 0.2)}
+    """The real curve and those forecast, by the name of the way."""
+    real, found = np.array(rows[task.name]["loss"]), rows[f"held {task.name}"]
+    return {
+        "real": real, "held": np.array(found["loss"]), "path": np.array(found["path"]),
+        "tenth": power_law(real, 0.1), "fifth": power_law(real, 0.2),
+    }  # fmt: skip
 
 
 def judge(foreseen: np.ndarray, real: np.ndarray, steps: int) -> dict[str, float]:
@@ -242,98 +148,68 @@ def judge(foreseen: np.ndarray, real: np.ndarray, steps: int) -> dict[str, float
 
 def table(rows: dict[str, Row], tasks: tuple[Task, ...]) -> str:
     """One line a task, then one a way."""
-    lines = ["| task | real drop | curve | mean | end | time, forecast / real | share | trust |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    judged: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    whole = [task for task in tasks if f"held {task.name}" in rows and task.name in rows]
-    for task in whole:
-        found, held = curves(rows, task), rows[f"held {task.name}"]
-        for way in WAYS:
-            if way in found and np.all(np.isfinite(found[way])):
-                judged[way].append(judge(found[way], found["real"], task.steps))
-        one = judge(found["held"], found["real"], task.steps)
+    titles = (
+        "task",
+        "real drop",
+        "curve",
+        "mean",
+        "end",
+        "time, forecast / real",
+        "share",
+        "trust",
+    )
+    lines, judged = [head(titles)], {way: [] for way in WAYS}
+    for task in tasks:
+        if f"held {task.name}" not in rows:
+            continue
+        found, row = curves(rows, task), rows[f"held {task.name}"]
         real = found["real"]
-        said = "yes" if held["trust"] is None else "±"
-        if held["diverged"] or held["rate_share"] < 1:
-            share = f"at {held['rate_share']:g} of the rates"
-            said = "left its path" if held["diverged"] else share
-        lines.append(
-            f"| {task.name} | {real[0]:.2f} - {real[-1]:.2f} | {one['curve']:.1f} % | "
-            f"{one['mean']:.1f} % | {one['end']:+.1f} % | {one['time']} / {one['real']} | "
-            f"{held['share']:.3f} | {said} |"
-        )
-    lines += ["", "| way | runs | curve, median | mean, median | curve within 10 % | "
-              "time within 15 % | both |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+        for way in WAYS:
+            if np.all(np.isfinite(found[way])):
+                judged[way].append(judge(found[way], real, task.steps))
+        one = judge(found["held"], real, task.steps)
+        said = "left its path" if row["diverged"] else "yes" if row["trust"] is None else "±"
+        if row["rate_share"] < 1 and not row["diverged"]:
+            said = f"at {row['rate_share']:g} of the rates"
+        lines.append(line((
+            task.name, f"{real[0]:.2f} - {real[-1]:.2f}", f"{one['curve']:.1f} %",
+            f"{one['mean']:.1f} %", f"{one['end']:+.1f} %", f"{one['time']} / {one['real']}",
+            f"{row['share']:.3f}", said,
+        )))  # fmt: skip
+    lines += ["", head(("way", "runs", "curve, median", "mean, median", "curve within 10 %",
+                        "time within 15 %", "both"))]  # fmt: skip
     for way, each in judged.items():
         if each:
-            near = [one["curve"] <= 10 for one in each]
-            soon = [one["relative"] <= 15 for one in each]
-            both = sum(a and b for a, b in zip(near, soon, strict=True))
+            near = np.array([one["curve"] <= 10 for one in each])
+            soon = np.array([one["relative"] <= 15 for one in each])
+            middle = [f"{np.median([one[key] for one in each]):.1f} %" for key in ("curve", "mean")]
             lines.append(
-                f"| {way} | {len(each)} | {np.median([one['curve'] for one in each]):.1f} % | "
-                f"{np.median([one['mean'] for one in each]):.1f} % | {sum(near)} | {sum(soon)} | "
-                f"{both} |"
+                line((way, len(each), *middle, near.sum(), soon.sum(), (near & soon).sum()))
             )
     return "\n".join(lines)
 
 
-def ranges(rows: dict[str, Row], tasks: tuple[Task, ...]) -> str:
-    """How often the range of steps that a forecast's doubt leaves holds the real time to a loss."""
-    held = total = endless = 0
-    for task in tasks:
-        row = rows.get(f"held {task.name}")
-        if row is None or row["diverged"]:
-            continue
-        at = np.arange(task.steps + 1)
-        real, loss, off = (
-            np.interp(at, np.arange(len(curve)) * EVERY, curve)
-            for curve in (rows[task.name]["loss"], row["loss"], row["off"])
-        )
-        for threshold in (0.4, 0.1):
-            level = real[-1] + threshold * (real[0] - real[-1])
-            low, high = (np.flatnonzero(loss + sign * off < level) for sign in (-1, 1))
-            time = np.flatnonzero(real < level)[0]
-            total += 1
-            held += bool(len(low)) and low[0] <= time and (not len(high) or time <= high[0])
-            endless += threshold == 0.1 and not len(high)
-    return f"ranges hold {held} of {total} real times to 40 and 10 %; {endless} have no end at 10 %"
-
-
 def ranking(rows: dict[str, Row]) -> str:
-    """Kendall's tau of the settings of one fine-tuning by their loss at the end, and the worst."""
-    whole = [task for task in RANKED if f"held {task.name}" in rows]
-    if len(whole) < len(RANKED):
+    """Kendall's tau of the settings of one fine-tuning by their loss at the end, by way."""
+    if any(f"held {task.name}" not in rows for task in RANKED):
         return ""
-    lines = []
-    found = [curves(rows, task) for task in whole]
-    stands = np.array([not rows[f"held {task.name}"]["diverged"] for task in whole])
-    real = np.array([one["real"][-1] for one in found])
-    slow = set(np.argsort(-real)[: len(real) // 3])
-    for way in ("held", "path", "tenth", "fifth"):
-        said = np.array([one[way][-1] for one in found])
-        hit = len(slow & set(np.argsort(-said)[: len(said) // 3])) / len(slow)
-        line = f"{way}: tau of {len(whole)} settings {kendalltau(said, real).statistic:.2f}"
-        if not np.all(stands):
-            beside = kendalltau(said[stands], real[stands]).statistic
-            line += f", of the {np.sum(stands)} whose held path did not leave {beside:.2f}"
-        lines.append(f"{line}; of the worst third found {hit:.2f}")
-    return "\n".join(lines)
+    found = [curves(rows, task) for task in RANKED]
+    real = [one["real"][-1] for one in found]
+    taus = {way: kendalltau([one[way][-1] for one in found], real).statistic for way in WAYS}
+    return f"tau of {len(RANKED)} settings: " + ", ".join(f"{w} {t:.2f}" for w, t in taus.items())
 
 
 def main(arguments: list[str] | None = None) -> list[Row]:
     """Measure what the store lacks, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--tuning", action="store_true", help="the tasks of the constants")
-    given = parser.parse_args(arguments)
-    settings = PRESETS[given.preset]
-    tasks = settings.tasks(given.tuning)
-    rows = measure(tasks, settings, given.minutes)
+    command = parser(MODULE, __doc__, PRESETS)
+    command.add_argument("--tuning", action="store_true", help="the tasks of the constants")
+    options = command.parse_args(arguments)
+    settings = PRESETS[options.preset]
+    tasks = settings.tasks(options.tuning)
+    rows = measure(tasks, settings, store_of(MODULE, options), options.minutes)
     named = {row["name"]: row for row in rows}
     print(table(named, tasks))
-    print(ranges(named, tasks))
-    if not given.tuning:
+    if not options.tuning:
         print(ranking(named))
     return rows
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +22,13 @@ import numpy as np
 import optax
 from flax import nnx
 
-from experiments.bench.language import BYTES, windows
-from experiments.bench.texts import as_bytes, docs_and_code
 from jaxttp import Model, from_nnx
 from jaxttp.dynamics import batch_indices
 from jaxttp.models import Architecture, Decoder, lora
 from jaxttp.models.language.rotary import read_rotary
 
+BYTES = 128
+"""Bytes of texts are below this."""
 WINDOW = 48
 """Bytes of a sequence that are predicted."""
 BATCH = 16
@@ -102,25 +102,42 @@ class Job(NamedTuple):
     key: Any
 
 
-def _library() -> Path:
-    return Path(sysconfig.get_paths()["stdlib"])
+def docs_and_code(paths: Iterable[Path]) -> tuple[list[str], list[str]]:
+    """Docstrings of Python files, and each file's code without them."""
+    docs, code = [], []
+    for path in paths:
+        tree = ast.parse(path.read_text(errors="ignore"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                docs.append(ast.get_docstring(node) or "")
+                if docs[-1]:
+                    node.body = node.body[1:] or [ast.Pass()]
+        code.append(ast.unparse(tree))
+    return docs, code
 
 
-def _packages() -> Path:
-    return Path(sysconfig.get_paths()["purelib"])
+def as_bytes(text: str) -> np.ndarray:
+    """A text's bytes below 128 as integers (L,).
+
+    Example:
+        >>> as_bytes("ab").tolist()
+        [97, 98]
+    """
+    return np.frombuffer(text.encode("ascii", "ignore"), np.uint8).astype(np.int32)
 
 
 @functools.lru_cache
 def texts() -> dict[str, np.ndarray]:
     """English, Python without docstrings, C headers, as bytes below 128."""
-    docs, code = docs_and_code(sorted(_library().glob("*.py")))
-    topics = ast.parse((_library() / "pydoc_data" / "topics.py").read_text())
+    library, packages = (Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib"))
+    docs, code = docs_and_code(sorted(library.glob("*.py")))
+    topics = ast.parse((library / "pydoc_data" / "topics.py").read_text())
     docs += [node.value for node in ast.walk(topics)
              if isinstance(node, ast.Constant) and isinstance(node.value, str)]  # fmt: skip
-    docs += [path.read_text(errors="ignore") for path in sorted(_packages().rglob("LICENSE*"))
+    docs += [path.read_text(errors="ignore") for path in sorted(packages.rglob("LICENSE*"))
              if path.is_file()]  # fmt: skip
     headers = [path.read_text(errors="ignore")
-               for path in sorted((_packages() / "numpy").rglob("*.h"))]  # fmt: skip
+               for path in sorted((packages / "numpy").rglob("*.h"))]  # fmt: skip
     whole = {"english": docs, "python": code, "headers": headers}
     return {name: as_bytes("\n".join(parts)) for name, parts in whole.items()}
 
@@ -151,7 +168,8 @@ def next_token_loss(apply_fn: Callable, params: Any, x: Any, y: Any) -> Any:
 
 def pairs(corpus: np.ndarray, count: int, draw: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Sequences and what follows them, two arrays (count, WINDOW)."""
-    drawn = windows(corpus, count, WINDOW + 1, draw)
+    starts = draw.integers(0, len(corpus) - WINDOW - 1, count)
+    drawn = corpus[starts[:, None] + np.arange(WINDOW + 1)]
     return drawn[:, :-1], drawn[:, 1:]
 
 

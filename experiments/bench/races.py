@@ -1,122 +1,159 @@
-"""How often the first of a race is the best of its grid, beside how often `Race.sure` says so.
+"""Which setting? What `jaxttp.race` and `jaxttp.sweep` choose, against the whole grid trained.
 
     python -m experiments.bench.races [--preset smoke|cpu] [--part reported|tuning] [--draws 20 21]
                                       [--batch-size B] [--minutes M] [--store FILE]
 
-The tasks are those of `experiments.bench.advice`, drawn anew; the grids are its thirty settings of
-gradient descent, ten rates of AdamW, and both together. All of it is trained for real. The goals
-lie at shares of the drop to where the best of a grid ends: three of them, near and far. With a
-batch size all trainings see the same mini-batches, and a race looks at the loss now and then.
+Every task has thirty settings of gradient descent (ten rates from 0.02 to 2.5 times the largest
+stable one, three momenta), ten rates of AdamW, and both together. All of it is trained for real.
+The goals lie at shares of the drop to where the best of a grid ends: three of them, near and far.
+The table says how often the first of a race, and of a sweep of gradient descent, is within 10 % of
+the best setting's steps (or one step), how often twice as late or never there, how often
+`Race.sure` says so, and the cost in trainings of one setting (of a sweep by count). With a batch
+size all trainings see the same mini-batches.
 """
 
-import argparse
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.bench.advice import PARTS, PRESETS, AdviceSettings, job_of, real_grid, settings_of
-from experiments.bench.advice import steps_to as reached
-from experiments.bench.stored import go_on
-from jaxttp.forecast import grid, race
+from experiments.bench import accuracy_tasks, trust_tasks
+from experiments.bench.harness import Row, go_on, head, line, parser, store_of
+from jaxttp import empirical_ntk, grid, race, sweep, train
+from jaxttp.dynamics.stability import max_learning_rate
+from jaxttp.forecast import Hyperparameters
 
+MODULE = "experiments.bench.races"
 SHARES = (0.3, 0.1, 0.03)
 """Of the drop to where the best of a grid ends, from above: the goals."""
-ADAMW = (1e-4, 1e-1, 10)
-"""Rates: the lowest, the highest, how many."""
-SLOW = ("digits even, ResNet", "digits 3-7, ResNet", "patches, ResNet", "digits odd, ResNet",
-        "shipped ResNet, noisy digits", "shipped ResNet, digits 5-9")  # fmt: skip
-"""Tasks of which only the first draw is measured: a grid of them takes minutes."""
-Row = dict[str, Any]
+KEY = 7
+"""Of the mini-batches."""
+PARTS = {
+    "reported": (*accuracy_tasks.REPORTED, *trust_tasks.HELD_OUT),
+    "tuning": (*accuracy_tasks.TUNING, *trust_tasks.FITTING),
+}
 
 
-def measure(task: str, draw: int, settings: AdviceSettings) -> Row:
-    """All grids of one draw of a task, for real, and races through them."""
+@dataclasses.dataclass(frozen=True)
+class RaceSettings:
+    """The grids: rates as shares of the largest stable one and of AdamW (low, high, how many)."""
+
+    shares: tuple[float, float, int] = (0.02, 2.5, 10)
+    momenta: tuple[float, ...] = (0.0, 0.6, 0.9)
+    adamw: tuple[float, float, int] = (1e-4, 1e-1, 10)
+    steps: int = 150
+    only: tuple[str, ...] = ()
+    batch_size: int | None = None
+
+
+PRESETS = {
+    "smoke": RaceSettings((0.1, 1.0, 3), (0.0,), (1e-3, 1e-2, 2), steps=20, only=("wine, MLP",)),
+    "cpu": RaceSettings(),
+}
+
+
+def measure(task: str, draw: int, settings: RaceSettings) -> Row:
+    """All grids of one draw of a task, for real, and races and sweeps through them."""
     jax.clear_caches()
-    job = job_of(task, draw)
-    descent = settings_of(job, settings)
-    rates = np.geomspace(*ADAMW).tolist()
-    adamw = grid(
-        learning_rate=rates, algorithm="adamw", loss=job.loss, steps=settings.steps,
-        batch_size=settings.batch_size,
-    )  # fmt: skip
-    real = dict(zip((*descent, *adamw), real_grid(job, (*descent, *adamw)), strict=True))
+    job = trust_tasks.any_task(task, draw)
+    kernel, f0 = empirical_ntk(*job.model, job.x), job.model.apply_fn(job.model.params, job.x)
+    limit = float(max_learning_rate(kernel, f0, job.y, loss=job.loss))
+    common = {"loss": job.loss, "steps": settings.steps, "batch_size": settings.batch_size}
+    rates = (limit * np.geomspace(*settings.shares)).tolist()
+    descent = grid(learning_rate=rates, momentum=settings.momenta, **common)
+    adamw = grid(learning_rate=np.geomspace(*settings.adamw).tolist(), algorithm="adamw", **common)
+    drawn = {} if settings.batch_size is None else {"key": jax.random.key(KEY)}
+
+    def real(one: Hyperparameters) -> np.ndarray:
+        optimizer = one.optimizer()
+        return train(*job.model, job.x, job.y, optimizer=optimizer, **common, **drawn).loss
+
+    curves = {one: np.asarray(real(one)) for one in (*descent, *adamw)}
     readings = []
-    for name, choices in (("gradient descent", descent), ("AdamW", adamw),
-                          ("both", (*descent, *adamw))):  # fmt: skip
-        curves = np.array([real[one] for one in choices])
-        ends = np.where(np.isfinite(curves[:, -1]), curves[:, -1], np.inf)
+    for name, choices in (
+        ("gradient descent", descent), ("AdamW", adamw), ("both", (*descent, *adamw))
+    ):  # fmt: skip
+        ends = np.array([curves[one][-1] for one in choices])
+        ends = np.where(np.isfinite(ends), ends, np.inf)
         for share in SHARES:
-            goal = float(ends.min() + share * (curves[0, 0] - ends.min()))
-            found = race(
-                *job.model, job.x, job.y, choices, target_loss=goal, **settings.drawn()
-            )  # fmt: skip
-            times = np.array([reached(curve, goal) for curve in curves])
-            first = found.ranking()
-            readings.append({
-                "grid": name, "share": share, "goal": goal, "best": float(times.min()),
-                "real": float(times[first[0]]) if first else None,
-                "first": str(choices[first[0]]) if first else None,
-                "best_is": str(choices[int(np.argmin(times))]),
-                "sure": found.sure, "trainings": found.trainings, "settings": len(choices),
-            })  # fmt: skip
+            goal = float(ends.min() + share * (curves[choices[0]][0] - ends.min()))
+            times = np.array([steps_to(curves[one], goal) for one in choices])
+            asked = (*job.model, job.x, job.y, choices)
+            row = {"grid": name, "share": share, "best": float(times.min())}
+            row["settings"] = len(choices)
+            found = {"race": race(*asked, target_loss=goal, **drawn)}
+            row["sure"] = found["race"].sure
+            if name == "gradient descent":
+                found["sweep"] = sweep(*asked, target_loss=goal, **drawn)
+            for kind, one in found.items():
+                order = one.ranking()
+                row[kind] = float(times[order[0]]) if len(order) else np.inf
+                row[f"{kind} cost"] = one.trainings
+            readings.append(row)
     return {"name": f"{task} {draw}", "readings": readings}
 
 
-def tables(rows: list[Row]) -> str:
-    """How often, for every grid and goal."""
-    heads = (
-        "grid", "goal, share of the drop", "readings", "within 10 % of the best, or a step",
-        "said", "twice as many, or never", "mean excess, at most 10 times", "cost, trainings",
-        "grid, trainings",
-    )  # fmt: skip
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+def steps_to(curve: np.ndarray, goal: float) -> float:
+    """The first step below a loss, infinite for never.
+
+    Example:
+        >>> steps_to(np.array([1.0, 0.5, 0.2]), 0.3), steps_to(np.array([1.0, np.nan]), 0.3)
+        (2.0, inf)
+    """
+    below = np.flatnonzero(curve < goal)
+    return float(below[0]) if len(below) else np.inf
+
+
+def table(rows: list[Row]) -> str:
+    """How often, for every grid, chooser and goal."""
+    lines = [head((
+        "grid", "chosen by", "goal, share of the drop", "readings",
+        "within 10 % of the best, or a step", "said", "twice as many, or never",
+        "mean excess, at most 10 times", "cost, trainings", "grid, trainings",
+    ))]  # fmt: skip
     readings = [reading for row in rows for reading in row["readings"]]
     for name in dict.fromkeys(one["grid"] for one in readings):
-        for share in (*SHARES, None):
-            some = [o for o in readings if o["grid"] == name and share in (o["share"], None)]
-            best = np.array([one["best"] for one in some])
-            real = np.array([np.inf if one["real"] is None else one["real"] for one in some])
-            near = np.mean(real <= np.maximum(1.1 * best, best + 1))
-            said = [one["sure"] for one in some if one["sure"] is not None]
-            over = np.mean(np.minimum(real / np.maximum(best, 1), 10)) - 1
-            lines.append(
-                f"| {name} | {'all' if share is None else share} | {len(some)} | {near:.0%} | "
-                f"{np.mean(said):.0%} | {np.mean(real >= np.maximum(2 * best, best + 2)):.0%} | "
-                f"{100 * over:.0f} % | {np.mean([one['trainings'] for one in some]):.2g} | "
-                f"{some[0]['settings']} |"
-            )
+        for kind in ("race", "sweep"):
+            for share in (*SHARES, None):
+                some = [
+                    one for one in readings
+                    if one["grid"] == name and kind in one and share in (one["share"], None)
+                ]  # fmt: skip
+                if some:
+                    lines.append(line((name, kind, share or "all", len(some), *_cells(some, kind))))
     return "\n".join(lines)
+
+
+def _cells(some: list[Row], kind: str) -> list[Any]:
+    best, real = (np.array([one[key] for one in some]) for key in ("best", kind))
+    near = np.mean(real <= np.maximum(1.1 * best, best + 1))
+    late = np.mean(real >= np.maximum(2 * best, best + 2))
+    said = [one["sure"] for one in some if kind == "race" and one["sure"] is not None]
+    over = np.mean(np.minimum(real / np.maximum(best, 1), 10)) - 1
+    cost = np.mean([one[f"{kind} cost"] for one in some])
+    return [
+        f"{near:.0%}", f"{np.mean(said):.0%}" if said else "", f"{late:.0%}", f"{100 * over:.0f} %",
+        f"{cost:.2g}", some[0]["settings"],
+    ]  # fmt: skip
 
 
 def main() -> None:
     """Measure what the store lacks, and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--part", choices=PARTS, default="reported")
-    parser.add_argument("--draws", type=int, nargs="+", default=[20, 21, 22])
-    parser.add_argument("--batch-size", type=int, help="samples a step (default: all)")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no task after that")
-    parser.add_argument("--store", type=Path, help="a file of JSON lines (default: by preset)")
-    arguments = parser.parse_args()
-    size = arguments.batch_size
-    settings = dataclasses.replace(PRESETS[arguments.preset], batch_size=size)
-    words = "" if size is None else f"-batches-{size}"
-    store = arguments.store or Path(f"races-{arguments.preset}{words}.jsonl")
-    wanted = [
-        (task, draw)
-        for draw in arguments.draws
-        for task in settings.only or PARTS[arguments.part]
-        if draw == arguments.draws[0] or task not in SLOW
-    ]
+    command = parser(MODULE, __doc__, PRESETS)
+    command.add_argument("--part", choices=PARTS, default="reported")
+    command.add_argument("--draws", type=int, nargs="+", default=[20, 21, 22])
+    command.add_argument("--batch-size", type=int, help="samples a step (default: all)")
+    options = command.parse_args()
+    settings = dataclasses.replace(PRESETS[options.preset], batch_size=options.batch_size)
     jobs = (
         (f"{task} {draw}", functools.partial(measure, task, draw, settings))
-        for task, draw in sorted(wanted, key=lambda one: one[0] in SLOW)  # those come last
+        for draw in options.draws
+        for task in settings.only or PARTS[options.part]
     )
-    print(tables(go_on(store, jobs, arguments.minutes)))
+    store = store_of(MODULE, options, options.part, options.batch_size)
+    print(table(go_on(store, jobs, options.minutes)))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""How much later do N samples come to a loss than a subset of them? Real trainings and forecasts.
+"""How much later do N samples reach a loss than a subset of them? The law of `total_samples`.
 
     python -m experiments.bench.scaling [--preset smoke|tuning|fine-tuned|reported] [--task NAME]
+                                        [--store FILE]
 
 All samples of a task are trained on with mini-batches, and so are a quarter and a half of them and
 the halves of those, whose loss on the other half is seen as well. What `jaxttp.forecast.scaling`
-makes of the subset's real curves is compared with the real curve of all samples: the law by itself,
-with and without the bound by what halves have not seen. Its constants were chosen on "tuning", the
-law on that and "fine-tuned"; of "reported" forecasts with ``total_samples`` are made as well.
+makes of the subset's real curves is compared with the real curve of all samples. Errors are of the
+logarithm of a time, where both times are finite; "within ±" counts those within one and two of the
+law's own uncertainties. The law and its constants were chosen on "tuning" and "fine-tuned".
 """
 
-import argparse
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,17 @@ from flax import nnx
 from sklearn import datasets
 
 from experiments.bench.accuracy_tasks import Job, digits, patches
-from jaxttp import Model, from_nnx, predict_training_time, train
+from experiments.bench.harness import Row, go_on, head, line, parser, store_of
+from jaxttp import Model, from_nnx, train
 from jaxttp.data import Dataset, select
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast.scaling import time_scale
 from jaxttp.losses import cross_entropy
-from jaxttp.losses.crossing import training_time
+from jaxttp.losses.rule import training_time
 from jaxttp.models import MLP, fresh_head, load_pretrained
 from jaxttp.ntk import empirical_ntk
 
+MODULE = "experiments.bench.scaling"
 MOMENTUM = 0.9
 FRACTION = 0.3
 """The learning rate as a share of the limit of 200 samples in full batches."""
@@ -48,12 +50,11 @@ class ScalingSettings:
     seeds: int = 3
     times: tuple[int, ...] = (2, 4)
     goals: tuple[float, ...] = (0.5, 0.35, 0.25, 0.15, 0.1, 0.06, 0.04)
-    forecasts: bool = False
 
 
 PRESETS = {
     "smoke": ScalingSettings(
-        ("clusters, random MLP",), steps=12, seeds=1, times=(2,), goals=(0.9,), forecasts=True
+        ("clusters, random MLP",), steps=12, seeds=1, times=(2,), goals=(0.9,)
     ),
     "tuning": ScalingSettings(
         (
@@ -74,7 +75,7 @@ PRESETS = {
         steps=600,
         seeds=1,
     ),
-    "reported": ScalingSettings(("digits 5-9, ResNet",), forecasts=True),
+    "reported": ScalingSettings(("digits 5-9, ResNet",)),
 }
 
 
@@ -161,33 +162,21 @@ def pretrained(model: Model, x: np.ndarray, y: np.ndarray) -> Model:
     return Model(model.apply_fn, found.params)
 
 
-class Reading(NamedTuple):
-    """Times to one goal, in steps; infinite for never."""
-
-    task: str
-    ratio: int
-    real: float
-    subset: float
-    unbounded: float
-    scaled: float
-    unsure: float
-
-
-def measure(name: str, settings: ScalingSettings) -> list[Reading]:
-    """The law on the real curves of one task; forecasts are printed."""
-    job = make(name)
-    few = slice(0, 200)
+def measure(name: str, settings: ScalingSettings) -> Row:
+    """The law on the real curves of one task: (N/M, real, subset, law, uncertainty) by goal."""
+    job, few = make(name), slice(0, 200)
     kernel = empirical_ntk(*job.model, job.x[few])
     logits = job.model.apply_fn(job.model.params, job.x[few])
-    limit = max_learning_rate(
-        kernel, loss="cross_entropy", f0=logits, y=job.y[few], momentum=MOMENTUM
-    )
-    eta = FRACTION * float(limit)
-
-    beside = jax.jit(
+    eta = FRACTION * float(
+        max_learning_rate(
+            kernel, loss="cross_entropy", f0=logits, y=job.y[few], momentum=MOMENTUM
+        )
+    )  # fmt: skip
+    classes = int(job.y.max()) + 1
+    unseen_loss = jax.jit(
         lambda w, rows: cross_entropy.value(
             job.model.apply_fn(w, jnp.asarray(job.x)[rows]),
-            jax.nn.one_hot(jnp.asarray(job.y)[rows], int(job.y.max()) + 1),
+            jax.nn.one_hot(jnp.asarray(job.y)[rows], classes),
         )
     )
 
@@ -199,104 +188,74 @@ def measure(name: str, settings: ScalingSettings) -> list[Reading]:
             optimizer=optax.sgd(eta, MOMENTUM), steps=settings.steps,
             batch_size=settings.batch_size, key=jax.random.key(seed),
             callback=None if others is None else lambda step, w, loss: unseen.append(
-                float(beside(w, others))
+                float(unseen_loss(w, others))
             ),
         )  # fmt: skip
         loss = np.asarray(found.loss, np.float64)
         return loss if others is None else np.stack([loss, np.array(unseen)])
 
+    def mean(
+        rows: np.ndarray, seeds: Sequence[int], others: np.ndarray | None = None
+    ) -> np.ndarray:
+        return np.mean([go(rows, seed, others) for seed in seeds], axis=0)
+
     samples = len(job.x)
-    truth = np.mean([go(np.arange(samples), seed) for seed in range(settings.seeds)], axis=0)
-    goals = tuple(float(truth[0]) * goal for goal in settings.goals)
-    real = _times(truth, goals)
-    print(f"\n{name}: {samples} samples, rate {eta:.3g}, losses {_words(goals, '.3f')} at", end=" ")
-    print(_words(real), flush=True)
-    out = []
-    rng = np.random.default_rng(1)
+    truth = mean(np.arange(samples), range(settings.seeds))
+    goals = [float(truth[0]) * goal for goal in settings.goals]
+    readings, rng = [], np.random.default_rng(1)
     for ratio in settings.times:
         for draw in range(settings.seeds):
             rows = rng.permutation(samples)[: samples // ratio]
-            whole = np.mean([go(rows, draw + k) for k in range(settings.seeds)], axis=0)
+            whole = mean(rows, range(draw, draw + settings.seeds))
             parts = np.array_split(rows, 2)
-            both = np.stack(
-                [
-                    np.mean([go(half, draw + k, others) for k in range(2)], axis=0)
-                    for half, others in zip(parts, parts[::-1], strict=True)
-                ]
-            )
-            plain = time_scale(whole, both[:, 0], ratio)
+            both = np.stack([
+                mean(half, range(draw, draw + 2), others)
+                for half, others in zip(parts, parts[::-1], strict=True)
+            ])  # fmt: skip
             scale = time_scale(whole, both[:, 0], ratio, unseen=both[:, 1])
-            subset, unbounded, scaled = (
-                _times(curve, goals) for curve in (whole, plain.of(whole), scale.of(whole))
-            )
-            print(f"  {len(rows)}: {_words(subset)} -> {_words(scaled)}", flush=True)
-            at = np.where(np.isfinite(scaled), scaled, settings.steps)
-            unsure = np.interp(at, np.arange(settings.steps + 1), scale.unsure)
-            each = zip(real, subset, unbounded, scaled, unsure, strict=True)
-            out += [Reading(name, ratio, *map(float, part)) for part in each]
-            if settings.forecasts:
-                _forecast(job, rows, eta, goals, draw, settings)
-    return out
+            for goal in goals:
+                real, subset, scaled = (_time(c, goal) for c in (truth, whole, scale.of(whole)))
+                at = min(scaled, settings.steps)
+                unsure = float(np.interp(at, np.arange(settings.steps + 1), scale.unsure))
+                readings.append((ratio, real, subset, scaled, unsure))
+    return {"name": name, "samples": samples, "rate": eta, "readings": readings}
 
 
-def _forecast(
-    job: Job, rows: np.ndarray, eta: float, goals: tuple[float, ...], draw: int,
-    settings: ScalingSettings,
-) -> None:  # fmt: skip
-    found = predict_training_time(
-        *job.model, job.x[rows], job.y[rows], learning_rate=eta, momentum=MOMENTUM,
-        steps=settings.steps, batch_size=settings.batch_size, key=jax.random.key(77 + draw),
-        target_loss=goals, total_samples=len(job.x),
-    )  # fmt: skip
-    off = found.targets_uncertainty
-    times = (
-        f"{time} ± {off[goal]:.0f}" if time is not None and off is not None else str(time)
-        for goal, time in found.targets.items()
-    )
-    print(f"  {len(rows)} forecast: {', '.join(times)}", flush=True)
-    print(f"  {found.cost}", flush=True)
+def _time(curve: np.ndarray, goal: float) -> float:
+    found = float(training_time(curve, goal, rule="absolute"))
+    return found if found >= 0 else np.inf
 
 
-def _times(curve: np.ndarray, goals: tuple[float, ...]) -> np.ndarray:
-    found = [float(training_time(curve, goal, rule="absolute")) for goal in goals]
-    return np.array([time if time >= 0 else np.inf for time in found])
-
-
-def _words(values: tuple[float, ...] | np.ndarray, how: str = ".0f") -> str:
-    return ", ".join(format(value, how) for value in values)
-
-
-def summary(readings: list[Reading]) -> str:
-    """The error of the logarithm of a time, and what `unsure` says of it; both times finite."""
-    lines = ["| N/M | readings | of | root mean square | median | within 15 % | within ±, twice |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for ratio in sorted({one.ratio for one in readings}):
-        every = np.array([one[2:] for one in readings if one.ratio == ratio])
-        real, subset, plain, scaled, unsure = every[np.all(np.isfinite(every), axis=1)].T
-        ways = (("subset", subset), ("law without the bound", plain), ("law", scaled))
-        for name, times in ways:
+def table(rows: list[Row]) -> str:
+    """Errors of the logarithm of a time, and what the law's uncertainty says of them."""
+    lines = [head((
+        "N/M", "readings", "of", "root mean square", "median", "within 15 %", "within ±, twice"
+    ))]  # fmt: skip
+    readings = np.array([reading for row in rows for reading in row["readings"]], float)
+    for ratio in np.unique(readings[:, 0]):
+        every = readings[readings[:, 0] == ratio, 1:]
+        real, subset, scaled, unsure = every[np.all(np.isfinite(every), axis=1)].T
+        for name, times in (("subset", subset), ("law", scaled)):
             off = np.abs(np.log(np.maximum(times, 1) / np.maximum(real, 1)))
             off[np.abs(times - real) <= SLACK] = 0.0
-            cells = [f"{ratio}", f"{len(off)}", name, f"{np.sqrt(np.mean(off**2)):.2f}"]
-            cells += [f"{np.median(off):.2f}", f"{np.mean(np.expm1(off) <= 0.15):.0%}"]
-            said = "" if name != "law" else ", ".join(
-                f"{np.mean(off <= k * unsure):.0%}" for k in (1, 2)
-            )  # fmt: skip
-            lines.append(f"| {' | '.join([*cells, said])} |")
+            held = ", ".join(f"{np.mean(off <= k * unsure):.0%}" for k in (1, 2))
+            lines.append(line((
+                f"{ratio:g}", len(off), name, f"{np.sqrt(np.mean(off**2)):.2f}",
+                f"{np.median(off):.2f}", f"{np.mean(np.expm1(off) <= 0.15):.0%}",
+                held if name == "law" else "",
+            )))  # fmt: skip
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> list[Reading]:
+def main() -> None:
     """Measure a preset and print its table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--preset", choices=PRESETS, default="tuning")
-    parser.add_argument("--task", help="only this one")
-    arguments = parser.parse_args(argv)
-    settings = PRESETS[arguments.preset]
-    tasks = settings.tasks if arguments.task is None else (arguments.task,)
-    readings = [one for name in tasks for one in measure(name, settings)]
-    print("\n" + summary(readings))
-    return readings
+    command = parser(MODULE, __doc__, PRESETS, preset="tuning")
+    command.add_argument("--task", help="only this one")
+    options = command.parse_args()
+    settings = PRESETS[options.preset]
+    tasks = settings.tasks if options.task is None else (options.task,)
+    jobs = ((name, functools.partial(measure, name, settings)) for name in tasks)
+    print(table(go_on(store_of(MODULE, options, options.task), jobs, options.minutes)))
 
 
 if __name__ == "__main__":

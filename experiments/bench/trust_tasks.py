@@ -20,6 +20,7 @@ from flax import nnx
 from jaxtyping import Array
 from sklearn import datasets
 
+from experiments.bench import accuracy_tasks
 from jaxttp import Model, from_nnx
 from jaxttp._core.traced import network_of
 from jaxttp.data import load_dataset
@@ -356,6 +357,13 @@ def make(name: str, seed: int) -> Job:
         apply_fn = apply_fn if outputs == network.head.out_features else _headed(name, outputs)
         network = fresh_head(network, outputs, key=jax.random.key(200 + seed))
     return Job(Model(apply_fn, from_nnx(network).params), x, y, recipe.loss)
+
+
+def any_task(name: str, seed: int, head_scale: float = 1.0) -> Job:
+    """The task of that name, of `accuracy_tasks` or of this module."""
+    if name in RECIPES:
+        return make(name, seed)
+    return Job(*accuracy_tasks.make(name, seed, head_scale), "cross_entropy")
 
 
 @functools.cache

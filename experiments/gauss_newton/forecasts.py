@@ -51,15 +51,16 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings(
-        Variants((), data="wine", samples=40, blocks=1, bottleneck=64, batch_size=None,
+        Variants((), data=("wine",), samples=40, blocks=(1,), bottleneck=64, batch_size=None,
                  loss="squared_error", seeds=(0,)),
         rates=(0.3,), steps=10, shares=(0.3,), horizon=10,
     ),
     "cpu": Settings(
-        Variants((), samples=100, blocks=2, bottleneck=256, batch_size=None, loss="squared_error")
+        Variants((), samples=100, blocks=(2,), bottleneck=256, batch_size=None,
+                 loss="squared_error"),
     ),
     "paper": Settings(
-        Variants((), data="cifar10", samples=1024, blocks=6, bottleneck=8000, batch_size=None,
+        Variants((), data=("cifar10",), samples=1024, blocks=(6,), bottleneck=8000, batch_size=None,
                  loss="squared_error", float64=False),
     ),
 }  # fmt: skip
@@ -95,7 +96,7 @@ def pieces(settings: Settings) -> Pieces:
 
     def one(optimizer: str, rate: float, seed: int) -> Pair:
         with jax.enable_x64(variants.float64):
-            data = load(variants.data, key=jax.random.key(0), samples=variants.samples)
+            data = load(variants.data[0], key=jax.random.key(0), samples=variants.samples)
             case = Case(optimizer, ((optimizer, settings.steps),))
             model = build(variants, case, data, seed)
             targets = np.eye(data.outputs)[data.y]

@@ -64,13 +64,16 @@ class Settings:
 PRESETS = {
     "smoke": Settings(
         Variants(
-            (), data="wine", blocks=2, bottleneck=64, batch_size=32, seeds=(0,), rates=(0.01, 0.1)
+            (), data=("wine",), blocks=(2,), bottleneck=64, batch_size=32, seeds=(0,),
+            rates=(0.01, 0.1),
         ),
         epochs=2, probe=10,
     ),
-    "cpu": Settings(Variants((), blocks=4), epochs=20),
+    "cpu": Settings(Variants((), blocks=(4,)), epochs=20),
     "paper": Settings(
-        Variants((), data="cifar10", blocks=6, bottleneck=8000, batch_size=1024, float64=False),
+        Variants(
+            (), data=("cifar10",), blocks=(6,), bottleneck=8000, batch_size=1024, float64=False
+        ),
         epochs=80, probe=100,
     ),
 }  # fmt: skip
@@ -133,7 +136,7 @@ def _one(settings: Settings, store: Store, optimizer: str, seed: int) -> Path:
     variants = settings.variants
     case = Case(NAMES[optimizer], ((optimizer, settings.epochs),))
     with jax.enable_x64(variants.float64):
-        data = load(variants.data, key=jax.random.key(0), samples=variants.samples)
+        data = load(variants.data[0], key=jax.random.key(0), samples=variants.samples)
         epoch = steps_an_epoch(variants, data)
         steps = settings.epochs * epoch
         rate = store.get(
@@ -157,7 +160,7 @@ def _one(settings: Settings, store: Store, optimizer: str, seed: int) -> Path:
         epochs = record.steps / epoch
         halves = [
             {f"{block}.{half}": np.asarray(weights[block, half])
-             for block in range(variants.blocks) for half in (0, 1)}
+             for block in range(variants.blocks[0]) for half in (0, 1)}
             for weights in history
         ]  # fmt: skip
         walked = weight_path(halves)

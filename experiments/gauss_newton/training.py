@@ -1,10 +1,8 @@
-"""Train a RevMLP: optimisers in phases, full batch or mini-batches, records, checkpoints."""
+"""Train a RevMLP: optimisers in phases, full batch or mini-batches, records."""
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,15 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp.data import load_dataset, split
-from jaxttp.data.tfds import TRAIN_SIZES
-from jaxttp.gauss_newton import Mode, revmlp_forward, scale_by_gauss_newton
-from jaxttp.gauss_newton.shorthands import to_mode
+from jaxttp.data.sources import TRAIN_SIZES
+from jaxttp.gauss_newton import revmlp_forward, scale_by_gauss_newton
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
 
@@ -72,7 +68,6 @@ class Training:
         limit: a loss above this multiple of the first is divergence, which ends the training.
         weight_decay: share of the weights taken off in a step, per unit of learning rate; beside
             the direction, for every optimiser (for SGD it is an L2 term in the loss).
-        noise: of the pseudo-inverse "noise".
         own_batch: whether the loss of every batch is also measured after its step.
     """
 
@@ -85,7 +80,6 @@ class Training:
     damping: float = 1e-3
     limit: float = 2.0
     weight_decay: float = 0.0
-    noise: float = 0.1
     own_batch: bool = False
 
     @property
@@ -137,7 +131,8 @@ class _Method(NamedTuple):
     optimizer: str
     loss: Loss
     activation: Any
-    mode: Mode
+    pseudoinverse: str
+    rtol: float
     damping: float
     weight_decay: float
 
@@ -187,33 +182,24 @@ def train(
     training: Training,
     *,
     key: Array,
-    checkpoints: Path | None = None,
-    checkpoint_every: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
     observe: Callable[[int, Array], None] | None = None,
 ) -> Record:
     """Train the model's weights; the model itself is left as it is.
 
-    The batches of an epoch depend on the key and the epoch's number alone. A training with a
-    folder for checkpoints resumes from the last one there, to the same bits as without a break.
+    The batches of an epoch depend on the key and the epoch's number alone.
 
     Args:
         model: a `RevMLP`.
         data: what to train on and to evaluate.
         training: how.
         key: draws the batches.
-        checkpoints: a folder for the last checkpoint, of this training only.
-        checkpoint_every: steps between checkpoints; None for one at the end.
-        progress: called with (steps done, steps) before every step.
-        observe: called with (step, weights) at every evaluation; not again for those before the
-            checkpoint that a training resumes from.
+        observe: called with (step, weights) at every evaluation.
 
     Returns:
         A `Record`. Divergence is recorded, not raised.
 
     Raises:
-        ValueError: targets that do not fit the loss, a batch larger than the data, or checkpoints
-            of another training.
+        ValueError: targets that do not fit the loss, or a batch larger than the data.
     """
     weights = model.weights[...]
     fixed = (model.fixed_bottlenecks, model.fixed_readout)
@@ -231,11 +217,9 @@ def train(
     check_integer("evaluate_every", every, at_least=1)
     record = _blank(total, every)
     starts = np.cumsum([0, *(phase.steps for phase in training.phases)])
-    noise = training.noise if training.pseudoinverse == "noise" else None
-    mode = to_mode(training.pseudoinverse, rtol=training.rtol, noise=noise)
     methods = [
-        _Method(phase.optimizer, loss, model.activation, mode, training.damping,
-                training.weight_decay)
+        _Method(phase.optimizer, loss, model.activation, training.pseudoinverse, training.rtol,
+                training.damping, training.weight_decay)
         for phase in training.phases
     ]  # fmt: skip
 
@@ -246,16 +230,7 @@ def train(
     def start_of(index: int) -> Any:
         return _optimizer(methods[index], 0.0, None).init(weights)
 
-    store = None
-    state, first = start_of(0), 0
-    if checkpoints is not None:
-        arrays = [weights, *fixed, x, targets, x_test, held_out]
-        mark = _fingerprint((training, model.activation), arrays, key)
-        store = _Store(checkpoints, mark)
-        if store.latest is not None:
-            first = store.latest
-            templates = [weights, start_of(optimizer_of(first)[0]), record]
-            weights, state, record = store.restore(templates)
+    state = start_of(0)
 
     def evaluate(step: int) -> bool:
         row = int(np.searchsorted(record["steps"], step))
@@ -272,12 +247,10 @@ def train(
 
     diverged = -1
     order: tuple[int, np.ndarray] = (-1, np.arange(n))
-    for step in range(first, total + 1):
+    for step in range(total + 1):
         index, rate = optimizer_of(step)
         if step in starts[1:-1]:
             state = start_of(index)
-        if store is not None and step > first and _due(step, total, checkpoint_every):
-            store.save(step, [weights, state, record])
         if step in record["steps"]:
             if not evaluate(step):
                 diverged = step
@@ -286,8 +259,6 @@ def train(
                 observe(step, weights)
         if step == total:
             break
-        if progress is not None:
-            progress(step, total)
         inputs, wanted = x, targets
         if size < n:
             if order[0] != step // epoch:
@@ -313,13 +284,7 @@ def train(
         if training.own_batch:
             after, _ = _evaluate(loss, model.activation, weights, fixed, inputs, wanted)
             record["own_batch_loss"][step] = after
-    if store is not None:
-        store.close()
     return Record(**record, diverged=diverged, weights=weights)
-
-
-def _due(step: int, total: int, every: int | None) -> bool:
-    return step == total or (every is not None and step % every == 0)
 
 
 def _blank(total: int, every: int) -> dict[str, np.ndarray]:
@@ -342,7 +307,8 @@ def _optimizer(method: _Method, rate: ArrayLike, readout: Array | None) -> Any:
         readout=readout,
         curvature="identity" if method.optimizer == "gn" else "hessian",
         damping=method.damping,
-        pseudoinverse=method.mode,
+        pseudoinverse=method.pseudoinverse,
+        rtol=method.rtol,
         measure=False,
     )
     return optax.chain(direction, decay, optax.scale_by_learning_rate(rate))
@@ -385,52 +351,3 @@ def _step(
         (value, error), gradient = jax.value_and_grad(objective, has_aux=True)(weights)
         updates, state = optimizer.update(gradient, state, weights)
     return optax.apply_updates(weights, updates), state, value, error
-
-
-def _fingerprint(settings: Any, arrays: list[Array | None], key: Array) -> str:
-    digest = hashlib.sha256(repr(settings).encode())
-    for array in (*arrays, jax.random.key_data(key)):
-        digest.update(b"none" if array is None else np.asarray(array).tobytes())
-    return digest.hexdigest()
-
-
-class _Store:
-    """The last checkpoint of one training. The leaves are stored as NumPy arrays, in order."""
-
-    def __init__(self, folder: Path, fingerprint: str):
-        options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
-        self._fingerprint = fingerprint
-        self.latest = self._manager.latest_step()
-
-    def save(self, step: int, tree: Any) -> None:
-        leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-        parts = ocp.args.Composite(
-            state=ocp.args.StandardSave(leaves),
-            training=ocp.args.JsonSave({"fingerprint": self._fingerprint}),
-        )
-        self._manager.save(step, args=parts)
-
-    def restore(self, template: Any) -> Any:
-        found = self._manager.restore(
-            self.latest, args=ocp.args.Composite(training=ocp.args.JsonRestore())
-        )
-        if found["training"]["fingerprint"] != self._fingerprint:
-            raise ValueError(
-                f"checkpoints={str(self._manager.directory)!r} holds another training's (other "
-                "settings, data, weights or key); give another folder, or remove it."
-            )
-        leaves, structure = jax.tree.flatten(template)
-        blank = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
-        parts = ocp.args.Composite(state=ocp.args.StandardRestore(blank))
-        values = self._manager.restore(self.latest, args=parts)["state"]
-        restored = [
-            np.array(values[str(i)])
-            if isinstance(leaf, np.ndarray)
-            else jnp.asarray(values[str(i)], leaf.dtype)
-            for i, leaf in enumerate(leaves)
-        ]
-        return jax.tree.unflatten(structure, restored)
-
-    def close(self) -> None:
-        self._manager.close()

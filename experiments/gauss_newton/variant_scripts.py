@@ -1,24 +1,28 @@
-"""The scripts that `variants` makes, one object for each figure: XGN figures 5-8 and 12-15."""
+"""The scripts that `variants` makes, one object for each figure: XGN 1, 2, 5-8 and 12-15."""
 
 import functools
 from typing import Any
 
-from experiments.gauss_newton.variants import Case, Settings, measure, plot, run
+from experiments.gauss_newton.variants import NAMES, Case, Settings, measure, plot, run
 from experiments.harness import Script
 
 GN, ADAM, SGD = "gn", "adam", "sgd"
 EPOCHS, SMOKE_EPOCHS, PAPER_EPOCHS = 20, 2, 80
 SMOKE = dict(
-    data="wine", blocks=1, bottleneck=64, batch_size=32, seeds=(0,), rates=(0.01, 0.1),
+    data=("wine",), blocks=(1,), bottleneck=64, batch_size=32, seeds=(0,), rates=(0.01, 0.1),
 )  # fmt: skip
 PAPER = dict(
-    data="cifar10", blocks=6, bottleneck=8000, batch_size=1024, float64=False
+    data=("cifar10",), blocks=(6,), bottleneck=8000, batch_size=1024, float64=False
 )  # fmt: skip
 
 
 def _alone(epochs: int, **options: Any) -> tuple[Case, ...]:
-    names = {GN: "Gauss-Newton", ADAM: "Adam", SGD: "SGD"}
-    return tuple(Case(name, ((key, epochs),), **options) for key, name in names.items())
+    return _tuned(dict.fromkeys((GN, ADAM, SGD), epochs), **options)
+
+
+def _tuned(steps: dict[str, int], **options: Any) -> tuple[Case, ...]:
+    """Each optimiser by itself, over steps of its own."""
+    return tuple(Case(NAMES[key], ((key, count),), **options) for key, count in steps.items())
 
 
 def _adam(epochs: int) -> Case:
@@ -98,13 +102,43 @@ def _script(picture: str, claim: str, presets: dict[str, Settings], **how: Any) 
 
 
 NO_BOTTLENECK = functools.partial(_alone, bottleneck=None)
-REGRESSION = dict(data="diabetes", loss="squared_error")
+REGRESSION = dict(data=("diabetes",), loss="squared_error")
 REGRESSION_PAPER = Settings(
-    _alone(200), blocks=6, bottleneck=8000, batch_size=None, samples=353, float64=False,
+    _alone(200), blocks=(6,), bottleneck=8000, batch_size=None, samples=353, float64=False,
     **REGRESSION,
 )  # fmt: skip
 FULL_PANELS = ("train_loss", "train_accuracy")
 
+BOTH = dict(data=("mnist", "cifar10"), blocks=(2, 6), bottleneck=8000, float64=False)
+ALL = (GN, "ggn", ADAM, SGD)
+
+FULL_BATCH = _script(
+    "xgn-full-batch", "With the full batch, exact Gauss-Newton needs far fewer steps than tuned "
+    "Adam and SGD. (XGN Figure 1)",
+    {
+        "smoke": Settings(
+            _tuned({GN: 10, ADAM: 40, SGD: 40}, pseudoinverse="exact"), samples=64, blocks=(2,),
+            bottleneck=256, batch_size=None, loss="squared_error", seeds=(0, 1),
+            rates=(1e-2, 0.1, 1.0), search="largest",
+        ),
+        "cpu": Settings(
+            _tuned({GN: 12, ADAM: 100, SGD: 100}, pseudoinverse="exact"), samples=1024,
+            bottleneck=2048, batch_size=None, loss="squared_error",
+        ),
+        "paper": Settings(
+            _tuned(dict.fromkeys(ALL, 200)), samples=1024, batch_size=None, search="largest", **BOTH
+        ),
+    }, panels=FULL_PANELS, time="step",
+)  # fmt: skip
+MINI_BATCH = _script(
+    "xgn-mini-batch", "With mini-batches exact Gauss-Newton overfits each batch and stalls: its "
+    "features hardly move. (XGN Figure 2)",
+    {
+        "smoke": Settings(_alone(3), **(SMOKE | dict(rates=(0.01, 0.1, 1.0)))),
+        "cpu": Settings(_tuned(dict.fromkeys(ALL, EPOCHS))),
+        "paper": Settings(_tuned(dict.fromkeys(ALL, PAPER_EPOCHS)), batch_size=1024, **BOTH),
+    },
+)  # fmt: skip
 NO_BOTTLENECK_FULL = _script(
     "xgn-5-full", "Without a bottleneck (rank-deficient, the theory does not hold) Gauss-Newton is "
     "still much faster than Adam and SGD with the full batch. (XGN Figure 5)",

@@ -1,13 +1,18 @@
-"""Curves of many variants of one training: the XGN paper's figures 5-8 and 12-15.
+"""Curves of many variants of one training: the XGN paper's figures 1, 2, 5-8 and 12-15.
 
 A case says what differs: the optimisers one after the other, the bottleneck, the scale of the
 first weights, weight decay, the pseudo-inverse. Every optimiser's rate is searched for from one
 grid, for every case anew: the largest progress of the first seed in a first epoch (with the full
-batch: in the whole run) that stays stable to the end for all seeds.
+batch: in the whole run) that stays stable to the end for all seeds. The paper's own search with
+the full batch is for the largest rate that does not diverge (search="largest"). A run of the full
+batch diverges that exceeds a hundred times its first loss or ends above it: Adam's first steps may
+overshoot and recover. With mini-batches a run is stable whose loss never doubles its first value
+nor grows to three times its least (the paper gives no numbers).
 """
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +24,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments import cuts
-from experiments.gauss_newton.search import RATES, best_first, first_stable
+from experiments.gauss_newton.search import RATES, best_first, first_stable, largest_first
 from experiments.gauss_newton.training import Phase, Record, Samples, Training, load, train
 from experiments.store import Pieces, listed, runner
 from jaxttp.models import RevMLP
 from jaxttp.plots import tidy
 
-RISE, OVERSHOOT, FLOOR = 3.0, 100.0, 1e-16
+RISE, OVERSHOOT, FLOOR, TARGET = 3.0, 100.0, 1e-16, 1e-3
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 NAMES = {"gn": "Gauss-Newton", "ggn": "generalised GN", "adam": "Adam", "sgd": "SGD"}
 
@@ -62,27 +67,29 @@ class Settings:
 
     Attributes:
         cases: the curves.
-        data: a data set, see `load`.
+        data: data sets, see `load`; a row of panels each.
         samples: training samples; None for all.
-        blocks: L.
+        blocks: L, for every data set.
         bottleneck: m.
         batch_size: None for the full batch.
         loss: see `Training`.
         float64: whether everything is in double precision.
         seeds: of weights and batches.
         rates: the grid.
+        search: of a rate, "best" or "largest".
     """
 
     cases: tuple[Case, ...] = cuts.each()
-    data: str = "digits"
+    data: tuple[str, ...] = ("digits",)
     samples: int | None = cuts.few(32, None, otherwise="batch_size")
-    blocks: int = 3
+    blocks: tuple[int, ...] = (3,)
     bottleneck: int = 512
     batch_size: int | None = cuts.few(4, 128)
     loss: str = "cross_entropy"
     float64: bool = True
     seeds: tuple[int, ...] = cuts.one((0, 1, 2))
     rates: tuple[float, ...] = cuts.first(RATES)
+    search: str = "best"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +98,7 @@ class Curve:
 
     Attributes:
         label: of the case.
+        data: the data set.
         rates: optimiser -> learning rate.
         time: of the evaluations, in epochs, or steps with the full batch (E,).
         train_loss: (E, S), a column for each seed; NaN after divergence.
@@ -100,6 +108,7 @@ class Curve:
     """
 
     label: str
+    data: str
     rates: dict[str, float]
     time: np.ndarray
     train_loss: np.ndarray
@@ -108,11 +117,14 @@ class Curve:
     train_accuracy: np.ndarray
 
 
-def build(settings: Settings, case: Case, data: Samples, seed: int) -> RevMLP:
-    """The network before training."""
+def build(
+    settings: Settings, case: Case, data: Samples, seed: int, blocks: int | None = None
+) -> RevMLP:
+    """The network before training; its blocks are the first of the settings when None."""
     bottleneck = settings.bottleneck if case.bottleneck == 0 else case.bottleneck
     return RevMLP(
-        int(np.prod(data.x.shape[1:])), data.outputs, rngs=nnx.Rngs(seed), blocks=settings.blocks,
+        int(np.prod(data.x.shape[1:])), data.outputs, rngs=nnx.Rngs(seed),
+        blocks=blocks or settings.blocks[0],
         bottleneck=bottleneck, readout="orthonormal", scale=case.scale,
         param_dtype=jnp.float64 if settings.float64 else jnp.float32,
     )  # fmt: skip
@@ -133,20 +145,27 @@ def training_of(settings: Settings, case: Case, phases: Sequence[Phase], **more:
     )  # fmt: skip
 
 
-def search_rate(settings: Settings, case: Case, optimizer: str, data: Samples, steps: int) -> float:
-    """The rate of one optimiser for one case: best on the first seed, stable on all."""
-    epoch = steps_an_epoch(settings, data)
+def search_rate(
+    settings: Settings,
+    case: Case,
+    optimizer: str,
+    data: Samples,
+    steps: int,
+    blocks: int | None = None,
+) -> float:
+    """The rate of one optimiser for one case, stable on all seeds."""
+    full = settings.batch_size is None
 
     def once(rate: float, steps: int, seed: int) -> Record:
-        phase = Phase(optimizer, rate, steps)
-        return train(
-            build(settings, case, data, seed), data, training_of(settings, case, [phase]),
-            key=jax.random.key(seed),
-        )  # fmt: skip
+        training = training_of(settings, case, [Phase(optimizer, rate, steps)])
+        model = build(settings, case, data, seed, blocks)
+        return train(model, data, training, key=jax.random.key(seed))
 
-    full = settings.batch_size is None
-    probe, first = steps if full else epoch, settings.seeds[0]
-    order = best_first(settings.rates, lambda rate: once(rate, probe, first))
+    if settings.search == "largest":
+        order = largest_first(settings.rates)
+    else:
+        probe = steps if full else steps_an_epoch(settings, data)
+        order = best_first(settings.rates, lambda rate: once(rate, probe, settings.seeds[0]))
     rise = float("inf") if full else RISE
     whole = lambda rate: [functools.partial(once, rate, steps, s) for s in settings.seeds]  # noqa: E731
     return first_stable(order, whole, rise=rise)[0]
@@ -155,32 +174,35 @@ def search_rate(settings: Settings, case: Case, optimizer: str, data: Samples, s
 def pieces(settings: Settings) -> Pieces:
     """Search for the rates and train every seed of every case."""
 
-    def one(case: Case) -> Curve:
+    def one(case: Case, name: str, blocks: int) -> Curve:
         with jax.enable_x64(settings.float64):
-            data = load(settings.data, key=jax.random.key(0), samples=settings.samples)
+            data = load(name, key=jax.random.key(0), samples=settings.samples)
             epoch = steps_an_epoch(settings, data)
             longest: dict[str, int] = {}
             for optimizer, epochs in case.phases:
                 longest[optimizer] = max(longest.get(optimizer, 0), epochs * epoch)
             rates = {
-                optimizer: case.rate or search_rate(settings, case, optimizer, data, steps)
+                optimizer: case.rate or search_rate(settings, case, optimizer, data, steps, blocks)
                 for optimizer, steps in longest.items()
             }
-            phases = [Phase(name, rates[name], epochs * epoch) for name, epochs in case.phases]
+            phases = [Phase(key, rates[key], epochs * epoch) for key, epochs in case.phases]
+            training = training_of(settings, case, phases)
             records = [
-                train(
-                    build(settings, case, data, seed), data, training_of(settings, case, phases),
-                    key=jax.random.key(seed),
-                )
+                train(build(settings, case, data, seed, blocks), data, training,
+                      key=jax.random.key(seed))
                 for seed in settings.seeds
             ]  # fmt: skip
         table = {
-            name: np.stack([getattr(record, name) for record in records], axis=1)
-            for name in ("train_loss", "test_loss", "test_accuracy", "train_accuracy")
+            key: np.stack([getattr(record, key) for record in records], axis=1)
+            for key in ("train_loss", "test_loss", "test_accuracy", "train_accuracy")
         }
-        return Curve(case.label, rates, records[0].steps / epoch, **table)
+        return Curve(case.label, name, rates, records[0].steps / epoch, **table)
 
-    return {case.label: functools.partial(one, case) for case in settings.cases}
+    return {
+        f"{name}/{case.label}": functools.partial(one, case, name, blocks)
+        for name, blocks in zip(settings.data, settings.blocks, strict=True)
+        for case in settings.cases
+    }
 
 
 run = runner(pieces, listed)
@@ -195,7 +217,7 @@ def plot(
     score: str = "accuracy (%)",
     mark: float | None = None,
 ) -> Figure:
-    """A panel for each quantity: means over the seeds, bands from the least to the greatest.
+    """A panel for each quantity and data set: means over the seeds, bands from least to greatest.
 
     Args:
         result: of `run`.
@@ -207,10 +229,13 @@ def plot(
     Returns:
         A figure.
     """
-    figure = Figure(figsize=(4.7 * len(panels), 3.9), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    data = list(dict.fromkeys(curve.data for curve in result))
+    figure = Figure(figsize=(4.7 * len(panels), 3.9 * len(data)), layout="constrained")
+    grid = figure.subplots(len(data), len(panels), squeeze=False)
+    for axes, (row, name) in zip(grid.flat, itertools.product(data, panels), strict=True):
         part, kind = name.split("_")
-        for curve, color in zip(result, COLORS, strict=False):
+        own = [curve for curve in result if curve.data == row]
+        for curve, color in zip(own, COLORS, strict=False):
             values = getattr(curve, name)
             if kind == "loss":
                 values = np.maximum(values, FLOOR)
@@ -227,6 +252,10 @@ def plot(
         axes.set(xlabel=time, ylabel=f"{words} {'loss' if kind == 'loss' else score}")
         axes.set_yscale("log" if kind == "loss" else "linear")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if len({curve.time[-1] for curve in own}) > 1:  # of few steps and of many
+            axes.set_xscale("symlog", linthresh=10)
+        if len(data) > 1:
+            axes.set_title(row, fontsize=10)
         if kind != "loss" and "R²" in score:
             axes.set_ylim(-1, 1.05)  # a model that is worse than the mean is far below
         if mark is not None:
@@ -243,8 +272,11 @@ def measure(result: list[Curve], *, score: str = "accuracy") -> list[str]:
     for curve in result:
         best = np.nanmin(curve.test_loss, axis=0).mean()
         rates = ", ".join(f"{NAMES[name]} {rate:g}" for name, rate in curve.rates.items())
+        below = curve.train_loss <= TARGET
+        first = [f"{curve.time[seed.argmax()]:g}" if seed.any() else "never" for seed in below.T]
         lines.append(
-            f"{curve.label} (rate: {rates}): training loss {curve.train_loss[-1].mean():.3g}, test "
+            f"{curve.data}, {curve.label} (rate: {rates}): training loss {TARGET:g} at time "
+            f"{', '.join(first)}; at the end {curve.train_loss[-1].mean():.3g}, test "
             f"loss {curve.test_loss[-1].mean():.3g} (least {best:.3g}), test {score} "
             f"{curve.test_accuracy[-1].mean():.3f}, at time {curve.time[-1]:g}"
         )

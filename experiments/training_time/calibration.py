@@ -5,23 +5,31 @@ On embedded data a "data set" is a task: digit splits, tables, image patches.
 
 import dataclasses
 import functools
+import itertools
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import cuts
-from experiments.bench.bands import THRESHOLDS, BandSettings, Runs, simulate
 from experiments.store import Pieces, runner
 from experiments.training_time.comparison import (
     CIFAR10,
     COLORS,
     MIT67,
     Source,
+    kernel_of,
     load,
     name_of,
 )
+from jaxttp import predict_training_time, training_time
+from jaxttp.dynamics import batch_indices
+from jaxttp.losses import encode_targets
 from jaxttp.plots import GREY, MARKERS, OTHER, PREDICTED, REAL, tidy
 
+THRESHOLDS = (0.01, 0.1, 0.4)
 LABELS = {"re-linearised": PREDICTED, "one kernel": OTHER}
 CLAIM = {
     "ours-bands": "Bands of a level of 90 % around the re-linearised forecast hold 80 to 97 % of "
@@ -38,7 +46,11 @@ class Settings:
         rate: in units of N / lambda_max.
         batch_size: samples a step.
         levels: of the bands; the greatest is shown.
-        bench: as in `experiments.bench.bands`: runs, paths, rebuilds, steps and seed.
+        runs: real trainings of each task.
+        rebuilds: of the forecast's mean path.
+        steps: T.
+        paths: of the SDE.
+        seed: of samples and weights.
         samples: so many of each task; all when None.
     """
 
@@ -46,18 +58,58 @@ class Settings:
     rate: float = 1.0
     batch_size: int = cuts.few(4, 16)
     levels: tuple[float, ...] = (0.3, 0.6, 0.9)
-    bench: BandSettings = dataclasses.field(default_factory=BandSettings)
+    runs: int = cuts.one(20)
+    rebuilds: int = 4
+    steps: int = cuts.one(150)
+    paths: int = cuts.one(32)
+    seed: int = 5
     samples: int | None = cuts.few(32, None, otherwise="batch_size")
 
 
 PRESETS = {
     "smoke": Settings(
         tasks=("wine, MLP",), batch_size=4, levels=(0.9,), samples=12,
-        bench=BandSettings(seeds=2, rebuilds=0, steps=8, paths=2),
+        runs=2, rebuilds=0, steps=8, paths=2,
     ),
     "cpu": Settings(),
     "paper": Settings(tasks=(CIFAR10, MIT67)),
 }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """What a forecast says.
+
+    Attributes:
+        loss: lower and upper end at every step (2, T + 1).
+        steps: of the training times, (E, 2).
+    """
+
+    loss: np.ndarray
+    steps: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """Real runs, and the bands that are to hold them.
+
+    Attributes:
+        curves: loss of every real run (R, T + 1).
+        times: training times of every run (R, E).
+        bands: (forecast, level) -> band.
+    """
+
+    curves: np.ndarray
+    times: np.ndarray
+    bands: dict[tuple[str, float], Band]
+
+    def covered(self, label: str, level: float) -> tuple[np.ndarray, float]:
+        """Shares of training times, for every threshold (E,), and of losses, in their bands."""
+        band = self.bands[label, level]
+        inside = (self.times >= band.steps[:, 0]) & (self.times <= band.steps[:, 1])
+        low, high = band.loss[:, 1:]
+        held = (self.curves[:, 1:] >= low) & (self.curves[:, 1:] <= high)
+        return inside.mean(axis=0), float(held.mean())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,15 +127,51 @@ class Result:
 
 def pieces(settings: Settings) -> Pieces:
     """Forecast bands of every level, and train many times."""
-
-    def one(task: Source) -> Runs:
-        job = load(task, settings.bench.seed, settings.samples)
-        return simulate(job, settings.rate, settings.batch_size, settings.bench, settings.levels)
-
-    return {name_of(task): functools.partial(one, task) for task in settings.tasks}
+    return {name_of(task): functools.partial(_measure, task, settings) for task in settings.tasks}
 
 
 run = runner(pieces, Result)
+
+
+def _measure(task: Source, settings: Settings) -> Runs:
+    """Train many times for real, and forecast the bands of every level."""
+    job = load(task, settings.seed, settings.samples)
+    apply_fn, params = job.model
+    x, kernel, steps = jnp.asarray(job.x), kernel_of(job), settings.steps
+    _, loss = encode_targets("cross_entropy", job.y, kernel.f0)
+    eta, batch = settings.rate * kernel.unit, settings.batch_size
+
+    @functools.cache  # without rebuilds both forecasts are one
+    def band(rebuilds: int, level: float) -> Band:
+        found = predict_training_time(
+            apply_fn, params, x, job.y, learning_rate=eta, batch_size=batch, dynamics="sde",
+            relinearize=rebuilds, level=level, key=jax.random.key(1), steps=steps,
+            thresholds=THRESHOLDS, paths=settings.paths,
+        )  # fmt: skip
+        assert found.steps_band is not None
+        ends = np.array([found.steps_band[e] for e in THRESHOLDS])
+        return Band(np.asarray(found.loss_band, np.float64), ends)
+
+    forecasts = zip(LABELS, (settings.rebuilds, 0), strict=True)
+    bands = {
+        (label, level): band(rebuilds, level)
+        for (label, rebuilds), level in itertools.product(forecasts, settings.levels)
+    }
+
+    def step(w: Any, rows: Any) -> Any:
+        objective = lambda w: loss.value(apply_fn(w, x[rows]), kernel.targets[rows])  # noqa: E731
+        w = jax.tree.map(lambda a, g: a - eta * g, w, jax.grad(objective)(w))
+        return w, loss.value(apply_fn(w, x), kernel.targets)
+
+    def one(key: Any) -> Any:
+        rows = batch_indices(key, len(x), batch, steps)
+        first = loss.value(kernel.f0, kernel.targets)
+        return jnp.concatenate([first[None], jax.lax.scan(step, params, rows)[1]])
+
+    keys = jax.random.split(jax.random.key(77), settings.runs)
+    curves = np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(keys), np.float64)
+    times = np.array([[int(training_time(curve, e)) for e in THRESHOLDS] for curve in curves])
+    return Runs(curves, times, bands)
 
 
 def plot(result: Result) -> dict[str, Figure]:

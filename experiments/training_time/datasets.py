@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 from experiments.bench.accuracy_tasks import patches
 from experiments.store import Pieces, listed, runner
 from jaxttp.data import load_dataset
-from jaxttp.data.folders import LAYOUTS, folder_source
 from jaxttp.data.registry import LOADERS
-from jaxttp.data.tfds import tfds_source
+from jaxttp.data.sources import LAYOUTS, folder_source, tfds_source
 
 CLAIM = {
     "ttp-table-2": "Images, classes, mean samples a class and imbalance of the target data sets. "

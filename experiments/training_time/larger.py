@@ -10,16 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 from matplotlib.figure import Figure
 
 from experiments import cuts
 from experiments.bench.accuracy_tasks import Job
-from experiments.bench.extrapolation import make
 from experiments.store import Pieces, runner
 from experiments.training_time.comparison import CIFAR10, Source, load
-from jaxttp import empirical_ntk, extrapolate, train, training_time
+from experiments.training_time.power_law import extrapolate_spectrum, mode_curve
+from jaxttp import empirical_ntk, from_nnx, train, training_time
+from jaxttp.data import load_dataset, select
 from jaxttp.dynamics import weight_space
+from jaxttp.forecast import Hyperparameters
 from jaxttp.losses import encode_targets
+from jaxttp.models import MLP
 from jaxttp.ntk import eigendecomposition, label_alignment
 from jaxttp.plots import GREY, OTHER, PREDICTED, REAL, tidy
 
@@ -38,7 +42,7 @@ class Settings:
     """A task, and the sizes of both figures.
 
     Attributes:
-        task: a network of `experiments.bench.extrapolation`, or pipeline settings.
+        task: "tanh MLP" (all digits, random weights), or pipeline settings.
         per_class: samples of each class, for such a network.
         sizes: N0 and N of Figure 7.
         small_sizes: N0 and N of Figure 11.
@@ -78,7 +82,7 @@ class Larger:
         samples: N.
         predicted: loss without the correction of the slope (T + 1,).
         corrected: loss with it (T + 1,).
-        resolvent: loss by the resolvent, the library's default (T + 1,).
+        resolvent: loss by the resolvent (T + 1,).
         real: loss on all N (T + 1,).
         linear: the linearised network's on all N (T + 1,).
         small: real loss of training on the N0 alone (T + 1,).
@@ -125,7 +129,7 @@ run = runner(pieces, Result)
 
 def _measure(settings: Settings, subset: int, samples: int) -> Larger:
     if isinstance(settings.task, str):
-        job = make(settings.task, settings.seed, settings.per_class)
+        job = all_digits(settings.seed, settings.per_class)
         chosen = np.random.default_rng(settings.seed).permutation(len(job.x))[:samples]
         job = Job(job.model, job.x[chosen], job.y[chosen])
     else:
@@ -134,16 +138,17 @@ def _measure(settings: Settings, subset: int, samples: int) -> Larger:
     some = np.asarray(jax.random.permutation(jax.random.split(key, 9)[0], samples))[:subset]
     parts = [_modes(Job(job.model, job.x[rows], job.y[rows])) for rows in (some, slice(None))]
     eta = settings.rate / parts[0][0][0]
-    common = {
-        "learning_rate": float(eta), "subset": subset, "key": key, "steps": settings.steps,
-        "loss": "squared_error",
-    }  # fmt: skip
+    setting = Hyperparameters(float(eta), loss=LOSS, steps=settings.steps)
+    f0 = np.asarray(jax.jit(job.model.apply_fn)(job.model.params, jnp.asarray(job.x)), np.float64)
+    residual = f0 - np.asarray(encode_targets(LOSS, job.y, jnp.asarray(f0))[0])
+    known = {"samples": samples, "size": float(np.sum(residual**2)) / samples}
+    kernel = empirical_ntk(*job.model, job.x[some])
     law = {"method": "power_law", "head": subset}  # the paper keeps 100 modes of 100 samples
     found, corrected, resolvent = (
-        extrapolate(*job.model, job.x, job.y, **options, **common)
+        extrapolate_spectrum(kernel, residual[some], **options, **known)
         for options in (law, law | {"alpha": settings.alpha}, {})
     )
-    assert found.spectrum is not None
+    foreseen = [mode_curve(s.values, s.residual, setting) for s in (found, corrected, resolvent)]
     training = {"loss": LOSS, "optimizer": optax.sgd(float(eta)), "steps": settings.steps}
     real = train(*job.model, job.x, job.y, **training).loss
     small = train(*job.model, job.x[some], job.y[some], **training).loss
@@ -152,10 +157,17 @@ def _measure(settings: Settings, subset: int, samples: int) -> Larger:
     linear = np.asarray(jax.vmap(lambda f: loss.value(f, targets))(path))
     (low, low_shares), (all_values, all_shares) = parts
     return Larger(
-        subset, samples, found.loss, corrected.loss, resolvent.loss, np.asarray(real), linear,
-        np.asarray(small),
-        (low, all_values, found.spectrum.values), (low_shares, all_shares, found.spectrum.residual),
+        subset, samples, *foreseen, np.asarray(real), linear, np.asarray(small),
+        (low, all_values, found.values), (low_shares, all_shares, found.residual),
     )  # fmt: skip
+
+
+def all_digits(seed: int, per_class: int) -> Job:
+    """All ten digits, and a tanh MLP with random weights."""
+    samples_key, weights_key = jax.random.split(jax.random.key(300 + seed))
+    data = select(load_dataset("digits"), per_class=per_class, key=samples_key)
+    network = MLP((64, 128, 10), rngs=nnx.Rngs(params=weights_key), activation="tanh")
+    return Job(from_nnx(network), data.x, data.y)
 
 
 def _modes(job: Job) -> tuple[np.ndarray, np.ndarray]:

@@ -2,14 +2,14 @@
 
 What a user waits for is mostly the compilation of some dozens of programs that run a few times.
 XLA's older emitter for CPUs and LLVM's first level of optimisation take half of the time of a
-compilation; the programs run as fast (`experiments/bench/RESULTS.md`, "Compilation"), and the
+compilation; the programs run as fast, and the
 numbers differ by rounding only. Of a deep network, where a program has many arguments, it is the
 newer emitter that is quicker. Steps of real trainings stay with `jax.jit`, as their users' do.
 
 NVIDIA's GPUs round the operands of a float32 product to TF32 by default, eleven bits, and TPUs to
 bfloat16. A training bears that, and runs here as JAX runs it. What is computed once to be relied on
 (kernels, outputs, the courses that are read off them, pseudoinverses and their residuals) asks for
-all of float32, whatever the device: `experiments/bench/precision.py` looks for what does not.
+all of float32, whatever the device: `tests/test_precision.py` looks for what does not.
 """
 
 import ctypes

@@ -12,7 +12,6 @@ from jaxttp.cli._shell import OneLine
 from jaxttp.cli.compare import compare
 from jaxttp.cli.conditioning import conditioning
 from jaxttp.cli.doctor import doctor
-from jaxttp.cli.extrapolate import extrapolate
 from jaxttp.cli.gauss_newton import gauss_newton
 from jaxttp.cli.predict import predict
 from jaxttp.cli.report import report, spectrum
@@ -49,7 +48,6 @@ for command, words in (
     (predict, "Steps and seconds until the loss is down, without training."),
     (sweep, "Which rate, momentum, batch and schedule, from one kernel."),
     (compare, "Which weights to train: all, the head, the biases; and why."),
-    (extrapolate, "How long with all the data, from the kernel of a part."),
     (spectrum, "What is slow: eigenvalues, and where the labels lie."),
     (conditioning, "How well conditioned a network is, with bounds."),
     (gauss_newton, "What exact Gauss-Newton steps do, forecast and real."),

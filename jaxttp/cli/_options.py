@@ -123,7 +123,6 @@ TASK = {
     "rank": Option("Task", "Of the adapters.", 4),
     "split": Option("Task", "A part of the data, such as train.", type=str),
     "folder": Option("Task", "The unpacked archive of the data.", type=Path, parse=_text),
-    "cache": Option("Task", "Folder that keeps prepared samples.", type=Path, parse=_text),
     "samples_per_class": Option("Task", "Samples of each class, or all.", "30", parse=_samples),
     "label": Option("Task", "Column of a CSV, by name or number (default: last).", type=str),
     "fill": Option("Task", "Fill empty cells: median, mean, most_frequent.", type=str),

@@ -13,7 +13,7 @@ from jaxttp.cli._tables import table
 
 @takes(
     ("model", "hidden", "weights", "image_size", "max_length", "trainable", "rank"),
-    ("split", "folder", "cache", "samples_per_class", "classes", "loss"),
+    ("split", "folder", "samples_per_class", "classes", "loss"),
     TRAINING,
     GOALS,
     FORECAST,

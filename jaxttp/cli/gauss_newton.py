@@ -11,7 +11,7 @@ from jaxttp.cli._tables import table
 
 @takes(
     ("model", "hidden", "weights", "image_size", "max_length", "trainable", "rank"),
-    ("split", "folder", "cache", "metric"),
+    ("split", "folder", "metric"),
     set(TRAINING) - {"learning_rate", "steps"},
     FORECAST,
     DEVICES,

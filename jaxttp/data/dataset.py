@@ -1,11 +1,21 @@
-"""What a data set is: NumPy arrays and the words that go with them."""
+"""What a data set is, and parts of it: some classes, some samples of each, some held out."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jaxtyping import Array
 
+from jaxttp._core.checks import (
+    check_instance,
+    check_integer,
+    check_key,
+    check_known,
+    check_number,
+)
 from jaxttp._core.samples import count, shape_words, take
 from jaxttp.data.columns import Columns
 
@@ -92,3 +102,220 @@ class Dataset:
             A data set of M samples; labels are not renumbered.
         """
         return dataclasses.replace(self, x=take(self.x, indices), y=self.y[indices])
+
+
+class Split(NamedTuple):
+    """A data set in two disjoint parts.
+
+    Attributes:
+        train: the samples to train on.
+        held_out: the others.
+    """
+
+    train: Dataset
+    held_out: Dataset
+
+
+def select(
+    dataset: Dataset,
+    *,
+    classes: Sequence[int] | int | None = None,
+    per_class: int | None = None,
+    fewer: bool = False,
+    key: Array | None = None,
+) -> Dataset:
+    """Some classes of a data set, renumbered from 0, and as many samples of each as asked for.
+
+    Samples are drawn without replacement and stay in the order of the data set. What is drawn of a
+    class depends on the key and the class alone, not on the other classes, and a smaller draw is
+    part of a larger one with the same key.
+
+    Args:
+        dataset: a data set with classes.
+        classes: the labels to keep: ``classes[j]`` becomes label j. An int draws that many classes
+            at random, in ascending order. None keeps all.
+        per_class: samples of each class; None keeps all.
+        fewer: whether a class that has fewer samples gives all it has, instead of an error.
+        key: a JAX random key, needed where something is drawn.
+
+    Returns:
+        The subset, with ``num_classes`` and ``class_names`` to match.
+
+    Raises:
+        ValueError: the data set has no classes, a class is not in it or is given twice, there are
+            too few classes or samples, or the key is missing.
+
+    Example:
+        >>> import jax
+        >>> from jaxttp.data import load_dataset
+        >>> part = select(
+        ...     load_dataset("digits"), classes=(7, 5), per_class=30, key=jax.random.key(0)
+        ... )
+        >>> part, part.class_names
+        (Dataset('digits': x (60, 8, 8, 1), 2 classes), ('7', '5'))
+    """
+    check_instance("dataset", dataset, Dataset, "load_dataset")
+    if dataset.num_classes is None:
+        raise ValueError(f"dataset: {dataset.name} is a regression, it has no classes to select.")
+    kept, labels, names = select_rows(
+        dataset.y, dataset.class_names, name=dataset.name, classes=classes, per_class=per_class,
+        fewer=fewer, key=key,
+    )  # fmt: skip
+    return dataclasses.replace(
+        dataset, x=take(dataset.x, kept), y=labels, num_classes=len(names), class_names=names
+    )
+
+
+class Rows(NamedTuple):
+    """Which samples were chosen.
+
+    Attributes:
+        rows: their numbers, ascending.
+        labels: their labels, renumbered from 0, int32.
+        class_names: the names of the chosen classes.
+    """
+
+    rows: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+
+
+def select_rows(
+    labels: np.ndarray,
+    class_names: tuple[str, ...],
+    *,
+    name: str,
+    classes: Sequence[int] | int | None = None,
+    per_class: int | None = None,
+    fewer: bool = False,
+    key: Array | None = None,
+) -> Rows:
+    """What `select` keeps, from the labels alone.
+
+    Args:
+        labels: (N,).
+        class_names: in the order of the labels.
+        name: of the data set, for messages.
+        classes: as in `select`.
+        per_class: as in `select`.
+        fewer: as in `select`.
+        key: as in `select`.
+
+    Returns:
+        The rows with their new labels.
+
+    Raises:
+        ValueError: as in `select`.
+
+    Example:
+        >>> select_rows(np.array([0, 1, 0, 2]), ("a", "b", "c"), name="toy", classes=(2, 0)).labels
+        array([1, 1, 0], dtype=int32)
+    """
+    chosen = _choose_classes(class_names, name, classes, key)
+    new = np.full(len(labels), -1, np.int32)
+    for label, old in enumerate(chosen):
+        rows = np.flatnonzero(labels == old)
+        if per_class is not None:
+            check_integer("per_class", per_class, at_least=1)
+            if per_class > len(rows) and not fewer:
+                raise ValueError(
+                    f"per_class={per_class}, but {name} has only {len(rows)} samples of class "
+                    f"{old} ({class_names[old]})."
+                )
+            rows = rows[_permutation(key, old, len(rows))[:per_class]]
+        new[rows] = label
+    kept = np.flatnonzero(new >= 0)
+    return Rows(kept, new[kept], tuple(class_names[old] for old in chosen))
+
+
+def split(dataset: Dataset, *, held_out: float, key: Array) -> Split:
+    """Hold out a random share of the samples, of every class the same share.
+
+    Args:
+        dataset: any data set.
+        held_out: the share, in (0, 1); of each class it is rounded to whole samples.
+        key: a JAX random key.
+
+    Returns:
+        ``(train, held_out)``, both in the order of the data set.
+
+    Raises:
+        ValueError: `held_out` is not in (0, 1), or leaves one part empty.
+
+    Example:
+        >>> import jax
+        >>> from jaxttp.data import load_dataset
+        >>> parts = split(load_dataset("wine"), held_out=0.2, key=jax.random.key(0))
+        >>> len(parts.train), len(parts.held_out)
+        (142, 36)
+    """
+    check_instance("dataset", dataset, Dataset, "load_dataset")
+    check_known(held_out=held_out)
+    check_number("held_out", held_out, above=0, below=1)
+    groups = np.zeros(len(dataset), np.int32) if dataset.num_classes is None else dataset.y
+    out = np.zeros(len(dataset), bool)
+    for label in range(dataset.num_classes or 1):
+        rows = np.flatnonzero(groups == label)
+        order = _permutation(key, label, len(rows))
+        out[rows[order[: round(held_out * len(rows))]]] = True
+    if out.all() or not out.any():
+        raise ValueError(
+            f"held_out={held_out:g} leaves one part of the {len(dataset)} samples empty."
+        )
+    return Split(dataset.take(np.flatnonzero(~out)), dataset.take(np.flatnonzero(out)))
+
+
+def _choose_classes(
+    class_names: tuple[str, ...],
+    name: str,
+    classes: Sequence[int] | int | None,
+    key: Array | None,
+) -> tuple[int, ...]:
+    known = range(len(class_names))
+    if classes is None:
+        return tuple(known)
+    if np.ndim(classes) == 0:
+        remedy = f"{name} has {len(known)} classes."
+        check_integer("classes", classes, at_least=1, at_most=len(known), remedy=remedy)
+        # The draws within the classes fold in their labels; this one must differ from them.
+        order = _permutation(key, len(known), len(known))
+        return tuple(sorted(int(label) for label in order[: int(classes)]))  # type: ignore[arg-type]
+    classes = [int(label) if label in known else label for label in classes]  # type: ignore[union-attr]
+    absent = [label for label in classes if label not in known]
+    if absent or len(classes) == 0:
+        listed = ", ".join(f"{label} ({class_names[label]})" for label in known)
+        what = f"{absent} not in {name}" if absent else "no class at all"
+        raise ValueError(f"classes: {what}; choose among {listed}.")
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"classes={tuple(classes)!r} names a class twice.")
+    return tuple(classes)
+
+
+def _permutation(key: Array | None, stream: int, n: int) -> np.ndarray:
+    """A random order of 0..n-1, the same whether or not JAX's x64 mode is on."""
+    if key is None:
+        raise ValueError("key is needed to draw classes or samples; give a jax.random.key(seed).")
+    check_key(key)
+    check_known(key=key)
+    key = jax.random.fold_in(key, stream)
+    is_prefix = bool(getattr(jax.config, "jax_threefry_partitionable", False))
+    if not is_prefix or str(jax.random.key_impl(key)) != "threefry2x32":
+        return np.asarray(jax.random.permutation(key, np.arange(n, dtype=np.int32)))
+    return _sorted_by_lot(key, n)
+
+
+def _sorted_by_lot(key: Array, n: int) -> np.ndarray:
+    """`jax.random.permutation`, which compiles a program for every n, sorted here.
+
+    Bits of a longer array begin with those of a shorter one, so that one program draws them for
+    many n.
+    """
+    order, rounds = (
+        np.arange(n, dtype=np.int32),
+        math.ceil(3 * math.log(max(n, 1)) / math.log(np.iinfo(np.uint32).max)),
+    )
+    for _ in range(rounds):
+        key, now = jax.random.split(key)
+        bits = jax.random.bits(now, (max(256, 1 << (n - 1).bit_length()),), np.uint32)
+        order = order[np.argsort(np.asarray(bits)[:n], kind="stable")]
+    return order

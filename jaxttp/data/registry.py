@@ -1,27 +1,95 @@
 """Data sets by name. To add one that comes with a package, enter its loader in `LOADERS`."""
 
-import dataclasses
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import jax
+import numpy as np
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_instance
-from jaxttp.data import bundled
-from jaxttp.data.cache import cached
-from jaxttp.data.dataset import Dataset
-from jaxttp.data.folders import LAYOUTS, folder_source
+from jaxttp.data.columns import standardized
+from jaxttp.data.dataset import Dataset, select, select_rows
 from jaxttp.data.images import Preprocessing, preprocess, read_images
-from jaxttp.data.selection import select, select_rows
-from jaxttp.data.tfds import SPLITS, tfds_source
+from jaxttp.data.sources import LAYOUTS, SPLITS, folder_source, tfds_source
+
+
+def digits() -> Dataset:
+    """1797 handwritten digits, 8x8 pixels; counts 0..16 divided by 16, so that x lies in [0, 1]."""
+    x, y = _digits()
+    return Dataset(
+        x=(np.reshape(x, (-1, 8, 8, 1)) / 16).astype(np.float32),
+        y=np.asarray(y, np.int32),
+        name="digits",
+        description="Handwritten digits, 8x8 pixels of one channel, scaled to [0, 1].",
+        num_classes=10,
+        class_names=tuple("0123456789"),
+    )
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels (1797, 64) and digits, from the file of scikit-learn, whose import takes long."""
+    package = importlib.util.find_spec("sklearn")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            rows = np.loadtxt(file, delimiter=",")
+            return rows[:, :-1], rows[:, -1]
+    from sklearn.datasets import load_digits
+
+    return load_digits(return_X_y=True)  # type: ignore
+
+
+def wine() -> Dataset:
+    """178 wines of three cultivars; 13 chemical features, standardised."""
+    from sklearn.datasets import load_wine
+
+    names = ("cultivar 1", "cultivar 2", "cultivar 3")
+    words = "Wines of three cultivars by 13 chemical features, standardised."
+    return _classes("wine", words, names, *load_wine(return_X_y=True))
+
+
+def breast_cancer() -> Dataset:
+    """569 tumours, malignant (0) or benign (1); 30 features of cell nuclei, standardised."""
+    from sklearn.datasets import load_breast_cancer
+
+    words = "Malignant and benign tumours by 30 features of cell nuclei, standardised."
+    names = ("malignant", "benign")
+    return _classes("breast_cancer", words, names, *load_breast_cancer(return_X_y=True))
+
+
+def _classes(name: str, words: str, class_names: tuple[str, ...], x: Any, y: Any) -> Dataset:
+    """A table of standardised features with labels."""
+    return Dataset(
+        x=standardized(x).astype(np.float32),
+        y=np.asarray(y, np.int32),
+        name=name,
+        description=words,
+        num_classes=len(class_names),
+        class_names=class_names,
+    )
+
+
+def diabetes() -> Dataset:
+    """442 patients; 10 features and the disease's progression after a year, all standardised."""
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True, scaled=False)
+    return Dataset(
+        x=standardized(x).astype(np.float32),
+        y=standardized(np.reshape(y, (-1, 1))).astype(np.float32),
+        name="diabetes",
+        description="Progression of diabetes by 10 features; features and target standardised.",
+    )
+
 
 LOADERS: dict[str, Callable[[], Dataset]] = {
-    "digits": bundled.digits,
-    "wine": bundled.wine,
-    "breast_cancer": bundled.breast_cancer,
-    "diabetes": bundled.diabetes,
+    "digits": digits,
+    "wine": wine,
+    "breast_cancer": breast_cancer,
+    "diabetes": diabetes,
 }
 """Loaders of sets that come with scikit-learn; nothing is imported before one is called."""
 
@@ -52,7 +120,6 @@ def load_dataset(
     key: Array | None = None,
     preprocessing: Preprocessing | None = None,
     folder: str | os.PathLike[str] | None = None,
-    cache: str | os.PathLike[str] | None = None,
 ) -> Dataset:
     """A data set by name, as NumPy arrays ready for a model.
 
@@ -94,17 +161,17 @@ def load_dataset(
         key: a JAX random key, needed where something is drawn.
         preprocessing: what is done to every image.
         folder: the unpacked archive of ``mit67`` and those after it.
-        cache: a folder in which the result is kept as an ``.npz`` file with a checksum.
 
     Returns:
         The data set.
 
     Raises:
         ValueError: for an unknown name or part, what is not on this machine, too few classes or
-            samples, images of different sizes, a damaged cache.
+            samples, images of different sizes.
         ImportError: the extra `datasets` is needed and not installed.
 
     Example:
+        >>> import jax
         >>> load_dataset("digits")
         Dataset('digits': x (1797, 8, 8, 1), 10 classes)
         >>> load_dataset("digits", classes=2, per_class=20, key=jax.random.key(0))
@@ -119,29 +186,16 @@ def load_dataset(
         raise ValueError(f"folder={str(folder)!r} is for {', '.join(LAYOUTS)}; got name={name!r}.")
     chosen: dict[str, Any] = {"classes": classes, "per_class": per_class, "fewer": fewer}
 
-    def build() -> Dataset:
-        if name in LOADERS:
-            if split is not None:
-                raise ValueError(f"split={split!r}: {name} has no parts; see jaxttp.data.split.")
-            dataset = LOADERS[name]()
-            if classes is not None or per_class is not None:
-                dataset = select(dataset, **chosen, key=key)
-            return dataset if preprocessing is None else preprocess(dataset, preprocessing)
-        if name in LAYOUTS:
-            source = folder_source(name, None if folder is None else os.fspath(folder), split)
-        else:
-            source = tfds_source(name.removeprefix(PREFIX), split)
-        picked = select_rows(source.labels, source.class_names, name=source.name, **chosen, key=key)
-        return read_images(source, *picked, preprocessing)
-
-    if cache is None:
-        return build()
-    settings = chosen | {
-        "name": name,
-        "split": split,
-        "classes": classes if classes is None or isinstance(classes, int) else list(classes),
-        "key": None if key is None else jax.random.key_data(key).tolist(),
-        "preprocessing": None if preprocessing is None else dataclasses.asdict(preprocessing),
-        "folder": None if folder is None else os.path.abspath(folder),
-    }
-    return cached(cache, settings, build)
+    if name in LOADERS:
+        if split is not None:
+            raise ValueError(f"split={split!r}: {name} has no parts; see jaxttp.data.split.")
+        dataset = LOADERS[name]()
+        if classes is not None or per_class is not None:
+            dataset = select(dataset, **chosen, key=key)
+        return dataset if preprocessing is None else preprocess(dataset, preprocessing)
+    if name in LAYOUTS:
+        source = folder_source(name, None if folder is None else os.fspath(folder), split)
+    else:
+        source = tfds_source(name.removeprefix(PREFIX), split)
+    picked = select_rows(source.labels, source.class_names, name=source.name, **chosen, key=key)
+    return read_images(source, *picked, preprocessing)

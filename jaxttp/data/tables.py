@@ -1,6 +1,7 @@
 """A table of one's own, from a CSV or NPZ file."""
 
 import os
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,21 +9,82 @@ from typing import Any
 import numpy as np
 
 from jaxttp._core.checks import check_choice, check_instance, check_several, check_used
-from jaxttp.data._archives import PROBLEMS, read_arrays
 from jaxttp.data._cells import is_missing, read_cells, read_labels
-from jaxttp.data._features import FILLS, MOST_CLASSES, fit_features, without_missing
-from jaxttp.data._standardized import standardized
-from jaxttp.data.columns import Column, Columns
+from jaxttp.data.columns import (
+    FILLS,
+    MOST_CLASSES,
+    Column,
+    Columns,
+    fit_features,
+    standardized,
+    without_missing,
+)
 from jaxttp.data.dataset import Dataset
 from jaxttp.data.registry import dataset_names, load_dataset
 
+PROBLEMS = (
+    KeyError, ValueError, TypeError, EOFError, OSError, MemoryError, NotImplementedError,
+    RuntimeError, zipfile.BadZipFile,
+)  # fmt: skip
+"""What a damaged or hostile archive raises while it is read."""
+
+
+def read_arrays(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Some arrays of an npz file.
+
+    Args:
+        path: the file.
+        names: of the arrays.
+
+    Returns:
+        The arrays by name.
+
+    Raises:
+        ValueError: it unpacks to over a hundred times its own length and over 64 MiB, or an array
+            says that it is longer than what the archive holds of it; besides all of `PROBLEMS`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/a.npz", x=np.arange(3))
+        ...     read_arrays(f"{folder}/a.npz", ["x"])
+        {'x': array([0, 1, 2])}
+    """
+    # Pixels and counts shrink a few dozen times; no file of a few megabytes is too long.
+    limit = max(2**26, 100 * os.path.getsize(path))
+    with zipfile.ZipFile(path) as archive:
+        entries = {entry.filename: entry.file_size for entry in archive.infolist()}
+        total = sum(entries.get(f"{name}.npy", 0) for name in names)
+        if total > limit:
+            raise ValueError(f"it unpacks to {total} bytes, of a file of {os.path.getsize(path)}.")
+        for name in names:
+            with archive.open(f"{name}.npy") as file:
+                _check_header(name, file, entries[f"{name}.npy"])
+    with np.load(path, allow_pickle=False) as file:
+        return {name: np.asarray(file[name]) for name in names}
+
+
+def _check_header(name: str, file: Any, size: int) -> None:
+    """Raise `ValueError` where an array's header speaks of more bytes than there are."""
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if read is None:
+        raise ValueError(f"{name} is an array of the unknown version {version}.")
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(
+            f"{name} {shape} is an array of Python objects (pickled), which is not read; save it "
+            f"as text, {name}.astype(str), or as numbers."
+        )
+    wanted = int(np.prod([int(length) for length in shape], dtype=object)) * dtype.itemsize
+    if wanted > size:
+        raise ValueError(f"{name} {shape} would be {wanted} bytes; the archive has {size} of it.")
+
+
 SUFFIXES = (".csv", ".npz")
-SHOWN_CLASSES = 6
-"""So many are named, with their rows, where a table is described."""
-LARGEST_LABEL = 2**53
-"""Beyond it float64, as which cells are read, has no odd numbers."""
-BYTE = 255
-"""The largest value of a pixel of eight bits."""
 
 
 def is_table(name: str) -> bool:
@@ -118,10 +180,8 @@ def load_table(
         )  # fmt: skip
         heads = (name,)
     else:
-        options = {
-            "label": label, "fill": fill, "drop_missing": drop_missing, "one_hot": one_hot,
-            "drop": drop,
-        }  # fmt: skip
+        options = {"label": label, "fill": fill, "drop_missing": drop_missing, "one_hot": one_hot,
+                   "drop": drop}  # fmt: skip
         _refuse_options(options, "it is for the cells of a CSV")
         features, x, y, heads = _from_npz(path, done)
     if targets is False:
@@ -147,9 +207,8 @@ def load_table(
     shown = tuple(str(int(name)) if names.dtype.kind == "f" else str(name) for name in names)
     rows = [f"{name!r} {count}" for name, count in zip(shown, np.bincount(labels), strict=True)]
     classes = f"{len(names)} classes"
-    classes += f" ({', '.join(rows)})" if len(rows) <= SHOWN_CLASSES else ""
-    doubt = "" if targets is False else _why_not_numbers(names, len(y))
-    return Dataset(x.astype(np.float32), labels, path.name, words(classes) + doubt, len(names),
+    classes += f" ({', '.join(rows)})" if len(rows) <= 6 else ""
+    return Dataset(x.astype(np.float32), labels, path.name, words(classes), len(names),
                    shown, columns=Columns(features))  # fmt: skip
 
 
@@ -213,16 +272,6 @@ def _from_one_hot(y: np.ndarray) -> np.ndarray:
     return np.argmax(y, axis=1) if one_hot else y
 
 
-def _why_not_numbers(names: np.ndarray, rows: int) -> str:
-    """What to do where whole numbers that were taken for labels look like targets."""
-    if names.dtype.kind == "U" or len(names) <= SHOWN_CLASSES or 3 * len(names) <= rows:
-        return ""
-    return (
-        f" {len(names)} classes for {rows} rows: --loss squared_error (in load_table targets=True) "
-        "takes them as numbers."
-    )
-
-
 def _from_npz(
     path: Path, done: list[str]
 ) -> tuple[tuple[Column, ...], np.ndarray, np.ndarray, tuple[str, ...]]:
@@ -245,14 +294,11 @@ def _from_npz(
 
 
 def _pixels(x: np.ndarray, done: list[str]) -> np.ndarray:
-    """Arrays (N, ...) of bytes in [0, 1], others as they are; what was done, or is to be done."""
-    low, high = x.min(initial=0), x.max(initial=0)
-    if x.dtype == np.uint8 and high > 1:
-        done.append(f"x divided by {BYTE}")
-        return x / BYTE
-    looks_unscaled = low >= 0 and BYTE / 2 < high <= BYTE
-    hint = f" in 0..{BYTE} (divide x by {BYTE} if they are pixels)" if looks_unscaled else ""
-    done.append(f"x as it is{hint}")
+    """Arrays (N, ...) of bytes in [0, 1], others as they are; what was done is added to `done`."""
+    if x.dtype == np.uint8 and x.max(initial=0) > 1:
+        done.append("x divided by 255")
+        return x / 255
+    done.append("x as it is")
     return x
 
 
@@ -290,11 +336,10 @@ def class_labels(path: Path, y: np.ndarray) -> np.ndarray | None:
             )
         return values
     floats = np.asarray(y, np.float64)
-    if len(values) <= MOST_CLASSES and np.max(np.abs(floats), initial=0) >= LARGEST_LABEL:
+    if len(values) <= MOST_CLASSES and np.max(np.abs(floats), initial=0) >= 2**53:
         raise ValueError(
             f"data={str(path)!r} has labels or targets as large as {np.max(np.abs(floats)):g}: "
-            f"from {LARGEST_LABEL} on whole numbers are not told apart. Number the classes, or "
-            "write them as words; targets --loss squared_error (in load_table targets=True) takes."
+            f"from {2**53} on whole numbers are not told apart. Write classes as words."
         )
     whole = bool(np.all(y == np.round(floats)))
     return values.astype(np.float64) if whole and len(values) <= MOST_CLASSES else None

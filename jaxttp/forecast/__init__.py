@@ -7,8 +7,6 @@ from jaxttp.forecast.compared import Comparison as Comparison
 from jaxttp.forecast.compared import Explanation as Explanation
 from jaxttp.forecast.comparison import compare as compare
 from jaxttp.forecast.descent import Descent as Descent
-from jaxttp.forecast.extrapolation import Extrapolation as Extrapolation
-from jaxttp.forecast.extrapolation import extrapolate as extrapolate
 from jaxttp.forecast.held import held_forecast as held_forecast
 from jaxttp.forecast.held_curve import HeldForecast as HeldForecast
 from jaxttp.forecast.hyperparameters import Hyperparameters as Hyperparameters
@@ -35,14 +33,11 @@ from jaxttp.forecast.seconds import DEVICES as DEVICES
 from jaxttp.forecast.seconds import Device as Device
 from jaxttp.forecast.seconds import WallClock as WallClock
 from jaxttp.forecast.seconds import wall_clock as wall_clock
-from jaxttp.forecast.spectra import Spectrum as Spectrum
-from jaxttp.forecast.spectra import extrapolate_spectrum as extrapolate_spectrum
-from jaxttp.forecast.spectra import mode_curve as mode_curve
 from jaxttp.forecast.sweeps import sweep as sweep
 from jaxttp.forecast.sweeps import sweep_kernel as sweep_kernel
 from jaxttp.forecast.swept import Sweep as Sweep
 from jaxttp.forecast.watch import Online as Online
-from jaxttp.losses.crossing import smooth_curve as smooth_curve
-from jaxttp.losses.crossing import training_time as training_time
 from jaxttp.losses.rule import Rule as Rule
 from jaxttp.losses.rule import Target as Target
+from jaxttp.losses.rule import smooth_curve as smooth_curve
+from jaxttp.losses.rule import training_time as training_time

@@ -19,7 +19,7 @@ from jaxttp.forecast._along import (
 )
 from jaxttp.forecast._curves import loss_and_error
 from jaxttp.losses import Loss
-from jaxttp.losses.crossing import training_time
+from jaxttp.losses.rule import training_time
 
 TOWARDS, ASKED = 0.1, 0.2
 """On the straight way to the weights where the first share of the predicted drop is left, the

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp.losses.crossing import metric_time
+from jaxttp.losses.rule import metric_time
 
 SPREAD = 1.5
 """How much wider real runs of mini-batches scatter than those of the linearised network."""

@@ -246,7 +246,7 @@ def _rank(swept: Sweep, i: int) -> tuple[Any, ...]:
     As in a sweep what is thrown about at the edge of stability counts later than it is said to be,
     and what may not train at all is last; behind it what follows a kernel that was held, since the
     network denied those that were rebuilt: a mean path that knows nothing of what a high rate does
-    to a network from random weights (`experiments.bench.checkpoints`).
+    to a network from random weights.
     """
     never = float("inf")
     good, factor = swept.stable[i], RISK if i in swept.rough else 1.0

@@ -12,9 +12,16 @@ from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast._stability import Rates, stability_message
 from jaxttp.forecast.bands import displaced
 from jaxttp.forecast.price import share_of
-from jaxttp.losses.crossing import METRICS
-from jaxttp.losses.early_stopping import EarlyStopping, early_stopping
-from jaxttp.losses.rule import Rule, Target, goal_words, reach, step_words
+from jaxttp.losses.rule import (
+    METRICS,
+    EarlyStopping,
+    Rule,
+    Target,
+    early_stopping,
+    goal_words,
+    reach,
+    step_words,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,7 +88,7 @@ def race(
 
     Source:
         Successive halving (Jamieson and Talwalkar 2016), with a goal that ends it; the numbers of
-        the heats were chosen on tuning tasks (`experiments/bench/advice.py`).
+        the heats were chosen on tuning tasks (`experiments/bench/races.py`).
     """
     check_known(params=params, x=x, y=y, key=key, target_loss=target_loss)
     settings = _alike(settings)
@@ -118,7 +118,7 @@ def race_starts(
     Which start is best depends on the rate that suits it, and a rate that suits is found with a few
     steps: so every start begins with all settings, and what is slow is left out, start or rate.
     `compare` forecasts instead, and says why; of networks that train in seconds this is the better
-    guide at a fraction of the cost (`experiments.bench.checkpoints`).
+    guide at a fraction of the cost.
 
     Args:
         candidates: starting points by name.

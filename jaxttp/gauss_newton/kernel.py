@@ -21,16 +21,14 @@ from jaxttp.gauss_newton._network import (
     Couplings,
     check_activation,
     check_network,
+    check_readout,
     check_states,
     features,
     pick,
     scan_activations,
     split,
 )
-from jaxttp.gauss_newton.readout import check_readout
 from jaxttp.gauss_newton.reversible import forward_states
-
-OUTPUTS = ("full", "trace", "diagonal")
 
 
 @full_precision
@@ -75,7 +73,7 @@ def revmlp_kernel(
     """
     network = check_network(weights, bottlenecks)
     first = check_states("x1", x1, network)
-    check_choice("output", output, OUTPUTS)
+    check_choice("output", output, ("full", "trace", "diagonal"))
     readout = check_readout(readout, 2 * network.half, network.weights.dtype)
     names = check_activation(activation, network.blocks)
     x, rows = first, None

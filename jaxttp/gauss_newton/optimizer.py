@@ -12,11 +12,9 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_finite, check_number
 from jaxttp._core.compile import full_precision
-from jaxttp.gauss_newton._network import Activation
-from jaxttp.gauss_newton.modes import ATOL, FULL_RANK_RTOL
+from jaxttp.gauss_newton._network import Activation, check_readout
 from jaxttp.gauss_newton.output_space import CURVATURES, change_of
-from jaxttp.gauss_newton.readout import check_readout
-from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
+from jaxttp.gauss_newton.pseudoinverse import FINEST_RTOL, as_pseudoinverse
 from jaxttp.gauss_newton.update import StepInfo, check_problem, direction_of
 from jaxttp.losses import Loss, encode_targets, get_loss
 
@@ -64,11 +62,11 @@ def gauss_newton(
     embed: Callable[[Any], Array] | None = None,
     curvature: str = "identity",
     damping: ArrayLike = 1e-3,
-    pseudoinverse: PseudoInverse = "truncate",
-    rtol: ArrayLike = FULL_RANK_RTOL,
-    atol: ArrayLike = ATOL,
+    pseudoinverse: str = "truncate",
+    rtol: ArrayLike = FINEST_RTOL,
+    atol: ArrayLike = 1e-5,
     method: str = "auto",
-    noise: ArrayLike | None = None,
+    key: Array | None = None,
     max_output_change: ArrayLike | None = None,
     measure: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
@@ -76,7 +74,7 @@ def gauss_newton(
 
     A step is exact where every half-layer keeps all N directions: a bottleneck m >= 2 N (more where
     d/2 is 2 or 3: ReLU features of so few inputs are dependent), no repeated samples, and the
-    default `pseudoinverse` and `rtol` (or `Exact()`, which refuses what it cannot do).
+    default `pseudoinverse` and `rtol` (or "exact", which refuses what it cannot do).
     `state[0].residual` says how much of the last step was missed (below 1e-3 in float32, 1e-9 in
     float64, is rounding), `state[0].ranks` how many directions it kept.
 
@@ -101,7 +99,7 @@ def gauss_newton(
         rtol: as there.
         atol: as there.
         method: as there.
-        noise: as there.
+        key: as there.
         max_output_change: as there.
         measure: as there.
 
@@ -133,7 +131,7 @@ def gauss_newton(
     direction = scale_by_gauss_newton(
         loss=loss, activation=activation, readout=readout, bottlenecks=bottlenecks, embed=embed,
         curvature=curvature, damping=damping, pseudoinverse=pseudoinverse, rtol=rtol, atol=atol,
-        method=method, noise=noise, max_output_change=max_output_change, measure=measure,
+        method=method, key=key, max_output_change=max_output_change, measure=measure,
     )  # fmt: skip
     return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
 
@@ -147,11 +145,11 @@ def scale_by_gauss_newton(
     embed: Callable[[Any], Array] | None = None,
     curvature: str = "identity",
     damping: ArrayLike = 1e-3,
-    pseudoinverse: PseudoInverse = "truncate",
-    rtol: ArrayLike = FULL_RANK_RTOL,
-    atol: ArrayLike = ATOL,
+    pseudoinverse: str = "truncate",
+    rtol: ArrayLike = FINEST_RTOL,
+    atol: ArrayLike = 1e-5,
     method: str = "auto",
-    noise: ArrayLike | None = None,
+    key: Array | None = None,
     max_output_change: ArrayLike | None = None,
     measure: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
@@ -174,13 +172,13 @@ def scale_by_gauss_newton(
         embed: makes x_0 (N, d) of the `x` of `update`, such as `RevMLP.embed`; None for `x` itself.
         curvature: "identity" (GN) or "hessian" (generalised GN), see `output_change`.
         damping: of the Hessian, see `output_change`.
-        pseudoinverse: a mode or its shorthand, as in `gauss_newton_direction`. `Noise(key)` draws
-            anew in every step; "noise" takes a fresh `key` as an extra argument of every `update`.
+        pseudoinverse: as in `gauss_newton_direction`.
         rtol: as there, but 1e-6 by default, which keeps all that float32 resolves; the literature's
             truncation is 0.01, damping and Tikhonov want one like it.
         atol: as there.
         method: as there.
-        noise: as there.
+        key: of "noise", from which every step derives its own; None where every `update` is given
+            one as an extra argument.
         max_output_change: if given, ε is scaled down so that no output is asked to change by more
             than this per unit of learning rate: step control without a line search.
         measure: whether the state reports the residual at x_L (one more forward tangent pass); it
@@ -208,9 +206,7 @@ def scale_by_gauss_newton(
     own_loss = None if loss is None else get_loss(loss)
     check_choice("curvature", curvature, CURVATURES)
     check_number("damping", damping, at_least=0)
-    mode = to_mode(
-        pseudoinverse, rtol=rtol, atol=atol, method=method, noise=noise, usual_rtol=FULL_RANK_RTOL
-    )
+    inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, method=method, key=key)
     if max_output_change is not None:
         check_number("max_output_change", max_output_change, above=0)
 
@@ -244,7 +240,7 @@ def scale_by_gauss_newton(
         _check_given(params, x, y, epsilon)
         trained = _agreed(own_loss, loss)
         leaf, structure = _single_leaf(params)
-        now = mode.fresh(key, state.steps)
+        now = inverse.fresh(key, state.steps)
         start = x if embed is None else embed(x)
         network, states, names = check_problem(leaf, bottlenecks, start, activation, now)
         p = check_readout(readout, 2 * network.half, network.weights.dtype)

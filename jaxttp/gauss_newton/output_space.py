@@ -98,7 +98,7 @@ class StepForecast(NamedTuple):
     """What exact steps do to the outputs.
 
     Attributes:
-        ts: steps 0..T, or times.
+        ts: steps 0..T.
         outputs: f (T + 1, N, C).
         loss: the mean loss (T + 1,).
         error: the loss's error (T + 1,), see `Loss.error`.
@@ -175,68 +175,6 @@ def _follow(
         return f, f
 
     path = jnp.concatenate([f0[None], jax.lax.scan(step, f0, None, length=steps)[1]])
-    return _measured(loss, jnp.arange(steps + 1, dtype=f0.dtype), path, targets)
-
-
-@full_precision
-def forecast_flow(
-    outputs: ArrayLike, y: Any, *, loss: str | Loss, ts: ArrayLike, curvature: str = "identity"
-) -> StepForecast:
-    """The limit of small steps in closed form: ε(t) = e^{−t} ε_0, t = α times the number of steps.
-
-        squared error            f(t) = y + e^{−t} (f_0 − y)
-        softmax, generalised     p(t) = y + e^{−t} (p_0 − y),  f(t) = log p(t), centred as f_0
-
-    Args:
-        outputs: f_0 (N, C).
-        y: integer labels (N,) or targets (N, C).
-        loss: "squared_error", or "cross_entropy" with curvature "hessian".
-        ts: times (T,).
-        curvature: "identity" or "hessian".
-
-    Returns:
-        A `StepForecast` at these times.
-
-    Raises:
-        ValueError: a loss and curvature without a closed form (the softmax with H = 1 has a
-            1/t tail: use `forecast_steps`), bad targets.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> path = forecast_flow(jnp.zeros((1, 2)), jnp.array([0]), loss="cross_entropy",
-        ...                      ts=jnp.array([0.0, jnp.log(2.0)]), curvature="hessian")
-        >>> [round(float(value), 4) for value in jnp.exp(-path.loss)]  # the probability of class 0
-        [0.5, 0.75]
-
-    Source:
-        XGN eq (8): ε̇ = −ε.
-    """
-    check_finite("outputs", outputs)
-    check_finite("ts", ts)
-    check_choice("curvature", curvature, CURVATURES)
-    f0 = check_array("outputs", outputs, ndim=2, floating=True)
-    targets, loss = encode_targets(loss, y, f0)
-    times = jnp.atleast_1d(check_array("ts", ts, ndim=(0, 1)).astype(f0.dtype))
-    decay = jnp.exp(-times)[:, None, None]
-    if loss.sample_loss is squared_error.sample_loss:
-        path = targets[None] + decay * (f0 - targets)[None]
-    elif loss.sample_loss is cross_entropy.sample_loss and curvature == "hessian":
-        # In logarithms: after a time of 88 the probability of a wrong class is 0 in float32.
-        arrived = jnp.log(targets)[None] + jnp.log(-jnp.expm1(-times))[:, None, None]
-        left = jax.nn.log_softmax(f0, axis=1)[None] - times[:, None, None]
-        log_p = jnp.logaddexp(arrived, left)
-        centre = jnp.mean(f0, axis=1, keepdims=True)
-        path = log_p - jnp.mean(log_p, axis=2, keepdims=True) + centre[None]
-    else:
-        raise ValueError(
-            f"loss={loss.name!r} with curvature={curvature!r} has no closed form; use "
-            "forecast_steps, which takes the same steps in function space."
-        )
-    return _measured(loss, times, path, targets)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _measured(loss: Loss, ts: Array, path: Array, targets: Array) -> StepForecast:
     values = jax.vmap(lambda f: loss.value(f, targets))(path)
     errors = jax.vmap(lambda f: loss.error(f, targets))(path)
-    return StepForecast(ts, path, values, errors)
+    return StepForecast(jnp.arange(steps + 1, dtype=f0.dtype), path, values, errors)

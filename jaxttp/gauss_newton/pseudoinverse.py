@@ -1,26 +1,316 @@
 """Pseudo-inverses of a feature matrix, exact or regularised, by the cheapest accurate route.
 
 With features s = U S Vᵀ (N, m) and a wanted change t (N, h), the half-layer's update is
-u = V φ(S) Uᵀ t (m, h), with the φ of a mode (`jaxttp.gauss_newton.modes`), and the change that is
-really made is s u. Routes: "cholesky" of the N × N Gram with refinement (exact, noise); "eigh" of
-the smaller Gram (the others; in float64, unless float32 resolves what is kept, see `_routes`);
-"svd" where a tolerance is finer than a Gram can resolve, and as the oracle of the tests.
+u = V φ(S) Uᵀ t (m, h), and the change that is really made is s u. The kinds are
+
+    exact      φ(s) = 1/s                 truncate   φ(s) = 1/s where s >= max(rtol·s_max, atol)
+    damp       φ(s) = 1/(s + rtol·s_max)  tikhonov   φ(s) = s/(s² + (rtol·s_max)²)
+    noise      exact, of s plus Gaussian noise, a tenth of the spread of s
+
+Routes: "cholesky" of the N × N Gram with refinement (exact, noise); "eigh" of the smaller Gram (the
+others; in float64, unless float32 resolves what is kept); "svd" where a tolerance is finer than a
+Gram can resolve, and as the oracle of the tests.
 """
+
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.scipy.linalg as jsl
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_array, check_finite
+from jaxttp._core.checks import (
+    check_array,
+    check_choice,
+    check_finite,
+    check_key,
+    check_number,
+    is_concrete,
+)
 from jaxttp._core.compile import full_precision
-from jaxttp.gauss_newton._routes import Solve
-from jaxttp.gauss_newton.modes import ATOL, FINEST_RTOL, RTOL, Mode
-from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
+from jaxttp._core.results import RESULT
+from jaxttp._core.xla_cpu.threads import after, decompose
+from jaxttp.ntk._rows import rows_product
+from jaxttp.ntk.layerwise import mirror
+
+FILTERS = ("truncate", "damp", "tikhonov")
+"""The kinds that look at the spectrum, with a tolerance."""
+KINDS = ("exact", *FILTERS, "noise")
+
+FINEST_RTOL = 1e-6
+"""The finest relative tolerance that is trusted below an SVD in float64.
+
+float32 features are off by 6e-8 an entry, so singular values below about 1e-6 of the largest are
+rounding; a float64 Gram squares the singular values and blurs those below 1e-7 of the largest.
+Truncation there drops rounding alone: a step is exact wherever it can be.
+"""
 
 RESIDUAL_LIMIT = 1e-3
 """An exact solve with a larger relative residual counts as failed."""
+
+
+class Solve(NamedTuple):
+    """A pseudo-inverse applied to a wanted change.
+
+    Attributes:
+        solution: u (m, h), the pseudo-inverse times the wanted change.
+        achieved: s u (N, h), the change that the features make of it.
+        rank: directions kept (a scalar integer): those above the truncation, or, where nothing is
+            truncated, those above rounding; N in exact mode.
+        largest: the largest singular value, or its bound by the Frobenius norm in exact mode.
+        residual: ‖s u − t‖/‖t‖, 0 where t = 0.
+    """
+
+    solution: Array
+    achieved: Array
+    rank: Array
+    largest: Array
+    residual: Array
+
+    plot, _repr_html_, __repr__ = RESULT
+
+
+class PseudoInverse(eqx.Module):
+    """How a half-layer's features are inverted; made and checked by `as_pseudoinverse`.
+
+    A pytree: numbers and the key are traced, so that another tolerance compiles nothing.
+
+    Attributes:
+        kind: one of `KINDS`.
+        method: the route, "cholesky", "eigh" or "svd".
+        fine: whether float32 is too coarse for the tolerance: all is then computed in float64.
+        rtol: tolerance relative to the largest singular value, of the filters.
+        atol: absolute tolerance of "truncate"; the larger of the two decides.
+        key: of "noise"; None where every step is given its own.
+    """
+
+    kind: str = eqx.field(static=True)
+    method: str = eqx.field(static=True)
+    fine: bool = eqx.field(static=True)
+    rtol: ArrayLike
+    atol: ArrayLike
+    key: Array | None
+
+    @property
+    def exact(self) -> bool:
+        """Whether every change is made, to rounding: a solve that misses is then an error."""
+        return self.kind == "exact"
+
+    def check(self, samples: int, width: int) -> None:
+        """`ValueError` where N samples with m features cannot be served; called before work."""
+        if self.kind in FILTERS:
+            return
+        if samples > width:
+            raise ValueError(
+                f"pseudoinverse={self.kind!r} needs at least as many features as samples: N = "
+                f"{samples} samples, m = {width} features a half-layer, so no right inverse "
+                f"exists. Take mini-batches of at most {width} samples (m >= 2 N is safe), a wider "
+                "bottleneck, or pseudoinverse='truncate'."
+            )
+        if self.kind == "noise" and self.key is None:
+            raise ValueError("pseudoinverse='noise' needs key, a jax.random.key.")
+
+    def apply(self, s: Array, t: Array) -> Solve:
+        """The update u (m, h) of one half-layer for the wanted change t (N, h), both checked."""
+        if self.kind == "noise":
+            spread = 0.1 * jnp.std(s)  # XGN Appendix K
+            drawn = jax.random.normal(cast(Array, self.key), s.shape, s.dtype)
+            found = self._solve(s + spread * drawn, t)
+            achieved = s @ found.solution
+            return found._replace(achieved=achieved, residual=_relative(achieved - t, t))
+        return self._solve(s, t)
+
+    def _solve(self, s: Array, t: Array) -> Solve:
+        if self.method == "cholesky":
+            return _cholesky_route(s, t)
+        narrow = self.kind in ("truncate", "tikhonov") and self.method == "eigh"
+        if not narrow or s.dtype.itemsize != 4:
+            return self._spectral_wide(s, t)
+        found, resolved = self._spectral_narrow(s, t)
+        wide = lambda: self._spectral_wide(after(s, found.residual), t)  # noqa: E731
+        return jax.lax.cond(resolved, lambda: found, wide)
+
+    def each(self, shape: tuple[int, ...]) -> "PseudoInverse":
+        """The same for as many half-layers: every number with these leading axes, keys apart."""
+        key = None if self.key is None else jax.random.split(self.key, shape)
+        rtol, atol = (jnp.broadcast_to(jnp.asarray(v), shape) for v in (self.rtol, self.atol))
+        return PseudoInverse(self.kind, self.method, self.fine, rtol, atol, key)
+
+    def fresh(self, key: Array | None, step: ArrayLike) -> "PseudoInverse":
+        """For one step of many: noise draws anew, by the key of this step or by its number."""
+        if self.kind != "noise" or (key is None and self.key is None):
+            return self
+        check_key(key)
+        key = jax.random.fold_in(cast(Array, self.key), step) if key is None else key
+        return PseudoInverse(self.kind, self.method, self.fine, self.rtol, self.atol, key)
+
+    def _filter(self, values: Array, floor: Array) -> tuple[Array, Array]:
+        """Which singular values count towards the rank, and φ of each, in float64.
+
+        Below the floor is the rounding of the route, where a singular vector is arbitrary: 1/s and
+        1/(s + δ) would amplify noise there. Tikhonov's φ goes to zero with s by itself.
+        """
+        tolerance = jnp.asarray(self.rtol, values.dtype) * jnp.max(values)
+        safe = jnp.where(values > 0, values, 1.0)
+        if self.kind == "truncate":
+            atol = jnp.asarray(self.atol, values.dtype)
+            floor = jnp.maximum(floor, jnp.maximum(tolerance, atol))
+        counted = (values >= floor) & (values > 0)
+        if self.kind == "tikhonov":
+            return counted, jnp.where(values > 0, safe / (safe**2 + tolerance**2), 0.0)
+        inverse = 1 / (safe + tolerance) if self.kind == "damp" else 1 / safe
+        return counted, jnp.where(counted, inverse, 0.0)
+
+    def _filter_squares(self, squares: Array, largest: Array, floor: Array | float) -> "_Kept":
+        """φ(s)/s as a function of s² (any shape), for a Gram in float32.
+
+        Damping's φ does not vanish with s, and would see float32's rounding.
+        """
+        tolerance = jnp.asarray(self.rtol, squares.dtype) ** 2 * largest
+        if self.kind == "truncate":
+            smallest = jnp.maximum(tolerance, jnp.asarray(self.atol, squares.dtype) ** 2)
+            keep = (squares >= smallest) & (squares > 0)
+            ratio = jnp.where(keep, 1 / jnp.where(keep, squares, 1), 0)
+            return _Kept(keep, ratio, jnp.min(jnp.where(keep, squares, jnp.max(squares))))
+        ratio = 1 / (jnp.maximum(squares, 0) + tolerance)
+        least = jnp.maximum(tolerance, jnp.maximum(jnp.min(squares), 0))
+        return _Kept(squares > floor, ratio, least)
+
+    def _spectral_narrow(self, s: Array, t: Array) -> tuple[Solve, Array]:
+        """The filter by the eigenvectors of a float32 Gram, and whether float32 resolves them.
+
+        A Gram is rounded relative to its largest eigenvalue, and for positive features (ReLU) that
+        one, of their mean, stands far above all others. So it is split off first, s = σ q vᵀ + s'
+        with qᵀ s' = 0, and only the Gram of s' is diagonalised. The rest is resolved when its
+        eigenvalues that count lie within a factor of 1000 of its largest (right to 2e-3 at worst,
+        2e-5 for ReLU features of random weights, against an SVD in float64).
+        """
+        thin = s.shape[0] > s.shape[1]
+        rows = s.T if thin else s
+        q, along = _leading(rows)
+        deflated = rows - q[:, None] * along[None]
+        leading = jnp.sum(along * along)
+        eigenvalues, u = decompose(jnp.linalg.eigh, _gram(deflated), symmetrize_input=False)
+        largest = jnp.maximum(leading, eigenvalues[-1])
+        floor = float(jnp.finfo(s.dtype).eps) * max(s.shape) * eigenvalues[-1]
+        keep, ratio, least = self._filter_squares(eigenvalues, largest, floor)
+        kept_leading, leading_ratio, _ = self._filter_squares(leading, largest, 0.0)
+        resolved = (eigenvalues[-1] <= 1000 * least) & (eigenvalues[-1] > 0)
+
+        def off(b: Array) -> Array:
+            return b - q[:, None] * (q @ b)[None]
+
+        def filtered(b: Array) -> Array:
+            """Σ φ(s)/s u uᵀ b; q, of the rest's null space, counts once, by its own value."""
+            rest = off(u @ (ratio[:, None] * (u.T @ off(b))))
+            return rest + q[:, None] * (leading_ratio * (q @ b))[None]
+
+        solution = filtered(s.T @ t) if thin else s.T @ filtered(t)
+        achieved = s @ solution
+        rank = jnp.sum(keep, dtype=jnp.int32) + (kept_leading & (leading > 0)).astype(jnp.int32)
+        residual = _relative(achieved - t, t)
+        return Solve(solution, achieved, rank, jnp.sqrt(largest), residual), resolved
+
+    def _spectral_wide(self, s: Array, t: Array) -> Solve:
+        """The filter in float64: on the spectrum of the smaller Gram, or by an SVD."""
+        with jax.enable_x64(True):
+            wide, wanted = s.astype(jnp.float64), t.astype(jnp.float64)
+            # The share of the largest singular value below which the route gives rounding.
+            rounding = float(jnp.finfo(jnp.float64).eps) * max(s.shape)
+            if self.method == "svd":
+                u, values, vt = decompose(jnp.linalg.svd, wide, full_matrices=False)
+                keep, inverse = self._filter(values, rounding * jnp.max(values))
+                achieved = (values * inverse)[:, None] * (u.T @ wanted)
+                solution = vt.T @ (inverse[:, None] * (u.T @ wanted))
+                achieved = u @ achieved
+            else:
+                thin = s.shape[0] > s.shape[1]
+                gram = _gram(wide.T if thin else wide)
+                eigenvalues, u = decompose(jnp.linalg.eigh, gram, symmetrize_input=False)
+                values = jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
+                keep, inverse = self._filter(values, rounding**0.5 * jnp.max(values))
+                # φ(s)/s: the Gram's eigenvectors need one more factor s to be the other side.
+                ratio = inverse / jnp.where(values > 0, values, 1.0)
+                if thin:
+                    solution = u @ (ratio[:, None] * (u.T @ (wide.T @ wanted)))
+                    achieved = wide @ solution
+                else:
+                    along = u.T @ wanted
+                    solution = wide.T @ (u @ (ratio[:, None] * along))
+                    achieved = u @ ((values * inverse)[:, None] * along)
+            residual = _relative(achieved - wanted, wanted)
+            found = [x.astype(s.dtype) for x in (solution, achieved, jnp.max(values), residual)]
+            rank = jnp.sum(keep, dtype=jnp.int32)
+        return Solve(found[0], found[1], rank, found[2], found[3])
+
+
+class _Kept(NamedTuple):
+    """What a filter makes of squared singular values.
+
+    Attributes:
+        keep: those that count towards the rank.
+        ratio: φ(s)/s.
+        least: the smallest square that the filter tells from zero, a scalar: a Gram has to resolve
+            it.
+    """
+
+    keep: Array
+    ratio: Array
+    least: Array
+
+
+def as_pseudoinverse(
+    kind: str,
+    *,
+    rtol: ArrayLike = 0.01,
+    atol: ArrayLike = 1e-5,
+    method: str = "auto",
+    key: Array | None = None,
+) -> PseudoInverse:
+    """The pseudo-inverse of this name, its options checked.
+
+    Args:
+        kind: one of `KINDS`.
+        rtol: of the filters; like `atol` and `key` of no use to other kinds, which may all be
+            called alike.
+        atol: of "truncate".
+        method: the route; "auto" for "cholesky" (exact, noise), "eigh", or, where the tolerance is
+            finer than a Gram resolves, "svd".
+        key: of "noise".
+
+    Returns:
+        A `PseudoInverse`.
+
+    Raises:
+        ValueError: an unknown name, options out of range, a route that does not see the spectrum.
+
+    Example:
+        >>> as_pseudoinverse("truncate", rtol=1e-8).method
+        'svd'
+    """
+    check_choice("pseudoinverse", kind, KINDS)
+    check_choice("method", method, ("auto", "cholesky", "eigh", "svd"))
+    check_number("rtol", rtol, at_least=0, below=1)
+    check_number("atol", atol, at_least=0)
+    check_key(key)
+    filters = kind in FILTERS
+    if filters and method == "cholesky":
+        raise ValueError(
+            f"method='cholesky' does not see the spectrum that pseudoinverse={kind!r} filters; use "
+            "method='eigh', or 'auto'."
+        )
+    fine = filters and is_concrete(rtol) and _plain(rtol) < FINEST_RTOL
+    if method == "auto":
+        method = "cholesky" if not filters else "svd" if fine else "eigh"
+    key = key if kind == "noise" else None
+    return PseudoInverse(kind, method, bool(fine), _plain(rtol), _plain(atol), key)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, which are traced alike; JAX's arrays as they are."""
+    return value if isinstance(value, jax.Array) else float(value)
 
 
 @full_precision
@@ -28,12 +318,11 @@ def apply_pseudoinverse(
     features: ArrayLike,
     change: ArrayLike,
     *,
-    pseudoinverse: PseudoInverse = "truncate",
-    rtol: ArrayLike = RTOL,
-    atol: ArrayLike = ATOL,
+    pseudoinverse: str = "truncate",
+    rtol: ArrayLike = 0.01,
+    atol: ArrayLike = 1e-5,
     method: str = "auto",
     key: Array | None = None,
-    noise: ArrayLike | None = None,
 ) -> Solve:
     """φ(s) applied to a wanted change: the weights' update of one half-layer, transposed.
 
@@ -42,27 +331,23 @@ def apply_pseudoinverse(
     Args:
         features: s (N, m).
         change: t (N, h), the wanted change of the half-layer's outputs.
-        pseudoinverse: a mode, `Exact()`, `Truncate(rtol, atol)`, `Damp(rtol)`, `Tikhonov(rtol)` or
-            `Noise(key)`, see `jaxttp.gauss_newton.modes`; or its shorthand, "exact", "truncate",
-            "damp", "tikhonov" or "noise", with the options below.
-        rtol: of a shorthand: tolerance relative to the largest singular value.
-        atol: likewise: absolute tolerance of the truncation; the larger of the two decides.
-        method: likewise: "auto" | "cholesky" | "eigh" | "svd"; "auto" is what `choose_method` says.
+        pseudoinverse: "exact", "truncate", "damp", "tikhonov" or "noise".
+        rtol: tolerance relative to the largest singular value, of the three in the middle.
+        atol: absolute tolerance of the truncation; the larger of the two decides.
+        method: "auto", "cholesky", "eigh" or "svd".
         key: a `jax.random.key`, needed by "noise".
-        noise: for "noise", its standard deviation relative to that of the features; 0.1 when None.
 
     Returns:
         A `Solve`. In exact mode a failed factorisation is a residual that is large or NaN.
 
     Raises:
         ValueError: "exact" with N > m; "noise" without a key; shapes that do not match; a tolerance
-            out of range, or too fine for float32; options beside a mode that holds its own.
+            out of range, or too fine for float32.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jaxttp.gauss_newton import Truncate
         >>> features = jnp.diag(jnp.array([4.0, 2.0, 0.01]))
-        >>> solve = apply_pseudoinverse(features, jnp.ones((3, 1)), pseudoinverse=Truncate(0.01))
+        >>> solve = apply_pseudoinverse(features, jnp.ones((3, 1)), rtol=0.01)
         >>> int(solve.rank), solve.solution[:, 0].tolist()
         (2, [0.25, 0.5, 0.0])
 
@@ -78,29 +363,29 @@ def apply_pseudoinverse(
             f"features (N, m) and change (N, h) must be matrices with the same rows; got "
             f"{features.shape} and {change.shape}."
         )
-    mode = to_mode(pseudoinverse, rtol=rtol, atol=atol, method=method, noise=noise, key=key)
-    mode.check(*features.shape)
-    if is_too_fine(mode, features.dtype):
+    inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, method=method, key=key)
+    inverse.check(*features.shape)
+    if is_too_fine(inverse, features.dtype):
         raise ValueError(
-            f"pseudoinverse={mode!r} is finer than {features.dtype} features resolve; use rtol >= "
+            f"rtol={rtol!r} is finer than {features.dtype} features resolve; use rtol >= "
             f"{FINEST_RTOL:g}, or compute the features in float64."
         )
-    return _apply(mode, features, change)
+    return _apply(inverse, features, change)
 
 
 @jax.jit
-def _apply(mode: Mode, features: Array, change: Array) -> Solve:
-    return mode.apply(features, change.astype(features.dtype))
+def _apply(inverse: PseudoInverse, features: Array, change: Array) -> Solve:
+    return inverse.apply(features, change.astype(features.dtype))
 
 
-def is_too_fine(mode: Mode, dtype: jnp.dtype) -> bool:
-    """Whether the mode's tolerance is finer than features of this dtype resolve: `FINEST_RTOL`."""
-    return mode.fine and jnp.dtype(dtype).itemsize < 8
+def is_too_fine(inverse: PseudoInverse, dtype: Any) -> bool:
+    """Whether the tolerance is finer than features of this dtype resolve: `FINEST_RTOL`."""
+    return inverse.fine and jnp.dtype(dtype).itemsize < 8
 
 
-def check_residual(value: Array, residual: Array, mode: Mode) -> Array:
+def check_residual(value: Array, residual: Array, inverse: PseudoInverse) -> Array:
     """`value`; a failed exact solve is an error that says what to change, at run time."""
-    if not mode.exact:
+    if not inverse.exact:
         return value
     return eqx.error_if(
         value,
@@ -109,3 +394,84 @@ def check_residual(value: Array, residual: Array, mode: Mode) -> Array:
         f"left a relative residual above {RESIDUAL_LIMIT:g}). Remove repeated samples, use a wider "
         "bottleneck (m >= 2 N), float64, or pseudoinverse='truncate'.",
     )
+
+
+# --- routes ---------------------------------------------------------------------------------------
+
+
+def _norm(x: Array) -> Array:
+    return jnp.sqrt(jnp.sum(x * x))
+
+
+def _relative(part: Array, whole: Array) -> Array:
+    """‖part‖/‖whole‖, 0 where the whole is 0; NaN stays NaN."""
+    size = _norm(whole)
+    return jnp.where(size == 0, jnp.zeros_like(size), _norm(part) / jnp.where(size == 0, 1, size))
+
+
+def _cholesky_route(s: Array, t: Array) -> Solve:
+    """The solution sᵀ (s sᵀ)⁻¹ t, refined up to twice against s itself, not its rounded Gram.
+
+    In float32 the Gram loses what the square of the condition number exceeds 1e7 by. Where the
+    refined residual tells of that, the solve is repeated in float64.
+    """
+    solution, residual = _refined(s, t, _gram(s))
+    if s.dtype.itemsize < 8:
+
+        def repeat() -> tuple[Array, Array]:
+            with jax.enable_x64(True):
+                wide = after(s, residual).astype(jnp.float64)
+                again, _ = _refined(wide, t.astype(jnp.float64), _gram(wide))
+                again = again.astype(s.dtype)
+            return again, t - s @ again
+
+        good = _relative(residual, t) < 1e-4  # false for NaN
+        solution, residual = jax.lax.cond(good, lambda: (solution, residual), repeat)
+    rank = jnp.asarray(s.shape[0], jnp.int32)
+    return Solve(solution, t - residual, rank, _norm(s), _relative(residual, t))
+
+
+def _gram(s: Array) -> Array:
+    """S sᵀ, exactly symmetric."""
+    return mirror(rows_product(s, None, s.dtype), "trace")
+
+
+def _refined(s: Array, t: Array, gram: Array) -> tuple[Array, Array]:
+    factor = decompose(jnp.linalg.cholesky, gram, symmetrize_input=False)
+    # Until the relative residual is below 1000 roundings, 1e-4 in float32: a step that is right to
+    # 1e-4 contracts the error by as much.
+    enough = 1000 * float(jnp.finfo(s.dtype).eps) * _norm(t)
+
+    def back(r: Array) -> Array:
+        return s.T @ jsl.cho_solve((factor, True), r)
+
+    def again(state: tuple) -> tuple:
+        count, solution, residual = state
+        solution = solution + back(residual)
+        return count + 1, solution, t - s @ solution
+
+    def unfinished(state: tuple) -> Array:
+        return (state[0] < 2) & (_norm(state[2]) > enough)
+
+    first = back(t)
+    start = (jnp.zeros((), jnp.int32), first, t - s @ first)
+    _, solution, residual = jax.lax.while_loop(unfinished, again, start)
+    return solution, residual
+
+
+def _leading(rows: Array, sharpness: float = 1e-5, iterations: int = 6) -> tuple[Array, Array]:
+    """The leading left singular vector q and qᵀ s, by power iteration; zero where it is not sharp.
+
+    What is left of it couples to the others by at most `sharpness` of its eigenvalue, and changes
+    the solution by that share.
+    """
+    tiny = float(jnp.finfo(rows.dtype).tiny)
+    q = jnp.sum(rows, axis=1)
+    for _ in range(iterations):
+        q = q / jnp.maximum(_norm(q), tiny)
+        q = rows @ (q @ rows)
+    q = q / jnp.maximum(_norm(q), tiny)
+    along = q @ rows
+    size = jnp.sum(along * along)
+    sharp = (_norm(rows @ along - size * q) <= sharpness * size) & (size > 0)
+    return jnp.where(sharp, q, 0), jnp.where(sharp, along, 0)

@@ -112,59 +112,6 @@ def revmlp_inverse(
     return _inverse(network.weights, network.bottlenecks, outputs, names)
 
 
-@full_precision
-def inverse_jvp(
-    weights: ArrayLike,
-    bottlenecks: ArrayLike | None,
-    outputs: ArrayLike,
-    tangents: ArrayLike,
-    *,
-    activation: Activation | Sequence[Activation] = "relu",
-) -> tuple[Float[Array, "l n d"], Float[Array, "l n d"]]:
-    """States x_0..x_L and their tangents ∂x_l/∂x_L · tangents, from one pass of the inverse.
-
-    Args:
-        weights: as in `revmlp_forward`.
-        bottlenecks: as in `revmlp_forward`.
-        outputs: x_L (N, d).
-        tangents: a tangent at x_L (N, d).
-        activation: as in `revmlp_forward`.
-
-    Returns:
-        ``(states, tangents)``, both (L + 1, N, d), index 0 being the input.
-
-    Raises:
-        ValueError: as `revmlp_forward`; tangents of another shape than the outputs.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> weights, bottlenecks = jnp.zeros((3, 2, 1, 4)), jnp.ones((3, 2, 4, 1))
-        >>> states, moved = inverse_jvp(weights, bottlenecks, jnp.ones((5, 2)), jnp.ones((5, 2)))
-        >>> moved.shape
-        (4, 5, 2)
-
-    Source:
-        XGN section 4.2: δ_l for every l from one jvp of the inverse network.
-    """
-    network, outputs, names = _check(weights, bottlenecks, outputs, "outputs", activation)
-    tangents = check_states("tangents", tangents, network)
-    if tangents.shape != outputs.shape:
-        raise ValueError(
-            f"tangents must have the shape of outputs, {outputs.shape}; got {tangents.shape}."
-        )
-    indices, function = scan_activations(names)
-
-    def block(carry: tuple, parts: tuple) -> tuple[tuple, tuple]:
-        w, v, index = parts
-        invert = functools.partial(_invert_block, w, v, lambda z: function(index, z))
-        new = jax.jvp(invert, (carry[0],), (carry[1],))
-        return new, (join(new[0]), join(new[1]))
-
-    last = (split(outputs), split(tangents))
-    _, (states, moved) = jax.lax.scan(block, last, (*network, indices), reverse=True)
-    return jnp.concatenate([states, outputs[None]]), jnp.concatenate([moved, tangents[None]])
-
-
 def _check(
     weights: ArrayLike,
     bottlenecks: ArrayLike | None,

@@ -18,29 +18,35 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_array, check_finite
+from jaxttp._core.checks import check_array, check_finite, check_integer, check_number
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT
+from jaxttp._core.roots import root
 from jaxttp._core.xla_cpu.threads import after
 from jaxttp.gauss_newton._network import (
     Activation,
     Couplings,
     check_activation,
     check_network,
+    check_readout,
     check_states,
     features,
     pick,
+    read,
+    right_inverse,
     scan_activations,
     split,
 )
-from jaxttp.gauss_newton._routes import Solve
-from jaxttp.gauss_newton.modes import ATOL, RTOL, Mode
-from jaxttp.gauss_newton.pseudoinverse import check_residual, is_too_fine
-from jaxttp.gauss_newton.readout import check_readout, read, right_inverse
+from jaxttp.gauss_newton.pseudoinverse import (
+    PseudoInverse,
+    Solve,
+    as_pseudoinverse,
+    check_residual,
+    is_too_fine,
+)
 from jaxttp.gauss_newton.reversible import forward_states
-from jaxttp.gauss_newton.shorthands import PseudoInverse, to_mode
 
 
 class StepInfo(eqx.Module):
@@ -82,12 +88,11 @@ def gauss_newton_direction(
     *,
     activation: Activation | Sequence[Activation] = "relu",
     readout: ArrayLike | None = None,
-    pseudoinverse: PseudoInverse = "truncate",
-    rtol: ArrayLike = RTOL,
-    atol: ArrayLike = ATOL,
+    pseudoinverse: str = "truncate",
+    rtol: ArrayLike = 0.01,
+    atol: ArrayLike = 1e-5,
     method: str = "auto",
     key: Array | None = None,
-    noise: ArrayLike | None = None,
     return_info: bool = False,
 ) -> Any:
     """J^⊣ ε: the change of the weights whose first-order effect on the outputs is ε.
@@ -106,17 +111,14 @@ def gauss_newton_direction(
             for a generalised step: see `output_change`.
         activation: relu, tanh, gelu, identity, an elementwise function, or one of these a block.
         readout: P (C, d) of full row rank, f = P x_L; None for the identity.
-        pseudoinverse: of the features of every half-layer, a mode of `jaxttp.gauss_newton.modes`:
-            `Exact()` (N <= m; J J^⊣ = 1), `Truncate(rtol, atol)` (singular values
-            s >= max(rtol·s_max, atol)), `Damp(rtol)` (1/(s + rtol·s_max)), `Tikhonov(rtol)`
-            (s/(s² + rtol² s_max²)) or `Noise(key)` (exact, of disturbed features); or its
-            shorthand, "exact", "truncate", "damp", "tikhonov" or "noise", with the options below.
-        rtol: of a shorthand: relative tolerance. Below 1e-6 float32 does not resolve it:
-            everything is then promoted to float64 and an SVD taken.
-        atol: likewise: absolute tolerance of the truncation.
-        method: likewise: "auto", "cholesky", "eigh" or "svd", see `choose_method`.
+        pseudoinverse: of the features of every half-layer: "exact" (N <= m; J J^⊣ = 1), "truncate"
+            (singular values s >= max(rtol·s_max, atol)), "damp" (1/(s + rtol·s_max)), "tikhonov"
+            (s/(s² + rtol² s_max²)) or "noise" (exact, of disturbed features).
+        rtol: relative tolerance. Below 1e-6 float32 does not resolve it: everything is then
+            promoted to float64 and an SVD taken.
+        atol: absolute tolerance of the truncation.
+        method: "auto", "cholesky" (exact, noise), "eigh" or "svd", see `as_pseudoinverse`.
         key: a `jax.random.key`, needed by "noise".
-        noise: the noise's standard deviation relative to the features', for "noise"; 0.1 when None.
         return_info: whether to return a `StepInfo` too (one more forward tangent pass).
 
     Returns:
@@ -125,19 +127,17 @@ def gauss_newton_direction(
 
     Raises:
         ValueError: "exact" with N > m; a readout without full row rank; an ε that is not finite;
-            an odd width; shapes or options that do not fit, or stand beside a mode that holds its
-            own.
+            an odd width; shapes or options that do not fit.
         equinox.EquinoxRuntimeError: rank-deficient features in "exact" mode; a traced ε, or a
             direction, that is not finite.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from jaxttp.gauss_newton import Exact
         >>> keys = jax.random.split(jax.random.key(0), 3)
         >>> weights = 0.1 * jax.random.normal(keys[0], (2, 2, 2, 16))
         >>> bottlenecks = jax.random.normal(keys[1], (2, 2, 16, 2)) / 4
         >>> x = jax.random.normal(keys[2], (3, 4))
-        >>> step = gauss_newton_direction(weights, bottlenecks, x, x, pseudoinverse=Exact())
+        >>> step = gauss_newton_direction(weights, bottlenecks, x, x, pseudoinverse="exact")
         >>> step.shape
         (2, 2, 2, 16)
 
@@ -145,8 +145,8 @@ def gauss_newton_direction(
         XGN eqs (16)-(17). Errata: the inner reshape of eq (17) is the vectorisation of Δ_{l,0},
         column-major by its index; L counts blocks; the matrix inverted is m × n.
     """
-    mode = to_mode(pseudoinverse, rtol=rtol, atol=atol, method=method, noise=noise, key=key)
-    network, x, names = check_problem(weights, bottlenecks, x, activation, mode)
+    inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, method=method, key=key)
+    network, x, names = check_problem(weights, bottlenecks, x, activation, inverse)
     readout = check_readout(readout, 2 * network.half, network.weights.dtype)
     check_finite("epsilon", epsilon)
     wanted = check_array("epsilon", epsilon)
@@ -156,7 +156,7 @@ def gauss_newton_direction(
             f"epsilon must have the shape of the outputs, {outputs}; got {wanted.shape}."
         )
     direction, info, _ = direction_of(
-        network, x, lambda _: wanted, names, readout, mode, measure=return_info
+        network, x, lambda _: wanted, names, readout, inverse, measure=return_info
     )
     return (direction, info) if return_info else direction
 
@@ -166,12 +166,12 @@ def check_problem(
     bottlenecks: ArrayLike | None,
     x: ArrayLike,
     activation: Activation | Sequence[Activation],
-    mode: Mode,
+    inverse: PseudoInverse,
 ) -> tuple[Couplings, Array, tuple[Activation, ...]]:
     """The network, its inputs and its activations, checked together."""
     network = check_network(weights, bottlenecks)
     x = check_states("x", x, network)
-    mode.check(x.shape[0], network.width)
+    inverse.check(x.shape[0], network.width)
     return network, x, check_activation(activation, network.blocks)
 
 
@@ -181,13 +181,13 @@ def direction_of(
     wanted: Callable[[Array], Array],
     activations: tuple[Activation, ...],
     readout: Array | None,
-    mode: Mode,
+    inverse: PseudoInverse,
     *,
     measure: bool,
 ) -> tuple[Array, StepInfo, Array]:
     """``(direction, info, outputs)`` of checked arrays; ε = wanted(outputs)."""
     dtype = network.weights.dtype
-    promote = is_too_fine(mode, dtype)
+    promote = is_too_fine(inverse, dtype)
     with jax.enable_x64(True) if promote else contextlib.nullcontext():
         wide = jnp.float64 if promote else dtype
         network, x, readout = jax.tree.map(lambda a: a.astype(wide), (network, x, readout))
@@ -198,9 +198,9 @@ def direction_of(
             epsilon, ~jnp.all(jnp.isfinite(epsilon)), "epsilon holds NaN or infinity"
         )
         direction, info = _sweep(
-            network, final, states, epsilon, readout, mode, activations, measure
+            network, final, states, epsilon, readout, inverse, activations, measure
         )
-        direction = check_residual(direction, info.half_residuals, mode)
+        direction = check_residual(direction, info.half_residuals, inverse)
         direction = eqx.error_if(
             direction,
             ~jnp.all(jnp.isfinite(direction)),
@@ -229,7 +229,7 @@ def _sweep(
     states: Array,
     epsilon: Array,
     readout: Array | None,
-    mode: Mode,
+    inverse: PseudoInverse,
     activations: tuple[Activation, ...],
     measure: bool,
 ) -> tuple[Array, StepInfo]:
@@ -237,7 +237,7 @@ def _sweep(
     indices, function = scan_activations(activations)
 
     def block(tangents: tuple, parts: tuple) -> tuple[tuple, tuple]:
-        w, v, index, x2, x1, modes = parts
+        w, v, index, x2, x1, inverses = parts
         t1, t2 = tangents
 
         def push(i: int, z: Array, dz: Array) -> tuple[Array, Array]:
@@ -250,7 +250,7 @@ def _sweep(
             return s, ds @ w[i].T
 
         def invert(i: int, s: Array, change: Array) -> Solve:
-            return jax.tree.map(lambda leaf: leaf[i], modes).apply(s, change)
+            return jax.tree.map(lambda leaf: leaf[i], inverses).apply(s, change)
 
         s1, written = push(1, x1, t1)
         before2 = t2 - written
@@ -258,7 +258,7 @@ def _sweep(
         before1 = t1 - written
         first = invert(0, s0, t1)
         # Where the first half makes all that is asked of it, the correction is that of the inverse.
-        rest = before2 if mode.exact else t2 - push(1, x1, first.achieved)[1]
+        rest = before2 if inverse.exact else t2 - push(1, x1, first.achieved)[1]
         second = invert(1, after(s1, first.residual), rest)
         both = jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second)
         update = both.solution.swapaxes(1, 2) / network.blocks
@@ -266,7 +266,7 @@ def _sweep(
 
     x2_before = _half_of(states, 1)
     x1_after = _half_of(jnp.concatenate([states[1:], final[None]]), 0)
-    xs = (*network, indices, x2_before, x1_after, mode.each((network.blocks, 2)))
+    xs = (*network, indices, x2_before, x1_after, inverse.each((network.blocks, 2)))
     _, (direction, ranks, residuals, largest) = jax.lax.scan(block, split(target), xs, reverse=True)
     residual = None
     if measure:
@@ -278,7 +278,7 @@ def _sweep(
         size = jnp.sqrt(jnp.sum(target**2))
         off = jnp.sqrt(jnp.sum((made - target) ** 2))
         residual = jnp.where(size == 0, jnp.zeros_like(off), off / jnp.where(size == 0, 1, size))
-    info = StepInfo(ranks, residuals, largest, residual, mode.method, str(target.dtype))
+    info = StepInfo(ranks, residuals, largest, residual, inverse.method, str(target.dtype))
     return direction, info
 
 
@@ -286,3 +286,105 @@ def _half_of(states: Array, index: int) -> Array:
     """One half of stacked states (L, N, d)."""
     half = states.shape[2] // 2
     return states[:, :, half:] if index else states[:, :, :half]
+
+
+@full_precision
+def flow_error(
+    weights: ArrayLike,
+    bottlenecks: ArrayLike | None,
+    x: ArrayLike,
+    targets: ArrayLike,
+    *,
+    learning_rate: float,
+    steps: int,
+    activation: Activation | Sequence[Activation] = "relu",
+    readout: ArrayLike | None = None,
+    pseudoinverse: str = "truncate",
+    **options: Any,
+) -> Float[Array, ""]:
+    """max_t ‖ε(t) − e^{−t} ε_0‖/‖ε_0‖ while the squared error is trained, t = α · step.
+
+    Exact steps follow the flow to first order: halving the learning rate (and doubling the steps)
+    halves this.
+
+    Args:
+        weights: as in `gauss_newton_direction`; they are not changed.
+        bottlenecks: as there.
+        x: as there.
+        targets: y (N, C); ε = f − y.
+        learning_rate: α.
+        steps: how many.
+        activation: as there.
+        readout: as there.
+        pseudoinverse: as there.
+        **options: `rtol`, `atol`, `method` and `key`, as there; noise draws anew in every step.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: as `gauss_newton_direction`; a learning rate that is not positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> weights, bottlenecks = jnp.zeros((1, 2, 1, 4)), jnp.ones((1, 2, 4, 1))
+        >>> x = jnp.ones((1, 2))
+        >>> error = flow_error(weights, bottlenecks, x, 2 * x, learning_rate=0.1, steps=3,
+        ...                    pseudoinverse="exact")
+        >>> round(float(error), 3)
+        0.023
+
+    Source:
+        XGN eq (8).
+    """
+    check_number("learning_rate", learning_rate, above=0)
+    check_integer("steps", steps, at_least=1)
+    inverse = as_pseudoinverse(pseudoinverse, **options)
+    network, x, names = check_problem(weights, bottlenecks, x, activation, inverse)
+    check_finite("targets", targets)
+    y = check_array("targets", targets).astype(network.weights.dtype)
+    p = check_readout(readout, 2 * network.half, network.weights.dtype)
+    shape = (len(x), 2 * network.half if p is None else p.shape[0])
+    if y.shape != shape:
+        raise ValueError(f"targets must have the shape of the outputs, {shape}; got {y.shape}.")
+    rate = jnp.asarray(learning_rate, network.weights.dtype)
+    return _flow_error(names, steps, network, x, y, p, inverse, rate)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _flow_error(
+    activations: tuple[Activation, ...],
+    steps: int,
+    network: Couplings,
+    x: Array,
+    y: Array,
+    readout: Array | None,
+    inverse: PseudoInverse,
+    rate: Array,
+) -> Array:
+    first = _outputs(network, network.weights, x, activations, readout) - y
+
+    def step(w: Array, k: Array) -> tuple[Array, Array]:
+        epsilon = _outputs(network, w, x, activations, readout) - y
+        wanted = jnp.exp(-rate * k.astype(rate.dtype)) * first
+        off = root(jnp.sum((epsilon - wanted) ** 2))
+        direction, _, _ = direction_of(
+            network._replace(weights=w), x, lambda _: epsilon, activations, readout,
+            inverse.fresh(None, k), measure=False,
+        )  # fmt: skip
+        return w - rate * direction, off
+
+    w, errors = jax.lax.scan(step, network.weights, jnp.arange(steps))
+    last = _outputs(network, w, x, activations, readout) - y - jnp.exp(-rate * steps) * first
+    worst = jnp.maximum(jnp.max(errors), root(jnp.sum(last**2)))
+    return worst / jnp.sqrt(jnp.sum(first**2))
+
+
+def _outputs(
+    network: Couplings,
+    weights: Array,
+    x: Array,
+    activations: tuple[Activation, ...],
+    readout: Array | None,
+) -> Array:
+    return read(readout, forward_states(weights, network.bottlenecks, x, activations)[0])

@@ -1,17 +1,17 @@
 """Losses as functions of the outputs; labels and their weights; the times of loss curves."""
 
-from jaxttp.losses.crossing import training_time as training_time
-from jaxttp.losses.early_stopping import early_stopping as early_stopping
-from jaxttp.losses.error_rates import misclassified as misclassified
-from jaxttp.losses.error_rates import unexplained_variance as unexplained_variance
-from jaxttp.losses.error_rates import wrong_bits as wrong_bits
 from jaxttp.losses.functions import Loss as Loss
 from jaxttp.losses.functions import binary_cross_entropy as binary_cross_entropy
 from jaxttp.losses.functions import cross_entropy as cross_entropy
-from jaxttp.losses.functions import encode_targets as encode_targets
 from jaxttp.losses.functions import get_loss as get_loss
+from jaxttp.losses.functions import misclassified as misclassified
 from jaxttp.losses.functions import squared_error as squared_error
+from jaxttp.losses.functions import unexplained_variance as unexplained_variance
+from jaxttp.losses.functions import wrong_bits as wrong_bits
 from jaxttp.losses.rule import Rule as Rule
 from jaxttp.losses.rule import Target as Target
+from jaxttp.losses.rule import early_stopping as early_stopping
+from jaxttp.losses.rule import training_time as training_time
+from jaxttp.losses.targets import encode_targets as encode_targets
 from jaxttp.losses.weights import Weighted as Weighted
 from jaxttp.losses.weights import weighted as weighted

@@ -11,7 +11,6 @@ quarter for two classes and two thirds for five, and takes C - 1 ways back throu
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -23,11 +22,7 @@ from jaxttp._core.traced import Network
 from jaxttp._core.types import ApplyFn
 from jaxttp.losses import Loss, cross_entropy
 
-MOST = 64
-"""Classes beyond which one less is of no account."""
 
-
-@functools.lru_cache(maxsize=MOST)
 def basis(classes: int) -> np.ndarray:
     """B (C, C - 1): orthonormal columns that sum to zero (Helmert's).
 
@@ -128,5 +123,5 @@ def check_invariance(loss: Loss, outputs: Float[Array, "n c"], targets: Array) -
 
 
 def sees_contrasts(loss: Loss, classes: int) -> bool:
-    """Whether a loss asks for no more than contrasts, and those are fewer to speak of."""
-    return loss.shift_invariant and not loss.tokens and 2 <= classes <= MOST
+    """Whether a loss asks for no more than contrasts; of many classes one less is no matter."""
+    return loss.shift_invariant and not loss.tokens and 2 <= classes <= 64

@@ -15,27 +15,17 @@ the loss then acts on outputs flattened to (N, T V), with targets (N, 2 T): labe
 
 import dataclasses
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_choice, check_finite_value, is_concrete
+from jaxttp._core.checks import check_array, check_choice
 from jaxttp._core.compile import registered
 from jaxttp._core.traced import Keyed
-from jaxttp.losses.error_rates import misclassified as misclassified
-from jaxttp.losses.error_rates import unexplained_variance as unexplained_variance
-from jaxttp.losses.error_rates import wrong_bits as wrong_bits
-from jaxttp.losses.token_loss import token_hessian_product, token_loss, wrong_tokens
-from jaxttp.losses.weights import IGNORED, token_labels, token_targets, without_marked
-from jaxttp.losses.weights import Weighted as Weighted
-from jaxttp.losses.weights import weighted as weighted
 
 
 def _compiled(method: Callable[..., Array]) -> Callable[..., Array]:
@@ -140,18 +130,80 @@ def _is_ours(function: Any) -> bool:
     return packages <= {"jaxttp", "jaxtyping", "beartype"}
 
 
+# --- errors: what people report beside a loss -----------------------------------------------------
+
+
+def misclassified(
+    outputs: Float[Array, "n c"],
+    targets: Float[Array, "n c"],
+    weights: Float[Array, "n c"] | None = None,
+) -> Float[Array, ""]:
+    """Share of samples whose largest output is not the largest target, in [0, 1]."""
+    outputs, targets = _checked(outputs, targets)
+    wrong = jnp.argmax(outputs, axis=-1) != jnp.argmax(targets, axis=-1)
+    each = None if weights is None else jnp.sum(weights * targets, axis=-1)
+    return _mean(wrong.astype(outputs.dtype), each)
+
+
+def wrong_bits(
+    outputs: Float[Array, "n c"],
+    targets: Float[Array, "n c"],
+    weights: Float[Array, "n c"] | None = None,
+) -> Float[Array, ""]:
+    """Share of (sample, output) pairs on the wrong side of zero, in [0, 1]."""
+    outputs, targets = _checked(outputs, targets)
+    return _mean(((outputs > 0) != (targets > 0.5)).astype(outputs.dtype), weights)
+
+
+def unexplained_variance(
+    outputs: Float[Array, "n c"],
+    targets: Float[Array, "n c"],
+    weights: Float[Array, "n c"] | None = None,
+) -> Float[Array, ""]:
+    """||f - y||^2 / ||y - mean(y)||^2, that is 1 - R^2; relative to ||y||^2 where y is constant."""
+    outputs, targets = _checked(outputs, targets)
+    w = jnp.ones_like(targets) if weights is None else weights
+    first = jnp.take_along_axis(targets, jnp.argmax(w > 0, axis=0)[None], axis=0)
+    total = jnp.sum(w, axis=0, keepdims=True)
+    mean = jnp.sum(w * targets, axis=0, keepdims=True) / jnp.where(total > 0, total, 1.0)
+    spread = jnp.sum(w * (targets - mean) ** 2)
+    # The rounded mean of equal numbers is not always that number.
+    spread = jnp.where(jnp.any((w > 0) & (targets != first)), spread, 0.0)
+    size = jnp.sum(w * targets**2)
+    scale = jnp.where(spread > 0, spread, jnp.where(size > 0, size, 1.0))
+    return jnp.sum(w * (outputs - targets) ** 2) / scale
+
+
+def _checked(outputs: Array, targets: Array) -> tuple[Array, Array]:
+    """Both as arrays of real numbers of one shape (N, C)."""
+    outputs = check_array("outputs", outputs, ndim=2, floating=True)
+    targets = check_array("targets", targets, ndim=2)
+    if outputs.shape != targets.shape or 0 in outputs.shape:
+        raise ValueError(
+            f"targets must have the shape of outputs, (N, C) and not empty; got {targets.shape} "
+            f"and {outputs.shape}."
+        )
+    return outputs, targets
+
+
+def _mean(values: Array, weights: Array | None) -> Array:
+    if weights is None:
+        return jnp.mean(values)
+    return jnp.sum(weights * values) / jnp.sum(weights)
+
+
+# --- the three losses -----------------------------------------------------------------------------
+
+
 def _cross_entropy(outputs: Array, targets: Array) -> Array:
     # XLA may compute outputs anew, rounded otherwise, for their maximum and for what is below it:
     # of outputs above 1e9 all exponentials of differences could then be infinite, or zero.
     largest = jax.lax.stop_gradient(jnp.max(outputs))
-    sizes = jnp.exp(jnp.minimum(outputs - largest, _MISSED))
-    log_sum = jnp.log(jnp.maximum(jnp.sum(sizes), math.exp(-_MISSED))) + largest
+    missed = 60.0  # by how much a rounded maximum may be missed, at most
+    sizes = jnp.exp(jnp.minimum(outputs - largest, missed))
+    log_sum = jnp.log(jnp.maximum(jnp.sum(sizes), math.exp(-missed))) + largest
     # Not log_sum - sum(y f): weighted targets do not add up to one.
     return jnp.sum(targets * (log_sum - outputs))
-
-
-_MISSED = 60.0
-"""By how much a rounded maximum may be missed, at most."""
 
 
 def _squared_error(outputs: Array, targets: Array) -> Array:
@@ -183,13 +235,6 @@ _OTHER_NAMES = {
     **dict.fromkeys(("bce", "sigmoid_cross_entropy"), "binary_cross_entropy"),
 }
 """What others call them, for those who ask for it."""
-_SCALES = {
-    "squared_error": " It is half the sum over outputs of (f - y)^2: of a network trained on the "
-    "mean of (f - y)^2 over C outputs at a rate r, the learning rate here is 2 r / C.",
-    "binary_cross_entropy": " It is the sum over outputs: of a network trained on the mean over C "
-    "outputs at a rate r, the learning rate here is r / C.",
-}
-"""Where others divide by the number of outputs, and these losses do not."""
 _LOSSES = {loss.name: loss for loss in (cross_entropy, squared_error, binary_cross_entropy)}
 
 
@@ -211,282 +256,94 @@ def get_loss(loss: str | Loss) -> Loss:
             f"loss must be a name ({', '.join(_LOSSES)}) or a jaxttp.losses.Loss; got {loss!r}."
         )
     near = _OTHER_NAMES.get(loss.lower().replace("-", "_"))
-    remedy = f"Its name here is {near!r}.{_SCALES.get(near, '')}" if near else ""
+    remedy = f"Its name here is {near!r}; mind its scale, see jaxttp.losses.{near}." if near else ""
     return _LOSSES[check_choice("loss", loss, _LOSSES, remedy=remedy)]
 
 
-def encode_targets(
-    loss: str | Loss, y: Any, outputs: Float[Array | jax.ShapeDtypeStruct, "n *c"]
-) -> tuple[Array, Loss]:
-    """Targets (N, C) in the outputs' dtype, and the loss whose error suits them.
+# --- the cross-entropy of tokens ------------------------------------------------------------------
+#
+# Logits (T, V) of one sample are one row (T V,). With p_t = softmax(f_t), labels y_t, weights w_t,
+#
+#     l(f, y) = sum_t w_t (logsumexp(f_t) - f_t[y_t]),    (H u)_t = w_t (p_t∘u_t - p_t (p_t·u_t)),
+#
+# so that the Hessian is one block a token, and a product with it needs no labels and no blocks. The
+# targets of a sample are its T labels and T weights, (2 T,): never one-hot, V may be large.
 
-    For outputs (N, T, V) and integer labels (N, T), -100 for what does not count, the loss is the
-    mean cross-entropy of all the tokens that count, M of them (w_it = 0 for the others):
 
-        L = (1/M) sum_it w_it l_it,    of a mini-batch of B samples:  N/(B M) sum_(i in batch) ...,
-
-    so that the mean over batches is L, as for samples of -100 (PyTorch divides a batch's sum by
-    what counts in it). It acts on outputs flattened to (N, T V).
+def token_loss(outputs: Float[Array, " tv"], targets: Float[Array, " t2"]) -> Float[Array, ""]:
+    """The weighted sum of the cross-entropies of one sample's tokens.
 
     Args:
-        loss: a name or a `Loss`.
-        y: integer labels (N,) in 0..C-1, or targets (N, C); for C = 1 also (N,) floats, or (N,)
-            labels 0/1 with binary cross-entropy. For weights and masks, `weighted` of these.
-            Labels of -100 do not count, as ``weighted(y, mask=y != -100)`` has it: the mean is over
-            the other samples; that of a mini-batch divides the sum over its others by B times the
-            share of others in all of `y`, so that batches are unbiased, forecast and training alike
-            (PyTorch divides by the number of others in the batch, which is not). Where the values
-            of `y` are traced, give the mask.
-        outputs: the network's outputs (N, C), or a `jax.ShapeDtypeStruct`: shape and dtype matter.
-            For labels of tokens (N, T), which may be `weighted` by (N,) or (N, T), (N, T, V).
-
-    Returns:
-        ``(targets, loss)``; with integer labels the squared error counts misclassified samples.
-        Targets of weighted labels are (N, 2 C), and the loss is the weighted one; those of tokens
-        (N, 2 T).
-
-    Raises:
-        ValueError: `y` has the wrong length, shape, dtype, label range, is not finite, or holds
-            nothing but -100; targets of a cross-entropy that are not probabilities.
+        outputs: logits, token after token (T V,).
+        targets: T labels and T weights (2 T,).
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> targets, _ = encode_targets("cross_entropy", jnp.array([0, 2]), jnp.zeros((2, 3)))
-        >>> targets.tolist()
-        [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+        >>> float(token_loss(jnp.zeros(4), jnp.array([0.0, 1.0, 1.0, 0.0]))) == float(jnp.log(2.0))
+        True
     """
-    targets, loss = _encode(get_loss(loss), y, outputs)
-    like = jax.ShapeDtypeStruct((targets.shape[0], math.prod(outputs.shape[1:])), outputs.dtype)
-    return targets, loss.keyed(like, targets)
+    labels, weights = jnp.split(targets, 2)
+    logits = outputs.reshape(len(labels), -1)
+    taken = jnp.take_along_axis(logits, labels.astype(jnp.int32)[:, None], axis=1)[:, 0]
+    each = jax.nn.logsumexp(logits, axis=1) - taken
+    return jnp.sum(weights.astype(each.dtype) * each)
 
 
-def _encode(loss: Loss, y: Any, outputs: Any) -> tuple[Array, Loss]:
-    shape, dtype = getattr(outputs, "shape", ()), getattr(outputs, "dtype", object)
-    if len(shape) not in (2, 3) or not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(
-            "outputs must be floating-point outputs (N, C), or (N, T, V) of tokens; got "
-            f"{type(outputs).__name__} of shape {shape}."
-        )
-    y = token_labels(y, outputs.shape)
-    if isinstance(y, Weighted) and y.vocabulary:
-        return _encode_tokens(loss, y, outputs)
-    n, c = outputs.shape
-    if not isinstance(y, Weighted | jax.Array):
-        y = _as_labels(y)
-    y = without_marked(y)
-    if isinstance(y, Weighted):
-        targets, loss = encode_targets(loss, y.y, outputs)
-        return _attach(loss, targets, y.weight)
-    if loss.weighted or loss.contrasts_of:  # encoded before
-        encoded = (n, (1 + loss.weighted) * (loss.tokens or loss.contrasts_of or c))
-        if y.shape != encoded:
-            raise ValueError(
-                f"y has shape {y.shape}, but {loss!r} takes what encode_targets made of weighted "
-                f"labels, {encoded}; give it those, or the loss by its name."
-            )
-        return jnp.asarray(y, outputs.dtype), loss
-    is_label = jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == jnp.bool_
-    if c == 1 and loss.sample_loss is _cross_entropy:
-        raise ValueError(_why_one_output_is_constant(loss, y, is_label))
-    if not is_label and not jnp.issubdtype(y.dtype, jnp.floating):
-        raise ValueError(f"y must hold integer labels or floating-point targets; got {y.dtype}.")
-    if y.ndim == 0 or y.shape[0] != n:
-        raise ValueError(
-            f"y has shape {y.shape} but the network gives {n} rows; lengths must match."
-        )
-    if is_label and y.ndim == 1:
-        return _encode_labels(loss, y, n, c, outputs.dtype)
-    return _check_targets(loss, y, n, c, outputs.dtype), loss
+def wrong_tokens(outputs: Float[Array, "n tv"], targets: Float[Array, "n t2"]) -> Float[Array, ""]:
+    """Share of the tokens that count whose largest logit is not their label's, in [0, 1].
+
+    Args:
+        outputs: logits, token after token (N, T V).
+        targets: T labels and T weights a sample (N, 2 T).
+
+    Example:
+        >>> float(wrong_tokens(jnp.array([[1.0, 0.0, 1.0, 0.0]]), jnp.array([[0.0, 1, 1, 1]])))
+        0.5
+    """
+    labels, weights = (half.reshape(-1) for half in jnp.split(targets, 2, axis=1))
+    found = jnp.argmax(outputs.reshape(len(labels), -1), axis=1)
+    wrong = (found != labels.astype(found.dtype)).astype(outputs.dtype)
+    weights = weights.astype(outputs.dtype)
+    return jnp.sum(weights * wrong) / jnp.sum(weights)
 
 
-def _encode_tokens(loss: Loss, y: Weighted, outputs: Any) -> tuple[Array, Loss]:
-    """Labels and weights (N, 2 T) of the tokens, and the loss that reads them."""
-    n, t = y.y.shape
-    if loss.sample_loss is not _cross_entropy and not loss.tokens:
-        raise ValueError(
-            f"loss={loss.name!r} takes no labels of tokens {(n, t)}, only 'cross_entropy' does. "
-            "For others flatten outputs and targets to (N, C): jaxttp.flatten_tokens(apply_fn)."
-        )
-    if y.vocabulary < 2:
-        raise ValueError(
-            f"loss={loss.name!r} with one output a token is constant: give a token one a class."
-        )
-    if outputs.shape[0] != n or math.prod(outputs.shape[1:]) != t * y.vocabulary:
-        raise ValueError(
-            f"y holds labels of {n} x {t} tokens with {y.vocabulary} outputs each; the outputs are "
-            f"{tuple(outputs.shape)}."
-        )
-    targets = token_targets(y, outputs.dtype)
-    return targets, Loss(loss.name, token_loss, wrong_tokens, weighted=True, tokens=t)
+def token_hessian_product(
+    outputs: Float[Array, "n tv"],
+    targets: Float[Array, "n t2"],
+    vector: Float[Array, "n tv"],
+    at_once: int = 2**20,
+) -> Float[Array, "n tv"]:
+    """H_i u_i of every sample, some tokens at a time.
+
+    Beside the three arrays (N, T V) that go in and come out, it holds the softmax of `at_once`
+    logits, or of one token.
+
+    Args:
+        outputs: logits, token after token (N, T V).
+        targets: T labels and T weights a sample (N, 2 T); only the weights matter.
+        vector: u (N, T V).
+        at_once: how many logits have their softmax at a time.
+
+    Example:
+        >>> targets = jnp.array([[0.0, 4.0]])
+        >>> token_hessian_product(jnp.zeros((1, 2)), targets, jnp.eye(2)[:1]).tolist()
+        [[1.0, -1.0]]
+    """
+    weights = jnp.split(targets, 2, axis=1)[1].reshape(-1).astype(outputs.dtype)
+    tokens = len(weights)
+    logits, u = (array.reshape(tokens, -1) for array in (outputs, vector))
+    chunk = max(1, at_once // logits.shape[1])
+    if tokens <= chunk:
+        return jax.vmap(_one_token)(logits, u, weights).reshape(outputs.shape)
+
+    def piece(i: Array, done: Array) -> Array:
+        first = jnp.minimum(i * chunk, tokens - chunk)  # the last piece overlaps the one before it
+        parts = (jax.lax.dynamic_slice_in_dim(a, first, chunk) for a in (logits, u, weights))
+        return jax.lax.dynamic_update_slice_in_dim(done, jax.vmap(_one_token)(*parts), first, 0)
+
+    pieces = -(-tokens // chunk)
+    return jax.lax.fori_loop(0, pieces, piece, jnp.zeros_like(u)).reshape(outputs.shape)
 
 
-def _why_one_output_is_constant(loss: Loss, y: Any, is_label: bool) -> str:
-    """The words of a refusal: a softmax over one class is 1, whatever the network gives."""
-    what = "give the network one output a class, or use 'binary_cross_entropy'"
-    if jnp.issubdtype(y.dtype, jnp.floating):
-        what = "targets are floats: for a regression loss='squared_error'"
-    elif is_label and is_concrete(y) and len(np.unique(np.asarray(y))) == 1:
-        what = "y holds a single class, and a network learns to tell two or more apart"
-    return f"loss={loss.name!r} with one output is constant; {what}."
-
-
-def _check_targets(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> Array:
-    """Targets that are given as such, (N, C), or (N,) for one output, in the outputs' dtype."""
-    if y.ndim == 1 and c == 1:
-        y = y[:, None]
-    if y.shape != (n, c):
-        what = "one column an output" if y.ndim == 2 else "integer labels (N,) or targets (N, C)"
-        if y.ndim == 2 and jnp.issubdtype(y.dtype, jnp.integer):
-            what += ", or one label a sample (N,); labels of tokens (N, T) go with (N, T, V)"
-        if y.ndim == 1 and is_concrete(y) and np.all(np.asarray(y) == np.round(np.asarray(y))):
-            what += f"; these look like labels in {y.dtype}: y.astype(int)"
-        raise ValueError(f"y has shape {y.shape}, the outputs {(n, c)}; give {what}.")
-    targets = check_finite_value("y", jnp.asarray(y, dtype))
-    if loss.sample_loss in (_cross_entropy, _binary_cross_entropy):
-        targets = _check_probabilities(loss, targets)
-    return targets
-
-
-def _as_labels(y: Any) -> np.ndarray:
-    """Labels or targets as an array of numbers; what is none is named with the cure."""
-    try:
-        array = np.asarray(y)
-    except ValueError as problem:
-        raise ValueError(
-            f"y must be integer labels (N,) or targets (N, C); rows of this {type(y).__name__} "
-            "differ in length."
-        ) from problem
-    if array.dtype.kind in "OUS":
-        what = "text" if array.dtype.kind != "O" else "Python objects"
-        raise ValueError(
-            f"y must hold integer labels or floating-point targets; got {what}. Number the classes:"
-            " np.unique(y, return_inverse=True)[1]."
-        )
-    return array
-
-
-def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Array, Loss]:
-    is_binary = loss.sample_loss is _binary_cross_entropy
-    classes = 2 if c == 1 and is_binary else c
-    y = np.asarray(y) if is_concrete(y) else y
-    y = y.astype(np.int32)  # 8 bits may not hold the number of classes that labels stay below
-    if c == 1 and not is_binary:
-        raise ValueError(
-            f"y holds integer labels but the network has one output; for regression with "
-            f"{loss.name} give floating-point targets (N, 1)."
-        )
-    if is_concrete(y):
-        values = np.asarray(y)
-        low, high = int(values.min(initial=0)), int(values.max(initial=0))
-        if low < 0 or high >= classes:
-            raise ValueError(
-                f"y holds labels from {low} to {high}, but the network has {c} output(s): labels "
-                f"must lie in 0..{classes - 1}. Renumber them, or give the network more outputs."
-                + (f" What does not count has the label {IGNORED}." if low < 0 else "")
-            )
-        y = values
-    else:
-        y = eqx.error_if(y, jnp.any((y < 0) | (y >= classes)), _beyond(classes))
-    if c == 1:
-        known = isinstance(y, np.ndarray)
-        column = y.astype(dtype).reshape(n, 1)
-        return jax.device_put(column) if known else column, loss
-    if loss is squared_error:
-        loss = dataclasses.replace(loss, error=misclassified)
-    if isinstance(y, np.ndarray):
-        return jax.device_put(np.eye(c, dtype=dtype)[y]), loss
-    return jax.nn.one_hot(y, c, dtype=dtype), loss
-
-
-def _beyond(classes: int) -> str:
-    return (
-        f"labels beyond 0..{classes - 1} (those of {IGNORED} are left out where their values are "
-        f"known; under jit give jaxttp.weighted(y, mask=y != {IGNORED}))"
-    )
-
-
-def _check_probabilities(loss: Loss, targets: Array) -> Array:
-    has_rows = loss.sample_loss is _cross_entropy
-    known = is_concrete(targets)
-    xp, values = (np, np.asarray(targets)) if known else (jnp, targets)  # no program for a check
-    outside = xp.any((values < 0) | (values > 1))
-    if has_rows:
-        outside = outside | xp.any(xp.abs(xp.sum(values, axis=-1) - 1) > 1e-3)
-    text = "in [0, 1]" + (" with rows that sum to 1" if has_rows else "")
-    if known:
-        if bool(outside):
-            raise ValueError(f"y: the targets of {loss.name} must be probabilities, {text}.")
-        return targets
-    return eqx.error_if(targets, outside, f"the targets of {loss.name} must be {text}")
-
-
-def _attach(loss: Loss, targets: Array, weight: Any) -> tuple[Array, Loss]:
-    """Targets and weights side by side, the weights of mean 1, and the loss that reads them."""
-    w = jnp.asarray(weight, targets.dtype)
-    if w.shape not in (targets.shape[:1], targets.shape):
-        raise ValueError(
-            f"weights have shape {w.shape}, the targets {targets.shape}: give (N,) or (N, C)."
-        )
-    if w.ndim == 2 and loss.sample_loss not in _BY_OUTPUT:
-        raise ValueError(f"{loss!r} is no sum over outputs: give weights (N,).")
-    w = jnp.broadcast_to(w if w.ndim == 2 else w[:, None], targets.shape)
-    # In the cross-entropy of soft targets the weights occur only in the products w * y, so the
-    # mean that has to be positive is that of w * y.
-    by_class = loss.sample_loss is _cross_entropy
-    mean = jnp.sum(w * targets) / targets.shape[0] if by_class else jnp.mean(w)
-    if is_concrete(mean):
-        if not float(np.asarray(mean)) > 0:
-            raise ValueError("the weights of y must leave something that counts; all are zero.")
-    else:
-        mean = eqx.error_if(mean, ~(mean > 0), "the weights of y are all zero")
-    return jnp.concatenate([targets, w / mean], axis=1), _weighted_loss(loss)
-
-
-def _weighted_loss(loss: Loss) -> Loss:
-    if loss.error not in (misclassified, wrong_bits, unexplained_variance):
-        taken = inspect.signature(loss.error).parameters
-        if len(taken) < 3:
-            raise ValueError(
-                f"the error of {loss!r} must take (outputs, targets, weights) to be weighted; it "
-                f"takes ({', '.join(taken)})."
-            )
-    return dataclasses.replace(
-        loss, sample_loss=_WeightedSample(loss), error=_WeightedError(loss), weighted=True
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _WeightedSample:
-    """A sample's loss times its weight; equal for equal losses."""
-
-    loss: Loss
-
-    def __call__(self, outputs: Array, both: Array) -> Array:
-        targets, weights = jnp.split(both, 2)
-        by_output = _BY_OUTPUT.get(self.loss.sample_loss)
-        if by_output is None:
-            return weights[0] * self.loss.sample_loss(outputs, targets)
-        return by_output(outputs, targets, weights)
-
-
-@dataclasses.dataclass(frozen=True)
-class _WeightedError:
-    """The weighted error; equal for equal losses."""
-
-    loss: Loss
-
-    def __call__(self, outputs: Array, both: Array) -> Array:
-        targets, weights = jnp.split(both, 2, axis=-1)
-        return self.loss.error(outputs, targets, weights)
-
-    @property
-    def __name__(self) -> str:  # which results name
-        return getattr(self.loss.error, "__name__", "error")
-
-
-_BY_OUTPUT: dict[Any, Callable[[Array, Array, Array], Array]] = {
-    _cross_entropy: lambda f, y, w: _cross_entropy(f, w * y),
-    _squared_error: lambda f, y, w: 0.5 * jnp.sum(w * (f - y) ** 2),
-    _binary_cross_entropy: lambda f, y, w: jnp.sum(w * (jax.nn.softplus(f) - y * f)),
-}
-"""The losses that are sums over outputs, with a weight for each."""
+def _one_token(logits: Array, u: Array, weight: Array) -> Array:
+    p = jax.nn.softmax(logits)
+    return weight * (p * u - p * jnp.sum(p * u))

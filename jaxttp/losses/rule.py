@@ -1,23 +1,236 @@
-"""What counts as done: thresholds, a definition, a curve; the one place that reads a curve.
+"""Thresholds and curves: the step at which a loss or an error curve counts as converged.
 
-A `Rule` measures a curve by itself, as a share of its own drop by default. A `Target` is a value
-that a curve is to get below, wherever it ends: results have both.
+`training_time` has the four definitions. A `Rule` holds one of them with its thresholds, shares of
+the curve's own decrease by default. A `Target` is a value that a curve is to get below, wherever it
+ends. `early_stopping` finds the lowest point of a curve on test samples.
 """
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
-from jaxttp._core.checks import check_choice, check_number
-from jaxttp.losses.crossing import METRICS, check_reading, metric_time, smooth_curve
+from jaxttp._core.checks import (
+    check_array,
+    check_choice,
+    check_finite,
+    check_integer,
+    check_known,
+    check_number,
+    is_concrete,
+)
 
+RULES = ("relative", "gap", "absolute", "plateau")
+METRICS = ("loss", "error")
 THRESHOLDS = (0.01, 0.1, 0.4)
-SAMPLES = ("train", "test")
 TRAIN_CURVES = ("loss", "error")
 ALL_CURVES = (*TRAIN_CURVES, "test_loss", "test_error")
+
+
+def training_time(
+    curve: Any,
+    threshold: Any,
+    *,
+    rule: str = "relative",
+    window: int | None = None,
+    smooth: int = 1,
+) -> Int[Array, ""]:
+    """The first step at which a loss (or error) curve counts as converged.
+
+    Args:
+        curve: L_0, ..., L_T, shape (T + 1,); one entry a step.
+        threshold: epsilon; a share in (0, 1) for "relative", in units of the curve otherwise.
+        rule: "relative": first t with |L_t - L_T| < epsilon |L_0 - L_T|;
+            "gap": first t with |L_t - L_T| < epsilon; "absolute": first t with L_t < epsilon;
+            "plateau": first t with L_{t-window} - L_t < epsilon.
+        window: steps of "plateau"; a tenth of the horizon when None. An epoch has N/B steps.
+        smooth: the curve is averaged over so many steps first, see `smooth_curve`.
+
+    Returns:
+        The step as an integer scalar, or -1 where the curve never gets there: with "relative" one
+        that ends where it began (unless that is 0, where nothing is left to train: 0 steps), with
+        "absolute" and "plateau" one that does not come down so far, or goes on falling.
+
+    Raises:
+        ValueError: an unknown rule, a threshold out of range, a curve that is not a finite vector,
+            a window or a smoothing that does not fit it, a window without "plateau".
+        RuntimeError: at run time, for a traced curve with NaN or infinity.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> int(training_time(jnp.array([1.0, 0.5, 0.2, 0.1, 0.0]), 0.25))
+        2
+        >>> int(training_time(jnp.array([1.0, 0.5, 0.4]), 0.3, rule="absolute"))
+        -1
+
+    Source:
+        TTP Section 5 and Appendix A; the paper leaves open whether epsilon is a share of
+        L_0 - L_T: it is in "relative", the default, and not in "gap".
+    """
+    check_choice("rule", rule, RULES)
+    curve = _as_curve(curve)
+    _check_threshold("threshold", threshold, rule)
+    _check_smooth("smooth", smooth, curve.shape[0])
+    _check_window(window, rule, curve.shape[0] - 1)
+    if isinstance(curve, np.ndarray):
+        check_finite("curve", curve)
+    else:
+        curve = eqx.error_if(curve, ~jnp.all(jnp.isfinite(curve)), "curve holds NaN or infinity")
+    xp = np if isinstance(curve, np.ndarray) and is_concrete(threshold) else jnp
+    return jnp.asarray(_first(xp, _smoothed(xp.asarray(curve), smooth), threshold, rule, window))
+
+
+def _first(xp: Any, curve: Any, threshold: Any, rule: str, window: int | None) -> Any:
+    """The first step that counts, of a checked and smoothed curve, in NumPy or JAX."""
+    threshold = xp.asarray(threshold, curve.dtype)
+    last = curve.shape[0] - 1
+    if rule == "plateau":
+        window = max(1, last // 10) if window is None else window
+        reached = curve[:-window] - curve[window:] < threshold
+        return xp.where(xp.any(reached), xp.argmax(reached) + window, -1)
+    if rule == "absolute":
+        reached = curve < threshold
+        return xp.where(xp.any(reached), xp.argmax(reached), -1)
+    distance = xp.abs(curve - curve[-1])
+    if rule == "gap":
+        return xp.argmax((distance < threshold) | (distance == 0))
+    reached = (distance < threshold * distance[0]) | (distance == 0)
+    return xp.where((distance[0] > 0) | (curve[-1] == 0), xp.argmax(reached), -1)
+
+
+def metric_time(
+    curve: Any,
+    threshold: Any,
+    *,
+    metric: str = "loss",
+    rule: str = "relative",
+    window: int | None = None,
+    smooth: int = 1,
+) -> Int[Array, ""]:
+    """`training_time` of a curve that is known to be a loss or an error.
+
+    An error has a share of its drop only where it drops: one that ends above its start never gets
+    there. A loss may rise to where it ends (weight decay does that), and is read as
+    `training_time` has it.
+
+    Args:
+        curve: (T + 1,).
+        threshold: epsilon.
+        metric: "loss" or "error".
+        rule: see `training_time`.
+        window: see there.
+        smooth: see there.
+
+    Returns:
+        The step as an integer scalar, -1 where the curve never gets there.
+
+    Raises:
+        ValueError: see `training_time`.
+
+    Example:
+        >>> rising = [0.25, 0.5, 0.5]
+        >>> int(metric_time(rising, 0.1, metric="error")), int(training_time(rising, 0.1))
+        (-1, 1)
+    """
+    time = training_time(curve, threshold, rule=rule, window=window, smooth=smooth)
+    if metric == "loss" or rule != "relative":
+        return time
+    ends = _smoothed(_as_curve(curve), smooth)
+    rose = ends[-1] > ends[0]
+    if is_concrete(rose):
+        return jnp.asarray(-1) if bool(rose) else time
+    return jnp.where(rose, -1, time)
+
+
+def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
+    """A curve averaged over `width` neighbouring steps, its first value left as it is.
+
+    S_t is the mean of L_s over |s - t| <= (width - 1)/2 within the curve, and S_0 = L_0: smoothing
+    L_0 too would lower it, and move every training time. Smooth forecast and reality alike.
+
+    Args:
+        curve: L_0, ..., L_T, shape (T + 1,).
+        width: an odd number of steps; 1 changes nothing.
+
+    Returns:
+        The smoothed curve (T + 1,).
+
+    Raises:
+        ValueError: an even width, or one longer than the curve.
+
+    Example:
+        >>> smooth_curve([4.0, 1.0, 1.0, 1.0, 0.0, 0.0], 3).tolist()[:4]
+        [4.0, 2.0, 1.0, 0.66666...]
+
+    Source:
+        TTP Section 5 reads training times off smoothed losses; the raw L_0 is an erratum.
+    """
+    curve = _as_curve(curve)
+    _check_smooth("width", width, curve.shape[0])
+    return _smoothed(jnp.asarray(curve), width)
+
+
+def _smoothed(curve: Any, width: int) -> Any:
+    """The same of a checked curve, in NumPy or JAX as it comes."""
+    if width == 1:
+        return curve
+    xp: Any = np if isinstance(curve, np.ndarray) else jnp
+    exactly = {} if xp is np else {"precision": "highest"}
+    window = xp.ones(width, curve.dtype)
+    sums = xp.convolve(curve, window, mode="same", **exactly)
+    counts = xp.convolve(xp.ones_like(curve), window, mode="same", **exactly)
+    return xp.concatenate([curve[:1], (sums / counts)[1:]])
+
+
+def _as_curve(curve: Any) -> Any:
+    """A curve of floats: in NumPy where its values are known, since reading it is no computation.
+
+    A curve of integers becomes one of floats: as an integer a threshold of 0.5 is 0.
+    """
+    if not isinstance(curve, jax.Array) or is_concrete(curve):
+        curve = np.asarray(curve)
+        if curve.dtype.kind in "OUSc":
+            check_array("curve", curve)  # says what is wrong
+        if curve.dtype.kind in "biu":
+            curve = curve.astype(jnp.result_type(float))
+        elif not isinstance(curve.dtype, np.dtype) or curve.dtype == np.float64:
+            curve = curve.astype(jax.dtypes.canonicalize_dtype(curve.dtype))
+    elif not jnp.issubdtype(curve.dtype, jnp.inexact):
+        curve = curve.astype(jnp.result_type(float))
+    if curve.ndim != 1 or curve.shape[0] < 2:
+        raise ValueError(f"curve must be a vector of at least two losses; got shape {curve.shape}.")
+    return curve
+
+
+def _check_threshold(name: str, value: Any, rule: str) -> None:
+    if rule == "relative":
+        remedy = "It is a share of the drop: 1 % is 0.01."
+        check_number(name, value, above=0.0, below=1.0, remedy=remedy)
+    else:
+        check_number(name, value, above=0.0)
+
+
+def _check_smooth(name: str, width: Any, length: int | None = None) -> None:
+    """Refuse a width that is even, or wider than the curve."""
+    check_integer(name, width, at_least=1, at_most=length)
+    if width % 2 == 0:
+        raise ValueError(f"{name} must be odd, so that it has a middle; got {width}.")
+
+
+def _check_window(window: int | None, rule: str, last: int | None = None) -> None:
+    if window is None:
+        return
+    if rule != "plateau":
+        raise ValueError(
+            f"window={window!r} is for rule='plateau'; with rule={rule!r} leave it out."
+        )
+    remedy = "" if last is None else "The curve is that long."
+    check_integer("window", window, at_least=1, at_most=last, remedy=remedy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +263,16 @@ class Rule:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        checked = check_reading(self.thresholds, self.kind, self.metric, self.smooth, self.window)
-        object.__setattr__(self, "thresholds", checked)
+        check_choice("rule", self.kind, RULES)
+        check_choice("metric", self.metric, METRICS)
+        thresholds = _several(self.thresholds)
+        if len(thresholds) == 0:
+            raise ValueError("thresholds must hold at least one number; got none.")
+        for threshold in thresholds:
+            _check_threshold("thresholds", threshold, self.kind)
+        _check_smooth("smooth", self.smooth)
+        _check_window(self.window, self.kind)
+        object.__setattr__(self, "thresholds", tuple(float(e) for e in thresholds))
 
     @classmethod
     def of(
@@ -85,8 +306,7 @@ class Rule:
                 )
             found = rule
         else:
-            wanted: Any = THRESHOLDS if thresholds is None else thresholds
-            several = (wanted,) if np.ndim(wanted) == 0 else tuple(wanted)
+            several = THRESHOLDS if thresholds is None else _several(thresholds)
             found = cls(several, rule, metric, smooth, window)
         return found if steps is None else found.check(steps)
 
@@ -96,7 +316,8 @@ class Rule:
         Raises:
             ValueError: they do not.
         """
-        check_reading(self.thresholds, self.kind, self.metric, self.smooth, self.window, steps)
+        _check_smooth("smooth", self.smooth, steps + 1)
+        _check_window(self.window, self.kind, steps)
         return self
 
     def curve(self, loss: Any, error: Any) -> Any:
@@ -154,7 +375,7 @@ def goal_words(threshold: float, kind: str, metric: str = "loss") -> str:
         "gap": f"{metric} within {threshold:.4g} of its end",
         "plateau": f"{metric} falling by less than {threshold:.4g}",
     }
-    return known.get(kind, f"{metric}, {kind} {threshold:.4g}")
+    return known[kind]
 
 
 def step_words(step: int, unsure: int | None, horizon: int | None = None) -> str:
@@ -198,7 +419,7 @@ class Target:
 
     def __post_init__(self) -> None:
         check_choice("metric", self.metric, METRICS)
-        check_choice("on", self.on, SAMPLES)
+        check_choice("on", self.on, ("train", "test"))
         object.__setattr__(self, "value", _target_value("value", self.value, self.metric))
 
     @property
@@ -276,7 +497,7 @@ def targets_of(
         on, metric = ("test" if curve.startswith("test_") else "train"), curve.split("_")[-1]
         if values is None:
             continue
-        for value in (values,) if np.ndim(values) == 0 else values:  # type: ignore[union-attr]
+        for value in _several(values):
             found.append(Target(_target_value(f"target_{curve}", value, metric), metric, on))
     return check_targets(found, known=known, remedy=remedy)
 
@@ -296,7 +517,7 @@ def check_targets(
         remedy: what to do about another one.
 
     Raises:
-        TypeError: something that is neither a `Target` nor a number.
+        TypeError: one target, not a list.
         ValueError: a target of a curve that there will not be, a number out of range.
 
     Example:
@@ -305,12 +526,10 @@ def check_targets(
         ...
         ValueError: target_test_loss=0.3 cannot be read here. Give x_test.
     """
-    if isinstance(targets, Target) or _is_number(targets):
+    if isinstance(targets, Target | int | float):
         raise TypeError("targets must hold Target values; put the one into a list.")
-    several: list[Any] = [Target(cast("float", one)) if _is_number(one) else one for one in targets]
+    several = [target if isinstance(target, Target) else Target(target) for target in targets]
     for target in several:
-        if not isinstance(target, Target):
-            raise TypeError(f"targets must hold Target, such as Target(0.3); got {target!r}.")
         if target.curve_name not in known:
             raise ValueError(
                 f"target_{target.curve_name}={target.value:g} cannot be read here. {remedy}"
@@ -368,10 +587,9 @@ def reach(
     return {t: int(t.time(getattr(curves, t.curve_name), smooth)) for t in several}
 
 
-def _is_number(value: Any) -> bool:
-    """Whether it is a number of Python, NumPy or JAX."""
-    array = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
-    return isinstance(value, int | float) or array
+def _several(values: Any) -> tuple[Any, ...]:
+    """A number, or several, as a tuple."""
+    return (values,) if np.ndim(values) == 0 else tuple(values)
 
 
 def _target_value(name: str, value: Any, metric: str) -> float:
@@ -380,3 +598,81 @@ def _target_value(name: str, value: Any, metric: str) -> float:
     if metric == "error" and value > 1:
         raise ValueError(f"{name} must be at most 1, as an error is a share; got {value!r}.")
     return float(value)
+
+
+class EarlyStopping(NamedTuple):
+    """Where a curve on test samples is lowest; prints itself as a line.
+
+    Attributes:
+        step: of the lowest value.
+        value: the lowest value.
+        end: the value at the end.
+        near: the first and the last step of the stretch around `step` in which the curve is within
+            1 % of its fall of the lowest value: stopping anywhere there is as good.
+        overfits: whether the end is by more than 5 % of the fall above the lowest value.
+        horizon: T.
+        metric: of which curve, "loss" or "error".
+        unsure: by how many steps a forecast may be off; None of a real curve, or where that is not
+            known.
+    """
+
+    step: int
+    value: float
+    end: float
+    near: tuple[int, int]
+    overfits: bool
+    horizon: int
+    metric: str = "loss"
+    unsure: int | None = None
+
+    def __str__(self) -> str:
+        name, (first, last) = f"test {self.metric}", self.near
+        if self.overfits:
+            off = "" if self.unsure is None else f" ± {self.unsure}"
+            alike = f"; as good from {first} to {last}" if last > first else ""
+            return (
+                f"{name} is lowest, {self.value:.4g}, at step {self.step}{off}{alike}; "
+                f"then it rises to {self.end:.4g}: stop early"
+            )
+        words = f"{name} does not rise again within {self.horizon} steps"
+        return words if first == self.horizon else f"{words}; it is as low from step {first} on"
+
+
+def early_stopping(curve: Any, *, metric: str = "loss", smooth: int = 1) -> EarlyStopping:
+    """Where a loss (or error) on test samples is lowest, and whether it rises again.
+
+    Args:
+        curve: on test samples, of a forecast or a real training, by step (T + 1,).
+        metric: what it is, "loss" or "error".
+        smooth: the curve is averaged over so many steps first, see `jaxttp.forecast.smooth_curve`.
+
+    Returns:
+        An `EarlyStopping`; of a curve that never falls below its start that start.
+
+    Raises:
+        ValueError: a curve that is not a finite vector, an unknown metric, a smoothing that does
+            not fit.
+
+    Example:
+        >>> print(early_stopping([1.0, 0.5, 0.25, 0.2, 0.3, 0.5]))
+        test loss is lowest, 0.2, at step 3; then it rises to 0.5: stop early
+        >>> print(early_stopping([1.0, 0.4, 0.22, 0.2, 0.2]))
+        test loss does not rise again within 4 steps; it is as low from step 3 on
+
+    Source:
+        Standard; the shares of 1 % and 5 % are ours.
+    """
+    check_choice("metric", metric, METRICS)
+    check_known(curve=curve)
+    _check_smooth("smooth", smooth, np.size(curve))
+    values = np.asarray(smooth_curve(curve, smooth))
+    check_finite("curve", values)
+    step = int(np.argmin(values))
+    lowest, fall = float(values[step]), float(values[0] - values[step])
+    above = np.flatnonzero(values > lowest + 0.01 * fall)
+    first = int(above[above < step][-1]) + 1 if np.any(above < step) else 0
+    last = int(above[above > step][0]) - 1 if np.any(above > step) else len(values) - 1
+    end = float(values[-1])
+    return EarlyStopping(
+        step, lowest, end, (first, last), end > lowest + 0.05 * fall, len(values) - 1, metric
+    )

@@ -17,7 +17,7 @@ from jaxttp.gauss_newton import (
     revmlp_inverse,
     selection_readout,
 )
-from jaxttp.gauss_newton.readout import read
+from jaxttp.gauss_newton._network import read
 
 READOUTS = ("selection", "orthonormal", None)
 SCALES = ("xavier", "he")

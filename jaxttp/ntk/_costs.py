@@ -5,7 +5,7 @@ counts as `_PASS` operations an entry, because memory sets its pace (measured on
 a fused multiply-add over a large array takes as long as about 32 operations of a matrix product).
 Products of small matrices, of a sample with a block of rows, count `_SMALL` times: they run at a
 lower rate. Counted once, layers would come so that take longer than by their gradients (3 x 3
-convolutions of ResNet-18 on 8 x 8 pixels; `experiments/bench/RESULTS.md`).
+convolutions of ResNet-18 on 8 x 8 pixels).
 """
 
 import dataclasses

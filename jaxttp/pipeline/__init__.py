@@ -19,8 +19,6 @@ from jaxttp.pipeline.conditioning import tracked_run as tracked_run
 from jaxttp.pipeline.exact_steps import StepSettings as StepSettings
 from jaxttp.pipeline.exact_steps import TaskSteps as TaskSteps
 from jaxttp.pipeline.exact_steps import gauss_newton_task as gauss_newton_task
-from jaxttp.pipeline.extrapolating import TaskExtrapolation as TaskExtrapolation
-from jaxttp.pipeline.extrapolating import extrapolate_task as extrapolate_task
 from jaxttp.pipeline.fine_tuning import FineTuning as FineTuning
 from jaxttp.pipeline.fine_tuning import fine_tuning_of as fine_tuning_of
 from jaxttp.pipeline.fine_tuning import fine_tuning_task as fine_tuning_task

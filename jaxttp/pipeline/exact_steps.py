@@ -14,20 +14,17 @@ from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp._core.results import RESULT, plain_numbers
 from jaxttp._core.types import Progress
 from jaxttp.data import is_table, load_whole, select
-from jaxttp.data._standardized import standardized
+from jaxttp.data.columns import standardized
 from jaxttp.forecast import training_time
 from jaxttp.gauss_newton import (
     GaussNewtonState,
-    Noise,
     StepForecast,
     forecast_steps,
     gauss_newton,
     revmlp_forward,
 )
-from jaxttp.gauss_newton.modes import FULL_RANK_RTOL, Filter
-from jaxttp.gauss_newton.pseudoinverse import RESIDUAL_LIMIT
-from jaxttp.gauss_newton.readout import read
-from jaxttp.gauss_newton.shorthands import MODES
+from jaxttp.gauss_newton._network import read
+from jaxttp.gauss_newton.pseudoinverse import FILTERS, FINEST_RTOL, KINDS, RESIDUAL_LIMIT
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
 from jaxttp.pipeline.settings import Arrival, aims, arrivals, check_unused
@@ -51,7 +48,7 @@ class StepSettings:
         steps: how many.
         blocks: L.
         bottleneck: m; None for twice the number of samples, at least 256: full rank.
-        pseudoinverse: the shorthand of a mode, see `jaxttp.gauss_newton.gauss_newton_direction`;
+        pseudoinverse: see `jaxttp.gauss_newton.gauss_newton_direction`;
             "noise" draws by the seed.
         rtol: of the pseudo-inverse; None for 1e-6, which is exact at full rank.
         thresholds: shares of the loss's drop that define training times.
@@ -142,7 +139,7 @@ class TaskSteps:
 
     @property
     def _rtol(self) -> float:
-        return FULL_RANK_RTOL if self.settings.rtol is None else self.settings.rtol
+        return FINEST_RTOL if self.settings.rtol is None else self.settings.rtol
 
     @property
     def shortfall(self) -> str | None:
@@ -152,8 +149,8 @@ class TaskSteps:
         n, asked = self.samples, self.settings
         if self.bottleneck < 2 * n:
             remedy = f"a bottleneck of at least {2 * n} (twice the samples), or fewer samples"
-        elif self._rtol > FULL_RANK_RTOL or asked.pseudoinverse != "truncate":
-            remedy = f"pseudoinverse truncate with rtol {FULL_RANK_RTOL:g}"
+        elif self._rtol > FINEST_RTOL or asked.pseudoinverse != "truncate":
+            remedy = f"pseudoinverse truncate with rtol {FINEST_RTOL:g}"
         else:
             remedy = "a still wider bottleneck, or fewer samples (none of them twice)"
         return (
@@ -286,7 +283,7 @@ def check_settings(settings: StepSettings) -> None:
     if settings.learning_rate is not None:
         check_number("learning_rate", settings.learning_rate, above=0.0)
     aims(settings)  # refuses what nothing can be below
-    check_choice("pseudoinverse", settings.pseudoinverse, MODES)
+    check_choice("pseudoinverse", settings.pseudoinverse, KINDS)
     if settings.rtol is not None:
         if not _filters(settings):
             raise ValueError(
@@ -297,8 +294,8 @@ def check_settings(settings: StepSettings) -> None:
 
 
 def _filters(settings: StepSettings) -> bool:
-    """Whether the mode has a tolerance."""
-    return issubclass(MODES[settings.pseudoinverse], Filter)
+    """Whether the pseudo-inverse has a tolerance."""
+    return settings.pseudoinverse in FILTERS
 
 
 class _ExactDescent:
@@ -319,16 +316,16 @@ class _ExactDescent:
         fixed, readout = model.fixed_bottlenecks, model.fixed_readout
         assert readout is not None
         options: dict[str, Any] = {"pseudoinverse": settings.pseudoinverse}
-        if MODES[settings.pseudoinverse] is Noise:
-            options["pseudoinverse"] = Noise(key)
+        if settings.pseudoinverse == "noise":
+            options["key"] = key
         elif _filters(settings):
-            options["rtol"] = FULL_RANK_RTOL if settings.rtol is None else settings.rtol
+            options["rtol"] = FINEST_RTOL if settings.rtol is None else settings.rtol
 
         def apply_fn(weights: Array, x: Array) -> Array:
             return read(readout, revmlp_forward(weights, fixed, x))
 
         self.apply_fn = apply_fn
-        static = ("readout", "bottlenecks", "pseudoinverse", "rtol")
+        static = ("readout", "bottlenecks", "pseudoinverse", "rtol", "key")
         injected = optax.inject_hyperparams(gauss_newton, static_args=static)
         self.optimizer = injected(learning_rate=0.5, readout=readout, bottlenecks=fixed, **options)
 

@@ -63,7 +63,6 @@ class Settings:
         rank: of the adapters.
         split: a part of the data set, see `jaxttp.data.load_dataset`.
         folder: of the image files, likewise.
-        cache: a folder for preprocessed samples, likewise.
         optimizer: "sgd" (gradient descent), "adamw" or "adam", as `make_optimizer` makes them.
         weight_decay: of "sgd" (added to the gradient) and of "adamw" (decoupled); None for 0 and
             0.01, as in PyTorch.
@@ -109,7 +108,6 @@ class Settings:
     rank: int = 4
     split: str | None = None
     folder: str | None = None
-    cache: str | None = None
     optimizer: str = "sgd"
     weight_decay: float | None = None
     nesterov: bool = False

@@ -49,7 +49,7 @@ from jaxttp.pipeline.settings import TRAINABLE, Settings, check_training, check_
 HIDDEN = (64, 64)
 """Widths of the MLP that learns data without a model of their own."""
 _FOR_IMAGES = (
-    "weights", "image_size", "hidden", "split", "folder", "cache", "label", "fill", "drop_missing",
+    "weights", "image_size", "hidden", "split", "folder", "label", "fill", "drop_missing",
     "one_hot", "drop",
 )  # fmt: skip
 _FOR_TABLES = ("label", "fill", "drop_missing", "one_hot", "drop")
@@ -178,7 +178,6 @@ def _samples(settings: Settings, key: Array) -> tuple[Dataset, str | None]:
     options: dict[str, Any] = {
         "split": settings.split,
         "folder": settings.folder,
-        "cache": settings.cache,
         "preprocessing": _preprocessing(settings),
     }
     if is_table(settings.data):

@@ -40,7 +40,7 @@ MEASURED = 250_000
 _UNUSED = (
     "data", "samples_per_class", "loss", "relinearize", "sketch_dim", "head_scale", "classes",
     "hidden", "weights", "image_size", "max_length", "trainable", "rank", "split", "folder",
-    "cache", "target_error", "metric", "label", "fill", "drop_missing", "one_hot", "drop",
+    "target_error", "metric", "label", "fill", "drop_missing", "one_hot", "drop",
     "mesh",
 )  # fmt: skip
 

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp.dynamics import Diffusion, FlowCurves, RelinearizedTrajectory
-from jaxttp.forecast import Extrapolation, HeldForecast, Online, OnlineForecast, Prediction
+from jaxttp.forecast import HeldForecast, Online, OnlineForecast, Prediction
 from jaxttp.gauss_newton import StepForecast
-from jaxttp.pipeline import FineTuning, Forecast, TaskExtrapolation, TaskSteps
+from jaxttp.pipeline import FineTuning, Forecast, TaskSteps
 from jaxttp.pipeline.settings import training_words
 from jaxttp.plots._style import (
     GREY,
@@ -335,32 +335,6 @@ def plot_online(result: OnlineForecast) -> Figure:
 def plot_online_callback(result: Online, *, kind: str = "weights") -> Figure:
     """The forecast as it stands after the steps seen so far; `kind` as in `Online.forecast`."""
     return plot_online(result.forecast(kind))
-
-
-@figure_of
-def plot_extrapolated(
-    result: Extrapolation, *, run: Any = None, name: str = "", title: str = ""
-) -> Figure:
-    """The loss curve forecast for all samples, how far off halves are, and the real one."""
-    figure, (axes,) = panels(title=title)
-    if run is not None:
-        axes.plot(np.asarray(run.loss), color=REAL, label="real training")
-    label = f"forecast from {result.subset} of {result.samples} samples"
-    axes.plot(result.loss, color=PREDICTED, ls="--", label=label)
-    if np.all(np.isfinite(result.loss_spread)):
-        low, high = result.loss - result.loss_spread, result.loss + result.loss_spread
-        band(axes, np.arange(len(low)), low, high, "as far off as halves of the subset")
-    _mark_times(axes, result.loss, result.steps, PREDICTED)
-    _name_loss(axes, name)
-    _legend(axes, _mark_targets(axes, result, run=run))
-    return figure
-
-
-@figure_of
-def plot_extrapolation(result: TaskExtrapolation) -> Figure:
-    """The same for a named task."""
-    task = result.task
-    return plot_extrapolated(result.found, run=result.run, name=task.loss, title=task.description)
 
 
 @figure_of

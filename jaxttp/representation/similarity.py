@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxttp._core.checks import check_finite_value, check_several
 from jaxttp._core.double import as_double, double
 from jaxttp._core.results import RESULT
-from jaxttp.representation._inputs import as_rows, refuse, refuse_constant
+from jaxttp.representation.geometry import feature_rows, refuse
 
 
 def _check_kernel(name: str, value: Any) -> Array:
@@ -138,9 +138,7 @@ def linear_cka(first: ArrayLike, second: ArrayLike) -> Float[Array, ""]:
 
 
 def _centred(name: str, features: Any) -> Array:
-    rows = as_rows(name, features)
-    spread = jnp.max(jnp.abs(rows - rows[:1]))
-    rows = refuse_constant(name, rows, spread, jnp.max(jnp.abs(rows)))
+    rows = feature_rows(name, features)
     rows = rows - jnp.mean(rows, axis=0, keepdims=True)
     return rows / jnp.linalg.norm(rows)
 

@@ -50,28 +50,6 @@ def _sums(first: list[Array], second: list[Array]) -> Array:
     return jnp.stack([jnp.sum(a * b) for a, b in zip(first, second, strict=True)])
 
 
-def weight_norm(params: Params) -> Float[Array, ""]:
-    """The Euclidean norm of all weights together, in float64.
-
-    Args:
-        params: pytree of arrays; what is not floating-point is left out.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: no floating-point leaf, values that are not finite.
-
-    Example:
-        >>> import numpy as np
-        >>> float(weight_norm({"w": np.array([3.0]), "b": np.array([4.0])}))
-        5.0
-    """
-    with double():
-        leaves = _leaves("params", params)[1]
-        return root(jnp.sum(_sums(leaves, leaves)))
-
-
 def weight_cosine(params: Params, reference: Params) -> Float[Array, ""]:
     """The cosine between two sets of weights, all leaves as one vector.
 

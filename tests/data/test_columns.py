@@ -1,16 +1,10 @@
 """New rows are prepared as the table's own were, by means, deviations and fills that are told."""
 
-import json
-
-import jax
 import numpy as np
 import pytest
 from sklearn.preprocessing import StandardScaler
-from typer.testing import CliRunner
 
-from jaxttp.cli import app
-from jaxttp.data import Columns, Dataset, cached, load_table, select
-from jaxttp.pipeline import Settings, build_task
+from jaxttp.data import load_table
 
 TABLE = "kind,age,sex,port\na,1,f,3\nb,,m,3\na,4,m,3\nb,10,,3\nb,5,f,3\n"
 
@@ -48,24 +42,6 @@ def test_rows_of_the_table_come_out_as_its_x(path):
     assert found.columns.prepare(np.empty((0, 3))).shape == (0, 4)
 
 
-@pytest.mark.usefixtures("unchecked_types")
-def test_rows_may_be_a_data_frame(path):
-    class Frame:  # of pandas, say: iterated, it gives the names of its columns
-        def __init__(self, rows):
-            self.rows = rows
-
-        def __iter__(self):
-            return iter(self.rows[0])
-
-        def to_numpy(self):
-            return np.array(self.rows, dtype=object)
-
-    found = load_table(path, fill="mean", one_hot=True)
-    cells = [[1.0 if not one.words else one.words[0] for one in found.columns.features]] * 2
-    expected = found.columns.prepare(cells)
-    np.testing.assert_array_equal(found.columns.prepare(Frame(cells)), expected)
-
-
 def test_targets_come_back_in_their_units(tmp_path):
     (tmp_path / "own.csv").write_text("w,price\n1,10.5\n2,20\n5,90\n")
     found = load_table(tmp_path / "own.csv")
@@ -92,52 +68,3 @@ def test_rows_that_do_not_fit(rows, message, path):
     columns = load_table(path, label="kind", drop_missing=True, one_hot=True).columns
     with pytest.raises(ValueError, match=message):
         columns.prepare(rows)
-
-
-def test_outputs_that_do_not_fit(path, tmp_path):
-    with pytest.raises(ValueError, match="this table has classes: take the argmax"):
-        load_table(path, label="kind", drop_missing=True, one_hot=True).columns.restore([[1.0]])
-    (tmp_path / "two.csv").write_text("w,price\n1,10.5\n2,20\n")
-    with pytest.raises(ValueError, match=r"outputs must be \(M, 1\), one for every target; got"):
-        load_table(tmp_path / "two.csv").columns.restore(np.zeros((2, 2)))
-    np.savez(tmp_path / "own.npz", x=np.ones((2, 2, 2)), y=np.arange(2))
-    with pytest.raises(ValueError, match="prepare is for tables; the inputs of these data stay"):
-        load_table(tmp_path / "own.npz").columns.prepare([[1.0]])
-    with pytest.raises(ValueError, match=r"values must be those of a columns\.json"):
-        Columns.from_json({"features": []})
-
-
-def test_columns_go_with_the_samples(path, tmp_path):
-    """Through parts, caches, tasks, and the folder that `predict` writes."""
-    options = dict(label="kind", fill="median", one_hot=True)
-    found = load_table(path, **options)
-    assert select(found, per_class=1, key=jax.random.key(0)).columns == found.columns
-
-    def build() -> Dataset:
-        return found
-
-    for _ in range(2):
-        kept = cached(tmp_path, {"name": "own"}, build)
-        assert kept.columns == found.columns
-    task = build_task(Settings(data=path, samples_per_class=None, **options))
-    np.testing.assert_array_equal(task.columns.prepare([["1", "f", "3"]])[0], task.x[0])
-    assert build_task(Settings(data="wine", samples_per_class=2)).columns is None
-    call = ["predict", "--data", path, "--label", "kind", "--fill", "median", "--one-hot"]
-    call += ["--hidden", "4", "--steps", "3", "--relinearize", "0", "--output", str(tmp_path / "o")]
-    done = CliRunner().invoke(app, [*call, "--json"])
-    assert done.exit_code == 0, done.stderr
-    assert "2 missing values in 2 of 5 rows filled" in json.loads(done.stdout)["note"]
-    written = json.loads((tmp_path / "o" / "columns.json").read_text())
-    assert Columns.from_json(written) == found.columns
-    assert written["features"][0]["fill"] == 4.5
-
-
-def test_the_command_lists_columns_and_refuses_both(path):
-    done = CliRunner().invoke(app, ["spectrum", "--data", path, "--label", "sort"])
-    assert done.exit_code == 2
-    assert "has the columns 1 ('kind'), 2 ('age'), 3 ('sex'), 4 ('port')" in done.stderr
-    both = ["--fill", "mean", "--drop-missing"]
-    for command in ("sweep", "conditioning", "gauss-newton"):
-        done = CliRunner().invoke(app, [command, "--data", path, "--label", "kind", *both])
-        assert done.exit_code == 2
-        assert "fill='mean' and drop_missing=True both say" in done.stderr

@@ -43,15 +43,6 @@ def test_files_of_a_folder_come_by_their_names_with_an_end_after_each(folder, tm
     assert found.y[0, -1] == 3
 
 
-def test_a_tokenizer_without_an_end_joins_texts_as_they_are(tmp_path):
-    write_tokenizer(tmp_path)
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text("good bad")
-    tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.end is None
-    assert load_corpus(tmp_path, tokenizer, length=3).x.tolist() == [ids("good bad good")]
-
-
 @pytest.mark.parametrize(
     ("files", "length", "message"),
     [

@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -13,22 +11,6 @@ GOOD = {
     "num_classes": 2,
     "class_names": ("a", "b"),
 }
-
-
-def test_it_has_a_length_a_repr_and_is_frozen():
-    data = Dataset(**GOOD)
-    assert len(data) == 4
-    assert repr(data) == "Dataset('toy': x (4, 2), 2 classes)"
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        data.name = "other"
-
-
-def test_regression_has_targets_and_no_classes():
-    y = np.zeros((4, 3), np.float32)
-    data = Dataset(x=GOOD["x"], y=y, name="line", description="")
-    assert data.num_classes is None
-    assert data.class_names == ()
-    assert repr(data) == "Dataset('line': x (4, 2), y (4, 3))"
 
 
 def test_take_picks_rows_in_order():

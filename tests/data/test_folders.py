@@ -1,14 +1,13 @@
 """Folders of images as distributed, made here in small."""
 
 import re
-import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from jaxttp.data import Preprocessing, load_dataset
-from jaxttp.data.folders import LAYOUTS
+from jaxttp.data.sources import LAYOUTS
 
 PLAIN = Preprocessing(crop=8)
 
@@ -97,10 +96,6 @@ def test_images_labels_and_parts(name, split, tmp_path):
     assert data.class_names == NAMES[name]
 
 
-def test_every_layout_is_tried_above():
-    assert set(MAKE) == set(EXPECTED) == set(LAYOUTS)
-
-
 def test_the_banner_of_an_aircraft_is_cut_off(tmp_path):
     make_fgvc_aircraft(tmp_path)
     path = tmp_path / "data" / "images" / "000.jpg"
@@ -110,20 +105,6 @@ def test_the_banner_of_an_aircraft_is_cut_off(tmp_path):
     data = load_dataset("fgvc_aircraft", folder=tmp_path, split="train")
     assert data.x.shape[1:] == (8, 8, 3)
     np.testing.assert_array_equal(np.round(255 * data.x[0]), 40)
-
-
-def test_random_classes_and_images_with_a_key(tmp_path, key):
-    make_image_folder(tmp_path)
-    options = {"folder": tmp_path, "preprocessing": PLAIN, "key": key}
-    part = load_dataset("image_folder", classes=1, per_class=2, **options)
-    whole = load_dataset("image_folder", preprocessing=PLAIN, folder=tmp_path)
-    label = whole.class_names.index(part.class_names[0])
-    assert part.y.tolist() == [0, 0]
-    values = whole.x[whole.y == label, 0, 0, 0]
-    assert set(part.x[:, 0, 0, 0]) < set(values)
-    with pytest.raises(ValueError, match="per_class=4, but image_folder has only 3 samples of cla"):
-        load_dataset("image_folder", per_class=4, **options)
-    assert len(load_dataset("image_folder", per_class=4, fewer=True, **options)) == 6
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -150,19 +131,6 @@ def test_a_missing_list(name, missing, tmp_path):
         load_dataset(name, folder=tmp_path)
 
 
-def test_a_line_of_an_unknown_class(tmp_path):
-    make_mit67(tmp_path)
-    (tmp_path / "TestImages.txt").write_text("pub/x.jpg\n")
-    with pytest.raises(ValueError, match=r"lists 'pub/x\.jpg', whose class it does not have"):
-        load_dataset("mit67", folder=tmp_path)
-
-
-def test_an_unknown_part(tmp_path):
-    make_mit67(tmp_path)
-    with pytest.raises(ValueError, match="split='val' is no part of mit67; choose among 'train'"):
-        load_dataset("mit67", folder=tmp_path, split="val")
-
-
 def test_a_folder_without_images(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no images in folders named after their classes"):
@@ -174,10 +142,3 @@ def test_a_file_that_is_no_image(tmp_path):
     (tmp_path / "cat" / "0.jpg").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"0\.jpg is not an image that can be read"):
         load_dataset("image_folder", folder=tmp_path, preprocessing=PLAIN)
-
-
-def test_without_pillow(tmp_path, monkeypatch):
-    make_image_folder(tmp_path)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match=r"needs Pillow .*pip install 'jaxttp\[datasets\]'"):
-        load_dataset("image_folder", folder=tmp_path)

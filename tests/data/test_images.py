@@ -11,10 +11,8 @@ from jaxttp.data import (
     Dataset,
     Preprocessing,
     downsample,
-    grayscale,
     imagenet_preprocessing,
     load_dataset,
-    preprocess,
     vit_preprocessing,
     whiten,
 )
@@ -44,27 +42,12 @@ def test_pixels_are_those_of_torchvision(name, preprocessing, shape):
     np.testing.assert_allclose(found, golden[f"{name}.{shape}"], atol=1e-6)
 
 
-def test_crop_and_scale_by_hand():
-    image = np.zeros((4, 6, 3), np.uint8)
-    image[1:3, 2:4] = (51, 102, 204)
-    found = Preprocessing(crop=2, resize=4, mean=(0.2, 0.2, 0.4), std=(1.0, 2.0, 4.0))(image)
-    np.testing.assert_allclose(found, np.broadcast_to([0, 0.1, 0.1], (2, 2, 3)), atol=1e-7)
-
-
 def test_box_takes_means():
     image = np.random.default_rng(1).integers(0, 256, (8, 8, 1), np.uint8)
     found = Preprocessing(crop=2, interpolation="box")(image)
     means = image.reshape(2, 4, 2, 4).mean((1, 3)) / 255
     # Rounded to eight bits, by rows and then by columns.
     np.testing.assert_allclose(found[..., 0], means, atol=1.01 / 255)
-
-
-def test_grey_digits_become_three_equal_channels():
-    part = load_dataset("digits").take(np.arange(4))
-    found = preprocess(part, Preprocessing(crop=8, channels=3))
-    for channel in range(3):
-        np.testing.assert_allclose(found.x[..., channel], part.x[..., 0], atol=0.51 / 255)
-    assert "cropped to 8x8" in found.description
 
 
 @pytest.mark.parametrize(
@@ -90,23 +73,7 @@ def test_without_pillow(monkeypatch):
         Preprocessing(4)(np.zeros((4, 4, 3), np.uint8))
 
 
-def test_values_that_are_no_pixels():
-    data = photographs()
-    data.x[0] = 3
-    with pytest.raises(ValueError, match=r"has no images .* in"):
-        preprocess(data, Preprocessing(4))
-
-
 # --- as in the literature on conditioning ---------------------------------------------------------
-
-
-def test_grey_is_a_weighted_mean():
-    data = photographs()
-    red, green, blue = np.moveaxis(data.x, -1, 0)
-    found = grayscale(data)
-    expected = 0.299 * red + 0.587 * green + 0.114 * blue
-    np.testing.assert_allclose(found.x[..., 0], expected, atol=1e-6)
-    assert found.description == "Noise, grey."
 
 
 def test_down_sampling_takes_means_of_squares():
@@ -116,12 +83,6 @@ def test_down_sampling_takes_means_of_squares():
         for j in range(2):
             square = data.x[:, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
             np.testing.assert_allclose(found[:, i, j], square.mean((1, 2)), atol=1e-6)
-
-
-@pytest.mark.parametrize(("shape", "dimension"), [((30, 32, 32, 3), 64), ((30, 28, 28, 3), 49)])
-def test_the_sizes_of_the_literature(shape, dimension):
-    small = downsample(grayscale(photographs(shape)), 4)
-    assert small.x.reshape(30, -1).shape == (30, dimension)
 
 
 @pytest.mark.parametrize("n", [200, 20])
@@ -139,7 +100,6 @@ def test_whitened_inputs_have_the_identity_as_covariance(n):
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: grayscale(photographs((2, 4, 4, 1))), "has no three channels"),
         (lambda: downsample(photographs(), 3), "factor=3 must divide"),
         (lambda: downsample(load_dataset("wine"), 1), "factor=1 must divide the sides of images"),
         (lambda: downsample(photographs(), 0), "factor must be an integer of at least 1"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxttp.data import Dataset, load_dataset, select, split
-from jaxttp.data.selection import _permutation
+from jaxttp.data.dataset import _permutation
 
 
 def toy(labels, classes):
@@ -78,22 +78,6 @@ def test_random_classes(case, wanted):
     )
 
 
-def test_every_class_and_every_sample_can_be_drawn():
-    data = toy([0, 1, 2] * 4, 3)
-    parts = [select(data, classes=1, per_class=1, key=jax.random.key(seed)) for seed in range(100)]
-    # Each of 12 samples is missed by 100 draws with probability (11/12)^100 = 2e-4; keys are fixed.
-    assert {part.class_names for part in parts} == {("a",), ("b",), ("c",)}
-    assert len({int(rows_of(part)[0]) for part in parts}) == 12
-
-
-def test_without_options_nothing_changes():
-    data = load_dataset("wine")
-    part = select(data)
-    np.testing.assert_array_equal(part.x, data.x)
-    np.testing.assert_array_equal(part.y, data.y)
-    assert part.class_names == data.class_names
-
-
 def test_a_draw_does_not_depend_on_x64(key):
     data = load_dataset("digits")
     wide = select(data, classes=3, per_class=10, key=key)
@@ -101,13 +85,6 @@ def test_a_draw_does_not_depend_on_x64(key):
         narrow = select(data, classes=3, per_class=10, key=key)
     np.testing.assert_array_equal(wide.x, narrow.x)
     assert wide.class_names == narrow.class_names
-
-
-def test_thirty_images_of_each_of_five_digits(key):
-    part = select(load_dataset("digits"), classes=(5, 6, 7, 8, 9), per_class=30, key=key)
-    assert part.x.shape == (150, 8, 8, 1)
-    np.testing.assert_array_equal(np.bincount(part.y), [30] * 5)
-    assert part.class_names == ("5", "6", "7", "8", "9")
 
 
 @pytest.mark.parametrize(
@@ -151,12 +128,6 @@ def test_split_is_a_partition_of_every_class(case, share):
     np.testing.assert_array_equal(np.bincount(parts.held_out.y, minlength=len(counts)), expected)
 
 
-def test_split_of_a_regression(key):
-    train, held_out = split(load_dataset("diabetes"), held_out=0.25, key=key)
-    assert (len(train), len(held_out)) == (332, 110)  # round(110.5) is the even 110
-    assert train.y.shape == (332, 1)
-
-
 @pytest.mark.parametrize(
     ("share", "message"),
     [
@@ -180,21 +151,3 @@ def test_an_order_is_that_of_jax(n):
         found = _permutation(key, 4, n)
         np.testing.assert_array_equal(found, expected)
         assert found.dtype == np.int32
-
-
-def test_an_order_by_another_generator_is_that_of_jax():
-    key = jax.random.key(0, impl="rbg")
-    expected = jax.random.permutation(jax.random.fold_in(key, 4), np.arange(40, dtype=np.int32))
-    np.testing.assert_array_equal(_permutation(key, 4, 40), expected)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_classes_are_numbers_of_any_kind():
-    digits, key = load_dataset("digits"), jax.random.key(0)
-    for number in (int, np.int64, np.int32):
-        found = select(digits, classes=number(2), per_class=3, key=key)
-        assert found.class_names == select(digits, classes=2, per_class=3, key=key).class_names
-    for several in ([7, 5], [7.0, 5.0], np.array([7, 5]), np.array([7.0, 5.0])):
-        assert select(digits, classes=several, per_class=2, key=key).class_names == ("7", "5")
-    with pytest.raises(ValueError, match=r"\[7.5\] not in digits"):
-        select(digits, classes=[7.5], per_class=2, key=key)

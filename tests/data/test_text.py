@@ -57,12 +57,6 @@ def test_bad_texts(texts, options, problem, message, tokenizer):
         tokenizer(texts, **options)
 
 
-def test_a_text_without_a_token(tmp_path):
-    write_tokenizer(tmp_path, added=False)
-    with pytest.raises(ValueError, match=r"texts\[1\]=' ' has no token, 1 of 2 have none"):
-        load_tokenizer(tmp_path)(["good", " "])
-
-
 def test_folders_without_a_tokenizer_and_machines_without_the_package(
     tmp_path, folder, monkeypatch
 ):
@@ -98,12 +92,6 @@ def test_a_file_of_texts(tmp_path, tokenizer):
     assert load_texts(path, tokenizer, max_length=3).x["ids"].shape == (4, 3)
 
 
-def test_numbers_are_targets(tmp_path, tokenizer):
-    path = tmp_path / "a.csv"
-    path.write_text("text,label\nbad,0.5\ngood,2.5\n")
-    np.testing.assert_allclose(load_texts(path, tokenizer).y, [[-1.0], [1.0]], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -120,11 +108,3 @@ def test_bad_files(content, message, tmp_path, tokenizer):
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
         load_texts(path, tokenizer)
-
-
-def test_what_is_no_file_of_texts(tmp_path, tokenizer):
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    assert not has_texts(tmp_path / "a.csv")
-    assert not has_texts(tmp_path / "a.npz")
-    with pytest.raises(ValueError, match="is not a CSV file; texts come as one"):
-        load_texts(tmp_path / "a.npz", tokenizer)

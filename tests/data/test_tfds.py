@@ -4,12 +4,11 @@ import sys
 import time
 import types
 
-import jax
 import numpy as np
 import pytest
 
-from jaxttp.data import dataset_names, imagenet_preprocessing, load_dataset
-from jaxttp.data.tfds import SPLITS, TRAIN_SIZES
+from jaxttp.data import imagenet_preprocessing, load_dataset
+from jaxttp.data.sources import TRAIN_SIZES
 
 SHAPES = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 
@@ -60,35 +59,6 @@ def test_mock_data_of_the_real_package(name, parts, classes, mocked):
     assert 1 < data.x.max() < 2.7
 
 
-def test_every_set_known_by_name_is_tried_above():
-    assert set(SPLITS) < set(dataset_names())
-    assert len(SPLITS) == 9
-
-
-def test_the_protocol_of_the_literature_on_mock_data(mocked, key, tmp_path):
-    """Random classes, so many images of each or all there are, preprocessed, and kept."""
-    options = {"classes": 7, "per_class": 2, "fewer": True, "key": key, "split": "train"}
-    options |= {"preprocessing": imagenet_preprocessing(16)}
-    chosen = [
-        tuple(load_dataset("cifar10", **(options | {"key": jax.random.key(seed)})).class_names)
-        for seed in (0, 1)
-    ]
-    assert chosen[0] != chosen[1]
-    first = load_dataset("cifar10", **options, cache=tmp_path)
-    assert first.num_classes == 7
-    assert np.bincount(first.y).max(initial=0) <= 2
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "tensorflow_datasets", None)
-        again = load_dataset("cifar10", **options, cache=tmp_path)
-        np.testing.assert_array_equal(again.x, first.x)
-        with pytest.raises(ImportError):
-            load_dataset("cifar10", **(options | {"per_class": 1}), cache=tmp_path)
-    with pytest.raises(ValueError, match=r"per_class=90, but cifar10 has only \d samples of class"):
-        load_dataset("cifar10", classes=2, per_class=90, key=key)
-    with pytest.raises(ValueError, match=r"classes must be an integer between 1 and 10; got 11"):
-        load_dataset("cifar10", classes=11, key=key)
-
-
 def test_images_of_many_sizes_need_a_preprocessing(mocked):
     with pytest.raises(ValueError, match=r"stanford_dogs has images of \d sizes.*preprocessing"):
         load_dataset("stanford_dogs")
@@ -106,12 +76,6 @@ def test_a_set_that_is_not_on_this_machine(tmp_path, monkeypatch):
     assert "\n" not in str(problem.value)
 
 
-def test_a_name_that_tensorflow_datasets_does_not_know():
-    pytest.importorskip("tensorflow_datasets")
-    with pytest.raises(ValueError, match="name='no_such_set' is no data set of tensorflow-data"):
-        load_dataset("tfds:no_such_set")
-
-
 def test_a_set_without_labels(stub_tfds, monkeypatch):
     info = types.SimpleNamespace(features={"text": None})
     part = types.SimpleNamespace(dataset_info=info)
@@ -124,19 +88,3 @@ def test_without_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(ImportError, match=r"mnist needs .*pip install 'jaxttp\[datasets\]'"):
         load_dataset("mnist")
-
-
-@pytest.mark.parametrize(
-    ("problem", "message"),
-    [
-        (OSError("disk\nfull"), r"cifar10 could not be read on this machine \(OSError: disk\)"),
-        (ImportError("No module tensorflow"), r"No module tensorflow.*Fetch it once: pip install"),
-    ],
-)
-def test_when_it_cannot_be_read(problem, message, stub_tfds, monkeypatch):
-    def fail(*_, **__):
-        raise problem
-
-    monkeypatch.setattr(stub_tfds, "data_source", fail)
-    with pytest.raises(ValueError, match=message):
-        load_dataset("cifar10")

@@ -15,31 +15,9 @@ from experiments.conditioning import (
     inputs,
     pruning,
     training_time,
-    width,
 )
-from experiments.scripts import SCRIPTS
 from jaxttp import conditioning, from_nnx
 from jaxttp.conditioning import sweep
-from jaxttp.data import Dataset
-from tests.experiments.smoke import check_smoke
-
-CONDITIONING = [name for name, path in SCRIPTS.items() if "experiments.conditioning" in path]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CONDITIONING)
-def test_smoke(name, tmp_path):
-    check_smoke(name, tmp_path)
-
-
-def test_presets_of_the_paper_have_its_sizes():
-    assert "Figures 1 and 14" in pruning.RESNET20.claim["gnc-1"]  # the paper draws it twice
-    paper = pruning.RESNET20.presets["paper"]
-    assert (paper.data, paper.classes * paper.per_class, paper.batch_size) == ("cifar10", 1000, 64)
-    assert (paper.learning_rate, paper.decay_epoch, paper.momentum) == (0.1, 91, 0.9)
-    cpu = pruning.RESNET20.presets["cpu"]
-    assert (len(cpu.points), len(cpu.rates), len(cpu.seeds)) == (5, 3, 3)
-
 
 # --- reference rows -------------------------------------------------------------------------------
 
@@ -101,21 +79,6 @@ def test_patches_are_natural_images():
     assert values[0] > 0.4 * values.sum()  # the mean brightness varies most
     again = inputs.load_inputs("patches", 400, whiten=False, seed=1)
     np.testing.assert_array_equal(found.x, again.x)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "side", "gray", "features"),
-    [("cifar10", (32, 32, 3), 8, True, 64), ("cifar10", (32, 32, 3), None, False, 3072),
-     ("mnist", (28, 28, 1), 14, False, 196)],
-)  # fmt: skip
-def test_downloaded_images_of_the_papers_shapes(name, shape, side, gray, features, monkeypatch):
-    x = np.random.default_rng(0).random((20, *shape), np.float32)
-    names = tuple("0123456789")
-    data = Dataset(x, np.arange(20, dtype=np.int32) % 10, name, "Noise.", 10, names)
-    monkeypatch.setattr(inputs, "load_dataset", lambda wanted: data if wanted == name else None)
-    found = inputs.load_inputs(name, 15, side=side, gray=gray, whiten=False)
-    assert found.x.shape == (15, features)
-    np.testing.assert_allclose(found.x.mean(axis=0), 0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -189,17 +152,6 @@ def test_growth_with_depth_is_a_power():
     assert depth.exponent(one) == pytest.approx(2.0)
 
 
-@pytest.mark.usefixtures("full_precision")
-def test_relu_network_and_its_initialisation():
-    params = width.xavier(40, 30, 10, jax.random.key(0))
-    assert np.std(params["V"]) == pytest.approx((2 / 70) ** 0.5, rel=0.1)  # 1,200 draws
-    x = np.random.default_rng(0).standard_normal((4, 40)).astype(np.float32)
-    hidden = np.maximum(x @ np.asarray(params["V"]).T, 0)
-    np.testing.assert_allclose(
-        width.network(params, x), hidden @ np.asarray(params["W"]).T, atol=1e-5
-    )
-
-
 def test_first_step_below_a_share():
     assert training_time.first_below(np.array([4.0, 2.0, 1.0]), 0.3) == 2
     assert training_time.first_below(np.array([4.0, 2.0, 1.0]), 0.1) == np.inf
@@ -238,28 +190,3 @@ def test_pruned_networks_share_what_is_compiled():
     gradient = jax.grad(lambda w: masked({"weights": w, "masks": masks}, x).sum())(params)
     for leaf, keep in zip(jax.tree.leaves(gradient), jax.tree.leaves(masks), strict=True):
         assert not np.any(np.asarray(leaf)[~np.asarray(keep)])
-
-
-def test_pruned_networks_lose_the_share_and_keep_their_images():
-    settings = pruning.Settings("mlp", classes=2, per_class=3, enlarge=2)
-    x, y = pruning.images(settings)
-    assert x.shape == (6, 16, 16, 1)
-    assert y.tolist() == sorted([0, 1] * 3) or set(y.tolist()) == {0, 1}
-    assert abs(x.mean()) < 1e-5  # float32
-    np.testing.assert_array_equal(x[:, ::2, ::2], x[:, 1::2, 1::2])
-
-
-@pytest.mark.slow
-def test_weight_decay_and_rate_of_the_pruning_optimizer():
-    settings = pruning.Settings("mlp", decay_epoch=2, learning_rate=1.0, momentum=0.0)
-    rule = pruning.optimizer(settings, batches=1)
-    w = np.ones(1, np.float32)
-    state, seen = rule.init(w), []
-    for _ in range(4):
-        step, state = rule.update(np.zeros(1, np.float32), state, w)
-        seen.append(float(step[0]))
-    np.testing.assert_allclose(seen, [-1e-4, -1e-4, -1e-5, -1e-5], rtol=1e-5)
-    with pytest.raises(ValueError, match="optimizer='lion'"):
-        pruning.optimizer(pruning.Settings("mlp", optimizer="lion"), 1)
-    with pytest.raises(ValueError, match="network='lenet'"):
-        pruning.one_run(pruning.Settings("lenet"), 0.5, 0)

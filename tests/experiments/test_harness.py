@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from experiments import harness
 from experiments.__main__ import app
-from experiments.harness import Script, add_to_gallery, find, load_script, run_script
-from experiments.scripts import SCRIPTS
+from experiments.harness import Script, add_to_gallery, find, run_script
 from experiments.store import MissingError, Store
 from experiments.two_factor.theorems import Settings as Theorems
 from jaxttp.conditioning import Record as Row
@@ -185,22 +184,8 @@ def test_unknown_names(tmp_path, toy):
         find("qqqqqqqq")
 
 
-def test_every_script_offers_what_the_runner_needs():
-    pictures = []
-    for name in SCRIPTS:
-        script = load_script(name)
-        assert {"smoke", "cpu"} <= set(script.presets)
-        assert all(dataclasses.is_dataclass(preset) for preset in script.presets.values())
-        assert all(claim.endswith(")") for claim in script.claim.values())  # ... (Source)
-        pictures += list(script.claim)
-    assert len(pictures) == len(set(pictures))
-
-
 def test_the_command_line(tmp_path):
     runner = CliRunner()
-    listed = runner.invoke(app, ["list"], env={"COLUMNS": "200"})
-    assert listed.exit_code == 0
-    assert all(name in listed.output for name in SCRIPTS)
     options = ["--preset", "smoke", "--output", str(tmp_path)]
     refused = runner.invoke(app, ["run", "two-factor-theorems", "--plot", "--fresh", *options])
     assert refused.exit_code == 2
@@ -221,19 +206,3 @@ def test_plot_runs_first_what_is_not_saved(tmp_path, toy, monkeypatch):
     assert again.exit_code == 0
     assert "It is run first." not in again.output
     assert len(toy.made) == made > 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_processes")  # those of one are compiled here
-def test_two_scripts_at_a_time_are_those_of_one(tmp_path):
-    run = ["run", "gnc-leaky-relu", "gnc-batch-norm", "ttp-unknown", "--preset", "smoke"]
-    outputs = []
-    for jobs in ("1", "2"):
-        outcome = CliRunner().invoke(app, [*run, "--jobs", jobs, "--output", str(tmp_path / jobs)])
-        assert outcome.exit_code == 1
-        assert "failed: ttp-unknown" in outcome.output
-        outputs.append(sorted(p.name for p in (tmp_path / jobs).rglob("*.png")))
-        # The same numbers, to the last digit printed.
-        outputs[-1] += [p.read_text() for p in sorted((tmp_path / jobs).rglob("measured.json"))]
-    assert outputs[0] == outputs[1]
-    assert len(outputs[0]) >= 4

@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxttp import predict_training_time, sweep
-from jaxttp.forecast import Candidate, Problem, _options, compare, extrapolate, grid, sweep_kernel
+from jaxttp.forecast import Candidate, Problem, _options, compare, grid, sweep_kernel
 from jaxttp.ntk import (
     ClassSketched,
     Exact,
@@ -126,7 +126,6 @@ def test_what_decomposes_the_whole_is_refused_before_any_work():
             never, weights(), X, y, dynamics="sde", batch_size=8, key=KEY, relinearize=0, **common
         ),
         lambda: compare({"one": Candidate(never, weights())}, X, y, kernel=kernel),
-        lambda: extrapolate(never, weights(), X, y, subset=20, key=KEY, samples=1000, **common),
     ]
     for call in calls:
         with pytest.raises(ValueError, match=r"kernel=Exact\(mesh=...\) lies on 4 devices, and"):

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp import Candidate, Online, compare, extrapolate, predict_training_time, sweep, train
+from jaxttp import Candidate, Online, compare, predict_training_time, sweep, train
 from jaxttp.forecast import Hyperparameters, Rule, grid, online, planner, sweep_kernel
 from tests.draws import normal
 
@@ -44,11 +44,6 @@ def swept(network, **options):
 def compared(network, **options):
     given = {"time_steps": False, "relinearize": 0} | options
     return compare({"one": Candidate(network, W)}, X, Y, steps=20, **given)
-
-
-def extrapolated(network, **options):
-    options = {"subset": 6, "learning_rate": 0.1, "key": KEY, "loss": "squared_error"} | options
-    return extrapolate(network, W, X, Y, steps=20, **options)
 
 
 def trained(network, **options):
@@ -111,15 +106,6 @@ PREDICT = {
     "momentum twice": ({"optimizer": optax.sgd(0.1), "momentum": 0.9}, "momentum=0.9 goes with"),
     "x_test alone": ({"x_test": X}, "x_test and y_test belong together"),
 }
-EXTRAPOLATE = {
-    "method": ({"loss": "cross_entropy", "method": "resolvent"}, "method='resolvent' does nothing"),
-    "head": ({"loss": "cross_entropy", "head": 2}, "head=2 does nothing here: .*squared_error"),
-    "alpha": ({"loss": "cross_entropy", "alpha": 0.1}, "alpha=0.1 does nothing here"),
-    "alpha of no power law": ({"alpha": 0.1}, "alpha=0.1 corrects a power law"),
-    "unknown method": ({"method": "guess"}, "method='guess' is not known"),
-    "unknown rule": ({"rule": "soon"}, "rule='soon' is not known"),
-    "no resamples": ({"resamples": 1}, "resamples must be an integer of at least 2"),
-}
 TWO = grid(learning_rate=0.1, batch_size=(None, 13), steps=20)
 CASES = [
     *(pytest.param(predict, *case, id=f"predict, {name}")
@@ -127,8 +113,6 @@ CASES = [
     *(pytest.param(swept, *case, id=f"sweep, {name}") for name, case in READING.items()),
     *(pytest.param(compared, *case, id=f"compare, {name}")
       for name, case in (READING | BATCHES).items()),
-    *(pytest.param(extrapolated, *case, id=f"extrapolate, {name}")
-      for name, case in EXTRAPOLATE.items()),
     *(pytest.param(trained, *case, id=f"train, {name}") for name, case in BATCHES.items()),
     pytest.param(trained, {"loss": "hinge"}, "loss='hinge' is not known", id="train, loss"),
     pytest.param(swept, {"protocol": "epochs"}, "protocol='epochs' is about", id="sweep, protocol"),

@@ -9,7 +9,6 @@ import pytest
 from jaxttp import predict_training_time
 from jaxttp.forecast import Hyperparameters, grid, online, sweep_kernel
 from jaxttp.forecast._stability import Rates, constant_rate, rises, stability_message
-from jaxttp.forecast.spectra import mode_curve
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((20, 3))
@@ -204,12 +203,6 @@ def test_words_for_every_case():
     assert say(fine, unknown, True) == "stable; its largest step is 0.5 of the largest stable one"
     flat = constant_rate(0.1, np.finfo(np.float64).max)
     assert say(fine, flat, True) == "stable; without curvature no learning rate is too large"
-
-
-def test_modes_beyond_the_limit_are_seen_before_they_have_grown():
-    setting = Hyperparameters(1.02, loss="squared_error", steps=5)
-    assert mode_curve(np.array([1.0, 2.0]), np.array([1.0, 1e-9]), setting)[1] is False
-    assert mode_curve(np.array([1.0, 2.0]), np.array([1.0, 0.0]), setting)[1] is True
 
 
 def test_a_corrected_forecast_that_doubles_what_was_seen_is_not_stable():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxttp.dynamics import batch_indices, recursion
 from jaxttp.forecast import Hyperparameters, grid, predict_training_time, sweep, sweep_kernel
 from jaxttp.forecast import screening as module
-from jaxttp.losses.crossing import training_time
+from jaxttp.losses.rule import training_time
 
 N, C = 6, 3
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp import compare, extrapolate, online, predict_training_time, race, sweep, train
+from jaxttp import compare, online, predict_training_time, race, sweep, train
 from jaxttp.cli._tables import cells
 from jaxttp.forecast import (
     Candidate,
@@ -240,25 +240,6 @@ def test_comparisons_rank_by_targets_first():
     assert row["steps_loss_0.55"] == found.target_steps[0, 0]
     assert "loss below 0.55, error below 0.25" in str(found)
     assert len(found.thresholds) == 2  # a tenth and a half of the start, as ever
-
-
-def test_extrapolated_targets_are_the_absolute_rules():
-    x = normal(KEYS[3], (40, 3))
-    y = jnp.tanh(x[:, :1])
-    found = extrapolate(
-        network, W[:, :1], x, y, learning_rate=0.5, subset=30, key=jax.random.key(0), steps=20,
-        loss="squared_error", thresholds=(0.1,), rule="absolute", resamples=2,
-        target_loss=(0.1, 1e-9),
-    )  # fmt: skip
-    assert found.targets == {Target(0.1): found.steps[0.1], Target(1e-9): -1}
-    assert found.targets[Target(0.1)] >= 0
-    assert found.targets_spread == {Target(0.1): found.spread[0.1], Target(1e-9): np.inf}
-    assert str(found).count("loss below 0.1 ") == 2
-    with pytest.raises(ValueError, match="target_loss must be greater than 0"):
-        extrapolate(
-            network, W[:, :1], x, y, learning_rate=0.5, subset=30, key=jax.random.key(0),
-            loss="squared_error", target_loss=0.0,
-        )  # fmt: skip
 
 
 def test_corrected_forecasts_read_the_corrected_curve():

@@ -13,8 +13,7 @@ from jaxttp.forecast._along import Subset, sampled
 from jaxttp.forecast._trust import trust_in_path, trust_in_speeds
 from jaxttp.forecast._witness import NOBODY, Witness, ask_network
 from jaxttp.losses import encode_targets
-from jaxttp.losses.crossing import training_time
-from jaxttp.losses.rule import Rule, Target
+from jaxttp.losses.rule import Rule, Target, training_time
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((7, 3)), RNG.integers(0, 2, 7)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp import compare, extrapolate, online, predict_training_time, sweep
+from jaxttp import compare, online, predict_training_time, sweep
 from jaxttp.forecast import (
     Candidate,
     ClosedForm,
@@ -203,12 +203,6 @@ def test_what_one_front_door_can_do_the_others_can():
     )
     assert ranked.steps.tolist() == [swept.steps[1].tolist()]
     assert ranked.trust == (one.trust,)
-    far = extrapolate(
-        network, W, X, Y, learning_rate=1.0, steps=20, subset=10, loss="cross_entropy",
-        rule=rule, key=KEY,
-    )  # fmt: skip
-    exact = sweep(network, W, X, Y, settings[1:], rule=rule, relinearize=0)
-    assert list(far.steps.values()) == exact.steps[0].tolist()
     watch = Online(network, W, X, Y, settings[1], **sketch)
     watch(0, W, 0.8)
     watch(1, W, 0.7)
@@ -253,8 +247,6 @@ ONLINE = (KERNEL, jnp.zeros((2, 1)), jnp.ones((2, 1)), Hyperparameters(0.1, loss
         (lambda: Sketched(0, KEY), "sketch_dim must be an integer of at least 1"),
         (lambda: problem(x_test=X), "x_test and y_test belong together"),
         (lambda: online(*ONLINE, **LOSSES, rule=Rule(metric="error")), "only the loss"),
-        (lambda: extrapolate(network, W, X, Y, learning_rate=1.0, subset=5, key=KEY,
-                             rule=Rule(metric="error")), "the error on all samples is not"),
     ],
 )  # fmt: skip
 def test_values_check_themselves(call, message):

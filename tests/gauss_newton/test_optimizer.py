@@ -11,15 +11,12 @@ from sklearn.datasets import load_digits
 from jaxttp import predict_training_time, train
 from jaxttp._core.timing import compilations
 from jaxttp.gauss_newton import (
-    Exact,
-    Truncate,
     forecast_steps,
     gauss_newton,
     gauss_newton_direction,
     orthonormal_readout,
     output_change,
     revmlp_forward,
-    scale_by_gauss_newton,
 )
 from tests.draws import normal, split
 from tests.gauss_newton.networks import network
@@ -51,24 +48,6 @@ def test_an_update_is_minus_the_rate_times_the_direction(curvature):
     np.testing.assert_allclose(given, updates, atol=1e-12)  # the same sums
 
 
-def test_it_chains_with_clipping_decay_and_schedules():
-    w, v, x = network()
-    optimizer = optax.chain(
-        scale_by_gauss_newton(pseudoinverse="exact"),
-        optax.clip_by_global_norm(0.1),
-        optax.add_decayed_weights(0.01),
-        optax.scale_by_learning_rate(optax.linear_schedule(1.0, 0.0, 2)),
-    )
-    state = optimizer.init({"weights": w})
-    data = {"x": x, "y": 0 * x, "bottlenecks": v}
-    direction = gauss_newton_direction(w, v, x, revmlp_forward(w, v, x), pseudoinverse="exact")
-    clipped = 0.1 * direction / jnp.linalg.norm(direction)
-    for rate in (1.0, 0.5, 0.0):
-        updates, state = optimizer.update({"weights": w}, state, {"weights": w}, **data)
-        # The schedule is computed in float32.
-        np.testing.assert_allclose(updates["weights"], -rate * (clipped + 0.01 * w), atol=1e-7)
-
-
 def test_step_control_bounds_the_change_that_is_asked_for():
     w, v, x = network()
     options = {"pseudoinverse": "exact", "activation": "tanh"}
@@ -96,16 +75,6 @@ def test_a_step_is_exact_by_default_and_says_where_it_is_not():
     assert float(found[0.01].residual) > 0.1
 
 
-def test_what_is_not_measured_is_not_there():
-    w, v, x = network()
-    optimizer = gauss_newton(1.0, measure=False)
-    start = optimizer.init(w)
-    _, state = optimizer.update(w, start, w, x=x, y=0 * x, bottlenecks=v)
-    assert start[0].residual is None
-    assert state[0].residual is None
-    assert jax.tree.structure(start) == jax.tree.structure(state)  # it can be carried by a scan
-
-
 def test_functions_that_know_gradients_only_name_what_takes_exact_steps():
     w, v, x = network()
     network_of = lambda p, x: revmlp_forward(p, v, x)  # noqa: E731
@@ -125,9 +94,6 @@ def test_functions_that_know_gradients_only_name_what_takes_exact_steps():
         ({"loss": "hinge"}, "loss='hinge'"),
         ({"curvature": "full"}, "curvature='full'"),
         ({"damping": -1}, "damping must be"),
-        ({"pseudoinverse": "svd"}, "pseudoinverse='svd' is not known"),
-        ({"noise": -1}, "noise must be"),
-        ({"rtol": -1}, "rtol must be"),
         ({"max_output_change": 0}, "max_output_change must be"),
     ],
 )
@@ -197,7 +163,7 @@ def test_training_is_the_loop_that_was_written_out():
                 outputs[-1], LABELS, loss="cross_entropy", curvature="hessian", damping=0.1
             )
             direction, info = gauss_newton_direction(
-                weights, v, x, change, readout=p, activation="tanh", pseudoinverse=Truncate(rtol),
+                weights, v, x, change, readout=p, activation="tanh", rtol=rtol,
                 return_info=True,
             )  # fmt: skip
             weights = weights - rate * direction
@@ -240,7 +206,7 @@ def test_training_with_the_wrong_network_or_loss_is_refused():
         run(activation="gelu")
     repeated = x.at[1].set(x[0])
     with pytest.raises(eqx.EquinoxRuntimeError, match=r"^pseudoinverse='exact': a half-") as said:
-        run(x=repeated, pseudoinverse=Exact())
+        run(x=repeated, pseudoinverse="exact")
     assert "Traceback" not in str(said.value)  # XLA's own words hold the whole stack
 
 
@@ -283,23 +249,22 @@ def test_digits_at_full_rank_converge_quadratically():
     assert forecast_steps(f0, y, loss="squared_error", learning_rate=1.0, steps=1).loss[1] < 1e-30
 
 
-@pytest.mark.slow
-def test_digits_with_1024_samples():
-    losses, _ = train_digits(1024, 2048, 12)
-    # The required figures.
-    assert min(losses[:7]) < 1e-3
-    assert min(losses[:13]) < 1e-15
-
-
-def test_noise_takes_a_fresh_key_every_update(key):
+def test_noise_draws_anew_in_every_step(key):
+    """By the key of an update, or one derived from the optimizer's own and the step."""
     w, v, x = network()
-    optimizer = gauss_newton(1.0, activation="tanh", pseudoinverse="noise")
-    state = optimizer.init(w)
+    data = {"x": x, "y": 0 * x, "bottlenecks": v}
+    keyless = gauss_newton(1.0, activation="tanh", pseudoinverse="noise")
     with pytest.raises(ValueError, match="needs key"):
-        optimizer.update(w, state, w, x=x, y=0 * x, bottlenecks=v)
-    updates, _ = optimizer.update(w, state, w, x=x, y=0 * x, bottlenecks=v, key=key)
+        keyless.update(w, keyless.init(w), w, **data)
+    updates, _ = keyless.update(w, keyless.init(w), w, **data, key=key)
     epsilon = revmlp_forward(w, v, x, activation="tanh")
     expected = gauss_newton_direction(
         w, v, x, epsilon, activation="tanh", pseudoinverse="noise", key=key
     )
     np.testing.assert_allclose(updates, -expected, atol=1e-12)  # the same sums
+    optimizer = gauss_newton(1.0, activation="tanh", pseudoinverse="noise", key=key)
+    first, state = optimizer.update(w, optimizer.init(w), w, **data)
+    second, _ = optimizer.update(w, state, w, **data)
+    again, _ = keyless.update(w, state, w, **data, key=jax.random.fold_in(key, 0))
+    np.testing.assert_array_equal(first, again)  # of step 0, though it is step 1
+    assert np.abs(first - second).max() > 0.01 * np.abs(first).max()

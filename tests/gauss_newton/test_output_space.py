@@ -1,11 +1,10 @@
-"""ε, H⁺ε and the forecasts against dense pseudo-inverses and an ODE solver."""
+"""ε, H⁺ε and the forecasts against dense pseudo-inverses and a closed form."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.integrate import solve_ivp
 
-from jaxttp.gauss_newton import forecast_flow, forecast_steps, output_change
+from jaxttp.gauss_newton import forecast_steps, output_change
 from jaxttp.losses import Loss, cross_entropy, unexplained_variance
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -53,58 +52,28 @@ def test_damping_bounds_the_step_of_a_hopeless_sample():
     assert np.isfinite(np.asarray(step)).all()
 
 
-@pytest.mark.parametrize(
-    ("loss", "curvature"), [("squared_error", "identity"), ("cross_entropy", "hessian")]
-)
-def test_the_flow_solves_its_equation(loss, curvature):
-    def field(_, f):
-        rows = f.reshape(5, 4)
-        change = output_change(rows, LABELS, loss=loss, curvature=curvature, damping=0.0)
-        return -np.asarray(change).reshape(-1)
-
-    ts = np.array([0.0, 0.5, 2.0])
-    expected = solve_ivp(field, (0, 2), F.reshape(-1), t_eval=ts, rtol=1e-10, atol=1e-12).y.T
-    flow = forecast_flow(F, LABELS, loss=loss, ts=ts, curvature=curvature)
-    np.testing.assert_allclose(flow.outputs.reshape(3, -1), expected, atol=1e-8)  # the ODE's error
-    assert float(flow.error[-1]) <= float(flow.error[0])
-
-
-def test_steps_converge_to_the_flow_and_take_euler_steps():
-    flow = forecast_flow(F, LABELS, loss="cross_entropy", ts=1.0, curvature="hessian")
+def test_steps_converge_to_the_flow():
+    """Generalised steps on a softmax: p(t) = y + e^{-t} (p_0 - y)."""
+    expected = Y + np.exp(-1.0) * (softmax(F) - Y)
     errors = []
     for steps in (20, 40):
         path = forecast_steps(
             F, LABELS, loss="cross_entropy", learning_rate=1 / steps, steps=steps,
             curvature="hessian", damping=0.0,
         )  # fmt: skip
-        errors.append(np.abs(path.outputs[-1] - flow.outputs[0]).max())
+        errors.append(np.abs(softmax(path.outputs[-1]) - expected).max())
     assert 1.7 < errors[0] / errors[1] < 2.3  # first order
-    assert path.loss.shape == (41,)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_long_flows_and_saturated_outputs_stay_finite(dtype):
+def test_saturated_outputs_stay_finite(dtype):
     """Probabilities that are 0 in this precision: a wrong class has nothing left to lose."""
-    f, y = jnp.array([[0.0, 200.0, 1.0]], dtype), jnp.array([1])
-    for label in (y, 0 * y):
-        path = forecast_flow(
-            f, label, loss="cross_entropy", curvature="hessian", ts=jnp.array([0.0, 1.0, 900.0])
-        )
-        assert bool(jnp.all(jnp.isfinite(path.outputs)))
-        np.testing.assert_allclose(path.outputs[0], f, atol=1e-4)  # the same up to rounding of 200
-        expected = -np.log(1 - np.exp(-1.0)) if label is not y else 0.0
-        np.testing.assert_allclose(path.loss[1:], [expected, 0.0], atol=1e-4)
     steps = forecast_steps(
-        jnp.zeros((1, 3), dtype), y, loss="cross_entropy", curvature="hessian", damping=0.0,
-        learning_rate=0.9, steps=400,
+        jnp.zeros((1, 3), dtype), np.array([1]), loss="cross_entropy", curvature="hessian",
+        damping=0.0, learning_rate=0.9, steps=400,
     )  # fmt: skip
     assert bool(jnp.all(jnp.isfinite(steps.outputs)))
     assert float(steps.loss[-1]) == 0.0
-    settled = jnp.array([[2000.0]], dtype)
-    change = output_change(
-        settled, jnp.array([1]), loss="binary_cross_entropy", curvature="hessian", damping=0.0
-    )
-    assert change.tolist() == [[0.0]]
 
 
 def test_the_softmax_with_identity_has_a_slow_tail():
@@ -124,8 +93,6 @@ def test_the_softmax_with_identity_has_a_slow_tail():
         (output_change, {"outputs": F * np.nan}, "outputs holds 20"),
         (forecast_steps, {"learning_rate": 0.0, "steps": 1}, "learning_rate must be"),
         (forecast_steps, {"learning_rate": 1.0, "steps": 0}, "steps must be"),
-        (forecast_flow, {"ts": np.array([np.nan])}, "ts.* holds 1"),
-        (forecast_flow, {"ts": 1.0, "curvature": "identity"}, "use forecast_steps"),
     ],
 )
 def test_bad_input(function, change, message):

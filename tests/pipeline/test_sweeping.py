@@ -1,4 +1,4 @@
-"""Sweeps, comparisons and extrapolations from the name of a task."""
+"""Sweeps and comparisons from the name of a task."""
 
 import dataclasses
 import json
@@ -10,12 +10,10 @@ import pytest
 
 import jaxttp
 from jaxttp import predict_training_time
-from jaxttp.forecast import training_time
 from jaxttp.pipeline import (
     Settings,
     build_task,
     compare_task,
-    extrapolate_task,
     pair_networks,
     race_starts_task,
     starting_points,
@@ -176,33 +174,6 @@ def test_networks_and_files_are_paired():
         pair_networks(("vgg5", "resnet20"), ("a",))
 
 
-@pytest.mark.slow
-def test_extrapolation_beside_the_real_training():
-    settings = Settings(
-        data="wine", samples_per_class=20, steps=30, learning_rate=0.05, loss="squared_error",
-        target_loss=(0.5,),
-    )  # fmt: skip
-    result = extrapolate_task(settings, subset=24, verify=True)
-    assert result.found.samples == 60
-    assert result.task.loss == "squared_error"
-    assert result.targets[0].words == "loss below 0.5"
-    assert result.targets[0].real_steps == result.run.read(0.5, rule="absolute")[0.5]
-    assert result.seconds == {
-        e: t * result.step_time.seconds for e, t in result.found.steps.items() if t >= 0
-    }
-    assert result.real_steps == {
-        e: int(training_time(result.run.loss, e)) for e in (0.01, 0.1, 0.4)
-    }
-    plain = json.loads(json.dumps(result.to_json(), allow_nan=False))
-    assert plain["subset"] == 24
-    assert plain["verified"]["steps"]["0.1"] == result.real_steps[0.1]
-    assert len(plain["loss"]) == 31
-
-
 def test_bad_input():
     with pytest.raises(ValueError, match=r"threshold=0\.3 is not known"):
         sweep_task(SMALL, threshold=0.3)
-    with pytest.raises(ValueError, match="subset must be"):
-        extrapolate_task(SMALL, subset=16)
-    with pytest.raises(ValueError, match="batch_size cannot be extrapolated"):
-        extrapolate_task(Settings(data="wine", batch_size=4), subset=10)

@@ -7,12 +7,12 @@ import math
 import jax
 import numpy as np
 import pytest
+from jaxttp.data.folders import LAYOUTS
+from jaxttp.data.tfds import SPLITS
 
 from jaxttp import training_time
 from jaxttp.adapters import output_shape
 from jaxttp.data import dataset_names
-from jaxttp.data.folders import LAYOUTS
-from jaxttp.data.tfds import SPLITS
 from jaxttp.pipeline import Settings, build_task, forecast
 from tests import tiny
 

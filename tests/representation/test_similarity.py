@@ -1,12 +1,9 @@
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxttp import empirical_ntk, from_nnx
-from jaxttp.models import MLP
 from jaxttp.representation import cka_table, kernel_distance, kernel_rate, linear_cka
 
 RNG = np.random.default_rng(3)
@@ -64,14 +61,6 @@ def test_tables():
     assert (other.rows, other.columns) == (("a",), ("b", "c"))
 
 
-def test_layers_of_a_network():
-    model = MLP((4, 16, 16, 3), rngs=nnx.Rngs(0))
-    table = cka_table(model.activations(RNG.standard_normal((40, 4)).astype(np.float32)))
-    assert table.rows == ("hidden.0", "hidden.1", "head")
-    np.testing.assert_allclose(np.diag(table.values), 1.0, rtol=1e-12)
-    np.testing.assert_allclose(table.values, table.values.T, rtol=1e-12)
-
-
 @pytest.mark.parametrize("shape", [(6, 6), (3, 2, 3, 2)])
 def test_kernel_distance_is_one_minus_the_cosine(shape):
     k, m = psd(6, 0).reshape(shape), psd(6, 1).reshape(shape)
@@ -90,15 +79,6 @@ def test_kernel_distance_keeps_its_digits_near_zero():
 def test_psd_kernels_are_at_most_one_apart(seed, rank):
     distance = float(kernel_distance(psd(5, seed, rank), psd(5, seed + 1, rank)))
     assert 0 <= distance <= 1 + 1e-12
-
-
-def test_distance_of_kernels_along_training():
-    apply_fn, params = from_nnx(MLP((3, 8, 2), rngs=nnx.Rngs(0)))
-    x = RNG.standard_normal((5, 3)).astype(np.float32)
-    moved = jax.tree.map(lambda w: 1.3 * w, params)
-    start, same, other = (empirical_ntk(apply_fn, p, x) for p in (params, params, moved))
-    assert float(kernel_distance(start, same)) == 0.0
-    assert 0 < float(kernel_distance(start, other)) < 0.1
 
 
 def test_rates():
@@ -132,8 +112,6 @@ def test_jit():
         (lambda: kernel_rate([np.eye(2)] * 2, [1.0, 1.0]), "ts must increase"),
         (lambda: linear_cka(np.eye(3), np.eye(4)), "samples of first"),
         (lambda: linear_cka(np.ones((3, 2)), np.eye(3)), "first .*all are the same"),
-        (lambda: linear_cka(np.eye(3), np.full((3, 2), np.inf)), "second holds"),
-        (lambda: linear_cka(np.zeros((0, 2)), np.eye(3)), "first must not be empty"),
         (lambda: cka_table({}), "first must name"),
         (lambda: cka_table({"a": np.eye(3)}, {"b": np.eye(4)}), "same samples"),
         (lambda: cka_table({"a": np.ones((3, 3))}), r"first\['a'\].*all are the same"),

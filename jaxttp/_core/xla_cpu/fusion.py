@@ -4,7 +4,7 @@ It fuses elementwise operations into whatever reads their result, and repeats th
 derivative at a block of a residual network is a sum of what all blocks above hand down, of which
 the derivatives of layer norms are elementwise; the whole sum is fused into the products of every
 block, so the work grows with the square of the depth: of a gradient through 12 blocks a third is
-lost so, through 16 two fifths, and most of the compilation (`experiments/bench/residual.py`).
+lost so, through 16 two fifths, and most of the compilation.
 
 So a sum of two branches that several steps read, itself or after an activation, comes out of a
 conditional, across which nothing is fused, forwards or backwards. Both of its branches hand the
