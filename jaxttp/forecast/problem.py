@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxttp._core.bounded import bound_programs
 from jaxttp._core.checks import check_finite, check_known
-from jaxttp._core.compile import jit
+from jaxttp._core.compile import bound_programs, jit
 from jaxttp._core.samples import take
 from jaxttp._core.traced import Network, network_of
 from jaxttp._core.types import ApplyFn, Params, notes_of
