@@ -196,7 +196,7 @@ def _print_advice(console: Console, result: Any) -> None:
 
 def _cheaper(swept: Any) -> str:
     """What a race would cost, where that is less than the sweep did and can be said."""
-    from jaxttp.forecast.heats import expected
+    from jaxttp.forecast.race import expected
 
     order, steps = swept.ranking(), {one.steps for one in swept.settings}
     sizes = {one.batch_size for one in swept.settings}

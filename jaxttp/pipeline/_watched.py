@@ -13,7 +13,7 @@ from jaxttp._core.samples import count, take
 from jaxttp._core.types import Model
 from jaxttp.adapters import as_rows
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.forecast._held_path import watcher
+from jaxttp.forecast.stale_gradients.path import watcher
 from jaxttp.losses import encode_targets
 from jaxttp.training import TrainingStep
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxttp._core.checks import check_used
 from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast import HeldForecast, WallClock, held_forecast, wall_clock
-from jaxttp.forecast.seconds import readable_time
+from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses.rule import Curves, Rule, reach
 from jaxttp.pipeline._plain import plain_number, plain_numbers
 from jaxttp.pipeline._watched import WatchedRun, train_watched

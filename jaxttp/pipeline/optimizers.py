@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from jaxttp.forecast.hyperparameters import (
+from jaxttp.forecast.training_setup import (
     DESCENT,
     SCHEDULES,
     Hyperparameters,

@@ -3,7 +3,7 @@
 import dataclasses
 
 from jaxttp._core.checks import check_choice, check_integer, check_number
-from jaxttp.forecast.hyperparameters import SCHEDULES
+from jaxttp.forecast.training_setup import SCHEDULES
 from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline._unused import check_unused
 from jaxttp.pipeline.goals import aims
@@ -58,7 +58,7 @@ class Settings:
         weight_decay: of "sgd" (added to the gradient) and of "adamw" (decoupled); None for 0 and
             0.01, as in PyTorch.
         nesterov: whether the momentum of "sgd" is Nesterov's.
-        schedule: of the learning rate, by a name of `jaxttp.forecast.hyperparameters.SCHEDULES`.
+        schedule: of the learning rate, by a name of `jaxttp.forecast.training_setup.SCHEDULES`.
         warmup: first steps in which the rate rises linearly from 0, and the schedule begins after
             them; 0 for none, or for a tenth of the horizon with "warmup_cosine".
         target_loss: losses to get below, beside the thresholds.

@@ -11,7 +11,7 @@ from jaxttp._core.checks import check_integer, check_number
 from jaxttp._core.types import Model
 from jaxttp.adapters import from_nnx
 from jaxttp.data import load_corpus, load_tokenizer
-from jaxttp.forecast.held import FORWARD, POINTS, affordable
+from jaxttp.forecast.stale_gradients.forecast import FORWARD, POINTS, affordable
 from jaxttp.models import adapter_targets, load_transformer, lora
 from jaxttp.models.language import Decoder, Encoder
 from jaxttp.models.language.tokens import read_tokens

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp.forecast.hyperparameters import SCHEDULES, Hyperparameters
+from jaxttp.forecast.training_setup import SCHEDULES, Hyperparameters
 from jaxttp.losses.rule import Target
 from jaxttp.pipeline import Settings, build_task, forecast, make_optimizer, sweep_task
 from jaxttp.pipeline.goals import aims, arrivals
