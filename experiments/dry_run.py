@@ -21,7 +21,7 @@ from experiments.harness import find, load_script
 from experiments.store import Store
 from jaxttp import pipeline
 from jaxttp._core.checks import check_choice
-from jaxttp.data import registry, tfds
+from jaxttp.data import registry, sources
 from jaxttp.data.images import ImageSource
 from jaxttp.data.sources import LAYOUTS
 
@@ -124,8 +124,8 @@ def made_up_data(samples: int | None = None) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "tfds_source", source))
             stack.enter_context(mock.patch.object(module, "folder_source", folder))
         if samples is not None:
-            sizes = {name: 6 * samples // 7 for name in tfds.TRAIN_SIZES}
-            stack.enter_context(mock.patch.dict(tfds.TRAIN_SIZES, sizes))
+            sizes = {name: 6 * samples // 7 for name in sources.TRAIN_SIZES}
+            stack.enter_context(mock.patch.dict(sources.TRAIN_SIZES, sizes))
         yield
 
 

@@ -18,7 +18,7 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 ).strip()
 os.environ.setdefault("MPLBACKEND", "agg")
-os.environ["JAXTTP_CACHE"] = "off"  # commands keep nothing in the user's folder; tests are cold
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # commands keep nothing; tests are cold
 
 import hypothesis
 import jax
@@ -50,12 +50,11 @@ SLOW_EXAMPLES = (
     "jaxttp.forecast.compare.compare",
     "jaxttp.forecast.online.Online",
     "jaxttp.forecast.predict.forecast_training",
-    "jaxttp.models.vit.ViT",
-    "jaxttp.models.vgg.VGG",
-    "jaxttp.models.resnet.",
+    "jaxttp.models.transformers.ViT",
+    "jaxttp.models.convolutional.VGG",
+    "jaxttp.models.convolutional.",
     "jaxttp.dynamics.two_factor.two_factor_flow",
     "jaxttp.conditioning.points.convolution_point",
-    "jaxttp.plots.forecast.plot_forecast",
 )
 
 
@@ -76,13 +75,12 @@ elif "xla_cpu_max_isa" in os.environ["XLA_FLAGS"]:  # with fused products the em
 # Workers take whole files (--dist=loadfile): these take longest, so they go first.
 LONGEST = (
     "tests/test_notebooks.py",
-    "tests/experiments/test_dry_run.py",
+    "tests/experiments/test_figures.py",
     "tests/pipeline/test_sweeping.py",
     "tests/experiments/test_two_factor.py",
     "tests/dynamics/test_diffusion.py",
     "tests/test_report.py",
     "tests/test_docs.py",
-    "tests/experiments/test_conditioning.py",
     "tests/dynamics/test_relinearize_adaptive.py",
     "tests/dynamics/test_relinearize.py",
     "tests/forecast/test_predict_dynamics.py",
@@ -150,7 +148,7 @@ def pytest_collection_finish():
 def bounded_memory():
     """Compiled programs are never dropped by themselves: a worker grows to 6 GiB without this."""
     yield
-    from jaxttp._core.bounded import (
+    from jaxttp._core.compile import (
         give_back,  # here: the hooks of this file come before the package
     )
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from jaxttp import empirical_ntk, from_keras, predict_training_time
-from tests.threads import in_threads
 
 X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 
@@ -72,26 +71,6 @@ def test_outputs_and_kernel(keras):
     assert set(found.notes) == {"1 BatchNorm on running averages", "1 dropout (0.3) off"}
     trained[0].assign(trained[0] * 0)  # later changes do not matter
     np.testing.assert_allclose(apply_fn(params, jnp.asarray(X)), expected, atol=1e-6)
-
-
-def test_traces_in_several_threads(keras):
-    """Keras keeps the values of a stateless call in its thread, so `from_keras` needs no lock."""
-    apply_fn, params = from_keras(sequential(keras))
-    traced = lambda: str(jax.make_jaxpr(lambda params: apply_fn(params, X))(params))  # noqa: E731
-    expected = traced()  # anew at every call: JAX remembers what it traced of a function
-    different, failed = [], []
-
-    def trace():
-        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-            for _ in range(10):
-                try:
-                    different.append(traced() != expected)
-                except Exception as problem:
-                    failed.append(repr(problem))
-
-    in_threads(trace, 3)
-    assert not failed
-    assert different == [False] * 30
 
 
 def test_functional_models_and_refusals(keras):

@@ -7,8 +7,6 @@ prints how far outputs and kernels are from PyTorch's own.
 """
 
 import importlib.metadata
-import pathlib
-import re
 import types
 
 import jax
@@ -108,24 +106,6 @@ def encoder(torch):
     return Encoder(), TOKENS, None
 
 
-def causal(torch):
-    """Attention by PyTorch's fused function."""
-    nn = torch.nn
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.qkv, self.head = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 3)
-
-        def forward(self, x):
-            parts = self.qkv(self.norm(x)).chunk(3, -1)
-            q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in parts)
-            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return self.head((x + mixed.transpose(1, 2).flatten(2))[:, -1])
-
-    return Block(), RANDOM.normal(size=(4, 6, 8)).astype(np.float32), None
-
-
 def brute_force(torch, module, x, words):
     """Outputs and kernel by PyTorch's gradients, one output at a time."""
     module.eval()
@@ -146,7 +126,7 @@ def brute_force(torch, module, x, words):
     return np.stack(outputs), (jacobian @ jacobian.T).reshape(4, -1, 4, len(rows) // 4)
 
 
-@pytest.mark.parametrize("make", [bert, gpt2, resnet, regularised, encoder, causal])
+@pytest.mark.parametrize("make", [bert, gpt2, resnet, regularised, encoder])
 def test_outputs_and_kernel_are_those_of_torch(torch, make):
     module, x, words = make(torch)
     module.train()
@@ -213,29 +193,6 @@ def test_threads_take_turns(torch):
     assert different == [False] * 24
 
 
-def test_the_check_is_compiled(torch):
-    """PyTorch calls the module, then one trace, in which frozen weights are arguments too."""
-    seen = []
-
-    class Watched(torch.nn.Linear):
-        def forward(self, x):
-            seen.append([isinstance(getattr(a, "_elem", 0), jax.core.Tracer)
-                         for a in (x, self.weight, self.bias)])  # fmt: skip
-            return super().forward(x)
-
-    module = Watched(3, 2)
-    module.weight.requires_grad_(False)
-    assert {*from_torch(module, np.ones((2, 3), np.float32)).params} == {"bias"}
-    assert seen == [[False] * 3, [True] * 3]
-
-    class Branch(torch.nn.Linear):
-        def forward(self, x):
-            return super().forward(x if x.sum() > 0 else -x)
-
-    with pytest.raises(TypeError, match="depends on the value of the argument x"):
-        from_torch(Branch(3, 2), np.ones((2, 3), np.float32))
-
-
 def test_what_cannot_be_is_refused(torch):
     nn = torch.nn
     x = np.ones((2, 3), np.float32)
@@ -253,20 +210,6 @@ def test_what_cannot_be_is_refused(torch):
     assert from_torch(Two(3, 2), x, select=lambda found: found[0]).apply_fn is not None
     with pytest.raises(ValueError, match=r"x holds 'images', which module.forward does not take"):
         from_torch(nn.Linear(3, 2), {"images": x})
-
-
-def test_the_guide_is_one_block_of_python_that_runs():
-    guide = pathlib.Path(__file__).parents[1] / "docs" / "pytorch.md"
-    (code,) = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
-    compiled = compile(code, str(guide), "exec")
-    try:
-        pytorch.import_pair()
-        import transformers  # noqa: F401
-    except ImportError:
-        return
-    names = {}
-    exec(compiled, names)
-    assert names["forecast"].stable
 
 
 def test_packages_that_are_missing_or_do_not_fit(monkeypatch):

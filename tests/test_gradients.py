@@ -11,7 +11,6 @@ import pytest
 
 import jaxttp
 from jaxttp.adapters.gradients import check_gradients
-from jaxttp.forecast import held_forecast
 
 BAD = 3
 X = jax.random.normal(jax.random.key(0), (6, 4), jnp.float64).at[BAD].set(0.0)
@@ -63,7 +62,6 @@ ENTRANCES = {
     "kernel, full": _kernel(),
     "kernel, trace": _kernel(output="trace", method="jacobian"),
     "kernel, diagonal": _kernel(output="diagonal", method="vector_product"),
-    "kernel, per layer": _kernel(per_layer=True),
     "sketch": lambda: jaxttp.sketch_jacobian(*ON, key=KEY, dim=4),
     "class sketch": lambda: jaxttp.class_sketch(*ON, key=KEY),
     "operator": lambda: jaxttp.ntk_operator(*ON).mv(jnp.ones((6, 2))),
@@ -105,15 +103,6 @@ def test_the_sample_and_the_parameter_are_named(entrance: str) -> None:
         ENTRANCES[entrance]()
 
 
-def test_stale_gradients_name_the_sample_too() -> None:
-    x, y = jnp.tile(X[GOOD], (12, 1)).at[7].set(0.0), jnp.tile(Y[GOOD], 12)
-    with pytest.raises(ValueError, match="gradient of sample 7 of x "):
-        held_forecast(
-            network, PARAMS, x, y, x_watched=x[:2], y_watched=y[:2], steps=200, batch_size=10,
-            optimizer=optax.adam(0.1), key=KEY,
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adam(0.1)])
 def test_test_samples_are_named_as_such(optimizer: Any) -> None:
     with pytest.raises(ValueError, match=f"gradient of sample {BAD} of x_test "):
@@ -121,11 +110,6 @@ def test_test_samples_are_named_as_such(optimizer: Any) -> None:
             network, PARAMS, X[GOOD], Y[GOOD], optimizer=optimizer, steps=3, relinearize=0,
             x_test=X, y_test=Y,
         )  # fmt: skip
-
-
-def test_columns_of_a_cross_kernel_are_looked_at() -> None:
-    with pytest.raises(ValueError, match=f"gradient of sample {BAD} of x2 "):
-        jaxttp.empirical_ntk(network, PARAMS, X[:2], X)
 
 
 def test_second_derivatives_are_called_that() -> None:
@@ -155,18 +139,6 @@ def test_a_finite_result_asks_nothing_of_the_network() -> None:
 def test_traced_values_pass() -> None:
     kernel = jax.jit(lambda params: jaxttp.empirical_ntk(network, params, X, output="trace"))
     assert not bool(jnp.all(jnp.isfinite(kernel(PARAMS))))
-
-
-def test_a_training_that_diverges_for_another_reason_is_a_result() -> None:
-    run = jaxttp.train(
-        network, PARAMS, X[GOOD], Y[GOOD], loss="squared_error", optimizer=optax.sgd(1e6), steps=80
-    )
-    assert not run.finite
-
-
-def test_a_result_that_is_not_finite_for_another_reason_is_left_alone() -> None:
-    vector = jnp.full((5, 2), jnp.nan)
-    assert bool(jnp.all(jnp.isnan(jaxttp.ntk_operator(network, PARAMS, X[GOOD]).mv(vector))))
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 17])

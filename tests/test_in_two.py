@@ -46,12 +46,6 @@ def test_each_sample_is_seen_once_and_the_first_as_often_as_there_is_room():
     assert sizes == [54, 54]  # 101 places for 100 samples and one of them again, and 7 copies
 
 
-def test_samples_may_be_pytrees():
-    x = {"ids": jnp.arange(50) % 3, "mask": jnp.ones((50, 4))}
-    found = InTwo(lambda w, x: w[x["ids"]] * x["mask"][:, :2]).evaluate(W, x)
-    np.testing.assert_array_equal(found.outputs, W[jnp.arange(50) % 3])
-
-
 def test_rows_that_are_all_alike_tell_nothing():
     assert InTwo(lambda w, x: x @ w).evaluate(W, jnp.ones((50, 3))).alone is None
 
@@ -72,24 +66,6 @@ def test_networks_that_mix_samples_are_found(n, kind, repeated):
     found = InTwo(MIXING[kind]).evaluate(W, x)
     with pytest.raises(ValueError, match="depends on the other samples of its batch"):
         check_per_sample(MIXING[kind], W, x, evaluated=found)
-
-
-@pytest.mark.parametrize("n", [31, 77])
-def test_forecasts_refuse_batch_statistics(n):
-    y = jnp.arange(n) % 2
-    with pytest.raises(ValueError, match="depends on the other samples of its batch"):
-        predict_training_time(
-            MIXING["batch statistics"], W, samples(n), y, learning_rate=0.1, steps=2
-        )
-
-
-@pytest.mark.parametrize("n", [5, 77])
-def test_forecasts_refuse_dropout(n):
-    def dropped(w, x):
-        return (x @ w) * jax.random.bernoulli(jax.random.key(3), 0.5, (len(x), 2))
-
-    with pytest.raises(ValueError, match=r"one sample give different|depends on"):
-        predict_training_time(dropped, W, samples(n), jnp.arange(n) % 2, learning_rate=0.1, steps=2)
 
 
 def test_forecasts_refuse_mixing_behind_a_last_layer_of_zeros():

@@ -1,7 +1,5 @@
 """What holds of kernels and forecasts whatever the numbers are: orders, scales, sums, signs."""
 
-import socket
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxttp import predict_training_time, training_time
-from jaxttp.data import load_dataset
 from jaxttp.ntk import empirical_ntk
-from tests.draws import normal
 
 N, C = 5, 2
 
@@ -94,24 +90,3 @@ def test_a_stable_loss_falls_and_smaller_shares_take_longer(seed):
     times = [found.steps[share] for share in shares]
     assert times == sorted(times)
     assert times == [int(training_time(found.loss, share)) for share in shares]
-
-
-def test_tiles_and_memory_change_nothing():
-    params, x, y = drawn(0)
-    whole = forecast(params, x, y).loss
-    for options in ({"kernel_batch_size": 2}, {"max_bytes": 10**6}):
-        np.testing.assert_allclose(forecast(params, x, y, **options).loss, whole, rtol=1e-12)
-
-
-def test_nothing_asks_the_network_of_machines(monkeypatch):
-    def refused(*_):
-        raise AssertionError("a connection was asked for")
-
-    monkeypatch.setattr(socket.socket, "connect", refused)
-    monkeypatch.setattr(socket, "getaddrinfo", refused)
-    data = load_dataset("digits")
-    w, x = normal(0, (64, 10)) / 8, jnp.asarray(data.x[:6]).reshape(6, -1)
-    found = predict_training_time(
-        lambda p, x: x @ p, w, x, jnp.asarray(data.y[:6]), learning_rate=0.01, steps=3
-    )
-    assert np.all(np.isfinite(found.loss))

@@ -11,15 +11,9 @@ import optax
 import pytest
 
 from jaxttp import (
-    Candidate,
-    class_sketch,
-    compare,
     empirical_ntk,
     ntk_operator,
-    ntk_plan,
     predict_training_time,
-    sketch_jacobian,
-    sweep,
     time_step,
     train,
     wall_clock,
@@ -27,9 +21,6 @@ from jaxttp import (
 from jaxttp._core.samples import concatenate, count, shape_words, take
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.adapters.inputs import check_samples
-from jaxttp.dynamics import relinearized_recursion, weight_space, weight_space_flow
-from jaxttp.dynamics.noise import diagonal_noise
-from jaxttp.forecast import Hyperparameters, Online, grid
 
 N, LENGTH, WORDS, WIDTH, CLASSES = 12, 5, 7, 8, 2
 RANDOM = np.random.default_rng(0)
@@ -107,29 +98,11 @@ def test_kernels_of_every_method_in_tiles_too(method):
     np.testing.assert_allclose(tiles, kernel()[:, :, :7], atol=1e-10)
 
 
-def test_a_kernel_within_a_bound_and_its_plan():
-    structs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), TOKENS)
-    plan = ntk_plan(bag, PARAMS, structs, method="jacobian", batch_size=4)
-    assert plan.forms == ntk_plan(packed_bag, PARAMS, PACKED, method="jacobian").forms
-    bounded = {"method": "jacobian", "max_bytes": 2 * plan.bytes}
-    assert ntk_plan(bag, PARAMS, TOKENS, **bounded).chunk < N
-    found = empirical_ntk(bag, PARAMS, TOKENS, **bounded)
-    np.testing.assert_allclose(found, empirical_ntk(packed_bag, PARAMS, PACKED), atol=1e-10)
-
-
 def test_an_operator():
     """Products 5 samples at a time, which leaves 2 over."""
     vector = RANDOM.normal(size=(N, CLASSES))
     found = ntk_operator(transformer, PARAMS, TOKENS, batch_size=5).mv(jnp.asarray(vector))
     np.testing.assert_allclose(found, np.einsum("ncmd,md->nc", kernel(), vector), atol=1e-10)
-
-
-@pytest.mark.slow
-def test_sketches():
-    """A sketch of three batches, and the sketch of classes: the same projections, the same sums."""
-    key = jax.random.key(0)
-    both(lambda f, x: sketch_jacobian(f, PARAMS, x, key=key, dim=64, batch_size=4))
-    both(lambda f, x: class_sketch(f, PARAMS, x, key=key, check=4).kernel, BAGS)
 
 
 def test_a_forecast_with_test_samples_and_batches():
@@ -161,50 +134,6 @@ def test_a_training_and_its_batches():
         bag, PARAMS, TOKENS, Y, steps={}, horizon=1, device="A100", **timed
     )  # fmt: skip
     assert clock.total_seconds > 0
-
-
-def test_sweeps_and_comparisons():
-    """Batches of 4: the trust of a setting pulls back through them."""
-    settings, key = grid(learning_rate=(0.1, 0.2), batch_size=4, steps=6), jax.random.key(0)
-    both(lambda f, x: sweep(f, PARAMS, x, Y, settings, key=key, relinearize=0).loss)
-    candidates = {"tokens": Candidate(bag, PARAMS, x=TOKENS)}
-    found = compare(
-        candidates, PACKED, Y, learning_rate=0.1, steps=6, time_steps=False, relinearize=0
-    )
-    alone = sweep(packed_bag, PARAMS, PACKED, Y, grid(learning_rate=0.1, steps=6), relinearize=0)
-    np.testing.assert_allclose(found.loss, alone.loss, atol=1e-10)
-    candidates = {"tokens": Candidate(transformer, PARAMS, x=take(TOKENS, slice(5)))}
-    with pytest.raises(ValueError, match=r"\['tokens'\].x must hold the 12 samples of x; got 5"):
-        compare(candidates, PACKED, Y, time_steps=False)
-
-
-@pytest.mark.slow
-def test_dynamics_that_evaluate_the_network():
-    given = {"loss": "cross_entropy", "optimizer": optax.sgd(0.1), "steps": 4}
-    both(lambda f, x: weight_space(f, PARAMS, x, Y, x_test=take(x, slice(3)), **given).test, BAGS)
-    noise = {"loss": "cross_entropy", "batch_size": N + 3}
-    both(lambda f, x: diagonal_noise(f, PARAMS, x, Y, x_test=take(x, slice(3)), **noise), BAGS)
-    ts = jnp.array([1.0, 2.0])
-    flow = {"loss": "cross_entropy", "learning_rate": 0.1, "ts": ts}
-    both(lambda f, x: weight_space_flow(f, PARAMS, x, Y, **flow).train, BAGS)
-
-
-@pytest.mark.slow
-def test_relinearisation_and_the_callback():
-    def path(network, x):
-        return relinearized_recursion(
-            network, PARAMS, x, Y, loss="cross_entropy", optimizer=optax.sgd(0.3), steps=6,
-            kernel_fn=lambda w: empirical_ntk(network, w, x), rebuilds=1,
-        ).train  # fmt: skip
-
-    both(path, BAGS)
-    setting = Hyperparameters(0.1, loss="cross_entropy", steps=4)
-    watch = Online(bag, PARAMS, TOKENS, Y, setting)
-    train(
-        bag, PARAMS, TOKENS, Y, loss="cross_entropy", optimizer=setting.optimizer(),
-        steps=2, callback=watch,
-    )  # fmt: skip
-    assert watch.forecast("outputs").at == 2
 
 
 def test_samples_that_mix_are_refused():

@@ -8,6 +8,7 @@ well. memory: temporary memory of the gradient by depth (n = 128, h = 64, m = 51
 stored. kernel: the exact kernel of 12.5 million weights, 100 samples, 10 outputs.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -16,9 +17,6 @@ import optax
 
 from experiments.bench.harness import Row, in_turn, parser, publish, store_of
 from jaxttp.gauss_newton import (
-    Exact,
-    Mode,
-    Truncate,
     gauss_newton,
     orthonormal_readout,
     revmlp_forward,
@@ -60,19 +58,18 @@ def step_functions(
 
     start = adam.init(w)
     functions: dict[str, Callable[[], object]] = {"adam": lambda: adam_step(w, start, v, x)}
-    modes: list[Mode] = [Exact(), Truncate(0.01)] + [Truncate(0.01, method="svd")] * svd
-    for mode in modes:
-        optimizer = gauss_newton(1.0, readout=p, pseudoinverse=mode, measure=False)
+    modes = [("exact", "cholesky"), ("truncate", "eigh")] + [("truncate", "svd")] * svd
+    for mode, method in modes:
+        optimizer = gauss_newton(
+            1.0, readout=p, pseudoinverse=mode, rtol=0.01, method=method, measure=False
+        )
 
         @jax.jit
         def step(w, state, v, x, optimizer=optimizer):
             updates, state = optimizer.update(w, state, w, x=x, y=y, bottlenecks=v)
             return optax.apply_updates(w, updates), state
 
-        state = optimizer.init(w)
-        functions[f"{mode.name} ({mode.method})"] = lambda step=step, state=state: step(
-            w, state, v, x
-        )
+        functions[f"{mode} ({method})"] = functools.partial(step, w, optimizer.init(w), v, x)
     return functions
 
 

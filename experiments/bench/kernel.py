@@ -176,7 +176,7 @@ def decoder(name: str, sizes: Tokens = LARGE) -> Case:
 
     from jaxttp import from_nnx, label_words
     from jaxttp.models import Architecture, Decoder
-    from jaxttp.models.language.rotary import read_rotary
+    from jaxttp.models.language.architecture import read_rotary
 
     width, heads = sizes.width, 4
     common: dict[str, Any] = {

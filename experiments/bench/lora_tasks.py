@@ -25,7 +25,7 @@ from flax import nnx
 from jaxttp import Model, from_nnx
 from jaxttp.dynamics import batch_indices
 from jaxttp.models import Architecture, Decoder, lora
-from jaxttp.models.language.rotary import read_rotary
+from jaxttp.models.language.architecture import read_rotary
 
 BYTES = 128
 """Bytes of texts are below this."""

@@ -156,7 +156,7 @@ def _pretrained(network: Network, data: Samples, data_set: str) -> nnx.Module:
     return pretrained(module, before, steps=network.steps, rate=network.rate)
 
 
-def asked(settings: PaysSettings, way: Way) -> dict[str, dict[str, Any]]:
+def options_of(settings: PaysSettings, way: Way) -> dict[str, dict[str, Any]]:
     """Forecast -> what to ask `predict_training_time` for."""
     found: dict[str, dict[str, Any]] = {"default": {}}
     if way.adam is not None:  # simulated in weight space, on one kernel: there is nothing to plan
@@ -186,7 +186,7 @@ def measure(settings: PaysSettings, name: str, title: str, steps: int) -> Row:
         "real": loss.tolist(), "seconds": real.seconds, "compile": real.compile_seconds,
     }  # fmt: skip
     row["forecasts"] = {}
-    for kind, options in asked(settings, way).items():
+    for kind, options in options_of(settings, way).items():
         begun = time.perf_counter()
         given = common | options
         if kind == "equation (1)":  # takes a rate, not an optimizer

@@ -1,96 +1,48 @@
 """Networks in Flax NNX. A sample's outputs depend on that sample alone: no batch statistics."""
 
-from jaxttp.models.attention import Attention, TransformerBlock
-from jaxttp.models.catalog import make_model, model_names
-from jaxttp.models.combinators import (
-    freeze,
-    head_only,
-    last_blocks,
-    map_outputs,
-)
-from jaxttp.models.head import fresh_head, linear_head
-from jaxttp.models.language import (
-    Architecture,
-    Decoder,
-    Encoder,
-    adapter_targets,
-    load_adapter,
-    load_transformer,
-    save_adapter,
-)
-from jaxttp.models.layers import LayerOutput, layer_names
-from jaxttp.models.low_rank import lora, lora_scale, merge_lora
-from jaxttp.models.mlp import MLP
-from jaxttp.models.normalization import calibrate_batch_norm
-from jaxttp.models.pretrained import (
-    load_params,
-    load_pretrained,
-    load_weights,
-    pretrained_names,
-    save_params,
-    with_params,
-)
-from jaxttp.models.residual import BottleneckBlock, ResidualBlock
-from jaxttp.models.resnet import (
-    ResNet,
-    digits_resnet,
-    resnet18,
-    resnet20,
-    resnet32,
-    resnet34,
-    resnet50,
-)
-from jaxttp.models.revmlp import RevMLP
-from jaxttp.models.transformer import Transformer
-from jaxttp.models.vgg import VGG, vgg5
-from jaxttp.models.vit import ViT, vit_base, vit_small, vit_tiny
-
-__all__ = [
-    "MLP",
-    "RevMLP",
-    "ResNet",
-    "ResidualBlock",
-    "BottleneckBlock",
-    "digits_resnet",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet20",
-    "resnet32",
-    "calibrate_batch_norm",
-    "VGG",
-    "vgg5",
-    "ViT",
-    "vit_tiny",
-    "vit_small",
-    "vit_base",
-    "make_model",
-    "model_names",
-    "Transformer",
-    "Attention",
-    "TransformerBlock",
-    "Architecture",
-    "Encoder",
-    "Decoder",
-    "load_transformer",
-    "map_outputs",
-    "freeze",
-    "head_only",
-    "last_blocks",
-    "lora",
-    "lora_scale",
-    "merge_lora",
-    "adapter_targets",
-    "load_adapter",
-    "save_adapter",
-    "LayerOutput",
-    "layer_names",
-    "linear_head",
-    "fresh_head",
-    "save_params",
-    "load_params",
-    "with_params",
-    "load_weights",
-    "pretrained_names",
-    "load_pretrained",
-]
+from jaxttp.models.catalog import make_model as make_model
+from jaxttp.models.catalog import model_names as model_names
+from jaxttp.models.combinators import LayerOutput as LayerOutput
+from jaxttp.models.combinators import freeze as freeze
+from jaxttp.models.combinators import head_only as head_only
+from jaxttp.models.combinators import last_blocks as last_blocks
+from jaxttp.models.combinators import layer_names as layer_names
+from jaxttp.models.combinators import map_outputs as map_outputs
+from jaxttp.models.convolutional import VGG as VGG
+from jaxttp.models.convolutional import ResidualBlock as ResidualBlock
+from jaxttp.models.convolutional import ResNet as ResNet
+from jaxttp.models.convolutional import digits_resnet as digits_resnet
+from jaxttp.models.convolutional import resnet18 as resnet18
+from jaxttp.models.convolutional import resnet20 as resnet20
+from jaxttp.models.convolutional import resnet32 as resnet32
+from jaxttp.models.convolutional import resnet34 as resnet34
+from jaxttp.models.convolutional import resnet50 as resnet50
+from jaxttp.models.convolutional import vgg5 as vgg5
+from jaxttp.models.language import Architecture as Architecture
+from jaxttp.models.language import Decoder as Decoder
+from jaxttp.models.language import Encoder as Encoder
+from jaxttp.models.language import adapter_targets as adapter_targets
+from jaxttp.models.language import load_adapter as load_adapter
+from jaxttp.models.language import load_transformer as load_transformer
+from jaxttp.models.language import save_adapter as save_adapter
+from jaxttp.models.layers import calibrate_batch_norm as calibrate_batch_norm
+from jaxttp.models.layers import fresh_head as fresh_head
+from jaxttp.models.layers import linear_head as linear_head
+from jaxttp.models.low_rank import lora as lora
+from jaxttp.models.low_rank import lora_scale as lora_scale
+from jaxttp.models.low_rank import merge_lora as merge_lora
+from jaxttp.models.mlp import MLP as MLP
+from jaxttp.models.pretrained import load_params as load_params
+from jaxttp.models.pretrained import load_pretrained as load_pretrained
+from jaxttp.models.pretrained import load_weights as load_weights
+from jaxttp.models.pretrained import pretrained_names as pretrained_names
+from jaxttp.models.pretrained import save_params as save_params
+from jaxttp.models.pretrained import with_params as with_params
+from jaxttp.models.revmlp import RevMLP as RevMLP
+from jaxttp.models.transformers import Attention as Attention
+from jaxttp.models.transformers import Transformer as Transformer
+from jaxttp.models.transformers import TransformerBlock as TransformerBlock
+from jaxttp.models.transformers import ViT as ViT
+from jaxttp.models.transformers import vit_base as vit_base
+from jaxttp.models.transformers import vit_small as vit_small
+from jaxttp.models.transformers import vit_tiny as vit_tiny

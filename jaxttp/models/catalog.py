@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from jaxttp._core.checks import check_choice, check_instance, check_integer
-from jaxttp.models.resnet import resnet18, resnet20, resnet32, resnet34, resnet50
-from jaxttp.models.vgg import vgg5
-from jaxttp.models.vit import vit_base, vit_small, vit_tiny
+from jaxttp.models.convolutional import resnet18, resnet20, resnet32, resnet34, resnet50, vgg5
+from jaxttp.models.transformers import vit_base, vit_small, vit_tiny
 
 
 class Entry(NamedTuple):

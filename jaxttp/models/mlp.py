@@ -9,8 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_integer
-from jaxttp.models.activations import get_activation, kernel_init
-from jaxttp.models.head import linear_head
+from jaxttp.models.layers import get_activation, kernel_init, linear_head
 
 
 class MLP(nnx.Module):

@@ -2,7 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 from flax import nnx
 
 from jaxttp.adapters import from_nnx
@@ -33,40 +32,11 @@ def test_round_trip_is_exact_in_structure_dtype_and_bits(tmp_path, key):
         assert np.asarray(read).tobytes() == np.asarray(given).tobytes()
 
 
-def test_transposed_and_strided_arrays_keep_their_values(tmp_path):
-    # safetensors alone would write their memory as it lies.
-    grid = np.arange(12.0).reshape(3, 4)
-    save_params(tmp_path / "a", {"transposed": grid.T, "strided": grid[:, ::2]})
-    params = load_params(tmp_path / "a").params
-    np.testing.assert_array_equal(params["transposed"], grid.T)
-    np.testing.assert_array_equal(params["strided"], grid[:, ::2])
-
-
 def test_the_same_contents_give_the_same_bytes(tmp_path):
     metadata = {str(i): "x" * i for i in range(20)}
     for name in ("a", "b"):
         save_params(tmp_path / name, {"kernel": jnp.ones((2, 3))}, metadata)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_other_programs_can_read_the_file(tmp_path):
-    save_params(tmp_path / "a", {"layers": {0: {"bias": jnp.arange(3)}}}, {"note": "x"})
-    flat = safetensors.numpy.load_file(tmp_path / "a")
-    assert list(flat) == ["layers.0.bias"]
-    np.testing.assert_array_equal(flat["layers.0.bias"], [0, 1, 2])
-
-
-def test_a_file_without_metadata_loads(tmp_path):
-    safetensors.numpy.save_file({"a.b": np.ones(2, np.float32)}, tmp_path / "a")
-    params, metadata = load_params(tmp_path / "a")
-    assert metadata == {}
-    np.testing.assert_array_equal(params["a"]["b"], [1, 1])
-
-
-def test_keys_that_are_ints_come_back_as_strings(tmp_path):
-    save_params(tmp_path / "a", {"layers": {2: {"bias": jnp.ones(1)}, 10: jnp.zeros(1)}})
-    params = load_params(tmp_path / "a").params
-    assert set(params["layers"]) == {"2", "10"}
 
 
 def test_what_from_nnx_gives_saves_loads_and_evaluates(tmp_path, key):
@@ -79,14 +49,6 @@ def test_what_from_nnx_gives_saves_loads_and_evaluates(tmp_path, key):
     np.testing.assert_array_equal(apply_fn(loaded, x), apply_fn(params, x))
     other = MLP((4, 8, 8, 3), rngs=nnx.Rngs(1))
     np.testing.assert_array_equal(with_params(other, params)(x), model(x))
-
-
-def test_the_state_of_a_module_saves_as_it_is(tmp_path, key):
-    model = MLP((4, 8, 3), rngs=nnx.Rngs(0))
-    save_params(tmp_path / "a", nnx.state(model, nnx.Param))
-    copy = with_params(MLP((4, 8, 3), rngs=nnx.Rngs(1)), load_params(tmp_path / "a").params)
-    x = normal(key, (5, 4), dtype=jnp.float32)
-    np.testing.assert_array_equal(copy(x), model(x))
 
 
 def test_with_params_leaves_the_given_module_alone():

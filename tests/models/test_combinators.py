@@ -4,23 +4,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
-from jaxttp import Model, empirical_ntk, from_equinox, from_nnx, predict_training_time, train
-from jaxttp.data import load_dataset, select
+from jaxttp import Model, empirical_ntk, from_equinox, from_nnx
 from jaxttp.models import (
     MLP,
     ResNet,
     Transformer,
     freeze,
     head_only,
-    last_blocks,
     lora,
-    map_outputs,
     merge_lora,
-    with_params,
 )
 from jaxttp.ntk._select import leaf_paths
 from tests import oracles
@@ -155,63 +150,9 @@ def test_the_kernel_of_the_head_alone():
         np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.slow
-def test_the_kernel_of_the_last_block():
-    module = resnet()
-    base, x = from_nnx(module), images(3)
-    chosen = last_blocks(base.params, 1)
-    model = freeze(base, chosen)
-    assert {path.split("/")[0] for path in model.params} == {"blocks", "head"}
-    assert all(path.startswith(("blocks/1", "head")) for path in model.params)
-    before = module.blocks[0](nnx.relu(module.stem_norm(module.stem(x))))
-    part = {"block": nnx.state(module.blocks[1], nnx.Param), "head": nnx.state(module.head)}
-
-    def brute_force(part, h):
-        block, head = nnx.clone(module.blocks[1]), nnx.clone(module.head)
-        nnx.update(block, part["block"])
-        nnx.update(head, part["head"])
-        return head(jnp.mean(block(h), axis=(1, 2)))
-
-    expected = oracles.kernel(brute_force, part, before)
-    np.testing.assert_allclose(empirical_ntk(*model, x), expected, rtol=1e-10, atol=1e-10)
-    found = empirical_ntk(*base, x, trainable=chosen)
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-
-
-def test_last_blocks_of_other_lists():
-    params = mlp().params
-    chosen = [p for p in leaf_paths(params) if last_blocks(params, 1, name="hidden")(p)]
-    assert chosen == ["head/bias", "head/kernel", "hidden/1/bias", "hidden/1/kernel"]
-    assert not any(last_blocks(params, 0, name="hidden", after=())(p) for p in leaf_paths(params))
-    with pytest.raises(ValueError, match=r"name='blocks' is no list of blocks.*has head, hidden"):
-        last_blocks(params, 1)
-    with pytest.raises(ValueError, match=r"count must be an integer between 0 and 2.*2 blocks"):
-        last_blocks(params, 3, name="hidden")
-
-
-def test_freezing_nothing_is_the_whole_model():
-    base = mlp()
-    model = freeze(base, lambda path: True)
-    assert tuple(model.params) == leaf_paths(base.params)
-    x = np.eye(4)
-    np.testing.assert_array_equal(model.apply_fn(model.params, x), base.apply_fn(*base[1:], x))
-
-
 def test_freezing_everything():
     with pytest.raises(ValueError, match="trainable leaves no floating-point parameter"):
         freeze(mlp(), lambda path: False)
-
-
-@pytest.mark.parametrize(("separator", "kind"), [(".", "weight"), ("/", "kernel")])
-def test_a_last_layer_of_another_name_is_in_the_refusal(separator, kind):
-    """Models of `from_torch` and `from_keras` have their layers in order, not by the alphabet."""
-    names = [f"{layer}{separator}{kind}" for layer in ("stem", "head_norm", "fc")]
-    model = Model(lambda w, x: x, {name: jnp.ones(2) for name in names})
-    message = rf"layer 'fc': trainable=lambda path: path\.startswith\('fc{separator}'\)\."
-    with pytest.raises(ValueError, match=message):
-        freeze(model, head_only)
-    head = Model(lambda w, x: x, {name: jnp.ones(2) for name in [*names, f"head{separator}{kind}"]})
-    assert {*freeze(head, head_only).params} == {f"head{separator}{kind}"}
 
 
 # --- other outputs --------------------------------------------------------------------------------
@@ -226,20 +167,6 @@ def transformer(**options):
     )  # fmt: skip
 
 
-@pytest.mark.slow
-def test_label_words_at_the_last_token(key):
-    module = transformer()
-    words = jnp.array([3, 7])
-    model = map_outputs(from_nnx(module), lambda f: f[:, -1, words])
-    x = normal(key, (3, 5, 8))
-    found = model.apply_fn(model.params, x)
-    np.testing.assert_allclose(found, module(x)[:, 4][:, words], rtol=1e-12, atol=1e-13)
-    every = from_nnx(module)
-    whole = oracles.kernel(jax.jit(lambda w, x: every.apply_fn(w, x)[:, -1]), every.params, x)
-    found = empirical_ntk(*model, x)
-    np.testing.assert_allclose(found, whole[:, [3, 7]][..., [3, 7]], rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_position_sees_what_is_before_it(causal, key):
     module = transformer(causal=causal)
@@ -248,39 +175,3 @@ def test_a_position_sees_what_is_before_it(causal, key):
     x[0, 3] += 1
     moved = np.abs(module(jnp.asarray(x)) - before).max(axis=-1)[0] > 1e-9
     assert moved.tolist() == [not causal] * 3 + [True] * 3
-
-
-@pytest.mark.slow
-def test_a_classifier_of_digits_as_sequences_of_rows(key):
-    """Fours against sevens, a row of pixels at a time, by the logits of two words."""
-    data = select(load_dataset("digits"), classes=(4, 7), per_class=12, key=key)
-    module = nnx.jit(lambda: Transformer(8, 20, length=8, width=16, rngs=nnx.Rngs(0)))()
-    words = jnp.array([4, 7])
-    model = map_outputs(from_nnx(module), lambda f: f[:, -1, words])
-    x = data.x[..., 0]
-    options = {"loss": "cross_entropy", "steps": 20}
-    forecast = predict_training_time(
-        *model, x, data.y, learning_rate=0.005, relinearize=2, **options
-    )
-    run = train(*model, x, data.y, optimizer=optax.sgd(0.005), **options)
-    assert forecast.stable
-    # From scratch the kernel moves at once, hence the two kernels on the way.
-    drop = float(run.loss[0] - run.loss[-1])
-    assert drop > 0.1
-    np.testing.assert_allclose(forecast.loss, run.loss, atol=0.05 * drop)
-
-
-def test_sequences_that_do_not_fit():
-    for shape in ((2, 9, 8), (2, 5, 7)):
-        with pytest.raises(ValueError, match=r"not a batch of sequences \(N, T, 8\) with T at mos"):
-            transformer()(jnp.zeros(shape))
-
-
-@pytest.mark.slow
-def test_trained_adapters_go_back_into_the_module(key):
-    module = resnet()
-    base, x = from_nnx(module), images()
-    moved = shaken(lora(base, rank=1, key=key).params, key)
-    network = with_params(module, merge_lora(base.params, moved))
-    found = lora(base, rank=1, key=key).apply_fn(moved, x)
-    np.testing.assert_allclose(network(x), found, rtol=1e-12, atol=1e-12)

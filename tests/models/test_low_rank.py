@@ -66,13 +66,6 @@ def test_the_scale_of_rslora(key):
     np.testing.assert_array_equal(merged["kernel"], 4 * np.eye(4))
 
 
-def test_a_module_may_have_two_kernels(key):
-    """A recurrent cell by its name: both of its kernels get adapters, not the last alone."""
-    cell = {"cell": {"weight_ih": jnp.ones((4, 3)), "weight_hh": jnp.ones((4, 4))}}
-    model = lora(Model(lambda w, x: x, cell), rank=1, key=key, targets=["cell"])
-    assert sorted(model.params) == ["cell/weight_hh", "cell/weight_ih"]
-
-
 def test_a_head_trains_in_full_beside_adapters(key):
     model = lora(BASE, rank=1, key=key, targets=["up_proj"], also=head_only)
     assert sorted(model.params) == ["blocks/0/up_proj/kernel", "blocks/1/up_proj/kernel",
@@ -117,18 +110,6 @@ def test_attention_of_flax_gets_updates_of_the_rank(kind, use_bias, key):
     assert np.max(np.abs(found - base.apply_fn(base.params, x))) > 0.01
     with pytest.raises(ValueError, match="query/kernel is a 32 by 32 matrix"):
         lora(base, rank=33, key=key, targets=["query"])
-
-
-def test_three_axes_that_are_no_heads(key):
-    """A convolution in one direction, and layers that are stacked: inputs are all but the last."""
-    params = {
-        "conv": {"kernel": jnp.ones((3, 4, 6)), "bias": jnp.ones(6)},
-        "query": {"kernel": jnp.ones((2, 4, 6)), "bias": jnp.ones((2, 6))},
-    }
-    base = Model(lambda w, x: x, params)
-    found = jax.tree.map(jnp.shape, lora(base, rank=1, key=key).params)
-    assert found == {"conv/kernel": {"a": (12, 1), "b": (1, 6)},
-                     "query/kernel": {"a": (8, 1), "b": (1, 6)}}  # fmt: skip
 
 
 def test_what_gets_no_adapter_of_itself(key):

@@ -1,11 +1,10 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from jaxttp.models import MLP
-from jaxttp.models.activations import get_activation
+from jaxttp.models.layers import get_activation
 from tests.draws import normal
 
 
@@ -18,49 +17,6 @@ def test_outputs_are_the_layers_written_out(key):
     expected = h @ np.asarray(model.head.kernel) + np.asarray(model.head.bias)
     # The same sums of at most five float64 terms, in another order.
     np.testing.assert_allclose(model(x), expected, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("shape", [(6, 64), (6, 8, 8), (6, 8, 8, 1)])
-def test_inputs_of_any_shape_are_flattened(key, shape):
-    model = MLP((64, 10, 3), rngs=nnx.Rngs(0))
-    x = normal(key, shape, dtype=jnp.float32)
-    outputs = model(x)
-    assert outputs.shape == (6, 3)
-    assert outputs.dtype == jnp.float32
-    np.testing.assert_array_equal(outputs, model(x.reshape(6, 64)))
-
-
-def test_without_hidden_layers_it_is_linear(key):
-    model = MLP((4, 2), rngs=nnx.Rngs(0), use_bias=False, param_dtype=jnp.float64)
-    x = normal(key, (5, 4))
-    np.testing.assert_allclose(model(x), x @ model.head.kernel[...], rtol=0, atol=1e-15)
-    assert len(jax.tree.leaves(nnx.state(model))) == 1
-
-
-def test_a_sample_does_not_depend_on_its_batch(key):
-    model = MLP((4, 16, 3), activation="gelu", rngs=nnx.Rngs(0), param_dtype=jnp.float64)
-    x = normal(key, (5, 4))
-    single = jnp.concatenate([model(row[None]) for row in x])
-    # BLAS may sum in another order for other batch sizes.
-    np.testing.assert_allclose(single, model(x), rtol=0, atol=1e-14)
-
-
-def test_parameters_are_named_counted_and_typed():
-    model = MLP((4, 16, 8, 3), rngs=nnx.Rngs(0), param_dtype=jnp.bfloat16)
-    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    assert set(params) == {"hidden", "head"}
-    assert set(params["hidden"]) == {0, 1}
-    leaves = jax.tree.leaves(params)
-    assert sum(leaf.size for leaf in leaves) == 5 * 16 + 17 * 8 + 9 * 3
-    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.bfloat16)}
-
-
-def test_the_same_seed_gives_the_same_weights_and_another_one_others():
-    first, second, third = (
-        jax.tree.leaves(nnx.state(MLP((4, 6, 3), rngs=nnx.Rngs(seed)))) for seed in (0, 0, 1)
-    )
-    assert all(bool(jnp.all(a == b)) for a, b in zip(first, second, strict=True))
-    assert any(bool(jnp.any(a != b)) for a, b in zip(first, third, strict=True))
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu", "softplus", "identity"])

@@ -67,12 +67,6 @@ def test_a_block_is_its_formula(key, stride):
     np.testing.assert_allclose(block(jnp.asarray(x)), expected, rtol=0, atol=1e-12)
 
 
-def test_branch_scale_zero_leaves_the_identity(key):
-    block = ResidualBlock(4, 4, stride=1, branch_scale=0.0, rngs=nnx.Rngs(0))
-    x = jnp.abs(normal(key, (2, 5, 5, 4), dtype=jnp.float32))
-    np.testing.assert_array_equal(block(x), x)
-
-
 @pytest.mark.parametrize(
     ("options", "shape"),
     [
@@ -95,30 +89,6 @@ def test_shapes(options, shape):
     assert features.shape == (3, options.get("widths", (64,))[-1])
 
 
-def test_float64_parameters_give_float64_outputs(strict_dtypes):
-    def evaluate():
-        model = ResNet(3, widths=(4,), strides=(1,), rngs=nnx.Rngs(0), param_dtype=jnp.float64)
-        return model(jnp.ones((2, 4, 4, 1)))
-
-    assert jax.eval_shape(evaluate).dtype == jnp.float64
-
-
-@pytest.mark.slow
-def test_a_sample_does_not_depend_on_its_batch(key):
-    model = small(widths=(4, 4), strides=(1, 2), activation="gelu", param_dtype=jnp.float64)
-    evaluate = nnx.jit(lambda model, x: model(x))
-    x = normal(key, (4, 5, 5, 4))
-    single = jnp.concatenate([evaluate(model, image[None]) for image in x])
-    # float64, but the convolution may sum in another order for another batch size.
-    np.testing.assert_allclose(single, evaluate(model, x), rtol=0, atol=1e-13)
-
-
-def test_the_same_seed_gives_the_same_weights_and_another_one_others():
-    first, second, third = (np.asarray(small(seed).blocks[0].conv2.kernel) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, second)
-    assert np.any(first != third)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [2, 10])
 def test_the_signal_stays_in_bounds_whatever_the_depth(key, blocks):
@@ -136,13 +106,6 @@ def test_the_signal_stays_in_bounds_whatever_the_depth(key, blocks):
     sizes = second_moments(normal(key, (8, 12, 12, 8), dtype=jnp.float32))
     # The bound of the module's docstring, and the padding (zeros around the image) takes some away.
     assert np.all((0.2 < sizes / sizes[0]) & (sizes / sizes[0] < np.e**2))
-
-
-def test_branch_scale_is_one_over_the_root_of_the_number_of_blocks():
-    model = nnx.eval_shape(
-        lambda: ResNet(3, widths=(4, 4), strides=(1, 1), blocks=(1, 3), rngs=nnx.Rngs(0))
-    )
-    assert [block.branch_scale for block in model.blocks] == [0.5] * 4
 
 
 @pytest.mark.parametrize(

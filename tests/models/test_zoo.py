@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxttp import empirical_ntk, from_nnx
+from jaxttp import from_nnx
 from jaxttp.adapters import check_per_sample
 from jaxttp.models import (
     VGG,
@@ -26,7 +26,6 @@ from jaxttp.models import (
     vit_small,
     vit_tiny,
 )
-from tests import oracles
 from tests.models.filled import filled
 
 SMALL = {"in_channels": 2, "stem_width": 4, "widths": (4, 8), "strides": (1, 2)}
@@ -71,31 +70,6 @@ def test_the_number_of_parameters(build, count):
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == count
 
 
-@pytest.mark.parametrize(
-    ("build", "options", "side"),
-    [
-        (resnet18, {}, 64),
-        (resnet50, {"norm": "group"}, 64),
-        (resnet20, {}, 32),
-        (vgg5, {"norm": None}, 32),
-        (vit_tiny, {"image_size": 64}, 64),
-    ],
-)
-def test_full_size_shapes(build, options, side):
-    def evaluate():
-        return build(7, rngs=nnx.Rngs(0), **options)(jnp.ones((2, side, side, 3), jnp.float32))
-
-    outputs = jax.eval_shape(evaluate)
-    assert (outputs.shape, outputs.dtype) == ((2, 7), jnp.float32)
-
-
-def test_the_imagenet_stem_quarters_the_image():
-    x = jnp.zeros((1, 64, 64, 3))
-    shapes = nnx.eval_shape(lambda: resnet18(5, rngs=nnx.Rngs(0)).activations(x))
-    sides = {name: layer.shape[1] for name, layer in shapes.items() if layer.ndim == 4}
-    assert sides == {"stem": 16} | {f"blocks.{i}": 16 >> i // 2 for i in range(8)}
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_sample_alone_gives_what_it_gives_in_a_batch(name):
     model = from_nnx(filled(NETWORKS[name]))
@@ -108,18 +82,6 @@ def test_a_sample_alone_gives_what_it_gives_in_a_batch(name):
 
 
 SLOW = ("resnet", "resnet-group", "bottleneck", "vit")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in NETWORKS]
-)
-def test_the_kernel_is_that_of_the_whole_jacobian(name):
-    model = from_nnx(filled(NETWORKS[name]))
-    x = images(3)
-    expected = oracles.kernel(jax.jit(model.apply_fn), model.params, jnp.asarray(x))
-    found = empirical_ntk(*model, x, method="layerwise")
-    # float64; thousands of products a sum.
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -181,16 +143,6 @@ def test_group_norm_is_its_formula():
     grouped = (grouped - mean) / np.sqrt(grouped.var((1, 3), keepdims=True) + 1e-5)
     expected = grouped.reshape(x.shape) * np.asarray(layer.scale) + np.asarray(layer.bias)
     np.testing.assert_allclose(layer(jnp.asarray(x)), expected, atol=1e-12)
-
-
-def test_without_a_norm_after_it_a_convolution_has_a_bias():
-    with_norm, without = (
-        nnx.eval_shape(builder(ResNet, 3, norm=norm, **SMALL)) for norm in ("batch", None)
-    )
-    assert with_norm.stem.bias is None
-    assert with_norm.blocks[1].shortcut.bias is None
-    assert without.stem.bias is not None
-    assert (with_norm.blocks[0].branch_scale, without.blocks[0].branch_scale) == (1, 1 / 2**0.5)
 
 
 # --- attention ------------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from jaxttp._core.files import parse_json, replaced
 from jaxttp._core.types import Model, Params, noted, notes_of
 from jaxttp.adapters import from_nnx
 from jaxttp.models.combinators import Predicate
-from jaxttp.models.language.decoder import Decoder
-from jaxttp.models.language.encoder import Encoder
-from jaxttp.models.language.naming import PREFIXES, Tensor, tensor_of
+from jaxttp.models.language.folder import PREFIXES, Tensor, tensor_of
+from jaxttp.models.language.network import Decoder, Encoder
 from jaxttp.models.low_rank import chosen_modules, fits, lora_scale, merge_lora
 from jaxttp.models.pretrained.importer import list_problems
 from jaxttp.ntk._select import leaf_paths

@@ -1,12 +1,13 @@
 """Parameters on disk: a nested dictionary of arrays as a safetensors file, and back.
 
 A leaf's name in the file is its path joined by dots, ``blocks.0.conv1.kernel``. What is read has
-strings as keys everywhere, as `jaxttp.from_nnx` has them: the third item of a list is ``"2"``.
+strings as keys everywhere, as `jaxttp.from_nnx` has them: the third item of a list is ``"2"``. One
+checkpoint lies inside the package; nothing is ever downloaded.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,8 +18,9 @@ import safetensors
 import safetensors.numpy
 from flax import nnx
 
-from jaxttp._core.checks import check_instance, is_concrete
+from jaxttp._core.checks import check_choice, check_instance, is_concrete
 from jaxttp._core.files import replaced
+from jaxttp.models.convolutional import ResNet, digits_resnet
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -217,3 +219,64 @@ def _to_jax(name: str, array: np.ndarray) -> jax.Array:
             f"{name} is {array.dtype}, which JAX would narrow; load it under jax.enable_x64(True)."
         )
     return jax.device_put(array)  # `jnp.asarray` compiles a program for every shape
+
+
+_NETWORKS: dict[str, Callable[[], ResNet]] = {
+    "digits-resnet": lambda: digits_resnet(5, rngs=nnx.Rngs(0)),
+}
+
+
+def pretrained_names() -> tuple[str, ...]:
+    """The names that `load_pretrained` knows.
+
+    Example:
+        >>> pretrained_names()
+        ('digits-resnet',)
+    """
+    return tuple(_NETWORKS)
+
+
+def checkpoint_path(name: str = "digits-resnet") -> Path:
+    """Where a shipped checkpoint lies, for `load_params` and its metadata.
+
+    Args:
+        name: one of `pretrained_names`.
+
+    Returns:
+        The path of the safetensors file.
+
+    Raises:
+        ValueError: for an unknown name.
+
+    Example:
+        >>> checkpoint_path("digits-resnet").name
+        'digits-resnet.safetensors'
+    """
+    check_choice("name", name, _NETWORKS)
+    return Path(__file__).with_name(f"{name}.safetensors")
+
+
+def load_pretrained(name: str = "digits-resnet") -> ResNet:
+    """A network with the weights that ship with the library.
+
+    ``digits-resnet``: `digits_resnet` with five outputs, trained on the digits 0-4 of
+    scikit-learn's 8x8 digits (``python -m experiments.pretrain_digits``), inputs as
+    ``load_dataset("digits")`` gives them, in [0, 1]. Fine-tune it with `fresh_head`.
+
+    Args:
+        name: one of `pretrained_names`.
+
+    Returns:
+        The network, float32.
+
+    Raises:
+        ValueError: an unknown name, or a file that does not fit the network.
+        FileNotFoundError: the installation lacks the file.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> load_pretrained("digits-resnet")(jnp.zeros((1, 8, 8, 1))).shape
+        (1, 5)
+    """
+    params = load_params(checkpoint_path(name)).params
+    return with_params(nnx.eval_shape(_NETWORKS[name]), params)

@@ -1,23 +1,228 @@
-"""Weights that other libraries trained, from a safetensors file on disk. Nothing is unpickled."""
+"""Weights that other libraries trained, from a safetensors file on disk. Nothing is unpickled.
+
+A naming maps each of our names to the file's tensors that it is made of. Kernels are (height,
+width, in, out) and (in, out) here, (out, in, height, width) and (out, in) in PyTorch.
+"""
 
 import hashlib
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 from flax import nnx
 
 from jaxttp._core.checks import check_finite, check_instance
-from jaxttp.models.pretrained._namings import Naming, Source, known_namings
-from jaxttp.models.pretrained._positions import resample_positions
+from jaxttp.models.convolutional import ResNet
+from jaxttp.models.transformers import ViT
+
+
+class Source(NamedTuple):
+    """Where one of our arrays comes from.
+
+    Attributes:
+        names: tensors of the file, to be concatenated along the outputs.
+        kind: "kernel" (with the outputs first in the file), "positions" (a ViT's, of images of any
+            size) or "same".
+    """
+
+    names: tuple[str, ...]
+    kind: str = "same"
+
+    def file_shape(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that each tensor of the file must have."""
+        axes = self._axes(len(own))
+        shape = own if axes is None else tuple(own[axes.index(axis)] for axis in range(len(own)))
+        return (shape[0] // len(self.names), *shape[1:])
+
+    def convert(self, tensors: Iterable[np.ndarray]) -> np.ndarray:
+        """Our array."""
+        joined = np.concatenate(list(tensors), axis=0)
+        axes = self._axes(joined.ndim)
+        return joined if axes is None else joined.transpose(axes)
+
+    def _axes(self, ndim: int) -> tuple[int, ...] | None:
+        """The file's axes in our order: (height, width, in, out) and (in, out)."""
+        if self.kind != "kernel":
+            return None
+        return (2, 3, 1, 0) if ndim == 4 else (1, 0)
+
+
+class Naming(NamedTuple):
+    """One library's names for one kind of network.
+
+    Attributes:
+        library: who writes such files.
+        mark: the end of a tensor's name that only such files have.
+        block: (the network, block's number) -> the name of a block.
+        modules: our names of modules, those of blocks without the block's own, to the file's; one
+            that is not there has our name.
+        head: beginnings of the names of the last layer.
+        ignored: ends of names that play no part in evaluation.
+        prefix: what whole networks put before the names of their body, "" if nothing.
+        norm_epsilon: of the layer norms in that library; None where there are none.
+    """
+
+    library: str
+    mark: str
+    block: Callable[[Any, int], str] | None
+    modules: Mapping[str, str | tuple[str, ...]]
+    head: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+    prefix: str = ""
+    norm_epsilon: float | None = None
+
+    def source(self, name: str, model: Any, prefix: str) -> Source:
+        """Where the file has the array of this name.
+
+        Args:
+            name: ours, with dots.
+            model: the network.
+            prefix: what the file puts before the names of its body.
+        """
+        *path, leaf = name.split(".")
+        kind = "positions" if leaf == "positions" else "same"
+        if self.block is None:
+            return Source((name,), kind)
+        if not path:  # an array of its own, not of a layer
+            return Source((f"{prefix}{self.modules[leaf]}",), kind)
+        place = "" if path[0] == "head" else prefix
+        if path[0] == "blocks":
+            place += f"{self.block(model, int(path[1]))}."
+            path = path[2:]
+        own = ".".join(path)
+        found = self.modules.get(own, own)
+        ending = _ENDINGS[leaf]
+        several = (found,) if isinstance(found, str) else found
+        names = tuple(f"{place}{module}.{ending}" for module in several)
+        return Source(names, "kernel" if leaf == "kernel" else "same")
+
+
+_ENDINGS = {
+    "kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean",
+    "var": "running_var",
+}  # fmt: skip
+
+
+def _stage(model: ResNet, block: int) -> tuple[int, int]:
+    """The stage of a block and its place there, both from 0."""
+    for stage, size in enumerate(model.stage_sizes):
+        if block < size:
+            return stage, block
+        block -= size
+    raise IndexError(block)
+
+
+def _torch_block(model: ResNet, block: int) -> str:
+    stage, index = _stage(model, block)
+    return f"layer{stage + 1}.{index}"
+
+
+def _hugging_face_block(model: ResNet, block: int) -> str:
+    stage, index = _stage(model, block)
+    return f"encoder.stages.{stage}.layers.{index}"
+
+
+_TORCH_RESNET = {
+    "stem": "conv1",
+    "stem_norm": "bn1",
+    "norm1": "bn1",
+    "norm2": "bn2",
+    "norm3": "bn3",
+    "shortcut": "downsample.0",
+    "shortcut_norm": "downsample.1",
+    "head": "fc",
+}
+_HUGGING_FACE_RESNET = {
+    "stem": "embedder.embedder.convolution",
+    "stem_norm": "embedder.embedder.normalization",
+    "conv1": "layer.0.convolution",
+    "conv2": "layer.1.convolution",
+    "conv3": "layer.2.convolution",
+    "norm1": "layer.0.normalization",
+    "norm2": "layer.1.normalization",
+    "norm3": "layer.2.normalization",
+    "shortcut": "shortcut.convolution",
+    "shortcut_norm": "shortcut.normalization",
+    "head": "classifier.1",
+}
+_TIMM_VIT = {
+    "cls_token": "cls_token",
+    "positions": "pos_embed",
+    "patch_embed": "patch_embed.proj",
+    "attention.qkv": "attn.qkv",
+    "attention.proj": "attn.proj",
+    "fc1": "mlp.fc1",
+    "fc2": "mlp.fc2",
+}
+_HUGGING_FACE_VIT = {
+    "cls_token": "embeddings.cls_token",
+    "positions": "embeddings.position_embeddings",
+    "patch_embed": "embeddings.patch_embeddings.projection",
+    "norm": "layernorm",
+    "norm1": "layernorm_before",
+    "norm2": "layernorm_after",
+    "attention.qkv": tuple(f"attention.attention.{part}" for part in ("query", "key", "value")),
+    "attention.proj": "attention.output.dense",
+    "fc1": "intermediate.dense",
+    "fc2": "output.dense",
+    "head": "classifier",
+}
+_COUNTERS = ("num_batches_tracked",)
+_RESNETS = (
+    Naming("torchvision or timm", "layer1.0.conv1.weight", _torch_block, _TORCH_RESNET, ("fc.",),
+           _COUNTERS),
+    Naming("Hugging Face transformers", "embedder.embedder.convolution.weight",
+           _hugging_face_block, _HUGGING_FACE_RESNET, ("classifier.",), _COUNTERS, "resnet."),
+)  # fmt: skip
+_VITS = (
+    Naming("timm", "patch_embed.proj.weight", lambda _, block: f"blocks.{block}", _TIMM_VIT,
+           ("head.",), norm_epsilon=1e-6),
+    Naming("Hugging Face transformers", "embeddings.patch_embeddings.projection.weight",
+           lambda _, block: f"encoder.layer.{block}", _HUGGING_FACE_VIT, ("classifier.",),
+           ("pooler.dense.weight", "pooler.dense.bias"), "vit.", 1e-12),
+)  # fmt: skip
+
+
+def known_namings(model: Any) -> tuple[Naming, ...]:
+    """The namings that files for this network may have; our own comes last."""
+    stem, found = "kernel", ()
+    if isinstance(model, ResNet):
+        stem, found = "stem.kernel", _RESNETS
+    elif isinstance(model, ViT):
+        stem, found = "patch_embed.kernel", _VITS
+    return (*found, Naming("jaxttp", stem, None, {}, ("head.",)))
+
+
+def resample_positions(positions: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Positions (1, 1 + g², D) on a grid of another side; the class token's stays as it is.
+
+    Args:
+        positions: (1, 1 + g², D), of a file.
+        shape: the model's, (1, 1 + h², D).
+
+    Returns:
+        Positions of the model's shape, by bicubic interpolation with antialiasing; those of the
+        file where that is no square grid of the same width (the caller lists the shapes then).
+    """
+    if positions.ndim != 3 or positions.shape == shape or positions.shape[::2] != shape[::2]:
+        return positions
+    old, new = (math.isqrt(max(tokens - 1, 0)) for tokens in (positions.shape[1], shape[1]))
+    if old < 1 or old**2 != positions.shape[1] - 1:
+        return positions
+    width = shape[2]
+    positions = positions.astype(np.promote_types(positions.dtype, np.float32), copy=False)
+    token, grid = positions[:, :1], positions[0, 1:].reshape(old, old, width)
+    grid = np.asarray(jax.image.resize(grid, (new, new, width), "cubic", antialias=True))
+    return np.concatenate([token, grid.reshape(1, new * new, width)], axis=1)
+
 
 M = TypeVar("M", bound=nnx.Module)
-
-_SHOWN = 6
 
 
 def load_weights(
@@ -197,5 +402,5 @@ def _flat_names(problems: Mapping[str, list[str]]) -> list[str]:
 
 
 def _list(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - 6
+    return ", ".join(names[:6]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Residual networks in which a sample's outputs depend on it alone.
+"""Residual and plain convolutional networks in which a sample's outputs depend on it alone.
 
 The ImageNet and CIFAR networks (`resnet18` ... `resnet20`) have frozen batch norm or group norm.
 Without a norm, what normalisation does for the scale is done by the initialisation and by a fixed
@@ -23,11 +23,77 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_choice, check_integer, check_number
-from jaxttp.models.activations import get_activation
-from jaxttp.models.head import linear_head
-from jaxttp.models.residual import BLOCKS, apply_norm, conv, optional_norm
+from jaxttp.models.layers import apply_norm, conv, get_activation, linear_head, optional_norm
 
-STEMS = ("small", "imagenet")
+
+class ResidualBlock(nnx.Module):
+    """φ(shortcut(x) + branch_scale * F(x)), F of two 3x3 convolutions, or of 1x1, 3x3 and 1x1.
+
+    The shortcut is the identity, or a 1x1 convolution where stride or width change the shape. With
+    a norm, every convolution is followed by one and has no bias. The middle of a bottleneck has a
+    quarter of the channels and, as in torchvision and timm ("version 1.5"), the stride.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output; of a bottleneck a multiple of 4.
+        stride: of the first 3x3 convolution and of the shortcut.
+        branch_scale: the fixed factor on the residual branch.
+        rngs: Flax's random streams.
+        activation: relu, tanh, gelu, softplus or identity.
+        norm: "batch" (frozen), "group" or None.
+        bottleneck: whether F has three convolutions.
+        param_dtype: dtype of the parameters.
+
+    Raises:
+        ValueError: `out_channels` of a bottleneck is not a multiple of 4.
+
+    Example:
+        >>> block = ResidualBlock(16, 32, stride=2, branch_scale=1.0, rngs=nnx.Rngs(0))
+        >>> block(jnp.zeros((5, 8, 8, 16))).shape
+        (5, 4, 4, 32)
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        stride: int,
+        branch_scale: float,
+        rngs: nnx.Rngs,
+        activation: str = "relu",
+        norm: str | None = None,
+        bottleneck: bool = False,
+        param_dtype: DTypeLike = jnp.float32,
+    ):
+        if bottleneck and out_channels % 4:
+            raise ValueError(f"widths of bottlenecks must be multiples of 4; got {out_channels}.")
+        self.activation = activation
+        self.branch_scale = branch_scale
+        options = {"gain": get_activation(activation).gain, "bias": norm is None}
+        options |= {"param_dtype": param_dtype, "rngs": rngs}
+        sides = [(in_channels, out_channels, 3, stride), (out_channels, out_channels, 3, 1)]
+        if bottleneck:
+            middle = out_channels // 4
+            sides = [(in_channels, middle, 1, 1), (middle, middle, 3, stride)]
+            sides += [(middle, out_channels, 1, 1)]
+        self.convolutions = len(sides)
+        for number, (inputs, outputs, size, step) in enumerate(sides, start=1):
+            setattr(self, f"conv{number}", conv(inputs, outputs, size, step, **options))
+            setattr(self, f"norm{number}", optional_norm(norm, outputs, param_dtype, rngs))
+        same = stride == 1 and in_channels == out_channels
+        self.shortcut = None if same else conv(in_channels, out_channels, 1, stride, **options)
+        self.shortcut_norm = optional_norm(None if same else norm, out_channels, param_dtype, rngs)
+
+    def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c2"]:
+        """Features (N, H, W, C) to features (N, H/stride, W/stride, C2), rounded up."""
+        function = get_activation(self.activation).function
+        h = x
+        for number in range(1, self.convolutions + 1):
+            h = apply_norm(getattr(self, f"norm{number}"), getattr(self, f"conv{number}")(h))
+            h = function(h) if number < self.convolutions else h
+        shortcut = x if self.shortcut is None else apply_norm(self.shortcut_norm, self.shortcut(x))
+        return function(shortcut + self.branch_scale * h)
 
 
 class ResNet(nnx.Module):
@@ -47,7 +113,7 @@ class ResNet(nnx.Module):
         branch_scale: factor on the residual branches; default 1/sqrt(number of blocks), and 1 with
             a norm.
         head_scale: standard deviation of the initial outputs for features of unit second moment.
-        block: "basic" (`ResidualBlock`) or "bottleneck" (`BottleneckBlock`).
+        block: "basic" or "bottleneck", see `ResidualBlock`.
         norm: "batch" (frozen, see `jaxttp.models.calibrate_batch_norm`), "group" or None.
         stem: "small", a 3x3 convolution of stride 1, or "imagenet", a 7x7 convolution of stride 2
             and a 3x3 maximum of stride 2.
@@ -81,8 +147,8 @@ class ResNet(nnx.Module):
         stem: str = "small",
         param_dtype: DTypeLike = jnp.float32,
     ):
-        check_choice("block", block, BLOCKS)
-        check_choice("stem", stem, STEMS)
+        check_choice("block", block, ("basic", "bottleneck"))
+        check_choice("stem", stem, ("small", "imagenet"))
         counts = (blocks,) * len(widths) if isinstance(blocks, int) else tuple(blocks)
         if not len(widths) == len(strides) == len(counts) > 0:
             raise ValueError(
@@ -111,13 +177,14 @@ class ResNet(nnx.Module):
         for width, stride, count in zip(widths, strides, counts, strict=True):
             for index in range(count):
                 inner.append(
-                    BLOCKS[block](
+                    ResidualBlock(
                         channels,
                         width,
                         stride=stride if index == 0 else 1,
                         branch_scale=branch_scale,
                         activation=activation,
                         norm=norm,
+                        bottleneck=block == "bottleneck",
                         param_dtype=param_dtype,
                         rngs=rngs,
                     )
@@ -283,3 +350,139 @@ _IMAGENET: dict[str, Any] = _CIFAR | {
     "widths": (64, 128, 256, 512),
     "strides": (1, 2, 2, 2),
 }
+
+
+class VGGBlock(nnx.Module):
+    """max(φ(norm(conv(x)))): a 3x3 convolution, then the maximum over 2x2 pixels.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        rngs: Flax's random streams.
+        activation: relu, tanh, gelu, softplus or identity.
+        norm: "batch" (frozen), "group" or None.
+        param_dtype: dtype of the parameters.
+
+    Example:
+        >>> VGGBlock(3, 8, rngs=nnx.Rngs(0))(jnp.zeros((2, 8, 8, 3))).shape
+        (2, 4, 4, 8)
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        rngs: nnx.Rngs,
+        activation: str = "relu",
+        norm: str | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+    ):
+        self.activation = activation
+        self.conv = conv(
+            in_channels, out_channels, 3, 1, gain=get_activation(activation).gain, bias=True,
+            param_dtype=param_dtype, rngs=rngs,
+        )  # fmt: skip
+        self.norm = optional_norm(norm, out_channels, param_dtype, rngs)
+
+    def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c2"]:
+        """Features (N, H, W, C) to features (N, H/2, W/2, C2), rounded down."""
+        h = get_activation(self.activation).function(apply_norm(self.norm, self.conv(x)))
+        return nnx.max_pool(h, (2, 2), strides=(2, 2))
+
+
+class VGG(nnx.Module):
+    """Blocks of convolution and 2x2 maximum, global average pool, linear head.
+
+    Args:
+        num_classes: number of outputs.
+        rngs: Flax's random streams.
+        in_channels: channels of the images.
+        widths: channels of every block.
+        activation: relu, tanh, gelu, softplus or identity.
+        norm: "batch" (frozen), "group" or None.
+        head_scale: standard deviation of the initial outputs for features of unit second moment.
+        param_dtype: dtype of the parameters.
+
+    Raises:
+        ValueError: no width or one below 1, an unknown activation or norm; when called, images too
+            small for the number of blocks.
+
+    Example:
+        >>> VGG(10, in_channels=1, widths=(4, 8), rngs=nnx.Rngs(0))(jnp.zeros((2, 8, 8, 1))).shape
+        (2, 10)
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        rngs: nnx.Rngs,
+        in_channels: int = 3,
+        widths: Sequence[int] = (64, 128, 256, 512),
+        activation: str = "relu",
+        norm: str | None = "batch",
+        head_scale: float = 1.0,
+        param_dtype: DTypeLike = jnp.float32,
+    ):
+        if not widths:
+            raise ValueError("widths must hold at least one width; got none.")
+        for name, values in (("in_channels", (in_channels,)), ("widths", widths)):
+            for value in values:
+                check_integer(name, value, at_least=1)
+        self.in_channels = in_channels
+        self.blocks = nnx.List(
+            VGGBlock(
+                inputs, outputs, activation=activation, norm=norm, param_dtype=param_dtype,
+                rngs=rngs,
+            )
+            for inputs, outputs in zip((in_channels, *widths), widths, strict=False)
+        )  # fmt: skip
+        self.head = linear_head(
+            widths[-1], num_classes, rngs=rngs, scale=head_scale, param_dtype=param_dtype
+        )
+
+    def activations(self, x: Float[Array | np.ndarray, "n h w c"]) -> dict[str, Array]:
+        """What every layer gives: "blocks.0" ... (N, H, W, D), "pool" (N, D), "head" (N, C)."""
+        if x.ndim != 4 or x.shape[-1] != self.in_channels:
+            raise ValueError(
+                f"x of shape {x.shape} is not a batch of images (N, H, W, {self.in_channels})."
+            )
+        smallest = 2 ** len(self.blocks)
+        if min(x.shape[1:3]) < smallest:
+            raise ValueError(
+                f"x of shape {x.shape}: {len(self.blocks)} blocks halve the images, which must "
+                f"have at least {smallest} pixels a side."
+            )
+        h, layers = jnp.asarray(x), {}
+        for index, block in enumerate(self.blocks):
+            h = layers[f"blocks.{index}"] = block(h)
+        pool = jnp.mean(h, axis=(1, 2))
+        return layers | {"pool": pool, "head": self.head(pool)}
+
+    def __call__(self, x: Float[Array | np.ndarray, "n h w c"]) -> Float[Array, "n k"]:
+        """Outputs (N, C) of images (N, H, W, channels)."""
+        return self.activations(x)["head"]
+
+
+def vgg5(num_classes: int = 10, *, rngs: nnx.Rngs, **options: Any) -> VGG:
+    """VGG5 for CIFAR: convolutions of 64, 128, 256 and 512 channels and the head.
+
+    GNC Appendix I prunes a VGG5 whose widths it does not give; these are those of VGG11's stages.
+
+    Args:
+        num_classes: number of outputs.
+        rngs: Flax's random streams.
+        **options: any of `VGG`.
+
+    Returns:
+        The network with random weights, 1,558,026 parameters with ten outputs.
+
+    Example:
+        >>> nnx.eval_shape(lambda: vgg5(5, rngs=nnx.Rngs(0))).head.kernel.shape
+        (512, 5)
+
+    Source:
+        Simonyan and Zisserman 2015, "Very deep convolutional networks", with batch norm.
+    """
+    return VGG(num_classes, rngs=rngs, **options)

@@ -1,0 +1,415 @@
+"""Language models: encoders (BERT, RoBERTa) and decoders (GPT-2, Llama, Mistral, Qwen2, SmolLM).
+
+All are one block, attention with grouped queries and a small network, with other settings.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from jaxttp._core.checks import check_choice
+from jaxttp.models.language.architecture import Architecture, rotate
+from jaxttp.models.language.tokens import Tokens, read_tokens
+from jaxttp.models.layers import kernel_init, linear_head
+
+FUNCTIONS = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+}
+"""Activations by name; "gelu" is the exact one."""
+
+Angles = tuple[Float[Array, "n t e"], Float[Array, "n t e"]]
+
+
+class SelfAttention(nnx.Module):
+    """Attention in which several heads of queries share a head of keys and values.
+
+        A_h = softmax(Q_h K_gᵀ / √d),  g = h // (H/K),    out = concat_h(A_h V_g) W_o
+
+    Layers are called as in Llama: ``q_proj, k_proj, v_proj, o_proj``, and ``qkv_proj`` where one
+    kernel makes all three (GPT-2's ``c_attn``).
+
+    Args:
+        shape: the architecture.
+        rngs: Flax's random streams.
+        param_dtype: dtype of the parameters.
+
+    Example:
+        >>> shape = Architecture("gpt2", 50, width=8, depth=1, heads=2, hidden=8, length=16)
+        >>> inputs = jnp.zeros((5, 3, 8)), jnp.ones((5, 3, 3), bool), None
+        >>> jax.eval_shape(lambda: SelfAttention(shape, rngs=nnx.Rngs(0))(*inputs)).shape
+        (5, 3, 8)
+    """
+
+    def __init__(
+        self, shape: Architecture, *, rngs: nnx.Rngs, param_dtype: DTypeLike = jnp.float32
+    ):
+        head = shape.head_width or 1
+        self.heads, self.groups, self.head_width = shape.heads, shape.key_heads, head
+        own, shared = shape.heads * head, shape.key_heads * head
+        biased = "qkv" in shape.biases
+        if shape.fused:
+            self.qkv_proj = linear(shape.width, own + 2 * shared, biased, param_dtype, rngs)
+        else:
+            self.q_proj = linear(shape.width, own, biased, param_dtype, rngs)
+            self.k_proj = linear(shape.width, shared, biased, param_dtype, rngs)
+            self.v_proj = linear(shape.width, shared, biased, param_dtype, rngs)
+        self.o_proj = linear(own, shape.width, "o" in shape.biases, param_dtype, rngs)
+
+    def __call__(
+        self, x: Float[Array, "n t d"], sees: Bool[Array, "n t t"], angles: Angles | None
+    ) -> Float[Array, "n t d"]:
+        """States (N, T, D) to states.
+
+        Args:
+            x: states.
+            sees: [n, q, k] whether position q sees position k.
+            angles: cosines and sines of rotary positions, or None.
+        """
+        n, t, _ = x.shape
+        d, k = self.head_width, self.groups
+        if hasattr(self, "qkv_proj"):
+            cuts = (self.heads * d, (self.heads + k) * d)
+            queries, keys, values = jnp.split(self.qkv_proj(x), cuts, axis=-1)
+        else:
+            queries, keys, values = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        queries = queries.reshape(n, t, k, self.heads // k, d)
+        keys, values = keys.reshape(n, t, k, d), values.reshape(n, t, k, d)
+        if angles is not None:
+            queries, keys = rotate(queries, *angles), rotate(keys, *angles)
+        scores = jnp.einsum("nqkgd,nskd->nkgqs", queries, keys) * d**-0.5
+        # A finite number: a padded position may see none, and must not make NaN of gradients.
+        scores = jnp.where(sees[:, None, None], scores, jnp.finfo(scores.dtype).min)
+        mixed = jnp.einsum("nkgqs,nskd->nqkgd", jax.nn.softmax(scores, axis=-1), values)
+        return self.o_proj(mixed.reshape(n, t, self.heads * d))
+
+
+class FeedForward(nnx.Module):
+    """down(φ(up(x))), or down(φ(gate(x)) up(x)) where it is gated.
+
+    Args:
+        shape: the architecture.
+        rngs: Flax's random streams.
+        param_dtype: dtype of the parameters.
+
+    Example:
+        >>> shape = Architecture("gpt2", 50, width=8, depth=1, heads=2, hidden=12, length=16)
+        >>> build = lambda: FeedForward(shape, rngs=nnx.Rngs(0))
+        >>> jax.eval_shape(lambda: build()(jnp.zeros((5, 3, 8)))).shape
+        (5, 3, 8)
+    """
+
+    def __init__(
+        self, shape: Architecture, *, rngs: nnx.Rngs, param_dtype: DTypeLike = jnp.float32
+    ):
+        self.activation, self.gated = shape.activation, shape.gated
+        biased = "mlp" in shape.biases
+        if shape.gated:
+            self.gate_proj = linear(shape.width, shape.hidden, biased, param_dtype, rngs)
+        self.up_proj = linear(shape.width, shape.hidden, biased, param_dtype, rngs)
+        self.down_proj = linear(shape.hidden, shape.width, biased, param_dtype, rngs)
+
+    def __call__(self, x: Float[Array, "n t d"]) -> Float[Array, "n t d"]:
+        """States (N, T, D) to states."""
+        function = FUNCTIONS[self.activation]
+        if self.gated:
+            return self.down_proj(function(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(function(self.up_proj(x)))
+
+
+class Block(nnx.Module):
+    """Attention and a small network, each beside a skip connection.
+
+        decoders: x + attention(norm1(x)), then x + mlp(norm2(x))
+        encoders: norm1(x + attention(x)), then norm2(x + mlp(x))
+
+    Args:
+        shape: the architecture.
+        rngs: Flax's random streams.
+        param_dtype: dtype of the parameters.
+
+    Example:
+        >>> shape = Architecture("bert", 50, width=8, depth=1, heads=2, hidden=12, length=16)
+        >>> inputs = jnp.zeros((5, 3, 8)), jnp.ones((5, 3, 3), bool), None
+        >>> jax.eval_shape(lambda: Block(shape, rngs=nnx.Rngs(0))(*inputs)).shape
+        (5, 3, 8)
+    """
+
+    def __init__(
+        self, shape: Architecture, *, rngs: nnx.Rngs, param_dtype: DTypeLike = jnp.float32
+    ):
+        self.norm_first = not shape.encoder
+        self.norm1 = norm(shape, param_dtype, rngs)
+        self.attention = SelfAttention(shape, param_dtype=param_dtype, rngs=rngs)
+        self.norm2 = norm(shape, param_dtype, rngs)
+        self.mlp = FeedForward(shape, param_dtype=param_dtype, rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "n t d"], sees: Bool[Array, "n t t"], angles: Angles | None
+    ) -> Float[Array, "n t d"]:
+        """States (N, T, D) to states; the other arguments are those of `SelfAttention`."""
+        if self.norm_first:
+            x = x + self.attention(self.norm1(x), sees, angles)
+            return x + self.mlp(self.norm2(x))
+        x = self.norm1(x + self.attention(x, sees, angles))
+        return self.norm2(x + self.mlp(x))
+
+
+def linear(
+    inputs: int, outputs: int, biased: bool, param_dtype: DTypeLike, rngs: nnx.Rngs
+) -> nnx.Linear:
+    """A linear layer with kernel ~ N(0, 1/inputs) and bias 0, if any."""
+    return nnx.Linear(
+        inputs, outputs, use_bias=biased, kernel_init=kernel_init(1.0), param_dtype=param_dtype,
+        rngs=rngs,
+    )  # fmt: skip
+
+
+def norm(shape: Architecture, param_dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Module:
+    """RMS norm or layer norm over the last axis."""
+    kind = nnx.RMSNorm if shape.rms_norm else nnx.LayerNorm
+    return kind(
+        shape.width, epsilon=shape.norm_epsilon, use_fast_variance=False, param_dtype=param_dtype,
+        rngs=rngs,
+    )  # fmt: skip
+
+
+def embedding(shape: Architecture, param_dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Embed:
+    """A table (V, D) with entries ~ N(0, 0.02²)."""
+    draw = nnx.initializers.normal(0.02)
+    return nnx.Embed(
+        shape.vocabulary, shape.width, embedding_init=draw, param_dtype=param_dtype, rngs=rngs
+    )
+
+
+HEADS = ("classification", "language_model", "states")
+"""What a language model gives: (N, C) of a sequence, (N, T, V) of its tokens, (N, T, D)."""
+
+
+class Decoder(nnx.Module):
+    """Tokens that see themselves and what is before them, and a head.
+
+    "classification" reads the last token that is not padding (N, C), "language_model" gives the
+    logits of the next token at every position (N, T, V), "states" what the last norm gives
+    (N, T, D). Padding on either side changes nothing; what stands at padded positions means
+    nothing.
+
+    Args:
+        shape: the architecture.
+        rngs: Flax's random streams.
+        head: one of `HEADS`.
+        outputs: C; that of the architecture when None.
+        head_scale: standard deviation of the initial outputs for features of unit second moment.
+        param_dtype: dtype of the parameters.
+
+    Raises:
+        ValueError: an unknown head; when called, see `jaxttp.models.language.tokens.read_tokens`.
+
+    Example:
+        >>> shape = Architecture("gpt2", 50, width=8, depth=1, heads=2, hidden=12, length=16)
+        >>> build = lambda: Decoder(shape, head="language_model", rngs=nnx.Rngs(0))
+        >>> jax.eval_shape(lambda: build()(jnp.ones((5, 3), int))).shape
+        (5, 3, 50)
+
+    Source:
+        Radford et al. 2019; Touvron et al. 2023, "Llama"; Jiang et al. 2023, "Mistral 7B".
+    """
+
+    def __init__(
+        self,
+        shape: Architecture,
+        *,
+        rngs: nnx.Rngs,
+        head: str = "classification",
+        outputs: int | None = None,
+        head_scale: float = 1.0,
+        param_dtype: DTypeLike = jnp.float32,
+    ):
+        self.shape = shape
+        self.kind = check_choice("head", head, HEADS)
+        self.embed = embedding(shape, param_dtype, rngs)
+        if shape.rotary is None:
+            drawn = jax.random.normal(rngs.params(), (shape.length, shape.width), param_dtype)
+            self.positions = nnx.Param(0.02 * drawn)
+        self.blocks = nnx.List(
+            Block(shape, param_dtype=param_dtype, rngs=rngs) for _ in range(shape.depth)
+        )
+        self.norm = norm(shape, param_dtype, rngs)
+        units = {"classification": shape.outputs if outputs is None else outputs}
+        if not shape.tied:
+            units["language_model"] = shape.vocabulary
+        if head in units:
+            self.head = linear_head(
+                shape.width, units[head], rngs=rngs, scale=head_scale, use_bias=False,
+                param_dtype=param_dtype,
+            )  # fmt: skip
+
+    def activations(self, ids: Any, mask: Any = None) -> dict[str, Array]:
+        """What every layer gives: "embed", "blocks.0" ..., "norm" (N, T, D), "head" by its kind."""
+        shape = self.shape
+        tokens = read_tokens(
+            ids, mask, vocabulary=shape.vocabulary, length=shape.length, segments=0
+        )
+        h = self.embed(tokens.ids)
+        angles = None
+        if shape.rotary is None:
+            h = h + self.positions[...][tokens.positions]
+        else:
+            angles = self._angles(tokens, h.dtype)
+        layers = {"embed": h}
+        for index, (block, window) in enumerate(zip(self.blocks, shape.windows or (), strict=True)):
+            h = layers[f"blocks.{index}"] = block(h, causal(tokens.seen, window), angles)
+        h = layers["norm"] = self.norm(h)
+        return layers | {"head": or_nan(self._head(h, tokens), tokens.seen)}
+
+    def _head(self, h: Array, tokens: Tokens) -> Array:
+        if self.kind == "states":
+            return h
+        if self.kind == "classification":
+            return self.head(at(h, tokens.last))
+        return self.embed.attend(h) if self.shape.tied else self.head(h)
+
+    def _angles(self, tokens: Tokens, dtype: Any) -> Angles:
+        assert self.shape.rotary is not None
+        cosines, sines = self.shape.rotary.tables(tokens.ids.shape[1], dtype)
+        return cosines[tokens.positions], sines[tokens.positions]
+
+    def __call__(self, ids: Any, mask: Any = None) -> Array:
+        """Outputs of tokens (N, T) with a mask (N, T); also of a mapping with both."""
+        return self.activations(ids, mask)["head"]
+
+
+def causal(seen: Bool[Array, "n t"], window: int | None) -> Bool[Array, "n t t"]:
+    """[n, q, k]: whether q sees k, a token not behind it and less than a window before it.
+
+    Example:
+        >>> causal(jnp.ones((1, 3), bool), 2)[0].astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    """
+    t = seen.shape[1]
+    back = jnp.arange(t)[:, None] - jnp.arange(t)[None]
+    near = (back >= 0) if window is None else (back >= 0) & (back < window)
+    return near[None] & seen[:, None]
+
+
+def at(h: Array, positions: Array) -> Array:
+    """The states (N, D) at one position (N,) of each sequence."""
+    return jnp.take_along_axis(h, positions[:, None, None], axis=1)[:, 0]
+
+
+def or_nan(outputs: Array, seen: Bool[Array, "n t"]) -> Array:
+    """Outputs, NaN for samples without a token: what only is known at run time must not pass."""
+    empty = ~seen.any(axis=1).reshape(-1, *(1,) * (outputs.ndim - 1))
+    return jnp.where(empty, jnp.full((), jnp.nan, outputs.dtype), outputs)
+
+
+class Encoder(nnx.Module):
+    """Tokens that see each other, and a head.
+
+        h = blocks(norm(E[ids] + P[positions] + S[types]))
+        classification: tanh(h_first W + b) W_c + b_c
+        language model: norm(φ(h W + b)) Eᵀ + b_v
+
+    "classification" reads the first token (N, C), "language_model" gives logits at every position
+    (N, T, V), "states" what the last block gives (N, T, D). Padding changes nothing; what stands
+    at padded positions means nothing.
+
+    Args:
+        shape: the architecture.
+        rngs: Flax's random streams.
+        head: one of `jaxttp.models.language.network.HEADS`.
+        outputs: C; that of the architecture when None.
+        head_scale: standard deviation of the initial outputs for features of unit second moment.
+        param_dtype: dtype of the parameters.
+
+    Raises:
+        ValueError: an unknown head; when called, see `jaxttp.models.language.tokens.read_tokens`.
+
+    Example:
+        >>> shape = Architecture("bert", 50, width=8, depth=1, heads=2, hidden=12, length=16)
+        >>> build = lambda: Encoder(shape, outputs=3, rngs=nnx.Rngs(0))
+        >>> jax.eval_shape(lambda: build()(jnp.ones((5, 3), int))).shape
+        (5, 3)
+
+    Source:
+        Devlin et al. 2019, "BERT"; Liu et al. 2019, "RoBERTa".
+    """
+
+    def __init__(
+        self,
+        shape: Architecture,
+        *,
+        rngs: nnx.Rngs,
+        head: str = "classification",
+        outputs: int | None = None,
+        head_scale: float = 1.0,
+        param_dtype: DTypeLike = jnp.float32,
+    ):
+        self.shape = shape
+        self.kind = check_choice("head", head, HEADS)
+        width = shape.width
+
+        def table(rows: int) -> nnx.Param:
+            return nnx.Param(0.02 * jax.random.normal(rngs.params(), (rows, width), param_dtype))
+
+        self.embed = embedding(shape, param_dtype, rngs)
+        self.positions = table(shape.first_position + shape.length)
+        if shape.types:
+            self.segments = table(shape.types)
+        self.embed_norm = norm(shape, param_dtype, rngs)
+        self.blocks = nnx.List(
+            Block(shape, param_dtype=param_dtype, rngs=rngs) for _ in range(shape.depth)
+        )
+        if head == "classification":
+            self.pooler = linear(width, width, True, param_dtype, rngs)
+            classes = shape.outputs if outputs is None else outputs
+            self.head = linear_head(
+                width, classes, rngs=rngs, scale=head_scale, param_dtype=param_dtype
+            )
+        elif head == "language_model":
+            self.transform = linear(width, width, True, param_dtype, rngs)
+            self.transform_norm = norm(shape, param_dtype, rngs)
+            if shape.tied:
+                self.head_bias = nnx.Param(jnp.zeros(shape.vocabulary, param_dtype))
+            else:
+                self.head = linear_head(width, shape.vocabulary, rngs=rngs, param_dtype=param_dtype)
+
+    def activations(self, ids: Any, mask: Any = None, types: Any = None) -> dict[str, Array]:
+        """What every layer gives: "embed", "blocks.0" ... (N, T, D), "head" by its kind."""
+        shape = self.shape
+        tokens = read_tokens(
+            ids, mask, types, vocabulary=shape.vocabulary, length=shape.length,
+            segments=shape.types,
+        )  # fmt: skip
+        h = self.embed(tokens.ids) + self.positions[...][tokens.positions + shape.first_position]
+        if shape.types:
+            table = self.segments[...]
+            h = h + (table[0][None, None] if tokens.types is None else table[tokens.types])
+        h = self.embed_norm(h)
+        layers = {"embed": h}
+        n, t = tokens.seen.shape
+        sees = jnp.broadcast_to(tokens.seen[:, None], (n, t, t))
+        for index, block in enumerate(self.blocks):
+            h = layers[f"blocks.{index}"] = block(h, sees, None)
+        if self.kind == "classification":
+            pooled = layers["pooler"] = jnp.tanh(self.pooler(at(h, tokens.first)))
+            outputs = self.head(pooled)
+        else:
+            outputs = h if self.kind == "states" else self._logits(h)
+        return layers | {"head": or_nan(outputs, tokens.seen)}
+
+    def _logits(self, h: Array) -> Array:
+        h = self.transform_norm(FUNCTIONS[self.shape.activation](self.transform(h)))
+        if not self.shape.tied:
+            return self.head(h)
+        return self.embed.attend(h) + self.head_bias[...][None, None]
+
+    def __call__(self, ids: Any, mask: Any = None, types: Any = None) -> Array:
+        """Outputs of tokens (N, T) with a mask (N, T); also of a mapping with both."""
+        return self.activations(ids, mask, types)["head"]
