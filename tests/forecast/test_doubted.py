@@ -11,10 +11,11 @@ import pytest
 import jaxttp
 from jaxttp.dynamics import weight_space
 from jaxttp.forecast import Noisy, Relinearized
-from jaxttp.forecast.doubt import Doubt
-from jaxttp.forecast.paths import Path
+from jaxttp.forecast.methods import Path
+from jaxttp.forecast.uncertainty import Doubt
 from jaxttp.losses.rule import Rule, Target
 from tests.draws import normal
+from tests.forecast.predictions import prediction
 
 X = normal(0, (12, 3))
 Y = (X[:, 0] * X[:, 1] > 0).astype(int)
@@ -111,7 +112,10 @@ def test_words_and_pictures_end_there_too():
 def test_times_of_settings_thrown_about_are_approximate():
     found = jaxttp.sweep(network, W, X, Y, jaxttp.grid(learning_rate=0.1, steps=STEPS))
     time = int(found.times(0.4)[0])
-    known = dataclasses.replace(found, uncertainty={0: {0.4: 1}})
+    known = dataclasses.replace(
+        found, forecasts={0: prediction(steps_uncertainty={0.4: 1})}, relinearized=(0,)
+    )
     assert known.time_words(0, 0.4) == f"{time} ± 1"
-    rough = dataclasses.replace(known, rough=frozenset({0}))
+    doubted = prediction(doubted_from=0, targets=dict.fromkeys(found.targets, 0))
+    rough = dataclasses.replace(known, forecasts={0: doubted})
     assert rough.time_words(0, 0.4) == f"about {time}"

@@ -9,9 +9,8 @@ import pytest
 from jaxttp import empirical_ntk, predict_training_time, train
 from jaxttp.dynamics import RelinearizedTrajectory
 from jaxttp.dynamics.recursion import recursion
-from jaxttp.forecast._along import Subset, sampled
-from jaxttp.forecast._trust import trust_in_path, trust_in_speeds
-from jaxttp.forecast._witness import NOBODY, Witness, ask_network
+from jaxttp.forecast.uncertainty import trust_in_path, trust_in_speeds
+from jaxttp.forecast.witness import NOBODY, Subset, Witness, ask_network, sampled
 from jaxttp.losses import encode_targets
 from jaxttp.losses.rule import Rule, Target, training_time
 

@@ -10,7 +10,7 @@ import jaxttp
 from jaxttp.dynamics import recursion
 from jaxttp.dynamics._pieces import is_finite
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast.sweeps import sweep_kernel
+from jaxttp.forecast.sweep import sweep_kernel
 from jaxttp.ntk import Factored, Sketched, as_matrix, eigendecomposition
 from jaxttp.ntk.estimators import delete_groups
 from jaxttp.ntk.kernels import Scalar, operator_of

@@ -5,8 +5,8 @@ import dataclasses
 from jaxttp._core.types import Params
 from jaxttp.dynamics.stability import OPERATOR_STEPS, operator_curvature, rate_limit
 from jaxttp.dynamics.weight_space import check_stepping, weight_space
-from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
+from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path
+from jaxttp.forecast.training_setup import Descent
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
 from jaxttp.ntk.operator import ntk_operator

@@ -12,9 +12,9 @@ from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.closed_form import closed_form
 from jaxttp.dynamics.flow import SOLVERS, gradient_flow
 from jaxttp.dynamics.rates import effective_learning_rate
-from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Linearizer, Path
-from jaxttp.forecast.paths.recursion import OneKernel
+from jaxttp.forecast.methods.base import Linearizer, Path
+from jaxttp.forecast.methods.recursion import OneKernel
+from jaxttp.forecast.training_setup import Descent
 from jaxttp.losses import Loss
 
 

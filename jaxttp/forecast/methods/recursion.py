@@ -9,12 +9,11 @@ from jaxttp._core.types import Params
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.recursion import recursion
-from jaxttp.forecast._along import Subset
-from jaxttp.forecast._stability import Rates, optimizer_rates, rises
-from jaxttp.forecast._trust import trust_in_speeds
-from jaxttp.forecast._witness import NOBODY, Witness, ask_network
-from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
+from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path
+from jaxttp.forecast.stability import Rates, optimizer_rates, rises
+from jaxttp.forecast.training_setup import Descent
+from jaxttp.forecast.uncertainty import trust_in_speeds
+from jaxttp.forecast.witness import NOBODY, Subset, Witness, ask_network
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
 

@@ -19,12 +19,12 @@ gamma_m = z (1 - z)^(m - 1) S / lambda, and the loss that noise costs at knot k
     1/2 sum_(i < k) z^2 (1 - z)^(2 i) S / lambda = 1/2 (gamma_1 - gamma_2 + ... - gamma_2k),
 
 the alternating sum of the memories, 1/(4 - 2 z) of gamma_1 in the end. In networks it is about the
-memory itself (curvature that is met late costs as well); the factor is `COST` of
-`jaxttp.forecast.held_curve`, chosen on the TUNING tasks of experiments/bench/lora_tasks.py.
+memory itself (curvature that is met late costs as well); the factor is `COST` of the module
+`curve`, chosen on the TUNING tasks of experiments/bench/lora_tasks.py.
 
 Where the sequences at hand are a sample of those that train, a path that sees them again learns
 them by heart, as the training does not. How far a batch has fallen since its first time, beyond
-what others have, says how much (`jaxttp.forecast.held_curve.by_heart`).
+what others have, says how much (`jaxttp.forecast.stale_gradients.curve.by_heart`).
 """
 
 import itertools
@@ -53,7 +53,8 @@ from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import in_two
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.weight_space import check_stepping
-from jaxttp.forecast._held_path import (
+from jaxttp.forecast.stale_gradients.curve import HeldForecast, corrected
+from jaxttp.forecast.stale_gradients.path import (
     HeldPath,
     HeldState,
     follow_held,
@@ -63,7 +64,6 @@ from jaxttp.forecast._held_path import (
     step_sizes,
     watcher,
 )
-from jaxttp.forecast.held_curve import HeldForecast, corrected
 from jaxttp.losses import Loss, encode_targets, get_loss
 
 POINTS = 11

@@ -12,17 +12,17 @@ from jaxttp._core.checks import check_choice, check_integer, check_key, check_nu
 from jaxttp._core.samples import count
 from jaxttp._core.types import Params
 from jaxttp.batches import draw_samples
-from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.doubt import LEVEL
-from jaxttp.forecast.paths.base import Dynamics, Progress
-from jaxttp.forecast.paths.flow import ClosedForm, GradientFlow
-from jaxttp.forecast.paths.noisy import Noisy
-from jaxttp.forecast.paths.recursion import Recursion
-from jaxttp.forecast.paths.relinearized import Relinearized
-from jaxttp.forecast.paths.scaled import Scaled
-from jaxttp.forecast.paths.weight_space import WeightSpace
-from jaxttp.forecast.planner import ForecastPlan, plan_forecast
+from jaxttp.forecast.cost import ForecastPlan, plan_forecast
+from jaxttp.forecast.methods.base import Dynamics, Progress
+from jaxttp.forecast.methods.flow import ClosedForm, GradientFlow
+from jaxttp.forecast.methods.noisy import Noisy
+from jaxttp.forecast.methods.recursion import Recursion
+from jaxttp.forecast.methods.relinearized import Relinearized
+from jaxttp.forecast.methods.scaled import Scaled
+from jaxttp.forecast.methods.weight_space import WeightSpace
 from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.training_setup import Descent
+from jaxttp.forecast.uncertainty import LEVEL
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 from jaxttp.ntk.sharded import is_by_process, several
 

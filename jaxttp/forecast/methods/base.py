@@ -24,10 +24,10 @@ from jaxttp.dynamics._kernels import block_of
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._trajectory import SubsetCurves
 from jaxttp.dynamics.stability import curvature_modes, max_learning_rate, rate_limit
-from jaxttp.forecast._curves import loss_and_error
-from jaxttp.forecast._stability import Rates, constant_rate, rises
-from jaxttp.forecast.descent import Descent
+from jaxttp.forecast.curves import loss_and_error
 from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.stability import Rates, constant_rate, rises
+from jaxttp.forecast.training_setup import Descent
 from jaxttp.losses import Loss
 from jaxttp.losses.contrasts import contrasts
 from jaxttp.losses.rule import Rule

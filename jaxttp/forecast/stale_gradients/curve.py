@@ -1,6 +1,6 @@
 """The training's curve read off a path of held gradients, and what a forecast of it says.
 
-`jaxttp.forecast.held` derives what the noise of few batches costs.
+`jaxttp.forecast.stale_gradients.forecast` derives what the noise of few batches costs.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxttp._core.results import RESULT, wrapped
-from jaxttp.forecast._held_path import HeldPath, smoothed
+from jaxttp.forecast.stale_gradients.path import HeldPath, smoothed
 from jaxttp.losses.rule import Rule
 
 COST = 1.05

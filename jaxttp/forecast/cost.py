@@ -1,8 +1,10 @@
-"""The truest forecast within a budget: which kernel, and how often it is rebuilt.
+"""What a forecast costs, counted and not timed, and the truest one within a budget.
 
-Costs are counted, not timed (`jaxttp.forecast.price`), so that the same call plans the same
-forecast on every machine. What more kernels and wider sketches are worth was measured on tasks that
-nothing else is reported of (`experiments/bench/planning.py`).
+Counts are the same on every machine, so that the same call plans the same forecast everywhere. They
+are floating-point operations as the traced program has them: products of dense and convolutional
+layers at their size, everything else at one a number; a way back through a network at twice a way
+forward. What more kernels and wider sketches are worth was measured on tasks that nothing else is
+reported of (`experiments/bench/planning.py`).
 """
 
 import dataclasses
@@ -12,19 +14,92 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_number
-from jaxttp.forecast._witness import passes_asked
-from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Dynamics
-from jaxttp.forecast.paths.noisy import Noisy
-from jaxttp.forecast.paths.recursion import Linear, Recursion
-from jaxttp.forecast.paths.relinearized import MOST, Relinearized
-from jaxttp.forecast.paths.scaled import Scaled
-from jaxttp.forecast.price import Price, share_of
+from jaxttp.forecast.methods.base import Dynamics
+from jaxttp.forecast.methods.noisy import Noisy
+from jaxttp.forecast.methods.recursion import Linear, Recursion
+from jaxttp.forecast.methods.relinearized import MOST, Relinearized
+from jaxttp.forecast.methods.scaled import Scaled
 from jaxttp.forecast.problem import Problem
-from jaxttp.ntk.estimators import ClassSketched, Exact, KernelEstimator, Sketched
+from jaxttp.forecast.training_setup import Descent
+from jaxttp.forecast.witness import passes_asked
+from jaxttp.ntk.estimators import ClassSketched, Exact, KernelEstimator, Sketched, plan_of
+
+STEP = 3.0
+"""Ways forward that one on and back counts for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """Estimated operations of a training and of the parts of its forecast.
+
+    Attributes:
+        training: all steps of it.
+        kernel: one kernel.
+        whole_pass: one way forward and back with all samples.
+        product: one product of the kernel with outputs.
+
+    Example:
+        >>> price = Price(training=3e9, kernel=1e8, whole_pass=1e6, product=1e4)
+        >>> price.forecast(kernels=2, passes=10, products=100)
+        211000000.0
+    """
+
+    training: float
+    kernel: float
+    whole_pass: float
+    product: float
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        descent: Descent,
+        estimator: KernelEstimator,
+        samples: int | None = None,
+    ) -> "Price":
+        """From shapes alone.
+
+        Args:
+            problem: network and data.
+            descent: the training.
+            estimator: how kernels come about.
+            samples: that are trained on; those of the problem when None.
+        """
+        n = problem.f0.shape[0]
+        step = STEP * plan_of(problem.whole or problem).forward
+        return cls(
+            training=step * (descent.batch_size or samples or n) * descent.steps,
+            kernel=estimator.operations(problem),
+            whole_pass=step * n,
+            product=estimator.product(problem),
+        )
+
+    def forecast(self, kernels: int, passes: float, products: int) -> float:
+        """The operations of a forecast.
+
+        Args:
+            kernels: that it builds.
+            passes: ways on and back with all samples beside them.
+            products: with its kernels.
+        """
+        return kernels * self.kernel + passes * self.whole_pass + products * self.product
+
+
+def share_of(operations: float, training: float) -> str:
+    """How many trainings some operations are, in words.
+
+    Example:
+        >>> share_of(1.0, 31.0), share_of(1500.0, 1.0), share_of(1.4, 1.0)
+        ('1/31 of', '1,500 times', '1.4 times')
+    """
+    share = operations / max(training, 1.0)
+    if share < 0.95:
+        return f"1/{1 / share:.2g} of" if share > 0.1 else f"1/{1 / max(share, 1e-12):.0f} of"
+    return f"{share:.2g} times" if share < 10 else f"{share:,.0f} times"
+
 
 SHARE = 0.1
 """Of the training's operations that a forecast may take unless told otherwise."""
@@ -394,3 +469,74 @@ def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:
     centre = _centre(dynamics)
     often = f"at most {centre.most + 1}" if centre.rebuilds == "auto" else f"{centre.rebuilds + 1}"
     return f"{often} {several}"
+
+
+JUMP = 0.05
+"""A predicted loss that rises by more than this share of its drop is given up."""
+
+
+def jump_of(loss: Float[Array | np.ndarray, " t"]) -> float:
+    """By how much a curve rises above its least value so far, at most, as a share of its drop.
+
+    Example:
+        >>> round(jump_of(np.array([1.0, 0.5, 0.7, 0.2])), 6)
+        0.25
+    """
+    curve = np.asarray(loss, np.float64)
+    drop = float(curve[0] - curve.min())
+    rise = float(np.max(curve - np.minimum.accumulate(curve)))
+    return rise / drop if drop > 0 else 0.0
+
+
+def plan_again(
+    plan: ForecastPlan,
+    dynamics: Dynamics,
+    problem: Problem,
+    descent: Descent,
+    *,
+    loss: Any,
+    held_from: int | None,
+    spent: float,
+) -> ForecastPlan | None:
+    """Another plan, where the network denies class sketches; None where all is well.
+
+    A class sketch is off by a fifth to all of the kernel. Where a segment went too far by such a
+    kernel, the predicted loss jumps, as losses of real full batches at stable rates do not; or the
+    path sees that the network denies what rebuilt kernels say, and holds an earlier one from there
+    on. Either is forecast again, by exact kernels or sketches of all outputs as far as what is left
+    of the budget goes; where it buys none that is rebuilt, a path that jumps gives way to one
+    kernel, and one that holds a kernel stays.
+
+    Args:
+        plan: by which a forecast was made.
+        dynamics: as asked for, before the plan.
+        problem: network and data.
+        descent: the training.
+        loss: the predicted curve (T + 1,).
+        held_from: the step whose kernel was held, see `Prediction`.
+        spent: operations of the forecast.
+    """
+    sketch = plan.kernel
+    if not isinstance(sketch, ClassSketched) or not is_rebuilt(plan.dynamics):
+        return None
+    jumps = jump_of(loss) > JUMP
+    if descent.batch_size is not None or not (jumps or held_from is not None):
+        return None
+    room = plan.budget - spent
+    plans = [
+        plan_forecast(dynamics, problem, descent, kernel, budget=room / plan.training)
+        for kernel in of_outputs(problem, sketch.key)
+        if room > 0 and fits(kernel, problem)
+    ]
+    plans = [other for other in plans if other.operations <= room]
+    best = min(plans, key=lambda other: other.error, default=None)
+    if best is not None and (jumps or is_rebuilt(best.dynamics)):
+        return best
+    if not jumps:
+        return None
+    share = plan.budget / plan.training
+    return plan_forecast(on_one_kernel(dynamics), problem, descent, sketch, budget=share)
+
+
+GIVEN_UP = "class sketches before, which the network denies, were given up"
+"""Said of a plan that took another's place."""

@@ -9,12 +9,12 @@ import numpy as np
 
 from jaxttp._core.checks import check_integer
 from jaxttp._core.types import Params
-from jaxttp.forecast._stability import Rates
-from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path, check_centre
-from jaxttp.forecast.paths.relinearized import Relinearized
+from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path, check_centre
+from jaxttp.forecast.methods.relinearized import Relinearized
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.scaling import TimeScale, time_scale
+from jaxttp.forecast.stability import Rates
+from jaxttp.forecast.training_setup import Descent
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
 

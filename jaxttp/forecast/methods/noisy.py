@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jaxttp._core.checks import check_choice, check_integer
 from jaxttp._core.types import Params
 from jaxttp.dynamics.diffusion import NOISES, diffusion
-from jaxttp.forecast._stability import Rates, rises
-from jaxttp.forecast.bands import recentred
-from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Draws, Dynamics, Linearizer, Path, check_centre
-from jaxttp.forecast.paths.recursion import OneKernel, linear_rates, recur
+from jaxttp.forecast.methods.base import Draws, Dynamics, Linearizer, Path, check_centre
+from jaxttp.forecast.methods.recursion import OneKernel, linear_rates, recur
 from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.stability import Rates, rises
+from jaxttp.forecast.training_setup import Descent
+from jaxttp.forecast.uncertainty import recentred
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
 

@@ -9,11 +9,11 @@ from jaxttp._core.checks import check_integer, check_number
 from jaxttp._core.types import Params
 from jaxttp.dynamics._trajectory import SubsetCurves
 from jaxttp.dynamics.relinearize import relinearized_recursion
-from jaxttp.forecast._stability import Rates, rises
-from jaxttp.forecast._trust import trust_in_path
-from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.paths.base import Dynamics, Linearizer, Path
-from jaxttp.forecast.paths.recursion import linear_rates
+from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path
+from jaxttp.forecast.methods.recursion import linear_rates
+from jaxttp.forecast.stability import Rates, rises
+from jaxttp.forecast.training_setup import Descent
+from jaxttp.forecast.uncertainty import trust_in_path
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
 

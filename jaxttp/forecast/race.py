@@ -1,29 +1,43 @@
-"""Which setting, or which start, is first, by real training in heats.
+"""Which setting, or which start, is first, by real training in heats: successive halving.
 
 A forecast costs kernels. Where a training is short or a network small, these cost more than to
 train the settings themselves for a few steps; and what was trained is never wrong about itself. So
-this is no forecast, and says so: a race trains (`jaxttp.forecast.heats`).
+this is no forecast, and says so: a race trains. All settings start, and the slow ones are left out
+early: all train `FIRST` steps, the better `KEEP` of them `GROWTH` times as many in all, and so on,
+`LEAST` of them to the end, which is where the first of those that are left is at the goal: a later
+one cannot win.
 """
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_known, check_number
-from jaxttp._core.samples import count
+from jaxttp._core.samples import count, take
+from jaxttp._core.traced import network_of
 from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
-from jaxttp.dynamics.batches import check_batches
-from jaxttp.forecast.candidates import Candidate, check_candidates, problem_of
-from jaxttp.forecast.heats import Runner, Track, run_heats
-from jaxttp.forecast.hyperparameters import Hyperparameters, check_settings
-from jaxttp.forecast.price import STEP
-from jaxttp.forecast.problem import Problem
+from jaxttp.dynamics._network import loss_of_weights
+from jaxttp.dynamics.batches import batch_indices, check_batches
+from jaxttp.forecast.cost import STEP
+from jaxttp.forecast.problem import Candidate, Problem, check_candidates, problem_of
 from jaxttp.forecast.raced import Race
+from jaxttp.forecast.training_setup import Hyperparameters, check_settings
 from jaxttp.losses import get_loss
 from jaxttp.losses.rule import Target
+from jaxttp.training import TrainingStep
+
+Progress = Callable[[str, int, int], None]
+FIRST, GROWTH, KEEP, LEAST = 4, 1.6, 0.6, 3
+"""Steps of the first heat, how they grow, which share goes on, and how many at least."""
+NEAR = 2.0
+"""With batches the loss on all samples is looked for from where a batch's is so many goals."""
 
 
 def race(
@@ -37,7 +51,7 @@ def race(
     key: Array | None = None,
     protocol: str | None = None,
     trainable: Any = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Race:
     """Train settings for real, in heats, until the first is at a loss; `params` are not changed.
 
@@ -90,16 +104,12 @@ def race(
         Successive halving (Jamieson and Talwalkar 2016), with a goal that ends it; the numbers of
         the heats were chosen on tuning tasks (`experiments/bench/races.py`).
     """
-    check_known(params=params, x=x, y=y, key=key, target_loss=target_loss)
-    settings = _alike(settings)
-    one, goal = settings[0], _goal(target_loss)
-    x = check_samples("x", x)
-    protocol = check_batches(one.batch_size, key, protocol, count(x))
-    problem = Problem.of(apply_fn, params, x, y, loss=one.loss, trainable=trainable)
-    track = Track.of(problem, one, key, protocol)
-    runners = [Runner(setting, track) for setting in settings]
-    run_heats(runners, one.steps, goal, progress)
-    return _result(settings, goal, runners)
+    check_known(params=params, x=x, y=y)
+    x, settings = check_samples("x", x), _alike(settings)
+    of_problem = functools.partial(
+        Problem.of, apply_fn, params, x, y, loss=settings[0].loss, trainable=trainable
+    )
+    return _race({"": of_problem}, {"": settings}, x, target_loss, key, protocol, progress)
 
 
 def race_starts(
@@ -111,7 +121,7 @@ def race_starts(
     target_loss: float | None = None,
     key: Array | None = None,
     protocol: str | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Race:
     """`race` for starting points: checkpoints, networks, what is trained, each by every setting.
 
@@ -157,18 +167,37 @@ def race_starts(
         Successive halving, as `race`, with its numbers.
     """
     check_candidates(candidates)
-    check_known(key=key, target_loss=target_loss)
     by_start = _by_start(candidates, settings)
+    x, one = check_samples("x", x), next(iter(by_start.values()))[0]
+    problems = {
+        name: functools.partial(problem_of, name, start, x, y, one.loss)
+        for name, start in candidates.items()
+    }
+    return _race(problems, by_start, x, target_loss, key, protocol, progress)
+
+
+def _race(
+    problems: Mapping[str, Callable[[], Problem]],
+    by_start: Mapping[str, Sequence[Hyperparameters]],
+    x: Any,
+    target_loss: float | None,
+    key: Array | None,
+    protocol: str | None,
+    progress: Progress | None,
+) -> Race:
+    """A race of starting points by name, each by its settings; of one start its name is empty.
+
+    Problems are made here, after all that is cheaper to refuse.
+    """
+    check_known(key=key, target_loss=target_loss)
     every = _alike([one for some in by_start.values() for one in some])
     one, goal = every[0], _goal(target_loss)
-    x = check_samples("x", x)
     protocol = check_batches(one.batch_size, key, protocol, count(x))
     runners, starts = [], []
-    for name, start in candidates.items():
-        problem = problem_of(name, start, x, y, one.loss)
-        track = Track.of(problem, one, key, protocol)
+    for name, of_problem in problems.items():
+        track = Track(of_problem(), one, key, protocol)
         runners += [Runner(setting, track) for setting in by_start[name]]
-        starts += [name] * len(by_start[name])
+        starts += [name] * len(by_start[name]) if name else []
     run_heats(runners, one.steps, goal, progress)
     return _result(every, goal, runners, tuple(starts))
 
@@ -207,6 +236,184 @@ def _alike(settings: Sequence[Hyperparameters]) -> tuple[Hyperparameters, ...]:
                 "itself, or ask `sweep`."
             )
     return settings
+
+
+def heats(steps: int) -> list[int]:
+    """The steps at which a heat ends.
+
+    Example:
+        >>> heats(20)
+        [4, 7, 12, 20]
+    """
+    ends, end = [], FIRST
+    while end < steps:
+        ends.append(end)
+        end = math.ceil(GROWTH * end)
+    return [*ends, steps]
+
+
+def expected(count: int, steps: int, best: int) -> float:
+    """What a race will cost at most, in trainings of one setting, if the first needs `best` steps.
+
+    Example:
+        >>> round(expected(30, 150, 10), 2), round(expected(30, 150, 80), 2)
+        (1.51, 3.43)
+    """
+    spent, done, left = 0.0, 0, count
+    for end in heats(steps):
+        upto = min(end, best)
+        spent, done = spent + left * (upto - done + 1 / STEP), upto
+        if best <= end:
+            break
+        left = min(left, max(LEAST, math.ceil(KEEP * left)))
+    return spent / steps
+
+
+class Track:
+    """What all run on: data, batches, programs, and how often the loss is looked at."""
+
+    def __init__(
+        self, problem: Problem, one: Hyperparameters, key: Array | None, protocol: str
+    ) -> None:
+        self.problem = problem
+        self.indices: np.ndarray | None = None
+        self.every = 1
+        self._steps: dict[Any, TrainingStep] = {}
+        if one.batch_size is not None:
+            n = len(problem.f0)
+            drawn = batch_indices(key, n, one.batch_size, one.steps, protocol=protocol)
+            self.indices, self.every = np.asarray(drawn), math.ceil(n / (STEP * one.batch_size))
+
+    def evaluate(self, weights: Params) -> Array:
+        """The loss of weights, on all samples."""
+        problem = self.problem
+        network = network_of(problem.network).precise(weights, problem.x)
+        return loss_of_weights(network, weights, problem.x, problem.targets, loss=problem.loss)
+
+    def step(
+        self, algorithm: Any, stepper: optax.GradientTransformation, numbers: dict[str, float]
+    ) -> TrainingStep:
+        """A step of an algorithm, compiled once for all of its settings."""
+        key = algorithm, *numbers
+        if key not in self._steps:
+            self._steps[key] = TrainingStep(self.problem.network, self.problem.loss, stepper)
+        return self._steps[key]
+
+    def batch(self, t: int) -> tuple[Any, Array]:
+        """The samples of step t, and their targets."""
+        x, targets = self.problem.x, self.problem.targets
+        if self.indices is None:
+            return x, targets
+        return take(x, self.indices[t]), targets[self.indices[t]]
+
+
+class Runner:
+    """A setting in training."""
+
+    def __init__(self, setting: Hyperparameters, track: Track) -> None:
+        stepper, numbers = setting.stepper()
+        self.rates, self.track = setting.rates(), track
+        self.step = track.step(setting.algorithm, stepper, numbers)
+        self.weights = track.problem.weights
+        self.state: Any = stepper.init(self.weights)
+        for name, value in numbers.items():
+            self._set(name, value)
+        self.done, self.looks = 0, 0.0  # steps, and ways forward beside them
+        self.batch_loss = math.inf
+        self.losses: list[float] = []
+        self.at: list[int] = []
+        self.there: int | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether all losses that were seen are: the last, as none is looked for after that."""
+        return not self.losses or math.isfinite(self.losses[-1])
+
+    @property
+    def running(self) -> bool:
+        """Whether there is anything left to train."""
+        return self.there is None and self.finite
+
+    @property
+    def seen(self) -> int:
+        """The last step whose loss is known, -1 for none."""
+        return self.at[-1] if self.at else -1
+
+    def advance(self, end: int, goal: Target | None) -> None:
+        """Train to a step, or to the goal, and look at the loss there."""
+        track, whole = self.track, self.track.indices is None
+        while self.done < end and self.running:
+            t = self.done
+            if not whole and self._is_near(t, goal):
+                self._look(t, goal)
+                if not self.running:
+                    return
+            self._set("rate", self.rates[t])
+            x, targets = track.batch(t)
+            weights, state, f, _ = self.step(self.weights, self.state, x, targets)
+            self.batch_loss = float(track.problem.loss.value(f, targets))
+            if whole and self.seen < t:
+                self._note(t, self.batch_loss, goal)
+                if not self.running:
+                    self.looks += STEP  # a step that goes for nothing showed it
+                    return
+            self.weights, self.state, self.done = weights, state, t + 1
+        if self.running and self.seen < self.done:
+            self._look(self.done, goal)
+
+    def _is_near(self, t: int, goal: Target | None) -> bool:
+        """Whether the loss on all samples is to be looked at, before step t of a batch."""
+        if t % self.track.every or self.seen == t:
+            return False
+        if t == 0 or not math.isfinite(self.batch_loss):
+            return True
+        return goal is not None and self.batch_loss <= NEAR * goal.value
+
+    def _set(self, name: str, value: float) -> None:
+        numbers = self.state.hyperparams
+        numbers[name] = jnp.asarray(value, numbers[name].dtype)
+
+    def _look(self, t: int, goal: Target | None) -> None:
+        self.looks += 1
+        self._note(t, float(self.track.evaluate(self.weights)), goal)
+
+    def _note(self, t: int, loss: float, goal: Target | None) -> None:
+        self.at.append(t)
+        self.losses.append(loss)
+        if goal is not None and loss <= goal.value:
+            self.there = t
+
+
+def run_heats(
+    runners: Sequence[Runner],
+    steps: int,
+    goal: Target | None,
+    progress: Progress | None = None,
+) -> None:
+    """Train runners until the first of them is at a goal, or those that are left at the horizon.
+
+    Args:
+        runners: that start; those that are left out are dropped.
+        steps: the horizon.
+        goal: a loss; None for none.
+        progress: called with (stage, runners done, runners in the heat).
+    """
+    alive, bar = list(runners), None
+    for end in heats(steps):
+        for done, one in enumerate(alive):
+            one.advance(end if bar is None else min(end, bar), goal)
+            bar = one.there if one.there is not None else bar
+            if progress is not None:
+                progress(f"training to step {end}", done, len(alive))
+        if bar is not None:
+            return
+        alive = sorted((one for one in alive if one.finite), key=lambda one: one.losses[-1])
+        if end == steps or not alive:
+            return
+        going_on = alive[: max(LEAST, math.ceil(KEEP * len(alive)))]
+        for one in alive[len(going_on) :]:
+            one.weights = one.state = None  # what it held may go
+        alive = going_on
 
 
 def _result(
