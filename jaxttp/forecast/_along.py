@@ -12,7 +12,7 @@ from jaxttp._core.compile import jit
 from jaxttp._core.samples import take
 from jaxttp._core.types import Params
 from jaxttp.dynamics._kernels import apply_kernel, block_of
-from jaxttp.dynamics._pieces import add_vectors
+from jaxttp.dynamics._network import add_vectors
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss
 from jaxttp.ntk.kernels import Kernel

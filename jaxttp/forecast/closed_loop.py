@@ -30,8 +30,8 @@ from jaxttp._core.checks import (
 )
 from jaxttp._core.compile import jit
 from jaxttp._core.results import RESULT
-from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
+from jaxttp.dynamics._trajectory import output_limit
 from jaxttp.forecast._stability import RISE
 from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent
 from jaxttp.losses import Loss
@@ -297,7 +297,7 @@ def _run(
     kernel's scale at every step (t, S).
     """
     n, c = start.shape
-    limit = output_limit(start.dtype)
+    limit = output_limit(start)
     count = growths.shape[0]
     gradient = jax.vmap(loss.gradient, (2, None), 2)
     value = jax.vmap(loss.value, (2, None))

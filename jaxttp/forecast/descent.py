@@ -9,10 +9,10 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_integer, check_known, check_number, check_optimizer
 from jaxttp._core.types import Params
-from jaxttp.dynamics._limits import step_maps, step_rates
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.dynamics.filters import LinearFilter, linear_filter
 from jaxttp.dynamics.optimizers import HeavyBall
+from jaxttp.dynamics.rates import step_maps, step_rates
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

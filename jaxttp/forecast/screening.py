@@ -1,7 +1,7 @@
 """All settings of a sweep along the first linearisation.
 
-All settings of one loss and batch size move together (`jaxttp.dynamics._heavy_ball`), so a step of
-all of them is one matrix product. Algorithms that are not heavy-ball descent are followed one by
+All settings of one loss and batch size move together (`heavy_ball_curves`), so a step of all of
+them is one matrix product. Algorithms that are not heavy-ball descent are followed one by
 one (`jaxttp.forecast.one_by_one`).
 """
 
@@ -10,16 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_known, check_number
-from jaxttp.dynamics._heavy_ball import heavy_ball
-from jaxttp.dynamics._kernels import check_problem, flatten_kernel
+from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics.batches import batch_indices, check_batches
+from jaxttp.dynamics.recursion import heavy_ball_curves
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast._curves import held_to, read_times
 from jaxttp.forecast._shared import with_shared_goal
@@ -194,18 +193,17 @@ def _follow_together(
     horizon = max(one.steps for one in settings)
     for (_, batch_size), members in groups.items():
         theta, start, targets, loss = problem = problems[settings[members[0]].loss]
-        n, c = start.shape
         indices = None
         if batch_size is not None:
             longest = max(settings[i].steps for i in members)
-            indices = batch_indices(wanted.key, n, batch_size, longest, protocol=wanted.protocol)
-        is_array = isinstance(theta, jax.Array) and theta.ndim == 4
-        matrix = flatten_kernel(theta, c) if is_array else theta
+            indices = batch_indices(
+                wanted.key, len(start), batch_size, longest, protocol=wanted.protocol
+            )
         size = max(1, _CHUNK_BYTES // (5 * start.size * start.dtype.itemsize))
         for low in range(0, len(members), size):
             part = members[low : low + size]
             some = [settings[i] for i in part]
-            found = _run(matrix, start, targets, loss, some, indices, by_error)
+            found = _run(theta, start, targets, loss, some, indices, by_error)
             out.losses[part] = held_to(found[0].T, horizon + 1)
             out.errors[part] = held_to(found[1].T, out.errors.shape[1])
             out.alive[part] = found[2]
@@ -259,7 +257,7 @@ def _step_seconds(given: Any, settings: Sequence[Hyperparameters]) -> np.ndarray
 
 
 def _run(
-    matrix: Kernel,
+    kernel: Kernel,
     start: Array,
     targets: Array,
     loss: Loss,
@@ -276,6 +274,6 @@ def _run(
     if indices is not None:
         indices = indices[:steps]
     rates = jnp.asarray(rates, start.dtype)
-    found = heavy_ball(matrix, start, targets, rates, momenta, indices, loss, all_errors)
+    found = heavy_ball_curves(kernel, start, targets, rates, momenta, indices, loss)
     curves, errors, alive = (np.asarray(part) for part in found)
-    return curves.astype(np.float64), errors, alive
+    return curves.astype(np.float64), errors if all_errors else errors[-1:], alive

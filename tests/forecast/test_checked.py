@@ -68,8 +68,7 @@ def test_a_linear_network_is_confirmed():
     [
         ([1.0, 0.5, 0.25, 0.125], [1.0, 0.5, 0.25, 0.125], {}, None),
         (EVEN, EVEN ** 2, {}, "come to 10 % of the loss's drop"),
-        (EVEN, EVEN, {"held_from": 3}, "do not confirm it: the"),
-        (EVEN, EVEN, {"left_at": 3}, "do not confirm it: from"),
+        (EVEN, EVEN, {"held_from": 3}, "do not confirm it: at the edge"),
         (EVEN, EVEN, {"diverged_at": 9}, "diverge at step 9"),
         ([1.0, 3.0, 0.2], [1.0, 0.5, 0.2], {}, "the loss rises on the way"),
     ],

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jaxttp.dynamics._pieces import is_finite
 
 import jaxttp
 from jaxttp.dynamics import recursion
-from jaxttp.dynamics._pieces import is_finite
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast.sweeps import sweep_kernel
 from jaxttp.ntk import Factored, Sketched, as_matrix, eigendecomposition
