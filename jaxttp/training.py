@@ -19,7 +19,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._core.bounded import bound_programs, give_back
 from jaxttp._core.checks import (
     check_finite,
     check_floating,
@@ -27,7 +26,7 @@ from jaxttp._core.checks import (
     check_known,
     check_optimizer,
 )
-from jaxttp._core.compile import registered
+from jaxttp._core.compile import bound_programs, give_back, registered
 from jaxttp._core.results import RESULT
 from jaxttp._core.samples import count, take
 from jaxttp._core.timing import stopwatch

@@ -18,7 +18,7 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 ).strip()
 os.environ.setdefault("MPLBACKEND", "agg")
-os.environ["JAXTTP_CACHE"] = "off"  # commands keep nothing in the user's folder; tests are cold
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # commands keep nothing; tests are cold
 
 import hypothesis
 import jax
@@ -55,7 +55,6 @@ SLOW_EXAMPLES = (
     "jaxttp.models.convolutional.",
     "jaxttp.dynamics.two_factor.two_factor_flow",
     "jaxttp.conditioning.points.convolution_point",
-    "jaxttp.plots.forecast.plot_forecast",
 )
 
 
@@ -149,7 +148,7 @@ def pytest_collection_finish():
 def bounded_memory():
     """Compiled programs are never dropped by themselves: a worker grows to 6 GiB without this."""
     yield
-    from jaxttp._core.bounded import (
+    from jaxttp._core.compile import (
         give_back,  # here: the hooks of this file come before the package
     )
 

@@ -22,7 +22,6 @@ from jaxttp.pipeline import (
     condition,
     fine_tuning_task,
     gauss_newton_task,
-    pruning_runs,
     report_task,
     sweep_task,
     task_spectrum,
@@ -346,14 +345,6 @@ def TrackedRun():
     x, y = np.random.default_rng(0).normal(size=(10, 4)), np.ones((10, 2))
     return tracked_run(lambda w, x: x @ w, weights, x, y, loss="squared_error",
                        optimizer=optax.sgd(0.1), steps=8, every=2)  # fmt: skip
-
-
-@maker
-def PrunedRun():
-    x, y = np.random.default_rng(0).normal(size=(10, 4)), np.ones((10, 2))
-    weights = np.arange(8.0).reshape(4, 2)
-    return pruning_runs(lambda w, x: x @ w, weights, x, y, (0.5,), loss="squared_error",
-                        optimizer=optax.sgd(0.1), steps=8)[0]  # fmt: skip
 
 
 @maker

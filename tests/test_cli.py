@@ -1,7 +1,6 @@
 """The command line: results for those who read and for programs, and one line for bad input."""
 
 import dataclasses
-import io
 import json
 import math
 import os
@@ -9,15 +8,13 @@ import pathlib
 import re
 import subprocess
 import sys
-import textwrap
-import time
 
 import pytest
 from typer.testing import CliRunner
 
 import jaxttp
 from jaxttp.cli import app
-from jaxttp.cli._shell import Shell, _json
+from jaxttp.cli._shell import _json
 from tests import tiny
 
 SMALL = ["--data", "wine", "--samples-per-class", "4", "--steps", "15", "--learning-rate", "0.1"]
@@ -102,36 +99,6 @@ def test_verified_by_a_whole_run_in_this_process(tmp_path):
     assert len(written["verified"]["loss"]) == 16
 
 
-def test_what_is_printed(forecasts):
-    result = call("predict", *SMALL)
-    assert result.exit_code == 0
-    shown, prediction = tiny.verified(), tiny.verified().prediction
-    lines = result.stdout.splitlines()
-    assert lines[0] == shown.task.description
-    assert table(result.stdout)[1][3] == str(shown.real_steps[0.01])
-    for name in ("loss", "error"):
-        ahead, real = (float(getattr(one, name)[-1]) for one in (prediction, shown.run))
-        assert f"final {name}: predicted {ahead:.4g}, real {real:.4g}" in lines
-    limit = f"largest stable learning rate: {prediction.max_learning_rate:.4g} (given 0.1)"
-    assert limit in lines
-    assert lines[-1] == f"the forecast cost {prediction.cost}"
-
-
-@pytest.mark.slow
-def test_more_samples_than_are_drawn(tmp_path):
-    more = ["--total-samples", "178", "--relinearize", "0", "--target-loss", "0.9"]
-    result = call("predict", *SMALL, *more, "--output", str(tmp_path))
-    assert (result.exit_code, result.stderr) == (0, "")
-    written = json.loads((tmp_path / "prediction.json").read_text())
-    assert written["hyperparameters"]["total_samples"] == 178
-    assert written["dynamics"] == "scaled"
-    assert "for 178 samples, read off" in result.stdout
-    # 178 samples are never ahead of 12 of them.
-    alone = json.loads(call("predict", *SMALL, *more[2:], "--json").stdout)
-    assert all(many >= few for many, few in zip(written["loss"], alone["loss"], strict=True))
-    assert written["loss"][-1] > alone["loss"][-1]
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -148,16 +115,6 @@ def test_totals_that_mean_nothing(command, words):
     assert words in " ".join(result.stderr.split())
 
 
-def test_the_forecast_s_own_error_is_shown(forecasts):
-    unsure = dataclasses.replace(
-        tiny.verified().prediction, steps_uncertainty={0.01: 3, 0.1: 2, 0.4: 1}
-    )
-    forecasts(dataclasses.replace(tiny.verified(), prediction=unsure))
-    cells = [row[1] for row in table(call("predict", *SMALL).stdout)[1:4]]
-    steps = unsure.steps
-    assert cells == [f"{steps[e]} ± {unsure.steps_uncertainty[e]}" for e in steps]
-
-
 def test_targets_are_rows_of_their_own(forecasts):
     asked = dataclasses.replace(tiny.SETTINGS, target_loss=(0.5,))
     forecasts(dataclasses.replace(tiny.verified(), settings=asked))
@@ -168,24 +125,6 @@ def test_targets_are_rows_of_their_own(forecasts):
     assert [row[1], row[3]] == wanted
 
 
-@pytest.mark.parametrize(("given", "wanted"), [("auto", "auto"), ("2", 2)])
-def test_kernels_are_a_number_or_auto(given, wanted, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        "jaxttp.pipeline.forecast", lambda settings, **_: asked.append(settings) or tiny.verified()
-    )
-    assert call("predict", *SMALL, "--relinearize", given).exit_code == 0
-    assert asked[0].relinearize == wanted
-
-
-def test_without_a_folder_nothing_is_written(forecasts, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = call("predict", *SMALL)
-    assert result.exit_code == 0
-    assert "written" not in result.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_any_name_of_a_folder(forecasts, tmp_path):
     """Brackets are no markup, and a long path stays on one line, to be copied."""
     folder = tmp_path / "[bold]" / ("long " * 30).strip()
@@ -194,16 +133,6 @@ def test_any_name_of_a_folder(forecasts, tmp_path):
     expected = f"written: {folder / 'prediction.json'}, {folder / 'prediction.png'}"
     assert result.stdout.splitlines()[-1] == expected
     assert (folder / "prediction.json").exists()
-
-
-def test_a_real_run_that_diverged_is_shown(forecasts, tmp_path):
-    forecasts(tiny.real_run_diverged())
-    result = call("predict", *SMALL, "--verify", "--output", str(tmp_path))
-    assert result.exit_code == 0
-    assert [row[3:] for row in table(result.stdout)[1:4]] == [["diverges", "-"]] * 3
-    assert "real nan" in result.stdout
-    written = json.loads((tmp_path / "prediction.json").read_text(), parse_constant=pytest.fail)
-    assert set(written["verified"]["steps"].values()) == {-1}
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -270,16 +199,6 @@ def test_bad_input_is_one_line_and_code_2(case, tmp_path):
     assert not folder.exists()
 
 
-def test_a_file_in_place_of_the_folder(tmp_path):
-    """Known before the work begins."""
-    path = tmp_path / "taken"
-    path.write_text("mine")
-    result = call("predict", *SMALL, "--output", str(path))
-    assert result.exit_code == 2
-    assert result.stderr == f"jaxttp: output={str(path)!r} is a file; give a folder.\n"
-    assert path.read_text() == "mine"
-
-
 def test_beyond_stability(tmp_path):
     arguments = ["--learning-rate", "5", "--steps", "8", "--verify", "--output", str(tmp_path)]
     result = call("predict", *SMALL, *arguments)
@@ -317,29 +236,7 @@ def test_what_is_no_command_at_all():
     assert re.match("jaxttp: No such command 'forecast'", line)
 
 
-@pytest.mark.parametrize(
-    ("command", "short", "meant"),
-    [
-        ("predict", "--lr", "--learning-rate"),
-        ("sweep", "--lr", "--learning-rates"),
-        ("predict", "--wd", "--weight-decay"),
-    ],
-)
-def test_short_names_of_others_are_answered(command, short, meant):
-    result = call(command, short, "0.1")
-    assert result.exit_code == 2
-    assert re.search(rf"No such option: {short} .*{meant}\W*$", result.stderr)
-    assert "--lora" not in result.stderr
-
-
 # --- json, quiet, verbose -------------------------------------------------------------------------
-
-
-def test_json_is_what_would_be_written(forecasts, tmp_path):
-    result = call("predict", *SMALL, "--json", "--output", str(tmp_path))
-    assert result.exit_code == 0
-    assert result.stdout == (tmp_path / "prediction.json").read_text()
-    assert json.loads(result.stdout)["horizon"] == 15
 
 
 def test_lists_of_numbers_are_one_line():
@@ -373,23 +270,6 @@ def test_quiet_leaves_files_and_errors(forecasts, tmp_path):
     assert json.loads(call("predict", *SMALL, "-q", "--json").stdout)["horizon"] == 15
 
 
-def test_verbose_tells_the_stages(forecasts, monkeypatch):
-    def slowly(settings, *, verify, progress):
-        progress("kernel", 0, 1)
-        for step in range(3):
-            progress("real training", step, 3)
-        return tiny.verified()
-
-    monkeypatch.setattr("jaxttp.pipeline.forecast", slowly)
-    result = call("predict", *SMALL, "--verbose")
-    assert result.exit_code == 0
-    lines = result.stderr.splitlines()
-    assert lines[0].startswith(f"jaxttp {jaxttp.__version__}, jax ")
-    assert lines[1].startswith("compiled programs: ")
-    assert [line.split(":")[0] for line in lines[2:]] == ["loading", "kernel", "real training (3)"]
-    assert all(re.search(r": \d+\.\d\d s$", line) for line in lines[2:])
-
-
 def test_verbose_shows_where_a_problem_comes_from():
     result = call("predict", *SMALL, "--steps", "0", "-v")
     assert result.exit_code == 2
@@ -403,78 +283,9 @@ def test_quiet_and_verbose_exclude_each_other():
     assert "choose one of them" in result.stderr
 
 
-COMMANDS = (
-    "predict",
-    "sweep",
-    "compare",
-    "spectrum",
-    "conditioning",
-    "gauss-newton",
-)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_the_same_common_options(command):
-    text = " ".join(re.sub("[│╭╮╰╯─]", " ", call(command, "--help", columns=140).stdout).split())
-    for words in (
-        "--data <str>",
-        "--seed <int> Draws samples, fresh weights and batches. [default: 0]",
-        "--output <path> Folder for the numbers (JSON) and the figures (PNG).",
-        "--json Print the result as JSON, no table.",
-        "--quiet -q No progress",
-        "--verbose -v Say what is done",
-    ):
-        assert words in text
-
-
-def test_progress_says_how_much_is_left(monkeypatch):
-    screen = io.StringIO()
-    monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    with Shell().work() as report:
-        for step in range(4):
-            report("real training", step, 10)
-            time.sleep(0.12)
-    shown = screen.getvalue()
-    assert "real training" in shown
-    assert "3/10" in shown
-    assert re.search(r"left \S*0:00:0[01]", re.sub(r"\x1b\[[0-9;]*m", "", shown))
-
-
 def test_version():
     result = call("--version")
     assert (result.exit_code, result.stdout) == (0, f"{jaxttp.__version__}\n")
-
-
-COMPLETED = {
-    "jaxttp gau": ["gauss-newton"],
-    "jaxttp predict --relin": ["--relinearize"],
-    "jaxttp spectrum --data bre": ["breast_cancer"],
-    "jaxttp predict --model resnet3": ["resnet32", "resnet34"],
-}
-
-
-def test_the_shell_completes():
-    """In one process for all words, as a process is seconds of imports."""
-    path = os.pathsep.join([str(pathlib.Path(jaxttp.__file__).parents[1]), *sys.path])
-    environment = dict(os.environ) | {"PYTHONPATH": path, "_JAXTTP_COMPLETE": "complete_bash"}
-    code = """
-    import contextlib, os, sys
-    from jaxttp.cli import app
-    for words in sys.argv[1:]:
-        os.environ |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-        with contextlib.suppress(SystemExit):
-            app(prog_name="jaxttp")
-        print(";")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *COMPLETED],
-        capture_output=True, text=True, timeout=300, env=environment,
-    )  # fmt: skip
-    found = [sorted(part.split()) for part in done.stdout.split(";")]
-    assert found == [*COMPLETED.values(), []], done.stderr
 
 
 # --- conditioning ---------------------------------------------------------------------------------
@@ -499,15 +310,6 @@ def test_conditioning_prints_and_writes(tmp_path):
     for name in ("conditioning.png", "conditioning_sweep.png"):
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
     assert result.stdout.splitlines()[-1].startswith("written: ")
-
-
-def test_conditioning_sweeps_the_slope_of_the_network_that_has_one():
-    arguments = ["--data", "wine", "--samples", "8", "--width", "20", "--values", "0,1"]
-    result = call("conditioning", *arguments, "--sweep", "alpha", "--seeds", "1")
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("leaky ReLU network 13-20-3")
-    assert [row[0] for row in table(result.stdout)[-2:]] == ["0", "1"]
-    assert "conditioning_sweep.png" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -543,23 +345,6 @@ def test_conditioning_refuses_in_one_line(arguments, message, tmp_path):
 
 
 # --- help -----------------------------------------------------------------------------------------
-
-
-def test_help_fits_in_80_columns():
-    result = call("--help")
-    assert result.exit_code == 0
-    assert result.stderr == ""
-    assert max(map(len, result.stdout.splitlines())) <= 80
-
-
-def test_help_names_every_option_and_default():
-    text = " ".join(call("predict", "--help", columns=140).stdout.split())
-    for option in ("data", "learning-rate", "momentum", "batch-size", "steps", "thresholds"):
-        assert f"--{option} " in text
-    for option in ("samples-per-class", "loss", "relinearize", "seed", "verify", "output"):
-        assert f"--{option} " in text
-    for default in ("digits", "0.005", "0.0", "150", "0.01,0.1,0.4", "30", "0"):
-        assert f"[default: {default}]" in text
 
 
 def test_no_command_shows_the_help():

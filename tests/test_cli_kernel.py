@@ -29,22 +29,6 @@ def test_table_json_and_figure(arguments, name, words, tmp_path):
     assert json.loads(out.stdout)["task"] == saved["task"]
 
 
-@pytest.mark.slow
-def test_steps_that_are_not_exact_say_so():
-    out = RUN.invoke(app, [*STEPS[:-1], "7", "--learning-rate", "0.3"])
-    assert out.exit_code == 0, out.output
-    assert "not exact: rank 7 of 15" in out.output
-    assert "a bottleneck of at least 30 (twice the samples)" in out.output
-
-
-def test_the_help_fits_one_screen_and_names_every_command():
-    lines = RUN.invoke(app, ["--help"]).output.splitlines()
-    assert len(lines) <= 24
-    for name in ("predict", "sweep", "compare", "conditioning", "gauss-newton",
-                 "spectrum", "report", "doctor"):  # fmt: skip
-        assert any(line.strip("│ ").split()[:1] == [name] for line in lines)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -46,20 +46,6 @@ def test_sweep_writes_and_prints(tmp_path):
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_sweep_as_json():
-    done = call(
-        "sweep", *WINE, "--learning-rates", "0.01,0.05", "--momenta", "0,0.5", "--no-seconds",
-        "--relinearize", "1", "--json",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    plain = json.loads(done.stdout)
-    assert [row["learning_rate"] for row in plain["rows"]] == [0.01, 0.01, 0.05, 0.05]
-    followed = [row["relinearized"] for row in plain["rows"]]
-    assert 2 <= sum(followed) < 5
-    assert followed[plain["fastest"]]
-
-
 def test_sweep_races():
     arguments = ["--learning-rates", "0.01,0.1", "--momenta", "0.9", "--no-seconds"]
     done = call("sweep", *WINE, *arguments, "--target-loss", "0.9", "--race")
@@ -69,25 +55,6 @@ def test_sweep_races():
     asked = call("sweep", *WINE, *arguments, "--batch-sizes", "0,5", "--race")
     assert asked.exit_code != 0
     assert "settings must share batch_size" in asked.output
-
-
-def test_sweep_of_other_algorithms():
-    given = ["--algorithms", "adamw", "--learning-rates", "0.003,0.03", "--weight-decays", "0.1"]
-    done = call("sweep", *WINE, *given, "--no-seconds")
-    assert done.exit_code == 0, done.output
-    assert "all 2 by training the linearised network" in done.stdout
-    assert "largest stable learning rate" not in done.stdout
-    assert "use adamw, rate 0.03, decay 0.1: loss below" in done.stdout
-    raced = call("sweep", *WINE, *given, "--no-seconds", "--target-loss", "0.9", "--race")
-    assert raced.exit_code == 0, raced.output
-    assert "forecasts of gradient descent alone, to choose the goal:" in raced.stdout
-    assert "first to loss below 0.9 in the race" in raced.stdout
-    assert "use adamw, rate 0.03, decay 0.1: loss below 0.9 at step" in raced.stdout
-    never = call("sweep", *WINE, *given, "--no-seconds", "--target-loss", "1e-9", "--race")
-    assert never.exit_code != 0
-    assert "no setting got to loss below 1e-09" in never.output
-    asked = call("sweep", *WINE, "--optimizer", "adamw")
-    assert asked.exit_code != 0
 
 
 def test_compare_writes_and_prints(tmp_path):

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import itertools
 import json
 import pkgutil
 import re
@@ -84,15 +83,6 @@ def test_commands_have_the_options_that_pages_give_them():
     assert seen > 15
 
 
-def test_notebooks_lose_what_is_for_another_host(inventory):
-    plain = importlib.import_module("notebook").plain_notebook
-    for path in (ROOT / "notebooks").glob("*.ipynb"):
-        book = json.loads(plain(path.read_text()))
-        text = "\n".join("".join(cell["source"]) for cell in book["cells"])
-        assert "colab" not in text
-        assert len(book["cells"]) == len(json.loads(path.read_text())["cells"]) - 1
-
-
 LINK = re.compile(r"(!?)\[(?:[^\]\[]|\[[^\]]*\])*\]\(<?([^)\s>]+)>?\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", flags=re.S | re.M)
 
@@ -132,27 +122,6 @@ def test_no_link_is_dead(path):
         found = path if not name else path.parent / name
         assert found.exists(), f"{path.name}: {target}"
         assert not anchor or anchor in anchors(found), f"{path.name}: {target}"
-
-
-@pytest.mark.parametrize("path", SITE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_headings_go_down_one_level_at_a_time(path):
-    """As the site asks, which is built without warnings."""
-    levels = [len(mark) for mark in re.findall(r"^(#+) ", prose(path), re.M)]
-    steps = [b - a for a, b in itertools.pairwise(levels)]
-    assert all(step <= 1 for step in steps)
-
-
-def test_the_check_of_links_finds_dead_ones(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("# A head, `code`\n[a](page.md#a-head-code) ![b](https://host/b.png)\n")
-    assert anchors(page) == {"a-head-code"}
-    assert LINK.findall(prose(page)) == [("", "page.md#a-head-code"), ("!", "https://host/b.png")]
-    with pytest.raises(AssertionError, match="network"):
-        test_no_link_is_dead(page)
-    for dead in ("[a](other.md)", "[a](page.md#b)", "[a](#b)"):
-        page.write_text(f"# A\n{dead}\n")
-        with pytest.raises(AssertionError):
-            test_no_link_is_dead(page)
 
 
 def test_every_page_is_in_a_table_of_contents():
@@ -221,42 +190,3 @@ def test_the_reference_has_every_public_name_once(inventory):
     for package in ("jaxttp", *inventory.PACKAGES):
         for name, value in inventory.exported(package).items():
             assert inventory.public_path(package, name, value) in found
-
-
-def test_docstrings_become_restructured_text(inventory):
-    to_rst = sys.modules["rst"].to_rst
-    text = """One line, |x| and `Model`s.
-
-    f* = x_
-
-- an item
-
-Args:
-    x: (N, ...).
-
-Returns:
-    A `T`: x (N,).
-
-Example:
-    >>> f(*x)
-    1"""
-    assert to_rst(text.splitlines()) == [
-        r"One line, \|x\| and `Model`\ s.",
-        "",
-        "::",
-        "",
-        "    f* = x_",
-        "",
-        "- an item",
-        "",
-        "Args:",
-        "    x: (N, ...).",
-        "",
-        ":returns: A `T`: x (N,).",
-        "",
-        "Example:",
-        "    >>> f(*x)",
-        "    1",
-    ]
-    table = ["== ==", "a* b", "== ==", "1  2", "== ==", "", "x*"]
-    assert to_rst(table) == [*table[:-1], r"x\*"]

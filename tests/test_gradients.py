@@ -62,7 +62,6 @@ ENTRANCES = {
     "kernel, full": _kernel(),
     "kernel, trace": _kernel(output="trace", method="jacobian"),
     "kernel, diagonal": _kernel(output="diagonal", method="vector_product"),
-    "kernel, per layer": _kernel(per_layer=True),
     "sketch": lambda: jaxttp.sketch_jacobian(*ON, key=KEY, dim=4),
     "class sketch": lambda: jaxttp.class_sketch(*ON, key=KEY),
     "operator": lambda: jaxttp.ntk_operator(*ON).mv(jnp.ones((6, 2))),

@@ -7,15 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib.figure
-import numpy as np
 import pytest
 
 from jaxttp._core import files as _files
 from jaxttp._core import interrupts as _interrupt
 from jaxttp._core.files import replaced
 from jaxttp.cli._shell import write_json
-from jaxttp.plots import save
 
 # The module imports the standard library alone, so that it runs by itself in no time.
 ALONE = f"""
@@ -44,12 +41,6 @@ def test_one_line_and_130():
     ended = run(ALONE + "press()\nprint('not here')")
     assert (ended.returncode, ended.stdout) == (130, "")
     assert ended.stderr == "jaxttp: interrupted\n"
-
-
-def test_it_is_heard_where_exceptions_are_swallowed():
-    """As in the callbacks of a compiler, where a KeyboardInterrupt would be lost."""
-    swallowed = "try:\n    press()\nexcept BaseException:\n    print('lost')"
-    assert run(ALONE + swallowed).returncode == 130
 
 
 def test_what_has_begun_is_finished_unless_asked_twice():
@@ -166,10 +157,3 @@ def test_links_and_devices_stay_what_they_are(tmp_path):
     assert (tmp_path / "real.txt").read_text() == "new"
     with _files.replaced(os.devnull) as place:
         assert str(place) == os.devnull
-
-
-def test_a_figure_without_a_suffix_is_a_png(tmp_path):
-    figure = matplotlib.figure.Figure(figsize=(1, 1))
-    figure.subplots().plot(np.arange(3))
-    save(figure, tmp_path / "new" / "drawn")
-    assert (tmp_path / "new" / "drawn.png").read_bytes().startswith(b"\x89PNG")

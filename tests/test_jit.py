@@ -1,7 +1,5 @@
 """Programs that are compiled quickly: the same numbers, and `jax.jit` where that is called for."""
 
-import weakref
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,8 +14,8 @@ CPU = pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere it is
 @pytest.fixture
 def ours(monkeypatch):
     """As where nobody chose how programs are compiled; the suite itself does."""
-    monkeypatch.setattr(_jit, "_known", [True])
-    monkeypatch.setattr(_jit, "_programs", weakref.WeakSet())
+    monkeypatch.setattr(_jit, "_unknown_options", [])
+    monkeypatch.setattr(_jit, "_users_chose", lambda: False)
 
 
 def network(weights, x):
@@ -36,46 +34,20 @@ def test_the_numbers_are_those_of_jit(ours):
     )
 
 
-def test_the_options_reach_the_compiler(ours, monkeypatch):
-    seen = []
-
-    def recorded(fun, compiler_options=None, **options):
-        seen.append(compiler_options)
-        return fun
-
-    monkeypatch.setattr(jax, "jit", recorded)
-    jit(network, static_argnums=())
-    assert seen == [None, _jit.QUICKLY, _jit.NEW]
-    seen.clear()
-    jit(network, has_loops=True)
-    assert seen == [None, _jit.NEW, _jit.NEW]
-
-
 @CPU
 def test_programs_of_many_arrays_are_compiled_as_long_ones(ours, monkeypatch):
     chosen = []
 
     def recorded(fun, compiler_options=None, **options):
-        return lambda *args: chosen.append(compiler_options)
+        return lambda *args, **kwargs: chosen.append(compiler_options)
 
     monkeypatch.setattr(jax, "jit", recorded)
+    monkeypatch.setattr(_jit, "registered", lambda program: program)
     total = jit(lambda leaves: sum(leaves))
     total([jnp.ones(1)] * _jit.MANY)
     total([jnp.ones(1)] * (_jit.MANY + 1))
-    assert chosen == [_jit.QUICKLY, _jit.NEW]
-
-
-def test_options_of_jit_are_kept(ours):
-    @jit
-    def plain(x):
-        return x + 1
-
-    power = jit(lambda x, times, *, more: x**times + more, static_argnums=1, static_argnames="more")
-    assert power(3.0, 2, more=1) == 10
-    assert plain.__wrapped__(1) == 2
-    taken = jnp.ones(4)
-    jit(lambda x: x + 1, donate_argnums=0)(taken)
-    assert taken.is_deleted()
+    jit(lambda x: x, has_loops=True)(jnp.ones(1))
+    assert chosen == [_jit.SHORT, _jit.LONG, _jit.LONG]
 
 
 @CPU
@@ -112,9 +84,9 @@ def test_it_can_be_traced(ours, transform):
 
 @CPU
 def test_a_compiler_without_these_options(ours, monkeypatch):
-    monkeypatch.setattr(_jit, "QUICKLY", {"xla_cpu_that_never_was": True})
+    monkeypatch.setattr(_jit, "SHORT", {"xla_cpu_that_never_was": True})
     assert jit(lambda x: 2 * x)(jnp.ones(2)).tolist() == [2.0, 2.0]
-    assert _jit._known == [False]
+    assert not is_quick()
 
 
 def test_what_fails_inside_is_told(ours):
@@ -126,21 +98,35 @@ def test_what_fails_inside_is_told(ours):
 
 
 @pytest.mark.parametrize(
-    ("flags", "wanted"),
+    ("flags", "chosen"),
     [
-        ("", True),
-        ("--xla_force_host_platform_device_count=4", True),
-        ("--xla_backend_optimization_level=0", False),
-        ("--xla_cpu_use_fusion_emitters=true", False),
+        ("--xla_force_host_platform_device_count=4", False),
+        ("--xla_backend_optimization_level=0", True),
+        ("--xla_cpu_use_fusion_emitters=true", True),
     ],
 )
-def test_flags_of_a_user_stay(monkeypatch, flags, wanted):
+def test_flags_of_a_user_stay(monkeypatch, flags, chosen):
     monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setattr(_jit, "_known", [])
-    chosen = jax.config.values.get("jax_disable_most_optimizations", False)  # by the suite
-    assert is_quick() is (wanted and not chosen)
+    by_the_suite = jax.config.values.get("jax_disable_most_optimizations", False)
+    assert _jit._users_chose() is (chosen or by_the_suite)
 
 
 def test_other_backends_compile_as_they_do(ours, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not is_quick()
+
+
+def test_programs_are_dropped_before_the_process_may_map_no_more_memory(monkeypatch):
+    texts = {"max_map_count": "10\n", "maps": "one\n" * 4}
+    monkeypatch.setattr(_jit.Path, "read_text", lambda path: texts[path.name])
+    monkeypatch.setattr(_jit.Path, "read_bytes", lambda path: texts[path.name].encode())
+    dropped = []
+    monkeypatch.setattr(_jit, "give_back", lambda: dropped.append(1))
+    double = jax.jit(lambda x: 2 * x)
+    monkeypatch.setattr(_jit, "_programs", [double])
+    double(1.0)
+    _jit.bound_programs()  # 4 of 10
+    assert (double._cache_size(), dropped) == (1, [])
+    texts["maps"] += "one\n"
+    _jit.bound_programs()
+    assert (double._cache_size(), dropped) == (0, [1])

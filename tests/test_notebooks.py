@@ -1,17 +1,13 @@
 """The notebooks are readable as they lie there, and running them gives what they say."""
 
-import copy
-
 import nbformat
 import numpy as np
 import pytest
 
 from experiments.notebooks import (
     NOTEBOOKS,
-    address,
     agree,
     differences,
-    dressed,
     executed,
     is_picture,
     printed,
@@ -47,26 +43,6 @@ def test_it_can_be_read_without_running_it(path):
     words = path.read_text()
     assert "/home/" not in words
     assert "/tmp/" not in words
-
-
-@each
-def test_what_changes_from_run_to_run_is_left_out(path):
-    notebook = nbformat.read(path, as_version=4)
-    assert set(notebook.metadata) == {"kernelspec", "language_info"}
-    assert set(notebook.metadata.language_info) == {"name"}
-    for cell in notebook.cells:
-        assert not cell.metadata
-        assert cell.get("execution_count") is None
-    assert not any(output.get("execution_count") for output in outputs_of(notebook))
-
-
-@each
-def test_badge_and_installation_have_the_address_of_the_repository(path):
-    notebook = nbformat.read(path, as_version=4)
-    assert dressed(notebook, path.name) == notebook
-    where = address().removeprefix("https://github.com/")
-    assert f"/github/{where}/blob/main/notebooks/{path.name})" in notebook.cells[0].source
-    assert f"    %pip install -q git+{address()}" in notebook.cells[1].source
 
 
 @each
@@ -174,43 +150,3 @@ def ran():
     ])  # fmt: skip
     words = new.new_markdown_cell("**In short**: step **26**, in 3 s; see notebook 2.", id="words")
     return new.new_notebook(cells=[first, second, words])
-
-
-def test_a_notebook_agrees_with_itself_and_with_other_pixels_and_seconds(ran):
-    other = copy.deepcopy(ran)
-    other.cells[0].outputs[0].text = "loss 0.55, 45.1 s\n"
-    other.cells[1].outputs[0].data["image/png"] = "d29ybGQ="
-    assert differences(ran, other) == []
-
-
-def test_missing_pictures_texts_and_cells_are_seen(ran):
-    other = copy.deepcopy(ran)
-    other.cells[1].outputs = []
-    assert [line.split(": ")[0] for line in differences(ran, other)] == ["second", "second"]
-    assert "1 pictures stored, 0 drawn" in differences(ran, other)[0]
-    other = copy.deepcopy(ran)
-    other.cells[0].outputs[1].data["text/html"] = "<td>36</td>"
-    assert differences(ran, other) == ["first: 26 stored, 36 now, in '<td>36</td>'"]
-    del other.cells[1]
-    assert differences(ran, other)[-1] == "second: there is no such cell in both"
-
-
-def test_quoted_numbers_are_looked_for(ran):
-    assert printed(ran.cells[0]) == ["loss 0.55, 3.2 s\n", "steps 26", "<td>26</td>"]
-    assert unsupported(ran) == []
-    ran.cells[2].source += " The loss was **0.56**."
-    assert unsupported(ran) == ["0.56"]
-
-
-def test_badge_and_installation_are_written_once_and_for_all(ran):
-    new = nbformat.v4
-    title = new.new_markdown_cell("# Title\n\nWords.")
-    ran.cells = [title, new.new_code_cell("", id="install"), *ran.cells]
-    once = dressed(ran, "8_new.ipynb")
-    assert dressed(once, "8_new.ipynb") == once
-    assert once.cells[0].source.startswith("# Title\n\nWords.\n\n[![Open in Colab]")
-    assert once.cells[0].source.count("8_new.ipynb") == 1
-    assert ran.cells[0].source == "# Title\n\nWords."  # a copy
-    once.cells.reverse()
-    with pytest.raises(ValueError, match="'install'"):
-        dressed(once, "8_new.ipynb")

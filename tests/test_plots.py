@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from jaxttp import predict_training_time, weighted
 from jaxttp.forecast import Target
 from jaxttp.losses import Loss, unexplained_variance
-from jaxttp.plots import MARKERS, plot_forecast, save
+from jaxttp.plots import draw, save
 from tests import tiny
 
 
@@ -31,7 +31,7 @@ def legend(axes):
 
 
 def test_axes_are_labelled():
-    figure = plot_forecast(tiny.verified())
+    figure = draw(tiny.verified())
     left, right = figure.axes
     assert left.get_xlabel() == right.get_xlabel() == "training step"
     assert left.get_ylabel() == "training loss (cross-entropy)"
@@ -43,7 +43,7 @@ def test_axes_are_labelled():
 
 def test_lines_are_the_data_of_the_result():
     result = tiny.verified()
-    left, right = plot_forecast(result).axes
+    left, right = draw(result).axes
     for axes, predicted, real, factor in (
         (left, result.prediction.loss, result.run.loss, 1),
         (right, result.prediction.error, result.run.error, 100),
@@ -63,7 +63,7 @@ def test_lines_are_the_data_of_the_result():
 
 def test_training_times_are_marked_on_the_curves():
     result = tiny.verified()
-    left, _ = plot_forecast(result).axes
+    left, _ = draw(result).axes
     expected = [(t, result.prediction.loss[t]) for t in result.prediction.steps.values()]
     expected += [(t, result.run.loss[t]) for t in result.real_steps.values()]
     np.testing.assert_array_equal(marks(left), sorted(expected))
@@ -73,21 +73,12 @@ def test_training_times_are_marked_on_the_curves():
         assert text in legend(left)
 
 
-def test_more_thresholds_than_markers():
-    result = tiny.verified()
-    steps = {(k + 1) / 20: 12 - k for k in range(len(MARKERS) + 2)}
-    prediction = dataclasses.replace(result.prediction, steps=steps)
-    left, _ = plot_forecast(dataclasses.replace(result, prediction=prediction, run=None)).axes
-    assert len(marks(left)) == len(steps)
-    assert sum("of the drop" in text for text in legend(left)) == len(steps)
-
-
 def test_targets_are_lines_and_stars():
     result = tiny.verified()
     targets = (Target(0.3), Target(1e-9), Target(0.1, "error"))
     found = result.prediction.reach(targets)
     prediction = dataclasses.replace(result.prediction, targets=found)
-    left, right = plot_forecast(dataclasses.replace(result, prediction=prediction)).axes
+    left, right = draw(dataclasses.replace(result, prediction=prediction)).axes
     real = result.run.reach(targets)
     assert found[targets[0]] >= 0
     assert real[targets[0]] >= 0
@@ -111,7 +102,7 @@ def test_targets_are_lines_and_stars():
 def test_ends_are_written_beside_the_curves():
     result = tiny.verified()
     for axes, curves, scale, unit in zip(
-        plot_forecast(result).axes, ("loss", "error"), (1, 100), ("", " %"), strict=True
+        draw(result).axes, ("loss", "error"), (1, 100), ("", " %"), strict=True
     ):
         ends = [scale * float(getattr(one, curves)[-1]) for one in (result.prediction, result.run)]
         assert sorted(text.get_text() for text in axes.texts) == sorted(
@@ -122,19 +113,8 @@ def test_ends_are_written_beside_the_curves():
         assert heights[1] - heights[0] > 0.05 * (high - low)  # a line of text is that high
 
 
-@pytest.mark.slow
-def test_regression_without_a_real_run():
-    result = tiny.regression()
-    left, right = plot_forecast(result).axes
-    assert left.get_ylabel() == "training loss (squared-error)"
-    assert right.get_ylabel() == "unexplained variance"
-    assert set(lines(left)) == set(lines(right)) == {"forecast"}
-    np.testing.assert_array_equal(lines(right)["forecast"].get_ydata(), result.prediction.error)
-    assert len(marks(left)) == 1
-
-
 def test_a_real_run_that_diverged_is_drawn_as_far_as_it_goes(tmp_path):
-    figure = plot_forecast(tiny.real_run_diverged())
+    figure = draw(tiny.real_run_diverged())
     left, _ = figure.axes
     assert len(marks(left)) == 3  # those of the forecast alone
     assert sum(text.endswith("real diverges") for text in legend(left)) == 3
@@ -142,31 +122,15 @@ def test_a_real_run_that_diverged_is_drawn_as_far_as_it_goes(tmp_path):
     assert (tmp_path / "diverged.png").stat().st_size > 0
 
 
-def test_a_forecast_that_diverges_has_no_marks():
-    result = tiny.verified()
-    steps = dict.fromkeys(result.prediction.steps, -1)
-    prediction = dataclasses.replace(result.prediction, steps=steps, stable=False)
-    left, _ = plot_forecast(dataclasses.replace(result, prediction=prediction, run=None)).axes
-    assert marks(left) == []
-    assert "within 1 % of the drop: diverges" in legend(left)
-
-
-def test_momentum_and_batches_are_named():
-    result = tiny.verified()
-    settings = dataclasses.replace(result.settings, momentum=0.9, batch_size=5)
-    title = plot_forecast(dataclasses.replace(result, settings=settings)).get_suptitle()
-    assert "momentum 0.9, batch 5" in title
-
-
 @pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_figure_is_written(tmp_path, suffix, begins):
     path = tmp_path / f"forecast.{suffix}"
-    save(plot_forecast(tiny.verified()), path)
+    save(draw(tiny.verified()), path)
     assert path.read_bytes().startswith(begins)
 
 
 def test_pyplot_keeps_no_figure():
-    plot_forecast(tiny.verified())
+    draw(tiny.verified())
     assert plt.get_fignums() == []
 
 
@@ -175,14 +139,14 @@ def test_a_goal_that_is_not_reached_and_the_source_of_a_band():
     found = dataclasses.replace(
         result.prediction, rule="absolute", steps=dict.fromkeys(result.prediction.steps, -1)
     )
-    texts = legend(plot_forecast(dataclasses.replace(result, prediction=found, run=None)).axes[0])
+    texts = legend(draw(dataclasses.replace(result, prediction=found, run=None)).axes[0])
     assert any(text.endswith("not reached") for text in texts)
     assert not any("diverges" in text for text in texts)
     sketched = {**found.hyperparameters, "sketch_dim": 8}
     found = dataclasses.replace(
         found, loss_band=jnp.stack([found.loss, found.loss]), hyperparameters=sketched
     )
-    texts = legend(plot_forecast(dataclasses.replace(result, prediction=found)).axes[0])
+    texts = legend(draw(dataclasses.replace(result, prediction=found)).axes[0])
     assert "band over projections" in texts
 
 

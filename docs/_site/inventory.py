@@ -21,9 +21,7 @@ PAGES = {
     "adapters": ("jaxttp.adapters",),
     "training": (
         "jaxttp.training",
-        "jaxttp.losses.rule",
         "jaxttp.batches",
-        "jaxttp.losses.tokens",
         "jaxttp.losses",
     ),
     "ntk": ("jaxttp.ntk",),

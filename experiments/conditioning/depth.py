@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments import cuts
 from experiments.store import Pieces, runner
 from jaxttp.conditioning import ConditionSweep, sweep
-from jaxttp.plots import OTHER, PREDICTED, REAL, plot_condition_sweep, plot_draws, tidy
+from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
 
 CLAIM = {
     "gnc-2a": "At a fixed width kappa grows quadratically with depth, wider is better, and the "
@@ -115,7 +115,7 @@ def plot(result: Result) -> dict[str, Figure]:
         panel.set(title=name, xlabel="depth L", ylabel="condition number")
         panel.legend(frameon=False, fontsize=9)
         tidy(panel)
-    third = plot_condition_sweep(result["bounds"])
+    third = result["bounds"].plot()
     return {"gnc-2a": first, "gnc-2b": second, "gnc-3": third}
 
 

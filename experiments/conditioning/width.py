@@ -16,7 +16,8 @@ from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
 from jaxttp.conditioning import condition_number, curvature_matrix, rank_sensitivity
 from jaxttp.pipeline import tracked_run
-from jaxttp.plots import plot_draws, plot_rank_sensitivity, plot_spectrum, tidy
+from jaxttp.plots import plot_draws, tidy
+from jaxttp.plots.conditioning import plot_rank_sensitivity, plot_spectrum
 
 CLAIM = {
     "gnc-9": "κ may be robust against the numerical rank (initialisation) or very sensitive to it "

@@ -12,23 +12,24 @@ bfloat16. A training bears that, and runs here as JAX runs it. What is computed 
 all of float32, whatever the device: `tests/test_precision.py` looks for what does not.
 """
 
+import ctypes
 import functools
+import gc
 import os
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import jax
 import jax.extend as jex
 
-QUICKLY: dict[str, Any] = {
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_backend_optimization_level": 1,
-}
-"""Options of XLA for one program."""
-NEW: dict[str, Any] = {"xla_backend_optimization_level": 1}
-"""The same for long programs, and for those whose time is in loops over pieces of large arrays, of
-which the older emitter makes copies: a layer's sketch takes it two to four times as long."""
+LONG = {"xla_backend_optimization_level": 1}
+"""Options of XLA for programs of many arrays, and for those whose time is in loops over pieces of
+large arrays, of which the older emitter makes copies: a layer's sketch takes it two to four times
+as long."""
+SHORT = {**LONG, "xla_cpu_use_fusion_emitters": False}
+"""The same for all others."""
 MANY = 64
 """A program of more arrays is long."""
 
@@ -79,58 +80,30 @@ def jit(fun: Callable[..., Any], *, has_loops: bool = False, **options: Any) -> 
         >>> double(jnp.ones(2)).tolist(), jax.grad(double)(3.0).tolist()
         ([2.0, 2.0], 2.0)
     """
-    plain: Any = jax.jit(fun, **options)
-    short: Any = jax.jit(fun, compiler_options=NEW if has_loops else QUICKLY, **options)
-    long: Any = jax.jit(fun, compiler_options=NEW, **options)
-
-    def choose(*args: Any) -> Any:
-        if not is_quick():
-            return plain
-        return long if len(jax.tree.leaves(args)) > MANY else short
+    plain: Any = registered(jax.jit(fun, **options))
+    long: Any = registered(jax.jit(fun, compiler_options=LONG, **options))
+    short: Any = registered(jax.jit(fun, compiler_options=SHORT, **options))
 
     @functools.wraps(fun)
     @full_precision
     def call(*args: Any, **kwargs: Any) -> Any:
-        run = choose(args, kwargs)
+        if not is_quick():
+            return plain(*args, **kwargs)
+        is_long = has_loops or len(jax.tree.leaves((args, kwargs))) > MANY
         try:
-            return run(*args, **kwargs)
+            return (long if is_long else short)(*args, **kwargs)
         except jax.errors.JaxRuntimeError as error:
             if "compile option" not in str(error):
                 raise
-            _known[:] = [False]
+            _unknown_options.append(str(error))
         return plain(*args, **kwargs)
 
-    for each in (plain, short, long):
-        registered(each)
     return call
 
 
-_programs: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def registered(program: Any) -> Any:
-    """A function that `jax.jit` gave, to be dropped with those of `jit`.
-
-    Args:
-        program: with a method `clear_cache`.
-    """
-    _programs.add(program)
-    return program
-
-
-def drop_programs() -> None:
-    """Drop what jaxttp has compiled; what is called again is compiled again."""
-    for program in list(_programs):
-        program.clear_cache()
-
-
-try:
-    _OUTSIDE: Any = jex.core.get_opaque_trace_state()  # this module is imported outside of traces
-except (AttributeError, TypeError):
-    _OUTSIDE = None
-
-_known: list[bool] = []
-"""Whether the options are there and ours to choose, once that was asked."""
+_OUTSIDE: Any = jex.core.get_opaque_trace_state()  # this module is imported outside of traces
+_unknown_options: list[str] = []
+"""What a jaxlib has said that does not know the options."""
 
 
 def is_quick() -> bool:
@@ -140,21 +113,46 @@ def is_quick() -> bool:
         >>> jax.jit(lambda x: x + is_quick())(0).item()
         0
     """
-    if not _known:
-        _known[:] = [_are_ours()]
-    return _known[0] and _is_outside() and jax.default_backend() == "cpu"
+    is_outside = jex.core.get_opaque_trace_state() == _OUTSIDE
+    is_ours = is_outside and not _unknown_options and not _users_chose()
+    return is_ours and jax.default_backend() == "cpu"
 
 
-def _are_ours() -> bool:
-    """Neither the flags nor the configuration say how programs are to be compiled."""
+def _users_chose() -> bool:
+    """Whether the flags or the configuration say how programs are to be compiled."""
     flags = os.environ.get("XLA_FLAGS", "")
-    chosen = jax.config.values.get("jax_disable_most_optimizations", False)
-    return not chosen and not any(name in flags for name in QUICKLY)
+    is_set = jax.config.values.get("jax_disable_most_optimizations", False)
+    return is_set or any(name in flags for name in SHORT)
 
 
-def _is_outside() -> bool:
-    """Whether no trace is going on; False where this JAX cannot say."""
-    try:
-        return jex.core.get_opaque_trace_state() == _OUTSIDE
-    except (AttributeError, TypeError):
-        return False
+_programs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def registered(program: Any) -> Any:
+    """A function that `jax.jit` gave, to be dropped by `bound_programs` with those of `jit`."""
+    _programs.add(program)
+    return program
+
+
+def bound_programs() -> None:
+    """Drop what jaxttp has compiled before Linux lets the process map no more memory.
+
+    `jax.jit` keeps 4,096 programs, each of which maps 15 pieces of memory or more on a CPU (jaxlib
+    0.10.1), and Linux allows a process 65,530 of them: the next compilation would end the process.
+    What is called again is compiled again; what the user compiled is left alone.
+    """
+    allowed, used = Path("/proc/sys/vm/max_map_count"), Path("/proc/self/maps")
+    if not (allowed.exists() and used.exists()):
+        return
+    if used.read_bytes().count(b"\n") > 0.4 * int(allowed.read_text()):  # some 5 GiB by then
+        for program in list(_programs):
+            program.clear_cache()
+        give_back()
+
+
+def give_back() -> None:
+    """What is garbage goes back to the machine; what is freed alone stays with the process."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -9,6 +9,7 @@ type.
 import dataclasses
 import html
 import importlib
+import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,16 @@ def wrapped(line: str, indent: int) -> str:
         '    f'
     """
     return textwrap.fill(line, 110, subsequent_indent=" " * indent, break_long_words=False)
+
+
+def plain_number(value: Any) -> float | None:
+    """A float as JSON takes it; None where it is not finite, which JSON does not know."""
+    return float(value) if math.isfinite(float(value)) else None
+
+
+def plain_numbers(values: Any) -> list[float | None]:
+    """A list of them."""
+    return [plain_number(value) for value in np.asarray(values)]
 
 
 def _fields_in_words(result: Any) -> Iterator[tuple[str, str]]:
@@ -143,20 +154,17 @@ def _in_html(self: Any) -> str:
     return html_table([type(self).__name__, ""], list(_fields_in_words(self)))
 
 
-def _plot(self: Any, *, dark: bool = False, **options: Any) -> "Figure":
+def _plot(self: Any, **options: Any) -> "Figure":
     """The figure of this result, see `jaxttp.plots.draw` (loads matplotlib).
 
     Args:
         self: the result.
-        dark: light lines on a dark ground.
         options: of the figure for this type.
 
     Returns:
         A matplotlib figure that is not attached to pyplot; a notebook shows it.
     """
-    plots = figures()
-    figure = plots.draw(self, **options)
-    return plots.darken(figure) if dark else figure
+    return figures().draw(self, **options)
 
 
 def figures() -> Any:

@@ -14,6 +14,8 @@ ApplyFn: TypeAlias = Callable[[Any, Any], Array]
 Row i of the outputs depends on row i of x alone.
 """
 
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Is called with (stage, done, total)."""
 
 _NOTES = "jaxttp_notes"
 

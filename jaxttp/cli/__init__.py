@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from jaxttp._core import interrupts as _interrupt
-from jaxttp.cli._shell import Grouped, OneLine
+from jaxttp.cli._shell import OneLine
 from jaxttp.cli.compare import compare
 from jaxttp.cli.conditioning import conditioning
 from jaxttp.cli.doctor import doctor
 from jaxttp.cli.gauss_newton import gauss_newton
 from jaxttp.cli.predict import predict
-from jaxttp.cli.report import report
-from jaxttp.cli.spectrum import spectrum
+from jaxttp.cli.report import report, spectrum
 from jaxttp.cli.sweep import sweep
 
 app = typer.Typer(
@@ -53,9 +52,9 @@ for command, words in (
     (conditioning, "How well conditioned a network is, with bounds."),
     (gauss_newton, "What exact Gauss-Newton steps do, forecast and real."),
     (report, "Forecast, sweep and spectrum on one HTML page."),
-    (doctor, "Does this machine compute what it should? What to mend."),
+    (doctor, "Does this machine compute what it should?"),
 ):
-    app.command(command.__name__.replace("_", "-"), cls=Grouped, short_help=words)(command)
+    app.command(command.__name__.replace("_", "-"), short_help=words)(command)
 
 
 def main() -> None:

@@ -1,35 +1,207 @@
-"""How a command takes the shared options: all of them, but for those it gives a reason against.
-
-`_vocabulary` declares them, `jaxttp.cli._table` makes a table of who has which.
-"""
+"""The options that several commands have, each declared once, and how a command takes them."""
 
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
-from jaxttp.cli._shell import Shell
-from jaxttp.cli._vocabulary import PANELS, SHARED, Declared, panel_of
+import typer
+
+from jaxttp.cli._shell import Shell, parse_numbers
 
 if TYPE_CHECKING:
     from jaxttp.pipeline import Settings
 
 T = TypeVar("T")
+PANELS = ("Task", "Training", "Goals", "Forecast", "Output")
+"""Groups of the help, in their order."""
+SEVERAL = list[str] | None
 
 
-class Instead(NamedTuple):
-    """What a command has in place of an option that others share, and why.
+class Option(NamedTuple):
+    """One option, as every command has it.
 
     Attributes:
-        reason: why it differs.
-        default: its default.
-        annotation: its own type and words; the shared ones when None.
+        panel: the group of the help that it stands in.
+        words: its help.
+        default: what it is when it is not given.
+        type: as typer reads it; when None that of the default.
+        parse: what makes a value of `jaxttp.pipeline.Settings` of it.
+        flags: how a switch is written, where it has no opposite.
     """
 
-    reason: str
+    panel: str
+    words: str
     default: Any = None
-    annotation: Any = None
+    type: Any = None
+    parse: Callable[[Any], Any] = lambda value: value
+    flags: tuple[str, ...] = ()
+
+    def annotation(self) -> Any:
+        """Its type and its words, as typer reads them."""
+        kind = type(self.default) if self.type is None else self.type
+        return Annotated[kind, option(self.panel, self.words, *self.flags)]
+
+
+def option(panel: str, words: str, *flags: str) -> Any:
+    """An option of a group of the help."""
+    return typer.Option(*flags, help=words, rich_help_panel=panel)
+
+
+# --- values out of words --------------------------------------------------------------------------
+
+
+def whole_numbers(name: str, text: str, example: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas."""
+    numbers = parse_numbers(name, text, example)
+    if any(number % 1 != 0 for number in numbers):
+        raise ValueError(f"{name}={text!r} must be whole numbers.")
+    return tuple(int(number) for number in numbers)
+
+
+def _classes(text: str | None) -> tuple[int, ...] | int | None:
+    """A number of classes, or labels separated by commas."""
+    if text is None:
+        return None
+    labels = whole_numbers("classes", text, "5 or 0,3,7")
+    return labels if "," in text else labels[0]
+
+
+def _widths(text: str | None) -> tuple[int, ...] | None:
+    return None if text is None else whole_numbers("hidden", text, "64,64")
+
+
+def _samples(text: str) -> Any:
+    return None if text == "all" else _number_or_word(int)(text)
+
+
+def _number_or_word(kind: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """A number, or the word as it is, for the pipeline to judge."""
+
+    def parse(text: str | None) -> Any:
+        try:
+            return text if text is None else kind(text)
+        except ValueError:
+            return text
+
+    return parse
+
+
+def _numbers(name: str) -> Callable[[str], tuple[float, ...]]:
+    return lambda text: parse_numbers(name, text, "0.3,0.1")
+
+
+def _lists(name: str) -> Callable[[list[str] | None], tuple[float, ...]]:
+    """Numbers with commas between them, or the option several times."""
+    return lambda texts: tuple(n for text in texts or () for n in _numbers(name)(text))
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+# --- the vocabulary -------------------------------------------------------------------------------
+
+TASK = {
+    "data": Option(
+        "Task",
+        "digits, mnist, ...; FILE.csv, label last, or text, label; FILE.npz: x, y; image_folder; "
+        "tfds:NAME.",
+        "digits",
+    ),
+    "model": Option("Task", "resnet18/20/32/34/50, vgg5, vit_tiny/_small/_base, FOLDER.", type=str),
+    "hidden": Option(
+        "Task", "Hidden widths of the MLP for tables (64,64).", type=str, parse=_widths
+    ),
+    "weights": Option("Task", "Of the model: a safetensors file.", type=Path, parse=_text),
+    "classes": Option("Task", "How many at random, or labels as 0,3,7.", type=str, parse=_classes),
+    "image_size": Option("Task", "Pixels a side (default: as in pre-training).", type=int),
+    "max_length": Option("Task", "Tokens to keep of each text (default: all).", type=int),
+    "trainable": Option("Task", "all, head, or lora (low-rank adapters).", "all"),
+    "rank": Option("Task", "Of the adapters.", 4),
+    "split": Option("Task", "A part of the data, such as train.", type=str),
+    "folder": Option("Task", "The unpacked archive of the data.", type=Path, parse=_text),
+    "samples_per_class": Option("Task", "Samples of each class, or all.", "30", parse=_samples),
+    "label": Option("Task", "Column of a CSV, by name or number (default: last).", type=str),
+    "fill": Option("Task", "Fill empty cells: median, mean, most_frequent.", type=str),
+    "drop_missing": Option(
+        "Task", "Leave out rows with empty cells.", False, flags=("--drop-missing",)
+    ),
+    "one_hot": Option("Task", "Make indicators of words in a CSV.", False, flags=("--one-hot",)),
+    "drop": Option(
+        "Task",
+        "Column of a CSV to leave out; several times.",
+        type=SEVERAL,
+        parse=lambda names: tuple(names or ()),
+    ),
+    "loss": Option("Task", "cross_entropy (or binary_...); of targets squared_error.", type=str),
+    "seed": Option("Task", "Draws samples, fresh weights and batches.", 0),
+}
+TRAINING = {
+    "learning_rate": Option("Training", "The schedule's peak.", 0.005),
+    "momentum": Option("Training", "Heavy-ball, from 0 to below 1.", 0.0),
+    "nesterov": Option("Training", "Make the momentum Nesterov's.", False, flags=("--nesterov",)),
+    "optimizer": Option("Training", "sgd (gradient descent), adamw or adam.", "sgd"),
+    "weight_decay": Option("Training", "Default: 0 of sgd, 0.01 of adamw.", type=float),
+    "schedule": Option("Training", "constant, linear, cosine or warmup_cosine.", "constant"),
+    "warmup": Option("Training", "Steps in which the rate rises from 0.", 0),
+    "batch_size": Option("Training", "Samples a step (default: all).", type=int),
+    "steps": Option("Training", "The horizon T in steps.", 150),
+}
+GOALS = {
+    "thresholds": Option(
+        "Goals",
+        "Shares of the drop that count as done.",
+        "0.01,0.1,0.4",
+        parse=_numbers("thresholds"),
+    ),
+    "target_loss": Option(
+        "Goals", "Losses to get below, as 0.3,0.1.", type=SEVERAL, parse=_lists("target_loss")
+    ),
+    "target_error": Option(
+        "Goals", "Errors to get below, as 0.1.", type=SEVERAL, parse=_lists("target_error")
+    ),
+    "metric": Option("Goals", "What the thresholds are about: loss or error.", "loss"),
+}
+FORECAST = {
+    "relinearize": Option(
+        "Forecast", "Kernels rebuilt (0: none), or auto.", "auto", parse=_number_or_word(int)
+    ),
+    "budget": Option(
+        "Forecast",
+        "Share of a training's cost, 0.1, or auto.",
+        "auto",
+        parse=_number_or_word(float),
+    ),
+    "total_samples": Option("Forecast", "Samples trained on (default: those drawn).", type=int),
+    "seconds": Option("Forecast", "Time a step on this device.", True),
+    "verify": Option(
+        "Forecast", "Also train for real, beside the forecast.", False, flags=("--verify",)
+    ),
+}
+DEVICES = {
+    "mesh": Option(
+        "Forecast",
+        "Devices that share kernels' rows, or all.",
+        type=str,
+        parse=_number_or_word(int),
+    ),
+    "distributed": Option("Forecast", "Join processes: auto, or HOST:PORT,COUNT,INDEX.", type=str),
+}
+OUTPUT = {
+    "output": Option("Output", "Folder for the numbers (JSON) and the figures (PNG).", type=Path),
+    "as_json": Option("Output", "Print the result as JSON, no table.", False, flags=("--json",)),
+    "quiet": Option(
+        "Output", "No progress, no table: files, JSON, errors.", False, flags=("--quiet", "-q")
+    ),
+    "verbose": Option("Output", "Say what is done.", False, flags=("--verbose", "-v")),
+    "no_cache": Option(
+        "Output", "Neither use nor keep compiled programs.", False, flags=("--no-cache",)
+    ),
+}
+SHARED: Mapping[str, Option] = {**TASK, **TRAINING, **GOALS, **FORECAST, **DEVICES, **OUTPUT}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,20 +217,11 @@ class Given:
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
-    def parsed(self, name: str) -> Any:
-        """One of them as a value of `Settings`.
-
-        Raises:
-            ValueError: words that are no such value.
-        """
-        value, parse = self.values[name], SHARED[name].parse
-        return value if parse is None else parse(value)
-
-    def settings(self, **own: Any) -> "Settings":
+    def settings(self, *, leave: Iterable[str] = ()) -> "Settings":
         """What is asked for, as a `jaxttp.pipeline.Settings`; see `make`."""
         from jaxttp.pipeline import Settings
 
-        return self.make(Settings, **own)
+        return self.make(Settings, leave=leave)
 
     def make(self, kind: Callable[..., T], *, leave: Iterable[str] = (), **own: Any) -> T:
         """Settings from the options that have the names of their fields.
@@ -68,94 +231,62 @@ class Given:
             leave: fields that stay as they are by default.
             **own: fields that the command says in another way.
 
-        Returns:
-            One of them.
-
         Raises:
             ValueError: words that are no such value.
         """
-        fields = [field.name for field in dataclasses.fields(cast("Any", kind))]
-        shared = [name for name in fields if name in self.values and name not in {*leave, *own}]
-        return kind(**{name: self.parsed(name) for name in shared}, **own)
+        fields = {field.name for field in dataclasses.fields(cast("Any", kind))}
+        shared = (fields & set(self.values)) - {*leave, *own}
+        return kind(**{name: SHARED[name].parse(self.values[name]) for name in shared}, **own)
 
     @property
     def shell(self) -> Shell:
         """How the command talks."""
         given = {name: self.values[name] for name in ("output", "as_json", "quiet", "verbose")}
-        several = self.values.get("distributed")
         return Shell(
-            **given, cache=not self.values.get("no_cache", True), distributed=several,
-            mesh=functools.partial(self.parsed, "mesh"),
-        )  # fmt: skip
-
-
-def because(reason: str, *names: str | Mapping[str, Declared]) -> dict[str, str]:
-    """One reason for several options, or for groups of them."""
-    several = [[one] if isinstance(one, str) else list(one) for one in names]
-    return {name: reason for group in several for name in group}
-
-
-class Taken(NamedTuple):
-    """What a command takes of the vocabulary.
-
-    Attributes:
-        without: options it does not have, and why.
-        instead: options that differ, and why.
-    """
-
-    without: Mapping[str, str]
-    instead: Mapping[str, Instead]
+            **given,
+            cache=not self.values.get("no_cache", True),
+            distributed=self.values.get("distributed"),
+            mesh=lambda: SHARED["mesh"].parse(self.values["mesh"]),
+        )
 
 
 def takes(
-    *, without: Mapping[str, str] | None = None, instead: Mapping[str, Instead] | None = None
+    *without: str | Iterable[str], **instead: Option
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the whole vocabulary, but for what it says it has no use for.
+    """Give a command the whole vocabulary, but for what it has no use for.
 
     The command is called with a `Given` of them, and with its own parameters by name. Typer sees
     one signature, in the order of the groups of the help.
 
     Args:
-        without: options that it does not have, with the reason.
-        instead: options with another default or another form, with the reason.
-
-    Returns:
-        A decorator; what it makes has the attribute `taken`, a `Taken`.
+        without: options that it does not have, or groups of them.
+        instead: options with another default or another form.
     """
-    taken = Taken(without or {}, instead or {})
-    unknown = sorted({*taken.without, *taken.instead} - set(SHARED))
-    if unknown:
-        raise ValueError(f"takes: {', '.join(unknown)} are no shared options.")
+    groups = [{one} if isinstance(one, str) else set(one) for one in without]
+    missing = set[str]().union(*groups)
+    options = {name: instead.get(name, one) for name, one in SHARED.items() if name not in missing}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        shared = {
-            name: _parameter(name, declared, taken.instead.get(name))
-            for name, declared in SHARED.items()
-            if name not in taken.without
-        }
+        kind = inspect.Parameter.KEYWORD_ONLY
+        shared = [
+            inspect.Parameter(name, kind, default=one.default, annotation=one.annotation())
+            for name, one in options.items()
+        ]
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        several = sorted(
-            (*shared.values(), *own), key=lambda one: PANELS.index(panel_of(one.annotation))
-        )
+
+        def panel(one: inspect.Parameter) -> int:
+            return PANELS.index(one.annotation.__metadata__[0].rich_help_panel)
+
+        signature = inspect.Signature(sorted((*shared, *own), key=panel))
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            given = Given({name: values.pop(name) for name in shared})
+            given = Given({name: values.pop(name) for name in options})
             command(given, **values)
 
         del run.__wrapped__  # typer would read that signature
-        run.__annotations__ = {one.name: one.annotation for one in several}
-        signature = inspect.Signature(several)
+        run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
         setattr(run, "__signature__", signature)  # noqa: B010 - functions have none to type
-        setattr(run, "taken", taken)  # noqa: B010
         return run
 
     return decorate
-
-
-def _parameter(name: str, declared: Declared, other: Instead | None) -> inspect.Parameter:
-    annotation, default = declared.annotation, declared.default
-    if other is not None:
-        annotation, default = other.annotation or annotation, other.default
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=annotation)

@@ -6,8 +6,7 @@ import json
 import os
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,26 +20,18 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from jaxttp._core.files import replaced
 from jaxttp._core.interrupts import whole
-from jaxttp._core.programs import Place, keep
+from jaxttp._core.programs import keep
+from jaxttp._core.progress import print_progress
 
 Report = Callable[[str, int, int], None]
-PACE = 300.0
-"""Seconds whose pace the time that is left is told from: a large tile takes minutes."""
 
 
 class OneLine(TyperGroup):
     """Commands whose refusal of an argument is one line on standard error, too."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The help of all commands, on one screen: without what is there for shells."""
-        for one in self.params:
-            if one.name == "show_completion":
-                vars(one)["hidden"] = True
-        super().format_help(ctx, formatter)
 
     def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
         """Run, and leave with 0 for good, 2 for bad input, 1 for anything else."""
@@ -54,37 +45,12 @@ class OneLine(TyperGroup):
             words = getattr(problem, "format_message", None)  # what a parser raises
             if words is None:
                 raise
-            _offer(problem)
             if type(problem).__name__ == "NoArgsIsHelpError":
                 print(words())
-                sys.exit(2)
-            print(_one_line(words()), file=sys.stderr)
+            else:
+                print(_one_line(words()), file=sys.stderr)
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
-
-
-_SHORT = {"--lr": "--learning-rate", "--bs": "--batch-size", "--wd": "--weight-decay"}
-"""What others call some options, which no likeness of letters tells."""
-
-
-def _offer(problem: Any) -> None:
-    """Name the options of the command that are meant by a short name of others."""
-    meant = _SHORT.get(getattr(problem, "option_name", ""))
-    if meant is not None and problem.ctx is not None:
-        known = [name for one in problem.ctx.command.params for name in one.opts]
-        problem.possibilities = [name for name in known if name.startswith(meant)]
-
-
-class Grouped(TyperCommand):
-    """A command whose `--help` stands with the options about output, not in a group of its own."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """The option for help, in the group of the output."""
-        found = super().get_help_option(ctx)
-        if found is not None:
-            vars(found)["rich_help_panel"] = "Output"
-            found.metavar = ""  # a switch, as the others
-        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +61,7 @@ class Shell:
         output: the folder for files, or None.
         as_json: JSON on standard output in place of the table.
         quiet: no progress, no table.
-        verbose: what is done and how long it takes, on standard error; problems with their origin.
+        verbose: progress in lines, on standard error; problems with their origin.
         cache: keep compiled programs for the next process, see `jaxttp._core.programs`.
         distributed: joins this process with others, of which process 0 alone tells and writes; see
             `jaxttp.ntk.sharded.join_processes`.
@@ -134,10 +100,12 @@ class Shell:
                     stack.enter_context(_only_results_on_standard_output())
                     join_processes(self.distributed, self.mesh())
                 programs = keep(self.cache)
-                silent = self.quiet or self.verbose or not self.is_first
-                bar = stack.enter_context(_progress_bar(silent=silent))
-                told = stack.enter_context(_told(programs)) if self.verbose else None
-                yield bar if told is None else told
+                if self.verbose:
+                    print(f"compiled programs: {programs}", file=sys.stderr)
+                    yield print_progress()
+                else:
+                    silent = self.quiet or not self.is_first
+                    yield stack.enter_context(_progress_bar(silent=silent))
         except (ValueError, ImportError) as problem:
             if self.verbose:
                 import traceback
@@ -147,40 +115,57 @@ class Shell:
 
     def deliver(
         self,
+        name: str | None,
         values: Any,
-        table: Callable[[Console], None],
-        files: Callable[[Path], Sequence[Path]],
+        show: Callable[[Console], None],
+        files: Mapping[str, Callable[[Path], Any]],
         *,
         problem: str | None = None,
     ) -> None:
         """Write the files, print the JSON or the table, name the files; then the problem, if any.
 
         Args:
+            name: of the JSON file, without its suffix; None for no such file.
             values: plain ones, for JSON.
-            table: prints for people.
-            files: writes into a folder and returns the paths.
+            show: prints a table for people.
+            files: what else is written: file's name -> writes it.
             problem: what keeps the result from being good; no table is printed then.
 
         Raises:
             typer.Exit: there is a problem.
         """
         with whole():
-            try:
-                folder = self.output if self.is_first else None
-                written = [] if folder is None else files(folder)
-            except OSError as refusal:
-                fail(f"output={str(self.output)!r} cannot be written: {refusal}")
-            if not self.is_first:
-                pass
-            elif self.as_json:
+            written = []
+            if self.output is not None and self.is_first:
+                try:
+                    if name is not None:
+                        written.append(self.output / f"{name}.json")
+                        write_json(written[0], values)
+                    for file, write in files.items():
+                        written.append(self.output / file)
+                        write(written[-1])
+                except OSError as refusal:
+                    fail(f"output={str(self.output)!r} cannot be written: {refusal}")
+            if self.is_first and self.as_json:
                 print(_json(values))
-            elif problem is None and not self.quiet:
-                table(Console(highlight=False))
+            elif self.is_first and problem is None and not self.quiet:
+                show(Console(highlight=False))
                 if written:
                     print("written: " + ", ".join(map(str, written)))
             sys.stdout.flush()
         if problem is not None:
             fail(problem)
+
+
+def figure(draw: Callable[[], Any]) -> Callable[[Path], None]:
+    """Writes the figure that a function draws; matplotlib is loaded no sooner."""
+
+    def write(path: Path) -> None:
+        from jaxttp.plots import save
+
+        save(draw(), path)
+
+    return write
 
 
 def parse_numbers(name: str, text: str, example: str) -> tuple[float, ...]:
@@ -193,14 +178,9 @@ def parse_numbers(name: str, text: str, example: str) -> tuple[float, ...]:
         ) from None
 
 
-def seconds_text(seconds: float) -> str:
-    """Seconds to hundredths; below one second to two digits."""
-    return f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.2g}"
-
-
-def print_task(console: Console, task: Any) -> None:
-    """What was looked at, and what of a table was left out."""
-    for line in filter(None, (task.description, task.note)):
+def say(console: Console, *lines: str | None) -> None:
+    """Lines that the terminal wraps, so that they can be copied; what is None or empty is not."""
+    for line in filter(None, lines):
         console.print(line, soft_wrap=True)
 
 
@@ -215,52 +195,21 @@ def _progress_bar(*, silent: bool) -> Iterator[Report]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    # a console calls itself a terminal under FORCE_COLOR
+    # A console calls itself a terminal under FORCE_COLOR.
     silent = silent or not sys.stderr.isatty()
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=silent,
-        speed_estimate_period=PACE,
-    ) as bar:  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bar:
         tasks: dict[str, Any] = {}
 
         def report(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 for task in tasks.values():
                     bar.update(task, visible=False)
-                tasks[stage] = bar.add_task(stage, total=None if total <= 1 else total)
+                tasks[stage] = bar.add_task(stage, total=None)
             # A stage may learn how much there is to do after it began: the tiles of a kernel.
             bar.update(tasks[stage], completed=done, total=None if total <= 1 else total)
 
         report("loading", 0, 1)
         yield report
-
-
-@contextlib.contextmanager
-def _told(programs: Place) -> Iterator[Report]:
-    """Every stage on a line of standard error with its seconds, when the next one begins."""
-    began, stage = time.perf_counter(), "loading"
-    steps = 0
-
-    def say() -> None:
-        times = f" ({steps})" if steps else ""
-        print(f"{stage}{times}: {time.perf_counter() - began:.2f} s", file=sys.stderr)
-
-    def report(name: str, done: int, total: int) -> None:
-        nonlocal began, stage, steps
-        if name != stage:
-            say()
-            began, stage = time.perf_counter(), name
-        steps = total if total > 1 else 0
-
-    import jax
-
-    from jaxttp._core.versions import __version__
-
-    device = jax.devices()[0].device_kind
-    print(f"jaxttp {__version__}, jax {jax.__version__}, {device}", file=sys.stderr)
-    print(f"compiled programs: {programs}", file=sys.stderr)
-    yield report
-    say()
 
 
 @contextlib.contextmanager

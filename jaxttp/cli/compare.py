@@ -1,66 +1,28 @@
 """`jaxttp compare`: which network to train, all weights or some, and why."""
 
-from pathlib import Path
+import math
 from typing import Annotated, Any
 
 from rich.console import Console
-from rich.table import Column, Table
 
-from jaxttp.cli._options import Given, Instead, because, takes
-from jaxttp.cli._race import print_race
-from jaxttp.cli._shell import print_task, seconds_text, write_json
-from jaxttp.cli._vocabulary import GOALS, MODELS, flag, model_choices, option
+from jaxttp.cli._options import DEVICES, GOALS, SEVERAL, TASK, Given, Option, option, takes
+from jaxttp.cli._shell import figure, say
+from jaxttp.cli._tables import print_race, print_task, seconds_text, table
 
 
 @takes(
-    without={
-        "trainable": "`--train` names several",
-        **because(
-            "every start is trained by heavy-ball descent at one rate; `predict` forecasts other "
-            "trainings",
-            "optimizer", "nesterov", "weight_decay", "schedule", "warmup",
-        ),
-        "total_samples": "starts are compared on the samples drawn; `predict` knows it",
-        "budget": "every start is followed alike, as `--relinearize` says",
-        **because("it decomposes every start's kernel, on one device", "mesh", "distributed"),
-        "verify": "it forecasts several trainings: give one of them to `predict --verify`",
-    },
-    instead={
-        "model": Instead(
-            "several may be given",
-            annotation=Annotated[
-                list[str] | None,
-                option(
-                    "Task", f"Again for more: {MODELS}", metavar="<str>",
-                    autocompletion=model_choices,
-                ),
-            ],
-        ),
-        "weights": Instead(
-            "several may be given, and `random`",
-            annotation=Annotated[
-                list[str] | None,
-                option(
-                    "Task", "safetensors, or random; one a model, or several for one.",
-                    metavar="<str>",
-                ),
-            ],
-        ),
-        "learning_rate": Instead(
-            "every start gets its own best one",
-            annotation=Annotated[
-                float | None, option("Training", "Of all of them (default: the best for each).")
-            ],
-        ),
-        "thresholds": Instead(
-            "its goals are the same losses for all: a tenth and a half of the largest first one",
-            annotation=Annotated[
-                str | None,
-                option("Goals", "For --rule (default: 0.1 and 0.5 of the largest first loss)."),
-            ],
-        ),
-    },
-)  # fmt: skip
+    ("trainable", "optimizer", "nesterov", "weight_decay", "schedule", "warmup"),
+    ("total_samples", "budget", "verify"),
+    DEVICES,
+    model=Option("Task", f"Again for more: {TASK['model'].words}", type=SEVERAL),
+    weights=Option(
+        "Task", "safetensors, or random; one a model, or several for one.", type=SEVERAL
+    ),
+    learning_rate=Option("Training", "Of all of them (default: the best for each).", type=float),
+    thresholds=Option(
+        "Goals", "For --rule (default: 0.1 and 0.5 of the largest first loss).", type=str
+    ),
+)
 def compare(
     given: Given,
     *,
@@ -76,29 +38,48 @@ def compare(
         str, option("Goals", "absolute (the same loss for all), relative, gap or plateau.")
     ] = "absolute",
     race: Annotated[
-        bool, flag("Training", "Train all in heats, at many rates, in place of forecasts.")
+        bool, option("Training", "Train all in heats, at many rates, in place of forecasts.")
     ] = False,
 ) -> None:
     """Forecast several networks or choices of what to train, ranked, with the kernel's reasons."""
-    from jaxttp.pipeline import compare_task
+    from jaxttp._core.checks import check_used
+    from jaxttp.pipeline import compare_task, pair_networks, race_starts_task
 
-    if race:
-        _race(given, train, rule)
-        return
-    shell = given.shell
+    shell, rate, goals = given.shell, given["learning_rate"], given["thresholds"]
     with shell.work() as report:
-        asked, goals = given["thresholds"], GOALS["thresholds"].parse
-        task, found = compare_task(
-            **_starts(given, train),
-            learning_rate=given["learning_rate"],
-            thresholds=None if asked is None or goals is None else goals(asked),
-            rule=rule,
-            time_steps=given["seconds"],
-            progress=report,
+        starts: dict[str, Any] = {
+            "settings": given.settings(leave=("model", "weights", "learning_rate", "thresholds")),
+            "names": None if train is None else [name.strip() for name in train.split(",")],
+            "networks": pair_networks(given["model"] or (), given["weights"] or ()),
+            "progress": report,
+        }
+        if race:
+            why = "a race is to one loss, or to the lowest: name it by --target-loss"
+            check_used("thresholds", goals, False, why)
+            check_used("rule", None if rule == "absolute" else rule, False, why)
+            rates: dict[str, Any] = {} if rate is None else {"learning_rates": (rate,)}
+            task, raced = race_starts_task(**starts, **rates)
+            found: Any = raced
+        else:
+            task, found = compare_task(
+                **starts,
+                learning_rate=rate,
+                thresholds=None if goals is None else GOALS["thresholds"].parse(goals),
+                rule=rule,
+                time_steps=given["seconds"],
+            )
+    plain = {"task": task.description, "note": task.note}
+    files = figure(lambda: found.plot(title=task.description))
+    if race:
+        shell.deliver(
+            "race",
+            plain | found.to_json(),
+            lambda to: _print_raced(to, task, found),
+            {"race.png": files},
+            problem=None if found.ranking() else f"{found.advice}.",
         )
-    plain = {
-        "task": task.description,
-        "note": task.note,
+        return
+    plain |= {
         "rule": found.rule,
         "metric": found.metric,
         "thresholds": list(found.thresholds),
@@ -107,67 +88,20 @@ def compare(
         "rows": [_finite(row) for row in found.rows()],
     }
     shell.deliver(
-        plain,
-        lambda to: _print(to, task, found),
-        lambda folder: _write(plain, found, task, folder),
+        "comparison", plain, lambda to: _print(to, task, found), {"comparison.png": files}
     )
 
 
-def _starts(given: Given, train: str | None) -> dict[str, Any]:
-    """What a comparison and a race are of."""
-    from jaxttp.pipeline import pair_networks
-
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        "settings": given.settings(leave=("model", "weights", "learning_rate", "thresholds")),
-        "names": None if train is None else [name.strip() for name in train.split(",")],
-        "networks": pair_networks(given["model"] or (), given["weights"] or ()),
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
     }
 
 
-def _race(given: Given, train: str | None, rule: str) -> None:
-    """All starts by real training in heats."""
-    from jaxttp._core.checks import check_used
-    from jaxttp.pipeline import race_starts_task
-
-    shell, rate = given.shell, given["learning_rate"]
-    with shell.work() as report:
-        why = "a race is to one loss, or to the lowest: name it by --target-loss"
-        check_used("thresholds", given["thresholds"], False, why)
-        check_used("rule", None if rule == "absolute" else rule, False, why)
-        asked = _starts(given, train)
-        if rate is not None:
-            asked["learning_rates"] = (rate,)
-        task, found = race_starts_task(**asked, progress=report)
-    plain = {"task": task.description, "note": task.note} | found.to_json()
-
-    def write(folder: Path) -> list[Path]:
-        from jaxttp.plots import save
-
-        paths = [folder / "race.json", folder / "race.png"]
-        write_json(paths[0], plain)
-        save(found.plot(title=task.description), paths[1])
-        return paths
-
-    def say(console: Console) -> None:
-        print_task(console, task)
-        print_race(console, found)
-
-    problem = None if found.ranking() else f"{found.advice}."
-    shell.deliver(plain, say, write, problem=problem)
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    bad = (float("inf"), -float("inf"))
-    return {k: None if v != v or v in bad else v for k, v in row.items()}
-
-
-def _write(plain: dict[str, Any], found: Any, task: Any, folder: Path) -> list[Path]:
-    from jaxttp.plots import save
-
-    paths = [folder / "comparison.json", folder / "comparison.png"]
-    write_json(paths[0], plain)
-    save(found.plot(title=task.description), paths[1])
-    return paths
+def _print_raced(console: Console, task: Any, found: Any) -> None:
+    print_task(console, task)
+    print_race(console, found)
 
 
 def _print(console: Console, task: Any, found: Any) -> None:
@@ -184,47 +118,38 @@ def _print(console: Console, task: Any, found: Any) -> None:
     if found.targets:
         steps, spent, column = found.target_steps, found.target_seconds(), 0
         goals = [f"{target.metric} {target.value:.3g}" for target in found.targets]
-    table = Table(Column("train", no_wrap=True))
-    for goal in goals:
-        table.add_column(f"steps to {goal}", justify="right")
-    timed = f"seconds to {goals[column]}"
-    for title in (timed, "rate", "final loss"):
-        table.add_column(title, justify="right")
-    why = Table(Column("why", no_wrap=True))
-    for title in ("speed", "aligned", "condition number", "rank"):
-        why.add_column(title, justify="right")
+    titles = [f"steps to {goal}" for goal in goals]
+    times = table("train", *titles, f"seconds to {goals[column]}", "rate", "final loss")
+    why = table("why", "speed", "aligned", "condition number", "rank")
     outputs = output_shape(task.model.apply_fn, task.model.params, task.x)
     rounding = np.prod(outputs) * np.finfo(np.float32).eps
     for i, name in enumerate(found.names):
-        reason = found.explanations[i]
-        times = [str(t) if t >= 0 else "-" for t in steps[i]]
-        seconds = spent[i, column]
-        hidden = reason.condition_number * rounding > 0.5
-        table.add_row(
-            name, *times, seconds_text(seconds) if np.isfinite(seconds) else "-",
-            f"{found.settings[i].learning_rate:.3g}", f"{found.final_loss[i]:.3g}",
-        )  # fmt: skip
+        seconds, reason = spent[i, column], found.explanations[i]
+        sign = "≥ " if reason.condition_number * rounding > 0.5 else ""
+        times.add_row(
+            name,
+            *(str(step) if step >= 0 else "-" for step in steps[i]),
+            seconds_text(seconds if np.isfinite(seconds) else None),
+            f"{found.settings[i].learning_rate:.3g}",
+            f"{found.final_loss[i]:.3g}",
+        )
         why.add_row(
-            name, f"{reason.speed:.2f}", f"{reason.alignment:.0%}",
-            f"{'≥ ' if hidden else ''}{reason.condition_number:.2g}", str(reason.rank),
-        )  # fmt: skip
-    console.print(table)
+            name,
+            f"{reason.speed:.2f}",
+            f"{reason.alignment:.0%}",
+            f"{sign}{reason.condition_number:.2g}",
+            str(reason.rank),
+        )
+    console.print(times)
     console.print(why)
-    for name, trust in zip(found.names, found.trust, strict=False):
-        if trust is not None:
-            console.print(f"trust, {name}: {trust}", soft_wrap=True)
-    for words in found.gaps():
-        console.print(words, soft_wrap=True)
-    if found.price:
-        words = found.price.replace("jaxttp.race_starts", "a race (--race)")
-        console.print(words, soft_wrap=True)
-    console.print(
+    trust = zip(found.names, found.trust, strict=False)
+    say(
+        console,
+        *(f"trust, {name}: {words}" for name, words in trust if words is not None),
+        *found.gaps(),
+        found.price and found.price.replace("jaxttp.race_starts", "a race (--race)"),
         "speed: share of the fastest descent that the labels get; aligned: share of their gradient "
         "along the 10 leading eigenvectors",
-        soft_wrap=True,
-    )
-    console.print(
         f"condition number: eigenvalues below {rounding:.1g} of the largest are rounding and are "
         "left out, ≥ where the others reach down to that; rank: how many are left",
-        soft_wrap=True,
     )

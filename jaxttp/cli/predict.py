@@ -4,17 +4,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
-from rich.table import Column, Table
 
 from jaxttp._core.checks import check_used
-from jaxttp.cli import _fine_tuning
-from jaxttp.cli._goals import add_targets, cells
-from jaxttp.cli._options import Given, because, takes
-from jaxttp.cli._shell import print_task, seconds_text, write_json
-from jaxttp.cli._vocabulary import option
+from jaxttp.cli._options import Given, option, takes
+from jaxttp.cli._shell import figure, say, write_json
+from jaxttp.cli._tables import add_targets, cells, print_task, seconds_text, table
 
 
-@takes(without=because("it always times a step: seconds are half of the answer", "seconds"))
+@takes("seconds")
 def predict(
     given: Given,
     *,
@@ -32,62 +29,40 @@ def predict(
     ] = None,
 ) -> None:
     """Forecast how long training takes, in steps and seconds, without training."""
-    from jaxttp.pipeline import forecast
+    from jaxttp.pipeline import LoraSettings, fine_tuning_task, forecast
 
-    shell = given.shell
+    shell, verify = given.shell, given["verify"]
     own = {"lora": lora, "sequence_length": sequence_length, "price_per_hour": price_per_hour}
-    if text is not None:
-        _fine_tune(given, text=str(text), **own)
-        return
     with shell.work() as report:
-        for name, value in own.items():
-            check_used(name, value, False, "it is for a language model's text, --text")
-        result = forecast(given.settings(), verify=given["verify"], progress=report)
-    problem = None
-    if not result.prediction.stable:
-        problem = f"{result.prediction.message}; choose a smaller learning rate."
-    shell.deliver(
-        result.to_json(),
-        lambda to: _print(to, result),
-        lambda folder: _write(result, folder),
-        problem=problem,
-    )
-
-
-def _fine_tune(
-    given: Given, *, text: str, lora: str | None, sequence_length: int | None,
-    price_per_hour: float | None,
-) -> None:  # fmt: skip
-    """A language model on a text, which has too many outputs for a kernel."""
-    from jaxttp.pipeline import LoraSettings, fine_tuning_task
-
-    shell = given.shell
-    with shell.work() as report:
-        if lora is None:
+        if text is None:
+            for name, value in own.items():
+                check_used(name, value, False, "it is for a language model's text, --text")
+            result: Any = forecast(given.settings(), verify=verify, progress=report)
+        elif lora is None:
             raise ValueError("lora is needed with text: which adapters, such as r=8,alpha=16.")
-        result = fine_tuning_task(
-            given.settings(), text=text, adapters=LoraSettings.read(lora),
-            sequence_length=sequence_length, price_per_hour=price_per_hour,
-            verify=given["verify"], progress=report,
-        )  # fmt: skip
+        else:  # a language model has too many outputs for a kernel
+            result = fine_tuning_task(
+                given.settings(),
+                text=str(text),
+                adapters=LoraSettings.read(lora),
+                sequence_length=sequence_length,
+                price_per_hour=price_per_hour,
+                verify=verify,
+                progress=report,
+            )
+    files = {"prediction.png": figure(result.plot)}
+    if text is not None:
+        problem = f"{result.found.trust}." if result.found.diverged else None
+        show = _print_fine_tuning
+    else:
+        stable, message = result.prediction.stable, result.prediction.message
+        problem = None if stable else f"{message}; choose a smaller learning rate."
+        show = _print
+        if (columns := result.task.columns) is not None:
+            files["columns.json"] = lambda path: write_json(path, columns.to_json())
     shell.deliver(
-        result.to_json(),
-        lambda to: _fine_tuning.show(to, result),
-        lambda folder: _fine_tuning.write(result, folder),
-        problem=f"{result.found.trust}." if result.found.diverged else None,
+        "prediction", result.to_json(), lambda to: show(to, result), files, problem=problem
     )
-
-
-def _write(result: Any, folder: Path) -> list[Path]:
-    from jaxttp.plots import save
-
-    paths = [folder / "prediction.json", folder / "prediction.png"]
-    write_json(paths[0], result.to_json())
-    save(result.plot(), paths[1])
-    if (columns := result.task.columns) is not None:
-        paths.append(folder / "columns.json")
-        write_json(paths[-1], columns.to_json())
-    return paths
 
 
 def _print(console: Console, result: Any) -> None:
@@ -95,55 +70,62 @@ def _print(console: Console, result: Any) -> None:
     print_task(console, result.task)
     if (total := result.settings.total_samples) is not None:
         console.print(f"for {total:,} samples, read off these and their halves")
-    table = Table(Column(f"{prediction.metric} within", no_wrap=True))
-    for title in ("steps", "seconds"):
-        table.add_column(title, justify="right")
-    real_steps, real_seconds = result.real_steps, result.real_seconds
-    if real_steps is not None:
-        for title in ("real steps", "real seconds"):
-            table.add_column(title, justify="right")
-    unsure = prediction.steps_uncertainty or {}
-    for threshold, step in prediction.steps.items():
-        row = [
-            f"{100 * threshold:g} % of its drop",
-            *cells(
-                step,
-                result.seconds.get(threshold),
-                unsure.get(threshold),
-                horizon=prediction.horizon,
-            ),
-        ]
-        if real_steps is not None:
-            row += cells(real_steps[threshold], real_seconds.get(threshold), stable=run.finite)
-        table.add_row(*row)
-    finite = run is None or run.finite
-    add_targets(table, result.targets, stable=finite, horizon=prediction.horizon)
-    whole = prediction.horizon * result.step_time.seconds
-    row = ["all steps", str(prediction.horizon), seconds_text(whole)]
-    if run is not None:
-        row += [str(prediction.horizon), seconds_text(run.seconds)]
-    table.add_row(*row)
-    console.print(table)
-    for name in ("loss", "error"):
-        final = f"final {name}: predicted {float(getattr(prediction, name)[-1]):.4g}"
-        final += prediction.end_in_doubt if name == "loss" else ""
+    real = [] if run is None else ["real steps", "real seconds"]
+    rows = table(f"{prediction.metric} within", "steps", "seconds", *real)
+    horizon, unsure = prediction.horizon, prediction.steps_uncertainty or {}
+    for goal, step in prediction.steps.items():
+        row = cells(step, result.seconds.get(goal), unsure.get(goal), horizon=horizon)
         if run is not None:
-            final += f", real {float(getattr(run, name)[-1]):.4g}"
-        final += prediction.scale if name == "loss" else ""
-        console.print(final)
+            row += cells(result.real_steps[goal], result.real_seconds.get(goal), stable=run.finite)
+        rows.add_row(f"{100 * goal:g} % of its drop", *row)
+    add_targets(rows, result.targets, stable=run is None or run.finite, horizon=horizon)
+    row = [str(horizon), seconds_text(horizon * result.step_time.seconds)]
+    row += [] if run is None else [str(horizon), seconds_text(run.seconds)]
+    rows.add_row("all steps", *row)
+    console.print(rows)
+    for name in ("loss", "error"):
+        doubt, scale = (prediction.end_in_doubt, prediction.scale) if name == "loss" else ("", "")
+        ahead = f"predicted {float(getattr(prediction, name)[-1]):.4g}{doubt}"
+        after = "" if run is None else f", real {float(getattr(run, name)[-1]):.4g}"
+        console.print(f"final {name}: {ahead}{after}{scale}")
+    rate, limit = result.settings.learning_rate, prediction.max_learning_rate
     if result.settings.optimizer == "sgd":
-        rate = result.settings.learning_rate
-        console.print(
-            f"largest stable learning rate: {prediction.max_learning_rate:.4g} (given {rate:g})"
-        )
+        console.print(f"largest stable learning rate: {limit:.4g} (given {rate:g})")
     else:
-        console.print(prediction.message, soft_wrap=True)
-    for line in prediction.returns:
-        console.print(line, soft_wrap=True)
-    if prediction.out_of_reach is not None:
-        console.print(prediction.out_of_reach, soft_wrap=True)
-    if prediction.trust is not None:
-        console.print(f"trust: {prediction.trust}", soft_wrap=True)
-    if prediction.plan is not None:
-        console.print(f"plan: {prediction.plan}", soft_wrap=True)
-    console.print(f"the forecast cost {prediction.cost}", soft_wrap=True)
+        say(console, prediction.message)
+    say(
+        console,
+        *prediction.returns,
+        prediction.out_of_reach,
+        prediction.trust and f"trust: {prediction.trust}",
+        prediction.plan and f"plan: {prediction.plan}",
+        f"the forecast cost {prediction.cost}",
+    )
+
+
+def _print_fine_tuning(console: Console, result: Any) -> None:
+    """The fine-tuning of a language model: its times by tokens seen, and what to make of it."""
+    say(console, str(result.task), result.scale_words())
+    clock, run, steps = result.clock, result.run, result.settings.steps
+    price = [] if result.price_per_hour is None else ["price"]
+    real = [] if run is None else ["real"]
+    rows = table("held-out loss", "step", "between", "tokens", "seconds", *price, *real)
+    for goal in result.goals:
+        between = "-" if goal.earliest is None else f"{goal.earliest} - {goal.latest}"
+        never = "never" if goal.earliest is not None else "see trust"
+        row = [str(goal.step), between, f"{goal.tokens or 0:,}", seconds_text(goal.seconds)]
+        row = row if goal.step >= 0 else [never, "-", "-", "-"]
+        row += [f"{goal.cost or 0:.2f}" for _ in price]
+        row += ["never" if goal.real_step < 0 else str(goal.real_step) for _ in real]
+        rows.add_row(goal.words, *row)
+    last = [f"{steps:,}", "", f"{steps * result.tokens_a_step:,}"]
+    last += [seconds_text(clock.total_seconds), *(f"{clock.cost:.2f}" for _ in price)]
+    rows.add_row("all steps", *last, *(f"{steps:,}" for _ in real))
+    console.print(rows)
+    for tokens, loss, off in result.tokens_and_loss():
+        after = f"{loss:.4g} ± {off:.2g}" if off else f"{loss:.4g}"
+        if run is not None:
+            after += f", real {float(run.loss[tokens // result.tokens_a_step]):.4g}"
+        console.print(f"after {tokens:,} tokens: loss {after}")
+    took = None if run is None else f"the real training took {seconds_text(run.seconds)} s"
+    say(console, took, *(f"trust: {line}" for line in result.trust), result.cost_words())

@@ -1,27 +1,18 @@
-"""`jaxttp report`: everything about a task on one page that opens offline."""
+"""`jaxttp report`, everything about a task on one page, and `jaxttp spectrum`, its kernel alone."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich.console import Console
 
-from jaxttp.cli._options import Given, Instead, takes
-from jaxttp.cli._shell import print_task
-from jaxttp.cli._vocabulary import option
+from jaxttp.cli._options import FORECAST, GOALS, TRAINING, Given, Option, takes
+from jaxttp.cli._shell import figure, say
+from jaxttp.cli._tables import print_task, table
 
 
 @takes(
-    without={
-        "seconds": "it always times a step: seconds are half of the answer",
-        "total_samples": "sweep and spectrum are of the samples drawn; `predict` knows it",
-    },
-    instead={
-        "output": Instead(
-            "it makes a page in any case",
-            default=Path("."),
-            annotation=Annotated[Path, option("Output", "Folder for report.html.")],
-        )
-    },
+    ("seconds", "total_samples"),
+    output=Option("Output", "Folder for report.html.", Path("."), Path),
 )
 def report(given: Given) -> None:
     """Write one HTML page: forecast, sweep, spectrum, settings, versions; it opens offline."""
@@ -30,26 +21,59 @@ def report(given: Given) -> None:
     shell = given.shell
     with shell.work() as tell:
         result = report_task(given.settings(), verify=given["verify"], progress=tell)
-    prediction, problem = result.forecast.prediction, None
-    if not prediction.stable:
-        problem = f"{prediction.message}; choose a smaller learning rate."
+
+    def page(path: Path) -> None:
+        from jaxttp.plots import save_report
+
+        save_report(result, path)
+
+    def show(console: Console) -> None:
+        print_task(console, result.forecast.task)
+        say(console, str(result.forecast.prediction))
+        for one in result.forecast.targets:
+            when = f"step {one.steps}" if one.steps >= 0 else "not reached"
+            console.print(f"  {one.words:<26} {when:>12}")
+
+    prediction = result.forecast.prediction
+    problem = f"{prediction.message}; choose a smaller learning rate."
     shell.deliver(
+        None,
+        result.to_json(),
+        show,
+        {"report.html": page},
+        problem=None if prediction.stable else problem,
+    )
+
+
+@takes(TRAINING, GOALS, FORECAST)
+def spectrum(given: Given) -> None:
+    """Eigenvalues of the kernel before training, and how much is learned along which."""
+    from jaxttp.pipeline import task_spectrum
+
+    shell = given.shell
+    with shell.work() as report:
+        result = task_spectrum(given.settings(), progress=report)
+    shell.deliver(
+        "spectrum",
         result.to_json(),
         lambda to: _print(to, result),
-        lambda folder: _write(folder, result),
-        problem=problem,
+        {"spectrum.png": figure(result.plot)},
     )
 
 
 def _print(console: Console, result: Any) -> None:
-    print_task(console, result.forecast.task)
-    console.print(str(result.forecast.prediction), soft_wrap=True)
-    for one in result.forecast.targets:
-        when = f"step {one.steps}" if one.steps >= 0 else "not reached"
-        console.print(f"  {one.words:<26} {when:>12}")
-
-
-def _write(folder: Path, result: Any) -> list[Path]:
-    from jaxttp.plots import save_report
-
-    return [save_report(result, folder / "report.html")]
+    print_task(console, result.task)
+    rows = table("share", "eigenvectors for the residual", "for the centred labels")
+    for share in (0.5, 0.9, 0.99):
+        heads = (str(result.head(share, of)) for of in ("residual", "labels"))
+        rows.add_row(f"{100 * share:g} %", *heads)
+    console.print(rows)
+    values, law = result.values, result.law
+    say(
+        console,
+        f"eigenvalues {values[0]:.4g} to {values[result.rank - 1]:.4g}, rank {result.rank} of "
+        f"{len(values)}, condition number {result.condition:.4g}",
+        f"power law k^-{float(law.exponent):.2f} over ranks {law.window[0]} to {law.window[1]} "
+        f"(R² {float(law.r_squared):.3f})",
+        f"largest stable learning rate: {result.max_learning_rate:.4g}",
+    )

@@ -6,7 +6,7 @@ What the figures of the paper (GNC) are computed by; names without a module are 
 ========== =============================================== =========================================
 figures    what they show                                  computed by
 ========== =============================================== =========================================
-1, 13-17   loss and kappa of pruned networks               `pipeline.tracking.pruning_runs`
+1, 13-17   loss and kappa of pruned networks               `pipeline.tracked_run` of `apply_masks`
 2, 5       kappa and bound by depth, width, skip           `sweep("depth", ...)`, `linear_point`
 3          convex against maximum bound                    `sweep(...)`: `.bound`, `.maximum`
 4          (a drawing)
@@ -14,10 +14,10 @@ figures    what they show                                  computed by
 7          batch normalisation                             `sweep("width", batch_norm=True)`
 8          linear CNNs by filters and kernel size          `convolution_point`
 9          spectrum, kappa at neighbouring ranks           `condition_number`, `rank_sensitivity`
-10         loss, kappa and bounds along training           `pipeline.tracking.tracked_run`
+10         loss, kappa and bounds along training           `pipeline.tracked_run`
 11         kappa and sigma_min of the partial products     `layer_spectra`
 12         the terms of Lemma 2 and their weights          `linear_point`: `.terms`, `.weights`
-18         loss and kappa by width, a ReLU network         `pipeline.tracking.tracked_run`
+18         loss and kappa by width, a ReLU network         `pipeline.tracked_run`
 19         with and without whitening                      `sweep("depth", covariance=...)`
 20-22      residual networks by depth and skip             `sweep("depth", skip=...)`
 ========== =============================================== =========================================

@@ -15,7 +15,7 @@ from jaxtyping import Array
 from jaxttp._core.checks import check_instance, check_known, check_number
 from jaxttp._core.double import double
 from jaxttp._core.results import RESULT
-from jaxttp._core.sequence import after
+from jaxttp._core.xla_cpu.threads import after
 from jaxttp.conditioning._inputs import check_scales, check_weights
 from jaxttp.conditioning.bounds import extreme_singular_values, linear_bound, ratio
 from jaxttp.conditioning.condition_number import ConditionNumber, condition_number

@@ -31,8 +31,7 @@ from jaxttp._core.checks import (
     is_concrete,
 )
 from jaxttp._core.results import RESULT
-from jaxttp._core.sequence import after
-from jaxttp._core.xla_cpu.threads import decompose
+from jaxttp._core.xla_cpu.threads import after, decompose
 from jaxttp.dynamics._kernels import check_rate, check_times
 
 

@@ -34,7 +34,6 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._core.bounded import give_back
 from jaxttp._core.checks import (
     check_finite,
     check_floating,
@@ -44,6 +43,7 @@ from jaxttp._core.checks import (
     check_number,
     check_optimizer,
 )
+from jaxttp._core.compile import give_back
 from jaxttp._core.samples import count, take
 from jaxttp._core.traced import network_of
 from jaxttp._core.types import ApplyFn, Params

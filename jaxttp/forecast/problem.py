@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxttp._core.bounded import bound_programs
 from jaxttp._core.checks import check_finite, check_known
-from jaxttp._core.compile import jit
+from jaxttp._core.compile import bound_programs, jit
 from jaxttp._core.samples import take
 from jaxttp._core.traced import Network, network_of
 from jaxttp._core.types import ApplyFn, Params, notes_of
@@ -35,7 +34,7 @@ from jaxttp.losses.contrasts import (
 )
 from jaxttp.losses.weights import token_labels
 from jaxttp.ntk._costs import Workload
-from jaxttp.ntk._linear import is_linear
+from jaxttp.ntk._program import is_linear
 from jaxttp.ntk._select import select_leaves, split_trainable
 from jaxttp.ntk.gram import workload
 from jaxttp.ntk.sharded import gathered, is_by_process, of_processes

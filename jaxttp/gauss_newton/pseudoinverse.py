@@ -31,9 +31,8 @@ from jaxttp._core.checks import (
 )
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT
-from jaxttp._core.sequence import after
-from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.ntk._rows import rows_product
+from jaxttp._core.xla_cpu.threads import after, decompose
+from jaxttp.ntk._products import rows_product
 from jaxttp.ntk.layerwise import mirror
 
 FILTERS = ("truncate", "damp", "tikhonov")

@@ -24,7 +24,7 @@ from jaxttp._core.checks import check_array, check_finite, check_integer, check_
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT
 from jaxttp._core.roots import root
-from jaxttp._core.sequence import after
+from jaxttp._core.xla_cpu.threads import after
 from jaxttp.gauss_newton._network import (
     Activation,
     Couplings,

@@ -6,16 +6,17 @@ from jaxttp.ntk.gram import empirical_ntk, ntk_plan
 from jaxttp.ntk.kernels import Factored
 from jaxttp.ntk.lanczos import SpectralDensity, extreme_eigenvalues, spectral_density
 from jaxttp.ntk.operator import NTKOperator, ntk_operator
-from jaxttp.ntk.power_law import PowerLaw, fit_power_law
 from jaxttp.ntk.signed import ClassSketch, class_sketch
 from jaxttp.ntk.sketch import sketch_error, sketch_jacobian
 from jaxttp.ntk.spectrum import (
     ClassSeparation,
     Eigensystem,
+    PowerLaw,
     PSDReport,
     as_matrix,
     class_separation,
     eigendecomposition,
+    fit_power_law,
     gradient_components,
     label_alignment,
     psd_report,

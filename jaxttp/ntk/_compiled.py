@@ -1,6 +1,12 @@
-"""The compiled pieces of a kernel computation: features of rows, and products of features."""
+"""The execution of a plan: compiled pieces, and kernels too large for one piece, tile by tile.
+
+Where the features of all samples fit into memory they are computed once, and blocks of them are
+multiplied with each other. Else those of a block of rows stay in memory, while those of one block
+of columns after the other are computed, multiplied with them and dropped.
+"""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -9,9 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxttp._core.checks import is_concrete
 from jaxttp._core.compile import jit
 from jaxttp._core.products import pull_and_push
 from jaxttp.ntk import layerwise
+from jaxttp.ntk._plan import KernelPlan
+from jaxttp.ntk._products import PRODUCTS, product_of_outer
 from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import find_sites
 from jaxttp.ntk.layerwise import Features, Layers
@@ -34,7 +43,6 @@ class Variant(NamedTuple):
         method: of `empirical_ntk`, chosen.
         output: "full", "trace" or "diagonal".
         dtype: in which the kernel is summed.
-        joined: whether the parts of all leaves become one kernel, rather than one each.
     """
 
     trainable: tuple[bool, ...]
@@ -42,7 +50,6 @@ class Variant(NamedTuple):
     method: str
     output: str
     dtype: str
-    joined: bool
 
 
 class Functions(NamedTuple):
@@ -53,18 +60,18 @@ class Functions(NamedTuple):
     Attributes:
         whole: (leaves, x1, x2 or None) -> kernel.
         features: (leaves, x, start, size) -> features of rows.
-        square: (leaves, x, row_features) -> features of rows against themselves.
-        within: (leaves, x, row_features, start, size) -> the same against some of themselves.
+        square: (leaves, row_features) -> features of rows against themselves.
+        within: (leaves, row_features, start, size) -> the same against some of themselves.
         stream: (leaves, x, row_features, start, size) -> the same against other samples.
-        against: (leaves, x, row_features, column_features) -> the same against others' features.
+        against: (leaves, row_features, column_features) -> the same against others' features.
     """
 
-    whole: Callable[..., dict[str, Array]]
+    whole: Callable[..., Array]
     features: Callable[..., Any]
-    square: Callable[..., dict[str, Array]]
-    within: Callable[..., dict[str, Array]]
-    stream: Callable[..., dict[str, Array]]
-    against: Callable[..., dict[str, Array]]
+    square: Callable[..., Array]
+    within: Callable[..., Array]
+    stream: Callable[..., Array]
+    against: Callable[..., Array]
 
 
 @functools.lru_cache(maxsize=64)
@@ -72,7 +79,7 @@ def compiled(program: NetworkProgram, variant: Variant) -> Functions:
     """The pieces for a network, kept by its equations, not by the function that has them."""
     engine: Any = _VectorProducts if variant.method == "vector_product" else _Layerwise
 
-    def whole(leaves: list[Array], x1: list[Array], x2: list[Array] | None) -> dict[str, Array]:
+    def whole(leaves: list[Array], x1: list[Array], x2: list[Array] | None) -> Array:
         tool = engine(program, variant, leaves)
         first = tool.features(x1)
         return tool.square(first) if x2 is None else tool.against(first, tool.features(x2))
@@ -80,24 +87,20 @@ def compiled(program: NetworkProgram, variant: Variant) -> Functions:
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
         return engine(program, variant, leaves).features(_take(x, start, size))
 
-    def square(leaves: list[Array], x: list[Array], row_features: Any) -> dict[str, Array]:
+    def square(leaves: list[Array], row_features: Any) -> Array:
         return engine(program, variant, leaves).square(row_features)
 
-    def within(
-        leaves: list[Array], x: list[Array], row_features: Any, start: Array, size: int
-    ) -> dict[str, Array]:
+    def within(leaves: list[Array], row_features: Any, start: Array, size: int) -> Array:
         part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), row_features)
         return engine(program, variant, leaves).against(row_features, part)
 
     def stream(
         leaves: list[Array], x: list[Array], row_features: Any, start: Array, size: int
-    ) -> dict[str, Array]:
+    ) -> Array:
         tool = engine(program, variant, leaves)
         return tool.against(row_features, tool.features(_take(x, start, size)))
 
-    def against(
-        leaves: list[Array], x: list[Array], row_features: Any, column_features: Any
-    ) -> dict[str, Array]:
+    def against(leaves: list[Array], row_features: Any, column_features: Any) -> Array:
         return engine(program, variant, leaves).against(row_features, column_features)
 
     return Functions(
@@ -137,29 +140,25 @@ class _Layerwise:
             gradient=tuple(site for site in sites if forms[site.leaf] == "gradient"),
             direct=tuple(leaf for leaf, form in forms.items() if form == "direct"),
             late=tuple(site for site in sites if forms[site.leaf] == "late gradient"),
-            joined=variant.joined,
         )
 
     def features(self, x: list[Array]) -> Features:
         return self.layers.features(self.leaves, x)
 
-    def against(self, row_features: Features, other: Features | None) -> dict[str, Array]:
+    def against(self, row_features: Features, other: Features | None) -> Array:
         """The kernel in the public layout; with None of the rows themselves, its upper half."""
         output = self.variant.output
         dtype = jnp.dtype(self.variant.dtype)
         with wide(self.variant.dtype):
-            terms = self.layers.kernels(row_features, other, output, dtype)
-            if self.variant.joined:
-                terms = {"sum": functools.reduce(jnp.add, terms.values())}
+            kernel = self.layers.kernel(row_features, other, output, dtype)
             if output == "trace":
-                classes = jnp.asarray(self.layers.program.outputs, dtype)
-                terms = {name: term / classes for name, term in terms.items()}
-            return {name: layerwise.finish(term, output) for name, term in terms.items()}
+                kernel = kernel / jnp.asarray(self.layers.program.outputs, dtype)
+            return layerwise.finish(kernel, output)
 
-    def square(self, row_features: Features) -> dict[str, Array]:
-        terms = self.against(row_features, None)
+    def square(self, row_features: Features) -> Array:
+        kernel = self.against(row_features, None)
         with wide(self.variant.dtype):
-            return {name: layerwise.mirror(t, self.variant.output) for name, t in terms.items()}
+            return layerwise.mirror(kernel, self.variant.output)
 
 
 class _VectorProducts:
@@ -175,7 +174,7 @@ class _VectorProducts:
     def features(self, x: list[Array]) -> list[Array]:
         return x
 
-    def against(self, row_features: list[Array], x: list[Array]) -> dict[str, Array]:
+    def against(self, row_features: list[Array], x: list[Array]) -> Array:
         mask = self.variant.trainable
         chosen = {i: self.leaves[i] for i, wanted in enumerate(mask) if wanted}
         outputs, _, push = pull_and_push(lambda leaves: self._network(leaves, row_features), chosen)
@@ -192,8 +191,221 @@ class _VectorProducts:
             kernel = jnp.einsum("ncmc->nm", kernel) / jnp.asarray(len(basis), kernel.dtype)
         elif self.variant.output == "diagonal":
             kernel = jnp.einsum("ncmc->nmc", kernel)
-        return {"sum": kernel}
+        return kernel
 
-    def square(self, row_features: list[Array]) -> dict[str, Array]:
-        kernel = self.against(row_features, row_features)["sum"]
-        return {"sum": layerwise.mirror(kernel, self.variant.output)}
+    def square(self, row_features: list[Array]) -> Array:
+        kernel = self.against(row_features, row_features)
+        return layerwise.mirror(kernel, self.variant.output)
+
+
+def by_blocks(
+    functions: Functions,
+    plan: KernelPlan,
+    leaves: list[Any],
+    x1: list[Array],
+    x2: list[Array] | None,
+    n1: int,
+    n2: int,
+    output: str,
+    dtype: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> Array:
+    """The kernel by blocks of one size; the last one of an axis overlaps the one before.
+
+    `progress` is called with (pairs of samples done, pairs in all).
+    """
+    found = _Unfinished(n1, n2, output, dtype, _pairs(plan, n1, n2, x2 is None), progress)
+    multiply = functools.partial(against, functions, leaves, output=output, dtype=dtype)
+    starts = [min(low, n1 - plan.rows) for low in range(0, n1, plan.rows)]
+    if plan.kept:
+        held = []
+        for j in starts:  # what overlaps in the last block is written again with its own square
+            held.append(features_of_rows(functions, leaves, x1, j, plan.rows, plan.chunk))
+            for i, row_features in zip(starts, held, strict=False):
+                tile = multiply(row_features, held[-1])
+                found.write(tile, i, j, also_mirrored=i != j)
+            found.make_symmetric(j, plan.rows)
+        return found.kernel
+    symmetric, columns = x2 is None, x1 if x2 is None else x2
+    for i in starts:
+        row_features = features_of_rows(functions, leaves, x1, i, plan.rows, plan.chunk)
+        waits = bool(getattr(row_features, "late", None))
+        if symmetric and plan.rows == n1 and not waits:
+            return functions.square(leaves, row_features)
+        if symmetric and waits:
+            tile = multiply(row_features, row_features)
+            found.write(tile, i, i, also_mirrored=False)
+            found.make_symmetric(i, plan.rows)
+        elif symmetric:
+            size = min(plan.columns, plan.rows)
+            for column in range(0, plan.rows, size):
+                j = min(column, plan.rows - size)
+                tile = functions.within(leaves, row_features, j, size=size)
+                found.write(tile, i, i + j, also_mirrored=False)
+            found.make_symmetric(i, plan.rows)
+        first = i + plan.rows if symmetric else 0
+        for column in range(first, n2, plan.columns):
+            j = min(column, n2 - plan.columns)
+            if waits:
+                others = features_of_rows(
+                    functions, leaves, columns, j, plan.columns, min(plan.chunk, plan.columns)
+                )
+                tile = multiply(row_features, others)
+            else:
+                tile = functions.stream(leaves, columns, row_features, j, size=plan.columns)
+            # The last tile may reach back into the square block just written. That part is cut off:
+            # computed in another order, it would spoil the exact symmetry of the block.
+            if symmetric and j < first:
+                tile = _columns(tile, first - j, output)
+                j = first
+            found.write(tile, i, j, also_mirrored=symmetric)
+        del row_features
+    if progress is not None:  # tiles that were cut have fewer pairs than were counted on
+        progress(found.pairs, found.pairs)
+    return found.kernel
+
+
+def _pairs(plan: KernelPlan, n1: int, n2: int, symmetric: bool) -> int:
+    """Pairs of samples to compute: those below the diagonal are copied from above it."""
+    if symmetric:
+        return sum(plan.rows * (n1 - low) for low in range(0, n1, plan.rows))
+    return n1 * n2
+
+
+@dataclasses.dataclass
+class _Unfinished:
+    """A kernel into which tiles are written."""
+
+    n1: int
+    n2: int
+    output: str
+    dtype: str
+    pairs: int
+    progress: Callable[[int, int], None] | None
+    done: int = 0
+    kernel: Any = None
+
+    def write(self, tile: Array, i: int, j: int, *, also_mirrored: bool) -> None:
+        """Put a tile with its first entry at samples i and j; transposed at j and i as well."""
+        axis = layerwise.COLUMN_AXIS[self.output]
+        with wide(self.dtype):
+            if self.kernel is None:
+                shape = list(tile.shape)
+                shape[0], shape[axis] = self.n1, self.n2
+                self.kernel = jnp.zeros(shape, tile.dtype)
+            self.kernel = _write(
+                self.kernel, tile, i, j, output=self.output, also_mirrored=also_mirrored
+            )
+        if is_concrete(self.kernel):
+            # Dispatch is asynchronous: without waiting, blocks to come would be allocated already.
+            jax.block_until_ready(self.kernel)
+        if self.progress is not None:
+            self.done = min(self.pairs, self.done + tile.shape[0] * tile.shape[axis])
+            self.progress(self.done, self.pairs)
+
+    def make_symmetric(self, start: int, size: int) -> None:
+        """Make a square block on the diagonal exactly symmetric."""
+        with wide(self.dtype):
+            self.kernel = _mirror_block(self.kernel, start, size=size, output=self.output)
+
+
+def against(
+    functions: Functions,
+    leaves: list[Any],
+    row_features: Any,
+    column_features: Any,
+    *,
+    output: str,
+    dtype: str,
+) -> Array:
+    """A tile; layers whose gradients wait are multiplied one after the other.
+
+    Args:
+        functions: compiled pieces.
+        leaves: of the parameters.
+        row_features: of some samples.
+        column_features: of others; with the same object only the upper half counts.
+        output: "full", "trace" or "diagonal".
+        dtype: in which it is summed.
+    """
+    waiting = getattr(row_features, "late", {})
+    is_own = row_features is column_features
+    tile: Any = None
+    if not waiting or row_features.inputs or row_features.gradients:
+        first, second = (
+            one._replace(late={}) if waiting else one for one in (row_features, column_features)
+        )
+        tile = (
+            functions.square(leaves, first) if is_own
+            else functions.against(leaves, first, second)
+        )  # fmt: skip
+    with wide(dtype):
+        for leaf, pair in waiting.items():
+            other = None if is_own else column_features.late[leaf]
+            part = product_of_outer(pair, other, PRODUCTS[output], dtype)
+            part = layerwise.finish(part, output)
+            if output == "trace":
+                part = part / jnp.asarray(pair.cotangents.shape[1], part.dtype)
+            tile = part if tile is None else tile + part
+            if is_concrete(part):
+                jax.block_until_ready(tile)  # else pieces to come would be allocated already
+    return tile
+
+
+def features_of_rows(
+    functions: Functions, leaves: list[Any], x: list[Array], start: int, rows: int, chunk: int
+) -> Any:
+    """Features of a block of rows, differentiated a chunk at a time.
+
+    The loop is Python's: inside XLA it was several times slower on a CPU (ResNet20).
+    """
+    if chunk >= rows:
+        return functions.features(leaves, x, start, size=rows)
+    row_features: Any = None
+    for low in range(0, rows, chunk):
+        offset = min(low, rows - chunk)
+        part = functions.features(leaves, x, start + offset, size=chunk)
+        if row_features is None:
+            row_features = jax.tree.map(lambda a: jnp.zeros((rows, *a.shape[1:]), a.dtype), part)
+        row_features = jax.block_until_ready(_put(row_features, part, offset))
+    return row_features
+
+
+@functools.partial(jit, donate_argnums=0)
+def _put(row_features: Any, part: Any, offset: Array) -> Any:
+    return jax.tree.map(
+        lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, offset, 0), row_features, part
+    )
+
+
+def _columns(tile: Array, skip: int, output: str) -> Array:
+    return jax.lax.slice_in_dim(
+        tile, skip, tile.shape[layerwise.COLUMN_AXIS[output]], axis=layerwise.COLUMN_AXIS[output]
+    )
+
+
+@functools.partial(jit, static_argnames=("output", "also_mirrored"), donate_argnames=("kernel",))
+def _write(
+    kernel: Array, tile: Array, i: Array, j: Array, *, output: str, also_mirrored: bool
+) -> Array:
+    """Put a tile in place, and its transpose in the mirrored place."""
+
+    def put(kernel: Array, tile: Array, row: Array, column: Array) -> Array:
+        start: list[Any] = [0] * kernel.ndim
+        start[0], start[layerwise.COLUMN_AXIS[output]] = row, column
+        return jax.lax.dynamic_update_slice(kernel, tile, start)
+
+    kernel = put(kernel, tile, i, j)
+    return put(kernel, layerwise.transposed(tile, output), j, i) if also_mirrored else kernel
+
+
+@functools.partial(jit, static_argnames=("size", "output"), donate_argnames=("kernel",))
+def _mirror_block(kernel: Array, start: Array, *, size: int, output: str) -> Array:
+    """Make a square block on the diagonal exactly symmetric, in place."""
+    columns = layerwise.COLUMN_AXIS[output]
+    starts: list[Any] = [0] * kernel.ndim
+    starts[0] = starts[columns] = start
+    sizes = list(kernel.shape)
+    sizes[0] = sizes[columns] = size
+    block = layerwise.mirror(jax.lax.dynamic_slice(kernel, starts, sizes), output)
+    return jax.lax.dynamic_update_slice(kernel, block, starts)

@@ -12,9 +12,8 @@ import dataclasses
 import math
 
 from jaxttp._core.xla_cpu.steps import ProgramStep
-from jaxttp.ntk._pairs import goes_by_rows, rows_at_once, turns_of
+from jaxttp.ntk._products import HALF, goes_by_rows, is_halved, rows_at_once, turns_of
 from jaxttp.ntk._program import NetworkProgram
-from jaxttp.ntk._rows import is_halved, share_of_half
 from jaxttp.ntk._sites import Site, by_pixels
 
 _PASS = 32
@@ -38,7 +37,6 @@ class Workload:
         output: "full", "trace" or "diagonal".
         itemsize: bytes of a number of the kernel.
         alone: whether one device computes all of it, so that gradients may wait for products.
-        outputs: of which the kernel is computed at a time; None for all.
     """
 
     program: NetworkProgram
@@ -51,12 +49,11 @@ class Workload:
     output: str
     itemsize: int
     alone: bool = True
-    outputs: int | None = None
 
     @property
     def classes(self) -> int:
-        """The number of outputs, C, that are differentiated at a time."""
-        return self.outputs or self.program.outputs
+        """The number of outputs, C."""
+        return self.program.outputs
 
     @property
     def is_repeated(self) -> bool:
@@ -84,10 +81,10 @@ class Workload:
         """Entries of the kernel for a pair of samples."""
         return {"full": self.classes**2, "diagonal": self.classes, "trace": 1}[self.output]
 
-    def bytes(self, layers: int) -> int:
-        """The size of the kernels of so many layers, of all outputs."""
-        whole = dataclasses.replace(self, outputs=None)
-        return self.n1 * self.n2 * whole.entries * self.itemsize * layers
+    @property
+    def bytes(self) -> int:
+        """The size of the kernel."""
+        return self.n1 * self.n2 * self.entries * self.itemsize
 
     def leaf_size(self, leaf: int) -> int:
         """The number of parameters of a leaf."""
@@ -179,7 +176,7 @@ def _share_of_product(work: Workload, size: int) -> float:
     # A square exists three times, so larger ones are in blocks, of which half are computed.
     in_blocks = 3 * work.n1 * work.n2 * work.entries * work.itemsize > ONE_PIECE_BYTES
     if in_blocks or is_halved(work.n1 * rows, columns):
-        return share_of_half(work.n1 * rows)
+        return HALF
     return 1.0
 
 
@@ -201,8 +198,7 @@ def method_costs(work: Workload) -> dict[str, float]:
     products += half * work.n1 * work.n2 * work.entries * _PASS
     # A column's weight tangent is read and written once for each block of rows.
     products += work.n2 * c * work.size * _PASS
-    costs = {"layerwise": layerwise, "jacobian": jacobian, "vector_product": products}
-    return {name: cost * work.program.outputs / c for name, cost in costs.items()}
+    return {"layerwise": layerwise, "jacobian": jacobian, "vector_product": products}
 
 
 def _step_flops(step: ProgramStep) -> float:

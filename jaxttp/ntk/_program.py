@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._core.traced import constants_of, the_same
@@ -151,3 +152,48 @@ def _without_dead_steps(steps: Sequence[ProgramStep], output: int) -> tuple[Prog
             kept.append(step)
             wanted.update(slot for slot in step.inputs if slot is not None)
     return tuple(reversed(kept))
+
+
+_ADDITIVE = frozenset({
+    "add", "add_any", "sub", "neg", "reshape", "squeeze", "expand_dims", "transpose", "rev", "copy",
+    "broadcast_in_dim", "convert_element_type", "slice", "concatenate", "pad", "reduce_sum",
+    "cumsum", "split",
+})  # fmt: skip
+_PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
+_IN_THE_FIRST = frozenset({"div", "dynamic_slice", "gather"})
+
+
+def is_linear(program: NetworkProgram, trainable: Sequence[bool]) -> bool:
+    """Whether the outputs are A w + b in the trained leaves w.
+
+    Args:
+        program: of one sample.
+        trainable: which leaves train.
+
+    Example:
+        >>> from jaxttp.ntk._program import trace
+        >>> w, x = jnp.ones((3, 2)), jnp.ones(3)
+        >>> is_linear(trace(lambda w, x: x @ w + 1.0, w, x).program, (True,))
+        True
+        >>> is_linear(trace(lambda w, x: jnp.tanh(x @ w), w, x).program, (True,))
+        False
+    """
+    moved: set[Any] = {
+        slot for slot, wanted in zip(program.parameters, trainable, strict=True) if wanted
+    }
+    for step in program.steps:
+        places = {i for i, slot in enumerate(step.inputs) if slot in moved}
+        if places and not _is_affine(step, places):
+            return False
+        moved.update(step.outputs if places else ())
+    return True
+
+
+def _is_affine(step: ProgramStep, places: set[int]) -> bool:
+    """Whether a step is affine in the inputs at these places, together."""
+    if not all(jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in step.equation.outvars):
+        return False
+    if step.name == "select_n":
+        return 0 not in places
+    alone = step.name in _PRODUCTS and len(places) == 1
+    return step.name in _ADDITIVE or alone or (step.name in _IN_THE_FIRST and places == {0})

@@ -15,8 +15,8 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_integer, check_key, check_number
 from jaxttp._core.types import Params
+from jaxttp.ntk._countsketch import sketch_cost
 from jaxttp.ntk._plan import KernelPlan
-from jaxttp.ntk._sketch_layers import sketch_cost
 from jaxttp.ntk.gram import kernel_of, ntk_plan, workload
 from jaxttp.ntk.kernels import Factored, Kernel
 from jaxttp.ntk.sharded import several

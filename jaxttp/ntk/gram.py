@@ -8,34 +8,27 @@ whose features are held, against which blocks of columns are streamed; only the 
 symmetric kernel is computed.
 """
 
-import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_finite
-from jaxttp._core.compile import jit
 from jaxttp._core.samples import count, leaf_shapes
 from jaxttp._core.traced import network_of
 from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.adapters.outputs import check_per_sample
-from jaxttp.ntk._blocks import by_blocks
-from jaxttp.ntk._compiled import Variant, compiled, dtype_of, structure, wide
+from jaxttp.ntk._compiled import Variant, by_blocks, compiled, dtype_of, structure
 from jaxttp.ntk._costs import Workload
-from jaxttp.ntk._memory import readable
-from jaxttp.ntk._plan import KernelPlan, make_plan
-from jaxttp.ntk._program import NetworkProgram, trace, trace_sample
-from jaxttp.ntk._room import devices_of, room_on
+from jaxttp.ntk._plan import KernelPlan, devices_of, make_plan, room_on
+from jaxttp.ntk._program import trace
 from jaxttp.ntk._select import leaf_paths, select_leaves
 from jaxttp.ntk._sites import find_sites
 from jaxttp.ntk.sharded import several, sharded_kernel
@@ -58,7 +51,6 @@ def empirical_ntk(
     max_bytes: int | None = None,
     mesh: Any = None,
     accumulation_dtype: Any = None,
-    per_layer: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
     """The kernel Θ(x1, x2) of any network, exact to rounding.
@@ -83,18 +75,16 @@ def empirical_ntk(
             a predicate on the path, such as ``lambda path: path.startswith("head/")``.
         batch_size: samples at a time; None to let the plan decide.
         max_bytes: bound on the peak memory, the result included; None for 4 GiB beside the result,
-            or less where there is less. A trace or a diagonal that all outputs at once would not
-            fit into is computed some outputs at a time.
+            or less where there is less.
         mesh: a `jax.sharding.Mesh` over whose devices the rows are sharded, parameters being on
             all of them; None for one device. `max_bytes` is then that of one device. Where the
             devices do not divide N1 each has the whole result.
         accumulation_dtype: dtype of the sums and of the result, "float32" or "float64"; None for
             the network's (at least float32). "float64" needs no global switch.
-        per_layer: return a dict from parameter path to its kernel; they sum to the whole.
         progress: called with (pairs of samples done, pairs in all) after every tile.
 
     Returns:
-        The kernel, or a dict of kernels if `per_layer`.
+        The kernel.
 
     Raises:
         ValueError: an unknown option, x1 and x2 that do not match, values or gradients that are
@@ -122,7 +112,7 @@ def empirical_ntk(
     kernel = kernel_of(
         apply_fn, params, x1, x2, output=output, method=method, trainable=trainable,
         batch_size=batch_size, max_bytes=max_bytes, mesh=mesh,
-        accumulation_dtype=accumulation_dtype, per_layer=per_layer, progress=progress,
+        accumulation_dtype=accumulation_dtype, progress=progress,
     )  # fmt: skip
     mask = select_leaves(params, trainable)
     for name, samples in (("x1", x1), ("x2", x2)):
@@ -145,7 +135,6 @@ def kernel_of(
     max_bytes: int | None = None,
     mesh: Any = None,
     accumulation_dtype: Any = None,
-    per_layer: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
     """`empirical_ntk` of a network whose outputs are known to be of one sample each."""
@@ -153,21 +142,17 @@ def kernel_of(
     check_network(apply_fn, params)
     for name, value in (("params", params), ("x1", x1), ("x2", x2)):
         check_finite(name, value)
-    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer)
+    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype)
     plan = job.plan_on(devices, method, batch_size, max_bytes)
     if max_bytes is None:
         plan = _within_memory(job, plan, devices, method, batch_size)
     if devices is None:
-        result = _compute(job, plan, progress)
-    else:
-        with jax.default_matmul_precision("highest"):
-            result = sharded_kernel(
-                compiled(job.work.program, job.variant(plan)), plan, devices, job.leaves, job.rows,
-                job.columns, output=job.work.output, dtype=job.dtype, progress=progress,
-            )  # fmt: skip
-    if per_layer:
-        return {job.work.paths[int(name)]: kernel for name, kernel in result.items()}
-    return result["sum"]
+        return _compute(job, plan, progress)
+    with jax.default_matmul_precision("highest"):
+        return sharded_kernel(
+            compiled(job.work.program, job.variant(plan)), plan, devices, job.leaves, job.rows,
+            job.columns, output=job.work.output, dtype=job.dtype, progress=progress,
+        )  # fmt: skip
 
 
 def ntk_plan(
@@ -183,7 +168,6 @@ def ntk_plan(
     max_bytes: int | None = None,
     mesh: Any = None,
     accumulation_dtype: Any = None,
-    per_layer: bool = False,
 ) -> KernelPlan:
     """What `empirical_ntk` with the same arguments will do, and why; only shapes are looked at.
 
@@ -199,7 +183,6 @@ def ntk_plan(
         max_bytes: see `empirical_ntk`.
         mesh: see `empirical_ntk`; the plan is that of one of its devices.
         accumulation_dtype: see `empirical_ntk`.
-        per_layer: see `empirical_ntk`.
 
     Returns:
         The plan; printing it explains it.
@@ -213,7 +196,7 @@ def ntk_plan(
         >>> plan.method, plan.rows
         ('layerwise', 64)
     """
-    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype, per_layer)
+    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype)
     return job.plan_on(several(mesh), method, batch_size, max_bytes)
 
 
@@ -246,7 +229,6 @@ class Job:
     columns: list[Any] | None
     work: Workload
     dtype: str
-    per_layer: bool
 
     @classmethod
     def of(
@@ -259,7 +241,6 @@ class Job:
         method: str,
         trainable: Any,
         accumulation_dtype: Any,
-        per_layer: bool,
     ) -> "Job":
         """What `empirical_ntk` is asked for, checked."""
         check_choice("output", output, _OUTPUTS)
@@ -287,10 +268,9 @@ class Job:
         program, sites = one.program, find_sites(one.program, mask)
         network = program.avals[program.output].dtype
         dtype = _accumulation_dtype(accumulation_dtype, network)
-        if method == "vector_product" and (per_layer or jnp.dtype(dtype) != network):
-            option = "per_layer" if per_layer else "accumulation_dtype"
+        if method == "vector_product" and jnp.dtype(dtype) != network:
             raise ValueError(
-                f"{option} is not for method='vector_product', which never sees a layer; "
+                "accumulation_dtype is not for method='vector_product', which never sees a layer; "
                 "use 'layerwise' or 'jacobian'."
             )
         work = Workload(
@@ -298,15 +278,14 @@ class Job:
             jnp.dtype(dtype).itemsize,
         )  # fmt: skip
         leaves = [*jax.tree.leaves(params), *one.constants]
-        return cls(leaves, first, second, work, dtype, per_layer)
+        return cls(leaves, first, second, work, dtype)
 
     def plan(self, method: str, batch_size: int | None, max_bytes: int | None) -> KernelPlan:
         """The plan for this job."""
-        layers = sum(self.work.trainable) if self.per_layer else 1
         network = self.work.program.avals[self.work.program.output].dtype
-        if method == "auto" and (self.per_layer or jnp.dtype(self.dtype) != network):
+        if method == "auto" and jnp.dtype(self.dtype) != network:
             method = "layerwise"
-        return make_plan(self.work, method, batch_size, max_bytes, layers)
+        return make_plan(self.work, method, batch_size, max_bytes)
 
     def on_each(self, devices: int) -> "Job":
         """The share of one of so many devices: its rows against all columns."""
@@ -335,10 +314,7 @@ class Job:
         """The static side of the compiled functions."""
         index = {path: leaf for leaf, path in enumerate(self.work.paths)}
         forms = tuple((index[path], form) for path, form in plan.forms.items())
-        return Variant(
-            self.work.trainable, forms, plan.method, self.work.output, self.dtype,
-            not self.per_layer,
-        )  # fmt: skip
+        return Variant(self.work.trainable, forms, plan.method, self.work.output, self.dtype)
 
 
 def workload(apply_fn: ApplyFn, params: Params, x: Any, trainable: Any = None) -> Workload:
@@ -348,7 +324,7 @@ def workload(apply_fn: ApplyFn, params: Params, x: Any, trainable: Any = None) -
 
 def job_of(apply_fn: ApplyFn, params: Params, x: Any, trainable: Any = None) -> Job:
     """A network's exact kernel with itself."""
-    return Job.of(apply_fn, params, x, None, "full", "auto", trainable, None, False)
+    return Job.of(apply_fn, params, x, None, "full", "auto", trainable, None)
 
 
 def _accumulation_dtype(wanted: Any, network: Any) -> str:
@@ -377,44 +353,13 @@ def _within_memory(
     room = room_on(devices_of(given) if mesh is None else mesh.local_devices[:1])
     if room is None or plan.bytes <= room:
         return plan
-    try:
-        smaller = job.plan_on(mesh, method, None, room)
-    except ValueError:
-        raise ValueError(_too_large(job, mesh, room)) from None
+    smaller = job.plan_on(mesh, method, None, room)
     return smaller if batch_size is None else plan
-
-
-def _too_large(job: Job, mesh: Mesh | None, room: int) -> str:
-    """What does not fit, and what does."""
-    work = job.work
-    size, each = readable(work.bytes(1)), work.program.outputs * work.itemsize
-    shape = {"full": "(N1, C, N2, C)", "diagonal": "(N1, N2, C)", "trace": "(N1, N2)"}
-    fitting = []
-    for output in {"full": ("trace", "diagonal"), "diagonal": ("trace",)}.get(work.output, ()):
-        other = dataclasses.replace(job, work=dataclasses.replace(work, output=output))
-        with contextlib.suppress(ValueError):
-            took = readable(other.plan_on(mesh, "auto", None, room).kernel_bytes)
-            exact = ", all of the kernel, which is K ⊗ I_C" if work.is_repeated else ""
-            exact = exact if output == "trace" else ""
-            fitting.append(f"output={output!r} {shape[output]}, {took}{exact}")
-    most = room // (8 * work.samples * each)
-    if most >= 1:
-        dim = min(4096, 1 << int(most).bit_length() - 1)
-        took = readable(dim * work.samples * each)
-        fitting.append(f"sketch_jacobian(..., dim={dim}), {took} (sketch_dim of a forecast)")
-    fitting.append("ntk_operator, which multiplies by the kernel and does not form it")
-    return (
-        f"output={work.output!r} of N1 = {work.n1:,}, N2 = {work.n2:,} samples and C = "
-        f"{work.program.outputs:,} outputs takes {size}, beside the work on it, and there are "
-        f"{readable(room)} of memory. What fits: {'; '.join(fitting)}."
-    )
 
 
 def _compute(
     job: Job, plan: KernelPlan, progress: Callable[[int, int], None] | None = None
-) -> dict[str, Array]:
-    if plan.outputs is not None:
-        return _by_outputs(job, plan, progress)
+) -> Array:
     functions = compiled(job.work.program, job.variant(plan))
     leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in job.leaves]
     x1 = [jnp.asarray(leaf) for leaf in job.rows]
@@ -425,58 +370,5 @@ def _compute(
             return functions.whole(leaves, x1, x2)
         return by_blocks(
             functions, plan, leaves, x1, x2, n1, n2, output, job.dtype,
-            joined=not job.per_layer, progress=progress,
+            progress,
         )  # fmt: skip
-
-
-def _by_outputs(
-    job: Job, plan: KernelPlan, progress: Callable[[int, int], None] | None
-) -> dict[str, Array]:
-    """A trace or a diagonal, some outputs after the other, by two programs at most."""
-    work, size = job.work, plan.outputs
-    assert size is not None
-    program, classes = work.program, work.program.outputs
-    leaves = [*job.leaves, np.int32(0)]
-    sample = [jax.ShapeDtypeStruct(leaf.shape[1:], dtype_of(leaf)) for leaf in job.rows]
-    mask = (*work.trainable, *(False for _ in leaves[len(work.trainable) :]))
-
-    def program_of(some: int) -> NetworkProgram:
-        def outputs_from(leaves: list[Array], sample: list[Array]) -> Array:
-            outputs, _ = program.run(leaves[:-1], sample, {}, {})
-            return jax.lax.dynamic_slice_in_dim(outputs, leaves[-1], some)
-
-        with jax.default_matmul_precision("highest"):
-            return trace_sample(outputs_from, structure(leaves), sample).program
-
-    programs = {some: program_of(some) for some in {size, classes % size or size}}
-    found: dict[str, Array] = {}
-    for low in range(0, classes, size):
-        some = min(size, classes - low)
-        part = dataclasses.replace(
-            job, work=dataclasses.replace(work, program=programs[some], trainable=mask),
-            leaves=[*leaves[:-1], np.int32(low)],
-        )  # fmt: skip
-        report = progress and functools.partial(_report, progress, low / classes, some / classes)
-        kernels = _compute(part, dataclasses.replace(plan, outputs=None), report)
-        with wide(job.dtype):
-            for name, kernel in kernels.items():
-                if name not in found:
-                    shape = (*kernel.shape[:2], *(classes for _ in kernel.shape[2:]))
-                    found[name] = jnp.zeros(shape, kernel.dtype)
-                found[name] = _add_outputs(found[name], kernel, low, share=some / classes)
-    return found
-
-
-def _report(
-    progress: Callable[[int, int], None], before: float, share: float, done: int, pairs: int
-) -> None:
-    """Say how far all outputs have come, from how far some of them have."""
-    progress(round(before * pairs + share * done), pairs)
-
-
-@functools.partial(jit, static_argnames="share", donate_argnames="found")
-def _add_outputs(found: Array, part: Array, low: Any, *, share: float) -> Array:
-    """A diagonal with that of some outputs in its place; a mean with their share of it."""
-    if part.ndim == 3:
-        return jax.lax.dynamic_update_slice_in_dim(found, part, low, axis=2)
-    return found + part * jnp.asarray(share, part.dtype)

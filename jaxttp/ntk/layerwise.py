@@ -5,10 +5,10 @@ For a site (see `_sites`) with inputs x (b, s, k) and output cotangents g^c (b, 
     activation form   Θ[i,c,j,d] += sum_{b,s,t} <x_i[b,s], x_j[b,t]> <g_i^c[b,s], g_j^d[b,t]>
     gradient form     Θ[i,c,j,d] += <dW_i^c, dW_j^d>,     dW_i^c[b] = sum_s x_i[b,s] g_i^c[b,s]^T
 
-The first never forms a weight gradient (see `_pairs`), and no g of a last layer, which are unit
+The first never forms a weight gradient (see `_products`), and no g of a last layer, which are unit
 vectors: <g_i^c, g_j^d> is 1 for c = d and 0 else. The second is cheaper when many positions
 share a small weight. Where x and g are smaller than the dW, these wait, and are formed when they
-are multiplied (see `_late`). Direct parameters (see `_sites`) are in gradient form by ordinary
+are multiplied (see `_products`). Direct parameters (see `_sites`) are in gradient form by ordinary
 differentiation.
 
 All cotangents come from one reverse pass for each of the C outputs, taken for all samples at once.
@@ -18,6 +18,7 @@ matrix products of a CPU like (a third of their time otherwise goes into copies)
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,10 +27,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxttp.ntk._late import Outer
-from jaxttp.ntk._pairs import similarity, sum_over_pairs
+from jaxttp.ntk._products import PRODUCTS, Outer, mirrored, similarity, sum_over_pairs
 from jaxttp.ntk._program import NetworkProgram
-from jaxttp.ntk._rows import PRODUCTS, mirrored
 from jaxttp.ntk._sites import Site, by_pixels
 
 JOIN_BELOW = 1 << 14
@@ -64,7 +63,6 @@ class Layers:
         gradient: sites whose weight gradient is formed from patches.
         direct: leaves differentiated as they stand.
         late: sites whose weight gradient is formed when it is multiplied; they have one group.
-        joined: whether small leaves are joined, so that per-layer kernels are lost.
     """
 
     program: NetworkProgram
@@ -72,7 +70,6 @@ class Layers:
     gradient: tuple[Site, ...]
     direct: tuple[int, ...]
     late: tuple[Site, ...] = ()
-    joined: bool = True
 
     def features(self, leaves: Sequence[Array], samples: Sequence[Array]) -> Features:
         """The features of a batch: `leaves` of the parameters, `samples` (n, ...)."""
@@ -129,7 +126,7 @@ class Layers:
     def _small(self, sizes: dict[str, int]) -> list[str]:
         """The names of what is joined."""
         small = [name for name, size in sizes.items() if size < JOIN_BELOW]
-        return small if self.joined and len(small) > 1 else []
+        return small if len(small) > 1 else []
 
     def _join(self, gradients: dict[str, Array]) -> dict[str, Array]:
         small = self._small({name: value.shape[-1] for name, value in gradients.items()})
@@ -138,12 +135,10 @@ class Layers:
         joined = jnp.concatenate([gradients.pop(name) for name in small], axis=-1)
         return {**gradients, JOINED: joined}
 
-    def kernels(
-        self, first: Features, second: Features | None, output: str, dtype: Any
-    ) -> dict[str, Array]:
-        """The kernel between two batches by parameter leaf (or "joined" leaves).
+    def kernel(self, first: Features, second: Features | None, output: str, dtype: Any) -> Array:
+        """The kernel between two batches.
 
-        What waits is left out: `jaxttp.ntk._late` multiplies it.
+        What waits is left out: `jaxttp.ntk._products` multiplies it.
 
         Args:
             first: rows.
@@ -153,13 +148,13 @@ class Layers:
             dtype: in which it is summed.
 
         Returns:
-            Arrays (n, C, m, C) for output "full", (C, n, m) for "diagonal", (n, m) for "trace".
+            An array (n, C, m, C) for output "full", (C, n, m) for "diagonal", (n, m) for "trace".
         """
         product = PRODUCTS[output]
         inputs, cotangents, gradients = (
             ({}, {}, {}) if second is None else (second.inputs, second.cotangents, second.gradients)
         )
-        terms: dict[str, Array] = {}
+        terms: list[Array] = []
         for site in self.activation:
             x1, x2 = first.inputs[site.leaf], inputs.get(site.leaf)
             g1, g2 = first.cotangents.get(site.leaf), cotangents.get(site.leaf)
@@ -171,19 +166,16 @@ class Layers:
                     a = a * jnp.asarray(site.scale**2, a.dtype)
                 else:
                     g = product(g1[:, :, 0, 0], None if g2 is None else g2[:, :, 0, 0], dtype)
-                if site.bias is not None and self.joined:
+                if site.bias is not None:
                     a = a + jnp.ones((), a.dtype)
-                elif site.bias is not None:
-                    terms[str(site.bias)] = _spread(jnp.ones_like(a), output, g) * g
-                terms[str(site.leaf)] = _spread(a, output, g) * g
+                terms.append(_spread(a, output, g) * g)
             else:
                 assert g1 is not None  # a last layer has one position
                 windows = site.windows if by_pixels(site) else None
-                found = sum_over_pairs(x1, g1, x2, g2, output, dtype, windows)
-                terms[str(site.leaf)] = found
+                terms.append(sum_over_pairs(x1, g1, x2, g2, output, dtype, windows))
         for name, value in first.gradients.items():
-            terms[name] = product(value, gradients.get(name), dtype)
-        return terms
+            terms.append(product(value, gradients.get(name), dtype))
+        return functools.reduce(jnp.add, terms)
 
 
 def _units(classes: int, output: str, dtype: Any) -> Array:

@@ -180,7 +180,7 @@ def sharded_kernel(
     output: str,
     dtype: str,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Array]:
+) -> Array:
     """The kernel of `empirical_ntk`, rows sharded over all axes of the mesh.
 
     Args:
@@ -202,27 +202,24 @@ def sharded_kernel(
     rows, size = min(plan.rows, mine), max(1, min(plan.columns // mesh.size, theirs))
     how: dict[str, Any] = {"functions": functions, "mesh": mesh}
     is_kept = x2 is None and rows == mine  # no sample is differentiated twice then
-    kernels: dict[str, Array] = {}
+    kernel: Any = None
     row_starts, column_starts = _starts(mine, rows), _starts(theirs, size)
     for turn, i in enumerate(row_starts):
         held = _features(leaves, first, i, size=rows, chunk=plan.chunk, **how)
         settled(held, mesh)
         for j in column_starts:
-            tiles = _tiles(leaves, second, held, j, size=size, is_kept=is_kept, **how)
-            settled(tiles, mesh)
+            tile = _tile(leaves, second, held, j, size=size, is_kept=is_kept, **how)
+            settled(tile, mesh)
             with wide(dtype):
-                for name, tile in tiles.items():
-                    if name not in kernels:
-                        kernels[name] = _empty(tile, mesh, mine, theirs, output)
-                    kernels[name] = _write(kernels[name], tile, i, j, mesh=mesh, output=output)
-            if all(is_concrete(kernel) for kernel in kernels.values()):
-                jax.block_until_ready(kernels)  # else tiles to come would be allocated already
+                kernel = _empty(tile, mesh, mine, theirs, output) if kernel is None else kernel
+                kernel = _write(kernel, tile, i, j, mesh=mesh, output=output)
+            if is_concrete(kernel):
+                jax.block_until_ready(kernel)  # else tiles to come would be allocated already
         if progress is not None:
             pairs = samples[0] * samples[1]
             progress(pairs * (turn + 1) // len(row_starts), pairs)
     with wide(dtype):
-        joined = {name: _joined(kernel, output=output) for name, kernel in kernels.items()}
-        return {name: _cut(kernel, samples, mesh, output) for name, kernel in joined.items()}
+        return _cut(_joined(kernel, output=output), samples, mesh, output)
 
 
 def sharded_sketch(
@@ -296,10 +293,10 @@ def _features(
 
 
 @functools.partial(jit, static_argnames=("functions", "mesh", "size", "is_kept"))
-def _tiles(
+def _tile(
     leaves: list[Array], x: list[Array], held: Any, start: Array, *, functions: Functions,
     mesh: Mesh, size: int, is_kept: bool,
-) -> dict[str, Array]:  # fmt: skip
+) -> Array:  # fmt: skip
     """Every device's rows against `size` samples of each device, from its `start` on.
 
     Args:
@@ -313,7 +310,7 @@ def _tiles(
         is_kept: whether the features of the columns are among those held.
     """
 
-    def own(leaves: list[Array], x: list[Array], held: Any, start: Array) -> dict[str, Array]:
+    def own(leaves: list[Array], x: list[Array], held: Any, start: Array) -> Array:
         if is_kept:
             cut = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=size)
             others = jax.tree.map(lambda a: cut(a, start), held)
@@ -321,7 +318,7 @@ def _tiles(
             others = functions.features(leaves, x, start, size=size)
         axes = mesh.axis_names
         others = jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), others)
-        return functions.against(leaves, x, held, others)
+        return functions.against(leaves, held, others)
 
     rows = PartitionSpec(mesh.axis_names)
     return _on_all(own, mesh, EVERYWHERE, rows, rows, EVERYWHERE)(leaves, x, held, start)

@@ -1,7 +1,7 @@
 """Random projections of the Jacobian, J R with E[R Rᵀ] = I, so that E[(J R)(J R)ᵀ] = Θ.
 
 CountSketch (the default) multiplies each coordinate by a random sign and adds it to one of `dim`
-buckets; how, `_countsketch` says, and `_sketch_layers` that most layers' gradients are never kept.
+buckets; how, `_countsketch` says, and `_countsketch` that most layers' gradients are never kept.
 With x, y two rows of J, and sums over pairs of coordinates that may collide (those of one block of
 `dim` never do),
 
@@ -34,9 +34,9 @@ from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample
+from jaxttp.ntk._countsketch import LayeredSketcher, Projections, SketchLayers
 from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._select import select_leaves
-from jaxttp.ntk._sketch_layers import LayeredSketcher, Projections, SketchLayers
 from jaxttp.ntk.gram import job_of
 from jaxttp.ntk.sharded import several, sharded_sketch
 

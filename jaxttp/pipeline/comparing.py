@@ -9,13 +9,12 @@ from typing import Any
 import jax
 
 from jaxttp._core.checks import check_choice
+from jaxttp._core.types import Progress
 from jaxttp.forecast import Candidate, Comparison, Race, compare, grid, race_starts
 from jaxttp.models import lora
 from jaxttp.ntk._select import leaf_paths
-from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.lora_words import ALL, LoraSettings
-from jaxttp.pipeline.settings import Settings
-from jaxttp.pipeline.sweeping import ALIKE, Progress
+from jaxttp.pipeline.settings import ALL, LoraSettings, Settings, check_unused
+from jaxttp.pipeline.sweeping import ALIKE
 from jaxttp.pipeline.tasks import Task, build_task
 
 STARTS = "every start is trained by heavy-ball descent at a constant rate"

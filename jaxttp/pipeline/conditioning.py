@@ -2,27 +2,29 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
+from jaxtyping import Array
 
 from jaxttp import conditioning
 from jaxttp._core.checks import check_choice, check_integer
-from jaxttp._core.results import RESULT
+from jaxttp._core.results import RESULT, plain_number, plain_numbers
 from jaxttp._core.types import ApplyFn, Params
 from jaxttp._core.xla_cpu.threads import limited
 from jaxttp.adapters import from_nnx
-from jaxttp.conditioning import ConditionNumber, ConditionSweep, RankSensitivity
+from jaxttp.conditioning import ConditionNumber, ConditionSweep, RankSensitivity, Record, Tracker
 from jaxttp.data import Dataset, load_dataset, load_whole, select
 from jaxttp.models import MLP, fresh_head, load_pretrained
 from jaxttp.ntk.sharded import mesh_of
-from jaxttp.pipeline._plain import plain_number, plain_numbers
-from jaxttp.pipeline._unused import check_unused
+from jaxttp.pipeline.settings import check_unused
+from jaxttp.training import TrainingRun, train
 
 NETWORKS = ("linear", "leaky_relu", "mlp", "resnet")
 
@@ -404,3 +406,74 @@ def condition_sweep(
         key=jax.random.key(settings.seed),
         **given,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackedRun:
+    """A real training with what was measured along it.
+
+    Attributes:
+        run: losses and final weights.
+        records: step, loss and measures at the steps that were due.
+    """
+
+    run: TrainingRun
+    records: tuple[Record, ...]
+
+    plot, _repr_html_, __repr__ = RESULT
+
+
+def tracked_run(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    loss: str,
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    measures: dict[str, Callable[[Params], Any]] | None = None,
+    every: int = 1,
+    batch_size: int | None = None,
+    key: Array | None = None,
+) -> TrackedRun:
+    """Train for real and measure condition numbers, bounds or anything else along the way.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        params: the weights to start from.
+        x: samples (N, ...).
+        y: labels (N,) or targets (N, C).
+        loss: a name.
+        optimizer: any optax transformation.
+        steps: number of steps.
+        measures: name -> function of the weights; None for "kappa", the condition number of the
+            Gauss-Newton matrix on all of `x`.
+        every: measure at the steps that are multiples of this.
+        batch_size: samples a step; all of them when None.
+        key: a `jax.random.key`, needed with `batch_size`.
+
+    Returns:
+        A `TrackedRun`.
+
+    Raises:
+        ValueError: as `jaxttp.train` and `Tracker`.
+
+    Example:
+        >>> import numpy as np
+        >>> found = tracked_run(lambda w, x: x @ w, np.zeros((2, 1)), np.eye(2), np.ones((2, 1)),
+        ...                     loss="squared_error", optimizer=optax.sgd(0.5), steps=4, every=2)
+        >>> [(record.step, float(record.values["kappa"])) for record in found.records]
+        [(0, 1.0), (2, 1.0), (4, 1.0)]
+
+    Source:
+        GNC Figures 10 and 18.
+    """
+    if measures is None:
+        measures = {"kappa": lambda weights: network_condition(apply_fn, weights, x).value}
+    tracker = Tracker(measures, every=every)
+    run = train(
+        apply_fn, params, x, y, loss=loss, optimizer=optimizer, steps=steps,
+        batch_size=batch_size, key=key, callback=tracker,
+    )  # fmt: skip
+    return TrackedRun(run, tuple(tracker.records))

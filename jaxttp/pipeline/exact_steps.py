@@ -1,7 +1,6 @@
 """Exact Gauss-Newton steps of a reversible network on a named data set, beside their forecast."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +11,8 @@ from flax import nnx
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_number
-from jaxttp._core.results import RESULT
+from jaxttp._core.results import RESULT, plain_numbers
+from jaxttp._core.types import Progress
 from jaxttp.data import is_table, load_whole, select
 from jaxttp.data.columns import standardized
 from jaxttp.forecast import training_time
@@ -24,28 +24,15 @@ from jaxttp.gauss_newton import (
     revmlp_forward,
 )
 from jaxttp.gauss_newton._network import read
-from jaxttp.gauss_newton.pseudoinverse import (
-    FILTERS,
-    FINEST_RTOL,
-    KINDS,
-    RESIDUAL_LIMIT,
-    as_pseudoinverse,
-)
+from jaxttp.gauss_newton.pseudoinverse import FILTERS, FINEST_RTOL, KINDS, RESIDUAL_LIMIT
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
-from jaxttp.pipeline._plain import plain_numbers
-from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.goals import Arrival, aims, arrivals
+from jaxttp.pipeline.settings import Arrival, aims, arrivals, check_unused
 from jaxttp.pipeline.tasks import REGRESSION
 from jaxttp.training import TrainingRun, train
 
-Progress = Callable[[str, int, int], None]
-
 _RATES = tuple(0.5 / 2**k for k in range(6))
 """Tried in turn where none is given."""
-_RTOLS = (FINEST_RTOL, 1e-3, 1e-2)
-"""Likewise, where every rate diverged with the one before: directions that are nearly missing (of
-few inputs, of samples that lie close) are left out, and the steps are exact no more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +50,7 @@ class StepSettings:
         bottleneck: m; None for twice the number of samples, at least 256: full rank.
         pseudoinverse: see `jaxttp.gauss_newton.gauss_newton_direction`;
             "noise" draws by the seed.
-        rtol: of the pseudo-inverse; None for 1e-6, which is exact at full rank, or, without a
-            learning rate, 1e-3 or 1e-2 where every rate diverges with the one before.
+        rtol: of the pseudo-inverse; None for 1e-6, which is exact at full rank.
         thresholds: shares of the loss's drop that define training times.
         seed: draws samples and weights.
         classes: the labels to keep, or a number of random ones; None for all.
@@ -114,7 +100,6 @@ class TaskSteps:
         samples: N.
         bottleneck: m.
         diverged: learning rates that were tried before and diverged.
-        too_fine: values of rtol with which every learning rate diverged.
     """
 
     settings: StepSettings
@@ -128,7 +113,6 @@ class TaskSteps:
     samples: int
     bottleneck: int
     diverged: tuple[float, ...] = ()
-    too_fine: tuple[float, ...] = ()
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -142,15 +126,14 @@ class TaskSteps:
         """What keeps the steps from being stable, and what would do; None where they are."""
         if self.stable:
             return None
-        rates, rtols = (*self.diverged, self.settings.learning_rate), (*self.too_fine, self._rtol)
-        where = f"at learning rate {rates[0]:g}"
-        remedies = ["a smaller one"]
+        rates = (*self.diverged, self.settings.learning_rate)
+        where, remedies = f"at learning rate {rates[0]:g}", ["a smaller one"]
         if self.diverged:  # the rates tried: no rate was given
             where = f"at every learning rate from {rates[0]:g} to {rates[-1]:g}"
             remedies = []
         if _filters(self.settings):
-            where += f" with rtol {rtols[0]:g}" + (f" to {rtols[-1]:g}" if self.too_fine else "")
-            remedies += [] if self.too_fine else ["a larger rtol"]
+            where += f" with rtol {self._rtol:g}"
+            remedies.append("a larger rtol")
         remedies += ["fewer samples", "more hidden units (bottleneck)"]
         return f"diverges {where}; try {', '.join(remedies[:-1])} or {remedies[-1]}."
 
@@ -166,9 +149,7 @@ class TaskSteps:
         n, asked = self.samples, self.settings
         if self.bottleneck < 2 * n:
             remedy = f"a bottleneck of at least {2 * n} (twice the samples), or fewer samples"
-        elif (self._rtol > FINEST_RTOL or asked.pseudoinverse != "truncate") and not (
-            self.too_fine  # it diverged
-        ):
+        elif self._rtol > FINEST_RTOL or asked.pseudoinverse != "truncate":
             remedy = f"pseudoinverse truncate with rtol {FINEST_RTOL:g}"
         else:
             remedy = "a still wider bottleneck, or fewer samples (none of them twice)"
@@ -214,7 +195,6 @@ class TaskSteps:
             "residual": self.residual,
             "shortfall": self.shortfall,
             "diverged": list(self.diverged),
-            "too_fine": list(self.too_fine),
         }  # fmt: skip
 
 
@@ -279,23 +259,20 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
             model, model.embed(flat), targets, loss, settings, keys[1], progress
         )
         rates = _RATES if settings.learning_rate is None else (settings.learning_rate,)
-        rtols = descent.rtols
-        choices = [(rtol, rate) for rtol in rtols for rate in rates]
         tried = 0
-        while True:
-            (rtol, rate), last = choices[tried], tried + 1 == len(choices)
-            run = descent.run(rate, rtol, watched=not last)
-            if last or not _rises(run.loss):
-                break
+        run = descent.run(rates[0], watched=len(rates) > 1)
+        while _rises(run.loss) and tried + 1 < len(rates):
             tried += 1
+            run = descent.run(rates[tried], watched=tried + 1 < len(rates))
+        rate = rates[tried]
         ahead = forecast_steps(start, targets, loss=loss, learning_rate=rate, steps=settings.steps)
     missing = settings.steps + 1 - len(run.loss)
     residuals = np.asarray(run.recorded.residual)
     return TaskSteps(
-        dataclasses.replace(settings, loss=loss_name, learning_rate=rate, rtol=rtol), words, ahead,
+        dataclasses.replace(settings, loss=loss_name, learning_rate=rate), words, ahead,
         _padded(run.loss, missing), _padded(run.error, missing),
         np.asarray(run.recorded.ranks[0]), float(residuals[0]), float(max(residuals)), len(flat),
-        bottleneck, rates[: rates.index(rate)], rtols[: rtols.index(rtol)],
+        bottleneck, rates[:tried],
     )  # fmt: skip
 
 
@@ -322,7 +299,7 @@ def _filters(settings: StepSettings) -> bool:
 
 
 class _ExactDescent:
-    """Trainings of one network that differ in rate and tolerance: one program serves them all."""
+    """Trainings of one network that differ in their rate: one program serves them all."""
 
     def __init__(
         self,
@@ -338,30 +315,24 @@ class _ExactDescent:
         self.steps, self.progress = settings.steps, progress
         fixed, readout = model.fixed_bottlenecks, model.fixed_readout
         assert readout is not None
-        self.rtols = _RTOLS[:1] if settings.rtol is None else (settings.rtol,)
         options: dict[str, Any] = {"pseudoinverse": settings.pseudoinverse}
         if settings.pseudoinverse == "noise":
             options["key"] = key
         elif _filters(settings):
-            if settings.rtol is None and settings.learning_rate is None:
-                self.rtols = _RTOLS
-            # A traced tolerance does not say which route resolves it; all of these take the same.
-            route = as_pseudoinverse(settings.pseudoinverse, rtol=self.rtols[0]).method
-            options |= {"method": route, "rtol": self.rtols[0]}
+            options["rtol"] = FINEST_RTOL if settings.rtol is None else settings.rtol
 
         def apply_fn(weights: Array, x: Array) -> Array:
             return read(readout, revmlp_forward(weights, fixed, x))
 
         self.apply_fn = apply_fn
-        static = ("readout", "bottlenecks", "key")
+        static = ("readout", "bottlenecks", "pseudoinverse", "rtol", "key")
         injected = optax.inject_hyperparams(gauss_newton, static_args=static)
         self.optimizer = injected(learning_rate=0.5, readout=readout, bottlenecks=fixed, **options)
 
-    def run(self, rate: float, rtol: float, *, watched: bool) -> TrainingRun:
+    def run(self, rate: float, *, watched: bool) -> TrainingRun:
         """Steps of one rate; they end early where the loss is infinite or, if watched, rises."""
         state: Any = self.optimizer.init(self.weights)
-        for name, value in (("learning_rate", rate), ("rtol", rtol)):
-            state.hyperparams[name] = jnp.asarray(value, self.weights.dtype)
+        state.hyperparams["learning_rate"] = jnp.asarray(rate, self.weights.dtype)
         seen: list[float] = []
 
         def watch(step: int, weights: Array, value: float) -> bool:

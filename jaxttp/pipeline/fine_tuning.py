@@ -2,35 +2,31 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxttp._core.checks import check_used
-from jaxttp._core.results import RESULT, wrapped
+from jaxttp._core.results import RESULT, plain_number, plain_numbers, wrapped
+from jaxttp._core.types import Progress
 from jaxttp.forecast import HeldForecast, WallClock, held_forecast, wall_clock
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.losses.rule import Curves, Rule, reach
-from jaxttp.pipeline._plain import plain_number, plain_numbers
-from jaxttp.pipeline._watched import WatchedRun, train_watched
-from jaxttp.pipeline.goals import aims
-from jaxttp.pipeline.lora_words import LoraSettings
-from jaxttp.pipeline.optimizers import make_optimizer
-from jaxttp.pipeline.settings import Settings
+from jaxttp.pipeline.settings import LoraSettings, Settings, aims, make_optimizer
 from jaxttp.pipeline.text_tasks import (
     MEASURED,
     TextTask,
+    WatchedRun,
     budget_share,
     build_text_task,
     check_decoder,
     check_price,
     check_text_settings,
     split_task,
+    train_watched,
 )
 
-Progress = Callable[[str, int, int], None]
 AGAIN = 1.5
 """Times that a training may see a text before it is said that learning by heart is not foreseen."""
 

@@ -1,12 +1,21 @@
 """What is asked for, by names and numbers: one vocabulary for every pipeline and command."""
 
 import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from jaxttp._core.checks import check_choice, check_integer, check_number
-from jaxttp.forecast.hyperparameters import SCHEDULES
+import optax
+
+from jaxttp._core.checks import check_choice, check_integer, check_number, check_used
+from jaxttp.forecast.hyperparameters import (
+    DESCENT,
+    SCHEDULES,
+    Hyperparameters,
+    schedule_name,
+)
+from jaxttp.losses.rule import Curves, Target, reach, targets_of
 from jaxttp.ntk.sharded import mesh_of
-from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.goals import aims
 
 TRAINABLE = ("all", "head", "lora")
 OPTIMIZERS = ("sgd", "adamw", "adam")
@@ -152,3 +161,315 @@ def check_training(settings: Settings) -> None:
     if mesh_of(settings.mesh) is not None and settings.optimizer != "sgd":
         check_unused(settings, ("mesh",), f"optimizer={settings.optimizer!r} is {IN_WEIGHTS}")
     aims(settings)  # refuses what nothing can be below
+
+
+def check_unused(settings: Any, names: Iterable[str], why: str) -> None:
+    """Raise `ValueError` for settings that were changed and that nothing would read.
+
+    Args:
+        settings: a dataclass whose fields have defaults.
+        names: fields that are not read.
+        why: the reason, in words.
+
+    Raises:
+        ValueError: one of them is not its default.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+    for name in names:
+        given = getattr(settings, name)
+        check_used(name, given, given == defaults[name], why)
+
+
+KEYS = ("r", "alpha", "modules", "rslora")
+ALL = "all-linear"
+"""Every kernel of the blocks, by PEFT's word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraSettings:
+    """Which adapters.
+
+    Attributes:
+        rank: r.
+        alpha: α; the rank when None.
+        modules: ends of the names that Hugging Face gives the modules, or `ALL`.
+        rslora: whether the scale is α/√r, in place of α/r.
+    """
+
+    rank: int = 8
+    alpha: float | None = None
+    modules: tuple[str, ...] | str = ALL
+    rslora: bool = False
+
+    def __post_init__(self) -> None:
+        check_integer("lora: r", self.rank, at_least=1)
+        if self.alpha is not None:
+            check_number("lora: alpha", self.alpha, above=0.0)
+
+    @classmethod
+    def read(cls, text: str) -> "LoraSettings":
+        """Adapters out of words.
+
+        Args:
+            text: ``key=value`` with commas between them, of `KEYS`; modules with + between them.
+
+        Raises:
+            ValueError: an unknown key, a key twice, or what is no value of it.
+
+        Example:
+            >>> LoraSettings.read("r=8,alpha=16,modules=q_proj+v_proj")
+            LoraSettings(rank=8, alpha=16.0, modules=('q_proj', 'v_proj'), rslora=False)
+        """
+        example = "; give such as r=8,alpha=16,modules=q_proj+v_proj."
+        given: dict[str, str] = {}
+        for part in text.split(","):
+            key, equals, value = (one.strip() for one in part.partition("="))
+            if not equals or key not in KEYS:
+                raise ValueError(f"lora={text!r}: {part.strip()!r} is none of {', '.join(KEYS)}, "
+                                 f"each with = and a value{example}")  # fmt: skip
+            if key in given or not value:
+                what = "stands twice" if key in given else "has no value"
+                raise ValueError(f"lora={text!r}: {key} {what}{example}")
+            given[key] = value
+        try:
+            rank = int(given.get("r", cls.rank))
+            alpha = float(given["alpha"]) if "alpha" in given else None
+        except ValueError as problem:
+            raise ValueError(f"lora={text!r}: {problem}{example}") from problem
+        root = given.get("rslora", "no")
+        if root not in ("yes", "no"):
+            raise ValueError(f"lora={text!r}: rslora must be yes or no{example}")
+        modules = given.get("modules", ALL)
+        several = modules if modules == ALL else tuple(modules.split("+"))
+        return cls(rank, alpha, several, root == "yes")
+
+    def words(self) -> str:
+        """In words.
+
+        Example:
+            >>> LoraSettings(8, 16.0).words()
+            'LoRA r=8, α=16 on all-linear'
+        """
+        alpha = self.rank if self.alpha is None else self.alpha
+        named = self.modules if isinstance(self.modules, str) else ", ".join(self.modules)
+        root = ", α/√r" if self.rslora else ""
+        return f"LoRA r={self.rank}, α={alpha:g}{root} on {named}"
+
+
+class Arrival(NamedTuple):
+    """When one target is reached.
+
+    Attributes:
+        metric: "loss" or "error".
+        value: what it is to get below.
+        steps: predicted, -1 for never.
+        seconds: predicted; None for never, or where no step was timed.
+        real_steps: of the real training; None without one, -1 for never.
+        real_seconds: likewise.
+        unsure: by how many steps the forecast may be off, where it says so.
+    """
+
+    metric: str
+    value: float
+    steps: int
+    seconds: float | None = None
+    real_steps: int | None = None
+    real_seconds: float | None = None
+    unsure: int | None = None
+
+    @property
+    def words(self) -> str:
+        """The target in words."""
+        return Target(self.value, self.metric).words()
+
+
+def arrivals(
+    targets: Iterable[Target],
+    found: Any,
+    *,
+    reached: bool,
+    step_seconds: float | None,
+    run: Any = None,
+) -> tuple[Arrival, ...]:
+    """When every target is reached.
+
+    Args:
+        targets: losses and errors to get below, as `aims` finds them.
+        found: a forecast with curves `loss` and, where there are target errors, `error`; its
+            `targets_uncertainty`, where it has one, is said.
+        reached: False where nothing counts as reached, since the forecast diverges.
+        step_seconds: of one step, or None.
+        run: the real training beside it, a `jaxttp.TrainingRun`, or None.
+
+    Returns:
+        One `Arrival` a target.
+
+    Example:
+        >>> from jaxttp.losses.rule import Curves
+        >>> arrivals([Target(0.3)], Curves([1.0, 0.5, 0.2]), reached=True, step_seconds=0.5)[0][:4]
+        ('loss', 0.3, 2, 1.0)
+    """
+    targets = tuple(targets)
+    curves = Curves(found.loss, getattr(found, "error", None))
+    ahead = reach(curves, targets, reached=reached)
+    real = {} if run is None else run.reach(targets)
+    each = None if run is None else run.seconds / (len(run.loss) - 1)
+    unsure = getattr(found, "targets_uncertainty", {})
+    return tuple(
+        Arrival(
+            one.metric, one.value, step, _seconds(step, step_seconds), real.get(one),
+            _seconds(real.get(one), each), unsure.get(one),
+        )
+        for one, step in ahead.items()
+    )  # fmt: skip
+
+
+def reached_seconds(steps: Mapping[float, int], each: float) -> dict[float, float]:
+    """Seconds to every threshold that is reached.
+
+    Args:
+        steps: by threshold, -1 for never.
+        each: seconds of a step.
+
+    Example:
+        >>> reached_seconds({0.1: 4, 0.01: -1}, 0.5)
+        {0.1: 2.0}
+    """
+    return {threshold: step * each for threshold, step in steps.items() if step >= 0}
+
+
+def _seconds(steps: int | None, each: float | None) -> float | None:
+    return None if each is None or steps is None or steps < 0 else steps * each
+
+
+def aims(settings: Any) -> tuple[Target, ...]:
+    """The targets of settings, losses first.
+
+    Raises:
+        ValueError: a value that nothing can be below, see `jaxttp.Target`.
+    """
+    return targets_of(settings.target_loss, settings.target_error)
+
+
+class OptimizerChoice(NamedTuple):
+    """One optimiser, as the several doors want it.
+
+    Attributes:
+        transformation: for `jaxttp.train` and `jaxttp.training.time_step`.
+        keywords: for `jaxttp.predict_training_time`: rate and momentum where it is gradient descent
+            at a constant rate, which needs no probing, else ``optimizer=transformation``.
+        linear: whether its outputs follow from kernels, so that they can be rebuilt.
+    """
+
+    transformation: optax.GradientTransformation
+    keywords: dict[str, Any]
+    linear: bool
+
+
+def make_optimizer(settings: Settings) -> OptimizerChoice:
+    """The optimiser that settings name.
+
+    The rates of its schedule are those of `jaxttp.Hyperparameters.rates`, as in sweeps.
+
+    Args:
+        settings: whose optimiser, rate, momentum, weight decay, schedule and horizon count.
+
+    Returns:
+        An `OptimizerChoice`.
+
+    Raises:
+        ValueError: as `check_training`.
+
+    Example:
+        >>> make_optimizer(Settings(learning_rate=0.1)).keywords
+        {'learning_rate': 0.1, 'momentum': 0.0}
+        >>> sorted(make_optimizer(Settings(optimizer="adamw")).keywords)
+        ['optimizer']
+
+    Source:
+        "sgd" as in PyTorch: the decay is added to the gradient, before the momentum. AdamW as in
+        Loshchilov and Hutter 2019.
+    """
+    check_training(settings)
+    one = hyperparameters(settings)
+    made = one.optimizer()
+    keywords: dict[str, Any] = {"optimizer": made}
+    if one.schedule == "constant" and one.is_heavy_ball:
+        keywords = {"learning_rate": one.learning_rate, "momentum": one.momentum}
+    return OptimizerChoice(made, keywords, one.algorithm in DESCENT)
+
+
+def hyperparameters(settings: Settings) -> Hyperparameters:
+    """Algorithm, rate, momentum, schedule, batches and horizon of settings, as sweeps have them.
+
+    Args:
+        settings: which; their loss is left out, since it may depend on the data.
+
+    Returns:
+        A `Hyperparameters`.
+
+    Raises:
+        ValueError: numbers out of range, an unknown schedule.
+
+    Example:
+        >>> hyperparameters(Settings(learning_rate=0.1, warmup=2, steps=4)).rates().round(3)
+        array([0.  , 0.05, 0.1 , 0.1 ])
+    """
+    schedule = warmed(settings.schedule, settings.warmup, settings.steps)
+    return Hyperparameters(
+        settings.learning_rate, settings.momentum, settings.batch_size, schedule,
+        steps=settings.steps, algorithm="nesterov" if settings.nesterov else settings.optimizer,
+        weight_decay=settings.weight_decay,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def warmed(name: str, warmup: int, steps: int) -> Any:
+    """A schedule of `Hyperparameters` that begins after some steps of warm-up.
+
+    Args:
+        name: of `SCHEDULES`; "warmup_cosine" is "cosine" with a warm-up of its own.
+        warmup: steps in which the rate rises linearly from 0; 0 leaves the schedule as it is.
+        steps: the horizon, which the schedule's rest fills.
+
+    Returns:
+        The name, or a function from the step to the factor of the rate.
+
+    Example:
+        >>> [round(float(warmed("linear", 2, 6)(t)), 3) for t in range(6)]
+        [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]
+    """
+    if not warmup:
+        return name
+    rest = name.removeprefix("warmup_")
+    parts = [optax.linear_schedule(0.0, 1.0, warmup), SCHEDULES[rest](steps - warmup)]
+    joined = optax.join_schedules(parts, [warmup])
+
+    def schedule(step: Any) -> Any:
+        return joined(step)
+
+    schedule.__name__ = f"{rest}, warm-up {warmup}"
+    return schedule
+
+
+def training_words(settings: Settings) -> str:
+    """Optimiser, rate, momentum, schedule and batches in words; what is not there is left out.
+
+    Args:
+        settings: which.
+
+    Example:
+        >>> training_words(Settings(schedule="cosine", warmup=20, momentum=0.9, batch_size=16))
+        'learning rate 0.005, momentum 0.9, cosine, warm-up 20, batch 16'
+    """
+    parts: Sequence[str | None] = (
+        None if settings.optimizer == "sgd" else settings.optimizer,
+        f"learning rate {settings.learning_rate:g}",
+        f"momentum {settings.momentum:g}" if settings.momentum else None,
+        "Nesterov" if settings.nesterov else None,
+        f"weight decay {settings.weight_decay:g}" if settings.weight_decay is not None else None,
+        None if settings.schedule == "constant" and not settings.warmup
+        else schedule_name(warmed(settings.schedule, settings.warmup, settings.steps)),
+        f"batch {settings.batch_size}" if settings.batch_size else None,
+    )  # fmt: skip
+    return ", ".join(filter(None, parts))

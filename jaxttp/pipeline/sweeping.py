@@ -1,7 +1,7 @@
 """From the name of a task to a sweep or a race of settings."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from jaxttp._core.checks import check_choice
 from jaxttp._core.results import RESULT
+from jaxttp._core.types import Progress
 from jaxttp.forecast import Hyperparameters, Linearizer, Problem, Race, Sweep, grid, race
 from jaxttp.forecast.hyperparameters import ALGORITHMS, DESCENT, SCHEDULES
 from jaxttp.forecast.leaders import follow_leaders, with_trust
@@ -18,14 +19,10 @@ from jaxttp.forecast.screening import Wanted, screen
 from jaxttp.losses.rule import Rule, Target
 from jaxttp.ntk import Exact, Sketched
 from jaxttp.ntk.sharded import mesh_of
-from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.goals import aims
-from jaxttp.pipeline.optimizers import warmed
-from jaxttp.pipeline.settings import Settings
+from jaxttp.pipeline.settings import Settings, aims, check_unused, warmed
 from jaxttp.pipeline.tasks import Task, build_task
 from jaxttp.training import time_step
 
-Progress = Callable[[str, int, int], None]
 OTHERS = "algorithms and weight_decays name several"
 ALIKE = "all are compared on the samples drawn, by forecasts alike; jaxttp predict knows it"
 RATES = 16

@@ -1,24 +1,31 @@
 """A language model with adapters, and a text cut into what trains and what is watched."""
 
 import dataclasses
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_integer, check_number
+from jaxttp._core.samples import count, take
 from jaxttp._core.types import Model
-from jaxttp.adapters import from_nnx
+from jaxttp.adapters import as_rows, from_nnx
 from jaxttp.data import load_corpus, load_tokenizer
+from jaxttp.dynamics.batches import batch_indices
+from jaxttp.forecast._held_path import watcher
 from jaxttp.forecast.held import FORWARD, POINTS, affordable
+from jaxttp.losses import encode_targets
 from jaxttp.models import adapter_targets, load_transformer, lora
 from jaxttp.models.language import Decoder, Encoder
 from jaxttp.models.language.tokens import read_tokens
-from jaxttp.pipeline._unused import check_unused
-from jaxttp.pipeline.lora_words import LoraSettings
-from jaxttp.pipeline.settings import Settings, check_training
+from jaxttp.pipeline.settings import LoraSettings, Settings, check_training, check_unused
 from jaxttp.pipeline.tasks import is_language_folder
+from jaxttp.training import TrainingStep
 
 SHARE = 0.2
 """Of the training's gradients, where the budget is left to the library."""
@@ -253,3 +260,72 @@ def check_price(price_per_hour: float | None) -> None:
     """Refuse a price below nothing."""
     if price_per_hour is not None:
         check_number("price_per_hour", price_per_hour, at_least=0.0)
+
+
+LOOKS = 60
+"""Looks at what is watched, beside the start."""
+
+
+class WatchedRun(NamedTuple):
+    """What really happened.
+
+    Attributes:
+        loss: of what is watched (T + 1,), lines between the points.
+        at: the points (P,), steps.
+        seconds: of the steps alone: no compilation, no looking.
+    """
+
+    loss: np.ndarray
+    at: np.ndarray
+    seconds: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether every loss is finite."""
+        return bool(np.all(np.isfinite(self.loss)))
+
+
+def train_watched(
+    model: Model, x: Any, y: Any, x_watched: Any, y_watched: Any, *,
+    optimizer: optax.GradientTransformation, steps: int, batch_size: int, key: Array,
+    progress: Callable[[int, int], None] | None = None,
+) -> WatchedRun:  # fmt: skip
+    """Train by cross-entropy for real, and look at other samples some sixty times.
+
+    Args:
+        model: network and weights.
+        x: samples (N, ...).
+        y: their labels.
+        x_watched: samples that are looked at (M, ...).
+        y_watched: their labels.
+        optimizer: any optax transformation of gradients alone.
+        steps: T.
+        batch_size: B.
+        key: draws the batches.
+        progress: called with (steps done, steps in all).
+
+    Returns:
+        A `WatchedRun`.
+    """
+    params, (rows, outputs) = model.params, as_rows(*model, x)
+    targets, loss = encode_targets("cross_entropy", y, outputs)
+    seen = as_rows(*model, x_watched)[1]
+    watched, loss_watched = encode_targets("cross_entropy", y_watched, seen)
+    look = watcher(rows, loss_watched, x_watched, watched, batch_size)
+    indices = np.asarray(batch_indices(key, count(x), batch_size, steps))
+    at = np.unique(np.round(np.linspace(0, steps, min(LOOKS, steps) + 1)).astype(int))
+    state, found, seconds = optimizer.init(params), [], 0.0
+    step = TrainingStep(rows, loss, optimizer)
+    step = step.compile(params, state, take(x, indices[0]), targets[indices[0]])
+    for t in range(steps + 1):
+        if t in at:
+            found.append(look(params))
+        if t == steps:
+            break
+        batch = take(x, indices[t]), targets[indices[t]]
+        begun = time.perf_counter()
+        params, state, *_ = jax.block_until_ready(step(params, state, *batch))
+        seconds += time.perf_counter() - begun
+        if progress is not None:
+            progress(t + 1, steps)
+    return WatchedRun(np.interp(np.arange(steps + 1), at, found), at, seconds)

@@ -1,25 +1,28 @@
 """A forecast in steps and seconds from the name of a task, with the real training beside it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxttp._core.checks import check_used
-from jaxttp._core.results import RESULT
+from jaxttp._core.results import RESULT, plain_numbers
 from jaxttp._core.samples import take
+from jaxttp._core.types import Progress
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.ntk.sharded import mesh_of
-from jaxttp.pipeline._plain import plain_numbers
-from jaxttp.pipeline.goals import Arrival, aims, arrivals, reached_seconds
-from jaxttp.pipeline.optimizers import make_optimizer
-from jaxttp.pipeline.settings import Settings
+from jaxttp.pipeline.settings import (
+    Arrival,
+    Settings,
+    aims,
+    arrivals,
+    make_optimizer,
+    reached_seconds,
+)
 from jaxttp.pipeline.tasks import Task, build_task
 from jaxttp.training import StepTime, TrainingRun, time_step, train
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,74 +1,21 @@
-"""Figures of the results (matplotlib, imported with this package only).
+"""Figures (matplotlib) and reports: every result draws itself by ``.plot()``, or `draw(result)`.
 
-`draw` finds the figure of a result by its type, which is what a result's own ``.plot()`` calls;
-`darken` turns any figure for a dark ground.
+`save` writes a figure, `save_report` the page of a task, `results_html` a page of any results.
+Figures follow matplotlib's styles: ``with plt.style.context("dark_background"): result.plot()``.
 """
 
-from jaxttp.plots._dark import dark_color as dark_color
-from jaxttp.plots._dark import darken as darken
-from jaxttp.plots._draw import draw as draw
-from jaxttp.plots._draw import figure_of as figure_of
-from jaxttp.plots._marks import MARKERS as MARKERS
+from jaxttp.plots import forecast as forecast
+from jaxttp.plots import sweeps as sweeps
+from jaxttp.plots import theory as theory
 from jaxttp.plots._style import GREY as GREY
+from jaxttp.plots._style import MARKERS as MARKERS
 from jaxttp.plots._style import OTHER as OTHER
 from jaxttp.plots._style import PREDICTED as PREDICTED
 from jaxttp.plots._style import REAL as REAL
+from jaxttp.plots._style import draw as draw
 from jaxttp.plots._style import save as save
 from jaxttp.plots._style import tidy as tidy
-from jaxttp.plots.conditioning import plot_bounds as plot_bounds
-from jaxttp.plots.conditioning import plot_condition_number as plot_condition_number
-from jaxttp.plots.conditioning import plot_condition_sweep as plot_condition_sweep
-from jaxttp.plots.conditioning import plot_conditioning as plot_conditioning
 from jaxttp.plots.conditioning import plot_draws as plot_draws
-from jaxttp.plots.conditioning import plot_layer_spectra as plot_layer_spectra
-from jaxttp.plots.conditioning import plot_linear_point as plot_linear_point
-from jaxttp.plots.conditioning import plot_rank_sensitivity as plot_rank_sensitivity
-from jaxttp.plots.conditioning import plot_ranks as plot_ranks
-from jaxttp.plots.conditioning import plot_spectrum as plot_spectrum
-from jaxttp.plots.conditioning import plot_tracked as plot_tracked
-from jaxttp.plots.conditioning import plot_tracker as plot_tracker
-from jaxttp.plots.dynamics import plot_diffusion as plot_diffusion
-from jaxttp.plots.dynamics import plot_filter as plot_filter
-from jaxttp.plots.dynamics import plot_flow_curves as plot_flow_curves
-from jaxttp.plots.dynamics import plot_observables as plot_observables
-from jaxttp.plots.dynamics import plot_relinearized as plot_relinearized
-from jaxttp.plots.dynamics import plot_trajectory as plot_trajectory
-from jaxttp.plots.dynamics import plot_two_factor as plot_two_factor
-from jaxttp.plots.dynamics import plot_weight_space as plot_weight_space
-from jaxttp.plots.forecast import plot_error as plot_error
-from jaxttp.plots.forecast import plot_forecast as plot_forecast
-from jaxttp.plots.forecast import plot_loss as plot_loss
-from jaxttp.plots.forecast import plot_online as plot_online
-from jaxttp.plots.forecast import plot_online_callback as plot_online_callback
-from jaxttp.plots.forecast import plot_prediction as plot_prediction
-from jaxttp.plots.forecast import plot_pruned_run as plot_pruned_run
-from jaxttp.plots.forecast import plot_run as plot_run
-from jaxttp.plots.forecast import plot_step_forecast as plot_step_forecast
-from jaxttp.plots.forecast import plot_wall_clock as plot_wall_clock
-from jaxttp.plots.kernel import plot_class_separation as plot_class_separation
-from jaxttp.plots.kernel import plot_class_sketch as plot_class_sketch
-from jaxttp.plots.kernel import plot_density as plot_density
-from jaxttp.plots.kernel import plot_eigensystem as plot_eigensystem
-from jaxttp.plots.kernel import plot_eigenvalues as plot_eigenvalues
-from jaxttp.plots.kernel import plot_law as plot_law
-from jaxttp.plots.kernel import plot_plan as plot_plan
-from jaxttp.plots.kernel import plot_power_law as plot_power_law
-from jaxttp.plots.kernel import plot_shares as plot_shares
-from jaxttp.plots.kernel import plot_step_info as plot_step_info
-from jaxttp.plots.kernel import plot_steps as plot_steps
-from jaxttp.plots.kernel import plot_task_spectrum as plot_task_spectrum
-from jaxttp.plots.language import plot_fine_tuning as plot_fine_tuning
-from jaxttp.plots.language import plot_held as plot_held
-from jaxttp.plots.report import plot_report as plot_report
 from jaxttp.plots.report import report_html as report_html
 from jaxttp.plots.report import results_html as results_html
 from jaxttp.plots.report import save_report as save_report
-from jaxttp.plots.representation import plot_cka as plot_cka
-from jaxttp.plots.representation import plot_geometry as plot_geometry
-from jaxttp.plots.representation import plot_weight_path as plot_weight_path
-from jaxttp.plots.sweeps import plot_comparison as plot_comparison
-from jaxttp.plots.sweeps import plot_heat_map as plot_heat_map
-from jaxttp.plots.sweeps import plot_pareto as plot_pareto
-from jaxttp.plots.sweeps import plot_race as plot_race
-from jaxttp.plots.sweeps import plot_sweep as plot_sweep
-from jaxttp.plots.sweeps import plot_task_sweep as plot_task_sweep

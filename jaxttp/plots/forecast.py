@@ -1,5 +1,6 @@
-"""Forecasts, beside what really happened where that is known."""
+"""Forecasts of losses and errors, beside what really happened where that is known."""
 
+from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
@@ -7,42 +8,145 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp.forecast import (
-    Online,
-    OnlineForecast,
-    Prediction,
-    WallClock,
-)
+from jaxttp.dynamics import Diffusion, FlowCurves, RelinearizedTrajectory
+from jaxttp.forecast import HeldForecast, Online, OnlineForecast, Prediction
 from jaxttp.gauss_newton import StepForecast
-from jaxttp.losses.rule import Target
-from jaxttp.pipeline import Forecast, PrunedRun
-from jaxttp.pipeline.optimizers import training_words
-from jaxttp.plots._draw import figure_of, styled
-from jaxttp.plots._marks import (
+from jaxttp.pipeline import FineTuning, Forecast, TaskSteps
+from jaxttp.pipeline.settings import training_words
+from jaxttp.plots._style import (
+    GREY,
     MARKERS,
-    legend_with,
-    mark_early_stopping,
-    mark_ends,
-    mark_targets,
-    mark_times,
-    when,
+    OTHER,
+    PREDICTED,
+    REAL,
+    band,
+    figure_of,
+    panels,
+    positive,
+    styled,
 )
-from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, legend, panels, tidy
 from jaxttp.training import TrainingRun
 
-SHARES = ("misclassified", "wrong_bits", "wrong_tokens")
-"""Errors that count what is wrong, and are shown in percent."""
-UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+IN_PERCENT = ("misclassified", "wrong_bits", "wrong_tokens")
+"""Errors that count what is wrong."""
+Rows = list[tuple[Any, str]]
+"""What a legend says beside the labels of curves: handles and words."""
 
 
-def _goal(threshold: float, rule: str, metric: str = "loss") -> str:
-    if rule == "relative":
-        return f"within {100 * threshold:g} % of the drop"
-    return f"{rule}, {metric} {threshold:g}"
+# --- marks on curves ------------------------------------------------------------------------------
 
 
-def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps: Any = None,
-              name: str = "", times: bool = True) -> None:  # fmt: skip
+def _when(step: int, stable: bool) -> str:
+    return f"step {step}" if step >= 0 else ("not reached" if stable else "diverges")
+
+
+def _mark_ends(axes: Axes, curves: Mapping[str, Any], unit: str = "") -> None:
+    """The last values of curves (by color), beside them where they do not cover each other."""
+    ends = {color: np.asarray(c) for color, c in curves.items() if c is not None}
+    ends = {color: (len(c) - 1, c[-1]) for color, c in ends.items() if np.isfinite(c[-1])}
+    low, high = axes.get_ylim()
+    apart, last = 0.055 * (high - low), -np.inf
+    for color, (step, value) in sorted(ends.items(), key=lambda item: item[1][1]):
+        last = max(last + apart, value)  # the height of a line of text
+        axes.annotate(
+            f"{value:.3g}{unit}",
+            (step, last),
+            xytext=(9, 0),
+            color=color,
+            textcoords="offset points",
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def _mark_times(axes: Axes, curve: Any, steps: Any, color: str, *, filled: bool = False) -> None:
+    """Marks on a curve at its training times, a shape for each."""
+    style: dict[str, Any] = {"mew": 1.8, "ms": 9, "zorder": 5, "clip_on": False, "color": color}
+    for marker, step in zip(cycle(MARKERS), steps.values(), strict=False):
+        if step >= 0:
+            axes.plot(step, curve[step], marker, mfc=color if filled else "white", **style)
+
+
+def _mark_targets(
+    axes: Axes, result: Any, *, metric: str = "loss", run: Any = None, scale: float = 1.0
+) -> Rows:
+    """A line at every target of a metric, and a star where forecast and real run reach it."""
+
+    def star(curve: Any, step: int, color: str) -> Any:
+        style: dict[str, Any] = {"marker": "*", "color": color, "ls": "none", "zorder": 6}
+        if step >= 0:
+            value = scale * float(curve[step])
+            axes.plot(step, value, mec="white", mew=0.8, ms=17, clip_on=False, **style)
+        return axes.plot([], [], ms=12, **style)[0]
+
+    rows: Rows = []
+    for target, step in result.targets.items():
+        if target.metric != metric:
+            continue
+        axes.axhline(scale * target.value, color=GREY, lw=1.2, ls=":", zorder=1)
+        words = target.words()
+        if scale != 1.0:
+            words = f"{words.rsplit(' ', 1)[0]} {scale * target.value:.4g} %"
+        words += f": {_when(step, result.stable)}"
+        known = getattr(run, target.curve_name, None)
+        if known is not None:
+            real = run.reach([target])[target]
+            words += f", real {_when(real, run.finite).removeprefix('step ')}"
+            star(known, real, REAL)
+        color = PREDICTED if target.on == "train" else OTHER
+        rows.append((star(getattr(result, target.curve_name), step, color), words))
+    return rows
+
+
+def _mark_early_stopping(axes: Axes, prediction: Prediction) -> Rows:
+    """A triangle where the test loss is lowest, if it rises again from there."""
+    if prediction.test_loss is None or not prediction.stable:
+        return []
+    found = prediction.early_stopping()
+    if not found.overfits:
+        return []
+    handle = axes.plot(found.step, found.value, "^", color=OTHER, mfc="white", ms=9, zorder=5)[0]
+    return [(handle, f"lowest test loss: step {found.step}")]
+
+
+def _legend(axes: Axes, rows: Rows) -> None:
+    """The legend of what has a label, and these rows; lines of targets lie behind it."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles or rows:
+        axes.legend(
+            [*handles, *(handle for handle, _ in rows)],
+            [*labels, *(text for _, text in rows)],
+            frameon=True,
+            framealpha=0.7,
+            fontsize="small",
+            edgecolor="none",
+        )
+
+
+# --- one panel ------------------------------------------------------------------------------------
+
+
+def _forecast_and_run(axes: Axes, ahead: Any, run: Any, scale: float = 1.0) -> None:
+    if run is not None:
+        axes.plot(scale * np.asarray(run), color=REAL, label="real training")
+    axes.plot(scale * np.asarray(ahead), color=PREDICTED, ls="--", label="forecast")
+
+
+def _name_loss(axes: Axes, name: str) -> None:
+    words = f" ({name.replace('_', '-')})" if name else ""
+    axes.set(xlabel="training step", ylabel=f"training loss{words}")
+    axes.set_ylim(bottom=0)
+
+
+def plot_loss(
+    axes: Axes,
+    prediction: Prediction,
+    *,
+    run: Any = None,
+    real_steps: Any = None,
+    name: str = "",
+    times: bool = True,
+) -> None:
     """The predicted loss by step with its training times marked; bands and the real one if known.
 
     Args:
@@ -54,51 +158,42 @@ def plot_loss(axes: Axes, prediction: Prediction, *, run: Any = None, real_steps
         times: name the training times and the targets in the legend.
     """
     loss, steps = np.asarray(prediction.loss), np.arange(prediction.horizon + 1)
+    _forecast_and_run(axes, loss, None if run is None else run.loss)
     last = prediction.horizon if prediction.doubted_from is None else prediction.doubted_from
     sure = slice(last + 1)
-    if run is not None:
-        axes.plot(steps, np.asarray(run.loss), color=REAL, lw=2.2, label="real training")
-    axes.plot(steps, loss, color=PREDICTED, lw=2.2, ls="--", label="forecast")
     if prediction.loss_band is not None:
         sources = ["mini-batches"] if prediction.dynamics == "sde" else []
         if prediction.hyperparameters.get("sketch_dim") is not None:
             sources.append("projections")
         words = f"band over {' and '.join(sources)}" if sources else "band"
         low, high = np.asarray(prediction.loss_band)
-        axes.fill_between(steps[sure], low[sure], high[sure], color=PREDICTED, alpha=0.18, lw=0,
-                          label=words)  # fmt: skip
+        band(axes, steps[sure], low[sure], high[sure], words)
     elif prediction.loss_uncertainty is not None:
         off = np.asarray(prediction.loss_uncertainty)
-        axes.fill_between(steps[sure], (loss - off)[sure], (loss + off)[sure], color=PREDICTED,
-                          alpha=0.18, lw=0, label="estimated error")  # fmt: skip
+        band(axes, steps[sure], (loss - off)[sure], (loss + off)[sure], "estimated error")
     if prediction.test_loss is not None:
         axes.plot(steps, np.asarray(prediction.test_loss), color=OTHER, ls="-.", label="test")
-    name = f" ({name.replace('_', '-')})" if name else ""
-    axes.set(xlabel="training step", ylabel=f"training loss{name}")
     axes.set_xlim(0, 1.02 * prediction.horizon)
-    axes.set_ylim(bottom=0)
-    tidy(axes)
-    marked = prediction.metric == "loss"
-    if marked:
-        mark_times(axes, loss, prediction.steps, PREDICTED, filled=False)
-    if run is not None and marked:
-        mark_times(axes, np.asarray(run.loss), real_steps or {}, REAL, filled=True)
-    rows = mark_targets(axes, prediction, metric="loss", run=run)
-    rows += mark_early_stopping(axes, prediction)
-    mark_ends(axes, {PREDICTED: loss, REAL: None if run is None else run.loss,
-                     OTHER: prediction.test_loss})  # fmt: skip
+    _name_loss(axes, name)
+    if prediction.metric == "loss":
+        _mark_times(axes, loss, prediction.steps, PREDICTED)
+        if run is not None:
+            _mark_times(axes, np.asarray(run.loss), real_steps or {}, REAL, filled=True)
+    rows = _mark_targets(axes, prediction, run=run) + _mark_early_stopping(axes, prediction)
+    real = None if run is None else run.loss
+    _mark_ends(axes, {PREDICTED: loss, REAL: real, OTHER: prediction.test_loss})
     if not times:
-        legend(axes)
         return
     for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
-        goal = _goal(threshold, prediction.rule, prediction.metric)
-        text = f"{goal}: {when(step, prediction.stable)}"
+        goal = f"{prediction.rule}, {prediction.metric} {threshold:g}"
+        if prediction.rule == "relative":
+            goal = f"within {100 * threshold:g} % of the drop"
+        text = f"{goal}: {_when(step, prediction.stable)}"
         if real_steps is not None:
             finite = run is None or bool(np.all(np.isfinite(np.asarray(run.loss))))
-            text += f", real {when(real_steps[threshold], finite).removeprefix('step ')}"
-        handle = axes.plot([], [], marker, color="0.25", mfc="none", ms=8)[0]
-        rows.append((handle, text))
-    legend_with(axes, rows)
+            text += f", real {_when(real_steps[threshold], finite).removeprefix('step ')}"
+        rows.append((axes.plot([], [], marker, color=GREY, mfc="none", ms=8)[0], text))
+    _legend(axes, rows)
 
 
 def plot_error(
@@ -113,85 +208,43 @@ def plot_error(
         classes: whether the error is a share of misclassified samples.
     """
     scale = 100.0 if classes else 1.0
-    steps = np.arange(prediction.horizon + 1)
-    if run is not None:
-        real = scale * np.asarray(run.error)
-        axes.plot(steps, real, color=REAL, lw=2.2, label="real training")
-    error = scale * np.asarray(prediction.error)
-    axes.plot(steps, error, color=PREDICTED, lw=2.2, ls="--", label="forecast")
-    if prediction.test_error is not None:
-        test = scale * np.asarray(prediction.test_error)
-        axes.plot(steps, test, color=OTHER, ls="-.", label="test")
-    axes.set(
-        xlabel="training step",
-        ylabel="misclassified training samples (%)" if classes else _error_name(prediction),
-    )
+    real = None if run is None else run.error
+    _forecast_and_run(axes, prediction.error, real, scale)
+    test = prediction.test_error
+    if test is not None:
+        axes.plot(scale * np.asarray(test), color=OTHER, ls="-.", label="test")
+    kind = prediction.error_kind
+    name = "unexplained variance" if kind in IN_PERCENT else kind.replace("_", " ")
+    name = "misclassified training samples (%)" if classes else name
+    axes.set(xlabel="training step", ylabel=name)
     axes.set_xlim(0, 1.02 * prediction.horizon)
     axes.set_ylim(bottom=0)
-    tidy(axes)
-    rows = mark_targets(axes, prediction, metric="error", run=run, scale=scale)
-    curves = [None if c is None else scale * np.asarray(c) for c in (
-        prediction.error, None if run is None else run.error, prediction.test_error
-    )]  # fmt: skip
-    mark_ends(axes, dict(zip((PREDICTED, REAL, OTHER), curves, strict=True)),
-              unit="%" if classes else "")  # fmt: skip
-    legend_with(axes, rows)
+    rows = _mark_targets(axes, prediction, metric="error", run=run, scale=scale)
+    curves = {PREDICTED: prediction.error, REAL: real, OTHER: test}
+    scaled = {color: scale * np.asarray(c) for color, c in curves.items() if c is not None}
+    _mark_ends(axes, scaled, unit=" %" if classes else "")
+    _legend(axes, rows)
 
 
-def _error_name(prediction: Prediction) -> str:
-    """An error that is no share of samples, in words."""
-    known = prediction.error_kind not in SHARES
-    return prediction.error_kind.replace("_", " ") if known else "unexplained variance"
+# --- whole figures --------------------------------------------------------------------------------
 
 
 @figure_of
 def plot_prediction(result: Prediction, *, title: str = "") -> Figure:
-    """Predicted loss and error by step, with the training times marked.
-
-    Args:
-        result: of `jaxttp.predict_training_time`.
-        title: above the figure.
-
-    Returns:
-        A matplotlib figure.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jaxttp import predict_training_time
-        >>> found = predict_training_time(lambda w, x: x @ w, jnp.zeros((2, 2)), jnp.eye(2),
-        ...                               jnp.array([0, 1]), learning_rate=0.1, steps=10)
-        >>> len(plot_prediction(found).axes)
-        2
-    """
-    name = str(result.hyperparameters.get("loss", ""))
+    """Predicted loss and error by step, with the training times marked."""
     figure, (left, right) = panels(2, title=title)
-    plot_loss(left, result, name=name)
-    plot_error(right, result, classes=result.error_kind in SHARES)
+    plot_loss(left, result, name=str(result.hyperparameters.get("loss", "")))
+    plot_error(right, result, classes=result.error_kind in IN_PERCENT)
     return figure
 
 
 @figure_of
 def plot_forecast(result: Forecast) -> Figure:
-    """Loss and error by step, predicted and real, with the training times marked.
-
-    Args:
-        result: a `jaxttp.pipeline.Forecast`.
-
-    Returns:
-        A matplotlib figure (not attached to pyplot, so nothing needs closing).
-
-    Example:
-        >>> from jaxttp.pipeline import Settings, forecast
-        >>> small = Settings(data="wine", samples_per_class=8, steps=20, learning_rate=0.1)
-        >>> result = forecast(small)
-        >>> len(plot_forecast(result).axes)
-        2
-    """
-    figure, (left, right) = panels(
-        2, title=f"{result.task.description}\n{training_words(result.settings)}"
-    )
-    run, real = result.run, result.real_steps
-    plot_loss(left, result.prediction, run=run, real_steps=real, name=result.task.loss)
+    """Loss and error by step, predicted and real, with the training times marked."""
+    title = f"{result.task.description}\n{training_words(result.settings)}"
+    figure, (left, right) = panels(2, title=title)
+    run, name = result.run, result.task.loss
+    plot_loss(left, result.prediction, run=run, real_steps=result.real_steps, name=name)
     plot_error(right, result.prediction, run=run, classes=has_classes(result))
     return figure
 
@@ -202,125 +255,129 @@ def has_classes(result: Forecast) -> bool:
 
 
 @styled
-def _loss_and_error(ts: Any, loss: Any, error: Any, *, label: str, color: str, axis: str) -> Figure:
+def _loss_and_error(
+    result: Any, label: str, *, ts: Any = None, color: str = REAL, axis: str = "training step"
+) -> Figure:
     figure, axes = panels(2)
-    for place, curve, name in zip(axes, (loss, error), ("training loss", "error"), strict=True):
-        place.plot(ts, np.asarray(curve), color=color, label=label)
+    for place, curve, name in zip(axes, ("loss", "error"), ("training loss", "error"), strict=True):
+        values = np.asarray(getattr(result, curve))
+        place.plot(np.arange(len(values)) if ts is None else ts, values, color=color, label=label)
         place.set(xlabel=axis, ylabel=name)
         place.set_ylim(bottom=0)
-        tidy(place)
-        legend(place)
     return figure
 
 
 @figure_of
 def plot_run(result: TrainingRun) -> Figure:
-    """Loss and error of a real training, by step.
-
-    Args:
-        result: of `jaxttp.train`.
-
-    Returns:
-        A matplotlib figure.
-    """
-    steps = np.arange(len(result.loss))
-    return _loss_and_error(
-        steps, result.loss, result.error, label="real training", color=REAL, axis="training step"
-    )
-
-
-@figure_of
-def plot_pruned_run(result: PrunedRun) -> Figure:
-    """Loss and error of a pruned network's training.
-
-    Args:
-        result: of `jaxttp.pipeline.pruning_runs`.
-
-    Returns:
-        A matplotlib figure.
-    """
-    label = f"{100 * result.rate:g} % pruned, κ = {float(result.condition.value):.3g}"
-    steps = np.arange(len(result.run.loss))
-    return _loss_and_error(
-        steps, result.run.loss, result.run.error, label=label, color=REAL, axis="training step"
-    )
+    """Loss and error of a real training, by step."""
+    return _loss_and_error(result, "real training")
 
 
 @figure_of
 def plot_step_forecast(result: StepForecast) -> Figure:
-    """Loss and error of exact Gauss-Newton steps in function space.
+    """Loss and error of exact Gauss-Newton steps in function space."""
+    axis = "Gauss-Newton step"
+    return _loss_and_error(result, "forecast", ts=result.ts, color=PREDICTED, axis=axis)
 
-    Args:
-        result: of `jaxttp.gauss_newton.forecast_steps`.
 
-    Returns:
-        A matplotlib figure.
-    """
-    return _loss_and_error(
-        np.asarray(result.ts), result.loss, result.error, label="forecast", color=PREDICTED,
-        axis="Gauss-Newton step",
-    )  # fmt: skip
+@figure_of
+def plot_flow_curves(result: FlowCurves) -> Figure:
+    """Loss and error under gradient flow."""
+    axis = "time (steps)"
+    return _loss_and_error(result, "gradient flow", ts=result.ts, color=PREDICTED, axis=axis)
+
+
+@figure_of
+def plot_diffusion(result: Diffusion) -> Figure:
+    """Loss and error under mini-batch noise: the median over paths, and the band of 80 %."""
+    figure, axes = panels(2, title=f"noise {result.noise}, batches by {result.protocol}")
+    curves = {"training loss": result.loss, "error": result.error}
+    for place, (name, curve) in zip(axes, curves.items(), strict=True):
+        paths = np.atleast_2d(np.asarray(curve))
+        low, middle, high = np.quantile(paths, (0.1, 0.5, 0.9), axis=0)
+        place.plot(result.ts, middle, color=PREDICTED, label="median")
+        band(place, result.ts, low, high, f"80 % of {len(paths)} paths")
+        place.set(xlabel="training step", ylabel=name)
+        place.set_ylim(bottom=0)
+    return figure
+
+
+@figure_of
+def plot_relinearized(result: RelinearizedTrajectory) -> Figure:
+    """The loss with its estimated error, and where kernels were built."""
+    figure, (axes,) = panels()
+    ts, loss, off = (np.asarray(v) for v in (result.ts, result.loss, result.loss_uncertainty))
+    axes.plot(ts, loss, color=PREDICTED, label="forecast")
+    band(axes, ts, loss - off, loss + off, "estimated error")
+    for place, end in enumerate(result.ends):
+        axes.axvline(end, color=GREY, lw=1, ls=":", label="segment ends" if place == 0 else None)
+    _name_loss(axes, "")
+    return figure
 
 
 @figure_of
 def plot_online(result: OnlineForecast) -> Figure:
-    """The loss seen so far, the forecast corrected by it, and the one from before training.
-
-    Args:
-        result: of `Online.forecast` or `jaxttp.online`.
-
-    Returns:
-        A matplotlib figure.
-    """
+    """The loss seen so far, the forecast corrected by it, and the one from before training."""
     figure, (axes,) = panels()
-    steps = np.arange(len(result.loss))
-    axes.plot(steps, result.open_loop, color=GREY, ls=":", label="forecast before training")
-    axes.plot(steps[result.at :], result.loss[result.at :], color=PREDICTED, ls="--",
-              label=f"forecast corrected by {result.kind}")  # fmt: skip
-    seen = result.loss[: result.at + 1]
-    axes.plot(steps[: result.at + 1], seen, color=REAL, label="real so far")
-    axes.axvline(result.at, color=GREY, lw=1)
-    mark_times(axes, result.loss, result.steps, PREDICTED, filled=False)
-    axes.set(xlabel="training step", ylabel="training loss")
-    axes.set_ylim(bottom=0)
-    legend_with(axes, mark_targets(axes, result))
-    tidy(axes)
+    at, steps = result.at, np.arange(len(result.loss))
+    axes.plot(result.open_loop, color=GREY, ls=":", label="forecast before training")
+    words = f"forecast corrected by {result.kind}"
+    axes.plot(steps[at:], result.loss[at:], color=PREDICTED, ls="--", label=words)
+    axes.plot(result.loss[: at + 1], color=REAL, label="real so far")
+    axes.axvline(at, color=GREY, lw=1)
+    _mark_times(axes, result.loss, result.steps, PREDICTED)
+    _name_loss(axes, "")
+    _legend(axes, _mark_targets(axes, result))
     return figure
 
 
 @figure_of
 def plot_online_callback(result: Online, *, kind: str = "weights") -> Figure:
-    """The forecast as it stands after the steps seen so far.
-
-    Args:
-        result: the callback.
-        kind: see `Online.forecast`.
-
-    Returns:
-        A matplotlib figure.
-    """
+    """The forecast as it stands after the steps seen so far; `kind` as in `Online.forecast`."""
     return plot_online(result.forecast(kind))
 
 
 @figure_of
-def plot_wall_clock(result: WallClock) -> Figure:
-    """Seconds to every threshold and to the horizon.
+def plot_held(result: HeldForecast) -> Figure:
+    """The loss foreseen from held gradients with its doubt, and the path before the correction."""
+    figure, (axes,) = panels()
+    _held(axes, result, bounded=result.is_bounded)
+    axes.plot(result.at, result.held, "o:", color=GREY, ms=4, label="path of held gradients")
+    axes.set(xlabel="training step", ylabel="loss of the watched sequences")
+    return figure
 
-    Args:
-        result: of `jaxttp.wall_clock`.
 
-    Returns:
-        A matplotlib figure.
-    """
-    figure, (axes,) = panels(height=3.2)
-    goals = (goal.words() if isinstance(goal, Target) else f"{goal:g}" for goal in result.seconds)
-    names = [*(f"to {goal}" for goal in goals), "whole horizon"]
-    seconds = np.array([*result.seconds.values(), result.total_seconds])
-    unit, size = next((u, s) for u, s in UNITS if s <= result.total_seconds or s == UNITS[-1][1])
-    bars = axes.barh(names, seconds / size, color=PREDICTED, height=0.5)
-    axes.bar_label(bars, [f"{value:.3g}" for value in seconds / size], padding=4)
-    axes.margins(x=0.12)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"{unit} ({result.source})")
-    tidy(axes)
+def _held(axes: Axes, found: HeldForecast, *, bounded: bool) -> None:
+    """The loss at every step, and how far it may be off where that is known."""
+    if bounded:
+        low, high = found.loss - found.uncertainty, found.loss + found.uncertainty
+        band(axes, np.arange(len(low)), low, high, "estimated error")
+    axes.plot(found.loss, color=PREDICTED, ls="--", label="forecast")
+
+
+@figure_of
+def plot_fine_tuning(result: FineTuning) -> Figure:
+    """The loss of held-out text by tokens seen and steps, foreseen and real, with its goals."""
+    title = f"{result.task.description}\n{training_words(result.settings)}"
+    figure, (axes,) = panels(title=title, height=5.6)
+    found, run, each = result.found, result.run, result.tokens_a_step
+    if run is not None:
+        axes.plot(run.at, run.loss[run.at], color=REAL, label="real training")
+    _held(axes, found, bounded=result.is_bounded)
+    goals = {f"{one.words}: step {one.step}": one.step for one in result.goals if one.step >= 0}
+    for marker, (words, step) in zip(cycle(MARKERS), goals.items(), strict=False):
+        axes.plot(step, found.loss[step], marker, color=PREDICTED, mfc="white", ms=9, label=words)
+    axes.set(xlabel="training step", ylabel="loss of held-out text, nats a token")
+    above = axes.secondary_xaxis("top", functions=(lambda t: t * each, lambda n: n / each))
+    above.set_xlabel("tokens seen")
+    return figure
+
+
+@figure_of
+def plot_steps(result: TaskSteps) -> Figure:
+    """The loss of exact Gauss-Newton steps beside its forecast."""
+    figure, (axes,) = panels(title=result.description)
+    axes.semilogy(result.forecast.loss, color=PREDICTED, label="forecast")
+    axes.semilogy(positive(result.loss), "o--", color=REAL, mfc="none", label="real steps")
+    axes.set(xlabel="Gauss-Newton step", ylabel="training loss")
     return figure

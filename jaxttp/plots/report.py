@@ -2,7 +2,7 @@
 
 import datetime
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,56 +13,28 @@ from matplotlib.figure import Figure
 
 from jaxttp._core.files import replaced
 from jaxttp._core.versions import versions
-from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.seconds import readable_time
 from jaxttp.losses.rule import Target, step_words
 from jaxttp.pipeline import TaskReport
-from jaxttp.pipeline.optimizers import training_words
+from jaxttp.pipeline.settings import training_words
 from jaxttp.plots import _page
-from jaxttp.plots._draw import draw, figure_of, styled
-from jaxttp.plots._style import legend, panels
+from jaxttp.plots._style import draw, figure_of, panels, styled
 from jaxttp.plots.forecast import has_classes, plot_error, plot_loss
-from jaxttp.plots.kernel import plot_eigenvalues, plot_law, plot_shares
 from jaxttp.plots.sweeps import plot_heat_map, plot_pareto
+from jaxttp.plots.theory import plot_eigenvalues, plot_law, plot_shares
 
-WIDTH, HEIGHT = 4.2, 3.6
-"""Inches of a panel: a phone shows its text at about its own size."""
-WORTH = 0.01
-"""More steps are worth it where the last tenth of them brings more than this share of the fall."""
-
-
-@figure_of
-def plot_report(result: TaskReport) -> Figure:
-    """The loss, the spectrum and the sweep of a report.
-
-    Args:
-        result: of `jaxttp.pipeline.report_task`.
-
-    Returns:
-        A matplotlib figure.
-    """
-    figure, (left, middle, right) = panels(3, title=result.forecast.task.description, height=5.2)
-    _loss_panel(left, result)
-    _eigenvalue_panel(middle, result)
-    _heat_map_panel(right, result)
-    return figure
+Panel = Callable[[Axes, TaskReport], None]
 
 
 def _loss_panel(axes: Axes, result: TaskReport) -> None:
-    found = result.forecast
-    plot_loss(axes, found.prediction, run=found.run, real_steps=found.real_steps,
-              name=found.task.loss, times=False)  # fmt: skip
+    found, real = result.forecast, result.forecast.real_steps
+    name = found.task.loss
+    plot_loss(axes, found.prediction, run=found.run, real_steps=real, name=name, times=False)
 
 
 def _error_panel(axes: Axes, result: TaskReport) -> None:
     found = result.forecast
     plot_error(axes, found.prediction, run=found.run, classes=has_classes(found))
-
-
-def _eigenvalue_panel(axes: Axes, result: TaskReport) -> None:
-    plot_eigenvalues(axes, result.spectrum.values, result.spectrum.rank)
-    plot_law(axes, result.spectrum.law)
-    legend(axes)
 
 
 def _heat_map_panel(axes: Axes, result: TaskReport) -> None:
@@ -73,14 +45,29 @@ def _pareto_panel(axes: Axes, result: TaskReport) -> None:
     plot_pareto(axes, result.sweep.sweep, result.sweep.threshold)
 
 
-def _panel(draw_panel: Callable[[Axes, TaskReport], None], result: TaskReport) -> Figure:
-    @styled
-    def drawn() -> Figure:
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        draw_panel(figure.subplots(), result)
-        return figure
+def _eigenvalue_panel(axes: Axes, result: TaskReport) -> None:
+    plot_eigenvalues(axes, result.spectrum.values, result.spectrum.rank)
+    plot_law(axes, result.spectrum.law)
 
-    return drawn()
+
+def _share_panel(axes: Axes, result: TaskReport) -> None:
+    plot_shares(axes, result.spectrum)
+
+
+@figure_of
+def plot_report(result: TaskReport) -> Figure:
+    """The loss, the spectrum and the sweep of a report."""
+    figure, axes = panels(3, title=result.forecast.task.description, height=5.2)
+    for place, panel in zip(axes, (_loss_panel, _eigenvalue_panel, _heat_map_panel), strict=True):
+        panel(place, result)
+    return figure
+
+
+@styled
+def _drawn(panel: Panel, result: TaskReport) -> Figure:
+    figure = Figure(figsize=(4.2, 3.6), layout="constrained")  # read on a phone at its own size
+    panel(figure.subplots(), result)
+    return figure
 
 
 def report_html(result: TaskReport) -> str:
@@ -90,69 +77,68 @@ def report_html(result: TaskReport) -> str:
         result: of `jaxttp.pipeline.report_task`.
 
     Returns:
-        HTML that needs no network and follows the reader's light or dark.
+        HTML that needs no network.
     """
     found, swept = result.forecast, result.sweep
     goal, trust = swept.sweep.goal(swept.threshold), found.prediction.trust
+
+    def figures(**captions: tuple[Panel, str]) -> str:
+        pairs = captions.values()
+        return _page.figures({words: _drawn(panel, result) for panel, words in pairs})
+
+    filled = "" if found.run is None else " Filled marks are real."
+    settings = f"{training_words(found.settings)}, {found.prediction.horizon} steps"
+    made = (
+        f"Made on {datetime.date.today().isoformat()}. The forecast cost {found.prediction.cost}. "
+        "It trusts the network's linearisation at its present weights: far from them, with batch "
+        "norm in training mode or augmented data, it errs."
+    )
     parts = [
         _page.heading("How long will it train?", 1),
         _page.paragraph(found.task.description),
-        _page.paragraph(
-            f"{training_words(found.settings)}, {found.prediction.horizon} steps", soft=True
-        ),
+        _page.paragraph(settings, soft=True),
         _page.paragraph(" ".join(_to_act_on(result))),
         _page.cards(_first_numbers(result)),
         _page.heading("Forecast"),
         _page.table(*_times(result)),
         "" if trust is None else _page.paragraph(f"Trust: {trust}."),
-        _page.figures(
-            {
-                "loss": (_panel(_loss_panel, result), _loss_caption(result)),
-                "error": (_panel(_error_panel, result), "Error on the training samples by step."),
-            }
+        figures(
+            loss=(_loss_panel, f"Loss by step; the marks are the times of the table.{filled}"),
+            error=(_error_panel, "Error on the training samples by step."),
         ),
         _page.heading("Which learning rate?"),
         _page.paragraph(_advice(result)),
-        _page.figures(
-            {
-                "sweep": (
-                    _panel(_heat_map_panel, result),
-                    f"Steps to {goal}; hatched settings diverge or do not get "
-                    "there, the line is the largest stable rate, the star the fewest steps.",
-                ),
-                "pareto": (
-                    _panel(_pareto_panel, result),
-                    "Loss at the end against what it takes to get there; the joined settings are "
-                    "those that no other one beats in both.",
-                ),
-            }
+        figures(
+            sweep=(
+                _heat_map_panel,
+                f"Steps to {goal}; hatched settings diverge or do not get there, the line is the "
+                "largest stable rate, the star the fewest steps.",
+            ),
+            pareto=(
+                _pareto_panel,
+                "Loss at the end against what it takes to get there; the joined settings are those "
+                "that no other one beats in both.",
+            ),
         ),
         _page.table(*_best_settings(result)),
         _page.heading("What is slow?"),
         _page.paragraph(_spectrum_words(result)),
-        _page.figures(
-            {
-                "values": (
-                    _panel(_eigenvalue_panel, result),
-                    "Eigenvalues of the kernel before training: what lies along small ones is "
-                    "learned slowly.",
-                ),
-                "shares": (
-                    _panel(lambda axes, one: plot_shares(axes, one.spectrum), result),
-                    "How much of the residual and of the labels the leading eigenvectors hold.",
-                ),
-            }
+        figures(
+            values=(
+                _eigenvalue_panel,
+                "Eigenvalues of the kernel before training: what lies along small ones is learned "
+                "slowly.",
+            ),
+            shares=(
+                _share_panel,
+                "How much of the residual and of the labels the leading eigenvectors hold.",
+            ),
         ),
         _page.heading("Settings"),
         _page.table(("setting", "value"), result.settings_in_words().items()),
         _page.heading("Made with"),
         _page.table(("", "version"), result.versions.items()),
-        _page.paragraph(
-            f"Made on {datetime.date.today().isoformat()}. The forecast cost "
-            f"{found.prediction.cost}. It trusts the network's linearisation at its present "
-            "weights: far from them, with batch norm in training mode or augmented data, it errs.",
-            soft=True,
-        ),
+        _page.paragraph(made, soft=True),
     ]
     return _page.page(f"jaxttp: {found.task.description}", "\n".join(parts))
 
@@ -174,6 +160,28 @@ def save_report(result: TaskReport, path: str | os.PathLike[str]) -> Path:
     return path
 
 
+def _goals(result: TaskReport) -> Iterator[tuple[str, int, str, float | None]]:
+    """Every threshold and target: words, its step, the step in words, and the real one."""
+    found, prediction = result.forecast, result.forecast.prediction
+    off = {**dict(prediction.steps_uncertainty or {}), **dict(prediction.targets_uncertainty)}
+    real: dict[Any, Any] = dict(found.real_steps or {})
+    if found.run is not None:
+        known = [t for t in prediction.targets if hasattr(found.run, t.curve_name)]
+        real |= found.run.reach([t for t in known if getattr(found.run, t.curve_name) is not None])
+    for goal, step in {**prediction.steps, **prediction.targets}.items():
+        words = goal.words() if isinstance(goal, Target) else f"{100 * goal:g} %"
+        yield words, step, step_words(step, off.get(goal), prediction.horizon), real.get(goal)
+
+
+def _main_goal(result: TaskReport) -> tuple[str, int, str, float | None]:
+    """The first target, or the middle threshold where there is none."""
+    goals, thresholds = list(_goals(result)), len(result.forecast.prediction.steps)
+    if len(goals) > thresholds:
+        return goals[thresholds]
+    words, step, when, real = goals[thresholds // 2]
+    return f"{words} of the drop", step, when, real
+
+
 def _to_act_on(result: TaskReport) -> list[str]:
     """When it is done, whether a faster rate is at hand, and whether more steps are worth it."""
     found, swept = result.forecast, result.sweep
@@ -184,20 +192,13 @@ def _to_act_on(result: TaskReport) -> list[str]:
             f"Do not train with these settings: {prediction.message}.",
             f"Without momentum, rates up to {swept.max_learning_rate:.3g} are stable.",
         ]
-    targets = prediction.targets
-    times = {t.words(): step for t, step in targets.items()} or {
-        f"{100 - 100 * e:g} % of its fall": step for e, step in prediction.steps.items()
-    }
-    words, step = list(times.items())[0 if targets else len(times) // 2]
-    goal = next(iter(targets)) if targets else list(prediction.steps)[len(times) // 2]
-    off = _unsure(prediction).get(goal)
-    when = (
-        f"is there at step {step_words(step, off, prediction.horizon)}, after "
-        f"{readable_time(step * each)} on this device"
-    )
+    words, step, time, _ = _main_goal(result)
+    when = f"is there at step {time}, after {readable_time(step * each)} on this device"
+    if step < 0:
+        when = "is not reached"
     out = [
         f"The {found.task.loss.replace('_', '-')} loss falls from {loss[0]:.3g} to {loss[-1]:.3g} "
-        f"in {prediction.horizon} steps; {words} " + (when if step >= 0 else "is not reached") + "."
+        f"in {prediction.horizon} steps; {words} {when}."
     ]
     here, best = None if step < 0 else step, swept.fastest
     if best is not None:
@@ -215,74 +216,47 @@ def _to_act_on(result: TaskReport) -> list[str]:
             out.append("No other rate or momentum tried is a fifth faster.")
     tenth = max(1, prediction.horizon // 10)
     left = (loss[-1 - tenth] - loss[-1]) / max(loss[0] - loss[-1], 1e-30)
+    worth = "are worth it" if left > 0.01 else "are hardly worth it"
     out.append(
         f"In its last tenth the loss still falls by {100 * left:.1f} % of the whole: more steps "
-        + ("are worth it." if left > WORTH else "are hardly worth it.")
+        f"{worth}."
     )
     return out
 
 
-def _unsure(prediction: Prediction) -> dict[float | Target, int]:
-    """By how many steps times may be off, where that is known."""
-    return {**dict(prediction.steps_uncertainty or {}), **dict(prediction.targets_uncertainty)}
-
-
 def _first_numbers(result: TaskReport) -> dict[str, str]:
-    found = result.forecast
-    steps, targets = found.prediction.steps, found.prediction.targets
-    middle = list(steps)[len(steps) // 2]
-    words, step = f"{100 * middle:g} % of the drop", steps[middle]
-    off = _unsure(found.prediction).get(middle)
-    if targets:
-        first, step = next(iter(targets.items()))
-        words, off = first.words(), _unsure(found.prediction).get(first)
-    numbers = {}
+    found, prediction = result.forecast, result.forecast.prediction
+    words, step, when, _ = _main_goal(result)
     if step >= 0:
-        numbers[f"steps to {words}"] = step_words(step, off, found.prediction.horizon)
+        numbers = {f"steps to {words}": when}
         numbers["until there, on this device"] = readable_time(step * found.step_time.seconds)
     else:
-        stable = found.prediction.stable
-        numbers["at this learning rate"] = "does not get there" if stable else "diverges"
-    numbers["predicted loss at the end"] = f"{float(found.prediction.loss[-1]):.3g}"
-    numbers["largest stable learning rate"] = f"{found.prediction.max_learning_rate:.3g}"
+        never = "does not get there" if prediction.stable else "diverges"
+        numbers = {"at this learning rate": never}
+    numbers["predicted loss at the end"] = f"{float(prediction.loss[-1]):.3g}"
+    numbers["largest stable learning rate"] = f"{prediction.max_learning_rate:.3g}"
     return numbers
 
 
 def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
-    found = result.forecast
-    head = ["left of the drop, or target" if found.prediction.targets else "left of the drop"]
-    head += ["steps", "time"]
-    if found.real_steps is not None:
-        head += ["real steps", "real time"]
-    never = {True: "not reached", False: "diverges"}
-    rows, off, horizon = [], _unsure(found.prediction), found.prediction.horizon
-    for e, step in found.prediction.steps.items():
-        row: list[Any] = [f"{100 * e:g} %"]
-        words = never[found.prediction.stable]
-        ahead = [step_words(step, off.get(e), horizon), readable_time(found.seconds.get(e, 0.0))]
-        row += ahead if step >= 0 else [words, None]
-        if found.run is not None and found.real_steps is not None:
-            real, words = found.real_steps[e], never[found.run.finite]
-            spent = (found.real_seconds or {}).get(e)
-            row += [words, None] if spent is None else [real, readable_time(spent)]
+    found, run = result.forecast, result.forecast.run
+    head = ["left of the drop, or target", "steps", "time"]
+    head += [] if run is None else ["real steps", "real time"]
+
+    def cells(step: float | None, words: Any, seconds: float, stable: bool) -> list[Any]:
+        if step is None:
+            return [None, None]
+        if step < 0:
+            return ["not reached" if stable else "diverges", None]
+        return [words, readable_time(step * seconds)]
+
+    rows = []
+    for words, step, when, real in _goals(result):
+        row = [words, *cells(step, when, found.step_time.seconds, found.prediction.stable)]
+        if run is not None:
+            row += cells(real, real, run.seconds / found.prediction.horizon, run.finite)
         rows.append(row)
-    for target, step in found.prediction.targets.items():
-        row = [target.words()]
-        words, each = never[found.prediction.stable], found.step_time.seconds
-        ahead = [step_words(step, off.get(target), horizon), readable_time(step * each)]
-        row += ahead if step >= 0 else [words, None]
-        known = getattr(found.run, target.curve_name, None)
-        if found.run is not None and known is not None:
-            real, words = found.run.reach([target])[target], never[found.run.finite]
-            each = found.run.seconds / found.prediction.horizon
-            row += [real, readable_time(real * each)] if real >= 0 else [words, None]
-        rows.append(row + [None] * (len(head) - len(row)))
     return head, rows
-
-
-def _loss_caption(result: TaskReport) -> str:
-    words = "Loss on the training samples by step; the marks are the times of the table."
-    return words if result.forecast.run is None else words + " Filled marks are real."
 
 
 def _advice(result: TaskReport) -> str:
@@ -328,7 +302,7 @@ def results_html(results: Mapping[str, Any], *, title: str = "jaxttp") -> str:
         title: of the page.
 
     Returns:
-        HTML that needs no network and follows the reader's light or dark.
+        HTML that needs no network.
 
     Raises:
         ValueError: no results.
@@ -338,19 +312,16 @@ def results_html(results: Mapping[str, Any], *, title: str = "jaxttp") -> str:
         >>> import numpy as np
         >>> from jaxttp.conditioning import psd_sum_bounds
         >>> text = results_html({"Bounds": psd_sum_bounds(np.eye(2), np.eye(2))})
-        >>> "<h2>Bounds</h2>" in text, text.count("<svg")
+        >>> "<h2>Bounds</h2>" in text, text.count("<img")
         (True, 1)
     """
     if not results:
         raise ValueError("results must hold at least one result.")
     parts = [_page.heading(title, 1)]
-    for index, (name, result) in enumerate(results.items()):
-        drawn = {f"r{index}": (draw(result), f"{name}: {type(result).__name__}")}
-        parts += [
-            _page.heading(name),
-            f'<div class="table">{result._repr_html_()}</div>',
-            _page.figures(drawn, wide=True),
-        ]
+    for name, result in results.items():
+        drawn = _page.figures({f"{name}: {type(result).__name__}": draw(result)}, wide=True)
+        table = f'<div class="table">{result._repr_html_()}</div>'
+        parts += [_page.heading(name), table, drawn]
     made_with = versions() | {"matplotlib": mpl.__version__}
     parts += [_page.heading("Made with"), _page.table(("", "version"), made_with.items())]
     return _page.page(title, "\n".join(parts))

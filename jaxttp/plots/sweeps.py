@@ -1,4 +1,4 @@
-"""Sweeps as heat maps and as a choice between cost and loss."""
+"""Sweeps as heat maps and as a choice between cost and loss; comparisons and races."""
 
 import dataclasses
 from typing import Any
@@ -10,13 +10,10 @@ from matplotlib.figure import Figure
 from jaxttp.forecast import Comparison, Race, Sweep
 from jaxttp.losses.rule import Target
 from jaxttp.pipeline import TaskSweep
-from jaxttp.plots._draw import figure_of
-from jaxttp.plots._style import CYCLE, GREY, OTHER, PREDICTED, REAL, panels, tidy
+from jaxttp.plots._style import CYCLE, GREY, OTHER, PREDICTED, REAL, figure_of, panels
 
-REGRET = 0.1
-"""Settings that need so much more than the fewest steps are as good."""
-FIRST_ONES = 3
-"""Settings of a race that are drawn in colour."""
+BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "frameon": False}
+"""A legend under its panel."""
 
 
 @figure_of
@@ -34,19 +31,8 @@ def plot_sweep(sweep: Sweep, threshold: float | Target | None = None, *, title: 
             when None.
         title: above the figure.
 
-    Returns:
-        A matplotlib figure.
-
     Raises:
         ValueError: a threshold or a target that was not forecast.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jaxttp.forecast import grid, sweep_kernel
-        >>> settings = grid(learning_rate=(0.1, 0.2), momentum=(0.0, 0.9), steps=20)
-        >>> found = sweep_kernel(jnp.eye(2), jnp.zeros((2, 2)), jnp.array([0, 1]), settings)
-        >>> len(plot_sweep(found, 0.1).axes)  # heat map, Pareto set, colour bar
-        3
     """
     goal = sweep.ranked_by if threshold is None else threshold
     sweep.times(goal)  # checks it
@@ -58,17 +44,11 @@ def plot_sweep(sweep: Sweep, threshold: float | Target | None = None, *, title: 
 
 @figure_of
 def plot_task_sweep(result: TaskSweep) -> Figure:
-    """The same for a named task and the goal that its advice is for; of a race its curves.
-
-    Args:
-        result: of `jaxttp.pipeline.sweep_task`.
-
-    Returns:
-        A matplotlib figure.
-    """
+    """The same for a named task and the goal that its advice is for; of a race its curves."""
+    title = result.task.description
     if result.race is not None:
-        return plot_race(result.race, title=result.task.description)
-    return plot_sweep(result.sweep, result.threshold, title=result.task.description)
+        return plot_race(result.race, title=title)
+    return plot_sweep(result.sweep, result.threshold, title=title)
 
 
 def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
@@ -81,57 +61,38 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
     """
     rates = sorted({float(one.learning_rate) for one in sweep.settings})
     kinds = [dataclasses.replace(one, learning_rate=1.0) for one in sweep.settings]
-    rows = [i for i, kind in enumerate(kinds) if kind not in kinds[:i]]  # the first of each
-    at = [next(row for row, i in enumerate(rows) if kinds[i] == kind) for kind in kinds]
-    table = np.full((len(rows), len(rates)), np.nan)
-    times = sweep.times(threshold)
+    firsts = [i for i, kind in enumerate(kinds) if kind not in kinds[:i]]  # of every row
+    at = [next(row for row, i in enumerate(firsts) if kinds[i] == kind) for kind in kinds]
     columns = [rates.index(float(one.learning_rate)) for one in sweep.settings]
-    where = list(zip(at, columns, strict=True))
-    for i, place in enumerate(where):
+    table, times = np.full((len(firsts), len(rates)), np.nan), sweep.times(threshold)
+    for i, place in enumerate(zip(at, columns, strict=True)):
         if sweep.stable[i] and times[i] >= 0:
             table[place] = times[i]
-    edges = _edges(rates)
+    edges, rows = _edges(rates), np.arange(len(firsts) + 1)
     axes.patch.set(hatch="///", facecolor="0.93", edgecolor="0.8")
-    image = axes.pcolormesh(
-        edges,
-        np.arange(len(rows) + 1),
-        np.ma.masked_invalid(table),
-        cmap="viridis_r",
-        rasterized=True,
-    )
+    masked = np.ma.masked_invalid(table)
+    image = axes.pcolormesh(edges, rows, masked, cmap="viridis_r", rasterized=True)
     axes.set_xscale("log")
-    for row, i in enumerate(rows):
+    for row, i in enumerate(firsts):
         limit = sweep.max_learning_rate[i]
         if edges[0] < limit < edges[-1]:
             name = "largest stable rate" if row == 0 else None
             axes.plot([limit] * 2, [row, row + 1], color=REAL, lw=2.5, label=name)
     if np.any(np.isfinite(table)):
-        best = where[sweep.best(threshold)]
-        fewest = table[best]
-        near = np.argwhere(table <= max((1 + REGRET) * fewest, fewest + 1))
-        axes.plot(
-            [rates[column] for _, column in near], [row + 0.5 for row, _ in near], "o", ms=5,
-            mfc="white", mec="black", ls="none", label=f"at most {REGRET:.0%} more, or a step",
-        )  # fmt: skip
-        axes.plot(
-            rates[best[1]],
-            best[0] + 0.5,
-            "*",
-            ms=17,
-            mfc="white",
-            mec="black",
-            label="fewest steps",
-        )
-    axes.set_yticks(np.arange(len(rows)) + 0.5, [_label(sweep.named(i)) for i in rows])
-    axes.set_ylim(0, len(rows))
-    axes.set_xlim(edges[0], edges[-1])
-    axes.set_xlabel("learning rate")
+        best = sweep.best(threshold)
+        fewest = table[at[best], columns[best]]
+        near = np.argwhere(table <= max(1.1 * fewest, fewest + 1))
+        white: dict[str, Any] = {"mfc": "white", "mec": "black", "ls": "none"}
+        x, y = [rates[column] for _, column in near], [row + 0.5 for row, _ in near]
+        axes.plot(x, y, "o", ms=5, label="at most 10% more, or a step", **white)
+        x, y = rates[columns[best]], at[best] + 0.5
+        axes.plot(x, y, "*", ms=17, label="fewest steps", **white)
+    axes.set_yticks(rows[:-1] + 0.5, [_row_name(sweep.named(i)) for i in firsts])
+    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, len(firsts)), xlabel="learning rate")
     axes.set_title(f"steps to {sweep.goal(threshold)}")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), frameon=False)
-    bar = axes.figure.colorbar(image, ax=axes, label="training steps")
-    if bar.solids is not None:
-        bar.solids.set_rasterized(True)
+        axes.legend(**BELOW)
+    axes.figure.colorbar(image, ax=axes, label="training steps")
 
 
 def plot_pareto(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
@@ -142,27 +103,18 @@ def plot_pareto(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
         sweep: the forecasts.
         threshold: one of its thresholds or targets; a loss to get below is a line.
     """
-    cost = sweep.cost(threshold)
-    chosen = list(sweep.pareto(threshold))
-    reached = np.isfinite(cost)
-    axes.plot(
-        cost[reached], sweep.final_loss[reached], "o", color=GREY, alpha=0.4, ms=5,
-        label="every setting",
-    )  # fmt: skip
-    axes.plot(
-        cost[chosen], sweep.final_loss[chosen], "o-", color=PREDICTED, ms=7,
-        label="cheapest for its loss",
-    )  # fmt: skip
-    for i in _apart(chosen):
-        axes.annotate(
-            sweep.named(i), (cost[i], sweep.final_loss[i]), xytext=(7, 5), fontsize=10,
-            textcoords="offset points",
-        )  # fmt: skip
+    cost, loss = sweep.cost(threshold), sweep.final_loss
+    best, reached = list(sweep.pareto(threshold)), np.isfinite(cost)
+    axes.plot(cost[reached], loss[reached], "o", color=GREY, alpha=0.4, label="every setting")
+    axes.plot(cost[best], loss[best], "o-", color=PREDICTED, label="cheapest for its loss")
+    # The ends and the middle: more labels would cover each other.
+    for i in {best[k] for k in (0, len(best) // 2, -1)} if best else ():
+        style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 10}
+        axes.annotate(sweep.named(i), (cost[i], loss[i]), xytext=(7, 5), **style)
     if isinstance(threshold, Target) and threshold.metric == "loss":
         axes.axhline(threshold.value, color=GREY, lw=1.2, ls=":", label=threshold.words())
     unit = "samples seen" if sweep.step_seconds is None else "seconds"
-    axes.set_xlabel(f"{unit} until there")
-    axes.set_ylabel("predicted loss at the horizon")
+    axes.set(xlabel=f"{unit} until there", ylabel="predicted loss at the horizon")
     if np.any(reached):
         # Nothing is spent on a goal that holds before training, and 0 has no logarithm.
         axes.set_xscale("linear" if np.any(cost[reached] <= 0) else "log")
@@ -170,16 +122,10 @@ def plot_pareto(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
     else:
         axes.annotate("no setting gets there", (0.5, 0.5), xycoords="axes fraction", ha="center")
     axes.margins(x=0.25, y=0.1)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), frameon=False)
-    tidy(axes)
+    axes.legend(**BELOW)
 
 
-def _apart(chosen: list[int]) -> list[int]:
-    """The ends and the middle: more labels would cover each other."""
-    return list(dict.fromkeys(chosen[i] for i in (0, len(chosen) // 2, -1))) if chosen else []
-
-
-def _label(name: str) -> str:
+def _row_name(name: str) -> str:
     """What is not the learning rate."""
     words = [word for word in name.split(", ") if not word.startswith("rate ")]
     return ", ".join(words) or "plain"
@@ -188,11 +134,9 @@ def _label(name: str) -> str:
 def _edges(rates: list[float]) -> np.ndarray:
     """Edges of cells around rates, in the logarithm."""
     logs = np.log(rates)
-    if len(logs) == 1:
-        return np.exp(np.array([logs[0] - 0.5, logs[0] + 0.5]))
-    middle = (logs[1:] + logs[:-1]) / 2
-    ends = [logs[0] - (middle[0] - logs[0])], [logs[-1] + (logs[-1] - middle[-1])]
-    return np.exp(np.concatenate([ends[0], middle, ends[1]]))
+    half = np.diff(logs) / 2 if len(logs) > 1 else np.array([0.5])
+    middle = logs[:-1] + half[: len(logs) - 1]
+    return np.exp([logs[0] - half[0], *middle, logs[-1] + half[-1]])
 
 
 @figure_of
@@ -201,41 +145,18 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
 
     Targets are lines, with a star where a starting point gets below; those of the error have a
     panel of their own.
-
-    Args:
-        found: a `jaxttp.forecast.Comparison`.
-        title: above the figure.
-
-    Returns:
-        A matplotlib figure.
-
-    Example:
-        >>> from jaxttp.pipeline import Settings, compare_task
-        >>> small = Settings(data="wine", samples_per_class=4, steps=20, relinearize=0)
-        >>> _, found = compare_task(small, ("all", "head"), time_steps=False)
-        >>> len(plot_comparison(found).axes)
-        2
     """
     by_error = any(target.metric == "error" for target in found.targets)
     widths = (3, 3, 2) if by_error else (3, 2)
     figure, (left, *middle, right) = panels(len(widths), title=title, width_ratios=widths)
-    labels = [
-        f"{name} (rate {one.learning_rate:.3g})"
-        for name, one in zip(found.names, found.settings, strict=True)
-    ]
-    _curves_to_targets(left, found, found.loss, "loss", labels)
-    for axes in middle:
-        _curves_to_targets(axes, found, found.error, "error", labels)
-        axes.set(xlabel="training step", ylabel="predicted training error")
-        axes.set_ylim(bottom=0)
-        tidy(axes)
+    _curves_to_targets(left, found, found.loss, "loss")
+    left.set_yscale("log")
     if (found.rule, found.metric) == ("absolute", "loss"):
         for goal in found.thresholds:
             left.axhline(goal, color=GREY, lw=1, ls=":")
-    left.set_yscale("log")
-    left.set_xlabel("training step")
-    left.set_ylabel("predicted training loss")
-    left.legend(frameon=False)
+    for axes in middle:
+        _curves_to_targets(axes, found, found.error, "error")
+        axes.set_ylim(bottom=0)
     places = np.arange(len(found.names))
     speeds = [why.speed for why in found.explanations]
     shares = [why.alignment for why in found.explanations]
@@ -243,76 +164,48 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
     right.barh(places + 0.19, shares, 0.36, color=OTHER, label="labels along leading eigenvectors")
     right.set_yticks(places, found.names)
     right.invert_yaxis()
-    right.set_xlim(0, 1)
-    right.set_xlabel("share")
-    right.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-    for axes in (left, right):
-        tidy(axes)
+    right.set(xlim=(0, 1), xlabel="share")
+    right.legend(**BELOW)
     return figure
 
 
-def _curves_to_targets(
-    axes: Axes, found: Comparison, curves: Any, metric: str, labels: list[str]
-) -> None:
+def _curves_to_targets(axes: Axes, found: Comparison, curves: Any, metric: str) -> None:
     """The curves of all starting points, with lines and stars for the targets of this metric."""
-    for i, label in enumerate(labels):
+    for i, (name, one) in enumerate(zip(found.names, found.settings, strict=True)):
+        label = f"{name} (rate {one.learning_rate:.3g})"
         axes.plot(curves[i], color=CYCLE[i % len(CYCLE)], lw=2, label=label)
-    for column, target in enumerate(found.targets):
+    axes.set(xlabel="training step", ylabel=f"predicted training {metric}")
+    for target, steps in zip(found.targets, found.target_steps.T, strict=True):
         if target.metric != metric:
             continue
         axes.axhline(target.value, color=GREY, lw=1.2, ls=":", zorder=1)
-        axes.annotate(target.words(), (1, target.value), xycoords=("axes fraction", "data"),
-                      xytext=(-2, 3), textcoords="offset points", ha="right", color=GREY,
-                      fontsize=10)  # fmt: skip
-        for i, step in enumerate(found.target_steps[:, column]):
+        where = (1, target.value), ("axes fraction", "data")
+        axes.annotate(target.words(), where[0], xycoords=where[1], ha="right", va="bottom")
+        for i, step in enumerate(steps):
             if step >= 0:
-                axes.plot(step, curves[i][step], "*", color=CYCLE[i % len(CYCLE)], ms=17,
-                          mec="white", mew=0.8, clip_on=False, zorder=6)  # fmt: skip
+                style: dict[str, Any] = {"color": CYCLE[i % len(CYCLE)], "zorder": 6}
+                axes.plot(step, curves[i][step], "*", ms=17, mec="white", clip_on=False, **style)
 
 
 @figure_of
 def plot_race(found: Race, *, title: str = "") -> Figure:
-    """Losses of all that started, as far as they were trained; the first ones in colour.
-
-    Args:
-        found: a `jaxttp.forecast.Race`.
-        title: above the figure.
-
-    Returns:
-        A matplotlib figure.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jaxttp.forecast import grid, race
-        >>> settings = grid(learning_rate=(0.1, 1.0), steps=5)
-        >>> found = race(lambda w, x: x @ w, jnp.zeros((2, 2)), jnp.eye(2), jnp.arange(2), settings)
-        >>> plot_race(found).axes[0].get_xlabel()
-        'training step'
-    """
+    """Losses of all that started, as far as they were trained; the first three in colour."""
     figure, (axes,) = panels(1, title=title)
-    order = found.ranking()[:FIRST_ONES]
-    for i in (*(i for i in range(len(found.losses)) if i not in order), *order):
-        curve = found.losses[i]
-        shown = np.where(np.isfinite(curve), curve, np.nan)
-        steps, place = found.at[i], order.index(i) if i in order else None
-        color = GREY if place is None else CYCLE[place]
-        label = None if place is None else found.named(i)
-        width, above = (0.8, 1) if place is None else (2.2, 3)
-        axes.plot(steps, shown, color=color, lw=width, label=label, zorder=above)
-        axes.plot(steps[-1], shown[-1], "o", ms=3 if place is None else 5, color=color,
-                  zorder=above)  # fmt: skip
+    first = found.ranking()[:3]
+    for i in sorted(range(len(found.losses)), key=lambda i: i in first):  # these above the others
+        style: dict[str, Any] = {"color": GREY, "lw": 0.8}
+        if i in first:
+            style = {"color": CYCLE[first.index(i)], "label": found.named(i)}
+        curve = np.where(np.isfinite(found.losses[i]), found.losses[i], np.nan)
+        axes.plot(found.at[i], curve, "o-", markevery=[len(curve) - 1], ms=4, **style)
+    axes.set(xlabel="training step", ylabel="loss on all training samples", yscale="log")
+    goal = [] if found.goal is None else [found.goal.value]
     if found.goal is not None:
         axes.axhline(found.goal.value, color=REAL, lw=1.2, ls=":", label=found.goal.words())
-    axes.set_yscale("log")
     starts = [curve[0] for curve in found.losses if np.isfinite(curve[0])]
-    if starts:
-        least = [curve[np.isfinite(curve)].min() for curve in found.losses if len(curve)
-                 and np.isfinite(curve[0])]  # fmt: skip
-        goal = [] if found.goal is None else [found.goal.value]
-        low = min((value for value in (*least, *goal, *starts) if value > 0), default=1e-3)
-        axes.set_ylim(bottom=0.7 * low, top=2 * max(starts))
-    axes.set(xlabel="training step", ylabel="loss on all training samples")
-    if order or found.goal is not None:
-        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-    tidy(axes)
+    reached = [value for curve in found.losses for value in curve if value > 0]
+    if starts:  # what diverges leaves the view
+        axes.set_ylim(bottom=0.7 * min([*reached, *goal]), top=2 * max(starts))
+    if first or goal:
+        axes.legend(**BELOW)
     return figure

@@ -19,7 +19,7 @@ from jaxttp._core.checks import check_choice, is_concrete
 from jaxttp._core.double import as_double, double
 from jaxttp._core.results import RESULT, describe
 from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.ntk.power_law import PowerLaw, fit_power_law
+from jaxttp.ntk.spectrum import PowerLaw, fit_power_law
 
 NORMALIZATIONS = ("singular_values", "eigenvalues")
 

@@ -25,7 +25,7 @@ W = normal(1, (3, 2), 1 / 2)
 
 @pytest.fixture(scope="module", autouse=True)
 def room_for_programs():
-    """Programs are dropped where a process holds too many (`_core.bounded`): not in between."""
+    """Programs are dropped where a process holds too many (`bound_programs`): not in between."""
     shortcuts.forget()  # which hold them, too
     jax.clear_caches()
     gc.collect()

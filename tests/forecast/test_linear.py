@@ -12,8 +12,7 @@ from jaxttp import predict_training_time, train
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast import Problem, Relinearized, grid, sweep, sweep_kernel
 from jaxttp.forecast.comparison import _explain
-from jaxttp.ntk._linear import is_linear
-from jaxttp.ntk._program import trace
+from jaxttp.ntk._program import is_linear, trace
 from jaxttp.ntk.estimators import Exact
 from tests import oracles
 from tests.draws import normal

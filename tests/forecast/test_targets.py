@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxttp import compare, online, predict_training_time, race, sweep, train
-from jaxttp.cli._goals import cells
+from jaxttp.cli._tables import cells
 from jaxttp.forecast import (
     Candidate,
     Descent,

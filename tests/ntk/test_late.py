@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp.ntk import _memory, empirical_ntk, ntk_plan
-from jaxttp.ntk._late import Outer, _width, product_of_outer
-from jaxttp.ntk._memory import Blocks
+from jaxttp.ntk import _plan, empirical_ntk, ntk_plan
+from jaxttp.ntk._plan import Blocks
+from jaxttp.ntk._products import Outer, _width, product_of_outer
 from jaxttp.ntk.layerwise import PRODUCTS
 from tests import oracles
 from tests.draws import normal
@@ -39,11 +39,11 @@ def made():
 @pytest.fixture
 def blocks(monkeypatch):
     """No kernel fits into one piece; the blocks are those that are set here."""
-    monkeypatch.setattr(_memory, "ONE_PIECE_BYTES", 0)
+    monkeypatch.setattr(_plan, "ONE_PIECE_BYTES", 0)
 
     def use(*given, **options):
         chosen = Blocks(*given, **options)
-        monkeypatch.setattr(_memory.Memory, "fit_late", lambda self, bound: chosen)
+        monkeypatch.setattr(_plan.Memory, "fit_late", lambda self, bound: chosen)
 
     return use
 
@@ -81,12 +81,6 @@ def test_between_two_sets_by_layer_and_of_some_parameters(blocks):
     blocks(3, 2, 1)
     both = empirical_ntk(network, params, tokens, tokens[:4], method="layerwise")
     close(both, np.asarray(wanted)[:, :, :4])
-    parts = empirical_ntk(network, params, tokens, method="layerwise", per_layer=True)
-    assert set(parts) == set(params)
-    close(sum(parts.values()), np.asarray(wanted))
-    chosen = {name: name == "up" for name in params}
-    alone = empirical_ntk(network, params, tokens, method="layerwise", trainable=chosen)
-    close(alone, np.asarray(parts["up"]))
 
 
 def test_sums_in_double_precision_of_a_network_in_single(blocks):

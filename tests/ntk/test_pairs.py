@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxttp import empirical_ntk
-from jaxttp.ntk import _pairs
-from jaxttp.ntk._pairs import goes_by_rows, sum_over_pairs, turns_of
+from jaxttp.ntk import _products
+from jaxttp.ntk._products import goes_by_rows, sum_over_pairs, turns_of
 from jaxttp.ntk._program import trace
 from jaxttp.ntk._sites import by_pixels, find_sites
 from tests.draws import normal, split
@@ -42,8 +42,8 @@ def features(n, m, classes, groups, positions, fan_in, fan_out):
 @pytest.mark.parametrize("numbers", [1, 40, 1 << 21])
 def test_all_pairs_of_positions(output, numbers, monkeypatch):
     """However many positions a turn of the loop takes."""
-    monkeypatch.setattr(_pairs, "_TURN", numbers)
-    monkeypatch.setattr(_pairs, "_OWN_TURN", numbers)
+    monkeypatch.setattr(_products, "_TURN", numbers)
+    monkeypatch.setattr(_products, "_OWN_TURN", numbers)
     x1, g1, x2, g2 = features(3, 2, 2, 2, 6, 4, 3)
     both = jnp.einsum(ORACLES[output], x1, x2, g1, g2)
     close(sum_over_pairs(x1, g1, x2, g2, output, "float64"), both)
@@ -56,8 +56,8 @@ def test_all_pairs_of_positions(output, numbers, monkeypatch):
 @pytest.fixture(params=[2, 16])
 def by_rows(request, monkeypatch):
     """However few the positions are, in blocks of so many rows."""
-    monkeypatch.setattr(_pairs, "_MANY_POSITIONS", 1)
-    monkeypatch.setattr(_pairs, "_ROWS", request.param)
+    monkeypatch.setattr(_products, "_MANY_POSITIONS", 1)
+    monkeypatch.setattr(_products, "_ROWS", request.param)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 2), (5, 7), (17, 4)])
@@ -132,7 +132,7 @@ GEOMETRIES = st.tuples(
 @given(GEOMETRIES)
 def test_patches_are_sums_of_pixels(least, monkeypatch, geometry):
     """Of any convolution: sizes, taps, strides, dilations, margins, groups; in both orders."""
-    monkeypatch.setattr(_pairs, "_MANY_POSITIONS", least)
+    monkeypatch.setattr(_products, "_MANY_POSITIONS", least)
     size, taps, stride, dilation, gaps, low, high, groups = geometry
     axes = len(size)
     names = "HW"[:axes]

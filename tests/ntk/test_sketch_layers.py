@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxttp.ntk import empirical_ntk, sketch_error, sketch_jacobian
-from jaxttp.ntk._sketch_layers import SketchLayers, sketch_cost, width_of
+from jaxttp.ntk._countsketch import SketchLayers, sketch_cost, width_of
 from jaxttp.ntk.gram import workload
 from tests.draws import normal
 

@@ -3,13 +3,12 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
 
-from jaxttp import conditioning, from_nnx, losses
+from jaxttp import conditioning, from_nnx
 from jaxttp.data import load_dataset
 from jaxttp.models import MLP
 from jaxttp.pipeline import (
@@ -18,7 +17,6 @@ from jaxttp.pipeline import (
     ConditionSettings,
     condition,
     condition_sweep,
-    pruning_runs,
     sweep_to_json,
     tracked_run,
 )
@@ -45,24 +43,6 @@ def test_a_linear_network_on_whitened_data():
     assert found.steps == np.ceil(np.log(0.01) / np.log((k - 1) / (k + 1)))
     assert "13-20-20-3 on 178 samples of wine, whitened" in found.description
     assert found.sensitivity.rank == 39
-
-
-def test_raw_data_are_worse():
-    raw = condition(ConditionSettings(data="wine", width=20, whiten=False))
-    x = load_dataset("wine").x.astype(np.float64)
-    values = np.linalg.eigvalsh(x.T @ x / len(x))
-    ratio = float(raw.condition.value) / float(condition(WINE).condition.value)
-    assert 1 < ratio <= values[-1] / values[0] * 3
-    assert float(raw.condition.value) <= raw.bounds["convex"] * (1 + 1e-9)
-
-
-@pytest.mark.slow
-def test_constant_pixels_lower_the_rank():
-    found = condition(ConditionSettings(width=70, depth=2))
-    pixels = load_dataset("digits").x.reshape(1797, 64)
-    assert found.generic_rank == 10 * np.linalg.matrix_rank(pixels - pixels.mean(axis=0))
-    assert found.condition.gap > 1e10
-    assert float(found.condition.value) <= found.bounds["convex"] * (1 + 1e-9)
 
 
 def test_residual_and_batch_norm():
@@ -112,13 +92,6 @@ def test_json(network):
     assert written["condition_number"] == float(found.condition.value)
     assert written["settings"]["network"] == network
     assert len(written["eigenvalues"]) == len(written["rank_sensitivity"]["ranks"])
-
-
-def test_operators_of_moderate_size_are_dense_all_the_same(monkeypatch):
-    monkeypatch.setattr("jaxttp.pipeline.conditioning.DENSE", 10)
-    # 1024 rows and fewer are dense all the same: the iteration is for what is larger.
-    big = condition(ConditionSettings(data="breast_cancer", width=40))
-    assert big.condition.kind == "dense"
 
 
 @pytest.mark.parametrize("parameter", SWEEP_VALUES)
@@ -190,50 +163,3 @@ def test_measures_along_training():
     matrix = conditioning.curvature_matrix(apply_fn, found.run.params, x)
     last = conditioning.condition_number(matrix).value
     np.testing.assert_allclose(found.records[-1].values["kappa"], last, rtol=1e-6)
-
-
-def test_own_measures_and_mini_batches(key):
-    apply_fn, params, x, y = problem()
-    found = tracked_run(
-        apply_fn, params, x, y, loss="cross_entropy", optimizer=optax.sgd(0.1), steps=4,
-        batch_size=4, key=key, measures={"size": lambda w: sum(a.size for a in jax.tree.leaves(w))},
-    )  # fmt: skip
-    assert [record.values["size"] for record in found.records] == [13 * 8 + 8 + 8 * 3 + 3] * 5
-
-
-@pytest.mark.slow
-def test_pruned_networks_are_worse_conditioned_and_stay_pruned():
-    apply_fn, params, x, y = problem()
-    dense, sparse = pruning_runs(
-        apply_fn, params, x, y, (0.0, 0.7), loss="cross_entropy", optimizer=optax.adam(1e-2),
-        steps=5,
-    )  # fmt: skip
-    assert (dense.rate, sparse.rate) == (0.0, 0.7)
-    np.testing.assert_allclose(
-        dense.condition.value,
-        conditioning.condition_number(conditioning.curvature_matrix(apply_fn, params, x)).value,
-        rtol=1e-6,
-    )
-    kernel = np.asarray(sparse.run.params["hidden"]["0"]["kernel"])
-    assert np.sum(kernel == 0) == int(0.7 * kernel.size)
-    assert not np.any(np.asarray(dense.run.params["hidden"]["0"]["kernel"]) == 0)
-
-    # By hand: the columns of the Jacobian that belong to what is left.
-    masks = conditioning.magnitude_masks(params, 0.7)
-    start = conditioning.apply_masks(params, masks)
-    flat, unravel = jax.flatten_util.ravel_pytree(start)
-    jacobian = jax.jit(jax.jacrev(lambda w: apply_fn(unravel(w), jnp.asarray(x))))(flat)
-    kept = np.asarray(jax.flatten_util.ravel_pytree(masks)[0]).astype(bool)
-    values = np.linalg.svd(np.asarray(jacobian, np.float64).reshape(-1, flat.size)[:, kept],
-                           compute_uv=False)  # fmt: skip
-    rank = int(sparse.condition.rank)
-    assert float(sparse.condition.value) == pytest.approx(
-        (values[0] / values[rank - 1]) ** 2, rel=1e-2
-    )  # float32 network
-
-
-def test_names_of_losses_are_checked():
-    apply_fn, params, x, y = problem()
-    with pytest.raises(ValueError, match="loss"):
-        tracked_run(apply_fn, params, x, y, loss="hinge", optimizer=optax.sgd(0.1), steps=2)
-    assert losses.get_loss("cross_entropy") is not None

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from jaxttp import train
-from jaxttp.cli._fine_tuning import show
+from jaxttp.cli.predict import _print_fine_tuning as show
 from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.forecast import HeldForecast, WallClock
 from jaxttp.models import load_transformer
@@ -21,8 +21,7 @@ from jaxttp.pipeline import (
     fine_tuning_of,
     fine_tuning_task,
 )
-from jaxttp.pipeline._watched import train_watched
-from jaxttp.pipeline.text_tasks import MEASURED, build_text_task
+from jaxttp.pipeline.text_tasks import MEASURED, build_text_task, train_watched
 from tests.models.texts import WORDS, write_model
 from tests.test_cli import call
 
@@ -96,14 +95,6 @@ def test_steps_become_tokens_seconds_and_money(task, folder):
     assert found.goals[1].words == "within 10 % of its drop"
     assert found.goals[1].step == 271
     assert json.loads(json.dumps(found.to_json()))["goals"][-1]["step"] == -1
-
-
-def test_a_goal_whose_level_is_in_doubt_has_a_wider_range(task, folder):
-    """40 % of a drop of 1 ± 0.1 is left at 2.4 ± 0.06, which 3 - t / 300 ± 0.1 is below by
-    t = 133 (2.46 + 0.1) to 229 (2.34 - 0.1)."""
-    first = bounded(task, folder, uncertainty=np.full(301, 0.1)).goals[2]
-    assert (first.words, first.step) == ("within 40 % of its drop", 180)
-    assert (first.earliest, first.latest) == (133, 229)
 
 
 @pytest.mark.parametrize("reason", ["held too long", "seen again", "more weights"])
@@ -187,18 +178,6 @@ def test_the_command_foresees_and_verifies(folder):
     assert drop > 0.3
     # A tenth of the drop at the end; how true curves are is measured in experiments.bench.lora.
     assert abs(written["loss"][-1] - real[-1]) < 0.1 * drop
-
-
-def test_a_price_is_left_out_where_none_is_given(folder):
-    """The shortest command there is: no price, no target, nothing trained, nothing written."""
-    result = call(
-        "predict", "--model", str(folder), "--lora", "r=2", "--text", str(folder / "corpus.txt"),
-        "--optimizer", "adamw", "--learning-rate", "0.01", "--steps", "150", "--batch-size", "8",
-        "--sequence-length", "8", "--budget", "0.6", columns=120,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
-    assert "all steps" in result.stdout
-    assert "price" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -297,9 +276,3 @@ def test_what_is_no_network_or_no_text_is_refused(folder, at_hand, change, error
     given |= {k: v for k, v in change.items() if k not in fields}
     with pytest.raises(error, match=message):
         fine_tuning_of(chosen, **given)
-
-
-def test_options_of_a_text_do_nothing_without_one():
-    result = call("predict", "--lora", "r=4")
-    assert result.exit_code == 2
-    assert "lora='r=4' does nothing here: it is for a language model's text" in result.stderr

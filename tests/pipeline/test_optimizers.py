@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +9,8 @@ import optax
 import pytest
 
 from jaxttp.forecast.hyperparameters import SCHEDULES, Hyperparameters
-from jaxttp.losses.rule import Target
-from jaxttp.pipeline import Settings, build_task, forecast, make_optimizer, sweep_task
-from jaxttp.pipeline.goals import aims, arrivals
-from jaxttp.pipeline.optimizers import hyperparameters, training_words
+from jaxttp.pipeline import Settings, build_task, make_optimizer
+from jaxttp.pipeline.settings import hyperparameters
 from tests import tiny
 
 
@@ -110,34 +107,6 @@ def test_training_that_does_not_fit_is_refused_before_data_are_loaded(options, m
         build_task(Settings(**({"data": "wine"} | options)))
 
 
-def test_training_in_words():
-    settings = Settings(optimizer="adamw", weight_decay=0.1, warmup=5, learning_rate=0.01)
-    words = "adamw, learning rate 0.01, weight decay 0.1, constant, warm-up 5"
-    assert training_words(settings) == words
-    assert training_words(Settings()) == "learning rate 0.005"
-
-
-def test_rows_of_a_table_that_are_left_out_are_told(tmp_path):
-    file = tmp_path / "own.csv"
-    rows = [f"{i % 7},{i % 3},{'ab'[i % 4 == 0]}" for i in range(40)]
-    file.write_text("\n".join(rows))
-    settings = Settings(data=str(file), samples_per_class=8)
-    task = build_task(settings)
-    assert task.note is not None
-    assert task.note.endswith(
-        "16 of 40 rows: at most 8 a class; --samples-per-class all keeps them"
-    )
-    assert str(task).splitlines() == [task.description, task.note]
-    for each in (None, 30):
-        whole = build_task(dataclasses.replace(settings, samples_per_class=each))
-        assert whole.note is not None
-        words = "own.csv, 2 classes ('a' 30, 'b' 10) from column 3, features of mean 0"
-        assert whole.note.startswith(words)
-        assert "rows" not in whole.note
-    one = dataclasses.replace(settings, classes=(1, 0), samples_per_class=30)
-    assert "rows" not in str(build_task(one).note)
-
-
 def test_targets_beside_the_thresholds():
     shown = tiny.verified()
     below = float(shown.run.loss[5]), float(shown.prediction.loss[3])
@@ -153,45 +122,3 @@ def test_targets_beside_the_thresholds():
     plain = json.loads(json.dumps(dataclasses.replace(shown, settings=asked).to_json()))
     assert [one["steps"] for one in plain["targets"]] == [one.steps for one in found]
     assert shown.targets == ()
-
-
-def test_what_diverges_reaches_no_target():
-    curve = types.SimpleNamespace(loss=[1.0, 0.1], error=[0.5, 0.0])
-    targets = aims(Settings(target_loss=(0.5,), target_error=(0.1,)))
-    found = arrivals(targets, curve, reached=False, step_seconds=1.0)
-    assert [(one.metric, one.steps, one.seconds) for one in found] == [
-        ("loss", -1, None), ("error", -1, None)
-    ]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_schedule_by_name_is_the_same_in_forecasts_and_sweeps():
-    settings = dataclasses.replace(
-        tiny.SETTINGS, schedule="cosine", warmup=3, momentum=0.5, relinearize=0, target_loss=(0.7,)
-    )
-    single = forecast(settings)
-    swept = sweep_task(
-        dataclasses.replace(settings, schedule="constant", momentum=0.0),
-        learning_rates=(settings.learning_rate,), momenta=(0.5,), schedules=("cosine",),
-        time_steps=False,
-    )  # fmt: skip
-    # Two programs in float32 networks: rtol 1e-5.
-    np.testing.assert_allclose(swept.sweep.loss[0], single.prediction.loss, rtol=1e-5)
-    assert swept.threshold == swept.sweep.targets[0] == Target(0.7)
-    assert swept.sweep.target_steps[0, 0] == single.targets[0].steps > 0
-    assert json.loads(json.dumps(swept.to_json()))["goal"] == "loss below 0.7"
-
-
-@pytest.mark.slow
-def test_adamw_is_forecast_trained_and_timed():
-    settings = dataclasses.replace(
-        tiny.SETTINGS, optimizer="adamw", learning_rate=0.01, schedule="cosine", warmup=2
-    )
-    found = forecast(settings, verify=True)
-    assert found.prediction.dynamics == "weight_space"
-    assert found.prediction.trust is not None
-    np.testing.assert_allclose(found.prediction.loss[0], found.run.loss[0], rtol=1e-5)
-    # The first step's rate is 0: nothing moves, forecast and real, so the schedule is in both.
-    assert found.run.loss[1] == found.run.loss[0]
-    np.testing.assert_allclose(found.prediction.loss[1], found.prediction.loss[0], rtol=1e-6)
-    assert found.run.loss[-1] < 0.7 * found.run.loss[0]

@@ -1,7 +1,5 @@
 """A task's spectrum against NumPy's eigenvalues of the kernel."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,13 +29,3 @@ def test_values_and_shares_are_those_of_the_kernel():
     cumulative = np.cumsum(found.labels)
     k = found.head(0.5, "labels")
     assert cumulative[k - 1] >= 0.5 > (cumulative[k - 2] if k > 1 else 0)
-
-
-def test_results_are_plain_values():
-    text = json.dumps(task_spectrum(SMALL).to_json(), allow_nan=False)
-    assert len(json.loads(text)["values"]) == 36
-
-
-def test_bad_data():
-    with pytest.raises(ValueError, match="data='imagenet'"):
-        task_spectrum(Settings(data="imagenet"))

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -12,7 +11,7 @@ import jaxttp.models.catalog as catalog
 from jaxttp.adapters import output_shape
 from jaxttp.data import imagenet_preprocessing
 from jaxttp.models import ResNet, ViT, save_params
-from jaxttp.pipeline import Settings, build_task, forecast
+from jaxttp.pipeline import Settings, build_task
 from tests.models.filled import filled
 from tests.models.texts import write_model, write_texts
 
@@ -142,19 +141,6 @@ def test_part_of_the_weights(trainable, count, options, tmp_path):
         assert "adapters of rank 2 alone trained" in task.description
 
 
-@pytest.mark.slow
-def test_a_forecast_of_the_head_beside_its_training(tmp_path):
-    pictures(tmp_path)
-    settings = Settings(
-        data="image_folder", folder=str(tmp_path), model="resnet18", trainable="head",
-        samples_per_class=4, steps=20, learning_rate=0.05,
-    )  # fmt: skip
-    result = forecast(settings, verify=True)
-    # A linear model: the linearised network is the network.
-    np.testing.assert_allclose(result.prediction.loss, result.run.loss, rtol=1e-4)
-    assert result.to_json()["hyperparameters"]["model"] == "resnet18"
-
-
 def test_classes_of_any_data_set():
     task = build_task(Settings(data="wine", classes=(2, 0), samples_per_class=3))
     assert output_shape(*task.model, task.x) == (6, 2)
@@ -197,33 +183,6 @@ def test_weights_of_another_network(weights):
         build_task(Settings(model="vit_tiny", weights=str(weights[0]), samples_per_class=2))
 
 
-def test_cells_of_a_table_are_mended_and_that_is_said(tmp_path):
-    path = tmp_path / "own.csv"
-    path.write_text("w,sex,kind\n1,f,a\n3,m,b\n?,f,b\n5,m,a\n2,f,b\n")
-    with pytest.raises(ValueError, match="missing"):
-        build_task(Settings(data=str(path)))
-    task = build_task(Settings(data=str(path), drop_missing=True, one_hot=True))
-    assert task.x.shape == (4, 3)
-    assert "1 of 5 rows with missing values dropped" in task.note
-    few = dict(drop_missing=True, one_hot=True, samples_per_class=1)
-    assert "2 of 4 rows: at most 1 a class" in build_task(Settings(data=str(path), **few)).note
-    for name in ("drop_missing", "one_hot"):
-        with pytest.raises(ValueError, match=f"^{name}=True does nothing here: it is for a CSV"):
-            build_task(Settings(data="wine", **{name: True}))
-
-
-def test_the_hidden_widths_of_a_table():
-    task = build_task(Settings(data="wine", samples_per_class=2, hidden=(7, 5)))
-    assert "MLP 13-7-5-3 " in task.description
-    shapes = sorted(leaf.shape for leaf in jax.tree.leaves(task.model.params) if leaf.ndim == 2)
-    assert shapes == [(5, 3), (7, 5), (13, 7)]
-    for more in ({"model": "vgg5", "data": "wine"}, {}):
-        with pytest.raises(ValueError, match=r"^hidden=\(7,\) does nothing here"):
-            build_task(Settings(hidden=(7,), **more))
-    with pytest.raises(ValueError, match=r"^hidden must be an integer of at least 1; got 0"):
-        build_task(Settings(data="wine", hidden=(8, 0)))
-
-
 def test_texts_for_a_language_model(tmp_path):
     path, folder = tmp_path / "own.csv", tmp_path / "bert"
     write_texts(path)
@@ -259,10 +218,3 @@ def test_texts_for_a_language_model(tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"^model: folder='.*bert' has no model\.safetensors"):
         build_task(asked)
-
-
-def test_samples_of_a_class_are_called_as_the_setting_is(tmp_path):
-    path = tmp_path / "own.csv"
-    path.write_text("w,h,kind\n1,2,a\n3,4,b\n5,7,a\n")
-    with pytest.raises(ValueError, match="samples_per_class must be an integer of at least 1"):
-        build_task(Settings(data=str(path), samples_per_class=0))

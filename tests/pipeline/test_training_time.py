@@ -5,16 +5,14 @@ import json
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
+from jaxttp.data.folders import LAYOUTS
+from jaxttp.data.tfds import SPLITS
 
 from jaxttp import training_time
 from jaxttp.adapters import output_shape
 from jaxttp.data import dataset_names
-from jaxttp.data.sources import LAYOUTS, SPLITS
-from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.pipeline import Settings, build_task, forecast
 from tests import tiny
 
@@ -114,43 +112,6 @@ def test_forecast_beside_the_real_run():
     assert abs(float(prediction.loss[1] - run.loss[1])) < drop / 20
 
 
-@pytest.mark.slow
-def test_limit_of_the_learning_rate_against_a_dense_matrix():
-    """2 over the largest eigenvalue of J^T H J / N, all of it written out.
-
-    The Hessian of three classes has rank 2, so Lanczos vectors run out before the matrix does and
-    become rounding; a limit that trusts them is off by a factor of two in float32.
-    """
-    task = tiny.verified().task
-    flat, unravel = ravel_pytree(task.model.params)
-    jacobian = jax.jit(jax.jacrev(lambda w: task.model.apply_fn(unravel(w), task.x)))(flat)
-    jacobian = np.asarray(jacobian, np.float64)  # (N, C, D)
-    f = np.asarray(task.model.apply_fn(task.model.params, task.x), np.float64)
-    p = np.exp(f) / np.exp(f).sum(axis=1, keepdims=True)
-    roots = []
-    for i in range(len(f)):
-        values, vectors = np.linalg.eigh(np.diag(p[i]) - np.outer(p[i], p[i]))
-        roots.append(np.sqrt(values.clip(0))[:, None] * (vectors.T @ jacobian[i]))
-    root = np.concatenate(roots)
-    largest = np.linalg.eigvalsh(root @ root.T / len(f))[-1]
-    # Kernel and network are float32: rtol 1e-4.
-    limit = tiny.verified().prediction.max_learning_rate
-    np.testing.assert_allclose(limit, 2 / largest, rtol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("features", [1, 3, 30])
-def test_limit_of_a_kernel_of_low_rank(features, dtype):
-    """A linear network of few weights: the Krylov space ends after `features` steps of forty."""
-    x = np.random.default_rng(0).normal(size=(20, features))
-    y = np.arange(20) % 2
-    kernel = jnp.asarray(np.einsum("np,mp,cd->ncmd", x, x, np.eye(2)), dtype)
-    limit = max_learning_rate(kernel, jnp.zeros((20, 2), dtype), y, loss="cross_entropy")
-    # At outputs of zero the Hessian of two classes has the eigenvalues 1/2 and 0.
-    largest = np.linalg.eigvalsh(x.T @ x)[-1] / 2 / 20
-    np.testing.assert_allclose(limit, 2 / largest, rtol=1e-5 if dtype is np.float32 else 1e-12)
-
-
 def test_training_times_in_steps_and_seconds():
     result = tiny.verified()
     thresholds = tiny.SETTINGS.thresholds
@@ -169,38 +130,6 @@ def test_training_times_in_steps_and_seconds():
         # The share of the run's time; rtol 1e-12 is rounding.
         share = result.real_steps[e] / tiny.SETTINGS.steps
         assert math.isclose(seconds, share * result.run.seconds, rel_tol=1e-12)
-
-
-def test_regression_without_a_real_run():
-    result = tiny.regression()
-    assert result.run is result.real_steps is result.real_seconds is None
-    assert result.prediction.loss[-1] < result.prediction.loss[0]
-    assert result.to_json()["verified"] is None
-
-
-@pytest.mark.slow
-def test_same_seed_same_result_with_batches_and_momentum():
-    """Batches of the forecast and of the real run are drawn too."""
-    settings = dataclasses.replace(
-        tiny.SETTINGS, batch_size=5, momentum=0.5, learning_rate=0.02, steps=6, seed=3
-    )
-    first, second = (forecast(settings, verify=True) for _ in range(2))
-    # The same programs on the same numbers: equal to the last bit.
-    np.testing.assert_array_equal(first.prediction.outputs, second.prediction.outputs)
-    np.testing.assert_array_equal(first.run.outputs, second.run.outputs)
-    assert first.prediction.steps == second.prediction.steps
-    assert first.real_steps == second.real_steps
-    assert first.prediction.max_learning_rate == second.prediction.max_learning_rate
-
-
-@pytest.mark.slow
-def test_rebuilt_kernels_come_closer():
-    plain = tiny.verified()
-    better = forecast(dataclasses.replace(tiny.SETTINGS, relinearize=2))
-    assert better.prediction.cost.kernels > plain.prediction.cost.kernels == 1
-    # On average: until the second kernel both forecasts are the same.
-    gaps = [np.abs(r.prediction.loss - plain.run.loss).mean() for r in (plain, better)]
-    assert gaps[1] < 0.7 * gaps[0]
 
 
 @pytest.mark.slow
@@ -266,26 +195,6 @@ def test_json_is_complete():
     assert (cost["kernels"], cost["gradient_evaluations"]) == (1, 2 + 2)
 
 
-def test_json_repeats_what_was_asked_for():
-    given = strict_json(tiny.verified())["hyperparameters"]
-    asked = dataclasses.asdict(tiny.SETTINGS)
-    for name in ("thresholds", "target_loss", "target_error", "drop"):
-        asked[name] = list(asked[name])
-    assert given | asked | {"loss": "cross_entropy"} == given
-    assert set(given) - set(asked) == {"protocol"}
-
-
-def test_json_of_the_real_run():
-    result = tiny.verified()
-    real = strict_json(result)["verified"]
-    assert set(real) == {"steps", "loss", "error", "seconds"}
-    assert real["steps"] == {str(e): t for e, t in result.real_steps.items()}
-    assert is_finite_list(real["loss"], 16)
-    assert is_finite_list(real["error"], 16)
-    assert set(real["seconds"]) == {"0.01", "0.1", "0.4", "horizon"}
-    assert real["seconds"]["horizon"] == result.run.seconds > 0
-
-
 def test_json_of_a_real_run_that_diverged():
     """A forecast need not foresee it; its JSON is valid all the same."""
     result = tiny.real_run_diverged()
@@ -295,15 +204,6 @@ def test_json_of_a_real_run_that_diverged():
     assert real["loss"][-3:] == [None, None, None]
     assert is_finite_list(real["loss"][:-3], 13)
     assert set(real["steps"].values()) == {-1}
-
-
-def test_json_keeps_thresholds_apart():
-    """Two thresholds that differ in the seventh digit are two keys."""
-    result = tiny.verified()
-    steps = {0.1: 3, 0.1000001: 2, 1e-5: 9}
-    prediction = dataclasses.replace(result.prediction, steps=steps)
-    written = strict_json(dataclasses.replace(result, prediction=prediction))
-    assert {float(e): t for e, t in written["steps"].items()} == steps
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -354,22 +254,6 @@ def test_wrong_settings_are_refused_by_name(case):
 
 
 # --- the shipped network --------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_digits_end_to_end():
-    """All weights of the pre-trained ResNet on unseen digits: the forecast finds the real curve."""
-    settings = Settings(samples_per_class=5, steps=40, learning_rate=0.005)
-    result = forecast(settings, verify=True)
-    assert result.prediction.stable
-    real, predicted = np.asarray(result.run.loss), np.asarray(result.prediction.loss)
-    drop = real[0] - real[-1]
-    assert drop > 0.3
-    # The network is small and moves: a tenth of the drop at most, a constant curve would miss by 1.
-    assert np.abs(predicted - real).max() < 0.1 * drop
-    for e, step in result.prediction.steps.items():
-        assert abs(step - result.real_steps[e]) <= 6, e
-    assert strict_json(result)["verified"] is not None
 
 
 def test_a_batch_is_timed_without_all_samples():

@@ -102,11 +102,3 @@ def test_a_network_has_no_scatter_left():
         for f in (network, network_of(network).run)
     )
     np.testing.assert_allclose(second, first, rtol=1e-13, atol=1e-13)
-
-
-@CPU
-def test_what_is_no_number_is_seen():
-    x = normal(5, (1, 4, 4, 1)).at[0, 1, 1, 0].set(jnp.nan)
-    run = functools.partial(maxima, window=(1, 2, 2, 1), strides=(1, 2, 2, 1), padding="VALID")
-    found = pool(the_equation(run, x), x)
-    assert np.isnan(np.asarray(found)).sum() == 1

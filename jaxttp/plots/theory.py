@@ -1,0 +1,192 @@
+"""Kernels and their spectra, outputs and factors in motion, similarity of layers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxttp.dynamics import Trajectory, TwoFactorTrajectory, WeightSpaceTrajectory
+from jaxttp.ntk import ClassSketch, Eigensystem, PowerLaw, SpectralDensity
+from jaxttp.ntk.lanczos import with_error
+from jaxttp.pipeline import TaskSpectrum
+from jaxttp.plots._style import CYCLE, GREY, OTHER, PREDICTED, REAL, figure_of, panels, positive
+from jaxttp.representation import CKATable
+
+
+def plot_eigenvalues(axes: Axes, values: Any, rank: int) -> None:
+    """Eigenvalues that count as non-zero (`rank` of them, in decreasing order), by rank."""
+    shown = positive(values)[:rank]
+    axes.loglog(np.arange(1, rank + 1), shown, color=PREDICTED, label="eigenvalues of Θ")
+    axes.set(xlabel="rank", ylabel="eigenvalue")
+
+
+def plot_law(axes: Axes, law: PowerLaw) -> None:
+    """A power law over the window that it was fitted to."""
+    window = np.arange(law.window[0], law.window[1] + 1)
+    curve = float(law.coefficient) * window ** -float(law.exponent)
+    label = f"power law, exponent {float(law.exponent):.2f}"
+    axes.loglog(window, curve, "--", color=GREY, label=label)
+    axes.set(xlabel="rank", ylabel="eigenvalue")
+
+
+def plot_shares(axes: Axes, result: TaskSpectrum) -> None:
+    """How much of residual and labels the leading eigenvectors hold."""
+    ranks = np.arange(1, len(result.values) + 1)
+    for shares, color, style, label in (
+        (result.residual, PREDICTED, "-", "residual"),
+        (result.labels, OTHER, "--", "centred labels"),
+    ):
+        axes.semilogx(ranks, 100 * np.cumsum(shares), style, color=color, label=label)
+    axes.set(xlabel="leading eigenvectors", ylabel="share (%)", ylim=(0, 103))
+
+
+@figure_of
+def plot_task_spectrum(result: TaskSpectrum) -> Figure:
+    """Eigenvalues with their power law; cumulative shares of residual and labels."""
+    figure, (left, right) = panels(2, title=result.task.description, height=4.2)
+    plot_eigenvalues(left, result.values, result.rank)
+    plot_law(left, result.law)
+    plot_shares(right, result)
+    return figure
+
+
+@figure_of
+def plot_eigensystem(result: Eigensystem) -> Figure:
+    """The eigenvalues that count as non-zero, by rank."""
+    figure, (axes,) = panels(title=f"rank {int(result.rank)} of {len(result.values)}")
+    plot_eigenvalues(axes, result.values, int(result.rank))
+    return figure
+
+
+@figure_of
+def plot_power_law(result: PowerLaw) -> Figure:
+    """The fitted line over its window."""
+    figure, (axes,) = panels(title=f"R² {float(result.r_squared):.3f}")
+    plot_law(axes, result)
+    return figure
+
+
+@figure_of
+def plot_density(result: SpectralDensity, *, width: float = 0.3) -> Figure:
+    """The density of eigenvalues over their logarithm, with its standard error.
+
+    Args:
+        result: of `jaxttp.ntk.spectral_density`.
+        width: of the smoothing, in factors of e.
+    """
+    figure, (axes,) = panels(title=str(result))
+    nodes, weights = np.asarray(result.nodes), np.asarray(result.weights)
+    counts = (np.abs(nodes) > float(result.rounding)) & (weights > 0)
+    logs = np.log(np.where(counts, np.abs(nodes), 1.0))
+    has_negative = bool(np.any(counts & (nodes < 0)))
+    for sign, color, name in ((1, PREDICTED, "eigenvalues"), (-1, REAL, "negative eigenvalues")):
+        side = counts & (sign * nodes > 0)
+        if not side.any():
+            continue
+        grid = np.linspace(logs[side].min() - 4 * width, logs[side].max() + 4 * width, 400)
+        z = (grid[:, None, None] - logs) / width
+        bumps = np.where(side, np.exp(-0.5 * z**2) / (width * np.sqrt(2 * np.pi)), 0.0)
+        density, error = (
+            result.size * np.asarray(part) for part in result.integral(lambda _, b=bumps: b)
+        )
+        axes.semilogx(np.exp(grid), density, color=color, label=name if has_negative else None)
+        if len(nodes) > 1:
+            words = f"± standard error ({len(nodes)} probes)"
+            low, high = density - error, density + error
+            axes.fill_between(np.exp(grid), low, high, alpha=0.3, color=color, lw=0, label=words)
+    zeros, spread = map(float, result.zeros())
+    if zeros >= 0.5:
+        words = f"zero to rounding: {with_error(zeros, spread)}"
+        axes.plot([], [], "o", color=OTHER, label=words)
+    size = "size of the eigenvalue" if has_negative else "eigenvalue"
+    axes.set(xlabel=size, ylabel="eigenvalues for each factor of e")
+    axes.set_ylim(bottom=0)
+    return figure
+
+
+def _map(values: Any, rows: Sequence[str], columns: Sequence[str], label: str) -> Any:
+    """A table as a map with a bar of its colors; a square of its own for every number."""
+    values = np.asarray(values)
+    figure, (axes,) = panels(height=max(4.6, 0.45 * len(rows) + 2))
+    image = axes.pcolormesh(values, cmap="viridis", rasterized=True)
+    figure.colorbar(image, ax=axes, label=label)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=45, ha="right")
+    axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
+    axes.invert_yaxis()
+    return figure, axes
+
+
+@figure_of
+def plot_class_sketch(result: ClassSketch) -> Figure:
+    """The kernel of the samples, in their order."""
+    figure, axes = _map(result.kernel, (), (), "mean over outputs of Θ")
+    axes.set(xlabel="sample", ylabel="sample", aspect="equal")
+    axes.set_title(f"relative error {float(result.error):.2g}")
+    return figure
+
+
+@figure_of
+def plot_cka(result: CKATable) -> Figure:
+    """Similarity of every layer with every other one."""
+    figure, axes = _map(result.values, result.rows, result.columns, "linear CKA")
+    axes.set(xlabel="layer", ylabel="layer")
+    axes.collections[0].set_clim(0, 1)
+    if np.size(result.values) <= 100:
+        for (i, j), value in np.ndenumerate(np.asarray(result.values)):
+            color = "black" if value > 0.6 else "white"
+            axes.text(j + 0.5, i + 0.5, f"{value:.2f}", ha="center", va="center", color=color)
+    return figure
+
+
+@figure_of
+def plot_trajectory(result: Trajectory, *, sample: int = 0) -> Figure:
+    """The outputs of one sample, and how far all outputs have moved."""
+    figure, (left, right) = panels(2)
+    _outputs(left, right, result, sample)
+    return figure
+
+
+@figure_of
+def plot_weight_space(result: WeightSpaceTrajectory, *, sample: int = 0) -> Figure:
+    """The outputs of one sample, and how far outputs and weights have moved."""
+    figure, (left, middle, right) = panels(3, title=f"trust: {result.trust}")
+    _outputs(left, middle, result, sample)
+    right.plot(result.ts, np.asarray(result.displacement), color=REAL)
+    right.set(xlabel="time (steps)", ylabel="weights moved (share of their norm)")
+    right.set_ylim(bottom=0)
+    return figure
+
+
+def _outputs(left: Axes, right: Axes, result: Any, sample: int) -> None:
+    """The first outputs of one sample over time; the root mean square that all have moved."""
+    path = np.asarray(result.train)[:, sample]
+    for c, color in zip(range(path.shape[1]), CYCLE, strict=False):
+        left.plot(result.ts, path[:, c], color=color, label=f"output {c}")
+    left.set(xlabel="time (steps)", ylabel=f"outputs of sample {sample}")
+    for outputs, color, name in (
+        (result.train, PREDICTED, "training samples"),
+        (result.test, OTHER, "test samples"),
+    ):
+        if outputs is not None:
+            paths = np.asarray(outputs, float)
+            far = np.sqrt(np.mean((paths - paths[:1]) ** 2, axis=(1, 2)))
+            right.plot(result.ts, far, color=color, label=name)
+    right.set(xlabel="time (steps)", ylabel="outputs moved (root mean square)")
+    right.set_ylim(bottom=0)
+
+
+@figure_of
+def plot_two_factor(result: TwoFactorTrajectory) -> Figure:
+    """Singular values of both factors over time."""
+    figure, axes = panels(2, sharey=True)
+    factors = {"features f": result.f, "unembedding W": result.w}
+    for place, (name, factor) in zip(axes, factors.items(), strict=True):
+        values = np.linalg.svd(np.asarray(factor, float), compute_uv=False)
+        for k, column in enumerate(values.T):
+            named = k < len(CYCLE)
+            color, label = (CYCLE[k], f"σ{k + 1}") if named else (GREY, None)
+            place.plot(result.ts, column, lw=1.6, color=color, label=label)
+        place.set(xlabel="time (steps)", ylabel=f"singular values of the {name}")
+    return figure
