@@ -133,7 +133,7 @@ MEMORIES, EXACT_MEMORIES = 1.3, 1.1
 """So many times as many where the optimiser has a memory: a velocity is carried along."""
 RUNS, BATCH_RUNS = 1.5, 2.5
 """Runs of the horizon with such a kernel; with mini-batches, which cost next to nothing where the
-kernel is kept as factors (`jaxttp.dynamics._features`)."""
+kernel is kept as factors (`jaxttp.dynamics.recursion`)."""
 PARTS = 3.5
 """Runs where larger data are forecast on one kernel: the samples', all of them at once, halves'."""
 SUBSET_RUNS = 6.0

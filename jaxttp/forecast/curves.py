@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._core.compile import jit
-from jaxttp.dynamics._pieces import curves
+from jaxttp.dynamics._trajectory import curves
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
 

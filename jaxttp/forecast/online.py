@@ -36,10 +36,10 @@ from jaxttp._core.checks import (
 from jaxttp._core.compile import full_precision, jit
 from jaxttp._core.results import RESULT
 from jaxttp._core.types import ApplyFn, Params
-from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._promoted import promote
+from jaxttp.dynamics._trajectory import output_limit
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast.methods.base import Linearizer
 from jaxttp.forecast.options import check_tokens, choose_kernel
@@ -310,7 +310,7 @@ def _run(
     kernel's scale at every step (t, S).
     """
     n, c = start.shape
-    limit = output_limit(start.dtype)
+    limit = output_limit(start)
     count = growths.shape[0]
     gradient = jax.vmap(loss.gradient, (2, None), 2)
     value = jax.vmap(loss.value, (2, None))

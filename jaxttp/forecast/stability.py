@@ -6,16 +6,9 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp.dynamics._limits import (
-    StepMaps,
-    batch_modes,
-    batch_variance,
-    map_of,
-    mean_square_factor,
-    step_maps,
-    step_rates,
-    step_shares,
-)
+from jaxttp.dynamics.mean_square import batch_modes, batch_variance, mean_square_factor
+from jaxttp.dynamics.rates import StepMaps, map_of, step_maps, step_rates
+from jaxttp.dynamics.stability import step_shares
 from jaxttp.losses import Loss
 
 RISE = 2.0

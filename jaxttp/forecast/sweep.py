@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -22,9 +21,9 @@ from jaxttp._core.checks import check_array, check_choice, check_known, check_nu
 from jaxttp._core.samples import count
 from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_samples
-from jaxttp.dynamics._heavy_ball import heavy_ball
-from jaxttp.dynamics._kernels import check_problem, flatten_kernel
+from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics.batches import batch_indices, check_batches
+from jaxttp.dynamics.recursion import heavy_ball_curves
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast.cost import Price, plan_forecast, suited
 from jaxttp.forecast.curves import held_to, read_times
@@ -439,18 +438,17 @@ def _follow_together(
     problems = {loss: check_problem(kernel, f0, y, loss)[:4] for loss in losses}
     for (_, batch_size), members in groups.items():
         theta, start, targets, loss = problem = problems[settings[members[0]].loss]
-        n, c = start.shape
         indices = None
         if batch_size is not None:
             longest = max(settings[i].steps for i in members)
-            indices = batch_indices(wanted.key, n, batch_size, longest, protocol=wanted.protocol)
-        is_array = isinstance(theta, jax.Array) and theta.ndim == 4
-        matrix = flatten_kernel(theta, c) if is_array else theta
+            indices = batch_indices(
+                wanted.key, len(start), batch_size, longest, protocol=wanted.protocol
+            )
         size = max(1, _CHUNK_BYTES // (5 * start.size * start.dtype.itemsize))
         for low in range(0, len(members), size):
             part = members[low : low + size]
             some = [settings[i] for i in part]
-            found = _run(matrix, start, targets, loss, some, indices, wanted.by_error)
+            found = _run(theta, start, targets, loss, some, indices, wanted.by_error)
             out.losses[part] = held_to(found[0].T, out.losses.shape[1])
             out.errors[part] = held_to(found[1].T, out.errors.shape[1])
             out.stable[part] = found[2]
@@ -482,7 +480,7 @@ def _set_limits(
 
 
 def _run(
-    matrix: Kernel,
+    kernel: Kernel,
     start: Array,
     targets: Array,
     loss: Loss,
@@ -499,9 +497,9 @@ def _run(
     if indices is not None:
         indices = indices[:steps]
     rates = jnp.asarray(rates, start.dtype)
-    found = heavy_ball(matrix, start, targets, rates, momenta, indices, loss, all_errors)
+    found = heavy_ball_curves(kernel, start, targets, rates, momenta, indices, loss)
     curves, errors, alive = (np.asarray(part) for part in found)
-    return curves.astype(np.float64), errors, alive
+    return curves.astype(np.float64), errors if all_errors else errors[-1:], alive
 
 
 def shared_goal(curves: np.ndarray, share: float, metric: str = "loss") -> Target | None:

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp.dynamics._confirm import RISE
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
 from jaxttp.forecast.witness import Witness
 from jaxttp.losses.rule import Rule, Target, metric_time
@@ -400,6 +399,8 @@ by more than 13 % are doubted on the tasks that it was chosen on.
 """
 SLACK = 2
 """Errors of so many steps are of no account."""
+RISE = 2.0
+"""A loss that comes to this multiple of its start is not believed."""
 ROSE = 2.0
 """A loss that ends this many times above its least is said to have risen."""
 SHARE = 0.05
@@ -491,29 +492,10 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
     Returns:
         A sentence, or None where there is no doubt.
     """
-    if path.left_at >= 0:
-        # Where full batches are at the edge of stability themselves, larger ones do not help.
-        remedy = "smaller rates" if path.edge_at >= 0 else "smaller rates or larger batches"
-        return (
-            f"from step {path.left_at} on the noise of these batches outgrows what kernels can "
-            "follow (another key draws others, which may leave sooner, later or never): this is "
-            "the mean path at half its speed, a rule of thumb that errs to either side; "
-            f"{remedy} are surer"
-        )
-    if path.held_from >= 0 and path.edge_at >= 0:
+    if path.held_from >= 0:
         return (
             f"at the edge of stability by step {path.edge_at}: a real training oscillates there; "
             f"this is a mean path with the kernel of step {path.held_from} held"
-        )
-    if path.central_from >= 0 and _is_read_after(path, rule):
-        return (
-            f"at the edge of stability from step {path.central_from} on: a real training "
-            "oscillates about this mean path, and may come to its losses earlier or later"
-        )
-    if path.held_from >= 0:
-        return (
-            "the network denies its linearisations further on: the kernel of step "
-            f"{path.held_from} was held"
         )
     rising = trust_in_loss(
         path.loss,
@@ -540,11 +522,3 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
             f"there, and this is the mean path; {line}"
         )
     return f"{line}; a smaller tolerance builds more kernels"
-
-
-def _is_read_after(path: RelinearizedTrajectory, rule: Rule) -> bool:
-    """Whether a time is read where modes are held back at the edge of stability, or never comes."""
-    if rule.metric != "loss":
-        return True
-    times = [int(rule.time(path.loss, threshold)) for threshold in rule.thresholds]
-    return any(not 0 <= time <= path.central_from for time in times)

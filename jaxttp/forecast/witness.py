@@ -14,8 +14,7 @@ from jaxttp._core.compile import jit
 from jaxttp._core.samples import take
 from jaxttp._core.types import ApplyFn, Params
 from jaxttp.dynamics._kernels import apply_kernel, block_of
-from jaxttp.dynamics._network import outputs_and_pull
-from jaxttp.dynamics._pieces import add_vectors
+from jaxttp.dynamics._network import add_vectors, outputs_and_pull
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.forecast.curves import loss_and_error
 from jaxttp.losses import Loss

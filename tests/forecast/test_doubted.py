@@ -71,7 +71,7 @@ def test_a_sound_forecast_is_as_certain_as_before():
 
 def path_of(**witness):
     loss = jnp.linspace(1.0, 0.0, 101)
-    steps = {"left_at": -1, "held_from": -1, "central_from": -1} | witness
+    steps = {"held_from": -1} | witness
     return Path(
         jnp.zeros((101, 1, 1)), loss, loss, uncertainty=jnp.full(101, 0.02),
         witness=SimpleNamespace(**steps),
@@ -81,8 +81,7 @@ def path_of(**witness):
 def test_rebuilt_kernels_are_doubted_from_the_first_step_without_a_size():
     way = Relinearized()
     assert way.doubted_from(path_of()) is None
-    assert way.doubted_from(path_of(held_from=9, central_from=4)) == 4
-    assert way.doubted_from(path_of(left_at=7)) == 7
+    assert way.doubted_from(path_of(held_from=9)) == 9
     drawn = dataclasses.replace(path_of(), witness=path_of(held_from=9))
     assert Noisy(centre=way).doubted_from(drawn) == 9
 

@@ -11,7 +11,6 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time, sweep, train
-from jaxttp.dynamics import _accompany
 from jaxttp.forecast import grid
 from jaxttp.losses.rule import Target
 from tests.draws import normal, split
@@ -198,23 +197,6 @@ def test_what_may_not_train_comes_last():
     assert [row["unsure"] for row in risky.rows()] == [i == first for i in range(4)]
     only = forecast_again(plain, off, unsure=(first, second))
     assert (only.ranking(), only.pareto()) == (plain.ranking(), plain.pareto())
-
-
-def test_what_is_left_is_unsure(monkeypatch):
-    """The sweep, the forecast alone and what they print."""
-    monkeypatch.setattr(_accompany, "_rises", lambda *_: True)
-    key = jax.random.key(0)
-    settings = grid(learning_rate=(0.1,), batch_size=5, steps=15)
-    found = sweep(network, W, X, Y, settings, key=key, target_loss=1.0)
-    assert found.unsure == {0}
-    one = predict_training_time(
-        network, W, X, Y, learning_rate=0.1, batch_size=5, key=key, steps=15
-    )
-    assert one.unsure_from == 0
-    assert one.message.endswith("with batches of 5 it may fail from step 0 on")
-    assert one.end_in_doubt.endswith("if it trains at all")
-    full = predict_training_time(network, W, X, Y, learning_rate=0.1, steps=15)
-    assert full.unsure_from is None
 
 
 @pytest.mark.slow

@@ -3,11 +3,8 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from jaxttp._core.checks import check_integer, check_number
 from jaxttp._core.types import Params
-from jaxttp.dynamics._trajectory import SubsetCurves
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path
 from jaxttp.forecast.methods.recursion import linear_rates
@@ -34,8 +31,8 @@ class Relinearized(Dynamics):
             asks for.
         tolerance: for "auto", see `relinearized_recursion`; None for 0.02 up to 300 steps, beyond
             in proportion less (0.01 for 600).
-        most: for "auto", no more kernels than that after the first, twice as many at the edge of
-            stability; they reach the horizon all the same, in longer segments.
+        most: for "auto", no more kernels than that after the first; they reach the horizon all the
+            same, in longer segments.
 
     Raises:
         ValueError: numbers out of range.
@@ -66,12 +63,6 @@ class Relinearized(Dynamics):
 
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
-        return self.follow_with(lines, descent, [])[0]
-
-    def follow_with(
-        self, lines: Linearizer, descent: Descent, subsets: list[np.ndarray]
-    ) -> tuple[Path, list[SubsetCurves]]:
-        """See `Dynamics`: subsets take their steps with the kernels of the path."""
         problem = lines.problem
         tolerance = self.tolerance
         if tolerance is None:
@@ -83,17 +74,15 @@ class Relinearized(Dynamics):
             tolerance=tolerance, max_rebuilds=self.most,
             kernel_fn=lines.at, rebuilds=self.rebuilds,
             x_test=problem.x_test,
-            kernel_test_fn=None if problem.x_test is None else lines.cross_at, subsets=subsets,
+            kernel_test_fn=None if problem.x_test is None else lines.cross_at,
             progress=lambda done, total: lines.report("kernels", done, total),
         )  # fmt: skip
-        run = found.steps_run + sum(each.steps_run for each in found.subsets)
-        path = Path.of(
+        return Path.of(
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
             gradient_evaluations=found.gradient_evaluations, uncertainty=found.loss_uncertainty,
-            products=run, witness=found, unsure_from=found.left_at if found.left_at >= 0 else None,
+            products=found.steps_run, witness=found,
             held_from=found.held_from if found.held_from >= 0 else None,
         )  # fmt: skip
-        return path, list(found.subsets)
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
         """See `Dynamics`."""
@@ -108,10 +97,9 @@ class Relinearized(Dynamics):
         return trust_in_path(path.witness, rule)
 
     def doubted_from(self, path: Path) -> int | None:
-        """See `Dynamics`: where noise is not followed, a kernel is held, or the edge is reached."""
-        found = path.witness
-        steps = (found.left_at, found.held_from, found.central_from)
-        return min((step for step in steps if step >= 0), default=None)
+        """See `Dynamics`: where a kernel is held."""
+        held_from = path.witness.held_from
+        return held_from if held_from >= 0 else None
 
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
