@@ -17,13 +17,11 @@ from typing import Any
 from rst import escape
 
 PAGES = {
-    "forecast": ("jaxttp.forecast", "jaxttp.forecast.paths"),
+    "forecast": ("jaxttp.forecast", "jaxttp.forecast.methods"),
     "adapters": ("jaxttp.adapters",),
     "training": (
         "jaxttp.training",
-        "jaxttp.losses.rule",
         "jaxttp.batches",
-        "jaxttp.losses.tokens",
         "jaxttp.losses",
     ),
     "ntk": ("jaxttp.ntk",),
