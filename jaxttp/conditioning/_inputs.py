@@ -1,6 +1,6 @@
 """What every function here does first: shapes that chain, fixed scales, skips.
 
-All of this package computes in float64 (`jaxttp._core.double`), whatever comes in.
+All of this package computes in float64 (`jaxttp._core.arrays`), whatever comes in.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxttp._core.arrays import as_double
 from jaxttp._core.checks import check_number, is_concrete
-from jaxttp._core.double import as_double
 
 
 def check_weights(weights: Any, names: Sequence[str] = ()) -> list[Array]:

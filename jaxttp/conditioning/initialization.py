@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import double
 from jaxttp._core.checks import check_integer, check_number
-from jaxttp._core.double import double
 from jaxttp.conditioning.bounds import ratio
 
 

@@ -16,9 +16,8 @@ import lineax as lx
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import Covariance, check_covariance, double
 from jaxttp._core.checks import check_integer, check_integers, check_number
-from jaxttp._core.covariance import Covariance, check_covariance
-from jaxttp._core.double import double
 from jaxttp.conditioning._inputs import add_skip, check_scales, check_skip, check_weights
 
 

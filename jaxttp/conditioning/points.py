@@ -12,8 +12,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxttp._core.arrays import double
 from jaxttp._core.checks import check_instance, check_known, check_number
-from jaxttp._core.double import double
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import after
 from jaxttp.conditioning._inputs import check_scales, check_weights

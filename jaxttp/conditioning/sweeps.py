@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import double
 from jaxttp._core.checks import (
     check_choice,
     check_integer,
@@ -21,7 +22,6 @@ from jaxttp._core.checks import (
     check_number,
     check_several,
 )
-from jaxttp._core.double import double
 from jaxttp._core.results import RESULT
 from jaxttp.conditioning.initialization import asymptotic_bound
 from jaxttp.conditioning.linear import batch_norm_scales

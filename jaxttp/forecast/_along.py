@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._core.compile import jit
-from jaxttp._core.samples import take
-from jaxttp._core.types import Params
+from jaxttp._core.types import Params, take
 from jaxttp.dynamics._kernels import apply_kernel, block_of
 from jaxttp.dynamics._pieces import add_vectors
 from jaxttp.dynamics._trajectory import Trajectory

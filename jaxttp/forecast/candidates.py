@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxttp._core.samples import count
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.forecast.problem import Problem
 from jaxttp.losses import Loss

@@ -16,9 +16,8 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._core.samples import take
 from jaxttp._core.traced import network_of
-from jaxttp._core.types import Params
+from jaxttp._core.types import Params, take
 from jaxttp.dynamics._network import loss_of_weights
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.forecast.hyperparameters import Hyperparameters

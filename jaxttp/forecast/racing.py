@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_known, check_number
-from jaxttp._core.samples import count
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics.batches import check_batches
 from jaxttp.forecast.candidates import Candidate, check_candidates, problem_of

@@ -12,8 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_array, check_known
-from jaxttp._core.samples import count
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.forecast._options import Keywords, check_processes, check_tokens, choose_kernel
 from jaxttp.forecast.hyperparameters import Hyperparameters, check_descent, check_settings
