@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxttp.cli import app
-from jaxttp.forecast.compared import Comparison, Explanation
-from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.compare import Comparison, Explanation
+from jaxttp.forecast.training_setup import Hyperparameters
 from jaxttp.pipeline import Settings, build_task
 
 WINE = ["--data", "wine", "--samples-per-class", "5", "--steps", "25"]

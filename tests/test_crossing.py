@@ -128,7 +128,7 @@ def test_under_jit_and_vmap(rule):
 
 BAD = {
     "threshold 0": (([1.0, 0.0], 0), {}, "threshold must be greater than 0 and less than 1; got 0"),
-    "threshold 1": (([1.0, 0.0], 1), {}, "threshold must be .* got 1. It is a share of the drop"),
+    "threshold 1": (([1.0, 0.0], 1), {}, "threshold must be .* got 1. 1 % is 0.01"),
     "threshold NaN": (([1.0, 0.0], np.nan), {}, "threshold must be finite and greater than 0"),
     "threshold list": (([1.0, 0.0], [0.1, 0.2]), {}, "threshold must be a number"),
     "gap of 0": (([1.0, 0.0], 0.0), {"rule": "gap"}, "threshold must be greater than 0; got 0.0"),

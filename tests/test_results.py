@@ -41,7 +41,7 @@ INPUTS = {
     "Descent", "Rule",
     "Target", "OptimizerChoice", "Arrival", "LoraSettings", "Corpus",
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
-    "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Checked", "Noisy",
+    "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Noisy",
     "Linearizer",
     "HeavyBall", "PseudoInverse", "CompiledStep", "Traced",
 }  # fmt: skip

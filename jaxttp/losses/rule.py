@@ -209,7 +209,7 @@ def _as_curve(curve: Any) -> Any:
 
 def _check_threshold(name: str, value: Any, rule: str) -> None:
     if rule == "relative":
-        remedy = "It is a share of the drop: 1 % is 0.01."
+        remedy = "1 % is 0.01."
         check_number(name, value, above=0.0, below=1.0, remedy=remedy)
     else:
         check_number(name, value, above=0.0)

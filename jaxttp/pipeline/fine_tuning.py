@@ -11,7 +11,7 @@ from jaxttp._core.checks import check_used
 from jaxttp._core.results import RESULT, plain_number, plain_numbers, wrapped
 from jaxttp._core.types import Progress
 from jaxttp.forecast import HeldForecast, WallClock, held_forecast, wall_clock
-from jaxttp.forecast.seconds import readable_time
+from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses.rule import Curves, Rule, reach
 from jaxttp.pipeline.settings import LoraSettings, Settings, aims, make_optimizer
 from jaxttp.pipeline.text_tasks import (

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import optax
 
 from jaxttp._core.checks import check_choice, check_integer, check_number, check_used
-from jaxttp.forecast.hyperparameters import (
+from jaxttp.forecast.training_setup import (
     DESCENT,
     SCHEDULES,
     Hyperparameters,
@@ -67,7 +67,7 @@ class Settings:
         weight_decay: of "sgd" (added to the gradient) and of "adamw" (decoupled); None for 0 and
             0.01, as in PyTorch.
         nesterov: whether the momentum of "sgd" is Nesterov's.
-        schedule: of the learning rate, by a name of `jaxttp.forecast.hyperparameters.SCHEDULES`.
+        schedule: of the learning rate, by a name of `jaxttp.forecast.training_setup.SCHEDULES`.
         warmup: first steps in which the rate rises linearly from 0, and the schedule begins after
             them; 0 for none, or for a tenth of the horizon with "warmup_cosine".
         target_loss: losses to get below, beside the thresholds.

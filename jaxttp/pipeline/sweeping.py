@@ -13,9 +13,8 @@ from jaxttp._core.checks import check_choice
 from jaxttp._core.results import RESULT
 from jaxttp._core.types import Progress
 from jaxttp.forecast import Hyperparameters, Linearizer, Problem, Race, Sweep, grid, race
-from jaxttp.forecast.hyperparameters import ALGORITHMS, DESCENT, SCHEDULES
-from jaxttp.forecast.leaders import follow_leaders, with_trust
-from jaxttp.forecast.screening import Wanted, screen
+from jaxttp.forecast.sweep import Wanted, forecast_leaders, screen, with_trust
+from jaxttp.forecast.training_setup import ALGORITHMS, DESCENT, SCHEDULES
 from jaxttp.losses.rule import Rule, Target
 from jaxttp.ntk import Exact, Sketched
 from jaxttp.ntk.sharded import mesh_of
@@ -122,7 +121,7 @@ def sweep_task(
             it, and for Adam and AdamW six from 1e-4 to 3e-2.
         momenta: of "sgd" and "nesterov", the latter's above 0.
         batch_sizes: None for full batches.
-        schedules: names of `jaxttp.forecast.hyperparameters.SCHEDULES`.
+        schedules: names of `jaxttp.forecast.training_setup.SCHEDULES`.
         algorithms: of "sgd", "nesterov", "adam", "adamw". The last two are forecast by training the
             linearised network, about a training each (see `jaxttp.sweep`), unless they race.
         weight_decays: of all but "adam"; when empty none, and 0.01 for "adamw".
@@ -182,10 +181,8 @@ def sweep_task(
     wanted = Wanted.of(screened, len(problem.f0), rule, targets, key, None, seconds)
     swept = screen(lines, task.y, wanted)
     if not race_them:
-        swept = follow_leaders(
-            swept, lines, task.y, rule, relinearize=settings.relinearize, key=key, progress=progress
-        )
-        swept = with_trust(swept, lines, task.y)
+        swept = forecast_leaders(swept, lines, task.y, wanted, relinearize=settings.relinearize)
+        swept = with_trust(swept, lines, task.y, wanted)
     goal = swept.ranked_by if threshold is None else _goal(threshold, settings.thresholds, targets)
     raced = _race(task, choices, swept.goal(goal), goal, key, progress) if race_them else None
     return TaskSweep(settings, task, swept, goal, raced)

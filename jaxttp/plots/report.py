@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from jaxttp._core.files import replaced
 from jaxttp._core.process import versions
-from jaxttp.forecast.seconds import readable_time
+from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses.rule import Target, step_words
 from jaxttp.pipeline import TaskReport
 from jaxttp.pipeline.settings import training_words

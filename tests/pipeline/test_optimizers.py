@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp.forecast.hyperparameters import SCHEDULES, Hyperparameters
+from jaxttp.forecast.training_setup import SCHEDULES, Hyperparameters
 from jaxttp.pipeline import Settings, build_task, make_optimizer
 from jaxttp.pipeline.settings import hyperparameters
 from tests import tiny
