@@ -26,7 +26,7 @@ from jaxttp import (
     representation,
     training,
 )
-from jaxttp._core.html import html_table
+from jaxttp._core.results import html_table
 from jaxttp.plots import draw
 from tests import results
 

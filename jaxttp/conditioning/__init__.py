@@ -23,7 +23,7 @@ figures    what they show                                  computed by
 ========== =============================================== =========================================
 """
 
-from jaxttp._core.covariance import whitening as whitening
+from jaxttp._core.arrays import whitening as whitening
 from jaxttp.conditioning.bounds import Bounds as Bounds
 from jaxttp.conditioning.bounds import Sandwich as Sandwich
 from jaxttp.conditioning.bounds import asymptotic_bound as asymptotic_bound

@@ -13,9 +13,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import as_double, check_covariance, check_symmetric, double, precision_of
 from jaxttp._core.checks import check_integer, check_number, is_concrete
-from jaxttp._core.covariance import check_covariance
-from jaxttp._core.double import as_double, check_symmetric, double, precision_of
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import after, decompose
 from jaxttp.conditioning.linear import Checked, check_linear, check_weights, prefixes, suffixes

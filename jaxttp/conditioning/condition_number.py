@@ -17,8 +17,8 @@ import lineax as lx
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxttp._core.arrays import as_double, check_symmetric, double, precision_of
 from jaxttp._core.checks import check_integer, check_number, is_concrete
-from jaxttp._core.double import as_double, check_symmetric, double, precision_of
 from jaxttp._core.results import RESULT, describe
 from jaxttp._core.xla_cpu.threads import decompose, limited
 from jaxttp.conditioning._structured import structured_extremes

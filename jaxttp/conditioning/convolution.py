@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import as_double, check_covariance, double
 from jaxttp._core.checks import check_integers
-from jaxttp._core.covariance import check_covariance
-from jaxttp._core.double import as_double, double
 from jaxttp.conditioning.linear import matmul
 
 

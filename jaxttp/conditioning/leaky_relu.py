@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import as_double, double
 from jaxttp._core.checks import check_integer, check_number, is_concrete
-from jaxttp._core.double import as_double, double
 from jaxttp._core.xla_cpu.threads import after
 from jaxttp.conditioning.bounds import extreme_singular_values, ratio
 from jaxttp.conditioning.linear import matmul

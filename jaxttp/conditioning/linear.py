@@ -17,9 +17,8 @@ import lineax as lx
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import Covariance, as_double, check_covariance, double
 from jaxttp._core.checks import check_integer, check_integers, check_number, is_concrete
-from jaxttp._core.covariance import Covariance, check_covariance
-from jaxttp._core.double import as_double, double
 from jaxttp.ntk.operator import register_symmetric
 
 

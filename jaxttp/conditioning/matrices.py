@@ -22,11 +22,10 @@ import lineax as lx
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import double
 from jaxttp._core.checks import check_array, check_choice, check_finite, check_integer, check_used
-from jaxttp._core.double import double
 from jaxttp._core.products import with_forward_mode
-from jaxttp._core.samples import count, take
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients

@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxttp._core.arrays import double
 from jaxttp._core.checks import (
     check_choice,
     check_instance,
@@ -23,7 +24,6 @@ from jaxttp._core.checks import (
     check_number,
     check_several,
 )
-from jaxttp._core.double import double
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import after
 from jaxttp.conditioning.bounds import extreme_singular_values, linear_bound, ratio

@@ -12,8 +12,8 @@ import jax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_integer, is_concrete
+from jaxttp._core.process import host_memory
 from jaxttp._core.results import RESULT
-from jaxttp._core.versions import host_memory
 from jaxttp.ntk._costs import ONE_PIECE_BYTES, Workload, choose_forms, method_costs, outer_size
 from jaxttp.ntk._products import SIZES, goes_by_rows
 from jaxttp.ntk._sites import by_pixels

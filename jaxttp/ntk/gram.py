@@ -19,9 +19,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_finite
-from jaxttp._core.samples import count, leaf_shapes
 from jaxttp._core.traced import network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, leaf_shapes
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.adapters.outputs import check_per_sample

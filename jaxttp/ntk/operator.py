@@ -17,9 +17,8 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_array, check_finite, check_integer
 from jaxttp._core.products import pull_and_push
-from jaxttp._core.samples import count, take
 from jaxttp._core.traced import Traced, network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample, output_shape

@@ -29,8 +29,7 @@ from jaxttp._core.checks import (
     check_key,
 )
 from jaxttp._core.compile import full_precision, jit
-from jaxttp._core.samples import count, take
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample

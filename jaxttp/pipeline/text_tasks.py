@@ -12,8 +12,7 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_integer, check_number
-from jaxttp._core.samples import count, take
-from jaxttp._core.types import Model
+from jaxttp._core.types import Model, count, take
 from jaxttp.adapters import as_rows, from_nnx
 from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.dynamics.batches import batch_indices

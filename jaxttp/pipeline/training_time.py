@@ -9,8 +9,7 @@ import numpy as np
 
 from jaxttp._core.checks import check_used
 from jaxttp._core.results import RESULT, plain_numbers
-from jaxttp._core.samples import take
-from jaxttp._core.types import Progress
+from jaxttp._core.types import Progress, take
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline.settings import (

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp._core.files import replaced
-from jaxttp._core.versions import versions
+from jaxttp._core.process import versions
 from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses.rule import Target, step_words
 from jaxttp.pipeline import TaskReport
