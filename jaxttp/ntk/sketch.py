@@ -40,7 +40,6 @@ from jaxttp.ntk.gram import job_of
 from jaxttp.ntk.sharded import several, sharded_sketch
 
 _KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
-_DENSE_BLOCK = 1024  # coordinates whose projection is drawn at once
 _BYTES = 256 << 20  # of the work on the samples differentiated at a time
 
 
@@ -228,10 +227,10 @@ def _dense_rows(how: _DenseSketcher, leaves: list[Array], x: Any, key: Array) ->
     return jax.vmap(row)(*jax.tree.leaves(x))
 
 
-def _dense_sketch(rows: Array, key: Array, dim: int, *, kind: str) -> Array:
+def _dense_sketch(rows: Array, key: Array, dim: int, *, kind: str, block: int = 1024) -> Array:
     """A dense random matrix, drawn for a block of coordinates at a time."""
     classes, size = rows.shape
-    width = min(_DENSE_BLOCK, size)
+    width = min(block, size)
     blocks = -(-size // width)
     padded = jnp.pad(rows, ((0, 0), (0, blocks * width - size)))
 

@@ -119,7 +119,7 @@ class Conditioning:
             "kind": found.kind,
             "largest": plain_number(found.largest),
             "smallest": plain_number(found.smallest),
-            "rank": int(found.rank),
+            "rank": None if found.rank is None else int(found.rank),
             "generic_rank": self.generic_rank,
             "tolerance": plain_number(found.tolerance),
             "gap": plain_number(found.gap),
