@@ -73,10 +73,6 @@ def root(squares: Array) -> Array:
     return jnp.where(is_zero, 0.0, jnp.sqrt(jnp.where(is_zero, 1.0, squares)))
 
 
-NEGATIVE = 1e-5
-"""Eigenvalues below -NEGATIVE times the largest are no rounding (of float32 data, at worst)."""
-
-
 class Covariance(eqx.Module):
     """Sigma (d, d) with its eigendecomposition; `matrix` None stands for the identity.
 
@@ -117,7 +113,8 @@ def check_covariance(covariance: Any, d: int) -> Covariance:
         )
     matrix = check_symmetric("covariance", matrix, precision)
     values, vectors = decompose(jnp.linalg.eigh, matrix)
-    bad = (values[0] < -NEGATIVE * jnp.abs(values[-1])) | (values[-1] <= 0)
+    # Eigenvalues below -1e-5 times the largest are no rounding (of float32 data, at worst).
+    bad = (values[0] < -1e-5 * jnp.abs(values[-1])) | (values[-1] <= 0)
     text = "covariance must be positive semi-definite and not zero"
     if is_concrete(bad):
         if bool(np.asarray(bad)):
