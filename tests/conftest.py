@@ -47,14 +47,14 @@ SLOW_EXAMPLES = (
     "jaxttp.pipeline.",
     "jaxttp.dynamics.diffusion.diffusion",
     "jaxttp.conditioning.sweeps.sweep",
-    "jaxttp.forecast.comparison.compare",
-    "jaxttp.forecast.watch.Online",
+    "jaxttp.forecast.compare.compare",
+    "jaxttp.forecast.online.Online",
     "jaxttp.forecast.predict.forecast_training",
     "jaxttp.models.transformers.ViT",
     "jaxttp.models.convolutional.VGG",
     "jaxttp.models.convolutional.",
     "jaxttp.dynamics.two_factor.two_factor_flow",
-    "jaxttp.conditioning.points.convolution_point",
+    "jaxttp.conditioning.sweeps.convolution_point",
 )
 
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxttp.cli import app
-from jaxttp.forecast.compared import Comparison, Explanation
-from jaxttp.forecast.hyperparameters import Hyperparameters
+from jaxttp.forecast.compare import Comparison, Explanation
+from jaxttp.forecast.training_setup import Hyperparameters
 from jaxttp.pipeline import Settings, build_task
 
 WINE = ["--data", "wine", "--samples-per-class", "5", "--steps", "25"]
@@ -130,13 +130,11 @@ BAD = {
         "learning_rates='fast' must be numbers",
     ),
     "batches": (["sweep", *WINE, "--batch-sizes", "2.5"], "must be whole numbers"),
-    "infinite": (["sweep", *WINE, "--batch-sizes", "inf"], "batch_sizes='inf' must be whole"),
     "schedule": (["sweep", *WINE, "--schedules", "step", "--no-seconds"], "schedule='step'"),
     "nothing stable": (
         ["sweep", *WINE, "--learning-rates", "1000", "--momenta", "0", "--no-seconds"],
         "no setting gets to 10 % of the loss's drop stably",
     ),
-    "choice": (["compare", *WINE, "--train", "tail"], "start='tail' is not known"),
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxttp import predict_training_time, weighted
 from jaxttp.forecast import Problem
-from jaxttp.forecast.paths.base import Linearizer
+from jaxttp.forecast.methods.base import Linearizer
 from jaxttp.losses import cross_entropy, encode_targets, get_loss
 from jaxttp.losses.contrasts import (
     basis,

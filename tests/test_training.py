@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from jaxttp import time_step, train
-from jaxttp._core.timing import compilations
+from jaxttp._core.progress import compilations
 from jaxttp.dynamics.batches import PROTOCOLS, batch_indices
 
 STEPS, RATE = 12, 0.2
@@ -224,7 +224,7 @@ def test_a_step_that_was_timed_is_not_compiled_again(batch_size):
 
 
 BAD = {
-    "labels": ({"y": LABELS + 1}, "y holds labels from 0 to 3"),
+    "labels": ({"y": LABELS + 1}, "y holds labels from 1 to 3"),
     "length": ({"y": LABELS[:5]}, r"y has shape \(5,\)"),
     "batch larger": ({"batch_size": 8}, "batch_size must be .* between 1 and 7; got 8.*7 samples"),
     "no key": ({"batch_size": 2, "key": None}, "batch_size needs key"),

@@ -19,6 +19,7 @@ REFUSES = {
     "compare", "early_stopping", "online", "predict_training_time", "race",
     "race_starts", "sweep",
     "time_step", "train", "wall_clock", "weighted", "forecast.held_forecast",
+    "dynamics.relinearized_recursion",
     "forecast.sweep_kernel", "ntk_plan", "from_nnx",
 }  # fmt: skip
 """Answers are made of Python's numbers, or of functions, or are about shapes alone."""
@@ -32,7 +33,6 @@ KINKED = {
     "ntk.eigendecomposition": "vectors of eigenvalues that differ by little",
     "ntk.spectral_density": "a loop until it converged: forward mode alone",
     "ntk.extreme_eigenvalues": "a loop until it converged: forward mode alone",
-    "dynamics.relinearized_recursion": "a loop until it converged: forward mode alone",
     
     "representation.alpha_req": "the range of a fit",
     "representation.representation_geometry": "the range of a fit",
@@ -62,7 +62,6 @@ LAYERS = {"filters": [DRAWN.normal(size=(2, 1, 2, 2)), DRAWN.normal(size=(2, 2, 
 LEAKY = {name: DRAWN.normal(size=size) for name, size in (("W", (2, 12)), ("V", (12, 3)),
                                                           ("X", (3, 2)))}  # fmt: skip
 CHANGED = {
-    "dynamics.relinearized_recursion": {"ends": (1, 3)},  # else placed by values where it can be
     # of one layer the matrix does not depend on the weights, and the bound is infinite
     "conditioning.gauss_newton_convolution": LAYERS, "conditioning.convolution_point": LAYERS,
     "conditioning.leaky_relu_bound": LEAKY,

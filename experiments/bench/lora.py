@@ -5,7 +5,7 @@
 Every task of `lora_tasks` is trained for real once (`lora_real.jsonl` has the curves, for texts
 that its rows name; with others installed all is trained anew), and forecast by
 
-    held      `jaxttp.forecast.held`: stale gradients, less what their noise costs
+    held      `jaxttp.forecast.stale_gradients`: stale gradients, less what their noise costs
     path      the same path without that correction
     tenth     a power law c + a (t + b)^-p through the first tenth of the real curve
     fifth     the same through its first fifth
@@ -27,7 +27,7 @@ from experiments.bench import lora_tasks
 from experiments.bench.harness import Row, go_on, head, line, load, parser, store_of
 from experiments.bench.lora_tasks import BATCH, EVERY, RANKED, REPORTED, TUNING, Task
 from jaxttp import training_time
-from jaxttp.forecast.held import held_forecast
+from jaxttp.forecast.stale_gradients.forecast import held_forecast
 
 MODULE = "experiments.bench.lora"
 REAL = Path(__file__).with_name("lora_real.jsonl")

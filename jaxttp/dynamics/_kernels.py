@@ -32,9 +32,32 @@ def apply_kernel(
     return operator_of(kernel).mv(vectors)
 
 
-def columns_of(kernel: Kernel, batch: Int[Array, " b"]) -> KernelOperator:
-    """Theta[:, :, batch] (M, C, B, C), of a kernel that multiplies."""
-    return operator_of(kernel).some_columns(batch)
+def image_of(
+    kernel: Kernel, gradient: Float[Array, "b c"], batch: Int[Array, " b"] | None = None
+) -> Float[Array, " k"]:
+    """B^T v of a kernel A B^T, v (N, C) being zero outside a batch; Theta v of an array."""
+    if isinstance(kernel, Factored):
+        some = kernel if batch is None else kernel.some_columns(batch)
+        return jnp.dot(gradient.reshape(-1), some.columns, precision="highest")
+    operator = operator_of(kernel)
+    some = operator if batch is None else operator.some_columns(batch)
+    return some.mv(gradient).reshape(-1)
+
+
+def image_size(kernel: Kernel, classes: int) -> int:
+    """The length of `image_of`."""
+    return kernel.columns.shape[1] if isinstance(kernel, Factored) else kernel.shape[0] * classes
+
+
+def outputs_of(
+    kernel: Kernel, image: Float[Array, " k"], classes: int, batch: Int[Array, " b"] | None = None
+) -> Float[Array, "b c"]:
+    """A times an image, on a batch or on all samples."""
+    if isinstance(kernel, Factored):
+        some = kernel if batch is None else kernel.some_rows(batch)
+        return jnp.dot(some.rows, image, precision="highest").reshape(-1, classes)
+    outputs = image.reshape(-1, classes)
+    return outputs if batch is None else outputs[batch]
 
 
 def block_of(kernel: Kernel, rows: Any, columns: Any) -> Kernel:

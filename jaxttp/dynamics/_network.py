@@ -23,6 +23,14 @@ def inner(left: Params, right: Params) -> Array:
     return sum((jnp.vdot(a, b) for a, b in leaves), start=jnp.zeros(()))
 
 
+@jit
+def add_vectors(total: Params, vectors: list[Params], weights: Array) -> Params:
+    """Total + sum_k weights_k vectors_k."""
+    for weight, vector in zip(weights, vectors, strict=True):
+        total = jax.tree.map(lambda a, b, w=weight: a + w.astype(a.dtype) * b, total, vector)
+    return total
+
+
 def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
     """Outputs, J^T a and J v, compiled; a network is traced once for every shape.
 

@@ -1,11 +1,27 @@
 """The results of the dynamics functions."""
 
+import functools
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxttp._core.compile import jit
 from jaxttp._core.results import RESULT
+from jaxttp.losses import Loss
+
+
+def output_limit(f: Array) -> float:
+    """Outputs beyond this size count as diverged: their squares would soon overflow."""
+    return 1e-3 * float(jnp.finfo(f.dtype).max) ** 0.5
+
+
+@functools.partial(jit, static_argnums=2)
+def curves(path: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
+    """Loss and error (T + 1,) along outputs (T + 1, N, C)."""
+    return jax.vmap(lambda f: (loss.value(f, targets), loss.error(f, targets)))(path)
 
 
 class Trajectory(eqx.Module):
@@ -69,22 +85,15 @@ class RelinearizedTrajectory(eqx.Module):
         diverged_at: first step whose outputs could not be represented, -1 for never.
         edge_at: end of the first segment that crosses the edge of stability, -1 for never. From
             there on the path is the mean one, without the oscillations of a real training.
-        held_from: the step from which on a kernel was held because the network stays at the edge
-            (where modes are not held back), or because it denied the forecast, -1 for never.
-        left_at: with mini-batches and rebuilds="auto", the step from which on their own steps are
-            not believed: they go the mean path from there on, as late as they were; -1 for never.
+        held_from: the step from which on a kernel was held because the path stays beyond the edge
+            of stability, -1 for never.
         kernels: kernels built, the first and the rejected ones included.
-        kernel_seconds: wall-clock seconds of every kernel, compilation included.
         gradient_evaluations: passes back through the network over all samples, the kernels' own
             apart.
         test: outputs on the test samples (steps + 1, M, C), or None.
         steps_run: steps of the recursion that were run: ahead, again, and those of batches beside.
         sharpest: the largest curvature at a kernel, as a multiple of the edge of stability; only at
             the start where that is beyond it, 0 where it is not looked at (damp=False).
-        central_from: the step from which on modes are held back at the edge of stability, -1 for
-            never; see `_central`.
-        subsets: of every subset that was asked for, what training on it alone comes to with these
-            kernels.
     """
 
     ts: Float[Array, " t"]
@@ -99,13 +108,9 @@ class RelinearizedTrajectory(eqx.Module):
     edge_at: int = eqx.field(static=True)
     held_from: int = eqx.field(static=True)
     kernels: int = eqx.field(static=True)
-    kernel_seconds: tuple[float, ...] = eqx.field(static=True)
     gradient_evaluations: int = eqx.field(static=True)
     test: Float[Array, "t m c"] | None = None
-    left_at: int = eqx.field(static=True, default=-1)
     steps_run: int = eqx.field(static=True, default=0)
     sharpest: float = eqx.field(static=True, default=0.0)
-    central_from: int = eqx.field(static=True, default=-1)
-    subsets: tuple[SubsetCurves, ...] = ()
 
     plot, _repr_html_, __repr__ = RESULT

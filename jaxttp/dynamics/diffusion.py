@@ -28,8 +28,8 @@ from jaxttp._core.checks import check_choice, check_integer, check_key
 from jaxttp._core.compile import jit
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.dynamics._dual import output_limit
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
+from jaxttp.dynamics._trajectory import output_limit
 from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol_scale
 from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.rates import every_step
@@ -236,11 +236,11 @@ class _Stirred(NamedTuple):
 
     def alive(self, f: Array) -> Array:
         """Whether outputs are below the limit; beyond it the path is held."""
-        return jnp.all(jnp.abs(f) < output_limit(f.dtype))
+        return jnp.all(jnp.abs(f) < output_limit(f))
 
     def held(self, f: Array) -> Array:
         """Outputs within the limit."""
-        limit = output_limit(f.dtype)
+        limit = output_limit(f)
         return jnp.clip(jnp.nan_to_num(f, nan=limit), -limit, limit)
 
     def force(self, f: Array) -> Array:

@@ -1,31 +1,52 @@
-"""Discrete time: any linear optax optimiser, run in the dual space.
+"""Discrete time: a linear optimizer, followed step by step in function space.
 
-The linearised network's weights stay in the span of its gradients, w_t - w_0 = J^T a_t, so the
-optimiser can be run on the dual coefficients a (N, C) instead of the weights: feed it g/N (zero
+The linearized network's weights stay in the span of its gradients, w_t - w_0 = J^T a_t, so the
+optimizer can be run on the dual coefficients a (N, C) instead of the weights: feed it g/N (zero
 outside the batch) and read f_t = f_0 + Theta a_t. With weight decay the initial weights decay too:
 w_t = c_t w_0 + J^T a_t, and f_t gains (c_t - 1) J w_0.
+
+One loop, `follow`, does this for full batches and mini-batches, for kernels as arrays and in
+factors, for many settings at once (under `vmap`), and for the segments of a relinearized path,
+along which the kernel moves from one linearization to the next.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxttp._core.checks import check_integer
 from jaxttp._core.compile import jit
-from jaxttp.dynamics._dual import Coefficients, dual_gradient, output_limit, start
-from jaxttp.dynamics._kernels import apply_kernel, check_problem
-from jaxttp.dynamics._trajectory import Trajectory
+from jaxttp.dynamics._kernels import (
+    apply_kernel,
+    check_problem,
+    image_of,
+    image_size,
+    outputs_of,
+)
+from jaxttp.dynamics._trajectory import Trajectory, output_limit
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.filters import linear_filter
-from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, keep_dtypes, same_program
+from jaxttp.dynamics.optimizers import (
+    HeavyBall,
+    Optimizer,
+    inlined,
+    keep_dtypes,
+    same_program,
+    slots,
+)
 from jaxttp.losses import Loss
-from jaxttp.ntk.kernels import Kernel, KernelLike
+from jaxttp.ntk.kernels import Factored, Kernel, KernelLike
+
+CHUNK = 32
+"""Steps whose outputs on all samples are one product, where the steps themselves see a batch."""
 
 
 def recursion(
@@ -89,10 +110,9 @@ def recursion(
         kernel, f0, y, loss, kernel_test, f0_test
     )
     check_integer("steps", steps, at_least=1)
-    n = f0.shape[0]
     indices = None
     if batch_size is not None:
-        indices = batch_indices(key, n, batch_size, steps, protocol=protocol)
+        indices = batch_indices(key, f0.shape[0], batch_size, steps, protocol=protocol)
     tangent = _check_tangent(optimizer, initial_tangent, f0, steps)
     if kernel_test is None or tangent is None:
         initial_tangent_test = None
@@ -105,24 +125,21 @@ def recursion(
         initial_tangent_test = jnp.asarray(initial_tangent_test, f0.dtype)
     if isinstance(optimizer, HeavyBall):
         optimizer = optimizer.with_velocity()
-    descent, state = same_program(optimizer, start(f0)), None
-    if descent is not optimizer:  # the numbers of an initial state are its own
-        state = optimizer.init(start(f0))
-    return inlined(_follow, descent)(
-        descent, state, kernel, f0, targets, indices, tangent, kernel_test, f0_test,
+    motion = Motion.of(kernel, f0, tangent)
+    descent = same_program(optimizer, motion.unit(0))
+    return inlined(_recursion, descent)(
+        descent, optimizer.init(motion.unit(0)), motion, targets, indices, kernel_test, f0_test,
         initial_tangent_test, loss=loss, steps=steps,
     )  # fmt: skip
 
 
 @functools.partial(jit, static_argnames=("loss", "steps"))
-def _follow(
+def _recursion(
     optimizer: Optimizer,
-    state: optax.OptState | None,
-    kernel: Kernel,
-    f0: Array,
+    state: optax.OptState,
+    motion: "Motion",
     targets: Array,
     indices: Array | None,
-    tangent: Array | None,
     kernel_test: Kernel | None,
     f0_test: Array | None,
     tangent_test: Array | None,
@@ -130,38 +147,302 @@ def _follow(
     loss: Loss,
     steps: int,
 ) -> Trajectory:
-    def outputs(coefficients: Coefficients) -> Array:
-        moved = f0 + apply_kernel(kernel, coefficients.dual)
-        return moved if tangent is None else moved + (coefficients.weights - 1.0) * tangent
-
-    def step(carry: tuple, batch: Array | None) -> tuple[tuple, tuple]:
-        coefficients, state, f, alive = carry
-        gradient = Coefficients(dual_gradient(loss, f, targets, batch), jnp.zeros((), f.dtype))
-        updates, after = optimizer.update(gradient, state, coefficients)
-        state = keep_dtypes(after, state)
-        new: Any = optax.apply_updates(coefficients, updates)
-        new_f = outputs(new)
-        alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
-        coefficients, f = jax.tree.map(
-            lambda a, b: jnp.where(alive, a, b), (new, new_f), (coefficients, f)
-        )
-        return (coefficients, state, f, alive), (coefficients, f, alive)
-
-    begin = start(f0)
-    first = (begin, optimizer.init(begin) if state is None else state, f0, jnp.asarray(True))
-    _, (path, train, alive) = jax.lax.scan(step, first, indices, length=steps)
-    train = jnp.concatenate([f0[None], train])
+    f0 = motion.f
+    found = follow(
+        optimizer, loss, motion, (motion.unit(0), state), targets, indices, 0, steps,
+        records=jnp.zeros((steps + 1, *f0.shape), f0.dtype),
+        coefficients=jnp.zeros((steps + 1, motion.size), f0.dtype),
+    )  # fmt: skip
+    train, coefficients = found.records, found.coefficients
+    assert coefficients is not None  # there is room for them
+    dual, scale = coefficients[:, :-1].reshape(train.shape), coefficients[:, -1]
     test = None
     if kernel_test is not None and f0_test is not None:
-        moved = f0_test[None] + apply_kernel(kernel_test, path.dual)
+        test = f0_test[None] + apply_kernel(kernel_test, dual)
         if tangent_test is not None:
-            moved = moved + (path.weights - 1.0)[:, None, None] * tangent_test[None]
-        test = jnp.concatenate([f0_test[None], moved])
-    diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
+            test = test + (scale - 1.0)[:, None, None] * tangent_test[None]
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
-    dual = jnp.concatenate([begin.dual[None], path.dual])
-    scale = jnp.concatenate([begin.weights[None], path.weights])
-    return Trajectory(ts, train, test, diverged_at=diverged_at, dual=dual, scale=scale)
+    return Trajectory(ts, train, test, diverged_at=found.diverged_at, dual=dual, scale=scale)
+
+
+@functools.partial(jit, static_argnames="loss")
+def heavy_ball_curves(
+    kernel: Kernel,
+    f0: Float[Array, "n c"],
+    targets: Float[Array, "n k"],
+    rates: Float[Array, "t s"],
+    momenta: Float[Array, " s"],
+    indices: Int[Array, "t b"] | None,
+    loss: Loss,
+) -> tuple[Float[Array, "t_plus_1 s"], Float[Array, "t_plus_1 s"], Bool[Array, " s"]]:
+    """Loss and error curves (T + 1, S) of S settings, and which of these did not diverge (S,).
+
+    All settings take a step together, by ONE product of the kernel with a matrix. A setting that
+    diverges is held where its outputs were last representable.
+    """
+    motion, steps = Motion.of(kernel, f0, None), len(rates)
+
+    def curves(rates: Array, momentum: Array) -> tuple[Array, Array, Array]:
+        optimizer, none = HeavyBall(rates, momentum), jnp.zeros(steps + 1, f0.dtype)
+        found = follow(
+            optimizer, loss, motion, (motion.unit(0), optimizer.init(motion.unit(0))), targets,
+            indices, 0, steps, records=(none, none),
+            save=lambda f: (loss.value(f, targets), loss.error(f, targets)),
+        )  # fmt: skip
+        return *found.records, found.diverged_at < 0
+
+    return jax.vmap(curves, (1, 0), (1, 1, 0))(rates, momenta)
+
+
+class Linearization(NamedTuple):
+    """A point at which the network is linearized, as the recursion sees it.
+
+    Attributes:
+        kernel: Theta there.
+        pushed: J v there (k, N, C) of the carried vectors v: the weights and what the optimizer had
+            accumulated at the start.
+        damping: what keeps steps with this kernel stable (`jaxttp.dynamics.relinearize.edge`).
+    """
+
+    kernel: Kernel
+    pushed: Float[Array, "k n c"]
+    damping: Any = None
+
+
+class Motion(NamedTuple):
+    """How outputs move as an optimizer acts, with one linearization or between two.
+
+    A linear optimizer acts on every linear image of the weights as it acts on the weights. So it
+    runs on a vector of images, of which outputs and weights can be read:
+
+        [near (N C), far (N C), carried (k), B_near^T (near, far), B_far^T (near, far)],
+
+    the coefficients of J_near^T, of J_far^T and of the carried vectors, then what the kernels A B^T
+    make of the coefficients. For an array A = 1 and B^T = Theta; factors have width k, so that a
+    mini-batch of B samples costs B C k a step. With one linearization there is one part of each.
+
+    An update met at w(tau) = (1 - tau) w_near + tau w_far is J(tau)^T g, with the parts (1 - tau) g
+    and tau g. It moves outputs through J at the present tau; for products of J there with earlier
+    ones stands the mean of both kernels, exact to second order in its symmetric part.
+
+    Attributes:
+        ends: the linearizations.
+        f: outputs where the motion starts (N, C).
+        tau: of every step (T + 1,); None with one linearization.
+        forcing: what linearizations miss of the outputs at tau = 1 (N, C); it comes up as tau^2.
+    """
+
+    ends: list[Linearization]
+    f: Float[Array, "n c"]
+    tau: Float[Array, " t"] | None = None
+    forcing: Float[Array, "n c"] | None = None
+
+    @classmethod
+    def of(cls, kernel: Kernel, f0: Array, tangent: Array | None) -> "Motion":
+        """With one kernel; J w_0 is the tangent where weights decay."""
+        pushed = jnp.zeros_like(f0) if tangent is None else tangent
+        return cls([Linearization(kernel, pushed[None])], f0)
+
+    @property
+    def size(self) -> int:
+        """The number of coefficients."""
+        return len(self.ends) * self.f.size + len(self.ends[0].pushed)
+
+    def unit(self, carried: int) -> Array:
+        """The optimizer's vector for one of the carried vectors."""
+        images = sum(image_size(end.kernel, self.f.shape[1]) for end in self.ends)
+        vector = np.zeros(self.size + len(self.ends) * images)
+        vector[len(self.ends) * self.f.size + carried] = 1.0
+        return jnp.asarray(vector, self.f.dtype)
+
+    def folds(self) -> list[list[Array | None]]:
+        """B^T left of every kernel with every damping: what dampings hold back of images."""
+        dampings = [end.damping for end in self.ends]
+        return [
+            [None if each is None else each.fold(end.kernel, self.f.shape) for each in dampings]
+            for end in self.ends
+        ]
+
+    def pulled(self, gradient: Array, batch: Array | None, t: Any, folds: list) -> Array:
+        """What the optimizer is given for the gradient of a batch's outputs (B, C)."""
+        whole = gradient
+        if batch is not None:
+            whole = jnp.zeros_like(self.f).at[batch].add(gradient)
+        shares = [1.0] if self.tau is None else [1 - self.tau[t], self.tau[t]]
+        parts, along = [], []
+        for end, share in zip(self.ends, shares, strict=True):
+            seen = whole.reshape(-1)
+            along.append(None if end.damping is None else end.damping.right.T @ seen)
+            if end.damping is not None:
+                seen = seen - end.damping.left @ along[-1]
+            parts.append(share * seen)
+        parts.append(jnp.zeros(len(self.ends[0].pushed), self.f.dtype))
+        for end, held in zip(self.ends, folds, strict=True):
+            image = image_of(end.kernel, gradient, batch)
+            for share, fold, some in zip(shares, held, along, strict=True):
+                parts.append(share * (image if fold is None else image - fold @ some))
+        return jnp.concatenate(parts)
+
+    def moves(self, update: Array, t: Any) -> list[Array]:
+        """What an update adds to the image and the carried part that each end's outputs have."""
+        carried, images = update[len(self.ends) * self.f.size : self.size], update[self.size :]
+        if self.tau is None:
+            return [images, carried]
+        tau, width = self.tau[t], image_size(self.ends[0].kernel, self.f.shape[1])
+        near, far = images[: 2 * width].reshape(2, -1), images[2 * width :].reshape(2, -1)
+        near, far = ((1 - tau) * near.sum(0) + near[0]) / 2, (tau * far.sum(0) + far[1]) / 2
+        return [near, (1 - tau) * carried, far, tau * carried]
+
+    def rest(self) -> list[Array]:
+        """No such moves."""
+        classes = self.f.shape[1]
+        sizes = [(image_size(end.kernel, classes), len(end.pushed)) for end in self.ends]
+        return [jnp.zeros(size, self.f.dtype) for pair in sizes for size in pair]
+
+    def outputs(self, moved: list[Array], t: Any, batch: Array | None = None) -> Array:
+        """Outputs of a batch, or of all samples, after some moves."""
+
+        def some(rows: Array) -> Array:
+            return rows if batch is None else rows[..., batch, :]
+
+        f = some(self.f)
+        for end, image, carried in zip(self.ends, moved[::2], moved[1::2], strict=True):
+            f = f + outputs_of(end.kernel, image, f.shape[1], batch)
+            f = f + jnp.tensordot(carried, some(end.pushed), 1)
+        if self.forcing is not None and self.tau is not None:
+            f = f + self.tau[t] ** 2 * some(self.forcing)
+        return f
+
+
+class Followed(NamedTuple):
+    """What `follow` came to.
+
+    Attributes:
+        records: see there, filled from the first step to the last.
+        diverged_at: the first step whose outputs could not be represented, or -1. From there on
+            records are held.
+        rows: the last coefficients of the weights, then of each of the optimizer's accumulators.
+        state: the optimizer's.
+        coefficients: of the weights at every step, where room was given for them.
+    """
+
+    records: Any
+    diverged_at: Array
+    rows: list[Array]
+    state: optax.OptState
+    coefficients: Array | None
+
+
+def follow(
+    optimizer: Optimizer,
+    loss: Loss,
+    motion: Motion,
+    begin: tuple[Array, optax.OptState],
+    targets: Array,
+    indices: Int[Array, "t b"] | None,
+    start: Any,
+    end: Any,
+    *,
+    records: Any,
+    coefficients: Array | None = None,
+    save: Callable[[Array], Any] = lambda f: f,
+) -> Followed:
+    """The recursion from step `start` to `end`.
+
+    Differentiable in reverse where both are Python's integers; with arrays one compiled function
+    serves segments of all lengths.
+
+    Args:
+        optimizer: see `same_program`.
+        loss: of outputs.
+        motion: how they move.
+        begin: the optimizer's vector (see `Motion`) and its state.
+        targets: encoded.
+        indices: the batches; None for full ones.
+        start: the first step.
+        end: the last.
+        records: room for `save` of the outputs at every step, with a leading axis (T + 1).
+        coefficients: room for the weights' coefficients (T + 1, size).
+        save: (N, C) -> what is recorded.
+    """
+    horizon, limit, folds = len(jax.tree.leaves(records)[0]), output_limit(motion.f), motion.folds()
+    # Steps of mini-batches in factors look at the batch's rows alone; the others follow, many steps
+    # at once.
+    by_rows = indices is not None and all(isinstance(e.kernel, Factored) for e in motion.ends)
+
+    def look(f: Array) -> tuple[Any, Array]:
+        return save(f), jnp.all(jnp.abs(f) < limit)
+
+    def put(room: Any, t: Any, values: Any) -> Any:
+        return jax.tree.map(lambda rows, value: rows.at[t].set(value), room, values)
+
+    def arrive(moved: list[Array], t: Any, vector: Array, room: Any, coefficients: Any) -> tuple:
+        """The gradient at step t, whether outputs are finite, and both rooms with that step."""
+        batch = None if indices is None else indices[t]
+        f = motion.outputs(moved, t, batch if by_rows else None)
+        is_alive = jnp.all(jnp.abs(f) < limit)
+        room = put(room, t, moved if by_rows else look(f))
+        if coefficients is not None:
+            coefficients = coefficients.at[t].set(vector[: motion.size])
+        f = f if batch is None or by_rows else f[batch]
+        gradient = loss.gradient(f, targets if batch is None else targets[batch]) / len(f)
+        return gradient, is_alive, room, coefficients
+
+    def step(t: Any, carry: tuple) -> tuple:
+        # The gradient crosses into the step: XLA's CPU backend would compute one that is made here
+        # anew for every row of its product with the kernel (jaxlib 0.10: ten times as long).
+        vector, state, moved, gradient, is_alive, room, coefficients = carry
+        pulled = motion.pulled(gradient, None if indices is None else indices[t], t, folds)
+        updates, after = optimizer.update(pulled, state, vector)
+        updates = jnp.where(is_alive, jnp.asarray(updates, motion.f.dtype), 0.0)
+        moved = [a + b for a, b in zip(moved, motion.moves(updates, t), strict=True)]
+        vector = jnp.asarray(optax.apply_updates(vector, updates))
+        gradient, good, *rooms = arrive(moved, t + 1, vector, room, coefficients)
+        return vector, keep_dtypes(after, state), moved, gradient, is_alive & good, *rooms
+
+    good, moved = jnp.ones(horizon, bool), motion.rest()
+    room: Any = (records, good)
+    if by_rows:
+        room = [jnp.zeros((horizon + CHUNK, *part.shape), part.dtype) for part in moved]
+    vector, state = begin
+    first = vector, state, moved, *arrive(moved, start, vector, room, coefficients)
+    vector, state, *_, room, coefficients = jax.lax.fori_loop(start, end, step, first)
+    if by_rows:
+        room = _fill(motion, look, room, (records, good), start, end)
+    records, good = room
+    ts = jnp.arange(horizon)
+    bad = ~good & (ts > start) & (ts <= end)
+    is_lost, first_bad = jnp.any(bad), jnp.argmax(bad)
+    kept = jnp.where(is_lost & (ts >= first_bad) & (ts <= end), first_bad - 1, ts)
+    records, coefficients = jax.tree.map(lambda rows: rows[kept], (records, coefficients))
+    rows = [row[: motion.size].astype(motion.f.dtype) for row in (vector, *slots(optimizer, state))]
+    return Followed(records, jnp.where(is_lost, first_bad, -1), rows, state, coefficients)
+
+
+def _fill(
+    motion: Motion, look: Callable, moved: list[Array], room: tuple, start: Any, end: Any
+) -> tuple:
+    """What `look` sees of the outputs of all samples after these moves, from `start` to `end`."""
+
+    def chunk(number: Any, room: tuple) -> tuple:
+        low = start + number * CHUNK
+        steps = low + jnp.arange(CHUNK)
+        some = [jax.lax.dynamic_slice_in_dim(rows, low, CHUNK) for rows in moved]
+        values = jax.vmap(look)(jax.vmap(motion.outputs)(some, steps))
+
+        def put(rows: Array, new: Array) -> Array:
+            old = jax.lax.dynamic_slice_in_dim(rows, low, CHUNK)
+            inside = (steps <= end).reshape(-1, *[1] * (new.ndim - 1))
+            return jax.lax.dynamic_update_slice_in_dim(rows, jnp.where(inside, new, old), low, 0)
+
+        return jax.tree.map(put, room, values)
+
+    padded = jax.tree.map(
+        lambda rows: jnp.concatenate([rows, jnp.zeros((CHUNK, *rows.shape[1:]), rows.dtype)]), room
+    )
+    horizon, chunks = len(room[1]), (end - start + CHUNK) // CHUNK
+    padded = jax.lax.fori_loop(0, chunks, chunk, padded)
+    return jax.tree.map(lambda rows: rows[:horizon], padded)
 
 
 _NOT_FINITE = "optimizer: the response to a weight is not finite"

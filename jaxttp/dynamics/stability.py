@@ -1,4 +1,9 @@
-"""The largest learning rate at which the linearised network does not diverge."""
+"""The curvature of the linearized loss, and the largest steps that are stable there.
+
+At a step t a linear optimizer moves the state s = (w, accumulators) of a mode of curvature x by a
+matrix, s <- (M_t + x b_t e_w^T) s (`rates.step_maps`). It is stable there as long as the spectral
+radius is below one, which for sgd(eta, m) is eta < 2 (1 + m)/x.
+"""
 
 import functools
 from collections.abc import Callable
@@ -7,17 +12,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_number, is_concrete
+from jaxttp._core.checks import check_number
 from jaxttp._core.compile import jit
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
+from jaxttp.dynamics.optimizers import HeavyBall
+from jaxttp.dynamics.rates import StepMaps, period, step_maps
 from jaxttp.losses import Loss
 from jaxttp.ntk.kernels import Kernel, KernelLike
 from jaxttp.ntk.lanczos import lanczos
-from jaxttp.ntk.sharded import on_many_devices
 
 LANCZOS_STEPS = 64
 OPERATOR_STEPS = 31
@@ -25,7 +32,11 @@ OPERATOR_STEPS = 31
 DENSE = 256
 """Outputs of a kernel whose eigenvectors are all computed, at most."""
 MODES = 32
-"""Stiffest modes of the curvature: so many can be tried and damped at once."""
+"""Stiffest modes of the curvature: so many can be damped at once."""
+SHARES = (-7.0, 7.0)
+"""Decimal logarithms of the shares of a limit that are told apart."""
+GROWTH = 1e-6
+"""A spectral radius of one is a mode at rest; beyond one by this, it grows."""
 
 
 def largest_curvature(
@@ -42,7 +53,7 @@ def largest_curvature(
         loss: a name or a `Loss`, convex in the outputs.
 
     Returns:
-        A scalar, for more than 256 outputs by Lanczos iteration with full re-orthogonalisation (64
+        A scalar, for more than 256 outputs by Lanczos' iteration with full re-orthogonalisation (64
         products at most), so from below and accurate to rounding for a decaying spectrum.
 
     Raises:
@@ -57,38 +68,7 @@ def largest_curvature(
         1.5
     """
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
-    return _largest_curvature(kernel, f0, targets, loss)
-
-
-def _largest_curvature(kernel: Kernel, f0: Array, targets: Array, loss: Loss) -> Array:
-    if f0.size <= DENSE:  # a program that is compiled in a third of the time
-        return _largest_dense(kernel, f0, targets, loss)
-    if isinstance(kernel, Array) and kernel.ndim == 2 and not on_many_devices(kernel):
-        return _largest_repeated(kernel, f0, targets, loss)
     return curvature_modes(kernel, f0, targets, loss)[0][0]
-
-
-@functools.partial(jit, static_argnums=3)
-def _largest_dense(kernel: Kernel, f0: Array, targets: Array, loss: Loss) -> Array:
-    root = _hessian_root(f0, targets, loss)
-    values = decompose(jnp.linalg.eigvalsh, _rooted_kernel(kernel, root))
-    return jnp.maximum(values[-1], 0.0)
-
-
-@functools.partial(jit, static_argnums=3)
-def _largest_repeated(kernel: Array, f0: Array, targets: Array, loss: Loss) -> Array:
-    """Of K ⊗ I_C: with K = R R^T it is that of (1/N) R^T H R, for which no H is formed."""
-    (n, c), (values, vectors) = f0.shape, decompose(jnp.linalg.eigh, kernel)
-    root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None]
-
-    def product(flat: Array) -> Array:
-        moved = jnp.dot(root, flat.reshape(n, c), precision="highest")
-        pushed = loss.hessian_vector_product(f0, targets, moved)
-        return jnp.dot(root.T, pushed, precision="highest").reshape(-1) / n
-
-    start = jax.random.normal(jax.random.key(0), (n * c,), f0.dtype)
-    found = lanczos(product, product(start), LANCZOS_STEPS)
-    return jnp.max(jnp.where(found.known, found.values, 0.0))
 
 
 @functools.partial(jit, static_argnums=3)
@@ -100,21 +80,27 @@ def curvature_modes(
     The eigenvalues fall; arguments as validated by `check_problem`. There are `MODES`, or N C where
     that is less.
     """
-    values, *vectors = _modes(kernel, f, targets, loss)
-    left, u = (found[:, ::-1][:, :MODES] for found in vectors)
-    return jnp.maximum(values[::-1][:MODES], 0.0), left, u
+    root = _hessian_root(f, targets, loss)
+    values, vectors = _basis(kernel, root)
+    values, vectors = values[::-1][:MODES], vectors[:, ::-1][:, :MODES]
+    n, c = f.shape
+    left = jnp.einsum("nab,nbk->nak", root, vectors.reshape(n, c, -1), precision="highest")
+    return jnp.maximum(values, 0.0), left.reshape(n * c, -1), vectors
 
 
 @functools.partial(jit, static_argnums=3)
 def curvature_basis(
     kernel: Kernel, f: Array, targets: Array, loss: Loss
 ) -> tuple[Float[Array, " r"], Float[Array, "nc r"]]:
-    """Eigenvalues and orthonormal eigenvectors of (1/N) H^(1/2) Theta H^(1/2).
+    """Eigenvalues, rising, and orthonormal eigenvectors of (1/N) H^(1/2) Theta H^(1/2).
 
     All of them where N C is at most `DENSE`, else the Ritz pairs of the Lanczos iteration.
     """
-    root = _hessian_root(f, targets, loss)
-    if f.size > DENSE:
+    return _basis(kernel, _hessian_root(f, targets, loss))
+
+
+def _basis(kernel: Kernel, root: Float[Array, "n c c"]) -> tuple[Array, Array]:
+    if root.shape[0] * root.shape[1] > DENSE:
         return _ritz(functools.partial(apply_kernel, kernel), root)
     return tuple(decompose(jnp.linalg.eigh, _rooted_kernel(kernel, root)))
 
@@ -126,22 +112,6 @@ def _rooted_kernel(kernel: Kernel, root: Float[Array, "n c c"]) -> Float[Array, 
     half = jnp.einsum("nab,nbp->nap", root, matrix.reshape(n, c, n * c), precision="highest")
     whole = jnp.einsum("pnb,nba->pna", half.reshape(n * c, n, c), root, precision="highest")
     return whole.reshape(n * c, n * c) / n
-
-
-@functools.partial(jit, static_argnums=3)
-def _modes(kernel: Kernel, f: Array, targets: Array, loss: Loss) -> tuple[Array, Array, Array]:
-    """Eigenvalues, the largest last, H^(1/2) times their vectors, these.
-
-    Of more than `DENSE` outputs those of Lanczos' iteration; 0 where it found none.
-    """
-    root = _hessian_root(f, targets, loss)
-    if f.size <= DENSE:  # a program that is compiled in a third of the time
-        values, vectors = decompose(jnp.linalg.eigh, _rooted_kernel(kernel, root))
-    else:
-        values, vectors = _ritz(functools.partial(apply_kernel, kernel), root)
-    n, c = f.shape
-    each = jnp.einsum("nab,nbk->nak", root, vectors.reshape(n, c, -1), precision="highest")
-    return values, each.reshape(n * c, -1), vectors
 
 
 def _hessian_root(f: Array, targets: Array, loss: Loss) -> Float[Array, "n c c"]:
@@ -241,21 +211,76 @@ def max_learning_rate(
     """
     check_number("momentum", momentum, at_least=0.0, below=1.0)
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
-    return rate_limit(_largest_curvature(kernel, f0, targets, loss), momentum, nesterov)
+    return rate_limit(curvature_modes(kernel, f0, targets, loss)[0], momentum, nesterov)
 
 
 def rate_limit(curvature: Array, momentum: Any, nesterov: bool = False) -> Array:
     """The limit of `max_learning_rate` by the largest of some eigenvalues."""
-    if is_concrete(curvature) and is_concrete(momentum):  # no program for it
-        return jax.device_put(_limit(np, np.asarray(curvature), np.asarray(momentum), nesterov))
-    return _limit(jnp, curvature, momentum, nesterov)
-
-
-def _limit(xp: Any, curvature: Any, momentum: Any, nesterov: bool) -> Any:
-    """The same in NumPy or in JAX."""
-    curvature = xp.max(curvature)
+    largest = jnp.max(curvature)
     factor = 2.0 * (1.0 + momentum) / (1.0 + 2.0 * momentum if nesterov else 1.0)
-    huge = xp.finfo(curvature.dtype).max
-    safe = xp.where(curvature > 0, curvature, 1.0)
-    limit = xp.where(curvature > 0, xp.minimum(factor / safe, huge), huge)
-    return limit.astype(curvature.dtype)
+    huge = jnp.finfo(largest.dtype).max
+    limit = jnp.minimum(factor / jnp.where(largest > 0, largest, 1.0), huge)
+    return jnp.where(largest > 0, limit, huge).astype(largest.dtype)
+
+
+def curvature_limits(
+    optimizer: optax.GradientTransformation | HeavyBall, steps: int
+) -> Float[np.ndarray, " t"]:
+    """The largest curvature at which each step of a linear optimizer is stable, for full batches.
+
+    Args:
+        optimizer: linear, with known numbers.
+        steps: T.
+
+    Example:
+        >>> import optax
+        >>> curvature_limits(optax.sgd(0.1, 0.5), 2).round(3).tolist()
+        [30.0, 30.0]
+    """
+    if isinstance(optimizer, HeavyBall):
+        m = float(optimizer.momentum or 0.0)
+        factor = 2.0 * (1.0 + m) / (1.0 + 2.0 * m if optimizer.nesterov else 1.0)
+        shares = np.broadcast_to(np.asarray(optimizer.rates, np.float64) / factor, (steps,))
+    else:
+        shares = step_shares(step_maps(optimizer, steps), 1.0)
+    with np.errstate(divide="ignore"):
+        return 1.0 / shares
+
+
+def step_shares(maps: StepMaps, curvature: float) -> np.ndarray:
+    """How large every step is (T,) as a share of the largest stable one, for full batches.
+
+    An optimiser that moves every P steps only (accumulated gradients) is looked at over P steps.
+    """
+    wait = period(maps)
+    flat = np.concatenate([maps.still.reshape(len(maps.still), -1), maps.pulled], axis=1)
+    count = len(flat) - wait + 1
+    windows = np.stack([flat[p : p + count] for p in range(wait)], axis=1)
+    some, place = np.unique(windows.reshape(count, -1), axis=0, return_inverse=True)
+    k = maps.still.shape[1]
+    some = some.reshape(len(some), wait, -1)
+    still, pulled = some[..., : k * k].reshape(-1, wait, k, k), some[..., k * k :]
+    low, high = (np.full(len(some), bound) for bound in SHARES)
+    for _ in range(48):
+        middle = (low + high) / 2
+        product = np.eye(k)
+        for p in range(wait):
+            step = still[:, p].copy()
+            step[:, :, 0] += curvature * 10.0 ** middle[:, None] * pulled[:, p]
+            product = step @ product
+        grows = _radius(product) > 1 + GROWTH
+        low, high = np.where(grows, low, middle), np.where(grows, middle, high)
+    shares = np.where(high >= SHARES[1], 0.0, 10.0**-high)[place.reshape(-1)]
+    return np.concatenate([shares, np.full(wait - 1, shares[-1])])
+
+
+def _radius(matrices: np.ndarray) -> np.ndarray:
+    if matrices.shape[-1] == 1:
+        return np.abs(matrices[:, 0, 0])
+    if matrices.shape[-1] == 2:  # eigvals would take a hundred times as long
+        half = (matrices[:, 0, 0] + matrices[:, 1, 1]) / 2
+        size = matrices[:, 0, 0] * matrices[:, 1, 1] - matrices[:, 0, 1] * matrices[:, 1, 0]
+        root = half**2 - size
+        real = np.abs(half) + np.sqrt(np.maximum(root, 0.0))
+        return np.where(root >= 0, real, np.sqrt(np.abs(size)))
+    return np.abs(np.linalg.eigvals(matrices)).max(axis=-1)

@@ -24,17 +24,15 @@ from jaxttp._core.checks import check_finite, check_floating, check_integer, is_
 from jaxttp._core.compile import jit
 from jaxttp._core.products import with_forward_mode
 from jaxttp._core.results import RESULT
-from jaxttp._core.samples import count
 from jaxttp._core.traced import Traced, network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import output_shape
-from jaxttp.dynamics._dual import dual_gradient, output_limit
 from jaxttp.dynamics._kernels import check_rate, check_times
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._promoted import promote_all
-from jaxttp.dynamics._trajectory import Trajectory
+from jaxttp.dynamics._trajectory import Trajectory, output_limit
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.flow import tolerances
@@ -288,13 +286,16 @@ def _step(
     loss: Loss,
 ) -> tuple[tuple, tuple]:
     pull = jax.linear_transpose(push, params)
-    (gradient,) = pull(dual_gradient(loss, f, targets, batch))
+    picked = (lambda rows: rows) if batch is None else (lambda rows: rows[batch])
+    seen = loss.gradient(picked(f), picked(targets)) / len(picked(f))
+    seen = seen if batch is None else jnp.zeros_like(f).at[batch].add(seen)
+    (gradient,) = pull(seen)
     weights = jax.tree.map(jnp.add, params, moved)
     updates, after = optimizer.update(gradient, state, weights)
     state = keep_dtypes(after, state)
     new = jax.tree.map(lambda m, u: m + u.astype(m.dtype), moved, updates)
     new_f = f0 + push(new)
-    alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f.dtype))
+    alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f))
     moved, f = jax.tree.map(lambda a, b: jnp.where(alive, a, b), (new, new_f), (moved, f))
     test = None if push_test is None else push_test(moved)
     return (moved, state, f, alive), (f, test, _norm(moved), alive)

@@ -10,16 +10,28 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_instance
-from jaxttp._core.samples import count
-from jaxttp._core.timing import stopwatch
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.progress import stopwatch
+from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._promoted import promote
-from jaxttp.forecast._options import (
+from jaxttp.dynamics.recursion import recursion
+from jaxttp.forecast.cost import (
+    GIVEN_UP,
+    ForecastPlan,
+    Price,
+    check_budget,
+    plan_again,
+    suited,
+)
+from jaxttp.forecast.curves import loss_and_error
+from jaxttp.forecast.methods.base import Dynamics, Linearizer, Progress
+from jaxttp.forecast.methods.recursion import Recursion
+from jaxttp.forecast.options import (
     Keywords,
     check_at_hand,
     check_level,
@@ -31,15 +43,10 @@ from jaxttp.forecast._options import (
     plain_kernel,
     samples_at_hand,
 )
-from jaxttp.forecast.denied import GIVEN_UP, plan_again, together
-from jaxttp.forecast.descent import Descent
-from jaxttp.forecast.doubt import LEVEL, Doubt, without_parts
-from jaxttp.forecast.paths.base import Dynamics, Linearizer, Progress
-from jaxttp.forecast.paths.recursion import Recursion
-from jaxttp.forecast.planner import ForecastPlan, check_budget, suited
 from jaxttp.forecast.prediction import Cost, Prediction
-from jaxttp.forecast.price import Price
 from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.training_setup import Descent
+from jaxttp.forecast.uncertainty import LEVEL, Doubt
 from jaxttp.losses import Loss, get_loss
 from jaxttp.losses.rule import (
     ALL_CURVES,
@@ -52,6 +59,7 @@ from jaxttp.losses.rule import (
 )
 from jaxttp.ntk._select import split_trainable
 from jaxttp.ntk.estimators import Exact, KernelEstimator
+from jaxttp.ntk.kernels import Kernel
 
 
 def predict_training_time(  # noqa: PLR0913
@@ -150,8 +158,7 @@ def predict_training_time(  # noqa: PLR0913
             relinearize, tolerance, noise and paths.
         relinearize: kernels built after the first, placed by the library along the predicted path
             (second order); "auto" for as many as `tolerance` asks for and `budget` allows; 0 for
-            one kernel alone, which costs the least and tells the least (``dynamics=Checked()``
-            holds its times against rebuilt kernels, for `trust`). With mini-batches a number
+            one kernel alone, which costs the least and tells the least. With mini-batches a number
             rebuilds along the path of the very batches, "auto" along the mean path beside which
             they take their steps. With "recursion" or, for their mean path, "sde"; the others
             follow one kernel, and "auto" asks for no more. A network that is linear in its
@@ -169,7 +176,7 @@ def predict_training_time(  # noqa: PLR0913
             rebuilds are chosen that make the expected error least, where `sketch_dim`, `kernel`,
             `max_bytes` or `relinearize` do not say them. "auto" is a tenth, and no less than 4.5e12
             operations, a minute or two of a laptop. `Prediction.plan` says what was chosen, see
-            `jaxttp.forecast.planner`.
+            `jaxttp.forecast.cost`.
         key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
         rule: the definition of training time, see `training_time`; or a `Rule`, which takes the
             place of thresholds, metric, smooth and window.
@@ -211,7 +218,7 @@ def predict_training_time(  # noqa: PLR0913
             labels out of range; mismatched lengths; non-finite data or parameters; gradients that
             are not finite before training, with the first such sample and parameter; an `apply_fn`
             that returns no (N, C), or whose outputs depend on the other samples of the batch, or
-            are coarser than float32; options that do not go together, or that would do nothing; an
+            are coarser than float32; options that do not go  or that would do nothing; an
             optimiser that is not linear where the dynamics need one. Options are looked at before
             `apply_fn` is called.
         TypeError: modules or tensors in place of functions and parameters.
@@ -287,11 +294,19 @@ def _by_plan(
     """
     found = follow(dynamics=plan.dynamics, kernel=on_mesh(plan.kernel, mesh))
     said = str(plan) if budget != "auto" or not plan.whole else None
-    other = None if asked is None else plan_again(plan, found, asked, problem, descent)
+    other = None if asked is None else plan_again(
+        plan, asked, problem, descent, loss=found.loss, held_from=found.held_from,
+        spent=found.cost.operations,
+    )  # fmt: skip
     if other is None:
         return found, said
     again = follow(dynamics=other.dynamics, kernel=on_mesh(other.kernel, mesh))
-    return together(found, again), f"{other}; {GIVEN_UP}"
+    one, two = found.cost, again.cost
+    cost = dataclasses.replace(
+        two, kernels=one.kernels + two.kernels, operations=one.operations + two.operations,
+        gradient_evaluations=one.gradient_evaluations + two.gradient_evaluations,
+    )  # fmt: skip
+    return dataclasses.replace(again, cost=cost), f"{other}; {GIVEN_UP}"
 
 
 def forecast_training(
@@ -352,17 +367,42 @@ def forecast_training(
     problem = way.view(problem)
     if way.kernels:
         check_tokens(problem, kernel)
+    lines = Linearizer(problem, kernel, progress)
+    return forecast_along(lines, descent, way, rule, targets=wanted, level=level)
+
+
+def forecast_along(
+    lines: Linearizer,
+    descent: Descent,
+    way: Dynamics,
+    rule: Rule,
+    *,
+    targets: tuple[Target, ...] = (),
+    level: float = LEVEL,
+    asks_limit: bool = True,
+) -> Prediction:
+    """The forecast of a training that was checked: a path, its verdict, its times, its doubts.
+
+    Args:
+        lines: linearisations of the problem as the dynamics looks at it.
+        descent: the training.
+        way: how its path is followed.
+        rule: how times are read.
+        targets: losses and errors to get below.
+        level: the share that bands hold.
+        asks_limit: whether the largest stable rate is wanted, which takes a kernel.
+    """
+    problem, kernel = lines.problem, lines.estimator
     price = Price.of(problem, descent, kernel, way.trained_samples(problem))
     with stopwatch() as watch:
-        lines = Linearizer(problem, kernel, progress)
         path = way.follow(lines, descent)
-        limit, rates = way.rates(lines, descent)
+        limit, rates = way.rates(lines, descent) if asks_limit else (math.inf, None)
         stable = way.is_stable(path, rates, descent)
         parts = lines.estimate.parts if way.kernels else None
         sketched = None if parts is None else without_parts(lines, descent, parts)
-        trust = way.trust(path, rule.about(wanted))
+        trust = way.trust(path, rule.about(targets))
         doubted_from = None if trust is None else way.doubted_from(path)
-        doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=wanted,
+        doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=targets,
                          doubted_from=doubted_from)  # fmt: skip
     beside = path.gradient_evaluations + lines.passes
     plain = {**descent.plain_values(), "relinearize": 0, **way.plain_values()}
@@ -404,6 +444,27 @@ def forecast_training(
         held_from=path.held_from,
         error_kind=getattr((problem.whole or problem).loss.error, "__name__", "error"),
     )
+
+
+def without_parts(
+    lines: Linearizer, descent: Descent, parts: Iterable[Kernel]
+) -> tuple[Array, Array]:
+    """Losses and errors (G, T + 1) of full-batch training, a curve for each kernel."""
+    problem = lines.problem
+    tangent = lines.tangents["initial_tangent"] if descent.decays else None
+    curves = [
+        loss_and_error(
+            problem.loss,
+            recursion(
+                kernel, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
+                optimizer=descent.stepper, initial_tangent=tangent,
+            ).train,
+            problem.targets,
+        )
+        for kernel in parts
+    ]  # fmt: skip
+    losses, errors = zip(*curves, strict=True)
+    return jnp.stack(losses), jnp.stack(errors)
 
 
 def _curves(x_test: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_choice
 from jaxttp._core.results import RESULT, wrapped
-from jaxttp.forecast._stability import Rates, stability_message
-from jaxttp.forecast.bands import displaced
-from jaxttp.forecast.price import share_of
+from jaxttp.forecast.cost import share_of
+from jaxttp.forecast.stability import Rates, stability_message
+from jaxttp.forecast.uncertainty import displaced, steps_uncertainty
 from jaxttp.losses.rule import (
     METRICS,
     EarlyStopping,
@@ -35,7 +35,7 @@ class Cost:
             of the samples counts as that part, and the sum is rounded up.
         seconds: wall-clock time without compilation.
         compile_seconds: time to trace and compile.
-        operations: floating-point operations, counted, see `jaxttp.forecast.price`.
+        operations: floating-point operations, counted, see `jaxttp.forecast.cost`.
         training_operations: the same of the training that it foresees.
     """
 
@@ -112,7 +112,7 @@ class Prediction:
             rebuilt ones said further on; None for never.
         error_kind: what the error is: "misclassified", "wrong_bits" or "wrong_tokens", shares that
             are wrong; "unexplained_variance", of regressions; or the name of a loss's own.
-        plan: what was chosen within a budget, see `jaxttp.forecast.planner`; None where nothing
+        plan: what was chosen within a budget, see `jaxttp.forecast.cost`; None where nothing
             had to be left out and no budget was given.
         notes: how the network was evaluated, where that is not as it was given, such as
             "2 BatchNorm on running averages" or "parameters promoted from bfloat16".
@@ -192,6 +192,15 @@ class Prediction:
                 not fit.
         """
         return reach(self, targets, smooth=smooth, reached=self.stable)
+
+    def off(self, target: Target, *, smooth: int = 1) -> int | None:
+        """By how many steps the time of a target on the training samples may be off; or None."""
+        rule, time = target.rule(smooth), self.reach([target], smooth=smooth)[target]
+        if self.loss_uncertainty is None or self._is_doubted(time):
+            return None
+        if target.metric == "error":
+            return displaced(self.loss, self.loss_uncertainty, time)
+        return steps_uncertainty(self.loss, self.loss_uncertainty, target.value, rule.time)
 
     def early_stopping(self, *, metric: str = "loss", smooth: int = 1) -> EarlyStopping:
         """Where the test loss (or test error) is lowest, and whether it rises again from there.

@@ -14,15 +14,13 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_finite, check_known
 from jaxttp._core.compile import bound_programs, jit
-from jaxttp._core.samples import take
 from jaxttp._core.traced import Network, network_of
-from jaxttp._core.types import ApplyFn, Params, notes_of
+from jaxttp._core.types import ApplyFn, Params, count, notes_of, take
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import in_two
 from jaxttp.dynamics._promoted import promote, promote_samples, warn_of
-from jaxttp.forecast._model import check_model
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.losses.contrasts import (
     Contrasted,
@@ -38,6 +36,33 @@ from jaxttp.ntk._program import is_linear
 from jaxttp.ntk._select import select_leaves, split_trainable
 from jaxttp.ntk.gram import workload
 from jaxttp.ntk.sharded import gathered, is_by_process, of_processes
+
+
+def check_model(apply_fn: ApplyFn, params: Params, x: Any) -> tuple[ApplyFn, jax.ShapeDtypeStruct]:
+    """A network that is fit for a forecast, and what it returns, from shapes alone.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``, or (N, T, V).
+        params: its parameters.
+        x: training samples (N, ...).
+
+    Returns:
+        The network with outputs (N, C), and the shape and dtype of its own, see `as_rows`.
+
+    Raises:
+        TypeError: see `output_shape`.
+        ValueError: see `output_shape`; outputs of less than float32, whose losses have two or three
+            digits and their kernels no small eigenvalues.
+    """
+    rows, outputs = as_rows(apply_fn, params, x)
+    if outputs.dtype.itemsize < 4:
+        raise ValueError(
+            f"apply_fn returns {outputs.dtype}, too coarse for a forecast; let the network compute "
+            "in float32 (modules of Flax: dtype=jnp.float32); if all but its last cast does, undo "
+            "that with lambda params, x: apply_fn(params, x).astype('float32')."
+        )
+    return rows, outputs
+
 
 COLLECTIONS = ("params", "batch_stats")
 """Keys of Flax's variables, where they were not taken apart."""
@@ -315,3 +340,70 @@ def _everywhere(network: ApplyFn, mesh: Mesh) -> ApplyFn:
 def _part(apply_fn: ApplyFn, restore: Callable[[Params], Params]) -> ApplyFn:
     """The network of the trained weights alone."""
     return lambda weights, samples: apply_fn(restore(weights), samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A starting point: a network, its weights, and which of them train.
+
+    Attributes:
+        apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
+        params: pytree of floating-point arrays.
+        trainable: which parameters train, as in `empirical_ntk`; all of them when None.
+        x: the same training samples as this network wants them (N, ...), such as images of another
+            size; those of all when None.
+    """
+
+    apply_fn: ApplyFn
+    params: Params
+    trainable: Any = None
+    x: Any = None
+
+
+def check_candidates(candidates: Any) -> None:
+    """Refuse what are no starting points by name.
+
+    Args:
+        candidates: of `jaxttp.compare` and `jaxttp.race_starts`.
+
+    Raises:
+        ValueError: none.
+        TypeError: no mapping, or of something else.
+
+    Example:
+        >>> check_candidates({})
+        Traceback (most recent call last):
+        ...
+        ValueError: candidates must hold at least one Candidate; got none.
+    """
+    if not isinstance(candidates, Mapping):
+        raise TypeError(f"candidates must be Candidates by name; got {candidates!r}.")
+    if not candidates:
+        raise ValueError("candidates must hold at least one Candidate; got none.")
+    for name, one in candidates.items():
+        if not isinstance(one, Candidate):
+            raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
+
+
+def problem_of(name: str, one: Candidate, x: Any, y: Any, loss: str | Loss) -> Problem:
+    """A candidate with the samples as it wants them.
+
+    Args:
+        name: of the candidate, for what is wrong with it.
+        one: the candidate.
+        x: samples of all.
+        y: their labels or targets.
+        loss: a name or a `Loss`.
+
+    Raises:
+        ValueError: other samples than those of all; whatever `Problem.of` refuses.
+    """
+    own = x if one.x is None else check_samples(f"candidates[{name!r}].x", one.x)
+    if count(own) != count(x):
+        raise ValueError(
+            f"candidates[{name!r}].x must hold the {count(x)} samples of x; got {count(own)}."
+        )
+    return Problem.of(
+        one.apply_fn, one.params, own, y, loss=loss, trainable=one.trainable,
+        names=f"candidates[{name!r}].{{}}",
+    )  # fmt: skip

@@ -7,8 +7,8 @@ import numpy as np
 
 from jaxttp._core.results import RESULT, wrapped
 from jaxttp._core.types import Params
-from jaxttp.forecast.hyperparameters import Hyperparameters, algorithm_name, at_the_edge
 from jaxttp.forecast.swept import SHOWN
+from jaxttp.forecast.training_setup import Hyperparameters, algorithm_name, at_the_edge
 from jaxttp.losses.rule import Target
 
 SURE = 0.95

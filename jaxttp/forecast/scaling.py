@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jaxttp.forecast._curves import at_places
+from jaxttp.forecast.curves import at_places
 
 GRID = 24
 """Times, evenly spaced in their logarithm, at which whole and halves are compared."""

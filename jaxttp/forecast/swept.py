@@ -11,11 +11,15 @@ import numpy as np
 from jaxttp._core.checks import check_choice
 from jaxttp._core.files import inert, replaced
 from jaxttp._core.results import RESULT, wrapped
-from jaxttp.forecast._curves import read_times
-from jaxttp.forecast._stability import Rates, rises, stability_message
-from jaxttp.forecast._sweep_rows import rows_of
-from jaxttp.forecast.hyperparameters import Hyperparameters, at_the_edge
-from jaxttp.forecast.seconds import readable_time
+from jaxttp.forecast.prediction import Prediction
+from jaxttp.forecast.stability import Rates, stability_message
+from jaxttp.forecast.training_setup import (
+    Hyperparameters,
+    algorithm_name,
+    at_the_edge,
+    schedule_name,
+)
+from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import get_loss
 from jaxttp.losses.rule import Target, goal_words, step_words
 
@@ -62,24 +66,15 @@ class Sweep:
         targets: losses and errors to get below, K of them; the first is what settings are ranked
             by.
         target_steps: steps to every target (S, K), -1 as in `steps`.
-        relinearized: the settings that were forecast again along rebuilt kernels, in the order in
+        forecasts: of the settings that were forecast by themselves.
+        relinearized: those of them that were forecast again along rebuilt kernels, in the order in
             which they were; the others' times are those of the first kernel.
-        uncertainty: for those settings, by threshold and target, by how many steps the time may be
-            off, as `Prediction.steps_uncertainty`.
-        unsure: the settings whose real training may fail, since the noise of their batches outgrows
-            what kernels can follow (`Prediction.unsure_from`) or the curvature a high rate: they
-            come after all others.
-        rough: the settings whose path comes to the edge of stability before the goal, so that a
-            real training is thrown about: they are ranked by twice their time.
-        held: the settings on whose way the network denied what rebuilt kernels said, so that one
-            was held from there on (`Prediction.trust` tells the step); `compare` puts them last.
         shared: whether the target was chosen by the sweep.
         trainings: what the sweep cost, in trainings of its first setting, by count; None where it
             was made of a kernel.
-        simulated: the settings of algorithms that know no kernel, such as AdamW: each was followed
-            by training the linearised network, which rebuilds nothing and costs about a training.
         notes: how the network is evaluated, where that is not as it was given, such as
             "1 BatchNorm on running averages".
+        smooth: steps over which curves are averaged before they are read.
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -99,17 +94,43 @@ class Sweep:
     rate_limit: np.ndarray | None = None
     targets: tuple[Target, ...] = ()
     target_steps: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0), int))
+    forecasts: Mapping[int, Prediction] = dataclasses.field(default_factory=dict)
     relinearized: tuple[int, ...] = ()
-    uncertainty: Mapping[int, Mapping[float | Target, int]] = dataclasses.field(
-        default_factory=dict
-    )
-    unsure: frozenset[int] = frozenset()
-    rough: frozenset[int] = frozenset()
-    held: frozenset[int] = frozenset()
     shared: bool = False
     trainings: float | None = None
-    simulated: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
+    smooth: int = 1
+
+    @property
+    def simulated(self) -> frozenset[int]:
+        """The settings of algorithms that know no kernel, such as AdamW.
+
+        Each was followed by training the linearised network, which rebuilds nothing and costs about
+        a training.
+        """
+        ways = {i: one.dynamics for i, one in self.forecasts.items()}
+        return frozenset(i for i, way in ways.items() if way == "weight_space")
+
+    @property
+    def unsure(self) -> frozenset[int]:
+        """The settings whose real training may fail (`Prediction.unsure_from`); others come first.
+
+        The noise of their batches outgrows what kernels can follow.
+        """
+        return frozenset(i for i, one in self.forecasts.items() if one.unsure_from is not None)
+
+    @property
+    def rough(self) -> frozenset[int]:
+        """The settings that are in doubt before the goal (`Prediction.doubted_from`).
+
+        Their path comes to the edge of stability, or a kernel is held: a real training is thrown
+        about, and they are ranked by twice their time.
+        """
+        return frozenset(
+            i for i in self.relinearized
+            if (since := self.forecasts[i].doubted_from) is not None
+            and 0 <= since < self._goal_steps(self.ranked_by)[i]
+        )  # fmt: skip
 
     def named(self, i: int) -> str:
         """Setting i in words, with its loss and its horizon where these are not those of all."""
@@ -134,7 +155,9 @@ class Sweep:
         Raises:
             ValueError: another one.
         """
-        goal = self.ranked_by if threshold is None else threshold
+        return self._goal_steps(self.ranked_by if threshold is None else threshold)
+
+    def _goal_steps(self, goal: float | Target) -> np.ndarray:
         if isinstance(goal, Target):
             if goal not in self.targets:
                 raise ValueError(
@@ -169,30 +192,13 @@ class Sweep:
         return f"{words}; {batches}it may fail"
 
     @property
-    def above_limit(self) -> tuple[int, ...]:
-        """The settings with a rate above the first kernel's limit, though its forecast converges.
-
-        Only rebuilt kernels could tell whether they train, and did not: they are not `stable`, and
-        not ranked. Those nearest to their limit are first.
-        """
-        known = {*self.relinearized, *self.simulated}
-        open_ones = np.flatnonzero(~self.stable & ~rises(self.loss)).tolist()
-        return tuple(sorted((i for i in open_ones if i not in known), key=self.share))
-
-    @property
     def warning(self) -> str | None:
-        """One line on the settings that are not stable; None where all of them are.
-
-        Where kernels were rebuilt for the leading settings, those `above_limit` count apart.
-        """
-        left = self.above_limit if self.relinearized else ()
-        unstable = [i for i in np.flatnonzero(~self.stable).tolist() if i not in left]
-        lines = []
-        for some, what in ((unstable, "not stable"), (left, "above the first kernel's limit")):
-            if some:
-                i = min(some, key=lambda i: self.final_loss[i])  # the one that looks best
-                lines.append(f"{len(some)} {what}, as {self.named(i)}: {self.message(i)}")
-        return "; ".join(lines) or None
+        """One line on the settings that are not stable; None where all of them are."""
+        unstable = np.flatnonzero(~self.stable).tolist()
+        if not unstable:
+            return None
+        i = min(unstable, key=lambda i: self.final_loss[i])  # the one that looks best
+        return f"{len(unstable)} not stable, as {self.named(i)}: {self.message(i)}"
 
     def cost(self, threshold: float | Target | None = None) -> np.ndarray:
         """What every setting spends to get there, (S,): seconds where known, else samples seen.
@@ -266,7 +272,14 @@ class Sweep:
     def off(self, i: int, threshold: float | Target | None = None) -> int | None:
         """By how many steps the time of setting i may be off; None where that is not known."""
         goal = self.ranked_by if threshold is None else threshold
-        return self.uncertainty.get(i, {}).get(goal)
+        if i not in self.relinearized:
+            return None
+        one = self.forecasts[i]
+        if not isinstance(goal, Target):
+            return (one.steps_uncertainty or {}).get(goal)
+        if goal in one.targets:
+            return one.targets_uncertainty.get(goal)
+        return one.off(goal, smooth=self.smooth)  # a goal that was chosen after it
 
     def tied(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that may get there before `best`, as far as is known."""
@@ -299,7 +312,37 @@ class Sweep:
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat dictionary a setting, of plain values; None where there is no number."""
-        return rows_of(self)
+        return [self._row(i) for i in range(len(self.settings))]
+
+    def _row(self, i: int) -> dict[str, Any]:
+        one, known = self.settings[i], np.isfinite(self.max_learning_rate[i])
+        row: dict[str, Any] = {
+            "algorithm": algorithm_name(one.algorithm),
+            "learning_rate": float(one.learning_rate),
+            "momentum": float(one.momentum),
+            "weight_decay": one.decay,
+            "batch_size": one.batch_size,
+            "schedule": schedule_name(one.schedule),
+            "loss": get_loss(one.loss).name,
+            "horizon": one.steps,
+            "stable": bool(self.stable[i]),
+            "max_learning_rate": float(self.max_learning_rate[i]) if known else None,
+            "final_loss": float(self.final_loss[i]),
+            "final_error": float(self.final_error[i]),
+        }
+        for goal in (*self.thresholds, *self.targets):
+            time = self.times(goal)[i]
+            name = goal.column if isinstance(goal, Target) else f"{goal:g}"
+            row[f"steps_{name}"] = int(time) if time >= 0 else None
+            row[f"uncertainty_{name}"] = self.off(i, goal)
+            if self.step_seconds is not None:
+                seconds = float(time * self.step_seconds[i]) if time >= 0 else None
+                row[f"seconds_{name}"] = seconds
+        return row | {
+            "looked_at": i in self.trust, "trust": self.trust.get(i),
+            "relinearized": i in self.relinearized, "unsure": i in self.unsure,
+            "rough": i in self.rough, "simulated": i in self.simulated, "message": self.message(i),
+        }  # fmt: skip
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a CSV file."""
@@ -387,19 +430,6 @@ class Sweep:
             return ""
         count = len(self.settings)
         return f"by count this cost {self.trainings:.2g} trainings; training all would be {count}"
-
-    def aimed(self, target: Target, smooth: int = 1) -> "Sweep":
-        """The same sweep, ranked by a target that it chose (`shared_goal`).
-
-        Args:
-            target: a loss, or, where errors of every step are there, an error.
-            smooth: steps over which curves are averaged first.
-        """
-        curves = self.loss if target.metric == "loss" else self.error
-        assert curves is not None  # a shared goal is of the curve that is read
-        horizons = np.array([one.steps for one in self.settings])
-        times = read_times(curves, self.stable, horizons, target.rule(smooth))
-        return dataclasses.replace(self, targets=(target,), target_steps=times, shared=True)
 
     def goal(self, threshold: float | Target) -> str:
         """A threshold or a target in words."""

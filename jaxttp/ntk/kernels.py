@@ -186,6 +186,10 @@ class Factored(KernelOperator):
         """See `KernelOperator`."""
         return Factored(self.rows, self.columns[self._outputs_of(samples)], self.classes)
 
+    def some_rows(self, samples: Int[Array, " b"]) -> "Factored":
+        """Theta[samples] (B, C, N, C)."""
+        return Factored(self.rows[self._outputs_of(samples)], self.columns, self.classes)
+
     def block(self, rows: Any, columns: Any) -> "Factored":
         """See `KernelOperator`."""
         left, right = (self._outputs_of(jnp.asarray(samples)) for samples in (rows, columns))

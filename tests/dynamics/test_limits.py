@@ -5,15 +5,10 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp.dynamics._limits import (
-    batch_modes,
-    batch_variance,
-    map_of,
-    mean_square_factor,
-    step_maps,
-    step_rates,
-    step_shares,
-)
+from jaxttp.dynamics.mean_square import batch_modes, batch_variance, mean_square_factor
+from jaxttp.dynamics.optimizers import HeavyBall
+from jaxttp.dynamics.rates import map_of, step_maps, step_rates
+from jaxttp.dynamics.stability import curvature_limits, step_shares
 from jaxttp.losses import squared_error
 
 
@@ -54,6 +49,30 @@ def test_a_pause_is_no_rhythm_and_a_wrong_sign_never_stable():
     shares = step_shares(step_maps(pause, 9), 1.0)
     np.testing.assert_allclose(shares, [0.05] * 3 + [0.0] * 3 + [0.05] * 3, rtol=2e-6)
     assert np.all(step_shares(step_maps(optax.scale(0.1), 3), 1.0) > 1e3)
+
+
+def late(rate):
+    """Gradient descent whose gradients come one step late."""
+
+    def update(updates, state, params=None):
+        return -rate * state.trace, optax.TraceState(updates)
+
+    return optax.GradientTransformation(
+        lambda params: optax.TraceState(optax.tree.zeros_like(params)), update
+    )
+
+
+def test_instability_may_begin_by_turning():
+    """w'' - w' + x w = 0 has roots of modulus sqrt(x): 1 is the limit, not 2 / |sum (-1)^s k_s|."""
+    np.testing.assert_allclose(curvature_limits(late(1.0), 3), 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_numbers_of_a_heavy_ball_tell_its_limits(nesterov):
+    rates = np.array([0.1, 0.2])
+    ball = HeavyBall(rates, 0.9, nesterov)
+    want = [curvature_limits(optax.sgd(rate, 0.9, nesterov), 1)[0] for rate in rates]
+    np.testing.assert_allclose(curvature_limits(ball, 2), want, rtol=1e-5)
 
 
 def growth(kernel, c, rate, momentum, q):

@@ -6,8 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp.dynamics import recursion, relinearized_recursion, same_program
-from jaxttp.dynamics._edge import edge_of
+from jaxttp.dynamics import recursion, relinearized_recursion
 from jaxttp.dynamics.filters import start_shares
 from jaxttp.ntk import empirical_ntk
 from tests import oracles
@@ -64,8 +63,8 @@ WRAPPED = {
 def relinearized(optimizer, dtype, **options):
     w, x, y = (array.astype(dtype) for array in (W, X, Y))
     return relinearized_recursion(
-        linear, w, x, y, loss="squared_error", optimizer=optimizer, steps=12, rebuilds=2,
-        ends=(4, 12), kernel_fn=lambda w: empirical_ntk(linear, w, x), **options,
+        linear, w, x, y, loss="squared_error", optimizer=optimizer, steps=12,
+        rebuilds=(4, 12), kernel_fn=lambda w: empirical_ntk(linear, w, x), **options,
     )  # fmt: skip
 
 
@@ -110,12 +109,3 @@ def test_starts_as_multiples_of_the_weights():
 def test_states_that_cannot_be_followed_are_refused_by_name(optimizer):
     with pytest.raises(ValueError, match=r"optimizer keeps a state that cannot be followed"):
         relinearized(optimizer, jnp.float64)
-
-
-def test_the_edge_of_an_average():
-    """Schedule-free SGD begins as plain gradient descent, and is stabler later."""
-    optimizer = COPIES["schedule-free"]
-    found = edge_of(
-        same_program(optimizer), start_shares(optimizer), optimizer.init(jnp.zeros(2)), jnp.float64
-    )
-    assert float(found) > 2 / 0.5

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time, sketch_jacobian, training_time
-from jaxttp.forecast.bands import (
+from jaxttp.forecast.uncertainty import (
     SPREAD,
     jackknife,
     loss_band,

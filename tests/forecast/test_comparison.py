@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,16 @@ import optax
 import pytest
 
 from jaxttp import Model, predict_training_time
-from jaxttp.forecast import Candidate, Descent, Problem, compare, comparison
-from jaxttp.forecast.price import Price
+from jaxttp.forecast import Candidate, Descent, Problem, compare
+from jaxttp.forecast.cost import Price
 from jaxttp.losses import get_loss
 from jaxttp.models import lora
 from jaxttp.ntk import Exact
 from tests import oracles
 from tests.draws import normal, split
+from tests.forecast.predictions import prediction
 
+module = importlib.import_module("jaxttp.forecast.compare")  # its function has the same name
 KEYS = split(2, 5)
 X = normal(KEYS[0], (16, 4))
 Y = np.argmax(np.asarray(X) @ np.asarray(normal(KEYS[1], (4, 3))), axis=1)
@@ -165,21 +168,21 @@ def test_what_its_network_denied_comes_last(monkeypatch):
     chosen = {name: s.learning_rate for name, s in zip(plain.names, plain.settings, strict=True)}
 
     def follow(only_best, swept, lines, *_, **options):
-        swept = dataclasses.replace(swept, relinearized=tuple(range(len(swept.settings))))
-        held = {comparison._best(swept)} if only_best else {*swept.relinearized}
-        return (
-            swept
-            if lines.problem.apply_fn.apply_fn is not first
-            else dataclasses.replace(swept, held=frozenset(held))
-        )
+        every = range(len(swept.settings))
+        found = {i: prediction() for i in every}
+        swept = dataclasses.replace(swept, relinearized=tuple(every), forecasts=found)
+        if lines.problem.apply_fn.apply_fn is first:
+            held = [module._best(swept)] if only_best else every
+            found |= dict.fromkeys(held, prediction(held_from=3))
+        return dataclasses.replace(swept, forecasts=found)
 
-    monkeypatch.setattr(comparison, "follow_leaders", functools.partial(follow, False))
+    monkeypatch.setattr(module, "forecast_leaders", functools.partial(follow, False))
     found = compare(CANDIDATES, X, Y, **options)
     assert {*found.names[-len(alike) :]} == alike
     assert found.names[0] not in alike
     for name, setting in zip(found.names, found.settings, strict=True):
         assert setting.learning_rate == chosen[name]  # none stands before another
-    monkeypatch.setattr(comparison, "follow_leaders", functools.partial(follow, True))
+    monkeypatch.setattr(module, "forecast_leaders", functools.partial(follow, True))
     found = compare(CANDIDATES, X, Y, **options)
     for name, setting in zip(found.names, found.settings, strict=True):
         assert (setting.learning_rate == chosen[name]) == (name not in alike)

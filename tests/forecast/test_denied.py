@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxttp import predict_training_time, train
-from jaxttp.forecast import Descent, Problem, Relinearized, denied, planner, predict
-from jaxttp.forecast.denied import GIVEN_UP, JUMP, jump_of, plan_again
-from jaxttp.forecast.planner import is_rebuilt, plan_forecast
-from jaxttp.ntk import ClassSketched
+from jaxttp.forecast import Descent, Problem, Relinearized, cost, predict
+from jaxttp.forecast.cost import GIVEN_UP, JUMP, is_rebuilt, jump_of, plan_again, plan_forecast
+from jaxttp.ntk import ClassSketched, Exact
 from tests.draws import normal, split
 
 KEYS = split(0, 4)
@@ -34,7 +33,7 @@ def network(w, x):
 def by_class(monkeypatch):
     """Plans know class sketches alone."""
     sketch = ClassSketched(jax.random.key(0))
-    monkeypatch.setattr(planner, "_kernels", lambda *_: [sketch])
+    monkeypatch.setattr(cost, "_kernels", lambda *_: [sketch])
     return sketch
 
 
@@ -55,7 +54,7 @@ def off(found):
 @pytest.mark.slow
 def test_what_jumps_is_forecast_again_by_exact_kernels(by_class, monkeypatch):
     found = forecast()
-    monkeypatch.setattr(predict, "plan_again", lambda *_: None)
+    monkeypatch.setattr(predict, "plan_again", lambda *_, **__: None)
     first = forecast()
     assert first.plan is None or GIVEN_UP not in first.plan
     assert jump_of(first.loss) > JUMP
@@ -66,7 +65,7 @@ def test_what_jumps_is_forecast_again_by_exact_kernels(by_class, monkeypatch):
     assert found.cost.kernels > first.cost.kernels
     assert found.cost.operations > first.cost.operations
     assert found.cost.gradient_evaluations > first.cost.gradient_evaluations
-    exact = forecast(kernel=planner.Exact())
+    exact = forecast(kernel=Exact())
     np.testing.assert_allclose(found.loss, exact.loss, rtol=1e-9)
     together = first.cost.operations + exact.cost.operations
     assert found.cost.operations == pytest.approx(together, rel=1e-9)
@@ -74,7 +73,7 @@ def test_what_jumps_is_forecast_again_by_exact_kernels(by_class, monkeypatch):
 
 @pytest.mark.slow
 def test_a_budget_without_room_for_an_exact_kernel_keeps_the_first_sketch(by_class, monkeypatch):
-    monkeypatch.setattr(denied, "fits", lambda *_: False)
+    monkeypatch.setattr(cost, "fits", lambda *_: False)
     found = forecast(budget=100.0)
     assert found.plan.startswith("one kernel, a class sketch: ")
     assert found.plan.endswith(GIVEN_UP)
@@ -93,16 +92,16 @@ def test_a_held_kernel_is_forecast_again_where_rebuilt_ones_have_room(held_from,
     plan = dataclasses.replace(plan, budget=budget * plan.training)
     calm = forecast(kernel=sketch, relinearize=0)
     assert jump_of(calm.loss) == 0.0
-    found = dataclasses.replace(calm, held_from=held_from)
-    other = plan_again(plan, found, way, problem, descent)
+    found = {"loss": calm.loss, "held_from": held_from, "spent": calm.cost.operations}
+    other = plan_again(plan, way, problem, descent, **found)
     if held_from is None or budget < 1:
         assert other is None
     else:
         assert is_rebuilt(other.dynamics)
         assert not isinstance(other.kernel, ClassSketched)
-        assert other.operations <= plan.budget - found.cost.operations
+        assert other.operations <= plan.budget - calm.cost.operations
     in_batches = dataclasses.replace(descent, batch_size=8)
-    assert plan_again(plan, found, way, problem, in_batches) is None
+    assert plan_again(plan, way, problem, in_batches, **found) is None
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ import pytest
 import jaxttp
 from jaxttp.dynamics import weight_space
 from jaxttp.forecast import Noisy, Relinearized
-from jaxttp.forecast.doubt import Doubt
-from jaxttp.forecast.paths import Path
+from jaxttp.forecast.methods import Path
+from jaxttp.forecast.uncertainty import Doubt
 from jaxttp.losses.rule import Rule, Target
 from tests.draws import normal
+from tests.forecast.predictions import prediction
 
 X = normal(0, (12, 3))
 Y = (X[:, 0] * X[:, 1] > 0).astype(int)
@@ -70,7 +71,7 @@ def test_a_sound_forecast_is_as_certain_as_before():
 
 def path_of(**witness):
     loss = jnp.linspace(1.0, 0.0, 101)
-    steps = {"left_at": -1, "held_from": -1, "central_from": -1} | witness
+    steps = {"held_from": -1} | witness
     return Path(
         jnp.zeros((101, 1, 1)), loss, loss, uncertainty=jnp.full(101, 0.02),
         witness=SimpleNamespace(**steps),
@@ -80,8 +81,7 @@ def path_of(**witness):
 def test_rebuilt_kernels_are_doubted_from_the_first_step_without_a_size():
     way = Relinearized()
     assert way.doubted_from(path_of()) is None
-    assert way.doubted_from(path_of(held_from=9, central_from=4)) == 4
-    assert way.doubted_from(path_of(left_at=7)) == 7
+    assert way.doubted_from(path_of(held_from=9)) == 9
     drawn = dataclasses.replace(path_of(), witness=path_of(held_from=9))
     assert Noisy(centre=way).doubted_from(drawn) == 9
 
@@ -111,7 +111,10 @@ def test_words_and_pictures_end_there_too():
 def test_times_of_settings_thrown_about_are_approximate():
     found = jaxttp.sweep(network, W, X, Y, jaxttp.grid(learning_rate=0.1, steps=STEPS))
     time = int(found.times(0.4)[0])
-    known = dataclasses.replace(found, uncertainty={0: {0.4: 1}})
+    known = dataclasses.replace(
+        found, forecasts={0: prediction(steps_uncertainty={0.4: 1})}, relinearized=(0,)
+    )
     assert known.time_words(0, 0.4) == f"{time} ± 1"
-    rough = dataclasses.replace(known, rough=frozenset({0}))
+    doubted = prediction(doubted_from=0, targets=dict.fromkeys(found.targets, 0))
+    rough = dataclasses.replace(known, forecasts={0: doubted})
     assert rough.time_words(0, 0.4) == f"about {time}"

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxttp import from_nnx, train
-from jaxttp._core.samples import take
+from jaxttp._core.types import take
 from jaxttp.dynamics import weight_space
 from jaxttp.forecast import held
-from jaxttp.forecast._held_path import (
+from jaxttp.forecast.stale_gradients.curve import HeldForecast
+from jaxttp.forecast.stale_gradients.forecast import FORWARD, affordable, held_forecast
+from jaxttp.forecast.stale_gradients.path import (
     HeldState,
     follow_held,
     held_programs,
@@ -24,8 +26,6 @@ from jaxttp.forecast._held_path import (
     place_points,
     step_sizes,
 )
-from jaxttp.forecast.held import FORWARD, affordable, held_forecast
-from jaxttp.forecast.held_curve import HeldForecast
 from jaxttp.losses import get_loss
 from jaxttp.models import Architecture, Decoder, lora
 

@@ -11,7 +11,7 @@ import pytest
 from jaxttp import predict_training_time, train
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast import Problem, Relinearized, grid, sweep, sweep_kernel
-from jaxttp.forecast.comparison import _explain
+from jaxttp.forecast.compare import _explain
 from jaxttp.ntk._program import is_linear, trace
 from jaxttp.ntk.estimators import Exact
 from tests import oracles

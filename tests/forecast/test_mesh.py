@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxttp import predict_training_time, sweep
-from jaxttp.forecast import Candidate, Problem, _options, compare, grid, sweep_kernel
+from jaxttp.forecast import Candidate, Problem, compare, grid, sweep_kernel
 from jaxttp.ntk import (
     ClassSketched,
     Exact,
@@ -196,7 +196,7 @@ def test_samples_of_several_processes(monkeypatch):
         network, weights(), spread, y, kernel=Exact(mesh=four()), **common
     )
     np.testing.assert_allclose(found.loss, one.loss, rtol=1e-10)
-    monkeypatch.setattr(_options, "is_by_process", sharded.is_by_process)
+    monkeypatch.setattr("jaxttp.forecast.options.is_by_process", sharded.is_by_process)
     for call in (
         lambda: predict_training_time(network, weights(), spread, y, learning_rate=0.3, steps=6),
         lambda: sweep(network, weights(), spread, y, SETTINGS[:1]),

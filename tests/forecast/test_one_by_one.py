@@ -19,13 +19,12 @@ from jaxttp.forecast import (
     Hyperparameters,
     Online,
     grid,
-    mode_curve,
     online,
     race,
     sweep,
     sweep_kernel,
 )
-from jaxttp.forecast.hyperparameters import ALGORITHMS, algorithm_name, at_the_edge
+from jaxttp.forecast.training_setup import ALGORITHMS, algorithm_name, at_the_edge
 from jaxttp.losses import get_loss
 from jaxttp.ntk import Exact, empirical_ntk
 
@@ -232,7 +231,6 @@ def test_what_knows_gradient_descent_alone_says_so():
     calls = [
         lambda: Online(network, params, x, y, adam),
         lambda: online(kernel, f0, goal, adam, losses=jnp.array([1.0, 0.5])),
-        lambda: mode_curve(np.ones(2), np.ones(2), adam),
         lambda: sweep_kernel(kernel, f0, goal, [adam]),
     ]
     for call in calls:

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxttp import Candidate, Online, compare, predict_training_time, sweep, train
-from jaxttp.forecast import Hyperparameters, Rule, grid, online, planner, sweep_kernel
+from jaxttp.forecast import Hyperparameters, Rule, cost, grid, online, sweep_kernel
 from tests.draws import normal
 
 X = normal(0, (12, 4))
@@ -176,13 +176,13 @@ def test_the_kernel_is_rebuilt_unless_it_was_said_otherwise(monkeypatch):
     np.testing.assert_array_equal(found.loss, call(learning_rate=0.5, relinearize="auto").loss)
     assert call(learning_rate=0.5, relinearize=0).cost.kernels == 1
     assert call(learning_rate=0.5, dynamics="ode").cost.kernels == 1
-    monkeypatch.setattr(planner, "LEAST", 0.0)
+    monkeypatch.setattr(cost, "LEAST", 0.0)
     few = call(learning_rate=0.5)
     assert few.cost.kernels == 1
     assert few.plan is not None
     assert few.plan.startswith("one kernel")
     assert call(learning_rate=0.5, relinearize=2).cost.kernels == 3
-    monkeypatch.setattr(planner, "SHARE", 1e6)
+    monkeypatch.setattr(cost, "SHARE", 1e6)
     assert call(learning_rate=0.5).cost.kernels > 2
 
 

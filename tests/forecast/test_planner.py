@@ -16,11 +16,9 @@ from jaxttp.forecast import (
     Problem,
     Recursion,
     Relinearized,
-    _options,
-    planner,
+    cost,
 )
-from jaxttp.forecast.planner import ForecastPlan, expected_error, plan_forecast
-from jaxttp.forecast.price import Price
+from jaxttp.forecast.cost import ForecastPlan, Price, expected_error, plan_forecast
 from jaxttp.ntk import ClassSketched, Exact, Sketched
 from tests.draws import normal, split
 
@@ -66,13 +64,13 @@ def test_small_problems_are_forecast_in_full():
 
 @pytest.mark.slow
 def test_more_budget_is_never_less_true_and_is_kept(monkeypatch):
-    monkeypatch.setattr(planner, "WIDTHS", (4, 16))
-    monkeypatch.setattr(planner, "PER_CLASS", 1)
+    monkeypatch.setattr(cost, "WIDTHS", (4, 16))
+    monkeypatch.setattr(cost, "PER_CLASS", 1)
     long = descent(steps=400)
     shares = (1e-4, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 6.0, 10.0, 30.0, 1000.0)
     plans = [plan_forecast(Relinearized(), problem(), long, budget=share) for share in shares]
     errors = [plan.error for plan in plans]
-    assert all(b <= a * planner.ALIKE for a, b in itertools.pairwise(errors))
+    assert all(b <= a * cost.ALIKE for a, b in itertools.pairwise(errors))
     assert len(set(errors)) > 2
     cheapest, *_, dearest = plans
     assert cheapest.operations > cheapest.budget
@@ -94,31 +92,31 @@ def many_classes(n, classes):
 def kernels(n, classes, **training):
     """What a plan of so many samples and classes has to choose from."""
     key = jax.random.key(5)
-    return planner._kernels(many_classes(n, classes), descent(**training), key)
+    return cost._kernels(many_classes(n, classes), descent(**training), key)
 
 
 def test_class_sketches_are_for_full_batches(monkeypatch):
     """Bytes of 3 kernels: 12 (N C)^2, 12 N C k, 12 N^2."""
     batches = {"batch_size": 8, "key": jax.random.key(1)}
-    sketches = [Sketched] * len(planner.WIDTHS)
+    sketches = [Sketched] * len(cost.WIDTHS)
     assert [type(one) for one in kernels(40, 2)] == [Exact, *sketches, ClassSketched]
     assert [type(one) for one in kernels(40, 2, **batches)] == [Exact, *sketches]
-    monkeypatch.setattr(planner, "MEMORY", 12 * 60**2 + 1.0)
+    monkeypatch.setattr(cost, "MEMORY", 12 * 60**2 + 1.0)
     assert [type(one) for one in kernels(60, 20)] == [ClassSketched]
     assert [type(one) for one in kernels(60, 20, **batches)] == [ClassSketched]  # nothing else fits
-    monkeypatch.setattr(planner, "MEMORY", 1.0)
+    monkeypatch.setattr(cost, "MEMORY", 1.0)
     assert [type(one) for one in kernels(60, 20)] == [ClassSketched]  # the least of all
 
 
 def test_sketches_have_columns_for_every_class(monkeypatch):
-    monkeypatch.setattr(planner, "WIDTHS", (64, 256, 512))
+    monkeypatch.setattr(cost, "WIDTHS", (64, 256, 512))
     for classes, widths in ((2, [512, 256, 64]), (10, [512, 256]), (20, [512]), (30, [])):
         found = [one.sketch_dim for one in kernels(600, classes) if isinstance(one, Sketched)]
         assert found == widths
 
 
 def test_many_classes_are_planned_and_forecast_by_a_class_sketch(monkeypatch):
-    monkeypatch.setattr(planner, "MEMORY", 12 * 60**2 + 1.0)
+    monkeypatch.setattr(cost, "MEMORY", 12 * 60**2 + 1.0)
     some = many_classes(60, 20)
     plan = plan_forecast(Relinearized(), some, descent(steps=20), key=jax.random.key(2))
     assert "class sketches" in str(plan)
@@ -136,8 +134,8 @@ def test_many_classes_are_planned_and_forecast_by_a_class_sketch(monkeypatch):
 
 
 def test_a_plan_leaves_what_is_given(monkeypatch):
-    monkeypatch.setattr(planner, "WIDTHS", (4, 16))
-    monkeypatch.setattr(planner, "PER_CLASS", 1)
+    monkeypatch.setattr(cost, "WIDTHS", (4, 16))
+    monkeypatch.setattr(cost, "PER_CLASS", 1)
     sketch = Sketched(8, jax.random.key(3))
     plan = plan_forecast(Relinearized(), problem(), descent(), sketch, budget=1e-6)
     assert plan.kernel is sketch
@@ -151,7 +149,7 @@ def test_a_plan_leaves_what_is_given(monkeypatch):
     bounded = plan_forecast(noisy, problem(), batches, Exact(), budget=1e6).dynamics
     assert bounded == noisy
     # A kernel that does not fit into memory is a sketch, whatever the budget.
-    monkeypatch.setattr(planner, "MEMORY", 4.0 * 3 * (N * C) * 16)
+    monkeypatch.setattr(cost, "MEMORY", 4.0 * 3 * (N * C) * 16)
     assert plan_forecast(Relinearized(), problem(), descent(), budget=1e6).kernel.sketch_dim == 16
 
 
@@ -176,20 +174,20 @@ def test_a_forecast_keeps_within_its_budget_and_says_so(monkeypatch):
     assert found.cost.operations <= 60 * found.cost.training_operations
     cheap = predict_training_time(network, params, x, y, **common, budget=3)
     assert cheap.cost.kernels == 1
-    monkeypatch.setattr(planner, "LEAST", 0.0)  # a default that has to leave something out says so
+    monkeypatch.setattr(cost, "LEAST", 0.0)  # a default that has to leave something out says so
     assert predict_training_time(network, params, x, y, learning_rate=0.3, steps=5).plan is not None
 
 
 def test_what_may_take_minutes_is_announced(monkeypatch):
     params, x, y = parts()
-    monkeypatch.setattr(_options, "LONG", 0.0)
+    monkeypatch.setattr("jaxttp.forecast.options.LONG", 0.0)
     common = dict(learning_rate=0.1, steps=2, relinearize=1)
     with pytest.warns(UserWarning, match=r"may take minutes \(2 kernels: .*; budget= bounds that"):
         predict_training_time(network, params, x, y, **common)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         predict_training_time(network, params, x, y, **common, progress=lambda *_: None)
-        monkeypatch.setattr(_options, "LONG", 1e12)
+        monkeypatch.setattr("jaxttp.forecast.options.LONG", 1e12)
         predict_training_time(network, params, x, y, **common)
 
 

@@ -11,7 +11,7 @@ import pytest
 from jaxttp import predict_training_time, train
 from jaxttp.dynamics import closed_form, gradient_flow
 from jaxttp.forecast import Descent, Recursion, WeightSpace, training_time
-from jaxttp.forecast._options import Keywords
+from jaxttp.forecast.options import Keywords
 from tests import oracles
 from tests.draws import normal, split
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxttp import predict_training_time, training_time
 from jaxttp.dynamics.weight_space import weight_space
-from jaxttp.forecast.bands import steps_band, steps_uncertainty
+from jaxttp.forecast.uncertainty import steps_band, steps_uncertainty
 from jaxttp.pipeline import Settings, build_task
 from tests.draws import normal, split
 

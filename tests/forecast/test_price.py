@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxttp.forecast import Descent, Problem
-from jaxttp.forecast.price import Price, share_of
+from jaxttp.forecast.cost import Price, share_of
 from jaxttp.ntk import Exact, Sketched
 from tests.draws import normal, split
 from tests.forecast.test_values import Multiplied

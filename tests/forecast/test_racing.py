@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.forecast import Candidate, Hyperparameters, Race, grid, race, race_starts
-from jaxttp.forecast.heats import FIRST, GROWTH, KEEP, LEAST, heats
+from jaxttp.forecast.race import FIRST, GROWTH, KEEP, LEAST, heats
 from jaxttp.forecast.raced import SURE
 from jaxttp.losses import get_loss
 from jaxttp.losses.rule import Target

@@ -20,7 +20,7 @@ from jaxttp.forecast import (
     forecast_training,
     predict_training_time,
 )
-from jaxttp.forecast.paths.base import Linearizer
+from jaxttp.forecast.methods.base import Linearizer
 from jaxttp.forecast.scaling import time_scale
 from jaxttp.ntk import ClassSketched, Sketched
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jaxttp.forecast import DEVICES, Device, wall_clock
-from jaxttp.forecast.seconds import count_kernels
+from jaxttp.forecast.wall_clock import count_kernels
 from jaxttp.losses.rule import Target
 
 PARAMS = jnp.zeros((200, 300))

@@ -1,21 +1,19 @@
 """One goal for all settings of a sweep, the race upwards in rate, and what it costs."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxttp import predict_training_time, sweep
-from jaxttp.forecast import Problem, grid, sweep_kernel
-from jaxttp.forecast._shared import shared_goal
-from jaxttp.forecast.leaders import _beside, _risks, descent_of
-from jaxttp.forecast.paths.base import Path
-from jaxttp.forecast.price import Price
+from jaxttp.forecast import Descent, Problem, grid, sweep_kernel
+from jaxttp.forecast.cost import Price
+from jaxttp.forecast.sweep import _higher, shared_goal
 from jaxttp.losses.rule import Target
 from jaxttp.ntk.estimators import Exact
 from tests.draws import normal, split
+from tests.forecast.predictions import prediction
 
 KEYS = split(17, 2)
 X = normal(KEYS[0], (10, 3))
@@ -119,7 +117,8 @@ def test_a_linear_network_is_raced_to_its_true_winner(plain):
 def test_what_is_thrown_about_counts_twice(plain):
     order, times = plain.ranking(), plain.times()
     leader = order[0]
-    rough = dataclasses.replace(plain, rough=frozenset({leader}))
+    one = prediction(doubted_from=0, targets=dict.fromkeys(plain.targets, 0))
+    rough = dataclasses.replace(plain, forecasts={leader: one}, relinearized=(leader,))
     weighed = {i: times[i] * (2 if i == leader else 1) for i in order}
     ranked = [weighed[i] for i in rough.ranking()]
     assert ranked == sorted(ranked)
@@ -128,38 +127,15 @@ def test_what_is_thrown_about_counts_twice(plain):
     assert [row["rough"] for row in rough.rows()] == [i == leader for i in range(len(times))]
 
 
-@pytest.mark.parametrize(
-    ("edge", "held", "sharpest", "share", "left", "expected"),
-    [
-        (-1, -1, 0.5, 0.9, None, (False, False)),
-        (7, -1, 1.5, 0.9, None, (False, True)),  # before the goal, at step 10
-        (14, -1, 1.5, 0.9, None, (False, True)),  # in the segment from 8 to 14
-        (20, -1, 9.0, 0.9, None, (False, False)),  # in that from 14 on
-        (-1, 3, 0.5, 0.2, None, (False, True)),
-        (7, -1, 3.0, 0.9, None, (True, True)),
-        (7, -1, 3.0, 0.4, None, (False, True)),
-        (-1, -1, 0.5, 0.1, 4, (True, False)),
-    ],
-)
-def test_risks(edge, held, sharpest, share, left, expected):
-    ends = (7, 8, 14, 20)
-    witness = SimpleNamespace(edge_at=edge, held_from=held, sharpest=sharpest, ends=ends)
-    curve = jnp.zeros(3)
-    path = Path(jnp.zeros((3, 1, 1)), curve, curve, witness=witness, unsure_from=left)
-    assert _risks(path, share, 10) == (*expected, held == 3)
-
-
 def test_neighbours_differ_in_nothing_but_the_rate():
     kernel = jnp.eye(4).reshape(2, 2, 2, 2)
     settings = grid(learning_rate=(0.1, 4.0, 1.0, 90.0), momentum=(0.0, 0.9), steps=5)
     found = sweep_kernel(kernel, jnp.zeros((2, 2)), jnp.array([0, 1]), settings)
     rates = [(one.learning_rate, one.momentum) for one in settings]
     at = rates.index
-    assert _beside(found, at((1.0, 0.9)), higher=True) == at((4.0, 0.9))
-    assert _beside(found, at((1.0, 0.9)), higher=False) == at((0.1, 0.9))
-    assert _beside(found, at((0.1, 0.0)), higher=False) is None
+    assert _higher(found, at((1.0, 0.9))) == at((4.0, 0.9))
     assert found.max_learning_rate[0] < 30  # 90 is out of the question
-    assert _beside(found, at((4.0, 0.0)), higher=True) is None
+    assert _higher(found, at((4.0, 0.0))) is None
 
 
 def test_a_constant_rate_beyond_the_first_limit_is_judged_by_its_rebuilt_kernels():
@@ -190,7 +166,7 @@ def limit_of(network, w):
 
 def test_the_cost_is_counted(plain):
     problem = Problem.of(linear, W, X, Y)
-    price = Price.of(problem, descent_of(SETTINGS[0], None, None), Exact())
+    price = Price.of(problem, Descent.of(learning_rate=0.05, steps=30), Exact())
     screening = price.kernel + len(SETTINGS) * 30 * price.product
     assert plain.trainings == pytest.approx(screening / price.training)
     kernel = jnp.eye(4).reshape(2, 2, 2, 2)

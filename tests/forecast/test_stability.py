@@ -8,7 +8,7 @@ import pytest
 
 from jaxttp import predict_training_time
 from jaxttp.forecast import Hyperparameters, grid, online, sweep_kernel
-from jaxttp.forecast._stability import Rates, constant_rate, rises, stability_message
+from jaxttp.forecast.stability import Rates, constant_rate, rises, stability_message
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((20, 3))
@@ -109,7 +109,7 @@ def test_weight_space_forms_no_kernel_of_many_outputs_for_its_limit(monkeypatch)
     network = lambda w, x: jnp.tanh(x @ w)  # noqa: E731
     common = {"learning_rate": 0.1, "momentum": 0.5, "steps": 3, "dynamics": "weight_space"}
     formed = predict_training_time(network, params, x, y, **common)
-    monkeypatch.setattr("jaxttp.forecast.paths.weight_space.FORMED", 10)
+    monkeypatch.setattr("jaxttp.forecast.methods.weight_space.FORMED", 10)
     found = predict_training_time(network, params, x, y, **common)
     assert found.max_learning_rate == pytest.approx(formed.max_learning_rate, rel=1e-6)
     assert (formed.cost.kernels, found.cost.kernels) == (1, 0)

@@ -22,9 +22,9 @@ from jaxttp.forecast import (
     grid,
     sweep_kernel,
 )
-from jaxttp.forecast.doubt import Doubt
-from jaxttp.forecast.paths import Path
-from jaxttp.forecast.paths.base import Draws
+from jaxttp.forecast.methods import Path
+from jaxttp.forecast.methods.base import Draws
+from jaxttp.forecast.uncertainty import Doubt
 from jaxttp.losses.rule import step_words
 from tests.draws import normal, split
 

@@ -9,9 +9,8 @@ import pytest
 from jaxttp import empirical_ntk, predict_training_time, train
 from jaxttp.dynamics import RelinearizedTrajectory
 from jaxttp.dynamics.recursion import recursion
-from jaxttp.forecast._along import Subset, sampled
-from jaxttp.forecast._trust import trust_in_path, trust_in_speeds
-from jaxttp.forecast._witness import NOBODY, Witness, ask_network
+from jaxttp.forecast.uncertainty import trust_in_path, trust_in_speeds
+from jaxttp.forecast.witness import NOBODY, Subset, Witness, ask_network, sampled
 from jaxttp.losses import encode_targets
 from jaxttp.losses.rule import Rule, Target, training_time
 
@@ -189,14 +188,11 @@ def test_one_kernel_says_that_the_loss_rises():
     assert "rises again from step 40" in (trust_in_speeds(steady, again) or "")
 
 
-def path_of(
-    loss, uncertainty=0.0, edge_at=-1, held_from=-1, left_at=-1, diverged_at=-1, central_from=-1
-):
+def path_of(loss, uncertainty=0.0, edge_at=-1, held_from=-1, diverged_at=-1):
     loss = jnp.asarray(loss)
     values = dict.fromkeys(RelinearizedTrajectory.__dataclass_fields__) | {
         "loss": loss, "loss_uncertainty": jnp.linspace(0.0, uncertainty, len(loss)),
-        "edge_at": edge_at, "held_from": held_from, "left_at": left_at, "diverged_at": diverged_at,
-        "central_from": central_from,
+        "edge_at": edge_at, "held_from": held_from, "diverged_at": diverged_at,
     }  # fmt: skip
     path = object.__new__(RelinearizedTrajectory)
     for name, value in values.items():
@@ -226,13 +222,4 @@ def test_a_path_says_where_it_is_unsure():
     assert "(loss below 0.1) is known to ±" in trust_in_path(path_of(loss, 0.06), asked)
     assert "(loss below 0.1) may as well never come" in trust_in_path(path_of(loss, 0.2), asked)
     assert "crosses the edge" in trust_in_path(path_of(loss, 0.2, edge_at=3), Rule((0.1, 0.4)))
-    assert "kernel of step 7 was held" in trust_in_path(path_of(loss, held_from=7), Rule())
     assert "oscillates there" in trust_in_path(path_of(loss, edge_at=9, held_from=7), Rule())
-    assert "from step 5 on the noise" in trust_in_path(
-        path_of(loss, held_from=7, left_at=5), Rule()
-    )
-    central = path_of(loss, edge_at=3, central_from=2)
-    assert "edge of stability from step 2 on" in trust_in_path(central, Rule((0.1, 0.4)))
-    late = path_of(loss, edge_at=39, central_from=38)
-    assert trust_in_path(late, Rule((0.1, 0.4))) is None  # both are read before
-    assert "from step 38 on" in trust_in_path(late, Rule((0.1,), metric="error"))

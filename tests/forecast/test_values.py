@@ -28,7 +28,7 @@ from jaxttp.forecast import (
     grid,
     sweep_kernel,
 )
-from jaxttp.forecast.paths import Path
+from jaxttp.forecast.methods import Path
 from jaxttp.losses.rule import goal_words
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
 from tests.draws import normal, split

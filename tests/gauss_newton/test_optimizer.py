@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time, train
-from jaxttp._core.timing import compilations
+from jaxttp._core.progress import compilations
 from jaxttp.gauss_newton import (
     gauss_newton,
     gauss_newton_direction,

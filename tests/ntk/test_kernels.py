@@ -7,10 +7,10 @@ import optax
 import pytest
 
 import jaxttp
+from jaxttp._core.checks import all_finite
 from jaxttp.dynamics import recursion
-from jaxttp.dynamics._pieces import is_finite
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast.sweeps import sweep_kernel
+from jaxttp.forecast.sweep import sweep_kernel
 from jaxttp.ntk import Factored, Sketched, as_matrix, eigendecomposition
 from jaxttp.ntk.estimators import delete_groups
 from jaxttp.ntk.kernels import Scalar, operator_of
@@ -74,8 +74,8 @@ def test_factors_stand_for_their_array():
 
 def test_what_is_not_finite_is_seen():
     bad = Factored.of(B, B.at[0, 0, 0].set(jnp.nan))
-    assert bool(is_finite(SQUARE))
-    assert not bool(is_finite(bad))
+    assert bool(all_finite(SQUARE))
+    assert not bool(all_finite(bad))
     with pytest.raises(ValueError, match=r"kernel\.columns holds 1 value"):
         recursion(bad, F0, Y, loss="cross_entropy", optimizer=optax.sgd(0.1), steps=2)
     with pytest.raises(ValueError, match="kernel must have shape"):

@@ -1,0 +1,377 @@
+"""One step of the integrator: a segment of the path in second order, and what comes of it.
+
+The path is that of w' = -J(w)^T g. Within a segment the linearized dynamics are solved exactly, by
+the recursion, with the kernel interpolated between both ends: an exponential Heun method. The end
+is first predicted with the kernel at the start alone; what the correction changes is the error
+estimate. Then the network is evaluated at the corrected end. What the linearizations miss of its
+outputs there, the defect, drives the segment once more as a forcing, so that the dynamics answer to
+it; added afterwards it would stay, along stiff directions, where training contracts it at once.
+"""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from jaxttp._core.checks import all_finite
+from jaxttp._core.compile import jit
+from jaxttp._core.types import Params
+from jaxttp.dynamics._kernels import apply_kernel
+from jaxttp.dynamics._network import add_vectors, inner
+from jaxttp.dynamics._trajectory import curves
+from jaxttp.dynamics.optimizers import Optimizer, inlined
+from jaxttp.dynamics.recursion import Followed, Linearization, Motion, follow
+from jaxttp.dynamics.relinearize.controller import CONTROLS
+from jaxttp.dynamics.relinearize.edge import Damping, damping, is_nonlinear
+from jaxttp.losses import Loss
+from jaxttp.ntk.kernels import Kernel
+
+
+class Outcome(enum.Enum):
+    """What came of a step."""
+
+    ACCEPTED = "the segment is part of the path"
+    REJECTED = "its error is too large: a shorter one is to be tried"
+    FROZEN = "the path stays beyond the edge of stability: a kernel from before it is kept"
+    DIVERGED = "outputs or kernel are not finite: the last outputs that were are kept"
+
+
+@dataclasses.dataclass
+class Costs:
+    """What was spent so far: kernels, Jacobian products over all samples, recursion steps."""
+
+    kernels: int = 0
+    products: int = 0
+    steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What does not change along a path.
+
+    Attributes:
+        outputs: (weights, x) -> f (N, C).
+        pull: (weights, x, a) -> J^T a.
+        push: (weights, x, v) -> J v.
+        x: samples.
+        f0: outputs before training (N, C).
+        targets: encoded.
+        loss: of outputs.
+        kernel_fn: weights -> Theta.
+        optimizer: see `same_program`.
+        steps: the horizon T.
+        limits: the largest stable curvature at every step (T,).
+        decays: whether the weights themselves enter the outputs, as with weight decay.
+        damps: whether modes beyond the edge of stability are damped.
+        indices: the batches (T, B); None for full batches.
+        x_test: test samples, or None.
+        cross_fn: weights -> Theta(x_test, x), with them.
+        costs: counted as they arise.
+    """
+
+    outputs: Callable[[Params, Any], Array]
+    pull: Callable[[Params, Any, Array], Params]
+    push: Callable[[Params, Any, Params], Array]
+    x: Any
+    f0: Array
+    targets: Array
+    loss: Loss
+    kernel_fn: Callable[[Params], Kernel]
+    optimizer: Optimizer
+    steps: int
+    limits: np.ndarray
+    decays: bool
+    damps: bool
+    indices: Array | None = None
+    x_test: Any = None
+    cross_fn: Callable[[Params], Kernel] | None = None
+    costs: Costs = dataclasses.field(default_factory=Costs)
+
+    def kernel(self, weights: Params) -> Kernel:
+        """Theta at these weights."""
+        self.costs.kernels += 1
+        return self.kernel_fn(weights)
+
+    def damping(self, kernel: Kernel, f: Array, step: int) -> tuple[Damping | None, float]:
+        """What keeps the next steps with this kernel stable, and its curvature over the limit."""
+        if not self.damps:
+            return None, 0.0
+        limit = float(np.min(self.limits[min(step, self.steps - 1) :][:HORIZON]))
+        return damping(kernel, f, self.targets, self.loss, limit, CONTROLS.damped)
+
+    def curve(self, path: Array) -> np.ndarray:
+        """The losses along outputs (T + 1, N, C)."""
+        return np.asarray(curves(path, self.targets, self.loss)[0], np.float64)
+
+    def losses(self, *outputs: Array) -> list[float]:
+        """The loss of each of these outputs (N, C)."""
+        return [float(self.loss.value(f, self.targets)) for f in outputs]
+
+
+HORIZON = 64
+"""Steps ahead whose limits of stability count."""
+
+
+class State(NamedTuple):
+    """Where a path is.
+
+    Attributes:
+        step: the step.
+        point: weights near those of the path, where the kernel is computed.
+        here: the linearization there.
+        weights: of the path.
+        velocities: what the optimizer has accumulated, in weight space; None for zero.
+        outputs: of the network at the path's weights (N, C).
+        optimizer: its state, of which counters and the like count, not what it has accumulated.
+    """
+
+    step: int
+    point: Params
+    here: Linearization
+    weights: Params
+    velocities: tuple[Params | None, ...]
+    outputs: Float[Array, "n c"]
+    optimizer: optax.OptState
+
+
+class Prediction(NamedTuple):
+    """A run from a state to the horizon with the kernel at hand.
+
+    Attributes:
+        train: outputs (T + 1, N, C), from the state's step on.
+        coefficients: of the weights (T + 1, N C + 1 + k), likewise.
+        diverged_at: see `Followed`.
+        path: the length of the path through weight space up to every step (T + 1,), from there on.
+        decrease: of the loss, from step 0 to the horizon.
+    """
+
+    train: Array
+    coefficients: Array
+    diverged_at: int
+    path: np.ndarray
+    decrease: float
+
+
+class Segment(NamedTuple):
+    """A segment between two linearizations.
+
+    Attributes:
+        end: its last step.
+        points: weights at its linearizations, the first at its start.
+        kernels: there.
+        damping: at the second.
+        tau: how far every step is from the first to the second (T + 1,), in the predicted length of
+            the path; of a long segment most of the way is covered in the first steps.
+    """
+
+    end: int
+    points: list[Params]
+    kernels: list[Kernel]
+    damping: Damping | None
+    tau: Float[Array, " t"]
+
+
+class Arrival(NamedTuple):
+    """Where a segment leads.
+
+    Attributes:
+        run: the last one.
+        weights: at its end.
+        outputs: of the network there.
+    """
+
+    run: Followed
+    weights: Params
+    outputs: Array
+
+
+class Step(NamedTuple):
+    """What came of a step.
+
+    Attributes:
+        outcome: which of the fields count.
+        error: the largest change of the losses by the correction, as a fraction of the decrease.
+        segment: where it was accepted,
+        arrival: where it leads then.
+        sharpness: the curvature at its end as a multiple of the limit.
+    """
+
+    outcome: Outcome
+    error: float = np.inf
+    segment: Segment | None = None
+    arrival: Arrival | None = None
+    sharpness: float = 0.0
+
+
+@jit
+def at(path: Array, step: Any) -> Array:
+    """A row, by one compiled function for all steps."""
+    return path[step]
+
+
+def linearize(
+    setup: Setup, state: State, kernel: Kernel, point: Params, damped: Damping | None
+) -> Linearization:
+    """A point of linearization, for what the state carries."""
+    carried = [state.weights if setup.decays else None, *state.velocities]
+    return Linearization(kernel, push_all(setup, point, setup.x, carried, state.outputs), damped)
+
+
+def push_all(
+    setup: Setup, point: Params, x: Any, vectors: list[Params | None], like: Array
+) -> Array:
+    """J v at a point (k, ., C), zero for a vector that is None."""
+    setup.costs.products += sum(vector is not None for vector in vectors)
+    none = np.zeros(like.shape, like.dtype)
+    return jnp.stack([none if v is None else setup.push(point, x, v) for v in vectors])
+
+
+def combine(setup: Setup, state: State, points: list[Params], row: Array) -> Params:
+    """The vector of weight space with these coefficients, see `Motion`."""
+    size, shape = state.outputs.size, state.outputs.shape
+    setup.costs.products += len(points)
+    total = None
+    for i, point in enumerate(points):
+        part = setup.pull(point, setup.x, row[i * size :][:size].reshape(shape))
+        total = part if total is None else add_vectors(total, [part], np.ones(1, row.dtype))
+    rest = zip(row[len(points) * size :], [state.weights, *state.velocities], strict=True)
+    pairs = [(weight, vector) for weight, vector in rest if vector is not None]
+    return add_vectors(total, [vector for _, vector in pairs], jnp.stack([w for w, _ in pairs]))
+
+
+def run(setup: Setup, state: State, motion: Motion, end: int, *, keep: bool = False) -> Followed:
+    """The recursion from a state to step `end`; with coefficients if they are to be kept."""
+    setup.costs.steps += end - state.step
+    return inlined(_run, setup.optimizer)(
+        setup.optimizer, setup.loss, motion, state.optimizer, setup.targets, setup.indices,
+        state.step, end, steps=setup.steps, keep=keep,
+    )  # fmt: skip
+
+
+@functools.partial(jit, static_argnames=("loss", "steps", "keep"))
+def _run(
+    optimizer: Optimizer,
+    loss: Loss,
+    motion: Motion,
+    state: optax.OptState,
+    targets: Array,
+    indices: Array | None,
+    start: Array,
+    end: Array,
+    *,
+    steps: int,
+    keep: bool,
+) -> Followed:
+    carried = iter(range(1, len(motion.ends[0].pushed)))
+    state = optax.tree_utils.tree_map_params(
+        optimizer, lambda leaf: motion.unit(next(carried)).astype(leaf.dtype), state
+    )
+    f = motion.f
+    return follow(
+        optimizer, loss, motion, (motion.unit(0), state), targets, indices, start, end,
+        records=jnp.zeros((steps + 1, *f.shape), f.dtype),
+        coefficients=jnp.zeros((steps + 1, motion.size), f.dtype) if keep else None,
+    )  # fmt: skip
+
+
+def predict(setup: Setup, state: State) -> Prediction:
+    """The path to the horizon with the kernel at hand."""
+    found = run(setup, state, Motion([state.here], state.outputs), setup.steps, keep=True)
+    carried = [state.weights if setup.decays else None, *state.velocities]
+    products = np.array([
+        [0.0 if a is None or b is None else float(inner(a, b)) for b in carried] for a in carried
+    ])  # fmt: skip
+    length = np.asarray(_lengths(state.here, found.coefficients, products), np.float64)
+    length = np.where(np.arange(len(length)) > state.step, length, 0.0)
+    first, last = setup.losses(setup.f0, at(found.records, setup.steps))
+    assert found.coefficients is not None  # they were to be kept
+    decrease, path = abs(first - last), np.cumsum(length)
+    return Prediction(found.records, found.coefficients, int(found.diverged_at), path, decrease)
+
+
+@jit
+def _lengths(here: Linearization, coefficients: Array, products: Array) -> Array:
+    """The length in weight space of every step's update (T + 1,)."""
+    updates = jnp.diff(coefficients, axis=0, prepend=coefficients[:1])
+    k, shape = len(here.pushed), here.pushed.shape[1:]
+    dual, carried = updates[:, :-k].reshape(-1, *shape), updates[:, -k:]
+    square = jnp.sum(dual * apply_kernel(here.kernel, dual), (1, 2))
+    square = square + 2 * jnp.einsum("tk,tnc,knc->t", carried, dual, here.pushed)
+    square = square + jnp.einsum("tk,kj,tj->t", carried, products.astype(dual.dtype), carried)
+    return jnp.sqrt(jnp.maximum(square, 0.0))
+
+
+def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) -> Step:
+    """Take the segment from a state to step `end`.
+
+    Args:
+        setup: what does not change.
+        state: where the path is.
+        ahead: predicted from there.
+        end: the segment's last step.
+        limit: the largest acceptable error; infinite where no shorter segment is left to try.
+    """
+    row = at(ahead.coefficients, end)
+    if not bool(all_finite(row)):
+        return Step(Outcome.DIVERGED)
+    point = combine(setup, state, [state.point], row)
+    kernel = setup.kernel(point)
+    if not bool(all_finite(kernel)):
+        return Step(Outcome.DIVERGED)
+    damped, sharpness = None, 0.0
+    if setup.damps and bool(is_nonlinear(state.here.kernel, kernel)):
+        damped, sharpness = setup.damping(kernel, at(ahead.train, end), end)
+    length = ahead.path - ahead.path[state.step]
+    tau = np.clip(length / (length[end] if length[end] > 0 else 1.0), 0.0, 1.0)
+    segment = Segment(
+        end, [state.point, point], [state.here.kernel, kernel], damped, jnp.asarray(tau, row.dtype)
+    )
+    far = linearize(setup, state, kernel, point, damped)
+    motion = Motion([state.here, far], state.outputs, segment.tau, jnp.zeros_like(state.outputs))
+    found = run(setup, state, motion, end, keep=setup.x_test is not None)
+    error = _change(setup, ahead, found.records, state.step, end)
+    if not error <= limit:
+        return Step(Outcome.REJECTED, error)
+    if sharpness > 1 and end == setup.steps:
+        return Step(Outcome.FROZEN, error, sharpness=sharpness)
+    arrival = _correct(setup, state, segment, motion, found)
+    return Step(Outcome.ACCEPTED, error, segment, arrival, sharpness)
+
+
+def _correct(
+    setup: Setup, state: State, segment: Segment, motion: Motion, found: Followed
+) -> Arrival:
+    """The end of a segment by the network's outputs there, run again where they differ."""
+    end = segment.end
+    arrival = _arrive(setup, state, segment, found)
+    first, then, now = setup.losses(setup.f0, at(found.records, end), arrival.outputs)
+    if abs(now - then) <= CONTROLS.defect * abs(first - now):
+        return arrival
+    forced = motion._replace(forcing=arrival.outputs - at(found.records, end))
+    again = run(setup, state, forced, end, keep=found.coefficients is not None)
+    other = _arrive(setup, state, segment, again)
+    return other if _gap(other, end) < _gap(arrival, end) else arrival
+
+
+def _arrive(setup: Setup, state: State, segment: Segment, found: Followed) -> Arrival:
+    weights = combine(setup, state, segment.points, found.rows[0])
+    return Arrival(found, weights, setup.outputs(weights, setup.x))
+
+
+def _gap(arrival: Arrival, end: int) -> float:
+    """How far the network's outputs at a segment's end are from those of the recursion."""
+    gap = np.asarray(arrival.outputs, np.float64) - np.asarray(at(arrival.run.records, end))
+    return float(np.linalg.norm(gap)) if np.all(np.isfinite(gap)) else np.inf
+
+
+def _change(setup: Setup, ahead: Prediction, found: Array, start: int, end: int) -> float:
+    """The largest change of the losses by the correction, as a fraction of the decrease."""
+    before, after = (setup.curve(path)[start : end + 1] for path in (ahead.train, found))
+    change = float(np.max(np.abs(before - after))) / max(ahead.decrease, 1e-30)
+    return change if np.isfinite(change) else np.inf

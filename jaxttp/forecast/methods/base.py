@@ -1,0 +1,406 @@
+"""What every dynamics shares: the kernels it may ask for, the path it returns, its four duties.
+
+A dynamics is a value. It refuses what it cannot follow before a kernel exists (`check`), follows a
+training (`follow`), knows what its rates are held against (`rates`), and says how far its path can
+be trusted (`trust`). A new one is one class in a file of its own; see CONTRIBUTING.
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxttp._core.checks import check_instance
+from jaxttp._core.compile import full_precision
+from jaxttp._core.types import Params
+from jaxttp.dynamics._kernels import block_of
+from jaxttp.dynamics._network import compile_network
+from jaxttp.dynamics._trajectory import SubsetCurves
+from jaxttp.dynamics.stability import curvature_modes, max_learning_rate, rate_limit
+from jaxttp.forecast.curves import loss_and_error
+from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.stability import Rates, constant_rate, rises
+from jaxttp.forecast.training_setup import Descent
+from jaxttp.losses import Loss
+from jaxttp.losses.contrasts import contrasts
+from jaxttp.losses.rule import Rule
+from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
+from jaxttp.ntk.kernels import Factored, Kernel
+
+Progress = Callable[[str, int, int], None]
+
+
+class Linearizer:
+    """Linearisations of a problem: kernels, built when they are asked for, kept once, and counted.
+
+    Args:
+        problem: network and data.
+        estimator: how kernels come about.
+        progress: called with (stage, done, total).
+        first: the kernel before training, where it is at hand.
+        asks: whether the network is asked what it says of a path on one kernel, unless it is linear
+            in its trained weights, whose kernel is everywhere the first one.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        estimator: KernelEstimator | None = None,
+        progress: Progress | None = None,
+        first: Kernel | None = None,
+        asks: bool = True,
+    ) -> None:
+        self.problem = problem
+        self.estimator = Exact() if estimator is None else estimator
+        self.progress = progress
+        self.kernels = 0
+        self._asks = asks
+        self.rebuilds_cross = True
+        self.passes = 0  # through the network, beside those of kernels and paths
+        if first is not None:
+            self.__dict__["estimate"] = Estimate(first)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the network is asked what it says of a path on one kernel."""
+        is_known = self.problem.is_linear and isinstance(self.estimator, Exact)
+        return self._asks and not is_known  # a sketch may be off where the network is linear, too
+
+    def contrasted(self, problem: Problem | None = None) -> "Linearizer":
+        """Linearisations of the contrasts of these outputs, counted by themselves.
+
+        The kernel before training is that of this one where it was built, so that many may share
+        it.
+
+        Args:
+            problem: this one under another loss; None for itself.
+        """
+        problem, first = self.problem if problem is None else problem, self.known
+        small = problem.contrasted()
+        if small is problem:
+            return Linearizer(problem, self.estimator, first=first)
+        return Linearizer(
+            small, self.estimator, first=None if first is None else self._first_of_contrasts
+        )
+
+    @functools.cached_property
+    def _first_of_contrasts(self) -> Kernel:
+        """The kernel before training of the contrasts, made once for all that share it."""
+        return _of_contrasts(self.first)
+
+    def take(
+        self, rows: np.ndarray | None = None, unseen: np.ndarray | None = None
+    ) -> "Linearizer":
+        """Linearisations of some of the samples, counted by themselves, of which nobody asks more.
+
+        Their kernel before training is a block of this one where that was built.
+
+        Args:
+            rows: their numbers; all of them when None.
+            unseen: those of others that are their test samples, where the kernel is at hand; the
+                cross kernel is that before training then, and rebuilt for no weights.
+        """
+        known = self.known
+        if rows is None:
+            return Linearizer(self.problem, self.estimator, self.progress, known, asks=False)
+        if known is None:
+            return Linearizer(self.problem.take(rows), self.estimator, self.progress, asks=False)
+        problem, first = self.problem.take(rows, unseen), block_of(known, rows, rows)
+        found = Linearizer(problem, self.estimator, self.progress, first, asks=False)
+        if unseen is not None:
+            cross = block_of(known, unseen, rows)
+            found.__dict__["cross"] = {"kernel_test": cross, "f0_test": problem.f0_test}
+            found.rebuilds_cross = False
+        return found
+
+    def report(self, stage: str, done: int = 0, total: int = 1) -> None:
+        """Tell whoever listens how far it has come."""
+        if self.progress is not None:
+            self.progress(stage, done, total)
+
+    @functools.cached_property
+    def estimate(self) -> Estimate:
+        """The kernel before training, and kernels that lack a part of its sketch."""
+        self.report("kernel")
+        found = self._estimate(self.problem.weights)
+        self.problem.check_gradients(found.kernel)
+        self.report("dynamics")
+        return found
+
+    @property
+    def first(self) -> Kernel:
+        """Theta before training (N, C, N, C)."""
+        return self.estimate.kernel
+
+    @property
+    def known(self) -> Kernel | None:
+        """The same where it was built already; None where nobody has asked for it."""
+        return self.estimate.kernel if "estimate" in self.__dict__ else None
+
+    def at(self, weights: Params) -> Kernel:
+        """Theta at these weights of the trained part; the one before training is kept."""
+        is_first = weights is self.problem.weights or self.problem.is_linear
+        return self.first if is_first else self._estimate(weights).kernel
+
+    def _estimate(self, weights: Params) -> Estimate:
+        self.kernels += 1
+        tiles = None
+        if self.progress is not None:
+            tiles = functools.partial(self.progress, "kernel")
+        return self.estimator.estimate(self.problem, weights, tiles)
+
+    @functools.cached_property
+    def cross(self) -> dict[str, Any]:
+        """The cross kernel and test outputs before training, as the dynamics call them; or none."""
+        if self.problem.x_test is None:
+            return {}
+        kernel = self._cross(self.problem.weights)
+        self.problem.check_gradients(kernel, test=True)
+        return {"kernel_test": kernel, "f0_test": self.problem.f0_test}  # type: ignore[dict-item]
+
+    def cross_at(self, weights: Params) -> Kernel:
+        """Theta(x_test, x) at these weights of the trained part; that before training is kept."""
+        is_first = weights is self.problem.weights or self.problem.is_linear
+        is_first |= not self.rebuilds_cross
+        return self.cross["kernel_test"] if is_first else self._cross(weights)
+
+    def _cross(self, weights: Params) -> Kernel:
+        self.kernels += 1
+        return self.estimator.cross(self.problem, weights, self.problem.x_test)
+
+    @functools.cached_property
+    def tangents(self) -> dict[str, Array]:
+        """J w_0 on the samples and, where there are any, on the test samples (for decay)."""
+        problem = self.problem
+        weights, push = problem.weights, compile_network(problem.network)[2]
+        found = {"initial_tangent": push(weights, problem.x, weights)}
+        if problem.x_test is not None:
+            there = push(weights, problem.x_test, weights)
+            found["initial_tangent_test"] = there
+        return found
+
+    @functools.cached_property
+    def limit(self) -> float:
+        """The largest stable rate of plain gradient descent, by the kernel before training."""
+        return float(self._limit(0.0))
+
+    def momentum_limit(self, momentum: float) -> float:
+        """The same with heavy-ball momentum."""
+        return self.limit if momentum == 0 else float(self._limit(momentum))
+
+    def _limit(self, momentum: float) -> Array:
+        problem, first = self.problem, self.first
+        if isinstance(first, jax.Array) and first.ndim == 2:
+            common: dict[str, Any] = {"loss": problem.loss, "momentum": momentum}
+            return max_learning_rate(first, problem.f0, problem.targets, **common)
+        # The program of the edge of stability, which rebuilt kernels have compiled already.
+        values, *_ = curvature_modes(first, problem.f0, problem.targets, problem.loss)
+        return rate_limit(values, momentum)
+
+    def curves(self, outputs: Array) -> tuple[Array, Array]:
+        """Loss and error along a path (T, N, C), or their medians over paths (P, T, N, C)."""
+        return loss_and_error(self.problem.loss, outputs, self.problem.targets)
+
+
+@full_precision
+def _of_contrasts(kernel: Array | Factored) -> Kernel:
+    """B^T Theta B, from Theta; one scalar kernel for all outputs is that of the contrasts, too."""
+    if kernel.ndim == 2:
+        return kernel
+    if isinstance(kernel, Factored):
+        rows, columns = (
+            jnp.moveaxis(contrasts(jnp.moveaxis(factor.reshape(n, c, -1), 1, -1)), -1, 1)
+            for factor, n, c in zip(
+                (kernel.rows, kernel.columns), kernel.shape[::2], kernel.shape[1::2], strict=True
+            )
+        )
+        return Factored.of(rows, columns)
+    return jnp.moveaxis(contrasts(jnp.moveaxis(contrasts(kernel), 1, -1)), -1, 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draws:
+    """Curves under many draws of the batches.
+
+    Attributes:
+        loss: (P, T + 1).
+        error: (P, T + 1).
+    """
+
+    loss: Float[Array, "p t"]
+    error: Float[Array, "p t"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Path:
+    """What every dynamics returns.
+
+    Attributes:
+        outputs: (T + 1, N, C), the mean over draws where there are many.
+        loss: (T + 1,), with draws their median.
+        error: (T + 1,).
+        test_loss: on the test samples (T + 1,), or None.
+        test_error: the same.
+        diverged: whether outputs could not be represented.
+        gradient_evaluations: passes back through the network, those of kernels apart.
+        products: of a kernel with outputs, about.
+        uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
+        draws: curves of many draws, or None.
+        witness: what the dynamics' own `trust` reads.
+        unsure_from: the step from which on the batches' noise is not followed, so that a real
+            training may fail; None for never.
+        held_from: the step whose kernel was held from there on, because the network denies what
+            rebuilt ones said further on; None for never.
+    """
+
+    outputs: Float[Array, "t n c"]
+    loss: Float[Array, " t"]
+    error: Float[Array, " t"]
+    test_loss: Float[Array, " t"] | None = None
+    test_error: Float[Array, " t"] | None = None
+    diverged: bool = False
+    gradient_evaluations: float = 0
+    products: int = 0
+    uncertainty: Float[Array, " t"] | None = None
+    draws: Draws | None = None
+    witness: Any = None
+    unsure_from: int | None = None
+    held_from: int | None = None
+
+    @classmethod
+    def of(
+        cls, lines: Linearizer, outputs: Array, test: Array | None = None, **more: Any
+    ) -> "Path":
+        """The path of these outputs (T, N, C), or of many paths (P, T, N, C)."""
+        problem = lines.problem
+        loss, error = lines.curves(outputs)
+        if test is not None and problem.loss_test is not None and problem.targets_test is not None:
+            curves = loss_and_error(problem.loss_test, test, problem.targets_test)
+            more |= {"test_loss": curves[0], "test_error": curves[1]}
+        whole = jnp.mean(outputs, axis=0) if outputs.ndim == 4 else outputs
+        return cls(whole, loss, error, **more)
+
+
+class Dynamics(abc.ABC):
+    """How outputs move under a training; see the module."""
+
+    name: ClassVar[str]
+    """What results call it."""
+    kernels: ClassVar[bool] = True
+    """Whether it follows kernels, so that a sketch's error is its error."""
+    by_products: ClassVar[bool] = False
+    """Whether it asks products of a kernel alone, so that this may lie on many devices."""
+    is_centre: ClassVar[bool] = True
+    """Whether it is one path of the samples at hand, around which others may be put."""
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:  # noqa: B027
+        """Refuse, by name, a training that it cannot follow; before anything is computed.
+
+        Args:
+            descent: the training.
+            weights: what it trains.
+            loss: of it.
+
+        Raises:
+            ValueError: it cannot be followed.
+        """
+
+    def view(self, problem: Problem) -> Problem:
+        """The problem as it looks at it: contrasts of outputs where these do, all of them else."""
+        return problem.contrasted() if self.kernels else problem.whole or problem
+
+    @abc.abstractmethod
+    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+        """The path of a training that was checked."""
+
+    def follow_with(
+        self, lines: Linearizer, descent: Descent, subsets: list[np.ndarray]
+    ) -> tuple[Path, list[SubsetCurves]]:
+        """The path of a training, and what training on some of the samples alone comes to.
+
+        Subsets are followed by full batches. Unless a dynamics knows better each is a path of its
+        own, beginning with a block of the kernel where that was built.
+
+        Args:
+            lines: of the samples at hand.
+            descent: the training.
+            subsets: numbers of samples; all of them among these.
+        """
+        path, count = self.follow(lines, descent), lines.problem.f0.shape[0]
+        found, parts = [], []
+        for rows in subsets:
+            if len(rows) == count and descent.batch_size is None:
+                found.append(path)
+                continue
+            others = np.setdiff1d(np.arange(count), rows)
+            part = lines.take() if len(rows) == count else lines.take(rows, others)
+            found.append(self.follow(part, descent.full))
+            parts.append((len(rows) / count, part, found[-1]))
+        lines.kernels += math.ceil(sum(share * part.kernels for share, part, _ in parts))
+        spent = {
+            name: getattr(path, name)
+            + math.ceil(sum(share * getattr(one, name) for share, _, one in parts))
+            for name in ("gradient_evaluations", "products")
+        }
+        curves = [
+            SubsetCurves(one.loss, one.test_loss, jnp.asarray(1 if one.diverged else -1), 0)
+            for one in found
+        ]
+        return dataclasses.replace(path, **spent), curves
+
+    def trained_samples(self, problem: Problem) -> int:
+        """On how many samples the training runs that it foresees."""
+        return problem.f0.shape[0]
+
+    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+        """The largest stable rate, and every step's rate beside its own where that is known."""
+        limit = self.limit(lines, descent.momentum)
+        if descent.learning_rate is None:
+            return limit, None
+        return limit, constant_rate(descent.learning_rate, limit)
+
+    def limit(self, lines: Linearizer, momentum: float) -> float:
+        """The largest stable rate of gradient descent with this momentum."""
+        return lines.momentum_limit(momentum)
+
+    def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
+        """The one verdict: representable, never above twice its start, no rate beyond its limit."""
+        del descent
+        below = rates is None or not len(rates.above)
+        return below and not path.diverged and not bool(rises(path.loss))
+
+    def trust(self, path: Path, rule: Rule) -> str | None:
+        """How far its path can be trusted, where there is doubt."""
+        del path, rule
+        return None
+
+    def doubted_from(self, path: Path) -> int | None:
+        """From which step on the warning of `trust` states no size, where there is one."""
+        del path
+        return 0
+
+    def plain_values(self) -> dict[str, Any]:
+        """Its options, as a result keeps them."""
+        return {}
+
+
+def check_centre(centre: Dynamics) -> None:
+    """Refuse, as the centre of another dynamics, what is no single path of the samples at hand.
+
+    Raises:
+        TypeError: no dynamics.
+        ValueError: many draws, or more samples.
+    """
+    check_instance("centre", centre, Dynamics, "Recursion()")
+    if not centre.is_centre:
+        raise ValueError(
+            "centre must be a single path of the samples at hand, such as Relinearized(); got "
+            f"{type(centre).__name__}."
+        )

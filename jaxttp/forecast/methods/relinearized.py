@@ -1,0 +1,106 @@
+"""The recursion with kernels rebuilt along the predicted path."""
+
+import dataclasses
+from typing import Any
+
+from jaxttp._core.checks import check_integer, check_number
+from jaxttp._core.types import Params
+from jaxttp.dynamics.relinearize import relinearized_recursion
+from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path
+from jaxttp.forecast.methods.recursion import linear_rates
+from jaxttp.forecast.stability import Rates, rises
+from jaxttp.forecast.training_setup import Descent
+from jaxttp.forecast.uncertainty import trust_in_path
+from jaxttp.losses import Loss
+from jaxttp.losses.rule import Rule
+
+MOST = 16
+"""Kernels after the first that "auto" takes at most."""
+TOLERANCE, HORIZON = 0.02, 300
+"""What "auto" asks of a segment up to so many steps; of longer trainings in proportion less: their
+curves are flatter, so that the same change of a loss moves times by more. Half of it was a little
+truer on tuning tasks, for a fifth more kernels, which others do not have to spare."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Relinearized(Dynamics):
+    """Second-order re-linearisation, see `jaxttp.dynamics.relinearized_recursion`.
+
+    Attributes:
+        rebuilds: kernels after the first, placed along the path; "auto" for as many as `tolerance`
+            asks for.
+        tolerance: for "auto", see `relinearized_recursion`; None for 0.02 up to 300 steps, beyond
+            in proportion less (0.01 for 600).
+        most: for "auto", no more kernels than that after the first; they reach the horizon all the
+            same, in longer segments.
+
+    Raises:
+        ValueError: numbers out of range.
+
+    Example:
+        >>> Relinearized(4)
+        Relinearized(rebuilds=4, tolerance=None, most=16)
+    """
+
+    rebuilds: int | str = "auto"
+    tolerance: float | None = None
+    most: int = MOST
+    name = "recursion"
+    by_products = True
+
+    def __post_init__(self) -> None:
+        if self.rebuilds != "auto":
+            remedy = "It counts kernels after the first; 'auto' chooses."
+            check_integer("rebuilds", self.rebuilds, at_least=1, remedy=remedy)
+        if self.tolerance is not None:
+            check_number("tolerance", self.tolerance, above=0.0)
+        check_integer("most", self.most, at_least=1)
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
+        """See `Dynamics`: the optimiser is one linear filter for all weights."""
+        if not descent.is_plain:
+            descent.response(weights)
+
+    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+        """See `Dynamics`."""
+        problem = lines.problem
+        tolerance = self.tolerance
+        if tolerance is None:
+            tolerance = TOLERANCE * min(1.0, HORIZON / descent.steps)
+        lines.estimate  # noqa: B018 - before the network counts passes
+        found = relinearized_recursion(
+            problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
+            steps=descent.steps, optimizer=descent.optimizer, **descent.batches,
+            tolerance=tolerance, max_rebuilds=self.most,
+            kernel_fn=lines.at, rebuilds=self.rebuilds,
+            x_test=problem.x_test,
+            kernel_test_fn=None if problem.x_test is None else lines.cross_at,
+            progress=lambda done, total: lines.report("kernels", done, total),
+        )  # fmt: skip
+        return Path.of(
+            lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
+            gradient_evaluations=found.gradient_evaluations, uncertainty=found.loss_uncertainty,
+            products=found.steps_run, witness=found,
+            held_from=found.held_from if found.held_from >= 0 else None,
+        )  # fmt: skip
+
+    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+        """See `Dynamics`."""
+        return super().rates(lines, descent) if descent.is_plain else linear_rates(lines, descent)
+
+    def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
+        """See `Dynamics`; rates may be beyond the first kernel's limit: the loss judges."""
+        return not path.diverged and not bool(rises(path.loss))
+
+    def trust(self, path: Path, rule: Rule) -> str | None:
+        """See `Dynamics`."""
+        return trust_in_path(path.witness, rule)
+
+    def doubted_from(self, path: Path) -> int | None:
+        """See `Dynamics`: where a kernel is held."""
+        held_from = path.witness.held_from
+        return held_from if held_from >= 0 else None
+
+    def plain_values(self) -> dict[str, Any]:
+        """See `Dynamics`."""
+        return {"relinearize": self.rebuilds}

@@ -1,0 +1,333 @@
+"""The keywords of a forecast, turned into values; the only table of strings."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array
+
+from jaxttp._core.checks import check_choice, check_integer, check_key, check_number, check_used
+from jaxttp._core.types import Params, count
+from jaxttp.batches import draw_samples
+from jaxttp.forecast.cost import ForecastPlan, plan_forecast
+from jaxttp.forecast.methods.base import Dynamics, Progress
+from jaxttp.forecast.methods.flow import ClosedForm, GradientFlow
+from jaxttp.forecast.methods.noisy import Noisy
+from jaxttp.forecast.methods.recursion import Recursion
+from jaxttp.forecast.methods.relinearized import Relinearized
+from jaxttp.forecast.methods.scaled import Scaled
+from jaxttp.forecast.methods.weight_space import WeightSpace
+from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.training_setup import Descent
+from jaxttp.forecast.uncertainty import LEVEL
+from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
+from jaxttp.ntk.sharded import is_by_process, several
+
+WAYS: dict[str, type[Dynamics]] = {
+    "auto": Recursion,
+    "recursion": Recursion,
+    "ode": GradientFlow,
+    "closed_form": ClosedForm,
+    "sde": Noisy,
+    "weight_space": WeightSpace,
+}
+
+
+LONG = 1e12
+"""Operations from which on a forecast that costs more than its training is announced."""
+MOST_TOKENS = 2**14
+"""Outputs N T V over tokens of which exact kernels are built unasked: 1 GiB each in float32."""
+REBUILT = ("auto", "recursion", "sde")
+"""Dynamics whose kernel can be rebuilt."""
+NOT_LINEAR = (
+    "optimizer is not linear in the gradients (Adam, clipping, sign and masked ones are not), so "
+    "it is simulated in weight space, where no kernel is rebuilt"
+)
+
+
+class Keywords(NamedTuple):
+    """Those that say how a path is followed, see `predict_training_time`."""
+
+    dynamics: str | Dynamics = "auto"
+    relinearize: int | str = "auto"
+    tolerance: float | None = None
+    noise: str | None = None
+    paths: int | None = None
+
+    def check(self) -> "Keywords":
+        """The same, where nothing is out of range, or would do nothing."""
+        if isinstance(self.dynamics, Dynamics):
+            for name in ("tolerance", "noise", "paths"):
+                remedy = "dynamics is a value, which says it itself"
+                check_used(name, getattr(self, name), False, remedy)
+            given = None if self.relinearize == "auto" else self.relinearize
+            check_used("relinearize", given, False, "give dynamics=Relinearized")
+            return self
+        check_choice("dynamics", self.dynamics, WAYS)
+        if not (isinstance(self.relinearize, str) and self.relinearize == "auto"):
+            remedy = "It counts kernels after the first; 'auto' chooses."
+            check_integer("relinearize", self.relinearize, at_least=0, remedy=remedy)
+            if self.relinearize and self.dynamics not in REBUILT:
+                raise ValueError(
+                    f"relinearize needs dynamics='recursion' or 'sde'; got {self.dynamics!r}."
+                )
+        sde = self.dynamics == "sde"
+        check_used("noise", self.noise, sde, "it is the noise of dynamics='sde'")
+        check_used("paths", self.paths, sde, "it counts the paths of dynamics='sde'")
+        self._check_tolerance(self.relinearize == "auto" and self.dynamics in REBUILT)
+        return self
+
+    def _check_tolerance(self, used: bool) -> None:
+        check_used("tolerance", self.tolerance, used, "it is the goal of relinearize='auto'")
+
+    def choose(
+        self, descent: Descent, weights: Params, total_samples: int | None = None
+    ) -> Dynamics:
+        """The dynamics that they name; "auto" looks at the optimiser."""
+        if total_samples is not None:
+            remedy = "dynamics='sde' is of the samples at hand; leave total_samples or it out"
+            check_used("total_samples", total_samples, self.dynamics != "sde", remedy)
+            check_integer("total_samples", total_samples, at_least=2)
+            return Scaled(total_samples, self.choose(descent, weights))
+        if isinstance(self.dynamics, Dynamics):
+            return self.dynamics
+        rebuilt = None
+        if self.relinearize and self.dynamics in REBUILT:
+            more: dict[str, Any] = {} if self.tolerance is None else {"tolerance": self.tolerance}
+            rebuilt = Relinearized(self.relinearize, **more)
+        if self.dynamics == "sde":
+            found = {"noise": self.noise, "paths": self.paths, "centre": rebuilt}
+            return Noisy(**{k: v for k, v in found.items() if v is not None})
+        if self.dynamics == "auto" and not descent.is_plain:
+            try:
+                descent.response(weights)
+            except ValueError:
+                self._check_tolerance(False)
+                given = None if self.relinearize in (0, "auto") else self.relinearize
+                check_used("relinearize", given, False, NOT_LINEAR)
+                return WeightSpace()
+        return WAYS[self.dynamics]() if rebuilt is None else rebuilt
+
+
+def samples_at_hand(
+    x: Any, y: Any, total_samples: int | None, progress: Progress | None
+) -> tuple[Any, Any, int | None]:
+    """Samples, labels and the number of all: as given, or drawn out of batches without labels."""
+    if y is not None:
+        if isinstance(x, Iterator):
+            raise ValueError(
+                "y must be left out where x is an iterable of batches, each of them a pair (x, y); "
+                f"got both, and x is a {type(x).__name__}. Or give x as one array (N, ...)."
+            )
+        return x, y, total_samples
+    if total_samples is not None:
+        check_integer("total_samples", total_samples, at_least=1)
+    if hasattr(x, "shape"):
+        raise ValueError(
+            "y must be given: the labels or targets of x. Without it x is an iterable of batches "
+            "(x, y); got an array."
+        )
+    drawn = draw_samples(x, total=total_samples, progress=progress)
+    return drawn.x, drawn.y, drawn.total if drawn.total > len(drawn.y) else None
+
+
+def check_at_hand(
+    way: Dynamics, x: Any, descent: Descent, x_test: Any, kernel: KernelEstimator
+) -> None:
+    """Refuse what cannot be done for more samples than those at hand, or over a mesh."""
+    check_mesh(way, kernel)
+    check_processes(x, kernel)
+    if not way.kernels:
+        mesh = several(getattr(kernel, "mesh", None))
+        remedy = f"dynamics={way.name!r} follows weights, on one device, and no kernel"
+        check_used("mesh", mesh, False, remedy)
+    if isinstance(way, Scaled):
+        way.check_samples(count(x), descent)
+        check_used("x_test", x_test, False, "test curves of total_samples are not forecast")
+
+
+def choose_plan(
+    way: Dynamics,
+    problem: Problem,
+    descent: Descent,
+    estimator: KernelEstimator | None,
+    budget: float | str,
+    key: Array | None,
+    progress: Progress | None = None,
+) -> ForecastPlan | None:
+    """How a forecast that keywords ask for is planned; None where they leave nothing open.
+
+    One that may take minutes is announced by a warning, where no progress is shown.
+
+    Args:
+        way: as the keywords have it.
+        problem: network and data.
+        descent: the training.
+        estimator: how kernels come about; None where that is open.
+        budget: see `plan_forecast`.
+        key: for sketches.
+        progress: what shows how far a forecast is, if anything does.
+
+    Raises:
+        ValueError: a budget that is out of range, or that would decide nothing.
+    """
+    centre = way.centre if isinstance(way, Noisy | Scaled) else way
+    by_kernels = isinstance(way, Noisy) or isinstance(centre, Recursion | Relinearized)
+    is_open = estimator is None or (isinstance(centre, Relinearized) and centre.rebuilds == "auto")
+    if not (by_kernels and is_open):
+        remedy = (
+            "it chooses kernels and how often they are rebuilt, where relinearize='auto' or no "
+            "sketch_dim leaves that open"
+        )
+        check_used("budget", None if budget == "auto" else budget, False, remedy)
+        return None
+    plan = plan_forecast(way, problem, descent, estimator, budget=budget, key=key)
+    check_tokens(problem, plan.kernel)
+    if progress is None:
+        announce(plan, "this forecast", "budget= bounds that, progress= shows how far it is")
+    return plan
+
+
+def announce(
+    plan: ForecastPlan, what: str, remedy: str, *, forecasts: int = 1, trainings: int = 1
+) -> None:
+    """Warn the caller's caller of what may take minutes, and more than the trainings foreseen.
+
+    Args:
+        plan: of one forecast.
+        what: is announced.
+        remedy: what to do in its place.
+        forecasts: of that kind, at most.
+        trainings: that they stand for.
+    """
+    if forecasts * plan.operations > max(LONG, trainings * plan.training):
+        warnings.warn(f"{what} may take minutes ({plan}); {remedy}", stacklevel=4)
+
+
+def choose_kernel(
+    sketch_dim: int | None,
+    key: Array | None,
+    batch_size: int | None,
+    max_bytes: int | None,
+    kernel: KernelEstimator | None = None,
+    mesh: Any = None,
+) -> KernelEstimator:
+    """The estimator that keywords name, or the one that is given in their place."""
+    mesh = several(mesh)
+    if kernel is not None:
+        if not isinstance(kernel, KernelEstimator):
+            raise TypeError(
+                f"kernel must say how kernels come about, as jaxttp.ntk.Exact() and Sketched(dim, "
+                f"key) do; got {type(kernel).__name__}. A kernel that is at hand goes to "
+                "jaxttp.dynamics.recursion, or to sweep_kernel."
+            )
+        given = {
+            "sketch_dim": sketch_dim, "kernel_batch_size": batch_size, "max_bytes": max_bytes,
+            "mesh": mesh,
+        }  # fmt: skip
+        for name, value in given.items():
+            check_used(name, value, False, "kernel is a value, which says it itself")
+        return kernel
+    if sketch_dim is None:
+        return Exact(batch_size, max_bytes, mesh)
+    check_key(key)
+    found = Sketched(sketch_dim, key, batch_size, mesh)
+    remedy = "it bounds an exact kernel; with sketch_dim give kernel_batch_size"
+    check_used("max_bytes", max_bytes, False, remedy)
+    return found
+
+
+def on_mesh(kernel: KernelEstimator, mesh: Any) -> KernelEstimator:
+    """The kernel that a plan chose, on the devices of a mesh: what is computed stays the same.
+
+    Args:
+        kernel: exact, or a sketch.
+        mesh: as `Exact` has it; None for one device.
+
+    Raises:
+        ValueError: a sketch whose columns the devices do not divide.
+    """
+    devices = several(mesh)
+    return kernel if devices is None else dataclasses.replace(kernel, mesh=devices)  # type: ignore[type-var]
+
+
+def check_tokens(problem: Problem, kernel: KernelEstimator) -> None:
+    """Refuse outputs over tokens of which no exact kernel fits, where nothing else was asked for.
+
+    Args:
+        problem: network and data.
+        kernel: how kernels come about; ``Exact()`` where nobody said.
+
+    Raises:
+        ValueError: too many outputs; says what is linearised in their place.
+    """
+    (n, c), t = problem.f0.shape, problem.loss.tokens
+    if not t or n * c <= MOST_TOKENS or kernel != Exact():
+        return
+    each = MOST_TOKENS // (n * c // t)
+    sampled = f"{each} token(s) of every sequence, sample_tokens(..., tokens={each}, key=key), or "
+    raise ValueError(
+        f"outputs (N, T, V) = {(n, t, c // t)} are {n * c:,} numbers, of which a kernel takes "
+        f"{4e-9 * (n * c) ** 2:,.0f} GB. Forecast the logits of a few words at the last token, "
+        f"jaxttp.label_words(apply_fn, ids), or {sampled if each else ''}fewer sequences; or say "
+        "sketch_dim=, or max_bytes= for a kernel all the same."
+    )
+
+
+def check_mesh(way: Dynamics, kernel: KernelEstimator) -> None:
+    """Refuse a kernel on many devices where all of it would be needed on one.
+
+    Args:
+        way: how the path is followed.
+        kernel: how kernels come about.
+
+    Raises:
+        ValueError: it has a mesh, and the dynamics asks more than products.
+    """
+    if not way.by_products:
+        refuse_mesh(kernel, f"dynamics={way.name!r}", "dynamics='recursion' or 'ode'")
+
+
+def refuse_mesh(kernel: KernelEstimator, what: str, remedy: str) -> None:
+    """Raise `ValueError` for a mesh of several devices where `what` decomposes the whole kernel."""
+    devices = several(getattr(kernel, "mesh", None))
+    if devices is not None:
+        raise ValueError(
+            f"kernel={type(kernel).__name__}(mesh=...) lies on {devices.size} devices, and {what} "
+            f"decomposes all of it on one; use {remedy}, or leave mesh out."
+        )
+
+
+def check_processes(x: Any, kernel: KernelEstimator) -> None:
+    """Refuse samples of which every process has some where the kernel lies on one device.
+
+    Raises:
+        ValueError: it has no mesh.
+    """
+    if several(getattr(kernel, "mesh", None)) is None and any(
+        map(is_by_process, jax.tree.leaves(x))
+    ):
+        raise ValueError(
+            "x has rows that this process has not, and a kernel on one device needs all of them: "
+            "give a mesh of the devices of all processes, kernel=jaxttp.ntk.Exact(mesh=mesh)."
+        )
+
+
+def check_level(level: float | None, way: Dynamics, kernel: KernelEstimator) -> float:
+    """The share that bands hold, where there are bands."""
+    sketched = isinstance(kernel, Sketched) and kernel.sketch_dim > 1 and way.kernels
+    remedy = (
+        "it is the share that bands hold, which are those of dynamics='sde' and, unless in weight "
+        "space, of a sketch_dim above 1"
+    )
+    check_used("level", level, way.name == "sde" or sketched, remedy)
+    found = LEVEL if level is None else level
+    check_number("level", found, above=0.0, below=1.0, remedy="90 % is 0.9.")
+    return found
+
+
+def plain_kernel(kernel: KernelEstimator) -> dict[str, Any]:
+    """An estimator's options, as a result keeps them."""
+    return {"sketch_dim": kernel.sketch_dim if isinstance(kernel, Sketched) else None}

@@ -1,0 +1,220 @@
+"""The one verdict on stability: every step's rate against its limit, and the predicted loss."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+from jaxtyping import Array
+
+from jaxttp.dynamics.mean_square import batch_modes, batch_variance, mean_square_factor
+from jaxttp.dynamics.rates import StepMaps, map_of, step_maps, step_rates
+from jaxttp.dynamics.stability import step_shares
+from jaxttp.losses import Loss
+
+RISE = 2.0
+"""A forecast whose loss comes to more than this multiple of its start is not called stable."""
+
+
+class Rates(NamedTuple):
+    """Every step's rate beside the largest stable one.
+
+    The limit is that of the optimiser at that step, with the curvature before training: of the full
+    batch, or in mean square with the mini-batches of a schedule.
+
+    Attributes:
+        rates: learning rates (T,), or one for all steps; NaN where an optimiser has no such number.
+        shares: rates over limits, of the same shape; 1 or more is not stable.
+        batch_size: of a mean-square limit; None for that of full batches.
+    """
+
+    rates: np.ndarray
+    shares: np.ndarray
+    batch_size: int | None = None
+
+    @property
+    def peak(self) -> int:
+        """The step that comes closest to its limit, or is the farthest beyond it."""
+        return int(np.argmax(self.shares))
+
+    @property
+    def limit(self) -> float:
+        """The largest stable rate at that step; NaN where there are no rates."""
+        share = float(self.shares[self.peak])
+        return float(self.rates[self.peak]) / share if share > 0 else float("nan")
+
+    @property
+    def above(self) -> np.ndarray:
+        """The steps at or beyond their limit."""
+        return np.flatnonzero(self.shares >= 1)
+
+    @property
+    def known(self) -> bool:
+        """Whether there are numbers for the rate and its limit."""
+        return bool(np.isfinite(self.rates[self.peak]) and np.isfinite(self.limit))
+
+    @property
+    def batches(self) -> str:
+        """Whose limit it is, in words."""
+        return "" if self.batch_size is None else f" with batches of {self.batch_size}"
+
+    @property
+    def constant(self) -> bool:
+        """Whether all steps are alike."""
+        return bool(np.all(self.shares == self.shares[0]))
+
+
+def constant_rate(rate: float, limit: float) -> Rates:
+    """One rate for all steps, whose share rounds to 1 only where it is beyond the limit."""
+    share = rate / limit
+    share = min(share, np.nextafter(1.0, 0.0)) if rate < limit else max(share, 1.0)
+    return Rates(np.array([rate]), np.array([share]))
+
+
+def optimizer_rates(
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    curvature: float,
+    problem: tuple[Any, Array, Array, Loss],
+    batch_size: int | None,
+    protocol: str,
+) -> Rates | None:
+    """The rates of any linear optimiser; None where its steps cannot be taken apart.
+
+    Args:
+        optimizer: linear, see `linear_filter`.
+        steps: the horizon T.
+        curvature: the `largest_curvature`.
+        problem: kernel, f0, targets and loss, for the mean-square limit.
+        batch_size: samples a step; all of them when None.
+        protocol: how batches are drawn.
+    """
+    try:
+        maps = step_maps(optimizer, steps)
+    except ValueError:
+        return None
+    found = Rates(step_rates(maps), step_shares(maps, curvature))
+    if batch_size is None or found.constant:
+        return found
+    one = StepMaps(maps.still[found.peak][None], maps.pulled[found.peak][None])
+    variance = batch_variance(problem[1].shape[0], batch_size, protocol)
+    factor = mean_square_factor(one, batch_modes(*problem), variance)
+    return Rates(found.rates, found.shares / factor, batch_size)
+
+
+def batch_factor(
+    problem: tuple[Any, Array, Array, Loss], momentum: float, batch_size: int, protocol: str
+) -> float:
+    """The mean-square limit of heavy-ball descent as a share of the full batch's."""
+    variance = batch_variance(problem[1].shape[0], batch_size, protocol)
+    return mean_square_factor(map_of(1.0, momentum), batch_modes(*problem), variance)
+
+
+def rises(loss: Any) -> Any:
+    """Whether loss curves (..., T + 1) come to more than twice their start, or are not finite."""
+    loss = np.asarray(loss, np.float64)
+    return ~(np.max(loss, axis=-1) <= RISE * loss[..., 0])
+
+
+def stability_message(
+    loss: Any, rates: Rates | None, *, stable: bool, batch_size: int | None = None
+) -> str:
+    """One line on stability.
+
+    Args:
+        loss: the predicted curve (T + 1,).
+        rates: every step's rate beside its limit, where that is known.
+        stable: the verdict.
+        batch_size: of the forecast.
+    """
+    curve = _Curve.of(loss)
+    if rates is None:
+        return _unknown(curve, stable=stable)
+    if stable:
+        return _stable(rates, batch_size)
+    if len(rates.above):
+        return _beyond(rates, curve)
+    if rises(loss) and curve.comes_back:
+        return curve.back
+    rate, limit = float(rates.rates[rates.peak]), rates.limit
+    given = f"learning rate {rate:g}" if rates.known else "this optimizer"
+    if batch_size is None:
+        below = f", below the limit {limit:.4g} at the start" if rates.known else ""
+        return f"diverges at {given}{below}: {curve.rose}"
+    full = f"; a full batch diverges above η = {limit:.4g}" if rates.known else ""
+    return f"diverges at {given} with batches of {batch_size}{full}"
+
+
+class _Curve(NamedTuple):
+    """A loss in words: where it begins, its top, and where it ends."""
+
+    first: float
+    highest: float
+    last: float
+    top: int
+
+    @classmethod
+    def of(cls, loss: Any) -> "_Curve":
+        loss = np.asarray(loss, np.float64)
+        return cls(float(loss[0]), float(loss.max()), float(loss[-1]), int(np.argmax(loss)))
+
+    @property
+    def comes_back(self) -> bool:
+        return self.last <= RISE * self.first
+
+    @property
+    def rose(self) -> str:
+        return f"the predicted loss rises from {self.first:.3g} to {self.highest:.3g}"
+
+    @property
+    def back(self) -> str:
+        return (
+            f"{self.rose} at step {self.top} before it comes down to {self.last:.3g}; the real "
+            "network may not survive it"
+        )
+
+    @property
+    def down(self) -> str:
+        words = f"the predicted loss comes down from {self.highest:.3g} to {self.last:.3g}"
+        return f", though {words}" if self.last < self.first else ""
+
+
+def _unknown(curve: _Curve, *, stable: bool) -> str:
+    """Where the optimiser has no limit."""
+    if stable:
+        return "stable; no largest learning rate is known for this optimizer"
+    return curve.back if curve.comes_back else f"diverges: {curve.rose}"
+
+
+def _stable(rates: Rates, batch_size: int | None) -> str:
+    share = float(rates.shares[rates.peak])
+    if len(rates.above):
+        return f"stable with kernels rebuilt, though {_above(rates, 'at the start')}"
+    if not share > 1e-30:
+        return "stable; without curvature no learning rate is too large"
+    if not rates.known:
+        return f"stable; its largest step is {share:.2g} of the largest stable one{rates.batches}"
+    peak = "" if rates.constant else f" at peak rate {float(rates.rates[rates.peak]):.4g}"
+    whose = " for full batches" if batch_size is not None and not rates.batches else rates.batches
+    return f"stable{peak}; largest stable learning rate {rates.limit:.4g}{whose}"
+
+
+def _beyond(rates: Rates, curve: _Curve) -> str:
+    """Where some step is; a loss that never comes to twice its start does not diverge."""
+    if rates.constant and rates.known and curve.highest > RISE * curve.first:
+        rate = float(rates.rates[rates.peak])
+        return f"diverges above η = {rates.limit:.4g} (learning rate {rate:g}){curve.down}"
+    return f"{_above(rates, rates.batches)}; the real network may not survive it{curve.down}"
+
+
+def _above(rates: Rates, where: str) -> str:
+    """By how much, and when, the rates are beyond their limit."""
+    share, above = float(rates.shares[rates.peak]), rates.above
+    rate = float(rates.rates[rates.peak])
+    which = "learning" if rates.constant else "peak"
+    what = f"{which} rate {rate:.3g}" if rates.known else "its largest step"
+    of = f"the limit {rates.limit:.3g}" if rates.known else "the largest stable one"
+    begin, end = int(above[0]), int(above[-1]) + 1
+    when = f" from step {begin}" if begin else ""
+    when += f" until step {end}" if end < len(rates.shares) else ""
+    times = f"{share:.2g} times" if share < 100 else f"{share:.0f} times"
+    return f"{what} is {times} {of} {where.strip()}".rstrip() + when
