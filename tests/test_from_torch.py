@@ -7,6 +7,8 @@ prints how far outputs and kernels are from PyTorch's own.
 """
 
 import importlib.metadata
+import pathlib
+import re
 import types
 
 import jax
@@ -217,3 +219,17 @@ def test_packages_that_are_missing_or_do_not_fit(monkeypatch):
         from_torch(module, None)
     with pytest.raises(TypeError, match=r"instance of torch.nn.Module; got dict"):
         from_torch({}, None)
+
+
+def test_the_guide_is_one_block_of_python_that_runs():
+    guide = pathlib.Path(__file__).parents[1] / "docs" / "pytorch.md"
+    (code,) = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
+    compiled = compile(code, str(guide), "exec")
+    try:
+        pytorch.import_pair()
+        import transformers  # noqa: F401
+    except ImportError:
+        return
+    names = {}
+    exec(compiled, names)
+    assert names["forecast"].stable
