@@ -317,7 +317,7 @@ def test_bad_traced_targets_are_an_error_at_run_time(case):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_long_paths_have_the_losses_of_their_points(name, dtype):
-    """340 x 100 rows: beyond 32,768 jaxlib 0.10.2 gets some sums wrong (`xla_cpu.backend`).
+    """340 x 100 rows: beyond 32,768 jaxlib 0.10.2 gets some sums wrong (`xla_cpu`).
 
     The reference sums in float64; 1e-5 is float32's rounding of a mean of 100.
     """

@@ -18,7 +18,7 @@ from jaxttp import (
     train,
     wall_clock,
 )
-from jaxttp._core.samples import concatenate, count, shape_words, take
+from jaxttp._core.types import concatenate, count, shape_words, take
 from jaxttp.adapters import check_per_sample, output_shape
 from jaxttp.adapters.inputs import check_samples
 

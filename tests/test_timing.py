@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxttp._core.timing import Stopwatch, compilations, stopwatch
+from jaxttp._core.progress import Stopwatch, compilations, stopwatch
 
 X = jnp.arange(12.0)
 

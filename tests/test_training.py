@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from jaxttp import time_step, train, training_time
-from jaxttp._core.timing import compilations
+from jaxttp._core.progress import compilations
 from jaxttp.dynamics.batches import PROTOCOLS, batch_indices
 
 STEPS, RATE = 12, 0.2

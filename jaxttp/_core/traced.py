@@ -32,9 +32,8 @@ import numpy as np
 
 from jaxttp._core.checks import is_concrete
 from jaxttp._core.types import ApplyFn, noted, notes_of
-from jaxttp._core.xla_cpu.equations import run_equation
 from jaxttp._core.xla_cpu.fusion import run_steps, shared_sums
-from jaxttp._core.xla_cpu.steps import ProgramStep, StraightLine, straight_line
+from jaxttp._core.xla_cpu.steps import ProgramStep, StraightLine, run_equation, straight_line
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._core.checks import is_concrete
-from jaxttp._core.samples import count, take
-from jaxttp._core.types import Params
+from jaxttp._core.types import Params, count, take
 
 FEW = 8
 """Samples that tell whether outputs mix them."""

@@ -11,9 +11,8 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_leaves, is_concrete, values_known
 from jaxttp._core.compile import registered
-from jaxttp._core.samples import count, shape_words, take
 from jaxttp._core.traced import Traced, network_of
-from jaxttp._core.types import ApplyFn, Params, noted, notes_of
+from jaxttp._core.types import ApplyFn, Params, count, noted, notes_of, shape_words, take
 from jaxttp.adapters._in_two import FEW, Evaluated
 from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
 

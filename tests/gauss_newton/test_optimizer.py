@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from jaxttp import predict_training_time, train
-from jaxttp._core.timing import compilations
+from jaxttp._core.progress import compilations
 from jaxttp.gauss_newton import (
     forecast_steps,
     gauss_newton,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp._core.timing import compilations
+from jaxttp._core.progress import compilations
 from jaxttp.gauss_newton import apply_pseudoinverse, as_pseudoinverse
 from jaxttp.gauss_newton.pseudoinverse import KINDS, _gram
 from tests.draws import normal
