@@ -245,7 +245,7 @@ class Path:
         uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
         draws: curves of many draws, or None.
         witness: what the dynamics' own `trust` reads.
-        held_from: the step whose kernel was held from there on, beyond which the path leaves the
+        held_from: the step whose kernel was held from there on, because the path stays beyond the
             edge of stability; None for never.
     """
 
