@@ -106,21 +106,13 @@ def test_a_real_command_with_its_output_piped(tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
     ) as process:
         assert process.stderr is not None
-        lines = [process.stderr.readline() for _ in range(3)]  # versions; programs; loading: ... s
+        lines = iter(process.stderr.readline, "")
+        assert any(line.startswith(("kernel", "dynamics")) for line in lines)
         process.send_signal(signal.SIGINT)
         out, rest = process.communicate(timeout=120)
-    assert lines[2].startswith("loading")
     assert (process.returncode, out) == (130, "")
     assert rest.splitlines()[-1] == "jaxttp: interrupted"
     assert not folder.exists()
-
-
-@pytest.mark.slow  # likewise
-def test_a_reader_that_has_left():
-    command = f"{sys.executable} -m jaxttp sweep --help | true; echo ${{PIPESTATUS[0]}}"
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert ended.stderr == ""
-    assert ended.stdout.strip() in ("0", "1")  # it may have written before the other left
 
 
 # --- files that are whole -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import is_concrete
 from jaxttp._core.types import ApplyFn, Params, count
-from jaxttp.adapters._in_two import FEW
+from jaxttp.adapters.outputs import FEW
 
 DERIVATIVES = {1: "gradient", 2: "second derivative"}
 
