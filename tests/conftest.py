@@ -83,7 +83,7 @@ LONGEST = (
     "tests/test_docs.py",
     "tests/dynamics/test_relinearize_adaptive.py",
     "tests/dynamics/test_relinearize.py",
-    "tests/forecast/test_predict_dynamics.py",
+    "tests/forecast/test_methods.py",
     "tests/forecast/test_closed_loop.py",
     "tests/pipeline/test_exact_steps.py",
     "tests/pipeline/test_training_time.py",

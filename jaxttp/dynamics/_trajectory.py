@@ -1,7 +1,6 @@
 """The results of the dynamics functions."""
 
 import functools
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -50,22 +49,6 @@ class Trajectory(eqx.Module):
     scale: Float[Array, " t"] | None = None
 
     plot, _repr_html_, __repr__ = RESULT
-
-
-class SubsetCurves(NamedTuple):
-    """Losses of training on some of the samples alone, by full batches, with a path's kernels.
-
-    Attributes:
-        loss: on them (T + 1,).
-        unseen: on the other samples (T + 1,); None where there are none.
-        diverged_at: first step whose outputs could not be represented, -1 for never.
-        steps_run: steps of the recursion that were run.
-    """
-
-    loss: Float[Array, " t"]
-    unseen: Float[Array, " t"] | None
-    diverged_at: Array
-    steps_run: int
 
 
 class RelinearizedTrajectory(eqx.Module):
