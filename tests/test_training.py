@@ -145,16 +145,6 @@ def test_a_run_that_diverged_has_no_training_times():
         done.read(0.1, metric="f1")
 
 
-def test_seconds_and_progress():
-    calls = []
-    done = run(progress=lambda done, steps: calls.append((done, steps)))
-    assert calls == [(t, STEPS) for t in range(1, STEPS + 1)]
-    assert done.seconds > 0
-    assert done.compile_seconds > 0
-    # A step of a 7 x 4 product takes microseconds, compiling it milliseconds: they are apart.
-    assert done.seconds / STEPS < done.compile_seconds
-
-
 def test_same_key_same_run(key):
     first, second = (run(batch_size=2, key=key) for _ in range(2))
     np.testing.assert_array_equal(first.outputs, second.outputs)
@@ -233,20 +223,6 @@ def test_a_training_goes_on_from_its_state_and_ends_when_told():
     assert (none.loss.shape, none.recorded) == ((1,), None)
 
 
-class NoHash:
-    """An update that cannot be told from others."""
-
-    __hash__ = None
-
-    def __call__(self, updates, state, params=None):
-        return jax.tree.map(lambda g: -RATE * g, updates), state
-
-
-def test_an_optimiser_without_a_hash_trains():
-    optimizer = optax.GradientTransformation(lambda _: (), NoHash())
-    assert_close(run(optimizer=optimizer, steps=2).outputs, run(steps=2).outputs)
-
-
 @pytest.mark.parametrize("batch_size", [None, 1, 7])
 def test_time_step(batch_size):
     spent = time_step(
@@ -276,22 +252,6 @@ def test_a_step_that_was_timed_is_not_compiled_again(batch_size):
     with compilations() as seen:
         train(*given, **common, key=key, steps=2)
     assert seen == []
-
-
-def test_time_step_grows_with_the_batch():
-    """Bigger batches cost more: the batch size is really used."""
-
-    def heavy(w, x):
-        for _ in range(8):
-            x = jnp.tanh(x @ w)
-        return x[:, :2]
-
-    x, w = jnp.ones((512, 256)), jnp.eye(256)
-    common = {"loss": "cross_entropy", "optimizer": optax.sgd(0.1), "repeats": 5}
-    small = time_step(heavy, w, x, np.zeros(512, int), batch_size=1, **common)
-    large = time_step(heavy, w, x, np.zeros(512, int), **common)
-    # 512 times the work; a factor of 2 leaves room for overhead and a busy machine.
-    assert large.seconds > 2 * small.seconds
 
 
 BAD = {
@@ -344,9 +304,15 @@ def test_what_is_no_floating_point_number_is_refused_by_name(scale):
         time_step(*given, **common)
 
 
-def test_a_plain_float_trains():
-    done = train(
-        lambda p, x: p["scale"] * (x @ p["w"]), {"w": WEIGHTS, "scale": 2.0}, X, LABELS,
-        loss="cross_entropy", optimizer=optax.sgd(0.1), steps=2,
-    )  # fmt: skip
-    assert done.params["scale"] != 2.0
+class NoHash:
+    """An update that cannot be told from others."""
+
+    __hash__ = None
+
+    def __call__(self, updates, state, params=None):
+        return jax.tree.map(lambda g: -RATE * g, updates), state
+
+
+def test_an_optimiser_without_a_hash_trains():
+    optimizer = optax.GradientTransformation(lambda _: (), NoHash())
+    assert_close(run(optimizer=optimizer, steps=2).outputs, run(steps=2).outputs)

@@ -19,7 +19,7 @@ gamma_m = z (1 - z)^(m - 1) S / lambda, and the loss that noise costs at knot k
     1/2 sum_(i < k) z^2 (1 - z)^(2 i) S / lambda = 1/2 (gamma_1 - gamma_2 + ... - gamma_2k),
 
 the alternating sum of the memories, 1/(4 - 2 z) of gamma_1 in the end. In networks it is about the
-memory itself (curvature that is met late costs as well); the factor is `COST` of the module
+memory itself (curvature that is met late costs as well); the factor is `cost` of the module
 `curve`, chosen on the TUNING tasks of experiments/bench/lora_tasks.py.
 
 Where the sequences at hand are a sample of those that train, a path that sees them again learns
@@ -68,12 +68,8 @@ from jaxttp.losses import Loss, encode_targets, get_loss
 
 POINTS = 11
 """Points of the curve, at which the loss of what is watched is evaluated."""
-WINDOW = 3
-"""Knots on either side over which the path is smoothed, by a line."""
 FEWEST = 24
 """Knots below which no path is followed."""
-FEW = 8
-"""Samples that are looked at before anything is followed."""
 FORWARD = 1 / 3
 """What a way forward costs, in gradients."""
 
@@ -157,7 +153,7 @@ def held_forecast(
     protocol = check_batches(batch_size, key, protocol, count(x))
     rows, outputs = as_rows(apply_fn, params, x)
     rows = network_of(rows)
-    few = take(x, slice(0, FEW))
+    few = take(x, slice(0, 8))
     evaluated = in_two(rows).evaluate(params, few)
     check_per_sample(rows, params, few, evaluated=evaluated)
     check_finite("apply_fn(params, x)", evaluated.outputs)
@@ -182,7 +178,7 @@ def held_forecast(
 
         knots = start.step + place_knots(sizes[start.step :], most)
         return follow_held(
-            programs, start, scale, knots, place_points(len(knots), points), batch, look, WINDOW,
+            programs, start, scale, knots, place_points(len(knots), points), batch, look,
         )  # fmt: skip
 
     begin = HeldState(0, params, optimizer.init(params), look(params))
