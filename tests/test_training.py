@@ -255,7 +255,7 @@ def test_a_step_that_was_timed_is_not_compiled_again(batch_size):
 
 
 BAD = {
-    "labels": ({"y": LABELS + 1}, "y holds labels from 0 to 3"),
+    "labels": ({"y": LABELS + 1}, "y holds labels from . to 3"),
     "length": ({"y": LABELS[:5]}, r"y has shape \(5,\)"),
     "loss": ({"name": "hinge"}, "loss='hinge' is not known"),
     "steps 0": ({"steps": 0}, "steps must be an integer of at least 1; got 0"),

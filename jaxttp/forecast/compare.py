@@ -327,14 +327,20 @@ def compare(  # noqa: PLR0913
         check_tokens(problem, estimator)
         lines = Linearizer(problem, estimator)
         choices = _choices(lines, setting, given=learning_rate is not None)
-        n = len(problem.f0)
-        wanted = Wanted.of(choices, n, reading, targets, key, protocol, None)
-        swept = screen_kernel(lines.first, problem.f0, problem.targets, wanted)
-        seconds = _step_seconds(problem, loss, swept.settings[0]) if time_steps else np.nan
-        swept = forecast_leaders(swept, lines, problem.targets, wanted, relinearize=relinearize)
-        best = _best(swept)
-        told = with_trust(swept, lines, problem.targets, wanted, only=(best,))
-        found[name] = (told, best, seconds, _explain(lines.first, problem))
+        wanted = Wanted.of(choices, len(problem.f0), reading, targets, key, protocol, None)
+        swept, best = _forecast(lines, wanted, relinearize)
+        seconds = _step_seconds(problem, loss, choices[0]) if time_steps else np.nan
+        found[name] = (swept, best, seconds, _explain(lines.first, problem))
+    return _ranked(found, reading, targets, loss)
+
+
+def _ranked(
+    found: Mapping[str, tuple[Sweep, int, float, Explanation]],
+    reading: Rule,
+    targets: tuple[Target, ...],
+    loss: str | Loss,
+) -> Comparison:
+    """The starting points side by side, the fastest first."""
     order = sorted(found, key=lambda name: _rank(found[name][0], found[name][1]))
     parts = [found[name] for name in order]
     reads_error = parts[0][0].error is not None
@@ -357,6 +363,15 @@ def compare(  # noqa: PLR0913
         error=np.stack(each("error")) if reads_error else None,
         trainings=sum(swept.trainings or 0.0 for swept, _, _, _ in parts),
     )
+
+
+def _forecast(lines: Linearizer, wanted: Wanted, relinearize: int | str) -> tuple[Sweep, int]:
+    """A sweep of the settings of a starting point, and the place of the best one."""
+    problem = lines.problem
+    swept = screen_kernel(lines.first, problem.f0, problem.targets, wanted)
+    swept = forecast_leaders(swept, lines, problem.targets, wanted, relinearize=relinearize)
+    best = _best(swept)
+    return with_trust(swept, lines, problem.targets, wanted, only=(best,)), best
 
 
 def _own_goals(starts: Sequence[float], metric: str) -> tuple[float, ...]:

@@ -213,9 +213,12 @@ def online(
     if outputs is not None:
         path = jnp.asarray(outputs, f0.dtype)
         if path.ndim != 3 or path.shape[1:] != f0.shape:
-            raise ValueError(f"outputs must be (k + 1, {f0.shape[0]}, {f0.shape[1]}), one row a "
-                             f"step from step 0 on; got {path.shape}.")  # fmt: skip
-        seen = _observed("outputs", jax.vmap(lambda f: loss.value(f, targets))(path), setting.steps)
+            raise ValueError(
+                f"outputs must be (k + 1, {f0.shape[0]}, {f0.shape[1]}), one row a step from "
+                f"step 0 on; got {path.shape}."
+            )
+        losses = jax.vmap(lambda f: loss.value(f, targets))(path)
+        seen = _observed("outputs", losses, setting.steps)
         check_finite("outputs", path)
         k = len(seen) - 1
         mended, scale = _secants(matrix, path, targets, loss, setting)
@@ -224,27 +227,28 @@ def online(
         here = loss.gradient(path[k], targets).reshape(-1) / len(f0)
         force = jnp.dot(mended, here, precision="highest").reshape(f0.shape)
         velocity = carried_on(before, force, setting, k)
-        rest = begin(mended, path[k], velocity, rates=rates[k:], growths=none, whole=whole)
-        return corrected(
-            reading, wanted, open_loop, seen, rest[0][1:, 0],
-            bool(rest[2][0]), "outputs", scale,
+        found = begin(mended, path[k], velocity, rates=rates[k:], growths=none, whole=whole)
+        rest, stable, kind = found[0][1:, 0], found[2][0], "outputs"
+    else:
+        seen = _observed("losses", losses, setting.steps)
+        k = len(seen) - 1
+        growths = jnp.asarray(_FIT.growths, f0.dtype)
+        curves, _, alive, scales = begin(
+            matrix, f0, still, rates=rates, growths=growths, whole=whole
         )  # fmt: skip
-    seen = _observed("losses", losses, setting.steps)
-    k = len(seen) - 1
-    growths = jnp.asarray(_FIT.growths, f0.dtype)
-    curves, _, alive, scales = begin(
-        matrix, f0, still, rates=rates, growths=growths, whole=whole
-    )  # fmt: skip
-    curves = np.asarray(curves, np.float64)
-    come = abs(float(open_loop[0] - open_loop[k])) or 1.0
-    misfit = np.mean(((curves[: k + 1] - seen[:, None]) / come) ** 2, axis=0)
+        curves = np.asarray(curves, np.float64)
+        best = _best_growth(curves[: k + 1], seen, abs(float(open_loop[0] - open_loop[k])) or 1.0)
+        rest, stable, kind = curves[k + 1 :, best], alive[best], "losses"
+        scale = float(scales[k - 1, best])
+    return corrected(reading, wanted, open_loop, seen, rest, bool(stable), kind, scale)
+
+
+def _best_growth(curves: np.ndarray, seen: np.ndarray, come: float) -> int:
+    """Which of the growths fits the losses seen, with a ridge on its square."""
+    misfit = np.mean(((curves - seen[:, None]) / come) ** 2, axis=0)
     misfit = misfit + _FIT.ridge * np.square(_FIT.growths)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
-    best = int(np.lexsort((np.abs(_FIT.growths), misfit))[0])  # ties: the smallest correction
-    return corrected(
-        reading, wanted, open_loop, seen, curves[k + 1 :, best],
-        bool(alive[best]), "losses", float(scales[k - 1, best]),
-    )  # fmt: skip
+    return int(np.lexsort((np.abs(_FIT.growths), misfit))[0])  # ties: the smallest correction
 
 
 def _observed(name: str, losses: Any, steps: int) -> np.ndarray:

@@ -141,22 +141,14 @@ def held_forecast(
     if total_samples is not None:
         check_integer("total_samples", total_samples, at_least=count(x),
                       remedy=f"x, a sample of them, has {count(x)}.")  # fmt: skip
-    check_network(apply_fn, params)
     check_optimizer(optimizer)
-    check_floating("params", params)
-    check_stepping(optimizer, params)
     x, x_watched = check_samples("x", x), check_samples("x_watched", x_watched)
-    given = {"params": params, "x": x, "y": y, "x_watched": x_watched, "y_watched": y_watched}
-    check_known(**given, share=share, key=key)
-    for name in ("params", "x", "x_watched"):
-        check_finite(name, given[name])
+    check_known(share=share, key=key, y=y, y_watched=y_watched)
+    _check_network(apply_fn, params, optimizer, {"params": params, "x": x, "x_watched": x_watched})
     protocol = check_batches(batch_size, key, protocol, count(x))
     rows, outputs = as_rows(apply_fn, params, x)
     rows = network_of(rows)
-    few = take(x, slice(0, 8))
-    evaluated = in_two(rows).evaluate(params, few)
-    check_per_sample(rows, params, few, evaluated=evaluated)
-    check_finite("apply_fn(params, x)", evaluated.outputs)
+    _check_outputs(rows, params, take(x, slice(0, 8)))
     given_loss = get_loss(loss)
     targets, loss = encode_targets(given_loss, y, outputs)
     seen = as_rows(apply_fn, params, x_watched)[1]
@@ -197,6 +189,25 @@ def held_forecast(
         whole = part.then(further)
     spent = share * steps - paid
     return corrected(whole, spent * batch_size, float(steps * batch_size), steps, fresh)
+
+
+def _check_network(
+    apply_fn: ApplyFn, params: Params, optimizer: optax.GradientTransformation, given: dict
+) -> None:
+    """Refuse a network that the optimizer cannot step, and arrays that are not known or finite."""
+    check_network(apply_fn, params)
+    check_floating("params", params)
+    check_stepping(optimizer, params)
+    check_known(**given)
+    for name, value in given.items():
+        check_finite(name, value)
+
+
+def _check_outputs(network: Any, params: Params, few: Any) -> None:
+    """Refuse outputs that depend on other samples, or that are not finite."""
+    evaluated = in_two(network).evaluate(params, few)
+    check_per_sample(network, params, few, evaluated=evaluated)
+    check_finite("apply_fn(params, x)", evaluated.outputs)
 
 
 def cost_of(path: HeldPath, look: float) -> float:
