@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxttp._core.checks import check_integer, check_known
-from jaxttp._core.samples import count, take
+from jaxttp._core.types import count, take
 
 LABELS = ("label", "labels", "y", "target", "targets")
 """Keys under which the batches of a data set may have their labels."""

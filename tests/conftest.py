@@ -54,7 +54,7 @@ SLOW_EXAMPLES = (
     "jaxttp.models.convolutional.VGG",
     "jaxttp.models.convolutional.",
     "jaxttp.dynamics.two_factor.two_factor_flow",
-    "jaxttp.conditioning.points.convolution_point",
+    "jaxttp.conditioning.sweeps.convolution_point",
 )
 
 

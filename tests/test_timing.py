@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxttp._core.timing import Stopwatch, compilations, stopwatch
+from jaxttp._core.progress import Stopwatch, compilations, stopwatch
 
 X = jnp.arange(12.0)
 
@@ -32,6 +32,22 @@ def test_equal_programs_of_two_functions_count_twice():
         for _ in range(2):
             jax.block_until_ready(fresh()(X))
     assert len(seen) == 2
+
+
+def test_what_is_compiled_while_another_function_is_traced_counts_once():
+    inner = fresh()
+
+    @jax.jit
+    def outer(x):
+        with jax.ensure_compile_time_eval():
+            constant = inner(X)
+        return x + constant
+
+    with stopwatch() as watch:
+        jax.block_until_ready(outer(X))
+    # The tracing of `outer` contains the compilation of `inner`; the plain sum has it twice.
+    assert sum(right - left for left, right in watch._spans) > watch.compile_seconds
+    assert 0 < watch.compile_seconds <= watch.seconds
 
 
 @pytest.mark.parametrize(
@@ -71,19 +87,3 @@ def test_listeners_are_removed_after_an_error_too():
     assert 0 < watches[0].compile_seconds <= watches[0].seconds
     jax.block_until_ready(fresh()(X))
     assert len(watches[0]._spans) == events
-
-
-def test_what_is_compiled_while_another_function_is_traced_counts_once():
-    inner = fresh()
-
-    @jax.jit
-    def outer(x):
-        with jax.ensure_compile_time_eval():
-            constant = inner(X)
-        return x + constant
-
-    with stopwatch() as watch:
-        jax.block_until_ready(outer(X))
-    # The tracing of `outer` contains the compilation of `inner`; the plain sum has it twice.
-    assert sum(right - left for left, right in watch._spans) > watch.compile_seconds
-    assert 0 < watch.compile_seconds <= watch.seconds

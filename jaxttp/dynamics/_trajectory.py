@@ -85,8 +85,8 @@ class RelinearizedTrajectory(eqx.Module):
         diverged_at: first step whose outputs could not be represented, -1 for never.
         edge_at: end of the first segment that crosses the edge of stability, -1 for never. From
             there on the path is the mean one, without the oscillations of a real training.
-        held_from: the step from which on a kernel was held because the network stays at the edge
-            (where modes are not held back), or because it denied the forecast, -1 for never.
+        held_from: the step from which on a kernel was held because the path stays beyond the edge
+            of stability, -1 for never.
         kernels: kernels built, the first and the rejected ones included.
         gradient_evaluations: passes back through the network over all samples, the kernels' own
             apart.

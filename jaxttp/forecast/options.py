@@ -9,8 +9,7 @@ import jax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_key, check_number, check_used
-from jaxttp._core.samples import count
-from jaxttp._core.types import Params
+from jaxttp._core.types import Params, count
 from jaxttp.batches import draw_samples
 from jaxttp.forecast.cost import ForecastPlan, plan_forecast
 from jaxttp.forecast.methods.base import Dynamics, Progress

@@ -15,9 +15,8 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_instance
-from jaxttp._core.samples import count
-from jaxttp._core.timing import stopwatch
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.progress import stopwatch
+from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._promoted import promote
 from jaxttp.dynamics.recursion import recursion

@@ -14,9 +14,8 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_finite, check_known
 from jaxttp._core.compile import bound_programs, jit
-from jaxttp._core.samples import count, take
 from jaxttp._core.traced import Network, network_of
-from jaxttp._core.types import ApplyFn, Params, notes_of
+from jaxttp._core.types import ApplyFn, Params, count, notes_of, take
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples

@@ -18,8 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_array, check_known, check_number
-from jaxttp._core.samples import count
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics.batches import batch_indices, check_batches

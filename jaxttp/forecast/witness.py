@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._core.compile import jit
-from jaxttp._core.samples import take
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, take
 from jaxttp.dynamics._kernels import apply_kernel, block_of
 from jaxttp.dynamics._network import add_vectors, outputs_and_pull
 from jaxttp.dynamics._trajectory import Trajectory

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time, sweep
-from jaxttp._core.timing import compilations
+from jaxttp._core.progress import compilations
 from jaxttp.forecast import grid
 from tests import shortcuts
 from tests.draws import normal
