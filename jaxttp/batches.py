@@ -9,8 +9,6 @@ import numpy as np
 from jaxttp._core.checks import check_integer, check_known
 from jaxttp._core.types import count, take
 
-SAMPLES = 512
-"""Drawn when no number is given."""
 LABELS = ("label", "labels", "y", "target", "targets")
 """Keys under which the batches of a data set may have their labels."""
 
@@ -32,7 +30,7 @@ class Drawn(NamedTuple):
 def draw_samples(
     batches: Any,
     *,
-    samples: int = SAMPLES,
+    samples: int = 512,
     total: int | None = None,
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,

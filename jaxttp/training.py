@@ -341,9 +341,7 @@ def train(
         step = step.compile(params, state, first, targets[: count(first)])
 
     def call_back(t: int, f: Array) -> bool:
-        if callback is None:
-            return False
-        answer = callback(t, params, float(loss.value(f, targets)))
+        answer = None if callback is None else callback(t, params, float(loss.value(f, targets)))
         return isinstance(answer, bool | np.bool_) and bool(answer)
 
     start, history, kept, seconds = params, [f], [], 0.0
@@ -367,8 +365,7 @@ def train(
         if ended:
             break
     outputs = jnp.stack(history)
-    losses = jax.vmap(lambda f: loss.value(f, targets))(outputs)
-    errors = jax.vmap(lambda f: loss.error(f, targets))(outputs)
+    losses, errors = (jax.vmap(of, (0, None))(outputs, targets) for of in (loss.value, loss.error))
     check_gradients(apply_fn, start, x, losses)
     recorded = jax.tree.map(lambda *rows: jnp.stack(rows), *kept) if kept else None
     return TrainingRun(losses, errors, outputs, params, seconds, compiling.seconds, state, recorded)
@@ -425,7 +422,9 @@ def time_step(
         True
     """
     check_integer("repeats", repeats, at_least=1)
-    step, batch, compiling = _compiled_step(apply_fn, params, x, y, loss, optimizer, batch_size)
+    step, batch, compiling = compile_step(
+        apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
+    )
     give_back()  # what compiling has left
     jax.block_until_ready(step(*batch))
     times = []
@@ -445,8 +444,8 @@ def compile_step(
     loss: str | Loss,
     optimizer: optax.GradientTransformation,
     batch_size: int | None = None,
-) -> tuple[CompiledStep, float]:
-    """The compiled training step, not run, and the seconds it took to compile.
+) -> tuple[CompiledStep, tuple, float]:
+    """The compiled training step, not run, its arguments, and the seconds it took to compile.
 
     Args:
         apply_fn: as in `time_step`, like all the others.
@@ -458,36 +457,28 @@ def compile_step(
         batch_size: as there.
 
     Returns:
-        ``(step, seconds)``; ``step.compiled.cost_analysis()`` counts its operations and bytes. A
-        step that was compiled before, by `train` for one, takes next to no time.
+        ``(step, (params, state, x, targets), seconds)``, of the first batch;
+        ``step.compiled.cost_analysis()`` counts its operations and bytes. A step that was compiled
+        before, by `train` for one, takes next to no time.
 
     Raises:
         ValueError: bad labels or batch size.
 
     Example:
         >>> import jax.numpy as jnp, optax
-        >>> step, _ = compile_step(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2),
+        >>> step, _, _ = compile_step(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2),
         ...                        jnp.ones((2, 1)), loss="squared_error",
         ...                        optimizer=optax.sgd(1.0))
         >>> step.compiled.cost_analysis()["flops"] > 0
         True
     """
-    step, _, seconds = _compiled_step(apply_fn, params, x, y, loss, optimizer, batch_size)
-    return step, seconds
-
-
-def _compiled_step(
-    apply_fn: ApplyFn,
-    params: Params,
-    x: Any,
-    y: Any,
-    loss: str | Loss,
-    optimizer: optax.GradientTransformation,
-    batch_size: int | None,
-) -> tuple[CompiledStep, tuple, float]:
-    """The compiled step, its arguments for the first batch, and the seconds it took to compile."""
     _check_given(apply_fn, params, y, optimizer)
-    apply_fn, x, targets, loss = _batch(apply_fn, params, x, y, loss, batch_size)
+    x = _samples(x)
+    apply_fn, outputs = as_rows(apply_fn, params, x)
+    targets, loss = encode_targets(loss, y, outputs)
+    if batch_size is not None:
+        check_integer("batch_size", batch_size, at_least=1, at_most=count(x))
+        x, targets = take(x, slice(batch_size)), targets[:batch_size]
     batch = params, optimizer.init(params), x, targets
     with stopwatch() as compiling:
         step = TrainingStep(apply_fn, loss, optimizer).compile(*batch)
@@ -509,16 +500,3 @@ def _samples(x: Any) -> Any:
     check_known(x=x)
     check_finite("x", x)
     return x
-
-
-def _batch(
-    apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss, batch_size: int | None
-) -> tuple[ApplyFn, Any, Array, Loss]:
-    """The network with outputs (N, C), the first batch, its encoded targets, and the loss."""
-    x = _samples(x)
-    apply_fn, outputs = as_rows(apply_fn, params, x)
-    targets, loss = encode_targets(loss, y, outputs)
-    if batch_size is not None:
-        check_integer("batch_size", batch_size, at_least=1, at_most=count(x))
-        x, targets = take(x, slice(batch_size)), targets[:batch_size]
-    return apply_fn, x, targets, loss

@@ -7,9 +7,9 @@ Every task has thirty settings of gradient descent (ten rates from 0.02 to 2.5 t
 stable one, three momenta), ten rates of AdamW, and both together. All of it is trained for real.
 The goals lie at shares of the drop to where the best of a grid ends: three of them, near and far.
 The table says how often the first of a race, and of a sweep of gradient descent, is within 10 % of
-the best setting's steps (or one step), how often twice as late or never there, how often
-`Race.sure` says so, and the cost in trainings of one setting (of a sweep by count). With a batch
-size all trainings see the same mini-batches.
+the best setting's steps (or one step), how often twice as late or never there, and the cost in
+trainings of one setting (of a sweep by count). With a batch size all trainings see the same
+mini-batches.
 """
 
 import dataclasses
@@ -84,7 +84,6 @@ def measure(task: str, draw: int, settings: RaceSettings) -> Row:
             row = {"grid": name, "share": share, "best": float(times.min())}
             row["settings"] = len(choices)
             found = {"race": race(*asked, target_loss=goal, **drawn)}
-            row["sure"] = found["race"].sure
             if name == "gradient descent":
                 found["sweep"] = sweep(*asked, target_loss=goal, **drawn)
             for kind, one in found.items():
@@ -110,7 +109,7 @@ def table(rows: list[Row]) -> str:
     """How often, for every grid, chooser and goal."""
     lines = [head((
         "grid", "chosen by", "goal, share of the drop", "readings",
-        "within 10 % of the best, or a step", "said", "twice as many, or never",
+        "within 10 % of the best, or a step", "twice as many, or never",
         "mean excess, at most 10 times", "cost, trainings", "grid, trainings",
     ))]  # fmt: skip
     readings = [reading for row in rows for reading in row["readings"]]
@@ -130,11 +129,10 @@ def _cells(some: list[Row], kind: str) -> list[Any]:
     best, real = (np.array([one[key] for one in some]) for key in ("best", kind))
     near = np.mean(real <= np.maximum(1.1 * best, best + 1))
     late = np.mean(real >= np.maximum(2 * best, best + 2))
-    said = [one["sure"] for one in some if kind == "race" and one["sure"] is not None]
     over = np.mean(np.minimum(real / np.maximum(best, 1), 10)) - 1
     cost = np.mean([one[f"{kind} cost"] for one in some])
     return [
-        f"{near:.0%}", f"{np.mean(said):.0%}" if said else "", f"{late:.0%}", f"{100 * over:.0f} %",
+        f"{near:.0%}", f"{late:.0%}", f"{100 * over:.0f} %",
         f"{cost:.2g}", some[0]["settings"],
     ]  # fmt: skip
 

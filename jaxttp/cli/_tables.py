@@ -78,4 +78,4 @@ def print_race(console: Console, race: Any) -> None:
         rows.add_row(race.named(i), str(steps), f"{race.losses[i][-1]:.4g}")
     console.print(rows)
     starts = f"starting points, first to last: {', '.join(race.order)}" if race.starts else None
-    say(console, starts, f"race, trained for real: {race.price}", race.advice, race.edge)
+    say(console, starts, f"race, trained for real: {race.price}", race.advice)

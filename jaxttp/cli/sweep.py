@@ -134,7 +134,7 @@ def _print(console: Console, result: Any) -> None:
         print_race(console, race)
         return
     if threshold == swept.ranked_by:
-        say(console, swept.advice, swept.edge, swept.tie)
+        say(console, swept.advice)
     else:
         best, time = swept.named(result.fastest), swept.time_words(result.fastest, threshold)
         console.print(f"fastest to {goal}: {best} ({time} steps)")

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_choice, check_finite, check_integer, check_known
+from jaxttp._core.checks import check_finite, check_known
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT, wrapped
 from jaxttp._core.types import count
@@ -39,9 +39,6 @@ from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.kernels import Kernel
 from jaxttp.ntk.spectrum import eigendecomposition, label_alignment
 from jaxttp.training import time_step
-
-FAR = 4.0
-"""Times slower or faster from which on starting points are said not to share a learning rate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,10 +156,10 @@ class Comparison:
         to_targets = [int(t) for t in self.target_steps[i]] if self.targets else []
         return [int(t) for t in self.steps[i]] + to_targets
 
-    def gaps(self) -> tuple[str, ...]:
+    def gaps(self, far: float = 4.0) -> tuple[str, ...]:
         """Starting points that one learning rate does not suit, a sentence each.
 
-        Held against the one that Adam's first step brings furthest: who is `FAR` times as slow
+        Held against the one that Adam's first step brings furthest: who is `far` times as slow
         with the same rate, by plain gradient descent or by Adam. Of adapters s A B with B = 0 the
         kernel grows as s^2, so that α/r at an eighth is 64 times slower by descent, 8 times by
         Adam; where every start has its own rate (`compare` without one) it does not matter.
@@ -175,7 +172,7 @@ class Comparison:
         out = []
         for i in np.flatnonzero(good):
             by_descent, by_adam = slopes[first] / slopes[i]
-            if max(by_descent, by_adam, 1 / by_descent) >= FAR:
+            if max(by_descent, by_adam, 1 / by_descent) >= far:
                 out.append(
                     f"{self.names[i]}: at the learning rate of {self.names[first]} its loss falls "
                     f"{_times(by_descent)} by gradient descent, {_times(by_adam)} by Adam."
@@ -220,8 +217,6 @@ RATE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 """Learning rates tried for every starting point, as shares of its largest stable one."""
 GOALS = (0.1, 0.5)
 """Goals when none are given, as shares of the largest initial loss."""
-LEADING = 10
-"""Eigenvectors that count as leading."""
 
 
 def compare(  # noqa: PLR0913
@@ -310,7 +305,7 @@ def compare(  # noqa: PLR0913
         TTP Sections 1 and 6 propose it (pre-trained models, hyper-parameters) for single forecasts;
         its Proposition 2 gives the alignment.
     """
-    _check(candidates, steps, time_steps)
+    check_candidates(candidates)
     Keywords(relinearize=relinearize).check()
     own_goals = thresholds is None and rule == "absolute"
     Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
@@ -332,16 +327,23 @@ def compare(  # noqa: PLR0913
         check_tokens(problem, estimator)
         lines = Linearizer(problem, estimator)
         choices = _choices(lines, setting, given=learning_rate is not None)
-        n = len(problem.f0)
-        wanted = Wanted.of(choices, n, reading, targets, key, protocol, None)
-        swept = screen_kernel(lines.first, problem.f0, problem.targets, wanted)
-        seconds = _step_seconds(problem, loss, swept.settings[0]) if time_steps else np.nan
-        swept = forecast_leaders(swept, lines, problem.targets, wanted, relinearize=relinearize)
-        best = _best(swept)
-        told = with_trust(swept, lines, problem.targets, wanted, only=(best,))
-        found[name] = (told, best, seconds, _explain(lines.first, problem))
+        wanted = Wanted.of(choices, len(problem.f0), reading, targets, key, protocol, None)
+        swept, best = _forecast(lines, wanted, relinearize)
+        seconds = _step_seconds(problem, loss, choices[0]) if time_steps else np.nan
+        found[name] = (swept, best, seconds, _explain(lines.first, problem))
+    return _ranked(found, reading, targets, loss)
+
+
+def _ranked(
+    found: Mapping[str, tuple[Sweep, int, float, Explanation]],
+    reading: Rule,
+    targets: tuple[Target, ...],
+    loss: str | Loss,
+) -> Comparison:
+    """The starting points side by side, the fastest first."""
     order = sorted(found, key=lambda name: _rank(found[name][0], found[name][1]))
     parts = [found[name] for name in order]
+    reads_error = parts[0][0].error is not None
     each = lambda what: [getattr(swept, what)[i] for swept, i, _, _ in parts]  # noqa: E731
     return Comparison(
         names=tuple(order),
@@ -358,21 +360,18 @@ def compare(  # noqa: PLR0913
         trust=tuple(swept.trust.get(i) for swept, i, _, _ in parts),
         targets=targets,
         target_steps=np.stack(each("target_steps")),
-        error=_errors([(swept, i) for swept, i, _, _ in parts]),
+        error=np.stack(each("error")) if reads_error else None,
         trainings=sum(swept.trainings or 0.0 for swept, _, _, _ in parts),
     )
 
 
-def _errors(chosen: Sequence[tuple[Sweep, int]]) -> np.ndarray | None:
-    """Error curves of the settings chosen (K, T + 1), where sweeps have them."""
-    curves = [swept.error[i] for swept, i in chosen if swept.error is not None]
-    return np.stack(curves) if curves else None
-
-
-def _check(candidates: Any, steps: Any, time_steps: Any) -> None:
-    check_integer("steps", steps, at_least=1)
-    check_choice("time_steps", time_steps, (True, False))
-    check_candidates(candidates)
+def _forecast(lines: Linearizer, wanted: Wanted, relinearize: int | str) -> tuple[Sweep, int]:
+    """A sweep of the settings of a starting point, and the place of the best one."""
+    problem = lines.problem
+    swept = screen_kernel(lines.first, problem.f0, problem.targets, wanted)
+    swept = forecast_leaders(swept, lines, problem.targets, wanted, relinearize=relinearize)
+    best = _best(swept)
+    return with_trust(swept, lines, problem.targets, wanted, only=(best,)), best
 
 
 def _own_goals(starts: Sequence[float], metric: str) -> tuple[float, ...]:
@@ -442,7 +441,7 @@ def _best(swept: Sweep) -> int:
 
 
 @full_precision
-def _explain(kernel: Kernel, problem: Problem) -> Explanation:
+def _explain(kernel: Kernel, problem: Problem, leading: int = 10) -> Explanation:
     f0, gradient = problem.f0, problem.loss.gradient(problem.f0, problem.targets)
     system, times = eigendecomposition(kernel), 1
     if kernel.ndim == 4:
@@ -458,7 +457,7 @@ def _explain(kernel: Kernel, problem: Problem) -> Explanation:
     _, pull, _ = compile_network(problem.network)
     slope = jax.tree.leaves(pull(problem.weights, problem.x, gradient / f0.shape[0]))
     # Equal ones count together; zeros do not, whose order is rounding.
-    last = values[min(LEADING, rank) - 1] * (1 - 1e-5)
+    last = values[min(leading, rank) - 1] * (1 - 1e-5)
     return Explanation(
         speed=float(shares @ values) / (largest * total),
         alignment=float(shares[values >= last].sum()) / total,

@@ -30,7 +30,6 @@ from jaxttp._core.checks import (
     check_finite,
     check_integer,
     check_known,
-    check_number,
     check_used,
 )
 from jaxttp._core.compile import full_precision, jit
@@ -51,18 +50,33 @@ from jaxttp.losses.rule import Curves, Rule, Target, Values, goal_words, reach, 
 from jaxttp.ntk._select import split_trainable
 from jaxttp.ntk.kernels import KernelLike
 
-GROWTHS = (*np.linspace(-1.0, 1.0, 21), *np.linspace(1.25, 8.0, 28))
-"""The gammas that a fit to losses chooses from."""
-RIDGE = 1e-3
-"""Weight of gamma^2 beside the misfit as a share of the drop so far: few losses say little."""
-SCALES = (0.1, 10.0)
-"""Bounds of the kernel's fitted scale."""
-SECANTS = 5
-"""Windows of the steps so far, each of which gives one secant equation; means over noise."""
-CURVATURE = 1e-3
-"""A secant equation below this share of the kernel's own curvature is left out."""
-DEPARTURE = 0.05
-"""The linear regime counts as left when the loss is off by this share of the predicted drop."""
+
+@dataclasses.dataclass(frozen=True)
+class _Fit:
+    """Numbers of the corrections, chosen on the tuning tasks of experiments/bench.
+
+    Attributes:
+        growths: the gammas that a fit to losses chooses from.
+        ridge: weight of gamma^2 beside the misfit as a share of the drop: few losses say little.
+        scales: bounds of the kernel's fitted scale.
+        secants: windows of the steps, each of which gives one secant equation; means over noise.
+        curvature: a secant equation below this share of the kernel's own curvature is left out.
+        departure: the linear regime is left when the loss is off by this share of the drop.
+        out_of_range: a relinearized forecast is not believed whose loss exceeds all observed ones
+            by this factor.
+    """
+
+    growths: tuple[float, ...] = (*np.linspace(-1.0, 1.0, 21), *np.linspace(1.25, 8.0, 28))
+    ridge: float = 1e-3
+    scales: tuple[float, float] = (0.1, 10.0)
+    secants: int = 5
+    curvature: float = 1e-3
+    departure: float = 0.05
+    out_of_range: float = 2.0
+
+
+_FIT = _Fit()
+KINDS = ("losses", "outputs", "weights")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +154,6 @@ def online(
     rule: str | Rule = "relative",
     smooth: int = 1,
     window: int | None = None,
-    departure: float = DEPARTURE,
 ) -> OnlineForecast:
     """Correct a forecast by the losses, or by the outputs, of the first k real steps.
 
@@ -161,8 +174,6 @@ def online(
             takes the place of thresholds, smooth and window.
         smooth: steps over which the curve is averaged first, see `smooth_curve`.
         window: steps of the rule "plateau".
-        departure: the share of the predicted drop by which the loss must be off for the linear
-            regime to count as left.
 
     Returns:
         An `OnlineForecast`.
@@ -181,8 +192,7 @@ def online(
         (8, 41, True)
 
     Source:
-        Ours; measured in experiments/bench. The constants of this module were chosen on the tasks
-        that are named there as tuning tasks.
+        Ours; measured in experiments/bench.
     """
     if (losses is None) == (outputs is None):
         given = "neither" if losses is None else "both"
@@ -193,7 +203,6 @@ def online(
         losses = check_array("losses", losses)
     reading = loss_rule(thresholds, rule, smooth, window, setting.steps)
     wanted = targets_of(target_loss)
-    check_number("departure", departure, above=0.0)
     theta, f0, targets, loss, _, _ = check_problem(kernel, f0, y, setting.loss)
     matrix = flatten_kernel(theta, f0.shape[1])
     rates = jnp.asarray(setting.rates(), f0.dtype)
@@ -204,9 +213,12 @@ def online(
     if outputs is not None:
         path = jnp.asarray(outputs, f0.dtype)
         if path.ndim != 3 or path.shape[1:] != f0.shape:
-            raise ValueError(f"outputs must be (k + 1, {f0.shape[0]}, {f0.shape[1]}), one row a "
-                             f"step from step 0 on; got {path.shape}.")  # fmt: skip
-        seen = _observed("outputs", jax.vmap(lambda f: loss.value(f, targets))(path), setting.steps)
+            raise ValueError(
+                f"outputs must be (k + 1, {f0.shape[0]}, {f0.shape[1]}), one row a step from "
+                f"step 0 on; got {path.shape}."
+            )
+        losses = jax.vmap(lambda f: loss.value(f, targets))(path)
+        seen = _observed("outputs", losses, setting.steps)
         check_finite("outputs", path)
         k = len(seen) - 1
         mended, scale = _secants(matrix, path, targets, loss, setting)
@@ -215,27 +227,28 @@ def online(
         here = loss.gradient(path[k], targets).reshape(-1) / len(f0)
         force = jnp.dot(mended, here, precision="highest").reshape(f0.shape)
         velocity = carried_on(before, force, setting, k)
-        rest = begin(mended, path[k], velocity, rates=rates[k:], growths=none, whole=whole)
-        return corrected(
-            reading, wanted, departure, open_loop, seen, rest[0][1:, 0],
-            bool(rest[2][0]), "outputs", scale,
+        found = begin(mended, path[k], velocity, rates=rates[k:], growths=none, whole=whole)
+        rest, stable, kind = found[0][1:, 0], found[2][0], "outputs"
+    else:
+        seen = _observed("losses", losses, setting.steps)
+        k = len(seen) - 1
+        growths = jnp.asarray(_FIT.growths, f0.dtype)
+        curves, _, alive, scales = begin(
+            matrix, f0, still, rates=rates, growths=growths, whole=whole
         )  # fmt: skip
-    seen = _observed("losses", losses, setting.steps)
-    k = len(seen) - 1
-    growths = jnp.asarray(GROWTHS, f0.dtype)
-    curves, _, alive, scales = begin(
-        matrix, f0, still, rates=rates, growths=growths, whole=whole
-    )  # fmt: skip
-    curves = np.asarray(curves, np.float64)
-    come = abs(float(open_loop[0] - open_loop[k])) or 1.0
-    misfit = np.mean(((curves[: k + 1] - seen[:, None]) / come) ** 2, axis=0)
-    misfit = misfit + RIDGE * np.square(GROWTHS)
+        curves = np.asarray(curves, np.float64)
+        best = _best_growth(curves[: k + 1], seen, abs(float(open_loop[0] - open_loop[k])) or 1.0)
+        rest, stable, kind = curves[k + 1 :, best], alive[best], "losses"
+        scale = float(scales[k - 1, best])
+    return corrected(reading, wanted, open_loop, seen, rest, bool(stable), kind, scale)
+
+
+def _best_growth(curves: np.ndarray, seen: np.ndarray, come: float) -> int:
+    """Which of the growths fits the losses seen, with a ridge on its square."""
+    misfit = np.mean(((curves - seen[:, None]) / come) ** 2, axis=0)
+    misfit = misfit + _FIT.ridge * np.square(_FIT.growths)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
-    best = int(np.lexsort((np.abs(GROWTHS), misfit))[0])  # ties: the smallest correction
-    return corrected(
-        reading, wanted, departure, open_loop, seen, curves[k + 1 :, best],
-        bool(alive[best]), "losses", float(scales[k - 1, best]),
-    )  # fmt: skip
+    return int(np.lexsort((np.abs(_FIT.growths), misfit))[0])  # ties: the smallest correction
 
 
 def _observed(name: str, losses: Any, steps: int) -> np.ndarray:
@@ -265,7 +278,6 @@ def loss_rule(
 def corrected(
     rule: Rule,
     targets: tuple[Target, ...],
-    departure: float,
     open_loop: Any,
     seen: np.ndarray,
     rest: Any,
@@ -281,7 +293,7 @@ def corrected(
     stable = stable and bool(np.max(curve) <= highest and curve[-1] <= RISE * curve[0])
     drop = abs(float(open_loop[0] - open_loop[-1])) or 1.0
     off = np.abs(seen - open_loop[: len(seen)]) / drop
-    beyond = np.flatnonzero(off > departure)
+    beyond = np.flatnonzero(off > _FIT.departure)
     left = int(beyond[0]) if beyond.size else -1
     times = rule.read(curve, None, reached=stable)
     below = reach(Curves(curve), targets, smooth=rule.smooth, reached=stable)
@@ -318,7 +330,7 @@ def _run(
 
     def step(carry: tuple, rate: Array) -> tuple[tuple, tuple]:
         f, speed, come, alive = carry
-        scale = jnp.clip(1.0 + growths * come / whole, *SCALES)
+        scale = jnp.clip(1.0 + growths * come / whole, *_FIT.scales)
         flat = gradient(f, targets).reshape(n * c, count) / n
         force = jnp.dot(matrix, flat, precision="highest").reshape(n, c, count)
         speed = momentum * speed + scale[None, None] * force
@@ -377,21 +389,16 @@ def _secants(
     mended = theta.copy()
     scale = 1.0
     steps = np.flatnonzero(known)
-    for window in np.array_split(steps, max(1, min(SECANTS, len(steps)))):
+    for window in np.array_split(steps, max(1, min(_FIT.secants, len(steps)))):
         along, wanted = g[window].sum(axis=0), image[window].sum(axis=0)
         have = mended @ along
         curvature, real = float(along @ have), float(along @ wanted)
         before = float(along @ theta @ along)
-        if real <= CURVATURE * before or curvature <= 0:
+        if real <= _FIT.curvature * before or curvature <= 0:
             continue
         mended += np.outer(wanted, wanted) / real - np.outer(have, have) / curvature
         scale = real / before
     return jnp.asarray(mended, path.dtype), scale
-
-
-OUT_OF_RANGE = 2.0
-"""A re-linearised forecast whose loss exceeds all observed ones by this factor is not believed."""
-KINDS = ("losses", "outputs", "weights")
 
 
 class Online:
@@ -411,7 +418,6 @@ class Online:
         rule: see `online`.
         smooth: see `online`.
         window: see `online`.
-        departure: see `online`.
         trainable: which parameters train, as in `empirical_ntk`.
         sketch_dim: width of a random projection of the Jacobian that stands for exact kernels.
         key: a `jax.random.key`, needed with `sketch_dim`.
@@ -449,22 +455,14 @@ class Online:
         rule: str | Rule = "relative",
         smooth: int = 1,
         window: int | None = None,
-        departure: float = DEPARTURE,
         trainable: Any = None,
         sketch_dim: int | None = None,
         key: Array | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        if not isinstance(setting, Hyperparameters):
-            raise TypeError(
-                f"setting must be a Hyperparameters, such as Hyperparameters(0.1, 0.9, steps=100), "
-                f"of gradient descent; got {type(setting).__name__}. Other optimisers are forecast "
-                "by predict_training_time."
-            )
         check_descent("setting", setting)
         self._rule = loss_rule(thresholds, rule, smooth, window, setting.steps)
         self._targets = targets_of(target_loss)
-        self._departure = check_number("departure", departure, above=0.0)
         estimator = choose_kernel(sketch_dim, key, None, max_bytes)
         self._problem = Problem.of(apply_fn, params, x, y, loss=setting.loss, trainable=trainable)
         check_tokens(self._problem, estimator)
@@ -525,12 +523,12 @@ class Online:
             known = {"outputs": jnp.stack(self._path)}
         base = online(
             self.kernel, f0, self._y, self._setting, **known, rule=self._rule,
-            target_loss=[target.value for target in self._targets], departure=self._departure,
+            target_loss=[target.value for target in self._targets],
         )  # fmt: skip
         if kind != "weights":
             return base
         found = self._relinearized(base, "auto" if rebuilds is None else rebuilds)
-        highest = OUT_OF_RANGE * float(found.loss[: found.at + 1].max())
+        highest = _FIT.out_of_range * float(found.loss[: found.at + 1].max())
         if found.stable and found.loss.max() <= highest:
             return found
         return self.forecast("outputs")
@@ -559,6 +557,6 @@ class Online:
             damp=not problem.is_linear,
         )  # fmt: skip
         return corrected(
-            self._rule, self._targets, self._departure, base.open_loop, base.loss[: k + 1],
+            self._rule, self._targets, base.open_loop, base.loss[: k + 1],
             path.loss[1:], bool(path.diverged_at < 0), "weights", base.time_scale, path.kernels,
         )  # fmt: skip

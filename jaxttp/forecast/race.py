@@ -3,11 +3,11 @@
 A forecast costs kernels. Where a training is short or a network small, these cost more than to
 train the settings themselves for a few steps; and what was trained is never wrong about itself. So
 this is no forecast, and says so: a race trains. All settings start, and the slow ones are left out
-early: all train `FIRST` steps, the better `KEEP` of them `GROWTH` times as many in all, and so on,
-`LEAST` of them to the end, which is where the first of those that are left is at the goal: a later
-one cannot win.
+early (`Heats`): all train a few steps, the better ones more, and so on, until the first of those
+that are left is at the goal: a later one cannot win.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +33,28 @@ from jaxttp.losses.rule import Target
 from jaxttp.training import TrainingStep
 
 Progress = Callable[[str, int, int], None]
-FIRST, GROWTH, KEEP, LEAST = 4, 1.6, 0.6, 3
-"""Steps of the first heat, how they grow, which share goes on, and how many at least."""
-NEAR = 2.0
-"""With batches the loss on all samples is looked for from where a batch's is so many goals."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Heats:
+    """Numbers of a race, chosen on the tuning tasks of experiments/bench/races.py.
+
+    Attributes:
+        first: steps of the first heat.
+        growth: how much longer the next one is.
+        keep: the share of the settings that goes on.
+        least: how many go on at least.
+        near: with batches the loss on all samples is looked at where a batch's is so many goals.
+    """
+
+    first: int = 4
+    growth: float = 1.6
+    keep: float = 0.6
+    least: int = 3
+    near: float = 2.0
+
+
+HEATS = Heats()
 
 
 def race(
@@ -244,28 +262,11 @@ def heats(steps: int) -> list[int]:
         >>> heats(20)
         [4, 7, 12, 20]
     """
-    ends, end = [], FIRST
+    ends, end = [], HEATS.first
     while end < steps:
         ends.append(end)
-        end = math.ceil(GROWTH * end)
+        end = math.ceil(HEATS.growth * end)
     return [*ends, steps]
-
-
-def expected(count: int, steps: int, best: int) -> float:
-    """What a race will cost at most, in trainings of one setting, if the first needs `best` steps.
-
-    Example:
-        >>> round(expected(30, 150, 10), 2), round(expected(30, 150, 80), 2)
-        (1.51, 3.43)
-    """
-    spent, done, left = 0.0, 0, count
-    for end in heats(steps):
-        upto = min(end, best)
-        spent, done = spent + left * (upto - done + 1 / STEP), upto
-        if best <= end:
-            break
-        left = min(left, max(LEAST, math.ceil(KEEP * left)))
-    return spent / steps
 
 
 class Track:
@@ -366,7 +367,7 @@ class Runner:
             return False
         if t == 0 or not math.isfinite(self.batch_loss):
             return True
-        return goal is not None and self.batch_loss <= NEAR * goal.value
+        return goal is not None and self.batch_loss <= HEATS.near * goal.value
 
     def _set(self, name: str, value: float) -> None:
         numbers = self.state.hyperparams
@@ -409,7 +410,7 @@ def run_heats(
         alive = sorted((one for one in alive if one.finite), key=lambda one: one.losses[-1])
         if end == steps or not alive:
             return
-        going_on = alive[: max(LEAST, math.ceil(KEEP * len(alive)))]
+        going_on = alive[: max(HEATS.least, math.ceil(HEATS.keep * len(alive)))]
         for one in alive[len(going_on) :]:
             one.weights = one.state = None  # what it held may go
         alive = going_on

@@ -8,14 +8,8 @@ import numpy as np
 from jaxttp._core.results import RESULT, wrapped
 from jaxttp._core.types import Params
 from jaxttp.forecast.swept import SHOWN
-from jaxttp.forecast.training_setup import Hyperparameters, algorithm_name, at_the_edge
+from jaxttp.forecast.training_setup import Hyperparameters, algorithm_name
 from jaxttp.losses.rule import Target
-
-SURE = 0.95
-"""How often the first one is within 10 % of the best of its grid, or a step: on twelve tuning tasks
-with three goals each always (36 of 36), of which this is what remains at one doubt in twenty. Of
-other tasks 97 % with gradient descent, 94 with AdamW, 91 of both in one grid (33 readings each),
-87 with mini-batches (15)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,21 +71,17 @@ class Race:
         """Steps that every setting was trained, (S,)."""
         return np.array([at[-1] for at in self.at])
 
-    @property
-    def last(self) -> np.ndarray:
-        """The loss that every setting was left at, (S,), infinite where it was not finite."""
-        return np.where(self.finite, [curve[-1] for curve in self.losses], np.inf)
-
     def ranking(self) -> tuple[int, ...]:
         """Those that were seen at the goal, by steps; without a goal those that came to the end.
 
         Ties go to the lower loss.
         """
+        last = np.array([curve[-1] for curve in self.losses])
         if self.goal is None:
             there = self.finite & (self.trained == self.trained.max())
-            return tuple(int(i) for i in np.argsort(self.last, kind="stable") if there[i])
-        order = np.lexsort((self.last, self.times))
-        return tuple(int(i) for i in order if self.times[i] >= 0)
+        else:
+            there = self.times >= 0
+        return tuple(int(i) for i in np.lexsort((last, self.times)) if there[i])
 
     def best(self) -> int:
         """The index of the first.
@@ -101,37 +91,22 @@ class Race:
         """
         order = self.ranking()
         if not order:
-            what = "stayed finite" if self.goal is None else f"gets to {self.goal.words()}"
-            raise ValueError(
-                f"no setting {what}: try other rates, more steps or a goal that is nearer."
-            )
+            raise ValueError(f"{self.advice}, more steps or a goal that is nearer.")
         return order[0]
-
-    @property
-    def sure(self) -> float | None:
-        """How probable it is that the first is within 10 % of the best of the grid, or a step.
-
-        It is what tuning tasks gave; None where none is at the goal, or there is none, and of
-        several starting points, of which it is not known.
-        """
-        known = self.goal is not None and not self.starts
-        return SURE if known and self.ranking() else None
 
     @property
     def advice(self) -> str:
         """What to use, in one line."""
         order = self.ranking()
         if not order:
-            low = int(np.argmin(self.last))
             what = "stayed finite" if self.goal is None else f"got to {self.goal.words()}"
-            lowest = f"; lowest {self.last[low]:.3g}, of {self.named(low)}"
-            return f"no setting {what}{lowest if self.finite.any() else ''}: try other rates"
+            return f"no setting {what}: try other rates"
         if self.goal is not None and self.times[order[0]] == 0:
             return f"{self.goal.words()} holds before training already: name a lower goal"
         first = f"use {self.named(order[0])}: {self._said(order[0])}"
         if len(order) > 1:
             return f"{first}; next {self.named(order[1])}: {self._said(order[1])}"
-        return first if self.goal is None else f"{first}, before all others"
+        return first
 
     def _said(self, i: int) -> str:
         if self.goal is None:
@@ -162,10 +137,8 @@ class Race:
             "goal": None if self.goal is None else self.goal.value,
             "first": self.ranking()[0] if self.ranking() else None,
             "order": list(self.order),
-            "sure": self.sure,
             "trainings": self.trainings,
             "advice": self.advice,
-            "edge": self.edge,
             "notes": list(self.notes),
             "rows": self.rows(),
         }
@@ -178,37 +151,18 @@ class Race:
         order = self.ranking()
         rest = [i for i in np.argsort(-self.trained, kind="stable").tolist() if i not in order]
         for i in (*order, *rest)[:SHOWN]:
+            there = f"at the goal at step {self.times[i]}; " if self.times[i] >= 0 else ""
             end = f"loss {self.losses[i][-1]:.4g} after {self.trained[i]} of {steps} steps"
-            lines.append(f"  {self.named(i):<40} {self._state(i)}{end}")
+            lines.append(f"  {self.named(i):<40} {there}{end}")
         if len(self.settings) > SHOWN:
             lines.append(f"  {len(self.settings) - SHOWN} more in rows()")
         if self.starts:
             lines.append(wrapped(f"  starting points: {', '.join(self.order)}", 2))
         lines.append(wrapped(f"  {self.price}", 2))
         lines.append(wrapped(f"  {self.advice}", 2))
-        if self.edge:
-            lines.append(wrapped(f"  {self.edge}", 2))
         if self.notes:
             lines.append(wrapped(f"  trained with: {', '.join(self.notes)}", 2))
         return "\n".join(lines)
-
-    def _state(self, i: int) -> str:
-        """Where a setting came to, before its loss."""
-        if self.times[i] >= 0:
-            return f"step {self.times[i]}; "
-        if not self.finite[i]:
-            return "diverged: "
-        return "" if self.goal is None or self.trained[i] == self.trained.max() else "left out: "
-
-    @property
-    def edge(self) -> str:
-        """What to try where the first has the highest or the lowest rate of its kind; or empty."""
-        order = self.ranking()
-        if not order or self.times[order[0]] == 0:  # which holds whatever the rate is
-            return ""
-        alike = [i for i in range(len(self.settings)) if not self.starts
-                 or self.starts[i] == self.starts[order[0]]]  # fmt: skip
-        return at_the_edge([self.settings[i] for i in alike], alike.index(order[0]))
 
     @property
     def price(self) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_array, check_choice, check_known, check_number
+from jaxttp._core.checks import check_array, check_known, check_number
 from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._kernels import check_problem
@@ -53,9 +53,6 @@ StepSeconds = float | Mapping[int | None, float] | Sequence[float] | np.ndarray 
 
 LEAST, MOST = 2, 8
 """So many settings are forecast again, at least and at most."""
-BEYOND = 3.0
-"""Rates up to so many times the first kernel's limit are tried, where lower ones lead: networks
-often survive them."""
 _CHUNK_BYTES = 64 << 20
 
 
@@ -76,7 +73,6 @@ def sweep(  # noqa: PLR0913
     window: int | None = None,
     key: Array | None = None,
     protocol: str | None = None,
-    rank_by: str = "shared",
     relinearize: int | str = "auto",
     trainable: Any = None,
     sketch_dim: int | None = None,
@@ -113,9 +109,6 @@ def sweep(  # noqa: PLR0913
             Settings of the same batch size see the same batches, so that they can be compared.
         protocol: how batches are drawn, where a setting has a batch size: "epochs" when None, see
             `jaxttp.dynamics.batch_indices`.
-        rank_by: where no target is given, "shared" for one that the sweep chooses for all settings
-            (see `shared_goal`; the share is the middle threshold), or "own" for every setting's own
-            drop, by which a slow one can seem early. Settings of several losses have their own.
         relinearize: as in `predict_training_time`, for the settings that lead (two to eight, see
             `Sweep.relinearized`): a single kernel ranks many at once, but its times can be several
             times the real ones. 0 for one kernel alone, which takes seconds for thousands.
@@ -129,7 +122,8 @@ def sweep(  # noqa: PLR0913
             for every batch size that occurs, or one for every setting (S,).
 
     Returns:
-        A `Sweep`.
+        A `Sweep`. Where no target is given it chooses one for all settings (`shared_goal`, by the
+        middle threshold), unless they have several losses.
 
     Raises:
         ValueError: no settings; a batch size without a key or above N; thresholds out of range;
@@ -156,7 +150,7 @@ def sweep(  # noqa: PLR0913
     reading = Rule.of(thresholds, rule, metric, smooth, window)
     Keywords(relinearize=relinearize).check()
     targets = targets_of(target_loss, target_error)
-    wanted = Wanted.of(settings, count(x), reading, targets, key, protocol, step_seconds, rank_by)
+    wanted = Wanted.of(settings, count(x), reading, targets, key, protocol, step_seconds)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     check_processes(x, estimator)
     losses = list(dict.fromkeys(one.loss for one in wanted.settings))
@@ -185,7 +179,6 @@ def sweep_kernel(
     key: Array | None = None,
     protocol: str | None = None,
     step_seconds: StepSeconds = None,
-    rank_by: str = "shared",
 ) -> Sweep:
     """`sweep` for a kernel that exists already; the options are those of `sweep`.
 
@@ -205,7 +198,6 @@ def sweep_kernel(
         key: see `sweep`.
         protocol: see `sweep`.
         step_seconds: see `sweep`.
-        rank_by: see `sweep`.
 
     Returns:
         A `Sweep`.
@@ -225,7 +217,7 @@ def sweep_kernel(
     f0 = check_array("f0", f0)
     n = len(f0) if f0.ndim else None
     reading = Rule.of(thresholds, rule, metric, smooth, window)
-    wanted = Wanted.of(settings, n, reading, targets, key, protocol, step_seconds, rank_by)
+    wanted = Wanted.of(settings, n, reading, targets, key, protocol, step_seconds)
     for one in wanted.settings:
         check_descent("settings", one, "jaxttp.sweep does, which has the network.")
     return screen_kernel(kernel, f0, y, wanted)
@@ -241,7 +233,6 @@ class Wanted(NamedTuple):
         key: of the batches.
         protocol: how they are drawn.
         seconds: of a step of every setting (S,), or None.
-        rank_by: "shared" or "own".
     """
 
     settings: tuple[Hyperparameters, ...]
@@ -250,7 +241,6 @@ class Wanted(NamedTuple):
     key: Array | None
     protocol: str
     seconds: np.ndarray | None
-    rank_by: str
 
     @property
     def by_error(self) -> bool:
@@ -267,10 +257,8 @@ class Wanted(NamedTuple):
         key: Array | None,
         protocol: str | None,
         step_seconds: StepSeconds,
-        rank_by: str = "shared",
     ) -> "Wanted":
         """Checked; of N samples, where that is known."""
-        check_choice("rank_by", rank_by, ("shared", "own"))
         settings = check_settings(settings)
         remedy = "A sweep is about the training samples; ask predict_training_time, with x_test."
         targets = check_targets(targets, known=TRAIN_CURVES, remedy=remedy)
@@ -278,9 +266,7 @@ class Wanted(NamedTuple):
         sizes = [one.batch_size for one in settings if one.batch_size is not None]
         protocol = check_batches(max(sizes, default=None), key, protocol, n)
         check_known(key=key)
-        return cls(
-            settings, rule, targets, key, protocol, _step_seconds(step_seconds, settings), rank_by
-        )
+        return cls(settings, rule, targets, key, protocol, _step_seconds(step_seconds, settings))
 
     def descent(self, one: Hyperparameters) -> Descent:
         """The training of a setting."""
@@ -421,7 +407,7 @@ def _read(found: _Followed, n: int, wanted: Wanted) -> Sweep:
         rate_limit=found.in_square * found.limits, targets=wanted.targets,
         target_steps=np.concatenate([times[:, :0], *to_targets], axis=1), smooth=reading.smooth,
     )  # fmt: skip
-    return swept if wanted.rank_by == "own" else _with_shared_goal(swept, reading)
+    return _with_shared_goal(swept, reading)
 
 
 def _follow_together(
@@ -628,12 +614,15 @@ def _next(swept: Sweep) -> int | None:
     return next((i for i in (*first, *rest) if i is not None and i not in done), None)
 
 
-def _higher(swept: Sweep, leader: int) -> int | None:
-    """The setting with the next higher rate that is like a leader otherwise."""
+def _higher(swept: Sweep, leader: int, *, beyond: float = 3.0) -> int | None:
+    """The setting with the next higher rate that is like a leader otherwise.
+
+    Up to `beyond` times the first kernel's limit: networks often survive such rates.
+    """
     one = swept.settings[leader]
     beside = [
         i for i, other in enumerate(swept.settings)
-        if one.learning_rate < other.learning_rate <= BEYOND * swept.limits[i]
+        if one.learning_rate < other.learning_rate <= beyond * swept.limits[i]
         and dataclasses.replace(other, learning_rate=one.learning_rate) == one
     ]  # fmt: skip
     return min(beside, key=lambda i: swept.settings[i].learning_rate, default=None)

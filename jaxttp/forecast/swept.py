@@ -16,7 +16,6 @@ from jaxttp.forecast.stability import Rates, stability_message
 from jaxttp.forecast.training_setup import (
     Hyperparameters,
     algorithm_name,
-    at_the_edge,
     schedule_name,
 )
 from jaxttp.forecast.wall_clock import readable_time
@@ -48,7 +47,7 @@ class Sweep:
         final_loss: predicted mean loss on all samples at the horizon, (S,).
         final_error: predicted error at the horizon, (S,).
         stable: (S,), False where the forecast diverges, or any step's rate is beyond its limit and
-            kernels were not rebuilt (as in `Prediction.stable`, see `above_limit`); `message` says
+            kernels were not rebuilt (as in `Prediction.stable`); `message` says
             which. Such settings are not ranked.
         max_learning_rate: (S,), where a constant rate with this momentum and loss diverges at the
             start of training.
@@ -129,7 +128,7 @@ class Sweep:
         return frozenset(
             i for i in self.relinearized
             if (since := self.forecasts[i].doubted_from) is not None
-            and 0 <= since < self._goal_steps(self.ranked_by)[i]
+            and 0 <= since < self.times()[i]
         )  # fmt: skip
 
     def named(self, i: int) -> str:
@@ -155,9 +154,7 @@ class Sweep:
         Raises:
             ValueError: another one.
         """
-        return self._goal_steps(self.ranked_by if threshold is None else threshold)
-
-    def _goal_steps(self, goal: float | Target) -> np.ndarray:
+        goal = self.ranked_by if threshold is None else threshold
         if isinstance(goal, Target):
             if goal not in self.targets:
                 raise ValueError(
@@ -210,10 +207,6 @@ class Sweep:
         if each is None:
             each = np.array([one.batch_size or self.samples for one in self.settings])
         return np.where(self.stable & (times >= 0), times * each, np.inf)
-
-    def share(self, i: int) -> float:
-        """The largest rate of setting i as a share of its limit at the start."""
-        return float(self.settings[i].rates().max() / self.limits[i])
 
     def best(self, threshold: float | Target | None = None) -> int:
         """The index of the setting that gets there with the fewest steps, then the lowest loss.
@@ -281,16 +274,6 @@ class Sweep:
             return one.targets_uncertainty.get(goal)
         return one.off(goal, smooth=self.smooth)  # a goal that was chosen after it
 
-    def tied(self, threshold: float | Target | None = None) -> tuple[int, ...]:
-        """The settings that may get there before `best`, as far as is known."""
-        order, times = self.ranking(threshold), self.times(threshold)
-        if not order:
-            return ()
-        latest = times[order[0]] + (self.off(order[0], threshold) or 0)
-        return tuple(
-            i for i in order[1:] if (off := self.off(i, threshold)) and times[i] - off <= latest
-        )
-
     def time_words(self, i: int, threshold: float | Target) -> str:
         """When setting i gets there, with what the time may be off by."""
         time, off = int(self.times(threshold)[i]), self.off(i, threshold)
@@ -353,17 +336,6 @@ class Sweep:
             writer.writerows({key: inert(value) for key, value in row.items()} for row in rows)
 
     @property
-    def tie(self) -> str:
-        """One line on those that cannot be told apart from the best; empty where all can."""
-        tied, all_risky = self.tied(), {*self.ranking()} <= self.unsure
-        risky = [i for i in tied if i in self.unsure and not all_risky]
-        rivals = [i for i in tied if i not in risky]
-        rival, risk = (", ".join(self.named(i) for i in some[:SHOWN]) for some in (rivals, risky))
-        words = [f"by the ± it may as well be {rival}"] if rivals else []
-        words += [f"sooner, if they train at all, may be {risk}"] if risky else []
-        return f"which is first is not sure: {'; '.join(words)}" if words else ""
-
-    @property
     def advice(self) -> str:
         """What to use, in one line: the first setting, when it gets there, and the next best."""
         order, goal = self.ranking(), self.goal(self.ranked_by)
@@ -373,9 +345,7 @@ class Sweep:
             return f"{goal} holds before training already: name a lower goal"
         first = f"use {self.named(order[0])}: {goal} at {self._time_and_seconds(order[0])}"
         if len(order) == 1:
-            left = len(self.settings) - len(self.relinearized) - len(self.simulated)
-            alone = " on the first kernel" if self.relinearized and left else ""
-            return f"{first}; no other gets there{alone}"
+            return f"{first}; no other gets there"
         return f"{first}; next best {self.named(order[1])}: {self._time_and_seconds(order[1])}"
 
     def remedy(self, threshold: float | Target | None = None) -> str:
@@ -383,21 +353,10 @@ class Sweep:
         near = self.nearest(threshold)
         if not near:
             return "none is stable; try lower rates"
-        beside = at_the_edge(self.settings, near[0])
-        metric, ends = "loss", self.final_loss
-        if self._is_error(threshold):
-            metric, ends = "error", self.final_error
-        what = f"{'an' if metric == 'error' else 'a'} {metric} of {ends[near[0]]:.3g}"
-        end = f"{self.named(near[0])} comes nearest, to {what}"
-        return f"{end}; try more steps{f', and {beside}' if 'highest' in beside else ''}"
-
-    @property
-    def edge(self) -> str:
-        """What to try where the first has the highest or the lowest rate of its kind; or empty."""
-        order = self.ranking()
-        if not order or self.times()[order[0]] == 0:  # which holds whatever the rate is
-            return ""
-        return at_the_edge(self.settings, order[0])
+        by_error = self._is_error(threshold)
+        end = (self.final_error if by_error else self.final_loss)[near[0]]
+        what = f"{'an error' if by_error else 'a loss'} of {end:.3g}"
+        return f"{self.named(near[0])} comes nearest, to {what}; try more steps, or higher rates"
 
     def _time_and_seconds(self, i: int) -> str:
         words = f"step {self.time_words(i, self.ranked_by)}"
@@ -409,19 +368,13 @@ class Sweep:
     def depth(self) -> str:
         """One line on how the settings were forecast."""
         followed, alone = len(self.relinearized), len(self.simulated)
-        rest = len(self.settings) - alone
-        apart = f"{alone} by training the linearised network" if alone else ""
-        if not rest:
-            return f"all {apart}"
-        words = f"all {rest} settings on the first kernel"
-        if followed:
-            one = "1 setting, the one that leads," if followed == 1 else (
-                f"{followed} leading settings"
-            )  # fmt: skip
-            words = f"{one} along rebuilt kernels, the others on the first kernel alone"
-        if followed == rest:
-            words = f"{rest if alone else 'all'} along rebuilt kernels"
-        return f"{words}; {apart}" if alone else words
+        first = len(self.settings) - followed - alone
+        ways = {
+            "along rebuilt kernels": followed,
+            "on the first kernel": first,
+            "by training the linearized network": alone,
+        }
+        return ", ".join(f"{count} {way}" for way, count in ways.items() if count)
 
     @property
     def price(self) -> str:
@@ -439,34 +392,21 @@ class Sweep:
 
     def __str__(self) -> str:
         order = self.cheapest()
-        chosen = f" ({SHARED})" if self.shared else ""
-        reached, risky = len(order), sum(bool(self.stable[i]) for i in self.unsure)
+        chosen, reached = f" ({SHARED})" if self.shared else "", len(order)
         lines = [
-            f"Sweep of {len(self.settings)} settings, {int(self.stable.sum()) - risky} stable"
-            f"{f', {risky} that may not train' if risky else ''}; "
+            f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable; "
             f"the first to {self.goal(self.ranked_by)}{chosen}:",
             wrapped(f"  (steps to {', '.join(self.goal(e) for e in self.thresholds)})", 3),
         ]
         shown = SHOWN if len(self.settings) > FEW else FEW
         for i in order[:shown]:
             lines += self._lines(i)
-        if not reached:
-            lines.append("  none gets there")
-        elif min(reached, shown) < len(self.settings):
-            late = f", {len(self.settings) - reached} of them too late or not stable"
-            lines.append(f"  {len(self.settings) - min(reached, shown)} more in rows(){late}")
-        if self.tie:
-            lines.append(wrapped(f"  {self.tie}", 2))
-        if self.relinearized or self.simulated:
-            lines.append(wrapped(f"  {self.depth}", 2))
-            lines.append(wrapped(f"  {self.price}", 2))
-        if reached:
-            lines.append(wrapped(f"  {self.advice}", 2))
-            if self.edge:
-                lines.append(wrapped(f"  {self.edge}", 2))
-        if self.warning is not None:
-            which, why = self.warning.split(": ", 1)
-            lines += [f"  {which}:", wrapped(f"    {why}", 4)]
+        if (left := len(self.settings) - min(reached, shown)) > 0:
+            lines.append(f"  {left} more in rows(), {len(self.settings) - reached} too late or not "
+                         "stable")  # fmt: skip
+        for words in (self.depth, self.price, self.advice, self.warning):
+            if words:
+                lines.append(wrapped(f"  {words}", 2))
         if self.notes:
             lines.append(wrapped(f"  evaluated with: {', '.join(self.notes)}", 9))
         return "\n".join(lines)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -409,32 +409,6 @@ def _factors(schedule: Any, steps: int) -> np.ndarray:
             "train; give more steps or another schedule."
         )
     return factors
-
-
-def at_the_edge(settings: Sequence[Hyperparameters], i: int) -> str:
-    """Whether a setting has the highest or the lowest rate of those like it, in a sentence.
-
-    Args:
-        settings: a grid.
-        i: the place of the setting.
-
-    Returns:
-        What to try; empty where its rate lies between others, or has no others beside it.
-
-    Example:
-        >>> at_the_edge(grid(learning_rate=(0.1, 0.2)), 1)
-        'that is the highest rate of its kind in the grid: try higher ones'
-    """
-    one = settings[i]
-    rates = [
-        other.learning_rate for other in settings
-        if dataclasses.replace(other, learning_rate=one.learning_rate) == one
-    ]  # fmt: skip
-    words = "that is the {0}est rate of its kind in the grid: try {0}er ones"
-    for where, edge in (("high", max(rates)), ("low", min(rates))):
-        if len(set(rates)) > 1 and one.learning_rate == edge:
-            return words.format(where)
-    return ""
 
 
 def check_descent(name: str, setting: Any, remedy: str = "predict_training_time does.") -> None:

@@ -162,7 +162,7 @@ def wall_clock(
         name = device if isinstance(device, str) else "the given device"
         if isinstance(device, str):
             device = DEVICES[check_choice("device", device, DEVICES)]
-        step, compiling = compile_step(
+        step, _, compiling = compile_step(
             apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
         )
         counted = step.compiled.cost_analysis() or {}

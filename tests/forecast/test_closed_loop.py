@@ -190,17 +190,6 @@ def test_bad_input():
         watch.forecast("losses")
     with pytest.raises(ValueError, match="kind='gradients' is not known"):
         watch.forecast("gradients")
-    with pytest.raises(ValueError, match="departure must be"):
-        Online(bent, PARAMS, X, Y, SETTING, departure=0.0)
-
-
-def test_accumulators_must_match_the_optimizer():
-    with pytest.raises(ValueError, match="accumulators must hold one pytree for each"):
-        jaxttp.dynamics.relinearized_recursion(
-            bent, PARAMS, X, Y, loss="cross_entropy", steps=5, rebuilds=1,
-            optimizer=dataclasses.replace(SETTING, schedule="constant").optimizer(),
-            kernel_fn=lambda w: KERNEL, accumulators=(PARAMS, PARAMS),
-        )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -227,3 +216,12 @@ def test_steps_of_no_rate_leave_no_nan():
     for found in seen:
         np.testing.assert_allclose(found.loss, run.loss, atol=1e-9)  # float64, 12 steps
         assert np.isfinite(found.time_scale)
+
+
+def test_accumulators_must_match_the_optimizer():
+    with pytest.raises(ValueError, match="accumulators must hold one pytree for each"):
+        jaxttp.dynamics.relinearized_recursion(
+            bent, PARAMS, X, Y, loss="cross_entropy", steps=5, rebuilds=1,
+            optimizer=dataclasses.replace(SETTING, schedule="constant").optimizer(),
+            kernel_fn=lambda w: KERNEL, accumulators=(PARAMS, PARAMS),
+        )  # fmt: skip

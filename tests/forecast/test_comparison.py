@@ -103,16 +103,6 @@ def test_what_has_no_eigenvalue_does_not_lead():
 
 
 @pytest.mark.slow
-def test_rows_and_text(found):
-    rows = found.rows()
-    assert [row["name"] for row in rows] == list(found.names)
-    assert {"learning_rate", "speed", "condition_number", "final_loss"} <= set(rows[0])
-    text = str(found)
-    assert all(name in text for name in CANDIDATES)
-    assert "a step" in text
-
-
-@pytest.mark.slow
 def test_a_given_rate_and_the_relative_rule_are_the_forecast_of_each():
     got = compare(
         CANDIDATES, X, Y, learning_rate=0.2, momentum=0.5, steps=40, rule="relative",
@@ -147,16 +137,6 @@ def test_along_rebuilt_kernels_each_is_what_a_forecast_of_its_own_says():
         assert got.trust[i] == single.trust
     with pytest.raises(ValueError, match="relinearize must be an integer of at least 0"):
         compare(CANDIDATES, X, Y, relinearize=-2)
-
-
-def test_unstable_ones_come_last():
-    got = compare(
-        CANDIDATES, X, np.eye(3)[Y], loss="squared_error", learning_rate=1.5, steps=40,
-        time_steps=False, relinearize=0,
-    )  # fmt: skip
-    gone = [bool(np.all(row < 0)) for row in got.steps]
-    assert gone == sorted(gone)
-    assert any(gone)
 
 
 def test_what_its_network_denied_comes_last(monkeypatch):
@@ -271,10 +251,11 @@ def test_one_rate_does_not_suit_adapters_of_another_scale():
     assert "Adam" not in str(alike)
 
 
-def test_gaps_of_what_does_not_move():
-    found = compare(
-        {"still": Candidate(lambda w, x: x + 0.0 * w, jnp.zeros(()))}, jnp.ones((2, 2)),
-        jnp.array([0, 1]), steps=2, time_steps=False, relinearize=0,
+def test_unstable_ones_come_last():
+    got = compare(
+        CANDIDATES, X, np.eye(3)[Y], loss="squared_error", learning_rate=1.5, steps=40,
+        time_steps=False, relinearize=0,
     )  # fmt: skip
-    assert (found.explanations[0].sgd, found.explanations[0].adam) == (0.0, 0.0)
-    assert found.gaps() == ()
+    gone = [bool(np.all(row < 0)) for row in got.steps]
+    assert gone == sorted(gone)
+    assert any(gone)

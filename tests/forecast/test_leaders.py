@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import warnings
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -54,35 +53,11 @@ def test_what_leads_is_what_a_forecast_of_its_own_says(monkeypatch):
         assert {goal: found.off(i, goal) for goal in known} == known
     rest = sorted({*range(len(SETTINGS))} - {*found.relinearized})
     np.testing.assert_array_equal(found.loss[rest], plain.loss[rest])
-    assert "leading settings along rebuilt kernels" in str(found)
+    assert f"{len(found.relinearized)} along rebuilt kernels" in str(found)
     assert str(found).count("one kernel\n") == sum(i in rest for i in found.cheapest())
     assert [row["relinearized"] for row in found.rows()] == [
         i in found.relinearized for i in range(len(SETTINGS))
     ]
-
-
-@pytest.mark.slow
-def test_schedules_losses_and_batches_of_their_own():
-    key = jax.random.key(5)
-    settings = (
-        *grid(learning_rate=0.3, schedule="cosine", momentum=0.5, batch_size=5, steps=20),
-        *grid(learning_rate=0.02, loss="squared_error", steps=12),
-    )
-    found = sweep(network, W, X, Y, settings, relinearize=1, key=key, target_loss=0.9)
-    for i, loss in ((0, "cross_entropy"), (1, "squared_error")):
-        trained = {"optimizer": settings[i].optimizer(), "batch_size": 5, "key": key}
-        one = predict_training_time(
-            network, W, X, Y, loss=loss, steps=settings[i].steps, relinearize=1, target_loss=0.9,
-            **(trained if i == 0 else {"learning_rate": 0.02}),
-        )  # fmt: skip
-        np.testing.assert_allclose(found.loss[i, : settings[i].steps + 1], one.loss, rtol=1e-9)
-        assert found.target_steps[i, 0] == one.targets[Target(0.9)]
-
-
-def test_nothing_stable_leaves_nothing_to_follow():
-    found = sweep(network, W, X, Y, grid(learning_rate=1e4, steps=5))
-    assert found.relinearized == ()
-    assert "rebuilt" not in str(found)
 
 
 def test_bad_numbers_of_kernels_are_refused_before_the_network_is_called():
@@ -91,15 +66,6 @@ def test_bad_numbers_of_kernels_are_refused_before_the_network_is_called():
 
     with pytest.raises(ValueError, match="relinearize must be an integer of at least 0"):
         sweep(never, W, X, Y, SETTINGS, relinearize=-1)
-
-
-@pytest.mark.slow
-def test_a_few_settings_are_all_followed():
-    """Also those that come too late, so that every time is of one kind."""
-    found = sweep(network, W, X, Y, SETTINGS[:4], relinearize=1, target_loss=0.9)
-    assert sorted(found.relinearized) == [0, 1, 2, 3]
-    assert len(found.ranking()) < 4
-    assert found.depth == "all along rebuilt kernels"
 
 
 def separable():
@@ -161,24 +127,6 @@ def forecast_again(swept, off, unsure=()):
     return dataclasses.replace(swept, forecasts=found, relinearized=tuple(found))
 
 
-def test_rivals_that_cannot_be_told_apart_are_named():
-    plain = sweep(network, W, X, Y, SETTINGS[:4], relinearize=0, target_loss=0.9)
-    assert (plain.tied(), plain.tie) == ((), "")
-    first, second = plain.ranking()
-    times, goal = plain.times(), plain.ranked_by
-    gap = int(times[second] - times[first])
-    assert gap > 0
-    unsure = forecast_again(plain, {first: {goal: 1}, second: {goal: gap}})
-    assert unsure.tied() == (second,)
-    assert str(SETTINGS[second]) in unsure.tie
-    assert f"{times[second]} ± {gap}" in str(unsure)
-    assert "which is first is not sure" in str(unsure)
-    row = unsure.rows()[second]
-    assert row[f"uncertainty_{goal.column}"] == gap
-    sure = forecast_again(plain, {first: {goal: 1}, second: {goal: gap - 2}})
-    assert sure.tied() == ()
-
-
 def test_what_may_not_train_comes_last():
     """Whatever its rule of thumb says of its time and its end."""
     plain = sweep(network, W, X, Y, SETTINGS[:4], relinearize=0, target_loss=0.9)
@@ -189,40 +137,7 @@ def test_what_may_not_train_comes_last():
     assert risky.ranking() == risky.cheapest() == (second, first)
     assert risky.pareto() == (second,)
     assert risky.best() == second
-    assert risky.tied() == (first,)
-    assert risky.tie == (
-        f"which is first is not sure: sooner, if they train at all, may be {SETTINGS[first]}"
-    )
     assert "may not train" in str(risky)
     assert [row["unsure"] for row in risky.rows()] == [i == first for i in range(4)]
     only = forecast_again(plain, off, unsure=(first, second))
     assert (only.ranking(), only.pareto()) == (plain.ranking(), plain.pareto())
-
-
-@pytest.mark.slow
-def test_a_goal_that_one_kernel_reaches_with_no_setting_is_looked_for_along_rebuilt_ones(
-    monkeypatch,
-):
-    """The first kernel was late, so that the sweep said that no setting gets there."""
-    monkeypatch.setattr(module, "FEW", 0)
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(80, 6))
-    labels = (x[:, 0] * x[:, 1] > 0).astype(int)
-    first, second = split(4, 2)
-    w = {"in": normal(first, (6, 48)) / 2.5, "out": normal(second, (48, 2)) / 7}
-    settings = grid(learning_rate=(0.03, 0.1, 0.2), momentum=0.9, steps=60)
-    options = {"target_loss": 0.3}
-    plain = sweep(network, w, x, labels, settings, relinearize=0, **options)
-    assert plain.ranking() == ()
-    assert plain.nearest()[0] == 2  # the highest rate comes nearest
-    assert "comes nearest, to a loss of" in plain.advice
-    assert "try more steps, and that is the highest rate of its kind" in plain.advice
-    found = sweep(network, w, x, labels, settings, **options)
-    real = train(
-        network, w, x, labels, loss="cross_entropy", optimizer=optax.sgd(0.2, 0.9), steps=60
-    )
-    (time,) = real.reach([0.3]).values()
-    assert 0 < time < 60
-    assert found.ranking()[0] == 2
-    # four to nine kernels are off by a few per cent over so few steps
-    assert abs(found.times()[2] - time) <= 2

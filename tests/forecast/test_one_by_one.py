@@ -24,7 +24,7 @@ from jaxttp.forecast import (
     sweep,
     sweep_kernel,
 )
-from jaxttp.forecast.training_setup import ALGORITHMS, algorithm_name, at_the_edge
+from jaxttp.forecast.training_setup import ALGORITHMS
 from jaxttp.losses import get_loss
 from jaxttp.ntk import Exact, empirical_ntk
 
@@ -123,7 +123,7 @@ def test_a_sweep_follows_each_by_itself():
     assert np.isfinite(found.max_learning_rate).tolist() == [True] * 3 + [False] * 4
     # Each of the four takes two products with J and its transpose a step, so about a training.
     assert found.trainings > 4
-    assert "4 by training the linearised network" in found.depth
+    assert "4 by training the linearized network" in found.depth
     rows = json.loads(json.dumps(found.rows(), allow_nan=False))
     assert [row["algorithm"] for row in rows][:4] == ["nesterov", "sgd", "sgd", "adam"]
     assert rows[3]["max_learning_rate"] is None
@@ -146,7 +146,7 @@ def test_adam_needs_no_kernel():
     found = sweep(network, params, x, y, adams, kernel=NoKernel())
     assert found.simulated == {0, 1, 2}
     assert found.relinearized == ()
-    assert found.depth == "all 3 by training the linearised network"
+    assert found.depth == "3 by training the linearized network"
     assert found.trust[found.best()] is not None  # how far the network is from its linearisation
     with pytest.raises(ValueError, match="try other rates or more steps"):
         sweep(network, params, x, y, adams, kernel=NoKernel(), target_loss=1e-9).best()
@@ -161,25 +161,6 @@ def test_linear_ones_are_followed_along_rebuilt_kernels():
     first = sweep(network, params, x, y, OTHERS[:3], relinearize=0)
     off = [abs(float(one.loss[0, -1] - real.loss[-1])) for one in (found, first)]
     assert off[0] < off[1]
-
-
-def test_with_batches_and_several_losses():
-    params, x, y = problem()
-    mixed = (
-        Hyperparameters(0.05, steps=STEPS, algorithm="adam", batch_size=4),
-        Hyperparameters(0.05, steps=STEPS, algorithm="adam", loss="squared_error"),
-        Hyperparameters(0.1, steps=STEPS - 3, batch_size=4),
-    )
-    key = jax.random.key(2)
-    found = sweep(network, params, x, y, mixed, key=key, relinearize=0)
-    path = weight_space(network, params, x, y, loss="cross_entropy", optimizer=optax.adam(0.05),
-                        steps=STEPS, batch_size=4, key=key)  # fmt: skip
-    want = [get_loss("cross_entropy").value(f, jax.nn.one_hot(y, 2)) for f in path.train]
-    np.testing.assert_allclose(found.loss[0], want, rtol=1e-9)
-    squares = weight_space(network, params, x, y, loss="squared_error",
-                           optimizer=optax.adam(0.05), steps=STEPS)  # fmt: skip
-    want = [get_loss("squared_error").value(f, jax.nn.one_hot(y, 2)) for f in squares.train]
-    np.testing.assert_allclose(found.loss[1], want, rtol=1e-9)
 
 
 @settings(max_examples=25)
@@ -238,14 +219,6 @@ def test_what_knows_gradient_descent_alone_says_so():
             call()
 
 
-def test_names():
-    assert algorithm_name(LION) == "lion(b1=0.8)"
-    assert str(OTHERS[0]) == "nesterov, rate 0.3, momentum 0.9"
-    assert str(OTHERS[-1]) == "lion(b1=0.8), rate 0.01"
-    assert Hyperparameters(0.1, algorithm="adamw").decay == 0.01
-    assert Hyperparameters(0.1).decay == 0.0
-
-
 def test_seconds_of_every_setting():
     theta = jnp.eye(4).reshape(2, 2, 2, 2)
     chosen = grid(learning_rate=(0.1, 0.2), steps=5)
@@ -281,28 +254,3 @@ def test_races_and_sweeps_say_how_the_network_is_evaluated():
     assert "1 BatchNorm on running averages" in " ".join(str(raced).split())
     assert "evaluated with: " in str(swept)
     assert race(network, *problem(), chosen).notes == ()
-
-
-def test_the_edge_of_a_grid():
-    of = grid(learning_rate=(0.1, 0.3, 0.2), momentum=(0.0, 0.9))
-    where = [at_the_edge(of, i) for i in range(len(of))]
-    assert [words.split(" rate")[0].split(" ")[-1] if words else "" for words in where] == [
-        "lowest", "lowest", "highest", "highest", "", "",
-    ]  # fmt: skip
-    assert at_the_edge([Hyperparameters(0.1), Hyperparameters(0.2, momentum=0.5)], 0) == ""
-    found = race(network, *problem(), grid(learning_rate=(0.1, 0.3), steps=5))
-    assert found.edge == at_the_edge(found.settings, found.best())
-    assert "try higher ones" in str(found)
-    assert found.to_json()["edge"] == found.edge
-
-
-def test_a_race_counts_what_it_does_not_show():
-    found = race(network, *problem(), grid(
-        learning_rate=(0.001, 0.002, 0.003, 0.004, 0.1, 0.2, 0.3), steps=9), target_loss=0.65,
-    )  # fmt: skip
-    assert "  2 more in rows()" in str(found)
-    states = [found._state(i) for i in range(7)]
-    assert states[0] == "left out: "  # the slowest, after the first heat
-    assert states[found.best()] == f"step {found.times[found.best()]}; "
-    blown = dataclasses.replace(found, finite=np.arange(7) > 0)
-    assert blown._state(0) == "diverged: "

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jaxttp import Candidate, Online, compare, predict_training_time, sweep, train
-from jaxttp.forecast import Hyperparameters, cost, grid, online, sweep_kernel
+from jaxttp.forecast import Hyperparameters, cost, grid, sweep_kernel
 from tests.draws import normal
 
 X = normal(0, (12, 4))
@@ -124,7 +124,6 @@ CASES = [
     pytest.param(compared, {"momentum": 1.0}, "momentum must be", id="compare, momentum"),
     pytest.param(compared, {"thresholds": (0.0,)}, "thresholds must be", id="compare, thresholds"),
     pytest.param(watched, {"rule": "soon"}, "rule='soon' is not known", id="Online, rule"),
-    pytest.param(watched, {"departure": 0.0}, "departure must be", id="Online, departure"),
 ]  # fmt: skip
 
 
@@ -204,10 +203,7 @@ def test_labels_are_looked_at_before_the_kernel(monkeypatch):
 
 
 def test_online_options():
-    kernel, f0, y = jnp.eye(2).reshape(2, 1, 2, 1), jnp.zeros((2, 1)), jnp.ones((2, 1))
-    setting = Hyperparameters(0.2, loss="squared_error", steps=5)
-    with pytest.raises(ValueError, match="departure must be greater than 0"):
-        online(kernel, f0, y, setting, losses=[0.5, 0.4], departure=-1.0)
+    y, setting = jnp.ones((2, 1)), Hyperparameters(0.2, loss="squared_error", steps=5)
     watch = Online(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2), y, setting)
     watch(0, jnp.zeros((2, 1)), 0.5)
     watch(1, jnp.full((2, 1), 0.1), 0.4)

@@ -8,7 +8,6 @@ import pytest
 
 from jaxttp.forecast import DEVICES, Device, wall_clock
 from jaxttp.forecast.wall_clock import count_kernels
-from jaxttp.losses.rule import Target
 
 PARAMS = jnp.zeros((200, 300))
 X, Y = np.ones((64, 200)), np.zeros((64, 300))
@@ -35,16 +34,6 @@ def test_measured_seconds_add_up_and_leave_the_weights_alone():
     assert jax.devices()[0].device_kind in found.source
     assert not np.asarray(PARAMS).any()
     assert "whole horizon" in str(found)
-
-
-def test_thresholds_and_targets_are_told_apart():
-    found = clock(steps={0.1: 30, Target(0.1): 40, Target(0.3): -1}, device="T4")
-    assert found.seconds[Target(0.1)] == 40 * found.step_seconds
-    assert [line.split(":")[0] for line in str(found).splitlines()[1:3]] == [
-        "  to threshold 0.1", "  to loss below 0.1",
-    ]  # fmt: skip
-    bars = [label.get_text() for label in found.plot().axes[0].get_yticklabels()]
-    assert bars == ["to 0.1", "to loss below 0.1", "whole horizon"]
 
 
 def test_an_estimate_is_a_roofline():

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp import predict_training_time, sweep
+from jaxttp import sweep
 from jaxttp.forecast import Descent, Problem, grid, sweep_kernel
 from jaxttp.forecast.cost import Price
 from jaxttp.forecast.sweep import _higher, shared_goal
@@ -63,12 +63,6 @@ def test_all_settings_are_measured_by_it(plain):
         (i for i, t in enumerate(expected) if t >= 0), key=lambda i: expected[i]
     )
     assert "a goal that the sweep chose for all" in str(plain)
-    assert plain.advice in " ".join(str(plain).split())
-
-
-def test_each_by_its_own_drop_on_request():
-    found = sweep(linear, W, X, Y, SETTINGS, relinearize=0, rank_by="own")
-    assert (found.targets, found.shared, found.ranked_by) == ((), False, 0.1)
 
 
 def test_where_no_goal_is_for_all():
@@ -81,8 +75,6 @@ def test_where_no_goal_is_for_all():
     assert (given.targets, given.shared) == ((Target(0.5),), False)
     hopeless = sweep(linear, W, X, Y, grid(learning_rate=1e6, steps=5), relinearize=0)
     assert hopeless.targets == ()
-    with pytest.raises(ValueError, match=r"rank_by.*'shared', 'own'"):
-        sweep(linear, W, X, Y, SETTINGS, rank_by="best")
 
 
 def test_errors_have_a_goal_of_their_own():
@@ -136,32 +128,6 @@ def test_neighbours_differ_in_nothing_but_the_rate():
     assert _higher(found, at((1.0, 0.9))) == at((4.0, 0.9))
     assert found.max_learning_rate[0] < 30  # 90 is out of the question
     assert _higher(found, at((4.0, 0.0))) is None
-
-
-def test_a_constant_rate_beyond_the_first_limit_is_judged_by_its_rebuilt_kernels():
-    """As a schedule's: the limit is that of a kernel that training leaves behind."""
-
-    def network(w, x):
-        return jnp.tanh(x @ w["in"]) @ w["out"]
-
-    w = {"in": normal(KEYS[0], (3, 6)), "out": normal(KEYS[1], (6, 2))}
-    one, rebuilt = (
-        predict_training_time(
-            network, w, X, Y, learning_rate=1.2 * limit_of(network, w), steps=15, relinearize=n
-        )
-        for n in (0, 2)
-    )
-    assert not one.stable
-    assert "is 1.2 times the limit" in one.message
-    assert "diverges" not in one.message
-    assert rebuilt.stable == bool(np.max(rebuilt.loss) <= 2 * rebuilt.loss[0])
-    assert rebuilt.stable
-    assert "with kernels rebuilt, though" in rebuilt.message
-
-
-def limit_of(network, w):
-    found = predict_training_time(network, w, X, Y, learning_rate=1e-3, steps=2, relinearize=0)
-    return found.max_learning_rate
 
 
 def test_the_cost_is_counted(plain):

@@ -156,18 +156,6 @@ def test_best_pareto_cost_and_rows(tmp_path):
     assert str(settings[found.best(0.1)]) in str(found)
 
 
-def test_rules_other_than_relative_may_never_be_met():
-    theta, f0, y = problem()
-    settings = grid(learning_rate=(1e-6, 0.5), steps=40)
-    found = sweep_kernel(theta, f0, y, settings, rule="absolute", thresholds=(0.7,))
-    assert found.steps[0, 0] == -1
-    assert found.steps[1, 0] > 0
-    assert found.rows()[0]["steps_0.7"] is None
-    assert not np.isfinite(found.cost(0.7)[0])
-    with pytest.raises(ValueError, match="no setting reaches"):
-        sweep_kernel(theta, f0, y, settings[:1], rule="absolute", thresholds=(0.1,)).best(0.1)
-
-
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 10))
 def test_order_and_company_change_nothing(first, second, seed):
     theta, f0, y = problem(seed)
@@ -176,17 +164,6 @@ def test_order_and_company_change_nothing(first, second, seed):
     order = [first % 4, second % 4]
     part = sweep_kernel(theta, f0, y, [settings[i] for i in order])
     np.testing.assert_allclose(part.loss, whole.loss[order], rtol=1e-12)
-
-
-def test_the_optimizer_is_what_trains():
-    rates = Hyperparameters(0.5, schedule="linear", steps=4).optimizer()
-    w, state = jnp.zeros(()), None
-    state = rates.init(w)
-    seen = []
-    for _ in range(4):
-        update, state = rates.update(jnp.ones(()), state, w)
-        seen.append(float(update))
-    np.testing.assert_allclose(seen, [-0.5, -0.375, -0.25, -0.125], rtol=1e-6)  # float32 schedule
 
 
 def test_grid_is_a_product_in_order():
@@ -268,34 +245,6 @@ def test_an_error_that_does_not_fall_gets_nowhere():
     assert found.error[0, 0] == found.error[0, -1] > 0
     assert set(found.steps[0].tolist()) == {-1}
     assert found.best(0.1) == 1
-
-
-@pytest.mark.slow  # compiles a kernel, a sweep, its paths and a forecast to hold it against
-def test_the_first_settings_say_how_far_to_trust_them():
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.standard_normal((7, 3)))
-    y = (x[:, 0] * x[:, 1] > 0).astype(int)
-    params = {"w": jnp.asarray(rng.standard_normal((3, 4))), "v": jnp.zeros((4, 2))}
-
-    def tanh(w, x):
-        return jnp.tanh(x @ w["w"]) @ w["v"]
-
-    settings = grid(learning_rate=(0.01, 0.5), momentum=(0.0, 0.9), steps=100)
-    options = {"thresholds": (0.1,), "relinearize": 0, "rank_by": "own"}
-    found = sweep(tanh, params, x, y, settings, **options)
-    assert set(found.trust) == {i for i in range(4) if found.stable[i]}
-    # The kernel grows while the last layer does, but not in 100 small steps.
-    assert found.trust[0] is None
-    i = 2
-    assert "times as fast" in (found.trust[i] or "")
-    assert f"trust: {found.trust[i]}" in " ".join(str(found).split())
-    alone = predict_training_time(tanh, params, x, y, relinearize=0, learning_rate=0.5, steps=100)
-    assert alone.trust == found.trust[i]
-    rows = found.rows()
-    assert [row["looked_at"] for row in rows] == [i in found.trust for i in range(4)]
-    assert rows[i]["trust"] == found.trust[i]
-    kernel = jnp.eye(14).reshape(7, 2, 7, 2)
-    assert sweep_kernel(kernel, jnp.zeros((7, 2)), y, settings).trust == {}
 
 
 @pytest.mark.parametrize("schedule", ["warmup_cosine", lambda step: 0.0 * step])

@@ -14,21 +14,30 @@ from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast.stale_gradients.path import HeldPath, smoothed
 from jaxttp.losses.rule import Rule
 
-COST = 1.05
-"""The loss that noise costs on the held path, over the memory of a batch just learnt."""
-ONSET = 9.0
-"""Knots after which it has built up, as the square of their number."""
-DOUBT = 1 / 2
-"""How far that correction is known, as a share of it."""
-LAG = 1 / 2
-"""Of what a path at a share of the rates may be behind: it is taken off, and is its doubt."""
 
-COARSE = 1 / 2
-"""What holds have to keep of what their gradients promise; a parabola's whole way down is that."""
-AGAIN = 0.05
-"""A loss that ends by this share of its whole range above its lowest point rises again."""
-HEART = 0.35
-"""The loss that learning a sample by heart costs others, over what it gains on the sample."""
+@dataclasses.dataclass(frozen=True)
+class _Correction:
+    """Numbers of the correction, chosen on the tuning tasks of experiments/bench/lora_tasks.py.
+
+    Attributes:
+        cost: the loss that noise costs on the held path, over the memory of a batch just learnt.
+        onset: knots after which it has built up, as the square of their number.
+        doubt: how far that correction is known, as a share of it.
+        lag: of what a path at a share of the rates may be behind: taken off, and its doubt.
+        coarse: what holds have to keep of what their gradients promise; a parabola's whole way
+            down is that.
+        heart: the loss that learning a sample by heart costs others, over the gain on the sample.
+    """
+
+    cost: float = 1.05
+    onset: float = 9.0
+    doubt: float = 1 / 2
+    lag: float = 1 / 2
+    coarse: float = 1 / 2
+    heart: float = 0.35
+
+
+_BY = _Correction()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,13 +91,6 @@ class HeldForecast:
             f"  within {100 * threshold:g} % of the {way}: " + (f"step {t}" if t >= 0 else never)
             for threshold, t in times.items()
         ]
-        lowest = int(np.argmin(self.loss))
-        back = float(self.loss[-1] - self.loss[lowest])
-        if not self.diverged and back > max(self.uncertainty[-1], AGAIN * np.ptp(self.loss)):
-            lines.append(
-                f"  lowest at step {lowest}, {self.loss[lowest]:.4g}, and it rises from there: "
-                "stop early"
-            )
         if self.trust is not None:
             lines.append(wrapped(f"  trust: {self.trust}", 4))
         return "\n".join(lines)
@@ -105,7 +107,7 @@ class HeldForecast:
         Not where the path was left, or gradients were held for too long: then `trust` doubts the
         loss without saying by how much, and no range is printed.
         """
-        return not self.diverged and self.kept >= COARSE
+        return not self.diverged and self.kept >= _BY.coarse
 
     @property
     def trust(self) -> str | None:
@@ -124,7 +126,7 @@ class HeldForecast:
                 f"followed at {self.rate_share:g} of them, known to ± {100 * off:.2g} % of "
                 "the loss's drop; that the training itself bears them is not known"
             )
-        if self.kept < COARSE:
+        if self.kept < _BY.coarse:
             return (
                 f"a gradient held for {self.stride:.2g} steps gave {100 * self.kept:.2g} % of what "
                 "it promised: too long for these rates; the loss is likely to fall faster, and "
@@ -183,7 +185,7 @@ def corrected(
 
     Where only a share of the optimiser's steps was taken, the path is behind the training: its
     loss at step t is that of a step before, t' of as many whole steps, if a loss falls as steps
-    add up, and that of t if it is all noise and valley floors. `LAG` of the way is taken off.
+    add up, and that of t if it is all noise and valley floors. Half of the way is taken off.
 
     Args:
         path: as it was followed.
@@ -201,20 +203,20 @@ def corrected(
     memory = np.zeros(len(path.points))
     if len(gaps):
         memory = smoothed(path.measured + 0.5, gaps, path.points.astype(float))
-    built = 1 - np.exp(-((path.points / ONSET) ** 2))
-    off = COST * (1 - last / steps) * built * np.maximum(memory, 0.0)
+    built = 1 - np.exp(-((path.points / _BY.onset) ** 2))
+    off = _BY.cost * (1 - last / steps) * built * np.maximum(memory, 0.0)
     if fresh is not None:
-        off += HEART * by_heart(path.before, others[:-1], fresh, path.points)
+        off += _BY.heart * by_heart(path.before, others[:-1], fresh, path.points)
     at, losses = path.knots[path.points], path.loss
     diverged = path.left or not (np.all(np.isfinite(losses)) and np.all(np.isfinite(memory)))
     if diverged:  # nothing is corrected: the path is not the training's
         off = np.zeros_like(off)
     shown = evened(np.where(np.isfinite(losses), losses, losses[0]) - off)
-    curve, doubt = _between(at, shown, every), DOUBT * _between(at, off, every)
+    curve, doubt = _between(at, shown, every), _BY.doubt * _between(at, off, every)
     done = np.concatenate([[0.0], np.cumsum(path.scale * np.diff(path.knots))])
     behind = np.interp(np.interp(every, path.knots, done), every, curve) - curve
     behind = np.minimum.accumulate(np.maximum(behind, 0.0)[::-1])[::-1]  # a loss has no bend there
-    lag = LAG * behind * (not diverged)
+    lag = _BY.lag * behind * (not diverged)
     share = float(np.min(path.scale, initial=1.0))
     promised = float(np.sum(path.promised))
     kept = float(np.sum(path.fall)) / promised if promised < 0 and not diverged else 1.0
@@ -228,7 +230,7 @@ def by_heart(before: np.ndarray, others: np.ndarray, fresh: int, points: np.ndar
     """How much further batches that come again have fallen since their first time than others have.
 
     For least squares others rise above the optimum of all sequences by as much as the sample's own
-    fall below it, half of the gap between them (Mallows' C_p); along a path it is less, `HEART`.
+    fall below it, half of the gap between them (Mallows' C_p); along a path it is less.
     Every batch is held against itself, since batches differ by more than what is looked for.
 
     Args:

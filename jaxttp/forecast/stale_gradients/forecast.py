@@ -19,7 +19,7 @@ gamma_m = z (1 - z)^(m - 1) S / lambda, and the loss that noise costs at knot k
     1/2 sum_(i < k) z^2 (1 - z)^(2 i) S / lambda = 1/2 (gamma_1 - gamma_2 + ... - gamma_2k),
 
 the alternating sum of the memories, 1/(4 - 2 z) of gamma_1 in the end. In networks it is about the
-memory itself (curvature that is met late costs as well); the factor is `COST` of the module
+memory itself (curvature that is met late costs as well); the factor is `cost` of the module
 `curve`, chosen on the TUNING tasks of experiments/bench/lora_tasks.py.
 
 Where the sequences at hand are a sample of those that train, a path that sees them again learns
@@ -67,12 +67,8 @@ from jaxttp.losses import Loss, encode_targets, get_loss
 
 POINTS = 11
 """Points of the curve, at which the loss of what is watched is evaluated."""
-WINDOW = 3
-"""Knots on either side over which the path is smoothed, by a line."""
 FEWEST = 24
 """Knots below which no path is followed."""
-FEW = 8
-"""Samples that are looked at before anything is followed."""
 FORWARD = 1 / 3
 """What a way forward costs, in gradients."""
 
@@ -144,22 +140,14 @@ def held_forecast(
     if total_samples is not None:
         check_integer("total_samples", total_samples, at_least=count(x),
                       remedy=f"x, a sample of them, has {count(x)}.")  # fmt: skip
-    check_network(apply_fn, params)
     check_optimizer(optimizer)
-    check_floating("params", params)
-    check_stepping(optimizer, params)
     x, x_watched = check_samples("x", x), check_samples("x_watched", x_watched)
-    given = {"params": params, "x": x, "y": y, "x_watched": x_watched, "y_watched": y_watched}
-    check_known(**given, share=share, key=key)
-    for name in ("params", "x", "x_watched"):
-        check_finite(name, given[name])
+    check_known(share=share, key=key, y=y, y_watched=y_watched)
+    _check_network(apply_fn, params, optimizer, {"params": params, "x": x, "x_watched": x_watched})
     protocol = check_batches(batch_size, key, protocol, count(x))
     rows, outputs = as_rows(apply_fn, params, x)
     rows = network_of(rows)
-    few = take(x, slice(0, FEW))
-    evaluated = in_two(rows).evaluate(params, few)
-    check_per_sample(rows, params, few, evaluated=evaluated)
-    check_finite("apply_fn(params, x)", evaluated.outputs)
+    _check_outputs(rows, params, take(x, slice(0, 8)))
     given_loss = get_loss(loss)
     targets, loss = encode_targets(given_loss, y, outputs)
     seen = as_rows(apply_fn, params, x_watched)[1]
@@ -181,7 +169,7 @@ def held_forecast(
 
         knots = start.step + place_knots(sizes[start.step :], most)
         return follow_held(
-            programs, start, scale, knots, place_points(len(knots), points), batch, look, WINDOW,
+            programs, start, scale, knots, place_points(len(knots), points), batch, look,
         )  # fmt: skip
 
     begin = HeldState(0, params, optimizer.init(params), look(params))
@@ -200,6 +188,25 @@ def held_forecast(
         whole = part.then(further)
     spent = share * steps - paid
     return corrected(whole, spent * batch_size, float(steps * batch_size), steps, fresh)
+
+
+def _check_network(
+    apply_fn: ApplyFn, params: Params, optimizer: optax.GradientTransformation, given: dict
+) -> None:
+    """Refuse a network that the optimizer cannot step, and arrays that are not known or finite."""
+    check_network(apply_fn, params)
+    check_floating("params", params)
+    check_stepping(optimizer, params)
+    check_known(**given)
+    for name, value in given.items():
+        check_finite(name, value)
+
+
+def _check_outputs(network: Any, params: Params, few: Any) -> None:
+    """Refuse outputs that depend on other samples, or that are not finite."""
+    evaluated = in_two(network).evaluate(params, few)
+    check_per_sample(network, params, few, evaluated=evaluated)
+    check_finite("apply_fn(params, x)", evaluated.outputs)
 
 
 def cost_of(path: HeldPath, look: float) -> float:

@@ -17,11 +17,6 @@ from jaxttp.dynamics._network import loss_of_weights
 from jaxttp.dynamics.optimizers import Optimizer, inlined, same_program
 from jaxttp.losses import Loss
 
-LOWEST = 0.02
-"""Share of the largest step below which a step counts no less."""
-WIDTH = 6.0
-"""Knots over which losses of batches and memories are averaged, a standard deviation."""
-
 
 class HeldState(NamedTuple):
     """Where a path is at a knot, and where it began.
@@ -93,16 +88,19 @@ class HeldPath(NamedTuple):
         )  # fmt: skip
 
 
-def step_sizes(optimizer: optax.GradientTransformation, params: Params, steps: int) -> np.ndarray:
+def step_sizes(
+    optimizer: optax.GradientTransformation, params: Params, steps: int, *, lowest: float = 0.02
+) -> np.ndarray:
     """How far every step goes under a constant gradient, up to a factor (T,).
 
     Args:
         optimizer: any optax transformation of gradients alone.
         params: what it steps; only the structure matters.
         steps: T.
+        lowest: share of the largest step below which a step counts no less.
 
     Returns:
-        Sizes in (0, 1], at least a fiftieth of the largest; ones where they cannot be told.
+        Sizes in (0, 1]; ones where they cannot be told.
 
     Example:
         >>> step_sizes(optax.sgd(optax.linear_schedule(1.0, 0.5, 2)), 0.0, 3).tolist()
@@ -123,7 +121,7 @@ def step_sizes(optimizer: optax.GradientTransformation, params: Params, steps: i
         return np.ones(steps)
     if not np.all(np.isfinite(sizes)) or np.max(sizes) <= 0:
         return np.ones(steps)
-    return np.maximum(sizes / np.max(sizes), LOWEST)
+    return np.maximum(sizes / np.max(sizes), lowest)
 
 
 def place_knots(sizes: np.ndarray, count: int) -> np.ndarray:
@@ -224,7 +222,7 @@ def follow_held(
     points: np.ndarray,
     batch: Callable[[int], tuple[Any, Array]],
     watched: Callable[[Params], float],
-    window: int,
+    window: int = 3,
 ) -> HeldPath:
     """Run the optimiser, with a gradient of its own at every knot alone, until it leaves its path.
 
@@ -306,13 +304,16 @@ def has_left(own: np.ndarray, point: int, loss: float, first: tuple[float, float
     return bool(loss > first[0] and mean > first[1])
 
 
-def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
+def smoothed(
+    where: np.ndarray, values: np.ndarray, at: np.ndarray, *, width: float = 6.0
+) -> np.ndarray:
     """Values by a Gaussian mean over some twelve knots.
 
     Args:
         where: knots of the values (P,).
         values: (P,).
         at: knots that are asked (E,).
+        width: knots, a standard deviation.
 
     Returns:
         (E,).
@@ -321,7 +322,7 @@ def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarra
         >>> smoothed(np.array([0.0, 50.0]), np.array([1.0, 3.0]), np.array([0.0, 25.0])).round(6)
         array([1., 2.])
     """
-    away = (at[:, None] - where[None]) / WIDTH
+    away = (at[:, None] - where[None]) / width
     near = np.exp(-0.5 * np.minimum(away**2, 1400.0))
     return (near @ values) / np.sum(near, axis=1)
 
