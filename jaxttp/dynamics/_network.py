@@ -17,6 +17,7 @@ from jaxttp.losses import Loss
 from jaxttp.losses.contrasts import Contrasted, contrasts, from_contrasts
 
 
+@jit
 def inner(left: Params, right: Params) -> Array:
     """The product of two vectors in weight space."""
     leaves = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)

@@ -240,8 +240,11 @@ class Motion(NamedTuple):
     @classmethod
     def of(cls, kernel: Kernel, f0: Array, tangent: Array | None) -> "Motion":
         """With one kernel; J w_0 is the tangent where weights decay."""
-        pushed = jnp.zeros_like(f0) if tangent is None else tangent
-        return cls([Linearization(kernel, pushed[None])], f0)
+        if tangent is None:  # put there, which compiles nothing
+            pushed = jax.device_put(np.zeros((1, *f0.shape), f0.dtype))
+        else:
+            pushed = tangent[None]
+        return cls([Linearization(kernel, pushed)], f0)
 
     @property
     def size(self) -> int:
@@ -253,7 +256,7 @@ class Motion(NamedTuple):
         images = sum(image_size(end.kernel, self.f.shape[1]) for end in self.ends)
         vector = np.zeros(self.size + len(self.ends) * images)
         vector[len(self.ends) * self.f.size + carried] = 1.0
-        return jnp.asarray(vector, self.f.dtype)
+        return jax.device_put(vector.astype(self.f.dtype))
 
     def folds(self) -> list[list[Array | None]]:
         """B^T left of every kernel with every damping: what dampings hold back of images."""

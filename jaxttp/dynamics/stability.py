@@ -214,6 +214,7 @@ def max_learning_rate(
     return rate_limit(curvature_modes(kernel, f0, targets, loss)[0], momentum, nesterov)
 
 
+@functools.partial(jit, static_argnames="nesterov")
 def rate_limit(curvature: Array, momentum: Any, nesterov: bool = False) -> Array:
     """The limit of `max_learning_rate` by the largest of some eigenvalues."""
     largest = jnp.max(curvature)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -157,10 +158,8 @@ def relinearized_recursion(  # noqa: PLR0913
     damped, sharpness = setup.damping(kernel, f0, 0)
     if damp is None and damped is not None:  # a rate that is too large from the start
         setup, damped = dataclasses.replace(setup, damps=False), None
-    state = State(
-        0, params, Linearization(kernel, f0[None]), params, tuple(accumulators or begun), f0,
-        optimizer.init(like),
-    )  # fmt: skip
+    here = Linearization(kernel, jax.device_put(np.asarray(f0)[None]))  # until it is linearized
+    state = State(0, params, here, params, tuple(accumulators or begun), f0, optimizer.init(like))
     state = state._replace(here=linearize(setup, state, kernel, params, damped))
     report = progress or (lambda built, planned: None)
     return integrate(setup, state, controller, sharpness, report)

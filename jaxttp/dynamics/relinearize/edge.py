@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._core.compile import jit
@@ -59,7 +60,7 @@ def damping(
         the limit.
     """
     values, left, _ = curvature_modes(kernel, f, targets, loss)
-    sharpness = float(values[0]) / limit
+    sharpness = float(np.asarray(values)[0]) / limit
     if not sharpness > 1.0:
         return None, sharpness
     return _damping(kernel, values, left, limit, damped, f.shape[1]), sharpness

@@ -182,16 +182,16 @@ def integrate(
     report(setup.costs.kernels, setup.costs.kernels)
     loss, uncertainty, local = _estimate(path, np.isin(np.arange(setup.steps + 1), ends))
     return RelinearizedTrajectory(
-        ts=jnp.arange(setup.steps + 1, dtype=loss.dtype),
+        ts=jax.device_put(np.arange(setup.steps + 1, dtype=loss.dtype)),
         train=path.train,
         test=None if path.test is None else path.test.path,
         provisional=path.provisional,
         loss=loss,
         loss_uncertainty=uncertainty,
         ends=tuple(ends),
-        local_errors=jnp.asarray(np.asarray(local)[: len(ends)]),
+        local_errors=jax.device_put(np.asarray(local)[: len(ends)]),
         rejected=rejected,
-        diverged_at=jnp.asarray(path.diverged_at),
+        diverged_at=jax.device_put(np.asarray(path.diverged_at)),
         edge_at=edge_at,
         held_from=frozen_from,
         kernels=setup.costs.kernels,
@@ -247,7 +247,7 @@ def _uncertainty(curve: Array, provisional: Array, is_end: Array) -> tuple[Array
 
 def _room(f: Array, steps: int) -> Array:
     """A path (T + 1, ., C) of outputs that stay."""
-    return jnp.broadcast_to(f, (steps + 1, *f.shape))
+    return jax.device_put(np.broadcast_to(np.asarray(f), (steps + 1, *f.shape)))
 
 
 @jit

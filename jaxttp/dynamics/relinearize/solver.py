@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -209,6 +210,9 @@ class Step(NamedTuple):
     sharpness: float = 0.0
 
 
+_is_finite = jit(all_finite)
+
+
 @jit
 def at(path: Array, step: Any) -> Array:
     """A row, by one compiled function for all steps."""
@@ -229,20 +233,24 @@ def push_all(
     """J v at a point (k, ., C), zero for a vector that is None."""
     setup.costs.products += sum(vector is not None for vector in vectors)
     none = np.zeros(like.shape, like.dtype)
-    return jnp.stack([none if v is None else setup.push(point, x, v) for v in vectors])
+    # NumPy stacks without a compiled function for every number of vectors.
+    pushed = [none if v is None else np.asarray(setup.push(point, x, v)) for v in vectors]
+    return jax.device_put(np.stack(pushed))
 
 
-def combine(setup: Setup, state: State, points: list[Params], row: Array) -> Params:
+def combine(setup: Setup, state: State, points: list[Params], row: Array | np.ndarray) -> Params:
     """The vector of weight space with these coefficients, see `Motion`."""
-    size, shape = state.outputs.size, state.outputs.shape
+    size, shape, host = state.outputs.size, state.outputs.shape, np.asarray(row)
     setup.costs.products += len(points)
     total = None
     for i, point in enumerate(points):
-        part = setup.pull(point, setup.x, row[i * size :][:size].reshape(shape))
-        total = part if total is None else add_vectors(total, [part], np.ones(1, row.dtype))
-    rest = zip(row[len(points) * size :], [state.weights, *state.velocities], strict=True)
+        dual = jax.device_put(host[i * size :][:size].reshape(shape))
+        part, one = setup.pull(point, setup.x, dual), jax.device_put(np.ones(1, host.dtype))
+        total = part if total is None else add_vectors(total, [part], one)
+    rest = zip(host[len(points) * size :], [state.weights, *state.velocities], strict=True)
     pairs = [(weight, vector) for weight, vector in rest if vector is not None]
-    return add_vectors(total, [vector for _, vector in pairs], jnp.stack([w for w, _ in pairs]))
+    weights = jax.device_put(np.asarray([weight for weight, _ in pairs], host.dtype))
+    return add_vectors(total, [vector for _, vector in pairs], weights)
 
 
 def run(setup: Setup, state: State, motion: Motion, end: int, *, keep: bool = False) -> Followed:
@@ -317,12 +325,12 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
         end: the segment's last step.
         limit: the largest acceptable error; infinite where no shorter segment is left to try.
     """
-    row = at(ahead.coefficients, end)
-    if not bool(all_finite(row)):
+    row = np.asarray(at(ahead.coefficients, end))
+    if not np.all(np.isfinite(row)):
         return Step(Outcome.DIVERGED)
     point = combine(setup, state, [state.point], row)
     kernel = setup.kernel(point)
-    if not bool(all_finite(kernel)):
+    if not bool(_is_finite(kernel)):
         return Step(Outcome.DIVERGED)
     damped, sharpness = None, 0.0
     if setup.damps and bool(is_nonlinear(state.here.kernel, kernel)):
@@ -330,10 +338,16 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     length = ahead.path - ahead.path[state.step]
     tau = np.clip(length / (length[end] if length[end] > 0 else 1.0), 0.0, 1.0)
     segment = Segment(
-        end, [state.point, point], [state.here.kernel, kernel], damped, jnp.asarray(tau, row.dtype)
+        end,
+        [state.point, point],
+        [state.here.kernel, kernel],
+        damped,
+        jax.device_put(tau.astype(row.dtype)),
     )
     far = linearize(setup, state, kernel, point, damped)
-    motion = Motion([state.here, far], state.outputs, segment.tau, jnp.zeros_like(state.outputs))
+    motion = Motion(
+        [state.here, far], state.outputs, segment.tau, jax.device_put(np.zeros_like(state.outputs))
+    )
     found = run(setup, state, motion, end, keep=setup.x_test is not None)
     error = _change(setup, ahead, found.records, state.step, end)
     if not error <= limit:
@@ -353,7 +367,8 @@ def _correct(
     first, then, now = setup.losses(setup.f0, at(found.records, end), arrival.outputs)
     if abs(now - then) <= CONTROLS.defect * abs(first - now):
         return arrival
-    forced = motion._replace(forcing=arrival.outputs - at(found.records, end))
+    missed = np.asarray(arrival.outputs) - np.asarray(at(found.records, end))
+    forced = motion._replace(forcing=jax.device_put(missed))
     again = run(setup, state, forced, end, keep=found.coefficients is not None)
     other = _arrive(setup, state, segment, again)
     return other if _gap(other, end) < _gap(arrival, end) else arrival
