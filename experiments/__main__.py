@@ -21,7 +21,7 @@ from experiments.dry_run import DryRun, dry_run
 from experiments.harness import RESULTS, Outcome, Report, add_to_gallery, load_script, run_script
 from experiments.scripts import SCRIPTS
 from experiments.store import MissingError
-from jaxttp._core.interrupts import watch
+from jaxttp._core.process import watch
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console()

@@ -49,13 +49,12 @@ imported when it is first used.
 
 from typing import Any
 
-from jaxttp._core import interrupts as _interrupt
-from jaxttp._core import programs as _programs
-from jaxttp._core.xla_cpu import backend as _backend
+from jaxttp._core import process as _process
+from jaxttp._core import xla_cpu as _xla_cpu
 
-if _interrupt.is_command():
-    _interrupt.watch()  # first of all: what follows takes seconds
-    _programs.hush()  # before JAX is imported
+if _process.is_command():
+    _process.watch()  # first of all: what follows takes seconds
+    _process.hush()  # before JAX is imported
 
 from jaxttp import conditioning as conditioning
 from jaxttp import dynamics as dynamics
@@ -63,9 +62,9 @@ from jaxttp import gauss_newton as gauss_newton
 from jaxttp import losses as losses
 from jaxttp import ntk as ntk
 from jaxttp import representation as representation
+from jaxttp._core.process import __version__ as __version__
 from jaxttp._core.progress import print_progress as print_progress
 from jaxttp._core.types import Model as Model
-from jaxttp._core.versions import __version__ as __version__
 from jaxttp.adapters import flatten_tokens as flatten_tokens
 from jaxttp.adapters import from_equinox as from_equinox
 from jaxttp.adapters import from_keras as from_keras
@@ -99,7 +98,7 @@ from jaxttp.ntk import sketch_jacobian as sketch_jacobian
 from jaxttp.training import time_step as time_step
 from jaxttp.training import train as train
 
-_backend.protect_process()  # before a backend starts
+_xla_cpu.protect_process()  # before a backend starts
 
 __all__ = [
     "Candidate",

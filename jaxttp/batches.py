@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxttp._core.checks import check_integer, check_known
-from jaxttp._core.samples import count, take
+from jaxttp._core.types import count, take
 
 SAMPLES = 512
 """Drawn when no number is given."""

@@ -27,11 +27,10 @@ from jaxttp._core.checks import (
     check_optimizer,
 )
 from jaxttp._core.compile import bound_programs, give_back, registered
+from jaxttp._core.progress import stopwatch
 from jaxttp._core.results import RESULT
-from jaxttp._core.samples import count, take
-from jaxttp._core.timing import stopwatch
 from jaxttp._core.traced import Keyed, Traced, network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters import as_rows
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples

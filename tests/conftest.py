@@ -54,7 +54,7 @@ SLOW_EXAMPLES = (
     "jaxttp.models.convolutional.VGG",
     "jaxttp.models.convolutional.",
     "jaxttp.dynamics.two_factor.two_factor_flow",
-    "jaxttp.conditioning.points.convolution_point",
+    "jaxttp.conditioning.sweeps.convolution_point",
 )
 
 
@@ -83,7 +83,7 @@ LONGEST = (
     "tests/test_docs.py",
     "tests/dynamics/test_relinearize_adaptive.py",
     "tests/dynamics/test_relinearize.py",
-    "tests/forecast/test_predict_dynamics.py",
+    "tests/forecast/test_methods.py",
     "tests/forecast/test_closed_loop.py",
     "tests/pipeline/test_exact_steps.py",
     "tests/pipeline/test_training_time.py",

@@ -33,7 +33,6 @@ LEFT_OUT = {
     "from_keras": "takes a module; tests/test_from_keras.py",
     "from_linen": "takes a module; tests/test_adapters.py",
     "from_torch": "takes a module; tests/test_from_torch.py",
-    "convolution_bound": "always refuses", "leaky_relu_product_bound": "always refuses",
     "load_tokenizer": "takes a folder; tests/data/test_text.py",
     "load_texts": "takes a folder; tests/data/test_text.py",
     "load_corpus": "takes a folder; tests/data/test_corpus.py",
@@ -135,9 +134,6 @@ def _conditioning(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         },
         "functional_hessian_spectrum": {"residual_covariance": draw(2, 3), "width": 4},
         "linear_bound": linear | {"skip": 0.5},
-        "one_hidden_layer_bound": {
-            "output_weights": draw(2, 4), "input_weights": draw(4, 3), "covariance": covariance,
-        },
         "psd_residual_bound": {
             "weights": [covariance, covariance], "covariance": covariance, "skip": 1.0,
         },
@@ -156,7 +152,6 @@ def _conditioning(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "batch_norm_scales": linear | {"epsilon": 1e-5},
         "gauss_newton_linear": linear | {"skip": 0.5, "scales": [jnp.ones(4)]},
         "gauss_newton_linear_operator": linear | {"skip": 0.5},
-        "gauss_newton_linear_terms": linear | {"skip": 0.5},
         "linear_point": linear | {"skip": 0.5},
         "layer_spectra": {"weights": weights},
         "generic_rank": {"widths": [3, 4, 2], "data_rank": 3},
@@ -170,7 +165,6 @@ def _conditioning(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
             "parameter": "width", "values": [4, 6], "inputs": 3, "outputs": 2, "depth": 2,
             "skip": 0.0, "alpha": 0.01, "seeds": 1, "key": jax.random.key(0),
         },
-        "width_prediction": {"d": 3, "k": 2, "widths": [4, 8], "gain": 2.0},
     }  # fmt: skip
 
 

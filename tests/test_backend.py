@@ -1,4 +1,4 @@
-"""`xla_cpu.backend`: jaxlib 0.10.2's wrong fusions are switched off, and nothing else."""
+"""`jaxttp._core.xla_cpu`: jaxlib 0.10.2's wrong fusions are switched off, and nothing else."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import jaxttp
-from jaxttp._core.xla_cpu.backend import FLAG, protect_process
+from jaxttp._core.xla_cpu import FLAG, protect_process
 
 
 @pytest.mark.parametrize("version", ["0.10.1", "0.10.20", "0.10.3", "0.10.2.dev1", "0.11.0"])

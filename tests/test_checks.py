@@ -79,15 +79,6 @@ def test_integer_outside_its_range_is_refused(value):
         check_integer("steps", value, at_least=1, at_most=7, remedy="Few.")
 
 
-@pytest.mark.parametrize("key", [None, jax.random.key(0), jax.random.PRNGKey(0)])
-def test_keys_pass_traced_or_not(key):
-    assert check_key(key) is None
-    if key is not None:
-        drawn = jax.jit(lambda k: (check_key(k), jax.random.bits(k))[1])(key)
-        assert drawn == jax.random.bits(key)
-        jax.vmap(lambda k: (check_key(k), jax.random.bits(k))[1])(jax.random.split(key, 2))
-
-
 @pytest.mark.parametrize(
     ("key", "given"),
     [

@@ -83,22 +83,6 @@ def test_a_real_process(tmp_path):
     assert sorted(p.name for p in folder.iterdir()) == ["prediction.json", "prediction.png"]
 
 
-@pytest.mark.slow
-def test_verified_by_a_whole_run_in_this_process(tmp_path):
-    result = call("predict", *SMALL, "--verify", "--output", str(tmp_path), "--thresholds", "0.4")
-    assert result.exit_code == 0
-    assert result.stderr == ""
-    header, threshold, whole = table(result.stdout)
-    assert header == ["loss within", "steps", "seconds", "real steps", "real seconds"]
-    written = json.loads((tmp_path / "prediction.json").read_text())
-    assert list(written["steps"]) == list(written["verified"]["steps"]) == ["0.4"]
-    assert threshold[0] == "40 % of its drop"
-    assert threshold[1].split(" ± ")[0] == str(written["steps"]["0.4"])
-    assert threshold[3] == str(written["verified"]["steps"]["0.4"])
-    assert (whole[0], whole[1], whole[3]) == ("all steps", "15", "15")
-    assert len(written["verified"]["loss"]) == 16
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -139,48 +123,15 @@ def test_any_name_of_a_folder(forecasts, tmp_path):
 
 BAD = {
     "rate 0": (["--learning-rate", "0"], "learning_rate must be greater than 0; got 0.0"),
-    "rate negative": (
-        ["--learning-rate", "-0.1"],
-        "learning_rate must be greater than 0; got -0.1",
-    ),
     "rate nan": (["--learning-rate", "nan"], "learning_rate must be finite.*got nan"),
-    "rate inf": (["--learning-rate", "inf"], "learning_rate must be finite.*got inf"),
-    "momentum 1": (["--momentum", "1"], "momentum must be at least 0 and less than 1; got 1.0"),
-    "momentum negative": (["--momentum", "-0.1"], "momentum must be at least 0.*got -0.1"),
     "batch too large": (["--batch-size", "13"], "batch_size must be .* 1 and 12; got 13"),
-    "batch 0": (["--batch-size", "0"], "batch_size must be .* at least 1; got 0"),
-    "threshold 0": (["--thresholds", "0"], "thresholds must be greater than 0.*got 0.0"),
-    "threshold 1.5": (["--thresholds", "0.1,1.5"], "thresholds must be .*less than 1; got 1.5"),
-    "threshold nan": (["--thresholds", "nan"], "thresholds must be finite"),
     "threshold text": (["--thresholds", "soon"], "thresholds='soon' must be numbers separated by"),
     "threshold empty": (["--thresholds", ""], "thresholds='' must be numbers"),
-    "threshold trailing comma": (["--thresholds", "0.1,"], "thresholds='0.1,' must be numbers"),
-    "steps 0": (["--steps", "0"], "steps must be an integer of at least 1; got 0"),
-    "steps negative": (["--steps", "-3"], "steps must be an integer of at least 1; got -3"),
     "data": (["--data", "svhn"], "data='svhn' is not known; choose one of 'digits', 'wine'"),
-    "loss": (["--loss", "hinge"], "loss='hinge' is not known; choose one of 'cross_entropy'"),
-    "loss of three classes": (["--loss", "binary_cross_entropy"], "loss=.* needs two classes"),
-    "loss of a regression": (
-        ["--data", "diabetes", "--loss", "cross_entropy"],
-        "loss='cross_entropy' needs classes",
-    ),
-    "samples too many": (["--samples-per-class", "500"], "samples_per_class must be .* got 500"),
-    "samples 0": (["--samples-per-class", "0"], "samples_per_class must be .* got 0"),
-    "seed": (["--seed", "-1"], "seed must be an integer between 0 and .* got -1"),
-    "seed too large": (["--seed", str(2**64)], "seed must be an integer between"),
-    "relinearize": (
-        ["--relinearize", "-1"],
-        "relinearize must be an integer of at least 0; got -1",
-    ),
     "relinearize word": (
         ["--relinearize", "always"],
         "relinearize must be an integer of at least 0; got 'always'. .*'auto' chooses",
     ),
-    "samples of a regression": (
-        ["--data", "diabetes"],
-        "samples_per_class=4 does nothing here: a regression has no classes and takes all samples",
-    ),
-    "rank without adapters": (["--rank", "2"], "rank=2 does nothing here: .*trainable='lora'"),
     "labels": (["--classes", "0,17"], r"classes: \[17\] not in wine; choose among 0"),
     "loss by another name": (["--loss", "mse"], "loss='mse' .* Its name here is 'squared_error'"),
 }
@@ -315,10 +266,7 @@ def test_conditioning_prints_and_writes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--network", "vgg"], "network='vgg' is not known"),
-        (["--data", "imagenet"], "data='imagenet' is not known"),
         (["--network", "resnet"], "network='resnet' is trained for the digits"),
-        (["--width", "0"], "width must be an integer of at least 1; got 0"),
         (["--sweep", "size"], "sweep='size' is not known; choose one of 'depth', 'width', 'skip'"),
         (["--sweep", "depth", "--network", "mlp"], "sweep='depth' does not fit network='mlp'"),
         (["--sweep", "depth", "--values", "a"], "values='a' must be numbers separated by commas"),
@@ -329,9 +277,6 @@ def test_conditioning_prints_and_writes(tmp_path):
         (["--values", "1,2"], "values: say with --sweep"),
         (["--seeds", "2"], "seeds=2 are those of --sweep"),
         (["--alpha", "0.1"], "alpha=0.1 does nothing here: network='linear' has none"),
-        (["--network", "mlp", "--skip", "0.1"], "skip=0.1 does nothing here: network='mlp' has no"),
-        (["--network", "leaky_relu", "--depth", "4"], "depth=4 does nothing here"),
-        (["--samples", "100000"], "samples must be an integer between 2 and 178"),
         (["--accuracy", "2"], "accuracy must be .* less than 1; got 2"),
     ],
 )
@@ -345,9 +290,3 @@ def test_conditioning_refuses_in_one_line(arguments, message, tmp_path):
 
 
 # --- help -----------------------------------------------------------------------------------------
-
-
-def test_no_command_shows_the_help():
-    result = call()
-    assert "predict" in result.stdout + result.stderr
-    assert result.exit_code in (0, 2)  # click 8.2 turned 0 into 2

@@ -130,13 +130,11 @@ BAD = {
         "learning_rates='fast' must be numbers",
     ),
     "batches": (["sweep", *WINE, "--batch-sizes", "2.5"], "must be whole numbers"),
-    "infinite": (["sweep", *WINE, "--batch-sizes", "inf"], "batch_sizes='inf' must be whole"),
     "schedule": (["sweep", *WINE, "--schedules", "step", "--no-seconds"], "schedule='step'"),
     "nothing stable": (
         ["sweep", *WINE, "--learning-rates", "1000", "--momenta", "0", "--no-seconds"],
         "no setting gets to 10 % of the loss's drop stably",
     ),
-    "choice": (["compare", *WINE, "--train", "tail"], "start='tail' is not known"),
 }
 
 

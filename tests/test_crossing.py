@@ -57,49 +57,6 @@ def test_plateau_windows_by_hand(curve, window):
     assert got == by_hand(curve, 0.25, "plateau", window)
 
 
-EDGES = {
-    # "relative": |L_t - L_T| < eps |L_0 - L_T|
-    "constant": ([1.0, 1.0, 1.0], 0.1, "relative", -1),
-    "ends where it began": ([1.0, 5.0, 1.0], 0.1, "relative", -1),
-    "dips and ends where it began": ([1.0, 0.5, 1.0], 0.1, "relative", -1),
-    "zero throughout": ([0.0, 0.0, 0.0], 0.1, "relative", 0),
-    "rises": ([0.0, 0.5, 0.9, 1.0], 0.2, "relative", 2),
-    "exactly eps is not below": ([4.0, 1.0, 0.0], 0.25, "relative", 2),
-    "dips and comes back": ([4.0, 0.0, 4.0, 2.0, 0.0], 0.1, "relative", 1),
-    "overshoot counts in both directions": ([4.0, -4.0, 0.5, 0.0], 0.25, "relative", 2),
-    "at the very last step": ([4.0, 3.0, 2.0, 0.0], 0.01, "relative", 3),
-    # "gap": |L_t - L_T| < eps
-    "constant, gap": ([1.0, 1.0], 0.1, "gap", 0),
-    "wide gap": ([4.0, 2.0, 0.0], 10.0, "gap", 0),
-    "exactly the gap is not below": ([4.0, 2.0, 0.0], 2.0, "gap", 2),
-    # "absolute": L_t < eps
-    "never reached": ([1.0, 0.5, 0.4], 0.3, "absolute", -1),
-    "exactly reached is not below": ([1.0, 0.5, 0.25], 0.25, "absolute", -1),
-    "from the start": ([0.1, 0.5], 0.3, "absolute", 0),
-    "first of several": ([1.0, 0.2, 1.0, 0.2], 0.3, "absolute", 1),
-    # "plateau": L_{t-window} - L_t < eps, so step 0 never counts
-    "constant, plateau": ([1.0, 1.0, 1.0], 0.1, "plateau", 1),
-    "still falling": ([4.0, 3.0, 2.0, 1.0], 0.5, "plateau", -1),
-    "rising counts as no fall": ([1.0, 2.0], 0.1, "plateau", 1),
-    "two steps": ([1.0, 0.0], 0.5, "relative", 1),
-}
-
-
-@pytest.mark.parametrize("case", EDGES)
-def test_edges(case):
-    curve, threshold, rule, expected = EDGES[case]
-    assert by_hand(curve, threshold, rule) == expected
-    assert training_time(curve, threshold, rule=rule) == expected
-
-
-def test_plateau_looks_a_tenth_of_the_horizon_back():
-    curve = jnp.maximum(10.0 - jnp.arange(41.0), 0.0)  # falls by 1 a step until step 10
-    # Window 4: L_{t-4} - L_t is 4 until t = 10, then 3, 2, 1, 0.
-    assert training_time(curve, 0.5, rule="plateau") == 14
-    assert training_time(curve, 0.5, rule="plateau", window=1) == 11
-    assert training_time(curve, 0.5, rule="plateau", window=40) == -1
-
-
 @pytest.mark.parametrize(
     "curve", [[10, 5, 2, 1, 0], np.array([10, 5, 2, 1, 0], np.int32), jnp.arange(10, -1, -1)]
 )
@@ -130,8 +87,6 @@ BAD = {
     "threshold 0": (([1.0, 0.0], 0), {}, "threshold must be greater than 0 and less than 1; got 0"),
     "threshold 1": (([1.0, 0.0], 1), {}, "threshold must be .* got 1. 1 % is 0.01"),
     "threshold NaN": (([1.0, 0.0], np.nan), {}, "threshold must be finite and greater than 0"),
-    "threshold list": (([1.0, 0.0], [0.1, 0.2]), {}, "threshold must be a number"),
-    "gap of 0": (([1.0, 0.0], 0.0), {"rule": "gap"}, "threshold must be greater than 0; got 0.0"),
     "window of another rule": (
         ([1.0, 0.0], 0.1),
         {"window": 1},
@@ -144,10 +99,8 @@ BAD = {
     ),
     "curve with NaN": (([1.0, np.nan, 0.0], 0.1), {}, r"curve holds 1 value\(s\) that are NaN"),
     "curve of 2 axes": ((np.ones((3, 3)), 0.1), {}, r"curve must be a vector .* shape \(3, 3\)"),
-    "curve of one loss": (([1.0], 0.1), {}, "curve must be a vector of at least two losses"),
     "unknown rule": (([1.0, 0.0], 0.1), {"rule": "best"}, "rule='best' is not known.*'plateau'"),
     "an even smoothing": (([3.0, 2.0, 1.0], 0.1), {"smooth": 2}, "smooth must be odd"),
-    "a smoothing too wide": (([3.0, 2.0, 1.0], 0.1), {"smooth": 5}, "smooth"),
 }
 
 

@@ -54,21 +54,6 @@ def test_the_blocks_of_a_page_run(page, monkeypatch, tmp_path):
     assert run(page)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ["index.md", "guides/own-table.md"])
-def test_the_blocks_of_a_page_run_as_they_stand(page, monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    scope = run(page)
-    assert "largest stable learning rate" in capsys.readouterr().out
-    assert scope["forecast"].cost.kernels > 1
-
-
-def test_blocks_that_are_not_run_here_are_run_elsewhere():
-    for page, test in ELSEWHERE.items():
-        assert BLOCK.search((DOCS / page).read_text())
-        assert f'"{page}"' in (ROOT / "tests" / test).read_text()
-
-
 def test_commands_have_the_options_that_pages_give_them():
     commands = typer.main.get_command(app).commands
     seen = 0
@@ -122,36 +107,6 @@ def test_no_link_is_dead(path):
         found = path if not name else path.parent / name
         assert found.exists(), f"{path.name}: {target}"
         assert not anchor or anchor in anchors(found), f"{path.name}: {target}"
-
-
-def test_every_page_is_in_a_table_of_contents():
-    listed = {DOCS / "index.md"}
-    for path in [*DOCS.rglob("*.md"), *DOCS.rglob("*.rst")]:
-        text = path.read_text()
-        for block in re.findall(r"```\{toctree\}\n(.*?)```", text, flags=re.S) + re.findall(
-            r"\.\. toctree::\n(.*?)\n\n(?=\S|\Z)", text + "\n\n\n", flags=re.S
-        ):
-            names = [line.strip() for line in block.splitlines() if line.strip()]
-            for name in [name for name in names if not name.startswith(":")]:
-                at = ROOT / name[1:] if name.startswith("/") else path.parent / name
-                found = [at.with_name(at.name + end) for end in (".md", ".rst", ".ipynb")]
-                assert any(one.exists() for one in found), f"{path.name}: {name}"
-                listed |= {one for one in found if one.exists()}
-    assert {*SITE, *DOCS.rglob("*.rst")} <= listed
-
-
-def rows(path: Path) -> list[str]:
-    """The rows of a page's tables that hold figures measured, heads apart."""
-    lines = path.read_text().splitlines()
-    found = [line for line in lines if line.startswith("|") and not re.match(r"[|\s:-]+$", line)]
-    return [line for line in found if re.search(r"\d", line)]
-
-
-@pytest.mark.parametrize("page", ["explanations/trust.md"])
-def test_measured_rows_are_quoted_exactly(page):
-    known = {*rows(ROOT / "experiments/bench/RESULTS.md"), *rows(ROOT / "README.md")}
-    assert len(rows(DOCS / page)) > 8
-    assert [row for row in rows(DOCS / page) if row not in known] == []
 
 
 @pytest.mark.parametrize("page", ["which-rate", "budget", "compare", "devices"])

@@ -7,6 +7,8 @@ prints how far outputs and kernels are from PyTorch's own.
 """
 
 import importlib.metadata
+import pathlib
+import re
 import types
 
 import jax
@@ -88,24 +90,6 @@ def regularised(torch):
     return module, RANDOM.normal(size=(4, 5)).astype(np.float32), None
 
 
-def encoder(torch):
-    """PyTorch's own encoder, which has a fast path in evaluation mode."""
-    nn = torch.nn
-
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(30, 8)
-            layer = nn.TransformerEncoderLayer(8, 2, 12, 0.1, batch_first=True, norm_first=True)
-            self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, ids):
-            return self.head(self.blocks(self.embed(ids)).mean(1))
-
-    return Encoder(), TOKENS, None
-
-
 def brute_force(torch, module, x, words):
     """Outputs and kernel by PyTorch's gradients, one output at a time."""
     module.eval()
@@ -126,7 +110,7 @@ def brute_force(torch, module, x, words):
     return np.stack(outputs), (jacobian @ jacobian.T).reshape(4, -1, 4, len(rows) // 4)
 
 
-@pytest.mark.parametrize("make", [bert, gpt2, resnet, regularised, encoder])
+@pytest.mark.parametrize("make", [bert, gpt2, resnet, regularised])
 def test_outputs_and_kernel_are_those_of_torch(torch, make):
     module, x, words = make(torch)
     module.train()
@@ -235,3 +219,17 @@ def test_packages_that_are_missing_or_do_not_fit(monkeypatch):
         from_torch(module, None)
     with pytest.raises(TypeError, match=r"instance of torch.nn.Module; got dict"):
         from_torch({}, None)
+
+
+def test_the_guide_is_one_block_of_python_that_runs():
+    guide = pathlib.Path(__file__).parents[1] / "docs" / "pytorch.md"
+    (code,) = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
+    compiled = compile(code, str(guide), "exec")
+    try:
+        pytorch.import_pair()
+        import transformers  # noqa: F401
+    except ImportError:
+        return
+    names = {}
+    exec(compiled, names)
+    assert names["forecast"].stable

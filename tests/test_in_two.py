@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxttp import predict_training_time
 from jaxttp.adapters import check_per_sample
-from jaxttp.adapters._in_two import InTwo
+from jaxttp.adapters.outputs import InTwo
 
 W = jax.random.normal(jax.random.key(0), (3, 2))
 
@@ -66,18 +65,6 @@ def test_networks_that_mix_samples_are_found(n, kind, repeated):
     found = InTwo(MIXING[kind]).evaluate(W, x)
     with pytest.raises(ValueError, match="depends on the other samples of its batch"):
         check_per_sample(MIXING[kind], W, x, evaluated=found)
-
-
-def test_forecasts_refuse_mixing_behind_a_last_layer_of_zeros():
-    params = {"last": jnp.zeros((3, 2)), "first": jnp.eye(3)}
-    y = jnp.arange(50) % 2
-
-    def network(params, x):
-        hidden = x @ params["first"]
-        return (hidden - hidden.mean(0, keepdims=True)) @ params["last"]
-
-    with pytest.raises(ValueError, match="depends on the other samples of its batch"):
-        predict_training_time(network, params, samples(50), y, learning_rate=0.1, steps=2)
 
 
 def test_samples_on_several_devices_stay_where_they_are():

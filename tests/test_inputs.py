@@ -1,8 +1,5 @@
 """What people pass in place of arrays and functions: it works, or one line says what would."""
 
-import collections
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -13,14 +10,12 @@ from jax import lax
 from jaxttp import (
     Candidate,
     compare,
-    empirical_ntk,
     predict_training_time,
     sweep,
     time_step,
     train,
 )
 from jaxttp.adapters.inputs import check_samples
-from jaxttp.dynamics import relinearized_recursion, weight_space, weight_space_flow
 from jaxttp.forecast import grid
 
 X = np.linspace(-1.0, 1.0, 24).reshape(8, 3)
@@ -106,21 +101,6 @@ def test_one_line_with_the_cure(name, call):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("x", [collections.UserDict(a=X), {"a": X.tolist()}])
-def test_mappings_that_are_made_into_dicts_of_arrays(x):
-    """As tokenizers give them, in the first place and in the second."""
-    apply_fn = lambda p, x: x["a"] @ p  # noqa: E731
-    want = empirical_ntk(linear, W, X)
-    np.testing.assert_array_equal(empirical_ntk(apply_fn, W, x), want)
-    np.testing.assert_array_equal(empirical_ntk(apply_fn, W, {"a": X[:2]}, x), want[:2])
-
-
-def test_swapped_arguments_that_run_are_seen_by_their_rows():
-    """Square in and out: params @ x runs, and has as many rows as params."""
-    with pytest.raises(ValueError, match="the other way round"):
-        CALLS["predict"](lambda x, params: x @ params, jnp.ones((3, 3)), X[:3].repeat(2, 0), Y[:6])
-
-
 def test_images_of_bytes():
     """A convolution takes no integers: scale them; a product with them is promoted, and works."""
 
@@ -152,19 +132,6 @@ def test_whatever_makes_an_array_is_welcome(x):
     np.testing.assert_array_equal(check_samples("x", x), X)
 
 
-def test_traced_samples_pass():
-    """Inside somebody's jit, a list of rows too."""
-    stacked = jax.jit(lambda x: check_samples("x", x) + check_samples("x", [x[0], x[1]]))
-    np.testing.assert_array_equal(stacked(jnp.ones((2, 3))), np.full((2, 3), 2.0))
-
-
-LABELS = {
-    "text": (["cat", "dog"] * 4, r"got text. Number the classes: np.unique\(y, return_inverse"),
-    "objects": (np.array(["cat", None] * 4, object), "got Python objects. Number the classes"),
-    "ragged": ([[0, 1], [1]], r"rows of this list differ in length"),
-}
-
-
 def narrow(dtype):
     return W.astype(dtype), jnp.asarray(X, dtype)
 
@@ -179,41 +146,12 @@ def test_coarse_parameters_are_promoted_and_said(call):
     np.testing.assert_array_equal(found.loss, wide.loss)
 
 
-DYNAMICS = {
-    "weight_space": lambda w, x: weight_space(linear, w, x, Y, steps=3, x_test=x, **SGD),
-    "weight_space_flow": lambda w, x: weight_space_flow(
-        linear, w, x, Y, loss="cross_entropy", learning_rate=0.1, ts=[1.0, 2.0]
-    ),
-    "relinearized_recursion": lambda w, x: relinearized_recursion(
-        linear, w, x, Y, steps=3, rebuilds=1, **SGD,
-        kernel_fn=lambda w: empirical_ntk(linear, w, jnp.asarray(X, "float32")),
-    ),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_coarse_outputs_are_refused_by_a_forecast(dtype):
     """Two or three digits: no small eigenvalues, and steps of the loss that are not there."""
     for call in ("predict", "sweep", "compare"):
         with pytest.raises(ValueError, match=f"apply_fn returns {dtype}, too coarse .*float32"):
             CALLS[call](lambda p, x: (x @ p).astype(dtype), W, X, Y)
-
-
-def test_coarse_weights_that_are_frozen_do_no_harm():
-    """Adapters in float32 on a base in bfloat16, and an answer in float32."""
-    base = {"base": W.astype("bfloat16"), "more": W}
-    network = lambda p, x: x @ p["more"] + (x.astype("bfloat16") @ p["base"]).astype(x.dtype)  # noqa: E731
-    found = predict_training_time(
-        network,
-        base,
-        X,
-        Y,
-        relinearize=0,
-        learning_rate=0.1,
-        steps=3,
-        trainable=lambda path: path == "more",
-    )
-    assert found.stable
 
 
 def test_linen_variables_in_place_of_parameters_are_refused():

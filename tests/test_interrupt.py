@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from jaxttp._core import files as _files
-from jaxttp._core import interrupts as _interrupt
+from jaxttp._core import process as _process
 from jaxttp._core.files import replaced
 from jaxttp.cli._shell import write_json
 
 # The module imports the standard library alone, so that it runs by itself in no time.
 ALONE = f"""
 import importlib.util, os, signal, sys
-spec = importlib.util.spec_from_file_location("alone", {_interrupt.__file__!r})
+spec = importlib.util.spec_from_file_location("alone", {_process.__file__!r})
 interrupt = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(interrupt)
 interrupt.watch()
@@ -64,7 +64,7 @@ def test_half_a_file_does_not_stay(tmp_path):
 def test_while_the_library_is_imported(tmp_path):
     """Its first line begins to watch, before JAX and all else; started by name or by module."""
     (tmp_path / "jax.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
-    root = str(Path(_interrupt.__file__).parents[1])
+    root = str(Path(_process.__file__).parents[1])
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), root]))
     for command in (
         [sys.executable, "-m", "jaxttp", "--version"],
@@ -87,11 +87,11 @@ def test_importing_the_library_leaves_the_signal_alone(monkeypatch):
     ):
         monkeypatch.setattr(sys, "argv", argv)
         monkeypatch.setattr(sys, "orig_argv", orig)
-        assert _interrupt.is_command() is expected
+        assert _process.is_command() is expected
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _interrupt.watch()  # started with nohup, say
+        _process.watch()  # started with nohup, say
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -106,21 +106,13 @@ def test_a_real_command_with_its_output_piped(tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
     ) as process:
         assert process.stderr is not None
-        lines = [process.stderr.readline() for _ in range(3)]  # versions; programs; loading: ... s
+        lines = iter(process.stderr.readline, "")
+        assert any(line.startswith(("kernel", "dynamics")) for line in lines)
         process.send_signal(signal.SIGINT)
         out, rest = process.communicate(timeout=120)
-    assert lines[2].startswith("loading")
     assert (process.returncode, out) == (130, "")
     assert rest.splitlines()[-1] == "jaxttp: interrupted"
     assert not folder.exists()
-
-
-@pytest.mark.slow  # likewise
-def test_a_reader_that_has_left():
-    command = f"{sys.executable} -m jaxttp sweep --help | true; echo ${{PIPESTATUS[0]}}"
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert ended.stderr == ""
-    assert ended.stdout.strip() in ("0", "1")  # it may have written before the other left
 
 
 # --- files that are whole -------------------------------------------------------------------------
@@ -137,14 +129,14 @@ def test_a_file_keeps_its_old_words_until_the_new_ones_are_whole(tmp_path):
         with replaced(path) as place:
             place.write_text("[3, ")
             assert place.suffix == ".json"
-            assert place in _interrupt.unfinished
+            assert place in _process.unfinished
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert json.loads(path.read_text()) == [1, 2]
     assert [each.name for each in tmp_path.iterdir()] == ["numbers.json"]
-    assert not _interrupt.unfinished
+    assert not _process.unfinished
 
 
 def test_links_and_devices_stay_what_they_are(tmp_path):

@@ -40,17 +40,6 @@ def test_zeros_are_left_out_of_logarithmic_axes():
     assert star[0].get_xydata().tolist() == [[2.0, 2.0]]
 
 
-@pytest.mark.slow
-def test_a_result_without_a_spectrum_says_so():
-    weights = conditioning.gaussian_weights((60, 70, 20), key=KEY)
-    found = conditioning.condition_number(conditioning.gauss_newton_linear_operator(weights))
-    with pytest.raises(ValueError, match="no spectrum"):
-        plot_spectrum(Figure().subplots(), found)
-    (axes,) = found.plot().axes
-    ends = axes.get_lines()[0].get_ydata()
-    np.testing.assert_array_equal(ends, [float(found.largest), float(found.smallest)])
-
-
 @pytest.mark.parametrize("parameter", ["depth", "width", "alpha"])
 def test_sweeps(parameter):
     data = {"data": np.random.default_rng(0).standard_normal((5, 4))}

@@ -34,11 +34,6 @@ def test_the_heat_map_holds_the_steps():
     assert pareto.get_xlabel() == "samples seen until there"
 
 
-def test_unknown_thresholds_are_refused():
-    with pytest.raises(ValueError, match=r"threshold=0\.2 is not known"):
-        SWEEP.plot(threshold=0.2)
-
-
 def test_targets_of_a_sweep():
     target = Target(0.2)
     found = sweep_kernel(

@@ -9,8 +9,8 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxttp._core import programs
-from jaxttp._core.programs import hush, keep
+from jaxttp._core import process
+from jaxttp._core.process import hush, keep_compiled
 
 SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
@@ -33,41 +33,41 @@ def is_unchanged():
 
 
 def test_the_folder_is_the_users_alone_and_jaxs_own_wins(folder, tmp_path):
-    words = keep()
+    words = keep_compiled()
     (made,) = folder.iterdir()
     assert words == f"kept in {made}"
     assert jax.config.jax_compilation_cache_dir == str(made)
     assert made.stat().st_mode & 0o077 == 0
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    assert keep() == f"kept in {tmp_path}"
+    assert keep_compiled() == f"kept in {tmp_path}"
     assert jax.config.jax_compilation_cache_dir == str(tmp_path)
 
 
 def test_a_command_can_be_told_not_to(folder):
-    assert keep(False) == "not kept"
+    assert keep_compiled(False) == "not kept"
     assert is_unchanged()
     assert not folder.exists()
 
 
 def test_a_folder_that_cannot_be_made_or_belongs_to_others_is_left_alone(folder, monkeypatch):
     folder.write_text("a file")
-    assert keep().startswith("not kept: ")
+    assert keep_compiled().startswith("not kept: ")
     assert is_unchanged()
     folder.unlink()
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    assert keep().endswith("belongs to somebody else")
+    assert keep_compiled().endswith("belongs to somebody else")
     assert is_unchanged()
 
 
 def test_a_folder_that_has_grown_too_large_is_emptied(folder, monkeypatch):
-    monkeypatch.setattr(programs, "LIMIT", 999)
+    monkeypatch.setattr(process, "LIMIT", 999)
     for size, left in ((900, 1), (200, 0)):
-        keep()
+        keep_compiled()
         (made,) = folder.iterdir()
         (made / f"{size}-cache").write_bytes(bytes(size))
         jax.config.update("jax_compilation_cache_dir", None)
-        keep()
+        keep_compiled()
         jax.config.update("jax_compilation_cache_dir", None)
         assert len(list(made.iterdir()) if made.exists() else []) == left
 
@@ -113,6 +113,6 @@ def test_the_second_process_compiles_nothing(tmp_path):
 @pytest.mark.parametrize(("plugin", "level"), [(None, "3"), ("libtpu", None)])
 def test_false_alarms_are_not_shown_and_an_accelerators_words_are(plugin, level, monkeypatch):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-    monkeypatch.setattr(programs.importlib.util, "find_spec", lambda name: name == plugin or None)
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: name == plugin or None)
     hush()
     assert os.environ.get("TF_CPP_MIN_LOG_LEVEL") == level

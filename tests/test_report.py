@@ -7,13 +7,11 @@ import re
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from jaxttp import conditioning
 from jaxttp.cli import app
 from jaxttp.plots import report_html, results_html
-from jaxttp.plots._page import figures, page, table
 from tests import results
 
 
@@ -28,13 +26,6 @@ def alone(text):
     for kind, address in re.findall(r'\b(src|(?:xlink:)?href)="([^"]*)"', text):
         assert address.startswith(("#", "data:image/svg+xml;base64,")), (kind, address)
     return re.findall(r"https?://[^\"' <]+", text)
-
-
-@pytest.mark.slow
-def test_the_page_is_self_contained(text):
-    assert {one for one in alone(text) if "w3.org" not in one} == set()
-    assert text.startswith("<!doctype html>\n<html lang=")
-    assert 'name="viewport" content="width=device-width' in text
 
 
 @pytest.mark.slow
@@ -106,10 +97,3 @@ def test_any_results_on_a_page():
 def test_what_is_no_result(given, kind, message):
     with pytest.raises(kind, match=message):
         results_html(given)
-
-
-def test_tables_scroll_and_pages_escape():
-    assert table(["a"], [[1]]).startswith('<div class="table"><table>')
-    assert "<title>&lt;b&gt;</title>" in page("<b>", "")
-    drawn = {"words": Figure(figsize=(1, 1))}
-    assert figures(drawn, wide=True).startswith('<figure class="wide"><img alt="words"')

@@ -4,7 +4,6 @@ import dataclasses
 import subprocess
 import sys
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import matplotlib as mpl
@@ -26,7 +25,7 @@ from jaxttp import (
     representation,
     training,
 )
-from jaxttp._core.html import html_table
+from jaxttp._core.results import html_table
 from jaxttp.plots import draw
 from tests import results
 
@@ -156,12 +155,6 @@ def test_singular_values_are_those_of_the_factors():
     np.testing.assert_allclose(largest.get_ydata(), np.linalg.norm(path.f, 2, axis=(1, 2)))
 
 
-def test_the_goal_for_all_is_drawn_when_none_is_named():
-    found = results.Sweep()
-    assert found.plot().axes[0].get_title() == f"steps to {found.targets[0].words()}"
-    assert "1 %" in results.Sweep().plot(threshold=0.01).axes[0].get_title()
-
-
 def test_empty_trackers_are_refused():
     with pytest.raises(ValueError, match="no records yet"):
         conditioning.Tracker({"one": lambda w: 1.0}).plot()
@@ -182,10 +175,3 @@ def test_matplotlib_is_imported_only_when_asked_for():
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
-
-
-def test_modules_stay_trees():
-    found = results.ConditionNumber()
-    assert isinstance(found, eqx.Module)
-    again = jax.tree.map(lambda v: v, found)
-    assert float(again.value) == float(found.value)

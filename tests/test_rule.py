@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from jaxttp.losses.rule import Curves, Rule, Target, check_targets, reach, smooth_curve, targets_of
-from jaxttp.training import TrainingRun
 
 LOSS = np.array([2.0, 1.0, 0.5, 0.6, 0.25, 0.1])
 ERROR = np.array([0.75, 0.5, 0.5, 0.25, 0.0, 0.0])
@@ -30,26 +29,10 @@ def test_targets_are_read_off_their_own_curve(value, smooth):
         assert found[target] == first_below(smooth_curve(curve, smooth), target.value)
 
 
-def test_a_target_is_the_absolute_rule():
-    target = Target(0.3)
-    assert target.rule(3) == Rule((0.3,), "absolute", smooth=3)
-    assert reach(CURVES, [target])[target] == Rule((0.3,), "absolute").read(LOSS, ERROR)[0.3]
-    assert reach(CURVES, [target], reached=False) == {target: -1}
-
-
-def test_targets_are_values():
-    assert Target(1) == Target(1.0) != Target(1.0, "error") != Target(1.0, "error", "test")
-    assert len({Target(0.5), Target(0.5, "loss", "train"), Target(0.5, on="test")}) == 2
-    assert Target(0.3).words() == "loss below 0.3"
-    assert Target(0.05, "error", "test").words() == "test error below 0.05"
-    assert Target(0.05, "error", "test").column == "test_error_0.05"
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ((0.0,), "value must be greater than 0"),
-        ((float("nan"),), "value must be finite"),
         ((5, "error"), "value must be at most 1"),
         ((0.3, "accuracy"), "metric='accuracy' is not known"),
         ((0.3, "loss", "validation"), "on='validation' is not known"),
@@ -73,9 +56,7 @@ def test_keywords_name_targets_in_order():
     ("keywords", "words"),
     [
         ({"target_loss": 0}, r"target_loss must be greater than 0; got 0"),
-        ({"target_loss": (0.3, -1.0)}, r"target_loss must be greater than 0; got -1"),
         ({"target_error": 5}, r"target_error must be at most 1, as an error is a share; got 5"),
-        ({"target_test_error": float("inf")}, "target_test_error must be finite"),
     ],
 )
 def test_keywords_are_named_in_errors(keywords, words):
@@ -97,17 +78,6 @@ def test_targets_of_curves_that_are_not_there():
             check_targets(bad)
     with pytest.raises(ValueError, match="smooth"):
         reach(CURVES, [Target(0.3)], smooth=99)
-
-
-def test_a_real_run_is_read_alike():
-    none = jnp.zeros((6, 1, 1))
-    run = TrainingRun(jnp.asarray(LOSS), jnp.asarray(ERROR), none, None, 1.0, 0.0)
-    targets = (Target(0.3), Target(0.3, "error"), Target(0.01))
-    assert run.reach(targets) == dict(zip(targets, (4, 3, -1), strict=True))
-    assert run.reach({Target(0.6): 9}) == {Target(0.6): 2}  # as the keys of Prediction.targets
-    assert run._replace(loss=run.loss.at[-1].set(jnp.nan)).reach(targets[:1]) == {targets[0]: -1}
-    with pytest.raises(ValueError, match=r"target_test_loss=0\.3 .* curves at hand"):
-        run.reach([Target(0.3, on="test")])
 
 
 @pytest.mark.usefixtures("unchecked_types")

@@ -132,14 +132,6 @@ def test_the_value_is_unchanged(done):
     assert jax.vmap(after)(narrow, done).dtype == jnp.float32
 
 
-def test_float64_stays_where_it_is_not_the_default():
-    value, done = draw(2), draw(1)
-    with jax.enable_x64(False):
-        found = jax.vmap(jax.jit(after))(value, done)
-    assert found.dtype == jnp.float64
-    np.testing.assert_array_equal(found, value)
-
-
 def test_it_is_the_identity_to_derivatives():
     gradient = jax.grad(lambda v, d: jnp.sum(jax.vmap(after)(v, d) ** 2))
     np.testing.assert_array_equal(gradient(draw(2), draw(1)), 2 * draw(2))

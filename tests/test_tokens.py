@@ -224,23 +224,17 @@ def wrong(**changed):
     [
         (lambda: wrong(y=np.full((N, T), -100)), "y leaves no token that counts: all are -100"),
         (lambda: wrong(y=np.where(COUNTS, V, Y)), r"token labels such as 5, .* lie in 0\.\.4"),
-        (lambda: wrong(y=np.where(COUNTS, -1, Y)), "token labels such as -1"),
         (lambda: wrong(y=Y[:, 0]), r"labels of tokens \(6, 4\).*label_words\(apply_fn, ids\)"),
         (lambda: wrong(y=Y[:, :3]), "outputs have 4 tokens a sample: pad the labels with -100"),
-        (lambda: wrong(y=Y.astype(float)), "y must be integer labels of tokens"),
         (lambda: wrong(loss="squared_error"), r"takes no labels of tokens .*flatten_tokens"),
-        (lambda: wrong(apply_fn=lambda w, x: (x @ w)[..., :1]), "one output a token is constant"),
         (lambda: wrong(apply_fn=lambda w, x: (x @ w)[..., None]), r"must return outputs \(N, C\)"),
         (lambda: empirical_ntk(linear, W, X), r"flatten_tokens\(apply_fn\)"),
         (lambda: wrong(apply_fn=many), r"\(6, 4, 1000\) are 24,000 numbers.* 2 GB.*tokens=2,"),
         (lambda: label_words(linear, [1]), "ids must be two or more different"),
-        (lambda: label_words(linear, [1, 1]), "ids must be two or more different"),
         (lambda: label_words(linear, [1, 5])(W, X), r"ids holds 5, but the network has 5 words"),
-        (lambda: label_words(lambda w, x: x[:, 0], [1, 2])(W, X), r"logits of tokens \(N, T, V\)"),
         (lambda: label_words(linear, [1, 2], mask=lambda x: Y[:, 1:])(W, X), r"mask gives \(6, 3"),
         (lambda: sample_tokens(linear, X, Y[:, 0], tokens=1, key=KEY), r"labels of tokens \(N, T"),
         (lambda: sample_tokens(linear, X, Y, tokens=5, key=KEY), "between 1 and 4"),
-        (lambda: sample_tokens(linear, X[1:], Y, tokens=1, key=KEY), "lengths must match"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(call, message):

@@ -48,11 +48,8 @@ F0 = np.asarray(apply_fn(PARAMS, X))
 
 CASES = {
     "cross-entropy, samples": ("cross_entropy", LABELS, {"sample_weight": WEIGHT}),
-    "cross-entropy, mask": ("cross_entropy", LABELS, {"mask": WEIGHT > 0}),
     "cross-entropy, classes": ("cross_entropy", LABELS, {"class_weight": [1.0, 4.0, 0.3]}),
     "squared error, outputs": ("squared_error", REAL, {"sample_weight": WEIGHTS}),
-    "multi-label": ("binary_cross_entropy", BITS, {}),
-    "multi-label, outputs": ("binary_cross_entropy", BITS, {"sample_weight": WEIGHTS}),
     "multi-label, classes": ("binary_cross_entropy", BITS, {"class_weight": [1.0, 0.0, 5.0]}),
     "multi-label, all": (
         "binary_cross_entropy", BITS,
@@ -134,39 +131,6 @@ def test_forecast_equals_training_of_the_linearised_network(case):
     np.testing.assert_allclose(run.loss, jax.jit(jax.vmap(by_hand))(want), rtol=1e-9)
 
 
-@pytest.mark.parametrize("case", ["cross-entropy, samples"])
-def test_mini_batches_are_the_same_in_forecast_and_training(case, key):
-    name, y, _ = problem(case)
-    options = {"loss": name, "optimizer": optax.sgd(0.1), "steps": 20, "batch_size": 4, "key": key}
-    run = jaxttp.train(linearised, PARAMS, X, y, **options)
-    np.testing.assert_allclose(recursion(KERNEL, F0, y, **options).train, run.outputs, atol=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cross_entropy", "squared_error"])
-def test_masked_samples_are_as_if_absent(name):
-    keep = WEIGHT > 0
-    y = np.where(keep, LABELS, -1)
-    options = {"loss": name, "learning_rate": 0.1, "steps": 30}
-    masked = jaxttp.predict_training_time(
-        apply_fn, PARAMS, X, weighted(y, mask=keep), relinearize=0, **options
-    )
-    absent = jaxttp.predict_training_time(
-        apply_fn, PARAMS, X[keep], LABELS[keep], relinearize=0, **options
-    )
-    np.testing.assert_allclose(masked.loss, absent.loss, rtol=1e-10)
-    np.testing.assert_allclose(masked.error, absent.error, rtol=1e-10)
-    assert masked.steps == absent.steps
-    np.testing.assert_allclose(masked.max_learning_rate, absent.max_learning_rate, rtol=1e-8)
-    both = [
-        np.asarray(run.outputs)[:, rows] for run, rows in ((masked, keep), (absent, slice(None)))
-    ]
-    np.testing.assert_allclose(*both, atol=1e-10)
-    soft = weighted(np.where(keep[:, None], np.eye(C)[LABELS], np.nan), mask=keep)
-    targets, loss = encode_targets(name, soft, jnp.asarray(F0))
-    np.testing.assert_allclose(loss.value(jnp.asarray(F0), targets), absent.loss[0], rtol=1e-10)
-
-
 def test_errors_count_by_weight():
     f, y = jnp.asarray(F0), jnp.asarray(REAL)
     targets, loss = encode_targets("cross_entropy", weighted(LABELS, sample_weight=WEIGHT), f)
@@ -196,17 +160,6 @@ def test_own_losses_take_weights_of_samples():
     np.testing.assert_allclose(loss.value(f, targets), np.sum(WEIGHT * each) / np.sum(WEIGHT))
     with pytest.raises(ValueError, match="no sum over outputs"):
         encode_targets(own, weighted(REAL, sample_weight=WEIGHTS), f)
-
-
-def test_under_jit_and_vmap():
-    @jax.jit
-    def value(f, weight):
-        targets, loss = encode_targets("cross_entropy", weighted(LABELS, sample_weight=weight), f)
-        return loss.value(f, targets)
-
-    got = jax.vmap(value, (None, 0))(F0, jnp.stack([WEIGHT, 2 * WEIGHT]))
-    want = value_by_hand("cross_entropy", LABELS, WEIGHT, jnp.asarray(F0))
-    np.testing.assert_allclose(got, [want, want], rtol=1e-12)
 
 
 BAD = {

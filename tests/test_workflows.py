@@ -1,8 +1,6 @@
 """Workflows of a public host ask for what is there."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,14 +32,3 @@ def test_only_the_step_that_publishes_may_ask_for_an_identity():
     assert release["jobs"]["publish"]["permissions"] == {"id-token": "write"}
     assert "permissions" not in release["jobs"]["build"]
     assert not re.search("password|secrets", (ROOT / ".github/workflows/release.yml").read_text())
-
-
-def test_nox_knows_the_pythons_that_the_package_claims():
-    pytest.importorskip("nox")
-    listed = subprocess.run(
-        [sys.executable, "-m", "nox", "-l"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    claimed = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
-    assert claimed
-    for version in claimed:
-        assert f"* quick-{version}" in listed

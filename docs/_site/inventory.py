@@ -17,7 +17,7 @@ from typing import Any
 from rst import escape
 
 PAGES = {
-    "forecast": ("jaxttp.forecast", "jaxttp.forecast.methods"),
+    "forecast": ("jaxttp.forecast", "jaxttp.forecast.methods", "jaxttp.forecast.stale_gradients"),
     "adapters": ("jaxttp.adapters",),
     "training": (
         "jaxttp.training",
@@ -25,7 +25,7 @@ PAGES = {
         "jaxttp.losses",
     ),
     "ntk": ("jaxttp.ntk",),
-    "dynamics": ("jaxttp.dynamics",),
+    "dynamics": ("jaxttp.dynamics", "jaxttp.dynamics.relinearize"),
     "conditioning": ("jaxttp.conditioning",),
     "gauss_newton": ("jaxttp.gauss_newton",),
     "representation": ("jaxttp.representation",),

@@ -29,7 +29,7 @@ from experiments.bench.accuracy_tables import report
 from experiments.bench.accuracy_tasks import REPORTED, TUNING, Job, make
 from experiments.bench.harness import Row, go_on, load, parser, store_of
 from jaxttp import empirical_ntk, predict_training_time, sketch_jacobian, train, training_time
-from jaxttp._core.timing import stopwatch
+from jaxttp._core.progress import stopwatch
 from jaxttp.dynamics import diagonal_noise, diffusion, effective_learning_rate, gradient_flow
 from jaxttp.losses import encode_targets
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from experiments.bench.harness import Row, clock, parser, publish, store_of
 from jaxttp import predict_training_time
-from jaxttp._core.timing import compilations
+from jaxttp._core.progress import compilations
 from jaxttp.pipeline import Settings, build_task
 
 MODULE = "experiments.bench.compilation"

@@ -4,7 +4,7 @@
                                         [--store FILE]
 
 All samples of a task are trained on with mini-batches, and so are a quarter and a half of them and
-the halves of those, whose loss on the other half is seen as well. What `jaxttp.forecast.scaling`
+the halves of those, whose loss on the other half is seen as well. What `jaxttp.forecast.Scaled`
 makes of the subset's real curves is compared with the real curve of all samples. Errors are of the
 logarithm of a time, where both times are finite; "within ±" counts those within one and two of the
 law's own uncertainties. The law and its constants were chosen on "tuning" and "fine-tuned".
@@ -26,7 +26,7 @@ from experiments.bench.harness import Row, go_on, head, line, parser, store_of
 from jaxttp import Model, from_nnx, train
 from jaxttp.data import Dataset, select
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast.scaling import time_scale
+from jaxttp.forecast.methods.scaled import time_scale
 from jaxttp.losses import cross_entropy
 from jaxttp.losses.rule import training_time
 from jaxttp.models import MLP, fresh_head, load_pretrained

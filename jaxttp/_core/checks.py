@@ -17,8 +17,6 @@ import numpy as np
 from jaxtyping import Array
 
 T = TypeVar("T")
-LONGEST_VALUE = 200
-"""Characters of a value that an error repeats."""
 
 
 def is_concrete(value: Any) -> bool:
@@ -128,7 +126,7 @@ def check_used(name: str, value: Any, used: bool, remedy: str) -> None:
     """
     if value is not None and not used:
         words = repr(value)
-        many = "\n" in words or len(words) > LONGEST_VALUE  # samples, say
+        many = "\n" in words or len(words) > 200  # samples, say
         given = f"{name} (a {type(value).__name__})" if many else f"{name}={words}"
         raise ValueError(f"{given} does nothing here: {remedy}. Leave it out.")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxttp._core.interrupts import unfinished
+from jaxttp._core.process import unfinished
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 """With what a spreadsheet begins to compute."""

@@ -18,8 +18,6 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jaxttp._core.html import html_table
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -174,3 +172,32 @@ def figures() -> Any:
 
 RESULT = (_plot, _in_html, _in_words)
 """``plot, _repr_html_, __repr__``: what the body of a result's class takes over."""
+
+
+def html_table(head: Any, rows: Any) -> str:
+    """A plain HTML table; numbers to four digits, aligned to the right.
+
+    Args:
+        head: titles of the columns.
+        rows: lists of values.
+
+    Returns:
+        HTML text, escaped.
+
+    Example:
+        >>> html_table(["a<b"], [[0.12345]])
+        '<table><thead><tr><th>a&lt;b</th></tr></thead><tbody><tr><td>0.1235</td></tr></tbody></table>'
+    """
+
+    def cell(value: Any) -> str:
+        if value is None:
+            return "–"
+        if isinstance(value, float):
+            return f"{value:.4g}"
+        return html.escape(str(value))
+
+    def line(values: Any, tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{cell(value)}</{tag}>" for value in values) + "</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>"

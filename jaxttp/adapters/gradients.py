@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._core.checks import is_concrete
-from jaxttp._core.samples import count
-from jaxttp._core.types import ApplyFn, Params
-from jaxttp.adapters._in_two import FEW
+from jaxttp._core.types import ApplyFn, Params, count
+from jaxttp.adapters.outputs import FEW
 
 DERIVATIVES = {1: "gradient", 2: "second derivative"}
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_leaves, is_concrete
-from jaxttp._core.samples import count, shape_words
+from jaxttp._core.types import count, shape_words
 
 _ADAPTERS = {
     "flax.nnx": "apply_fn, params = jaxttp.from_nnx(module)",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jaxttp._core import interrupts as _interrupt
+from jaxttp._core import process as _process
 from jaxttp.cli._shell import OneLine
 from jaxttp.cli.compare import compare
 from jaxttp.cli.conditioning import conditioning
@@ -28,7 +28,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> bool:
     if wanted:
-        from jaxttp._core.versions import __version__
+        from jaxttp._core.process import __version__
 
         print(__version__)
         raise typer.Exit
@@ -59,7 +59,7 @@ for command, words in (
 
 def main() -> None:
     """Run the command line."""
-    _interrupt.watch()
+    _process.watch()
     gc.freeze()  # what was imported stays: half a second less of looking through it
     try:
         try:

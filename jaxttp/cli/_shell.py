@@ -23,8 +23,7 @@ from rich.progress import (
 from typer.core import TyperGroup
 
 from jaxttp._core.files import replaced
-from jaxttp._core.interrupts import whole
-from jaxttp._core.programs import keep
+from jaxttp._core.process import keep_compiled, whole
 from jaxttp._core.progress import print_progress
 
 Report = Callable[[str, int, int], None]
@@ -62,7 +61,7 @@ class Shell:
         as_json: JSON on standard output in place of the table.
         quiet: no progress, no table.
         verbose: progress in lines, on standard error; problems with their origin.
-        cache: keep compiled programs for the next process, see `jaxttp._core.programs`.
+        cache: keep compiled programs for the next process, see `jaxttp._core.process`.
         distributed: joins this process with others, of which process 0 alone tells and writes; see
             `jaxttp.ntk.sharded.join_processes`.
         mesh: reads what the command was given for its mesh.
@@ -99,7 +98,7 @@ class Shell:
 
                     stack.enter_context(_only_results_on_standard_output())
                     join_processes(self.distributed, self.mesh())
-                programs = keep(self.cache)
+                programs = keep_compiled(self.cache)
                 if self.verbose:
                     print(f"compiled programs: {programs}", file=sys.stderr)
                     yield print_progress()

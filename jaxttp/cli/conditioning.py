@@ -103,7 +103,7 @@ def _print(console: Console, result: Any, swept: Any) -> None:
     rows.add_row("largest eigenvalue", f"{float(found.largest):.4g}")
     rows.add_row("smallest that counts", f"{float(found.smallest):.4g}")
     generic = "" if result.generic_rank is None else f" (generic: {result.generic_rank})"
-    rows.add_row("rank", f"{int(found.rank)}{generic}")
+    rows.add_row("rank", f"{'not known' if found.rank is None else int(found.rank)}{generic}")
     for words, value in (("at rank - 1", found.rank_below), ("at rank + 1", found.rank_above)):
         if not math.isnan(float(value)):  # not known from the ends of a spectrum
             rows.add_row(words, f"{float(value):.4g}")

@@ -18,7 +18,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from jaxttp._core.versions import versions
+from jaxttp._core.process import versions
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.cli._options import DEVICES, FORECAST, GOALS, TASK, TRAINING, Given, takes
 from jaxttp.cli._shell import say

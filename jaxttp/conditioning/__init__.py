@@ -23,13 +23,15 @@ figures    what they show                                  computed by
 ========== =============================================== =========================================
 """
 
-from jaxttp._core.covariance import whitening as whitening
+from jaxttp._core.arrays import whitening as whitening
 from jaxttp.conditioning.bounds import Bounds as Bounds
 from jaxttp.conditioning.bounds import Sandwich as Sandwich
+from jaxttp.conditioning.bounds import asymptotic_bound as asymptotic_bound
 from jaxttp.conditioning.bounds import functional_hessian_bound as functional_hessian_bound
 from jaxttp.conditioning.bounds import functional_hessian_spectrum as functional_hessian_spectrum
+from jaxttp.conditioning.bounds import gaussian_init_bound as gaussian_init_bound
+from jaxttp.conditioning.bounds import gaussian_init_probability as gaussian_init_probability
 from jaxttp.conditioning.bounds import linear_bound as linear_bound
-from jaxttp.conditioning.bounds import one_hidden_layer_bound as one_hidden_layer_bound
 from jaxttp.conditioning.bounds import psd_residual_bound as psd_residual_bound
 from jaxttp.conditioning.bounds import psd_sum_bounds as psd_sum_bounds
 from jaxttp.conditioning.condition_number import ConditionNumber as ConditionNumber
@@ -38,40 +40,31 @@ from jaxttp.conditioning.convergence import Record as Record
 from jaxttp.conditioning.convergence import Tracker as Tracker
 from jaxttp.conditioning.convergence import contraction_rate as contraction_rate
 from jaxttp.conditioning.convergence import steps_to_accuracy as steps_to_accuracy
-from jaxttp.conditioning.convolution import convolution_bound as convolution_bound
 from jaxttp.conditioning.convolution import gauss_newton_convolution as gauss_newton_convolution
 from jaxttp.conditioning.convolution import toeplitz as toeplitz
-from jaxttp.conditioning.initialization import asymptotic_bound as asymptotic_bound
-from jaxttp.conditioning.initialization import gaussian_init_bound as gaussian_init_bound
-from jaxttp.conditioning.initialization import (
-    gaussian_init_probability as gaussian_init_probability,
-)
 from jaxttp.conditioning.leaky_relu import leaky_relu_bound as leaky_relu_bound
 from jaxttp.conditioning.leaky_relu import leaky_relu_gram as leaky_relu_gram
-from jaxttp.conditioning.leaky_relu import leaky_relu_product_bound as leaky_relu_product_bound
 from jaxttp.conditioning.leaky_relu import leaky_relu_rank as leaky_relu_rank
 from jaxttp.conditioning.linear import LinearGaussNewton as LinearGaussNewton
 from jaxttp.conditioning.linear import batch_norm_scales as batch_norm_scales
 from jaxttp.conditioning.linear import gauss_newton_linear as gauss_newton_linear
 from jaxttp.conditioning.linear import gauss_newton_linear_operator as gauss_newton_linear_operator
-from jaxttp.conditioning.linear import gauss_newton_linear_terms as gauss_newton_linear_terms
 from jaxttp.conditioning.linear import generic_rank as generic_rank
 from jaxttp.conditioning.matrices import curvature_matrix as curvature_matrix
 from jaxttp.conditioning.matrices import curvature_operator as curvature_operator
 from jaxttp.conditioning.matrices import layer_terms as layer_terms
-from jaxttp.conditioning.points import LayerSpectra as LayerSpectra
-from jaxttp.conditioning.points import LeakyPoint as LeakyPoint
-from jaxttp.conditioning.points import LinearPoint as LinearPoint
-from jaxttp.conditioning.points import RankSensitivity as RankSensitivity
-from jaxttp.conditioning.points import convolution_point as convolution_point
-from jaxttp.conditioning.points import layer_spectra as layer_spectra
-from jaxttp.conditioning.points import leaky_point as leaky_point
-from jaxttp.conditioning.points import linear_point as linear_point
-from jaxttp.conditioning.points import rank_sensitivity as rank_sensitivity
 from jaxttp.conditioning.pruning import apply_masks as apply_masks
 from jaxttp.conditioning.pruning import keep_pruned as keep_pruned
 from jaxttp.conditioning.pruning import magnitude_masks as magnitude_masks
 from jaxttp.conditioning.sweeps import ConditionSweep as ConditionSweep
+from jaxttp.conditioning.sweeps import LayerSpectra as LayerSpectra
+from jaxttp.conditioning.sweeps import LeakyPoint as LeakyPoint
+from jaxttp.conditioning.sweeps import LinearPoint as LinearPoint
+from jaxttp.conditioning.sweeps import RankSensitivity as RankSensitivity
+from jaxttp.conditioning.sweeps import convolution_point as convolution_point
 from jaxttp.conditioning.sweeps import gaussian_weights as gaussian_weights
+from jaxttp.conditioning.sweeps import layer_spectra as layer_spectra
+from jaxttp.conditioning.sweeps import leaky_point as leaky_point
+from jaxttp.conditioning.sweeps import linear_point as linear_point
+from jaxttp.conditioning.sweeps import rank_sensitivity as rank_sensitivity
 from jaxttp.conditioning.sweeps import sweep as sweep
-from jaxttp.conditioning.sweeps import width_prediction as width_prediction

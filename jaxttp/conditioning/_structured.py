@@ -6,14 +6,15 @@ Three facts make the smallest non-zero eigenvalue cheap:
    P_1 R, ..., P_L R shrink, so in bases adapted to both flags the range of G^_O is a set of
    coordinates: row i (an output direction that S_l is the first to reach) times the row space of
    P_l R. Its size, sum_l (e_l - e_{l-1}) f_l, is the rank; on it the matrix is positive definite.
-2. For k below the widths every A_l is nearly a multiple of I, so sum_l a_l C_l (one (d, d) matrix,
-   or one a row where memory allows) inverted is a preconditioner that hardly misses.
+2. For k below the widths every A_l is nearly a multiple of I, so sum_l a_l C_l inverted, a_l their
+   mean on a level of the flag, is a preconditioner that hardly misses.
 3. LOBPCG (SciPy's) needs one product and one preconditioner a step and keeps three blocks.
 
 The shapes depend on the ranks, so this runs on values, outside jit, and in NumPy: without a
 compilation a matrix of 2,000 rows takes a tenth of a second.
 """
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,16 +24,27 @@ import numpy as np
 from jaxttp._core.xla_cpu.threads import limited
 from jaxttp.conditioning.linear import LinearGaussNewton
 
-BLOCK = 4
-"""Vectors iterated at once: enough for a crowded end of the spectrum."""
 
-ITERATIONS = 300
-RESTARTS = 3
-TOLERANCE = 1e-5
-"""Residual over eigenvalue at which the iteration stops; the eigenvalue errs by its square."""
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """What the iteration may take.
 
-MEMORY = 2**28
-"""Bytes for the inverses of one preconditioner a row, and for dense C_l; else one for a level."""
+    Attributes:
+        block: vectors iterated at once: enough for a crowded end of the spectrum.
+        iterations: at most, from each start.
+        restarts: what counts as a small residual follows from the eigenvalue that was found.
+        tolerance: residual over eigenvalue at which it stops; the eigenvalue errs by its square.
+        memory: bytes for dense C_l; with more of them products go through the layers.
+    """
+
+    block: int = 4
+    iterations: int = 300
+    restarts: int = 3
+    tolerance: float = 1e-5
+    memory: int = 2**29
+
+
+EFFORT = Effort()
 
 
 class Extremes(NamedTuple):
@@ -82,27 +94,24 @@ def _solve(
         v = columns.T.reshape(-1, k, g)
         out = np.zeros_like(v)
         for (begin, end, width), inverse in zip(reduced.groups, inverses, strict=True):
-            part = np.swapaxes(v[:, begin:end, :width], 0, 1)  # (rows, b, width)
-            if len(inverse) == 1:
-                part = (part.reshape(-1, width) @ inverse[0]).reshape(part.shape)
-            else:
-                part = part @ inverse
-            out[:, begin:end, :width] = np.swapaxes(part, 0, 1)
+            out[:, begin:end, :width] = _right(v[:, begin:end, :width], inverse)
         return out.reshape(-1, k * g).T
 
-    if rank <= 6 * BLOCK:
+    if rank <= 6 * EFFORT.block:
         rows = np.flatnonzero(mask.reshape(-1))
         values = np.linalg.eigvalsh(product(np.eye(k * g))[np.ix_(rows, rows)])
         return Extremes(float(values[-1]), float(values[0]), rank, 0.0, True)
-    noise = np.random.default_rng(0).standard_normal((k * g, BLOCK)) * mask.reshape(-1, 1)
+    noise = np.random.default_rng(0).standard_normal((k * g, EFFORT.block)) * mask.reshape(-1, 1)
     largest, top_residual = _extreme(product, noise, 0.0, largest=True)
     # Outside the mask the eigenvalue is set to the largest: rounding that leads there is no gain.
     outside = largest * (1.0 - mask).reshape(-1, 1)
     raised = lambda v: product(v) + outside * v  # noqa: E731
     smallest, residual = _extreme(raised, precondition(noise), largest, precondition)
     rounding = 10 * 2.0**-52 * np.sqrt(k * g) * largest
-    is_good = top_residual <= 2 * TOLERANCE * largest
-    is_good = is_good and residual <= 2 * TOLERANCE * smallest + 2 * rounding and smallest > 0
+    is_good = top_residual <= 2 * EFFORT.tolerance * largest
+    is_good = (
+        is_good and residual <= 2 * EFFORT.tolerance * smallest + 2 * rounding and smallest > 0
+    )
     error = top_residual / largest + residual / max(smallest, 1e-300)
     return Extremes(largest, smallest, rank, error, is_good)
 
@@ -133,19 +142,20 @@ def _extreme(
     vectors, _ = np.linalg.qr(start)
     ends = np.linalg.eigvalsh(vectors.T @ product(vectors))
     value, residual = float(ends[-1] if largest else ends[0]), np.inf
-    for _ in range(RESTARTS):  # what counts as small follows from the eigenvalue
+    for _ in range(EFFORT.restarts):  # what counts as small follows from the eigenvalue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of residuals, which are looked at below
             values, vectors = lobpcg(
                 wrap(product), vectors, M=None if precondition is None else wrap(precondition),
-                largest=largest, tol=TOLERANCE * abs(value) + rounding, maxiter=ITERATIONS,
+                largest=largest, tol=EFFORT.tolerance * abs(value) + rounding,
+                maxiter=EFFORT.iterations,
             )  # fmt: skip
         index = np.argmax(values) if largest else np.argmin(values)
         vector = vectors[:, [index]] / np.linalg.norm(vectors[:, index])
         image = product(vector)
         value = float(np.sum(vector * image))
         residual = float(np.linalg.norm(image - value * vector))
-        if residual <= TOLERANCE * abs(value) + 2 * rounding:
+        if residual <= EFFORT.tolerance * abs(value) + 2 * rounding:
             break
     return value, residual
 
@@ -182,7 +192,8 @@ def _adapt(operator: LinearGaussNewton) -> _Reduced:
     mask = np.zeros((k, columns[0] if right is None else right.shape[1]))
     for begin, end, width in groups:
         mask[begin:end, :width] = 1.0
-    basis = _align(basis, [np.asarray(a) for a in operator.lefts], groups)
+    rest = np.linalg.qr(basis, mode="complete")[0][:, basis.shape[1] :]
+    basis = np.hstack([basis, rest])
     lefts = [basis.T @ np.asarray(a) @ basis for a in operator.lefts]
     hidden = [np.asarray(weight) for weight in operator.weights[:-1]]
     return _Reduced(hidden, lefts, enter, mask, groups)
@@ -220,17 +231,6 @@ def _row_spaces(
     return basis, ranks[::-1]
 
 
-def _align(basis: np.ndarray, lefts: list[np.ndarray], groups: list) -> np.ndarray:
-    """Rotate the output directions of every group to the eigenvectors of the mean of the A_l."""
-    mean = sum(a / max(np.trace(a), 1e-300) for a in lefts[:-1]) if len(lefts) > 1 else lefts[0]
-    parts = []
-    for begin, end, _ in groups:
-        part = basis[:, begin:end]
-        parts.append(part @ np.linalg.eigh(part.T @ mean @ part)[1])
-    rest = np.linalg.qr(basis, mode="complete")[0][:, basis.shape[1] :]
-    return np.hstack([*parts, rest])
-
-
 def _chain(reduced: _Reduced, v: np.ndarray) -> np.ndarray:
     """sum_l A_l (v enter) B_l enter^T for v (b, k, g), through the layers."""
     states = [v if reduced.enter is None else _right(v, reduced.enter)]
@@ -243,10 +243,10 @@ def _chain(reduced: _Reduced, v: np.ndarray) -> np.ndarray:
 
 
 def _sum(lefts: list[np.ndarray], terms: list[np.ndarray], v: np.ndarray) -> np.ndarray:
-    """sum_l A_l v C_l for v (b, k, g); a C_l of one axis is diagonal."""
+    """sum_l A_l v C_l for v (b, k, g)."""
     total = np.zeros_like(v)
     for left, term in zip(lefts, terms, strict=True):
-        total += left @ (v * term if term.ndim == 1 else _right(v, term))
+        total += left @ _right(v, term)
     return total
 
 
@@ -259,32 +259,27 @@ def _terms_and_inverses(
     reduced: _Reduced,
 ) -> tuple[list[np.ndarray] | None, list[np.ndarray]]:
     """The matrices C_l (g, g) if they pay, and the inverses that precondition each group."""
-    k, g = reduced.mask.shape
+    g = reduced.mask.shape[1]
     through = 2 * sum(weight.size for weight in reduced.hidden)
     through += 0 if reduced.enter is None else 2 * reduced.enter.size
     size = len(reduced.lefts) * g * g
-    keep = size <= 1.5 * through and size * 8 <= 2 * MEMORY
-    by_row = k * g * g * 8 <= MEMORY
-    sums = [np.zeros((end - begin if by_row else 1, g, g)) for begin, end, _ in reduced.groups]
+    keep = size <= 1.5 * through and size * 8 <= EFFORT.memory
+    sums = [np.zeros((g, g)) for _ in reduced.groups]
     product = None if reduced.enter is None else reduced.enter.T  # (a, g)
     terms = []
     for layer, left in enumerate(reduced.lefts):
         term = np.eye(g) if product is None else product.T @ product
         for total, (begin, end, _) in zip(sums, reduced.groups, strict=True):
-            part = np.diagonal(left)[begin:end]
-            for index, share in enumerate(part if by_row else [np.mean(part)]):
-                total[index] += share * term
+            total += np.mean(np.diagonal(left)[begin:end]) * term
         if keep:
-            # The identity, or Sigma in its own eigenvectors, needs no product.
-            spread = layer == 0 and len(reduced.groups) == 1 and reduced.groups[0][2] == g
-            terms.append(np.diagonal(term).copy() if spread else term)
+            terms.append(term)
         if layer < len(reduced.hidden):
             weight = reduced.hidden[layer]
             product = weight if product is None else weight @ product
     inverses = []
     for total, (_, _, width) in zip(sums, reduced.groups, strict=True):
-        corner = total[:, :width, :width]
-        ridge = width * 2.0**-52 * np.max(np.einsum("rii->ri", corner), axis=1, initial=0.0)
-        inverse = np.linalg.inv(corner + ridge[:, None, None] * np.eye(width))
-        inverses.append(0.5 * (inverse + np.swapaxes(inverse, 1, 2)))
+        corner = total[:width, :width]
+        ridge = width * 2.0**-52 * np.max(np.diagonal(corner), initial=0.0)
+        inverse = np.linalg.inv(corner + ridge * np.eye(width))
+        inverses.append(0.5 * (inverse + inverse.T))
     return (terms if keep else None), inverses

@@ -13,13 +13,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import as_double, check_covariance, check_symmetric, double, precision_of
 from jaxttp._core.checks import check_integer, check_number, is_concrete
-from jaxttp._core.covariance import Covariance, check_covariance
-from jaxttp._core.double import as_double, check_symmetric, double, precision_of
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import after, decompose
-from jaxttp.conditioning._inputs import add_skip, check_scales, check_skip, check_weights
-from jaxttp.conditioning.linear import prefixes, suffixes
+from jaxttp.conditioning.linear import Checked, check_linear, check_weights, prefixes, suffixes
 
 
 class Bounds(NamedTuple):
@@ -63,10 +61,6 @@ def extreme_singular_values(matrix: Array, count: int) -> tuple[Array, Array]:
     return values[0], jnp.where(values[count - 1] > floor, values[count - 1], 0.0)
 
 
-TWO = ("input_weights", "output_weights")
-"""The weights of one hidden layer, in their order."""
-
-
 def linear_bound(
     weights: Any, covariance: ArrayLike | None = None, *, skip: Any = 0.0, scales: Any = None
 ) -> Bounds:
@@ -103,14 +97,11 @@ def linear_bound(
         which the bound is violated; m > max(d, k) is not needed; "skips always improve" is false.
     """
     with double():
-        chain = check_weights(weights)
-        factors = check_scales(scales, chain)
-        sigma = check_covariance(covariance, chain[0].shape[1])
-        chain = add_skip(chain, check_skip(skip))
-        return _combine(chain, factors, sigma)
+        return _combine(check_linear(weights, covariance, skip, scales))
 
 
-def _combine(chain: list[Array], scales: list[Array] | None, sigma: Covariance) -> Bounds:
+def _combine(network: Checked) -> Bounds:
+    chain, scales, sigma = network
     k, d = chain[-1].shape[0], chain[0].shape[1]
     largest, smallest = [], []
     done = [sigma.values]
@@ -129,37 +120,6 @@ def _combine(chain: list[Array], scales: list[Array] | None, sigma: Covariance) 
     total = jnp.sum(alphas)
     shares = jnp.where(total > 0, alphas / jnp.where(total > 0, total, 1.0), jnp.nan)
     return Bounds(convex, maximum, terms, shares, alphas, condition)
-
-
-def one_hidden_layer_bound(
-    output_weights: ArrayLike, input_weights: ArrayLike, covariance: ArrayLike | None = None
-) -> Float[Array, "..."]:
-    """One hidden layer, f(x) = W V x: kappa(Sigma) (s_max^2(W) + s_max^2(V)) / (s_min^2 + s_min^2).
-
-    An equality when Sigma = I. It is `linear_bound([V, W]).convex`.
-
-    Args:
-        output_weights: W (k, m).
-        input_weights: V (m, d).
-        covariance: Sigma (d, d); the identity when None.
-
-    Returns:
-        The bound; +inf for m < min(d, k).
-
-    Raises:
-        ValueError: shapes that do not chain, a covariance that is not PSD.
-
-    Example:
-        >>> import numpy as np
-        >>> float(one_hidden_layer_bound(np.diag([1.0, 3.0]), np.diag([1.0, 2.0])))
-        6.5
-
-    Source:
-        GNC Lemma 1, eq (6). Erratum: m >= min(d, k) is enough; the paper asks m > max(d, k).
-    """
-    with double():
-        chain = check_weights([input_weights, output_weights], TWO)
-        return _combine(chain, None, check_covariance(covariance, chain[0].shape[1])).convex
 
 
 def psd_residual_bound(
@@ -194,28 +154,33 @@ def psd_residual_bound(
     check_number("skip", skip, at_least=0.0)
     with double():
         chain = check_weights(weights)
-        logs, zero = [], []
+        logs = []
         sigma = check_covariance(covariance, chain[0].shape[1])
         done = [sigma.values]
         for i, weight in enumerate(chain):
-            name = f"weights[{i}]"
-            square = check_symmetric(name, weight, precision_of(weights[i]))
-            values = decompose(jnp.linalg.eigvalsh, after(square, *done))
+            values = _psd_eigenvalues(f"weights[{i}]", weight, precision_of(weights[i]), done)
             done.append(values)
-            if is_concrete(values):
-                if float(values[0]) < -1e-6 * abs(float(values[-1])):
-                    raise ValueError(
-                        f"{name} is not positive semi-definite (smallest eigenvalue "
-                        f"{float(values[0]):.3g}), so eq (8) does not hold; use linear_bound."
-                    )
-            else:
-                values = jnp.where(values[0] < -1e-6 * jnp.abs(values[-1]), jnp.nan, values)
-            values = jnp.maximum(values, 0.0) + skip
+            values = values + skip
             logs.append(2 * jnp.log(ratio(values[-1], values[0])))
-            zero.append(values[-1])
         every = jnp.stack(logs)
         others = jnp.where(jnp.eye(len(chain), dtype=bool), 0.0, every[None, :])
         return sigma.condition() * jnp.exp(jnp.max(jnp.sum(others, axis=1)))
+
+
+def _psd_eigenvalues(name: str, matrix: Array, precision: float, done: list[Array]) -> Array:
+    """Eigenvalues, ascending, of a matrix that must be symmetric and PSD to rounding.
+
+    It is decomposed after what is `done`; NaN where a traced matrix is not PSD.
+    """
+    square = check_symmetric(name, matrix, precision)
+    values = decompose(jnp.linalg.eigvalsh, after(square, *done))
+    bad = values[0] < -1e3 * precision * jnp.abs(values[-1])
+    if is_concrete(bad) and bool(np.asarray(bad)):
+        raise ValueError(
+            f"{name} is not positive semi-definite (smallest eigenvalue {float(values[0]):.3g}), "
+            "for which the bound is false; linear_bound holds for any weights."
+        )
+    return jnp.where(bad, jnp.nan, jnp.maximum(values, 0.0))
 
 
 class Sandwich(NamedTuple):
@@ -254,19 +219,10 @@ def psd_sum_bounds(first: ArrayLike, second: ArrayLike) -> Sandwich:
         GNC eq (12). Erratum: it holds for PSD matrices with A + B positive definite only.
     """
     with double():
-        spectra = []
+        spectra: list[Array] = []
         for name, matrix in (("first", first), ("second", second)):
-            precision = precision_of(matrix)
-            square = check_symmetric(name, as_double(name, matrix, 2), precision)
-            values = decompose(jnp.linalg.eigvalsh, after(square, *spectra))
-            floor = 1e3 * precision * jnp.abs(values[-1])
-            bad = values[0] < -floor
-            if is_concrete(bad) and bool(np.asarray(bad)):
-                raise ValueError(
-                    f"{name} must be positive semi-definite; its smallest eigenvalue is "
-                    f"{float(values[0]):.3g}. Eq (12) is false for indefinite matrices."
-                )
-            spectra.append(jnp.where(bad, jnp.nan, jnp.maximum(values, 0.0)))
+            square = as_double(name, matrix, 2)
+            spectra.append(_psd_eigenvalues(name, square, precision_of(matrix), spectra))
         a, b = spectra
         if a.shape != b.shape:
             raise ValueError(f"first and second differ in shape: {a.shape * 2} and {b.shape * 2}.")
@@ -308,7 +264,7 @@ def functional_hessian_bound(
         full Hessian of the loss is indefinite and has no such bound.
     """
     with double():
-        v, w = check_weights([input_weights, output_weights], TWO)
+        v, w = check_weights([input_weights, output_weights], ("input_weights", "output_weights"))
         z = as_double("teacher", teacher, 2)
         if z.shape != (w.shape[0], v.shape[1]):
             raise ValueError(f"teacher must have shape {(w.shape[0], v.shape[1])}; got {z.shape}.")
@@ -356,3 +312,130 @@ def functional_hessian_spectrum(residual_covariance: ArrayLike, width: int) -> F
         values = jnp.repeat(decompose(jnp.linalg.svd, omega, compute_uv=False), width)
         zeros = jnp.zeros(width * abs(omega.shape[0] - omega.shape[1]), jnp.float64)
         return jnp.sort(jnp.concatenate([-values, zeros, values]))
+
+
+def _as_float64(value: Any) -> Array:
+    return jnp.asarray(value).astype(jnp.float64)
+
+
+def _check_gaussian_network(d: int, k: int, m: int, var_w: Any, var_v: Any, condition: Any) -> None:
+    for name, value in (("d", d), ("k", k), ("m", m)):
+        check_integer(name, value, at_least=1)
+    check_number("var_w", var_w, at_least=0.0)
+    check_number("var_v", var_v, at_least=0.0)
+    check_number("covariance_condition", condition, at_least=1.0)
+
+
+def gaussian_init_bound(
+    d: int,
+    k: int,
+    m: int,
+    *,
+    var_w: Any,
+    var_v: Any,
+    t: Any,
+    covariance_condition: Any = 1.0,
+) -> Float[Array, "..."]:
+    """A bound on kappa of W V x that holds with probability `gaussian_init_probability(t)`.
+
+        kappa(Sigma) [s_w^2 (√m + √k + t)^2 + s_v^2 (√m + √d + t)^2]
+                   / [s_w^2 (√m - √k - t)_+^2 + s_v^2 (√m - √d - t)_+^2]
+
+    Args:
+        d: inputs.
+        k: outputs.
+        m: hidden units.
+        var_w: variance of the entries of W (k, m), s_w^2.
+        var_v: variance of the entries of V (m, d), s_v^2.
+        t: at least 0; a larger t is a looser bound that holds more often.
+        covariance_condition: kappa(Sigma), at least 1.
+
+    Returns:
+        The bound; +inf where t (or d and k) is too large for it to say anything.
+
+    Raises:
+        ValueError: a width below 1, a negative variance or t, a condition number below 1.
+
+    Example:
+        >>> bound = gaussian_init_bound(10, 2, 1000, var_w=1e-3, var_v=0.1, t=3.0)
+        >>> round(float(bound), 3), round(float(gaussian_init_probability(3.0)), 3)
+        (2.197, 0.956)
+
+    Source:
+        GNC Lemma 7. Errata: every difference is clipped at 0 (squared unclipped, it makes the
+        statement false), and the probability is 1 - 4 exp(-t^2/2): two matrices, two sides.
+    """
+    check_number("t", t, at_least=0.0)
+    _check_gaussian_network(d, k, m, var_w, var_v, covariance_condition)
+    with double():
+        t, var_w, var_v = _as_float64(t), _as_float64(var_w), _as_float64(var_v)
+        root_d, root_k, root_m = (float(np.sqrt(value)) for value in (d, k, m))
+        above = var_w * (root_m + root_k + t) ** 2 + var_v * (root_m + root_d + t) ** 2
+        low_w = jnp.maximum(root_m - root_k - t, 0.0)
+        low_v = jnp.maximum(root_m - root_d - t, 0.0)
+        below = var_w * low_w**2 + var_v * low_v**2
+        return _as_float64(covariance_condition) * ratio(above, below)
+
+
+def gaussian_init_probability(t: Any) -> Float[Array, "..."]:
+    """How often `gaussian_init_bound` holds at least: max(0, 1 - 4 exp(-t^2 / 2)).
+
+    Args:
+        t: at least 0.
+
+    Returns:
+        A probability; 0 below t = 1.67.
+
+    Raises:
+        ValueError: a negative t.
+
+    Example:
+        >>> round(float(gaussian_init_probability(4.0)), 5)
+        0.99866
+
+    Source:
+        GNC Lemma 7, whose 1 - 8 exp(-t^2/2) counts every side twice.
+    """
+    check_number("t", t, at_least=0.0)
+    with double():
+        return jnp.maximum(0.0, 1.0 - 4.0 * jnp.exp(-(_as_float64(t) ** 2) / 2))
+
+
+def asymptotic_bound(
+    d: int, k: int, m: int, *, var_w: Any, var_v: Any, covariance_condition: Any = 1.0
+) -> Float[Array, "..."]:
+    """The limit of the bound on kappa of W V x as d, k and m grow together, d, k < m.
+
+        kappa(Sigma) [s_w^2 (1 + √(k/m))^2 + s_v^2 (1 + √(d/m))^2]
+                   / [s_w^2 (1 - √(k/m))^2 + s_v^2 (1 - √(d/m))^2]
+
+    Args:
+        d: inputs, fewer than m.
+        k: outputs, fewer than m.
+        m: hidden units.
+        var_w: variance of the entries of W (k, m).
+        var_v: variance of the entries of V (m, d).
+        covariance_condition: kappa(Sigma), at least 1.
+
+    Returns:
+        The limit of the bound: an estimate at finite widths, not a bound.
+
+    Raises:
+        ValueError: m <= max(d, k), a width below 1, a negative variance, a condition below 1.
+
+    Example:
+        >>> float(asymptotic_bound(25, 25, 100, var_w=1.0, var_v=1.0))     # (1.5 / 0.5)^2
+        9.0
+
+    Source:
+        GNC eq (22); it needs d, k < m.
+    """
+    _check_gaussian_network(d, k, m, var_w, var_v, covariance_condition)
+    if m <= max(d, k):
+        raise ValueError(
+            f"m must be larger than d and k for eq (22); got m={m}, d={d}, k={k}. Use "
+            "gaussian_init_bound, which holds for every width."
+        )
+    return gaussian_init_bound(
+        d, k, m, var_w=var_w, var_v=var_v, t=0.0, covariance_condition=covariance_condition
+    )

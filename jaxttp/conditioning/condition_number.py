@@ -4,6 +4,7 @@ Everything hangs on what counts as zero, so the answer carries its rank, the tol
 behind the last eigenvalue that counts, and the condition numbers at neighbouring ranks.
 """
 
+import dataclasses
 import functools
 import math
 import warnings
@@ -16,27 +17,38 @@ import lineax as lx
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxttp._core.arrays import as_double, check_symmetric, double, precision_of
 from jaxttp._core.checks import check_integer, check_number, is_concrete
-from jaxttp._core.double import as_double, check_symmetric, double, precision_of
 from jaxttp._core.results import RESULT, describe
 from jaxttp._core.xla_cpu.threads import decompose, limited
 from jaxttp.conditioning._structured import structured_extremes
 from jaxttp.conditioning.bounds import ratio
 from jaxttp.conditioning.linear import LinearGaussNewton
+from jaxttp.ntk.kernels import Factored
 from jaxttp.ntk.lanczos import Ritz, lanczos, lanczos_of_network, runs_a_network
 from jaxttp.ntk.sharded import gathered
 
-DENSE = 1024
-"""Operators up to this size are made dense, and all their eigenvalues computed."""
 
-LARGE = 3000
-"""Matrices beyond this, whose values are known, are asked for both ends of the spectrum only."""
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """When which way is taken, and how far it goes; sizes are rows, timed on two cores.
 
-LANCZOS_STEPS = 256
-"""Products spent on an operator about which nothing is known."""
+    Attributes:
+        dense: operators up to this size are made dense, and all their eigenvalues computed.
+        large: matrices beyond this are asked for both ends of the spectrum only, in a tenth of the
+            work.
+        steps: products spent on an operator about which nothing is known.
+        tolerance: relative accuracy of the ends of a large matrix; rounding leaves eps * kappa
+            beside it.
+    """
 
-TOLERANCE = 1e-10
-"""Relative accuracy of the ends of a large matrix; rounding leaves eps * kappa beside it."""
+    dense: int = 1024
+    large: int = 3000
+    steps: int = 256
+    tolerance: float = 1e-10
+
+
+EFFORT = Effort()
 
 
 class ConditionNumber(eqx.Module):
@@ -46,11 +58,12 @@ class ConditionNumber(eqx.Module):
         value: largest / smallest; nan for a zero matrix, +inf if the given rank is too high.
         largest: the largest absolute eigenvalue.
         smallest: the smallest absolute eigenvalue that counts as non-zero.
-        rank: how many count; -1 where an iteration cannot know (copies of an eigenvalue).
+        rank: how many count; None of an operator that is known by products alone, which do not
+            tell copies of an eigenvalue apart, unless the rank was given.
         tolerance: below this an eigenvalue is zero.
         gap: smallest over the next eigenvalue; +inf at full rank; nan where not all are known.
-        gap_rank: the rank that the largest gap of the logarithmic spectrum suggests; -1 where not
-            all are known. Where it differs from `rank` below full rank, doubt the rank.
+        gap_rank: the rank that the largest gap of the logarithmic spectrum suggests; None where
+            not all are known. Where it differs from `rank` below full rank, doubt the rank.
         rank_below: the condition number if one eigenvalue less counted, at rank - 1; nan at rank 1
             or less, or where it is not known.
         rank_above: the condition number if one more counted, at rank + 1; +inf if that eigenvalue
@@ -66,10 +79,10 @@ class ConditionNumber(eqx.Module):
     value: Float[Array, "..."]
     largest: Float[Array, "..."]
     smallest: Float[Array, "..."]
-    rank: Int[Array, "..."]
+    rank: Int[Array, "..."] | None
     tolerance: Float[Array, "..."]
     gap: Float[Array, "..."]
-    gap_rank: Int[Array, "..."]
+    gap_rank: Int[Array, "..."] | None
     rank_below: Float[Array, "..."]
     rank_above: Float[Array, "..."]
     error: Float[Array, "..."]
@@ -95,15 +108,16 @@ class ConditionNumber(eqx.Module):
         sign = "at least " if self.is_lower_bound else ""
         if not is_concrete(self.value) or jnp.ndim(self.value) > 0:
             return describe(self)
+        words = (
+            f"condition number {sign}{float(self.value):.4g} ({self.kind}): eigenvalues "
+            f"{float(self.largest):.4g} to {float(self.smallest):.4g}"
+        )
+        if self.rank is None:
+            return f"{words}, rank not known"
         rank = int(self.rank)
         beside = ((rank - 1, float(self.rank_below)), (rank + 1, float(self.rank_above)))
         others = ", ".join(f"at {r}: {value:.4g}" for r, value in beside if not math.isnan(value))
-        return (
-            f"condition number {sign}{float(self.value):.4g} ({self.kind}): eigenvalues "
-            f"{float(self.largest):.4g} to {float(self.smallest):.4g}, "
-            + (f"rank {rank}" if rank >= 0 else "rank not known")
-            + (f" ({others})" if others else "")
-        )
+        return f"{words}, rank {rank}" + (f" ({others})" if others else "")
 
 
 def condition_number(
@@ -126,7 +140,7 @@ def condition_number(
     factors, and a preconditioned iteration (LOBPCG) finds both ends. Any other operator beyond 1024
     rows gets a Lanczos process of 256 steps. Where it meets all distinct eigenvalues (a multiple of
     the identity, a low rank) its answer is exact ("iterative"), else a lower bound that says so;
-    the rank is then not known, but for one that is given. A single eigenvalue below
+    its `rank` is then None, or the one that is given. A single eigenvalue below
     10 n eps lambda_max may escape it.
 
     Args:
@@ -158,7 +172,8 @@ def condition_number(
         rank = check_integer("rank", whole, at_least=1)
     if isinstance(matrix_or_operator, lx.AbstractLinearOperator):
         return _of_operator(matrix_or_operator, rank, rtol)
-    matrix_or_operator = gathered(matrix_or_operator)
+    if isinstance(matrix_or_operator, Array | Factored):
+        matrix_or_operator = gathered(matrix_or_operator)
     precision = precision_of(matrix_or_operator)
     with double():
         matrix = as_double("matrix_or_operator", matrix_or_operator)
@@ -173,19 +188,14 @@ def condition_number(
         matrix = check_symmetric("matrix_or_operator", matrix, precision)
         if (
             not spectrum
-            and matrix.shape[0] > LARGE
+            and matrix.shape[0] > EFFORT.large
             and is_concrete(matrix)
-            and _may_have_full_rank(rank, matrix)
+            and (rank is None or (is_concrete(rank) and rank == matrix.shape[0]))
         ):
             found = _of_ends(matrix, rtol, precision, trusted=rank is not None)
             if found is not None:
                 return found
         return _of_spectrum(decompose(jnp.linalg.eigvalsh, matrix), rank, rtol, precision)
-
-
-def _may_have_full_rank(rank: Any, matrix: Array) -> bool:
-    """Whether nothing says that the matrix is singular."""
-    return rank is None or (is_concrete(rank) and int(rank) == matrix.shape[0])
 
 
 def _of_ends(
@@ -203,7 +213,7 @@ def _of_ends(
 
     values, n = np.asarray(matrix), matrix.shape[0]
     common: dict[str, Any] = {
-        "v0": np.random.default_rng(0).standard_normal(n), "tol": TOLERANCE,
+        "v0": np.random.default_rng(0).standard_normal(n), "tol": EFFORT.tolerance,
         "return_eigenvectors": False,
     }  # fmt: skip
     try:
@@ -217,7 +227,7 @@ def _of_ends(
     if not np.all(np.isfinite(ends)) or (ends[0] <= tolerance and not trusted):
         return None
     found = _partial(
-        jnp.asarray(largest), jnp.asarray(ends[0]), n, TOLERANCE, "iterative", tolerance
+        jnp.asarray(largest), jnp.asarray(ends[0]), n, EFFORT.tolerance, "iterative", tolerance
     )
     return eqx.tree_at(
         lambda result: (result.gap, result.rank_below),
@@ -239,10 +249,8 @@ def _of_spectrum(
     tolerance = (n * precision if rtol is None else rtol) * largest
     if rank is None:
         counted = jnp.sum(values > tolerance)
-    elif is_concrete(rank):
-        counted = jnp.asarray(check_integer("rank", int(rank), at_least=1, at_most=n))
     else:
-        counted = jnp.asarray(rank)
+        counted = jnp.asarray(rank if not is_concrete(rank) else _at_most(n, rank))
     counted = jnp.where(largest > 0, counted, 0).astype(jnp.int64)
 
     padded = jnp.concatenate([values, jnp.zeros(2, values.dtype)])
@@ -274,6 +282,10 @@ def _of_spectrum(
     )
 
 
+def _at_most(n: int, rank: int) -> int:
+    return check_integer("rank", rank, at_least=1, at_most=n)
+
+
 def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumber:
     n = operator.in_size()
     if operator.out_size() != n or not lx.is_symmetric(operator):
@@ -281,7 +293,7 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
             "matrix_or_operator must be square and symmetric; tag it with lineax.symmetric_tag."
         )
     with double():
-        if n <= DENSE:
+        if n <= EFFORT.dense:
             matrix = jnp.asarray(operator.as_matrix())
             precision = float(jnp.finfo(matrix.dtype).eps)
             matrix = matrix.astype(jnp.float64)
@@ -290,7 +302,7 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
                 decompose(jnp.linalg.eigvalsh, 0.5 * (matrix + matrix.T)), rank, rtol, precision
             )
         if rank is not None and is_concrete(rank):
-            check_integer("rank", int(rank), at_least=1, at_most=n)
+            _at_most(n, rank)
         known = all(is_concrete(leaf) for leaf in jax.tree.leaves((operator, rank)))
         if isinstance(operator, LinearGaussNewton) and known and rtol is None:
             return _of_structure(operator, rank)
@@ -299,19 +311,14 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
 
 def _of_structure(operator: LinearGaussNewton, rank: Any) -> ConditionNumber:
     found = structured_extremes(operator)
-    if rank is not None and int(rank) != found.rank:
+    if rank not in (None, found.rank):
         raise ValueError(
             f"rank={rank} contradicts the factors, whose rank is {found.rank}; leave it None, or "
             "pass the dense matrix to look at the spectrum."
         )
-    largest, smallest = jnp.asarray(found.largest), jnp.asarray(found.smallest)
-    return _partial(
-        largest,
-        smallest,
-        found.rank,
-        found.error,
-        "iterative" if found.converged else "lower bound",
-    )
+    kind = "iterative" if found.converged else "lower bound"
+    ends = jnp.asarray(found.largest), jnp.asarray(found.smallest)
+    return _partial(*ends, found.rank, found.error, kind)
 
 
 def _partial(
@@ -327,10 +334,10 @@ def _partial(
         value=ratio(largest, smallest),
         largest=largest,
         smallest=smallest,
-        rank=jnp.asarray(rank, jnp.int64),
+        rank=None if rank is None else jnp.asarray(rank, jnp.int64),
         tolerance=jnp.full_like(largest, tolerance),
         gap=unknown,
-        gap_rank=jnp.asarray(-1, jnp.int64),
+        gap_rank=None,
         rank_below=unknown,
         rank_above=unknown,
         error=jnp.asarray(error, jnp.float64),
@@ -353,10 +360,10 @@ def _of_products(operator: Any, n: int, rank: Any, rtol: float | None) -> Condit
     if not isinstance(structure, jax.ShapeDtypeStruct) or structure.shape != (n,):
         raise ValueError(
             "matrix_or_operator must act on flat vectors (n,) beyond "
-            f"{DENSE} rows; its input is {structure}."
+            f"{EFFORT.dense} rows; its input is {structure}."
         )
     precision = float(jnp.finfo(structure.dtype).eps)
-    steps = min(LANCZOS_STEPS, n)
+    steps = min(EFFORT.steps, n)
     start = jax.random.normal(jax.random.key(0), (n,), jnp.float64)
     if runs_a_network(operator) and is_concrete(start):
         start = _product(operator, start)
@@ -368,20 +375,20 @@ def _of_products(operator: Any, n: int, rank: Any, rtol: float | None) -> Condit
     tolerance = (n * precision if rtol is None else rtol) * largest
     error = jnp.where(closed, 10 * precision * n**0.5 * largest / smallest, math.nan)
     if not is_concrete(largest) or not is_concrete(rank):
+        # Nothing can be refused while tracing: a rank that products contradict gives NaN.
+        result = _partial(largest, smallest, rank, error, "lower bound", tolerance)
         contradicted = False if rank is None else counted > rank
-        known = -1 if rank is None else rank
-        result = _partial(largest, smallest, known, error, "lower bound", tolerance)
         value = jnp.where(contradicted, math.nan, result.value)
         return eqx.tree_at(lambda result: result.value, result, value)
     _check_products(operator, largest)
-    if rank is not None and int(counted) > int(rank):
+    if rank is not None and int(counted) > rank:
         raise ValueError(
             f"rank={rank} contradicts the operator, of which at least {int(counted)} eigenvalues "
             f"exceed {n * precision if rtol is None else rtol:.2g} of the largest; say with rtol "
             "what counts as zero, or pass the dense matrix to look at the spectrum."
         )
-    kind, known = "iterative" if bool(closed) else "lower bound", -1 if rank is None else int(rank)
-    return _partial(largest, smallest, known, error, kind, tolerance)
+    kind = "iterative" if bool(closed) else "lower bound"
+    return _partial(largest, smallest, rank, error, kind, tolerance)
 
 
 @eqx.filter_jit

@@ -8,8 +8,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import double
 from jaxttp._core.checks import check_array, check_number, is_concrete
-from jaxttp._core.double import double
 from jaxttp._core.results import RESULT
 
 

@@ -7,14 +7,14 @@ With Lambda^i = diag(s'(V_i X)) and Gamma = s(VX)^T s(VX),
 (k n, k n), index sample * k + out; alpha = 1 is the linear network, alpha = 0 ReLU.
 """
 
-from typing import Any, NoReturn
+from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import as_double, double
 from jaxttp._core.checks import check_integer, check_number, is_concrete
-from jaxttp._core.double import as_double, double
 from jaxttp._core.xla_cpu.threads import after
 from jaxttp.conditioning.bounds import extreme_singular_values, ratio
 from jaxttp.conditioning.linear import matmul
@@ -116,8 +116,10 @@ def leaky_relu_bound(
         6.4
 
     Source:
-        GNC Lemma 4, eq (11). Its second bound, through (25) and (26), is false: see
-        `leaky_relu_product_bound`.
+        GNC Lemma 4, eq (11). Its second bound is false: (25) and (26) pull the slopes out of the
+        sum, which cancellations between units do not survive. With X = I, V = [[1, -1],
+        [-1, 0.01]] and alpha = 0.1, l_min(Gamma) is 0 but (25) says at least 0.0037; with
+        V = [[1, 1], [1, -1]] and alpha = 0, l_max(Gamma) is 2.618 but (26) says at most 2.
     """
     with double():
         w, v, x = _check_one_hidden_layer(W, V, X, alpha)
@@ -161,27 +163,3 @@ def leaky_relu_rank(d: int, k: int, m: int, n: int) -> int:
     for name, value in (("d", d), ("k", k), ("m", m), ("n", n)):
         check_integer(name, value, at_least=1)
     return min(k * n, m * (d + k) - m)
-
-
-def leaky_relu_product_bound(*arguments: Any, **options: Any) -> NoReturn:
-    """Not offered: the second bound of Lemma 4 is false.
-
-    Raises:
-        ValueError: always, with the counter-example.
-
-    Example:
-        >>> leaky_relu_product_bound()
-        Traceback (most recent call last):
-        ...
-        ValueError: the second bound of Lemma 4 is false: ...
-
-    Source:
-        GNC eq (25)-(26): they replace Gamma by alpha^2 X^T V^T V X and X^T V^T V X.
-    """
-    raise ValueError(
-        "the second bound of Lemma 4 is false: (25) and (26) pull the slopes out of the sum, which "
-        "cancellations between units do not survive. With X = I, V = [[1, -1], [-1, 0.01]] and "
-        "alpha = 0.1, l_min(Gamma) is 0 but (25) says at least 0.0037; with V = [[1, 1], [1, -1]] "
-        "and alpha = 0, l_max(Gamma) is 2.618 but (26) says at most 2. Use leaky_relu_bound, "
-        "eq (11), which keeps Gamma and holds."
-    )

@@ -8,7 +8,8 @@ A_l = S_l S_l^T, B_l = P_l^T P_l and R = Sigma^(1/2),
 which shares its non-zero eigenvalues with the (p, p) matrix E[(df/dtheta)^T (df/dtheta)].
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,9 @@ import lineax as lx
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_integer, check_integers, check_number
-from jaxttp._core.covariance import Covariance, check_covariance
-from jaxttp._core.double import double
-from jaxttp.conditioning._inputs import add_skip, check_scales, check_skip, check_weights
+from jaxttp._core.arrays import Covariance, as_double, check_covariance, double
+from jaxttp._core.checks import check_integer, check_integers, check_number, is_concrete
+from jaxttp.ntk.operator import register_symmetric
 
 
 def matmul(a: Array, b: Array) -> Array:
@@ -45,52 +45,71 @@ def prefixes(weights: list[Array], scales: list[Array] | None = None) -> list[Ar
     return out
 
 
-def gauss_newton_linear_terms(
-    weights: Any, covariance: ArrayLike | None = None, *, skip: Any = 0.0, scales: Any = None
-) -> Float[Array, "l kd kd"]:
-    """A_l ⊗ (R B_l R), what each layer adds to the Gauss-Newton matrix.
+def check_weights(weights: Any, names: Sequence[str] = ()) -> list[Array]:
+    """W_1 (a_1, d), ..., W_L (k, a_{L-1}) in float64, or `ValueError` where they do not chain.
 
     Args:
-        weights: [W_1 (a1, d), ..., W_L (k, a)].
-        covariance: Sigma (d, d), the second moments of the inputs; the identity when None.
-        skip: beta of W_l + beta I on every layer (rectangular identity).
-        scales: fixed factors (a_l,) behind every hidden layer, as of a frozen batch norm.
-
-    Returns:
-        (L, k d, k d) in float64; their sum is `gauss_newton_linear`.
-
-    Raises:
-        ValueError: shapes that do not chain, a covariance that is not PSD.
-
-    Example:
-        >>> import numpy as np
-        >>> gauss_newton_linear_terms([np.ones((3, 2)), np.ones((1, 3))]).shape
-        (2, 2, 2)
-
-    Source:
-        GNC Lemma 2. Erratum: U is the vertical stack of the blocks W^{l+1:L} ⊗ W^{l-1:1}.
+        weights: a list of matrices.
+        names: what the messages call them, weights[0] and so on where there are none.
     """
-    with double():
-        chain = check_weights(weights)
-        factors = check_scales(scales, chain)
-        sigma = check_covariance(covariance, chain[0].shape[1])
-        chain = add_skip(chain, check_skip(skip))
-        terms = [
-            jnp.einsum("ij,ab->iajb", a, c, precision="highest").reshape(2 * (a.shape[0] * len(c),))
-            for a, c in kronecker_factors(chain, sigma, factors)
-        ]
-        return jnp.stack(terms)
+    if not isinstance(weights, Sequence) or len(weights) == 0:
+        raise ValueError(
+            "weights must be a list of at least one matrix, [W_1 (a1, d), ..., W_L (k, a)]; "
+            f"got {type(weights).__name__}."
+        )
+    names = names or [f"weights[{i}]" for i in range(len(weights))]
+    chain = [as_double(name, weight, 2) for name, weight in zip(names, weights, strict=True)]
+    for i in range(1, len(chain)):
+        if chain[i].shape[1] != chain[i - 1].shape[0]:
+            raise ValueError(
+                f"{names[i]} has shape {chain[i].shape} but {names[i - 1]} gives "
+                f"{chain[i - 1].shape[0]} features; the columns of each must be the rows of the "
+                "one before it (the first layer comes first)."
+            )
+    return chain
 
 
-def kronecker_factors(
-    chain: list[Array], sigma: Covariance, scales: list[Array] | None
-) -> list[tuple[Array, Array]]:
-    """The pairs (A_l (k, k), R B_l R (d, d))."""
-    pairs = []
-    for left, right in zip(suffixes(chain, scales), prefixes(chain, scales), strict=True):
-        right = right if sigma.root is None else matmul(right, sigma.root)
-        pairs.append((matmul(left, left.T), matmul(right.T, right)))
-    return pairs
+def check_scales(scales: Any, weights: list[Array]) -> list[Array] | None:
+    """Fixed factors (a_l,) behind every layer but the last, or None."""
+    if scales is None:
+        return None
+    if not isinstance(scales, Sequence) or len(scales) != len(weights) - 1:
+        raise ValueError(
+            f"scales must be a list of {len(weights) - 1} vectors, one for every hidden layer."
+        )
+    out = [as_double(f"scales[{i}]", scale, 1) for i, scale in enumerate(scales)]
+    for i, (scale, weight) in enumerate(zip(out, weights, strict=False)):
+        if scale.shape[0] != weight.shape[0]:
+            raise ValueError(
+                f"scales[{i}] has {scale.shape[0]} entries, hidden layer {i} has {weight.shape[0]}."
+            )
+    return out
+
+
+class Checked(NamedTuple):
+    """What every function of a linear network starts from, in float64.
+
+    Attributes:
+        chain: W_1 ... W_L, skips in them.
+        scales: fixed factors (a_l,) behind the hidden layers, or None.
+        covariance: Sigma with its root.
+    """
+
+    chain: list[Array]
+    scales: list[Array] | None
+    covariance: Covariance
+
+
+def check_linear(weights: Any, covariance: Any, skip: Any = 0.0, scales: Any = None) -> Checked:
+    """The arguments of a linear network, checked; call it inside `double`."""
+    chain = check_weights(weights)
+    factors = check_scales(scales, chain)
+    sigma = check_covariance(covariance, chain[0].shape[1])
+    check_number("skip", skip)
+    if not is_concrete(skip) or float(skip) != 0.0:
+        beta = jnp.asarray(skip).astype(jnp.float64)
+        chain = [w + beta * jnp.eye(*w.shape, dtype=w.dtype) for w in chain]
+    return Checked(chain, factors, sigma)
 
 
 def gauss_newton_linear(
@@ -119,16 +138,8 @@ def gauss_newton_linear(
     Source:
         GNC eq (5) and Lemma 2; eq (7) with `skip`. Erratum: U is the vertical stack of the blocks.
     """
-    with double():
-        chain = check_weights(weights)
-        factors = check_scales(scales, chain)
-        sigma = check_covariance(covariance, chain[0].shape[1])
-        chain = add_skip(chain, check_skip(skip))
-        size = chain[-1].shape[0] * chain[0].shape[1]
-        total = jnp.zeros((size, size), jnp.float64)
-        for a, c in kronecker_factors(chain, sigma, factors):
-            total = total + jnp.kron(a, c)
-        return 0.5 * (total + total.T)
+    operator = gauss_newton_linear_operator(weights, covariance, skip=skip, scales=scales)
+    return operator.as_matrix()
 
 
 class LinearGaussNewton(lx.AbstractLinearOperator):
@@ -208,25 +219,7 @@ def chain_product(
     return total if leave is None else matmul(total, leave)
 
 
-for _register in (lx.is_symmetric, lx.is_positive_semidefinite):
-    _register.register(LinearGaussNewton)(lambda operator: True)
-for _register in (
-    lx.is_diagonal,
-    lx.is_tridiagonal,
-    lx.has_unit_diagonal,
-    lx.is_lower_triangular,
-    lx.is_upper_triangular,
-    lx.is_negative_semidefinite,
-):
-    _register.register(LinearGaussNewton)(lambda operator: False)
-lx.linearise.register(LinearGaussNewton)(lambda operator: operator)
-lx.conj.register(LinearGaussNewton)(lambda operator: operator)
-lx.diagonal.register(LinearGaussNewton)(lambda operator: jnp.diagonal(operator.as_matrix()))
-lx.materialise.register(LinearGaussNewton)(
-    lambda operator: lx.MatrixLinearOperator(
-        operator.as_matrix(), (lx.symmetric_tag, lx.positive_semidefinite_tag)
-    )
-)
+register_symmetric(LinearGaussNewton)
 
 
 def gauss_newton_linear_operator(
@@ -256,10 +249,7 @@ def gauss_newton_linear_operator(
         GNC Lemma 2.
     """
     with double():
-        chain = check_weights(weights)
-        factors = check_scales(scales, chain)
-        sigma = check_covariance(covariance, chain[0].shape[1])
-        chain = add_skip(chain, check_skip(skip))
+        chain, factors, sigma = check_linear(weights, covariance, skip, scales)
         outer = suffixes(chain, factors)
         if factors is not None:
             chain = [w * s[:, None] for w, s in zip(chain, factors, strict=False)] + chain[-1:]
@@ -297,8 +287,7 @@ def batch_norm_scales(
     """
     check_number("epsilon", epsilon, at_least=0.0)
     with double():
-        chain = check_weights(weights)
-        sigma = check_covariance(covariance, chain[0].shape[1])
+        chain, _, sigma = check_linear(weights, covariance)
         total = jnp.eye(chain[0].shape[1]) if sigma.root is None else sigma.root
         scales = []
         for weight in chain[:-1]:

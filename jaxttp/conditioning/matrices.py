@@ -22,11 +22,10 @@ import lineax as lx
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import double
 from jaxttp._core.checks import check_array, check_choice, check_finite, check_integer, check_used
-from jaxttp._core.double import double
 from jaxttp._core.products import with_forward_mode
-from jaxttp._core.samples import count, take
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
@@ -188,10 +187,15 @@ def curvature_matrix(
             remedy = "the matrix over fewer parameters than outputs is computed on one device"
             check_used("mesh", mesh, False, remedy)
             return network.checked(_parameter_form(network, batch_size))
-    kernel = _accurate_kernel(
-        network.apply_fn, params, x, promote, trainable=trainable, batch_size=batch_size,
-        max_bytes=max_bytes, accumulate=accumulate, mesh=mesh,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "trainable": trainable, "batch_size": batch_size, "max_bytes": max_bytes, "mesh": mesh,
+    }  # fmt: skip
+    if promote:
+        with double():
+            kernel = gathered(kernel_of(network.apply_fn, network.params, network.x, **options))
+    else:
+        kernel = kernel_of(network.apply_fn, params, x, accumulation_dtype=accumulate, **options)
+        kernel = gathered(kernel)
     with double():
         kernel = kernel / jnp.asarray(network.samples, kernel.dtype)
         if kind == "generalized":
@@ -201,16 +205,6 @@ def curvature_matrix(
             root = root.astype(kernel.dtype)
             kernel = jnp.einsum("nab,nbmc,mcd->namd", root, kernel, root, precision="highest")
         return network.checked(kernel.reshape(rows, rows))
-
-
-def _accurate_kernel(
-    apply_fn: ApplyFn, params: Params, x: Any, promote: bool, accumulate: str, **options: Any
-) -> Array:
-    """Theta (N, C, N, C), in float64 unless float32 was asked for."""
-    if not promote:
-        return gathered(kernel_of(apply_fn, params, x, accumulation_dtype=accumulate, **options))
-    with double():
-        return gathered(kernel_of(apply_fn, _promote(params), _promote(x), **options))
 
 
 def _roots_of_blocks(blocks: Array) -> Array:

@@ -1,6 +1,7 @@
-"""Curves of condition numbers and bounds at initialisation, over a parameter and over draws.
+"""What the figures of the paper are made of: a network beside its bounds, and curves of these.
 
-The weights are drawn here by their sizes, the data enter as a covariance or as samples.
+A point is one network, what is true of it and what bounds say. `sweep` draws weights by their
+sizes and varies a parameter; data enter as a covariance or as samples.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
+from jaxttp._core.arrays import double
 from jaxttp._core.checks import (
     check_choice,
+    check_instance,
     check_integer,
     check_integers,
     check_key,
@@ -21,13 +24,252 @@ from jaxttp._core.checks import (
     check_number,
     check_several,
 )
-from jaxttp._core.double import double
 from jaxttp._core.results import RESULT
-from jaxttp.conditioning.initialization import asymptotic_bound
-from jaxttp.conditioning.linear import batch_norm_scales
-from jaxttp.conditioning.points import leaky_point, linear_point
+from jaxttp._core.xla_cpu.threads import after
+from jaxttp.conditioning.bounds import extreme_singular_values, linear_bound, ratio
+from jaxttp.conditioning.condition_number import ConditionNumber, condition_number
+from jaxttp.conditioning.convolution import gauss_newton_convolution
+from jaxttp.conditioning.leaky_relu import leaky_relu_bound, leaky_relu_gram
+from jaxttp.conditioning.linear import (
+    batch_norm_scales,
+    check_scales,
+    check_weights,
+    gauss_newton_linear_operator,
+    prefixes,
+    suffixes,
+)
 
-PARAMETERS = ("depth", "width", "skip", "alpha")
+
+class LinearPoint(NamedTuple):
+    """A deep linear network: what is true and what the bounds say.
+
+    Attributes:
+        condition: kappa(G^_O).
+        convex: the convex bound.
+        maximum: the maximum bound.
+        terms: kappa^2(S_l) kappa^2(P_l), (L,).
+        weights: gamma_l, (L,).
+    """
+
+    condition: ConditionNumber
+    convex: Array
+    maximum: Array
+    terms: Array
+    weights: Array
+
+    plot, _repr_html_, __repr__ = RESULT
+
+
+class LeakyPoint(NamedTuple):
+    """One hidden leaky-ReLU layer: what is true and what eq (11) says."""
+
+    condition: ConditionNumber
+    bound: Array
+
+    plot, _repr_html_, __repr__ = RESULT
+
+
+class LayerSpectra(NamedTuple):
+    """Condition numbers and smallest singular values of the partial products, all (L,).
+
+    Attributes:
+        outer_condition: kappa^2(S_l), S_l = W_L ... W_{l+1}; 1 for l = L.
+        outer_smallest: sigma_min^2(S_l).
+        inner_condition: kappa^2(P_l), P_l = W_{l-1} ... W_1; 1 for l = 1.
+        inner_smallest: sigma_min^2(P_l).
+    """
+
+    outer_condition: Array
+    outer_smallest: Array
+    inner_condition: Array
+    inner_smallest: Array
+
+    plot, _repr_html_, __repr__ = RESULT
+
+
+class RankSensitivity(NamedTuple):
+    """The condition number for every rank that one might have believed.
+
+    Attributes:
+        ranks: (R,).
+        values: kappa if so many eigenvalues counted as non-zero, (R,).
+        rank: the one that was counted.
+    """
+
+    ranks: np.ndarray
+    values: np.ndarray
+    rank: int
+
+    plot, _repr_html_, __repr__ = RESULT
+
+
+def linear_point(
+    weights: Any, covariance: ArrayLike | None = None, *, skip: Any = 0.0, scales: Any = None
+) -> LinearPoint:
+    """Kappa of a deep linear or residual network beside its bounds.
+
+    Args:
+        weights: [W_1 (a1, d), ..., W_L (k, a)].
+        covariance: Sigma (d, d); the identity when None.
+        skip: beta of W_l + beta I.
+        scales: fixed factors behind the hidden layers, as of a frozen batch norm.
+
+    Returns:
+        A `LinearPoint`.
+
+    Raises:
+        ValueError: as `gauss_newton_linear_operator`.
+
+    Example:
+        >>> point = linear_point([np.diag([1.0, 2.0]), np.diag([1.0, 3.0])])
+        >>> float(point.condition.value), float(point.convex), float(point.maximum)
+        (6.5, 6.5, 9.0)
+
+    Source:
+        GNC Figures 2, 3, 5, 7, 12, 19-22.
+    """
+    operator = gauss_newton_linear_operator(weights, covariance, skip=skip, scales=scales)
+    bounds = linear_bound(weights, covariance, skip=skip, scales=scales)
+    operator = jax.tree.map(lambda leaf: after(leaf, bounds.convex), operator)
+    return LinearPoint(
+        condition_number(operator), bounds.convex, bounds.maximum, bounds.terms, bounds.weights
+    )
+
+
+def leaky_point(W: ArrayLike, V: ArrayLike, X: ArrayLike, alpha: Any) -> LeakyPoint:
+    """Kappa of one hidden leaky-ReLU layer beside eq (11).
+
+    Args:
+        W: output weights (k, m).
+        V: input weights (m, d).
+        X: data (d, n), a sample a column.
+        alpha: negative slope in [0, 1].
+
+    Returns:
+        A `LeakyPoint`.
+
+    Raises:
+        ValueError: as `leaky_relu_gram`.
+
+    Example:
+        >>> point = leaky_point(np.eye(2), np.eye(2), np.diag([1.0, 2.0]), 0.5)
+        >>> float(point.condition.value) <= float(point.bound)
+        True
+
+    Source:
+        GNC Figures 6 and 23.
+    """
+    bound = leaky_relu_bound(W, V, X, alpha)
+    with double():
+        gram = after(leaky_relu_gram(W, V, X, alpha), bound)
+    return LeakyPoint(condition_number(gram), bound)
+
+
+def convolution_point(
+    filters: Any, shape: Sequence[int], covariance: ArrayLike | None = None
+) -> ConditionNumber:
+    """Kappa of a linear CNN, from its exact Gauss-Newton matrix; there is no bound.
+
+    Args:
+        filters: [(out, in, size...), ...], the first layer first.
+        shape: (length,) or (height, width) of the inputs.
+        covariance: Sigma of the flattened inputs; the identity when None.
+
+    Returns:
+        A `ConditionNumber`.
+
+    Raises:
+        ValueError: as `gauss_newton_convolution`.
+
+    Example:
+        >>> float(convolution_point([np.array([[[3.0]]])], (2,)).value)     # rank 1
+        1.0
+
+    Source:
+        GNC Figure 8.
+    """
+    return condition_number(gauss_newton_convolution(filters, shape, covariance))
+
+
+def layer_spectra(weights: Any, *, scales: Any = None) -> LayerSpectra:
+    """Why the convex bound is tight where the maximum is not: bad layers get small weights.
+
+    Args:
+        weights: [W_1 (a1, d), ..., W_L (k, a)].
+        scales: fixed factors behind the hidden layers.
+
+    Returns:
+        A `LayerSpectra`; +inf and 0 where a product is too narrow.
+
+    Raises:
+        ValueError: shapes that do not chain.
+
+    Example:
+        >>> layer_spectra([np.diag([1.0, 2.0]), np.diag([1.0, 3.0])]).outer_condition.tolist()
+        [9.0, 1.0]
+
+    Source:
+        GNC Figure 11.
+    """
+    with double():
+        chain = check_weights(weights)
+        factors = check_scales(scales, chain)
+        rows, done = [], []
+        for parts, count in (
+            (suffixes(chain, factors), chain[-1].shape[0]),
+            (prefixes(chain, factors), chain[0].shape[1]),
+        ):
+            ends = []
+            for part in parts:
+                ends.append(extreme_singular_values(after(part, *done), count))
+                done.append(ends[-1][0])
+            rows.append(jnp.stack([ratio(high, low) ** 2 for high, low in ends]))
+            rows.append(jnp.stack([low**2 for _, low in ends]))
+        return LayerSpectra(*rows)
+
+
+def rank_sensitivity(result: ConditionNumber, *, share: float = 1.0) -> RankSensitivity:
+    """How much the condition number depends on the rank: kappa at every rank near the counted one.
+
+    Args:
+        result: of `condition_number`, with all eigenvalues (kind "dense").
+        share: which part of all ranks to look at, around the counted one; 1 for all.
+
+    Returns:
+        A `RankSensitivity`.
+
+    Raises:
+        ValueError: a result without eigenvalues, a share outside (0, 1].
+
+    Example:
+        >>> found = condition_number(np.diag([8.0, 2.0, 0.0]))
+        >>> rank_sensitivity(found).values.tolist()
+        [1.0, 4.0, inf]
+
+    Source:
+        GNC Appendix C, Figure 9.
+    """
+    check_instance("result", result, ConditionNumber, "condition_number")
+    check_known(result=result, share=share)
+    check_number("share", share, above=0.0)
+    if share > 1:
+        raise ValueError(f"share must be at most 1; got {share!r}.")
+    if result.eigenvalues is None or result.rank is None:
+        raise ValueError(
+            f"a {result.kind!r} result knows its extreme eigenvalues only; give the dense matrix, "
+            "with condition_number(matrix, spectrum=True)."
+        )
+    eigenvalues = np.asarray(result.eigenvalues)
+    if eigenvalues.ndim != 1:
+        raise ValueError("result must be one condition number, not a batch.")
+    size, rank = len(eigenvalues), int(result.rank)
+    half = max(1, round(share * size))
+    ranks = np.arange(max(1, rank - half), min(size, rank + half) + 1)
+    chosen = eigenvalues[ranks - 1]
+    largest = eigenvalues[0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.where(chosen > 0, largest / chosen, np.inf if largest > 0 else np.nan)
+    return RankSensitivity(ranks, values, rank)
 
 
 class ConditionSweep(NamedTuple):
@@ -134,7 +376,7 @@ def sweep(
     Source:
         GNC Figures 2, 3, 5, 6, 7, 19-23.
     """
-    check_choice("parameter", parameter, PARAMETERS)
+    check_choice("parameter", parameter, ("depth", "width", "skip", "alpha"))
     values = check_several("values", values, "numbers")
     if len(values) == 0:
         raise ValueError("values must hold at least one value.")
@@ -181,37 +423,4 @@ def sweep(
         table[..., 0],
         table[..., 1],
         None if data is not None else table[..., 2],
-    )
-
-
-def width_prediction(
-    d: int, k: int, widths: Sequence[int], *, gain: float = 2.0
-) -> Float[np.ndarray, " v"]:
-    """Eq (22) at Kaiming initialisation for several hidden widths, before any weight is drawn.
-
-    Args:
-        d: inputs.
-        k: outputs.
-        widths: hidden widths m, larger than d and k.
-        gain: variance times fan-in.
-
-    Returns:
-        (V,), an estimate at finite widths.
-
-    Raises:
-        ValueError: a width that is not larger than d and k.
-
-    Example:
-        >>> width_prediction(25, 25, (100, 10_000)).round(3).tolist()
-        [9.0, 1.222]
-
-    Source:
-        GNC eq (22).
-    """
-    d, k = (check_integer(name, size, at_least=1) for name, size in (("d", d), ("k", k)))
-    check_known(gain=gain)
-    check_number("gain", gain, above=0.0)
-    widths = check_integers("widths", widths)
-    return np.array(
-        [float(asymptotic_bound(d, k, m, var_w=gain / m, var_v=gain / d)) for m in widths]
     )

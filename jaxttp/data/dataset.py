@@ -16,7 +16,7 @@ from jaxttp._core.checks import (
     check_known,
     check_number,
 )
-from jaxttp._core.samples import count, shape_words, take
+from jaxttp._core.types import count, shape_words, take
 from jaxttp.data.columns import Columns
 
 

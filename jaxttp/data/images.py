@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxttp._core.arrays import whitening
 from jaxttp._core.checks import check_choice, check_instance, check_integer
-from jaxttp._core.covariance import whitening
 from jaxttp.data.dataset import Dataset
 
 INTERPOLATIONS = ("bilinear", "bicubic", "box")

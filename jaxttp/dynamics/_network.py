@@ -12,7 +12,7 @@ from jaxttp._core.compile import jit
 from jaxttp._core.products import with_forward_mode
 from jaxttp._core.traced import Traced, network_of
 from jaxttp._core.types import ApplyFn, Params
-from jaxttp.adapters._in_two import InTwo
+from jaxttp.adapters.outputs import InTwo
 from jaxttp.losses import Loss
 from jaxttp.losses.contrasts import Contrasted, contrasts, from_contrasts
 

@@ -1,7 +1,6 @@
 """The results of the dynamics functions."""
 
 import functools
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -52,22 +51,6 @@ class Trajectory(eqx.Module):
     plot, _repr_html_, __repr__ = RESULT
 
 
-class SubsetCurves(NamedTuple):
-    """Losses of training on some of the samples alone, by full batches, with a path's kernels.
-
-    Attributes:
-        loss: on them (T + 1,).
-        unseen: on the other samples (T + 1,); None where there are none.
-        diverged_at: first step whose outputs could not be represented, -1 for never.
-        steps_run: steps of the recursion that were run.
-    """
-
-    loss: Float[Array, " t"]
-    unseen: Float[Array, " t"] | None
-    diverged_at: Array
-    steps_run: int
-
-
 class RelinearizedTrajectory(eqx.Module):
     """Predicted outputs with the kernel rebuilt along the path.
 
@@ -85,8 +68,8 @@ class RelinearizedTrajectory(eqx.Module):
         diverged_at: first step whose outputs could not be represented, -1 for never.
         edge_at: end of the first segment that crosses the edge of stability, -1 for never. From
             there on the path is the mean one, without the oscillations of a real training.
-        held_from: the step from which on a kernel was held because the network stays at the edge
-            (where modes are not held back), or because it denied the forecast, -1 for never.
+        held_from: the step from which on a kernel was held because the path stays beyond the edge
+            of stability, -1 for never.
         kernels: kernels built, the first and the rejected ones included.
         gradient_evaluations: passes back through the network over all samples, the kernels' own
             apart.

@@ -29,9 +29,8 @@ from jaxttp._core.checks import (
     check_integer,
 )
 from jaxttp._core.compile import jit
-from jaxttp._core.samples import concatenate, count
 from jaxttp._core.traced import Traced, network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, concatenate, count
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.adapters.outputs import check_per_sample

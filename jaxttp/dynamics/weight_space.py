@@ -24,9 +24,8 @@ from jaxttp._core.checks import check_finite, check_floating, check_integer, is_
 from jaxttp._core.compile import jit
 from jaxttp._core.products import with_forward_mode
 from jaxttp._core.results import RESULT
-from jaxttp._core.samples import count
 from jaxttp._core.traced import Traced, network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import output_shape

@@ -22,7 +22,7 @@ from jaxtyping import Array
 from jaxttp._core.checks import check_choice, check_finite, check_integer, check_known
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT, wrapped
-from jaxttp._core.samples import count
+from jaxttp._core.types import count
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics.batches import check_batches

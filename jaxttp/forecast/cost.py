@@ -8,13 +8,12 @@ reported of (`experiments/bench/planning.py`).
 """
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jaxttp._core.checks import check_number
 from jaxttp.forecast.methods.base import Dynamics
@@ -24,7 +23,7 @@ from jaxttp.forecast.methods.relinearized import MOST, Relinearized
 from jaxttp.forecast.methods.scaled import Scaled
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.training_setup import Descent
-from jaxttp.forecast.witness import passes_asked
+from jaxttp.forecast.uncertainty import passes_asked
 from jaxttp.ntk.estimators import ClassSketched, Exact, KernelEstimator, Sketched, plan_of
 
 STEP = 3.0
@@ -101,51 +100,73 @@ def share_of(operations: float, training: float) -> str:
     return f"{share:.2g} times" if share < 10 else f"{share:,.0f} times"
 
 
-SHARE = 0.1
-"""Of the training's operations that a forecast may take unless told otherwise."""
-LEAST = 4.5e12
-"""And so many operations in any case: a minute or two of a laptop."""
-MEMORY = 4e9
-"""Bytes that the kernels of a plan may take where another plan takes less."""
-ERRORS = {
-    150: {0: 0.112, 1: 0.079, 2: 0.025, 4: 0.007, 8: 0.002, 16: 0.001},
-    600: {0: 0.262, 1: 0.255, 2: 0.119, 4: 0.061, 8: 0.020, 16: 0.006},
-}
-"""By steps and kernels after the first at most, the error of a time as a share of it, beyond two
-steps. Over a long way one rebuilt kernel is no better than none."""
-BY_CLASS = {
-    150: {0: 0.125, 1: 0.102, 2: 0.046, 4: 0.020, 8: 0.013, 16: 0.012},
-    600: {0: 0.278, 1: 0.268, 2: 0.167, 4: 0.074, 8: 0.032, 16: 0.014},
-}
-"""The same of class sketches, which the network itself corrects where they are rebuilt."""
-BY_SKETCH = 4.0
-"""A sketch of width k makes it 1 + 4/sqrt(k) times as large."""
-OF_SKETCH = {150: 0.6, 600: 4.2}
-"""And adds in square so much over k, by steps: no number of kernels takes it away."""
-WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
-PER_CLASS = 25
-"""Columns of a sketch for each class at least: it follows no more directions than it has."""
-PASSES, BATCH_PASSES = 3.7, 5.3
-"""Ways through the network beside a kernel that is rebuilt; with mini-batches."""
-EXACT_PASSES, EXACT_BATCH_PASSES = 3.1, 4.4
-"""The same beside exact kernels, which leave the network less to correct."""
-MEMORIES, EXACT_MEMORIES = 1.3, 1.1
-"""So many times as many where the optimiser has a memory: a velocity is carried along."""
-RUNS, BATCH_RUNS = 1.5, 2.5
-"""Runs of the horizon with such a kernel; with mini-batches, which cost next to nothing where the
-kernel is kept as factors (`jaxttp.dynamics.recursion`)."""
-PARTS = 3.5
-"""Runs where larger data are forecast on one kernel: the samples', all of them at once, halves'."""
-SUBSET_RUNS = 6.0
-"""And where its kernels are rebuilt, beside those of the path: of all of them at once and of both
-halves, by the kernels at both ends of a segment."""
-READING = 8.0
-"""A product with a kernel takes the time of so many times its operations: every number of the
-kernel is read from memory for one multiplication."""
-TRUE = 0.1
-"""An expected error of times, as a share of them, with which a forecast is worth its cost."""
-ALIKE = 1.1
-"""Expected errors that differ by no more times are alike, and the cheaper forecast is planned."""
+@dataclasses.dataclass(frozen=True)
+class CostModel:
+    """What forecasts take, and how far off they are expected to be, in numbers.
+
+    Errors and passes are means over the tasks of `experiments/bench/planning.py`, which nothing
+    else is reported of; limits are a choice.
+
+    Attributes:
+        share: of the training's operations that a forecast may take unless told otherwise.
+        least: and so many operations in any case: a minute or two of a laptop.
+        memory: bytes that the kernels of a plan may take where another plan takes less.
+        widths: of sketches that are looked at.
+        per_class: columns of a sketch for each class at least: it follows no more directions than
+            it has.
+        true: an expected error of times, as a share of them, with which a forecast is worth its
+            cost.
+        alike: expected errors that differ by no more times are alike, and the cheaper forecast is
+            planned.
+        horizons: at which errors were measured.
+        rebuilds: kernels after the first at most, with which they were.
+        errors: for those the error of a time as a share of it, beyond two steps. Over a long way
+            one rebuilt kernel is no better than none.
+        by_class: the same of class sketches, which the network itself corrects where they are
+            rebuilt.
+        by_sketch: a sketch of width k makes it 1 + by_sketch/sqrt(k) times as large.
+        of_sketch: and adds in square so much over k, which no number of kernels takes away.
+        passes: ways through the network beside a kernel that is rebuilt.
+        exact_passes: the same beside exact kernels, which leave the network less to correct.
+        memories: so many times as many where the optimiser has a memory: a velocity is carried.
+        exact_memories: the same beside exact kernels.
+        runs: of the horizon with such a kernel.
+        parts: runs where larger data are forecast on one kernel: those of the samples, halves too.
+        subset_runs: of both halves where kernels are rebuilt, beside those of the path.
+        reading: a product with a kernel takes the time of so many times its operations: every
+            number of the kernel is read from memory for one multiplication.
+    """
+
+    share: float = 0.1
+    least: float = 4.5e12
+    memory: float = 4e9
+    widths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
+    per_class: int = 25
+    true: float = 0.1
+    alike: float = 1.1
+    horizons: tuple[int, int] = (150, 600)
+    rebuilds: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
+    errors: tuple[tuple[float, ...], ...] = (
+        (0.112, 0.079, 0.025, 0.007, 0.002, 0.001),
+        (0.262, 0.255, 0.119, 0.061, 0.020, 0.006),
+    )
+    by_class: tuple[tuple[float, ...], ...] = (
+        (0.125, 0.102, 0.046, 0.020, 0.013, 0.012),
+        (0.278, 0.268, 0.167, 0.074, 0.032, 0.014),
+    )
+    by_sketch: float = 4.0
+    of_sketch: tuple[float, float] = (0.6, 4.2)
+    passes: float = 3.7
+    exact_passes: float = 3.1
+    memories: float = 1.3
+    exact_memories: float = 1.1
+    runs: float = 1.5
+    parts: float = 3.5
+    subset_runs: float = 6.0
+    reading: float = 8.0
+
+
+MODEL = CostModel()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -162,7 +183,6 @@ class ForecastPlan:
         error: the expected error of a training time, as a share of it.
         whole: whether nothing was left out: an exact kernel, or the one given, rebuilt as often as
             it takes.
-        more: what twice the budget would buy, in words; empty for nothing.
         needed: operations that times within a tenth of themselves are expected to take, or the
             truest ones where none are.
     """
@@ -174,7 +194,6 @@ class ForecastPlan:
     training: float
     error: float
     whole: bool
-    more: str = ""
     needed: float = 0.0
 
     @property
@@ -199,7 +218,7 @@ class ForecastPlan:
                 f"; times within a tenth take {share_of(self.needed, self.training)} the training, "
             )
             words += "for which this budget does not pay" if self.pays else "so that none pays"
-        return words + (f"; twice the budget buys a truer one, {self.more}" if self.more else "")
+        return words
 
 
 def check_budget(budget: float | str) -> None:
@@ -246,31 +265,28 @@ def plan_forecast(
     check_budget(budget)
     problem = dynamics.view(problem)
     dynamics = suited(dynamics, problem)
-    several = list(_candidates(dynamics, problem, descent, kernel, key))
-    kernels = {id(one): one for one, _ in several}
-    prices = {name: Price.of(problem, descent, one) for name, one in kernels.items()}
-    priced = [
-        _priced(dynamics, problem, descent, prices[id(one)], one, most) for one, most in several
-    ]
+    free = is_rebuilt(dynamics) and _centre(dynamics).rebuilds == "auto"
+    rebuilds = range(MOST, -1, -1) if free else (None,)
+    kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
     samples = dynamics.trained_samples(problem)
-    training = Price.of(problem, descent, priced[0].kernel, samples).training
-    share = SHARE if budget == "auto" else float(budget)
-    limit = max(share * training, LEAST if budget == "auto" else 0.0)
-    chosen, twice = (_best(priced, allowed) for allowed in (limit, 2 * limit))
+    prices = [Price.of(problem, descent, one, samples) for one in kernels]
+    priced = [  # the best of all comes first
+        _priced(dynamics, problem, descent, price, one, most)
+        for one, price in zip(kernels, prices, strict=True)
+        for most in rebuilds
+    ]
+    training = prices[0].training
+    share = MODEL.share if budget == "auto" else float(budget)
+    limit = max(share * training, MODEL.least if budget == "auto" else 0.0)
+    chosen = _best(priced, limit)
     whole = chosen.operations <= limit and chosen.error <= priced[0].error
     whole &= kernel is not None or isinstance(chosen.kernel, Exact)
-    more = _words(twice.dynamics, twice.kernel) if ALIKE * twice.error < chosen.error else ""
+    least = max(MODEL.true, min(one.error for one in priced))
+    needed = min(one.operations for one in priced if one.error <= least)
     return ForecastPlan(
-        chosen.dynamics,
-        chosen.kernel,
-        chosen.operations,
-        limit,
-        training,
-        chosen.error,
-        whole,
-        more,
-        _needed(priced),
-    )
+        chosen.dynamics, chosen.kernel, chosen.operations, limit, training, chosen.error, whole,
+        needed,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -283,51 +299,22 @@ class _Priced:
     error: float
 
 
-def _candidates(
-    dynamics: Dynamics,
-    problem: Problem,
-    descent: Descent,
-    kernel: KernelEstimator | None,
-    key: Array | None,
-) -> Iterator[tuple[KernelEstimator, int | None]]:
-    """Kernels and bounds on how often they are rebuilt; the best of all comes first.
+def _kernels(problem: Problem, descent: Descent, key: Array | None) -> list[KernelEstimator]:
+    """Those that fit into memory, the best first; the one that takes the least where none does.
 
     Class sketches are for full batches, since how a batch's noise grows depends on the stiffest
     modes, which they know less well; with mini-batches where memory allows nothing else. They take
     all outputs of a sample for alike, which tokens are not.
     """
-    kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
-    free = _centre(dynamics).rebuilds == "auto" if is_rebuilt(dynamics) else False
-    most = sorted(range(MOST + 1), reverse=True) if free else [None]
-    return itertools.product(kernels, most)
-
-
-def _kernels(problem: Problem, descent: Descent, key: Array | None) -> list[KernelEstimator]:
-    """Those that fit into memory; the one that takes the least of it where none does."""
     key = jax.random.key(0) if key is None else key
-    every = of_outputs(problem, key)
-    fitting = [one for one in every if fits(one, problem)]
+    widths = [k for k in reversed(MODEL.widths) if MODEL.per_class * problem.classes <= k]
+    every = [Exact(), *(Sketched(width, key) for width in widths)]
+    fitting = [one for one in every if _bytes(one, problem) <= MODEL.memory]
     is_wanted = descent.batch_size is None or not fitting
     if problem.classes > 1 and not problem.loss.tokens and is_wanted:
         every.append(ClassSketched(key))
-        fitting += [one for one in every[-1:] if fits(one, problem)]
+        fitting += [one for one in every[-1:] if _bytes(one, problem) <= MODEL.memory]
     return fitting or [min(every, key=lambda one: _bytes(one, problem))]
-
-
-def of_outputs(problem: Problem, key: Array) -> list[KernelEstimator]:
-    """Exact kernels and sketches of all outputs, the best first.
-
-    Args:
-        problem: network and data.
-        key: a `jax.random.key` for sketches.
-    """
-    widths = [k for k in reversed(WIDTHS) if PER_CLASS * problem.classes <= k]
-    return [Exact(), *(Sketched(width, key) for width in widths)]
-
-
-def fits(kernel: KernelEstimator, problem: Problem) -> bool:
-    """Whether kernels and the work on them fit into the memory of a plan."""
-    return _bytes(kernel, problem) <= MEMORY
 
 
 def _bytes(kernel: KernelEstimator, problem: Problem) -> float:
@@ -357,34 +344,32 @@ def _priced(
     kernel: KernelEstimator,
     most: int | None,
 ) -> _Priced:
+    """What a dynamics takes with these kernels, rebuilt so often; None for as it says itself."""
     beside, is_scaled = 1.0, isinstance(dynamics, Scaled)
     if problem.x_test is not None:
         beside += len(jax.tree.leaves(problem.x_test)[0]) / problem.f0.shape[0]
+    is_exact = isinstance(kernel, Exact)
     if most is None and is_rebuilt(dynamics):
         most = _centre(dynamics).rebuilds
     if not most:
-        one_kernel = on_one_kernel(dynamics) if most == 0 else dynamics
-        products = int(READING * descent.steps * (PARTS if is_scaled else 1.0))
-        is_known = problem.is_linear and isinstance(kernel, Exact)
-        passes = 0.0 if is_known else passes_asked(problem.f0.shape[0])
-        cost = price.forecast(1, passes, products)
+        alone = on_one_kernel(dynamics) if most == 0 else dynamics
+        runs = MODEL.parts if is_scaled else 1.0
+        passes = 0.0 if problem.is_linear and is_exact else passes_asked(problem.f0.shape[0])
+        cost = price.forecast(1, passes, int(MODEL.reading * descent.steps * runs))
         error = expected_error(MOST if problem.is_linear else 0, kernel, descent.steps)
-        return _Priced(one_kernel, kernel, cost * beside, error)
-    batches = descent.batch_size is not None and not isinstance(dynamics, Noisy)
-    passes, memories = (BATCH_PASSES if batches else PASSES), MEMORIES
-    if isinstance(kernel, Exact):
-        passes = EXACT_BATCH_PASSES if batches else EXACT_PASSES
-        memories = EXACT_MEMORIES
-    runs = BATCH_RUNS if batches and not isinstance(kernel, Sketched) else RUNS
+        return _Priced(alone, kernel, cost * beside, error)
     built = most + 1
-    runs, passes = runs * built + SUBSET_RUNS * is_scaled, passes * built
+    passes, memories = MODEL.passes, MODEL.memories
+    if is_exact:
+        passes, memories = MODEL.exact_passes, MODEL.exact_memories
     if not descent.is_plain or descent.momentum:
-        passes = memories * passes
-    cost = price.forecast(built, int(passes), int(READING * runs * descent.steps)) * beside
-    bounded = dynamics
-    if _centre(dynamics).rebuilds == "auto":
-        bounded = _with_centre(dynamics, dataclasses.replace(_centre(dynamics), most=most))
-    return _Priced(bounded, kernel, cost, expected_error(most, kernel, descent.steps))
+        passes *= memories
+    runs = MODEL.runs * built + MODEL.subset_runs * is_scaled
+    cost = price.forecast(built, int(passes * built), int(MODEL.reading * runs * descent.steps))
+    centre = _centre(dynamics)
+    if centre.rebuilds == "auto":
+        dynamics = _with_centre(dynamics, dataclasses.replace(centre, most=most))
+    return _Priced(dynamics, kernel, cost * beside, expected_error(most, kernel, descent.steps))
 
 
 def suited(dynamics: Dynamics, problem: Problem) -> Dynamics:
@@ -419,21 +404,19 @@ def expected_error(most: int, kernel: KernelEstimator, steps: int) -> float:
         >>> expected_error(16, Exact(), 600) < expected_error(0, Exact(), 600)
         True
     """
-    known = BY_CLASS if isinstance(kernel, ClassSketched) else ERRORS
-    built = most * min(1.0, max(known) / max(steps, 1))
-    each = [np.interp(built, list(row), list(row.values())) for row in known.values()]
-    of_rebuilds = _between(dict(zip(known, each, strict=True)), steps)
+    known = MODEL.by_class if isinstance(kernel, ClassSketched) else MODEL.errors
+    built = most * min(1.0, MODEL.horizons[-1] / max(steps, 1))
+    of_rebuilds = _between([np.interp(built, MODEL.rebuilds, row) for row in known], steps)
     if not isinstance(kernel, Sketched):
         return of_rebuilds
     width = kernel.sketch_dim
-    by_width = of_rebuilds * (1 + BY_SKETCH / np.sqrt(width))
-    return float(np.hypot(by_width, _between(OF_SKETCH, steps) / width))
+    by_width = of_rebuilds * (1 + MODEL.by_sketch / np.sqrt(width))
+    return float(np.hypot(by_width, _between(MODEL.of_sketch, steps) / width))
 
 
-def _between(known: Mapping[int, float], steps: int) -> float:
-    """What is known at some horizons, by the logarithm of the steps between them."""
-    at = np.log([max(steps, 1), *known])
-    return float(np.interp(at[0], at[1:], list(known.values())))
+def _between(known: Sequence[float], steps: int) -> float:
+    """What is known at two horizons, by the logarithm of the steps between them."""
+    return float(np.interp(np.log(max(steps, 1)), np.log(MODEL.horizons), known))
 
 
 def _best(several: list[_Priced], limit: float) -> _Priced:
@@ -447,14 +430,8 @@ def _best(several: list[_Priced], limit: float) -> _Priced:
     if within[0] is several[0]:
         return within[0]
     least = min(one.error for one in within)
-    good = [one for one in within if one.error <= ALIKE * least]
+    good = [one for one in within if one.error <= MODEL.alike * least]
     return min(good, key=lambda one: (one.operations, one.error))
-
-
-def _needed(several: list[_Priced]) -> float:
-    """The least operations with which times are off by no more than `TRUE`, or as little as can."""
-    least = min(one.error for one in several)
-    return min(one.operations for one in several if one.error <= max(TRUE, least))
 
 
 def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:
@@ -469,74 +446,3 @@ def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:
     centre = _centre(dynamics)
     often = f"at most {centre.most + 1}" if centre.rebuilds == "auto" else f"{centre.rebuilds + 1}"
     return f"{often} {several}"
-
-
-JUMP = 0.05
-"""A predicted loss that rises by more than this share of its drop is given up."""
-
-
-def jump_of(loss: Float[Array | np.ndarray, " t"]) -> float:
-    """By how much a curve rises above its least value so far, at most, as a share of its drop.
-
-    Example:
-        >>> round(jump_of(np.array([1.0, 0.5, 0.7, 0.2])), 6)
-        0.25
-    """
-    curve = np.asarray(loss, np.float64)
-    drop = float(curve[0] - curve.min())
-    rise = float(np.max(curve - np.minimum.accumulate(curve)))
-    return rise / drop if drop > 0 else 0.0
-
-
-def plan_again(
-    plan: ForecastPlan,
-    dynamics: Dynamics,
-    problem: Problem,
-    descent: Descent,
-    *,
-    loss: Any,
-    held_from: int | None,
-    spent: float,
-) -> ForecastPlan | None:
-    """Another plan, where the network denies class sketches; None where all is well.
-
-    A class sketch is off by a fifth to all of the kernel. Where a segment went too far by such a
-    kernel, the predicted loss jumps, as losses of real full batches at stable rates do not; or the
-    path sees that the network denies what rebuilt kernels say, and holds an earlier one from there
-    on. Either is forecast again, by exact kernels or sketches of all outputs as far as what is left
-    of the budget goes; where it buys none that is rebuilt, a path that jumps gives way to one
-    kernel, and one that holds a kernel stays.
-
-    Args:
-        plan: by which a forecast was made.
-        dynamics: as asked for, before the plan.
-        problem: network and data.
-        descent: the training.
-        loss: the predicted curve (T + 1,).
-        held_from: the step whose kernel was held, see `Prediction`.
-        spent: operations of the forecast.
-    """
-    sketch = plan.kernel
-    if not isinstance(sketch, ClassSketched) or not is_rebuilt(plan.dynamics):
-        return None
-    jumps = jump_of(loss) > JUMP
-    if descent.batch_size is not None or not (jumps or held_from is not None):
-        return None
-    room = plan.budget - spent
-    plans = [
-        plan_forecast(dynamics, problem, descent, kernel, budget=room / plan.training)
-        for kernel in of_outputs(problem, sketch.key)
-        if room > 0 and fits(kernel, problem)
-    ]
-    plans = [other for other in plans if other.operations <= room]
-    best = min(plans, key=lambda other: other.error, default=None)
-    if best is not None and (jumps or is_rebuilt(best.dynamics)):
-        return best
-    if not jumps:
-        return None
-    share = plan.budget / plan.training
-    return plan_forecast(on_one_kernel(dynamics), problem, descent, sketch, budget=share)
-
-
-GIVEN_UP = "class sketches before, which the network denies, were given up"
-"""Said of a plan that took another's place."""

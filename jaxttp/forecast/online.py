@@ -555,7 +555,8 @@ class Online:
             optimizer=optax.sgd(rate, setting.momentum or None), steps=setting.steps - k,
             kernel_fn=lines.at, rebuilds=rebuilds,
             accumulators=(velocity,) if setting.momentum else (),
-            damp=True,  # a training that is under way may be at the edge, and has not diverged
+            # A training run in progress may be at the edge, and has not diverged.
+            damp=not problem.is_linear,
         )  # fmt: skip
         return corrected(
             self._rule, self._targets, self._departure, base.open_loop, base.loss[: k + 1],

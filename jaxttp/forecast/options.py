@@ -9,11 +9,10 @@ import jax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_key, check_number, check_used
-from jaxttp._core.samples import count
-from jaxttp._core.types import Params
+from jaxttp._core.types import Params, Progress, count
 from jaxttp.batches import draw_samples
 from jaxttp.forecast.cost import ForecastPlan, plan_forecast
-from jaxttp.forecast.methods.base import Dynamics, Progress
+from jaxttp.forecast.methods.base import Dynamics
 from jaxttp.forecast.methods.flow import ClosedForm, GradientFlow
 from jaxttp.forecast.methods.noisy import Noisy
 from jaxttp.forecast.methods.recursion import Recursion
@@ -327,8 +326,3 @@ def check_level(level: float | None, way: Dynamics, kernel: KernelEstimator) -> 
     found = LEVEL if level is None else level
     check_number("level", found, above=0.0, below=1.0, remedy="90 % is 0.9.")
     return found
-
-
-def plain_kernel(kernel: KernelEstimator) -> dict[str, Any]:
-    """An estimator's options, as a result keeps them."""
-    return {"sketch_dim": kernel.sketch_dim if isinstance(kernel, Sketched) else None}

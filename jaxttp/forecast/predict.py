@@ -5,9 +5,8 @@
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,22 +14,13 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_instance
-from jaxttp._core.samples import count
-from jaxttp._core.timing import stopwatch
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.progress import stopwatch
+from jaxttp._core.types import ApplyFn, Params, Progress, count
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._promoted import promote
 from jaxttp.dynamics.recursion import recursion
-from jaxttp.forecast.cost import (
-    GIVEN_UP,
-    ForecastPlan,
-    Price,
-    check_budget,
-    plan_again,
-    suited,
-)
-from jaxttp.forecast.curves import loss_and_error
-from jaxttp.forecast.methods.base import Dynamics, Linearizer, Progress
+from jaxttp.forecast.cost import Price, check_budget, suited
+from jaxttp.forecast.methods.base import Dynamics, Linearizer
 from jaxttp.forecast.methods.recursion import Recursion
 from jaxttp.forecast.options import (
     Keywords,
@@ -41,11 +31,10 @@ from jaxttp.forecast.options import (
     choose_kernel,
     choose_plan,
     on_mesh,
-    plain_kernel,
     samples_at_hand,
 )
 from jaxttp.forecast.prediction import Cost, Prediction
-from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.problem import Problem, loss_and_error
 from jaxttp.forecast.training_setup import Descent
 from jaxttp.forecast.uncertainty import LEVEL, Doubt
 from jaxttp.losses import Loss, get_loss
@@ -59,7 +48,7 @@ from jaxttp.losses.rule import (
     targets_of,
 )
 from jaxttp.ntk._select import split_trainable
-from jaxttp.ntk.estimators import Exact, KernelEstimator
+from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 from jaxttp.ntk.kernels import Kernel
 
 
@@ -102,7 +91,7 @@ def predict_training_time(  # noqa: PLR0913
     kernel_batch_size: int | None = None,
     max_bytes: int | None = None,
     mesh: Any = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Prediction:
     """How many steps will training take? No update of the network's weights is evaluated.
 
@@ -159,9 +148,8 @@ def predict_training_time(  # noqa: PLR0913
             relinearize, tolerance, noise and paths.
         relinearize: kernels built after the first, placed by the library along the predicted path
             (second order); "auto" for as many as `tolerance` asks for and `budget` allows; 0 for
-            one kernel alone, which costs the least and tells the least. With mini-batches a number
-            rebuilds along the path of the very batches, "auto" along the mean path beside which
-            they take their steps. With "recursion" or, for their mean path, "sde"; the others
+            one kernel alone, which costs the least and tells the least. With mini-batches the path
+            is that of the very batches. With "recursion" or, for its centre, "sde"; the others
             follow one kernel, and "auto" asks for no more. A network that is linear in its
             trained weights, such as a last layer on a frozen trunk, is never rebuilt.
         tolerance: for relinearize="auto", see `relinearized_recursion`; when None 0.02 up to 300
@@ -266,48 +254,18 @@ def predict_training_time(  # noqa: PLR0913
         fixed = None if is_open else estimator
         named = budget == "auto" and isinstance(dynamics, Dynamics)
         plan = None if named else choose_plan(way, problem, descent, fixed, budget, key, progress)
-        read: dict[str, Any] = {"rule": reading, "targets": targets, "level": level}
-        follow = functools.partial(forecast_training, problem, descent, **read, progress=progress)
-        if plan is None:
-            found, said = follow(dynamics=way, kernel=estimator), None
-        else:
-            asked = way if is_open else None
-            found, said = _by_plan(plan, asked, problem, descent, budget, mesh, follow)
+        said = None
+        if plan is not None:
+            way, estimator = plan.dynamics, on_mesh(plan.kernel, mesh)
+            said = str(plan) if budget != "auto" or not plan.whole else None
+        found = forecast_training(
+            problem, descent, dynamics=way, kernel=estimator, rule=reading, targets=targets,
+            level=level, progress=progress,
+        )  # fmt: skip
     cost = dataclasses.replace(
         found.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds
     )
     return dataclasses.replace(found, cost=cost, plan=said)
-
-
-def _by_plan(
-    plan: ForecastPlan,
-    asked: Dynamics | None,
-    problem: Problem,
-    descent: Descent,
-    budget: float | str,
-    mesh: Any,
-    follow: Callable[..., Prediction],
-) -> tuple[Prediction, str | None]:
-    """A planned forecast, and what is said of the plan.
-
-    Where the dynamics that was asked for is given, the kernels are the plan's own choice, and the
-    forecast is made again where the network denies them.
-    """
-    found = follow(dynamics=plan.dynamics, kernel=on_mesh(plan.kernel, mesh))
-    said = str(plan) if budget != "auto" or not plan.whole else None
-    other = None if asked is None else plan_again(
-        plan, asked, problem, descent, loss=found.loss, held_from=found.held_from,
-        spent=found.cost.operations,
-    )  # fmt: skip
-    if other is None:
-        return found, said
-    again = follow(dynamics=other.dynamics, kernel=on_mesh(other.kernel, mesh))
-    one, two = found.cost, again.cost
-    cost = dataclasses.replace(
-        two, kernels=one.kernels + two.kernels, operations=one.operations + two.operations,
-        gradient_evaluations=one.gradient_evaluations + two.gradient_evaluations,
-    )  # fmt: skip
-    return dataclasses.replace(again, cost=cost), f"{other}; {GIVEN_UP}"
 
 
 def forecast_training(
@@ -406,22 +364,21 @@ def forecast_along(
         doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=targets,
                          doubted_from=doubted_from)  # fmt: skip
     beside = path.gradient_evaluations + lines.passes
+    cost = Cost(
+        lines.kernels, math.ceil(lines.kernels * kernel.passes(problem) + beside),
+        watch.run_seconds, watch.compile_seconds,
+        price.forecast(lines.kernels, beside, path.products), price.training,
+    )  # fmt: skip
     plain = {**descent.plain_values(), "relinearize": 0, **way.plain_values()}
-    plain |= {**plain_kernel(kernel), "loss": problem.loss.name, "protocol": descent.protocol}
+    plain |= {"loss": problem.loss.name, "protocol": descent.protocol}
+    plain["sketch_dim"] = kernel.sketch_dim if isinstance(kernel, Sketched) else None
     return Prediction(
         steps=doubt.steps,
         loss=path.loss,
         error=path.error,
         max_learning_rate=limit,
         stable=stable,
-        cost=Cost(
-            kernels=lines.kernels,
-            gradient_evaluations=math.ceil(lines.kernels * kernel.passes(problem) + beside),
-            seconds=watch.run_seconds,
-            compile_seconds=watch.compile_seconds,
-            operations=price.forecast(lines.kernels, beside, path.products),
-            training_operations=price.training,
-        ),
+        cost=cost,
         horizon=descent.steps,
         rule=rule.kind,
         dynamics=way.name,
@@ -440,7 +397,6 @@ def forecast_along(
         targets_band=doubt.targets_band,
         targets_uncertainty=doubt.targets_uncertainty,
         notes=problem.notes,
-        unsure_from=path.unsure_from,
         doubted_from=doubted_from,
         held_from=path.held_from,
         error_kind=getattr((problem.whole or problem).loss.error, "__name__", "error"),

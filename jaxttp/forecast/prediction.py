@@ -108,8 +108,8 @@ class Prediction:
             follow, and a real training may fail; None for never.
         doubted_from: the step from which on `trust` doubts the forecast without saying by how
             much: times after it have no uncertainty and no band. None for never.
-        held_from: the step whose kernel was held from there on, because the network denies what
-            rebuilt ones said further on; None for never.
+        held_from: the step whose kernel was held from there on, because the path stays beyond the
+            edge of stability; None for never.
         error_kind: what the error is: "misclassified", "wrong_bits" or "wrong_tokens", shares that
             are wrong; "unexplained_variance", of regressions; or the name of a loss's own.
         plan: what was chosen within a budget, see `jaxttp.forecast.cost`; None where nothing

@@ -14,14 +14,14 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_finite, check_known
 from jaxttp._core.compile import bound_programs, jit
-from jaxttp._core.samples import count, take
 from jaxttp._core.traced import Network, network_of
-from jaxttp._core.types import ApplyFn, Params, notes_of
+from jaxttp._core.types import ApplyFn, Params, count, notes_of, take
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import in_two
 from jaxttp.dynamics._promoted import promote, promote_samples, warn_of
+from jaxttp.dynamics._trajectory import curves
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.losses.contrasts import (
     Contrasted,
@@ -37,6 +37,19 @@ from jaxttp.ntk._program import is_linear
 from jaxttp.ntk._select import select_leaves, split_trainable
 from jaxttp.ntk.gram import workload
 from jaxttp.ntk.sharded import gathered, is_by_process, of_processes
+
+
+def loss_and_error(loss: Loss, outputs: Array, targets: Array) -> tuple[Array, Array]:
+    """Loss and error along a path (T, N, C); their medians over many paths (P, T, N, C)."""
+    if outputs.ndim == 3:
+        return curves(outputs, targets, loss)
+    return _medians(outputs, targets, loss)
+
+
+@functools.partial(jit, static_argnums=2)
+def _medians(paths: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
+    losses, errors = jax.vmap(lambda path: curves(path, targets, loss))(paths)
+    return jnp.median(losses, axis=0), jnp.median(errors, axis=0)
 
 
 def check_model(apply_fn: ApplyFn, params: Params, x: Any) -> tuple[ApplyFn, jax.ShapeDtypeStruct]:
@@ -72,6 +85,15 @@ COLLECTIONS = ("params", "batch_stats")
 def _kinds(x: Any) -> list[str]:
     """The dtypes of samples."""
     return [str(leaf.dtype) for leaf in jax.tree.leaves(x)]
+
+
+def _check_kinds(x_test: Any, x: Any) -> None:
+    """Refuse test samples of other kinds than the training samples."""
+    if _kinds(x_test) != _kinds(x):
+        raise ValueError(
+            f"x_test must hold numbers as x does; got {', '.join(_kinds(x_test))}, and in "
+            f"x {', '.join(_kinds(x))}: convert one of them."
+        )
 
 
 @contextlib.contextmanager
@@ -199,11 +221,7 @@ class Problem:
             x_test = check_samples(names.format("x_test"), x_test)
             check_finite(names.format("x_test"), x_test)
             x_test = promote_samples(x_test) if promoted else x_test
-            if _kinds(x_test) != _kinds(x):
-                raise ValueError(
-                    f"x_test must hold numbers as x does; got {', '.join(_kinds(x_test))}, and in "
-                    f"x {', '.join(_kinds(x))}: convert one of them."
-                )
+            _check_kinds(x_test, x)
             beside = as_rows(given, params, x_test)[1]
             if beside.shape[1:] != outputs.shape[1:]:
                 raise ValueError(

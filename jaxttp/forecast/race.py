@@ -19,9 +19,8 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_known, check_number
-from jaxttp._core.samples import count, take
 from jaxttp._core.traced import network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._network import loss_of_weights
 from jaxttp.dynamics.batches import batch_indices, check_batches

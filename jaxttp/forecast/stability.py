@@ -125,63 +125,36 @@ def stability_message(
         stable: the verdict.
         batch_size: of the forecast.
     """
-    curve = _Curve.of(loss)
-    if rates is None:
-        return _unknown(curve, stable=stable)
+    curve = np.asarray(loss, np.float64)
+    first, highest, last = (float(value) for value in (curve[0], curve.max(), curve[-1]))
+    rose = f"the predicted loss rises from {first:.3g} to {highest:.3g}"
+    back = (
+        f"{rose} at step {int(np.argmax(curve))} before it comes down to {last:.3g}; the real "
+        "network may not survive it"
+    )
+    comes_back = last <= RISE * first
+    if rates is None:  # the optimiser has no limit
+        if stable:
+            return "stable; no largest learning rate is known for this optimizer"
+        return back if comes_back else f"diverges: {rose}"
     if stable:
         return _stable(rates, batch_size)
-    if len(rates.above):
-        return _beyond(rates, curve)
-    if rises(loss) and curve.comes_back:
-        return curve.back
     rate, limit = float(rates.rates[rates.peak]), rates.limit
+    if len(rates.above):
+        words = f", though the predicted loss comes down from {highest:.3g} to {last:.3g}"
+        down = words if last < first else ""
+        # A loss that never comes to twice its start does not diverge.
+        if rates.constant and rates.known and highest > RISE * first:
+            return f"diverges above η = {limit:.4g} (learning rate {rate:g}){down}"
+        return f"{_above(rates, rates.batches)}; the real network may not survive it{down}"
+    if rises(loss) and comes_back:
+        return back
     given = f"learning rate {rate:g}" if rates.known else "this optimizer"
     if batch_size is None:
         below = f", below the limit {limit:.4g} at the start" if rates.known else ""
-        return f"diverges at {given}{below}: {curve.rose}"
+        return f"diverges at {given}{below}: {rose}"
     full = f"; a full batch diverges above η = {limit:.4g}" if rates.known else ""
     return f"diverges at {given} with batches of {batch_size}{full}"
-
-
-class _Curve(NamedTuple):
-    """A loss in words: where it begins, its top, and where it ends."""
-
-    first: float
-    highest: float
-    last: float
-    top: int
-
-    @classmethod
-    def of(cls, loss: Any) -> "_Curve":
-        loss = np.asarray(loss, np.float64)
-        return cls(float(loss[0]), float(loss.max()), float(loss[-1]), int(np.argmax(loss)))
-
-    @property
-    def comes_back(self) -> bool:
-        return self.last <= RISE * self.first
-
-    @property
-    def rose(self) -> str:
-        return f"the predicted loss rises from {self.first:.3g} to {self.highest:.3g}"
-
-    @property
-    def back(self) -> str:
-        return (
-            f"{self.rose} at step {self.top} before it comes down to {self.last:.3g}; the real "
-            "network may not survive it"
-        )
-
-    @property
-    def down(self) -> str:
-        words = f"the predicted loss comes down from {self.highest:.3g} to {self.last:.3g}"
-        return f", though {words}" if self.last < self.first else ""
-
-
-def _unknown(curve: _Curve, *, stable: bool) -> str:
-    """Where the optimiser has no limit."""
-    if stable:
-        return "stable; no largest learning rate is known for this optimizer"
-    return curve.back if curve.comes_back else f"diverges: {curve.rose}"
 
 
 def _stable(rates: Rates, batch_size: int | None) -> str:
@@ -195,14 +168,6 @@ def _stable(rates: Rates, batch_size: int | None) -> str:
     peak = "" if rates.constant else f" at peak rate {float(rates.rates[rates.peak]):.4g}"
     whose = " for full batches" if batch_size is not None and not rates.batches else rates.batches
     return f"stable{peak}; largest stable learning rate {rates.limit:.4g}{whose}"
-
-
-def _beyond(rates: Rates, curve: _Curve) -> str:
-    """Where some step is; a loss that never comes to twice its start does not diverge."""
-    if rates.constant and rates.known and curve.highest > RISE * curve.first:
-        rate = float(rates.rates[rates.peak])
-        return f"diverges above η = {rates.limit:.4g} (learning rate {rate:g}){curve.down}"
-    return f"{_above(rates, rates.batches)}; the real network may not survive it{curve.down}"
 
 
 def _above(rates: Rates, where: str) -> str:

@@ -12,21 +12,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_array, check_choice, check_known, check_number
-from jaxttp._core.samples import count
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.recursion import heavy_ball_curves
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast.cost import Price, plan_forecast, suited
-from jaxttp.forecast.curves import held_to, read_times
 from jaxttp.forecast.methods.base import Linearizer
 from jaxttp.forecast.methods.recursion import Linear, Recursion
 from jaxttp.forecast.methods.relinearized import Relinearized
@@ -695,3 +694,29 @@ def with_trust(
         witness = Recursion().witness(_lines_of(lines, one, y), wanted.descent(one))
         trust[i] = trust_in_speeds(witness, swept.loss[i, : one.steps + 1])
     return dataclasses.replace(swept, trust=trust)
+
+
+def read_times(
+    curves: np.ndarray, stable: np.ndarray, horizons: np.ndarray, reading: Rule
+) -> np.ndarray:
+    """Steps of every setting to every threshold of a rule (S, E), each within its own horizon.
+
+    Args:
+        curves: the loss or the error, whichever is read (S, T + 1).
+        stable: the settings that count (S,).
+        horizons: steps of every setting (S,).
+        reading: the rule.
+    """
+    times = np.full((len(horizons), len(reading.thresholds)), -1)
+    for steps in set(horizons):
+        some = np.flatnonzero(stable & (horizons == steps))
+        read = jnp.asarray(curves[some, : steps + 1])
+        for column, threshold in enumerate(reading.thresholds):
+            times[some, column] = jax.vmap(lambda c, e=threshold: reading.time(c, e))(read)
+    return times
+
+
+def held_to(curves: np.ndarray, length: int) -> np.ndarray:
+    """Curves (..., t) held at their ends until they have this length."""
+    rest = [(0, 0)] * (curves.ndim - 1)
+    return np.pad(curves, [*rest, (0, length - curves.shape[-1])], mode="edge")

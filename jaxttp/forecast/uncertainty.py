@@ -1,26 +1,84 @@
 """How sure is a forecast: bands of draws, errors of rebuilt kernels and sketches, doubts in words.
 
-How often the warnings are right is measured by `experiments.bench.trust`, on other tasks than those
-that the constants were chosen on.
+In this order: bands, errors of times, what a path comes to (`Doubt`); the network as a witness of a
+forecast with one kernel, asked how it fares at predicted weights (`ask_network`); warnings.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxttp._core.compile import jit
+from jaxttp._core.types import ApplyFn, Params, take
+from jaxttp.dynamics._kernels import apply_kernel, block_of
+from jaxttp.dynamics._network import outputs_and_pull
+from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
-from jaxttp.forecast.witness import Witness
-from jaxttp.losses.rule import Rule, Target, metric_time
+from jaxttp.forecast.problem import loss_and_error
+from jaxttp.losses import Loss
+from jaxttp.losses.rule import Rule, Target, metric_time, training_time
+from jaxttp.ntk.kernels import Kernel
 
-SPREAD = 1.5
-"""How much wider real runs of mini-batches scatter than those of the linearised network."""
-CENTRE = 0.3
-"""The share of a re-linearised loss's error estimate that its band allows for; times need all."""
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """The numbers behind bands, errors and warnings.
+
+    Chosen on tuning tasks; on others `experiments.bench.trust` measures how often the warnings are
+    right, and `experiments/training_time/calibration.py` the bands.
+
+    Attributes:
+        spread: how much wider real runs of mini-batches scatter than those of the linearised
+            network.
+        centre: the share of a re-linearised loss's error estimate that its band allows for; times
+            need all.
+        part: the share of the samples that the network is asked about.
+        least: and so many where there are.
+        points: on a way that are looked at.
+        towards: on the straight way to the weights where this share of the predicted drop is left,
+        asked: the network is asked where this one is: of places on this way and on the path itself,
+            one or two, it told right forecasts from wrong ones best, for one of two ways back.
+        nothing: a share of the first loss below which losses are alike.
+        of_loss: a loss that is r times as large counts as a speed that is r to the power of this.
+        off: factors by which the network's speed of learning is another one, and by how much of the
+            real times forecasts were off then. In 182 runs the largest error of three times was in
+            8 of 10 at most 0.10 of the real one where speed or loss are by less than 1.2 times
+            others, 0.18 up to 1.5, 0.32 up to 2, 0.43 up to 5 and 0.59 beyond. Below the least of
+            these there is no doubt.
+        unsure: a re-linearised time is, where its estimated error exceeds this share of it. The
+            estimate is on the safe side: this is the largest share at which four of five times that
+            are off by more than 13 % are doubted.
+        slack: errors of so many steps are of no account.
+        rise: a loss that comes to this multiple of its start is not believed.
+        rose: a loss that ends this many times above its least is said to have risen,
+        drop: if that is at least this share of its drop.
+    """
+
+    spread: float = 1.5
+    centre: float = 0.3
+    part: float = 0.2
+    least: int = 32
+    points: int = 64
+    towards: float = 0.1
+    asked: float = 0.2
+    nothing: float = 1e-6
+    of_loss: float = 1.5
+    off: tuple[tuple[float, str], ...] = ((5.0, "two thirds"), (2.0, "half"), (1.5, "a third"))
+    unsure: float = 0.18
+    slack: int = 2
+    rise: float = 2.0
+    rose: float = 2.0
+    drop: float = 0.05
+
+
+KNOWN = Calibration()
 
 
 def recentred(
@@ -47,7 +105,7 @@ def recentred(
     """
     tiny = jnp.finfo(paths.dtype).tiny
     ratio = jnp.maximum(paths, tiny) / jnp.maximum(plain, tiny)[None]
-    return centre[None] * ratio**SPREAD
+    return centre[None] * ratio**KNOWN.spread
 
 
 def loss_band(
@@ -72,28 +130,8 @@ def loss_band(
     band = jnp.quantile(paths, ends, axis=0)
     if uncertainty is None:
         return band
-    more = CENTRE * uncertainty
+    more = KNOWN.centre * uncertainty
     return jnp.stack([jnp.maximum(band[0] - more, 0.0), band[1] + more])
-
-
-def widened(band: tuple[int, int], uncertainty: int | None, horizon: int) -> tuple[int, int]:
-    """A band of training times with room for its centre's error, within the horizon.
-
-    Args:
-        band: lower and upper end in steps.
-        uncertainty: estimated error of a re-linearised centre in steps, None for none.
-        horizon: T.
-
-    Returns:
-        The wider band.
-
-    Example:
-        >>> widened((10, 12), 3, 150)
-        (7, 15)
-    """
-    if uncertainty is None or min(band) < 0:
-        return band
-    return max(0, band[0] - uncertainty), min(horizon, band[1] + uncertainty)
 
 
 def jackknife(values: Any) -> np.ndarray:
@@ -376,8 +414,10 @@ def _read(
             e: steps_band(curves, e, quantiles=quantiles, read=rule.time) for e in rule.thresholds
         }
         times = {e: middle for e, (_, middle, _) in found.items()}
-        more: Mapping[float, Any] = dict.fromkeys(times) if own is None else own
-        bands = {e: widened((low, high), more[e], horizon) for e, (low, _, high) in found.items()}
+        bands = {}
+        for e, (low, _, high) in found.items():
+            room = 0 if own is None or min(low, high) < 0 else own[e]
+            bands[e] = max(min(low, 0), low - room), min(horizon, high + room)
     if sketched is not None and stable:
         curves = rule.curve(*sketched)
         reads = {e: [int(rule.time(curve, e)) for curve in curves] for e in rule.thresholds}
@@ -385,49 +425,235 @@ def _read(
     return _Times(times, bands, own)
 
 
-DOUBTED = 1.5
-"""A forecast is doubted where the network's speed of learning is by more than that another one."""
-OF_LOSS = 1.5
-"""A loss that is r times as large counts as a speed that is r to the power of this."""
-OFF = ((5.0, "two thirds"), (2.0, "half"), (DOUBTED, "a third"))
-"""Such factors, and by how much of the real ones times were off then, see `trust_in_speeds`."""
-UNSURE = 0.18
-"""A re-linearised time is, where its estimated error exceeds this share of it.
+class Subset(NamedTuple):
+    """Some of the samples, and their kernel.
 
-The estimate is on the safe side: this is the largest share at which four of five times that are off
-by more than 13 % are doubted on the tasks that it was chosen on.
-"""
-SLACK = 2
-"""Errors of so many steps are of no account."""
-RISE = 2.0
-"""A loss that comes to this multiple of its start is not believed."""
-ROSE = 2.0
-"""A loss that ends this many times above its least is said to have risen."""
-SHARE = 0.05
-"""And that by at least this share of its drop."""
+    Attributes:
+        kernel: Theta of theirs.
+        x: samples (n, ...).
+        targets: encoded.
+        start: their outputs before training (n, C).
+        rows: which they are; None for all.
+    """
+
+    kernel: Kernel
+    x: Any
+    targets: Any
+    start: Array
+    rows: np.ndarray | None = None
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.start.shape[0]
+
+    def some(self) -> "Subset":
+        """As many as the network is asked about, drawn by lot, the same ones every time."""
+        size = sampled(self.size)
+        if size >= self.size:
+            return self
+        rows = np.sort(np.random.default_rng(0).permutation(self.size)[:size])
+        kernel = block_of(self.kernel, rows, rows)
+        return Subset(kernel, take(self.x, rows), take(self.targets, rows), self.start[rows], rows)
+
+
+def sampled(samples: int) -> int:
+    """How many of so many samples the network is asked about.
+
+    Example:
+        >>> sampled(20), sampled(100), sampled(1000)
+        (20, 32, 200)
+    """
+    return max(min(samples, KNOWN.least), int(KNOWN.part * samples))
+
+
+@jit
+def _moved(params: Params, step: Params, scale: Array) -> Params:
+    """C w_0 + the displacement."""
+    return jax.tree.map(lambda w, m: scale.astype(w.dtype) * w + m, params, step)
+
+
+@functools.partial(jit, static_argnums=3)
+def _loss_and_square(
+    outputs: Array, pulled: Params, targets: Any, loss: Loss
+) -> tuple[Array, Array]:
+    """The loss of outputs, and the squared norm of all leaves of J^T g."""
+    found = sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(pulled)), start=jnp.zeros(()))
+    return loss.value(outputs, targets), found
+
+
+class Waypoint(NamedTuple):
+    """A point w_0 + s (w_t - w_0) on the way to the weights w_t = c_t w_0 + J_0^T a_t of a step.
+
+    Attributes:
+        dual: s a_t (N, C), so that its weights are scale w_0 + J_0^T dual.
+        scale: 1 + s (c_t - 1).
+        gradient: of the loss by the outputs f_0 + s (f_t - f_0) that the linearised network has
+            there (N, C).
+        expected: g^T Theta g, the speed at which the kernel has the loss fall there.
+        loss: of those outputs.
+    """
+
+    dual: Array
+    scale: Array
+    gradient: Array
+    expected: Array
+    loss: Array
+
+
+@functools.partial(jit, static_argnums=8)
+def _point(
+    kernel: Kernel,
+    start: Array,
+    targets: Any,
+    train: Array,
+    dual: Array,
+    scale: Array,
+    step: Array,
+    level: Array,
+    loss: Loss,
+) -> Waypoint:
+    """The first of points on the way to the weights of a step whose loss is low enough.
+
+    Where none is, the end of the way.
+    """
+    moved = train[step] - start
+    ways = jnp.arange(1, KNOWN.points + 1, dtype=moved.dtype) / KNOWN.points
+    losses = jax.vmap(lambda s: loss.value(start + s * moved, targets))(ways)
+    found = jnp.where(jnp.any(losses <= level), jnp.argmax(losses <= level), KNOWN.points - 1)
+    way = ways[found]
+    gradient = loss.gradient(start + way * moved, targets)
+    expected = jnp.sum(gradient * apply_kernel(kernel, gradient))
+    return Waypoint(
+        way * dual[step], 1 + way * (scale[step] - 1), gradient, expected, losses[found]
+    )
+
+
+class Witness(NamedTuple):
+    """What the network says of a forecast with one kernel.
+
+    Attributes:
+        step: on the way to whose weights it was asked; -1 where nobody was.
+        speed: how fast its loss falls there over how fast the forecast has it fall.
+        loss: its loss over the predicted one; 1 where one of them is negative.
+        samples: how many it was asked about.
+        share: which of all that is.
+    """
+
+    step: int = -1
+    speed: float = 1.0
+    loss: float = 1.0
+    samples: int = 0
+    share: float = 1.0
+
+    @property
+    def passes(self) -> float:
+        """Ways on and back through the network with all samples: to the place, and there."""
+        return 2 * self.share if self.step >= 0 else 0.0
+
+
+NOBODY = Witness()
+
+
+def passes_asked(samples: int) -> float:
+    """The same before anybody is asked, with so many samples.
+
+    Example:
+        >>> passes_asked(20), passes_asked(1000)
+        (2.0, 0.4)
+    """
+    return 2 * sampled(samples) / samples
+
+
+def ask_network(
+    network: ApplyFn,
+    params: Params,
+    whole: Subset,
+    loss: Loss,
+    follow: Callable[[Subset], Trajectory],
+) -> Witness:
+    """How fast the network learns, and what its loss is, at weights that one kernel predicts.
+
+    At outputs f with gradient g the loss falls by g^T Theta g, which is |J^T g|^2: with the J of
+    weights w on the way from w_0 to w_t = c_t w_0 + J_0^T a_t, over that with J_0, at the outputs
+    that the linearised network has there, f_0 + s (f_t - f_0). It costs two products with J^T.
+    The weights are those of a training on a part of the samples alone, with the same optimiser and
+    full batches: its kernel is a part of the kernel, so that nothing but those products is to be
+    paid for.
+
+    Args:
+        network: ``(params, x) -> outputs (N, C)``.
+        params: w_0, the part that is trained.
+        whole: all samples and their kernel.
+        loss: exact.
+        follow: the training of some samples, of `recursion`, which knows a_t and c_t.
+
+    Returns:
+        Speed and loss 1 for a linear network; infinite where the network is not finite. `NOBODY`
+        where the loss does not change, the forecast diverges or there is no gradient.
+    """
+    part = whole.some()
+    path = follow(part)
+    if _diverges(path) and part is not whole:  # a part may be stiffer than the whole
+        part, path = whole, follow(whole)
+    if _diverges(path):
+        return NOBODY
+    curve = np.asarray(loss_and_error(loss, path.train, part.targets)[0])
+    step, least = int(training_time(curve, KNOWN.towards)), float(curve.min())
+    if step <= 0:
+        return NOBODY
+    level = least + KNOWN.asked * (float(curve[0]) - least)
+    point = _point(
+        part.kernel, part.start, part.targets, path.train, path.dual, path.scale,
+        np.asarray(step), np.asarray(level, part.start.dtype), loss,
+    )  # fmt: skip
+    expected = float(point.expected)
+    if expected <= 0:
+        return NOBODY
+    see = outputs_and_pull(network)
+    weights = _moved(params, see(params, part.x, point.dual)[1], point.scale)
+    outputs, pulled = see(weights, part.x, point.gradient)
+    real, found = map(float, _loss_and_square(outputs, pulled, part.targets, loss))
+    return Witness(
+        step=step,
+        speed=found / expected if np.isfinite(found) else np.inf,
+        loss=_over(real, float(point.loss), float(curve[0])),
+        samples=part.size,
+        share=part.size / whole.size,
+    )
+
+
+def _diverges(path: Trajectory) -> bool:
+    assert path.diverged_at is not None
+    return int(path.diverged_at) >= 0
+
+
+def _over(real: float, predicted: float, first: float) -> float:
+    """A loss over what was predicted, where that means something."""
+    if not np.isfinite(real):
+        return np.inf
+    if min(real, predicted) < 0 or first <= 0:
+        return 1.0
+    return (real + KNOWN.nothing * first) / (predicted + KNOWN.nothing * first)
 
 
 def trust_in_speeds(witness: Witness, loss: Float[Array | np.ndarray, " t"]) -> str | None:
     """What `ask_network` and the predicted curve say of a forecast with one kernel.
 
-    In 182 runs of `experiments.bench.trust` the largest error of three times, as a share of the
-    real one, was in 8 of 10 runs at most 0.10 where speed or loss are by less than 1.2 times
-    others, 0.18 up to 1.5, 0.32 up to 2, 0.43 up to 5 and 0.59 beyond.
-
     Args:
-            witness: with 1 where the linearisation holds.
-            loss: the predicted curve.
+        witness: with 1 where the linearisation holds.
+        loss: the predicted curve.
 
     Returns:
-            A sentence, or None where there is no doubt.
+        A sentence, or None where there is no doubt.
     """
     rising = trust_in_loss(loss, "the real network may not survive that; try a lower rate")
     if rising is not None:
         return rising
     if witness.step < 0:
         return None
-    change, far = _times(witness.speed), _times(witness.loss) ** OF_LOSS
-    if max(change, far) <= DOUBTED:
+    change, far = _times(witness.speed), _times(witness.loss) ** KNOWN.of_loss
+    if max(change, far) <= min(KNOWN.off)[0]:
         return None
     by_loss = far > change
     told = witness.loss if by_loss else witness.speed
@@ -438,7 +664,7 @@ def trust_in_speeds(witness: Witness, loss: Float[Array | np.ndarray, " t"]) -> 
             f"{where} the network is not finite: one linearization does not hold that far; try a "
             "lower rate, or relinearize='auto'"
         )
-    off = next(words for least, words in OFF if max(change, far) >= least)
+    off = next(words for least, words in KNOWN.off if max(change, far) >= least)
     times = _times(told)
     much = "over 100" if times > 100 else f"{times:.2g}"
     if by_loss:
@@ -470,9 +696,9 @@ def trust_in_loss(loss: Float[Array | np.ndarray, " t"], remedy: str) -> str | N
     """
     curve = np.asarray(loss)
     top, least = float(curve.max() / curve[0]) if curve[0] > 0 else 1.0, int(curve.argmin())
-    if top > RISE:
+    if top > KNOWN.rise:
         return f"the loss rises on the way, to {top:.2g} times its start: {remedy}"
-    if curve[-1] > ROSE * curve[least] and curve[-1] - curve[least] > SHARE * (
+    if curve[-1] > KNOWN.rose * curve[least] and curve[-1] - curve[least] > KNOWN.drop * (
         curve[0] - curve[least]
     ):
         return (
@@ -508,8 +734,8 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
     for threshold in rule.thresholds if rule.metric == "loss" else ():
         step = int(rule.time(path.loss, threshold))
         off = steps_uncertainty(path.loss, path.loss_uncertainty, threshold, rule.time)
-        share = off / max(step, 1) if step >= 0 and off > SLACK else 0.0
-        if share > (UNSURE if worst is None else doubt / max(time, 1)):
+        share = off / max(step, 1) if step >= 0 and off > KNOWN.slack else 0.0
+        if share > (KNOWN.unsure if worst is None else doubt / max(time, 1)):
             worst, time, doubt = threshold, step, off
     if worst is None:
         return None

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import root
 from jaxttp._core.checks import check_array, check_finite, check_integer, check_number
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT
-from jaxttp._core.roots import root
 from jaxttp._core.xla_cpu.threads import after
 from jaxttp.gauss_newton._network import (
     Activation,

@@ -26,8 +26,7 @@ from jaxttp._core.checks import (
     check_several,
     is_concrete,
 )
-from jaxttp._core.samples import count
-from jaxttp._core.types import ApplyFn, Params, noted, notes_of
+from jaxttp._core.types import ApplyFn, Params, count, noted, notes_of
 from jaxttp.losses.weights import IGNORED, Weighted
 
 MASKS = ("attention_mask", "mask")

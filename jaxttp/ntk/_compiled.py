@@ -61,16 +61,12 @@ class Functions(NamedTuple):
         whole: (leaves, x1, x2 or None) -> kernel.
         features: (leaves, x, start, size) -> features of rows.
         square: (leaves, row_features) -> features of rows against themselves.
-        within: (leaves, row_features, start, size) -> the same against some of themselves.
-        stream: (leaves, x, row_features, start, size) -> the same against other samples.
         against: (leaves, row_features, column_features) -> the same against others' features.
     """
 
     whole: Callable[..., Array]
     features: Callable[..., Any]
     square: Callable[..., Array]
-    within: Callable[..., Array]
-    stream: Callable[..., Array]
     against: Callable[..., Array]
 
 
@@ -85,20 +81,11 @@ def compiled(program: NetworkProgram, variant: Variant) -> Functions:
         return tool.square(first) if x2 is None else tool.against(first, tool.features(x2))
 
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
-        return engine(program, variant, leaves).features(_take(x, start, size))
+        some = [jax.lax.dynamic_slice_in_dim(leaf, start, size) for leaf in x]
+        return engine(program, variant, leaves).features(some)
 
     def square(leaves: list[Array], row_features: Any) -> Array:
         return engine(program, variant, leaves).square(row_features)
-
-    def within(leaves: list[Array], row_features: Any, start: Array, size: int) -> Array:
-        part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), row_features)
-        return engine(program, variant, leaves).against(row_features, part)
-
-    def stream(
-        leaves: list[Array], x: list[Array], row_features: Any, start: Array, size: int
-    ) -> Array:
-        tool = engine(program, variant, leaves)
-        return tool.against(row_features, tool.features(_take(x, start, size)))
 
     def against(leaves: list[Array], row_features: Any, column_features: Any) -> Array:
         return engine(program, variant, leaves).against(row_features, column_features)
@@ -107,14 +94,8 @@ def compiled(program: NetworkProgram, variant: Variant) -> Functions:
         jit(whole),
         jit(features, static_argnames="size"),
         jit(square),
-        jit(within, static_argnames="size"),
-        jit(stream, static_argnames="size"),
         jit(against),
     )
-
-
-def _take(x: list[Array], start: Array, size: int) -> list[Array]:
-    return [jax.lax.dynamic_slice_in_dim(leaf, start, size) for leaf in x]
 
 
 @contextlib.contextmanager
@@ -204,8 +185,7 @@ def by_blocks(
     leaves: list[Any],
     x1: list[Array],
     x2: list[Array] | None,
-    n1: int,
-    n2: int,
+    *,
     output: str,
     dtype: str,
     progress: Callable[[int, int], None] | None = None,
@@ -214,62 +194,43 @@ def by_blocks(
 
     `progress` is called with (pairs of samples done, pairs in all).
     """
-    found = _Unfinished(n1, n2, output, dtype, _pairs(plan, n1, n2, x2 is None), progress)
-    multiply = functools.partial(against, functions, leaves, output=output, dtype=dtype)
+    is_own, others = x2 is None, x1 if x2 is None else x2
+    n1, n2 = len(x1[0]), len(others[0])
     starts = [min(low, n1 - plan.rows) for low in range(0, n1, plan.rows)]
+
+    def columns_beside(i: int) -> list[int]:
+        """Where the columns of a block of rows start, those of its own square apart."""
+        first = i + plan.rows if is_own else 0
+        return [min(low, n2 - plan.columns) for low in range(first, n2, plan.columns)]
+
+    tiles = sum(len(columns_beside(i)) + is_own for i in starts)
+    if plan.kept:
+        tiles = len(starts) * (len(starts) + 1) // 2
+    found = _Unfinished(n1, n2, output, dtype, tiles, progress)
+    features = functools.partial(features_of_rows, functions, leaves)
+    multiply = functools.partial(against, functions, leaves, output=output, dtype=dtype)
+    # The square on the diagonal comes last: a tile beside it may reach back into it and, computed
+    # in another order, would spoil its exact symmetry.
     if plan.kept:
         held = []
-        for j in starts:  # what overlaps in the last block is written again with its own square
-            held.append(features_of_rows(functions, leaves, x1, j, plan.rows, plan.chunk))
-            for i, row_features in zip(starts, held, strict=False):
-                tile = multiply(row_features, held[-1])
-                found.write(tile, i, j, also_mirrored=i != j)
-            found.make_symmetric(j, plan.rows)
+        for j in starts:
+            held.append(features(x1, j, plan.rows, plan.chunk))
+            for i, row_features in zip(starts[: len(held) - 1], held, strict=False):
+                found.write(multiply(row_features, held[-1]), i, j, also_mirrored=True)
+            found.write_square(multiply(held[-1], held[-1], is_half=True), j)
         return found.kernel
-    symmetric, columns = x2 is None, x1 if x2 is None else x2
     for i in starts:
-        row_features = features_of_rows(functions, leaves, x1, i, plan.rows, plan.chunk)
-        waits = bool(getattr(row_features, "late", None))
-        if symmetric and plan.rows == n1 and not waits:
-            return functions.square(leaves, row_features)
-        if symmetric and waits:
-            tile = multiply(row_features, row_features)
-            found.write(tile, i, i, also_mirrored=False)
-            found.make_symmetric(i, plan.rows)
-        elif symmetric:
-            size = min(plan.columns, plan.rows)
-            for column in range(0, plan.rows, size):
-                j = min(column, plan.rows - size)
-                tile = functions.within(leaves, row_features, j, size=size)
-                found.write(tile, i, i + j, also_mirrored=False)
-            found.make_symmetric(i, plan.rows)
-        first = i + plan.rows if symmetric else 0
-        for column in range(first, n2, plan.columns):
-            j = min(column, n2 - plan.columns)
-            if waits:
-                others = features_of_rows(
-                    functions, leaves, columns, j, plan.columns, min(plan.chunk, plan.columns)
-                )
-                tile = multiply(row_features, others)
-            else:
-                tile = functions.stream(leaves, columns, row_features, j, size=plan.columns)
-            # The last tile may reach back into the square block just written. That part is cut off:
-            # computed in another order, it would spoil the exact symmetry of the block.
-            if symmetric and j < first:
-                tile = _columns(tile, first - j, output)
-                j = first
-            found.write(tile, i, j, also_mirrored=symmetric)
-        del row_features
-    if progress is not None:  # tiles that were cut have fewer pairs than were counted on
-        progress(found.pairs, found.pairs)
+        row_features = features(x1, i, plan.rows, plan.chunk)
+        for j in columns_beside(i):
+            column_features = features(others, j, plan.columns, min(plan.chunk, plan.columns))
+            found.write(multiply(row_features, column_features), i, j, also_mirrored=is_own)
+        if is_own:
+            # Half of a product takes copies of its features, for which there is no room where a
+            # block is as large as memory allows; gradients that wait have none.
+            is_half = plan.rows == n1 or bool(getattr(row_features, "late", None))
+            found.write_square(multiply(row_features, row_features, is_half=is_half), i)
+        del row_features  # before those of the next block are computed
     return found.kernel
-
-
-def _pairs(plan: KernelPlan, n1: int, n2: int, symmetric: bool) -> int:
-    """Pairs of samples to compute: those below the diagonal are copied from above it."""
-    if symmetric:
-        return sum(plan.rows * (n1 - low) for low in range(0, n1, plan.rows))
-    return n1 * n2
 
 
 @dataclasses.dataclass
@@ -280,7 +241,7 @@ class _Unfinished:
     n2: int
     output: str
     dtype: str
-    pairs: int
+    tiles: int
     progress: Callable[[int, int], None] | None
     done: int = 0
     kernel: Any = None
@@ -300,13 +261,15 @@ class _Unfinished:
             # Dispatch is asynchronous: without waiting, blocks to come would be allocated already.
             jax.block_until_ready(self.kernel)
         if self.progress is not None:
-            self.done = min(self.pairs, self.done + tile.shape[0] * tile.shape[axis])
-            self.progress(self.done, self.pairs)
+            pairs = self.n1 * self.n2
+            self.done += 1
+            self.progress(pairs * self.done // self.tiles, pairs)
 
-    def make_symmetric(self, start: int, size: int) -> None:
-        """Make a square block on the diagonal exactly symmetric."""
+    def write_square(self, tile: Array, start: int) -> None:
+        """Put a square on the diagonal, of which the upper half counts."""
         with wide(self.dtype):
-            self.kernel = _mirror_block(self.kernel, start, size=size, output=self.output)
+            tile = _mirrored(tile, output=self.output)
+        self.write(tile, start, start, also_mirrored=False)
 
 
 def against(
@@ -317,6 +280,7 @@ def against(
     *,
     output: str,
     dtype: str,
+    is_half: bool = False,
 ) -> Array:
     """A tile; layers whose gradients wait are multiplied one after the other.
 
@@ -324,24 +288,24 @@ def against(
         functions: compiled pieces.
         leaves: of the parameters.
         row_features: of some samples.
-        column_features: of others; with the same object only the upper half counts.
+        column_features: of others.
         output: "full", "trace" or "diagonal".
         dtype: in which it is summed.
+        is_half: whether the others are the same, and only the upper half is wanted.
     """
     waiting = getattr(row_features, "late", {})
-    is_own = row_features is column_features
     tile: Any = None
     if not waiting or row_features.inputs or row_features.gradients:
         first, second = (
             one._replace(late={}) if waiting else one for one in (row_features, column_features)
         )
         tile = (
-            functions.square(leaves, first) if is_own
+            functions.square(leaves, first) if is_half
             else functions.against(leaves, first, second)
         )  # fmt: skip
     with wide(dtype):
         for leaf, pair in waiting.items():
-            other = None if is_own else column_features.late[leaf]
+            other = None if is_half else column_features.late[leaf]
             part = product_of_outer(pair, other, PRODUCTS[output], dtype)
             part = layerwise.finish(part, output)
             if output == "trace":
@@ -378,12 +342,6 @@ def _put(row_features: Any, part: Any, offset: Array) -> Any:
     )
 
 
-def _columns(tile: Array, skip: int, output: str) -> Array:
-    return jax.lax.slice_in_dim(
-        tile, skip, tile.shape[layerwise.COLUMN_AXIS[output]], axis=layerwise.COLUMN_AXIS[output]
-    )
-
-
 @functools.partial(jit, static_argnames=("output", "also_mirrored"), donate_argnames=("kernel",))
 def _write(
     kernel: Array, tile: Array, i: Array, j: Array, *, output: str, also_mirrored: bool
@@ -399,13 +357,4 @@ def _write(
     return put(kernel, layerwise.transposed(tile, output), j, i) if also_mirrored else kernel
 
 
-@functools.partial(jit, static_argnames=("size", "output"), donate_argnames=("kernel",))
-def _mirror_block(kernel: Array, start: Array, *, size: int, output: str) -> Array:
-    """Make a square block on the diagonal exactly symmetric, in place."""
-    columns = layerwise.COLUMN_AXIS[output]
-    starts: list[Any] = [0] * kernel.ndim
-    starts[0] = starts[columns] = start
-    sizes = list(kernel.shape)
-    sizes[0] = sizes[columns] = size
-    block = layerwise.mirror(jax.lax.dynamic_slice(kernel, starts, sizes), output)
-    return jax.lax.dynamic_update_slice(kernel, block, starts)
+_mirrored = jit(layerwise.mirror, static_argnames="output")

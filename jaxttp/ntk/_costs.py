@@ -12,7 +12,7 @@ import dataclasses
 import math
 
 from jaxttp._core.xla_cpu.steps import ProgramStep
-from jaxttp.ntk._products import HALF, goes_by_rows, is_halved, rows_at_once, turns_of
+from jaxttp.ntk._products import SIZES, goes_by_rows, is_halved, rows_at_once, turns_of
 from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import Site, by_pixels
 
@@ -176,7 +176,7 @@ def _share_of_product(work: Workload, size: int) -> float:
     # A square exists three times, so larger ones are in blocks, of which half are computed.
     in_blocks = 3 * work.n1 * work.n2 * work.entries * work.itemsize > ONE_PIECE_BYTES
     if in_blocks or is_halved(work.n1 * rows, columns):
-        return HALF
+        return SIZES.half
     return 1.0
 
 

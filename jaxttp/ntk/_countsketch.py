@@ -37,10 +37,6 @@ from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import Site, find_sites
 from jaxttp.ntk.layerwise import JOIN_BELOW, Features, Layers
 
-_COLUMNS, _FEW, _MANY = 1 << 17, 16, 64
-"""Numbers of a sample's gradients that are formed at a time, over all outputs, and in how many
-columns: a power of two (34 of them take as long as 64 on a CPU), more than a few in any case."""
-
 
 class RolledBlocks(NamedTuple):
     """A CountSketch of blocks.
@@ -144,9 +140,12 @@ def _laid_over(turns: Array) -> Array:
 
 
 def columns_of(classes: int, fan_out: int, fan_in: int) -> int:
-    """Columns of a sample's gradients (C o, k) that are formed at a time."""
-    fitting = max(1, _COLUMNS // (classes * fan_out))
-    return min(fan_in, max(_FEW, min(_MANY, 1 << (fitting.bit_length() - 1))))
+    """Columns of a sample's gradients (C o, k) that are formed at a time: some 2^17 numbers.
+
+    A power of two (34 of them take as long as 64 on a CPU), more than a few in any case.
+    """
+    fitting = max(1, (1 << 17) // (classes * fan_out))
+    return min(fan_in, max(16, min(64, 1 << (fitting.bit_length() - 1))))
 
 
 def product_blocks(classes: int, fan_in: int, fan_out: int, dim: int) -> int:
@@ -230,21 +229,29 @@ def of_tokens(
     return jax.vmap(of_one)(tokens, g)
 
 
-_WRITE = 20
-"""A number of a gradient that is formed and added up takes the time of so many operations."""
-_TRANSFORM = 45
-"""And dim log2(dim) numbers of a transform of so many each."""
-_TOKEN, _SCATTER = 1000, 500
-"""And a sign that is drawn when it is needed, and a number that is put in its place."""
-_MOST_PIECES = 8
-_FOLD = "fold"
-_WIDE = 1 << 12
-"""Buckets that a sketch has at first: with few of them a turn of a loop has little to do."""
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """Operations that something takes the time of, on two cores of a CPU.
 
+    Attributes:
+        write: a number of a gradient that is formed and added up.
+        transform: each of dim log2(dim) numbers of a Fourier transform.
+        token: a sign that is drawn when it is needed.
+        scatter: a number that is put in its place.
+    """
+
+    write: float = 20
+    transform: float = 45
+    token: float = 1000
+    scatter: float = 500
+
+
+PRICES = Prices()
+_FOLD = "fold"
 Projections = dict[str, Any]
 
 
-def width_of(size: int, dim: int) -> int:
+def width_of(size: int, dim: int, wide: int = 1 << 12) -> int:
     """Buckets of a network's sketch before they are folded to `dim`, of which it is a multiple.
 
     Two coordinates share one of K buckets with probability 1/K, and two of K buckets are folded
@@ -253,23 +260,25 @@ def width_of(size: int, dim: int) -> int:
     Args:
         size: coordinates of a row of the Jacobian.
         dim: of its sketch.
+        wide: at least so many, where there are coordinates for them: with few buckets a turn of a
+            loop has little to do.
     """
-    return dim * max(1, min(-(-size // dim), -(-_WIDE // dim)))
+    return dim * max(1, min(-(-size // dim), -(-wide // dim)))
 
 
 def form_costs(site: Site, classes: int, dim: int) -> dict[str, float]:
     """Operations of a sample, by how a site's gradients may be sketched."""
     s, k, o = site.positions, site.fan_in, site.fan_out
     if site.kind == "embedding":
-        tokens = s * o * (_TOKEN + classes * _SCATTER)
-        return {"tokens": tokens, "direct": 2.0 * _WRITE * classes * k * o}
-    formed = float(classes * site.size * (2 * s + _WRITE))
+        tokens = s * o * (PRICES.token + classes * PRICES.scatter)
+        return {"tokens": tokens, "direct": 2.0 * PRICES.write * classes * k * o}
+    formed = float(classes * site.size * (2 * s + PRICES.write))
     if site.groups > 1 or site.size < JOIN_BELOW:
         return {"gradient": formed}
     pieces = math.prod(pieces_of(k, o, dim))
-    if pieces > _MOST_PIECES:
+    if pieces > 8:  # each has draws of its own
         return {"products": formed}
-    spectra = _TRANSFORM * s * (1 + classes) * pieces * dim * math.log2(max(2, dim))
+    spectra = PRICES.transform * s * (1 + classes) * pieces * dim * math.log2(max(2, dim))
     return {"products": formed, "convolved": spectra}
 
 
@@ -282,7 +291,7 @@ def sketch_cost(work: Workload, dim: int) -> float:
         if leaf in sites and wanted:
             total += min(form_costs(sites[leaf], classes, dim).values())
         elif wanted:
-            total += _WRITE * classes * work.leaf_size(leaf)
+            total += PRICES.write * classes * work.leaf_size(leaf)
     return total
 
 

@@ -12,17 +12,15 @@ import jax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_integer, is_concrete
+from jaxttp._core.process import host_memory
 from jaxttp._core.results import RESULT
-from jaxttp._core.versions import host_memory
 from jaxttp.ntk._costs import ONE_PIECE_BYTES, Workload, choose_forms, method_costs, outer_size
-from jaxttp.ntk._products import PIECE, goes_by_rows
+from jaxttp.ntk._products import SIZES, goes_by_rows
 from jaxttp.ntk._sites import by_pixels
 
-_HEADROOM = 1.35
+_HEADROOM = 1.35  # of peaks measured on CPUs and GPUs over those counted
 _CHUNK_BYTES = 512 << 20
 _COMPILER_BYTES = 256 << 20
-KEPT_ROWS = 64
-_LATE_ROWS = 192
 
 
 class Blocks(NamedTuple):
@@ -106,7 +104,7 @@ class Memory:
             held = work.n1 if kept else rows + columns
             scratch = 5.0 * side + 2.0 * (rows + columns) * (self.copied + self.turned)
             forward = self.transient * chunk
-            pieces = 4.0 * PIECE * max(self.work.itemsize, 4)
+            pieces = 4.0 * SIZES.piece * max(self.work.itemsize, 4)
             features = 1.15 * self.per_sample * held
             return int(self.result + features + _HEADROOM * (scratch + pieces + forward))
         if kept:
@@ -122,8 +120,10 @@ class Memory:
             scratch, features = 3.0 * side, 3.5 * self.per_sample * rows
         else:
             scratch = rows * columns * (2.0 * self.entry + 3.0 * self.pixels)
-            scratch += 3.0 * rows * rows * (self.entry + self.pixels) if work.symmetric else 0.0
             features = self.per_sample * (rows + columns)
+            if work.symmetric:
+                scratch += 3.0 * rows * rows * (self.entry + self.pixels)
+                features += self.copied * rows
         forward = self.transient * max(chunk, columns)
         return int(self.result + _HEADROOM * (scratch + features + forward))
 
@@ -140,18 +140,23 @@ class Memory:
         most = min(self.work.n1, self.work.n2)
         return largest(most, lambda q: self.total(1, q, q) - least <= spare)
 
-    def fit_late(self, bound: int) -> "Blocks | None":
-        """The blocks with gradients that wait, None where they would be formed too often."""
+    def fit_late(self, bound: int, ideal: int = 192) -> "Blocks | None":
+        """The blocks with gradients that wait, None where they would be formed too often.
+
+        Args:
+            bound: bytes.
+            ideal: rows of a block, at best: with more of them pieces leave a CPU's cache.
+        """
         work, bound = self.work, _spare(bound)
         chunk = self._chunk(bound)
-        for most in (_LATE_ROWS, _LATE_ROWS // 2):
+        for most in (ideal, ideal // 2):
             side = _even(work.n1, most)
             if work.symmetric and self.total(side, side, min(chunk, side), kept=True) <= bound:
                 return Blocks(side, side, min(side, _even(side, chunk)), kept=True)
         rows = largest(work.n1, lambda r: self.total(r, min(r, work.n2), chunk) <= bound)
         rows = _even(work.n1, rows)
-        columns = _even(work.n2, min(rows, _LATE_ROWS // 2))
-        few = min(rows, columns) < min(_LATE_ROWS // 16, work.n1, work.n2)
+        columns = _even(work.n2, min(rows, ideal // 2))
+        few = min(rows, columns) < min(ideal // 16, work.n1, work.n2)
         blocks = Blocks(rows, columns, min(chunk, rows, columns))
         return None if few or self.total(*blocks) > bound else blocks
 
@@ -171,7 +176,7 @@ class Memory:
             rows = largest(work.n1, lambda r: self.total(r, min(chunk, r), min(chunk, r)) <= bound)
             rows = _even(work.n1, rows)
             if work.symmetric and rows < work.n1:
-                side = _even(work.n1, KEPT_ROWS)
+                side = _even(work.n1, 64)
                 blocks = Blocks(side, side, min(side, _even(side, chunk)), kept=True)
                 if self.total(*blocks) <= bound:
                     return blocks

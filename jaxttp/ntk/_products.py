@@ -44,6 +44,7 @@ from g (s, o) it takes a quarter longer to thrice as long. Layers of one shape s
 a deep network compiles as one block does.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
@@ -56,20 +57,55 @@ from jaxtyping import Array
 
 from jaxttp._core.compile import jit
 
-STRIPS = 4
-"""Strips of the upper half of a symmetric product."""
-HALF = (STRIPS + 1) / (2 * STRIPS)
-"""How much of the work of a whole one that is: 5/8."""
-_WORTH_ROWS, _WORTH_SIZE = 256, 512  # with fewer rows or numbers half a product takes as long
-_STRIP_SLICE = 1 << 10  # numbers of a row that strips are made of
-_SLICE, _FEW_ROWS = 1 << 22, 512  # numbers of a slice of rows, and how many rows are cut so
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How products are cut; each was measured as the module says, on two cores of a CPU.
+
+    Attributes:
+        strips: of the upper half of a symmetric product.
+        worth_rows: with fewer rows half a product takes as long as the whole.
+        worth_size: with shorter ones, too.
+        strip_slice: numbers of a row that strips are made of.
+        slice: numbers of a slice of rows that are multiplied some of their numbers at a time.
+        few_rows: how many rows are cut so, at most.
+        turn: numbers that a turn of the loop over pairs of positions makes at most.
+        own_turn: the same of a loop over half of the pairs.
+        rows: samples of a block where they come sample after sample.
+        many_rows: the same where caches are not what counts.
+        block: numbers that such a block makes of another sample at most.
+        many_positions: from how many on samples come one after the other.
+        piece: numbers of a piece of the gradients that wait.
+    """
+
+    strips: int = 4
+    worth_rows: int = 256
+    worth_size: int = 512
+    strip_slice: int = 1 << 10
+    slice: int = 1 << 22
+    few_rows: int = 512
+    turn: int = 1 << 21
+    own_turn: int = 1 << 16
+    rows: int = 16
+    many_rows: int = 128
+    block: int = 1 << 22
+    many_positions: int = 16
+    piece: int = 1 << 22
+
+    @property
+    def half(self) -> float:
+        """How much of the work of a whole symmetric product its upper half is: 5/8."""
+        return (self.strips + 1) / (2 * self.strips)
+
+
+SIZES = Sizes()
 
 Product = Callable[[Array, Array | None, Any], Array]
 
 
 def is_halved(rows: int, size: int) -> bool:
     """Whether a symmetric product of so many rows computes half of itself."""
-    return rows >= _WORTH_ROWS and size >= _WORTH_SIZE
+    return rows >= SIZES.worth_rows and size >= SIZES.worth_size
 
 
 def rows_product(a: Array, b: Array | None, dtype: Any) -> Array:
@@ -85,8 +121,8 @@ def rows_product(a: Array, b: Array | None, dtype: Any) -> Array:
         return _upper_half(a, dtype)
     b = a if b is None else b
     rows, size = max(len(a), len(b)), a.shape[1]
-    width = _SLICE // max(rows, 1)
-    if rows > _FEW_ROWS or size < 2 * width or jax.default_backend() != "cpu":
+    width = SIZES.slice // max(rows, 1)
+    if rows > SIZES.few_rows or size < 2 * width or jax.default_backend() != "cpu":
         return _product(a, b, dtype)
 
     def add(total: Array, low: Any, width: int) -> Array:
@@ -103,7 +139,7 @@ def upper_strips(rows: int) -> list[tuple[int, int]]:
         >>> upper_strips(256)
         [(0, 64), (64, 128), (128, 192), (192, 256)]
     """
-    edges = [round(index * rows / STRIPS) for index in range(STRIPS + 1)]
+    edges = [round(index * rows / SIZES.strips) for index in range(SIZES.strips + 1)]
     return list(itertools.pairwise(edges))
 
 
@@ -118,7 +154,7 @@ def _upper_half(a: Array, dtype: Any) -> Array:
             for total, (top, bottom) in zip(totals, strips, strict=True)
         ]
 
-    width = _STRIP_SLICE if jax.default_backend() == "cpu" else size
+    width = SIZES.strip_slice if jax.default_backend() == "cpu" else size
     nothing = [jnp.zeros((bottom - top, rows - top), dtype) for top, bottom in strips]
     whole = jnp.zeros((rows, rows), dtype)
     found = _by_slices(add, nothing, size, width)
@@ -174,16 +210,6 @@ None for the second as in `rows_product`.
 """
 
 
-_TURN, _OWN_TURN = 1 << 21, 1 << 16
-"""Numbers that a turn of the loop makes at most, and of a loop over half of the pairs."""
-_ROWS, _MANY_ROWS, _BLOCK = 16, 128, 1 << 22
-"""Samples of a block of rows where they come sample after sample, more where caches are not what
-counts, and the numbers that it makes of another sample at most."""
-_MANY_POSITIONS = 16
-_LEAST = 2
-"""Positions that a turn may take in any case; with pixels it is one, more are compiled badly."""
-
-
 def similarity(x: Array, y: Array | None, dtype: Any) -> Array:
     """<x_i, y_j> of rows; for tokens (integers) whether they are the same.
 
@@ -203,8 +229,8 @@ def turns_of(positions: int, entries: int, *, is_own: bool, with_pixels: bool) -
         is_own: whether of a batch with itself: t turns do (t + 1) / 2 of the work of t.
         with_pixels: whether patches are compared pixel by pixel.
     """
-    most = max(_LEAST, (_OWN_TURN if is_own else _TURN) // max(1, entries))
-    most = 1 if with_pixels else most
+    most = max(2, (SIZES.own_turn if is_own else SIZES.turn) // max(1, entries))
+    most = 1 if with_pixels else most  # more are compiled badly
     return positions // max(t for t in range(1, positions + 1) if positions % t == 0 and t <= most)
 
 
@@ -216,7 +242,7 @@ def goes_by_rows(positions: int, classes: int, output: str) -> bool:
         classes: C.
         output: "full", "trace" or "diagonal".
     """
-    return output == "full" and classes > 1 and positions >= _MANY_POSITIONS
+    return output == "full" and classes > 1 and positions >= SIZES.many_positions
 
 
 def rows_at_once(samples: int, positions: int, fan_out: int, most: int = 0) -> int:
@@ -232,8 +258,8 @@ def rows_at_once(samples: int, positions: int, fan_out: int, most: int = 0) -> i
         >>> rows_at_once(150, 16, 256), rows_at_once(10, 16, 256), rows_at_once(150, 1024, 3072)
         (15, 10, 1)
     """
-    fitting = max(1, _BLOCK // (positions * max(positions, fan_out)))
-    return -(-samples // -(-samples // min(most or _ROWS, fitting)))
+    fitting = max(1, SIZES.block // (positions * max(positions, fan_out)))
+    return -(-samples // -(-samples // min(most or SIZES.rows, fitting)))
 
 
 def sum_over_pairs(
@@ -328,7 +354,7 @@ def _by_rows(
 ) -> Array:  # fmt: skip
     """`sum_over_pairs` of all outputs, sample after sample."""
     (n, classes, groups, positions), m = g1.shape[:4], len(g2)
-    most = _ROWS if jax.default_backend() == "cpu" else _MANY_ROWS
+    most = SIZES.rows if jax.default_backend() == "cpu" else SIZES.many_rows
     rows = rows_at_once(n, positions, g1.shape[-1], most)
     blocks = -(-n // rows)
 
@@ -417,11 +443,6 @@ def _multiply(g1: Array, g2: Array, turn: int, output: str, dtype: Any) -> Any:
     return multiply
 
 
-PIECE = 1 << 22
-"""Numbers of a piece of the gradients."""
-_EVEN = 16  # a wider piece is a multiple of so many numbers, where the layer's length is not one
-
-
 class Outer(NamedTuple):
     """What a layer's gradients are sums of outer products of.
 
@@ -435,7 +456,7 @@ class Outer(NamedTuple):
 
 
 def product_of_outer(
-    first: Outer, second: Outer | None, product: Product, dtype: Any, piece: int = PIECE
+    first: Outer, second: Outer | None, product: Product, dtype: Any, piece: int = SIZES.piece
 ) -> Array:
     """A layer's part of the kernel between two batches, by pieces of its gradients.
 
@@ -478,7 +499,7 @@ def _width(length: int, most: int) -> int:
     """
     if most >= length:
         return length
-    even = max(most - most % _EVEN, min(most, _EVEN))
+    even = max(most - most % 16, min(most, 16))  # multiples of 16 numbers are fast
     whole = [width for width in range(most, most // 3, -1) if length % width == 0]
     return whole[0] if whole and length % even else even
 

@@ -26,8 +26,7 @@ from jaxtyping import Array
 from jaxttp._core.xla_cpu.steps import ProgramStep
 from jaxttp.ntk._program import NetworkProgram
 
-_CONSTANT, _PARAMETER, _DATA = 0, 1, 2
-_MOST_PIXELS = 64  # whose products with each other are kept
+_CONSTANT, _PARAMETER, _DATA = range(3)  # what is computed from two kinds is of the larger
 _ADDING = ("add", "add_any")
 _REARRANGING = ("reshape", "squeeze", "expand_dims", "transpose", "rev", "copy", "broadcast_in_dim")
 
@@ -290,7 +289,7 @@ def _conv_site(
 
     size = tuple(shape[axis] for axis in numbers.lhs_spec[2:])
     windows = None
-    if batch == 1 and math.prod(size) <= _MOST_PIXELS:
+    if batch == 1 and math.prod(size) <= 64:  # whose products with each other are kept
         windows = _windows(size, places, window, strides, padding, dilation, input_dilation)
     return Site(
         "conv", leaf, None, index, 0, groups, positions, fan_in, fan_out, scale,

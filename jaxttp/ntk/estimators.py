@@ -23,8 +23,6 @@ from jaxttp.ntk.sharded import several
 from jaxttp.ntk.signed import signed_kernel, signed_network
 from jaxttp.ntk.sketch import sketch_of
 
-GROUPS = 4
-"""Parts of a sketch that its error is told from."""
 Tiles = Callable[[int, int], None]
 
 
@@ -318,13 +316,14 @@ def _product(
 
 
 def delete_groups(
-    sketch: Float[Array, "n c k"], is_factored: bool | None = None
+    sketch: Float[Array, "n c k"], is_factored: bool | None = None, groups: int = 4
 ) -> Iterator[Kernel]:
     """Kernels from all columns of a sketch but those of one group, for every group.
 
     Args:
         sketch: S with E[S S^T] = Theta, columns alike (N, C, k).
         is_factored: whether they are kept as factors; None for where those are the cheaper.
+        groups: how many.
 
     Yields:
         k / (k - k_j) (S S^T - S_j S_j^T), each with mean Theta, (N, C, N, C), one at a time.
@@ -337,7 +336,7 @@ def delete_groups(
     width = sketch.shape[-1]
     if is_factored is None:
         is_factored = 2 * width < sketch.shape[0] * sketch.shape[1]
-    parts = np.array_split(np.arange(width), min(GROUPS, width))
+    parts = np.array_split(np.arange(width), min(groups, width))
     for part in parts:
         k = np.setdiff1d(np.arange(width), part)
         rest = sketch[..., k]

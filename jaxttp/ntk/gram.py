@@ -19,9 +19,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_finite
-from jaxttp._core.samples import count, leaf_shapes
 from jaxttp._core.traced import network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, leaf_shapes
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.adapters.outputs import check_per_sample
@@ -364,11 +363,10 @@ def _compute(
     leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in job.leaves]
     x1 = [jnp.asarray(leaf) for leaf in job.rows]
     x2 = None if job.columns is None else [jnp.asarray(leaf) for leaf in job.columns]
-    n1, n2, output = job.work.n1, job.work.n2, job.work.output
     with jax.default_matmul_precision("highest"):
-        if plan.chunk >= max(n1, n2):
+        if plan.chunk >= max(job.work.n1, job.work.n2):
             return functions.whole(leaves, x1, x2)
         return by_blocks(
-            functions, plan, leaves, x1, x2, n1, n2, output, job.dtype,
-            progress,
+            functions, plan, leaves, x1, x2, output=job.work.output, dtype=job.dtype,
+            progress=progress,
         )  # fmt: skip

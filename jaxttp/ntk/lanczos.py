@@ -27,8 +27,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxttp._core.arrays import double
 from jaxttp._core.checks import check_finite_value, check_integer, check_key, is_concrete
-from jaxttp._core.double import double
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.ntk.kernels import KernelLike

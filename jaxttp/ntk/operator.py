@@ -17,9 +17,8 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_array, check_finite, check_integer
 from jaxttp._core.products import pull_and_push
-from jaxttp._core.samples import count, take
 from jaxttp._core.traced import Traced, network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample, output_shape
@@ -171,48 +170,36 @@ def ntk_operator(
     return NTKOperator(leaves, x, tuple(networks), treedef, mask, batch_size)
 
 
-def _always(value: bool) -> Callable[[Any], bool]:
-    return lambda operator: value
+def register_symmetric(kind: type[lx.AbstractLinearOperator]) -> None:
+    """Answer `lineax`'s questions of a class of symmetric positive semi-definite operators.
+
+    Its functions dispatch on the class; an operator known by products is dense in all else.
+    """
+    for question, answer in (
+        (lx.is_symmetric, True),
+        (lx.is_positive_semidefinite, True),
+        (lx.is_negative_semidefinite, False),
+        (lx.is_diagonal, False),
+        (lx.is_tridiagonal, False),
+        (lx.is_lower_triangular, False),
+        (lx.is_upper_triangular, False),
+        (lx.has_unit_diagonal, False),
+    ):
+        question.register(kind)(lambda operator, answer=answer: answer)  # type: ignore[attr-defined]
+    for same in (lx.linearise, lx.conj):
+        same.register(kind)(lambda operator: operator)
+    lx.diagonal.register(kind)(lambda operator: jnp.diagonal(operator.as_matrix()))
+    lx.materialise.register(kind)(_materialised)
 
 
-for _question, _answer in (
-    (lx.is_symmetric, True),
-    (lx.is_positive_semidefinite, True),
-    (lx.is_negative_semidefinite, False),
-    (lx.is_diagonal, False),
-    (lx.is_tridiagonal, False),
-    (lx.is_lower_triangular, False),
-    (lx.is_upper_triangular, False),
-    (lx.has_unit_diagonal, False),
-):
-    _question.register(NTKOperator)(_always(_answer))  # type: ignore[attr-defined]
+def _materialised(operator: lx.AbstractLinearOperator) -> lx.AbstractLinearOperator:
+    structure: Any = operator.in_structure()
+    tags = lx.positive_semidefinite_tag
+    matrix = operator.as_matrix()
+    if len(structure.shape) == 1:
+        return lx.MatrixLinearOperator(matrix, (lx.symmetric_tag, tags))
+    whole = matrix.reshape(*structure.shape, *structure.shape)
+    return lx.PyTreeLinearOperator(whole, structure, tags)
 
 
-@lx.linearise.register(NTKOperator)
-def _linearise(operator: NTKOperator) -> NTKOperator:
-    return operator
-
-
-@lx.materialise.register(NTKOperator)
-def _materialise(operator: NTKOperator) -> lx.AbstractLinearOperator:
-    structure = operator.in_structure()
-    basis = jnp.eye(structure.shape[0] * structure.shape[1], dtype=structure.dtype)
-    columns = jax.lax.map(operator.mv, basis.reshape(-1, *structure.shape))
-    return lx.PyTreeLinearOperator(
-        columns.transpose(1, 2, 0).reshape(*structure.shape, *structure.shape),
-        structure,
-        lx.positive_semidefinite_tag,
-    )
-
-
-@lx.conj.register(NTKOperator)
-def _conj(operator: NTKOperator) -> NTKOperator:
-    return operator
-
-
-@lx.diagonal.register(NTKOperator)
-def _diagonal_of_operator(operator: NTKOperator) -> Array:
-    return jnp.diagonal(operator.as_matrix())
-
-
-__all__ = ["NTKOperator", "ntk_operator"]
+register_symmetric(NTKOperator)

@@ -23,7 +23,7 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_integer, is_concrete
 from jaxttp._core.compile import jit
-from jaxttp._core.samples import count
+from jaxttp._core.types import count
 from jaxttp.ntk._compiled import Functions, wide
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk.layerwise import COLUMN_AXIS

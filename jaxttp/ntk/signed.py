@@ -9,9 +9,8 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_integer, check_key
 from jaxttp._core.results import RESULT
-from jaxttp._core.samples import count, take
 from jaxttp._core.traced import Network, network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.ntk._select import select_leaves

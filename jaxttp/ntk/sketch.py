@@ -29,8 +29,7 @@ from jaxttp._core.checks import (
     check_key,
 )
 from jaxttp._core.compile import full_precision, jit
-from jaxttp._core.samples import count, take
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample
@@ -41,7 +40,6 @@ from jaxttp.ntk.gram import job_of
 from jaxttp.ntk.sharded import several, sharded_sketch
 
 _KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
-_DENSE_BLOCK = 1024  # coordinates whose projection is drawn at once
 _BYTES = 256 << 20  # of the work on the samples differentiated at a time
 
 
@@ -229,10 +227,10 @@ def _dense_rows(how: _DenseSketcher, leaves: list[Array], x: Any, key: Array) ->
     return jax.vmap(row)(*jax.tree.leaves(x))
 
 
-def _dense_sketch(rows: Array, key: Array, dim: int, *, kind: str) -> Array:
+def _dense_sketch(rows: Array, key: Array, dim: int, *, kind: str, block: int = 1024) -> Array:
     """A dense random matrix, drawn for a block of coordinates at a time."""
     classes, size = rows.shape
-    width = min(_DENSE_BLOCK, size)
+    width = min(block, size)
     blocks = -(-size // width)
     padded = jnp.pad(rows, ((0, 0), (0, blocks * width - size)))
 

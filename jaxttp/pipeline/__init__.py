@@ -1,6 +1,6 @@
 """The parts composed, from names to one frozen result: what CLI, experiments and notebooks call."""
 
-from jaxttp._core.versions import versions as versions
+from jaxttp._core.process import versions as versions
 from jaxttp.pipeline.comparing import START_NAMES as START_NAMES
 from jaxttp.pipeline.comparing import compare_task as compare_task
 from jaxttp.pipeline.comparing import pair_networks as pair_networks

@@ -9,12 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
-from jaxtyping import Array
 
 from jaxttp import conditioning
 from jaxttp._core.checks import check_choice, check_integer
+from jaxttp._core.process import versions
 from jaxttp._core.results import RESULT, plain_number, plain_numbers
 from jaxttp._core.types import ApplyFn, Params
 from jaxttp._core.xla_cpu.threads import limited
@@ -23,7 +22,7 @@ from jaxttp.conditioning import ConditionNumber, ConditionSweep, RankSensitivity
 from jaxttp.data import Dataset, load_dataset, load_whole, select
 from jaxttp.models import MLP, fresh_head, load_pretrained
 from jaxttp.ntk.sharded import mesh_of
-from jaxttp.pipeline.settings import check_unused
+from jaxttp.pipeline.settings import DataSettings, check_unused
 from jaxttp.training import TrainingRun, train
 
 NETWORKS = ("linear", "leaky_relu", "mlp", "resnet")
@@ -36,24 +35,22 @@ SWEEP_VALUES: dict[str, tuple] = {
 }
 """What a swept parameter takes if nothing else is asked for."""
 
-_SHAPE = ("depth", "width", "skip", "alpha", "batch_norm")
 _READ: dict[str, tuple[str, ...]] = {
-    "linear": ("depth", "width", "skip", "batch_norm"),
-    "leaky_relu": ("width", "alpha"),
-    "mlp": ("depth", "width"),
-    "resnet": (),
+    "linear": ("depth", "width", "skip", "batch_norm", "whiten"),
+    "leaky_relu": ("width", "alpha", "whiten"),
+    "mlp": ("depth", "width", "whiten", "mesh"),
+    "resnet": ("mesh",),
 }
-_BY_FORMULA = ("linear", "leaky_relu")
+"""The settings that some networks have and others have not."""
 DENSE = 3000
 """Matrices up to so many rows get all their eigenvalues, for the spectrum and the ranks."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ConditionSettings:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConditionSettings(DataSettings):
     """Which network, on which data, by names and numbers.
 
     Attributes:
-        data: a data set of `jaxttp.data.dataset_names`, or a file for `jaxttp.data.load_table`.
         network: "linear" (deep linear, or residual with `skip`), "leaky_relu" (one hidden layer),
             "mlp" (ReLU) or "resnet" (the shipped network before fine-tuning; digits only).
         samples: drawn at random; None for all of a linear network and 50 of the others, whose
@@ -65,17 +62,10 @@ class ConditionSettings:
         whiten: centre and whiten the inputs of all networks but "resnet".
         batch_norm: frozen batch norm behind the hidden layers of "linear".
         accuracy: of the steps that gradient descent needs.
-        seed: draws samples and weights.
-        label: see `Settings`.
-        fill: likewise.
-        drop_missing: likewise.
-        one_hot: likewise.
-        drop: likewise.
-        mesh: likewise, of "mlp" and "resnet": every device computes its rows of the matrix, which
-            are put together on one to be decomposed.
+        mesh: see `Settings`, of "mlp" and "resnet": every device computes its rows of the matrix,
+            which are put together on one to be decomposed.
     """
 
-    data: str = "digits"
     network: str = "linear"
     samples: int | None = None
     depth: int = 3
@@ -85,12 +75,6 @@ class ConditionSettings:
     whiten: bool = True
     batch_norm: bool = False
     accuracy: float = 0.01
-    seed: int = 0
-    label: str | int | None = None
-    fill: str | None = None
-    drop_missing: bool = False
-    one_hot: bool = False
-    drop: tuple[str | int, ...] = ()
     mesh: int | str | None = None
 
 
@@ -126,18 +110,16 @@ class Conditioning:
         """Plain values; what is not finite becomes None."""
         found = self.condition
         spectrum = None if found.eigenvalues is None else plain_numbers(found.eigenvalues)
-        ranks = None
-        if self.sensitivity is not None:
-            ranks = {
-                "ranks": self.sensitivity.ranks.tolist(),
-                "condition_numbers": plain_numbers(self.sensitivity.values),
-            }
+        ranks = self.sensitivity and {
+            "ranks": self.sensitivity.ranks.tolist(),
+            "condition_numbers": plain_numbers(self.sensitivity.values),
+        }
         return {
             "condition_number": plain_number(found.value),
             "kind": found.kind,
             "largest": plain_number(found.largest),
             "smallest": plain_number(found.smallest),
-            "rank": int(found.rank),
+            "rank": None if found.rank is None else int(found.rank),
             "generic_rank": self.generic_rank,
             "tolerance": plain_number(found.tolerance),
             "gap": plain_number(found.gap),
@@ -150,7 +132,7 @@ class Conditioning:
             "rank_sensitivity": ranks,
             "settings": dataclasses.asdict(self.settings),
             "description": self.description,
-            "versions": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
+            "versions": versions(),
         }
 
 
@@ -168,11 +150,7 @@ def sweep_to_json(result: ConditionSweep) -> dict[str, Any]:
 
 def _load(settings: ConditionSettings, *, linear: bool) -> tuple[Dataset, np.ndarray]:
     """The data set, and its chosen inputs (n, d) in float64, whitened where asked for."""
-    check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
-    dataset = load_whole(
-        settings.data, label=settings.label, fill=settings.fill,
-        drop_missing=settings.drop_missing, one_hot=settings.one_hot, drop=settings.drop,
-    )  # fmt: skip
+    dataset = load_whole(settings.data, **settings.table_options())
     count = settings.samples
     if count is None:
         count = len(dataset) if linear else min(50, len(dataset))
@@ -196,14 +174,9 @@ def refuse_unused(settings: ConditionSettings, sweep: str | None = None) -> None
     Raises:
         ValueError: a setting that nothing would read.
     """
-    check_choice("network", settings.network, NETWORKS)
-    others = (name for name in _SHAPE if name not in _READ[settings.network])
-    check_unused(settings, others, f"network={settings.network!r} has none")
-    if settings.network in _BY_FORMULA:
-        by_formula = f"the matrix of network={settings.network!r} is a formula, without a kernel"
-        check_unused(settings, ("mesh",), by_formula)
-    if settings.network == "resnet":
-        check_unused(settings, ("whiten",), "network='resnet' sees the images as it was trained")
+    has = _READ[check_choice("network", settings.network, NETWORKS)]
+    others = {name for names in _READ.values() for name in names}.difference(has)
+    check_unused(settings, sorted(others), f"network={settings.network!r} has none")
     if sweep is not None:
         check_unused(settings, ("batch_norm",), "a sweep is over networks without it")
 
@@ -229,29 +202,19 @@ def condition(settings: ConditionSettings) -> Conditioning:
         >>> float(found.condition.value) <= found.bounds["convex"] <= found.bounds["maximum"]
         True
     """
-    check_choice("network", settings.network, NETWORKS)
     check_integer("depth", settings.depth, at_least=1)
     check_integer("width", settings.width, at_least=1)
     mesh_of(settings.mesh)
     build = {"linear": _linear, "leaky_relu": _leaky_relu, "mlp": _mlp, "resnet": _resnet}
-    words, found, bounds, rank = build[settings.network](settings)
-    sensitivity = None
-    if found.eigenvalues is not None:
-        sensitivity = conditioning.rank_sensitivity(found)
+    chosen = check_choice("network", settings.network, NETWORKS)
+    description, found, bounds, rank = build[chosen](settings)
     kappa = float(found.value)
-    useful = kappa >= 1  # a zero matrix has no condition number
-    return Conditioning(
-        settings=settings,
-        description=words,
-        condition=found,
-        bounds=bounds,
-        generic_rank=rank,
-        sensitivity=sensitivity,
-        contraction=float(conditioning.contraction_rate(kappa)) if useful else math.nan,
-        steps=float(conditioning.steps_to_accuracy(kappa, settings.accuracy))
-        if useful
-        else math.nan,
-    )
+    contraction, steps = math.nan, math.nan  # a zero matrix has no condition number
+    if kappa >= 1:
+        contraction = float(conditioning.contraction_rate(kappa))
+        steps = float(conditioning.steps_to_accuracy(kappa, settings.accuracy))
+    sensitivity = None if found.eigenvalues is None else conditioning.rank_sensitivity(found)
+    return Conditioning(settings, description, found, bounds, rank, sensitivity, contraction, steps)
 
 
 Built = tuple[str, ConditionNumber, dict[str, float], int | None]
@@ -429,13 +392,9 @@ def tracked_run(
     x: Any,
     y: Any,
     *,
-    loss: str,
-    optimizer: optax.GradientTransformation,
-    steps: int,
     measures: dict[str, Callable[[Params], Any]] | None = None,
     every: int = 1,
-    batch_size: int | None = None,
-    key: Array | None = None,
+    **training: Any,
 ) -> TrackedRun:
     """Train for real and measure condition numbers, bounds or anything else along the way.
 
@@ -444,14 +403,10 @@ def tracked_run(
         params: the weights to start from.
         x: samples (N, ...).
         y: labels (N,) or targets (N, C).
-        loss: a name.
-        optimizer: any optax transformation.
-        steps: number of steps.
         measures: name -> function of the weights; None for "kappa", the condition number of the
             Gauss-Newton matrix on all of `x`.
         every: measure at the steps that are multiples of this.
-        batch_size: samples a step; all of them when None.
-        key: a `jax.random.key`, needed with `batch_size`.
+        training: `loss`, `optimizer`, `steps` and the other keywords of `jaxttp.train`.
 
     Returns:
         A `TrackedRun`.
@@ -460,7 +415,7 @@ def tracked_run(
         ValueError: as `jaxttp.train` and `Tracker`.
 
     Example:
-        >>> import numpy as np
+        >>> import numpy as np, optax
         >>> found = tracked_run(lambda w, x: x @ w, np.zeros((2, 1)), np.eye(2), np.ones((2, 1)),
         ...                     loss="squared_error", optimizer=optax.sgd(0.5), steps=4, every=2)
         >>> [(record.step, float(record.values["kappa"])) for record in found.records]
@@ -472,8 +427,5 @@ def tracked_run(
     if measures is None:
         measures = {"kappa": lambda weights: network_condition(apply_fn, weights, x).value}
     tracker = Tracker(measures, every=every)
-    run = train(
-        apply_fn, params, x, y, loss=loss, optimizer=optimizer, steps=steps,
-        batch_size=batch_size, key=key, callback=tracker,
-    )  # fmt: skip
+    run = train(apply_fn, params, x, y, callback=tracker, **training)
     return TrackedRun(run, tuple(tracker.records))

@@ -1,6 +1,7 @@
 """Exact Gauss-Newton steps of a reversible network on a named data set, beside their forecast."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,14 +11,13 @@ import optax
 from flax import nnx
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_choice, check_integer, check_number
+from jaxttp._core.checks import check_choice, check_number, check_used
 from jaxttp._core.results import RESULT, plain_numbers
 from jaxttp._core.types import Progress
 from jaxttp.data import is_table, load_whole, select
 from jaxttp.data.columns import standardized
 from jaxttp.forecast import training_time
 from jaxttp.gauss_newton import (
-    GaussNewtonState,
     StepForecast,
     forecast_steps,
     gauss_newton,
@@ -27,7 +27,7 @@ from jaxttp.gauss_newton._network import read
 from jaxttp.gauss_newton.pseudoinverse import FILTERS, FINEST_RTOL, KINDS, RESIDUAL_LIMIT
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
-from jaxttp.pipeline.settings import Arrival, aims, arrivals, check_unused
+from jaxttp.pipeline.settings import Arrival, TrainingSettings, arrivals, check_unused
 from jaxttp.pipeline.tasks import REGRESSION
 from jaxttp.training import TrainingRun, train
 
@@ -35,15 +35,12 @@ _RATES = tuple(0.5 / 2**k for k in range(6))
 """Tried in turn where none is given."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StepSettings:
-    """What to train, by names and numbers; full batches.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepSettings(TrainingSettings):
+    """What to train, by names and numbers; full batches, "squared_error" or "cross_entropy".
 
     Attributes:
-        data: a data set of `jaxttp.data.dataset_names`, or a file for `jaxttp.data.load_table`.
-        samples_per_class: samples of each class; None for all. Regression takes all samples.
-        loss: "squared_error" or "cross_entropy"; None chooses as in `Settings`.
-        learning_rate: share of a whole step; None for 0.5, halved (at most five times) until
+        learning_rate: fraction of a whole step; None for 0.5, halved (at most five times) until
             the loss does not rise to 1.5 times its lowest.
         steps: how many.
         blocks: L.
@@ -51,37 +48,27 @@ class StepSettings:
         pseudoinverse: see `jaxttp.gauss_newton.gauss_newton_direction`;
             "noise" draws by the seed.
         rtol: of the pseudo-inverse; None for 1e-6, which is exact at full rank.
-        thresholds: shares of the loss's drop that define training times.
-        seed: draws samples and weights.
-        classes: the labels to keep, or a number of random ones; None for all.
-        target_loss: losses to get below, beside the thresholds.
-        target_error: likewise errors (shares misclassified).
-        label: see `Settings`.
-        fill: likewise.
-        drop_missing: likewise.
-        one_hot: likewise.
-        drop: likewise.
+
+    Raises:
+        ValueError: what is out of range, not known, or of no use.
     """
 
-    data: str = "digits"
-    samples_per_class: int | None = 30
-    loss: str | None = None
     learning_rate: float | None = None
     steps: int = 12
     blocks: int = 2
     bottleneck: int | None = None
     pseudoinverse: str = "truncate"
     rtol: float | None = None
-    thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
-    seed: int = 0
-    classes: tuple[int, ...] | int | None = None
-    target_loss: tuple[float, ...] = ()
-    target_error: tuple[float, ...] = ()
-    label: str | int | None = None
-    fill: str | None = None
-    drop_missing: bool = False
-    one_hot: bool = False
-    drop: tuple[str | int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.learning_rate is not None:
+            check_number("learning_rate", self.learning_rate, above=0.0)
+        kind = check_choice("pseudoinverse", self.pseudoinverse, KINDS)
+        remedy = f"pseudoinverse={kind!r} has no tolerance"
+        check_used("rtol", self.rtol, kind in FILTERS, remedy)
+        if self.rtol is not None:
+            check_number("rtol", self.rtol, at_least=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +118,7 @@ class TaskSteps:
         if self.diverged:  # the rates tried: no rate was given
             where = f"at every learning rate from {rates[0]:g} to {rates[-1]:g}"
             remedies = []
-        if _filters(self.settings):
+        if self.settings.pseudoinverse in FILTERS:
             where += f" with rtol {self._rtol:g}"
             remedies.append("a larger rtol")
         remedies += ["fewer samples", "more hidden units (bottleneck)"]
@@ -171,7 +158,7 @@ class TaskSteps:
     @property
     def targets(self) -> tuple[Arrival, ...]:
         """When the losses and errors aimed at are reached, forecast and real."""
-        targets = aims(self.settings)
+        targets = self.settings.targets()
         with jax.enable_x64(True):
             ahead = arrivals(targets, self.forecast, reached=True, step_seconds=None)
             real = arrivals(targets, self, reached=self.stable, step_seconds=None)
@@ -221,12 +208,8 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     Source:
         XGN Algorithm 1 and eq (8).
     """
-    check_settings(settings)
     keys = jax.random.split(jax.random.key(settings.seed))
-    dataset = load_whole(
-        settings.data, label=settings.label, fill=settings.fill,
-        drop_missing=settings.drop_missing, one_hot=settings.one_hot, drop=settings.drop,
-    )  # fmt: skip
+    dataset = load_whole(settings.data, **settings.table_options())
     if dataset.num_classes is not None:
         dataset = select(
             dataset,
@@ -255,16 +238,13 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
         )  # fmt: skip
         start = model(flat)
         targets, loss = encode_targets(loss_name, dataset.y, start)
-        descent = _ExactDescent(
-            model, model.embed(flat), targets, loss, settings, keys[1], progress
-        )
+        descend = _descent(model, model.embed(flat), targets, loss, settings, keys[1], progress)
         rates = _RATES if settings.learning_rate is None else (settings.learning_rate,)
-        tried = 0
-        run = descent.run(rates[0], watched=len(rates) > 1)
-        while _rises(run.loss) and tried + 1 < len(rates):
-            tried += 1
-            run = descent.run(rates[tried], watched=tried + 1 < len(rates))
-        rate = rates[tried]
+        run, diverged = descend(rates[0], len(rates) > 1), 0
+        while _rises(run.loss) and diverged + 1 < len(rates):
+            diverged += 1
+            run = descend(rates[diverged], diverged + 1 < len(rates))
+        rate = rates[diverged]
         ahead = forecast_steps(start, targets, loss=loss, learning_rate=rate, steps=settings.steps)
     missing = settings.steps + 1 - len(run.loss)
     residuals = np.asarray(run.recorded.residual)
@@ -272,86 +252,51 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
         dataclasses.replace(settings, loss=loss_name, learning_rate=rate), words, ahead,
         _padded(run.loss, missing), _padded(run.error, missing),
         np.asarray(run.recorded.ranks[0]), float(residuals[0]), float(max(residuals)), len(flat),
-        bottleneck, rates[:tried],
+        bottleneck, rates[:diverged],
     )  # fmt: skip
 
 
-def check_settings(settings: StepSettings) -> None:
-    """`ValueError` for what is out of range, not known, or of no use, before any work."""
-    check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
-    check_integer("steps", settings.steps, at_least=1)
-    if settings.learning_rate is not None:
-        check_number("learning_rate", settings.learning_rate, above=0.0)
-    aims(settings)  # refuses what nothing can be below
-    check_choice("pseudoinverse", settings.pseudoinverse, KINDS)
-    if settings.rtol is not None:
-        if not _filters(settings):
-            raise ValueError(
-                f"rtol={settings.rtol!r} does nothing with pseudoinverse="
-                f"{settings.pseudoinverse!r}; leave it out."
-            )
-        check_number("rtol", settings.rtol, at_least=0, below=1)
+def _descent(
+    model: RevMLP, x: Array, targets: Array, loss: Loss, settings: StepSettings, key: Array,
+    progress: Progress | None,
+) -> Callable[[float, bool], TrainingRun]:  # fmt: skip
+    """Training runs of one network by rate: one compiled function serves them all."""
+    weights, fixed, readout = model.weights[...], model.fixed_bottlenecks, model.fixed_readout
+    assert readout is not None
+    options: dict[str, Any] = {"pseudoinverse": settings.pseudoinverse}
+    if settings.pseudoinverse == "noise":
+        options["key"] = key
+    elif settings.pseudoinverse in FILTERS:
+        options["rtol"] = FINEST_RTOL if settings.rtol is None else settings.rtol
 
+    def apply_fn(weights: Array, x: Array) -> Array:
+        return read(readout, revmlp_forward(weights, fixed, x))
 
-def _filters(settings: StepSettings) -> bool:
-    """Whether the pseudo-inverse has a tolerance."""
-    return settings.pseudoinverse in FILTERS
+    static = ("readout", "bottlenecks", "pseudoinverse", "rtol", "key")
+    injected = optax.inject_hyperparams(gauss_newton, static_args=static)
+    optimizer = injected(learning_rate=0.5, readout=readout, bottlenecks=fixed, **options)
 
-
-class _ExactDescent:
-    """Trainings of one network that differ in their rate: one program serves them all."""
-
-    def __init__(
-        self,
-        model: RevMLP,
-        x: Array,
-        targets: Array,
-        loss: Loss,
-        settings: StepSettings,
-        key: Array,
-        progress: Progress | None,
-    ):
-        self.weights, self.x, self.targets, self.loss = model.weights[...], x, targets, loss
-        self.steps, self.progress = settings.steps, progress
-        fixed, readout = model.fixed_bottlenecks, model.fixed_readout
-        assert readout is not None
-        options: dict[str, Any] = {"pseudoinverse": settings.pseudoinverse}
-        if settings.pseudoinverse == "noise":
-            options["key"] = key
-        elif _filters(settings):
-            options["rtol"] = FINEST_RTOL if settings.rtol is None else settings.rtol
-
-        def apply_fn(weights: Array, x: Array) -> Array:
-            return read(readout, revmlp_forward(weights, fixed, x))
-
-        self.apply_fn = apply_fn
-        static = ("readout", "bottlenecks", "pseudoinverse", "rtol", "key")
-        injected = optax.inject_hyperparams(gauss_newton, static_args=static)
-        self.optimizer = injected(learning_rate=0.5, readout=readout, bottlenecks=fixed, **options)
-
-    def run(self, rate: float, *, watched: bool) -> TrainingRun:
-        """Steps of one rate; they end early where the loss is infinite or, if watched, rises."""
-        state: Any = self.optimizer.init(self.weights)
-        state.hyperparams["learning_rate"] = jnp.asarray(rate, self.weights.dtype)
-        seen: list[float] = []
+    def run(rate: float, may_stop: bool) -> TrainingRun:
+        """Steps of one rate; they end where the loss is infinite or, if they may stop, rises."""
+        state: Any = optimizer.init(weights)
+        state.hyperparams["learning_rate"] = jnp.asarray(rate, weights.dtype)
+        losses: list[float] = []
 
         def watch(step: int, weights: Array, value: float) -> bool:
-            seen.append(value)
-            over = not np.isfinite(value) or (watched and _rises(seen))
-            if self.progress is not None and step < self.steps and not over:
-                self.progress(f"Gauss-Newton steps at rate {rate:g}", step, self.steps)
+            losses.append(value)
+            over = not np.isfinite(value) or (may_stop and _rises(losses))
+            if progress is not None and step < settings.steps and not over:
+                progress(f"Gauss-Newton steps at rate {rate:g}", step, settings.steps)
             return bool(over)
 
         return train(
-            self.apply_fn, self.weights, self.x, self.targets, loss=self.loss,
-            optimizer=self.optimizer, steps=self.steps, callback=watch, state=state,
-            record=_last_step,
+            apply_fn, weights, x, targets, loss=loss, optimizer=optimizer, steps=settings.steps,
+            callback=watch, state=state,
+            # What Gauss-Newton reports, within `inject_hyperparams` and the chain.
+            record=lambda state: state.inner_state[0],
         )  # fmt: skip
 
-
-def _last_step(state: Any) -> GaussNewtonState:
-    """What Gauss-Newton reports, within the states of `inject_hyperparams` and of the chain."""
-    return state.inner_state[0]
+    return run
 
 
 def _rises(curve: Any) -> bool:

@@ -7,28 +7,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxttp._core.checks import check_used
+from jaxttp._core.checks import check_number, check_used
+from jaxttp._core.process import versions
 from jaxttp._core.results import RESULT, plain_number, plain_numbers, wrapped
 from jaxttp._core.types import Progress
 from jaxttp.forecast import HeldForecast, WallClock, held_forecast, wall_clock
 from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses.rule import Curves, Rule, reach
-from jaxttp.pipeline.settings import LoraSettings, Settings, aims, make_optimizer
+from jaxttp.pipeline.settings import LoraSettings, Settings, make_optimizer
 from jaxttp.pipeline.text_tasks import (
-    MEASURED,
+    TEXT,
     TextTask,
     WatchedRun,
     budget_share,
     build_text_task,
     check_decoder,
-    check_price,
     check_text_settings,
     split_task,
     train_watched,
 )
-
-AGAIN = 1.5
-"""Times that a training may see a text before it is said that learning by heart is not foreseen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +83,14 @@ class FineTuning:
     plot, _repr_html_, __repr__ = RESULT
 
     @property
+    def batch_size(self) -> int:
+        """B, sequences a step."""
+        return self.settings.batch_size or 1
+
+    @property
     def tokens_a_step(self) -> int:
         """B T."""
-        return (self.settings.batch_size or 1) * self.task.x.shape[1]
+        return self.batch_size * self.task.x.shape[1]
 
     @property
     def sequences(self) -> int:
@@ -98,18 +100,18 @@ class FineTuning:
     @property
     def epochs(self) -> float:
         """How often the training sees every sequence."""
-        return self.settings.steps * (self.settings.batch_size or 1) / self.sequences
+        return self.settings.steps * self.batch_size / self.sequences
 
     @property
     def epoch(self) -> tuple[float, float | None]:
         """Seconds and money that seeing every sequence once takes."""
-        seconds = self.sequences / (self.settings.batch_size or 1) * self.clock.step_seconds
+        seconds = self.sequences / self.batch_size * self.clock.step_seconds
         return seconds, self._money(seconds)
 
     @property
     def goals(self) -> tuple[Goal, ...]:
         """Shares of the drop, then losses to get below."""
-        thresholds, targets = self.settings.thresholds, aims(self.settings)
+        thresholds, targets = self.settings.thresholds, self.settings.targets()
         found, run = self.found, self.run
         steps = found.read(thresholds)
         below = reach(Curves(found.loss), targets, reached=not found.diverged)
@@ -158,8 +160,8 @@ class FineTuning:
     def _limits(self) -> tuple[str, ...]:
         """What the forecast does not see, and so cannot say the size of."""
         said = []
-        batch, knots = self.settings.batch_size or 1, len(self.found.knots)
-        if self.epochs > AGAIN:
+        batch, knots = self.batch_size, len(self.found.knots)
+        if self.epochs > TEXT.again:
             said.append(
                 f"the training sees every sequence {self.epochs:.1f} times, the forecast's path "
                 f"{knots * batch / len(self.task.x):.1f} times: learning them by heart, and a loss "
@@ -171,10 +173,10 @@ class FineTuning:
                 f"{knots * batch:,}: it learns by heart what the training sees once; what that "
                 "costs is taken off by estimate, and a larger sample is surer"
             )
-        if self.task.weights > MEASURED:
+        if self.task.weights > TEXT.measured:
             said.append(
                 "forecasts of this kind were held against real trainings of networks of up to "
-                f"{MEASURED:,} weights alone; this one has {self.task.weights:,}"
+                f"{TEXT.measured:,} weights alone; this one has {self.task.weights:,}"
             )
         return tuple(said)
 
@@ -248,7 +250,7 @@ class FineTuning:
                 "share": found.share, "gradients": len(found.knots),
                 "seconds": self.forecast_seconds,
             },
-            "versions": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
+            "versions": versions(),
             "verified": None if run is None else {
                 "at": run.at.tolist(), "loss": [plain_number(run.loss[t]) for t in run.at],
                 "seconds": run.seconds,
@@ -295,9 +297,7 @@ def fine_tuning_task(
         ValueError: model='gone' is no folder on this machine; a text needs a language model, a ...
     """
     tell, adapters = progress or (lambda *_: None), adapters or LoraSettings()
-    check_text_settings(settings)
-    check_price(price_per_hour)
-    _check_sample(settings, verify)
+    _check(settings, price_per_hour, verify)
     tell("reading the text", 0, 1)
     task = build_text_task(
         settings, text=text, adapters=adapters, sequence_length=sequence_length
@@ -342,9 +342,7 @@ def fine_tuning_of(
         TypeError: network must be a jaxttp.models.Decoder with head='language_model'; got ...
     """
     tell, adapters = progress or (lambda *_: None), adapters or LoraSettings()
-    check_text_settings(settings, given=True)
-    check_price(price_per_hour)
-    _check_sample(settings, verify)
+    _check(settings, price_per_hour, verify, given=True)
     decoder = check_decoder(network, "network")
     known = np.asarray(ids)
     if known.ndim != 2 or known.shape[1] < 2:
@@ -355,10 +353,15 @@ def fine_tuning_of(
     return _foreseen(settings, task, adapters, price_per_hour, verify, tell)
 
 
-def _check_sample(settings: Settings, verify: bool) -> None:
-    """A sample's training is not that of the corpus."""
-    check_used("total_samples", settings.total_samples, not verify,
-               "verify=True would train on the sample; leave one of the two out")  # fmt: skip
+def _check(
+    settings: Settings, price_per_hour: float | None, verify: bool, *, given: bool = False
+) -> None:
+    """Refuse what is out of range before a network is read."""
+    check_text_settings(settings, given=given)
+    if price_per_hour is not None:
+        check_number("price_per_hour", price_per_hour, at_least=0.0)
+    remedy = "verify=True would train on the sample; leave one of the two out"
+    check_used("total_samples", settings.total_samples, not verify, remedy)
 
 
 def _foreseen(

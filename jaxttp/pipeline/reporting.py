@@ -9,9 +9,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxttp._core.process import versions
 from jaxttp._core.results import RESULT
 from jaxttp._core.types import Progress
-from jaxttp._core.versions import versions
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.losses import encode_targets
 from jaxttp.ntk import (

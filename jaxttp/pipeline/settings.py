@@ -9,7 +9,6 @@ import optax
 
 from jaxttp._core.checks import check_choice, check_integer, check_number, check_used
 from jaxttp.forecast.training_setup import (
-    DESCENT,
     SCHEDULES,
     Hyperparameters,
     schedule_name,
@@ -22,24 +21,95 @@ OPTIMIZERS = ("sgd", "adamw", "adam")
 IN_WEIGHTS = "followed in the weights, on one device, and a mesh is one of kernels"
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What to forecast, by names and numbers.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Which data, by names and numbers: what every pipeline has.
 
     Attributes:
-        data: a data set of `jaxttp.data.dataset_names`, "tfds:NAME", or a file for
-            `jaxttp.data.load_table` (of a class all samples where it has fewer). Without a `model`,
-            "digits" fine-tunes the shipped ResNet, pre-trained on the digits 0-4, on the digits
-            5-9; the others train a small MLP from random weights.
-        samples_per_class: images of each class; None for all. Regression takes all samples.
-        loss: "cross_entropy", "squared_error" or "binary_cross_entropy"; None chooses cross-entropy
-            for classes and squared error for regression. "squared_error" takes whole numbers of a
-            table of one's own for targets, the others one-hot rows of an NPZ for classes.
+        data: a data set of `jaxttp.data.dataset_names`, "tfds:NAME" for a forecast, or a file for
+            `jaxttp.data.load_table` (of a class all samples where it has fewer).
+        seed: draws samples and fresh weights, and batches where there are any.
+        label: the column of labels or targets in a CSV, by name or by number from 1; None for the
+            last.
+        fill: what stands in missing features of a CSV, the column's "median", "mean" or
+            "most_frequent" value (of words always that); None refuses them.
+        drop_missing: whether rows of a CSV in which a value is missing are left out.
+        one_hot: whether columns of words in a CSV become indicators.
+        drop: columns of a CSV to leave out, such as an id, by name or by number from 1.
+
+    Raises:
+        ValueError: a seed that is none.
+    """
+
+    data: str = "digits"
+    seed: int = 0
+    label: str | int | None = None
+    fill: str | None = None
+    drop_missing: bool = False
+    one_hot: bool = False
+    drop: tuple[str | int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_integer("seed", self.seed, at_least=0, at_most=2**32 - 1)
+
+    def table_options(self) -> dict[str, Any]:
+        """Keywords of `jaxttp.data.load_table` and `load_whole`."""
+        return {name: getattr(self, name) for name in TABLE_OPTIONS}
+
+
+TABLE_OPTIONS = ("label", "fill", "drop_missing", "one_hot", "drop")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingSettings(DataSettings):
+    """Data, loss and targets of a training run.
+
+    Attributes:
+        samples_per_class: samples of each class; None for all. Regression takes all samples.
+        classes: the labels to keep, or a number of random ones; None for all.
+        loss: its name; None chooses cross-entropy for classes and squared error for regression.
+        steps: the horizon T.
+        thresholds: fractions of the loss's decrease that define training times.
+        target_loss: losses to get below, beside the thresholds.
+        target_error: likewise errors (fractions misclassified).
+
+    Raises:
+        ValueError: no samples, no steps, a target that nothing can be below.
+    """
+
+    samples_per_class: int | None = 30
+    classes: tuple[int, ...] | int | None = None
+    loss: str | None = None
+    steps: int = 150
+    thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
+    target_loss: tuple[float, ...] = ()
+    target_error: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("steps", self.steps, at_least=1)
+        if self.samples_per_class is not None:
+            check_integer("samples_per_class", self.samples_per_class, at_least=1)
+        self.targets()  # refuses what nothing can be below
+
+    def targets(self) -> tuple[Target, ...]:
+        """The losses and errors aimed at, losses first."""
+        return targets_of(self.target_loss, self.target_error)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(TrainingSettings):
+    """What to forecast, by names and numbers; the rest as in `DataSettings`, `TrainingSettings`.
+
+    Without a `model`, "digits" fine-tunes the shipped ResNet, pre-trained on the digits 0-4, on the
+    digits 5-9 (unless `classes` says others); other data train a small MLP from random weights. The
+    loss is "cross_entropy", "squared_error" or "binary_cross_entropy"; "squared_error" takes whole
+    numbers of a table of one's own for targets, the others one-hot rows of an NPZ for classes.
+
+    Attributes:
         learning_rate: eta > 0, the schedule's largest value.
         momentum: heavy-ball, in [0, 1); of "sgd".
         batch_size: samples a step; None for all of them.
-        steps: the horizon T.
-        thresholds: shares of the loss's drop that define training times.
         relinearize: kernels built after the first, or "auto" for as many as it takes.
         budget: what a forecast may cost, as a share of the training by count; "auto" for a tenth,
             and a minute or two in any case.
@@ -47,12 +117,9 @@ class Settings:
             those drawn.
         sketch_dim: width of a random projection of the Jacobian; None for the exact kernel.
         head_scale: size of the fresh head's initial outputs.
-        seed: draws the samples, the fresh weights and the batches.
-        classes: the labels to keep, or a number of random ones; None for all, and for 5-9 of the
-            digits without a `model`.
         model: a network for images of `jaxttp.models.model_names`, or a Hugging Face folder on disk
             with a language model, whose `data` is a CSV of texts (`jaxttp.data.load_texts`); None
-            as under `data`.
+            as above.
         hidden: widths of the hidden layers of that MLP; None for two of 64.
         weights: a safetensors file with the weights of `model`, but for its last layer, which is
             fresh; None for random weights, with batch norm at the averages of the samples.
@@ -70,35 +137,19 @@ class Settings:
         schedule: of the learning rate, by a name of `jaxttp.forecast.training_setup.SCHEDULES`.
         warmup: first steps in which the rate rises linearly from 0, and the schedule begins after
             them; 0 for none, or for a tenth of the horizon with "warmup_cosine".
-        target_loss: losses to get below, beside the thresholds.
-        target_error: likewise errors (shares misclassified).
         metric: which curve the thresholds are about, "loss" or "error".
-        label: the column of labels or targets in a CSV, by name or by number from 1; None for the
-            last.
-        fill: what stands in missing features of a CSV, the column's "median", "mean" or
-            "most_frequent" value (of words always that); None refuses them.
-        drop_missing: whether rows of a CSV in which a value is missing are left out.
-        one_hot: whether columns of words in a CSV become indicators.
-        drop: columns of a CSV to leave out, such as an id, by name or by number from 1.
         mesh: devices over which the rows of kernels are computed, a number or "all"; None for one.
             It changes where numbers are computed, and them by rounding alone.
     """
 
-    data: str = "digits"
-    samples_per_class: int | None = 30
-    loss: str | None = None
     learning_rate: float = 0.005
     momentum: float = 0.0
     batch_size: int | None = None
-    steps: int = 150
-    thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
     relinearize: int | str = "auto"
     budget: float | str = "auto"
     total_samples: int | None = None
     sketch_dim: int | None = None
     head_scale: float = 1.0
-    seed: int = 0
-    classes: tuple[int, ...] | int | None = None
     model: str | None = None
     hidden: tuple[int, ...] | None = None
     weights: str | None = None
@@ -113,14 +164,7 @@ class Settings:
     nesterov: bool = False
     schedule: str = "constant"
     warmup: int = 0
-    target_loss: tuple[float, ...] = ()
-    target_error: tuple[float, ...] = ()
     metric: str = "loss"
-    label: str | int | None = None
-    fill: str | None = None
-    drop_missing: bool = False
-    one_hot: bool = False
-    drop: tuple[str | int, ...] = ()
     mesh: int | str | None = None
 
 
@@ -141,26 +185,19 @@ def check_training(settings: Settings) -> None:
         ValueError: momentum=0.9 does nothing here: it is that of optimizer='sgd'. Leave it out.
     """
     check_choice("optimizer", settings.optimizer, OPTIMIZERS)
-    check_number("learning_rate", settings.learning_rate, above=0.0)
-    check_number("momentum", settings.momentum, at_least=0.0, below=1.0)
-    check_integer("steps", settings.steps, at_least=1)
-    if settings.batch_size is not None:
-        check_integer("batch_size", settings.batch_size, at_least=1)
     if settings.optimizer != "sgd":
         check_unused(settings, ("momentum", "nesterov"), "it is that of optimizer='sgd'")
     elif not settings.momentum:
         check_unused(settings, ("nesterov",), "it is about momentum, which is 0")
-    if settings.weight_decay is not None:
-        if settings.optimizer == "adam":
-            check_unused(settings, ("weight_decay",), "choose optimizer='adamw' or 'sgd' for it")
-        check_number("weight_decay", settings.weight_decay, at_least=0.0)
+    if settings.optimizer == "adam":
+        check_unused(settings, ("weight_decay",), "choose optimizer='adamw' or 'sgd' for it")
     check_choice("schedule", settings.schedule, SCHEDULES)
     remedy = f"It is a part of the horizon of {settings.steps} steps."
     check_integer("warmup", settings.warmup, at_least=0, at_most=settings.steps - 1, remedy=remedy)
     check_choice("metric", settings.metric, ("loss", "error"))
     if mesh_of(settings.mesh) is not None and settings.optimizer != "sgd":
         check_unused(settings, ("mesh",), f"optimizer={settings.optimizer!r} is {IN_WEIGHTS}")
-    aims(settings)  # refuses what nothing can be below
+    hyperparameters(settings)  # refuses what is out of range
 
 
 def check_unused(settings: Any, names: Iterable[str], why: str) -> None:
@@ -294,7 +331,7 @@ def arrivals(
     """When every target is reached.
 
     Args:
-        targets: losses and errors to get below, as `aims` finds them.
+        targets: losses and errors to get below, as `TrainingSettings.targets` finds them.
         found: a forecast with curves `loss` and, where there are target errors, `error`; its
             `targets_uncertainty`, where it has one, is said.
         reached: False where nothing counts as reached, since the forecast diverges.
@@ -342,15 +379,6 @@ def _seconds(steps: int | None, each: float | None) -> float | None:
     return None if each is None or steps is None or steps < 0 else steps * each
 
 
-def aims(settings: Any) -> tuple[Target, ...]:
-    """The targets of settings, losses first.
-
-    Raises:
-        ValueError: a value that nothing can be below, see `jaxttp.Target`.
-    """
-    return targets_of(settings.target_loss, settings.target_error)
-
-
 class OptimizerChoice(NamedTuple):
     """One optimiser, as the several doors want it.
 
@@ -358,12 +386,10 @@ class OptimizerChoice(NamedTuple):
         transformation: for `jaxttp.train` and `jaxttp.training.time_step`.
         keywords: for `jaxttp.predict_training_time`: rate and momentum where it is gradient descent
             at a constant rate, which needs no probing, else ``optimizer=transformation``.
-        linear: whether its outputs follow from kernels, so that they can be rebuilt.
     """
 
     transformation: optax.GradientTransformation
     keywords: dict[str, Any]
-    linear: bool
 
 
 def make_optimizer(settings: Settings) -> OptimizerChoice:
@@ -396,7 +422,7 @@ def make_optimizer(settings: Settings) -> OptimizerChoice:
     keywords: dict[str, Any] = {"optimizer": made}
     if one.schedule == "constant" and one.is_heavy_ball:
         keywords = {"learning_rate": one.learning_rate, "momentum": one.momentum}
-    return OptimizerChoice(made, keywords, one.algorithm in DESCENT)
+    return OptimizerChoice(made, keywords)
 
 
 def hyperparameters(settings: Settings) -> Hyperparameters:

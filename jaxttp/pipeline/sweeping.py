@@ -14,20 +14,16 @@ from jaxttp._core.results import RESULT
 from jaxttp._core.types import Progress
 from jaxttp.forecast import Hyperparameters, Linearizer, Problem, Race, Sweep, grid, race
 from jaxttp.forecast.sweep import Wanted, forecast_leaders, screen, with_trust
-from jaxttp.forecast.training_setup import ALGORITHMS, DESCENT, SCHEDULES
+from jaxttp.forecast.training_setup import DESCENT, SCHEDULES
 from jaxttp.losses.rule import Rule, Target
 from jaxttp.ntk import Exact, Sketched
 from jaxttp.ntk.sharded import mesh_of
-from jaxttp.pipeline.settings import Settings, aims, check_unused, warmed
+from jaxttp.pipeline.settings import Settings, check_unused, warmed
 from jaxttp.pipeline.tasks import Task, build_task
 from jaxttp.training import time_step
 
 OTHERS = "algorithms and weight_decays name several"
 ALIKE = "all are compared on the samples drawn, by forecasts alike; jaxttp predict knows it"
-RATES = 16
-"""Learning rates of a sweep that names none."""
-RANGE = (0.01, 2.0)
-"""Their range as shares of the largest stable one; heavy-ball momentum allows up to twice that."""
 ADAPTIVE_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 """Those of Adam and AdamW, for which no largest stable rate is known."""
 
@@ -151,9 +147,7 @@ def sweep_task(
     """
     check_unused(settings, ("optimizer", "weight_decay", "nesterov"), OTHERS)
     check_unused(settings, ("budget", "total_samples"), ALIKE)
-    for name in algorithms:
-        check_choice("algorithm", name, ALGORITHMS)
-    targets = aims(settings)
+    targets = settings.targets()
     _goal(threshold, settings.thresholds, targets)  # refuses what will not be forecast
     report = progress or (lambda stage, done, total: None)
     task = build_task(settings) if task is None else task
@@ -200,9 +194,9 @@ def _choices(
     for name in algorithms:
         own: dict[str, Any] = {"learning_rate": learning_rates}
         if learning_rates is None:
-            own["learning_rate"] = ADAPTIVE_RATES if name not in DESCENT else np.geomspace(
-                RANGE[0] * lines.limit, RANGE[1] * lines.limit, RATES
-            ).tolist()  # fmt: skip
+            # Heavy-ball momentum allows up to twice the largest stable rate.
+            around_limit = np.geomspace(0.01 * lines.limit, 2.0 * lines.limit, 16).tolist()
+            own["learning_rate"] = around_limit if name in DESCENT else ADAPTIVE_RATES
         if name in DESCENT:
             if name == "nesterov" and not any(kinds["momentum"]):
                 raise ValueError("momenta must hold one above 0, for algorithm 'nesterov'.")

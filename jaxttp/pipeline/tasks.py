@@ -28,7 +28,6 @@ from jaxttp.data import (
     select,
     vit_preprocessing,
 )
-from jaxttp.data.registry import LOADERS
 from jaxttp.losses import get_loss
 from jaxttp.models import (
     MLP,
@@ -44,15 +43,17 @@ from jaxttp.models import (
     model_names,
 )
 from jaxttp.models.catalog import MODELS
-from jaxttp.pipeline.settings import TRAINABLE, Settings, check_training, check_unused
+from jaxttp.pipeline.settings import (
+    TABLE_OPTIONS,
+    TRAINABLE,
+    Settings,
+    check_training,
+    check_unused,
+)
 
 HIDDEN = (64, 64)
 """Widths of the MLP that learns data without a model of their own."""
-_FOR_IMAGES = (
-    "weights", "image_size", "hidden", "split", "folder", "label", "fill", "drop_missing",
-    "one_hot", "drop",
-)  # fmt: skip
-_FOR_TABLES = ("label", "fill", "drop_missing", "one_hot", "drop")
+_FOR_IMAGES = ("weights", "image_size", "hidden", "split", "folder", *TABLE_OPTIONS)
 _TARGETS = {"squared_error": True, "cross_entropy": False, "binary_cross_entropy": False}
 """Whether a loss that is asked for takes a table's labels for numbers."""
 REGRESSION = "a regression has no classes and takes all samples"
@@ -118,7 +119,6 @@ def build_task(settings: Settings) -> Task:
     check_choice("trainable", settings.trainable, TRAINABLE)
     if settings.trainable != "lora":
         check_unused(settings, ("rank",), "it is that of the adapters of trainable='lora'")
-    check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     check_number("head_scale", settings.head_scale, at_least=0.0)
     samples_key, weights_key = jax.random.split(jax.random.key(settings.seed))
     dataset, note = _samples(settings, samples_key)
@@ -150,9 +150,8 @@ def _check_names(settings: Settings) -> None:
         remedy = "Or a folder on this machine with a language model."
         check_choice("model", settings.model, model_names(), remedy=remedy)
         return
-    for name in ("weights", "image_size"):
-        if (given := getattr(settings, name)) is not None:
-            raise ValueError(f"{name}={given!r} needs a model, one of {', '.join(model_names())}.")
+    needs = f"it needs a model, one of {', '.join(model_names())}"
+    check_unused(settings, ("weights", "image_size"), needs)
     if has_texts(settings.data):
         raise ValueError(
             f"data={settings.data!r} has a column of texts, which needs a language model: "
@@ -182,20 +181,14 @@ def _samples(settings: Settings, key: Array) -> tuple[Dataset, str | None]:
     }
     if is_table(settings.data):
         return _own_samples(settings, options, key)
-    check_unused(settings, _FOR_TABLES, "it is for a CSV of your own")
+    check_unused(settings, TABLE_OPTIONS, "it is for a CSV of your own")
     if settings.data == "diabetes":
         if settings.classes is not None:
             raise ValueError(f"classes={settings.classes!r}: diabetes is a regression.")
         return load_dataset(settings.data, **options), None
-    per_class = settings.samples_per_class
     default = (5, 6, 7, 8, 9) if pretrained else None
     classes = default if settings.classes is None else settings.classes
-    if per_class is not None:
-        at_most, remedy = None, ""
-        if settings.data in LOADERS and not isinstance(classes, int):
-            at_most = int(min(np.bincount(load_dataset(settings.data, classes=classes).y)))
-            remedy = f"The rarest class of {settings.data} has {at_most}."
-        check_integer("samples_per_class", per_class, at_least=1, at_most=at_most, remedy=remedy)
+    per_class = settings.samples_per_class
     found = load_dataset(settings.data, classes=classes, per_class=per_class, key=key, **options)
     return found, None
 
@@ -204,13 +197,11 @@ def _own_samples(
     settings: Settings, options: dict[str, Any], key: Array
 ) -> tuple[Dataset, str | None]:
     """Those of a table, or of arrays of images, which are preprocessed as others are."""
-    preprocessing = options.pop("preprocessing")
-    for name, given in options.items():
-        if given is not None:
-            raise ValueError(f"{name} is for images; {settings.data} is a table.")
+    preprocessing = options["preprocessing"]
+    check_unused(settings, ("split", "folder"), f"it is for images, and {settings.data} is a table")
     dataset = load_table(
         settings.data, targets=_TARGETS.get(settings.loss or ""),
-        **{name: getattr(settings, name) for name in _FOR_TABLES},
+        **settings.table_options(),
     )  # fmt: skip
     found, note = _selected(settings, dataset, key)
     if preprocessing is None:
@@ -242,8 +233,6 @@ def _selected(settings: Settings, dataset: Dataset, key: Array) -> tuple[Dataset
             raise ValueError(f"classes={settings.classes!r}: {dataset.name} is a regression.")
         return dataset, known
     each, chosen = settings.samples_per_class, {"classes": settings.classes, "key": key}
-    if each is not None:
-        check_integer("samples_per_class", each, at_least=1)
     found = select(dataset, per_class=each, fewer=True, **chosen)
     whole = len(dataset) if settings.classes is None else len(select(dataset, **chosen))
     if len(found) == whole:

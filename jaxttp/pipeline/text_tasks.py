@@ -11,9 +11,8 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_integer, check_number
-from jaxttp._core.samples import count, take
-from jaxttp._core.types import Model
+from jaxttp._core.checks import check_integer
+from jaxttp._core.types import Model, count, take
 from jaxttp.adapters import as_rows, from_nnx
 from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.dynamics.batches import batch_indices
@@ -27,16 +26,33 @@ from jaxttp.pipeline.settings import LoraSettings, Settings, check_training, che
 from jaxttp.pipeline.tasks import is_language_folder
 from jaxttp.training import TrainingStep
 
-SHARE = 0.2
-"""Of the training's gradients, where the budget is left to the library."""
-LENGTH = 128
-"""Tokens of a sequence where it is not said, or as many as the network takes."""
-WATCHED, HELD_OUT = 96, 0.1
-"""Sequences that are watched at most, and the share of the text that they are at most."""
-LOOKING = 0.25
-"""Share of a forecast's budget that may go into looking at them."""
-MEASURED = 250_000
-"""Weights of the largest network whose forecasts were held against real trainings."""
+
+@dataclasses.dataclass(frozen=True)
+class TextDefaults:
+    """Numbers of forecasts on text, of the runs of `experiments.bench.lora`.
+
+    Attributes:
+        share: of the training's gradients that a forecast may take, where it is not said.
+        length: tokens of a sequence where it is not said, or as many as the network takes.
+        watched: sequences that are watched at most.
+        held_out: fraction of the text that they are at most.
+        looking: fraction of a forecast's budget that may go into looking at them.
+        looks: at them during a real training run, beside the start.
+        measured: weights of the largest network whose forecasts were compared with real runs.
+        again: times that a run may see a text before a warning: overfitting is not forecast.
+    """
+
+    share: float = 0.2
+    length: int = 128
+    watched: int = 96
+    held_out: float = 0.1
+    looking: float = 0.25
+    looks: int = 60
+    measured: int = 250_000
+    again: float = 1.5
+
+
+TEXT = TextDefaults()
 _UNUSED = (
     "data", "samples_per_class", "loss", "relinearize", "sketch_dim", "head_scale", "classes",
     "hidden", "weights", "image_size", "max_length", "trainable", "rank", "split", "folder",
@@ -102,7 +118,6 @@ def check_text_settings(settings: Settings, *, given: bool = False) -> None:
     if settings.batch_size is None:
         raise ValueError("batch_size is needed with a text: sequences a step, such as 16.")
     check_training(settings)
-    check_integer("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     if settings.total_samples is not None:
         check_integer("total_samples", settings.total_samples, at_least=1)
     budget_share(settings)
@@ -124,7 +139,7 @@ def budget_share(settings: Settings) -> float:
         >>> budget_share(Settings()), budget_share(Settings(budget=0.1))
         (0.2, 0.1)
     """
-    share = SHARE if settings.budget == "auto" else settings.budget
+    share = TEXT.share if settings.budget == "auto" else settings.budget
     if not isinstance(share, int | float) or not 0 < share < 1:
         raise ValueError(f"budget={share!r} must be between 0 and 1 with a text, or auto.")
     return float(share)
@@ -161,7 +176,7 @@ def build_text_task(
         raise ValueError(f"model: {problem}") from problem
     network = check_decoder(loaded, f"model={folder!r}")
     most = network.shape.length
-    length = min(LENGTH, most) if sequence_length is None else sequence_length
+    length = min(TEXT.length, most) if sequence_length is None else sequence_length
     check_integer("sequence_length", length, at_least=1, at_most=most,
                   remedy=f"The network has {most} positions.")  # fmt: skip
     corpus = load_corpus(text, tokenizer, length=length)
@@ -220,8 +235,8 @@ def split_task(
     for part in (x, y):
         read_tokens(part, vocabulary=shape.vocabulary, length=shape.length, segments=0)
     count, length = x.shape
-    payable = int(LOOKING * share * steps * batch_size / (FORWARD * POINTS))
-    watched = max(1, min(WATCHED, int(HELD_OUT * count), payable))
+    payable = int(TEXT.looking * share * steps * batch_size / (FORWARD * POINTS))
+    watched = max(1, min(TEXT.watched, int(TEXT.held_out * count), payable))
     if count - watched < batch_size:
         raise ValueError(
             f"text: {name[1]} makes {count} sequences of {length} tokens, of which {watched} are "
@@ -231,7 +246,15 @@ def split_task(
     beside = FORWARD * POINTS * watched / batch_size
     affordable(share, steps, beside, batch_size, name="budget")
     split_key, adapter_key = jax.random.split(jax.random.key(settings.seed))
-    model, weights = adapted(network, adapters, adapter_key)
+    base = from_nnx(network)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(base.params))
+    try:
+        model = lora(
+            base, rank=adapters.rank, alpha=adapters.alpha, rslora=adapters.rslora,
+            key=adapter_key, targets=adapter_targets(network, adapters.modules),
+        )  # fmt: skip
+    except ValueError as problem:
+        raise ValueError(f"lora: {problem}") from problem
     order = np.asarray(jax.random.permutation(split_key, np.arange(count, dtype=np.int32)))
     rest, held = np.sort(order[watched:]), np.sort(order[:watched])
     trained = sum(leaf.size for leaf in jax.tree.leaves(model.params))
@@ -241,29 +264,6 @@ def split_task(
         f"in {count:,} sequences of {length}, {watched} of them held out and watched"
     )
     return TextTask(model, x[rest], y[rest], x[held], y[held], tokens, weights, words)
-
-
-def adapted(network: Decoder, adapters: LoraSettings, key: Array) -> tuple[Model, int]:
-    """A network with adapters as its only parameters, and how many weights it has without."""
-    base = from_nnx(network)
-    weights = sum(leaf.size for leaf in jax.tree.leaves(base.params))
-    try:
-        targets = adapter_targets(network, adapters.modules)
-        model = lora(base, rank=adapters.rank, alpha=adapters.alpha, rslora=adapters.rslora,
-                     key=key, targets=targets)  # fmt: skip
-    except ValueError as problem:
-        raise ValueError(f"lora: {problem}") from problem
-    return model, weights
-
-
-def check_price(price_per_hour: float | None) -> None:
-    """Refuse a price below nothing."""
-    if price_per_hour is not None:
-        check_number("price_per_hour", price_per_hour, at_least=0.0)
-
-
-LOOKS = 60
-"""Looks at what is watched, beside the start."""
 
 
 class WatchedRun(NamedTuple):
@@ -313,7 +313,7 @@ def train_watched(
     watched, loss_watched = encode_targets("cross_entropy", y_watched, seen)
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps))
-    at = np.unique(np.round(np.linspace(0, steps, min(LOOKS, steps) + 1)).astype(int))
+    at = np.unique(np.round(np.linspace(0, steps, min(TEXT.looks, steps) + 1)).astype(int))
     state, found, seconds = optimizer.init(params), [], 0.0
     step = TrainingStep(rows, loss, optimizer)
     step = step.compile(params, state, take(x, indices[0]), targets[indices[0]])

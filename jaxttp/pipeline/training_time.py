@@ -8,15 +8,14 @@ import jax
 import numpy as np
 
 from jaxttp._core.checks import check_used
+from jaxttp._core.process import versions
 from jaxttp._core.results import RESULT, plain_numbers
-from jaxttp._core.samples import take
-from jaxttp._core.types import Progress
+from jaxttp._core.types import Progress, take
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline.settings import (
     Arrival,
     Settings,
-    aims,
     arrivals,
     make_optimizer,
     reached_seconds,
@@ -73,7 +72,7 @@ class Forecast:
     def targets(self) -> tuple[Arrival, ...]:
         """When the losses and errors that the settings aim at are reached, forecast and real."""
         return arrivals(
-            aims(self.settings), self.prediction, reached=self.prediction.stable,
+            self.settings.targets(), self.prediction, reached=self.prediction.stable,
             step_seconds=self.step_time.seconds, run=self.run,
         )  # fmt: skip
 
@@ -105,7 +104,7 @@ class Forecast:
             "cost": cost,
             "task": self.task.description,
             "note": self.task.note,
-            "versions": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
+            "versions": versions(),
             "verified": None,
         }
         if self.run is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from jaxttp._core.html import html_table
+from jaxttp._core.results import html_table
 
 _STYLE = """
 * { box-sizing: border-box; }

@@ -34,7 +34,7 @@ def plot_spectrum(axes: Axes, result: ConditionNumber) -> None:
     Raises:
         ValueError: a result without eigenvalues.
     """
-    if result.eigenvalues is None:
+    if result.eigenvalues is None or result.rank is None:
         raise ValueError(f"a {result.kind!r} result knows no spectrum to draw.")
     values, rank = np.asarray(result.eigenvalues), int(result.rank)
     axes.semilogy(np.arange(1, len(values) + 1), positive(values), color=PREDICTED, lw=1.8)

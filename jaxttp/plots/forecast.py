@@ -1,6 +1,5 @@
 """Forecasts of losses and errors, beside what really happened where that is known."""
 
-from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
@@ -38,25 +37,6 @@ Rows = list[tuple[Any, str]]
 
 def _when(step: int, stable: bool) -> str:
     return f"step {step}" if step >= 0 else ("not reached" if stable else "diverges")
-
-
-def _mark_ends(axes: Axes, curves: Mapping[str, Any], unit: str = "") -> None:
-    """The last values of curves (by color), beside them where they do not cover each other."""
-    ends = {color: np.asarray(c) for color, c in curves.items() if c is not None}
-    ends = {color: (len(c) - 1, c[-1]) for color, c in ends.items() if np.isfinite(c[-1])}
-    low, high = axes.get_ylim()
-    apart, last = 0.055 * (high - low), -np.inf
-    for color, (step, value) in sorted(ends.items(), key=lambda item: item[1][1]):
-        last = max(last + apart, value)  # the height of a line of text
-        axes.annotate(
-            f"{value:.3g}{unit}",
-            (step, last),
-            xytext=(9, 0),
-            color=color,
-            textcoords="offset points",
-            va="center",
-            annotation_clip=False,
-        )
 
 
 def _mark_times(axes: Axes, curve: Any, steps: Any, color: str, *, filled: bool = False) -> None:
@@ -180,8 +160,6 @@ def plot_loss(
         if run is not None:
             _mark_times(axes, np.asarray(run.loss), real_steps or {}, REAL, filled=True)
     rows = _mark_targets(axes, prediction, run=run) + _mark_early_stopping(axes, prediction)
-    real = None if run is None else run.loss
-    _mark_ends(axes, {PREDICTED: loss, REAL: real, OTHER: prediction.test_loss})
     if not times:
         return
     for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
@@ -220,9 +198,6 @@ def plot_error(
     axes.set_xlim(0, 1.02 * prediction.horizon)
     axes.set_ylim(bottom=0)
     rows = _mark_targets(axes, prediction, metric="error", run=run, scale=scale)
-    curves = {PREDICTED: prediction.error, REAL: real, OTHER: test}
-    scaled = {color: scale * np.asarray(c) for color, c in curves.items() if c is not None}
-    _mark_ends(axes, scaled, unit=" %" if classes else "")
     _legend(axes, rows)
 
 

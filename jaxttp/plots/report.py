@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp._core.files import replaced
-from jaxttp._core.versions import versions
+from jaxttp._core.process import versions
 from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses.rule import Target, step_words
 from jaxttp.pipeline import TaskReport
@@ -82,9 +82,8 @@ def report_html(result: TaskReport) -> str:
     found, swept = result.forecast, result.sweep
     goal, trust = swept.sweep.goal(swept.threshold), found.prediction.trust
 
-    def figures(**captions: tuple[Panel, str]) -> str:
-        pairs = captions.values()
-        return _page.figures({words: _drawn(panel, result) for panel, words in pairs})
+    def figures(panels: Mapping[str, Panel]) -> str:
+        return _page.figures({words: _drawn(panel, result) for words, panel in panels.items()})
 
     filled = "" if found.run is None else " Filled marks are real."
     settings = f"{training_words(found.settings)}, {found.prediction.horizon} steps"
@@ -103,36 +102,30 @@ def report_html(result: TaskReport) -> str:
         _page.table(*_times(result)),
         "" if trust is None else _page.paragraph(f"Trust: {trust}."),
         figures(
-            loss=(_loss_panel, f"Loss by step; the marks are the times of the table.{filled}"),
-            error=(_error_panel, "Error on the training samples by step."),
+            {
+                f"Loss by step; the marks are the times of the table.{filled}": _loss_panel,
+                "Error on the training samples by step.": _error_panel,
+            }
         ),
         _page.heading("Which learning rate?"),
         _page.paragraph(_advice(result)),
         figures(
-            sweep=(
-                _heat_map_panel,
+            {
                 f"Steps to {goal}; hatched settings diverge or do not get there, the line is the "
-                "largest stable rate, the star the fewest steps.",
-            ),
-            pareto=(
-                _pareto_panel,
+                "largest stable rate, the star the fewest steps.": _heat_map_panel,
                 "Loss at the end against what it takes to get there; the joined settings are those "
-                "that no other one beats in both.",
-            ),
+                "that no other one beats in both.": _pareto_panel,
+            }
         ),
         _page.table(*_best_settings(result)),
         _page.heading("What is slow?"),
         _page.paragraph(_spectrum_words(result)),
         figures(
-            values=(
-                _eigenvalue_panel,
+            {
                 "Eigenvalues of the kernel before training: what lies along small ones is learned "
-                "slowly.",
-            ),
-            shares=(
-                _share_panel,
-                "How much of the residual and of the labels the leading eigenvectors hold.",
-            ),
+                "slowly.": _eigenvalue_panel,
+                "What the leading eigenvectors hold of residual and labels.": _share_panel,
+            }
         ),
         _page.heading("Settings"),
         _page.table(("setting", "value"), result.settings_in_words().items()),

@@ -15,8 +15,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import as_double, double
 from jaxttp._core.checks import check_choice, is_concrete
-from jaxttp._core.double import as_double, double
 from jaxttp._core.results import RESULT, describe
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.ntk.spectrum import PowerLaw, fit_power_law

@@ -8,8 +8,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import as_double, double
 from jaxttp._core.checks import check_finite_value, check_several
-from jaxttp._core.double import as_double, double
 from jaxttp._core.results import RESULT
 from jaxttp.representation.geometry import feature_rows, refuse
 

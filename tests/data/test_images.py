@@ -1,7 +1,6 @@
 """What is done to images: against torchvision's own transforms, and the formulas."""
 
 import pathlib
-import sys
 
 import numpy as np
 import pytest
@@ -63,14 +62,6 @@ def test_box_takes_means():
 def test_bad_preprocessing(arguments, message):
     with pytest.raises(ValueError, match=message):
         Preprocessing(**arguments)
-
-
-def test_without_pillow(monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(
-        ImportError, match=r"Preprocessing needs Pillow .*pip install 'jaxttp\[data"
-    ):
-        Preprocessing(4)(np.zeros((4, 4, 3), np.uint8))
 
 
 # --- as in the literature on conditioning ---------------------------------------------------------

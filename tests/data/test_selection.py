@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxttp.data import Dataset, load_dataset, select, split
+from jaxttp.data import Dataset, select, split
 from jaxttp.data.dataset import _permutation
 
 
@@ -78,15 +78,6 @@ def test_random_classes(case, wanted):
     )
 
 
-def test_a_draw_does_not_depend_on_x64(key):
-    data = load_dataset("digits")
-    wide = select(data, classes=3, per_class=10, key=key)
-    with jax.enable_x64(False):
-        narrow = select(data, classes=3, per_class=10, key=key)
-    np.testing.assert_array_equal(wide.x, narrow.x)
-    assert wide.class_names == narrow.class_names
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -105,11 +96,6 @@ def test_a_draw_does_not_depend_on_x64(key):
 def test_bad_selections(key, options, message):
     with pytest.raises(ValueError, match=message):
         select(toy([0, 0, 0, 1, 1, 2, 2, 2], 3), **({"key": key} | options))
-
-
-def test_a_regression_has_no_classes_to_select():
-    with pytest.raises(ValueError, match="diabetes is a regression"):
-        select(load_dataset("diabetes"))
 
 
 @hypothesis.given(selections(), st.floats(0.05, 0.95))

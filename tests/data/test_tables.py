@@ -48,25 +48,6 @@ def test_other_numbers_are_targets_and_a_header_is_optional(tmp_path):
     assert found.class_names == ("3", "7")
 
 
-def test_constant_features_become_zero(tmp_path):
-    found = load_table(write(tmp_path, "1,5,a\n2,5,b\n"))
-    assert found.x[:, 1].tolist() == [0.0, 0.0]
-    found = load_table(write(tmp_path, "".join(f"{i},0.1,{i % 2}\n" for i in range(10))))
-    assert not found.x[:, 1].any()  # ten times 0.1 has a deviation of 1e-17
-
-
-def test_arrays(tmp_path):
-    images = np.random.default_rng(0).uniform(size=(6, 4, 4, 1))
-    np.savez(tmp_path / "own.npz", x=images, y=np.arange(6) % 2)
-    np.savez(tmp_path / "column.npz", x=images, y=np.arange(6)[:, None] % 2)
-    assert load_table(tmp_path / "column.npz").num_classes == 2
-    found = load_table(tmp_path / "own.npz")
-    np.testing.assert_allclose(found.x, images, rtol=1e-6)  # float32; not standardised
-    assert found.y.tolist() == [0, 1, 0, 1, 0, 1]
-    np.savez(tmp_path / "two.npz", x=images.reshape(6, -1), y=images[:, 0, :2, 0])
-    assert load_table(tmp_path / "two.npz").y.shape == (6, 2)
-
-
 def test_pixels_are_scaled_and_what_was_scaled_is_said(tmp_path):
     pixels = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4) * 2
     labels = np.arange(6) % 2
@@ -126,19 +107,6 @@ def test_whole_numbers_are_targets_where_that_is_said(tmp_path):
     assert named.y.tolist() == [0, 0, 1, 1, 2, 2]
 
 
-def test_one_hot_rows_are_classes_where_that_is_said(tmp_path):
-    labels, path = np.array([0, 2, 1, 2]), str(tmp_path / "own.npz")
-    np.savez(path, x=np.eye(4), y=np.eye(3)[labels])
-    assert load_table(path).y.shape == (4, 3)
-    assert load_table(path, targets=True).y.shape == (4, 3)
-    assert load_table(path, targets=False).y.tolist() == labels.tolist()
-    assert build_task(Settings(data=path, loss="cross_entropy")).y.tolist() == labels.tolist()
-    for rows in (np.ones((4, 3)), np.eye(3)[labels] * 0.5, np.eye(4, 3)):
-        np.savez(path, x=np.eye(4), y=rows)
-        with pytest.raises(ValueError, match="loss='cross_entropy' needs classes"):
-            build_task(Settings(data=path, loss="cross_entropy"))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -186,11 +154,6 @@ def test_bad_last_columns(labels, message, tmp_path):
         load_table(write(tmp_path, "w,h,kind\n" + ROWS.format(*labels)))
 
 
-def test_a_gap_in_the_first_of_the_rows_is_no_header(tmp_path):
-    with pytest.raises(ValueError, match=r"missing in line 1 \(''\)"):
-        load_table(write(tmp_path, ROWS.format("", 0.5, 1.5)))
-
-
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -207,14 +170,6 @@ def test_bad_arrays(arrays, message, tmp_path):
     np.savez(tmp_path / "own.npz", **arrays)
     with pytest.raises(ValueError, match=message):
         load_table(tmp_path / "own.npz")
-
-
-def own(folder, classes=True):
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(20, 3))
-    y = np.where(x[:, 0] > 0, "up", "down") if classes else x[:, 0]
-    rows = [",".join(map(str, [*row, label])) for row, label in zip(x, y, strict=True)]
-    return write(folder, "\n".join(rows))
 
 
 MIXED = "age,port,sex,kind\n1,S,f,a\n2,C,m,b\n,S,m,a\n4,Q,f,b\n5,S,?,b\n6,C,f,NA\n7,S,m,a\n"

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxttp import dynamics
-from jaxttp._core.timing import compilations
+from jaxttp._core.progress import compilations
 from jaxttp.dynamics import HeavyBall
 from jaxttp.dynamics.stability import max_learning_rate
 from tests.draws import normal

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time, sweep
-from jaxttp._core.timing import compilations
+from jaxttp._core.progress import compilations
 from jaxttp.forecast import grid
 from tests import shortcuts
 from tests.draws import normal
@@ -45,10 +45,6 @@ def by_keys(seed, **options):
 
 PAIRS = {
     "recursion": ({"learning_rate": 0.5}, {"learning_rate": 0.7, "momentum": 0.6}),
-    "thresholds": (
-        {"learning_rate": 0.5, "thresholds": (0.1, 0.3)},
-        {"learning_rate": 0.4, "thresholds": (0.6,), "rule": "absolute"},
-    ),
     "flow": (
         {"learning_rate": 0.5, "dynamics": "ode"},
         {"learning_rate": 0.7, "momentum": 0.6, "dynamics": "ode"},
@@ -60,16 +56,8 @@ PAIRS = {
         by_keys(1, learning_rate=0.5, dynamics="sde", paths=3),
         by_keys(2, learning_rate=0.3, momentum=0.2, dynamics="sde", paths=3),
     ),
-    "noisy, schedule": (
-        by_keys(1, optimizer=injected(0.5), dynamics="sde", paths=3),
-        by_keys(2, optimizer=injected(0.3), dynamics="sde", paths=3),
-    ),
     "rebuilt": (
         {"learning_rate": 0.5, "relinearize": 2}, {"learning_rate": 0.7, "relinearize": 2}
-    ),
-    "rebuilt, momentum": (
-        {"learning_rate": 0.5, "momentum": 0.2, "relinearize": 2},
-        {"learning_rate": 0.7, "momentum": 0.4, "relinearize": 2},
     ),
     "sketched": (
         {"learning_rate": 0.5, "sketch_dim": 16, "key": jax.random.key(3)},
@@ -84,16 +72,10 @@ PAIRS = {
         {"learning_rate": 0.1, "dynamics": "closed_form", "loss": "squared_error"},
         {"learning_rate": 0.2, "dynamics": "closed_form", "loss": "squared_error"},
     ),
-    "noise model": (
-        by_keys(1, learning_rate=0.5, dynamics="sde", paths=3, relinearize=1),
-        by_keys(2, learning_rate=0.3, dynamics="sde", paths=3, relinearize=1),
-    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n == "noise model" else ()) for n in PAIRS]
-)
+@pytest.mark.parametrize("name", PAIRS)
 def test_the_second_forecast_compiles_nothing(name):
     first, second = ({"relinearize": 0} | options for options in PAIRS[name])
     one = predict_training_time(network, W, X, Y, steps=7, **first)
@@ -123,23 +105,6 @@ def test_the_second_sweep_compiles_nothing():
     sweep(network, W, X, Y, some((0.1, 0.5)), relinearize=0)
     with compilations() as seen:
         sweep(network, W, X, Y, some((0.2, 0.3)), thresholds=(0.2, 0.5, 0.6), relinearize=0)
-    assert len(seen) == 0
-
-
-def test_a_trained_part_is_compiled_once():
-    weights = {"a": W, "b": jnp.eye(2)}
-    chosen = lambda path: "a" in path  # noqa: E731
-
-    def deep(w, x):
-        return jnp.tanh(x @ w["a"]) @ w["b"]
-
-    def run(rate):
-        return predict_training_time(deep, weights, X, Y, relinearize=0, learning_rate=rate,
-                                     steps=7, trainable=chosen)  # fmt: skip
-
-    run(0.5)
-    with compilations() as seen:
-        run(0.7)
     assert len(seen) == 0
 
 

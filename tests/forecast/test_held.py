@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxttp import from_nnx, train
-from jaxttp._core.samples import take
+from jaxttp._core.types import take
 from jaxttp.dynamics import weight_space
 from jaxttp.forecast import held
 from jaxttp.forecast.stale_gradients.curve import HeldForecast

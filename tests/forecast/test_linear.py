@@ -103,16 +103,6 @@ def test_test_samples_take_one_cross_kernel():
     assert found.test_loss.shape == (21,)
 
 
-@pytest.mark.slow
-def test_noise_about_the_one_path():
-    apply_fn, params, trainable, x, y = head(3)
-    found = predict_training_time(
-        apply_fn, params, x, y, learning_rate=0.1, steps=10, trainable=trainable, dynamics="sde",
-        batch_size=4, key=jax.random.key(1), paths=4,
-    )  # fmt: skip
-    assert found.cost.kernels == 1
-
-
 def test_a_kernel_that_never_changes_but_mixes_outputs():
     """A layer beneath a frozen last one."""
     params = {"w": normal(1, (D, H)), "out": normal(2, (H, 3))}

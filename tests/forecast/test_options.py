@@ -1,5 +1,6 @@
 """Every option is used, or refused by name before the network is looked at."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,7 +10,7 @@ import optax
 import pytest
 
 from jaxttp import Candidate, Online, compare, predict_training_time, sweep, train
-from jaxttp.forecast import Hyperparameters, Rule, cost, grid, online, sweep_kernel
+from jaxttp.forecast import Hyperparameters, cost, grid, online, sweep_kernel
 from tests.draws import normal
 
 X = normal(0, (12, 4))
@@ -176,23 +177,14 @@ def test_the_kernel_is_rebuilt_unless_it_was_said_otherwise(monkeypatch):
     np.testing.assert_array_equal(found.loss, call(learning_rate=0.5, relinearize="auto").loss)
     assert call(learning_rate=0.5, relinearize=0).cost.kernels == 1
     assert call(learning_rate=0.5, dynamics="ode").cost.kernels == 1
-    monkeypatch.setattr(cost, "LEAST", 0.0)
+    monkeypatch.setattr(cost, "MODEL", dataclasses.replace(cost.MODEL, least=0.0))
     few = call(learning_rate=0.5)
     assert few.cost.kernels == 1
     assert few.plan is not None
     assert few.plan.startswith("one kernel")
     assert call(learning_rate=0.5, relinearize=2).cost.kernels == 3
-    monkeypatch.setattr(cost, "SHARE", 1e6)
+    monkeypatch.setattr(cost, "MODEL", dataclasses.replace(cost.MODEL, share=1e6))
     assert call(learning_rate=0.5).cost.kernels > 2
-
-
-def test_optimizers_that_are_not_linear_are_simulated(monkeypatch):
-    found = predict_training_time(curved, BENT, X, Y, steps=3, optimizer=optax.adam(0.01))
-    assert (found.dynamics, found.cost.kernels) == ("weight_space", 1)
-    with pytest.raises(ValueError, match="does nothing here: it is the goal"):
-        predict_training_time(
-            curved, BENT, X, Y, steps=3, optimizer=optax.adam(0.01), tolerance=0.1
-        )
 
 
 def test_labels_are_looked_at_before_the_kernel(monkeypatch):
@@ -209,13 +201,6 @@ def test_labels_are_looked_at_before_the_kernel(monkeypatch):
         sweep(Counted(), W, X, bad, grid(learning_rate=0.1))
     with pytest.raises(ValueError, match=r"y holds .* 7"):
         Online(Counted(), W, X, bad, Hyperparameters(0.1))
-
-
-def test_readings_of_results():
-    with pytest.raises(ValueError, match="window=1 is for rule='plateau'"):
-        Rule.of(0.1, "relative", window=1, steps=2)
-    with pytest.raises(ValueError, match="window must be an integer between 1 and 2; got 3"):
-        Rule.of(0.1, "plateau", window=3, steps=2)
 
 
 def test_online_options():

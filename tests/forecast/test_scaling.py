@@ -16,12 +16,11 @@ from jaxttp.forecast import (
     Recursion,
     Relinearized,
     Scaled,
-    WeightSpace,
     forecast_training,
     predict_training_time,
 )
 from jaxttp.forecast.methods.base import Linearizer
-from jaxttp.forecast.scaling import time_scale
+from jaxttp.forecast.methods.scaled import time_scale
 from jaxttp.ntk import ClassSketched, Sketched
 
 STEPS = 200
@@ -258,18 +257,6 @@ def test_halves_take_their_steps_with_the_kernels_of_the_path():
         assert many.loss[-1] > few.loss[-1]
         for name in ("kernels", "gradient_evaluations"):
             assert getattr(many.cost, name) == getattr(few.cost, name)
-
-
-@pytest.mark.slow
-def test_other_paths_are_scaled_too():
-    x, y = samples(2)
-    problem = Problem.of(network, PARAMS, x[:60], y[:60])
-    adam = Descent.of(optimizer=optax.adam(0.01), steps=40)
-    rebuilt = Descent.of(learning_rate=0.5, steps=40)
-    for descent, way in ((adam, WeightSpace()), (rebuilt, Relinearized(1))):
-        few = forecast_training(problem, descent, dynamics=way)
-        many = forecast_training(problem, descent, dynamics=Scaled(600, way))
-        assert float(few.loss[-1]) < float(many.loss[-1]) < float(few.loss[0])
 
 
 @pytest.mark.parametrize(

@@ -73,25 +73,6 @@ def test_a_schedule_that_begins_beyond_the_limit_is_not_stable(momentum):
     np.testing.assert_allclose(forecast.rates.rates, [schedule(t) for t in range(40)], atol=1e-5)
 
 
-def test_a_warm_up_says_from_when_to_when():
-    largest = limit()
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.2 * largest, 10, 40)
-    forecast = predict(optimizer=optax.sgd(schedule))
-    beyond = [t for t in range(40) if float(schedule(t)) >= largest]
-    assert not forecast.stable
-    assert f"from step {beyond[0]} until step {beyond[-1] + 1};" in forecast.message
-
-
-def test_a_schedule_below_the_limit_stays_stable():
-    largest = limit(0.9)
-    forecast = predict(optimizer=optax.sgd(optax.cosine_decay_schedule(0.5 * largest, 40), 0.9))
-    assert forecast.stable
-    assert min(forecast.steps.values()) > 0
-    assert forecast.message == (
-        f"stable at peak rate {0.5 * largest:.4g}; largest stable learning rate {largest:.4g}"
-    )
-
-
 def test_optimizers_without_a_rate_of_their_own_are_judged_too():
     accumulated = optax.MultiSteps(optax.sgd(3 * limit()), 2).gradient_transformation()
     forecast = predict(optimizer=accumulated, steps=12)

@@ -12,13 +12,10 @@ from jaxttp import compare, online, predict_training_time, race, sweep, train
 from jaxttp.cli._tables import cells
 from jaxttp.forecast import (
     Candidate,
-    Descent,
     Hyperparameters,
     Online,
-    Problem,
     Rule,
     Target,
-    forecast_training,
     grid,
     sweep_kernel,
 )
@@ -114,15 +111,6 @@ def test_bad_targets_are_refused_before_any_work(options, words):
             door()
 
 
-def test_test_targets_need_test_samples():
-    problem = Problem.of(network, W, X, Y)
-    descent = Descent.of(learning_rate=1.0, steps=5)
-    with pytest.raises(ValueError, match=r"target_test_loss=0\.3 .* Give x_test and y_test"):
-        forecast_training(problem, descent, targets=[Target(0.3, on="test")])
-    with pytest.raises(TypeError):
-        forecast_training(problem, descent, targets=[0.3])
-
-
 def test_targets_are_as_sure_as_thresholds():
     # Oracle: the absolute rule of the same number, with all that widens its times.
     rng = np.random.default_rng(0)
@@ -211,14 +199,6 @@ def test_sweeps_rank_by_the_middle_threshold_where_each_is_its_own_measure():
         swept(targets=[Target(1e-300)]).best()
     with pytest.raises(ValueError, match=r"target_test_loss=0\.3 .* about the training samples"):
         swept(targets=[Target(0.3, on="test")])
-
-
-def test_the_door_of_sweeps_takes_numbers():
-    settings = grid(learning_rate=(0.3, 1.0), steps=12)
-    found = sweep(network, W, X, Y, settings, target_error=0.25, relinearize=0)
-    assert found.targets == (Target(0.25, "error"),)
-    assert found.error.shape == (2, 13)
-    assert found.times()[1] == first_below(found.error[1], 0.25)
 
 
 def test_comparisons_rank_by_targets_first():
@@ -380,15 +360,6 @@ def test_settings_are_told_apart_by_their_losses_and_horizons():
     for i, one in enumerate(settings):
         row = order.index((one.loss, one.steps))
         assert shown[row, (0.1, 0.2).index(one.learning_rate)] == found.times()[i]
-
-
-def test_an_error_out_of_reach_is_told_by_the_error():
-    x, y = jnp.ones((4, 1)), jnp.array([0, 1, 0, 1])  # which nothing tells apart
-    settings = grid(learning_rate=(0.1, 0.2), steps=5)
-    found = sweep(
-        lambda w, x: x @ w, jnp.zeros((1, 2)), x, y, settings, target_error=0.1, relinearize=0
-    )
-    assert "comes nearest, to an error of 0.5" in found.remedy()
 
 
 def test_starts_without_errors_have_no_goals_of_their_own():

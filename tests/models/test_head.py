@@ -43,27 +43,3 @@ def test_the_kernel_has_variance_scale_squared_over_fan_in(key, scale):
     # times that is allowed.
     assert float(jnp.var(kernel)) == pytest.approx(scale**2 / 400, rel=0.04)
     assert abs(float(jnp.mean(kernel))) < 4 * scale / 20 / 141
-
-
-def test_dtype_and_absence_of_a_bias_are_kept(key):
-    old = MLP((4, 3), rngs=nnx.Rngs(0), use_bias=False, param_dtype=jnp.float64)
-    new = fresh_head(old, 2, key=key)
-    assert new.head.kernel.dtype == jnp.float64
-    assert new.head.bias is None
-
-
-def test_a_module_without_a_head(key):
-    with pytest.raises(TypeError, match="called 'head'; Linear has no such attribute"):
-        fresh_head(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), 2, key=key)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_classes": 0}, "num_classes must be an integer of at least 1; got 0"),
-        ({"num_classes": 2, "scale": -1.0}, "scale must be at least 0; got -1.0"),
-    ],
-)
-def test_bad_arguments(key, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        fresh_head(MODELS["mlp"](), **arguments, key=key)

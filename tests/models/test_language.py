@@ -53,10 +53,6 @@ def test_outputs_are_those_of_transformers_whatever_the_side_of_the_padding(name
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)  # they are of order one
 
 
-def load_shape(name, **changes):
-    return read_architecture(json.loads((GOLDENS / name / "config.json").read_text()) | changes)
-
-
 def test_tokens_that_are_not_known_are_named_before_anything_is_computed():
     model = from_nnx(load_transformer(GOLDENS / "gpt2-classifier"))
     ids, mask = TOKENS["right"]
@@ -134,11 +130,6 @@ def copied(tmp_path):
 def rewrite(folder, change, name="model.safetensors"):
     found = safetensors.numpy.load_file(folder / name)
     safetensors.numpy.save_file(change(found), folder / name)
-
-
-def reconfigure(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def same(one, other):

@@ -1,13 +1,9 @@
-import numpy as np
 import pytest
 from flax import nnx
 
 from experiments import pretrain_digits
-from jaxttp.data import load_dataset
 from jaxttp.models import load_pretrained
 from jaxttp.models.pretrained import checkpoint as shipped
-
-SMOKE = pretrain_digits.Settings(epochs=1, batch_size=180)
 
 
 def test_the_shipped_network_classifies_what_it_was_not_trained_on():
@@ -27,12 +23,3 @@ def test_a_file_that_is_missing_or_of_another_network(monkeypatch):
     )
     with pytest.raises(ValueError, match=r"head.bias \(5,\) instead of \(6,\)"):
         load_pretrained("digits-resnet")
-
-
-def test_the_split_is_disjoint_and_covers_the_classes():
-    parts = pretrain_digits.load_split(pretrain_digits.Settings())
-    rows = [{image.tobytes() for image in part.x} for part in parts]
-    assert not rows[0] & rows[1]
-    digits = load_dataset("digits")
-    assert len(parts.train) + len(parts.held_out) == np.sum(digits.y < 5)
-    assert set(np.unique(parts.held_out.y)) == {0, 1, 2, 3, 4}

@@ -12,12 +12,6 @@ def count(module):
     return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
 
-def small(seed=0, **options):
-    """A network whose kernels have three shapes only: each takes its time to compile."""
-    options = {"in_channels": 4, "stem_width": 4, "widths": (4,), "strides": (1,)} | options
-    return ResNet(3, **options, rngs=nnx.Rngs(seed))
-
-
 def brute_force_conv(x, kernel, bias, stride):
     """The convolution as its definition reads, one output pixel at a time."""
     size = kernel.shape[0]
@@ -68,47 +62,6 @@ def test_a_block_is_its_formula(key, stride):
 
 
 @pytest.mark.parametrize(
-    ("options", "shape"),
-    [
-        ({}, (3, 8, 8, 1)),
-        ({}, (3, 7, 5, 1)),
-        ({"in_channels": 3, "widths": (8,), "strides": (2,), "blocks": 3}, (3, 9, 9, 3)),
-        ({"widths": (8, 12), "strides": (1, 2), "blocks": (1, 2)}, (3, 4, 4, 1)),
-        ({"activation": "softplus"}, (3, 8, 8, 1)),
-    ],
-)
-def test_shapes(options, shape):
-    def evaluate():
-        model = ResNet(6, **options, rngs=nnx.Rngs(0))
-        x = jnp.ones(shape, jnp.float32)
-        return model(x), model.features(x)
-
-    outputs, features = jax.eval_shape(evaluate)
-    assert outputs.shape == (3, 6)
-    assert outputs.dtype == features.dtype == jnp.float32
-    assert features.shape == (3, options.get("widths", (64,))[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("blocks", [2, 10])
-def test_the_signal_stays_in_bounds_whatever_the_depth(key, blocks):
-    @jax.jit
-    def second_moments(x):
-        model = ResNet(
-            10, in_channels=8, stem_width=32, widths=(32, 48), strides=(1, 2), blocks=blocks,
-            rngs=nnx.Rngs(0),
-        )  # fmt: skip
-        features = [jax.nn.relu(model.stem(x))]
-        for block in model.blocks:
-            features.append(block(features[-1]))
-        return jnp.stack([jnp.mean(h**2) for h in features])
-
-    sizes = second_moments(normal(key, (8, 12, 12, 8), dtype=jnp.float32))
-    # The bound of the module's docstring, and the padding (zeros around the image) takes some away.
-    assert np.all((0.2 < sizes / sizes[0]) & (sizes / sizes[0] < np.e**2))
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"widths": (8, 16)}, "widths, strides and blocks describe the same stages"),
@@ -125,8 +78,3 @@ def test_the_signal_stays_in_bounds_whatever_the_depth(key, blocks):
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         ResNet(5, **options, rngs=nnx.Rngs(0))
-
-
-def test_a_wrong_number_of_channels():
-    with pytest.raises(ValueError, match=r"not a batch of images \(N, H, W, 4\)"):
-        small()(jnp.zeros((2, 8, 8, 3), jnp.float32))

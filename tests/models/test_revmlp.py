@@ -92,10 +92,3 @@ def test_train_takes_exact_steps_on_its_own_inputs():
 def test_bad_input(change, message):
     with pytest.raises(ValueError, match=message):
         make(**change)
-
-
-def test_bad_samples():
-    with pytest.raises(ValueError, match="this RevMLP takes 5"):
-        make()(np.ones((4, 6)))
-    with pytest.raises(ValueError, match="activation='swish'"):
-        make(activation="swish")(inputs())

@@ -14,8 +14,6 @@ from jaxttp.models import (
     ResNet,
     ViT,
     calibrate_batch_norm,
-    fresh_head,
-    layer_names,
     resnet18,
     resnet20,
     resnet32,
@@ -79,24 +77,6 @@ def test_a_sample_alone_gives_what_it_gives_in_a_batch(name):
     alone = np.concatenate([apply(model.params, image[None]) for image in x])
     # The same sums, perhaps in another order.
     np.testing.assert_allclose(alone, apply(model.params, x), rtol=0, atol=1e-13)
-
-
-SLOW = ("resnet", "resnet-group", "bottleneck", "vit")
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_fresh_head(name, key):
-    old = filled(NETWORKS[name])
-    new = fresh_head(old, 4, key=key, scale=2.0)
-    x = jnp.asarray(images())
-    assert layer_names(old, x)[-1] == "head"
-    layers_old, layers_new = old.activations(x), new.activations(x)
-    assert layers_new["head"].shape == (4, 4)
-    assert layers_new["head"].dtype == jnp.float64
-    body = [name for name in layers_old if name != "head"]
-    for layer in body:
-        np.testing.assert_array_equal(layers_new[layer], layers_old[layer])
-    np.testing.assert_array_equal(layers_new["head"], new.head(layers_new[body[-1]]))
 
 
 # --- normalisation --------------------------------------------------------------------------------

@@ -3,10 +3,8 @@
 import functools
 
 import equinox as eqx
-import flax.linen as linen
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from tests.draws import normal
 
@@ -128,19 +126,6 @@ def residual_net():
         inner = _conv(jax.nn.relu(_conv(h, p["one"], (2, 2))), p["two"])
         h = jax.nn.relu(inner + _conv(h, p["short"], (2, 2)))
         return h.mean((1, 2)) @ p["head"]["w"] + p["head"]["b"]
-
-    return apply_fn, params, _images()
-
-
-@as_users_write
-def pooled_net():
-    """Max and average pooling, and a weight on flattened pixels."""
-    params = {"conv": _normal(1, 3, 3, 2, 3), "head": _normal(2, 12, 2)}
-
-    def apply_fn(p, x):
-        h = nnx.max_pool(_conv(x, p["conv"]), (2, 2), (2, 2))
-        h = nnx.avg_pool(h, (2, 2), (1, 1))
-        return h.reshape(h.shape[0], -1) @ p["head"]
 
     return apply_fn, params, _images()
 
@@ -316,47 +301,6 @@ def odd_uses():
 
 
 @as_users_write
-def shared_output():
-    """A dense layer read twice: its bias must not be taken for the layer's own cotangent."""
-    params = {"w": _normal(1, 4, 3), "b": _normal(2, 3)}
-
-    def apply_fn(p, x):
-        h = x @ p["w"]
-        return jnp.tanh(h + p["b"].reshape(1, 3)) * h
-
-    return apply_fn, params, normal(0, (5, 4))
-
-
-@as_users_write
-def nnx_model():
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.conv = nnx.Conv(2, 3, (3, 3), strides=2, rngs=rngs, param_dtype=jnp.float64)
-            self.norm = nnx.LayerNorm(3, rngs=rngs, param_dtype=jnp.float64)
-            self.head = nnx.Linear(3, 2, rngs=rngs, param_dtype=jnp.float64)
-
-        def __call__(self, x):
-            return self.head(nnx.gelu(self.norm(self.conv(x))).mean((1, 2)))
-
-    graph, params = nnx.split(Net(nnx.Rngs(0)))
-    return lambda params, x: nnx.merge(graph, params)(x), nnx.to_pure_dict(params), _images()
-
-
-@as_users_write
-def linen_model():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            x = linen.relu(linen.Conv(3, (3, 3), param_dtype=jnp.float64)(x))
-            x = linen.GroupNorm(num_groups=3, param_dtype=jnp.float64)(x)
-            return linen.Dense(2, param_dtype=jnp.float64)(x.mean((1, 2)))
-
-    net = Net()
-    params = net.init(jax.random.key(0), _images())
-    return net.apply, params, _images()
-
-
-@as_users_write
 def equinox_model():
     with jax.enable_x64(True):
         net = eqx.nn.MLP(4, 3, 5, 2, activation=jax.nn.tanh, key=jax.random.key(0))
@@ -376,7 +320,6 @@ NETWORKS = {
         conv_net,
         conv_channels_first,
         residual_net,
-        pooled_net,
         norm_net,
         attention,
         embedding_bag,
@@ -386,9 +329,6 @@ NETWORKS = {
         rematerialised,
         custom_derivatives,
         odd_uses,
-        shared_output,
-        nnx_model,
-        linen_model,
         equinox_model,
     )
 }

@@ -35,7 +35,7 @@ def _projection(way, k, o, key):
 
 # Wider inputs and outputs than the sketch, and columns of which some are left over.
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("k", "o"), [(5, 3), (16, 16), (40, 3), (70, 5), (3, 40), (17, 33)])
+@pytest.mark.parametrize(("k", "o"), [(5, 3), (16, 16), (70, 5), (17, 33)])
 def test_every_coordinate_goes_into_one_bucket_under_a_sign(way, k, o):
     key = jax.random.key(k * o)
     projection = _projection(WAYS[way], k, o, key)
@@ -47,15 +47,6 @@ def test_every_coordinate_goes_into_one_bucket_under_a_sign(way, k, o):
     x, g = normal(1, (3, k)), normal(2, (o, 3))
     wanted = jnp.einsum("sk,os->ko", x, g).ravel() @ projection
     np.testing.assert_allclose(WAYS[way](x, g, key), wanted, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize(("k", "o"), [(5, 3), (16, 12)])
-def test_coordinates_of_one_input_or_output_never_meet_in_a_convolution(k, o):
-    for seed in range(5):
-        found = _projection(_by_convolution, k, o, jax.random.key(seed))
-        bucket = jnp.argmax(jnp.abs(found), axis=1).reshape(k, o)
-        assert all(len(set(row.tolist())) == o for row in bucket)
-        assert all(len(set(column.tolist())) == k for column in bucket.T)
 
 
 @pytest.mark.parametrize("way", WAYS)

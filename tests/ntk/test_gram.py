@@ -38,7 +38,7 @@ def symmetric(kernel):
 
 
 # Networks that take several seconds to compile.
-LARGE = ("conv_net", "attention", "residual_net", "norm_net", "nnx_model")
+LARGE = ("conv_net", "attention", "residual_net", "norm_net")
 
 
 @functools.cache
@@ -107,13 +107,6 @@ def test_trace_and_diagonal(name, method, batch_size):
     assert bool(jnp.all(square == square.T))
 
 
-def fewest_bytes(*network, **options):
-    """The least memory with which a kernel can be computed."""
-    with pytest.raises(ValueError, match=r"and about (\d+) ") as caught:
-        ntk_plan(*network, max_bytes=1, **options)
-    return int(str(caught.value).split("and about ")[1].split(" ")[0])
-
-
 def wide_net(classes, n=5):
     params = {"a": normal(1, (4, 6)), "w": normal(2, (6, classes)), "b": normal(3, (1, classes))}
     return lambda p, x: jnp.tanh(x @ p["a"]) @ p["w"] + p["b"], params, normal(0, (n, 4))
@@ -126,7 +119,6 @@ def wide_net(classes, n=5):
         lambda p, h: h @ p["w"] + p["b"],
         lambda p, h: 0.5 * (h @ (2.0 * p["w"]))[:, ::-1] + h[:, :1],  # no unit vectors
         lambda p, h: ((h @ (-2.0 * p["w"])).reshape(-1, 5, 2) + h[:, :1, None]).reshape(-1, 10),
-        lambda p, h: (h @ p["w"] + p["b"])[:, 3:],
         lambda p, h: h @ p["w"] + (h @ p["w"]) ** 2,
         lambda p, h: jnp.einsum("ko,nk->no", p["w"], h) + p["b"] + h @ p["v"],
         lambda p, h: (lambda f: f - jax.nn.logsumexp(f, 1, keepdims=True))(h @ p["w"]),
@@ -186,26 +178,6 @@ def test_tokens_outside_the_table_are_as_in_reverse_mode(lookup):
     close(products, jnp.einsum("ncmd,md->nc", full, full[0, 0]))
 
 
-# Each form can be forced by the shapes: few positions and a wide layer, or the opposite.
-@pytest.mark.slow
-@pytest.mark.parametrize("output", ["full", "diagonal", "trace"])
-def test_activation_form_with_several_positions(output):
-    params = {"w": normal(1, (1, 1, 40, 40)), "h": jnp.ones((40, 2))}
-
-    def apply_fn(p, x):
-        h = jax.lax.conv_general_dilated(
-            x, p["w"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        return jnp.tanh(h).mean((1, 2)) @ p["h"]
-
-    x = normal(0, (5, 1, 2, 40))
-    assert ntk_plan(apply_fn, params, x, output=output).forms["w"] == "activation"
-    full = oracles.kernel(apply_fn, params, x)
-    spec = {"full": "ncmd->ncmd", "diagonal": "ncmc->nmc", "trace": "ncmc->nm"}[output]
-    wanted = jnp.einsum(spec, full) / (2 if output == "trace" else 1)
-    close(empirical_ntk(apply_fn, params, x, output=output), wanted)
-
-
 @pytest.mark.parametrize(
     ("name", "leaf", "form"),
     [
@@ -214,14 +186,11 @@ def test_activation_form_with_several_positions(output):
         ("equinox_model", "layers/0/bias", "with weight"),
         ("ntk_parametrisation", "a", "activation"),
         ("residual_net", "stem", "gradient"),
-        ("rematerialised", "a", "activation"),
         ("rematerialised", "c", "direct"),
         ("embedding_bag", "table", "activation"),
-        ("tied_weights", "w", "direct"),
         ("scanned", "layers/w", "direct"),
         ("norm_net", "mixing", "direct"),
         ("custom_derivatives", "b", "direct"),
-        ("shared_output", "b", "direct"),
     ],
 )
 def test_forms_are_recognised(name, leaf, form):
@@ -250,13 +219,6 @@ def test_integer_parameters_are_constants():
     close(kernel[:, 0, :, 0], x @ x.T)
 
 
-def test_inputs_may_be_a_pytree():
-    params = {"w": normal(0, (3, 2))}
-    x = {"a": jnp.ones((4, 3)), "b": normal(1, (4, 3))}
-    kernel = empirical_ntk(lambda p, x: (x["a"] * x["b"]) @ p["w"], params, x)
-    close(kernel[:, 0, :, 0], x["b"] @ x["b"].T)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["layerwise", "vector_product"])
 @pytest.mark.parametrize("batch_size", [None, 2])
@@ -283,12 +245,6 @@ def test_network_that_closes_over_a_tracer():
 
     close(kernel(2.0), 4.0 * x @ x.T)
     close(kernel(3.0), 9.0 * x @ x.T)
-
-
-def test_no_silent_dtype_mixing(strict_dtypes):
-    apply_fn, params, x = conv_channels_first()
-    params, x = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x))
-    assert empirical_ntk(apply_fn, params, x, batch_size=3).dtype == jnp.float32
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
@@ -330,13 +286,6 @@ def test_the_plan_is_kept_and_explains_itself():
         empirical_ntk(apply_fn, params, x, max_bytes=plan.bytes // 2),
         oracles.kernel(apply_fn, params, x),
     )
-
-
-def test_the_least_memory_that_is_named_is_enough():
-    apply_fn, params, x = conv_channels_first()
-    least = fewest_bytes(apply_fn, params, x)
-    kernel = empirical_ntk(apply_fn, params, x, max_bytes=least)
-    close(kernel, oracles.kernel(apply_fn, params, x))
 
 
 def test_a_bound_that_cannot_be_kept_names_a_sketch_that_fits():
@@ -417,12 +366,6 @@ def test_less_memory_than_the_working_space_makes_blocks_smaller(monkeypatch):
     monkeypatch.setattr(gram, "room_on", lambda devices: whole.kernel_bytes // 2)
     with pytest.raises(ValueError, match=r"too little: output='full' .*output='trace'"):
         empirical_ntk(apply_fn, params, x)
-
-
-def test_a_bound_that_is_given_keeps_its_meaning(monkeypatch):
-    apply_fn, params, x, wanted = twelve()
-    monkeypatch.setattr(gram, "room_on", lambda devices: 1)
-    close(empirical_ntk(apply_fn, params, x, max_bytes=10**9), wanted)
 
 
 class Device:

@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxttp.conditioning import curvature_operator
-from jaxttp.ntk import as_matrix, extreme_eigenvalues, ntk_operator, spectral_density
+from jaxttp.ntk import extreme_eigenvalues, ntk_operator, spectral_density
 from jaxttp.ntk import lanczos as lanczos_module
 from jaxttp.ntk.lanczos import lanczos, length
-from tests import oracles
-from tests.ntk.networks import mlp
 from tests.ntk.test_spectrum import prescribed
 
 SIZE = 20
@@ -70,18 +68,6 @@ def test_multiples_of_the_identity(value, depth):
     assert density.plot().axes  # zeros have no logarithm to draw
 
 
-def test_one_row():
-    assert [float(v) for v in extreme_eigenvalues(np.array([[4.0]]), key=KEY)] == [4.0, 4.0]
-    assert float(spectral_density(np.array([[4.0]]), key=KEY).nodes[0, 0]) == 4.0
-
-
-def test_whitened_data_with_a_linear_model():
-    """x^T x = I, so the kernel has the eigenvalues 1, copied, and 0."""
-    x = np.linalg.qr(np.random.default_rng(0).standard_normal((60, 12)))[0]
-    low, high = extreme_eigenvalues(x @ x.T, key=KEY)
-    np.testing.assert_allclose([low, high], [0.0, 1.0], atol=1e-14)  # rounding
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_entries_whose_squares_are_beyond_float32(scale):
     matrix = (scale * np.diag(np.arange(1.0, 21.0))).astype(np.float32)
@@ -123,23 +109,6 @@ def test_what_is_projected_and_the_steps_that_are_saved():
     assert found.known.tolist() == [False] * 7 + [True]
 
 
-def test_a_start_of_zeros_is_a_constant_one():
-    found = lanczos(lambda v: jnp.arange(3.0) * v, jnp.zeros(3), 3)
-    np.testing.assert_allclose(found.values, [0.0, 1.0, 2.0], atol=1e-14)  # rounding
-
-
-def test_lanczos_extremes_of_arrays_and_operators():
-    values = jnp.linspace(0.5, 3.0, 20)
-    low, high = extreme_eigenvalues(prescribed(values)[1], key=jax.random.key(0))
-    # Full Krylov space with reorthogonalisation: exact up to rounding.
-    np.testing.assert_allclose([low, high], [0.5, 3.0], rtol=1e-10)
-    apply_fn, params, x = mlp()
-    theta = as_matrix(oracles.kernel(apply_fn, params, x))
-    operator = ntk_operator(apply_fn, params, x)
-    _, high = extreme_eigenvalues(operator, key=jax.random.key(0), depth=12)
-    np.testing.assert_allclose(high, jnp.linalg.eigvalsh(theta)[-1], rtol=1e-8)  # 12 of 15 steps
-
-
 def test_density_has_the_moments_of_the_spectrum():
     values = jnp.linspace(1.0, 2.0, 50)
     _, matrix = prescribed(values)
@@ -175,31 +144,6 @@ def test_integrals_and_zeros_with_their_error():
     alone = spectral_density(matrix, key=jax.random.key(0), probes=1)
     assert np.isnan(alone.zeros()[1])
     assert "±" not in str(alone)
-
-
-@pytest.mark.parametrize(
-    ("values", "scale"),
-    [
-        ([-4.0, -1.0, 1.0, 9.0], "symlog"),
-        ([0.0, 0.0, 1.0, 9.0], "symlog"),
-        ([1.0, 2.0, 5.0, 9.0], "log"),
-    ],
-)
-def test_the_picture_shows_both_signs_and_zeros(values, scale):
-    density = spectral_density(jnp.diag(jnp.asarray(values)), key=jax.random.key(0), probes=3)
-    (axes,) = density.plot(width=0.2).axes
-    assert axes.get_xscale() == scale
-    curves = [line.get_xydata() for line in axes.lines if len(line.get_xdata()) > 2]
-    low, high = axes.get_xlim()
-    assert all(low <= curve[:, 0].min() and curve[:, 0].max() <= high for curve in curves)
-    shown = np.concatenate(curves)
-    # Unit probes of a diagonal matrix are exact: the density is as high at each single eigenvalue.
-    for value in (one for one in values if one != 0):
-        nearest = shown[np.argmin(np.abs(shown[:, 0] - value)), 1]
-        assert nearest >= 0.99 / (0.2 * (2 * np.pi) ** 0.5)
-    labels = axes.get_legend_handles_labels()[1]
-    assert ("zero to rounding: 2 ± 0" in labels) == (0.0 in values)
-    assert labels[0] == "± standard error (3 probes)"
 
 
 def make_operators():

@@ -83,18 +83,7 @@ def test_between_two_sets_by_layer_and_of_some_parameters(blocks):
     close(both, np.asarray(wanted)[:, :, :4])
 
 
-def test_sums_in_double_precision_of_a_network_in_single(blocks):
-    params, tokens, wanted = made()
-    blocks(7, 7, 2, True)
-    single = jax.tree.map(lambda a: a.astype(jnp.float32), params)
-    options = {"method": "layerwise", "accumulation_dtype": "float64"}
-    kernel = empirical_ntk(network, single, tokens, **options)
-    assert kernel.dtype == jnp.float64
-    # Features in float32: a few roundings of 1e-7 each.
-    np.testing.assert_allclose(kernel, wanted, rtol=0, atol=2e-6 * np.max(np.abs(wanted)))
-
-
-@pytest.mark.parametrize("piece", [1, 50, 400, 1 << 20])
+@pytest.mark.parametrize("piece", [1, 400, 1 << 20])
 @pytest.mark.parametrize(("k", "o"), [(5, 4), (3, 70)])
 @pytest.mark.parametrize("output", ["full", "trace", "diagonal"])
 def test_pieces_of_any_size_are_the_same_sum(piece, k, o, output):

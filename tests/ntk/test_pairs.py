@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxttp import empirical_ntk
 from jaxttp.ntk import _products
-from jaxttp.ntk._products import goes_by_rows, sum_over_pairs, turns_of
+from jaxttp.ntk._products import Sizes, sum_over_pairs
 from jaxttp.ntk._program import trace
 from jaxttp.ntk._sites import by_pixels, find_sites
 from tests.draws import normal, split
@@ -42,8 +42,7 @@ def features(n, m, classes, groups, positions, fan_in, fan_out):
 @pytest.mark.parametrize("numbers", [1, 40, 1 << 21])
 def test_all_pairs_of_positions(output, numbers, monkeypatch):
     """However many positions a turn of the loop takes."""
-    monkeypatch.setattr(_products, "_TURN", numbers)
-    monkeypatch.setattr(_products, "_OWN_TURN", numbers)
+    monkeypatch.setattr(_products, "SIZES", Sizes(turn=numbers, own_turn=numbers))
     x1, g1, x2, g2 = features(3, 2, 2, 2, 6, 4, 3)
     both = jnp.einsum(ORACLES[output], x1, x2, g1, g2)
     close(sum_over_pairs(x1, g1, x2, g2, output, "float64"), both)
@@ -56,8 +55,7 @@ def test_all_pairs_of_positions(output, numbers, monkeypatch):
 @pytest.fixture(params=[2, 16])
 def by_rows(request, monkeypatch):
     """However few the positions are, in blocks of so many rows."""
-    monkeypatch.setattr(_products, "_MANY_POSITIONS", 1)
-    monkeypatch.setattr(_products, "_ROWS", request.param)
+    monkeypatch.setattr(_products, "SIZES", Sizes(many_positions=1, rows=request.param))
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 2), (5, 7), (17, 4)])
@@ -82,13 +80,6 @@ def test_tokens_sample_after_sample(by_rows):
     close(found, jnp.einsum(ORACLES["full"], *hot, g1, g2))
 
 
-def test_it_goes_by_rows_where_positions_and_outputs_are_many():
-    assert goes_by_rows(16, 2, "full")
-    assert not goes_by_rows(9, 9, "full")
-    assert not goes_by_rows(64, 1, "full")
-    assert not goes_by_rows(64, 5, "trace")
-
-
 def test_sample_after_sample_under_grad_vmap_and_in_single_precision(by_rows):
     x1, g1, x2, g2 = features(3, 2, 2, 1, 4, 3, 2)
     weight = normal(9, (3, 2, 3, 2))
@@ -110,13 +101,6 @@ def test_sample_after_sample_under_grad_vmap_and_in_single_precision(by_rows):
     assert sum_over_pairs(*halves, "full", "float64").dtype == jnp.float64
 
 
-def test_half_of_the_pairs_is_enough_of_a_batch_with_itself():
-    assert turns_of(16, 10**6, is_own=True, with_pixels=False) == 8
-    assert turns_of(16, 10**6, is_own=True, with_pixels=True) == 16
-    assert turns_of(16, 64, is_own=True, with_pixels=False) == 1  # so small that turns cost more
-    assert turns_of(7, 10**6, is_own=False, with_pixels=False) == 7
-
-
 GEOMETRIES = st.tuples(
     st.lists(st.integers(1, 4), min_size=1, max_size=2),  # size, of one or two axes
     st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 2), st.integers(0, 2),
@@ -127,12 +111,12 @@ GEOMETRIES = st.tuples(
 @pytest.mark.slow
 @pytest.mark.parametrize("least", [1, 16])
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(GEOMETRIES)
 def test_patches_are_sums_of_pixels(least, monkeypatch, geometry):
     """Of any convolution: sizes, taps, strides, dilations, margins, groups; in both orders."""
-    monkeypatch.setattr(_products, "_MANY_POSITIONS", least)
+    monkeypatch.setattr(_products, "SIZES", Sizes(many_positions=least))
     size, taps, stride, dilation, gaps, low, high, groups = geometry
     axes = len(size)
     names = "HW"[:axes]

@@ -1,15 +1,13 @@
 """Products of rows, by slices and by halves: against the product as it stands."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxttp import empirical_ntk
 from jaxttp.ntk import _products
-from jaxttp.ntk._products import PRODUCTS, is_halved, rows_product
+from jaxttp.ntk._products import PRODUCTS, Sizes, is_halved, rows_product
 from tests.draws import normal, split
 
 
@@ -28,22 +26,13 @@ def test_the_upper_half_of_a_symmetric_product(rows, size):
     assert float(jnp.abs(jnp.tril(found, -rows // 2)).max()) == 0.0  # what is saved is not computed
 
 
-@pytest.mark.parametrize(("rows", "size"), [(255, 600), (300, 511), (3, 1)])
-def test_small_ones_are_whole(rows, size):
-    assert not is_halved(rows, size)
-    a = jnp.ones((rows, size)) * jnp.arange(1, rows + 1)[:, None]
-    close(rows_product(a, None, "float64"), a @ a.T)
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(1, 40))
 def test_slices_and_what_is_left_over_make_the_same_sum(n, m, classes, size):
     a, b = (normal(key, (k, classes, size)) for key, k in zip(split(n, 2), (n, m), strict=True))
     with pytest.MonkeyPatch.context() as small:
-        small.setattr(_products, "_SLICE", 30)
-        small.setattr(_products, "_STRIP_SLICE", 7)
-        small.setattr(_products, "_WORTH_ROWS", 4)
-        small.setattr(_products, "_WORTH_SIZE", 2)
+        sizes = Sizes(slice=30, strip_slice=7, worth_rows=4, worth_size=2)
+        small.setattr(_products, "SIZES", sizes)
         full, own = PRODUCTS["full"](a, b, "float64"), PRODUCTS["full"](a, None, "float64")
         trace = PRODUCTS["trace"](a, b, "float64")
         own_trace = PRODUCTS["trace"](a, None, "float64")
@@ -53,24 +42,3 @@ def test_slices_and_what_is_left_over_make_the_same_sum(n, m, classes, size):
     close(jnp.triu(own.reshape(n * classes, -1)), jnp.triu(flat))
     close(jnp.triu(own_trace), jnp.triu(jnp.einsum("icd,jcd->ij", a, a)))
     close(PRODUCTS["diagonal"](a, None, "float64"), jnp.einsum("icd,jcd->cij", a, a))
-
-
-@pytest.mark.parametrize("output", ["full", "trace"])
-def test_long_rows_are_multiplied_by_slices(output, monkeypatch):
-    """Few rows of many numbers, as a kernel has them."""
-
-    def network(params, x):
-        return jnp.tanh(x @ params["in"]) @ params["out"]
-
-    params = {"in": normal(0, (5, 7)), "out": normal(1, (7, 3))}
-    x = normal(2, (4, 5))
-    wanted = empirical_ntk(network, params, x, output=output, method="jacobian")
-    monkeypatch.setattr(_products, "_SLICE", 60)  # 5 columns of 12 rows, 56 columns in all
-
-    def again(params, x):  # a program of its own
-        return network(params, x)
-
-    close(empirical_ntk(again, params, x, output=output, method="jacobian"), wanted)
-    if jax.default_backend() == "cpu":
-        traced = jax.make_jaxpr(lambda a: rows_product(a, a, "float64"))(jnp.ones((12, 35)))
-        assert "scan" in str(traced) or "while" in str(traced)

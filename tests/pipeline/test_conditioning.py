@@ -12,7 +12,6 @@ from jaxttp import conditioning, from_nnx
 from jaxttp.data import load_dataset
 from jaxttp.models import MLP
 from jaxttp.pipeline import (
-    NETWORKS,
     SWEEP_VALUES,
     ConditionSettings,
     condition,
@@ -45,13 +44,6 @@ def test_a_linear_network_on_whitened_data():
     assert found.sensitivity.rank == 39
 
 
-def test_residual_and_batch_norm():
-    found = condition(ConditionSettings(data="wine", width=20, skip=1.0, batch_norm=True))
-    assert "residual" in found.description
-    assert "batch norm" in found.description
-    assert float(found.condition.value) <= found.bounds["convex"] * (1 + 1e-9)
-
-
 def test_leaky_relu():
     settings = ConditionSettings(data="wine", network="leaky_relu", samples=12, width=30)
     found = condition(settings)
@@ -81,19 +73,6 @@ def test_the_shipped_network():
     assert "digits 5-9" in found.description
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("network", NETWORKS)
-def test_json(network):
-    data = "digits" if network == "resnet" else "wine"
-    settings = ConditionSettings(data=data, network=network, samples=8, width=10)
-    found = condition(settings)
-    text = json.dumps(found.to_json(), allow_nan=False)
-    written = json.loads(text)
-    assert written["condition_number"] == float(found.condition.value)
-    assert written["settings"]["network"] == network
-    assert len(written["eigenvalues"]) == len(written["rank_sensitivity"]["ranks"])
-
-
 @pytest.mark.parametrize("parameter", SWEEP_VALUES)
 def test_sweeps(parameter):
     network = "leaky_relu" if parameter == "alpha" else "linear"
@@ -108,25 +87,13 @@ def test_sweeps(parameter):
     assert ("maximum_bound" in written) == (network == "linear")
 
 
-def test_what_a_sweep_starts_from_is_the_condition_itself():
-    found = condition_sweep(WINE, "skip", (0.0,), seeds=1)
-    assert found.condition.shape == (1, 1)
-    assert 0.3 < found.condition[0, 0] / float(condition(WINE).condition.value) < 3  # another draw
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"data": "imagenet"}, "data='imagenet'"),
         ({"network": "vgg"}, "network='vgg'"),
         ({"network": "resnet"}, "network='resnet' is trained for the digits"),
-        ({"depth": 0}, "depth"),
-        ({"width": 0}, "width"),
-        ({"samples": 1}, "samples"),
         ({"samples": 1000}, "samples"),
-        ({"seed": -1}, "seed"),
         ({"accuracy": 2.0}, "accuracy"),
-        ({"network": "leaky_relu", "alpha": -1.0}, "alpha"),
     ],
 )
 def test_bad_settings(change, words):

@@ -40,8 +40,6 @@ def test_a_number_of_devices_is_a_mesh_of_them():
     ("wanted", "words"),
     [
         (0, r"mesh must be an integer of at least 1; got 0\. Or 'all'"),
-        ("four", r"mesh must be an integer of at least 1; got 'four'\. Or 'all'"),
-        (True, "mesh must be an integer of at least 1"),
         (5, r"mesh=5 asks for 5 devices, and JAX sees 4 \(cpu\); give at most 4, or 'all'\. "
             r".*XLA_FLAGS=--xla_force_host_platform_device_count=5"),
     ],
@@ -61,7 +59,7 @@ def test_what_a_mesh_does_nothing_for_is_refused_before_any_work():
             dataclasses.replace(spread, optimizer="adamw")
         ),
         "kernels are compared by decomposing them": lambda: compare_task(spread),
-        "network='linear' is a formula": lambda: refuse_unused(ConditionSettings(mesh=4)),
+        "network='linear' has none": lambda: refuse_unused(ConditionSettings(mesh=4)),
     }
     for words, call in calls.items():
         with pytest.raises(ValueError, match=f"mesh=4 does nothing here: .*{words}"):

@@ -91,7 +91,10 @@ def test_what_diverges_says_what_was_tried_and_what_would_do(twins):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"pseudoinverse": "exact", "rtol": 0.01}, "rtol=0.01 does nothing with pseudoinverse='ex"),
+        (
+            {"pseudoinverse": "exact", "rtol": 0.01},
+            "rtol=0.01 does nothing here: pseudoinverse='ex",
+        ),
         ({"pseudoinverse": "best"}, "pseudoinverse='best' is not known"),
         ({"rtol": 1.0}, "rtol must be at least 0 and less than 1; got 1.0"),
         ({"data": "diabetes", "samples_per_class": 5}, "samples_per_class=5 does nothing here: a "),
@@ -106,12 +109,8 @@ def test_options_of_no_use_are_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": "imagenet"}, "data='imagenet'"),
-        ({"steps": 0}, "steps must be"),
         ({"learning_rate": 0.0}, "learning_rate must be"),
-        ({"loss": "hinge"}, "loss='hinge'"),
         ({"data": "diabetes", "loss": "cross_entropy"}, "needs classes"),
-        ({"pseudoinverse": "exact", "bottleneck": 16}, "N"),
     ],
 )
 def test_bad_settings(change, message):

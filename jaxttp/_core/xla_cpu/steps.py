@@ -14,7 +14,7 @@ import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
 
-from jaxttp._core.xla_cpu.equations import run_equation
+from jaxttp._core.xla_cpu import convolutions
 
 _GROUPING = ("jit", "pjit", "closed_call", "core_call")
 _REMATERIALISED = ("remat", "remat2", "checkpoint")
@@ -66,6 +66,25 @@ class ProgramStep:
         given = [values[slot] for slot in self.inputs if slot is not None]
         pairs = zip(self.equation.outvars, self.outputs, strict=True)
         return run_equation(self.equation, given, [one for one, slot in pairs if slot is not None])
+
+
+def run_equation(equation: Any, values: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
+    """Some outputs of one equation; what is slow put differently.
+
+    Args:
+        equation: of a jaxpr.
+        values: of its inputs, without those that are literals.
+        outvars: the outputs that are wanted.
+    """
+    if convolutions.is_slow(equation):
+        return [convolutions.convolve(equation, *values)]
+    invars = [atom for atom in equation.invars if not isinstance(atom, jex.core.Literal)]
+    names = (tuple("" for _ in some) for some in (invars, outvars))
+    single = jex.core.Jaxpr(
+        constvars=(), invars=invars, outvars=outvars, eqns=[equation], effects=equation.effects,
+        debug_info=jex.core.DebugInfo("jaxttp step", "one equation", *names),
+    )  # fmt: skip
+    return jex.core.jaxpr_as_fun(jex.core.ClosedJaxpr(single, ()))(*values)
 
 
 class StraightLine(NamedTuple):

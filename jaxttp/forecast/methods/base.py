@@ -8,8 +8,6 @@ be trusted (`trust`). A new one is one class in a file of its own; see CONTRIBUT
 import abc
 import dataclasses
 import functools
-import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -19,22 +17,19 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_instance
 from jaxttp._core.compile import full_precision
-from jaxttp._core.types import Params
+from jaxttp._core.types import Params, Progress
 from jaxttp.dynamics._kernels import block_of
 from jaxttp.dynamics._network import compile_network
-from jaxttp.dynamics._trajectory import SubsetCurves
+from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.stability import curvature_modes, max_learning_rate, rate_limit
-from jaxttp.forecast.curves import loss_and_error
-from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.stability import Rates, constant_rate, rises
+from jaxttp.forecast.problem import Problem, loss_and_error
+from jaxttp.forecast.stability import Rates, constant_rate, optimizer_rates, rises
 from jaxttp.forecast.training_setup import Descent
 from jaxttp.losses import Loss
 from jaxttp.losses.contrasts import contrasts
 from jaxttp.losses.rule import Rule
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
 from jaxttp.ntk.kernels import Factored, Kernel
-
-Progress = Callable[[str, int, int], None]
 
 
 class Linearizer:
@@ -204,10 +199,6 @@ class Linearizer:
         values, *_ = curvature_modes(first, problem.f0, problem.targets, problem.loss)
         return rate_limit(values, momentum)
 
-    def curves(self, outputs: Array) -> tuple[Array, Array]:
-        """Loss and error along a path (T, N, C), or their medians over paths (P, T, N, C)."""
-        return loss_and_error(self.problem.loss, outputs, self.problem.targets)
-
 
 @full_precision
 def _of_contrasts(kernel: Array | Factored) -> Kernel:
@@ -254,10 +245,8 @@ class Path:
         uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
         draws: curves of many draws, or None.
         witness: what the dynamics' own `trust` reads.
-        unsure_from: the step from which on the batches' noise is not followed, so that a real
-            training may fail; None for never.
-        held_from: the step whose kernel was held from there on, because the network denies what
-            rebuilt ones said further on; None for never.
+        held_from: the step whose kernel was held from there on, because the path stays beyond the
+            edge of stability; None for never.
     """
 
     outputs: Float[Array, "t n c"]
@@ -271,7 +260,6 @@ class Path:
     uncertainty: Float[Array, " t"] | None = None
     draws: Draws | None = None
     witness: Any = None
-    unsure_from: int | None = None
     held_from: int | None = None
 
     @classmethod
@@ -280,7 +268,7 @@ class Path:
     ) -> "Path":
         """The path of these outputs (T, N, C), or of many paths (P, T, N, C)."""
         problem = lines.problem
-        loss, error = lines.curves(outputs)
+        loss, error = loss_and_error(problem.loss, outputs, problem.targets)
         if test is not None and problem.loss_test is not None and problem.targets_test is not None:
             curves = loss_and_error(problem.loss_test, test, problem.targets_test)
             more |= {"test_loss": curves[0], "test_error": curves[1]}
@@ -297,6 +285,8 @@ class Dynamics(abc.ABC):
     """Whether it follows kernels, so that a sketch's error is its error."""
     by_products: ClassVar[bool] = False
     """Whether it asks products of a kernel alone, so that this may lie on many devices."""
+    is_judged_by_loss: ClassVar[bool] = False
+    """Whether rates may be beyond the first kernel's limit: the path knows what comes of it."""
     is_centre: ClassVar[bool] = True
     """Whether it is one path of the samples at hand, around which others may be put."""
 
@@ -320,47 +310,14 @@ class Dynamics(abc.ABC):
     def follow(self, lines: Linearizer, descent: Descent) -> Path:
         """The path of a training that was checked."""
 
-    def follow_with(
-        self, lines: Linearizer, descent: Descent, subsets: list[np.ndarray]
-    ) -> tuple[Path, list[SubsetCurves]]:
-        """The path of a training, and what training on some of the samples alone comes to.
-
-        Subsets are followed by full batches. Unless a dynamics knows better each is a path of its
-        own, beginning with a block of the kernel where that was built.
-
-        Args:
-            lines: of the samples at hand.
-            descent: the training.
-            subsets: numbers of samples; all of them among these.
-        """
-        path, count = self.follow(lines, descent), lines.problem.f0.shape[0]
-        found, parts = [], []
-        for rows in subsets:
-            if len(rows) == count and descent.batch_size is None:
-                found.append(path)
-                continue
-            others = np.setdiff1d(np.arange(count), rows)
-            part = lines.take() if len(rows) == count else lines.take(rows, others)
-            found.append(self.follow(part, descent.full))
-            parts.append((len(rows) / count, part, found[-1]))
-        lines.kernels += math.ceil(sum(share * part.kernels for share, part, _ in parts))
-        spent = {
-            name: getattr(path, name)
-            + math.ceil(sum(share * getattr(one, name) for share, _, one in parts))
-            for name in ("gradient_evaluations", "products")
-        }
-        curves = [
-            SubsetCurves(one.loss, one.test_loss, jnp.asarray(1 if one.diverged else -1), 0)
-            for one in found
-        ]
-        return dataclasses.replace(path, **spent), curves
-
     def trained_samples(self, problem: Problem) -> int:
         """On how many samples the training runs that it foresees."""
         return problem.f0.shape[0]
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
         """The largest stable rate, and every step's rate beside its own where that is known."""
+        if self.kernels and not descent.is_plain:
+            return _linear_rates(lines, descent)
         limit = self.limit(lines, descent.momentum)
         if descent.learning_rate is None:
             return limit, None
@@ -373,7 +330,7 @@ class Dynamics(abc.ABC):
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
         """The one verdict: representable, never above twice its start, no rate beyond its limit."""
         del descent
-        below = rates is None or not len(rates.above)
+        below = self.is_judged_by_loss or rates is None or not len(rates.above)
         return below and not path.diverged and not bool(rises(path.loss))
 
     def trust(self, path: Path, rule: Rule) -> str | None:
@@ -389,6 +346,18 @@ class Dynamics(abc.ABC):
     def plain_values(self) -> dict[str, Any]:
         """Its options, as a result keeps them."""
         return {}
+
+
+def _linear_rates(lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+    """The limit of any linear optimiser, at the step that is the farthest beyond."""
+    problem, limit, given = lines.problem, lines.limit, descent.optimizer
+    assert not isinstance(given, HeavyBall)  # those by numbers are plain
+    rates = optimizer_rates(
+        given, descent.steps, 2.0 / limit,
+        (lines.first, problem.f0, problem.targets, problem.loss), descent.batch_size,
+        descent.protocol,
+    )  # fmt: skip
+    return (limit if rates is None or not np.isfinite(rates.limit) else rates.limit), rates
 
 
 def check_centre(centre: Dynamics) -> None:

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from jaxttp._core.checks import check_choice, check_integer
 from jaxttp._core.types import Params
+from jaxttp.dynamics._trajectory import curves
 from jaxttp.dynamics.diffusion import NOISES, diffusion
 from jaxttp.forecast.methods.base import Draws, Dynamics, Linearizer, Path, check_centre
-from jaxttp.forecast.methods.recursion import OneKernel, linear_rates, recur
+from jaxttp.forecast.methods.recursion import OneKernel, recur
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.stability import Rates, rises
 from jaxttp.forecast.training_setup import Descent
@@ -96,16 +97,12 @@ class Noisy(OneKernel):
             )  # fmt: skip
             losses = found.loss
         else:
-            plain = lines.curves(recur(lines, descent.full).train)[0]
+            plain = curves(recur(lines, descent.full).train, problem.targets, problem.loss)[0]
             losses = recentred(found.loss, plain, centre.loss)
             products = centre.products + self.paths * descent.steps
             path = dataclasses.replace(centre, witness=centre, products=products)
         draws = Draws(losses, found.error)
         return dataclasses.replace(path, loss=jnp.median(losses, axis=0), draws=draws)
-
-    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
-        """See `Dynamics`."""
-        return super().rates(lines, descent) if descent.is_plain else linear_rates(lines, descent)
 
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
         """See `Dynamics`."""

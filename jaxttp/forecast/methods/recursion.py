@@ -3,17 +3,12 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from jaxttp._core.types import Params
 from jaxttp.dynamics._trajectory import Trajectory
-from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path
-from jaxttp.forecast.stability import Rates, optimizer_rates, rises
 from jaxttp.forecast.training_setup import Descent
-from jaxttp.forecast.uncertainty import trust_in_speeds
-from jaxttp.forecast.witness import NOBODY, Subset, Witness, ask_network
+from jaxttp.forecast.uncertainty import NOBODY, Subset, Witness, ask_network, trust_in_speeds
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
 
@@ -25,18 +20,6 @@ def recur(lines: Linearizer, descent: Descent, **more: Any) -> Trajectory:
         lines.first, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
         optimizer=descent.stepper, **descent.batches, **more,
     )  # fmt: skip
-
-
-def linear_rates(lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
-    """The limit of any linear optimiser, at the step that is the farthest beyond."""
-    problem, limit, given = lines.problem, lines.limit, descent.optimizer
-    assert not isinstance(given, HeavyBall)  # those by numbers are plain
-    rates = optimizer_rates(
-        given, descent.steps, 2.0 / limit,
-        (lines.first, problem.f0, problem.targets, problem.loss), descent.batch_size,
-        descent.protocol,
-    )  # fmt: skip
-    return (limit if rates is None or not np.isfinite(rates.limit) else rates.limit), rates
 
 
 class OneKernel(Dynamics):
@@ -57,9 +40,7 @@ class OneKernel(Dynamics):
                 optimizer=descent.stepper, initial_tangent=own,
             )  # fmt: skip
 
-        return ask_network(
-            problem.network, problem.weights, whole, problem.loss, follow, descent.batch_size
-        )
+        return ask_network(problem.network, problem.weights, whole, problem.loss, follow)
 
     def trust(self, path: Path, rule: Rule) -> str | None:
         """See `Dynamics`."""
@@ -95,10 +76,6 @@ class Recursion(OneKernel):
             gradient_evaluations=witness.passes, products=descent.steps, witness=witness,
         )  # fmt: skip
 
-    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
-        """See `Dynamics`."""
-        return super().rates(lines, descent) if descent.is_plain else linear_rates(lines, descent)
-
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Recursion):
@@ -109,6 +86,4 @@ class Linear(Recursion):
         'recursion'
     """
 
-    def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
-        """See `Dynamics`; the path is the training's own, so that its loss judges."""
-        return not path.diverged and not bool(rises(path.loss))
+    is_judged_by_loss = True  # the path is the training's own

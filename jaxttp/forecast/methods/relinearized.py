@@ -7,8 +7,6 @@ from jaxttp._core.checks import check_integer, check_number
 from jaxttp._core.types import Params
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path
-from jaxttp.forecast.methods.recursion import linear_rates
-from jaxttp.forecast.stability import Rates, rises
 from jaxttp.forecast.training_setup import Descent
 from jaxttp.forecast.uncertainty import trust_in_path
 from jaxttp.losses import Loss
@@ -16,10 +14,6 @@ from jaxttp.losses.rule import Rule
 
 MOST = 16
 """Kernels after the first that "auto" takes at most."""
-TOLERANCE, HORIZON = 0.02, 300
-"""What "auto" asks of a segment up to so many steps; of longer trainings in proportion less: their
-curves are flatter, so that the same change of a loss moves times by more. Half of it was a little
-truer on tuning tasks, for a fifth more kernels, which others do not have to spare."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +41,7 @@ class Relinearized(Dynamics):
     most: int = MOST
     name = "recursion"
     by_products = True
+    is_judged_by_loss = True
 
     def __post_init__(self) -> None:
         if self.rebuilds != "auto":
@@ -66,7 +61,9 @@ class Relinearized(Dynamics):
         problem = lines.problem
         tolerance = self.tolerance
         if tolerance is None:
-            tolerance = TOLERANCE * min(1.0, HORIZON / descent.steps)
+            # Curves of long trainings are flatter, so that the same change of a loss moves times by
+            # more. Half of it was a little truer on tuning tasks, for a fifth more kernels.
+            tolerance = 0.02 * min(1.0, 300 / descent.steps)
         lines.estimate  # noqa: B018 - before the network counts passes
         found = relinearized_recursion(
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
@@ -83,14 +80,6 @@ class Relinearized(Dynamics):
             products=found.steps_run, witness=found,
             held_from=found.held_from if found.held_from >= 0 else None,
         )  # fmt: skip
-
-    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
-        """See `Dynamics`."""
-        return super().rates(lines, descent) if descent.is_plain else linear_rates(lines, descent)
-
-    def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
-        """See `Dynamics`; rates may be beyond the first kernel's limit: the loss judges."""
-        return not path.diverged and not bool(rises(path.loss))
 
     def trust(self, path: Path, rule: Rule) -> str | None:
         """See `Dynamics`."""

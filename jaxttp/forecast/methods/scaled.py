@@ -1,25 +1,203 @@
-"""Training on more samples than are at hand, or than one wants to pay for."""
+"""Training on more samples than are at hand, or than one wants to pay for.
+
+How training time grows with the number of samples, read off a subset and its halves.
+
+The more samples, the less of each is memorised in a number of steps: a loss that M samples come to
+after t steps N > M of them come to later. A residual falls at the rate of what samples have in
+common, whatever their number, and of its own sample's part, one in N of the mean loss: so the time
+at a fixed loss is
+
+    1/t(N) = a + b/N,
+
+of which the times of M samples and of their halves are two equations. With rho = t(M) / t(M/2),
+
+    t(N) = t(M) / ((2 - rho) + (rho - 1) M/N).
+
+It is t(M) where nothing is memorised (rho = 1: the first epochs) and as many epochs where all is
+(rho = 2), whatever the loss and the batches. The same of the loss at a fixed time does not hold:
+losses of memorised samples fall by orders of magnitude.
+
+Times are counted in learning rate spent, so that a schedule stays that of the whole. With
+mini-batches rho is read off full batches, which no draw makes jump, at the same loss. The law and
+its constants were found on other tasks than those reported (`experiments/bench/scaling.py`).
+"""
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from jaxttp._core.checks import check_integer
 from jaxttp._core.types import Params
 from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path, check_centre
 from jaxttp.forecast.methods.relinearized import Relinearized
 from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.scaling import TimeScale, time_scale
 from jaxttp.forecast.stability import Rates
 from jaxttp.forecast.training_setup import Descent
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
 
-FAR = 2.0
-"""From so many times the subset's steps on it is said by how many."""
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """The numbers of the law, found on the tuning tasks of `experiments/bench/scaling.py`.
+
+    Attributes:
+        grid: times, evenly spaced in their logarithm, at which whole and halves are compared.
+        smooth: losses are averaged over this share of a time before and after it: batches make them
+            jump.
+        unsure: what the law adds to the logarithm of a time is off by about this share of it,
+        drawn: and the logarithm of a time by this share of what the two halves differ by, root mean
+            square, where the whole is much larger.
+        far: from so many times the subset's steps on it is said by how many.
+    """
+
+    grid: int = 24
+    smooth: float = 0.1
+    unsure: float = 0.5
+    drawn: float = 0.7
+    far: float = 2.0
+
+
+LAW = Law()
+
+
+class TimeScale(NamedTuple):
+    """Where along a subset's path the whole is; by `time_scale`.
+
+    Attributes:
+        at: step of the subset's path at which its loss is that of the whole (T + 1,), no larger
+            than the step itself.
+        slower: by how many times the whole is later than the subset, at its last step.
+        unsure: the expected error of a time as a share of it (T + 1,).
+    """
+
+    at: Float[np.ndarray, " t"]
+    slower: float
+    unsure: Float[np.ndarray, " t"]
+
+    def of(self, curve: Float[np.ndarray, "t ..."]) -> Float[np.ndarray, "t ..."]:
+        """A curve of the subset (T + 1, ...) as that of the whole."""
+        return at_places(curve, self.at)
+
+    def off(self, loss: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
+        """By how much the loss of the whole (T + 1,) may be off, since its times are."""
+        ts, factor = np.arange(len(loss)), np.exp(self.unsure)
+        near = (np.interp(at, ts, loss) for at in (ts / factor, np.minimum(ts * factor, ts[-1])))
+        return np.max([np.abs(each - loss) for each in near], axis=0)
+
+
+def time_scale(
+    whole: Float[np.ndarray, " t"],
+    halves: Float[np.ndarray, "2 t"],
+    ratio: float,
+    rates: Float[np.ndarray, " s"] | None = None,
+    path: Float[np.ndarray, " t"] | None = None,
+    unseen: Float[np.ndarray, "2 t"] | None = None,
+) -> TimeScale:
+    """How much later N samples come to the losses of M.
+
+    Args:
+        whole: loss of the M samples (T + 1,), positive.
+        halves: losses of disjoint halves of them under the same training (2, T + 1).
+        ratio: N/M, at least 1.
+        rates: learning rates (T,); constant when None.
+        path: loss of the M samples that is to be scaled (T + 1,), such as by mini-batches where
+            `whole` and `halves` are by full ones; `whole` when None.
+        unseen: loss of each half on samples that it does not train on (2, T + 1), which N samples
+            come to no later; None where that is not known.
+
+    Returns:
+        A `TimeScale`; of a path that does not fall, that of the subset itself.
+
+    Example:
+        >>> t = np.arange(101.0)
+        >>> memorised = lambda n: np.exp(-t / n)  # by epochs
+        >>> found = time_scale(memorised(20), np.stack([memorised(10)] * 2), 2.0)
+        >>> round(found.slower, 2), round(float(found.of(memorised(20))[80] * np.e**2), 2)
+        (2.0, 1.0)
+    """
+    steps = len(whole) - 1
+    spent = np.concatenate([[0.0], np.cumsum(np.ones(steps) if rates is None else rates)])
+    horizon = spent[-1]
+    if not horizon > 0 or ratio <= 1:
+        return _same(steps)
+    curve = _falling(whole if path is None else path)
+    levels = np.interp(np.geomspace(1, steps, LAW.grid), np.arange(steps + 1), curve)
+    first = np.unique(levels, return_index=True)[1]
+    levels = levels[np.sort(first)]  # once where the loss rests
+    here, full = _when(curve, levels, spent), _when(_falling(whole), levels, spent)
+    each = np.stack([_when(_falling(half), levels, spent) for half in halves])
+    both = _when_both(halves, levels, spent)
+    good = np.isfinite(both) & np.isfinite(full) & (full > 0) & (both > 0)
+    if not np.any(good):
+        return _same(steps)
+    from scipy.optimize import isotonic_regression  # here, since it loads slowly
+
+    found = isotonic_regression(np.log(full[good] / both[good])).x
+    growth = np.interp(np.arange(len(here)), np.flatnonzero(good), np.maximum(found, 0.0))
+    rho = np.minimum(np.exp(growth), 2.0)
+    kept = (2 - rho) + (rho - 1) / ratio
+    later = -np.log(kept)
+    if unseen is not None:
+        bound = _when_both(unseen, levels, spent)
+        known = np.isfinite(bound) & np.isfinite(full) & (full > 0)
+        least = np.log(np.maximum(bound[known], full[known]) / full[known])
+        later[known] = np.minimum(later[known], least)
+    there = np.maximum.accumulate(here * np.exp(later))
+    apart = np.diff(np.log(each[:, np.all((each > 0) & np.isfinite(each), axis=0)]), axis=0)
+    drawn = LAW.drawn * float(np.sqrt(np.mean(apart**2))) if apart.size else 0.0
+    drawn *= np.sqrt(1 - 1 / ratio)  # whoever has all samples draws none
+    at = _follow(spent, there, here)
+    off = np.interp(spent, there, np.hypot(drawn, LAW.unsure * later))
+    return TimeScale(np.interp(at, spent, np.arange(steps + 1)), float(np.exp(later[-1])), off)
+
+
+def _same(steps: int) -> TimeScale:
+    return TimeScale(np.arange(steps + 1.0), 1.0, np.zeros(steps + 1))
+
+
+def _follow(spent: np.ndarray, there: np.ndarray, here: np.ndarray) -> np.ndarray:
+    """Where on the subset's path the whole is when so much rate is spent; never ahead."""
+    keep = np.concatenate([[True], np.diff(there) > 0])
+    at = np.interp(spent, np.append(0.0, there[keep]), np.append(0.0, here[keep]))
+    beyond = spent > there[-1]  # the subset's loss rests: so does that of the whole
+    return np.minimum(np.where(beyond, here[-1], at), spent)
+
+
+def _falling(loss: np.ndarray) -> np.ndarray:
+    """The logarithm of a loss, averaged around every step, and its lowest value so far."""
+    values = np.log(np.maximum(np.asarray(loss, np.float64), np.finfo(np.float32).tiny))
+    sums, ts = np.append(0.0, np.cumsum(values)), np.arange(len(values))
+    wide = np.minimum(np.ceil(LAW.smooth * ts).astype(int), len(values) - 1 - ts)
+    return np.minimum.accumulate((sums[ts + wide + 1] - sums[ts - wide]) / (2 * wide + 1))
+
+
+def _when(curve: np.ndarray, levels: np.ndarray, spent: np.ndarray) -> np.ndarray:
+    """The rate spent when a falling curve comes to its levels; infinite for never."""
+    first = np.concatenate([[True], np.diff(curve) < 0])  # the first step of a rest
+    found = np.interp(-levels, -curve[first], spent[first])
+    return np.where(levels < curve[-1], np.inf, found)
+
+
+def _when_both(losses: np.ndarray, levels: np.ndarray, spent: np.ndarray) -> np.ndarray:
+    """The same of the mean of two losses' logarithms."""
+    return _when(np.mean([_falling(loss) for loss in losses], axis=0), levels, spent)
+
+
+def at_places(
+    curve: Float[np.ndarray, "t ..."], places: Float[np.ndarray, " s"]
+) -> Float[np.ndarray, "s ..."]:
+    """Values at places between the steps of a curve (T + 1, ...); the last one from T on."""
+    last = len(curve) - 1
+    places = np.minimum(places, last)
+    low = np.floor(places).astype(int)
+    part = (places - low).reshape(-1, *[1] * (curve.ndim - 1)).astype(curve.dtype)
+    return (1 - part) * curve[low] + part * curve[np.minimum(low + 1, last)]
 
 
 class Growth(NamedTuple):
@@ -35,7 +213,7 @@ class Scaled(Dynamics):
     """The path of N samples from M of them, which are followed whole and in two halves.
 
     How much later the whole comes to a loss than its halves do says how much later all N come to
-    it, see `jaxttp.forecast.scaling`; with mini-batches by full ones, so that no draw is taken for
+    it, see the module; with mini-batches by full ones, so that no draw is taken for
     growth. Loss, error and outputs are those of the M samples, at the
     step at which they have the loss of the N.
 
@@ -110,9 +288,16 @@ class Scaled(Dynamics):
                 "total_samples out."
             )
         order = np.asarray(jax.random.permutation(jax.random.key(self.seed), count))
-        parts = [np.arange(count), order[: count // 2], order[count // 2 : 2 * (count // 2)]]
-        subset, (whole, *halves) = self.centre.follow_with(lines, descent, parts)
-        unseen = [half.unseen for half in halves if half.unseen is not None]
+        subset = self.centre.follow(lines, descent)
+        # The whole and both halves by full batches, which no draw of batches makes jump.
+        parts = [lines.take()] if descent.batch_size is not None else []
+        for rows in (order[: count // 2], order[count // 2 : 2 * (count // 2)]):
+            parts.append(lines.take(rows, np.setdiff1d(np.arange(count), rows)))
+        found = [self.centre.follow(part, descent.full) for part in parts]
+        whole, *halves = found if descent.batch_size is not None else (subset, *found)
+        shares = [part.problem.f0.shape[0] / count for part in parts]
+        lines.kernels += math.ceil(np.dot(shares, [part.kernels for part in parts]))
+        unseen = [half.test_loss for half in halves if half.test_loss is not None]
         scale = time_scale(
             np.asarray(whole.loss),
             np.stack([half.loss for half in halves]),
@@ -125,10 +310,7 @@ class Scaled(Dynamics):
         off = scale.off(loss)
         if subset.uncertainty is not None:
             off = np.hypot(off, scale.of(np.asarray(subset.uncertainty)))
-        diverged = subset.diverged or any(int(half.diverged_at) >= 0 for half in halves)
-        unsure_from = subset.unsure_from
-        if unsure_from is not None:
-            unsure_from = int(np.searchsorted(scale.at, unsure_from))
+        diverged = subset.diverged or any(half.diverged for half in halves)
         return dataclasses.replace(
             subset,
             outputs=jnp.asarray(scale.of(np.asarray(subset.outputs))),
@@ -137,7 +319,9 @@ class Scaled(Dynamics):
             uncertainty=jnp.asarray(off, subset.loss.dtype),
             diverged=diverged,
             witness=Growth(subset, scale, count),
-            unsure_from=unsure_from,
+            gradient_evaluations=subset.gradient_evaluations
+            + math.ceil(np.dot(shares, [one.gradient_evaluations for one in found])),
+            products=subset.products + math.ceil(np.dot(shares, [one.products for one in found])),
         )
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
@@ -153,7 +337,7 @@ class Scaled(Dynamics):
         subset, scale, few = path.witness
         said = self.centre.trust(subset, rule)
         said = said and f"of the {few:,} samples at hand alone: {said}"
-        if scale.slower < FAR:
+        if scale.slower < LAW.far:
             return said
         words = (
             f"to the lowest losses {self.samples:,} samples take {scale.slower:.2g} times the "

@@ -44,9 +44,8 @@ from jaxttp._core.checks import (
     check_optimizer,
 )
 from jaxttp._core.compile import give_back
-from jaxttp._core.samples import count, take
 from jaxttp._core.traced import network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples

@@ -11,9 +11,8 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._core.compile import jit
-from jaxttp._core.samples import count, take
 from jaxttp._core.traced import Traced, network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.dynamics._network import loss_of_weights
 from jaxttp.dynamics.optimizers import Optimizer, inlined, same_program
 from jaxttp.losses import Loss

@@ -18,7 +18,7 @@ from jaxttp._core.files import parse_json
 from jaxttp.models.language.architecture import Architecture, read_architecture
 from jaxttp.models.language.network import HEADS, Decoder, Encoder
 from jaxttp.models.layers import linear_head
-from jaxttp.models.pretrained.importer import list_problems
+from jaxttp.models.pretrained.checkpoint import list_problems, misfits
 
 
 class Tensor(NamedTuple):
@@ -401,21 +401,12 @@ def _fresh(name: str, leaf: Any, key: Array | None, head_scale: float) -> Array:
 
 def _check_fit(tensors: _Tensors, wanted: Mapping[Tensor, tuple[int, ...]]) -> None:
     """Raise `ValueError` with all that is missing, unexpected or of another shape."""
-    shapes = {place.name: place.file_shape(own) for place, own in wanted.items()}
-    problems = {
-        "missing": [name for name in shapes if name not in tensors],
-        "unexpected": [
-            name
-            for name in tensors.names
-            if name not in shapes and not any(part in name for part in UNUSED)
-        ],
-        "of another shape": [
-            f"{name} {tensors.shape(name)} instead of {shape}"
-            for name, shape in shapes.items()
-            if name in tensors and tensors.shape(name) != shape
-        ],
-    }
-    if any(problems.values()):
+    problems = misfits(
+        {place.name: place.file_shape(own) for place, own in wanted.items()},
+        {name: tensors.shape(name) for name in tensors.names},
+        lambda name: any(part in name for part in UNUSED),
+    )
+    if problems:
         raise ValueError(
             f"folder={str(tensors.folder)!r}: the weights do not fit {CONFIG}: "
             f"{list_problems(problems)}."

@@ -20,7 +20,7 @@ from jaxttp.models.combinators import Predicate
 from jaxttp.models.language.folder import PREFIXES, Tensor, tensor_of
 from jaxttp.models.language.network import Decoder, Encoder
 from jaxttp.models.low_rank import chosen_modules, fits, lora_scale, merge_lora
-from jaxttp.models.pretrained.importer import list_problems
+from jaxttp.models.pretrained.checkpoint import list_problems
 from jaxttp.ntk._select import leaf_paths
 
 CONFIG, WEIGHTS, START = "adapter_config.json", "adapter_model.safetensors", "base_model.model."

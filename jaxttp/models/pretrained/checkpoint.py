@@ -5,7 +5,6 @@ strings as keys everywhere, as `jaxttp.from_nnx` has them: the third item of a l
 checkpoint lies inside the package; nothing is ever downloaded.
 """
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -44,8 +43,7 @@ def save_params(
 ) -> None:
     """Write a nested dictionary of arrays to a safetensors file.
 
-    The same arrays and metadata give the same bytes. Keys that are ints become strings, empty
-    dictionaries are not kept.
+    Keys that are ints become strings, empty dictionaries are not kept.
 
     Args:
         path: the file, replaced as a whole if it exists; its folder is made if need be.
@@ -82,7 +80,7 @@ def save_params(
     arrays = {name: np.require(leaf, requirements="C") for name, leaf in flat.items()}
     data = safetensors.numpy.save(arrays, metadata=dict(metadata or {}))
     with replaced(path) as place:
-        place.write_bytes(_sort_header(data))
+        place.write_bytes(data)
 
 
 def load_params(path: str | os.PathLike[str]) -> Checkpoint:
@@ -141,21 +139,61 @@ def with_params(module: M, params: Mapping[Any, Any]) -> M:
     own = {_name(path): (path, leaf) for path, leaf in state}
     wanted = {name: tuple(leaf.shape) for name, (_, leaf) in own.items()}
     given = _leaves_by_name(params)
-    problems = {
-        "missing": [name for name in wanted if name not in given],
-        "unexpected": [name for name in given if name not in wanted],
-        "of another shape": [
-            f"{name} {np.shape(given[name])} instead of {shape}"
-            for name, shape in wanted.items()
-            if name in given and np.shape(given[name]) != shape
-        ],
-    }
-    if any(problems.values()):
-        text = "; ".join(f"{what}: {', '.join(names)}" for what, names in problems.items() if names)
-        raise ValueError(f"params do not fit this {type(module).__name__}: {text}.")
+    problems = misfits(wanted, {name: np.shape(leaf) for name, leaf in given.items()})
+    if problems:
+        raise ValueError(
+            f"params do not fit this {type(module).__name__}: {list_problems(problems)}."
+        )
     new = [(path, leaf.replace(jnp.asarray(given[name]))) for name, (path, leaf) in own.items()]
     nnx.update(copy, nnx.from_flat_state(new))
     return copy
+
+
+def misfits(
+    wanted: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    is_ignored: Callable[[str], bool] = lambda name: False,
+) -> dict[str, list[str]]:
+    """In what the arrays that are found differ from those that are wanted, by kind.
+
+    Args:
+        wanted: shapes by name.
+        found: likewise.
+        is_ignored: whether an array that nobody wants does no harm.
+
+    Returns:
+        Names that are missing, unexpected or of another shape; empty where all fits.
+
+    Example:
+        >>> misfits({"a": (2,), "b": (3,)}, {"b": (4,)})
+        {'missing': ['a'], 'of another shape': ['b (4,) instead of (3,)']}
+    """
+    problems = {
+        "missing": [name for name in wanted if name not in found],
+        "unexpected": [name for name in found if name not in wanted and not is_ignored(name)],
+        "of another shape": [
+            f"{name} {found[name]} instead of {shape}"
+            for name, shape in wanted.items()
+            if name in found and found[name] != shape
+        ],
+    }
+    return {kind: names for kind, names in problems.items() if names}
+
+
+def list_problems(problems: Mapping[str, list[str]]) -> str:
+    """Names by kind of problem, a few of each.
+
+    Example:
+        >>> list_problems({"missing": ["a", "b"], "unexpected": []})
+        'missing: a, b'
+    """
+    return "; ".join(f"{what}: {list_names(names)}" for what, names in problems.items() if names)
+
+
+def list_names(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - 6
+    return ", ".join(names[:6]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_mapping(params: Any) -> None:
@@ -200,17 +238,6 @@ def _unflatten(flat: Mapping[str, Any], path: Path) -> dict[str, Any]:
             raise ValueError(f"path={str(path)!r}: {name} is an array and holds others.")
         node[last] = leaf
     return tree
-
-
-def _sort_header(data: bytes) -> bytes:
-    """The same file with its JSON header sorted: safetensors orders metadata differently each time.
-
-    A file is the header's length (8 bytes), the header, padded to a multiple of 8, and the arrays.
-    """
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def _to_jax(name: str, array: np.ndarray) -> jax.Array:

@@ -4,7 +4,6 @@ A naming maps each of our names to the file's tensors that it is made of. Kernel
 width, in, out) and (in, out) here, (out, in, height, width) and (out, in) in PyTorch.
 """
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,7 @@ from flax import nnx
 
 from jaxttp._core.checks import check_finite, check_instance
 from jaxttp.models.convolutional import ResNet
+from jaxttp.models.pretrained.checkpoint import list_names, list_problems, misfits
 from jaxttp.models.transformers import ViT
 
 
@@ -225,9 +225,7 @@ def resample_positions(positions: np.ndarray, shape: tuple[int, ...]) -> np.ndar
 M = TypeVar("M", bound=nnx.Module)
 
 
-def load_weights(
-    model: M, path: str | os.PathLike[str], *, head: bool = True, sha256: str | None = None
-) -> M:
+def load_weights(model: M, path: str | os.PathLike[str], *, head: bool = True) -> M:
     """A copy of the network with the weights of a safetensors file, whoever wrote it.
 
     The naming is recognised from the names in the file:
@@ -251,14 +249,13 @@ def load_weights(
         path: the file.
         head: whether to load the last layer. False keeps the model's own, with any number of
             outputs: the start of fine-tuning.
-        sha256: the file's checksum in hexadecimal, verified if given.
 
     Returns:
         A new network of the same type.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is not a safetensors file, has another checksum, names that no library
+        ValueError: the file is not a safetensors file, has names that no library
             known here uses, names or shapes that do not fit the model (all are listed by kind), or
             values that are not finite.
 
@@ -275,7 +272,7 @@ def load_weights(
         True
     """
     path = Path(path)
-    tensors = _read_tensors(path, sha256)
+    tensors = _read_tensors(path)
     check_instance("model", model, nnx.Module, "flax.nnx")
     copy = nnx.clone(model)
     state = nnx.to_flat_state(nnx.state(copy, (nnx.Param, nnx.BatchStat)))
@@ -305,17 +302,9 @@ def load_weights(
     return copy
 
 
-def _read_tensors(path: Path, sha256: str | None) -> dict[str, np.ndarray]:
+def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"path={str(path)!r} is not a file; there are no weights there.")
-    if sha256 is not None:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256.lower():
-            raise ValueError(
-                f"path={str(path)!r} has the SHA-256 {found}, not {sha256}: the file is another "
-                "one or damaged; fetch it again."
-            )
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
@@ -343,7 +332,7 @@ def _recognise(
     known = "; ".join(f"{naming.library} (has ...{naming.mark})" for naming in namings)
     raise ValueError(
         f"path={str(path)!r} has no naming that is known for a {type(model).__name__}: {known}. "
-        f"It has {_list(sorted(tensors))}."
+        f"It has {list_names(sorted(tensors))}."
     )
 
 
@@ -362,45 +351,19 @@ def _check_fit(
         for name, source in sources.items()
         for part in source.names
     }
-    problems = {
-        "missing": [name for name in wanted if name not in tensors],
-        "unexpected": [
-            name
-            for name in tensors
-            if name not in wanted
-            and not name.endswith(naming.ignored or ("\0",))
-            and (head or not name.startswith(naming.head))
-        ],
-        "of another shape": [
-            f"{name} {tensors[name].shape} instead of {shape}"
-            for name, shape in wanted.items()
-            if name in tensors and tensors[name].shape != shape
-        ],
-    }
-    if any(problems.values()):
+    problems = misfits(
+        wanted,
+        {name: array.shape for name, array in tensors.items()},
+        lambda name: (
+            name.endswith(naming.ignored or ("\0",)) or (not head and name.startswith(naming.head))
+        ),
+    )
+    if problems:
         text, hint = list_problems(problems), ""
-        if head and all(name.startswith(naming.head) for name in _flat_names(problems)):
+        misfit = [name for names in problems.values() for name in names]
+        if head and all(name.startswith(naming.head) for name in misfit):
             hint = " head=False keeps the model's own last layer."
         raise ValueError(
             f"path={str(path)!r} (naming of {naming.library}) does not fit this {kind}: {text}."
             + hint
         )
-
-
-def list_problems(problems: Mapping[str, list[str]]) -> str:
-    """Names by kind of problem, a few of each.
-
-    Example:
-        >>> list_problems({"missing": ["a", "b"], "unexpected": []})
-        'missing: a, b'
-    """
-    return "; ".join(f"{what}: {_list(names)}" for what, names in problems.items() if names)
-
-
-def _flat_names(problems: Mapping[str, list[str]]) -> list[str]:
-    return [name for names in problems.values() for name in names]
-
-
-def _list(names: list[str]) -> str:
-    more = len(names) - 6
-    return ", ".join(names[:6]) + (f" and {more} more" if more > 0 else "")

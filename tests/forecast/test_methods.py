@@ -1,4 +1,4 @@
-"""The trunk: a forecast composed of values is the one that keywords name, and they refuse alike."""
+"""Dynamics, estimators and rules as values: what keywords name, what they follow and refuse."""
 
 import dataclasses
 
@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp import compare, online, predict_training_time, sweep
+from jaxttp import compare, online, predict_training_time, sweep, training_time
+from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast import (
     Candidate,
     ClosedForm,
@@ -167,15 +168,6 @@ def test_the_linearizer_builds_what_is_asked_for_once():
     assert known.kernels == 0
 
 
-def test_parts_of_a_problem():
-    part = problem(trainable=None).take(np.array([1, 3]))
-    np.testing.assert_array_equal(part.f0, network(W, X[np.array([1, 3])]))
-    assert part.targets.shape == (2, 2)
-    other = problem().with_loss("squared_error", np.eye(2)[Y])
-    assert other.loss.name == "squared_error"
-    assert other.f0 is not None
-
-
 @pytest.mark.slow  # six front doors, each with a kernel of its own
 def test_what_one_front_door_can_do_the_others_can():
     """Sketches and any rule, where training times are read at all."""
@@ -316,3 +308,124 @@ def test_a_value_leaves_no_room_for_keywords():
         predict_training_time(network, W, X, Y, paths=2, **common)
     with pytest.raises(ValueError, match="rule is a Rule"):
         sweep_kernel(KERNEL, *ONLINE[1:3], [ONLINE[3]], thresholds=(0.1,), rule=Rule())
+
+
+@pytest.fixture(scope="module")
+def job():
+    keys = split(3, 4)
+    x, x_test = normal(keys[0], (12, 4)), normal(keys[1], (6, 4))
+    truth = normal(keys[2], (4, 3))
+    params = {"a": normal(keys[3], (4, 8), 1 / 2), "b": jnp.ones((8, 3)) / 8}
+
+    def apply_fn(w, x):
+        return jnp.tanh(x @ w["a"]) @ w["b"]
+
+    label = lambda x: jnp.argmax(x @ truth, axis=1)  # noqa: E731
+    return apply_fn, params, x, label(x), x_test, label(x_test)
+
+
+def forecast_of(job, **options):
+    options = {"steps": 30, "relinearize": 0} | options
+    if "optimizer" not in options:
+        options = {"learning_rate": 0.3} | options
+    return predict_training_time(*job[:4], **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamics", ["recursion", "ode", "weight_space"])
+def test_test_curves_of_the_training_samples_are_the_training_curves(job, dynamics):
+    got = forecast_of(job, dynamics=dynamics, x_test=job[2], y_test=job[3])
+    np.testing.assert_allclose(got.test_loss, got.loss, atol=1e-7)
+    np.testing.assert_allclose(got.test_error, got.error, atol=1e-12)
+    other = forecast_of(job, dynamics=dynamics, x_test=job[4], y_test=job[5])
+    assert float(other.test_loss[-1]) < float(other.test_loss[0])
+    assert "test   loss" in str(other)
+
+
+@pytest.mark.slow
+def test_adam_goes_to_weight_space_by_itself(job):
+    got = forecast_of(job, optimizer=optax.adam(0.02))
+    want = weight_space(*job[:4], loss="cross_entropy", optimizer=optax.adam(0.02), steps=30)
+    assert got.dynamics == "weight_space"
+    np.testing.assert_allclose(got.outputs, want.train, atol=1e-12)
+    assert got.trust is None  # the network confirms thirty small steps
+    with pytest.raises(ValueError, match="weight_space"):
+        forecast_of(job, optimizer=optax.adam(0.02), dynamics="recursion")
+
+
+@pytest.mark.slow
+def test_sde_gives_bands(job, key):
+    got = forecast_of(job, dynamics="sde", batch_size=3, key=key, paths=8)
+    assert got.loss_band.shape == (2, 31)
+    assert bool(jnp.all(got.loss_band[0] <= got.loss_band[1] + 1e-12))
+    assert got.steps_band == {}  # one kernel is not enough for this rate, and `trust` says so
+    assert "(" not in str(got).splitlines()[1]
+    calm = forecast_of(job, dynamics="sde", batch_size=3, key=key, paths=8, learning_rate=0.01)
+    assert calm.trust is None
+    for threshold, (low, high) in calm.steps_band.items():
+        assert low <= calm.steps[threshold] <= high
+    assert "(" in str(calm).splitlines()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
+def test_an_sde_beyond_the_limit_is_no_exception(job, key, loss):
+    y = job[3] if loss == "cross_entropy" else jax.nn.one_hot(job[3], 3)
+    got = predict_training_time(
+        *job[:3], y, relinearize=0, loss=loss, learning_rate=1e6, steps=30, dynamics="sde",
+        batch_size=3, key=key, paths=4,
+    )  # fmt: skip
+    assert not got.stable
+    assert set(got.steps.values()) == {-1}
+    assert got.steps_band is None
+    assert bool(jnp.all(jnp.isfinite(got.loss)))
+    assert "diverges" in str(got)
+
+
+@pytest.mark.slow
+def test_a_wide_sketch_forecasts_nearly_what_the_exact_kernel_does(job):
+    # With equal columns in b no gradient reaches a, and a sketch that keeps b apart is exact.
+    b = normal(4, (8, 3), 1 / 8)
+    job = (job[0], job[1] | {"b": b}, *job[2:])
+    common = {"momentum": 0.5, "x_test": job[2][:3], "y_test": job[3][:3]}
+    exact = forecast_of(job, **common)
+    keys = split(0, 2)
+    errors = []
+    for dim in (50, 5000):
+        found = forecast_of(job, sketch_dim=dim, key=keys[0], **common)
+        assert found.hyperparameters["sketch_dim"] == dim
+        # These test samples are training samples: one projection serves both kernels.
+        alone = jnp.mean(jnp.stack([row_loss(found.outputs[t], job[3]) for t in (0, -1)]), axis=1)
+        np.testing.assert_allclose(found.test_loss[np.array([0, -1])], alone, rtol=1e-9)
+        errors.append(float(jnp.max(jnp.abs(found.loss - exact.loss))))
+    assert errors[1] < 0.05 * float(exact.loss[0])  # entries are right to about 1/sqrt(5000)
+    assert errors[1] < errors[0]
+    again = forecast_of(job, sketch_dim=50, key=keys[0], **common)
+    other = forecast_of(job, sketch_dim=50, key=keys[1], **common)
+    assert not np.array_equal(other.loss, again.loss)
+
+
+def row_loss(f, y):
+    return -jax.nn.log_softmax(f)[jnp.arange(3), y[:3]]
+
+
+@pytest.mark.slow
+def test_times_by_other_definitions(job):
+    got = forecast_of(job)
+    error = forecast_of(job, metric="error", thresholds=(0.3,))
+    by_error = got.read(0.3, metric="error")
+    assert error.steps == by_error == {0.3: int(training_time(got.error, 0.3))}
+    assert "% of the error's drop" in str(error)
+    flat = got.read((0.05, 0.2), rule="plateau", window=4)
+    assert flat == {
+        e: int(training_time(got.loss, e, rule="plateau", window=4)) for e in (0.05, 0.2)
+    }
+    assert forecast_of(job, rule="plateau", window=4, thresholds=(0.05, 0.2)).steps == flat
+    level = float(got.loss[7]) + 1e-9
+    assert got.read(level, rule="absolute") == {level: 7}
+    assert got.read(0.1, smooth=5) == {0.1: int(training_time(got.loss, 0.1, smooth=5))}
+    assert forecast_of(job, learning_rate=1e4).read(0.1) == {0.1: -1}
+    with pytest.raises(ValueError, match="metric='accuracy' is not known"):
+        got.read(0.1, metric="accuracy")
+    with pytest.raises(ValueError, match="metric='accuracy' is not known"):
+        forecast_of(job, metric="accuracy")

@@ -1,0 +1,438 @@
+"""Bands, errors of times, the network as a witness, and warnings."""
+
+import dataclasses
+from statistics import NormalDist
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxttp
+from jaxttp import empirical_ntk, predict_training_time, sketch_jacobian, train, training_time
+from jaxttp.dynamics import RelinearizedTrajectory, weight_space
+from jaxttp.dynamics.recursion import recursion
+from jaxttp.forecast import Noisy, Relinearized
+from jaxttp.forecast.methods import Path
+from jaxttp.forecast.uncertainty import (
+    KNOWN,
+    NOBODY,
+    Doubt,
+    Subset,
+    Witness,
+    ask_network,
+    jackknife,
+    loss_band,
+    recentred,
+    sampled,
+    steps_band,
+    steps_uncertainty,
+    trust_in_path,
+    trust_in_speeds,
+    with_error,
+)
+from jaxttp.losses import encode_targets
+from jaxttp.losses.rule import Rule, Target
+from jaxttp.ntk.estimators import delete_groups
+from tests.draws import normal
+from tests.forecast.predictions import prediction
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((7, 3)), RNG.integers(0, 2, 7)
+XOR = (X[:, 0] * X[:, 1] > 0).astype(int)
+PARAMS = {"w": normal(1, (3, 4)), "v": normal(2, (4, 2))}
+SDE = {"dynamics": "sde", "paths": 6, "batch_size": 4, "key": jax.random.key(0)}
+
+
+def tanh(params, x):
+    return jnp.tanh(x @ params["w"]) @ params["v"]
+
+
+def linear(params, x):
+    return x @ params
+
+
+def predict(network=tanh, params=PARAMS, y=Y, **options):
+    rate = {} if "optimizer" in options else {"learning_rate": 0.5}
+    return predict_training_time(
+        network, params, X, y, **{"steps": 20, "relinearize": 0} | rate | options
+    )
+
+
+# --- bands ----------------------------------------------------------------------------------------
+
+
+def test_paths_move_with_their_centre():
+    plain, centre = np.array([1.0, 0.5, 0.2]), np.array([1.0, 0.4, 0.1])
+    paths = np.stack([plain, 2 * plain, plain / 2])
+    moved = recentred(*map(jnp.asarray, (paths, plain, centre)))
+    factors = np.array([1.0, 2**KNOWN.spread, 2**-KNOWN.spread])
+    np.testing.assert_allclose(moved, factors[:, None] * centre[None], rtol=1e-12)
+    # Losses of zero stay where they are, and are no NaN.
+    none = jnp.zeros(3)
+    assert bool(jnp.all(jnp.isfinite(recentred(none[None], none, jnp.asarray(centre)))))
+
+
+def test_bands_leave_room_for_the_centre():
+    paths = jnp.linspace(0.0, 1.0, 101)[:, None]
+    np.testing.assert_allclose(loss_band(paths, 0.9)[:, 0], [0.05, 0.95], atol=1e-12)
+    low, high = loss_band(paths, 0.9, jnp.array([1.0]))[:, 0]
+    assert low == 0.0  # a loss is not negative
+    assert high > 0.95
+
+
+def test_bands_and_uncertainties_of_known_curves():
+    line = np.linspace(1.0, 0.0, 101)
+    assert steps_band(jnp.stack([jnp.asarray(line)] * 3), 0.5) == (51, 51, 51)
+    # a rise of the whole curve but its last value by 0.1 delays the crossing
+    moved = steps_uncertainty(line, np.r_[np.full(100, 0.1), 0.0], 0.5)
+    assert 4 <= moved <= 11
+
+
+def test_the_forecast_lies_around_the_re_linearised_one():
+    full = predict(relinearize=2)
+    found, one = (predict(relinearize=most, level=0.8, **SDE) for most in (2, 0))
+    np.testing.assert_allclose(found.outputs, full.outputs, atol=1e-10)
+    assert found.cost.kernels == full.cost.kernels == 3
+    assert bool(jnp.all(found.loss_band[0] <= found.loss))
+    assert bool(jnp.all(found.loss <= found.loss_band[1]))
+    for threshold, (low, high) in found.steps_band.items():
+        extra = found.steps_uncertainty[threshold]
+        assert low <= max(0, found.steps[threshold] + 1 - extra)
+        assert high >= min(20, found.steps[threshold] - 1 + extra)
+    # The noise is that of one kernel's paths, moved: medians differ by the shift.
+    assert float(jnp.abs(found.loss - one.loss).max()) > 1e-3
+
+
+def test_bad_levels_are_refused():
+    for level in (0.0, 1.0, 90):
+        with pytest.raises(ValueError, match=r"level must be .* 90 % is 0\.9"):
+            predict(level=level, **SDE)
+
+
+def descent(kernel, residual, rate=0.1, steps=25):
+    """Squared-error losses by brute force."""
+    n, c = residual.shape
+    matrix, flat, out = np.asarray(kernel).reshape(n * c, n * c), residual.reshape(-1), []
+    for _ in range(steps + 1):
+        out.append(0.5 * flat @ flat / n)
+        flat = flat - rate / n * matrix @ flat
+    return np.array(out)
+
+
+def test_the_error_of_a_sketch_from_its_parts():
+    """Against the spread of many projections: the jackknife of four groups is right on average."""
+    rng = np.random.default_rng(0)
+    jacobian, residual = rng.standard_normal((24, 60)) / 2, rng.standard_normal((12, 2))
+    curves, told = [], []
+    for _ in range(60):
+        sketch = (jacobian @ rng.standard_normal((60, 160)) / np.sqrt(160)).reshape(12, 2, 160)
+        curves.append(descent(np.einsum("ncd,med->ncme", sketch, sketch), residual))
+        parts = [descent(part, residual) for part in delete_groups(jnp.asarray(sketch))]
+        told.append(jackknife(parts))
+    spread, told = np.std(curves, axis=0), np.sqrt(np.mean(np.square(told), axis=0))
+    # Late losses are not linear in the kernel, so their error comes out up to 1.3 too large (of
+    # a sketch narrower than its rows 1.8); the rest is the noise of 60 projections, some 15 %.
+    ratio = told[3:] / spread[3:]
+    assert 0.8 < ratio[0] < 1.3
+    assert np.all((ratio > 0.8) & (ratio < 1.45))
+
+
+def test_a_forecast_carries_the_error_of_its_sketch():
+    rng, key = np.random.default_rng(0), jax.random.key(3)
+    x, y = rng.standard_normal((12, 30)), rng.standard_normal((12, 2))
+    options = {"learning_rate": 0.1, "loss": "squared_error", "steps": 25, "relinearize": 0}
+    call = lambda **more: predict_training_time(  # noqa: E731
+        linear, jnp.zeros((30, 2)), x, y, **options, **more
+    )
+    found = call(key=key, sketch_dim=20)
+    sketch = sketch_jacobian(linear, jnp.zeros((30, 2)), x, key=jax.random.fold_in(key, 1), dim=20)
+    parts = [descent(part, -y) for part in delete_groups(sketch)]
+    middle = descent(np.einsum("ncd,med->ncme", sketch, sketch), -y)
+    reach = NormalDist().inv_cdf(0.95) * jackknife(parts)
+    np.testing.assert_allclose(found.loss, middle, rtol=1e-9)
+    np.testing.assert_allclose(found.loss_band[1], middle + reach, rtol=1e-9)
+    np.testing.assert_allclose(found.loss_band[0], np.maximum(middle - reach, 0), rtol=1e-9)
+    for threshold, (low, high) in found.steps_band.items():
+        reads = [int(training_time(part, threshold)) for part in parts]
+        reach = NormalDist().inv_cdf(0.95) * jackknife(reads)
+        assert low == max(0, np.floor(found.steps[threshold] - reach))
+        assert high == min(25, np.ceil(found.steps[threshold] + reach))
+    for without in (call(), call(key=key, sketch_dim=1)):  # no parts to tell its error from
+        assert without.loss_band is None
+        assert without.steps_band is None
+
+
+def test_a_sketch_goes_with_weight_decay_and_widens_the_bands_of_the_noise():
+    decayed = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1))
+    sketch = {"sketch_dim": 12, "key": jax.random.key(0)}
+    found = predict(optimizer=decayed, **sketch)
+    assert np.all(found.loss_band[0] <= found.loss)
+    assert np.all(found.loss_band[1] >= found.loss)
+    rough, plain = (predict(**SDE | sketch, level=level) for level in (0.9, 0.5))
+    assert float(jnp.sum(rough.loss_band[1])) > float(jnp.sum(plain.loss_band[1]))
+
+
+def test_half_widths_add_in_squares():
+    band = with_error(np.array([[6.0], [14.0]]), np.array([10.0]), np.array([0.0]), 0.9)
+    np.testing.assert_allclose(band[:, 0], [6.0, 14.0])
+    values = np.array([1.0, 2.0, 4.0, 5.0])
+    # For a mean the jackknife is the standard error of the mean.
+    without = (values.sum() - values) / 3
+    np.testing.assert_allclose(jackknife(without), values.std(ddof=1) / 2)
+
+
+# --- the network as a witness ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("samples", [7, 40])
+def test_what_the_network_says_is_what_dense_jacobians_say(decay, samples):
+    """On all of few samples and on a part of many, trained by itself."""
+    rng = np.random.default_rng(samples)
+    x, y = rng.standard_normal((samples, 3)), rng.integers(0, 2, samples)
+    whole_f0 = tanh(PARAMS, jnp.asarray(x))
+    targets, loss = encode_targets("cross_entropy", y, whole_f0)
+    optimizer = optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.5, 0.5))
+    whole = Subset(empirical_ntk(tanh, PARAMS, x), jnp.asarray(x), targets, whole_f0)
+    asked = []
+
+    def follow(part):
+        tangent = jax.jvp(lambda w: tanh(w, part.x), (PARAMS,), (PARAMS,))[1] if decay else None
+        path = recursion(part.kernel, part.start, part.targets, loss=loss, steps=12,
+                         optimizer=optimizer, initial_tangent=tangent)  # fmt: skip
+        asked.append((part, path))
+        return path
+
+    witness = ask_network(tanh, PARAMS, whole, loss, follow)
+    ((part, path),) = asked
+    assert witness.samples == part.size == sampled(samples) == min(samples, 32)
+    assert witness.share == part.size / samples
+    rows = slice(None) if part.rows is None else part.rows
+    np.testing.assert_array_equal(part.x, x[rows])
+    np.testing.assert_array_equal(path.train[0], tanh(PARAMS, part.x))
+    curve = jnp.stack([loss.value(f, part.targets) for f in path.train])
+    t = int(training_time(curve, 0.1))
+    assert witness.step == t > 0
+    flat, unravel = jax.flatten_util.ravel_pytree(PARAMS)
+    network = jax.jit(lambda w: tanh(unravel(w), part.x).ravel())
+    j = jax.jacobian(network)
+    first = j(flat)
+    end = path.scale[t] * flat + first.T @ path.dual[t].ravel()
+
+    def linearised(way):
+        return part.start + way * (path.train[t] - part.start)
+
+    # The first of 64 places on the way to these weights with a fifth of the drop left, or less.
+    low = float(curve.min()) + 0.2 * float(curve[0] - curve.min())
+    ways = np.arange(1, 65) / 64
+    way = next(s for s in ways if float(loss.value(linearised(s), part.targets)) <= low)
+    assert 1 / 64 < way < 1
+    weights = flat + way * (end - flat)
+    # The weights are those whose linearised outputs these are.
+    moved = np.asarray(part.start.ravel() + first @ (weights - flat))
+    np.testing.assert_allclose(moved, np.ravel(linearised(way)), rtol=1e-9, atol=1e-12)
+    g = loss.gradient(linearised(way), part.targets).ravel()
+    want = np.sum((j(weights).T @ g) ** 2) / np.sum((first.T @ g) ** 2)
+    assert witness.speed == pytest.approx(float(want), rel=1e-9)  # other sums, float64
+    real = loss.value(network(weights).reshape(part.start.shape), part.targets)
+    predicted = loss.value(linearised(way), part.targets)
+    # A millionth of the first loss is added to both, so that two zeros are alike.
+    assert witness.loss == pytest.approx(float(real / predicted), rel=3e-6)
+
+
+def test_a_part_that_diverges_is_given_up_for_the_whole():
+    x, y = RNG.standard_normal((40, 3)), RNG.integers(0, 2, 40)
+    f0 = tanh(PARAMS, jnp.asarray(x))
+    targets, loss = encode_targets("squared_error", y, f0)
+    whole = Subset(empirical_ntk(tanh, PARAMS, x), jnp.asarray(x), targets, f0)
+
+    def follow(part, lost=(32,)):
+        rate = 1e60 if part.size in lost else 0.1
+        return recursion(
+            part.kernel, part.start, part.targets, loss=loss, steps=12, optimizer=optax.sgd(rate)
+        )
+
+    witness = ask_network(tanh, PARAMS, whole, loss, follow)
+    assert (witness.samples, witness.share) == (40, 1.0)
+    assert witness.step > 0
+    nobody = ask_network(tanh, PARAMS, whole, loss, lambda part: follow(part, (32, 40)))
+    assert (nobody.step, nobody.passes) == (-1, 0)
+
+
+def test_a_network_whose_kernel_grows_says_so():
+    """Every kernel vanishes where the last layer is zero, but for that layer's own part."""
+    start = PARAMS | {"v": jnp.zeros((4, 2))}
+    forecast = predict(params=start, y=XOR, steps=100)
+    real = train(tanh, start, X, XOR, loss="cross_entropy", optimizer=optax.sgd(0.5), steps=100)
+    assert real.loss[-1] < 0.5 * forecast.loss[-1]
+    assert "times as fast" in forecast.trust
+    assert forecast.trust in " ".join(str(forecast).split())
+    assert forecast.cost.gradient_evaluations == 1 + 2  # to the place, and there
+    flow = predict(params=start, y=XOR, steps=100, dynamics="ode")
+    assert flow.trust == forecast.trust  # the weights are those of the recursion
+    part = predict(params=start, y=XOR, steps=100, trainable=lambda path: "v" in str(path))
+    assert part.trust is None  # the last layer alone is linear
+
+
+def test_a_network_that_is_not_finite_at_the_predicted_weights():
+    def broken(w, x):
+        return jnp.where(jnp.sum(w**2) > 0.1, jnp.nan, 1.0) * (x @ w)
+
+    found = predict(broken, jnp.zeros((3, 2)), learning_rate=1.0, steps=12)
+    assert "the network is not finite" in (found.trust or "")
+
+
+# --- warnings -------------------------------------------------------------------------------------
+
+STEADY = 0.5 ** (np.arange(41) / 8)
+
+
+@pytest.mark.parametrize(
+    ("speed", "loss", "words"),
+    [
+        (1.0, 1.0, None), (1.45, 1.0, None), (0.7, 1.2, None),
+        (1.6, 1.0, "for step 9 of 38 samples alone the network learns 1.6 times as fast .* third"),
+        (0.55, 1.0, "1.8 times as slowly .* a third"), (2.0, 1.0, "2 times as fast .* half"),
+        (7.0, 1.0, "two thirds"), (1.0, 1.4, "loss is 1.4 times what .* a third"),
+        (1.1, 0.4, "loss is 2.5 times below what .* half"),
+        (0.0, 1.0, "learns over 100 times as slowly .* two thirds"),
+        (1.0, np.inf, "is not finite"), (np.inf, 1.0, "is not finite"),
+    ],
+)  # fmt: skip
+def test_how_far_off_a_witness_says_times_are(speed, loss, words):
+    heard = Witness(9, speed, loss, samples=38, share=38 / 150)
+    assert heard.passes == pytest.approx(2 * 38 / 150)
+    found = trust_in_speeds(heard, STEADY)
+    if words is None:
+        assert found is None
+    else:
+        with pytest.raises(ValueError, match=words):
+            raise ValueError(found)
+
+
+def test_one_kernel_says_that_the_loss_rises():
+    swollen = np.concatenate([[1.0, 21.0], STEADY])
+    assert "rises on the way, to 21 times" in (trust_in_speeds(NOBODY, swollen) or "")
+    again = np.concatenate([STEADY, np.linspace(STEADY[-1], 0.4, 9)])
+    assert "rises again from step 40" in (trust_in_speeds(Witness(9), again) or "")
+
+
+def path_of(loss, uncertainty=0.0, **more):
+    loss = jnp.asarray(loss)
+    values = dict.fromkeys(RelinearizedTrajectory.__dataclass_fields__) | {
+        "loss": loss, "loss_uncertainty": jnp.linspace(0.0, uncertainty, len(loss)),
+        "edge_at": -1, "held_from": -1, "diverged_at": -1,
+    } | more  # fmt: skip
+    path = object.__new__(RelinearizedTrajectory)
+    for name, value in values.items():
+        object.__setattr__(path, name, value)
+    return path
+
+
+def test_a_loss_that_rises_again():
+    def said(loss):
+        return trust_in_path(path_of(loss), Rule()) or ""
+
+    assert said([1.0, 0.1, 0.05, 0.04]) == ""
+    assert said([1.0, 0.1, 0.001, 0.003]) == ""  # of no account beside the drop
+    assert "rises again from step 1 on" in said([1.0, 0.1, 0.15, 0.25])
+    assert "the loss rises on the way" in said([1.0, 9.0, 0.1])
+    assert said([0.0, 0.0, 0.0]) == ""
+
+
+def test_a_path_says_where_it_is_unsure():
+    rule = Rule((0.1, 0.4))
+    assert trust_in_path(path_of(STEADY), rule) is None
+    assert trust_in_path(path_of(STEADY, 0.01, edge_at=3), rule) is None
+    found = trust_in_path(path_of(STEADY, 0.2), rule)
+    assert "step 24 (10 % of the loss's drop) is known to ±" in found
+    asked = rule.about([Target(0.1), Target(0.2, "error")])
+    assert "(loss below 0.1) is known to ±" in trust_in_path(path_of(STEADY, 0.06), asked)
+    assert "(loss below 0.1) may as well never come" in trust_in_path(path_of(STEADY, 0.2), asked)
+    assert "crosses the edge" in trust_in_path(path_of(STEADY, 0.2, edge_at=3), rule)
+    assert "oscillates there" in trust_in_path(path_of(STEADY, edge_at=9, held_from=7), Rule())
+
+
+# --- no range beside a warning that does not say by how much
+
+
+def test_late_times_of_a_broken_linearization_are_approximate():
+    """AdamW at a rate at which one linearization does not hold to the end."""
+    x = normal(0, (12, 3))
+    y = (x[:, 0] * x[:, 1] > 0).astype(int)
+    params = {"w": normal(1, (3, 8)), "v": normal(2, (8, 2))}
+    adamw = {"optimizer": optax.adamw(0.05), "steps": 30}
+    found = predict_training_time(tanh, params, x, y, target_loss=(1e-6, 0.3), **adamw)
+    path = weight_space(tanh, params, x, y, loss="cross_entropy", **adamw)
+    share = float(path.mismatch) * np.asarray(path.displacement / path.displacement[-1])
+    assert share[-1] > 0.1  # of the predicted change, as `trust` says
+    assert found.doubted_from == np.flatnonzero(share > 0.1)[0]
+    late = max(found.steps.values())
+    assert late > found.doubted_from
+    assert f"about step {late}" in str(found)
+    assert "±" not in str(found)
+    # No advice is built on a warning.
+    assert "try more steps" not in str(found)
+    assert f"from step {found.doubted_from} on" in found.out_of_reach
+
+
+def test_a_linear_network_leaves_no_doubt():
+    """The linearization of a linear network is exact, by Adam too."""
+    for how in ({"optimizer": optax.adam(0.05)}, {"learning_rate": 0.5}):
+        found = predict(linear, jnp.zeros((3, 2)), target_loss=1e-6, **how)
+        assert (found.trust, found.doubted_from) == (None, None)
+        assert "try more steps" in found.out_of_reach
+
+
+def falling(**witness):
+    loss = jnp.linspace(1.0, 0.0, 101)
+    return Path(
+        jnp.zeros((101, 1, 1)), loss, loss, uncertainty=jnp.full(101, 0.02),
+        witness=SimpleNamespace(**{"held_from": -1} | witness),
+    )  # fmt: skip
+
+
+def test_rebuilt_kernels_are_doubted_from_the_first_step_without_a_size():
+    way = Relinearized()
+    assert way.doubted_from(falling()) is None
+    assert way.doubted_from(falling(held_from=9)) == 9
+    drawn = dataclasses.replace(falling(), witness=falling(held_from=9))
+    assert Noisy(centre=way).doubted_from(drawn) == 9
+
+
+def test_ranges_end_where_the_doubt_begins():
+    """The curve falls by 0.01 a step: 40.5 % are left at step 60, 1.5 % at step 99."""
+    rule, targets = Rule((0.405, 0.015)), (Target(0.5), Target(0.2))
+    whole = Doubt.of(falling(), rule, stable=True, targets=targets)
+    part = Doubt.of(falling(), rule, stable=True, targets=targets, doubted_from=60)
+    assert part.steps == whole.steps == {0.405: 60, 0.015: 99}
+    assert set(whole.steps_uncertainty) == {0.405, 0.015}
+    assert part.steps_uncertainty == {0.405: whole.steps_uncertainty[0.405]}
+    assert set(part.targets_uncertainty) == {Target(0.5)}
+
+
+def test_words_and_pictures_end_there_too():
+    found = predict(learning_rate=0.1, relinearize="auto")
+    assert "±" in found.end_in_doubt
+    doubted = dataclasses.replace(found, doubted_from=4)
+    assert doubted.end_in_doubt == ""
+    assert dataclasses.replace(found, stable=False).end_in_doubt == ""
+    for forecast, last in ((found, 20), (doubted, 4)):
+        (band, *_) = forecast.plot().axes[0].collections
+        assert band.get_paths()[0].vertices[:, 0].max() == last
+
+
+def test_times_of_settings_thrown_about_are_approximate():
+    settings = jaxttp.grid(learning_rate=0.1, steps=20)
+    found = jaxttp.sweep(tanh, PARAMS, X, Y, settings, relinearize=0)
+    time = int(found.times(0.4)[0])
+    known = dataclasses.replace(
+        found, forecasts={0: prediction(steps_uncertainty={0.4: 1})}, relinearized=(0,)
+    )
+    assert known.time_words(0, 0.4) == f"{time} ± 1"
+    doubted = prediction(doubted_from=0, targets=dict.fromkeys(found.targets, 0))
+    rough = dataclasses.replace(known, forecasts={0: doubted})
+    assert rough.time_words(0, 0.4) == f"about {time}"
