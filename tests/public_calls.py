@@ -185,7 +185,6 @@ def _dynamics(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "diffusion": moved() | batches | {"steps": 3, "momentum": 0.5, "paths": 2} | step,
         "linear_filter": {"optimizer": optax.sgd(0.1, 0.5), "steps": 8},
         "gradient_flow": moved() | {"ts": ts} | step,
-        "crossing_time": moved() | {"value": 0.6, "horizon": 1e4} | step,
         "flow_curves": moved() | {"ts": ts} | step,
         "diagonal_noise": real,
         "noise_factor": {

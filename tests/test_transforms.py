@@ -36,11 +36,11 @@ KINKED = {
     
     "representation.alpha_req": "the range of a fit",
     "representation.representation_geometry": "the range of a fit",
-    "dynamics.diffusion": "random paths", "dynamics.crossing_time": "an event of the solver",
+    "dynamics.diffusion": "random paths",
 }  # fmt: skip
 """Not differentiated, and why."""
 SLOW = {
-    "dynamics.diffusion", "dynamics.gradient_flow", "dynamics.crossing_time",
+    "dynamics.diffusion", "dynamics.gradient_flow",
     "dynamics.flow_curves", "dynamics.two_factor_flow", "dynamics.weight_space_flow",
     "dynamics.relinearized_recursion",
     "gauss_newton.flow_error", 

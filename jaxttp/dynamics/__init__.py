@@ -8,10 +8,9 @@ from jaxttp.dynamics.diffusion import Diffusion as Diffusion
 from jaxttp.dynamics.diffusion import diffusion as diffusion
 from jaxttp.dynamics.filters import LinearFilter as LinearFilter
 from jaxttp.dynamics.filters import linear_filter as linear_filter
+from jaxttp.dynamics.flow import FlowCurves as FlowCurves
+from jaxttp.dynamics.flow import flow_curves as flow_curves
 from jaxttp.dynamics.flow import gradient_flow as gradient_flow
-from jaxttp.dynamics.horizon import FlowCurves as FlowCurves
-from jaxttp.dynamics.horizon import crossing_time as crossing_time
-from jaxttp.dynamics.horizon import flow_curves as flow_curves
 from jaxttp.dynamics.noise import diagonal_noise as diagonal_noise
 from jaxttp.dynamics.noise import noise_factor as noise_factor
 from jaxttp.dynamics.optimizers import HeavyBall as HeavyBall

@@ -1,4 +1,8 @@
-"""Gradient flow in function space, df/dt = -(eta/N) Theta g(f), integrated by diffrax."""
+"""Gradient flow in function space, df/dt = -(eta/N) Theta g(f), integrated by diffrax.
+
+Saving T outputs (T, N, C) is what fills the memory of a long forecast; `flow_curves` keeps the loss
+and the error alone, (T,).
+"""
 
 import functools
 from typing import Any
@@ -9,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_choice, is_concrete
 from jaxttp._core.compile import jit
+from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import (
     apply_kernel,
@@ -243,7 +248,6 @@ def solve(
     max_steps: int,
     *,
     saveat: diffrax.SaveAt,
-    event: diffrax.Event | None = None,
 ) -> diffrax.Solution:
     """Integrate a motion from 0 to `end`, with the given relative and absolute tolerance."""
     return diffrax.diffeqsolve(
@@ -255,7 +259,6 @@ def solve(
         y0=motion.start,
         saveat=saveat,
         stepsize_controller=diffrax.PIDController(*accuracy),
-        event=event,
         max_steps=max_steps,
     )
 
@@ -280,3 +283,91 @@ def _stiffness(kernel: Kernel, f0: Array, rate: Array, end: Array) -> Array:
     start = jax.random.normal(jax.random.key(0), f0.shape, f0.dtype)
     norms = jax.lax.scan(grow, start / jnp.linalg.norm(start), None, length=10)[1]
     return norms[-1] * rate * end
+
+
+class FlowCurves(eqx.Module):
+    """Loss and error under gradient flow.
+
+    Attributes:
+        ts: times (T,).
+        loss: the mean loss (T,).
+        error: the error (T,).
+        accepted_steps: steps that the solver accepted.
+        rejected_steps: steps that it rejected.
+    """
+
+    ts: Float[Array, " t"]
+    loss: Float[Array, " t"]
+    error: Float[Array, " t"]
+    accepted_steps: Array
+    rejected_steps: Array
+
+    plot, _repr_html_, __repr__ = RESULT
+
+
+def flow_curves(
+    kernel: KernelLike,
+    f0: ArrayLike,
+    y: Any,
+    *,
+    loss: str | Loss,
+    learning_rate: Any,
+    ts: Any,
+    solver: str = "tsit5",
+    basis: str = "kernel",
+    rtol: float | None = None,
+    atol: float | None = None,
+    max_steps: int = 1_000_000,
+) -> FlowCurves:
+    """Loss and error under gradient flow, without keeping any outputs.
+
+    Args:
+        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C.
+        f0: outputs at t = 0 (N, C).
+        y: integer labels (N,) or targets (N, C).
+        loss: a name or a `Loss`.
+        learning_rate: eta > 0; one unit of time is one step of that size.
+        ts: times (T,), non-negative and increasing.
+        solver: "tsit5", "dopri8" or "kvaerno5".
+        basis: "kernel" or "eigen", see `gradient_flow`.
+        rtol: relative tolerance, see `gradient_flow`.
+        atol: absolute tolerance.
+        max_steps: bound on the solver's steps.
+
+    Returns:
+        A `FlowCurves`.
+
+    Raises:
+        ValueError: bad shapes, labels, rate, times or option.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> curves = flow_curves(jnp.eye(2), jnp.zeros((2, 1)), jnp.ones((2, 1)),
+        ...                      loss="squared_error", learning_rate=1.0,
+        ...                      ts=jnp.array([0.0, 2.0]))
+        >>> [round(float(value), 4) for value in curves.loss]
+        [0.5, 0.0677]
+    """
+    check_choice("solver", solver, SOLVERS)
+    check_choice("basis", basis, ("kernel", "eigen"))
+    kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
+    ts = check_times(ts, f0.dtype)
+    rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
+    motion = Motion.of(kernel, f0, targets, loss, rate, basis=basis)
+    return _curves(motion, ts, tolerances(f0.dtype, rtol, atol), solver, max_steps)
+
+
+@eqx.filter_jit
+def _curves(
+    motion: Motion, ts: Array, accuracy: tuple[Array, Array], solver: str, max_steps: int
+) -> FlowCurves:
+    def curves(t: Any, state: Any, args: Any) -> tuple[Array, Array]:
+        f, _ = motion.outputs(state)
+        return motion.loss.value(f, motion.targets), motion.loss.error(f, motion.targets)
+
+    saveat = diffrax.SaveAt(ts=ts, fn=curves)
+    solution = solve(motion, solver, ts[-1], accuracy, max_steps, saveat=saveat)
+    assert solution.ys is not None
+    values, errors = solution.ys
+    stats = solution.stats
+    return FlowCurves(ts, values, errors, stats["num_accepted_steps"], stats["num_rejected_steps"])

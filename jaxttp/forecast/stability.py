@@ -6,9 +6,8 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp.dynamics.mean_square import batch_modes, batch_variance, mean_square_factor
 from jaxttp.dynamics.rates import StepMaps, map_of, step_maps, step_rates
-from jaxttp.dynamics.stability import step_shares
+from jaxttp.dynamics.stability import batch_modes, batch_variance, mean_square_factor, step_shares
 from jaxttp.losses import Loss
 
 RISE = 2.0

@@ -75,12 +75,6 @@ CASES = {  # how a setting is computed, and two settings
         ),
         (0.1, 0.2),
     ),
-    "crossing": (
-        lambda line, problem, goal: dynamics.crossing_time(
-            *line, loss="cross_entropy", learning_rate=0.1, value=goal
-        ),
-        (0.5, 0.7),
-    ),
     "closed form": (
         lambda line, problem, rate: dynamics.closed_form(*line, learning_rate=rate, ts=TIMES).train,
         (0.1, 0.2),

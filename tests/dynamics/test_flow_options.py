@@ -1,10 +1,8 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp.dynamics import gradient_flow
-from jaxttp.dynamics.horizon import crossing_time, flow_curves
+from jaxttp.dynamics import flow_curves, gradient_flow
 from jaxttp.losses import cross_entropy
 from tests import oracles
 
@@ -55,41 +53,11 @@ def test_curves_are_those_of_the_outputs(problem):
     assert int(curves.accepted_steps) > 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("solver", ["tsit5", "kvaerno5"])
-def test_crossing_of_one_exponential(solver):
-    """L_t = 0.5 exp(-2 t) for a unit kernel and squared error: L = 0.01 at t = ln(50)/2."""
-    time = crossing_time(
-        np.eye(2), np.zeros((2, 1)), np.ones((2, 1)), loss="squared_error", learning_rate=2.0,
-        value=0.01, solver=solver,
-    )  # fmt: skip
-    np.testing.assert_allclose(time, np.log(50) / 2, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_crossing_at_once_never_and_under_jit(problem):
-    def time(value, horizon=50.0):
-        return crossing_time(
-            problem.kernel, problem.f0, problem.labels, loss="cross_entropy", learning_rate=0.1,
-            value=value, horizon=horizon,
-        )  # fmt: skip
-
-    assert float(time(100.0)) == 0.0
-    assert float(time(0.0)) == np.inf
-    start = float(cross_entropy.value(jnp.asarray(problem.f0), jnp.asarray(problem.targets)))
-    when = jax.jit(time)(0.5 * start)
-    at = flow_curves(
-        problem.kernel, problem.f0, problem.labels, loss="cross_entropy", learning_rate=0.1,
-        ts=jnp.array([when]),
-    )  # fmt: skip
-    np.testing.assert_allclose(at.loss[0], 0.5 * start, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"solver": "euler"}, "solver"), ({"basis": "fourier"}, "basis"), ({"horizon": 0}, "horizon")],
+    [({"solver": "euler"}, "solver"), ({"basis": "fourier"}, "basis")],
 )
 def test_bad_input_names_the_argument(problem, change, words):
-    options = {"loss": "cross_entropy", "learning_rate": 0.1, "value": 0.1} | change
+    options = {"loss": "cross_entropy", "learning_rate": 0.1, "ts": [1.0]} | change
     with pytest.raises(ValueError, match=words):
-        crossing_time(problem.kernel, problem.f0, problem.labels, **options)
+        flow_curves(problem.kernel, problem.f0, problem.labels, **options)

@@ -5,10 +5,15 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp.dynamics.mean_square import batch_modes, batch_variance, mean_square_factor
 from jaxttp.dynamics.optimizers import HeavyBall
 from jaxttp.dynamics.rates import map_of, step_maps, step_rates
-from jaxttp.dynamics.stability import curvature_limits, step_shares
+from jaxttp.dynamics.stability import (
+    batch_modes,
+    batch_variance,
+    curvature_limits,
+    mean_square_factor,
+    step_shares,
+)
 from jaxttp.losses import squared_error
 
 
