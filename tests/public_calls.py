@@ -333,7 +333,7 @@ def _forecasts() -> dict[str, dict[str, Any]]:
             "steps": {0.1: 3}, "horizon": 4, "repeats": 1, "efficiency": 0.4,
         },
         "weighted": {"y": y, "sample_weight": jnp.ones(6), "class_weight": jnp.asarray([1.0, 2.0])},
-        "forecast.smooth_curve": {"curve": curve, "width": 3},
+        "losses.smooth_curve": {"curve": curve, "width": 3},
         "forecast.forecast_training": {
             "problem": Problem.of(apply_fn, params, x, y, loss="cross_entropy"),
             "descent": Descent.of(learning_rate=0.1, steps=4),

@@ -67,7 +67,7 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings("wine, MLP", steps=10, iterations=250),
-    "cpu": Settings(Task("digits", samples_per_class=50, classes=(5, 7, 9))),
+    "cpu": Settings(Task(data="digits", samples_per_class=50, classes=(5, 7, 9))),
     "paper": Settings(
         task=dataclasses.replace(CIFAR10, classes=3, samples_per_class=50), rate=0.001,
         relative=False,

@@ -28,7 +28,7 @@ WEIGHTS = "resnet18.safetensors"
 
 def _paper(data: str, folder: str | None = None) -> Settings:
     return Settings(
-        data, samples_per_class=30, classes=5, model="resnet18", weights=WEIGHTS, folder=folder
+        data=data, samples_per_class=30, classes=5, model="resnet18", weights=WEIGHTS, folder=folder
     )
 
 
@@ -41,7 +41,7 @@ PAPER_TASKS: tuple[Settings, ...] = (
 )  # fmt: skip
 """ResNet-18, 5 random classes of 30 images, seven data sets."""
 RANDOM_WEIGHTS: tuple[Settings, ...] = tuple(
-    Settings("digits", samples_per_class=30, classes=classes, model="resnet18", image_size=224)
+    Settings(data="digits", samples_per_class=30, classes=classes, model="resnet18", image_size=224)
     for classes in ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))
 )
 """The paper's sizes and costs where nothing can be fetched: ResNet-18 from random weights, 2 x 150

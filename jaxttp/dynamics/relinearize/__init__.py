@@ -109,7 +109,7 @@ def relinearized_recursion(  # noqa: PLR0913
         ...     f, w, x, jnp.ones((2, 1)), loss="squared_error", optimizer=optax.sgd(0.5), steps=10,
         ...     kernel_fn=lambda w: empirical_ntk(f, w, x), rebuilds=2)
         >>> path.ends, path.train.shape
-        ((2, 10), (11, 2, 1))
+        ((1, 10), (11, 2, 1))
 
     Source:
         Ours: no paper has it. Measured against real training in experiments/bench.
