@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_finite, check_known
+from jaxttp._core.checks import check_choice, check_finite, check_integer, check_known
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT, wrapped
 from jaxttp._core.types import count
@@ -308,6 +308,8 @@ def compare(  # noqa: PLR0913
     check_candidates(candidates)
     Keywords(relinearize=relinearize).check()
     own_goals = thresholds is None and rule == "absolute"
+    check_integer("steps", steps, at_least=1)
+    check_choice("time_steps", time_steps, (True, False))
     Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
     targets = targets_of(target_loss, target_error)
     x = check_samples("x", x)

@@ -17,7 +17,13 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_finite_value, check_integer, check_leaves, is_concrete
+from jaxttp._core.checks import (
+    check_finite_value,
+    check_integer,
+    check_leaves,
+    check_optimizer,
+    is_concrete,
+)
 from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import compile_network
@@ -115,6 +121,8 @@ def relinearized_recursion(  # noqa: PLR0913
         Ours: no paper has it. Measured against real training in experiments/bench.
     """
     check_integer("steps", steps, at_least=1)
+    if not isinstance(optimizer, HeavyBall):
+        check_optimizer(optimizer)
     check_network(apply_fn, params)
     if not callable(kernel_fn):
         raise TypeError(f"kernel_fn must be a function of the parameters; got {kernel_fn!r}.")
