@@ -456,9 +456,3 @@ def settled(tree: Any, mesh: Mesh) -> Any:
     if is_here and all(is_concrete(leaf) for leaf in jax.tree.leaves(tree)):
         jax.block_until_ready(tree)
     return tree
-
-
-def on_many_devices(tree: Any) -> bool:
-    """Whether an array of the tree is known to have different parts on different devices."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
-    return any(is_concrete(leaf) and not leaf.sharding.is_fully_replicated for leaf in leaves)
